@@ -1,0 +1,1 @@
+"""The room of the weight-free attention workers."""

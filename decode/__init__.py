@@ -1,0 +1,1 @@
+"""The room that turns KV into tokens, one step at a time."""

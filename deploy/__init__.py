@@ -1,0 +1,1 @@
+"""How the mesh is put on machines: images, compose files, configuration, scaling scripts."""

@@ -1,0 +1,1 @@
+"""The room that turns prompts into KV and a first token."""

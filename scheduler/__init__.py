@@ -1,0 +1,1 @@
+"""The room that places requests: pure policies, one state machine, one service."""

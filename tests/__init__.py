@@ -1,0 +1,1 @@
+"""Tests mirror the tree; everything here runs against real servers and processes."""
