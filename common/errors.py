@@ -1,0 +1,169 @@
+"""Everything that can go wrong, as one tree.
+
+::
+
+    LamellaError
+    ├── RequestError                fails one request; travels between services as an ErrorReply
+    │   ├── InvalidRequest          a field breaks a rule (names the field)
+    │   │   └── ContextLengthExceeded
+    │   ├── ModelNotFound
+    │   ├── Overloaded              a queue bound or the memory bound is met (says when to come back)
+    │   ├── NoInstanceReady         no instance of a role is ready (says when to come back)
+    │   ├── DeadlineExceeded
+    │   ├── RequestCancelled
+    │   ├── InstanceLost            the instance that held the sequence is gone
+    │   ├── HandoverFailed          KV did not reach the decode instance
+    │   ├── UnknownRequest          a message names a request that this service does not hold
+    │   └── InternalError           a defect; the text stays in the log
+    └── ServiceError                fails a process, or a wire of it
+        ├── ConfigError             a setting breaks a rule (names the key)
+        ├── ModelError              the model directory cannot be served
+        ├── EngineError             the model's thread died
+        ├── BusError                NATS: BusUnavailable, BusTimeout, NoResponder, MessageTooLarge
+        ├── StoreError              Redis: StoreUnavailable
+        ├── TransferError           the transfer engine; subclasses live in common.transfer.interface
+        └── LauncherError           a local process or an embedded server did not start
+
+Each wire translates its library's errors once, ``from exc``. The gateway maps the tree to HTTP once
+(``gateway/errors.py``).
+"""
+
+from typing import ClassVar
+
+
+class LamellaError(Exception):
+    """Root of the tree."""
+
+
+class RequestError(LamellaError):
+    """Fails one request and nothing else."""
+
+    code: ClassVar[str] = "request_error"
+
+    def __init__(self, message: str, *, param: str | None = None, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.retry_after_s = retry_after_s
+
+
+class InvalidRequest(RequestError):
+    code = "invalid_request"
+
+
+class ContextLengthExceeded(InvalidRequest):
+    code = "context_length_exceeded"
+
+
+class ModelNotFound(RequestError):
+    code = "model_not_found"
+
+
+class Overloaded(RequestError):
+    code = "overloaded"
+
+
+class NoInstanceReady(RequestError):
+    code = "no_instance_ready"
+
+
+class DeadlineExceeded(RequestError):
+    code = "deadline_exceeded"
+
+
+class RequestCancelled(RequestError):
+    code = "cancelled"
+
+
+class InstanceLost(RequestError):
+    code = "instance_lost"
+
+
+class HandoverFailed(RequestError):
+    code = "handover_failed"
+
+
+class UnknownRequest(RequestError):
+    code = "unknown_request"
+
+
+class InternalError(RequestError):
+    code = "internal_error"
+
+
+REQUEST_ERRORS: dict[str, type[RequestError]] = {
+    error.code: error
+    for error in (
+        RequestError,
+        InvalidRequest,
+        ContextLengthExceeded,
+        ModelNotFound,
+        Overloaded,
+        NoInstanceReady,
+        DeadlineExceeded,
+        RequestCancelled,
+        InstanceLost,
+        HandoverFailed,
+        UnknownRequest,
+        InternalError,
+    )
+}
+"""From the wire's code to the class that is raised on the other side."""
+
+
+class ServiceError(LamellaError):
+    """Fails a process, or one of its wires."""
+
+
+class ConfigError(ServiceError):
+    """A setting breaks a rule. ``key`` is the dotted path, ``value`` what was given."""
+
+    def __init__(self, key: str, value: object, rule: str) -> None:
+        super().__init__(f"{key} = {value!r}: {rule}")
+        self.key = key
+        self.value = value
+        self.rule = rule
+
+
+class ModelError(ServiceError):
+    """A model directory that cannot be served."""
+
+
+class EngineError(ServiceError):
+    """The thread that runs the model died."""
+
+
+class BusError(ServiceError):
+    """The control plane's bus."""
+
+
+class BusUnavailable(BusError):
+    """Not connected."""
+
+
+class BusTimeout(BusError):
+    """No reply within the named time."""
+
+
+class NoResponder(BusError):
+    """Nobody serves that subject: the fastest sign that a service is gone."""
+
+
+class MessageTooLarge(BusError):
+    """The encoded message is over the bus's payload limit."""
+
+
+class StoreError(ServiceError):
+    """The cluster state's store."""
+
+
+class StoreUnavailable(StoreError):
+    """The store did not answer within its retries."""
+
+
+class TransferError(ServiceError):
+    """The transfer engine; its own tree is in ``common.transfer.interface``."""
+
+
+class LauncherError(ServiceError):
+    """A local process or an embedded server did not start or stop."""

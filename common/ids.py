@@ -1,0 +1,32 @@
+"""Names of things that exist at run time.
+
+Every id is made here, is safe inside a NATS subject and a Redis key (``[a-z0-9-]``), and never holds user
+text. A user's ``x-request-id`` is a label of the request; the mesh routes by ``RequestId`` alone.
+"""
+
+import re
+import secrets
+from typing import NewType
+
+RequestId = NewType("RequestId", str)
+"""One sequence to generate: one choice of one client call."""
+InstanceId = NewType("InstanceId", str)
+"""One process that holds weights and a KV pool."""
+GatewayId = NewType("GatewayId", str)
+Incarnation = NewType("Incarnation", str)
+"""One life of a process: a restarted instance keeps its id and gets a new incarnation."""
+
+ID_PATTERN = re.compile(r"[a-z0-9-]{1,64}")
+
+
+def new_request_id() -> RequestId:
+    return RequestId(secrets.token_hex(8))
+
+
+def new_incarnation() -> Incarnation:
+    return Incarnation(secrets.token_hex(8))
+
+
+def is_valid_id(text: str) -> bool:
+    """Whether ``text`` may stand in a subject and a key."""
+    return ID_PATTERN.fullmatch(text) is not None

@@ -1,0 +1,267 @@
+"""What the services say to each other.
+
+Every message is a frozen, tagged msgspec Struct and travels as msgpack. A message is a value: no service
+keeps a second class that mirrors it. Token ids, block ids and counts are plain integers; times are seconds
+and are only ever compared within the process that measured them.
+
+A request's walk, by message::
+
+    gateway   --SubmitRequest-->  scheduler  --PrefillTask-->  prefill   (calls, acknowledged)
+    prefill   --TokenBatch----->  gateway                                (publish, token 0)
+    prefill   --DecodeTask----->  decode                                 (call, acknowledged)
+    decode    --PullKV--------->  prefill                                (call, answered when the bytes are there)
+    decode    --TokenBatch----->  gateway                                (publish, one a step)
+    gateway   --RequestEnded--->  scheduler                              (publish)
+    gateway   --CancelRequest-->  instances                              (publish)
+"""
+
+from typing import Literal
+
+import msgspec
+
+from common.ids import GatewayId, Incarnation, InstanceId, RequestId
+
+Role = Literal["prefill", "decode", "mixed"]
+"""What an instance admits. Both rooms exist in every instance, so a role is a rule, not a deployment."""
+
+FinishReason = Literal["stop", "length"]
+"""Why a sequence ended by itself: an end-of-sequence or stop token, or its ``max_tokens``."""
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How the next token is chosen and when to stop.
+
+    ``temperature`` 0 is greedy. ``top_k`` 0 is off. ``logprobs`` is the number of alternatives reported
+    beside the chosen token's own log-probability; None reports nothing. The draw at output position p
+    depends on ``(seed, p)`` alone, so a sequence continued elsewhere draws the same tokens.
+    """
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] = {}
+    seed: int = 0
+    logprobs: int | None = None
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    stop_token_ids: tuple[int, ...] = ()
+
+
+class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One sequence to generate, complete enough to be started, or continued, anywhere.
+
+    ``output_ids`` are tokens that the client already has: empty at first, filled when the sequence is
+    continued after a preemption or the loss of an instance. ``attempt`` counts those continuations;
+    whoever holds a lower attempt of the same request is superseded.
+    """
+
+    request_id: RequestId
+    gateway_id: GatewayId
+    prompt_ids: tuple[int, ...]
+    sampling: SamplingParams
+    output_ids: tuple[int, ...] = ()
+    attempt: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """Tokens whose KV must exist before the next one can be drawn."""
+        return len(self.prompt_ids) + len(self.output_ids)
+
+    @property
+    def max_total_tokens(self) -> int:
+        """The longest the sequence can get: prompt and every output token."""
+        return len(self.prompt_ids) + self.sampling.max_tokens
+
+
+class SampledToken(msgspec.Struct, frozen=True, array_like=True):
+    """A drawn token. ``logprob`` and ``top`` (id, logprob) are there when the request asked."""
+
+    token_id: int
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
+
+
+# -- calls: each is answered by its reply or by an ErrorReply ---------------------------------------------
+
+
+class ErrorReply(msgspec.Struct, frozen=True, tag="error"):
+    """A RequestError on the wire; ``code`` is the class's own."""
+
+    code: str
+    message: str
+    param: str | None = None
+    retry_after_s: float | None = None
+
+
+class Acknowledged(msgspec.Struct, frozen=True, tag="ack"):
+    """Taken over: the receiver now owns what the message carried."""
+
+
+class SubmitRequest(msgspec.Struct, frozen=True, tag="submit"):
+    """gateway → scheduler: place this request. Answered by a Placement."""
+
+    request: GenerationRequest
+
+
+class Placement(msgspec.Struct, frozen=True, tag="placement"):
+    """Where a request lives. Both instances are chosen at once (Splitwise IV-A)."""
+
+    prefill_instance: InstanceId
+    decode_instance: InstanceId
+
+
+class PrefillTask(msgspec.Struct, frozen=True, tag="prefill"):
+    """scheduler → prefill: compute this prompt, then hand it to ``decode_instance``."""
+
+    request: GenerationRequest
+    decode_instance: InstanceId
+
+
+class DecodeTask(msgspec.Struct, frozen=True, tag="decode"):
+    """prefill → decode: this sequence's KV is ready to be pulled.
+
+    ``request.output_ids`` includes the token that prefill drew. ``kv_tokens`` positions of KV lie in
+    ``prefill_instance``'s pool (one less than the sequence's tokens: the last has no KV yet).
+    """
+
+    request: GenerationRequest
+    prefill_instance: InstanceId
+    prefill_incarnation: Incarnation
+    kv_tokens: int
+
+
+class PullKV(msgspec.Struct, frozen=True, tag="pull"):
+    """decode → prefill: write the sequence's KV into these blocks of mine (DistServe 4.3: pull).
+
+    ``endpoint`` is the encoded address of the decode instance's registered memory
+    (``common.transfer``); ``total_blocks`` fixes the stride of its pool. The answer, KVDelivered or an
+    error, comes only once no byte of this transfer is in the air any more.
+    """
+
+    request_id: RequestId
+    attempt: int
+    decode_instance: InstanceId
+    endpoint: bytes
+    blocks: tuple[int, ...]
+    total_blocks: int
+
+
+class KVDelivered(msgspec.Struct, frozen=True, tag="delivered"):
+    """prefill → decode: every byte is in your memory; the source blocks are free again."""
+
+    kv_bytes: int
+    transfer_s: float
+
+
+# -- published: nobody answers ------------------------------------------------------------------------------
+
+
+class TokenEvent(msgspec.Struct, frozen=True, array_like=True):
+    """One token of one sequence. ``index`` counts output tokens from 0 and is how gaps are seen."""
+
+    request_id: RequestId
+    attempt: int
+    index: int
+    token: SampledToken
+    finish_reason: FinishReason | None = None
+
+
+class TokenBatch(msgspec.Struct, frozen=True, tag="tokens"):
+    """instance → gateway: the tokens of one step that belong to this gateway's requests."""
+
+    instance_id: InstanceId
+    tokens: tuple[TokenEvent, ...]
+
+
+class SequenceFailed(msgspec.Struct, frozen=True, tag="failed"):
+    """instance → gateway: this attempt ended without finishing. The gateway may continue it elsewhere
+    when ``can_continue`` (preempted, hand-over failed, instance draining)."""
+
+    request_id: RequestId
+    attempt: int
+    error: ErrorReply
+    can_continue: bool
+
+
+class InstanceGone(msgspec.Struct, frozen=True, tag="gone"):
+    """scheduler → gateways and instances: this incarnation is no longer a member."""
+
+    instance_id: InstanceId
+    incarnation: Incarnation
+
+
+class CancelRequest(msgspec.Struct, frozen=True, tag="cancel"):
+    """gateway → instances: forget this request, in whatever phase it is, up to and including ``attempt``."""
+
+    request_id: RequestId
+    attempt: int
+
+
+class RequestEnded(msgspec.Struct, frozen=True, tag="ended"):
+    """gateway → scheduler: the request is over, however it ended."""
+
+    request_id: RequestId
+
+
+class LoadReport(msgspec.Struct, frozen=True, tag="load", kw_only=True):
+    """instance → scheduler, every 100 ms or on change (TetriInfer 3.2).
+
+    ``pending_prefill_tokens`` are prompt tokens not yet computed; ``prefill_tokens_per_s`` is measured
+    over recent chunks, None before the first. ``decode_tokens`` is the context held by running and
+    waiting decodes. Blocks are of the instance's one KV pool.
+    """
+
+    instance_id: InstanceId
+    incarnation: Incarnation
+    sequence: int
+    role: Role
+    is_draining: bool
+    pending_prefill_tokens: int
+    pending_prefill_requests: int
+    handovers_waiting: int
+    decode_running: int
+    decode_waiting: int
+    decode_tokens: int
+    total_blocks: int
+    free_blocks: int
+    prefill_tokens_per_s: float | None = None
+    decode_step_s: float | None = None
+
+
+class InstanceRecord(msgspec.Struct, frozen=True, tag="instance", kw_only=True):
+    """What an instance writes into the store under its lease."""
+
+    instance_id: InstanceId
+    incarnation: Incarnation
+    role: Role
+    model: str
+    host: str
+    pid: int
+    http_url: str
+    block_size: int
+    total_blocks: int
+    context_length: int
+    dtype: str
+
+
+class ServiceRecord(msgspec.Struct, frozen=True, tag="service", kw_only=True):
+    """What a gateway or scheduler writes into the store under its lease."""
+
+    service_id: str
+    incarnation: Incarnation
+    kind: Literal["gateway", "scheduler"]
+    host: str
+    pid: int
+    http_url: str
+
+
+MemberRecord = InstanceRecord | ServiceRecord
+InstanceCall = PrefillTask | DecodeTask | PullKV
+GatewayEvent = TokenBatch | SequenceFailed | InstanceGone
+SchedulerEvent = RequestEnded | LoadReport
+InstanceEvent = CancelRequest | InstanceGone

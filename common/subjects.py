@@ -1,0 +1,36 @@
+"""Where on the bus each message goes. Subjects hold ids only, never user text."""
+
+from dataclasses import dataclass
+
+from common.ids import GatewayId, InstanceId
+
+
+@dataclass(frozen=True, slots=True)
+class Subjects:
+    """The subjects of one mesh; ``namespace`` keeps several meshes on one NATS apart."""
+
+    namespace: str
+
+    def submit(self) -> str:
+        """Calls to the scheduler (queue group: any scheduler answers)."""
+        return f"lamella.{self.namespace}.scheduler.submit"
+
+    def scheduler_events(self) -> str:
+        """LoadReport and RequestEnded, to every scheduler."""
+        return f"lamella.{self.namespace}.scheduler.events"
+
+    def instance_calls(self, instance_id: InstanceId) -> str:
+        """PrefillTask, DecodeTask and PullKV, to one instance."""
+        return f"lamella.{self.namespace}.instance.{instance_id}.call"
+
+    def instance_events(self, instance_id: InstanceId) -> str:
+        """CancelRequest, to one instance."""
+        return f"lamella.{self.namespace}.instance.{instance_id}.events"
+
+    def gateway_events(self, gateway_id: GatewayId) -> str:
+        """TokenBatch and SequenceFailed, to one gateway."""
+        return f"lamella.{self.namespace}.gateway.{gateway_id}.events"
+
+    def everyone(self) -> str:
+        """InstanceGone, to gateways and instances."""
+        return f"lamella.{self.namespace}.everyone"
