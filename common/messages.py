@@ -9,7 +9,7 @@ A request's walk, by message::
     gateway   --SubmitRequest-->  scheduler  --PrefillTask-->  prefill   (calls, acknowledged)
     prefill   --TokenBatch----->  gateway                                (publish, token 0)
     prefill   --DecodeTask----->  decode                                 (call, acknowledged)
-    decode    --PullKV--------->  prefill                                (call, answered when the bytes are there)
+    decode    --PullKV--------->  prefill                               (call, answered when all bytes arrived)
     decode    --TokenBatch----->  gateway                                (publish, one a step)
     gateway   --RequestEnded--->  scheduler                              (publish)
     gateway   --CancelRequest-->  instances                              (publish)
