@@ -96,7 +96,7 @@ class InstanceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     by a cost model (see EmulationConfig).
     """
 
-    role: Role = "mixed"
+    role: Role = "prefill"
     kv_bytes: int = 1 << 30
     block_size: int = 256
     chunk_tokens: int = 512

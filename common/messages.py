@@ -9,7 +9,7 @@ A request's walk, by message::
     gateway   --SubmitRequest-->  scheduler  --PrefillTask-->  prefill   (calls, acknowledged)
     prefill   --TokenBatch----->  gateway                                (publish, token 0)
     prefill   --DecodeTask----->  decode                                 (call, acknowledged)
-    decode    --PullKV--------->  prefill                               (call, answered when all bytes arrived)
+    decode    --PullKV--------->  prefill                                (call, answered when bytes arrived)
     decode    --TokenBatch----->  gateway                                (publish, one a step)
     gateway   --RequestEnded--->  scheduler                              (publish)
     gateway   --CancelRequest-->  instances                              (publish)
@@ -21,7 +21,7 @@ import msgspec
 
 from common.ids import GatewayId, Incarnation, InstanceId, RequestId
 
-Role = Literal["prefill", "decode", "mixed"]
+Role = Literal["prefill", "decode"]
 """What an instance admits. Both rooms exist in every instance, so a role is a rule, not a deployment."""
 
 FinishReason = Literal["stop", "length"]
@@ -195,6 +195,12 @@ class InstanceGone(msgspec.Struct, frozen=True, tag="gone"):
     incarnation: Incarnation
 
 
+class GatewayGone(msgspec.Struct, frozen=True, tag="gateway-gone"):
+    """scheduler → instances: nobody reads this gateway's tokens any more."""
+
+    gateway_id: GatewayId
+
+
 class CancelRequest(msgspec.Struct, frozen=True, tag="cancel"):
     """gateway → instances: forget this request, in whatever phase it is, up to and including ``attempt``."""
 
@@ -263,5 +269,6 @@ class ServiceRecord(msgspec.Struct, frozen=True, tag="service", kw_only=True):
 MemberRecord = InstanceRecord | ServiceRecord
 InstanceCall = PrefillTask | DecodeTask | PullKV
 GatewayEvent = TokenBatch | SequenceFailed | InstanceGone
+"""What a gateway hears: the first two on its own subject, the last on the one for everyone."""
 SchedulerEvent = RequestEnded | LoadReport
-InstanceEvent = CancelRequest | InstanceGone
+InstanceEvent = CancelRequest | InstanceGone | GatewayGone

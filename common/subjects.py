@@ -32,5 +32,5 @@ class Subjects:
         return f"lamella.{self.namespace}.gateway.{gateway_id}.events"
 
     def everyone(self) -> str:
-        """InstanceGone, to gateways and instances."""
+        """InstanceGone and GatewayGone, to gateways and instances."""
         return f"lamella.{self.namespace}.everyone"

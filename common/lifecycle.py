@@ -1,0 +1,52 @@
+"""The phases of a sequence inside an instance, and which may follow which.
+
+::
+
+    prefill:  QUEUED → COMPUTING → OFFERED → SENDING → (gone)
+    decode:   WAITING → PULLING → RUNNING → (gone)
+
+A cancelled sequence leaves at once, except where somebody else still touches its blocks: the engine (a chunk
+or step in flight) or the transfer engine (SENDING, PULLING). There it stays, ``is_cancelled``, until that
+ends. An illegal move raises ValueError and changes nothing.
+"""
+
+from enum import Enum
+
+
+class PrefillPhase(Enum):
+    QUEUED = "queued"
+    COMPUTING = "computing"
+    OFFERED = "offered"
+    SENDING = "sending"
+
+
+class DecodePhase(Enum):
+    WAITING = "waiting"
+    PULLING = "pulling"
+    RUNNING = "running"
+
+
+NEXT_PREFILL_PHASES: dict[PrefillPhase, frozenset[PrefillPhase]] = {
+    PrefillPhase.QUEUED: frozenset({PrefillPhase.COMPUTING}),
+    PrefillPhase.COMPUTING: frozenset({PrefillPhase.OFFERED}),
+    PrefillPhase.OFFERED: frozenset({PrefillPhase.SENDING}),
+    PrefillPhase.SENDING: frozenset(),
+}
+
+NEXT_DECODE_PHASES: dict[DecodePhase, frozenset[DecodePhase]] = {
+    DecodePhase.WAITING: frozenset({DecodePhase.PULLING}),
+    DecodePhase.PULLING: frozenset({DecodePhase.RUNNING}),
+    DecodePhase.RUNNING: frozenset(),
+}
+
+
+def next_prefill_phase(now: PrefillPhase, then: PrefillPhase) -> PrefillPhase:
+    if then not in NEXT_PREFILL_PHASES[now]:
+        raise ValueError(f"a sequence cannot go from {now.value} to {then.value}")
+    return then
+
+
+def next_decode_phase(now: DecodePhase, then: DecodePhase) -> DecodePhase:
+    if then not in NEXT_DECODE_PHASES[now]:
+        raise ValueError(f"a sequence cannot go from {now.value} to {then.value}")
+    return then

@@ -1,0 +1,1 @@
+"""The model: captured, cut into slices, run, sampled."""

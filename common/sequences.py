@@ -1,0 +1,29 @@
+"""What both rooms must agree on about one sequence: when it ends, and how it goes on elsewhere."""
+
+from collections.abc import Collection
+
+import msgspec
+
+from common.messages import FinishReason, GenerationRequest, SampledToken
+
+
+def finish_reason_of(
+    request: GenerationRequest, index: int, token: SampledToken, eos_token_ids: Collection[int]
+) -> FinishReason | None:
+    """Whether the token at output position ``index`` ends the sequence, and why.
+
+    ``min_tokens`` needs no rule here: sampling forbids the ending tokens until then.
+    """
+    sampling = request.sampling
+    if token.token_id in sampling.stop_token_ids:
+        return "stop"
+    if not sampling.ignore_eos and token.token_id in eos_token_ids:
+        return "stop"
+    if index + 1 >= sampling.max_tokens:
+        return "length"
+    return None
+
+
+def continued_with(request: GenerationRequest, token: SampledToken) -> GenerationRequest:
+    """The request as the next instance continues it: with one more output token."""
+    return msgspec.structs.replace(request, output_ids=(*request.output_ids, token.token_id))

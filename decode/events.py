@@ -1,0 +1,138 @@
+"""What can happen to the decode room (events) and what it may ask for (commands). Values only."""
+
+from dataclasses import dataclass
+
+from common.ids import GatewayId, Incarnation, InstanceId, RequestId
+from common.kv.blocks import BlockOwner
+from common.messages import (
+    DecodeTask,
+    ErrorReply,
+    GenerationRequest,
+    SampledToken,
+    SequenceFailed,
+    TokenEvent,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TaskArrived:
+    task: DecodeTask
+
+
+@dataclass(frozen=True, slots=True)
+class PullFinished:
+    """Every byte of the sequence's KV is in its blocks."""
+
+    owner: BlockOwner
+
+
+@dataclass(frozen=True, slots=True)
+class PullFailed:
+    """The KV did not come. ``is_drained``: no byte of the transfer can still land in the blocks."""
+
+    owner: BlockOwner
+    error: ErrorReply
+    is_drained: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PullDrained:
+    """A transfer given up on earlier can no longer write: its quarantined blocks are safe again."""
+
+    owner: BlockOwner
+
+
+@dataclass(frozen=True, slots=True)
+class StepFinished:
+    """The tokens of the step in flight, in the order of its rows."""
+
+    tokens: tuple[SampledToken, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepFailed:
+    error: ErrorReply
+
+
+@dataclass(frozen=True, slots=True)
+class CancelArrived:
+    request_id: RequestId
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayGone:
+    gateway_id: GatewayId
+
+
+@dataclass(frozen=True, slots=True)
+class DrainStarted:
+    """Admit nothing more. Waiting sequences go back to be placed elsewhere; running ones finish."""
+
+
+@dataclass(frozen=True, slots=True)
+class DrainExpired:
+    """The time to finish is over: everything goes back."""
+
+
+DecodeEvent = (
+    TaskArrived
+    | PullFinished
+    | PullFailed
+    | PullDrained
+    | StepFinished
+    | StepFailed
+    | CancelArrived
+    | GatewayGone
+    | DrainStarted
+    | DrainExpired
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PullSequence:
+    """Ask the prefill instance to write the sequence's KV into these blocks."""
+
+    owner: BlockOwner
+    prefill_instance: InstanceId
+    prefill_incarnation: Incarnation
+    blocks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepRow:
+    """Feed ``last_token`` at ``position`` and draw the next one. The lists are live: read them in the step,
+    before the next event."""
+
+    owner: BlockOwner
+    request: GenerationRequest
+    output_ids: list[int]
+    position: int
+    block_table: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class RunStep:
+    rows: tuple[StepRow, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PublishTokens:
+    gateway_id: GatewayId
+    events: tuple[TokenEvent, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PublishFailure:
+    gateway_id: GatewayId
+    failure: SequenceFailed
+
+
+@dataclass(frozen=True, slots=True)
+class ObserveAdmission:
+    """A sequence entered the batch ``queue_s`` after it was offered."""
+
+    queue_s: float
+
+
+DecodeCommand = PullSequence | RunStep | PublishTokens | PublishFailure | ObserveAdmission

@@ -1,0 +1,366 @@
+"""The decode room's decisions: who enters the batch, what a step computes, who is given up for memory.
+
+``state.handle(event, now) -> [command]``: no clock, no IO, no torch. An event that breaks a rule raises a
+RequestError (for its sender) or ValueError (a defect) and changes nothing.
+
+A sequence's walk (``common.lifecycle``): WAITING, its KV still in the prefill instance's pool, until blocks
+and a batch slot are free; PULLING while the bytes are in the air; RUNNING, one token a step (continuous
+batching), until it ends. Blocks grow with the sequence; when none is left the latest arrivals are preempted
+and go back to their gateway, which continues them elsewhere with the tokens they already have.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from common.errors import HandoverFailed, NoInstanceReady, Overloaded, RequestCancelled
+from common.ids import GatewayId, InstanceId, RequestId
+from common.kv.blocks import BlockAllocator, BlockOwner, blocks_for
+from common.lifecycle import DecodePhase, next_decode_phase
+from common.messages import (
+    DecodeTask,
+    ErrorReply,
+    GenerationRequest,
+    SampledToken,
+    SequenceFailed,
+    TokenEvent,
+)
+from common.sequences import finish_reason_of
+from decode.events import (
+    CancelArrived,
+    DecodeCommand,
+    DecodeEvent,
+    DrainExpired,
+    DrainStarted,
+    GatewayGone,
+    ObserveAdmission,
+    PublishFailure,
+    PublishTokens,
+    PullDrained,
+    PullFailed,
+    PullFinished,
+    PullSequence,
+    RunStep,
+    StepFailed,
+    StepFinished,
+    StepRow,
+    TaskArrived,
+)
+from scheduler.policy.decode_batching import can_admit, choose_victims
+
+ROOM = "decode"
+CANCELLED_REMEMBERED = 4096
+PREEMPTED = ErrorReply(code=Overloaded.code, message="preempted: the decode instance ran out of KV blocks")
+
+
+@dataclass(slots=True)
+class DecodeSequence:
+    owner: BlockOwner
+    task: DecodeTask
+    arrived_s: float
+    output_ids: list[int]
+    phase: DecodePhase = DecodePhase.WAITING
+    is_cancelled: bool = False
+
+    @property
+    def request(self) -> GenerationRequest:
+        return self.task.request
+
+    @property
+    def tokens(self) -> int:
+        return len(self.request.prompt_ids) + len(self.output_ids)
+
+    @property
+    def position(self) -> int:
+        """Where the last token goes: the number of positions whose KV exists."""
+        return self.tokens - 1
+
+
+@dataclass(slots=True)
+class DecodeState:
+    """All sequences this instance decodes or has been offered."""
+
+    instance_id: InstanceId
+    blocks: BlockAllocator
+    block_size: int
+    eos_token_ids: tuple[int, ...]
+    max_batch: int
+    max_waiting_requests: int
+    is_admitting: bool = True
+    sequences: dict[BlockOwner, DecodeSequence] = field(default_factory=dict)
+    _step: tuple[StepRow, ...] = ()
+    _preempted: int = 0
+    _cancelled: OrderedDict[RequestId, int] = field(default_factory=OrderedDict)
+
+    # what others ask, changing nothing
+
+    @property
+    def running(self) -> int:
+        return self._count(DecodePhase.RUNNING)
+
+    @property
+    def waiting(self) -> int:
+        """Sequences that are here but not in the batch yet."""
+        return self._count(DecodePhase.WAITING) + self._count(DecodePhase.PULLING)
+
+    @property
+    def context_tokens(self) -> int:
+        """KV positions of everything running or waiting."""
+        return sum(sequence.tokens for sequence in self.sequences.values())
+
+    @property
+    def preempted(self) -> int:
+        """Sequences given up for memory since the start."""
+        return self._preempted
+
+    @property
+    def is_idle(self) -> bool:
+        return not self.sequences and not self._step
+
+    def check(self) -> None:
+        """Invariants, called by tests after every event."""
+        self.blocks.check()
+        for owner, sequence in self.sequences.items():
+            assert owner == sequence.owner
+            if sequence.phase is DecodePhase.RUNNING:
+                held = len(self.blocks.block_table(owner))
+                assert held * self.block_size >= sequence.position, "KV positions without a block"
+        held_owners = {owner for owner in self.blocks.owners() if owner.room == ROOM}
+        with_blocks = {
+            owner for owner, sequence in self.sequences.items() if sequence.phase is not DecodePhase.WAITING
+        }
+        assert held_owners == with_blocks, "blocks are held for a sequence that is gone"
+        for row in self._step:
+            assert row.owner in self.sequences, "the step in flight computes a sequence that is gone"
+
+    def handle(self, event: DecodeEvent, now: float) -> list[DecodeCommand]:
+        """Takes an event in and says what to do. ``now``: seconds, monotonic."""
+        commands: list[DecodeCommand] = []
+        match event:
+            case TaskArrived(task):
+                self._take_in(task, now)
+            case PullFinished(owner):
+                self._start_running(owner, now, commands)
+            case PullFailed(owner, error, is_drained):
+                self._give_up_pull(owner, error, is_drained, commands)
+            case PullDrained(owner):
+                self.blocks.end_quarantine(owner)
+            case StepFinished(tokens):
+                self._finish_step(tokens, commands)
+            case StepFailed(error):
+                self._fail_step(error, commands)
+            case CancelArrived(request_id, attempt):
+                self._cancel(request_id, attempt)
+            case GatewayGone(gateway_id):
+                self._discard_all(lambda sequence: sequence.request.gateway_id == gateway_id)
+            case DrainStarted():
+                self.is_admitting = False
+                self._send_back(lambda sequence: sequence.phase is DecodePhase.WAITING, commands)
+            case DrainExpired():
+                self._send_back(lambda sequence: True, commands)
+        self._admit(commands)
+        self._start_step(commands)
+        return commands
+
+    # arrivals
+
+    def _take_in(self, task: DecodeTask, now: float) -> None:
+        request = task.request
+        owner = BlockOwner(ROOM, request.request_id, request.attempt)
+        if not self.is_admitting:
+            raise NoInstanceReady(f"instance {self.instance_id} admits no sequences now")
+        if self._cancelled.get(request.request_id, -1) >= request.attempt:
+            raise RequestCancelled(f"request {request.request_id} was cancelled before it arrived")
+        if owner in self.sequences:
+            return
+        if self.waiting >= self.max_waiting_requests:
+            raise Overloaded(
+                f"decode instance {self.instance_id} already has instance.max_waiting_requests ="
+                f" {self.max_waiting_requests} sequences waiting",
+                retry_after_s=1.0,
+            )
+        needed = blocks_for(request.max_total_tokens, self.block_size)
+        if needed > self.blocks.total_blocks:
+            raise HandoverFailed(
+                f"the sequence may need {needed} KV blocks; instance {self.instance_id} has"
+                f" {self.blocks.total_blocks}"
+            )
+        self._discard_all(
+            lambda sequence: (
+                sequence.request.request_id == request.request_id
+                and sequence.request.attempt < request.attempt
+            )
+        )
+        self.sequences[owner] = DecodeSequence(owner, task, now, list(request.output_ids))
+
+    def _admit(self, commands: list[DecodeCommand]) -> None:
+        """Takes waiting sequences in, in arrival order: nobody overtakes one that waits for memory."""
+        entered = sum(sequence.phase is not DecodePhase.WAITING for sequence in self.sequences.values())
+        for sequence in self.sequences.values():
+            if sequence.phase is not DecodePhase.WAITING:
+                continue
+            needed = blocks_for(sequence.tokens, self.block_size)
+            if not can_admit(self.blocks.free_blocks, needed, entered, self.max_batch, 1):
+                break
+            self.blocks.try_allocate(sequence.owner, needed)
+            sequence.phase = next_decode_phase(sequence.phase, DecodePhase.PULLING)
+            entered += 1
+            commands.append(
+                PullSequence(
+                    sequence.owner,
+                    sequence.task.prefill_instance,
+                    sequence.task.prefill_incarnation,
+                    tuple(self.blocks.block_table(sequence.owner)),
+                )
+            )
+
+    # the pull
+
+    def _start_running(self, owner: BlockOwner, now: float, commands: list[DecodeCommand]) -> None:
+        sequence = self._pulling(owner)
+        if sequence.is_cancelled:
+            self._drop(sequence)
+            return
+        sequence.phase = next_decode_phase(sequence.phase, DecodePhase.RUNNING)
+        commands.append(ObserveAdmission(now - sequence.arrived_s))
+
+    def _give_up_pull(
+        self, owner: BlockOwner, error: ErrorReply, is_drained: bool, commands: list[DecodeCommand]
+    ) -> None:
+        sequence = self._pulling(owner)
+        if not sequence.is_cancelled:
+            commands.append(_failure(sequence, error, can_continue=True))
+        del self.sequences[owner]
+        if is_drained:
+            self.blocks.release(owner)
+        else:
+            self.blocks.quarantine(owner)
+
+    def _pulling(self, owner: BlockOwner) -> DecodeSequence:
+        sequence = self.sequences.get(owner)
+        if sequence is None or sequence.phase is not DecodePhase.PULLING:
+            raise ValueError(f"{owner} is not being pulled")
+        return sequence
+
+    # steps
+
+    def _start_step(self, commands: list[DecodeCommand]) -> None:
+        """Plans the next step if none is in flight: every running sequence that has room takes part."""
+        if self._step:
+            return
+        ready = self._make_room(commands)
+        self._step = tuple(
+            StepRow(
+                owner=sequence.owner,
+                request=sequence.request,
+                output_ids=sequence.output_ids,
+                position=sequence.position,
+                block_table=self.blocks.block_table(sequence.owner),
+            )
+            for sequence in ready
+        )
+        if self._step:
+            commands.append(RunStep(self._step))
+
+    def _make_room(self, commands: list[DecodeCommand]) -> list[DecodeSequence]:
+        """Gives every running sequence a block for its next position, preempting where none is left.
+
+        Returns those that have one. A sequence sits a step out only while the missing blocks are held by
+        one that is being pulled, which cannot be preempted before its bytes have landed.
+        """
+        growing = [sequence for sequence in self._running() if self._lacks_block(sequence)]
+        missing = len(growing) - self.blocks.free_blocks
+        if missing > 0:
+            running = self._running()
+            held = [len(self.blocks.block_table(sequence.owner)) for sequence in running]
+            for index in choose_victims(held, missing):
+                victim = running[index]
+                commands.append(_failure(victim, PREEMPTED, can_continue=True))
+                self._preempted += 1
+                self._drop(victim)
+        return [
+            sequence
+            for sequence in self._running()
+            if not self._lacks_block(sequence) or self.blocks.try_allocate(sequence.owner, 1)
+        ]
+
+    def _lacks_block(self, sequence: DecodeSequence) -> bool:
+        return len(self.blocks.block_table(sequence.owner)) * self.block_size <= sequence.position
+
+    def _running(self) -> list[DecodeSequence]:
+        return [sequence for sequence in self.sequences.values() if sequence.phase is DecodePhase.RUNNING]
+
+    def _finish_step(self, tokens: tuple[SampledToken, ...], commands: list[DecodeCommand]) -> None:
+        events: dict[GatewayId, list[TokenEvent]] = {}
+        for row, token in zip(self._end_step(len(tokens)), tokens, strict=True):
+            sequence = self.sequences[row.owner]
+            if sequence.is_cancelled:
+                self._drop(sequence)
+                continue
+            request = sequence.request
+            index = len(sequence.output_ids)
+            finish = finish_reason_of(request, index, token, self.eos_token_ids)
+            sequence.output_ids.append(token.token_id)
+            events.setdefault(request.gateway_id, []).append(
+                TokenEvent(request.request_id, request.attempt, index, token, finish)
+            )
+            if finish is not None:
+                self._drop(sequence)
+        commands.extend(PublishTokens(gateway_id, tuple(batch)) for gateway_id, batch in events.items())
+
+    def _fail_step(self, error: ErrorReply, commands: list[DecodeCommand]) -> None:
+        for row in self._end_step(len(self._step)):
+            sequence = self.sequences[row.owner]
+            if not sequence.is_cancelled:
+                commands.append(_failure(sequence, error, can_continue=False))
+            self._drop(sequence)
+
+    def _end_step(self, rows: int) -> tuple[StepRow, ...]:
+        if not self._step or len(self._step) != rows:
+            raise ValueError(f"a step of {rows} rows ended, {len(self._step)} are in flight")
+        step, self._step = self._step, ()
+        return step
+
+    # endings
+
+    def _cancel(self, request_id: RequestId, attempt: int) -> None:
+        self._cancelled[request_id] = max(attempt, self._cancelled.pop(request_id, -1))
+        while len(self._cancelled) > CANCELLED_REMEMBERED:
+            self._cancelled.popitem(last=False)
+        self._discard_all(
+            lambda sequence: sequence.request.request_id == request_id and sequence.request.attempt <= attempt
+        )
+
+    def _send_back(self, matches: Callable[[DecodeSequence], bool], commands: list[DecodeCommand]) -> None:
+        for sequence in [sequence for sequence in self.sequences.values() if matches(sequence)]:
+            if not sequence.is_cancelled:
+                error = ErrorReply(NoInstanceReady.code, f"instance {self.instance_id} is draining")
+                commands.append(_failure(sequence, error, can_continue=True))
+            self._discard(sequence)
+
+    def _discard_all(self, matches: Callable[[DecodeSequence], bool]) -> None:
+        for sequence in [sequence for sequence in self.sequences.values() if matches(sequence)]:
+            self._discard(sequence)
+
+    def _discard(self, sequence: DecodeSequence) -> None:
+        """Forgets a sequence now, or marks it where the engine or a transfer still uses its blocks."""
+        is_in_step = any(row.owner == sequence.owner for row in self._step)
+        if is_in_step or sequence.phase is DecodePhase.PULLING:
+            sequence.is_cancelled = True
+        else:
+            self._drop(sequence)
+
+    def _drop(self, sequence: DecodeSequence) -> None:
+        del self.sequences[sequence.owner]
+        if sequence.phase is not DecodePhase.WAITING:
+            self.blocks.release(sequence.owner)
+
+    def _count(self, phase: DecodePhase) -> int:
+        return sum(sequence.phase is phase for sequence in self.sequences.values())
+
+
+def _failure(sequence: DecodeSequence, error: ErrorReply, *, can_continue: bool) -> PublishFailure:
+    request = sequence.request
+    return PublishFailure(
+        request.gateway_id, SequenceFailed(request.request_id, request.attempt, error, can_continue)
+    )

@@ -1,0 +1,141 @@
+"""What can happen to the prefill room (events) and what it may ask for (commands). Values only."""
+
+from dataclasses import dataclass
+
+from common.ids import GatewayId, InstanceId, RequestId
+from common.kv.blocks import BlockOwner
+from common.messages import (
+    DecodeTask,
+    ErrorReply,
+    GenerationRequest,
+    PrefillTask,
+    PullKV,
+    SampledToken,
+    SequenceFailed,
+    TokenEvent,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TaskArrived:
+    task: PrefillTask
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkFinished:
+    """One entry per slice of the chunk in flight; a token where the slice ended its prompt."""
+
+    tokens: tuple[SampledToken | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkFailed:
+    error: ErrorReply
+
+
+@dataclass(frozen=True, slots=True)
+class OfferRefused:
+    """The decode instance did not take the sequence over."""
+
+    owner: BlockOwner
+    error: ErrorReply
+
+
+@dataclass(frozen=True, slots=True)
+class PullArrived:
+    pull: PullKV
+
+
+@dataclass(frozen=True, slots=True)
+class SendFinished:
+    """No byte of the transfer is in the air any more, whether or not it succeeded."""
+
+    owner: BlockOwner
+    is_delivered: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CancelArrived:
+    request_id: RequestId
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeInstanceGone:
+    instance_id: InstanceId
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayGone:
+    gateway_id: GatewayId
+
+
+@dataclass(frozen=True, slots=True)
+class DrainStarted:
+    """Admit nothing more; finish what is here."""
+
+
+PrefillEvent = (
+    TaskArrived
+    | ChunkFinished
+    | ChunkFailed
+    | OfferRefused
+    | PullArrived
+    | SendFinished
+    | CancelArrived
+    | DecodeInstanceGone
+    | GatewayGone
+    | DrainStarted
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkSlice:
+    """Compute ``tokens`` positions of a prompt from ``start``; draw a token when it ends there."""
+
+    owner: BlockOwner
+    request: GenerationRequest
+    start: int
+    tokens: int
+    block_table: tuple[int, ...]
+    is_last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RunChunk:
+    slices: tuple[ChunkSlice, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PublishToken:
+    gateway_id: GatewayId
+    event: TokenEvent
+    queue_s: float
+    """How long the prompt waited before its first chunk."""
+    compute_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class PublishFailure:
+    gateway_id: GatewayId
+    failure: SequenceFailed
+
+
+@dataclass(frozen=True, slots=True)
+class OfferSequence:
+    owner: BlockOwner
+    decode_instance: InstanceId
+    task: DecodeTask
+
+
+@dataclass(frozen=True, slots=True)
+class SendKV:
+    """Write the first ``kv_tokens`` positions from ``source_blocks`` into the puller's blocks."""
+
+    owner: BlockOwner
+    pull: PullKV
+    source_blocks: tuple[int, ...]
+    kv_tokens: int
+
+
+PrefillCommand = RunChunk | PublishToken | PublishFailure | OfferSequence | SendKV

@@ -1,0 +1,345 @@
+"""What the scheduler knows of the mesh, and what it decides from it.
+
+``state.handle(event, now) -> [command]``: no clock, no IO. Membership comes from two sides: records under
+leases in the store say *what* an instance is, its load reports say *that* it lives (every 100 ms or on
+change; TetriInfer 3.2). So losing the store stops nothing that runs, and a silent instance is gone after
+``lease_s`` whatever the store says.
+
+A placement counts against its instances from the moment it is made: pending tokens are what the last
+report said plus what was sent there since. A report that was sent after a task was acknowledged contains
+it, because one connection's messages keep their order.
+"""
+
+from dataclasses import dataclass, field
+
+from common.errors import ContextLengthExceeded, NoInstanceReady, Overloaded
+from common.ids import GatewayId, Incarnation, InstanceId, RequestId
+from common.messages import (
+    GenerationRequest,
+    InstanceRecord,
+    LoadReport,
+    MemberRecord,
+    Placement,
+    Role,
+    ServiceRecord,
+)
+from scheduler.policy.admission import retry_after_s
+from scheduler.policy.dispatch import (
+    DecodeCandidate,
+    PrefillCandidate,
+    join_shortest_queue,
+    least_loaded,
+)
+
+NO_INSTANCE_RETRY_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class MembersRead:
+    """What the store holds now."""
+
+    records: tuple[MemberRecord, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReported:
+    report: LoadReport
+
+
+@dataclass(frozen=True, slots=True)
+class TaskAcknowledged:
+    """The prefill instance took the request over."""
+
+    request_id: RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class TaskUndelivered:
+    """The prefill instance did not take the request; its placement is void."""
+
+    request_id: RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOver:
+    request_id: RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class TimePassed:
+    """Now and then: silence is noticed here."""
+
+
+@dataclass(frozen=True, slots=True)
+class BusRestored:
+    """The bus was away, so everybody's silence until now says nothing about them."""
+
+
+SchedulerStateEvent = (
+    MembersRead | LoadReported | TaskAcknowledged | TaskUndelivered | RequestOver | TimePassed | BusRestored
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadMembers:
+    """Somebody unknown speaks: read the store now."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnnounceInstanceGone:
+    instance_id: InstanceId
+    incarnation: Incarnation
+
+
+@dataclass(frozen=True, slots=True)
+class AnnounceGatewayGone:
+    gateway_id: GatewayId
+
+
+SchedulerCommand = ReadMembers | AnnounceInstanceGone | AnnounceGatewayGone
+
+
+@dataclass(slots=True)
+class PlacedRequest:
+    placement: Placement
+    gateway_id: GatewayId
+    prompt_tokens: int
+    is_acknowledged: bool = False
+    is_reported: bool = False
+
+
+@dataclass(slots=True)
+class InstanceView:
+    """One incarnation of one instance, as seen from here."""
+
+    record: InstanceRecord
+    last_heard_s: float
+    report: LoadReport | None = None
+    placed: set[RequestId] = field(default_factory=set)
+
+    @property
+    def is_ready(self) -> bool:
+        return self.report is not None and not self.report.is_draining
+
+    @property
+    def role(self) -> Role:
+        return self.record.role if self.report is None else self.report.role
+
+    @property
+    def capacity_tokens(self) -> int:
+        return self.record.total_blocks * self.record.block_size
+
+
+@dataclass(slots=True)
+class SchedulerState:
+    """Instances, gateways and the requests placed from here. Bounded by the queue bounds.
+
+    ``gateways`` maps to the time since which the store lacks the gateway's record; None: it is there.
+    """
+
+    lease_s: float
+    max_pending_prefill_tokens: int
+    max_requests_per_decode: int
+    instances: dict[InstanceId, InstanceView] = field(default_factory=dict)
+    gateways: dict[GatewayId, float | None] = field(default_factory=dict)
+    requests: dict[RequestId, PlacedRequest] = field(default_factory=dict)
+
+    def check(self) -> None:
+        """Invariants, called by tests after every event."""
+        for request_id, placed in self.requests.items():
+            for instance_id in (placed.placement.prefill_instance, placed.placement.decode_instance):
+                view = self.instances.get(instance_id)
+                assert view is None or request_id in view.placed, "an instance lost a placed request"
+        for view in self.instances.values():
+            assert view.placed <= self.requests.keys(), "an instance keeps a request that is over"
+
+    def handle(self, event: SchedulerStateEvent, now: float) -> list[SchedulerCommand]:
+        """Takes an event in and says what to do. ``now``: seconds, monotonic."""
+        match event:
+            case MembersRead(records):
+                return self._read_members(records, now)
+            case LoadReported(report):
+                return self._take_report(report, now)
+            case TaskAcknowledged(request_id):
+                if placed := self.requests.get(request_id):
+                    placed.is_acknowledged = True
+            case TaskUndelivered(request_id) | RequestOver(request_id):
+                self._forget(request_id)
+            case TimePassed():
+                return self._notice_silence(now)
+            case BusRestored():
+                for view in self.instances.values():
+                    view.last_heard_s = now
+        return []
+
+    def place(self, request: GenerationRequest, excluded: frozenset[InstanceId] = frozenset()) -> Placement:
+        """Chooses both instances and books the request on them.
+
+        ``excluded``: instances that were just tried in vain. Raises Overloaded, NoInstanceReady or
+        ContextLengthExceeded; then nothing is booked.
+        """
+        self._forget(request.request_id)
+        prefill = self._choose_prefill(request, excluded)
+        decode = self._choose_decode(request, excluded)
+        placement = Placement(prefill, decode)
+        self.requests[request.request_id] = PlacedRequest(placement, request.gateway_id, request.tokens)
+        self.instances[prefill].placed.add(request.request_id)
+        self.instances[decode].placed.add(request.request_id)
+        return placement
+
+    # placing
+
+    def _choose_prefill(self, request: GenerationRequest, excluded: frozenset[InstanceId]) -> InstanceId:
+        views = self._fitting("prefill", request.tokens, excluded)
+        candidates = [
+            PrefillCandidate(view.record.instance_id, self._pending_tokens(view), _prefill_rate(view))
+            for view in views
+        ]
+        best = join_shortest_queue(candidates)
+        excess = best.pending_tokens + request.tokens - self.max_pending_prefill_tokens
+        if best.pending_tokens > 0 and excess > 0:
+            raise Overloaded(
+                f"{best.pending_tokens} prompt tokens wait at the least busy prefill instance; the bound"
+                f" scheduler.max_pending_prefill_tokens is {self.max_pending_prefill_tokens}",
+                retry_after_s=retry_after_s(excess, best.tokens_per_s),
+            )
+        return best.instance_id
+
+    def _choose_decode(self, request: GenerationRequest, excluded: frozenset[InstanceId]) -> InstanceId:
+        views = self._fitting("decode", request.max_total_tokens, excluded)
+        candidates = [
+            candidate
+            for candidate in map(self._decode_candidate, views)
+            if candidate.requests < self.max_requests_per_decode
+        ]
+        if not candidates:
+            raise Overloaded(
+                "every decode instance has scheduler.max_requests_per_decode ="
+                f" {self.max_requests_per_decode} requests",
+                retry_after_s=NO_INSTANCE_RETRY_S,
+            )
+        return least_loaded(candidates).instance_id
+
+    def _fitting(self, role: Role, tokens: int, excluded: frozenset[InstanceId]) -> list[InstanceView]:
+        """The ready instances of a role whose whole pool could hold ``tokens``."""
+        ready = [
+            view
+            for view in self.instances.values()
+            if view.role == role and view.is_ready and view.record.instance_id not in excluded
+        ]
+        if not ready:
+            raise NoInstanceReady(f"no {role} instance is ready", retry_after_s=NO_INSTANCE_RETRY_S)
+        fitting = [view for view in ready if view.capacity_tokens >= tokens]
+        if not fitting:
+            largest = max(view.capacity_tokens for view in ready)
+            raise ContextLengthExceeded(
+                f"the sequence needs KV memory for {tokens} tokens; the largest {role} instance holds"
+                f" {largest}",
+                param="max_tokens" if role == "decode" else "prompt",
+            )
+        return fitting
+
+    def _pending_tokens(self, view: InstanceView) -> int:
+        reported = 0 if view.report is None else view.report.pending_prefill_tokens
+        return reported + sum(
+            placed.prompt_tokens
+            for request_id in view.placed
+            if not (placed := self.requests[request_id]).is_reported
+            and placed.placement.prefill_instance == view.record.instance_id
+        )
+
+    def _decode_candidate(self, view: InstanceView) -> DecodeCandidate:
+        """Own bookings or the instance's report, whichever knows of more (another scheduler's, or ours
+        before a restart)."""
+        booked = [self.requests[request_id] for request_id in view.placed]
+        report = view.report
+        reported_requests = 0 if report is None else report.decode_running + report.decode_waiting
+        reported_tokens = 0 if report is None else report.decode_tokens
+        return DecodeCandidate(
+            view.record.instance_id,
+            requests=max(len(booked), reported_requests),
+            context_tokens=max(sum(placed.prompt_tokens for placed in booked), reported_tokens),
+            capacity_tokens=view.capacity_tokens,
+        )
+
+    def _forget(self, request_id: RequestId) -> None:
+        placed = self.requests.pop(request_id, None)
+        if placed is None:
+            return
+        for instance_id in (placed.placement.prefill_instance, placed.placement.decode_instance):
+            if view := self.instances.get(instance_id):
+                view.placed.discard(request_id)
+
+    # membership
+
+    def _read_members(self, records: tuple[MemberRecord, ...], now: float) -> list[SchedulerCommand]:
+        commands: list[SchedulerCommand] = []
+        present: set[GatewayId] = set()
+        for record in records:
+            match record:
+                case ServiceRecord(kind="gateway"):
+                    present.add(GatewayId(record.service_id))
+                case InstanceRecord():
+                    view = self.instances.get(record.instance_id)
+                    if view is None:
+                        self.instances[record.instance_id] = InstanceView(record, now)
+                    elif view.record.incarnation == record.incarnation:
+                        view.record = record
+                    else:
+                        commands.append(self._remove(view))
+                        self.instances[record.instance_id] = InstanceView(record, now)
+                case _:
+                    continue
+        return commands + self._notice_absent_gateways(present, now)
+
+    def _notice_absent_gateways(self, present: set[GatewayId], now: float) -> list[SchedulerCommand]:
+        """A gateway is gone once successful reads have lacked it for a whole lease: a store that was
+        emptied, or was away, gives it that long to re-assert itself."""
+        for gateway_id in present:
+            self.gateways[gateway_id] = None
+        commands: list[SchedulerCommand] = []
+        for gateway_id in self.gateways.keys() - present:
+            absent_since_s = self.gateways[gateway_id]
+            if absent_since_s is None:
+                self.gateways[gateway_id] = now
+            elif now - absent_since_s > self.lease_s:
+                commands.append(self._remove_gateway(gateway_id))
+        return commands
+
+    def _take_report(self, report: LoadReport, now: float) -> list[SchedulerCommand]:
+        view = self.instances.get(report.instance_id)
+        if view is None or view.record.incarnation != report.incarnation:
+            return [ReadMembers()]
+        if view.report is not None and report.sequence <= view.report.sequence:
+            return []
+        view.report = report
+        view.last_heard_s = now
+        for request_id in view.placed:
+            placed = self.requests[request_id]
+            if placed.is_acknowledged and placed.placement.prefill_instance == report.instance_id:
+                placed.is_reported = True
+        return []
+
+    def _notice_silence(self, now: float) -> list[SchedulerCommand]:
+        commands: list[SchedulerCommand] = []
+        for view in list(self.instances.values()):
+            if now - view.last_heard_s > self.lease_s:
+                commands.append(self._remove(view))
+        return commands
+
+    def _remove(self, view: InstanceView) -> AnnounceInstanceGone:
+        for request_id in list(view.placed):
+            self._forget(request_id)
+        del self.instances[view.record.instance_id]
+        return AnnounceInstanceGone(view.record.instance_id, view.record.incarnation)
+
+    def _remove_gateway(self, gateway_id: GatewayId) -> AnnounceGatewayGone:
+        del self.gateways[gateway_id]
+        for request_id, placed in list(self.requests.items()):
+            if placed.gateway_id == gateway_id:
+                self._forget(request_id)
+        return AnnounceGatewayGone(gateway_id)
+
+
+def _prefill_rate(view: InstanceView) -> float | None:
+    return None if view.report is None else view.report.prefill_tokens_per_s
