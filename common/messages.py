@@ -19,6 +19,7 @@ from typing import Literal
 
 import msgspec
 
+from common.errors import REQUEST_ERRORS, InternalError, RequestError
 from common.ids import GatewayId, Incarnation, InstanceId, RequestId
 
 Role = Literal["prefill", "decode"]
@@ -96,6 +97,17 @@ class ErrorReply(msgspec.Struct, frozen=True, tag="error"):
     message: str
     param: str | None = None
     retry_after_s: float | None = None
+
+
+def error_reply(error: RequestError) -> ErrorReply:
+    """The error as it travels; ``REQUEST_ERRORS[code]`` turns it back."""
+    return ErrorReply(error.code, error.message, error.param, error.retry_after_s)
+
+
+def as_request_error(reply: ErrorReply) -> RequestError:
+    """The error as it is raised on the other side; an unknown code becomes InternalError."""
+    kind = REQUEST_ERRORS.get(reply.code, InternalError)
+    return kind(reply.message, param=reply.param, retry_after_s=reply.retry_after_s)
 
 
 class Acknowledged(msgspec.Struct, frozen=True, tag="ack"):

@@ -75,6 +75,11 @@ class DrainStarted:
     """Admit nothing more; finish what is here."""
 
 
+@dataclass(frozen=True, slots=True)
+class DrainExpired:
+    """The time to finish is over: everything goes back to be placed elsewhere."""
+
+
 PrefillEvent = (
     TaskArrived
     | ChunkFinished
@@ -86,6 +91,7 @@ PrefillEvent = (
     | DecodeInstanceGone
     | GatewayGone
     | DrainStarted
+    | DrainExpired
 )
 
 

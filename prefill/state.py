@@ -36,6 +36,7 @@ from prefill.events import (
     ChunkFinished,
     ChunkSlice,
     DecodeInstanceGone,
+    DrainExpired,
     DrainStarted,
     GatewayGone,
     OfferRefused,
@@ -160,6 +161,8 @@ class PrefillState:
                 self._discard_all(lambda sequence: sequence.request.gateway_id == gateway_id)
             case DrainStarted():
                 self.is_admitting = False
+            case DrainExpired():
+                self._send_back_all(commands)
         self._start_chunk(now, commands)
         return commands
 
@@ -339,6 +342,13 @@ class PrefillState:
         self._discard_all(
             lambda sequence: sequence.request.request_id == request_id and sequence.request.attempt <= attempt
         )
+
+    def _send_back_all(self, commands: list[PrefillCommand]) -> None:
+        error = ErrorReply(NoInstanceReady.code, f"instance {self.instance_id} is draining")
+        for sequence in list(self.sequences.values()):
+            if not sequence.is_cancelled:
+                commands.append(_failure(sequence, error, can_continue=True))
+            self._discard(sequence)
 
     def _discard_all(self, matches: Callable[[PrefillSequence], bool]) -> None:
         for sequence in [sequence for sequence in self.sequences.values() if matches(sequence)]:

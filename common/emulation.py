@@ -1,0 +1,43 @@
+"""The emulated engine: steps that take the time a cost model says, and tokens drawn from a counter.
+
+It lets the mesh be measured without a model, and large live experiments run on small machines. A token
+depends on the prompt's length, the seed and the output position alone, so a sequence continued on another
+instance, after any fault, gives the same tokens as one that was never disturbed.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+
+from common.config import EmulationConfig
+from common.messages import SampledToken
+from common.steps import Draw, SequenceStep
+
+
+class EmulatedRunner:
+    """A Runner without a model. ``wait`` is how time passes (a test passes its own)."""
+
+    def __init__(self, config: EmulationConfig, wait: Callable[[float], None] = time.sleep) -> None:
+        self._config = config
+        self._wait = wait
+
+    def run(self, batch: Sequence[SequenceStep]) -> list[SampledToken | None]:
+        self._wait(self.step_time_s(batch))
+        return [None if step.draw is None else self._token(step.draw) for step in batch]
+
+    def step_time_s(self, batch: Sequence[SequenceStep]) -> float:
+        """Seconds of one forward pass: decode's fixed part, or prefill's when any prompt token is in it."""
+        config = self._config
+        decodes = [step for step in batch if len(step.token_ids) == 1 and step.start > 0]
+        prompt_tokens = sum(len(step.token_ids) for step in batch) - len(decodes)
+        context_tokens = sum(step.start for step in decodes)
+        time_s = config.decode_per_sequence_s * len(decodes) + config.decode_per_context_token_s * context_tokens
+        if prompt_tokens:
+            time_s += config.prefill_base_s + config.prefill_per_token_s * prompt_tokens
+        if decodes:
+            time_s += config.decode_base_s
+        return time_s
+
+    def _token(self, draw: Draw) -> SampledToken:
+        position = len(draw.prompt_ids) + len(draw.output_ids)
+        mixed = (position * 0x9E3779B97F4A7C15 + draw.sampling.seed * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
+        return SampledToken((mixed >> 32) % self._config.vocab_size)

@@ -1,0 +1,41 @@
+"""One forward pass, as the rooms order it: a flat ragged batch of sequences, in values only.
+
+A prefill chunk and a decode step are the same thing here. A ``Runner`` computes it: the model
+(``common.model.runner``), or a cost model (``common.emulation``).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from common.messages import SampledToken, SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """Draw the token that follows. Its output position is ``len(output_ids)``."""
+
+    sampling: SamplingParams
+    prompt_ids: Sequence[int]
+    output_ids: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceStep:
+    """``token_ids`` go to positions ``start``, ``start + 1``, …; earlier positions are in the KV pool.
+
+    ``block_table`` covers all of them. ``draw`` is None where the prompt goes on in a later chunk.
+    """
+
+    token_ids: Sequence[int]
+    start: int
+    block_table: Sequence[int]
+    draw: Draw | None
+
+
+class Runner(Protocol):
+    """Computes steps, one at a time, on the engine's thread."""
+
+    def run(self, batch: Sequence[SequenceStep]) -> list[SampledToken | None]:
+        """The drawn tokens, in the batch's order; None where none was asked for."""
+        ...

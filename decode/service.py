@@ -1,0 +1,183 @@
+"""The decode room's voice: messages in, events to the state, its commands out to engine, bus and transfer.
+
+Everything here runs on the event loop; only ``decode.engine`` runs elsewhere. An event is handled to its end
+before the next one, so the state needs no lock.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+
+from common.bus import Bus
+from common.engine_thread import EngineThread
+from common.errors import BusError, BusTimeout, BusUnavailable, HandoverFailed, InternalError, RequestError
+from common.ids import GatewayId, InstanceId
+from common.kv.blocks import BlockOwner
+from common.kv.endpoint import KVEndpoint
+from common.messages import (
+    Acknowledged,
+    CancelRequest,
+    DecodeTask,
+    ErrorReply,
+    GatewayEvent,
+    GatewayGone,
+    InstanceEvent,
+    InstanceGone,
+    KVDelivered,
+    PullKV,
+    TokenBatch,
+    error_reply,
+)
+from common.steps import Runner
+from common.subjects import Subjects
+from common.telemetry import InstanceMetrics
+from decode import events
+from decode.engine import run_step
+from decode.state import DecodeState
+
+log = logging.getLogger("lamella.decode")
+
+RATE_WEIGHT = 0.1
+"""Weight of the newest step in the measured step time."""
+DRAIN_GRACE_S = 2.0
+"""How long bytes of a dead sender may still arrive from socket buffers (mooncake.md, invariant 5)."""
+
+RECONNECT_BACKOFF_S = 0.1
+"""Between tries while the bus is away."""
+
+
+@dataclass(slots=True)
+class DecodeService:
+    """``spawn`` starts a task in the process's task group; ``on_change`` asks for a load report."""
+
+    state: DecodeState
+    runner: Runner
+    engine: EngineThread
+    kv: KVEndpoint
+    bus: Bus
+    subjects: Subjects
+    metrics: InstanceMetrics
+    pull_timeout_s: float
+    spawn: Callable[[Coroutine[None, None, None]], None]
+    on_change: Callable[[], None]
+    step_s: float | None = None
+    _pulls: dict[BlockOwner, tuple[InstanceId, asyncio.Task[KVDelivered]]] = field(default_factory=dict)
+    _idle: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def decode(self, task: DecodeTask) -> Acknowledged:
+        """Takes a sequence over. Raises Overloaded, NoInstanceReady, RequestCancelled, HandoverFailed."""
+        self._handle(events.TaskArrived(task))
+        return Acknowledged()
+
+    def take_event(self, message: InstanceEvent) -> None:
+        """What is told to everyone, or to this instance."""
+        match message:
+            case CancelRequest():
+                self._handle(events.CancelArrived(message.request_id, message.attempt))
+            case InstanceGone():
+                for instance_id, call in list(self._pulls.values()):
+                    if instance_id == message.instance_id:
+                        call.cancel()
+            case GatewayGone():
+                self._handle(events.GatewayGone(message.gateway_id))
+
+    async def drain(self, timeout_s: float) -> None:
+        """Admits nothing more and returns when nothing is left, at the latest after ``timeout_s``."""
+        self._handle(events.DrainStarted())
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._idle.wait()
+        except TimeoutError:
+            self._handle(events.DrainExpired())
+
+    # commands
+
+    def _handle(self, event: events.DecodeEvent) -> None:
+        preempted = self.state.preempted
+        for command in self.state.handle(event, asyncio.get_running_loop().time()):
+            self._execute(command)
+        if self.state.is_idle:
+            self._idle.set()
+        else:
+            self._idle.clear()
+        self.metrics.preempted(self.state.preempted - preempted)
+        self.on_change()
+
+    def _execute(self, command: events.DecodeCommand) -> None:
+        match command:
+            case events.RunStep(rows):
+                self.spawn(self._compute(rows))
+            case events.PublishTokens(gateway_id, tokens):
+                self._publish(gateway_id, TokenBatch(self.state.instance_id, tokens))
+            case events.PublishFailure(gateway_id, failure):
+                self._publish(gateway_id, failure)
+            case events.PullSequence():
+                self.spawn(self._pull(command))
+            case events.ObserveAdmission(queue_s):
+                self.metrics.observe_decode_queue(queue_s)
+
+    async def _compute(self, rows: tuple[events.StepRow, ...]) -> None:
+        loop = asyncio.get_running_loop()
+        started_s = loop.time()
+        try:
+            tokens = await self.engine.run(run_step, self.runner, rows)
+        except Exception:
+            log.exception("step_failed", extra={"rows": len(rows)})
+            self._handle(events.StepFailed(ErrorReply(InternalError.code, "the decode step failed")))
+            return
+        elapsed_s = loop.time() - started_s
+        old = elapsed_s if self.step_s is None else self.step_s
+        self.step_s = old + RATE_WEIGHT * (elapsed_s - old)
+        self.metrics.observe_step(len(rows), elapsed_s)
+        self._handle(events.StepFinished(tokens))
+
+    async def _pull(self, command: events.PullSequence) -> None:
+        """Asks until the prefill instance answers for certain: delivered, or nothing in the air."""
+        owner = command.owner
+        pull = PullKV(
+            request_id=owner.request_id,
+            attempt=owner.attempt,
+            decode_instance=self.state.instance_id,
+            endpoint=self.kv.encoded(),
+            blocks=command.blocks,
+            total_blocks=self.kv.total_blocks,
+        )
+        call = asyncio.create_task(self._ask_until_certain(command.prefill_instance, pull))
+        self._pulls[owner] = (command.prefill_instance, call)
+        try:
+            await asyncio.wait({call})
+        finally:
+            del self._pulls[owner]
+        if call.cancelled():
+            lost = ErrorReply(HandoverFailed.code, f"prefill instance {command.prefill_instance} is gone")
+            await self._quarantine(owner, lost)
+        elif (error := call.exception()) is None:
+            self._handle(events.PullFinished(owner))
+        elif isinstance(error, RequestError):
+            self._handle(events.PullFailed(owner, error_reply(error), is_drained=True))
+        else:
+            log.warning("pull_failed", extra={"request": owner.request_id, "error": str(error)})
+            await self._quarantine(owner, ErrorReply(HandoverFailed.code, f"the pull failed: {error}"))
+
+    async def _ask_until_certain(self, prefill_instance: InstanceId, pull: PullKV) -> KVDelivered:
+        subject = self.subjects.instance_calls(prefill_instance)
+        while True:
+            try:
+                return await self.bus.call(subject, pull, KVDelivered, self.pull_timeout_s)
+            except BusTimeout:
+                log.warning("pull_asked_again", extra={"request": pull.request_id})
+            except BusUnavailable:
+                await asyncio.sleep(RECONNECT_BACKOFF_S)
+
+    async def _quarantine(self, owner: BlockOwner, error: ErrorReply) -> None:
+        """The sender is dead: its last bytes may still arrive, so its destination rests for a while."""
+        self._handle(events.PullFailed(owner, error, is_drained=False))
+        await asyncio.sleep(DRAIN_GRACE_S)
+        self._handle(events.PullDrained(owner))
+
+    def _publish(self, gateway_id: GatewayId, event: GatewayEvent) -> None:
+        try:
+            self.bus.publish(self.subjects.gateway_events(gateway_id), event)
+        except BusError as exc:
+            log.warning("publish_failed", extra={"gateway": gateway_id, "error": str(exc)})

@@ -1,0 +1,179 @@
+"""The prefill room's voice: messages in, events to the state, its commands out to engine, bus and transfer.
+
+Everything here runs on the event loop; only ``prefill.engine`` runs elsewhere. An event is handled to its
+end before the next one, so the state needs no lock.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+
+from common.bus import Bus
+from common.engine_thread import EngineThread
+from common.errors import BusError, HandoverFailed, InternalError, RequestError, TransferError
+from common.kv.blocks import BlockOwner
+from common.kv.endpoint import KVEndpoint
+from common.messages import (
+    Acknowledged,
+    CancelRequest,
+    ErrorReply,
+    GatewayEvent,
+    GatewayGone,
+    InstanceEvent,
+    InstanceGone,
+    KVDelivered,
+    PrefillTask,
+    PullKV,
+    TokenBatch,
+    error_reply,
+)
+from common.ids import GatewayId
+from common.steps import Runner
+from common.subjects import Subjects
+from common.telemetry import InstanceMetrics
+from prefill import events
+from prefill.engine import run_chunk
+from prefill.state import ROOM, PrefillState
+
+log = logging.getLogger("lamella.prefill")
+
+RATE_WEIGHT = 0.2
+"""Weight of the newest chunk in the measured prefill rate."""
+
+
+@dataclass(slots=True)
+class PrefillService:
+    """``spawn`` starts a task in the process's task group; ``on_change`` asks for a load report."""
+
+    state: PrefillState
+    runner: Runner
+    engine: EngineThread
+    kv: KVEndpoint
+    bus: Bus
+    subjects: Subjects
+    metrics: InstanceMetrics
+    call_timeout_s: float
+    spawn: Callable[[Coroutine[None, None, None]], None]
+    on_change: Callable[[], None]
+    tokens_per_s: float | None = None
+    _sends: dict[BlockOwner, asyncio.Future[KVDelivered]] = field(default_factory=dict)
+    _idle: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def prefill(self, task: PrefillTask) -> Acknowledged:
+        """Takes a prompt over. Raises Overloaded, NoInstanceReady, RequestCancelled."""
+        self._handle(events.TaskArrived(task))
+        return Acknowledged()
+
+    async def pull(self, pull: PullKV) -> KVDelivered:
+        """Writes a sequence's KV where the decode instance wants it; answers when no byte is in the air.
+
+        Asking again while the transfer goes on joins it. Raises UnknownRequest, HandoverFailed.
+        """
+        owner = BlockOwner(ROOM, pull.request_id, pull.attempt)
+        if owner not in self._sends:
+            self._handle(events.PullArrived(pull))
+        return await asyncio.shield(self._sends[owner])
+
+    def take_event(self, message: InstanceEvent) -> None:
+        """What is told to everyone, or to this instance."""
+        match message:
+            case CancelRequest():
+                self._handle(events.CancelArrived(message.request_id, message.attempt))
+            case InstanceGone():
+                self._handle(events.DecodeInstanceGone(message.instance_id))
+            case GatewayGone():
+                self._handle(events.GatewayGone(message.gateway_id))
+
+    async def drain(self, timeout_s: float) -> None:
+        """Admits nothing more and returns when nothing is left, at the latest after ``timeout_s``."""
+        self._handle(events.DrainStarted())
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._idle.wait()
+        except TimeoutError:
+            self._handle(events.DrainExpired())
+
+    # commands
+
+    def _handle(self, event: events.PrefillEvent) -> None:
+        for command in self.state.handle(event, asyncio.get_running_loop().time()):
+            self._execute(command)
+        if self.state.is_idle:
+            self._idle.set()
+        else:
+            self._idle.clear()
+        self.on_change()
+
+    def _execute(self, command: events.PrefillCommand) -> None:
+        match command:
+            case events.RunChunk(slices):
+                self.spawn(self._compute(slices))
+            case events.PublishToken(gateway_id, token_event, queue_s, compute_s):
+                self._publish(gateway_id, TokenBatch(self.state.instance_id, (token_event,)))
+                self.metrics.observe_prefill(queue_s, compute_s)
+            case events.PublishFailure(gateway_id, failure):
+                self._publish(gateway_id, failure)
+            case events.OfferSequence():
+                self.spawn(self._offer(command))
+            case events.SendKV(owner):
+                self._sends[owner] = asyncio.get_running_loop().create_future()
+                self.spawn(self._send(command))
+
+    async def _compute(self, slices: tuple[events.ChunkSlice, ...]) -> None:
+        loop = asyncio.get_running_loop()
+        started_s = loop.time()
+        try:
+            tokens = await self.engine.run(run_chunk, self.runner, slices)
+        except Exception:
+            log.exception("chunk_failed", extra={"slices": len(slices)})
+            self._handle(events.ChunkFailed(ErrorReply(InternalError.code, "the prefill chunk failed")))
+            return
+        chunk_tokens = sum(piece.tokens for piece in slices)
+        self._measure_rate(chunk_tokens, loop.time() - started_s)
+        self._handle(events.ChunkFinished(tokens))
+
+    def _measure_rate(self, chunk_tokens: int, elapsed_s: float) -> None:
+        rate = chunk_tokens / max(elapsed_s, 1e-6)
+        old = rate if self.tokens_per_s is None else self.tokens_per_s
+        self.tokens_per_s = old + RATE_WEIGHT * (rate - old)
+        self.metrics.observe_chunk(chunk_tokens, elapsed_s)
+
+    async def _offer(self, command: events.OfferSequence) -> None:
+        subject = self.subjects.instance_calls(command.decode_instance)
+        try:
+            await self.bus.call(subject, command.task, Acknowledged, self.call_timeout_s)
+        except (RequestError, BusError) as exc:
+            log.warning("offer_refused", extra={"request": command.owner.request_id, "error": str(exc)})
+            self._handle(events.OfferRefused(command.owner, _as_handover_error(exc)))
+
+    async def _send(self, command: events.SendKV) -> None:
+        loop = asyncio.get_running_loop()
+        started_s = loop.time()
+        future = self._sends[command.owner]
+        try:
+            transfer = await self.kv.send(command.pull, command.source_blocks, command.kv_tokens)
+            statistics = await transfer
+        except TransferError as exc:
+            log.warning("kv_send_failed", extra={"request": command.owner.request_id, "error": str(exc)})
+            self.metrics.transfer_failed()
+            future.set_exception(HandoverFailed(str(exc)))
+            future.exception()
+        else:
+            elapsed_s = loop.time() - started_s
+            self.metrics.observe_transfer(statistics.nbytes, elapsed_s)
+            future.set_result(KVDelivered(statistics.nbytes, elapsed_s))
+        del self._sends[command.owner]
+        self._handle(events.SendFinished(command.owner, is_delivered=future.exception() is None))
+
+    def _publish(self, gateway_id: GatewayId, event: GatewayEvent) -> None:
+        try:
+            self.bus.publish(self.subjects.gateway_events(gateway_id), event)
+        except BusError as exc:
+            log.warning("publish_failed", extra={"gateway": gateway_id, "error": str(exc)})
+
+
+def _as_handover_error(exc: RequestError | BusError) -> ErrorReply:
+    if isinstance(exc, RequestError):
+        return error_reply(exc)
+    return ErrorReply(HandoverFailed.code, f"the decode instance did not answer: {exc}")

@@ -1,0 +1,151 @@
+"""The scheduler's voice: places requests, watches who lives, tells everyone who is gone.
+
+Calls arrive at a queue group, so several schedulers may run; each hears every report.
+"""
+
+import asyncio
+import logging
+from dataclasses import dataclass
+
+from common.bus import Bus
+from common.config import Config
+from common.errors import (
+    BusError,
+    BusTimeout,
+    NoInstanceReady,
+    Overloaded,
+    RequestCancelled,
+    RequestError,
+    StoreError,
+)
+from common.ids import InstanceId
+from common.messages import (
+    Acknowledged,
+    CancelRequest,
+    GatewayGone,
+    InstanceGone,
+    LoadReport,
+    Placement,
+    PrefillTask,
+    RequestEnded,
+    SchedulerEvent,
+    SubmitRequest,
+)
+from common.store import Store
+from common.subjects import Subjects
+from common.telemetry import SchedulerMetrics
+from scheduler import state as decisions
+from scheduler.state import SchedulerState
+
+log = logging.getLogger("lamella.scheduler")
+
+QUEUE_GROUP = "scheduler"
+NO_ANSWER_RETRY_S = 1.0
+
+
+@dataclass(slots=True)
+class SchedulerService:
+    state: SchedulerState
+    bus: Bus
+    store: Store
+    subjects: Subjects
+    metrics: SchedulerMetrics
+    config: Config
+    is_read_due: asyncio.Event
+
+    async def start(self) -> None:
+        """Subscribes; returns when every subscription is active."""
+        await self.bus.subscribe(self.subjects.scheduler_events(), SchedulerEvent, self._take_event)
+        await self.bus.serve(self.subjects.submit(), SubmitRequest, self.submit, queue=QUEUE_GROUP)
+
+    async def watch(self) -> None:
+        """Reads the members and notices silence, every heartbeat and when somebody unknown speaks."""
+        was_connected = True
+        while True:
+            if self.bus.is_connected:
+                if not was_connected:
+                    self._handle(decisions.BusRestored())
+                await self._read_members()
+                self._handle(decisions.TimePassed())
+            was_connected = self.bus.is_connected
+            try:
+                async with asyncio.timeout(self.config.mesh.heartbeat_s):
+                    await self.is_read_due.wait()
+            except TimeoutError:
+                pass
+            self.is_read_due.clear()
+
+    async def submit(self, message: SubmitRequest) -> Placement:
+        """Places a request and delivers it. Raises the reason when nobody can take it."""
+        request = message.request
+        loop = asyncio.get_running_loop()
+        started_s = loop.time()
+        excluded: frozenset[InstanceId] = frozenset()
+        refusal: RequestError = NoInstanceReady("no prefill instance answered", retry_after_s=NO_ANSWER_RETRY_S)
+        for _ in range(self.config.scheduler.dispatch_attempts):
+            try:
+                placement = self.state.place(request, excluded)
+            except NoInstanceReady as exc:
+                raise (refusal if excluded else exc) from None
+            try:
+                await self._deliver(PrefillTask(request, placement.decode_instance), placement)
+            except (Overloaded, NoInstanceReady, BusError) as exc:
+                self._handle(decisions.TaskUndelivered(request.request_id))
+                excluded |= {placement.prefill_instance}
+                if isinstance(exc, RequestError):
+                    refusal = exc
+                log.warning("task_undelivered", extra={"request": request.request_id, "error": str(exc)})
+            except RequestCancelled:
+                self._handle(decisions.TaskUndelivered(request.request_id))
+                raise
+            else:
+                self._handle(decisions.TaskAcknowledged(request.request_id))
+                self.metrics.observe_placement(loop.time() - started_s)
+                return placement
+        raise refusal
+
+    async def _deliver(self, task: PrefillTask, placement: Placement) -> None:
+        instance_id = placement.prefill_instance
+        subject = self.subjects.instance_calls(instance_id)
+        try:
+            await self.bus.call(subject, task, Acknowledged, self.config.mesh.call_timeout_s)
+        except BusTimeout:
+            request = task.request
+            cancel = CancelRequest(request.request_id, request.attempt)
+            self.bus.publish(self.subjects.instance_events(instance_id), cancel)
+            raise
+
+    def _take_event(self, message: SchedulerEvent) -> None:
+        match message:
+            case LoadReport():
+                self._handle(decisions.LoadReported(message))
+            case RequestEnded():
+                self._handle(decisions.RequestOver(message.request_id))
+
+    async def _read_members(self) -> None:
+        try:
+            records = await self.store.members()
+        except StoreError as exc:
+            log.warning("members_unread", extra={"error": str(exc)})
+            return
+        self._handle(decisions.MembersRead(tuple(records)))
+
+    def _handle(self, event: decisions.SchedulerStateEvent) -> None:
+        now = asyncio.get_running_loop().time()
+        for command in self.state.handle(event, now):
+            match command:
+                case decisions.ReadMembers():
+                    self.is_read_due.set()
+                case decisions.AnnounceInstanceGone(instance_id, incarnation):
+                    log.warning("instance_gone", extra={"instance": instance_id})
+                    self._announce(InstanceGone(instance_id, incarnation))
+                case decisions.AnnounceGatewayGone(gateway_id):
+                    log.warning("gateway_gone", extra={"gateway": gateway_id})
+                    self._announce(GatewayGone(gateway_id))
+        self.metrics.observe_mesh(len(self.state.instances), len(self.state.requests))
+
+    def _announce(self, message: InstanceGone | GatewayGone) -> None:
+        try:
+            self.bus.publish(self.subjects.everyone(), message)
+        except BusError as exc:
+            log.warning("announcement_unsent", extra={"error": str(exc)})
