@@ -32,6 +32,7 @@ from common.messages import (
 from common.steps import Runner
 from common.subjects import Subjects
 from common.telemetry import InstanceMetrics
+from common.transfer.interface import SOCKET_GRACE_S
 from decode import events
 from decode.engine import run_step
 from decode.state import DecodeState
@@ -40,8 +41,6 @@ log = logging.getLogger("lamella.decode")
 
 RATE_WEIGHT = 0.1
 """Weight of the newest step in the measured step time."""
-DRAIN_GRACE_S = 2.0
-"""How long bytes of a dead sender may still arrive from socket buffers (mooncake.md, invariant 5)."""
 
 RECONNECT_BACKOFF_S = 0.1
 """Between tries while the bus is away."""
@@ -154,7 +153,7 @@ class DecodeService:
             await self._quarantine(owner, lost)
         elif (error := call.exception()) is None:
             self._handle(events.PullFinished(owner))
-        elif isinstance(error, RequestError):
+        elif isinstance(error, RequestError) and not isinstance(error, HandoverFailed):
             self._handle(events.PullFailed(owner, error_reply(error), is_drained=True))
         else:
             log.warning("pull_failed", extra={"request": owner.request_id, "error": str(error)})
@@ -171,9 +170,10 @@ class DecodeService:
                 await asyncio.sleep(RECONNECT_BACKOFF_S)
 
     async def _quarantine(self, owner: BlockOwner, error: ErrorReply) -> None:
-        """The sender is dead: its last bytes may still arrive, so its destination rests for a while."""
+        """The sender is dead or gave up half-way: its last bytes may still arrive, so their destination
+        rests for a while."""
         self._handle(events.PullFailed(owner, error, is_drained=False))
-        await asyncio.sleep(DRAIN_GRACE_S)
+        await asyncio.sleep(SOCKET_GRACE_S)
         self._handle(events.PullDrained(owner))
 
     def _publish(self, gateway_id: GatewayId, event: GatewayEvent) -> None:

@@ -153,6 +153,7 @@ class PrefillService:
         future = self._sends[command.owner]
         try:
             transfer = await self.kv.send(command.pull, command.source_blocks, command.kv_tokens)
+            await transfer.wait_settled()
             statistics = await transfer
         except TransferError as exc:
             log.warning("kv_send_failed", extra={"request": command.owner.request_id, "error": str(exc)})

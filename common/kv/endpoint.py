@@ -2,12 +2,11 @@
 
 from dataclasses import dataclass
 
-import msgspec
-
 from common.kv.layout import KVLayout
 from common.messages import PullKV
 from common.transfer.endpoint import TransferEndpoint
-from common.transfer.interface import PeerInfo, Run, Transfer
+from common.transfer.interface import Run, decode_peer_info, encode_peer_info
+from common.transfer.transfer import Transfer
 
 KV_REGION = "kv"
 """The name under which every instance registers its pool."""
@@ -22,7 +21,7 @@ class KVEndpoint:
     total_blocks: int
 
     def encoded(self) -> bytes:
-        return msgspec.msgpack.encode(self.transfer.peer_info())
+        return encode_peer_info(self.transfer.peer_info())
 
     async def send(self, pull: PullKV, source_blocks: tuple[int, ...], kv_tokens: int) -> Transfer:
         """Starts writing the first ``kv_tokens`` positions into the puller's blocks.
@@ -30,7 +29,7 @@ class KVEndpoint:
         The Transfer resolves when no byte of it is in the air. Raises TransferError where the peer cannot
         be reached; then nothing was sent.
         """
-        peer = msgspec.msgpack.decode(pull.endpoint, type=PeerInfo)
+        peer = decode_peer_info(pull.endpoint)
         link = await self.transfer.link(peer)
         pairs = self.layout.paired_runs(
             source_blocks,

@@ -1,0 +1,47 @@
+"""The model as a Runner: a flat ragged batch through the program, and the batch's draws."""
+
+from collections.abc import Sequence
+
+import torch
+
+from common.kv.pool import KVPool
+from common.messages import SampledToken
+from common.model.attention import LocalAttention, SequenceChunk
+from common.model.program import ModelProgram
+from common.model.sampling import SamplingRow, sample
+from common.steps import SequenceStep
+
+
+class ModelRunner:
+    """Runs on the engine's thread only: the attention's step state is shared between calls."""
+
+    def __init__(self, program: ModelProgram, pool: KVPool) -> None:
+        self._program = program
+        self._attention = LocalAttention(pool, program.attention_specs)
+        self._eos_token_ids = program.spec.eos_token_ids
+        self._device = pool.device
+
+    @torch.inference_mode()
+    def run(self, batch: Sequence[SequenceStep]) -> list[SampledToken | None]:
+        token_ids: list[int] = []
+        positions: list[int] = []
+        output_rows: list[int] = []
+        rows: list[SamplingRow] = []
+        for step in batch:
+            token_ids.extend(step.token_ids)
+            positions.extend(range(step.start, step.start + len(step.token_ids)))
+            if step.draw is not None:
+                output_rows.append(len(token_ids) - 1)
+                draw = step.draw
+                rows.append(SamplingRow(draw.sampling, draw.prompt_ids, draw.output_ids, self._eos_token_ids))
+        self._attention.begin(
+            [SequenceChunk(step.block_table, step.start, len(step.token_ids)) for step in batch]
+        )
+        logits = self._program.run(
+            self._tensor(token_ids), self._tensor(positions), self._attention, self._tensor(output_rows)
+        )
+        drawn = iter(sample(logits, rows) if rows else [])
+        return [None if step.draw is None else next(drawn) for step in batch]
+
+    def _tensor(self, values: list[int]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=self._device)

@@ -1,0 +1,74 @@
+"""What computes inside an instance: the real model, or the emulated one. Both give the same Engine.
+
+torch is imported only where the real model is loaded, so an emulated instance starts at once.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from common.kv.layout import KVLayout
+
+from common.config import Config
+from common.emulation import EmulatedRunner
+from common.engine_thread import EngineThread
+from common.errors import ConfigError
+from common.steps import Runner
+from common.transfer.buffers import SharedBuffer
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """A runner on its thread, and the pool it computes over. ``buffer`` is the pool's memory."""
+
+    runner: Runner
+    thread: EngineThread
+    layout: KVLayout
+    buffer: SharedBuffer
+    total_blocks: int
+    eos_token_ids: tuple[int, ...]
+    model_name: str
+    context_length: int
+    dtype: str
+
+
+async def load_engine(config: Config, model_directory: Path) -> Engine:
+    """Loads on the engine's own thread, so the event loop answers health checks meanwhile.
+
+    Raises ModelError for a directory that cannot be served, ConfigError for a pool without a block.
+    """
+    if config.instance.engine == "emulated":
+        return _emulated_engine(config, model_directory)
+    from services.model_engine import load_model_engine, prepare_thread
+
+    thread = EngineThread(prepare=lambda: prepare_thread(config.model.threads))
+    return await thread.run(load_model_engine, config, model_directory, thread)
+
+
+def blocks_in(config: Config, layout: KVLayout) -> int:
+    """How many blocks ``instance.kv_bytes`` holds."""
+    total_blocks = config.instance.kv_bytes // layout.block_bytes
+    if total_blocks < 1:
+        raise ConfigError(
+            "instance.kv_bytes",
+            config.instance.kv_bytes,
+            f"must hold at least one block of {layout.block_bytes} bytes",
+        )
+    return total_blocks
+
+
+def _emulated_engine(config: Config, model_directory: Path) -> Engine:
+    emulation = config.emulation
+    layout = KVLayout(
+        layers=1, kv_heads=1, head_dim=1, block_size=config.instance.block_size, element_bytes=1
+    )
+    return Engine(
+        runner=EmulatedRunner(emulation),
+        thread=EngineThread(),
+        layout=layout,
+        buffer=SharedBuffer(layout.block_bytes * emulation.total_blocks),
+        total_blocks=emulation.total_blocks,
+        eos_token_ids=(),
+        model_name=model_directory.name,
+        context_length=emulation.context_length,
+        dtype="emulated",
+    )

@@ -1,0 +1,189 @@
+"""One instance: a model, a KV pool, and both rooms over them. Its role says which room admits work.
+
+Start-up order matters: the model and the pool first, then the wires, then the subscriptions, and only then
+the record in the store, so whoever finds the instance can use it.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+
+from common.bus import Bus
+from common.telemetry import InstanceMetrics
+from common.transfer.endpoint import TransferEndpoint
+
+from common.config import Config
+from common.errors import BusError
+from common.ids import Incarnation, InstanceId
+from common.kv.blocks import BlockAllocator
+from common.kv.endpoint import KV_REGION, KVEndpoint
+from common.load import LoadReporter
+from common.messages import (
+    Acknowledged,
+    DecodeTask,
+    InstanceCall,
+    InstanceEvent,
+    InstanceRecord,
+    KVDelivered,
+    LoadReport,
+    PrefillTask,
+    PullKV,
+)
+from common.subjects import Subjects
+from decode.service import DecodeService
+from decode.state import DecodeState
+from prefill.service import PrefillService
+from prefill.state import PrefillState
+from services.engines import Engine
+
+log = logging.getLogger("lamella.instance")
+
+
+@dataclass(slots=True)
+class Instance:
+    """Both rooms and the load report that speaks for them."""
+
+    instance_id: InstanceId
+    incarnation: Incarnation
+    config: Config
+    blocks: BlockAllocator
+    prefill: PrefillService
+    decode: DecodeService
+    bus: Bus
+    subjects: Subjects
+    metrics: InstanceMetrics
+    reporter: LoadReporter
+    reports_sent: int = 0
+
+    async def subscribe(self) -> None:
+        """Returns when every subscription is active."""
+        await self.bus.subscribe(self.subjects.everyone(), InstanceEvent, self._take_event)
+        await self.bus.subscribe(
+            self.subjects.instance_events(self.instance_id), InstanceEvent, self._take_event
+        )
+        await self.bus.serve(self.subjects.instance_calls(self.instance_id), InstanceCall, self._answer)
+
+    async def drain(self, timeout_s: float) -> None:
+        """Both rooms finish or give back what they hold."""
+        await asyncio.gather(self.prefill.drain(timeout_s), self.decode.drain(timeout_s))
+        self.publish_load()
+
+    def record(self, http_url: str, host: str, pid: int, engine: Engine) -> InstanceRecord:
+        return InstanceRecord(
+            instance_id=self.instance_id,
+            incarnation=self.incarnation,
+            role=self.config.instance.role,
+            model=engine.model_name,
+            host=host,
+            pid=pid,
+            http_url=http_url,
+            block_size=self.config.instance.block_size,
+            total_blocks=self.blocks.total_blocks,
+            context_length=engine.context_length,
+            dtype=engine.dtype,
+        )
+
+    async def _answer(self, call: InstanceCall) -> Acknowledged | KVDelivered:
+        match call:
+            case PrefillTask():
+                return await self.prefill.prefill(call)
+            case DecodeTask():
+                return await self.decode.decode(call)
+            case PullKV():
+                return await self.prefill.pull(call)
+
+    def _take_event(self, message: InstanceEvent) -> None:
+        self.prefill.take_event(message)
+        self.decode.take_event(message)
+
+    def publish_load(self) -> None:
+        prefill, decode = self.prefill.state, self.decode.state
+        self.reports_sent += 1
+        report = LoadReport(
+            instance_id=self.instance_id,
+            incarnation=self.incarnation,
+            sequence=self.reports_sent,
+            role=self.config.instance.role,
+            is_draining=not (prefill.is_admitting or decode.is_admitting),
+            pending_prefill_tokens=prefill.pending_tokens,
+            pending_prefill_requests=prefill.pending_requests,
+            handovers_waiting=prefill.handovers_waiting,
+            decode_running=decode.running,
+            decode_waiting=decode.waiting,
+            decode_tokens=decode.context_tokens,
+            total_blocks=self.blocks.total_blocks,
+            free_blocks=self.blocks.free_blocks,
+            prefill_tokens_per_s=self.prefill.tokens_per_s,
+            decode_step_s=self.decode.step_s,
+        )
+        self.metrics.observe_load(report, self.blocks.quarantined_blocks)
+        try:
+            self.bus.publish(self.subjects.scheduler_events(), report)
+        except BusError as exc:
+            log.warning("load_unreported", extra={"error": str(exc)})
+
+
+def build_instance(
+    config: Config,
+    instance_id: InstanceId,
+    incarnation: Incarnation,
+    engine: Engine,
+    transfer: TransferEndpoint,
+    bus: Bus,
+    metrics: InstanceMetrics,
+    spawn: Callable[[Coroutine[None, None, None]], None],
+) -> Instance:
+    """Puts the rooms together over one engine and one pool. The pool is registered as ``KV_REGION``."""
+    transfer.register(KV_REGION, engine.buffer)
+    subjects = Subjects(config.mesh.namespace)
+    blocks = BlockAllocator(engine.total_blocks)
+    kv = KVEndpoint(transfer, engine.layout, engine.total_blocks)
+    settings = config.instance
+    reporter = LoadReporter(settings.report_interval_s)
+    prefill = PrefillService(
+        state=PrefillState(
+            instance_id=instance_id,
+            incarnation=incarnation,
+            blocks=blocks,
+            block_size=settings.block_size,
+            eos_token_ids=engine.eos_token_ids,
+            chunk_tokens=settings.chunk_tokens,
+            order=settings.prefill_order,
+            scheduling_window=settings.scheduling_window,
+            max_waiting_requests=settings.max_waiting_requests,
+            is_admitting=settings.role == "prefill",
+        ),
+        runner=engine.runner,
+        engine=engine.thread,
+        kv=kv,
+        bus=bus,
+        subjects=subjects,
+        metrics=metrics,
+        call_timeout_s=config.mesh.call_timeout_s,
+        spawn=spawn,
+        on_change=reporter.note_change,
+    )
+    decode = DecodeService(
+        state=DecodeState(
+            instance_id=instance_id,
+            blocks=blocks,
+            block_size=settings.block_size,
+            eos_token_ids=engine.eos_token_ids,
+            max_batch=settings.max_decode_batch,
+            max_waiting_requests=settings.max_waiting_requests,
+            is_admitting=settings.role == "decode",
+        ),
+        runner=engine.runner,
+        engine=engine.thread,
+        kv=kv,
+        bus=bus,
+        subjects=subjects,
+        metrics=metrics,
+        pull_timeout_s=config.transfer.deadline_s + config.mesh.call_timeout_s,
+        spawn=spawn,
+        on_change=reporter.note_change,
+    )
+    return Instance(
+        instance_id, incarnation, config, blocks, prefill, decode, bus, subjects, metrics, reporter
+    )

@@ -1,0 +1,78 @@
+"""Loads the real model into an Engine. The only part of the instance's start that needs torch."""
+
+from pathlib import Path
+
+import torch
+from common.kv.layout import KVLayout
+from common.kv.pool import KVPool
+from common.model.program import load_program
+
+from common.config import Config, Dtype
+from common.engine_thread import EngineThread
+from common.errors import ConfigError
+from common.kv.blocks import blocks_for
+from common.messages import SamplingParams
+from common.model.runner import ModelRunner
+from common.steps import Draw, SequenceStep
+from common.transfer.buffers import SharedBuffer
+from services.engines import Engine, blocks_in
+
+TORCH_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+
+WARM_UP_TOKENS = 3
+
+
+def prepare_thread(threads: int) -> None:
+    """Called on the engine's thread: torch keeps its thread count per calling thread."""
+    torch.set_num_threads(threads)
+
+
+def load_model_engine(config: Config, model_directory: Path, thread: EngineThread) -> Engine:
+    """Weights, program, pool and a first pass that touches every kernel. Raises ModelError, ConfigError."""
+    device = torch.device(config.model.device)
+    dtype_name = resolve_dtype(config.model.dtype, device)
+    dtype = TORCH_DTYPES[dtype_name]
+    cache = config.model.cache_directory.expanduser()
+    program = load_program(model_directory, dtype, device, cache, weights=config.model.weights)
+    spec = program.spec
+    layout = KVLayout(
+        layers=spec.layers,
+        kv_heads=spec.kv_heads,
+        head_dim=spec.head_dim,
+        block_size=config.instance.block_size,
+        element_bytes=dtype.itemsize,
+    )
+    total_blocks = blocks_in(config, layout)
+    buffer = SharedBuffer(layout.block_bytes * total_blocks, "lamella-kv")
+    pool = KVPool(layout, total_blocks, dtype, device, buffer.memory)
+    runner = ModelRunner(program, pool)
+    _warm_up(runner, tuple(range(min(total_blocks, blocks_for(WARM_UP_TOKENS, layout.block_size)))))
+    return Engine(
+        runner=runner,
+        thread=thread,
+        layout=layout,
+        buffer=buffer,
+        total_blocks=total_blocks,
+        eos_token_ids=tuple(spec.eos_token_ids),
+        model_name=spec.name,
+        context_length=spec.context_length,
+        dtype=dtype_name,
+    )
+
+
+def resolve_dtype(dtype: Dtype, device: torch.device) -> str:
+    """What ``auto`` means here: bf16 where the device multiplies bf16 in hardware, else fp32."""
+    if dtype != "auto":
+        return dtype
+    if device.type == "cuda":
+        return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
+    if device.type != "cpu":
+        raise ConfigError("model.device", str(device), "must be cpu or cuda")
+    return "bf16" if torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported() else "fp32"
+
+
+def _warm_up(runner: ModelRunner, block_table: tuple[int, ...]) -> None:
+    """One prompt and one step in the first blocks, which nobody holds yet."""
+    greedy = SamplingParams(max_tokens=2, temperature=0.0)
+    runner.run([SequenceStep((1, 1), 0, block_table, Draw(greedy, (1, 1), ()))])
+    runner.run([SequenceStep((1,), 2, block_table, Draw(greedy, (1, 1), (1,)))])
