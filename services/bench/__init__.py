@@ -1,0 +1,1 @@
+"""The load generator behind ``lamella bench``: a client of any OpenAI-compatible server."""
