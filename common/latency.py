@@ -1,15 +1,15 @@
 """What the mesh's times mean: the only definitions of TTFT, TPOT, TBT, end-to-end, attainment and goodput.
 
-Pure: no clock, no IO. A time is seconds on one monotonic clock; a duration is seconds. Services, simulator and
-benchmark all compute through here, so a figure of one can be laid beside a figure of another.
+Pure: no clock, no IO. A time is seconds on one monotonic clock; a duration is seconds. Services, simulator
+and benchmark all compute through here, so a figure of one can be laid beside a figure of another.
 
 The field's words differ; these are ours:
 
 - **TTFT**: first token's arrival − the request's arrival; queueing and prefill are inside (DistServe 2).
 - **TPOT**: (last − first token's arrival) / (tokens − 1), one value a request; a stall is averaged away
   (DistServe 1, 2).
-- **TBT**: every single gap between two tokens of a request, pooled over requests; it shows the stall (Vidur 5;
-  Splitwise's Table II averages it over a request, which is our TPOT).
+- **TBT**: every single gap between two tokens of a request, pooled over requests; it shows the stall
+  (Vidur 5; Splitwise's Table II averages it over a request, which is our TPOT).
 - **end-to-end**: the response's end − the request's arrival; TetriInfer's job completion time (5.1).
 - **queue time**: a phase's start − its entry; Vidur's scheduling delay, per phase (5).
 - **attainment**: share of requests that meet every objective; a failed request meets none (DistServe 1, 6.1).
