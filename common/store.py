@@ -1,0 +1,198 @@
+"""Who is a member of the mesh: records under leases in a Redis-compatible store.
+
+The only importer of redis. The store holds soft state: every member rewrites its whole record with each
+heartbeat, so a flushed or restarted store is complete again within one. Losing the store stops nothing that
+runs. All times are the server's, so clocks of machines are never compared.
+
+Keys of one mesh, all under ``lamella:<namespace>:``::
+
+    member:<id>     incarnation, newline, the record as JSON; expires with the lease
+    members         sorted set of ids by the server's second of their last renewal
+
+A member is its id and its incarnation. The newest incarnation of an id wins: an older one, paused and woken
+again, cannot write over it (MemberSuperseded).
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar, cast
+from urllib.parse import urlsplit
+
+import msgspec
+import redis.asyncio
+import redis.exceptions
+from redis.asyncio.retry import Retry
+from redis.backoff import ExponentialBackoff
+
+from common.errors import StoreError, StoreUnavailable
+from common.ids import Incarnation
+from common.messages import InstanceRecord, MemberRecord
+
+log = logging.getLogger("lamella.store")
+
+Result = TypeVar("Result")
+
+OPERATION_TIMEOUT_S = 0.9
+"""Of one operation with its retries: redis-py's own defaults take five seconds to notice a dead port."""
+CONNECT_TIMEOUT_S = 0.3
+RETRIES = 3
+FORGET_LEASES = 10
+"""An id leaves the index after this many silent leases; its record has expired long before."""
+MAX_CONNECTIONS = 8
+
+JOIN = """
+redis.call('SET', KEYS[1], ARGV[1] .. '\\n' .. ARGV[2], 'PX', ARGV[3])
+local now = tonumber(redis.call('TIME')[1])
+redis.call('ZADD', KEYS[2], now, ARGV[4])
+redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', now - tonumber(ARGV[5]))
+return 1
+"""
+RENEW = (
+    """
+local held = redis.call('GET', KEYS[1])
+if held and string.sub(held, 1, #ARGV[1]) ~= ARGV[1] then return 0 end
+"""
+    + JOIN
+)
+LEAVE = """
+local held = redis.call('GET', KEYS[1])
+if held and string.sub(held, 1, #ARGV[1]) == ARGV[1] then
+  redis.call('DEL', KEYS[1])
+  redis.call('ZREM', KEYS[2], ARGV[2])
+end
+return 1
+"""
+
+
+class MemberSuperseded(StoreError):
+    """A newer incarnation of this member has joined: this process must stop."""
+
+
+class Store:
+    """One member's view of the store. Every operation ends within about a second, or StoreUnavailable."""
+
+    def __init__(self, url: str, namespace: str) -> None:
+        self.malformed = 0
+        self._address = _address(url)
+        self._prefix = f"lamella:{namespace}:"
+        self._record: MemberRecord | None = None
+        self._lease_s = 0.0
+        self._has_joined = False
+        self._client = redis.asyncio.Redis.from_url(
+            url,
+            retry=Retry(ExponentialBackoff(cap=0.1, base=0.01), RETRIES),
+            socket_timeout=OPERATION_TIMEOUT_S,
+            socket_connect_timeout=CONNECT_TIMEOUT_S,
+            health_check_interval=5,
+            max_connections=MAX_CONNECTIONS,
+        )
+        self._join = self._client.register_script(JOIN)
+        self._renew = self._client.register_script(RENEW)
+        self._leave = self._client.register_script(LEAVE)
+        self._decoder: msgspec.json.Decoder[MemberRecord] = msgspec.json.Decoder(MemberRecord)
+
+    async def connect(self) -> None:
+        """Proves that the store answers. Raises StoreUnavailable."""
+        await self._run(self._client.ping)
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+    async def join(self, record: MemberRecord, lease_s: float) -> None:
+        """Writes the record, whoever held its id before. Raises StoreUnavailable; ``renew`` then retries."""
+        self._record = record
+        self._lease_s = lease_s
+        self._has_joined = False
+        await self.renew()
+
+    async def update(self, record: MemberRecord) -> None:
+        """Replaces this member's record. Raises StoreUnavailable, MemberSuperseded."""
+        self._record = record
+        await self.renew()
+
+    async def renew(self) -> None:
+        """Writes the whole record again and extends the lease. Raises StoreUnavailable, MemberSuperseded."""
+        script = self._renew if self._has_joined else self._join
+        is_written = await self._run(lambda: self._write(script))
+        if not is_written:
+            raise MemberSuperseded(f"a newer incarnation of {self._member_id} has joined")
+        self._has_joined = True
+
+    async def leave(self) -> None:
+        """Removes this incarnation's record at once. Raises StoreUnavailable."""
+        if self._record is None:
+            return
+        member_id = self._member_id
+        keys = [f"{self._prefix}member:{member_id}", f"{self._prefix}members"]
+        arguments = [_incarnation(self._record), member_id]
+        await self._run(lambda: self._leave(keys=keys, args=arguments))
+        self._record = None
+
+    async def members(self) -> list[MemberRecord]:
+        """Every member whose lease runs. Values that are no record are skipped and counted."""
+        return await self._run(self._read_members)
+
+    @property
+    def _member_id(self) -> str:
+        if self._record is None:
+            raise StoreError("this process has not joined")
+        return _member_id(self._record)
+
+    async def _write(self, script: Callable[..., Awaitable[Any]]) -> bool:
+        member_id = self._member_id
+        assert self._record is not None
+        keys = [f"{self._prefix}member:{member_id}", f"{self._prefix}members"]
+        arguments = [
+            _incarnation(self._record),
+            msgspec.json.encode(self._record),
+            round(self._lease_s * 1000),
+            member_id,
+            round(self._lease_s * FORGET_LEASES),
+        ]
+        return bool(await script(keys=keys, args=arguments))
+
+    async def _read_members(self) -> list[MemberRecord]:
+        ids = cast(list[bytes], await self._client.zrange(f"{self._prefix}members", 0, -1))
+        if not ids:
+            return []
+        keys = [f"{self._prefix}member:{each.decode(errors='replace')}" for each in ids]
+        values = cast(list[bytes | None], await self._client.mget(keys))
+        records = []
+        for value in values:
+            record = None if value is None else self._read_record(value)
+            if record is not None:
+                records.append(record)
+        return records
+
+    def _read_record(self, value: bytes) -> MemberRecord | None:
+        _, _, encoded = value.partition(b"\n")
+        try:
+            return self._decoder.decode(encoded)
+        except (msgspec.DecodeError, RecursionError) as exc:
+            self.malformed += 1
+            log.warning("store_malformed_record", extra={"error": str(exc)})
+            return None
+
+    async def _run(self, operation: Callable[[], Awaitable[Result]]) -> Result:
+        try:
+            async with asyncio.timeout(OPERATION_TIMEOUT_S):
+                return await operation()
+        except (TimeoutError, redis.exceptions.TimeoutError) as exc:
+            raise StoreUnavailable(f"store at {self._address}: no answer in {OPERATION_TIMEOUT_S} s") from exc
+        except (redis.exceptions.RedisError, OSError) as exc:
+            raise StoreUnavailable(f"store at {self._address}: {exc}") from exc
+
+
+def _member_id(record: MemberRecord) -> str:
+    return record.instance_id if isinstance(record, InstanceRecord) else record.service_id
+
+
+def _incarnation(record: MemberRecord) -> Incarnation:
+    return record.incarnation
+
+
+def _address(url: str) -> str:
+    """The URL without its credentials, for logs and errors."""
+    parts = urlsplit(url)
+    return f"{parts.hostname}:{parts.port or 6379}"

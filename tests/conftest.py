@@ -1,0 +1,51 @@
+"""What every test may ask for: a real nats-server, a real Redis-compatible server, a namespace of its own."""
+
+import os
+
+# Before anything imports torch: it reads these once.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from services import embedded
+
+
+@pytest.fixture(scope="session")
+def nats_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A nats-server for the whole run. Tests that restart it start their own."""
+    yield from _running(embedded.prepare_nats(tmp_path_factory.mktemp("nats")))
+
+
+@pytest.fixture(scope="session")
+def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A Valkey for the whole run. Tests that restart or flush it start their own."""
+    yield from _running(embedded.prepare_redis(tmp_path_factory.mktemp("redis")))
+
+
+@pytest.fixture
+def namespace() -> str:
+    """Subjects and keys of one test; never shared with another."""
+    return f"t-{secrets.token_hex(6)}"
+
+
+@pytest.fixture(scope="session")
+def shared_directory() -> Path:
+    """Papers, traces and other material beside the repository; skips loudly where there is none."""
+    default = Path(__file__).resolve().parents[2] / "shared"
+    directory = Path(os.environ.get("LAMELLA_SHARED", default))
+    if not directory.is_dir():
+        pytest.skip("no shared material: set LAMELLA_SHARED to its directory")
+    return directory
+
+
+def _running(server: embedded.EmbeddedServer) -> Iterator[str]:
+    process = embedded.start(server)
+    try:
+        yield server.url
+    finally:
+        embedded.stop(process)
