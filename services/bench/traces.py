@@ -1,0 +1,185 @@
+"""Traces of real traffic, read into one form: when a request came, its lengths, and which prefix it shares.
+
+Four formats, told apart by the first line, plain or gzip (told apart by the first bytes), never by the name:
+
+- Azure CSV (``TIMESTAMP,ContextTokens,GeneratedTokens``): wall-clock times, up to seven fractional digits;
+- Mooncake JSON lines (``timestamp`` in ms, ``input_length``, ``output_length``, ``hash_ids``: equal ids are
+  equal prefix blocks of 512 tokens);
+- Vidur CSV (``arrived_at`` in seconds, ``num_prefill_tokens``, ``num_decode_tokens``);
+- the same without ``arrived_at``: lengths alone, for a rate or a concurrency to give them times.
+
+A row that breaks a rule is an error naming file, line and rule: a benchmark that skips rows measures another
+workload than it says.
+"""
+
+import csv
+import gzip
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+import msgspec
+
+from common.errors import ServiceError
+
+PREFIX_BLOCK_TOKENS = 512
+"""What one hash id of a Mooncake trace stands for (Mooncake, FAST'25, its released traces)."""
+
+GZIP_MAGIC = b"\x1f\x8b"
+
+
+class TraceError(ServiceError):
+    """A trace file breaks a rule."""
+
+    def __init__(self, path: Path, line: int, rule: str) -> None:
+        super().__init__(f"{path}, line {line}: {rule}")
+        self.path = path
+        self.line = line
+        self.rule = rule
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRequest:
+    """``arrival_s`` counts from the trace's first request; None where the trace carries lengths alone."""
+
+    arrival_s: float | None
+    prompt_tokens: int
+    output_tokens: int
+    block_hashes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    path: Path
+    requests: tuple[TraceRequest, ...]
+
+    @property
+    def has_arrivals(self) -> bool:
+        return self.requests[0].arrival_s is not None
+
+
+class _MooncakeRow(msgspec.Struct, frozen=True):
+    timestamp: float
+    input_length: int
+    output_length: int
+    hash_ids: tuple[int, ...] = ()
+
+
+_Row = Callable[[dict[str, str]], TraceRequest]
+
+
+def read_trace(path: Path, limit: int | None = None) -> Trace:
+    """Read the first ``limit`` requests, or all. TraceError names the line that breaks a rule."""
+    requests: list[TraceRequest] = []
+    first_s: float | None = None
+    previous_s = float("-inf")
+    for line, row in _read_rows(path):
+        if row.prompt_tokens < 1 or row.output_tokens < 1:
+            raise TraceError(path, line, "prompt and output must have at least one token")
+        arrival_s = row.arrival_s
+        if arrival_s is not None:
+            if not previous_s <= arrival_s < float("inf"):
+                raise TraceError(path, line, "a request must not arrive before the one above it")
+            previous_s = arrival_s
+            first_s = arrival_s if first_s is None else first_s
+            arrival_s -= first_s
+        requests.append(TraceRequest(arrival_s, row.prompt_tokens, row.output_tokens, row.block_hashes))
+        if limit is not None and len(requests) >= limit:
+            break
+    if not requests:
+        raise TraceError(path, 1, "holds no request")
+    return Trace(path, tuple(requests))
+
+
+def _read_rows(path: Path) -> Iterator[tuple[int, TraceRequest]]:
+    """Numbered requests (lines count from one), with arrivals as the file states them."""
+    try:
+        with path.open("rb") as raw:
+            is_gzip = raw.read(2) == GZIP_MAGIC
+        opener = gzip.open if is_gzip else open
+        with opener(path, "rt", encoding="utf-8", newline="") as lines:
+            yield from _parse_lines(path, lines)
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as exc:
+        raise TraceError(path, 0, f"cannot be read: {exc}") from exc
+
+
+def _parse_lines(path: Path, lines: Iterable[str]) -> Iterator[tuple[int, TraceRequest]]:
+    iterator = iter(lines)
+    first = next(iterator, "")
+    if first.lstrip("\ufeff").startswith("{"):
+        yield from _parse_mooncake(path, first, iterator)
+        return
+    columns = tuple(next(csv.reader([first.lstrip("\ufeff")]), []))
+    parse = _row_parser(columns)
+    if parse is None:
+        raise TraceError(
+            path,
+            1,
+            f"must be a JSON object or a header naming TIMESTAMP,ContextTokens,GeneratedTokens or "
+            f"[arrived_at,]num_prefill_tokens,num_decode_tokens, not {first.strip()[:80]!r}",
+        )
+    for line, row in enumerate(csv.reader(iterator), start=2):
+        if not row:
+            continue
+        if len(row) != len(columns):
+            raise TraceError(path, line, f"must have {len(columns)} columns, has {len(row)}")
+        try:
+            yield line, parse(dict(zip(columns, row, strict=True)))
+        except ValueError as exc:
+            raise TraceError(path, line, str(exc)) from exc
+
+
+def _row_parser(columns: tuple[str, ...]) -> _Row | None:
+    if {"TIMESTAMP", "ContextTokens", "GeneratedTokens"} <= set(columns):
+        return _parse_azure_row
+    if {"arrived_at", "num_prefill_tokens", "num_decode_tokens"} <= set(columns):
+        return _parse_vidur_row
+    if {"num_prefill_tokens", "num_decode_tokens"} <= set(columns):
+        return _parse_lengths_row
+    return None
+
+
+def _parse_azure_row(row: dict[str, str]) -> TraceRequest:
+    # Python reads six fractional digits at most; the seventh (100 ns) is below what a client can replay.
+    seconds, _, fraction = row["TIMESTAMP"].partition(".")
+    moment = datetime.fromisoformat(seconds)
+    arrival_s = moment.timestamp() if moment.tzinfo else (moment - datetime(1970, 1, 1)).total_seconds()
+    if fraction:
+        arrival_s += int(fraction) / 10 ** len(fraction)
+    return TraceRequest(arrival_s, int(row["ContextTokens"]), int(row["GeneratedTokens"]))
+
+
+def _parse_vidur_row(row: dict[str, str]) -> TraceRequest:
+    return TraceRequest(
+        float(row["arrived_at"]), int(row["num_prefill_tokens"]), int(row["num_decode_tokens"])
+    )
+
+
+def _parse_lengths_row(row: dict[str, str]) -> TraceRequest:
+    return TraceRequest(None, int(row["num_prefill_tokens"]), int(row["num_decode_tokens"]))
+
+
+def _parse_mooncake(path: Path, first: str, rest: Iterable[str]) -> Iterator[tuple[int, TraceRequest]]:
+    decoder = msgspec.json.Decoder(_MooncakeRow)
+    for line, text in _numbered(first, rest):
+        if not text.strip():
+            continue
+        try:
+            row = decoder.decode(text)
+        except msgspec.MsgspecError as exc:
+            raise TraceError(path, line, f"must be a Mooncake trace's object: {exc}") from exc
+        if len(row.hash_ids) * PREFIX_BLOCK_TOKENS >= row.input_length + PREFIX_BLOCK_TOKENS:
+            raise TraceError(
+                path,
+                line,
+                f"{len(row.hash_ids)} hash_ids of {PREFIX_BLOCK_TOKENS} tokens are more than "
+                f"input_length = {row.input_length} holds",
+            )
+        yield line, TraceRequest(row.timestamp / 1e3, row.input_length, row.output_length, row.hash_ids)
+
+
+def _numbered(first: str, rest: Iterable[str]) -> Iterator[tuple[int, str]]:
+    yield 1, first.lstrip("\ufeff")
+    yield from enumerate(rest, start=2)
