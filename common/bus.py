@@ -120,14 +120,16 @@ class Bus:
         try:
             await asyncio.wait({attempt, self._lost}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            is_connected = attempt.done()
-            if not is_connected:
+            is_over = attempt.done()
+            if not is_over:
                 attempt.cancel()
                 await asyncio.wait({attempt})
                 await self._client.close()
-        if not is_connected:
+        if self._lost.done():
+            self._lost.result()
+        if not is_over:
             reason = self._last_error or "no answer"
-            raise BusUnavailable(f"NATS at {_address(self._url)}: {reason} (tried for {timeout_s} s at most)")
+            raise BusUnavailable(f"NATS at {_address(self._url)} within {timeout_s} s: {reason}")
         attempt.result()
         self._is_started = True
         self._outbox.start()
@@ -379,7 +381,8 @@ class Bus:
         _run_hooks(self.on_reconnect)
 
     async def _on_closed(self) -> None:
-        self._lose(f"NATS at {_address(self._url)} closed the connection for good: {self._last_error}")
+        if self._is_started:
+            self._lose(f"NATS at {_address(self._url)} closed the connection for good: {self._last_error}")
 
     def _lose(self, reason: str) -> None:
         if self._lost is not None and not self._lost.done() and not self._is_closing:

@@ -1,0 +1,508 @@
+"""The bus over a real nats-server: calls, errors, order, bounds, loss and restart of the server."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from common import bus as bus_module
+from common.bus import Bus
+from common.errors import (
+    BusError,
+    BusTimeout,
+    BusUnavailable,
+    InternalError,
+    InvalidRequest,
+    MessageTooLarge,
+    NoInstanceReady,
+    NoResponder,
+    Overloaded,
+)
+from common.ids import RequestId
+from common.messages import Acknowledged, RequestEnded
+from common.outbox import Outbox, Outgoing
+from common.subjects import Subjects
+from services import embedded
+
+Result = TypeVar("Result")
+WAIT_S = 20.0
+
+
+class Question(msgspec.Struct, frozen=True, tag="question"):
+    text: str
+
+
+class Answer(msgspec.Struct, frozen=True, tag="answer"):
+    text: str
+
+
+def run(work: Awaitable[Result]) -> Result:
+    async def bounded() -> Result:
+        async with asyncio.timeout(WAIT_S):
+            return await work
+
+    return asyncio.run(bounded())
+
+
+@asynccontextmanager
+async def connected(url: str, namespace: str, name: str = "a") -> AsyncIterator[Bus]:
+    bus = Bus(url, name=name, subjects=Subjects(namespace))
+    await bus.connect(timeout_s=WAIT_S)
+    try:
+        yield bus
+    finally:
+        await bus.close()
+
+
+@asynccontextmanager
+async def pair(url: str, namespace: str) -> AsyncIterator[tuple[Bus, Bus]]:
+    async with connected(url, namespace, "a") as one, connected(url, namespace, "b") as other:
+        yield one, other
+
+
+async def echo(question: Question) -> Answer:
+    return Answer(question.text)
+
+
+def test_a_call_is_answered_by_the_handler_of_its_subject(nats_url: str, namespace: str) -> None:
+    async def work() -> None:
+        async with pair(nats_url, namespace) as (client, server):
+            await server.serve(f"{namespace}.echo", Question, echo)
+            replies = await asyncio.gather(
+                *(client.call(f"{namespace}.echo", Question(str(i)), Answer, WAIT_S) for i in range(500))
+            )
+            assert [reply.text for reply in replies] == [str(i) for i in range(500)]
+
+    run(work())
+
+
+def test_a_service_may_call_itself(nats_url: str, namespace: str) -> None:
+    async def work() -> None:
+        async with connected(nats_url, namespace) as bus:
+            await bus.serve(f"{namespace}.echo", Question, echo)
+            assert (await bus.call(f"{namespace}.echo", Question("me"), Answer, WAIT_S)).text == "me"
+
+    run(work())
+
+
+def test_a_request_error_of_the_handler_is_raised_at_the_caller_with_its_fields(
+    nats_url: str, namespace: str
+) -> None:
+    async def refuse(question: Question) -> Answer:
+        raise NoInstanceReady("nobody home", param="text", retry_after_s=2.5)
+
+    async def work() -> None:
+        async with pair(nats_url, namespace) as (client, server):
+            await server.serve(f"{namespace}.x", Question, refuse)
+            with pytest.raises(NoInstanceReady, match="nobody home") as caught:
+                await client.call(f"{namespace}.x", Question(""), Answer, WAIT_S)
+            assert (caught.value.param, caught.value.retry_after_s) == ("text", 2.5)
+
+    run(work())
+
+
+def test_a_defect_of_the_handler_reaches_the_caller_without_its_text(
+    nats_url: str, namespace: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def fail(question: Question) -> Answer:
+        raise KeyError("secret")
+
+    async def work() -> None:
+        async with pair(nats_url, namespace) as (client, server):
+            await server.serve(f"{namespace}.x", Question, fail)
+            with pytest.raises(InternalError) as caught:
+                await client.call(f"{namespace}.x", Question(""), Answer, WAIT_S)
+            assert "secret" not in caught.value.message
+
+    run(work())
+    assert "bus_handler_failed" in caplog.text
+    assert "secret" in caplog.text
+
+
+def test_a_subject_that_nobody_serves_says_so_at_once(nats_url: str, namespace: str) -> None:
+    async def work() -> None:
+        async with connected(nats_url, namespace) as bus:
+            with pytest.raises(NoResponder):
+                await bus.call(f"{namespace}.nobody", Question(""), Answer, timeout_s=3600)
+
+    run(work())
+
+
+def test_a_call_without_an_answer_ends_at_its_timeout(nats_url: str, namespace: str) -> None:
+    async def work() -> None:
+        forever = asyncio.Event()
+
+        async def never(question: Question) -> Answer:
+            await forever.wait()
+            return Answer("late")
+
+        async with pair(nats_url, namespace) as (client, server):
+            await server.serve(f"{namespace}.x", Question, never)
+            with pytest.raises(BusTimeout):
+                await client.call(f"{namespace}.x", Question(""), Answer, timeout_s=0.05)
+            forever.set()
+
+    run(work())
+
+
+def test_handlers_run_side_by_side_up_to_their_bound(nats_url: str, namespace: str) -> None:
+    async def work() -> None:
+        running, most = 0, 0
+        all_in = asyncio.Event()
+
+        async def count(question: Question) -> Answer:
+            nonlocal running, most
+            running += 1
+            most = max(most, running)
+            if running == 4:
+                all_in.set()
+            await all_in.wait()
+            running -= 1
+            return Answer(question.text)
+
+        async with pair(nats_url, namespace) as (client, server):
+            await server.serve(f"{namespace}.x", Question, count, max_concurrent=4)
+            calls = (client.call(f"{namespace}.x", Question(str(i)), Answer, WAIT_S) for i in range(12))
+            assert len(await asyncio.gather(*calls)) == 12
+        assert most == 4
+
+    run(work())
+
+
+def test_calls_beyond_what_may_wait_are_overloaded(
+    nats_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bus_module, "WAITING_CALLS", 3)
+
+    async def work() -> None:
+        gate = asyncio.Event()
+
+        async def wait(question: Question) -> Answer:
+            await gate.wait()
+            return Answer(question.text)
+
+        async with pair(nats_url, namespace) as (client, server):
+            await server.serve(f"{namespace}.x", Question, wait, max_concurrent=2)
+            calls = [
+                asyncio.create_task(client.call(f"{namespace}.x", Question(str(i)), Answer, WAIT_S))
+                for i in range(9)
+            ]
+            refused, _ = await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
+            gate.set()
+            results = await asyncio.gather(*calls, return_exceptions=True)
+            assert sum(isinstance(each, Answer) for each in results) == 5
+            errors = [each for each in results if isinstance(each, Overloaded)]
+            assert len(errors) == 4
+            assert all(each.retry_after_s for each in errors)
+            assert refused
+
+    run(work())
+
+
+@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(payloads=st.lists(st.binary(max_size=200), min_size=1, max_size=40))
+def test_garbage_is_counted_and_stops_nothing(payloads: list[bytes], nats_url: str, namespace: str) -> None:
+    async def work() -> None:
+        heard: list[RequestEnded] = []
+        async with pair(nats_url, namespace) as (sender, receiver):
+            await receiver.subscribe(f"{namespace}.events", RequestEnded, heard.append)
+            for payload in payloads:
+                sender._put(Outgoing(f"{namespace}.events", "", payload, is_call=False))
+            sender.publish(f"{namespace}.events", RequestEnded(RequestId("last")))
+            await sender.flush()
+            await receiver.flush()
+            await _until(lambda: heard, receiver)
+            assert heard[-1].request_id == "last"
+            assert receiver.counters.malformed == len(payloads) - (len(heard) - 1)
+
+    run(work())
+
+
+def test_a_malformed_call_is_answered_as_invalid(nats_url: str, namespace: str) -> None:
+    async def work() -> None:
+        async with pair(nats_url, namespace) as (client, server):
+            await server.serve(f"{namespace}.x", Question, echo)
+            with pytest.raises(InvalidRequest, match="malformed"):
+                await client.call(f"{namespace}.x", Answer("no question"), Answer, WAIT_S)
+            assert server.counters.malformed == 1
+
+    run(work())
+
+
+def test_a_reply_of_another_type_is_an_error_of_the_bus(nats_url: str, namespace: str) -> None:
+    async def work() -> None:
+        async with pair(nats_url, namespace) as (client, server):
+            await server.serve(f"{namespace}.x", Question, echo)
+            with pytest.raises(BusError, match="no Acknowledged"):
+                await client.call(f"{namespace}.x", Question(""), Acknowledged, WAIT_S)
+
+    run(work())
+
+
+def test_published_messages_arrive_in_order_and_a_failing_callback_is_counted(
+    nats_url: str, namespace: str
+) -> None:
+    async def work() -> None:
+        heard: list[str] = []
+
+        def take(question: Question) -> None:
+            if question.text == "13":
+                raise ValueError("unlucky")
+            heard.append(question.text)
+
+        async with pair(nats_url, namespace) as (sender, receiver):
+            await receiver.subscribe(f"{namespace}.events", Question, take)
+            for i in range(3000):
+                sender.publish(f"{namespace}.events", Question(str(i)))
+            await _until(lambda: len(heard) == 2999, receiver)
+            assert heard == [str(i) for i in range(3000) if i != 13]
+            assert receiver.counters.callback_failures == 1
+
+    run(work())
+
+
+def test_a_subscription_hears_what_is_published_right_after_it_was_made(
+    nats_url: str, namespace: str
+) -> None:
+    async def work() -> None:
+        async with pair(nats_url, namespace) as (sender, receiver):
+            for i in range(100):
+                heard: list[Question] = []
+                await receiver.subscribe(f"{namespace}.e{i}", Question, heard.append)
+                sender.publish(f"{namespace}.e{i}", Question("hello"))
+                await _until(lambda heard=heard: heard, receiver)  # type: ignore[misc]
+
+    run(work())
+
+
+def test_a_queue_group_answers_each_call_once(nats_url: str, namespace: str) -> None:
+    async def work() -> None:
+        answered: list[str] = []
+
+        async def count(question: Question) -> Answer:
+            answered.append(question.text)
+            return Answer(question.text)
+
+        async with pair(nats_url, namespace) as (one, other), connected(nats_url, namespace) as client:
+            for server in (one, other):
+                await server.serve(f"{namespace}.x", Question, count, queue="group")
+            for i in range(50):
+                await client.call(f"{namespace}.x", Question(str(i)), Answer, WAIT_S)
+        assert answered == [str(i) for i in range(50)]
+
+    run(work())
+
+
+def test_a_message_over_the_limit_is_refused_and_nothing_is_sent(nats_url: str, namespace: str) -> None:
+    async def work() -> None:
+        async with connected(nats_url, namespace) as bus:
+            with pytest.raises(MessageTooLarge, match="the limit is"):
+                bus.publish(f"{namespace}.x", Question("x" * (bus.max_message_bytes + 1)))
+            with pytest.raises(MessageTooLarge):
+                await bus.call(f"{namespace}.x", Question("x" * (bus.max_message_bytes + 1)), Answer, WAIT_S)
+
+    run(work())
+
+
+def test_publishing_without_yielding_meets_a_bound(nats_url: str, namespace: str) -> None:
+    async def work() -> None:
+        async with connected(nats_url, namespace) as bus:
+            message = Question("x" * 100_000)
+
+            def publish_many() -> None:
+                for _ in range(1000):
+                    bus.publish(f"{namespace}.x", message)
+
+            with pytest.raises(BusUnavailable, match="outbox is full"):
+                publish_many()
+            assert bus.counters.dropped == 1
+            await bus.flush()
+            bus.publish(f"{namespace}.x", message)
+
+    run(work())
+
+
+def test_closing_lets_handlers_finish_and_sends_what_waits(nats_url: str, namespace: str) -> None:
+    async def work() -> None:
+        started, gate = asyncio.Event(), asyncio.Event()
+        heard: list[Question] = []
+
+        async def slow(question: Question) -> Answer:
+            started.set()
+            await gate.wait()
+            return Answer("done")
+
+        async with connected(nats_url, namespace, "client") as client:
+            server = Bus(nats_url, name="server", subjects=Subjects(namespace))
+            await server.connect()
+            await client.subscribe(f"{namespace}.events", Question, heard.append)
+            await server.serve(f"{namespace}.x", Question, slow)
+            call = asyncio.create_task(client.call(f"{namespace}.x", Question(""), Answer, WAIT_S))
+            await started.wait()
+            server.publish(f"{namespace}.events", Question("bye"))
+            closing = asyncio.create_task(server.close())
+            await _until(lambda: heard, client)
+            gate.set()
+            await closing
+            assert (await call).text == "done"
+            with pytest.raises(BusUnavailable):
+                server.publish(f"{namespace}.events", Question("too late"))
+            with pytest.raises(NoResponder):
+                await client.call(f"{namespace}.x", Question(""), Answer, WAIT_S)
+
+    run(work())
+
+
+def test_a_server_that_is_not_there_is_named_without_credentials() -> None:
+    async def work() -> None:
+        bus = Bus("nats://topsecret@127.0.0.1:1", name="a", subjects=Subjects("n"))
+        with pytest.raises(BusUnavailable, match=r"127\.0\.0\.1:1") as caught:
+            await bus.connect(timeout_s=0.3)
+        assert "topsecret" not in str(caught.value)
+
+    run(work())
+
+
+def test_refused_credentials_end_the_attempt(nats_url: str, namespace: str) -> None:
+    async def work() -> None:
+        address = nats_url.rpartition("@")[2]
+        bus = Bus(f"nats://wrong@{address}", name="a", subjects=Subjects(namespace))
+        with pytest.raises(BusUnavailable, match=r"(?i)authorization"):
+            await bus.connect(timeout_s=3600)
+
+    run(work())
+
+
+def test_a_forbidden_subject_is_an_error_at_start(tmp_path: Path) -> None:
+    server = embedded.prepare_nats(tmp_path)
+    config = tmp_path / "nats.conf"
+    users = '{user: u, password: p, permissions: {subscribe: ["ok.>", "_INBOX.>"], publish: ["ok.>"]}}'
+    text = config.read_text().splitlines()
+    text = [f"authorization {{ users: [{users}] }}" if "authorization" in line else line for line in text]
+    config.write_text("\n".join(text))
+    process = embedded.start(
+        replace(server, probe=b'CONNECT {"user":"u","pass":"p","verbose":false}\r\nPING\r\n')
+    )
+
+    async def work() -> None:
+        async with connected(f"nats://u:p@127.0.0.1:{server.port}", "n") as bus:
+            await bus.subscribe("ok.x", Question, print)
+            with pytest.raises(BusError, match=r"(?i)permission"):
+                await bus.subscribe("forbidden.x", Question, print)
+
+    try:
+        run(work())
+    finally:
+        embedded.stop(process)
+
+
+def test_a_lost_server_fails_calls_at_once_and_a_new_one_is_used_again(tmp_path: Path) -> None:
+    server = embedded.prepare_nats(tmp_path)
+    process = embedded.start(server)
+
+    async def work() -> None:
+        nonlocal process
+        gate = asyncio.Event()
+        hooks: list[str] = []
+        heard: list[str] = []
+        is_back = asyncio.Event()
+
+        async def wait(question: Question) -> Answer:
+            await gate.wait()
+            return Answer("late")
+
+        async with pair(server.url, "n") as (client, peer):
+            client.on_disconnect.append(lambda: hooks.append("down"))
+            client.on_reconnect.append(lambda: hooks.append("up"))
+            client.on_reconnect.append(is_back.set)
+            peer_is_back = asyncio.Event()
+            peer.on_reconnect.append(peer_is_back.set)
+            await peer.serve("n.x", Question, wait)
+            await peer.serve("n.echo", Question, echo)
+            await peer.subscribe("n.events", Question, lambda q: heard.append(q.text))
+            call = asyncio.create_task(client.call("n.x", Question(""), Answer, timeout_s=3600))
+            await client.call("n.echo", Question(""), Answer, WAIT_S)
+            process.kill()
+            process.wait()
+            with pytest.raises(BusUnavailable, match="lost"):
+                await call
+            assert not client.is_connected
+            with pytest.raises(BusUnavailable, match="not connected"):
+                await client.call("n.echo", Question(""), Answer, WAIT_S)
+            client.publish("n.events", Question("while away"))
+            process = embedded.start(server)
+            await is_back.wait()
+            await peer_is_back.wait()
+            assert hooks == ["down", "up"]
+            assert client.counters.reconnects == 1
+            assert (await client.call("n.echo", Question("again"), Answer, WAIT_S)).text == "again"
+            client.publish("n.events", Question("after"))
+            await _until(lambda: "after" in heard, peer)
+            gate.set()
+
+    try:
+        run(work())
+    finally:
+        embedded.stop(process)
+
+
+def test_a_server_that_hangs_is_noticed_by_pings(tmp_path: Path) -> None:
+    server = embedded.prepare_nats(tmp_path)
+    process = embedded.start(server)
+
+    async def work() -> None:
+        async with connected(server.url, "n") as bus:
+            os.kill(process.pid, signal.SIGSTOP)
+            try:
+                with pytest.raises(BusUnavailable, match="lost"):
+                    await bus.call("n.x", Question(""), Answer, timeout_s=3600)
+            finally:
+                os.kill(process.pid, signal.SIGCONT)
+
+    try:
+        run(work())
+    finally:
+        embedded.stop(process)
+
+
+def test_the_outbox_forgets_calls_when_held_and_keeps_the_order_of_the_rest() -> None:
+    async def work() -> None:
+        sent: list[str] = []
+        is_up = True
+
+        async def send(message: Outgoing) -> bool:
+            if is_up:
+                sent.append(message.subject)
+            return is_up
+
+        outbox = Outbox(send, max_bytes=10)
+        assert not outbox.try_put(Outgoing("x", "", b"1", is_call=False))
+        outbox.start()
+        outbox.hold()
+        assert outbox.try_put(Outgoing("a", "", b"123", is_call=False))
+        assert outbox.try_put(Outgoing("call", "r", b"123", is_call=True))
+        assert outbox.try_put(Outgoing("b", "", b"123", is_call=False))
+        assert not outbox.try_put(Outgoing("c", "", b"12", is_call=False))
+        outbox.hold()
+        assert len(outbox) == 2
+        outbox.resume()
+        await outbox.wait_empty()
+        assert sent == ["a", "b"]
+        await outbox.stop()
+
+    run(work())
+
+
+async def _until(condition: Callable[[], Any], bus: Bus) -> None:
+    """Lets the loop turn, by round trips to the server, until ``condition`` holds."""
+    while not condition():
+        await bus.flush()
