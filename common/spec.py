@@ -1,29 +1,36 @@
-"""What a model is, read from its directory's JSON files alone: no torch, no transformers, no weights.
+"""What a model directory says about its model, read from JSON alone: no torch, no transformers.
 
-A directory is refused here for what can be seen without loading it: no config, no safetensors weights
-(pickled ones are never read), code of its own (``auto_map``), or an encoder.
+A directory can be served when it holds ``config.json`` of a decoder-only language model and weights in
+safetensors. Everything else (pickled weights, code that comes with the model, quantized checkpoints,
+encoder-decoders, multimodal wrappers) is refused here, before anything is loaded.
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from common.errors import ModelError
 
-DEFAULT_CONTEXT_LENGTH = 2048
+CAUSAL_SUFFIXES = ("ForCausalLM", "LMHeadModel")
+
+FIELD_NAMES = {
+    "layers": ("num_hidden_layers", "n_layer"),
+    "hidden_size": ("hidden_size", "n_embd"),
+    "heads": ("num_attention_heads", "n_head"),
+    "vocab_size": ("vocab_size",),
+    "context_length": ("max_position_embeddings", "n_positions"),
+}
+"""Our word → the names under which families write it, in order of preference."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """A decoder-only model's shape (Vidur 4.1's declarative specification).
-
-    ``context_length`` is prompt and output together, in tokens. ``eos_token_ids`` end a sequence.
-    """
+    """The facts that other services need of a model. ``name`` is its directory's name."""
 
     name: str
-    architecture: str
     model_type: str
+    architecture: str
     layers: int
     hidden_size: int
     heads: int
@@ -32,84 +39,113 @@ class ModelSpec:
     vocab_size: int
     context_length: int
     eos_token_ids: tuple[int, ...]
+    dtype: str
+    """The checkpoint's own, as its config writes it ("bfloat16"); serving may choose another."""
 
-    def kv_token_bytes(self, element_bytes: int) -> int:
-        """KV of one token over all layers."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * element_bytes
+    @property
+    def kv_elements_per_token(self) -> int:
+        """Numbers that one token leaves in the KV pool, over all layers."""
+        return 2 * self.layers * self.kv_heads * self.head_dim
 
 
-def read_spec(directory: Path) -> ModelSpec:
-    """Reads config.json and generation_config.json. Raises ModelError naming file, key and rule."""
-    config = _read_json(directory, "config.json")
+def read_model_spec(directory: Path) -> ModelSpec:
+    """Raises ModelError, naming the file or key, for a directory that cannot be served."""
+    config = _read_json(directory / "config.json", is_required=True)
     _refuse_unservable(directory, config)
-    text = config.get("text_config", config)
-    hidden_size = _integer(directory, text, "hidden_size", "n_embd")
-    heads = _integer(directory, text, "num_attention_heads", "n_head")
+    safetensors_files(directory)
+    generation = _read_json(directory / "generation_config.json", is_required=False)
+    numbers = {word: _integer(directory, config, names) for word, names in FIELD_NAMES.items()}
+    heads = numbers["heads"]
+    kv_heads = config.get("num_key_value_heads") or heads
+    head_dim = config.get("head_dim") or numbers["hidden_size"] // heads
+    if not isinstance(kv_heads, int) or heads % kv_heads:
+        raise _bad(directory, "num_key_value_heads", kv_heads, f"must divide {heads} attention heads")
+    if not isinstance(head_dim, int) or head_dim < 1:
+        raise _bad(directory, "head_dim", head_dim, "must be a positive integer")
     return ModelSpec(
-        name=directory.name,
-        architecture=(config.get("architectures") or ["unknown"])[0],
+        name=directory.resolve().name,
         model_type=str(config["model_type"]),
-        layers=_integer(directory, text, "num_hidden_layers", "n_layer"),
-        hidden_size=hidden_size,
-        heads=heads,
-        kv_heads=text.get("num_key_value_heads") or heads,
-        head_dim=text.get("head_dim") or hidden_size // heads,
-        vocab_size=_integer(directory, text, "vocab_size"),
-        context_length=text.get("max_position_embeddings")
-        or text.get("n_positions")
-        or DEFAULT_CONTEXT_LENGTH,
-        eos_token_ids=_eos_token_ids(directory, config),
+        architecture=_architecture(directory, config),
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        eos_token_ids=_eos_token_ids(directory, config, generation),
+        dtype=str(config.get("dtype") or config.get("torch_dtype") or "float32"),
+        **numbers,
     )
 
 
-def weight_files(directory: Path) -> list[Path]:
-    """The directory's safetensors files. Raises ModelError when there is none."""
-    files = sorted(directory.glob("*.safetensors"))
-    if not files:
-        others = sorted(path.name for path in directory.iterdir() if path.suffix in {".bin", ".pt", ".pth"})
-        found = f"; {', '.join(others)} is pickled and never read" if others else ""
-        raise ModelError(f"{directory}: no *.safetensors weights{found}")
-    return files
+def safetensors_files(directory: Path) -> tuple[Path, ...]:
+    """The weight files, in name order. Raises ModelError where there are none."""
+    files = tuple(sorted(directory.glob("*.safetensors")))
+    if files:
+        return files
+    pickled = sorted(path.name for suffix in ("bin", "pt", "pth") for path in directory.glob(f"*.{suffix}"))
+    hint = f"; {pickled[0]} is a pickle, which is never loaded: convert it to safetensors" if pickled else ""
+    raise ModelError(f"{directory}: no *.safetensors weights{hint}")
 
 
-def _refuse_unservable(directory: Path, config: dict[str, Any]) -> None:
-    if "auto_map" in config:
-        raise ModelError(
-            f"{directory}/config.json: auto_map asks to run the model's own code, which is never done"
-        )
-    if "model_type" not in config:
-        raise ModelError(f"{directory}/config.json: model_type is missing")
-    if config.get("is_encoder_decoder"):
-        raise ModelError(f"{directory}/config.json: is_encoder_decoder = true, only decoders are served")
-    weight_files(directory)
+def _refuse_unservable(directory: Path, config: Mapping[str, object]) -> None:
+    rules = {
+        "auto_map": "the model brings its own code, which is never run",
+        "is_encoder_decoder": "only decoder-only models can be served",
+        "quantization_config": "quantized checkpoints are not served: give the original weights",
+        "text_config": "a multimodal wrapper: give the directory of its text model",
+    }
+    for key, rule in rules.items():
+        if config.get(key):
+            raise _bad(directory, key, config[key], rule)
+    if not config.get("model_type"):
+        raise _bad(directory, "model_type", config.get("model_type"), "must name a transformers model type")
 
 
-def _eos_token_ids(directory: Path, config: dict[str, Any]) -> tuple[int, ...]:
-    generation: dict[str, Any] = {}
-    if (directory / "generation_config.json").exists():
-        generation = _read_json(directory, "generation_config.json")
-    eos = generation.get("eos_token_id", config.get("eos_token_id"))
-    if eos is None:
-        return ()
-    return tuple(eos) if isinstance(eos, list) else (int(eos),)
+def _architecture(directory: Path, config: Mapping[str, object]) -> str:
+    names = config.get("architectures")
+    if not isinstance(names, list):
+        raise _bad(directory, "architectures", names, "must list the model's class")
+    for name in names:
+        if str(name).endswith(CAUSAL_SUFFIXES):
+            return str(name)
+    raise _bad(directory, "architectures", names, "must name a causal language model (…ForCausalLM)")
 
 
-def _integer(directory: Path, config: dict[str, Any], *keys: str) -> int:
-    for key in keys:
-        value = config.get(key)
-        if isinstance(value, int) and value > 0:
+def _integer(directory: Path, config: Mapping[str, object], names: tuple[str, ...]) -> int:
+    for name in names:
+        value = config.get(name)
+        if value is not None:
+            if not isinstance(value, int) or value < 1:
+                raise _bad(directory, name, value, "must be a positive integer")
             return value
-    raise ModelError(f"{directory}/config.json: {' or '.join(keys)} must be an integer over 0")
+    raise _bad(directory, names[0], None, "is missing")
 
 
-def _read_json(directory: Path, name: str) -> dict[str, Any]:
-    path = directory / name
+def _eos_token_ids(
+    directory: Path, config: Mapping[str, object], generation: Mapping[str, object]
+) -> tuple[int, ...]:
+    """Both files' ids: chat models list their end-of-turn token in only one of them."""
+    found: list[int] = []
+    for value in (generation.get("eos_token_id"), config.get("eos_token_id")):
+        ids = value if isinstance(value, list) else [] if value is None else [value]
+        for token_id in ids:
+            if not isinstance(token_id, int):
+                raise _bad(directory, "eos_token_id", value, "must be a token id or a list of them")
+            if token_id not in found:
+                found.append(token_id)
+    return tuple(found)
+
+
+def _read_json(path: Path, *, is_required: bool) -> Mapping[str, object]:
     try:
-        content = json.loads(path.read_text())
-    except FileNotFoundError as exc:
-        raise ModelError(f"{path}: no such file, so this is not a transformers model directory") from exc
+        content = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        if is_required:
+            raise ModelError(f"{path}: missing; a transformers model directory is needed") from None
+        return {}
     except (OSError, ValueError) as exc:
         raise ModelError(f"{path}: cannot be read: {exc}") from exc
     if not isinstance(content, dict):
         raise ModelError(f"{path}: must hold a JSON object")
     return content
+
+
+def _bad(directory: Path, key: str, value: object, rule: str) -> ModelError:
+    return ModelError(f"{directory / 'config.json'}: {key} = {value!r}: {rule}")

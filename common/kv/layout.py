@@ -1,18 +1,23 @@
-"""How a KV pool lies in memory, and which bytes of it move when a sequence changes instance.
+"""How a KV pool's bytes lie, and which byte runs carry a sequence from one pool to another.
 
-One contiguous buffer ``[layers, 2 (K, V), blocks, kv_heads, block_size, head_dim]``: head-major pages, so a
-kernel reads one head's keys of a block as one run, and one layer's blocks are one dense array. No torch here.
+A pool is ONE contiguous buffer ``[layers, 2, blocks, kv_heads, block_size, head_dim]`` (2: keys, values).
+A *page* is one block of one plane (layer, K or V): head-major, so that attention kernels read each head's
+tokens in one stretch (Infinite-LLM's rBlocks and P/D-Serve's block-free send both cut along it). Offsets and
+lengths are bytes from the pool's beginning. Knows nothing of torch or of transports.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from common.errors import ModelError
+ByteRun = tuple[int, int]
+"""(offset, length)"""
+PairedRun = tuple[int, int, int]
+"""(source offset, destination offset, length)"""
 
 
 @dataclass(frozen=True, slots=True)
 class KVLayout:
-    """``element_bytes`` is the width of one number; ``block_size`` is in tokens."""
+    """The shape of a pool, except for its number of blocks. Raises ValueError for a size below 1."""
 
     layers: int
     kv_heads: int
@@ -21,32 +26,42 @@ class KVLayout:
     element_bytes: int
 
     def __post_init__(self) -> None:
-        for name in self.__slots__:
-            if getattr(self, name) < 1:
-                raise ModelError(f"KV layout: {name} = {getattr(self, name)}: must be at least 1")
-
-    @property
-    def head_block_bytes(self) -> int:
-        """One head's keys (or values) of one block."""
-        return self.block_size * self.head_dim * self.element_bytes
-
-    @property
-    def page_bytes(self) -> int:
-        """All heads' keys (or values) of one block in one layer: one contiguous page."""
-        return self.kv_heads * self.head_block_bytes
-
-    @property
-    def block_bytes(self) -> int:
-        """What one block takes over all layers, K and V."""
-        return self.layers * 2 * self.page_bytes
+        for name in ("layers", "kv_heads", "head_dim", "block_size", "element_bytes"):
+            value = getattr(self, name)
+            if value < 1:
+                raise ValueError(f"{name} = {value}: must be at least 1")
 
     @property
     def token_bytes(self) -> int:
-        """KV of one token over all layers (Aladdin eq. 1's slope)."""
-        return self.block_bytes // self.block_size
+        """KV of one token over all layers."""
+        return self.layers * self.token_layer_bytes
+
+    @property
+    def token_layer_bytes(self) -> int:
+        """KV of one token in one layer."""
+        return 2 * self.kv_heads * self.head_dim * self.element_bytes
+
+    @property
+    def page_bytes(self) -> int:
+        """One block's keys, or its values, in one layer."""
+        return self.kv_heads * self.block_size * self.head_dim * self.element_bytes
+
+    @property
+    def block_bytes(self) -> int:
+        """One block over all layers, keys and values."""
+        return self.layers * 2 * self.page_bytes
 
     def pool_bytes(self, total_blocks: int) -> int:
         return total_blocks * self.block_bytes
+
+    def layer_bytes(self, total_blocks: int) -> int:
+        """Keys and values of one layer: the stride between layers."""
+        return 2 * total_blocks * self.page_bytes
+
+    def runs(self, blocks: Sequence[int], tokens: int, layers: range, total_blocks: int) -> list[ByteRun]:
+        """The bytes of a sequence's first ``tokens`` positions, in (layer, K/V, block, head) order."""
+        pairs = self.paired_runs(blocks, blocks, tokens, total_blocks, total_blocks, layers)
+        return [(offset, length) for offset, _, length in pairs]
 
     def paired_runs(
         self,
@@ -55,51 +70,65 @@ class KVLayout:
         tokens: int,
         source_total_blocks: int,
         destination_total_blocks: int,
-        layers: range,
-    ) -> list[tuple[int, int, int]]:
-        """``(source_offset, destination_offset, nbytes)`` that copy a sequence's first ``tokens`` positions.
+        layer_range: range,
+    ) -> list[PairedRun]:
+        """What to copy so that the destination holds the first ``tokens`` positions of those layers.
 
-        Whole blocks are one run per layer and K/V, joined where both sides' ids are adjacent. Of a last
-        block that is not full, only the filled part of each head moves.
+        Whole blocks are one run a page, the last partial block one run a head; runs adjacent on both sides
+        are one. Raises ValueError where the block tables cannot hold the tokens or leave the pools.
         """
-        whole, rest = divmod(tokens, self.block_size)
-        if len(source_blocks) < whole + bool(rest) or len(destination_blocks) < whole + bool(rest):
-            raise ValueError(f"{tokens} tokens do not fit the given blocks of {self.block_size}")
-        spans = _adjacent_spans(source_blocks[:whole], destination_blocks[:whole])
-        rest_bytes = rest * self.head_dim * self.element_bytes
-        runs: list[tuple[int, int, int]] = []
-        for layer in layers:
-            for key_or_value in range(2):
-                array = 2 * layer + key_or_value
-                source = array * source_total_blocks * self.page_bytes
-                destination = array * destination_total_blocks * self.page_bytes
-                for source_block, destination_block, blocks in spans:
-                    runs.append(
-                        (
-                            source + source_block * self.page_bytes,
-                            destination + destination_block * self.page_bytes,
-                            blocks * self.page_bytes,
-                        )
-                    )
-                if rest:
-                    source_page = source + source_blocks[whole] * self.page_bytes
-                    destination_page = destination + destination_blocks[whole] * self.page_bytes
-                    for head in range(self.kv_heads):
-                        offset = head * self.head_block_bytes
-                        runs.append((source_page + offset, destination_page + offset, rest_bytes))
-        return runs
+        self._check_blocks("source_blocks", source_blocks, tokens, source_total_blocks)
+        self._check_blocks("destination_blocks", destination_blocks, tokens, destination_total_blocks)
+        if layer_range and not (min(layer_range) >= 0 and max(layer_range) < self.layers):
+            raise ValueError(f"layer_range = {layer_range}: must lie in 0..{self.layers - 1}")
+        in_plane = list(_coalesced(self._plane_runs(source_blocks, destination_blocks, tokens)))
+        source_plane = source_total_blocks * self.page_bytes
+        destination_plane = destination_total_blocks * self.page_bytes
+        planes = (2 * layer + half for layer in layer_range for half in (0, 1))
+        return list(
+            _coalesced(
+                (plane * source_plane + source, plane * destination_plane + destination, length)
+                for plane in planes
+                for source, destination, length in in_plane
+            )
+        )
+
+    def _plane_runs(
+        self, source_blocks: Sequence[int], destination_blocks: Sequence[int], tokens: int
+    ) -> Iterator[PairedRun]:
+        """The runs within one plane; every plane of a pool repeats them."""
+        page_bytes = self.page_bytes
+        whole_blocks, rest_tokens = divmod(tokens, self.block_size)
+        for index in range(whole_blocks):
+            yield source_blocks[index] * page_bytes, destination_blocks[index] * page_bytes, page_bytes
+        if rest_tokens:
+            head_bytes = page_bytes // self.kv_heads
+            length = rest_tokens * self.head_dim * self.element_bytes
+            source = source_blocks[whole_blocks] * page_bytes
+            destination = destination_blocks[whole_blocks] * page_bytes
+            for head in range(self.kv_heads):
+                yield source + head * head_bytes, destination + head * head_bytes, length
+
+    def _check_blocks(self, name: str, blocks: Sequence[int], tokens: int, total_blocks: int) -> None:
+        if tokens < 0 or tokens > len(blocks) * self.block_size:
+            raise ValueError(
+                f"tokens = {tokens}: {name} holds {len(blocks)} blocks of {self.block_size} tokens"
+            )
+        if blocks and not (min(blocks) >= 0 and max(blocks) < total_blocks):
+            raise ValueError(f"{name}: block ids must lie in 0..{total_blocks - 1}, got {list(blocks)}")
 
 
-def _adjacent_spans(
-    source_blocks: Sequence[int], destination_blocks: Sequence[int]
-) -> list[tuple[int, int, int]]:
-    """``(source_block, destination_block, blocks)``, joined where both sides go up by one."""
-    spans: list[tuple[int, int, int]] = []
-    for source, destination in zip(source_blocks, destination_blocks, strict=True):
-        if spans:
-            first_source, first_destination, blocks = spans[-1]
-            if first_source + blocks == source and first_destination + blocks == destination:
-                spans[-1] = (first_source, first_destination, blocks + 1)
-                continue
-        spans.append((source, destination, 1))
-    return spans
+def _coalesced(runs: Iterable[PairedRun]) -> Iterator[PairedRun]:
+    """Joins runs that continue each other on both sides."""
+    current: PairedRun | None = None
+    for source, destination, length in runs:
+        if current is None:
+            current = (source, destination, length)
+            continue
+        if source == current[0] + current[2] and destination == current[1] + current[2]:
+            current = (current[0], current[1], current[2] + length)
+        else:
+            yield current
+            current = (source, destination, length)
+    if current is not None:
+        yield current

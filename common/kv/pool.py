@@ -1,16 +1,19 @@
-"""The KV pool's memory as tensors: one buffer, a K and a V view per layer."""
+"""The memory of a KV pool as tensors: one flat buffer, viewed per layer.
+
+Invariant: the buffer begins as zeros and only finite values are ever written to it. Attention kernels
+multiply masked positions by zero, so a NaN in an unused slot would spread.
+"""
 
 import torch
 
-from common.errors import ModelError
 from common.kv.layout import KVLayout
 
 
 class KVPool:
-    """``keys[layer]``, ``values[layer]``: ``[blocks, kv_heads, block_size, head_dim]`` views of one buffer.
+    """``k[layer]`` and ``v[layer]`` are [blocks, kv_heads, block_size, head_dim] views of ``tensor``.
 
-    ``buffer`` is host memory that others can reach (``common.transfer.SharedBuffer.memory``); None lets torch
-    allocate, on any device. The views keep the buffer alive.
+    ``buffer``: zeroed host memory to live in (shared with other processes, registered for transfers); None
+    allocates. Raises ValueError where the buffer does not fit the layout or the device is not the host.
     """
 
     def __init__(
@@ -22,24 +25,29 @@ class KVPool:
         buffer: memoryview | None = None,
     ) -> None:
         if dtype.itemsize != layout.element_bytes:
-            raise ModelError(
-                f"KV pool: {dtype} has {dtype.itemsize} bytes, the layout {layout.element_bytes}"
-            )
+            raise ValueError(f"dtype = {dtype}: the layout's elements have {layout.element_bytes} bytes")
+        if total_blocks < 1:
+            raise ValueError(f"total_blocks = {total_blocks}: must be at least 1")
         self.layout = layout
         self.total_blocks = total_blocks
         self.dtype = dtype
         self.device = device
         self.nbytes = layout.pool_bytes(total_blocks)
-        if buffer is None:
-            self.tensor = torch.zeros(self.nbytes, dtype=torch.uint8, device=device)
-        else:
-            if device.type != "cpu" or buffer.nbytes < self.nbytes:
-                raise ModelError(
-                    f"KV pool: a host buffer of {buffer.nbytes} bytes for {self.nbytes} bytes on {device}"
-                )
-            self.tensor = torch.frombuffer(buffer, dtype=torch.uint8, count=self.nbytes)
-        pages = self.tensor.view(dtype).view(
+        self.tensor = _flat_bytes(self.nbytes, device, buffer)
+        planes = self.tensor.view(dtype).view(
             layout.layers, 2, total_blocks, layout.kv_heads, layout.block_size, layout.head_dim
         )
-        self.keys = tuple(pages[layer, 0] for layer in range(layout.layers))
-        self.values = tuple(pages[layer, 1] for layer in range(layout.layers))
+        self.k: tuple[torch.Tensor, ...] = tuple(planes[layer, 0] for layer in range(layout.layers))
+        self.v: tuple[torch.Tensor, ...] = tuple(planes[layer, 1] for layer in range(layout.layers))
+
+
+def _flat_bytes(nbytes: int, device: torch.device, buffer: memoryview | None) -> torch.Tensor:
+    if buffer is None:
+        return torch.zeros(nbytes, dtype=torch.uint8, device=device)
+    if device.type != "cpu":
+        raise ValueError(f"device = {device}: a pool in a host buffer must be on the cpu")
+    if buffer.readonly or buffer.nbytes < nbytes:
+        raise ValueError(
+            f"buffer: {buffer.nbytes} bytes, read-only: {buffer.readonly}; must be writable and hold {nbytes}"
+        )
+    return torch.frombuffer(buffer, dtype=torch.uint8, count=nbytes)
