@@ -1,0 +1,228 @@
+"""What every process counts and measures, exported to Prometheus.
+
+The latency definitions and their buckets are ``common.latency``'s; here they become histograms. One process
+is one service with one registry. No label ever holds an id of a request or a user's text.
+
+Histograms are written on the hot path (one observation a token at the gateway), so they are two additions
+in the event loop's thread; the text is made when it is scraped.
+"""
+
+import asyncio
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from importlib.metadata import PackageNotFoundError, version
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
+from prometheus_client.registry import Collector
+
+from common.bus import BusCounters
+from common.latency import END_TO_END, QUEUE_PHASES, QUEUE_TIME, TBT, TPOT, TRANSFER_TIME, TTFT, LatencyMetric
+from common.messages import FinishReason, LoadReport
+from common.store import Store
+
+LAG_INTERVAL_S = 0.25
+"""How often the event loop's lag is sampled."""
+
+
+class LatencyHistogram(Collector):
+    """One metric of ``common.latency``, optionally split by the values of one label.
+
+    Written and read in the event loop's thread only.
+    """
+
+    def __init__(
+        self,
+        metric: LatencyMetric,
+        registry: CollectorRegistry,
+        label: str | None = None,
+        values: tuple[str, ...] = ("",),
+    ) -> None:
+        self._metric = metric
+        self._label = label
+        self._bounds_s = metric.bounds_s
+        self._counts = {value: [0] * (len(metric.bounds_s) + 1) for value in values}
+        self._sums_s = dict.fromkeys(values, 0.0)
+        registry.register(self)
+
+    def observe(self, seconds: float, value: str = "") -> None:
+        self._counts[value][bisect_left(self._bounds_s, seconds)] += 1
+        self._sums_s[value] += seconds
+
+    def collect(self) -> Iterator[HistogramMetricFamily]:
+        labels = [] if self._label is None else [self._label]
+        family = HistogramMetricFamily(self._metric.name, self._metric.documentation, labels=labels)
+        for value, counts in self._counts.items():
+            total = 0
+            buckets: list[tuple[str, float]] = []
+            for bound_s, count in zip((*self._bounds_s, float("inf")), counts, strict=True):
+                total += count
+                buckets.append(("+Inf" if bound_s == float("inf") else str(bound_s), total))
+            family.add_metric([value] if labels else [], buckets, self._sums_s[value])
+        yield family
+
+
+class WireCounters(Collector):
+    """The totals that bus and store keep themselves."""
+
+    def __init__(self, bus: BusCounters, store: Store, registry: CollectorRegistry) -> None:
+        self._bus = bus
+        self._store = store
+        registry.register(self)
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        bus = self._bus
+        for name, help_text, total in (
+            ("bus_reconnects", "Connections to NATS made again.", bus.reconnects),
+            ("bus_slow_consumer", "Messages lost because this process read too slowly.", bus.slow_consumer),
+            ("bus_dropped", "Messages not sent because the outbox was full or closed.", bus.dropped),
+            ("bus_malformed", "Messages that could not be decoded.", bus.malformed),
+            ("bus_callback_failures", "Messages whose callback raised.", bus.callback_failures),
+            ("store_malformed", "Records in the store that could not be decoded.", self._store.malformed),
+        ):
+            yield CounterMetricFamily(f"lamella_{name}", help_text, value=total)
+
+
+def new_registry(kind: str) -> CollectorRegistry:
+    """A registry with what every process exports: build, CPU, memory, file descriptors."""
+    registry = CollectorRegistry(auto_describe=False)
+    ProcessCollector(registry=registry)
+    build = Gauge("lamella_build_info", "What runs here.", ["version", "kind"], registry=registry)
+    build.labels(_version(), kind).set(1)
+    return registry
+
+
+async def sample_loop_lag(registry: CollectorRegistry) -> None:
+    """Measures how late the event loop's timers fire. Runs until cancelled."""
+    lag = Gauge("lamella_event_loop_lag_seconds", "Lateness of the last timer.", registry=registry)
+    loop = asyncio.get_running_loop()
+    while True:
+        due_s = loop.time() + LAG_INTERVAL_S
+        await asyncio.sleep(LAG_INTERVAL_S)
+        lag.set(max(0.0, loop.time() - due_s))
+
+
+class InstanceMetrics:
+    """Prefill and decode rooms, the KV pool and its transfers."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        count = _counter_factory(registry)
+        self._queue = LatencyHistogram(QUEUE_TIME, registry, "phase", QUEUE_PHASES)
+        self._transfer = LatencyHistogram(TRANSFER_TIME, registry)
+        self._prefill_compute_s = count("prefill_compute_seconds", "Time from first chunk to first token.")
+        self._prefill_tokens = count("prefill_tokens", "Prompt tokens computed.")
+        self._prefill_chunks = count("prefill_chunks", "Chunks run.")
+        self._chunk_s = count("prefill_busy_seconds", "Time the engine spent in chunks.")
+        self._decode_tokens = count("decode_tokens", "Tokens drawn in decode steps.")
+        self._decode_steps = count("decode_steps", "Decode steps run.")
+        self._step_s = count("decode_busy_seconds", "Time the engine spent in decode steps.")
+        self._preemptions = count("preemptions", "Sequences that lost their blocks to older ones.")
+        self._transfer_bytes = count("transfer_bytes", "KV bytes sent.")
+        self._transfer_s = count("transfer_seconds", "Time spent sending KV.")
+        self._transfer_failures = count("transfer_failures", "KV transfers that failed.")
+        self._blocks = Gauge("lamella_kv_blocks", "Blocks of the KV pool.", ["state"], registry=registry)
+        self._running = Gauge("lamella_requests_running", "Sequences in decode steps.", registry=registry)
+        self._waiting = Gauge("lamella_requests_waiting", "Waiting, by room.", ["room"], registry=registry)
+        self._pending = Gauge(
+            "lamella_pending_prefill_tokens", "Prompt tokens not yet computed.", registry=registry
+        )
+
+    def observe_prefill(self, queue_s: float, compute_s: float) -> None:
+        self._queue.observe(queue_s, "prefill")
+        self._prefill_compute_s.inc(compute_s)
+
+    def observe_chunk(self, chunk_tokens: int, elapsed_s: float) -> None:
+        self._prefill_chunks.inc()
+        self._prefill_tokens.inc(chunk_tokens)
+        self._chunk_s.inc(elapsed_s)
+
+    def observe_handover_queue(self, queue_s: float) -> None:
+        self._queue.observe(queue_s, "handover")
+
+    def observe_decode_queue(self, queue_s: float) -> None:
+        self._queue.observe(queue_s, "decode")
+
+    def observe_step(self, sequences: int, elapsed_s: float) -> None:
+        self._decode_steps.inc()
+        self._decode_tokens.inc(sequences)
+        self._step_s.inc(elapsed_s)
+
+    def observe_transfer(self, kv_bytes: int, elapsed_s: float) -> None:
+        self._transfer.observe(elapsed_s)
+        self._transfer_bytes.inc(kv_bytes)
+        self._transfer_s.inc(elapsed_s)
+
+    def transfer_failed(self) -> None:
+        self._transfer_failures.inc()
+
+    def preempted(self, sequences: int) -> None:
+        self._preemptions.inc(sequences)
+
+    def observe_load(self, report: LoadReport, quarantined_blocks: int) -> None:
+        used = report.total_blocks - report.free_blocks - quarantined_blocks
+        self._blocks.labels("free").set(report.free_blocks)
+        self._blocks.labels("used").set(used)
+        self._blocks.labels("quarantined").set(quarantined_blocks)
+        self._running.set(report.decode_running)
+        self._waiting.labels("prefill").set(report.pending_prefill_requests)
+        self._waiting.labels("handover").set(report.handovers_waiting)
+        self._waiting.labels("decode").set(report.decode_waiting)
+        self._pending.set(report.pending_prefill_tokens)
+
+
+class SchedulerMetrics:
+    """Placement and the size of the mesh."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._queue = LatencyHistogram(QUEUE_TIME, registry, "phase", ("placement",))
+        self._instances = Gauge("lamella_instances", "Instances that are members.", registry=registry)
+        self._requests = Gauge("lamella_requests_placed", "Placed and not yet over.", registry=registry)
+
+    def observe_placement(self, elapsed_s: float) -> None:
+        self._queue.observe(elapsed_s, "placement")
+
+    def observe_mesh(self, instances: int, requests: int) -> None:
+        self._instances.set(instances)
+        self._requests.set(requests)
+
+
+class GatewayMetrics:
+    """What the user sees: latencies, tokens and how requests end."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        count = _counter_factory(registry)
+        self.ttft = LatencyHistogram(TTFT, registry)
+        self.tpot = LatencyHistogram(TPOT, registry)
+        self.tbt = LatencyHistogram(TBT, registry)
+        self.end_to_end = LatencyHistogram(END_TO_END, registry)
+        self.prompt_tokens = count("prompt_tokens", "Tokens of accepted prompts.")
+        self.generation_tokens = count("generation_tokens", "Tokens sent to clients.")
+        self.disconnects = count("client_disconnects", "Clients that left before the end.")
+        self.stream_gaps = count("stream_gaps", "Streams in which a token was missing.")
+        self.continuations = Counter(
+            "lamella_requests_resumed_total", "Sequences continued elsewhere.", ["cause"], registry=registry
+        )
+        self.open_requests = Gauge("lamella_open_requests", "Requests in the journal.", registry=registry)
+        self._success = Counter(
+            "lamella_request_success_total", "Choices that finished.", ["finish_reason"], registry=registry
+        )
+        self._responses = Counter(
+            "lamella_http_responses_total", "Responses by status.", ["status"], registry=registry
+        )
+
+    def finished(self, reason: FinishReason) -> None:
+        self._success.labels(reason).inc()
+
+    def responded(self, status: int) -> None:
+        self._responses.labels(str(status)).inc()
+
+
+def _counter_factory(registry: CollectorRegistry) -> Callable[[str, str], Counter]:
+    return lambda name, help_text: Counter(f"lamella_{name}_total", help_text, registry=registry)
+
+
+def _version() -> str:
+    try:
+        return version("lamella")
+    except PackageNotFoundError:
+        return "source"
