@@ -26,7 +26,10 @@ FIELD_NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """The facts that other services need of a model. ``name`` is its directory's name."""
+    """A decoder-only model's shape (Vidur 4.1's declarative specification).
+
+    ``name`` is the directory's name. ``context_length`` is prompt and output together, in tokens.
+    """
 
     name: str
     model_type: str
@@ -42,17 +45,16 @@ class ModelSpec:
     dtype: str
     """The checkpoint's own, as its config writes it ("bfloat16"); serving may choose another."""
 
-    @property
-    def kv_elements_per_token(self) -> int:
-        """Numbers that one token leaves in the KV pool, over all layers."""
-        return 2 * self.layers * self.kv_heads * self.head_dim
+    def kv_token_bytes(self, element_bytes: int) -> int:
+        """KV of one token over all layers."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * element_bytes
 
 
-def read_model_spec(directory: Path) -> ModelSpec:
+def read_spec(directory: Path) -> ModelSpec:
     """Raises ModelError, naming the file or key, for a directory that cannot be served."""
     config = _read_json(directory / "config.json", is_required=True)
     _refuse_unservable(directory, config)
-    safetensors_files(directory)
+    weight_files(directory)
     generation = _read_json(directory / "generation_config.json", is_required=False)
     numbers = {word: _integer(directory, config, names) for word, names in FIELD_NAMES.items()}
     heads = numbers["heads"]
@@ -74,7 +76,7 @@ def read_model_spec(directory: Path) -> ModelSpec:
     )
 
 
-def safetensors_files(directory: Path) -> tuple[Path, ...]:
+def weight_files(directory: Path) -> tuple[Path, ...]:
     """The weight files, in name order. Raises ModelError where there are none."""
     files = tuple(sorted(directory.glob("*.safetensors")))
     if files:

@@ -42,9 +42,14 @@ class KVLayout:
         return 2 * self.kv_heads * self.head_dim * self.element_bytes
 
     @property
+    def head_block_bytes(self) -> int:
+        """One head's keys, or its values, of one block."""
+        return self.block_size * self.head_dim * self.element_bytes
+
+    @property
     def page_bytes(self) -> int:
         """One block's keys, or its values, in one layer."""
-        return self.kv_heads * self.block_size * self.head_dim * self.element_bytes
+        return self.kv_heads * self.head_block_bytes
 
     @property
     def block_bytes(self) -> int:
@@ -102,12 +107,12 @@ class KVLayout:
         for index in range(whole_blocks):
             yield source_blocks[index] * page_bytes, destination_blocks[index] * page_bytes, page_bytes
         if rest_tokens:
-            head_bytes = page_bytes // self.kv_heads
             length = rest_tokens * self.head_dim * self.element_bytes
             source = source_blocks[whole_blocks] * page_bytes
             destination = destination_blocks[whole_blocks] * page_bytes
             for head in range(self.kv_heads):
-                yield source + head * head_bytes, destination + head * head_bytes, length
+                offset = head * self.head_block_bytes
+                yield source + offset, destination + offset, length
 
     def _check_blocks(self, name: str, blocks: Sequence[int], tokens: int, total_blocks: int) -> None:
         if tokens < 0 or tokens > len(blocks) * self.block_size:

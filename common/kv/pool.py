@@ -10,7 +10,7 @@ from common.kv.layout import KVLayout
 
 
 class KVPool:
-    """``k[layer]`` and ``v[layer]`` are [blocks, kv_heads, block_size, head_dim] views of ``tensor``.
+    """``keys[layer]`` and ``values[layer]`` are [blocks, kv_heads, block_size, head_dim] views of ``tensor``.
 
     ``buffer``: zeroed host memory to live in (shared with other processes, registered for transfers); None
     allocates. Raises ValueError where the buffer does not fit the layout or the device is not the host.
@@ -37,8 +37,8 @@ class KVPool:
         planes = self.tensor.view(dtype).view(
             layout.layers, 2, total_blocks, layout.kv_heads, layout.block_size, layout.head_dim
         )
-        self.k: tuple[torch.Tensor, ...] = tuple(planes[layer, 0] for layer in range(layout.layers))
-        self.v: tuple[torch.Tensor, ...] = tuple(planes[layer, 1] for layer in range(layout.layers))
+        self.keys: tuple[torch.Tensor, ...] = tuple(planes[layer, 0] for layer in range(layout.layers))
+        self.values: tuple[torch.Tensor, ...] = tuple(planes[layer, 1] for layer in range(layout.layers))
 
 
 def _flat_bytes(nbytes: int, device: torch.device, buffer: memoryview | None) -> torch.Tensor:

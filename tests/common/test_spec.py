@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import ModelError
-from common.spec import read_model_spec
+from common.spec import read_spec
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -31,13 +31,13 @@ def directory_with(tmp_path: Path, config: dict[str, object], weights: str = "mo
 def test_a_llama_config_is_read_in_our_words(tmp_path: Path) -> None:
     directory = directory_with(tmp_path, LLAMA)
     (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 2]}))
-    spec = read_model_spec(directory)
+    spec = read_spec(directory)
     assert spec.name == "SmolLM2-135M-Instruct"
     assert (spec.layers, spec.heads, spec.kv_heads, spec.head_dim) == (30, 9, 3, 64)
     assert (spec.vocab_size, spec.context_length) == (49152, 8192)
     assert spec.eos_token_ids == (7, 2)
     assert spec.dtype == "bfloat16"
-    assert spec.kv_elements_per_token == 2 * 30 * 3 * 64
+    assert spec.kv_token_bytes(2) == 2 * 30 * 3 * 64 * 2
 
 
 def test_gpt2_names_are_understood(tmp_path: Path) -> None:
@@ -50,7 +50,7 @@ def test_gpt2_names_are_understood(tmp_path: Path) -> None:
         "n_positions": 64,
         "vocab_size": 100,
     }
-    spec = read_model_spec(directory_with(tmp_path, config))
+    spec = read_spec(directory_with(tmp_path, config))
     assert (spec.layers, spec.hidden_size, spec.heads, spec.kv_heads, spec.context_length) == (
         2,
         32,
@@ -80,21 +80,21 @@ def test_gpt2_names_are_understood(tmp_path: Path) -> None:
 def test_a_config_that_cannot_be_served_is_refused_by_key(tmp_path: Path, key: str, value: object) -> None:
     directory = directory_with(tmp_path, {**LLAMA, key: value})
     with pytest.raises(ModelError, match=key):
-        read_model_spec(directory)
+        read_spec(directory)
 
 
 def test_pickled_weights_are_refused_by_name(tmp_path: Path) -> None:
     directory = directory_with(tmp_path, LLAMA, weights="pytorch_model.bin")
     with pytest.raises(ModelError, match=r"pytorch_model\.bin is a pickle"):
-        read_model_spec(directory)
+        read_spec(directory)
 
 
 def test_a_directory_without_config_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"config\.json: missing"):
-        read_model_spec(tmp_path)
+        read_spec(tmp_path)
 
 
 def test_broken_json_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ModelError, match="cannot be read"):
-        read_model_spec(tmp_path)
+        read_spec(tmp_path)

@@ -13,10 +13,10 @@ CPU = torch.device("cpu")
 def test_views_share_the_buffer_and_start_as_zeros() -> None:
     memory = mmap.mmap(-1, LAYOUT.pool_bytes(5))
     pool = KVPool(LAYOUT, 5, torch.float32, CPU, memoryview(memory))
-    assert pool.k[0].shape == (5, 3, 8, 4)
+    assert pool.keys[0].shape == (5, 3, 8, 4)
     assert pool.nbytes == len(memory) == pool.tensor.numel()
     assert int(pool.tensor.count_nonzero()) == 0
-    pool.v[1][4, 2, 7, 3] = 1.5
+    pool.values[1][4, 2, 7, 3] = 1.5
     assert memoryview(memory).cast("f")[-1] == 1.5
 
 
@@ -27,7 +27,7 @@ def test_runs_of_the_layout_copy_a_sequence_between_pools() -> None:
     for s, d, length in LAYOUT.paired_runs([3, 0], [1, 5], 11, 4, 6, range(2)):
         destination.tensor[d : d + length] = source.tensor[s : s + length]
     for layer in range(2):
-        for ours, theirs in ((source.k, destination.k), (source.v, destination.v)):
+        for ours, theirs in ((source.keys, destination.keys), (source.values, destination.values)):
             assert torch.equal(ours[layer][3], theirs[layer][1])
             assert torch.equal(ours[layer][0, :, :3], theirs[layer][5, :, :3])
             assert int(theirs[layer][5, :, 3:].count_nonzero()) == 0
