@@ -135,12 +135,12 @@ class Bus:
         self._outbox.start()
         await self._subscribe(f"{self._inbox}.*", self._take_reply)
 
-    async def close(self) -> None:
-        """Takes no more messages, lets handlers finish, sends what waits. Idempotent; bounded in time."""
+    async def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
+        """Takes no more messages, lets handlers finish and sends what waits, for ``timeout_s``. Idempotent."""
         if self._is_closing or not self._is_started:
             return
         try:
-            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+            async with asyncio.timeout(timeout_s):
                 if self.is_connected:
                     # The inbox, which is first, stays: handlers that finish may still be waiting for replies.
                     for subscription in self._subscriptions[1:]:

@@ -20,7 +20,7 @@ import uvloop
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
-from common.bus import Bus
+from common.bus import CLOSE_TIMEOUT_S, Bus
 from common.config import Config
 from common.errors import BusError, LamellaError, StoreError, StoreUnavailable
 from common.http import Health, HttpServer, bind, port_of, service_app
@@ -37,6 +37,8 @@ Result = TypeVar("Result")
 
 DRAIN_GRACE_S = 5.0
 """Beyond ``mesh.drain_timeout_s``, for a drain that has expired to end what is left."""
+ABORT_CLOSE_S = 0.5
+"""How long handlers may still run when a second signal came."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +129,7 @@ async def run_service(
                 await _live(process, running, stop, abort)
         finally:
             process._cancel_tasks()
-            await process.bus.close()
+            await process.bus.close(ABORT_CLOSE_S if abort.is_set() else CLOSE_TIMEOUT_S)
             await process.store.close()
             server.stop()
         await http_task

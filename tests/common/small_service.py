@@ -1,0 +1,73 @@
+"""The smallest service there is, for tests of what every service process does.
+
+Configuration is the environment's. A question on the bus is answered when somebody wakes it up; the service
+drains while one is open.
+"""
+
+import asyncio
+import os
+import sys
+
+import msgspec
+
+from common.config import load_config
+from common.errors import EngineError
+from common.messages import ServiceRecord
+from common.service import Running, ServiceProcess, run_process, run_service
+
+
+class Sleepy(msgspec.Struct, frozen=True, tag="sleepy"):
+    """A call, answered after a Wake."""
+
+
+class Woken(msgspec.Struct, frozen=True, tag="woken"):
+    """Its answer."""
+
+
+class Wake(msgspec.Struct, frozen=True, tag="wake"):
+    """Published: every open call is answered."""
+
+
+class Fail(msgspec.Struct, frozen=True, tag="fail"):
+    """Published: a task of the service fails."""
+
+
+async def start(process: ServiceProcess) -> Running:
+    idle, awake, broken = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    idle.set()
+
+    async def answer(question: Sleepy) -> Woken:
+        idle.clear()
+        await awake.wait()
+        idle.set()
+        return Woken()
+
+    async def drain(timeout_s: float) -> None:
+        async with asyncio.timeout(timeout_s):
+            await idle.wait()
+
+    async def close() -> None:
+        sys.stderr.write("closed\n")
+
+    async def fail() -> None:
+        await broken.wait()
+        raise EngineError("the thread died")
+
+    namespace = process.config.mesh.namespace
+    process.spawn(fail())
+    await process.bus.subscribe(f"{namespace}.wake", Wake, lambda _: awake.set())
+    await process.bus.subscribe(f"{namespace}.fail", Fail, lambda _: broken.set())
+    await process.bus.serve(f"{namespace}.sleep", Sleepy, answer)
+    record = ServiceRecord(
+        service_id=process.service_id,
+        incarnation=process.incarnation,
+        kind="gateway",
+        host="127.0.0.1",
+        pid=os.getpid(),
+        http_url=process.http_url,
+    )
+    return Running(record, drain, close)
+
+
+if __name__ == "__main__":
+    sys.exit(run_process(run_service(load_config(None), "gateway", start)))

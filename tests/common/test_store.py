@@ -1,0 +1,276 @@
+"""The store over a real Valkey: leases, incarnations, garbage, loss, flush and hang of the server."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+import pytest
+import redis.asyncio
+
+from common.errors import StoreError, StoreUnavailable
+from common.ids import Incarnation, InstanceId
+from common.messages import InstanceRecord, MemberRecord, ServiceRecord
+from common.store import MemberSuperseded, Store
+from services import embedded
+
+Result = TypeVar("Result")
+WAIT_S = 20.0
+LONG_S = 3600.0
+
+
+def run(work: Awaitable[Result]) -> Result:
+    async def bounded() -> Result:
+        async with asyncio.timeout(WAIT_S):
+            return await work
+
+    return asyncio.run(bounded())
+
+
+@asynccontextmanager
+async def opened(url: str, namespace: str) -> AsyncIterator[Store]:
+    store = Store(url, namespace)
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+def instance(name: str, incarnation: str = "1" * 16, port: int = 80) -> InstanceRecord:
+    return InstanceRecord(
+        instance_id=InstanceId(name),
+        incarnation=Incarnation(incarnation),
+        role="prefill",
+        model="m",
+        host="h",
+        pid=1,
+        http_url=f"http://h:{port}",
+        block_size=16,
+        total_blocks=8,
+        context_length=128,
+        dtype="fp32",
+    )
+
+
+def gateway(name: str) -> ServiceRecord:
+    return ServiceRecord(
+        service_id=name,
+        incarnation=Incarnation("2" * 16),
+        kind="gateway",
+        host="h",
+        pid=2,
+        http_url="http://h:81",
+    )
+
+
+def by_id(records: list[MemberRecord]) -> list[MemberRecord]:
+    return sorted(records, key=lambda record: record.http_url)
+
+
+def test_members_are_what_they_wrote_and_gone_when_they_leave(redis_url: str, namespace: str) -> None:
+    async def work() -> None:
+        async with opened(redis_url, namespace) as one, opened(redis_url, namespace) as other:
+            assert await one.members() == []
+            await one.join(instance("i"), LONG_S)
+            await other.join(gateway("g"), LONG_S)
+            assert by_id(await one.members()) == [instance("i"), gateway("g")]
+            await one.leave()
+            assert await other.members() == [gateway("g")]
+            await other.leave()
+            assert await one.members() == []
+
+    run(work())
+
+
+def test_an_unrenewed_lease_ends_and_a_renewal_brings_the_member_back(redis_url: str, namespace: str) -> None:
+    async def work() -> None:
+        async with opened(redis_url, namespace) as store:
+            await store.join(instance("i"), lease_s=0.05)
+            while await store.members():
+                pass
+            await store.renew()
+            await store.join(instance("i"), LONG_S)
+            assert await store.members() == [instance("i")]
+
+    run(work())
+
+
+def test_meshes_with_other_namespaces_do_not_see_each_other(redis_url: str, namespace: str) -> None:
+    async def work() -> None:
+        async with opened(redis_url, namespace) as one, opened(redis_url, f"{namespace}-b") as other:
+            await one.join(instance("i"), LONG_S)
+            assert await other.members() == []
+
+    run(work())
+
+
+def test_a_record_may_change_during_its_lease(redis_url: str, namespace: str) -> None:
+    async def work() -> None:
+        async with opened(redis_url, namespace) as store:
+            await store.join(instance("i"), LONG_S)
+            changed = msgspec.structs.replace(instance("i"), role="decode")
+            await store.update(changed)
+            assert await store.members() == [changed]
+
+    run(work())
+
+
+def test_an_older_incarnation_cannot_write_over_a_newer_one_nor_remove_it(
+    redis_url: str, namespace: str
+) -> None:
+    async def work() -> None:
+        async with opened(redis_url, namespace) as older, opened(redis_url, namespace) as newer:
+            await older.join(instance("i", "a" * 16), LONG_S)
+            await newer.join(instance("i", "b" * 16), LONG_S)
+            with pytest.raises(MemberSuperseded, match="newer incarnation of i"):
+                await older.renew()
+            await older.leave()
+            await newer.renew()
+            assert await older.members() == [instance("i", "b" * 16)]
+
+    run(work())
+
+
+def test_leaving_twice_or_before_joining_is_nothing_and_renewing_then_an_error(
+    redis_url: str, namespace: str
+) -> None:
+    async def work() -> None:
+        async with opened(redis_url, namespace) as store:
+            await store.leave()
+            with pytest.raises(StoreError, match="not joined"):
+                await store.renew()
+            await store.join(instance("i"), LONG_S)
+            await store.leave()
+            await store.leave()
+
+    run(work())
+
+
+def test_garbage_values_are_skipped_and_counted(redis_url: str, namespace: str) -> None:
+    async def work() -> None:
+        client = redis.asyncio.Redis.from_url(redis_url)
+        async with opened(redis_url, namespace) as store:
+            await store.join(instance("i"), LONG_S)
+            for name, value in (
+                ("x", b""),
+                ("y", b"abc\n{}"),
+                ("z", b'a\n{"type":"instance"}'),
+                ("w", b"\xff"),
+            ):
+                await client.set(f"lamella:{namespace}:member:{name}", value)
+                await client.zadd(f"lamella:{namespace}:members", {name: 0})
+            await client.zadd(f"lamella:{namespace}:members", {b"\xff\xfe": 0})
+            assert await store.members() == [instance("i")]
+            assert store.malformed == 4
+        await client.aclose()
+
+    run(work())
+
+
+def test_ids_that_stay_silent_leave_the_index(redis_url: str, namespace: str) -> None:
+    async def work() -> None:
+        client = redis.asyncio.Redis.from_url(redis_url)
+        async with opened(redis_url, namespace) as store:
+            await client.zadd(f"lamella:{namespace}:members", {f"old-{i}": 1 for i in range(100)})
+            await store.join(instance("i"), 1.0)
+            assert await client.zrange(f"lamella:{namespace}:members", 0, -1) == [b"i"]
+        await client.aclose()
+
+    run(work())
+
+
+def test_a_flushed_store_is_complete_again_after_one_renewal_of_each(tmp_path: Path) -> None:
+    server = embedded.prepare_redis(tmp_path)
+    process = embedded.start(server)
+
+    async def work() -> None:
+        client = redis.asyncio.Redis.from_url(server.url)
+        async with opened(server.url, "n") as one, opened(server.url, "n") as other:
+            await one.join(instance("i"), LONG_S)
+            await other.join(gateway("g"), LONG_S)
+            await client.flushall()
+            await client.script_flush()
+            assert await one.members() == []
+            await one.renew()
+            await other.renew()
+            assert by_id(await one.members()) == [instance("i"), gateway("g")]
+        await client.aclose()
+
+    try:
+        run(work())
+    finally:
+        embedded.stop(process)
+
+
+def test_a_store_that_is_away_fails_by_name_and_works_again_when_it_is_back(tmp_path: Path) -> None:
+    server = embedded.prepare_redis(tmp_path)
+    process = embedded.start(server)
+
+    async def work() -> None:
+        nonlocal process
+        async with opened(server.url, "n") as store:
+            await store.join(instance("i"), LONG_S)
+            process.kill()
+            process.wait()
+            with pytest.raises(StoreUnavailable, match=rf"127\.0\.0\.1:{server.port}") as caught:
+                await store.renew()
+            assert "@" not in str(caught.value)
+            with pytest.raises(StoreUnavailable):
+                await store.members()
+            process = embedded.start(server)
+            await store.renew()
+            assert await store.members() == [instance("i")]
+
+    try:
+        run(work())
+    finally:
+        embedded.stop(process)
+
+
+def test_a_join_that_failed_is_made_good_by_the_next_renewal_over_an_older_incarnation(
+    tmp_path: Path,
+) -> None:
+    server = embedded.prepare_redis(tmp_path)
+
+    async def join_late(store: Store) -> None:
+        with pytest.raises(StoreUnavailable):
+            await store.join(instance("i", "b" * 16), LONG_S)
+
+    async def work() -> None:
+        async with opened(server.url, "n") as newer:
+            await join_late(newer)
+            process = embedded.start(server)
+            try:
+                async with opened(server.url, "n") as older:
+                    await older.join(instance("i", "a" * 16), LONG_S)
+                    await newer.renew()
+                    assert await older.members() == [instance("i", "b" * 16)]
+            finally:
+                embedded.stop(process)
+
+    run(work())
+
+
+def test_a_store_that_hangs_is_unavailable_and_usable_afterwards(tmp_path: Path) -> None:
+    server = embedded.prepare_redis(tmp_path)
+    process = embedded.start(server)
+
+    async def work() -> None:
+        async with opened(server.url, "n") as store:
+            await store.join(instance("i"), LONG_S)
+            os.kill(process.pid, signal.SIGSTOP)
+            try:
+                with pytest.raises(StoreUnavailable, match="no answer"):
+                    await store.members()
+            finally:
+                os.kill(process.pid, signal.SIGCONT)
+            assert await store.members() == [instance("i")]
+
+    try:
+        run(work())
+    finally:
+        embedded.stop(process)
