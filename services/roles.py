@@ -1,0 +1,25 @@
+"""From a role's name to the coroutine that runs it. Imports happen inside: each role loads only its own."""
+
+from collections.abc import Coroutine
+from typing import Any, Literal
+
+from common.config import Config
+
+ServiceRole = Literal["gateway", "scheduler", "prefill", "decode"]
+
+
+def service_of(role: ServiceRole, config: Config) -> Coroutine[Any, Any, None]:
+    """Runs the service until it is told to stop."""
+    match role:
+        case "gateway":
+            from gateway.service import run_gateway
+
+            return run_gateway(config)
+        case "scheduler":
+            from services.scheduler_host import run_scheduler
+
+            return run_scheduler(config)
+        case "prefill" | "decode":
+            from services.instance_host import run_instance
+
+            return run_instance(config, role)
