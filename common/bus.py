@@ -136,7 +136,7 @@ class Bus:
         await self._subscribe(f"{self._inbox}.*", self._take_reply)
 
     async def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
-        """Takes no more messages, lets handlers finish and sends what waits, for ``timeout_s``. Idempotent."""
+        """Takes no more messages, lets handlers finish, sends what waits; all of it within ``timeout_s``."""
         if self._is_closing or not self._is_started:
             return
         try:
