@@ -1,8 +1,8 @@
 """HTTP/1.1 for a load generator: one connection, one exchange at a time, times taken where the bytes arrive.
 
-The clock is read once per readable socket, in ``data_received``: a client that first wakes a task counts its
-own scheduling into the server's latency, which with hundreds of streams on one core is milliseconds. Bodies go
-straight from httptools' parser to the sink; nothing is queued, so nothing can grow.
+The clock is read once per readable socket, in ``data_received``: a client that first wakes a task counts
+its own scheduling into the server's latency, which with hundreds of streams on one core is milliseconds.
+Bodies go straight from httptools' parser to the sink; nothing is queued, so nothing can grow.
 """
 
 import asyncio

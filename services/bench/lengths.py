@@ -114,6 +114,17 @@ def _parse_lognormal(key: str, text: str) -> LogNormalLength:
     return length
 
 
+def describe_length(length: Length) -> str:
+    """The specification that would be parsed into it."""
+    match length:
+        case FixedLength(tokens):
+            return str(tokens)
+        case UniformLength(lowest_tokens, highest_tokens):
+            return f"{lowest_tokens}:{highest_tokens}"
+        case LogNormalLength(median_tokens, sigma, lowest_tokens, highest_tokens):
+            return f"lognormal:{median_tokens:g}:{sigma:g}:{lowest_tokens}:{highest_tokens}"
+
+
 LIGHT_PROMPT = LogNormalLength(31.0, 1.2, 4, HEAVY_PROMPT_TOKENS)
 HEAVY_PROMPT = LogNormalLength(1230.0, 0.53, HEAVY_PROMPT_TOKENS + 1, 3072)
 LIGHT_OUTPUT = LogNormalLength(47.0, 0.8, 4, HEAVY_OUTPUT_TOKENS)

@@ -1,7 +1,8 @@
 """What a streamed completion says, read from its bytes as they arrive. No IO, no clock: times are handed in.
 
-Server-sent events are split by line and decoded into the few fields that matter: about 1 µs an event, so a
-token is told from a chat's opening role, an empty closing event or the usage without guessing by substring. Every ``data:`` line is one event (OpenAI's servers and their likes never spread JSON over several).
+Server-sent events are split by line and decoded into the few fields that matter: about 1 µs an event, so
+a token is told from a chat's opening role, an empty closing event or the usage without guessing by
+substring. Every ``data:`` line is one event: OpenAI's servers and their likes never spread JSON over several.
 """
 
 from array import array
@@ -52,8 +53,8 @@ _DECODER = msgspec.json.Decoder(_Event)
 def carries_token(choice: _Choice) -> bool:
     """Whether an event stands for a generated token.
 
-    Text does. So does an empty event in mid-stream: the token's bytes wait for the rest of a character. A chat's
-    first event (a role, nothing said) and a closing event without text do not.
+    Text does. So does an empty event in mid-stream: the token's bytes wait for the rest of a character. A
+    chat's first event (a role, nothing said) and a closing event without text do not.
     """
     delta = choice.delta
     if delta is None:
@@ -136,13 +137,19 @@ class _NestedError(msgspec.Struct, frozen=True):
 
 def read_error(body: bytes) -> str:
     """The text of an OpenAI error object, nested or flat; the body's beginning where it is none."""
-    for shape in (_NestedError, _ErrorFields):
-        try:
-            read: _NestedError | _ErrorFields = msgspec.json.decode(body, type=shape)
-        except msgspec.MsgspecError:
-            continue
-        fields = read.error if isinstance(read, _NestedError) else read
-        if fields.message:
-            label = fields.code or fields.type
-            return f"{label}: {fields.message}" if label else fields.message
+    fields = _read_fields(body)
+    if fields is not None and fields.message:
+        label = fields.code or fields.type
+        return f"{label}: {fields.message}" if label else fields.message
     return body[:200].decode("utf-8", "replace")
+
+
+def _read_fields(body: bytes) -> _ErrorFields | None:
+    try:
+        return msgspec.json.decode(body, type=_NestedError).error
+    except msgspec.MsgspecError:
+        pass
+    try:
+        return msgspec.json.decode(body, type=_ErrorFields)
+    except msgspec.MsgspecError:
+        return None

@@ -1,0 +1,115 @@
+"""A run's latency distributions as one picture: the cumulative share of TTFT, TPOT, TBT and end-to-end."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+
+matplotlib.use("Agg")
+
+from matplotlib import pyplot as plt
+from matplotlib.ticker import FuncFormatter, PercentFormatter
+
+from common.latency import ServiceObjectives
+from services.bench.run import BenchRun
+from services.bench.summary import LoadResult, Samples
+
+COLORS = {"foreground": "#0b6e99", "background": "#d9730d"}
+INK, QUIET, GRID = "#22272e", "#6b7480", "#e4e7eb"
+MOST_POINTS = 4000
+"""A curve of more points looks the same and makes the file large."""
+WIDE_SPAN = 8.0
+"""From this ratio of p99.9 to minimum on, the axis is logarithmic."""
+
+PANELS = (
+    ("ttft_s", "TTFT · time to first token"),
+    ("tpot_s", "TPOT · time per output token (a request's mean)"),
+    ("tbt_s", "TBT · every gap between tokens"),
+    ("end_to_end_s", "End to end"),
+)
+
+
+def write_plot(path: Path, run: BenchRun) -> None:
+    """Draw ``run`` into ``path``; the ending says the format (png, svg, pdf)."""
+    with plt.rc_context({"font.size": 9, "font.family": "sans-serif", "text.color": INK}):
+        figure, axes = plt.subplots(2, 2, figsize=(10.5, 7.2), constrained_layout=True)
+        figure.get_layout_engine().set(rect=(0.0, 0.0, 1.0, 0.94), hspace=0.06, wspace=0.04)
+        for axis, (name, title) in zip(axes.flat, PANELS, strict=True):
+            _draw_panel(axis, name, title, run.samples, run.result.config.objectives)
+        _draw_title(figure, run)
+        figure.savefig(path, dpi=150, facecolor="white")
+        plt.close(figure)
+
+
+def _draw_panel(
+    axis: Any, name: str, title: str, samples: dict[str, Samples], objectives: ServiceObjectives | None
+) -> None:
+    axis.set_title(title, loc="left", fontsize=10, color=INK)
+    drawn = {load: values for load, one in samples.items() if (values := getattr(one, name))}
+    for load, values in drawn.items():
+        _draw_curve(axis, load, values)
+    everything = np.concatenate([np.asarray(values) for values in drawn.values()]) if drawn else np.empty(0)
+    if everything.size == 0:
+        axis.text(
+            0.5, 0.5, "nothing measured", ha="center", va="center", color=QUIET, transform=axis.transAxes
+        )
+    else:
+        _scale(axis, everything)
+    bound_s = None if objectives is None else getattr(objectives, name)
+    if bound_s is not None:
+        axis.axvline(bound_s * 1e3, color="#b3261e", linewidth=1, linestyle=(0, (4, 3)))
+        axis.annotate(
+            f"SLO {bound_s * 1e3:g} ms", (bound_s * 1e3, 0.02), rotation=90, color="#b3261e", fontsize=8,
+            ha="right", va="bottom", textcoords="offset points", xytext=(-2, 2),
+        )  # fmt: skip
+    axis.set_ylim(0.0, 1.02)
+    axis.yaxis.set_major_formatter(PercentFormatter(1.0))
+    axis.grid(color=GRID, linewidth=0.8)
+    axis.set_axisbelow(True)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.spines[["left", "bottom"]].set_color(QUIET)
+    axis.tick_params(colors=QUIET, which="both")
+    axis.set_xlabel("ms", color=QUIET)
+    if drawn:
+        axis.legend(frameon=False, loc="lower right", fontsize=8)
+
+
+def _draw_curve(axis: Any, load: str, values_s: Sequence[float]) -> None:
+    ordered_ms = np.sort(np.asarray(values_s)) * 1e3
+    shares = np.arange(1, ordered_ms.size + 1) / ordered_ms.size
+    if ordered_ms.size > MOST_POINTS:
+        chosen = np.linspace(0, ordered_ms.size - 1, MOST_POINTS).astype(int)
+        ordered_ms, shares = ordered_ms[chosen], shares[chosen]
+    color = COLORS[load]
+    p50_ms, p99_ms = np.percentile(ordered_ms, [50, 99])
+    label = f"{load}: p50 {p50_ms:,.4g}, p99 {p99_ms:,.4g} ms (n = {len(values_s):,})"
+    axis.step(ordered_ms, shares, where="post", color=color, linewidth=1.8, label=label)
+    axis.plot([p50_ms, p99_ms], [0.5, 0.99], "o", color=color, markersize=4, zorder=3)
+
+
+def _scale(axis: Any, values_s: Any) -> None:
+    lowest_ms, highest_ms = float(values_s.min()) * 1e3, float(values_s.max()) * 1e3
+    if lowest_ms > 0 and highest_ms / lowest_ms > WIDE_SPAN:
+        axis.set_xscale("log")
+        axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axis.xaxis.set_minor_formatter("")
+    else:
+        axis.set_xlim(left=0.0, right=highest_ms * 1.05)
+
+
+def _draw_title(figure: Any, run: BenchRun) -> None:
+    result = run.result
+    figure.text(
+        0.012, 0.972, f"{result.model} · {result.config.url}", fontsize=12, fontweight="bold", color=INK
+    )
+    figure.text(0.012, 0.947, "   |   ".join(map(_describe, result.loads)), fontsize=9, color=QUIET)
+
+
+def _describe(load: LoadResult) -> str:
+    goodput = "" if load.goodput_per_s is None else f", goodput {load.goodput_per_s:.2f} req/s"
+    return (
+        f"{load.name}: {load.offered}; {load.output_tokens_per_s:,.0f} tok/s, "
+        f"{load.served}/{load.requests} served{goodput}"
+    )
