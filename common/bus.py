@@ -155,7 +155,11 @@ class Bus:
             served.cancel()
         await self._outbox.stop()
         self._fail_calls("the bus was closed")
-        await self._client.close()
+        try:
+            await self._client.close()
+        except (RuntimeError, OSError) as exc:
+            # uvloop's answer to writing the last bytes into a connection that is already gone.
+            log.debug("bus_closed_late", extra={"error": str(exc)})
 
     async def wait_lost(self) -> None:
         """Raises BusUnavailable when the connection has ended for good; otherwise never returns."""
