@@ -100,13 +100,15 @@ class TransferLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Bounds that hold for every link of an endpoint.
 
     ``progress_timeout_s`` is after how long without progress Mooncake gives a slice up; it reads that once
-    per process. ``submit_window`` is kept far under the 2,000 slices that wedge a peer.
+    per process. A stopped peer costs that time and a second per *row* of slices, one on each of its 16
+    connections: ``submit_window`` / 16 rows, so 48 s with these defaults until all is settled. A wider
+    window is no faster; 2,000 slices wedge a peer.
     """
 
     open_timeout_s: float = 5.0
-    progress_timeout_s: int = 10
+    progress_timeout_s: int = 5
     drain_timeout_s: float = 5.0
-    submit_window: int = 512
+    submit_window: int = 128
     max_slice_bytes: int = 4 << 20
     max_queued_transfers: int = 1024
 

@@ -27,7 +27,9 @@ TURN_S = 0.0005
 """How long the pump may keep the loop at a time."""
 CALLS_PER_CLOCK = 16
 SHORT_WAIT_S = 0.0002
-"""After a burst the pump only yields to the loop for so long (a small write takes 0.1 ms), then it sleeps."""
+FEW_SLICES = 4
+"""A few slices may be there in 0.1 ms: after sending so few, the pump only yields to the loop for
+``SHORT_WAIT_S`` before it sleeps. For more, that would take the time of Mooncake's own thread."""
 MIN_SLEEP_S = 0.001
 MAX_SLEEP_S = 0.003
 OPEN_ATTEMPTS = 2
@@ -118,11 +120,13 @@ class MooncakeLink:
                     sleep_s = MIN_SLEEP_S
                 if not self._outstanding and not self._queue:
                     break
-                if self._can_submit() or now_s - last_submit_s < SHORT_WAIT_S:
+                is_brief = len(self._outstanding) <= FEW_SLICES and now_s - last_submit_s < SHORT_WAIT_S
+                if self._can_submit() or is_brief:
                     await asyncio.sleep(0)
                 else:
                     await asyncio.sleep(sleep_s)
-                    sleep_s = min(2 * sleep_s, MAX_SLEEP_S)
+                    # With more to send, a longer sleep would let the window run empty.
+                    sleep_s = MIN_SLEEP_S if self._queue else min(2 * sleep_s, MAX_SLEEP_S)
         finally:
             self._pump_task = None
 
