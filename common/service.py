@@ -116,7 +116,7 @@ async def run_service(
     configure_logging(service_id)
     listener = bind(config.service.host, config.service.port)
     process = _new_process(config, kind, service_id, port_of(listener))
-    stop, abort = _listen_to_signals()
+    stop, abort = listen_to_signals()
     server = HttpServer(process.app, protocol)
     async with process._tasks as tasks:
         http_task = tasks.create_task(server.serve([listener]))
@@ -233,7 +233,7 @@ async def _unless(event: asyncio.Event, work: Coroutine[Any, Any, Result]) -> Re
         await asyncio.wait({task, waiter})
 
 
-def _listen_to_signals() -> tuple[asyncio.Event, asyncio.Event]:
+def listen_to_signals() -> tuple[asyncio.Event, asyncio.Event]:
     """``stop`` is set by the first SIGTERM or SIGINT, ``abort`` by the second."""
     stop, abort = asyncio.Event(), asyncio.Event()
 

@@ -1,0 +1,62 @@
+"""What a local mesh is made of: the plan the command line makes and the supervisor carries out."""
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from common.config import ENVIRONMENT, Config
+from common.errors import ConfigError
+from common.messages import Role
+
+MAX_INSTANCES = 64
+"""Of one role on one machine; a typing error should not start a thousand processes."""
+ROLES: tuple[Role, ...] = ("prefill", "decode")
+
+ALLOCATOR_ENVIRONMENT = {
+    # glibc gives freed memory back to the kernel and faults it in again at the next step; keeping it took the
+    # linears of a 1,024-token prefill from 190 to 130 ms (docs/benchmarks.md).
+    "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 32),
+    # A core that waits in a spin loop is a core that another instance of the same machine does not get.
+    "OMP_WAIT_POLICY": "PASSIVE",
+    "HF_HUB_OFFLINE": "1",
+}
+
+
+class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """``nats_url`` and ``redis_url`` None start embedded servers. ``port`` is the gateway's.
+
+    ``command`` runs one service when a role and ``--config FILE`` are appended.
+    """
+
+    prefill: int = 1
+    decode: int = 1
+    port: int = 8000
+    nats_url: str | None = None
+    redis_url: str | None = None
+    command: tuple[str, ...] = (sys.executable, "-m", "services.cli", "serve")
+
+
+def check_counts(counts: Mapping[Role, int]) -> None:
+    """Raises ConfigError for a count that cannot be run."""
+    for role, count in counts.items():
+        if not 0 <= count <= MAX_INSTANCES:
+            raise ConfigError(role, count, f"must be 0..{MAX_INSTANCES} instances")
+
+
+def child_environment(config: Config, service_id: str, port: int) -> dict[str, str]:
+    """The environment of one service: everything configured is in its file, except its own name and port."""
+    root = str(Path(__file__).resolve().parents[1])
+    inherited = {key: value for key, value in os.environ.items() if key not in ENVIRONMENT}
+    return {
+        **ALLOCATOR_ENVIRONMENT,
+        "OMP_NUM_THREADS": str(config.model.threads),
+        **inherited,
+        "LAMELLA_SERVICE_ID": service_id,
+        "LAMELLA_PORT": str(port),
+        # The source tree works without being installed, from any directory.
+        "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH")))),
+    }

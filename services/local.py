@@ -1,0 +1,128 @@
+"""A mesh on this machine: what ``lamella up``, ``down``, ``status`` and ``scale`` do.
+
+``up`` supervises in the foreground; ``up_detached`` leaves a supervisor behind. The others talk to it.
+Several meshes live beside each other, one a state directory.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+import uvloop
+
+from common.config import Config, to_toml
+from common.errors import LauncherError
+from common.messages import Role
+from services import control
+from services.control import AskStatus, MeshStatus, Refused, Scale
+from services.embedded import STOP_TIMEOUT_S
+from services.launch_plan import LaunchPlan, check_counts
+from services.state_directory import StateDirectory, end_process, is_alive, is_locked, write_private
+from services.supervisor import READY_TIMEOUT_S, STOP_GRACE_S, OnReady, supervise
+
+DEFAULT_STATE_DIRECTORY = Path(".lamella")
+STATUS_TIMEOUT_S = 10.0
+MARGIN_S = 10.0
+
+
+class MeshNotRunning(LauncherError):
+    """No supervisor lives in that state directory."""
+
+
+def up(directory: Path, plan: LaunchPlan, config: Config, on_ready: OnReady) -> None:
+    """Runs the mesh in the foreground until Ctrl-C or SIGTERM; everything has ended when it returns.
+
+    Raises ConfigError and LauncherError (a mesh already runs there; a service did not start, with its log).
+    """
+    uvloop.run(supervise(_state(directory), plan, config, on_ready))
+
+
+def up_detached(directory: Path, plan: LaunchPlan, config: Config) -> MeshStatus:
+    """Starts the mesh, returns when it serves, and leaves it running. Raises as ``up``."""
+    check_counts({"prefill": plan.prefill, "decode": plan.decode})
+    state = _state(directory)
+    if is_locked(state):
+        raise LauncherError(
+            f"a mesh already runs in {state.path}: `lamella down` ends it, another --state-dir keeps both"
+        )
+    state.create()
+    write_private(state.plan_file, msgspec.json.encode(plan))
+    write_private(state.config_file, to_toml(config).encode())
+    root = str(Path(__file__).resolve().parents[1])
+    with state.log_file("supervisor").open("wb") as log:
+        supervisor = subprocess.Popen(
+            [sys.executable, "-m", "services.supervisor", str(state.path)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            start_new_session=True,
+            env={**os.environ, "PYTHONPATH": _with_root(root)},
+        )
+    assert supervisor.stdout is not None
+    try:
+        line = supervisor.stdout.readline()
+    except KeyboardInterrupt:
+        supervisor.send_signal(signal.SIGINT)
+        supervisor.wait()
+        raise
+    finally:
+        supervisor.stdout.close()
+    if not line:
+        log_file = state.log_file("supervisor")
+        raise LauncherError(f"the supervisor ended with {supervisor.wait()}, see {log_file}")
+    answer: control.Answer = msgspec.json.decode(line, type=control.Answer)
+    if isinstance(answer, Refused):
+        supervisor.wait()
+        raise LauncherError(answer.message)
+    return answer
+
+
+def down(directory: Path, drain_timeout_s: float) -> None:
+    """Ends the mesh: its supervisor is asked and drains; what is left is killed by its recorded identity.
+
+    Also cleans up after a supervisor that was killed. Raises MeshNotRunning when there is nothing to end.
+    """
+    state = _state(directory)
+    processes = [process for process in state.read_processes() if is_alive(process)]
+    if not processes and not is_locked(state):
+        state.remove_files()
+        raise MeshNotRunning(f"no mesh runs in {state.path}")
+    # The gateway drains first, then the others; then the servers end.
+    grace_s = 2 * (drain_timeout_s + STOP_GRACE_S) + STOP_TIMEOUT_S + MARGIN_S
+    for process in sorted(processes, key=lambda each: each.role != "supervisor"):
+        end_process(process, grace_s if process.role == "supervisor" else STOP_GRACE_S)
+    state.remove_files()
+
+
+def status(directory: Path) -> MeshStatus:
+    """The mesh as its supervisor sees it. Raises MeshNotRunning."""
+    return control.ask(_running(directory).control_socket, AskStatus(), STATUS_TIMEOUT_S)
+
+
+def scale(directory: Path, counts: Mapping[Role, int], drain_timeout_s: float) -> MeshStatus:
+    """Makes each named role as many instances; returns when they are ready and the surplus has drained.
+
+    Raises MeshNotRunning, ConfigError for a count out of range, LauncherError when one does not start.
+    """
+    check_counts(counts)
+    timeout_s = READY_TIMEOUT_S + drain_timeout_s + STOP_GRACE_S + MARGIN_S
+    return control.ask(_running(directory).control_socket, Scale(dict(counts)), timeout_s)
+
+
+def _state(directory: Path) -> StateDirectory:
+    return StateDirectory(directory.expanduser().absolute())
+
+
+def _running(directory: Path) -> StateDirectory:
+    state = _state(directory)
+    if not is_locked(state):
+        raise MeshNotRunning(f"no mesh runs in {state.path}")
+    return state
+
+
+def _with_root(root: str) -> str:
+    return os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
