@@ -58,7 +58,7 @@ class Outcome:
     due_s: float
     sent_s: float
     finished_s: float
-    token_times_s: array[float]
+    token_times_s: "array[float]"
     usage: Usage | None
     has_done: bool
     failure: Failure | None

@@ -70,8 +70,8 @@ def bench(
     workload: Annotated[
         str | None,
         typer.Option(
-            help="lpld | lphd | hpld | hphd | mixed (light or heavy prefill and decode); picks among the rows "
-            "of a --trace.",
+            help="lpld | lphd | hpld | hphd | mixed: light or heavy prefill and decode; picks among a "
+            "trace's rows.",
             rich_help_panel=WORK,
         ),
     ] = None,

@@ -10,6 +10,7 @@ import numpy as np
 matplotlib.use("Agg")
 
 from matplotlib import pyplot as plt
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter, PercentFormatter
 
 from common.latency import ServiceObjectives
@@ -34,8 +35,8 @@ PANELS = (
 def write_plot(path: Path, run: BenchRun) -> None:
     """Draw ``run`` into ``path``; the ending says the format (png, svg, pdf)."""
     with plt.rc_context({"font.size": 9, "font.family": "sans-serif", "text.color": INK}):
-        figure, axes = plt.subplots(2, 2, figsize=(10.5, 7.2), constrained_layout=True)
-        figure.get_layout_engine().set(rect=(0.0, 0.0, 1.0, 0.94), hspace=0.06, wspace=0.04)
+        layout = ConstrainedLayoutEngine(rect=(0.0, 0.0, 1.0, 0.93), hspace=0.06, wspace=0.04)
+        figure, axes = plt.subplots(2, 2, figsize=(10.5, 7.2), layout=layout)
         for axis, (name, title) in zip(axes.flat, PANELS, strict=True):
             _draw_panel(axis, name, title, run.samples, run.result.config.objectives)
         _draw_title(figure, run)

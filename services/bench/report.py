@@ -181,20 +181,21 @@ def notes(result: BenchResult) -> Iterator[str]:
 def _load_notes(load: LoadResult) -> Iterator[str]:
     if load.late and load.lateness is not None:
         yield (
-            f"{load.name}: {load.late} of {load.requests} requests were sent more than {LATE_S * 1e3:g} ms late "
-            f"(p99 {load.lateness.p99_s * 1e3:.1f} ms, most {load.lateness.maximum_s * 1e3:.1f} ms); "
-            f"TTFT and E2E count from when they were due"
+            f"{load.name}: {load.late} of {load.requests} requests were sent more than "
+            f"{LATE_S * 1e3:g} ms late (p99 {load.lateness.p99_s * 1e3:.1f} ms, "
+            f"most {load.lateness.maximum_s * 1e3:.1f} ms); TTFT and E2E count from when they were due"
         )
     if load.tokens_per_event is not None and load.tokens_per_event > COALESCED:
         yield f"{load.name}: {load.tokens_per_event:.2f} tokens an event: TBT is the gap between events"
     if load.without_usage:
         yield f"{load.name}: {load.without_usage} responses came without usage: tokens are events there"
     if load.other_prompt_length:
-        yield f"{load.name}: the server counts other prompt lengths than were sent in {load.other_prompt_length}"
+        counted = load.other_prompt_length
+        yield f"{load.name}: in {counted} requests the server counts another prompt length than was sent"
     if load.without_done:
         yield f"{load.name}: {load.without_done} streams ended without [DONE]"
     if load.truncated.requests:
         yield (
-            f"{load.name}: {load.truncated.requests} requests were cut to the context "
-            f"({load.truncated.prompt_tokens:,} prompt and {load.truncated.output_tokens:,} output tokens less)"
+            f"{load.name}: {load.truncated.requests} requests were cut to the context, by "
+            f"{load.truncated.prompt_tokens:,} prompt and {load.truncated.output_tokens:,} output tokens"
         )

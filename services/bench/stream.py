@@ -33,10 +33,13 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
     completion_tokens: int = 0
 
 
+NO_ERROR = msgspec.Raw(b"null")
+
+
 class _Event(msgspec.Struct, frozen=True, gc=False):
     choices: tuple[_Choice, ...] = ()
     usage: Usage | None = None
-    error: msgspec.Raw | None = None
+    error: msgspec.Raw = NO_ERROR
 
 
 class StreamFault(Enum):
@@ -107,7 +110,7 @@ class CompletionStream:
         except msgspec.MsgspecError as exc:
             self._fail(StreamFault.MALFORMED_EVENT, f"{exc}: {payload[:120]!r}")
             return
-        if event.error is not None:
+        if event.error != NO_ERROR:
             self._fail(StreamFault.ERROR_EVENT, read_error(payload))
             return
         if event.usage is not None:

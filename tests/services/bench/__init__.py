@@ -1,0 +1,1 @@
+"""Tests of the load generator, against servers that speak HTTP over real sockets."""
