@@ -5,16 +5,24 @@ loads torch.
 """
 
 import asyncio
+import os
 import sys
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import TYPE_CHECKING, Annotated, Literal
 
+import msgspec
 import typer
 from rich.console import Console
+from rich.table import Table
 
-from common.config import load_config
-from common.errors import LamellaError
+from common.config import Config, load_config
+from common.errors import ConfigError, LamellaError
+from common.messages import Role
+from services.bench.command import bench
 from services.roles import ServiceRole
+
+if TYPE_CHECKING:
+    from services.control import MeshStatus
 
 app = typer.Typer(
     name="lamella",
@@ -24,11 +32,16 @@ app = typer.Typer(
 )
 model_app = typer.Typer(help="Models on this machine.", no_args_is_help=True)
 app.add_typer(model_app, name="model")
+app.command("bench")(bench)
 
-errors = Console(stderr=True)
+messages = Console(stderr=True)
 
-ConfigOption = Annotated[Optional[Path], typer.Option("--config", help="A TOML file of settings.")]  # noqa: UP045
-UrlOption = Annotated[Optional[str], typer.Option("--url", help="The server to talk to.")]  # noqa: UP045
+DEFAULT_STATE_DIRECTORY = Path(".lamella")
+DtypeName = Literal["bf16", "fp32"]
+
+ConfigOption = Annotated[Path | None, typer.Option("--config", help="A TOML file of settings.")]
+StateOption = Annotated[Path, typer.Option(help="Tells several meshes on one machine apart.")]
+UrlOption = Annotated[str | None, typer.Option("--url", help="The server to talk to.")]
 
 
 def main() -> None:
@@ -36,7 +49,7 @@ def main() -> None:
     try:
         app()
     except LamellaError as exc:
-        errors.print(f"[bold red]error:[/bold red] {exc}", highlight=False, markup=True)
+        messages.print(f"[bold red]error:[/bold red] {exc}", highlight=False, markup=True)
         sys.exit(1)
 
 
@@ -50,8 +63,87 @@ def serve(role: ServiceRole, config: ConfigOption = None) -> None:
 
 
 @app.command()
+def up(
+    detach: Annotated[bool, typer.Option("--detach", help="Return when it serves.")] = False,
+    port: Annotated[int, typer.Option(help="The gateway's port.", min=0, max=65_535)] = 8000,
+    state_dir: StateOption = DEFAULT_STATE_DIRECTORY,
+    model: Annotated[Path | None, typer.Option(help="A local transformers directory.")] = None,
+    dtype: Annotated[DtypeName | None, typer.Option(help="Default: what this machine is fast at.")] = None,
+    prefill: Annotated[int, typer.Option(help="Prefill instances.", min=0)] = 1,
+    decode: Annotated[int, typer.Option(help="Decode instances.", min=0)] = 1,
+    config: ConfigOption = None,
+    nats: Annotated[str | None, typer.Option(help="Use this NATS instead of an embedded one.")] = None,
+    redis: Annotated[str | None, typer.Option(help="Use this Redis instead of an embedded one.")] = None,
+) -> None:
+    """Run a whole mesh on this machine until Ctrl-C."""
+    from services.launch_plan import LaunchPlan
+    from services.local import up as run_mesh
+    from services.local import up_detached
+
+    settings = _with_model(load_config(config), model, dtype)
+    plan = LaunchPlan(
+        prefill=prefill,
+        decode=decode,
+        port=port,
+        nats_url=nats or os.environ.get("NATS_URL"),
+        redis_url=redis or os.environ.get("REDIS_URL"),
+    )
+    _prepare(settings)
+    if detach:
+        with messages.status("starting"):
+            mesh = up_detached(state_dir, plan, settings)
+        _say_ready(mesh)
+        return
+    with messages.status("starting") as status:
+
+        def on_ready(mesh: MeshStatus) -> None:
+            status.stop()
+            _say_ready(mesh)
+
+        run_mesh(state_dir, plan, settings, on_ready)
+
+
+@app.command()
+def down(state_dir: StateOption = DEFAULT_STATE_DIRECTORY) -> None:
+    """End the mesh: running requests finish first."""
+    from services.local import down as end_mesh
+
+    with messages.status("draining"):
+        end_mesh(state_dir, load_config(None).mesh.drain_timeout_s)
+
+
+@app.command()
+def status(
+    state_dir: StateOption = DEFAULT_STATE_DIRECTORY,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """Show the mesh's instances and processes."""
+    from services.local import status as mesh_status
+
+    mesh = mesh_status(state_dir)
+    if as_json:
+        print(msgspec.json.format(msgspec.json.encode(mesh)).decode())
+        return
+    _print_status(mesh)
+
+
+@app.command()
+def scale(
+    counts: Annotated[list[str], typer.Argument(metavar="ROLE=N …", help="For example prefill=2 decode=3.")],
+    state_dir: StateOption = DEFAULT_STATE_DIRECTORY,
+) -> None:
+    """Change how many instances run; returns when they are ready and the surplus has drained."""
+    from services.local import scale as scale_mesh
+
+    wanted = _parse_counts(counts)
+    with messages.status("scaling"):
+        mesh = scale_mesh(state_dir, wanted, load_config(None).mesh.drain_timeout_s)
+    _print_status(mesh)
+
+
+@app.command()
 def healthcheck(
-    url: Annotated[Optional[str], typer.Option(help="Default: this machine, $LAMELLA_PORT.")] = None,  # noqa: UP045
+    url: Annotated[str | None, typer.Option(help="Default: this machine, $LAMELLA_PORT.")] = None,
     live: Annotated[
         bool, typer.Option("--live", help="Ask whether it lives, not whether it is ready.")
     ] = False,
@@ -66,16 +158,16 @@ def healthcheck(
 
 @app.command()
 def chat(
-    question: Annotated[Optional[str], typer.Argument(help="Ask once; without it, converse.")] = None,  # noqa: UP045
+    question: Annotated[str | None, typer.Argument(help="Ask once; without it, converse.")] = None,
     url: UrlOption = None,
     state_dir: Annotated[Path, typer.Option(help="The local mesh to talk to, without --url.")] = Path(
         ".lamella"
     ),
     model: str = "default",
-    system: Annotated[Optional[str], typer.Option(help="A system message.")] = None,  # noqa: UP045
-    max_tokens: Annotated[Optional[int], typer.Option(min=1)] = None,  # noqa: UP045
-    temperature: Annotated[Optional[float], typer.Option(min=0, max=2)] = None,  # noqa: UP045
-    seed: Optional[int] = None,  # noqa: UP045
+    system: Annotated[str | None, typer.Option(help="A system message.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1)] = None,
+    temperature: Annotated[float | None, typer.Option(min=0, max=2)] = None,
+    seed: int | None = None,
 ) -> None:
     """Talk to a model in the terminal, streamed."""
     from services.chat import ChatOptions
@@ -90,15 +182,61 @@ def model_path(config: ConfigOption = None) -> None:
     """Print the served model's directory (converts the default model the first time)."""
     from services.model_directory import model_directory
 
-    with errors.status("default model") as status:
+    with messages.status("default model") as status:
         directory = model_directory(
             load_config(config).model, lambda stage: status.update(f"default model: {stage}")
         )
     print(directory)
 
 
+def _with_model(config: Config, directory: Path | None, dtype: DtypeName | None) -> Config:
+    """The configuration with the command line's choices over the file's."""
+    model = config.model
+    if directory is not None:
+        model = msgspec.structs.replace(model, directory=directory.expanduser().absolute())
+    if dtype is not None:
+        model = msgspec.structs.replace(model, dtype=dtype)
+    return msgspec.structs.replace(config, model=model)
+
+
+def _prepare(config: Config) -> None:
+    """What takes long only the first time, before any process waits for it: weights and the program."""
+    from services.prepare import prepare_model
+
+    with messages.status("model") as status:
+        prepare_model(config, lambda stage: status.update(f"model: {stage} (once)"))
+
+
+def _parse_counts(counts: list[str]) -> dict[Role, int]:
+    wanted: dict[Role, int] = {}
+    for item in counts:
+        role, _, number = item.partition("=")
+        if role not in ("prefill", "decode") or not number.isdecimal():
+            raise ConfigError("scale", item, "must be prefill=N or decode=N")
+        wanted[role] = int(number)  # type: ignore[index]  # it is one of the two
+    return wanted
+
+
+def _say_ready(mesh: "MeshStatus") -> None:
+    """One line with the URL, one to try."""
+    example = (
+        f"curl {mesh.url}/v1/chat/completions -H 'content-type: application/json' -d "
+        '\'{"model": "default", "messages": [{"role": "user", "content": "Hello!"}]}\''
+    )
+    print(f"lamella is ready at {mesh.url}\n  {example}", flush=True)
+
+
+def _print_status(mesh: "MeshStatus") -> None:
+    console = Console()
+    console.print(mesh.url, highlight=False)
+    table = Table("process", "role", "pid", "state", box=None)
+    for process in mesh.processes:
+        table.add_row(process.id, process.role, str(process.pid), process.state)
+    console.print(table)
+
+
 def _local_url(state_dir: Path) -> str:
-    from services.local import mesh_status
+    from services.local import status as mesh_status
 
     return mesh_status(state_dir).url
 

@@ -1,0 +1,19 @@
+"""Makes ready what takes long the first time: the default model's weights and the captured program.
+
+Done before any process starts, so that a progress line can be shown and several instances do not wait for
+each other. Where everything is cached, nothing heavy is imported.
+"""
+
+from collections.abc import Callable
+
+from common.config import Config
+from services.model_directory import model_directory
+
+
+def prepare_model(config: Config, progress: Callable[[str], None]) -> None:
+    """Converts and captures what the cache lacks. Raises ModelError, ConfigError."""
+    directory = model_directory(config.model, progress)
+    if config.instance.engine == "model":
+        from services.model_engine import prepare_program
+
+        prepare_program(config, directory, progress)
