@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -93,8 +94,12 @@ def down(directory: Path, drain_timeout_s: float) -> None:
         raise MeshNotRunning(f"no mesh runs in {state.path}")
     # The gateway drains first, then the others; then the servers end.
     grace_s = 2 * (drain_timeout_s + STOP_GRACE_S) + STOP_TIMEOUT_S + MARGIN_S
-    for process in sorted(processes, key=lambda each: each.role != "supervisor"):
-        end_process(process, grace_s if process.role == "supervisor" else STOP_GRACE_S)
+    for process in processes:
+        if process.role == "supervisor":
+            end_process(process, grace_s)
+    if processes:
+        with ThreadPoolExecutor(len(processes)) as waiting:
+            list(waiting.map(lambda process: end_process(process, STOP_GRACE_S), processes))
     state.remove_files()
 
 

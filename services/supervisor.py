@@ -141,7 +141,7 @@ class Supervisor:
             child.kill()
 
     def add_server(self, server: embedded.EmbeddedServer) -> None:
-        self._add(Child(server.name, server.name, server.command, {}, server.log_file))
+        self._add(Child(server.name, server.name, server.command, {}, self.state.log_file(server.name)))
 
     def _servers(self) -> list[str]:
         return [name for name in SERVER_ROLES if name in self.children]

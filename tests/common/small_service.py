@@ -7,12 +7,14 @@ drains while one is open.
 import asyncio
 import os
 import sys
+from pathlib import Path
 
 import msgspec
 
 from common.config import load_config
 from common.errors import EngineError
-from common.messages import ServiceRecord
+from common.ids import InstanceId
+from common.messages import InstanceRecord, MemberRecord, ServiceRecord
 from common.service import Running, ServiceProcess, run_process, run_service
 
 
@@ -58,16 +60,42 @@ async def start(process: ServiceProcess) -> Running:
     await process.bus.subscribe(f"{namespace}.wake", Wake, lambda _: awake.set())
     await process.bus.subscribe(f"{namespace}.fail", Fail, lambda _: broken.set())
     await process.bus.serve(f"{namespace}.sleep", Sleepy, answer)
-    record = ServiceRecord(
+    return Running(_record(process), drain, close)
+
+
+def _record(process: ServiceProcess) -> MemberRecord:
+    if process.kind == "prefill" or process.kind == "decode":
+        return InstanceRecord(
+            instance_id=InstanceId(process.service_id),
+            incarnation=process.incarnation,
+            role="prefill" if process.kind == "prefill" else "decode",
+            model="none",
+            host="127.0.0.1",
+            pid=os.getpid(),
+            http_url=process.http_url,
+            block_size=1,
+            total_blocks=1,
+            context_length=1,
+            dtype="fp32",
+        )
+    return ServiceRecord(
         service_id=process.service_id,
         incarnation=process.incarnation,
-        kind="gateway",
+        kind="scheduler" if process.kind == "scheduler" else "gateway",
         host="127.0.0.1",
         pid=os.getpid(),
         http_url=process.http_url,
     )
-    return Running(record, drain, close)
+
+
+def main() -> int:
+    """``small_service [ROLE --config FILE]``, as ``lamella serve`` takes them."""
+    role, config_file = (sys.argv[1], Path(sys.argv[3])) if len(sys.argv) > 1 else ("gateway", None)
+    if role == os.environ.get("BROKEN_ROLE"):
+        sys.stderr.write("this role is broken\n")
+        return 3
+    return run_process(run_service(load_config(config_file), role, start))
 
 
 if __name__ == "__main__":
-    sys.exit(run_process(run_service(load_config(None), "gateway", start)))
+    sys.exit(main())
