@@ -219,7 +219,7 @@ class MooncakeEngine:
         return f"0x{'0' * used}{number:x}:{port}"
 
     def close(self) -> None:
-        """Drops the engine (some 0.2-0.8 s). All links must be closed before."""
+        """Drops the engine: up to 1 s with the GIL held, so last of all. Links must be closed before."""
         global _engine_pid
         if self._engine is not None and self._pid == os.getpid():
             self._engine = None
