@@ -1,10 +1,12 @@
 """Loads the real model into an Engine. The only part of the instance's start that needs torch."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from common.kv.layout import KVLayout
 from common.kv.pool import KVPool
+from common.model.cache import cached_conversion
 from common.model.program import load_program
 
 from common.config import Config, Dtype
@@ -58,6 +60,12 @@ def load_model_engine(config: Config, model_directory: Path, thread: EngineThrea
         context_length=spec.context_length,
         dtype=dtype_name,
     )
+
+
+def prepare_program(config: Config, model_directory: Path, progress: Callable[[str], None]) -> None:
+    """Captures the model into the cache if it is not there yet, so that no instance has to."""
+    dtype = TORCH_DTYPES[resolve_dtype(config.model.dtype, torch.device(config.model.device))]
+    cached_conversion(model_directory, dtype, config.model.cache_directory, progress)
 
 
 def resolve_dtype(dtype: Dtype, device: torch.device) -> str:

@@ -1,0 +1,1 @@
+"""Whole meshes: real processes, real servers, the official client."""

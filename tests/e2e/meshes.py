@@ -1,0 +1,113 @@
+"""Starts a mesh as a user would, and looks into it from outside."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from common.config import load_config
+from common.messages import InstanceRecord, MemberRecord
+from common.store import Store
+
+LAMELLA = (sys.executable, "-m", "services.cli")
+ROOT = Path(__file__).resolve().parents[2]
+START_TIMEOUT_S = 240
+SETTLE_TIMEOUT_S = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    state_dir: Path
+    url: str
+
+    def lamella(self, *arguments: str) -> str:
+        """Runs a command against this mesh and returns what it printed."""
+        return lamella(*arguments, "--state-dir", str(self.state_dir))
+
+    def status(self) -> dict[str, list[dict[str, object]]]:
+        answer: dict[str, list[dict[str, object]]] = json.loads(self.lamella("status", "--json"))
+        return answer
+
+    def pid_of(self, role: str) -> int:
+        return next(int(str(each["pid"])) for each in self.status()["processes"] if each["role"] == role)
+
+    async def members(self) -> list[MemberRecord]:
+        mesh = load_config(self.state_dir / "mesh.toml", {}).mesh
+        store = Store(mesh.redis_url, mesh.namespace)
+        await store.connect()
+        try:
+            return await store.members()
+        finally:
+            await store.close()
+
+    async def left_over(self) -> dict[str, float]:
+        """Everything that should be zero when no request is open, by ``service metric``; waits for it."""
+        deadline_s = time.monotonic() + SETTLE_TIMEOUT_S
+        while True:
+            found: dict[str, float] = {}
+            for member in await self.members():
+                text = get_text(f"{member.http_url}/metrics")
+                name = member.instance_id if isinstance(member, InstanceRecord) else member.service_id
+                for metric in LEFT_OVERS:
+                    for labels, value in re.findall(rf"^{metric}(\{{[^}}]*\}})? (\S+)$", text, re.MULTILINE):
+                        if 'state="free"' not in labels and float(value) != 0:
+                            found[f"{name} {metric}{labels}"] = float(value)
+            if not found or time.monotonic() > deadline_s:
+                return found
+            time.sleep(0.1)
+
+
+LEFT_OVERS = (
+    "lamella_kv_blocks",
+    "lamella_requests_running",
+    "lamella_requests_waiting",
+    "lamella_pending_prefill_tokens",
+    "lamella_open_requests",
+    "lamella_requests_placed",
+)
+
+
+def get_text(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=10) as response:
+        text: str = response.read().decode()
+        return text
+
+
+def lamella(*arguments: str, timeout_s: float = START_TIMEOUT_S) -> str:
+    """Runs one command of the CLI. Fails the test with what it said when it fails."""
+    done = subprocess.run(
+        [*LAMELLA, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        env=environment(),
+        check=False,
+    )
+    assert done.returncode == 0, f"lamella {' '.join(arguments)}: {done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT)}
+
+
+@contextmanager
+def running_mesh(state_dir: Path, *arguments: str, config: str = "") -> Iterator[Mesh]:
+    """A mesh on a free port, up when this returns and down, with nothing left, at the end."""
+    state_dir.mkdir(parents=True, exist_ok=True)
+    config_file = state_dir.parent / f"{state_dir.name}.toml"
+    config_file.write_text(config)
+    options = ("--state-dir", str(state_dir), "--config", str(config_file), "--port", "0")
+    lamella("up", "--detach", *options, *arguments)
+    try:
+        answer = json.loads(lamella("status", "--json", "--state-dir", str(state_dir)))
+        yield Mesh(state_dir, answer["url"])
+    finally:
+        lamella("down", "--state-dir", str(state_dir))

@@ -1,0 +1,33 @@
+"""What transformers itself generates: the truth that every path of the mesh is held against."""
+
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+import transformers
+
+
+@functools.cache
+def reference_model(directory: Path) -> transformers.PreTrainedModel:
+    model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    # No end token: generate then neither stops early nor touches its logit.
+    model.generation_config.eos_token_id = None
+    return model.eval()
+
+
+@torch.inference_mode()
+def greedy_tokens(directory: Path, prompts: Sequence[Sequence[int]], tokens: int) -> list[list[int]]:
+    """``tokens`` greedy tokens for each prompt, in fp32, left-padded into one batch; never stops early."""
+    model = reference_model(directory)
+    width = max(map(len, prompts))
+    input_ids = torch.tensor([[0] * (width - len(prompt)) + list(prompt) for prompt in prompts])
+    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    output = model.generate(
+        input_ids,
+        attention_mask=mask,
+        max_new_tokens=tokens,
+        do_sample=False,
+        pad_token_id=0,
+    )
+    return [row[width:].tolist() for row in output]
