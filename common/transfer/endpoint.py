@@ -183,7 +183,7 @@ class TransferEndpoint:
             opening.result().die(reason)
 
     async def close(self) -> None:
-        """Drains all links for a bounded time, then ends the engine, which halts the process for up to 1 s."""
+        """Drains all links for a bounded time, then ends the engine: that halts the process for up to 1 s."""
         openings = list(self._links.values())
         for opening in openings:
             opening.cancel()
