@@ -1,0 +1,38 @@
+"""Fills the model cache of an image while it is built, so that containers start fast on a read-only file system.
+
+The default model is converted once, and captured for every element type that ``dtype = auto`` may choose on
+the machine where the image runs, which is not the one that builds it.
+
+Conversions are found again by their weights' modification times, which image layers cut to whole seconds:
+the weights get a fixed time before they are captured.
+"""
+
+import os
+import sys
+
+import torch
+
+from common.config import load_config
+from common.model.cache import cached_conversion
+from common.model.default_model import default_model_directory
+
+FIXED_TIME_S = 1_700_000_000
+DTYPES = (torch.bfloat16, torch.float32)
+
+
+def main() -> None:
+    """Works in ``LAMELLA_CACHE``. Raises ConfigError or ModelError."""
+    cache = load_config(None).model.cache_directory
+    directory = default_model_directory(cache, report)
+    for weights in directory.glob("*.safetensors"):
+        os.utime(weights, (FIXED_TIME_S, FIXED_TIME_S))
+    for dtype in DTYPES:
+        cached_conversion(directory, dtype, cache, report)
+
+
+def report(stage: str) -> None:
+    print(stage, file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
