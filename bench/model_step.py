@@ -2,8 +2,8 @@
 
     python bench/model_step.py MODEL_DIRECTORY [--dtype fp32] [--threads 1] [--weights model]
 
-Prints, for decode batches and prefill chunks, the median time of a pass and the profiler's shares. Run it with
-the environment the launcher gives its instances (services/launch_plan.py) to see what they see.
+Prints, for decode batches and prefill chunks, the median time of a pass and the profiler's shares. Run it
+with the environment the launcher gives its instances (services/launch_plan.py) to see what they see.
 """
 
 import argparse

@@ -270,6 +270,9 @@ def check_config(config: Config) -> None:
         lambda v: not (v == "shared_memory" and config.transfer.protocol != "tcp"),
     )
     require("transfer.emulated_bandwidth_bytes_per_s", "must be over 0", lambda v: v is None or v > 0)
+    require("transfer.emulated_latency_s", "must be 0 or more", lambda v: v >= 0)
+    for key in ("transfer.min_port", "transfer.max_port"):
+        require(key, "must be 1..65535", lambda v: 1 <= v <= 65_535)
 
 
 def _decode_path(kind: type, value: Any) -> Any:

@@ -1,5 +1,6 @@
 """Starts a mesh as a user would, and looks into it from outside."""
 
+import asyncio
 import json
 import os
 import re
@@ -61,7 +62,7 @@ class Mesh:
                             found[f"{name} {metric}{labels}"] = float(value)
             if not found or time.monotonic() > deadline_s:
                 return found
-            time.sleep(0.1)
+            await asyncio.sleep(0.1)
 
 
 LEFT_OVERS = (
