@@ -1,0 +1,121 @@
+"""Makes a model's conversion: capture, rewrite, cut, emit, and the check that nothing mixes tokens.
+
+The self-check runs the converted program with attention replaced by a function of each token's own Q, K and
+V: tokens together and one by one must then give the same logits. It catches whatever would make a token
+depend on its batch (state outside the KV cache, scaling by the longest position), whatever the model.
+"""
+
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from common.errors import ModelError
+from common.model.cache import Manifest, save_conversion
+from common.model.capture import CapturedModel, capture_model
+from common.model.emit import emit
+from common.model.program import ModelProgram, load_converted
+from common.model.rewrite import rewrite
+from common.model.slices import cut
+from common.model.weights import WeightFiles
+from common.spec import read_spec, weight_files
+
+CHECK_POSITIONS = (3, 0, 7, 1, 12, 5, 2, 9, 4)
+CHECK_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.15, torch.float16: 0.05}
+"""Largest difference allowed, relative to the largest logit."""
+
+
+def convert(model_directory: Path, dtype: torch.dtype, target: Path, progress: Callable[[str], None]) -> None:
+    """Writes the conversion into the empty directory ``target``. Raises ModelError."""
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    spec = read_spec(model_directory)
+    progress("capturing the model")
+    model = capture_model(model_directory, dtype)
+    shapes = {
+        name: tuple(int(size) for size in node.meta["val"].shape) for node, name in model.parameters.items()
+    }
+    rewrite(
+        model.graph,
+        weights={*model.parameters, *model.constants},
+        positions=model.positions,
+    )
+    slices = cut(model)
+    constant_names = {node: f"constant.{node.name}" for node in model.constants}
+    source, entries = emit(model, slices, constant_names)
+    constants = {name: model.constants[node].contiguous() for node, name in constant_names.items()}
+    if constants:
+        save_file(constants, target / "constants.safetensors")
+    manifest = Manifest(
+        slices=tuple(entries),
+        attention_specs=model.attention_specs,
+        shapes=shapes,
+        base_prefix=model.base_prefix,
+        has_constants=bool(constants),
+        source_sha256=hashlib.sha256(source.encode()).hexdigest(),
+    )
+    save_conversion(target, manifest, source)
+    _rename_weights(model_directory, model, target, dtype, progress)
+    progress("checking the program")
+    program = load_converted(model_directory, spec, dtype, torch.device("cpu"), target)
+    check_token_wise(model_directory, program)
+
+
+def _rename_weights(
+    directory: Path, model: CapturedModel, target: Path, dtype: torch.dtype, progress: Callable[[str], None]
+) -> None:
+    """Where the files' names are not the model's (fused experts), transformers loads, and we store it so."""
+    names = set(model.parameters.values())
+    if not WeightFiles(weight_files(directory), model.base_prefix).missing(names):
+        return
+    import transformers
+
+    progress("renaming the weights")
+    load: Any = transformers.AutoModelForCausalLM.from_pretrained
+    loaded, report = load(
+        directory, dtype=dtype, local_files_only=True, trust_remote_code=False, output_loading_info=True
+    )
+    if report["missing_keys"]:
+        raise ModelError(f"{directory}: the weight files lack {', '.join(sorted(report['missing_keys']))}")
+    state = loaded.state_dict()
+    (target / "weights").mkdir()
+    save_file({name: state[name].contiguous() for name in names}, target / "weights" / "model.safetensors")
+
+
+class _OwnToken:
+    """Attention that lets every token see only itself, unlike any other by its Q, K and V."""
+
+    def __init__(self, program: ModelProgram) -> None:
+        self._group = program.attention_specs[0].heads // program.attention_specs[0].kv_heads
+        self._output = torch.empty(0)
+
+    def send_q(self, layer: int, q: torch.Tensor) -> None:
+        self._output = q
+
+    def send_kv(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
+        wide_k, wide_v = (part.repeat_interleave(self._group, dim=1) for part in (k, v))
+        self._output = (self._output * wide_k).sigmoid() + wide_v
+
+    def receive(self, layer: int) -> torch.Tensor:
+        return self._output.contiguous()
+
+
+def check_token_wise(directory: Path, program: ModelProgram) -> None:
+    """Raises ModelError where a token's logits depend on the tokens beside it."""
+    count = len(CHECK_POSITIONS)
+    positions = torch.tensor(CHECK_POSITIONS)
+    token_ids = torch.arange(count) * 7 % program.spec.vocab_size
+    together = program.run(token_ids, positions, _OwnToken(program), torch.arange(count)).float()
+    row = torch.zeros(1, dtype=torch.int64)
+    for index in range(count):
+        span = slice(index, index + 1)
+        alone = program.run(token_ids[span], positions[span], _OwnToken(program), row).float()
+        difference = float((together[index] - alone[0]).abs().max() / together.abs().max())
+        if not difference <= CHECK_TOLERANCE.get(program.dtype, 0.15):
+            raise ModelError(
+                f"{directory}: {program.spec.architecture} mixes tokens outside attention "
+                f"(logits differ by {difference:.2g} of the largest): it cannot be batched"
+            )

@@ -1,0 +1,45 @@
+"""What the model's slices and the attention between them say to each other.
+
+The model never sees a KV cache: between two slices it hands out Q, then K and V, and receives the attention's
+output. Whoever answers (this process's pool, or attention workers elsewhere) implements ``AttentionIO``.
+Q goes first, so that attention over the cached tokens can start before K and V exist (Infinite-LLM, Lamina).
+"""
+
+from typing import Protocol
+
+import msgspec
+import torch
+
+
+class AttentionSpec(msgspec.Struct, frozen=True):
+    """One layer's attention, all that an attention worker must know of the model.
+
+    A token at position p sees keys at positions > p − ``window`` (None: all). ``softcap`` bounds the scores
+    by ``softcap · tanh(score / softcap)``.
+    """
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
+
+
+class AttentionIO(Protocol):
+    """One step's attention, layer by layer: ``send_q``, ``send_kv``, ``receive``, then the next layer.
+
+    Tensors are flat over the batch's T tokens and may be strided views.
+    """
+
+    def send_q(self, layer: int, q: torch.Tensor) -> None:
+        """``q`` [T, heads, head_dim], rotated."""
+        ...
+
+    def send_kv(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
+        """``k``, ``v`` [T, kv_heads, head_dim], rotated."""
+        ...
+
+    def receive(self, layer: int) -> torch.Tensor:
+        """[T, heads, head_dim], contiguous, in the model's dtype."""
+        ...

@@ -1,0 +1,155 @@
+"""The model as a program: slices that run between attentions, over flat ragged batches without padding.
+
+Started from a cache of generated source, a manifest and constants (``common.model.convert`` fills it when it
+is empty), so a serving process imports torch and safetensors, not transformers. One program serves prefill,
+decode and mixtures of both: what differs is only the ``AttentionIO`` (house rule: one implementation).
+"""
+
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from common.errors import ModelError
+from common.model.cache import Manifest, SliceEntry, cached_conversion, load_manifest
+from common.model.interface import AttentionIO, AttentionSpec
+from common.model.linears import WeightForm, linear_of
+from common.model.weights import WeightFiles, load_tensors
+from common.spec import ModelSpec, read_spec, weight_files
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class BoundSlice:
+    """A slice's function with the weights it uses."""
+
+    run: Callable[..., Any]
+    layer: int | None
+    bound: tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelProgram:
+    """One model on one device, ready to run. Holds no state between runs."""
+
+    spec: ModelSpec
+    attention_specs: tuple[AttentionSpec, ...]
+    dtype: torch.dtype
+    device: torch.device
+    slices: tuple[BoundSlice, ...]
+    last_context_token_dims: tuple[int | None, ...]
+
+    @torch.inference_mode()
+    def run(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        attention: AttentionIO,
+        output_rows: torch.Tensor,
+    ) -> torch.Tensor:
+        """``token_ids``, ``positions`` [T] int64 → logits [R, vocab] of the tokens at ``output_rows`` [R].
+
+        The rows are chosen before the last slice, which the others then need not pass. R = 0 still writes
+        every layer's K and V and returns [0, vocab].
+        """
+        context: tuple[torch.Tensor, ...] = (token_ids.unsqueeze(0), positions.unsqueeze(0))
+        received: torch.Tensor | None = None
+        for piece in self.slices[:-1]:
+            context = piece.run(attention, piece.layer, received, *context, *piece.bound)
+            assert piece.layer is not None
+            received = attention.receive(piece.layer)
+        if output_rows.numel() == 0:
+            return torch.empty(0, self.spec.vocab_size, dtype=self.dtype, device=self.device)
+        chosen = [
+            value if dim is None else value.index_select(dim, output_rows)
+            for value, dim in zip(context, self.last_context_token_dims, strict=True)
+        ]
+        assert received is not None
+        last = self.slices[-1]
+        logits: torch.Tensor = last.run(
+            attention, None, received.index_select(0, output_rows), *chosen, *last.bound
+        )
+        return logits.squeeze(0)
+
+
+def load_program(
+    model_directory: Path,
+    dtype: torch.dtype,
+    device: torch.device,
+    cache_directory: Path,
+    *,
+    weights: WeightForm = "model",
+    progress: Progress = lambda stage: None,
+) -> ModelProgram:
+    """Converts the model first if the cache does not hold it. Raises ModelError where it cannot be served."""
+    spec = read_spec(model_directory)
+    conversion = cached_conversion(model_directory, dtype, cache_directory, progress)
+    progress("loading the weights")
+    return load_converted(model_directory, spec, dtype, device, conversion, weights)
+
+
+def load_converted(
+    model_directory: Path,
+    spec: ModelSpec,
+    dtype: torch.dtype,
+    device: torch.device,
+    conversion: Path,
+    weights: WeightForm = "model",
+) -> ModelProgram:
+    """Binds a conversion's slices to the model's weights."""
+    manifest, source = load_manifest(conversion)
+    _check_specs(model_directory, spec, manifest)
+    module = _import_source(source)
+    constants = load_file(conversion / "constants.safetensors") if manifest.has_constants else {}
+    renamed = conversion / "weights"
+    files = WeightFiles(weight_files(renamed if renamed.is_dir() else model_directory), manifest.base_prefix)
+    loaded: dict[str, torch.Tensor] = {}
+    slices = []
+    for index, entry in enumerate(manifest.slices):
+        wanted = [name for name in entry.tensors if name not in loaded]
+        loaded |= load_tensors(files, constants, wanted, manifest.shapes, dtype, device)
+        slices.append(_bind(module, entry, loaded, weights))
+        later = {name for other in manifest.slices[index + 1 :] for name in other.tensors}
+        loaded = {name: tensor for name, tensor in loaded.items() if name in later}
+    return ModelProgram(
+        spec=spec,
+        attention_specs=manifest.attention_specs,
+        dtype=dtype,
+        device=device,
+        slices=tuple(slices),
+        last_context_token_dims=manifest.slices[-1].context_token_dims,
+    )
+
+
+@torch.inference_mode()
+def _bind(
+    module: ModuleType, entry: SliceEntry, loaded: dict[str, torch.Tensor], form: WeightForm
+) -> BoundSlice:
+    tensors = [loaded[name] for name in entry.tensors]
+    bound = getattr(module, entry.bind)(tensors, lambda weight, bias: linear_of(weight, bias, form))
+    return BoundSlice(getattr(module, entry.run), entry.layer, bound)
+
+
+def _import_source(source: Path) -> ModuleType:
+    found = importlib.util.spec_from_file_location("lamella_slices", source)
+    if found is None or found.loader is None:
+        raise ModelError(f"{source}: cannot be imported")
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    return module
+
+
+def _check_specs(directory: Path, spec: ModelSpec, manifest: Manifest) -> None:
+    captured = {(each.kv_heads, each.head_dim) for each in manifest.attention_specs}
+    said = (spec.kv_heads, spec.head_dim)
+    if captured != {said} or len(manifest.attention_specs) != spec.layers:
+        raise ModelError(
+            f"{directory}: the model's code has {len(manifest.attention_specs)} layers with "
+            f"(kv_heads, head_dim) {sorted(captured)}, its config.json says {spec.layers} with {said}"
+        )
