@@ -15,7 +15,7 @@ import msgspec
 from common.errors import ConfigError
 from services.bench.config import BenchError
 from services.bench.connection import ConnectionFailed, ConnectionPool, encode_request
-from services.bench.stream import CompletionStream, Usage, read_error
+from services.bench.stream import UNREADABLE, CompletionStream, Usage, read_error
 
 LONGEST_ERROR_BYTES = 64 * 1024
 LONGEST_MODELS_BYTES = 4 * 2**20
@@ -246,7 +246,7 @@ async def find_model(
         raise BenchError(str(exc)) from exc
     try:
         cards = msgspec.json.decode(sink.body, type=_Cards).data if sink.status == HTTP_OK else ()
-    except msgspec.MsgspecError:
+    except UNREADABLE:
         cards = ()
     chosen = next((card for card in cards if wanted in (None, card.id)), None)
     if chosen is not None:

@@ -13,6 +13,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from common.errors import ConfigError
@@ -25,16 +26,14 @@ HEAVY_OUTPUT_TOKENS = 128
 Workload = str
 
 
-@dataclass(frozen=True, slots=True)
-class FixedLength:
+class FixedLength(msgspec.Struct, frozen=True, tag="fixed"):
     tokens: int
 
     def draw(self, generator: np.random.Generator) -> int:
         return self.tokens
 
 
-@dataclass(frozen=True, slots=True)
-class UniformLength:
+class UniformLength(msgspec.Struct, frozen=True, tag="uniform"):
     lowest_tokens: int
     highest_tokens: int
 
@@ -42,8 +41,7 @@ class UniformLength:
         return int(generator.integers(self.lowest_tokens, self.highest_tokens, endpoint=True))
 
 
-@dataclass(frozen=True, slots=True)
-class LogNormalLength:
+class LogNormalLength(msgspec.Struct, frozen=True, tag="lognormal"):
     """Truncated by drawing again, which keeps the shape inside the bounds."""
 
     median_tokens: float

@@ -15,6 +15,10 @@ LONGEST_LINE_BYTES = 4 * 2**20
 """An event without an end is a broken server: the buffer is bounded."""
 
 
+UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError)
+"""What decoding raises for bytes that are no JSON of the shape, or no UTF-8."""
+
+
 class _Delta(msgspec.Struct, frozen=True, gc=False):
     content: str | None = None
     reasoning_content: str | None = None
@@ -107,7 +111,7 @@ class CompletionStream:
             return
         try:
             event = _DECODER.decode(payload)
-        except msgspec.MsgspecError as exc:
+        except UNREADABLE as exc:
             self._fail(StreamFault.MALFORMED_EVENT, f"{exc}: {payload[:120]!r}")
             return
         if event.error != NO_ERROR:
@@ -150,9 +154,9 @@ def read_error(body: bytes) -> str:
 def _read_fields(body: bytes) -> _ErrorFields | None:
     try:
         return msgspec.json.decode(body, type=_NestedError).error
-    except msgspec.MsgspecError:
+    except UNREADABLE:
         pass
     try:
         return msgspec.json.decode(body, type=_ErrorFields)
-    except msgspec.MsgspecError:
+    except UNREADABLE:
         return None
