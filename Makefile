@@ -1,0 +1,39 @@
+# Everything a newcomer types. Needs python3 (3.11 or newer) and make; the rest is installed into .venv.
+
+VENV := .venv
+ROOMS := common gateway scheduler prefill decode attention services
+SOURCES := $(ROOMS) deploy tests
+
+export HF_HUB_OFFLINE := 1
+
+.PHONY: help setup serve test lint format clean
+
+help:
+	@echo "make serve    set up and run the mesh until Ctrl-C (UP='--prefill 2 --decode 2' adds options)"
+	@echo "make test     set up and pass the tests (TESTS=tests/common picks some)"
+	@echo "make lint     style, types and import floors"
+	@echo "make format   apply the style"
+	@echo "make setup    create or update .venv only"
+	@echo "make clean    remove .venv and caches"
+
+setup:
+	@deploy/setup.sh $(VENV)
+
+serve: setup
+	@exec $(VENV)/bin/lamella up $(UP)
+
+test: setup
+	$(VENV)/bin/python -m pytest $(TESTS)
+
+lint: setup
+	$(VENV)/bin/ruff check $(SOURCES)
+	$(VENV)/bin/ruff format --check $(SOURCES)
+	$(VENV)/bin/mypy $(SOURCES)
+	$(VENV)/bin/lint-imports
+
+format: setup
+	$(VENV)/bin/ruff check --fix $(SOURCES)
+	$(VENV)/bin/ruff format $(SOURCES)
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build *.egg-info

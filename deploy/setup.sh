@@ -1,0 +1,70 @@
+#!/bin/sh
+# Creates .venv with exactly what requirements.lock names, torch, and this project. Idempotent: a second run
+# with the same lock does nothing. Needs python3 >= 3.11; everything else is installed.
+#
+#   deploy/setup.sh [VENV]          PYTHON=python3.12 deploy/setup.sh
+set -eu
+
+root=$(cd "$(dirname "$0")/.." && pwd)
+venv=${1:-$root/.venv}
+torch=$(sed -n 's/^  "\(torch==[^"]*\)",$/\1/p' "$root/pyproject.toml")
+
+say() { printf 'lamella setup: %s\n' "$*"; }
+fail() { printf 'lamella setup: %s\n' "$*" >&2; exit 1; }
+
+fingerprint() {
+    cat "$root/requirements.lock" "$root/pyproject.toml" "$root/deploy/setup.sh" | cksum | tr ' ' -
+}
+
+find_python() {
+    for candidate in ${PYTHON:-python3 python3.13 python3.12 python3.11}; do
+        if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+            echo "$candidate"
+            return
+        fi
+    done
+    fail "needs Python 3.11 or newer; ${PYTHON:-python3} is $(${PYTHON:-python3} --version 2>&1 || true)"
+}
+
+make_venv() {
+    python=$(find_python)
+    "$python" -c 'import ensurepip, venv' 2>/dev/null ||
+        fail "$python cannot make virtual environments; on Debian and Ubuntu: apt-get install python3-venv"
+    say "virtual environment in $venv"
+    "$python" -m venv --clear "$venv"
+}
+
+install() {
+    "$venv/bin/python" -m pip install --quiet --quiet --disable-pip-version-check --no-input --no-compile "$@"
+}
+
+can_import_torch() { "$venv/bin/python" -c 'import torch' 2>/dev/null; }
+
+install_torch() {
+    # By version, not by hash: machines without and with CUDA get different files under the same version.
+    if command -v nvidia-smi >/dev/null 2>&1; then
+        say "$torch with CUDA"
+        install "$torch"
+        return
+    fi
+    say "$torch"
+    install --no-deps "$torch"
+    if ! can_import_torch; then
+        say "this index only has the CUDA build of torch: installing its libraries too (large)"
+        install "$torch"
+    fi
+}
+
+stamp=$venv/.lamella-setup
+[ -x "$venv/bin/lamella" ] && [ "$(cat "$stamp" 2>/dev/null)" = "$(fingerprint)" ] && exit 0
+
+[ -x "$venv/bin/python" ] && "$venv/bin/python" -c 'import pip' 2>/dev/null || make_venv
+rm -f "$stamp"
+say "packages of requirements.lock (a minute or two the first time)"
+install --require-hashes --no-deps -r "$root/requirements.lock"
+install_torch
+say "lamella itself"
+install --no-deps --no-build-isolation --editable "$root"
+"$root/deploy/libibverbs.sh" "$venv"
+fingerprint >"$stamp"
+say "done"
