@@ -1,0 +1,85 @@
+"""Attention over a part of the keys, and the merge of parts.
+
+A partial result is (output, lse): the attention over some keys and the natural logarithm of the sum of their
+exponentiated scores. Two partials of disjoint keys merge exactly (flash decoding; Infinite-LLM's
+DistAttention, Adrenaline), so pages, histories and machines can each compute their own.
+"""
+
+import torch
+
+Partial = tuple[torch.Tensor, torch.Tensor]
+"""(output [..., queries, head_dim], lse [..., queries] fp32, natural logarithm)"""
+
+
+def partial_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    scale: float,
+    *,
+    mask: torch.Tensor | None = None,
+    is_causal: bool = False,
+    softcap: float | None = None,
+) -> Partial:
+    """``q`` [B, heads, queries, head_dim] over ``k``, ``v`` [B, kv_heads, keys, head_dim], keys ≥ 1.
+
+    ``mask`` is additive, in q's dtype, broadcast to [B, heads, queries, keys]; every query must see at least
+    one key. ``is_causal``: query i sees keys 0..i (queries = keys). Raises ValueError for empty keys, which
+    would kill the process inside the CPU kernel.
+    """
+    if k.shape[2] == 0:
+        raise ValueError("attention over no keys: skip the call and keep the other partial")
+    if q.device.type == "cpu" and softcap is None:
+        output, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            q, k, v, 0.0, is_causal, attn_mask=mask, scale=scale
+        )
+        return output, lse
+    return _partial_by_products(q, k, v, scale, mask, is_causal, softcap)
+
+
+def _partial_by_products(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    scale: float,
+    mask: torch.Tensor | None,
+    is_causal: bool,
+    softcap: float | None,
+) -> Partial:
+    """Two matrix products in fp32: runs on any device and knows softcap."""
+    batch, heads, queries, head_dim = q.shape
+    kv_heads, keys = k.shape[1], k.shape[2]
+    group = heads // kv_heads
+    folded = q.float().reshape(batch, kv_heads, group * queries, head_dim)
+    scores = (folded @ k.float().transpose(-1, -2)) * scale
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    scores = scores.view(batch, heads, queries, keys)
+    if mask is not None:
+        scores = scores + mask
+    if is_causal:
+        hidden = torch.ones(queries, keys, dtype=torch.bool, device=q.device).triu(1)
+        scores = scores.masked_fill(hidden, float("-inf"))
+    lse = scores.logsumexp(dim=-1)
+    weights = (scores - lse.unsqueeze(-1)).exp().view(batch, kv_heads, group * queries, keys)
+    output = (weights @ v.float()).view(batch, heads, queries, head_dim)
+    return output.to(q.dtype), lse
+
+
+def merge_two(first: Partial, second: Partial) -> Partial:
+    """Both over the same queries. A partial over no keys has lse −inf and weighs nothing."""
+    (o1, lse1), (o2, lse2) = first, second
+    share = torch.sigmoid(lse2 - lse1).unsqueeze(-1)
+    share = torch.where(torch.isneginf(lse1).unsqueeze(-1), 1.0, share)
+    merged = torch.lerp(o1.float(), o2.float(), share)
+    return merged.to(o1.dtype), torch.logaddexp(lse1, lse2)
+
+
+def merge_partials(outputs: torch.Tensor, lses: torch.Tensor, dim: int) -> Partial:
+    """Merges along ``dim`` of ``outputs`` [..., head_dim] and ``lses`` (the same shape without the last).
+
+    Entries with lse −inf weigh nothing; at least one along ``dim`` must be finite.
+    """
+    weights = lses.softmax(dim=dim)
+    merged = (outputs.float() * weights.unsqueeze(-1)).sum(dim=dim)
+    return merged.to(outputs.dtype), lses.logsumexp(dim=dim)
