@@ -7,6 +7,7 @@ import asyncio
 import json
 import os
 import signal
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,9 +17,11 @@ from common.errors import ConfigError, ServiceError
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.progress import Progress as ProgressBar
 
     from services.bench.config import BackgroundLoad, BenchConfig
-    from services.bench.run import BenchRun, Progress
+    from services.bench.run import BenchRun
+    from services.bench.run import Progress as RunProgress
 
 REFRESH_S = 0.25
 EXIT_NOTHING_SERVED = 1
@@ -45,7 +48,7 @@ def bench(
     ] = None,
     arrivals: Annotated[str, typer.Option(help="poisson | fixed.", rich_help_panel=LOAD)] = "poisson",
     requests: Annotated[
-        int | None, typer.Option(help="How many [100, or the whole trace].", rich_help_panel=LOAD)
+        int | None, typer.Option(help="How many (100, or the whole trace).", rich_help_panel=LOAD)
     ] = None,
     duration_s: Annotated[
         float | None, typer.Option(help="Send nothing new after so long.", rich_help_panel=LOAD)
@@ -82,7 +85,7 @@ def bench(
         ),
     ] = None,
     context_tokens: Annotated[
-        int | None, typer.Option(help="Cut requests to it [what the server tells].", rich_help_panel=WORK)
+        int | None, typer.Option(help="Cut requests to it (what the server tells).", rich_help_panel=WORK)
     ] = None,
     seed: Annotated[
         int, typer.Option(help="Same seed, same prompts and arrivals.", rich_help_panel=WORK)
@@ -106,7 +109,7 @@ def bench(
     ] = "512",
     slo: Annotated[
         str | None,
-        typer.Option(help="Seconds: ttft=0.5,tpot=0.1[,tbt=…][,e2e=…].", rich_help_panel=JUDGE),
+        typer.Option(help="Seconds: ttft=0.5,tpot=0.1; also tbt, e2e.", rich_help_panel=JUDGE),
     ] = None,
     stream_tokens_check: Annotated[
         bool,
@@ -219,8 +222,30 @@ def _run(console: "Console", config: "BenchConfig") -> "BenchRun":
 
 async def _run_shown(console: "Console", config: "BenchConfig") -> "BenchRun":
     """Run with a progress bar. The first Ctrl-C ends the run and reports it; a second one kills."""
+    # Imported before the run: loading it while requests are due would make them late.
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        SpinnerColumn,
+        TaskProgressColumn,
+        TextColumn,
+        TimeElapsedColumn,
+    )
+
     from services.bench.run import run_bench
 
+    bar = Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[state]}"),
+        console=console,
+        # Its own refresh thread would take the lock that this loop needs; it is redrawn from here.
+        auto_refresh=False,
+        transient=True,
+    )
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -236,7 +261,7 @@ async def _run_shown(console: "Console", config: "BenchConfig") -> "BenchRun":
             config,
             api_key=api_key,
             stop=stop,
-            on_start=lambda progress: displays.add(asyncio.create_task(_show(console, progress))),
+            on_start=lambda progress: displays.add(asyncio.create_task(_show(bar, progress))),
         )
     finally:
         for display in displays:
@@ -245,34 +270,22 @@ async def _run_shown(console: "Console", config: "BenchConfig") -> "BenchRun":
         loop.remove_signal_handler(signal.SIGINT)
 
 
-async def _show(console: "Console", progress: "Progress") -> None:
+async def _show(bar: "ProgressBar", progress: "RunProgress") -> None:
     """Redraw the progress bar until cancelled."""
-    import time
-
-    from rich import progress as bars
-
-    columns = (
-        bars.SpinnerColumn(),
-        bars.TextColumn("{task.description}"),
-        bars.BarColumn(),
-        bars.TaskProgressColumn(),
-        bars.TimeElapsedColumn(),
-        bars.TextColumn("{task.fields[state]}"),
-    )
+    by_clock = progress.requests is None
     started_s = time.monotonic()
-    # Its own refresh thread would take the lock that this loop needs; it is redrawn from here.
-    with bars.Progress(*columns, console=console, auto_refresh=False, transient=True) as display:
-        total = progress.requests if progress.requests is not None else progress.duration_s
-        task = display.add_task("measuring", total=total, state="")
+    with bar:
+        task = bar.add_task(
+            "measuring", total=progress.duration_s if by_clock else progress.requests, state=""
+        )
         while True:
             record = progress.foreground
-            by_clock = progress.requests is None
-            display.update(
+            bar.update(
                 task,
                 completed=time.monotonic() - started_s if by_clock else len(record.outcomes),
                 state=f"{len(record.outcomes)} done, {record.in_flight} in flight, {record.failed} failed",
             )
-            display.refresh()
+            bar.refresh()
             await asyncio.sleep(REFRESH_S)
 
 

@@ -9,15 +9,21 @@ Cancelling an offer cuts its requests off; each is still recorded, as cut.
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import islice
 
 from services.bench.client import Attempt, BenchRequest, Client, Outcome
 
 FAILURE_PAUSE_S = 0.25
 """A closed loop's user waits so long after a failure that names no time, lest it hammer a dead server."""
 LONGEST_RETRY_AFTER_S = 10.0
+MADE_AHEAD = 64
+"""Requests of an open loop that are made and not due yet: a burst's worth, and a bound on their memory."""
+MAKING_S = 0.005
+"""None is made when the next is due so soon: more than making the longest prompt takes."""
 
 
 @dataclass(slots=True)
@@ -67,11 +73,15 @@ async def offer_open_loop(
     """Send each request at its arrival (seconds from now), then wait for all of them to end.
 
     An arrival beyond ``most_in_flight`` is recorded as failed (``client_limit``): not sent, and not lost from
-    the count either. A request is made before its time comes, so that making it delays nothing.
+    the count either. Requests are made ahead, while nothing is due: traces come in bursts of equal times, and
+    making a long prompt takes a millisecond.
     """
+    pairs = zip(requests, arrivals_s, strict=False)
+    ready = deque(islice(pairs, MADE_AHEAD))
     start_s = time.monotonic()
     async with asyncio.TaskGroup() as group:
-        for request, arrival_s in zip(requests, arrivals_s, strict=False):
+        while ready:
+            request, arrival_s = ready.popleft()
             due_s = start_s + arrival_s
             # Late or not, one turn of the loop goes to the streams between two arrivals.
             await asyncio.sleep(max(0.0, due_s - time.monotonic()))
@@ -81,6 +91,21 @@ async def offer_open_loop(
                 offering.record.add(refused.outcome())
             else:
                 group.create_task(attempt_request(offering, request, due_s))
+            await _make_ahead(ready, pairs, start_s)
+
+
+async def _make_ahead(
+    ready: deque[tuple[BenchRequest, float]], pairs: Iterator[tuple[BenchRequest, float]], start_s: float
+) -> None:
+    """Fill ``ready`` while its first request is not due yet, letting the streams in between."""
+    while len(ready) < MADE_AHEAD:
+        if ready and start_s + ready[0][1] - time.monotonic() < MAKING_S:
+            return
+        made = next(pairs, None)
+        if made is None:
+            return
+        ready.append(made)
+        await asyncio.sleep(0)
 
 
 async def offer_closed_loop(

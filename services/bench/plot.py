@@ -35,8 +35,8 @@ PANELS = (
 def write_plot(path: Path, run: BenchRun) -> None:
     """Draw ``run`` into ``path``; the ending says the format (png, svg, pdf)."""
     with plt.rc_context({"font.size": 9, "font.family": "sans-serif", "text.color": INK}):
-        layout = ConstrainedLayoutEngine(rect=(0.0, 0.0, 1.0, 0.93), hspace=0.06, wspace=0.04)
-        figure, axes = plt.subplots(2, 2, figsize=(10.5, 7.2), layout=layout)
+        layout = ConstrainedLayoutEngine(rect=(0.0, 0.0, 1.0, 0.91), hspace=0.06, wspace=0.04)
+        figure, axes = plt.subplots(2, 2, figsize=(11.0, 7.6), layout=layout)
         for axis, (name, title) in zip(axes.flat, PANELS, strict=True):
             _draw_panel(axis, name, title, run.samples, run.result.config.objectives)
         _draw_title(figure, run)
@@ -47,7 +47,7 @@ def write_plot(path: Path, run: BenchRun) -> None:
 def _draw_panel(
     axis: Any, name: str, title: str, samples: dict[str, Samples], objectives: ServiceObjectives | None
 ) -> None:
-    axis.set_title(title, loc="left", fontsize=10, color=INK)
+    axis.set_title(title, loc="left", fontsize=10, fontweight="bold", color=INK, pad=30)
     drawn = {load: values for load, one in samples.items() if (values := getattr(one, name))}
     for load, values in drawn.items():
         _draw_curve(axis, load, values)
@@ -63,7 +63,7 @@ def _draw_panel(
         axis.axvline(bound_s * 1e3, color="#b3261e", linewidth=1, linestyle=(0, (4, 3)))
         axis.annotate(
             f"SLO {bound_s * 1e3:g} ms", (bound_s * 1e3, 0.02), rotation=90, color="#b3261e", fontsize=8,
-            ha="right", va="bottom", textcoords="offset points", xytext=(-2, 2),
+            ha="left", va="bottom", textcoords="offset points", xytext=(3, 2),
         )  # fmt: skip
     axis.set_ylim(0.0, 1.02)
     axis.yaxis.set_major_formatter(PercentFormatter(1.0))
@@ -74,20 +74,29 @@ def _draw_panel(
     axis.tick_params(colors=QUIET, which="both")
     axis.set_xlabel("ms", color=QUIET)
     if drawn:
-        axis.legend(frameon=False, loc="lower right", fontsize=8)
+        # Above the axes: a curve may go anywhere inside.
+        legend = axis.legend(
+            frameon=False, loc="lower left", bbox_to_anchor=(-0.01, 0.99), fontsize=8,
+            borderpad=0.2, labelspacing=0.2, handlelength=1.2,
+        )  # fmt: skip
+        legend.set_in_layout(False)
 
 
 def _draw_curve(axis: Any, load: str, values_s: Sequence[float]) -> None:
     ordered_ms = np.sort(np.asarray(values_s)) * 1e3
+    p50_ms, p99_ms = np.percentile(ordered_ms, [50, 99])
     shares = np.arange(1, ordered_ms.size + 1) / ordered_ms.size
     if ordered_ms.size > MOST_POINTS:
         chosen = np.linspace(0, ordered_ms.size - 1, MOST_POINTS).astype(int)
         ordered_ms, shares = ordered_ms[chosen], shares[chosen]
     color = COLORS[load]
-    p50_ms, p99_ms = np.percentile(ordered_ms, [50, 99])
-    label = f"{load}: p50 {p50_ms:,.4g}, p99 {p99_ms:,.4g} ms (n = {len(values_s):,})"
+    label = f"{load}: p50 {_digits(p50_ms)}, p99 {_digits(p99_ms)} ms (n = {len(values_s):,})"
     axis.step(ordered_ms, shares, where="post", color=color, linewidth=1.8, label=label)
     axis.plot([p50_ms, p99_ms], [0.5, 0.99], "o", color=color, markersize=4, zorder=3)
+
+
+def _digits(milliseconds: float) -> str:
+    return f"{milliseconds:,.0f}" if milliseconds >= 1000 else f"{milliseconds:.1f}"
 
 
 def _scale(axis: Any, values_s: Any) -> None:
@@ -103,9 +112,9 @@ def _scale(axis: Any, values_s: Any) -> None:
 def _draw_title(figure: Any, run: BenchRun) -> None:
     result = run.result
     figure.text(
-        0.012, 0.972, f"{result.model} · {result.config.url}", fontsize=12, fontweight="bold", color=INK
+        0.012, 0.975, f"{result.model} · {result.config.url}", fontsize=12, fontweight="bold", color=INK
     )
-    figure.text(0.012, 0.947, "   |   ".join(map(_describe, result.loads)), fontsize=9, color=QUIET)
+    figure.text(0.012, 0.963, "\n".join(map(_describe, result.loads)), fontsize=9, color=QUIET, va="top")
 
 
 def _describe(load: LoadResult) -> str:
