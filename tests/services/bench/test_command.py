@@ -76,10 +76,14 @@ async def test_a_chat_run_allows_for_the_servers_template(tmp_path: Path) -> Non
     assert "another prompt length" not in out
 
 
-async def test_nothing_served_is_a_failure_that_names_its_cause() -> None:
+async def test_nothing_served_is_a_failure_that_names_its_cause(tmp_path: Path) -> None:
+    picture = tmp_path / "nothing.svg"
     async with LocalServer(Behaviour.OVERLOADED) as server:
-        status, out, _ = await run_command("--url", server.url, "--rate", "500", "--requests", "3")
+        status, out, _ = await run_command(
+            "--url", server.url, "--rate", "500", "--requests", "3", "--plot", picture
+        )
     assert status == 1
+    assert "nothing measured" in picture.read_text()
     assert "3 × http_503: over: full" in out
 
 
