@@ -38,7 +38,13 @@ REFUSED = replace(
     failure=Failure("http_503", "full"),
 )
 CUT = replace(
-    SERVED, index=3, token_times_s=array("d", [101.8, 101.9]), usage=None, has_done=False, is_cut=True
+    SERVED,
+    index=3,
+    token_times_s=array("d", [101.8, 101.9]),
+    finished_s=101.9,
+    usage=None,
+    has_done=False,
+    is_cut=True,
 )
 
 
