@@ -280,7 +280,8 @@ class ServiceRecord(msgspec.Struct, frozen=True, tag="service", kw_only=True):
 
 MemberRecord = InstanceRecord | ServiceRecord
 InstanceCall = PrefillTask | DecodeTask | PullKV
-GatewayEvent = TokenBatch | SequenceFailed | InstanceGone
-"""What a gateway hears: the first two on its own subject, the last on the one for everyone."""
+GatewayEvent = TokenBatch | SequenceFailed
 SchedulerEvent = RequestEnded | LoadReport
+Announcement = InstanceGone | GatewayGone
+"""What the scheduler tells everyone."""
 InstanceEvent = CancelRequest | InstanceGone | GatewayGone

@@ -13,8 +13,9 @@ def service_of(role: ServiceRole, config: Config) -> Coroutine[Any, Any, None]:
     match role:
         case "gateway":
             from gateway.service import run_gateway
+            from services.model_directory import model_directory
 
-            return run_gateway(config)
+            return run_gateway(config, model_directory(config.model))
         case "scheduler":
             from services.scheduler_host import run_scheduler
 

@@ -1,0 +1,234 @@
+"""From a validated request to the choices to generate: prompts rendered and tokenized, limits checked."""
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TypeVar
+
+from common.config import GatewayConfig
+from common.errors import ContextLengthExceeded, InvalidRequest, ModelNotFound
+from common.ids import GatewayId, new_request_id
+from common.messages import GenerationRequest, SamplingParams
+from common.model.tokens import Detokenizer, Tokenizer
+from gateway.generation import Generation
+from gateway.openai import ChatRequest, CompletionRequest
+from gateway.responses import ChatEncoder, CompletionEncoder, Encoder
+from gateway.stop_strings import StopStrings
+
+Result = TypeVar("Result")
+
+BYTES_PER_TOKEN = 16
+"""A prompt of more bytes than this per token of context cannot fit; it is refused before tokenizing."""
+SEED_BITS = 63
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One client call: its choices, and how their text becomes bytes."""
+
+    generations: list[Generation]
+    encoder: Encoder
+    is_streamed: bool
+    wants_usage: bool
+    ignored_fields: list[str]
+    prompt_tokens: int
+    changed: asyncio.Event
+
+
+@dataclass(frozen=True, slots=True)
+class CallFactory:
+    """What is known of the served model, and the threads that tokenize."""
+
+    gateway_id: GatewayId
+    model_name: str
+    context_length: int
+    vocab_size: int
+    tokenizer: Tokenizer
+    config: GatewayConfig
+    threads: ThreadPoolExecutor
+
+    async def chat(self, request: ChatRequest) -> Call:
+        """Raises ModelNotFound, InvalidRequest, ContextLengthExceeded."""
+        self._check(request)
+        messages = [message.as_template_input() for message in request.messages]
+        self._check_bytes(sum(len(str(message["content"]).encode()) for message in messages), "messages")
+
+        def encode() -> list[int]:
+            prompt = self.tokenizer.render_chat(messages, **(request.chat_template_kwargs or {}))
+            # The template writes the special tokens itself.
+            return self.tokenizer.encode(prompt, add_special_tokens=False)
+
+        prompt_ids = await self._in_thread(encode)
+        encoder = ChatEncoder(
+            f"chatcmpl-{secrets.token_hex(12)}",
+            int(time.time()),
+            self.model_name,
+            self.tokenizer,
+            request.logprobs,
+        )
+        return self._call(request, [prompt_ids], encoder, "messages")
+
+    async def completion(self, request: CompletionRequest) -> Call:
+        """Raises ModelNotFound, InvalidRequest, ContextLengthExceeded."""
+        self._check(request)
+        prompts = request.prompts
+        if not prompts or len(prompts) * request.n > self.config.max_choices:
+            raise InvalidRequest(
+                f"{len(prompts)} prompts x n = {request.n}: 1..{self.config.max_choices} choices are allowed",
+                param="prompt",
+            )
+        token_prompts = [await self._encode(prompt) for prompt in prompts]
+        echoes = [
+            self.tokenizer.decode(prompt_ids) if request.echo else ""
+            for prompt_ids in token_prompts
+            for _ in range(request.n)
+        ]
+        encoder = CompletionEncoder(
+            f"cmpl-{secrets.token_hex(12)}",
+            int(time.time()),
+            self.model_name,
+            self.tokenizer,
+            request.logprobs is not None,
+            echoes,
+        )
+        return self._call(request, token_prompts, encoder, "prompt")
+
+    def check_model(self, model: str) -> None:
+        """The model's own name and ``default`` are known. Raises ModelNotFound."""
+        if model not in (self.model_name, "default"):
+            raise ModelNotFound(
+                f"the model {model!r} does not exist; this mesh serves {self.model_name!r}", param="model"
+            )
+
+    def check_token_ids(self, token_ids: Iterable[int], param: str) -> None:
+        """Raises InvalidRequest naming the first id that is not in the vocabulary."""
+        for token_id in token_ids:
+            if not 0 <= token_id < self.vocab_size:
+                raise InvalidRequest(
+                    f"token id {token_id}: the vocabulary has 0..{self.vocab_size - 1}", param=param
+                )
+
+    async def encode_text(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        self._check_bytes(len(text.encode()), "prompt")
+        return await self._in_thread(
+            lambda: self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        )
+
+    def _check(self, request: ChatRequest | CompletionRequest) -> None:
+        self.check_model(request.model)
+        limits = self.config
+        if request.n > limits.max_choices:
+            raise InvalidRequest(f"n = {request.n}: at most {limits.max_choices} choices", param="n")
+        if len(request.stop_strings) > limits.max_stop_strings:
+            raise InvalidRequest(f"at most {limits.max_stop_strings} stop strings", param="stop")
+        if any(not 1 <= len(stop) <= limits.max_stop_characters for stop in request.stop_strings):
+            raise InvalidRequest(
+                f"a stop string has 1..{limits.max_stop_characters} characters", param="stop"
+            )
+        for name, ids in (
+            ("logit_bias", request.logit_bias or {}),
+            ("stop_token_ids", request.stop_token_ids or []),
+        ):
+            self.check_token_ids(ids, name)
+
+    async def _encode(self, prompt: str | list[int]) -> list[int]:
+        if isinstance(prompt, str):
+            return await self.encode_text(prompt, add_special_tokens=True)
+        self.check_token_ids(prompt, "prompt")
+        return prompt
+
+    def _check_bytes(self, count: int, param: str) -> None:
+        limit = BYTES_PER_TOKEN * self.context_length
+        if count > limit:
+            raise ContextLengthExceeded(
+                f"the prompt has {count} bytes; {limit} cannot fit a context of {self.context_length} tokens",
+                param=param,
+            )
+
+    def _call(
+        self,
+        request: ChatRequest | CompletionRequest,
+        prompts: list[list[int]],
+        encoder: Encoder,
+        param: str,
+    ) -> Call:
+        changed = asyncio.Event()
+        seed = request.seed if request.seed is not None else secrets.randbits(SEED_BITS)
+        generations: list[Generation] = []
+        for prompt_ids in prompts:
+            max_tokens = self._token_limit(request, len(prompt_ids), param)
+            for _ in range(request.n):
+                index = len(generations)
+                generations.append(
+                    Generation(
+                        index=index,
+                        request=GenerationRequest(
+                            request_id=new_request_id(),
+                            gateway_id=self.gateway_id,
+                            prompt_ids=tuple(prompt_ids),
+                            sampling=_sampling(request, max_tokens, seed + index),
+                        ),
+                        detokenizer=Detokenizer(
+                            self.tokenizer, skip_special_tokens=request.skip_special_tokens
+                        ),
+                        stops=StopStrings(
+                            request.stop_strings, include_in_output=request.include_stop_str_in_output
+                        ),
+                        changed=changed,
+                    )
+                )
+        return Call(
+            generations=generations,
+            encoder=encoder,
+            is_streamed=request.stream,
+            wants_usage=request.wants_usage,
+            ignored_fields=request.ignored,
+            prompt_tokens=sum(map(len, prompts)),
+            changed=changed,
+        )
+
+    def _token_limit(self, request: ChatRequest | CompletionRequest, prompt_tokens: int, param: str) -> int:
+        if prompt_tokens == 0:
+            raise InvalidRequest("the prompt has no tokens", param=param)
+        room = self.context_length - prompt_tokens
+        wanted = request.token_limit
+        if room < 1 or (wanted is not None and wanted > room):
+            output = "" if wanted is None else f" and max_tokens = {wanted}"
+            raise ContextLengthExceeded(
+                f"the prompt's {prompt_tokens} tokens{output} exceed the context of {self.context_length}",
+                param=param,
+            )
+        limit = room if wanted is None else wanted
+        if request.min_tokens > limit:
+            raise InvalidRequest(
+                f"min_tokens = {request.min_tokens} is over max_tokens = {limit}", param="min_tokens"
+            )
+        return limit
+
+    async def _in_thread(self, work: Callable[[], Result]) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self.threads, work)
+
+
+def _sampling(request: ChatRequest | CompletionRequest, max_tokens: int, seed: int) -> SamplingParams:
+    def given(value: float | None, default: float) -> float:
+        return default if value is None else value
+
+    return SamplingParams(
+        max_tokens=max_tokens,
+        temperature=given(request.temperature, 1.0),
+        top_p=given(request.top_p, 1.0),
+        top_k=max(0, request.top_k or 0),
+        min_p=given(request.min_p, 0.0),
+        repetition_penalty=given(request.repetition_penalty, 1.0),
+        presence_penalty=given(request.presence_penalty, 0.0),
+        frequency_penalty=given(request.frequency_penalty, 0.0),
+        logit_bias=request.logit_bias or {},
+        seed=seed % (1 << 64),
+        logprobs=request.reported_logprobs,
+        min_tokens=request.min_tokens,
+        ignore_eos=request.ignore_eos,
+        stop_token_ids=tuple(request.stop_token_ids or ()),
+    )

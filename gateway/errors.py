@@ -1,0 +1,68 @@
+"""The one map from errors to HTTP, and OpenAI's error object."""
+
+import math
+
+import orjson
+
+from common.errors import (
+    BusError,
+    ContextLengthExceeded,
+    DeadlineExceeded,
+    InvalidRequest,
+    ModelNotFound,
+    NoInstanceReady,
+    Overloaded,
+    RequestError,
+)
+
+STATUS: list[tuple[type[RequestError], int, str, str | None]] = [
+    (ContextLengthExceeded, 400, "invalid_request_error", "context_length_exceeded"),
+    (InvalidRequest, 400, "invalid_request_error", None),
+    (ModelNotFound, 404, "invalid_request_error", "model_not_found"),
+    (DeadlineExceeded, 408, "timeout", "deadline_exceeded"),
+    (Overloaded, 503, "server_error", "overloaded"),
+    (NoInstanceReady, 503, "server_error", "no_instance_ready"),
+]
+"""Status, type and code of each error; the first that fits. Anything else is a 500 that says nothing."""
+
+
+class PayloadTooLarge(InvalidRequest):
+    """The body is over the limit."""
+
+
+class MethodNotAllowed(InvalidRequest):
+    """The path is right, the method is not."""
+
+
+def status_of(error: RequestError) -> int:
+    if isinstance(error, PayloadTooLarge):
+        return 413
+    if isinstance(error, MethodNotAllowed):
+        return 405
+    return next((status for kind, status, _, _ in STATUS if isinstance(error, kind)), 500)
+
+
+def error_body(error: RequestError) -> bytes:
+    """OpenAI's error object as JSON."""
+    kind, code, message, param = "server_error", "internal_error", "internal error", None
+    for each, _, each_kind, each_code in STATUS:
+        if isinstance(error, each):
+            kind, code, message, param = each_kind, each_code or "", error.message, error.param
+            break
+    return orjson.dumps({"error": {"message": message, "type": kind, "param": param, "code": code or None}})
+
+
+def error_headers(error: RequestError) -> list[tuple[bytes, bytes]]:
+    """``retry-after`` where waiting helps; otherwise the client is told not to try the same again."""
+    if error.retry_after_s is None:
+        return [(b"x-should-retry", b"false")] if status_of(error) >= 500 else []
+    seconds = max(1, math.ceil(error.retry_after_s))
+    return [
+        (b"retry-after", str(seconds).encode()),
+        (b"retry-after-ms", str(round(error.retry_after_s * 1000)).encode()),
+    ]
+
+
+def from_bus(error: BusError) -> RequestError:
+    """The control plane did not answer: nothing was started, so trying again is safe."""
+    return NoInstanceReady(f"the mesh does not answer: {error}", retry_after_s=1.0)

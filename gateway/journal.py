@@ -1,0 +1,268 @@
+"""Every open choice of this gateway, and the way its tokens find it.
+
+A choice ends here whatever happens: finished, stopped, failed or left by its client; then everybody is told.
+An attempt that broke (preempted, hand-over failed, instance drained or dead, a token missing) is placed anew
+with the tokens that came so far, at most ``max_continuations`` times.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+
+from common.bus import Bus
+from common.config import Config
+from common.errors import (
+    BusError,
+    InstanceLost,
+    InternalError,
+    NoInstanceReady,
+    Overloaded,
+    RequestError,
+)
+from common.ids import InstanceId, RequestId
+from common.messages import (
+    Announcement,
+    CancelRequest,
+    GatewayEvent,
+    GatewayGone,
+    InstanceGone,
+    Placement,
+    RequestEnded,
+    SequenceFailed,
+    SubmitRequest,
+    TokenBatch,
+    TokenEvent,
+    as_request_error,
+)
+from common.subjects import Subjects
+from common.telemetry import GatewayMetrics
+from gateway.errors import from_bus
+from gateway.generation import Generation
+
+log = logging.getLogger("lamella.gateway")
+
+CONTINUE_DEADLINE_S = 30.0
+"""How long a broken sequence waits for an instance that can take it over."""
+CONTINUE_BACKOFF_S = 0.2
+
+
+@dataclass(slots=True)
+class Journal:
+    """``spawn`` starts a task in the process's task group."""
+
+    config: Config
+    bus: Bus
+    subjects: Subjects
+    metrics: GatewayMetrics
+    spawn: Callable[[Coroutine[None, None, None]], None]
+    open: dict[RequestId, Generation] = field(default_factory=dict)
+    _submitting: dict[RequestId, asyncio.Task[Placement]] = field(default_factory=dict)
+    _empty: asyncio.Event = field(default_factory=asyncio.Event)
+
+    # what the HTTP side asks for
+
+    async def start(self, generation: Generation) -> None:
+        """Opens the entry and places it. Raises the refusal; the entry is then closed again."""
+        request_id = generation.request.request_id
+        self.open[request_id] = generation
+        self._note_size()
+        try:
+            generation.placement = await self._submit(generation)
+        except RequestError:
+            self._close(generation)
+            raise
+
+    def end(self, generation: Generation) -> None:
+        """Closes the entry and tells whoever still works for it. Safe to call twice."""
+        if generation.request.request_id not in self.open:
+            return
+        self._close(generation)
+        submitting = self._submitting.get(generation.request.request_id)
+        if submitting is None:
+            self._tell_ended(generation)
+        else:
+            # A cancellation that overtakes its own submission would find nothing to cancel.
+            submitting.add_done_callback(lambda task: self._tell_late(generation, task))
+
+    async def wait_empty(self) -> None:
+        self._note_size()
+        await self._empty.wait()
+
+    # what the bus brings
+
+    def take(self, message: GatewayEvent | Announcement) -> None:
+        match message:
+            case TokenBatch():
+                now = time.monotonic()
+                for event in message.tokens:
+                    self._take_token(message.instance_id, event, now)
+            case SequenceFailed():
+                self._take_failure(message)
+            case InstanceGone():
+                self._continue_those_on(message.instance_id)
+            case GatewayGone():
+                """Another gateway's clients are not ours."""
+
+    def continue_all(self) -> None:
+        """The bus was away: tokens may be lost without a later one that shows the gap."""
+        for generation in list(self.open.values()):
+            if generation.placement is not None and not generation.is_over:
+                self._continue(generation, "bus_reconnect")
+
+    def fail_all(self) -> None:
+        """The time to drain is over: open streams end with an error their clients can act on."""
+        for generation in list(self.open.values()):
+            generation.fail(NoInstanceReady("this gateway is shutting down"))
+
+    def _take_token(self, instance_id: InstanceId, event: TokenEvent, now: float) -> None:
+        generation = self.open.get(event.request_id)
+        if generation is None:
+            # An instance that still works for a forgotten request: told once per token until it hears.
+            if event.finish_reason is None:
+                self._publish_cancel(instance_id, event.request_id, event.attempt)
+            return
+        if event.attempt < generation.request.attempt:
+            self._publish_cancel(instance_id, event.request_id, event.attempt)
+            return
+        verdict = generation.take(event)
+        if verdict == "gap":
+            self.metrics.stream_gaps.inc()
+            self._continue(generation, "gap")
+        elif verdict == "taken":
+            self._observe(generation, now)
+
+    def _observe(self, generation: Generation, now: float) -> None:
+        if generation.first_token_s is None:
+            generation.first_token_s = now
+            self.metrics.ttft.observe(now - generation.arrived_s)
+        elif generation.last_token_s is not None:
+            self.metrics.tbt.observe(now - generation.last_token_s)
+        generation.last_token_s = now
+        self.metrics.generation_tokens.inc()
+        if generation.is_over:
+            self.metrics.end_to_end.observe(now - generation.arrived_s)
+            if len(generation.output_ids) > 1:
+                elapsed_s = now - generation.first_token_s
+                self.metrics.tpot.observe(elapsed_s / (len(generation.output_ids) - 1))
+
+    def _take_failure(self, message: SequenceFailed) -> None:
+        generation = self.open.get(message.request_id)
+        if generation is None or message.attempt != generation.request.attempt:
+            return
+        if message.can_continue:
+            self._continue(generation, message.error.code)
+        else:
+            generation.fail(as_request_error(message.error))
+
+    def _continue_those_on(self, instance_id: InstanceId) -> None:
+        for generation in list(self.open.values()):
+            placement = generation.placement
+            if placement is None or generation.is_over:
+                continue
+            # Once a second token came, decode holds the KV and the prefill instance is not needed any more.
+            needs_prefill = generation.attempt_tokens < 2
+            is_lost = placement.decode_instance == instance_id or (
+                needs_prefill and placement.prefill_instance == instance_id
+            )
+            if is_lost:
+                self._continue(generation, InstanceLost.code)
+
+    # placing
+
+    async def _submit(self, generation: Generation) -> Placement:
+        """Kept going when the client leaves: only its end tells where there is something to cancel."""
+        request = generation.request
+        task = asyncio.ensure_future(self._call_scheduler(generation))
+        self._submitting[request.request_id] = task
+        task.add_done_callback(lambda done: self._forget_submission(request.request_id, done))
+        return await asyncio.shield(task)
+
+    def _forget_submission(self, request_id: RequestId, done: asyncio.Task[Placement]) -> None:
+        if self._submitting.get(request_id) is done:
+            del self._submitting[request_id]
+
+    async def _call_scheduler(self, generation: Generation) -> Placement:
+        mesh, attempts = self.config.mesh, self.config.scheduler.dispatch_attempts
+        try:
+            return await self.bus.call(
+                self.subjects.submit(),
+                SubmitRequest(generation.request),
+                Placement,
+                mesh.call_timeout_s * (attempts + 1),
+            )
+        except BusError as exc:
+            raise from_bus(exc) from exc
+
+    def _continue(self, generation: Generation, cause: str) -> None:
+        if generation.continuations >= self.config.gateway.max_continuations:
+            generation.fail(InstanceLost(f"the sequence broke {generation.continuations + 1} times: {cause}"))
+            return
+        log.warning("sequence_continued", extra={"request": generation.request.request_id, "cause": cause})
+        self.metrics.continuations.labels(cause).inc()
+        self._cancel_attempt(generation)
+        generation.continue_elsewhere()
+        self.spawn(self._place_again(generation))
+
+    async def _place_again(self, generation: Generation) -> None:
+        deadline_s = time.monotonic() + CONTINUE_DEADLINE_S
+        attempt = generation.request.attempt
+        while not generation.is_over and generation.request.request_id in self.open:
+            try:
+                placement = await self._submit(generation)
+            except (Overloaded, NoInstanceReady) as exc:
+                if time.monotonic() > deadline_s:
+                    generation.fail(exc)
+                    return
+                await asyncio.sleep(CONTINUE_BACKOFF_S)
+            except RequestError as exc:
+                generation.fail(exc)
+                return
+            else:
+                if generation.request.attempt == attempt:
+                    generation.placement = placement
+                return
+
+    # endings
+
+    def _close(self, generation: Generation) -> None:
+        self.open.pop(generation.request.request_id, None)
+        self._note_size()
+
+    def _note_size(self) -> None:
+        self.metrics.open_requests.set(len(self.open))
+        if self.open:
+            self._empty.clear()
+        else:
+            self._empty.set()
+
+    def _tell_ended(self, generation: Generation) -> None:
+        if not generation.is_ended_by_instance:
+            self._cancel_attempt(generation)
+        self._publish(self.subjects.scheduler_events(), RequestEnded(generation.request.request_id))
+
+    def _tell_late(self, generation: Generation, submitted: asyncio.Task[Placement]) -> None:
+        if not submitted.cancelled() and submitted.exception() is None:
+            generation.placement = submitted.result()
+        self._tell_ended(generation)
+
+    def _cancel_attempt(self, generation: Generation) -> None:
+        placement, request = generation.placement, generation.request
+        if placement is not None:
+            for instance_id in {placement.prefill_instance, placement.decode_instance}:
+                self._publish_cancel(instance_id, request.request_id, request.attempt)
+
+    def _publish_cancel(self, instance_id: InstanceId, request_id: RequestId, attempt: int) -> None:
+        self._publish(self.subjects.instance_events(instance_id), CancelRequest(request_id, attempt))
+
+    def _publish(self, subject: str, message: CancelRequest | RequestEnded) -> None:
+        try:
+            self.bus.publish(subject, message)
+        except BusError as exc:
+            log.warning("publish_failed", extra={"subject": subject, "error": str(exc)})
+
+
+def broken(generation: Generation) -> RequestError:
+    """The error of a generation that is over without having finished."""
+    return generation.error or InternalError("the generation ended without a reason")

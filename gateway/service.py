@@ -1,0 +1,105 @@
+"""`lamella serve gateway`: the wires, the tokenizer and the routes put together."""
+
+import asyncio
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import orjson
+from starlette.routing import Route
+
+from common.config import Config
+from common.ids import GatewayId
+from common.messages import Announcement, GatewayEvent, ServiceRecord
+from common.model.tokens import Tokenizer
+from common.service import Running, ServiceProcess, run_service
+from common.spec import read_spec
+from common.telemetry import GatewayMetrics
+from gateway.app import Endpoint, Exchange, GatewayApp
+from gateway.calls import CallFactory
+from gateway.journal import Journal
+from gateway.protocol import guarded_protocol
+
+
+async def run_gateway(config: Config, model_directory: Path) -> None:
+    """Runs one gateway until it is told to stop. Raises ModelError for an unreadable tokenizer."""
+
+    async def start(process: ServiceProcess) -> Running:
+        return await _start(process, model_directory)
+
+    protocol = guarded_protocol(config.gateway.header_timeout_s)
+    await run_service(config, "gateway", start, protocol)
+
+
+async def _start(process: ServiceProcess, model_directory: Path) -> Running:
+    config = process.config
+    gateway_id = GatewayId(process.service_id)
+    spec = read_spec(model_directory)
+    threads = ThreadPoolExecutor(config.gateway.tokenizer_threads, thread_name_prefix="tokenizer")
+    tokenizer = await asyncio.get_running_loop().run_in_executor(threads, Tokenizer, model_directory)
+    metrics = GatewayMetrics(process.registry)
+    journal = Journal(config, process.bus, process.subjects, metrics, process.spawn)
+    gateway = GatewayApp(
+        factory=CallFactory(
+            gateway_id=gateway_id,
+            model_name=spec.name,
+            context_length=spec.context_length,
+            vocab_size=spec.vocab_size,
+            tokenizer=tokenizer,
+            config=config.gateway,
+            threads=threads,
+        ),
+        journal=journal,
+        metrics=metrics,
+        config=config.gateway,
+        created=int(time.time()),
+    )
+    await process.bus.subscribe(process.subjects.gateway_events(gateway_id), GatewayEvent, journal.take)
+    await process.bus.subscribe(process.subjects.everyone(), Announcement, journal.take)
+    process.bus.on_reconnect.append(journal.continue_all)
+    process.app.router.routes.extend(routes(gateway))
+
+    async def drain(timeout_s: float) -> None:
+        gateway.is_draining = True
+        try:
+            async with asyncio.timeout(timeout_s):
+                await journal.wait_empty()
+        except TimeoutError:
+            journal.fail_all()
+
+    async def close() -> None:
+        threads.shutdown(wait=False, cancel_futures=True)
+
+    record = ServiceRecord(
+        service_id=process.service_id,
+        incarnation=process.incarnation,
+        kind="gateway",
+        host=config.service.advertise_host,
+        pid=os.getpid(),
+        http_url=process.http_url,
+    )
+    return Running(record, drain, close)
+
+
+def routes(gateway: GatewayApp) -> list[Route]:
+    async def tell_version(exchange: Exchange) -> None:
+        await exchange.respond(200, orjson.dumps({"version": _version()}))
+
+    return [
+        Route("/v1/chat/completions", Endpoint(gateway, gateway.chat)),
+        Route("/v1/completions", Endpoint(gateway, gateway.completions)),
+        Route("/v1/models", Endpoint(gateway, gateway.models, "GET")),
+        Route("/v1/models/{name:path}", Endpoint(gateway, gateway.model, "GET")),
+        Route("/tokenize", Endpoint(gateway, gateway.tokenize)),
+        Route("/detokenize", Endpoint(gateway, gateway.detokenize)),
+        Route("/version", Endpoint(gateway, tell_version, "GET")),
+    ]
+
+
+def _version() -> str:
+    try:
+        return version("lamella")
+    except PackageNotFoundError:
+        return "source"

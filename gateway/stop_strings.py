@@ -1,0 +1,43 @@
+"""Stop strings in a stream: text is held back exactly as long as it could still become one."""
+
+from collections.abc import Sequence
+
+
+class StopStrings:
+    """Looks for the earliest of ``strings`` in text that comes in pieces of any size."""
+
+    def __init__(self, strings: Sequence[str], *, include_in_output: bool) -> None:
+        self._strings = [string for string in strings if string]
+        self._include_in_output = include_in_output
+        self._held = ""
+        self.is_found = False
+
+    def push(self, text: str) -> str:
+        """Text that may be sent now. Once ``is_found``, nothing more comes."""
+        if not self._strings:
+            return text
+        if self.is_found:
+            return ""
+        held = self._held + text
+        found = [(position, len(stop)) for stop in self._strings if (position := held.find(stop)) >= 0]
+        if found:
+            position, length = min(found)
+            self.is_found = True
+            self._held = ""
+            return held[: position + length] if self._include_in_output else held[:position]
+        keep = max(_overlap(held, stop) for stop in self._strings)
+        self._held = held[len(held) - keep :]
+        return held[: len(held) - keep]
+
+    def flush(self) -> str:
+        """What was held back and turned out to be no stop string."""
+        held, self._held = self._held, ""
+        return held
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of ``text`` that begins ``stop`` without being all of it."""
+    for length in range(min(len(text), len(stop) - 1), 0, -1):
+        if text.endswith(stop[:length]):
+            return length
+    return 0
