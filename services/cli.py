@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from common.config import Config, load_config
-from common.errors import ConfigError, LamellaError
+from common.errors import ConfigError, LamellaError, LauncherError
 from common.messages import Role
 from services.bench.command import bench
 from services.roles import ServiceRole
@@ -238,7 +238,10 @@ def _print_status(mesh: "MeshStatus") -> None:
 def _local_url(state_dir: Path) -> str:
     from services.local import status as mesh_status
 
-    return mesh_status(state_dir).url
+    url = mesh_status(state_dir).url
+    if url is None:
+        raise LauncherError(f"the mesh in {state_dir} has no gateway yet")
+    return url
 
 
 if __name__ == "__main__":

@@ -54,6 +54,15 @@ def directory(tmp_path: Path) -> Iterator[Path]:
         return
 
 
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The state directory of one mesh for the tests that leave it as they found it."""
+    directory = tmp_path_factory.mktemp("running") / "mesh"
+    local.up_detached(directory, plan(), CONFIG)
+    yield directory
+    local.down(directory, DRAIN_S)
+
+
 def identities(directory: Path) -> dict[str, ProcessIdentity]:
     return {each.service_id: each for each in StateDirectory(directory).read_processes()}
 
@@ -123,30 +132,24 @@ def test_a_mesh_comes_up_is_seen_scaled_and_taken_down_without_leftovers(directo
 
 
 def test_a_second_mesh_in_the_same_directory_is_refused_and_in_another_is_not(
-    directory: Path, tmp_path: Path
+    running: Path, directory: Path
 ) -> None:
-    local.up_detached(directory, plan(), CONFIG)
     with pytest.raises(LauncherError, match="already runs in"):
-        local.up_detached(directory, plan(), CONFIG)
+        local.up_detached(running, plan(), CONFIG)
     with pytest.raises(LauncherError, match="already runs in"):
-        local.up(directory, plan(), CONFIG, print)
-    other = tmp_path / "other"
-    try:
-        local.up_detached(other, plan(), CONFIG)
-        assert ids(local.status(directory)) == ids(local.status(other))
-    finally:
-        local.down(other, DRAIN_S)
-    assert local.status(directory).state == "ready"
+        local.up(running, plan(), CONFIG, print)
+    other = local.up_detached(directory, plan(prefill=0, decode=0), CONFIG)
+    assert ids(other) == ONE_EACH - {"prefill-0", "decode-0"}
+    assert ids(local.status(running)) == ONE_EACH
 
 
-def test_a_process_that_dies_is_started_again(directory: Path) -> None:
-    local.up_detached(directory, plan(), CONFIG)
-    before = identities(directory)["prefill-0"]
+def test_a_process_that_dies_is_started_again(running: Path) -> None:
+    before = identities(running)["prefill-0"]
     os.kill(before.pid, signal.SIGKILL)
     wait_gone([before])
 
     def is_back() -> bool:
-        status = local.status(directory)
+        status = local.status(running)
         prefill = next(each for each in status.processes if each.id == "prefill-0")
         instance = next(each for each in status.instances if each.id == "prefill-0")
         return prefill.restarts == 1 and prefill.pid not in (None, before.pid) and instance.state == "ready"
@@ -154,13 +157,12 @@ def test_a_process_that_dies_is_started_again(directory: Path) -> None:
     _until(is_back)
 
 
-def test_a_nats_server_that_dies_is_started_again_at_its_address(directory: Path) -> None:
-    local.up_detached(directory, plan(), CONFIG)
-    services = {name: each for name, each in identities(directory).items() if name not in ("nats", "redis")}
-    nats = identities(directory)["nats"]
+def test_a_nats_server_that_dies_is_started_again_at_its_address(running: Path) -> None:
+    services = {name: each for name, each in identities(running).items() if name not in ("nats", "redis")}
+    nats = identities(running)["nats"]
     os.kill(nats.pid, signal.SIGKILL)
     wait_gone([nats])
-    url = local.status(directory).url
+    url = local.status(running).url
     assert url is not None
 
     def is_ready_again() -> bool:
@@ -168,7 +170,7 @@ def test_a_nats_server_that_dies_is_started_again_at_its_address(directory: Path
         return "lamella_bus_reconnects_total 1.0" in metrics
 
     _until(is_ready_again)
-    now = identities(directory)
+    now = identities(running)
     assert all(now[name] == each for name, each in services.items()), "no service had to start again"
 
 
@@ -254,23 +256,21 @@ def test_a_foreground_mesh_ends_at_ctrl_c_and_nothing_of_it_is_left(directory: P
     assert not any(is_alive(each) for each in processes)
 
 
-def test_the_state_is_private_and_holds_no_password_for_others(directory: Path) -> None:
-    local.up_detached(directory, plan(), CONFIG)
-    assert directory.stat().st_mode & 0o077 == 0
+def test_the_state_is_private_and_holds_no_password_for_others(running: Path) -> None:
+    assert running.stat().st_mode & 0o077 == 0
     for name in ("mesh.toml", "nats.conf", "redis.conf", "processes.json", "plan.json"):
-        file = directory / name
+        file = running / name
         assert not file.exists() or file.stat().st_mode & 0o077 == 0, name
-    password = load_config(directory / "mesh.toml", environment={}).mesh.nats_url.split("@")[0].split("/")[-1]
+    password = load_config(running / "mesh.toml", environment={}).mesh.nats_url.split("@")[0].split("/")[-1]
     assert len(password) == 32
-    for process in identities(directory).values():
+    for process in identities(running).values():
         assert password.encode() not in Path(f"/proc/{process.pid}/cmdline").read_bytes()
-    for log in (directory / "logs").iterdir():
+    for log in (running / "logs").iterdir():
         assert password not in log.read_text()
 
 
-def test_a_garbled_command_is_refused_and_the_mesh_goes_on(directory: Path) -> None:
-    local.up_detached(directory, plan(), CONFIG)
-    path = StateDirectory(directory).control_socket
+def test_a_garbled_command_is_refused_and_the_mesh_goes_on(running: Path) -> None:
+    path = StateDirectory(running).control_socket
     for line in (b"\n", b"{}\n", b"\xff\xfe\n", b'{"type":"scale","counts":{"gateway":3}}\n'):
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(WAIT_S)
