@@ -12,7 +12,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector
+from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector, disable_created_metrics
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
@@ -85,6 +85,8 @@ class WireCounters(Collector):
 
 def new_registry(kind: str) -> CollectorRegistry:
     """A registry with what every process exports: build, CPU, memory, file descriptors."""
+    # A second series beside every counter, which says when this process first counted; nobody asks.
+    disable_created_metrics()
     registry = CollectorRegistry(auto_describe=False)
     ProcessCollector(registry=registry)
     build = Gauge("lamella_build_info", "What runs here.", ["version", "kind"], registry=registry)
