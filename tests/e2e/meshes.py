@@ -54,8 +54,13 @@ class Mesh:
         while True:
             found: dict[str, float] = {}
             for member in await self.members():
-                text = get_text(f"{member.http_url}/metrics")
                 name = member.instance_id if isinstance(member, InstanceRecord) else member.service_id
+                try:
+                    text = get_text(f"{member.http_url}/metrics")
+                except OSError:
+                    # A killed process is listed until its lease ends.
+                    found[f"{name} does not answer"] = 1.0
+                    continue
                 for metric in LEFT_OVERS:
                     for labels, value in re.findall(rf"^{metric}(\{{[^}}]*\}})? (\S+)$", text, re.MULTILINE):
                         if 'state="free"' not in labels and float(value) != 0:

@@ -1,0 +1,96 @@
+"""Clients that leave and processes that die: streams go on with the tokens they would have had."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+
+import openai
+import pytest
+
+from tests.e2e.meshes import Mesh, running_mesh
+
+CONFIG = """
+[mesh]
+heartbeat_s = 0.5
+lease_s = 1.0
+[instance]
+engine = "emulated"
+block_size = 16
+[emulation]
+decode_base_s = 0.01
+prefill_base_s = 0.05
+total_blocks = 256
+"""
+STREAMS = 8
+OUTPUT_TOKENS = 150
+
+
+@pytest.fixture(scope="module")
+def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
+    directory = tmp_path_factory.mktemp("faults") / "mesh"
+    with running_mesh(directory, "--prefill", "2", "--decode", "2", config=CONFIG) as mesh:
+        yield mesh
+
+
+def test_clients_that_leave_in_any_phase_leave_nothing_behind(mesh: Mesh) -> None:
+    async def leave_after(client: openai.AsyncOpenAI, delay_s: float) -> None:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(delay_s):
+                await one_stream(client, seed=1)
+
+    async def all_leave() -> None:
+        async with client_of(mesh) as client:
+            await asyncio.gather(*(leave_after(client, 0.02 * step) for step in range(1, 40)))
+
+    asyncio.run(all_leave())
+    assert asyncio.run(mesh.left_over()) == {}
+
+
+@pytest.mark.parametrize("role", ["decode", "prefill"])
+def test_killing_an_instance_changes_no_token(mesh: Mesh, role: str) -> None:
+    async def run(kill: bool) -> list[str]:
+        async with client_of(mesh) as client:
+            streams = [asyncio.create_task(one_stream(client, seed)) for seed in range(STREAMS)]
+            await asyncio.sleep(0.4)
+            if kill:
+                os.kill(mesh.pid_of(role), signal.SIGKILL)
+            return await asyncio.gather(*streams)
+
+    undisturbed = asyncio.run(run(kill=False))
+    assert asyncio.run(run(kill=True)) == undisturbed
+    assert asyncio.run(mesh.left_over()) == {}
+
+
+def test_scaling_down_under_load_loses_no_stream(mesh: Mesh) -> None:
+    async def run() -> list[str]:
+        async with client_of(mesh) as client:
+            streams = [asyncio.create_task(one_stream(client, seed)) for seed in range(STREAMS)]
+            await asyncio.sleep(0.3)
+            await asyncio.to_thread(mesh.lamella, "scale", "decode=1", "prefill=1")
+            return await asyncio.gather(*streams)
+
+    async def undisturbed() -> list[str]:
+        async with client_of(mesh) as client:
+            return await asyncio.gather(*(one_stream(client, seed) for seed in range(STREAMS)))
+
+    expected = asyncio.run(undisturbed())
+    assert asyncio.run(run()) == expected
+    assert sorted(str(each["role"]) for each in mesh.status()["instances"]) == ["decode", "prefill"]
+    assert asyncio.run(mesh.left_over()) == {}
+
+
+def client_of(mesh: Mesh) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=f"{mesh.url}/v1", api_key="none", max_retries=0)
+
+
+async def one_stream(client: openai.AsyncOpenAI, seed: int) -> str:
+    stream = await client.completions.create(
+        model="default",
+        prompt=list(range(100, 140 + seed)),
+        max_tokens=OUTPUT_TOKENS,
+        seed=seed,
+        stream=True,
+        timeout=60,
+    )
+    return "".join([chunk.choices[0].text async for chunk in stream])

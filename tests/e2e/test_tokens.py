@@ -1,0 +1,83 @@
+"""The mesh gives the tokens that transformers gives, whatever its shape, and leaves nothing behind."""
+
+import asyncio
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import openai
+import pytest
+
+from common.model.default_model import default_model_directory
+from common.model.tokens import Tokenizer
+from tests.e2e.meshes import Mesh, running_mesh
+from tests.e2e.reference import greedy_tokens
+
+PROMPTS = 20
+OUTPUT_TOKENS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Truth:
+    """Prompts as token ids, and the text that transformers continues each with."""
+
+    prompts: list[list[int]]
+    texts: list[str]
+
+
+@pytest.fixture(scope="module")
+def truth() -> Truth:
+    """Prompts of 3 to 700 tokens of ordinary text: shorter and longer than a chunk and than a block."""
+    directory = default_model_directory(Path("~/.cache/lamella"))
+    tokenizer = Tokenizer(directory)
+    text = Path(__file__).resolve().parents[2].joinpath("README.md").read_text()
+    words = tokenizer.encode(text * 2)
+    chance = random.Random(7)
+    prompts = []
+    for index in range(PROMPTS):
+        length = (3, 20, 90, 255, 256, 257, 700)[index % 7]
+        start = chance.randrange(len(words) - length)
+        prompts.append(words[start : start + length])
+    tokens = greedy_tokens(directory, prompts, OUTPUT_TOKENS)
+    return Truth(prompts, [tokenizer.decode(each, skip_special_tokens=True) for each in tokens])
+
+
+SHAPES = {
+    "one of each, shared memory": ((), "", "shared_memory"),
+    "two of each, Mooncake, small chunks and blocks": (
+        ("--prefill", "2", "--decode", "2"),
+        '[instance]\nchunk_tokens = 96\nblock_size = 16\nprefill_order = "sjf"\n',
+        "mooncake",
+    ),
+    "token granularity": ((), "[instance]\nchunk_tokens = 300\nblock_size = 1\n", "auto"),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_greedy_tokens_equal_transformers(shape: str, truth: Truth, tmp_path: Path) -> None:
+    arguments, instance, path = SHAPES[shape]
+    config = f'{instance}[transfer]\npath = "{path}"\n'
+    with running_mesh(tmp_path / "mesh", "--dtype", "fp32", *arguments, config=config) as mesh:
+        texts = asyncio.run(complete_all(mesh, truth.prompts))
+        assert texts == truth.texts
+        assert asyncio.run(mesh.left_over()) == {}
+
+
+async def complete_all(mesh: Mesh, prompts: Sequence[Sequence[int]]) -> list[str]:
+    """All at once, streamed."""
+    async with openai.AsyncOpenAI(base_url=f"{mesh.url}/v1", api_key="none", max_retries=0) as client:
+        return await asyncio.gather(*(complete(client, prompt) for prompt in prompts))
+
+
+async def complete(client: openai.AsyncOpenAI, prompt: Sequence[int]) -> str:
+    stream = await client.completions.create(
+        model="default",
+        prompt=list(prompt),
+        max_tokens=OUTPUT_TOKENS,
+        temperature=0,
+        stream=True,
+        timeout=240,
+        extra_body={"ignore_eos": True},
+    )
+    return "".join([chunk.choices[0].text async for chunk in stream])
