@@ -106,7 +106,8 @@ def save_tiny(family: str, directory: Path) -> Any:
     config_class, settings = FAMILIES[family]
     torch.manual_seed(7)
     config = getattr(transformers, config_class)(**settings)
-    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    build: Any = transformers.AutoModelForCausalLM.from_config
+    model = build(config, attn_implementation="eager").eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.08)

@@ -50,7 +50,7 @@ class Sequences:
         flat = torch.cat(ids)
         rows = torch.arange(len(flat))
         logits = self.model.program.run(flat, torch.cat(positions), self.attention, rows)
-        return list(logits.split([tokens for _, tokens in batch]))
+        return list(torch.split(logits, [tokens for _, tokens in batch]))
 
 
 def some_tokens(*lengths: int) -> list[torch.Tensor]:
