@@ -56,10 +56,7 @@ def test_partials_of_disjoint_keys_merge_into_the_whole(
     k, v = (random(1, heads[1], 20, 8, seed=seed + i) for i in (1, 2))
     whole = attention_by_definition(q, k, v, 0.35)
     bounds = [0, *cuts, 20]
-    parts = [
-        partial_attention(q, k[:, :, a:b], v[:, :, a:b], 0.35)
-        for a, b in pairwise(bounds)
-    ]
+    parts = [partial_attention(q, k[:, :, a:b], v[:, :, a:b], 0.35) for a, b in pairwise(bounds)]
     outputs, lses = (torch.stack(each) for each in zip(*parts, strict=True))
     merged = merge_partials(outputs, lses, dim=0)
     one_by_one = parts[0]

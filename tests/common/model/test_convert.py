@@ -1,0 +1,135 @@
+"""What is refused, and what a conversion leaves on disk."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from common.errors import ModelError
+from common.kv.layout import KVLayout
+from common.kv.pool import KVPool
+from common.model.attention import LocalAttention, SequenceChunk
+from common.model.cache import load_manifest
+from common.model.program import load_program
+from tests.common.model.conftest import FAMILIES, SMALL, VOCAB, MakeTiny, save_tiny
+
+CPU = torch.device("cpu")
+
+
+def convert(directory: Path, config_class: str, settings: dict[str, Any]) -> None:
+    FAMILIES["temporary"] = (config_class, settings)
+    try:
+        save_tiny("temporary", directory)
+    finally:
+        del FAMILIES["temporary"]
+    load_program(directory, torch.float32, CPU, directory.parent / "cache")
+
+
+@pytest.mark.parametrize(
+    ("config_class", "settings", "reason"),
+    [
+        (
+            "FalconConfig",
+            {"vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4},
+            "own attention|no attention",
+        ),
+        (
+            "LlamaConfig",
+            {
+                **SMALL,
+                "rope_parameters": {
+                    "rope_type": "dynamic",
+                    "rope_theta": 10000.0,
+                    "factor": 4.0,
+                    "original_max_position_embeddings": 64,
+                },
+            },
+            "cannot be captured|keeps state",
+        ),
+    ],
+)
+def test_a_model_that_cannot_be_batched_token_by_token_is_refused(
+    tmp_path: Path, config_class: str, settings: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(ModelError, match=reason):
+        convert(tmp_path / "model", config_class, settings)
+    assert not list((tmp_path / "cache" / "programs").glob("*/manifest.json"))
+
+
+def test_a_pickled_checkpoint_is_refused(tmp_path: Path) -> None:
+    save_tiny("llama", tmp_path / "model")
+    (tmp_path / "model" / "model.safetensors").rename(tmp_path / "model" / "pytorch_model.bin")
+    with pytest.raises(ModelError, match=r"pytorch_model\.bin is a pickle"):
+        load_program(tmp_path / "model", torch.float32, CPU, tmp_path / "cache")
+
+
+def test_a_file_that_is_not_safetensors_is_refused(tmp_path: Path) -> None:
+    save_tiny("llama", tmp_path / "model")
+    (tmp_path / "model" / "model.safetensors").write_bytes(b"not a tensor")
+    with pytest.raises(ModelError, match="not a safetensors file"):
+        load_program(tmp_path / "model", torch.float32, CPU, tmp_path / "cache")
+
+
+def test_weights_of_another_shape_are_refused(tmp_path: Path) -> None:
+    directory = tmp_path / "model"
+    save_tiny("llama", directory)
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({**config, "intermediate_size": 48}))
+    with pytest.raises(ModelError, match=r"mlp.* = \(64, 32\): config\.json says \(48, 32\)"):
+        load_program(directory, torch.float32, CPU, tmp_path / "cache")
+
+
+def test_a_changed_source_is_not_run(tiny: MakeTiny, tmp_path: Path) -> None:
+    directory = tmp_path / "model"
+    save_tiny("llama", directory)
+    load_program(directory, torch.float32, CPU, tmp_path / "cache")
+    (conversion,) = (path.parent for path in (tmp_path / "cache").glob("programs/*/manifest.json"))
+    with (conversion / "slices.py").open("a") as source:
+        source.write("\n# changed\n")
+    with pytest.raises(ModelError, match="changed since it was generated"):
+        load_manifest(conversion)
+
+
+def test_slices_are_shared_by_equal_layers_and_carry_the_residual_stream(tiny: MakeTiny) -> None:
+    model = tiny("opt")
+    conversions = (model.directory.parent / "cache" / "programs").glob("opt-*/manifest.json")
+    manifest, _ = load_manifest(next(conversions).parent)
+    assert [entry.layer for entry in manifest.slices] == [0, 1, 2, None]
+    assert manifest.slices[1].run == manifest.slices[2].run
+    assert [len(entry.context_token_dims) for entry in manifest.slices] == [2, 1, 1, 1]
+
+
+def test_a_cached_program_starts_without_transformers(tiny: MakeTiny) -> None:
+    model = tiny("llama")
+    script = (
+        "import sys, torch, pathlib\n"
+        "from common.model.program import load_program\n"
+        "directory, cache = map(pathlib.Path, sys.argv[1:])\n"
+        "load_program(directory, torch.float32, torch.device('cpu'), cache)\n"
+        "assert not {'transformers', 'common.model.capture'} & sys.modules.keys()\n"
+    )
+    arguments = [str(model.directory), str(model.directory.parent / "cache")]
+    root = Path(__file__).parents[3]
+    finished = subprocess.run(
+        [sys.executable, "-c", script, *arguments], cwd=root, capture_output=True, text=True, check=False
+    )
+    assert finished.returncode == 0, finished.stderr
+
+
+@pytest.mark.parametrize(("dtype", "weights"), [(torch.bfloat16, "model"), (torch.float32, "int8")])
+def test_other_dtypes_and_weight_forms_stay_close(tiny: MakeTiny, dtype: torch.dtype, weights: Any) -> None:
+    model = tiny("llama")
+    cache = model.directory.parent / "cache"
+    program = load_program(model.directory, dtype, CPU, cache, weights=weights)
+    pool = KVPool(KVLayout(3, 2, 8, 16, dtype.itemsize), 2, dtype, CPU)
+    attention = LocalAttention(pool, program.attention_specs)
+    attention.begin([SequenceChunk([1, 0], 0, 20)])
+    token_ids = torch.arange(20) + 3
+    logits = program.run(token_ids, torch.arange(20), attention, torch.arange(20)).float()
+    with torch.no_grad():
+        expected = model.reference(token_ids[None], use_cache=False).logits[0]
+    assert float((logits - expected).norm() / expected.norm()) < 0.05
