@@ -1,4 +1,4 @@
-"""Fills the model cache of an image while it is built, so that containers start fast on a read-only file system.
+"""Fills an image's model cache while it is built: containers start fast and write nothing.
 
 The default model is converted once, and captured for every element type that ``dtype = auto`` may choose on
 the machine where the image runs, which is not the one that builds it.

