@@ -86,7 +86,7 @@ class WireCounters(Collector):
 def new_registry(kind: str) -> CollectorRegistry:
     """A registry with what every process exports: build, CPU, memory, file descriptors."""
     # A second series beside every counter, which says when this process first counted; nobody asks.
-    disable_created_metrics()
+    disable_created_metrics()  # type: ignore[no-untyped-call]
     registry = CollectorRegistry(auto_describe=False)
     ProcessCollector(registry=registry)
     build = Gauge("lamella_build_info", "What runs here.", ["version", "kind"], registry=registry)

@@ -40,18 +40,12 @@ install() {
 
 can_import_torch() { "$venv/bin/python" -c 'import torch' 2>/dev/null; }
 
+# torch is installed by version, not by hash: machines without and with CUDA get different files under one version.
 install_torch() {
-    # By version, not by hash: machines without and with CUDA get different files under the same version.
     if command -v nvidia-smi >/dev/null 2>&1; then
-        say "$torch with CUDA"
         install "$torch"
-        return
-    fi
-    say "$torch"
-    install --no-deps "$torch"
-    if ! can_import_torch; then
-        say "this index only has the CUDA build of torch: installing its libraries too (large)"
-        install "$torch"
+    else
+        install --no-deps "$torch"
     fi
 }
 
@@ -60,9 +54,15 @@ stamp=$venv/.lamella-setup
 
 [ -x "$venv/bin/python" ] && "$venv/bin/python" -c 'import pip' 2>/dev/null || make_venv
 rm -f "$stamp"
-say "packages of requirements.lock (a minute or two the first time)"
+say "packages of requirements.lock and $torch (a minute or two the first time)"
+# Side by side, as unpacking is what takes long; they have no file in common.
+install_torch & torch_job=$!
 install --require-hashes --no-deps -r "$root/requirements.lock"
-install_torch
+wait "$torch_job" || fail "$torch could not be installed"
+if ! can_import_torch; then
+    say "the package index has only the CUDA build of torch: its libraries are needed too (large)"
+    install "$torch"
+fi
 say "lamella itself"
 install --no-deps --no-build-isolation --editable "$root"
 "$root/deploy/libibverbs.sh" "$venv"
