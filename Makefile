@@ -2,7 +2,7 @@
 
 VENV := .venv
 ROOMS := common gateway scheduler prefill decode attention services
-SOURCES := $(ROOMS) deploy tests
+SOURCES := $(ROOMS) deploy tests bench
 
 export HF_HUB_OFFLINE := 1
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from common.bus import Bus
 from common.engine_thread import EngineThread
 from common.errors import BusError, HandoverFailed, InternalError, RequestError, TransferError
+from common.ids import GatewayId
 from common.kv.blocks import BlockOwner
 from common.kv.endpoint import KVEndpoint
 from common.messages import (
@@ -28,7 +29,6 @@ from common.messages import (
     TokenBatch,
     error_reply,
 )
-from common.ids import GatewayId
 from common.steps import Runner
 from common.subjects import Subjects
 from common.telemetry import InstanceMetrics

@@ -81,7 +81,9 @@ class SchedulerService:
         loop = asyncio.get_running_loop()
         started_s = loop.time()
         excluded: frozenset[InstanceId] = frozenset()
-        refusal: RequestError = NoInstanceReady("no prefill instance answered", retry_after_s=NO_ANSWER_RETRY_S)
+        refusal: RequestError = NoInstanceReady(
+            "no prefill instance answered", retry_after_s=NO_ANSWER_RETRY_S
+        )
         for _ in range(self.config.scheduler.dispatch_attempts):
             try:
                 placement = self.state.place(request, excluded)

@@ -4,16 +4,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from common.kv.layout import KVLayout
-from common.kv.pool import KVPool
-from common.model.cache import cached_conversion
-from common.model.program import load_program
 
 from common.config import Config, Dtype
 from common.engine_thread import EngineThread
 from common.errors import ConfigError
 from common.kv.blocks import blocks_for
+from common.kv.layout import KVLayout
+from common.kv.pool import KVPool
 from common.messages import SamplingParams
+from common.model.cache import cached_conversion
+from common.model.program import load_program
 from common.model.runner import ModelRunner
 from common.steps import Draw, SequenceStep
 from common.transfer.buffers import SharedBuffer

@@ -3,13 +3,14 @@
 import functools
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
 
 
 @functools.cache
-def reference_model(directory: Path) -> transformers.PreTrainedModel:
+def reference_model(directory: Path) -> Any:
     model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
     # No end token: generate then neither stops early nor touches its logit.
     model.generation_config.eos_token_id = None
