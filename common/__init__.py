@@ -1,1 +1,1 @@
-"""Words and wires every room shares: values, messages, errors, and the only importers of NATS, Redis, Mooncake."""
+"""Words and wires that every room shares; the only importers of NATS, Redis and Mooncake."""

@@ -30,7 +30,8 @@ class EmulatedRunner:
         decodes = [step for step in batch if len(step.token_ids) == 1 and step.start > 0]
         prompt_tokens = sum(len(step.token_ids) for step in batch) - len(decodes)
         context_tokens = sum(step.start for step in decodes)
-        time_s = config.decode_per_sequence_s * len(decodes) + config.decode_per_context_token_s * context_tokens
+        time_s = config.decode_per_sequence_s * len(decodes)
+        time_s += config.decode_per_context_token_s * context_tokens
         if prompt_tokens:
             time_s += config.prefill_base_s + config.prefill_per_token_s * prompt_tokens
         if decodes:

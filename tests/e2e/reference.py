@@ -11,10 +11,11 @@ import transformers
 
 @functools.cache
 def reference_model(directory: Path) -> Any:
+    """In evaluation mode, as from_pretrained leaves it."""
     model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
     # No end token: generate then neither stops early nor touches its logit.
     model.generation_config.eos_token_id = None
-    return model.eval()
+    return model
 
 
 @torch.inference_mode()
