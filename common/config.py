@@ -71,7 +71,6 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     max_stop_characters: int = 256
     max_open_requests: int = 2048
     tokenizer_threads: int = 2
-    stream_buffer_tokens: int = 256
     slow_reader_timeout_s: float = 30.0
     first_token_timeout_s: float = 600.0
     keep_alive_comment_s: float = 15.0
@@ -235,6 +234,8 @@ def check_config(config: Config) -> None:
         "transfer.deadline_s",
         "gateway.slow_reader_timeout_s",
         "gateway.first_token_timeout_s",
+        "gateway.keep_alive_comment_s",
+        "gateway.header_timeout_s",
     ):
         require(key, "must be over 0", lambda v: v > 0)
     require(
@@ -252,7 +253,6 @@ def check_config(config: Config) -> None:
         "model.threads",
         "gateway.max_choices",
         "gateway.max_open_requests",
-        "gateway.stream_buffer_tokens",
         "scheduler.max_pending_prefill_tokens",
         "scheduler.max_requests_per_decode",
         "scheduler.dispatch_attempts",

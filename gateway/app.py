@@ -9,6 +9,7 @@ import asyncio
 import logging
 import re
 import secrets
+import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -67,7 +68,7 @@ class DetokenizeRequest(BaseModel):
     tokens: list[int]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Exchange:
     """One HTTP request and the answer to it. ``disconnected`` is set when the client is gone."""
 
@@ -75,8 +76,10 @@ class Exchange:
     receive: Receive
     send: Send
     request_id: str
-    slow_reader_timeout_s: float
     has_started: bool = False
+    last_written_s: float = 0.0
+    writing_since_s: float | None = None
+    is_stuck: bool = False
     disconnected: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def read_body(self, limit: int) -> bytes:
@@ -107,9 +110,10 @@ class Exchange:
         await self.send({"type": "http.response.start", "status": status, "headers": [identity, *headers]})
 
     async def write(self, body: bytes, *, more: bool) -> None:
-        """Raises TimeoutError when the client has read nothing for too long."""
-        async with asyncio.timeout(self.slow_reader_timeout_s):
-            await self.send({"type": "http.response.body", "body": body, "more_body": more})
+        """Waits for a client that reads too slowly; ``GatewayApp.watch_calls`` ends one that never does."""
+        self.last_written_s = self.writing_since_s = time.monotonic()
+        await self.send({"type": "http.response.body", "body": body, "more_body": more})
+        self.writing_since_s = None
 
     async def respond(
         self, status: int, body: bytes, headers: list[tuple[bytes, bytes]] | None = None
@@ -132,6 +136,7 @@ class GatewayApp:
     config: GatewayConfig
     created: int
     is_draining: bool = False
+    _open: dict[Exchange, tuple[Call, asyncio.Task[None]]] = field(default_factory=dict)
 
     async def chat(self, exchange: Exchange) -> None:
         request = await self._read(exchange, ChatRequest)
@@ -202,6 +207,10 @@ class GatewayApp:
             )
         watcher = asyncio.create_task(exchange.watch())
         watcher.add_done_callback(lambda _: call.changed.set())
+        exchange.last_written_s = time.monotonic()
+        task = asyncio.current_task()
+        assert task is not None
+        self._open[exchange] = (call, task)
         try:
             await self._place(exchange, call)
             self.metrics.prompt_tokens.inc(call.prompt_tokens)
@@ -209,7 +218,12 @@ class GatewayApp:
                 await self._stream(exchange, call)
             else:
                 await self._collect(exchange, call)
+        except asyncio.CancelledError:
+            if not exchange.is_stuck:
+                raise
+            raise RequestCancelled("the client read nothing for too long") from None
         finally:
+            del self._open[exchange]
             watcher.cancel()
             if exchange.disconnected.is_set():
                 self.metrics.disconnects.inc()
@@ -233,9 +247,26 @@ class GatewayApp:
             placing.cancel()
             left.cancel()
 
+    async def watch_calls(self) -> None:
+        """Looks at every open call now and then, so that no call needs a timer of its own per token: wakes
+        the silent ones, and ends those whose client has stopped reading. Runs until cancelled."""
+        config = self.config
+        interval_s = min(config.keep_alive_comment_s, config.slow_reader_timeout_s) / 4
+        while True:
+            await asyncio.sleep(interval_s)
+            now = time.monotonic()
+            for exchange, (call, task) in list(self._open.items()):
+                since_s = exchange.writing_since_s
+                if since_s is None:
+                    call.changed.set()
+                elif now - since_s > config.slow_reader_timeout_s and not exchange.is_stuck:
+                    exchange.is_stuck = True
+                    task.cancel()
+
     async def _collect(self, exchange: Exchange, call: Call) -> None:
         while not all(generation.is_over for generation in call.generations):
-            await self._wait(exchange, call, self.config.first_token_timeout_s)
+            await self._wait(exchange, call)
+            self._check_silence(call)
         for generation in call.generations:
             if generation.error is not None:
                 raise broken(generation)
@@ -248,32 +279,35 @@ class GatewayApp:
     async def _stream(self, exchange: Exchange, call: Call) -> None:
         """The response starts with the first text, so that a refusal until then has its HTTP status."""
         finished: set[int] = set()
-        silent_s = 0.0
-        opened = False
         while len(finished) < len(call.generations):
             chunks: list[bytes] = []
             for generation in call.generations:
                 if generation.index not in finished:
                     chunks.extend(self._chunks(call, generation, finished))
             if chunks:
-                silent_s = 0.0
-                if not opened:
-                    opened = True
+                if not exchange.has_started:
                     await exchange.start(200, [*STREAM_HEADERS, *_ignored(call)])
                     self.metrics.responded(200)
-                    openings = (call.encoder.opening(each.index) for each in call.generations)
-                    chunks[:0] = openings
-                await self._write(exchange, b"".join(chunks))
+                    chunks[:0] = (call.encoder.opening(each.index) for each in call.generations)
+                await exchange.write(b"".join(chunks), more=True)
                 continue
-            if not await self._wait(exchange, call, self.config.keep_alive_comment_s, raises=False):
-                silent_s += self.config.keep_alive_comment_s
-                if silent_s >= self.config.first_token_timeout_s:
-                    raise DeadlineExceeded(f"no token for {silent_s:.0f} s")
-                if opened:
-                    await self._write(exchange, KEEP_ALIVE)
+            await self._wait(exchange, call)
+            self._check_silence(call)
+            is_silent = time.monotonic() - exchange.last_written_s > self.config.keep_alive_comment_s
+            if exchange.has_started and is_silent:
+                await exchange.write(KEEP_ALIVE, more=True)
         self._count_finished(call)
         tail = call.encoder.usage(_usage(call)) if call.wants_usage else b""
         await exchange.write(tail + DONE, more=False)
+
+    def _check_silence(self, call: Call) -> None:
+        """Raises DeadlineExceeded for a choice whose next token has been awaited for too long."""
+        timeout_s = self.config.first_token_timeout_s
+        now = time.monotonic()
+        for generation in call.generations:
+            since_s = generation.last_token_s or generation.arrived_s
+            if not generation.is_over and now - since_s > timeout_s:
+                raise DeadlineExceeded(f"no token for gateway.first_token_timeout_s = {timeout_s:.0f} s")
 
     def _chunks(self, call: Call, generation: Generation, finished: set[int]) -> list[bytes]:
         """What this choice has to say since the last look. Raises its error."""
@@ -288,25 +322,12 @@ class GatewayApp:
             chunks.append(call.encoder.finish(generation.index, generation.finish_reason))
         return chunks
 
-    async def _wait(self, exchange: Exchange, call: Call, timeout_s: float, *, raises: bool = True) -> bool:
-        """Whether something changed in time. Raises RequestCancelled, and DeadlineExceeded if ``raises``."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                await call.changed.wait()
-        except TimeoutError:
-            if raises:
-                raise DeadlineExceeded(f"no token for {timeout_s:.0f} s") from None
-            return False
+    async def _wait(self, exchange: Exchange, call: Call) -> None:
+        """Until something changed, or it is time to look. Raises RequestCancelled when the client left."""
+        await call.changed.wait()
         call.changed.clear()
         if exchange.disconnected.is_set():
             raise RequestCancelled("the client left")
-        return True
-
-    async def _write(self, exchange: Exchange, body: bytes) -> None:
-        try:
-            await exchange.write(body, more=True)
-        except TimeoutError:
-            raise RequestCancelled("the client read nothing for too long") from None
 
     def _count_finished(self, call: Call) -> None:
         for generation in call.generations:
@@ -315,22 +336,14 @@ class GatewayApp:
     async def refuse(self, exchange: Exchange, error: RequestError) -> None:
         """An error as a status, or, once bytes are out, as the stream's last event."""
         if isinstance(error, RequestCancelled):
-            if exchange.has_started and not exchange.disconnected.is_set():
-                await self._say_last(exchange, DeadlineExceeded(error.message))
             return
         if status_of(error) >= 500:
             log.warning("request_refused", extra={"error": error.message, "code": error.code})
         if exchange.has_started:
-            await self._say_last(exchange, error)
+            await exchange.write(sse(error_body(error)), more=False)
             return
         self.metrics.responded(status_of(error))
         await exchange.respond(status_of(error), error_body(error), error_headers(error))
-
-    async def _say_last(self, exchange: Exchange, error: RequestError) -> None:
-        try:
-            await exchange.write(sse(error_body(error)), more=False)
-        except (TimeoutError, OSError) as exc:
-            log.info("client_unreachable", extra={"error": str(exc)})
 
 
 @dataclass(slots=True)
@@ -342,8 +355,7 @@ class Endpoint:
     method: str = "POST"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        timeout_s = self.gateway.config.slow_reader_timeout_s
-        exchange = Exchange(scope, receive, send, _request_id(scope), timeout_s)
+        exchange = Exchange(scope, receive, send, _request_id(scope))
         try:
             if scope["method"] != self.method:
                 raise MethodNotAllowed(f"{scope['path']} takes {self.method}")

@@ -96,6 +96,7 @@ class Journal:
         match message:
             case TokenBatch():
                 now = time.monotonic()
+                self.metrics.generation_tokens.inc(len(message.tokens))
                 for event in message.tokens:
                     self._take_token(message.instance_id, event, now)
             case SequenceFailed():
@@ -140,7 +141,6 @@ class Journal:
         elif generation.last_token_s is not None:
             self.metrics.tbt.observe(now - generation.last_token_s)
         generation.last_token_s = now
-        self.metrics.generation_tokens.inc()
         if generation.is_over:
             self.metrics.end_to_end.observe(now - generation.arrived_s)
             if len(generation.output_ids) > 1:

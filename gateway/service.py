@@ -60,6 +60,7 @@ async def _start(process: ServiceProcess, model_directory: Path) -> Running:
     await process.bus.subscribe(process.subjects.everyone(), Announcement, journal.take)
     process.bus.on_reconnect.append(journal.continue_all)
     process.app.router.routes.extend(routes(gateway))
+    process.spawn(gateway.watch_calls())
 
     async def drain(timeout_s: float) -> None:
         gateway.is_draining = True
