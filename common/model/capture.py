@@ -91,7 +91,9 @@ def _build_fake(directory: Path, config: Any, dtype: torch.dtype) -> tuple[Any, 
         )
     config = copy.deepcopy(config)
     with FakeTensorMode(allow_non_fake_inputs=True):
-        model = model_class._from_config(config, dtype=dtype, attn_implementation=ATTENTION_NAME).eval()
+        model = model_class._from_config(
+            config, dtype=dtype, attn_implementation=ATTENTION_NAME, experts_implementation="batched_mm"
+        ).eval()
     return model, _buffer_values(directory, model)
 
 

@@ -15,8 +15,8 @@ from torch import fx
 from common.errors import ModelError
 from common.model.cache import SliceEntry
 from common.model.capture import CapturedModel
+from common.model.graph import aten, dependents_only_on, is_call, shape_of
 from common.model.lowering import lower
-from common.model.rewrite import aten, dependents_only_on, is_call, shape_of
 from common.model.slices import Slice
 
 HEADER = (

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import fx
 
 from common.errors import ModelError
-from common.model.rewrite import OPEN_END, aten, dtype_of, shape_of
+from common.model.graph import OPEN_END, aten, dtype_of, shape_of
 
 Reference = Callable[[fx.Node], str]
 """A node's name where the expression stands."""

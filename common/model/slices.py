@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import fx
 
 from common.model.capture import CapturedModel
-from common.model.rewrite import aten, dependents_only_on, insert_call, is_call, shape_of
+from common.model.graph import aten, dependents_only_on, insert_call, is_call, shape_of
 
 
 @dataclass(frozen=True, slots=True)

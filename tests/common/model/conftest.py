@@ -83,6 +83,11 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "phi3": ("Phi3Config", {**SMALL, "tie_word_embeddings": False}),
+    "mixtral": ("MixtralConfig", {**SMALL, "num_local_experts": 4, "num_experts_per_tok": 2}),
+    "qwen3-moe": (
+        "Qwen3MoeConfig",
+        {**SMALL, "head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
+    ),
     "gemma2": ("Gemma2Config", {**SMALL, "head_dim": 16, "sliding_window": 9, "attn_logit_softcapping": 0.1}),
 }
 
