@@ -57,7 +57,7 @@ class CallFactory:
         self._check_bytes(sum(len(str(message["content"]).encode()) for message in messages), "messages")
 
         def encode() -> list[int]:
-            prompt = self.tokenizer.render_chat(messages, **(request.chat_template_kwargs or {}))
+            prompt = self.tokenizer.render_chat(messages, request.chat_template_kwargs or {})
             # The template writes the special tokens itself.
             return self.tokenizer.encode(prompt, add_special_tokens=False)
 

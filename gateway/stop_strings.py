@@ -1,10 +1,14 @@
-"""Stop strings in a stream: text is held back exactly as long as it could still become one."""
+"""Stop strings in a stream: text is held back exactly as long as it could still become one.
+
+The stop string that is complete first, as one reads, ends the text (the longest, where several end at the
+same letter), so the result does not depend on how the text was cut into pieces.
+"""
 
 from collections.abc import Sequence
 
 
 class StopStrings:
-    """Looks for the earliest of ``strings`` in text that comes in pieces of any size."""
+    """Looks for ``strings`` in text that comes in pieces of any size."""
 
     def __init__(self, strings: Sequence[str], *, include_in_output: bool) -> None:
         self._strings = [string for string in strings if string]
@@ -19,12 +23,12 @@ class StopStrings:
         if self.is_found:
             return ""
         held = self._held + text
-        found = [(position, len(stop)) for stop in self._strings if (position := held.find(stop)) >= 0]
+        found = [(start + len(stop), start) for stop in self._strings if (start := held.find(stop)) >= 0]
         if found:
-            position, length = min(found)
+            end, start = min(found)
             self.is_found = True
             self._held = ""
-            return held[: position + length] if self._include_in_output else held[:position]
+            return held[: end if self._include_in_output else start]
         keep = max(_overlap(held, stop) for stop in self._strings)
         self._held = held[len(held) - keep :]
         return held[: len(held) - keep]

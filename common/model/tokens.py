@@ -86,8 +86,11 @@ class Tokenizer:
             # An added token with a character that stands for no byte is its own text.
             return token.encode()
 
-    def render_chat(self, messages: Sequence[Mapping[str, object]], **variables: object) -> str:
-        """The prompt of a conversation. Raises InvalidRequest (the template refuses it, or there is none)."""
+    def render_chat(self, messages: Sequence[Mapping[str, object]], variables: Mapping[str, object]) -> str:
+        """The prompt of a conversation; ``variables`` are the client's own and may replace any other.
+
+        Raises InvalidRequest (the template refuses them, or there is none).
+        """
         if self._template is None:
             raise InvalidRequest("this model has no chat template; use /v1/completions", param="messages")
         known = {"tools": None, "documents": None, "add_generation_prompt": True, **self._special_tokens}
