@@ -115,9 +115,14 @@ class Acknowledged(msgspec.Struct, frozen=True, tag="ack"):
 
 
 class SubmitRequest(msgspec.Struct, frozen=True, tag="submit"):
-    """gateway → scheduler: place this request. Answered by a Placement."""
+    """gateway → scheduler: place this request. Answered by a Placement.
+
+    ``lost_instances`` did not answer somebody who worked on an earlier attempt: they are not to be trusted
+    before they are heard of again.
+    """
 
     request: GenerationRequest
+    lost_instances: tuple[InstanceId, ...] = ()
 
 
 class Placement(msgspec.Struct, frozen=True, tag="placement"):
@@ -191,13 +196,14 @@ class TokenBatch(msgspec.Struct, frozen=True, tag="tokens"):
 
 
 class SequenceFailed(msgspec.Struct, frozen=True, tag="failed"):
-    """instance → gateway: this attempt ended without finishing. The gateway may continue it elsewhere
-    when ``can_continue`` (preempted, hand-over failed, instance draining)."""
+    """instance → gateway: this attempt ended without finishing. The gateway may continue it elsewhere when
+    ``can_continue`` (preempted, hand-over failed, instance draining). ``lost_instance`` did not answer."""
 
     request_id: RequestId
     attempt: int
     error: ErrorReply
     can_continue: bool
+    lost_instance: InstanceId | None = None
 
 
 class InstanceGone(msgspec.Struct, frozen=True, tag="gone"):

@@ -28,11 +28,13 @@ class PullFinished:
 
 @dataclass(frozen=True, slots=True)
 class PullFailed:
-    """The KV did not come. ``is_drained``: no byte of the transfer can still land in the blocks."""
+    """The KV did not come. ``is_drained``: no byte of the transfer can still land in the blocks.
+    ``is_lost``: the prefill instance does not answer."""
 
     owner: BlockOwner
     error: ErrorReply
     is_drained: bool
+    is_lost: bool = False
 
 
 @dataclass(frozen=True, slots=True)

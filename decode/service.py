@@ -150,14 +150,15 @@ class DecodeService:
             del self._pulls[owner]
         if call.cancelled():
             lost = ErrorReply(HandoverFailed.code, f"prefill instance {command.prefill_instance} is gone")
-            await self._quarantine(owner, lost)
+            await self._quarantine(owner, lost, is_lost=True)
         elif (error := call.exception()) is None:
             self._handle(events.PullFinished(owner))
         elif isinstance(error, RequestError) and not isinstance(error, HandoverFailed):
             self._handle(events.PullFailed(owner, error_reply(error), is_drained=True))
         else:
             log.warning("pull_failed", extra={"request": owner.request_id, "error": str(error)})
-            await self._quarantine(owner, ErrorReply(HandoverFailed.code, f"the pull failed: {error}"))
+            reply = ErrorReply(HandoverFailed.code, f"the pull failed: {error}")
+            await self._quarantine(owner, reply, is_lost=isinstance(error, BusError))
 
     async def _ask_until_certain(self, prefill_instance: InstanceId, pull: PullKV) -> KVDelivered:
         subject = self.subjects.instance_calls(prefill_instance)
@@ -169,10 +170,10 @@ class DecodeService:
             except BusUnavailable:
                 await asyncio.sleep(RECONNECT_BACKOFF_S)
 
-    async def _quarantine(self, owner: BlockOwner, error: ErrorReply) -> None:
+    async def _quarantine(self, owner: BlockOwner, error: ErrorReply, *, is_lost: bool) -> None:
         """The sender is dead or gave up half-way: its last bytes may still arrive, so their destination
         rests for a while."""
-        self._handle(events.PullFailed(owner, error, is_drained=False))
+        self._handle(events.PullFailed(owner, error, is_drained=False, is_lost=is_lost))
         await asyncio.sleep(SOCKET_GRACE_S)
         self._handle(events.PullDrained(owner))
 

@@ -141,8 +141,8 @@ class DecodeState:
                 self._take_in(task, now)
             case PullFinished(owner):
                 self._start_running(owner, now, commands)
-            case PullFailed(owner, error, is_drained):
-                self._give_up_pull(owner, error, is_drained, commands)
+            case PullFailed():
+                self._give_up_pull(event, commands)
             case PullDrained(owner):
                 self.blocks.end_quarantine(owner)
             case StepFinished(tokens):
@@ -224,17 +224,16 @@ class DecodeState:
         sequence.phase = next_decode_phase(sequence.phase, DecodePhase.RUNNING)
         commands.append(ObserveAdmission(now - sequence.arrived_s))
 
-    def _give_up_pull(
-        self, owner: BlockOwner, error: ErrorReply, is_drained: bool, commands: list[DecodeCommand]
-    ) -> None:
-        sequence = self._pulling(owner)
+    def _give_up_pull(self, failed: PullFailed, commands: list[DecodeCommand]) -> None:
+        sequence = self._pulling(failed.owner)
         if not sequence.is_cancelled:
-            commands.append(_failure(sequence, error, can_continue=True))
-        del self.sequences[owner]
-        if is_drained:
-            self.blocks.release(owner)
+            lost = sequence.task.prefill_instance if failed.is_lost else None
+            commands.append(_failure(sequence, failed.error, can_continue=True, lost_instance=lost))
+        del self.sequences[failed.owner]
+        if failed.is_drained:
+            self.blocks.release(failed.owner)
         else:
-            self.blocks.quarantine(owner)
+            self.blocks.quarantine(failed.owner)
 
     def _pulling(self, owner: BlockOwner) -> DecodeSequence:
         sequence = self.sequences.get(owner)
@@ -359,8 +358,15 @@ class DecodeState:
         return sum(sequence.phase is phase for sequence in self.sequences.values())
 
 
-def _failure(sequence: DecodeSequence, error: ErrorReply, *, can_continue: bool) -> PublishFailure:
+def _failure(
+    sequence: DecodeSequence,
+    error: ErrorReply,
+    *,
+    can_continue: bool,
+    lost_instance: InstanceId | None = None,
+) -> PublishFailure:
     request = sequence.request
     return PublishFailure(
-        request.gateway_id, SequenceFailed(request.request_id, request.attempt, error, can_continue)
+        request.gateway_id,
+        SequenceFailed(request.request_id, request.attempt, error, can_continue, lost_instance),
     )

@@ -8,6 +8,7 @@ from common.errors import (
     BusError,
     ContextLengthExceeded,
     DeadlineExceeded,
+    InstanceLost,
     InvalidRequest,
     ModelNotFound,
     NoInstanceReady,
@@ -22,6 +23,7 @@ STATUS: list[tuple[type[RequestError], int, str, str | None]] = [
     (DeadlineExceeded, 408, "timeout", "deadline_exceeded"),
     (Overloaded, 503, "server_error", "overloaded"),
     (NoInstanceReady, 503, "server_error", "no_instance_ready"),
+    (InstanceLost, 503, "server_error", "instance_lost"),
 ]
 """Status, type and code of each error; the first that fits. Anything else is a 500 that says nothing."""
 

@@ -13,6 +13,7 @@ from typing import Literal
 import msgspec
 
 from common.errors import RequestError
+from common.ids import InstanceId
 from common.messages import GenerationRequest, Placement, SampledToken, TokenEvent
 from common.model.tokens import Detokenizer
 from gateway.stop_strings import StopStrings
@@ -41,6 +42,7 @@ class Generation:
     continuations: int = 0
     finish_reason: str | None = None
     error: RequestError | None = None
+    lost_instances: tuple[InstanceId, ...] = ()
     is_ended_by_instance: bool = False
     output_ids: list[int] = field(default_factory=list)
     attempt_tokens: int = 0

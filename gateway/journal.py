@@ -152,6 +152,8 @@ class Journal:
         if generation is None or message.attempt != generation.request.attempt:
             return
         if message.can_continue:
+            if message.lost_instance is not None:
+                generation.lost_instances = (*generation.lost_instances, message.lost_instance)
             self._continue(generation, message.error.code)
         else:
             generation.fail(as_request_error(message.error))
@@ -188,7 +190,7 @@ class Journal:
         try:
             return await self.bus.call(
                 self.subjects.submit(),
-                SubmitRequest(generation.request),
+                SubmitRequest(generation.request, generation.lost_instances),
                 Placement,
                 mesh.call_timeout_s * (attempts + 1),
             )
@@ -222,6 +224,7 @@ class Journal:
             else:
                 if generation.request.attempt == attempt:
                     generation.placement = placement
+                    generation.lost_instances = ()
                 return
 
     # endings

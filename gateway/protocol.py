@@ -1,16 +1,41 @@
-"""uvicorn's protocol with what it lacks against slow clients: a deadline for headers, small send buffers.
+"""uvicorn's protocol with what it lacks: a deadline for headers, small send buffers, a way past ASGI.
 
-Without them a client that sends half a header keeps its connection for ever, and one that never reads makes
-the server buffer megabytes of its stream before anybody notices.
+Without the first two a client that sends half a header keeps its connection for ever, and one that never
+reads makes the server buffer megabytes of its stream before anybody notices. The third, ``Connection``, lets
+a token go from the bus's callback to the socket without waking a task.
 """
 
 import asyncio
 import socket
+from dataclasses import dataclass
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 SEND_BUFFER_BYTES = 64 << 10
+EXTENSION = "lamella.connection"
+"""Where in a request's ASGI scope its ``Connection`` is, under ``extensions``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """The socket under a response whose headers are out and whose body is chunked."""
+
+    transport: asyncio.Transport
+    flow: FlowControl
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether the client keeps up: bytes may be written without waiting."""
+        return not self.flow.write_paused and not self.transport.is_closing()
+
+    def write(self, chunk: bytes) -> None:
+        self.transport.write(b"%x\r\n%b\r\n" % (len(chunk), chunk))
+
+    def abort(self) -> None:
+        """Drops the connection with whatever it still buffers; its request hears of a disconnect."""
+        self.transport.abort()
 
 
 def guarded_protocol(header_timeout_s: float) -> type[asyncio.Protocol]:
@@ -18,6 +43,7 @@ def guarded_protocol(header_timeout_s: float) -> type[asyncio.Protocol]:
 
     class GuardedProtocol(HttpToolsProtocol):
         _deadline: asyncio.TimerHandle | None = None
+        _earlier: tuple[RequestResponseCycle, ...] = ()
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
@@ -30,13 +56,22 @@ def guarded_protocol(header_timeout_s: float) -> type[asyncio.Protocol]:
         def on_message_begin(self) -> None:
             self._start_deadline()
             super().on_message_begin()
+            extensions: dict[str, Any] = {EXTENSION: Connection(self.transport, self.flow)}
+            self.scope["extensions"] = extensions
 
         def on_headers_complete(self) -> None:
             self._stop_deadline()
+            # uvicorn tells only a connection's last request that the client left; those before it are ours.
+            cycles = (*self._earlier, self.cycle)
+            self._earlier = tuple(each for each in cycles if each and not each.response_complete)
             super().on_headers_complete()
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._stop_deadline()
+            for cycle in self._earlier:
+                if not cycle.response_complete:
+                    cycle.disconnected = True
+                    cycle.message_event.set()
             super().connection_lost(exc)
 
         def _start_deadline(self) -> None:

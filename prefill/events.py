@@ -35,10 +35,11 @@ class ChunkFailed:
 
 @dataclass(frozen=True, slots=True)
 class OfferRefused:
-    """The decode instance did not take the sequence over."""
+    """The decode instance did not take the sequence over. ``is_lost``: it did not even answer."""
 
     owner: BlockOwner
     error: ErrorReply
+    is_lost: bool = False
 
 
 @dataclass(frozen=True, slots=True)

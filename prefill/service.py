@@ -145,7 +145,8 @@ class PrefillService:
             await self.bus.call(subject, command.task, Acknowledged, self.call_timeout_s)
         except (RequestError, BusError) as exc:
             log.warning("offer_refused", extra={"request": command.owner.request_id, "error": str(exc)})
-            self._handle(events.OfferRefused(command.owner, _as_handover_error(exc)))
+            is_lost = isinstance(exc, BusError)
+            self._handle(events.OfferRefused(command.owner, _as_handover_error(exc), is_lost))
 
     async def _send(self, command: events.SendKV) -> None:
         loop = asyncio.get_running_loop()

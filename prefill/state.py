@@ -147,8 +147,8 @@ class PrefillState:
                 self._finish_chunk(tokens, now, commands)
             case ChunkFailed(error):
                 self._fail_chunk(error, commands)
-            case OfferRefused(owner, error):
-                self._withdraw_offer(owner, error, commands)
+            case OfferRefused():
+                self._withdraw_offer(event, commands)
             case PullArrived(pull):
                 commands.append(self._start_sending(pull))
             case SendFinished(owner, is_delivered):
@@ -306,11 +306,12 @@ class PrefillState:
 
     # hand-over
 
-    def _withdraw_offer(self, owner: BlockOwner, error: ErrorReply, commands: list[PrefillCommand]) -> None:
-        sequence = self.sequences.get(owner)
+    def _withdraw_offer(self, refused: OfferRefused, commands: list[PrefillCommand]) -> None:
+        sequence = self.sequences.get(refused.owner)
         if sequence is None or sequence.phase is not PrefillPhase.OFFERED:
             return
-        commands.append(_failure(sequence, error, can_continue=True))
+        lost = sequence.decode_instance if refused.is_lost else None
+        commands.append(_failure(sequence, refused.error, can_continue=True, lost_instance=lost))
         self._drop(sequence)
 
     def _start_sending(self, pull: PullKV) -> SendKV:
@@ -372,8 +373,15 @@ class PrefillState:
             self.blocks.release(sequence.owner)
 
 
-def _failure(sequence: PrefillSequence, error: ErrorReply, *, can_continue: bool) -> PublishFailure:
+def _failure(
+    sequence: PrefillSequence,
+    error: ErrorReply,
+    *,
+    can_continue: bool,
+    lost_instance: InstanceId | None = None,
+) -> PublishFailure:
     request = sequence.request
     return PublishFailure(
-        request.gateway_id, SequenceFailed(request.request_id, request.attempt, error, can_continue)
+        request.gateway_id,
+        SequenceFailed(request.request_id, request.attempt, error, can_continue, lost_instance),
     )

@@ -78,6 +78,8 @@ class SchedulerService:
     async def submit(self, message: SubmitRequest) -> Placement:
         """Places a request and delivers it. Raises the reason when nobody can take it."""
         request = message.request
+        for instance_id in message.lost_instances:
+            self._handle(decisions.InstanceSuspected(instance_id))
         loop = asyncio.get_running_loop()
         started_s = loop.time()
         excluded: frozenset[InstanceId] = frozenset()
@@ -96,6 +98,8 @@ class SchedulerService:
                 excluded |= {placement.prefill_instance}
                 if isinstance(exc, RequestError):
                     refusal = exc
+                else:
+                    self._handle(decisions.InstanceSuspected(placement.prefill_instance))
                 log.warning("task_undelivered", extra={"request": request.request_id, "error": str(exc)})
             except RequestCancelled:
                 self._handle(decisions.TaskUndelivered(request.request_id))

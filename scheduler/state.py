@@ -61,6 +61,13 @@ class TaskUndelivered:
 
 
 @dataclass(frozen=True, slots=True)
+class InstanceSuspected:
+    """Somebody got no answer from it. A live one is heard of again within a report's interval."""
+
+    instance_id: InstanceId
+
+
+@dataclass(frozen=True, slots=True)
 class RequestOver:
     request_id: RequestId
 
@@ -76,7 +83,14 @@ class BusRestored:
 
 
 SchedulerStateEvent = (
-    MembersRead | LoadReported | TaskAcknowledged | TaskUndelivered | RequestOver | TimePassed | BusRestored
+    MembersRead
+    | LoadReported
+    | TaskAcknowledged
+    | TaskUndelivered
+    | InstanceSuspected
+    | RequestOver
+    | TimePassed
+    | BusRestored
 )
 
 
@@ -115,11 +129,12 @@ class InstanceView:
     record: InstanceRecord
     last_heard_s: float
     report: LoadReport | None = None
+    is_suspect: bool = False
     placed: set[RequestId] = field(default_factory=set)
 
     @property
     def is_ready(self) -> bool:
-        return self.report is not None and not self.report.is_draining
+        return self.report is not None and not self.report.is_draining and not self.is_suspect
 
     @property
     def role(self) -> Role:
@@ -163,6 +178,9 @@ class SchedulerState:
             case TaskAcknowledged(request_id):
                 if placed := self.requests.get(request_id):
                     placed.is_acknowledged = True
+            case InstanceSuspected(instance_id):
+                if view := self.instances.get(instance_id):
+                    view.is_suspect = True
             case TaskUndelivered(request_id) | RequestOver(request_id):
                 self._forget(request_id)
             case TimePassed():
@@ -313,6 +331,7 @@ class SchedulerState:
         if view.report is not None and report.sequence <= view.report.sequence:
             return []
         view.report = report
+        view.is_suspect = False
         view.last_heard_s = now
         for request_id in view.placed:
             placed = self.requests[request_id]
