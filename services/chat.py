@@ -4,7 +4,7 @@ import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
-import httpx
+import aiohttp
 from rich.console import Console
 
 from common.errors import LamellaError
@@ -37,18 +37,18 @@ class Conversation:
         if self.options.system is not None:
             self.messages.append({"role": "system", "content": self.options.system})
 
-    async def ask(self, client: httpx.AsyncClient, question: str) -> AsyncIterator[str]:
+    async def ask(self, session: aiohttp.ClientSession, question: str) -> AsyncIterator[str]:
         """Yields the answer's text as it comes. Raises ChatError; a failed turn leaves no trace."""
         turn = [*self.messages, {"role": "user", "content": question}]
         answer: list[str] = []
-        async for text in _stream(client, self.options, turn):
+        async for text in _stream(session, self.options, turn):
             answer.append(text)
             yield text
         self.messages = [*turn, {"role": "assistant", "content": "".join(answer)}]
 
 
 async def _stream(
-    client: httpx.AsyncClient, options: ChatOptions, messages: list[dict[str, str]]
+    session: aiohttp.ClientSession, options: ChatOptions, messages: list[dict[str, str]]
 ) -> AsyncIterator[str]:
     body: dict[str, object] = {"model": options.model, "messages": messages, "stream": True}
     for name in ("max_tokens", "temperature", "seed"):
@@ -56,14 +56,14 @@ async def _stream(
             body[name] = value
     url = options.url.rstrip("/") + "/v1/chat/completions"
     try:
-        async with client.stream("POST", url, json=body) as response:
-            if response.status_code != 200:
-                raise ChatError(_error_text((await response.aread()).decode(), response.status_code))
+        async with session.post(url, json=body) as response:
+            if response.status != 200:
+                raise ChatError(_error_text(await response.text(), response.status))
             is_done = False
-            async for line in response.aiter_lines():
-                if not line.startswith("data: "):
+            async for line in response.content:
+                if not line.startswith(b"data: "):
                     continue
-                if line == "data: [DONE]":
+                if line.strip() == b"data: [DONE]":
                     is_done = True
                     continue
                 event = json.loads(line[6:])
@@ -73,7 +73,7 @@ async def _stream(
                     yield choice["delta"].get("content") or ""
             if not is_done:
                 raise ChatError("the answer broke off")
-    except httpx.HTTPError as exc:
+    except aiohttp.ClientError as exc:
         raise ChatError(f"{url}: {exc}") from exc
 
 
@@ -86,11 +86,11 @@ def _error_text(body: str, status: int) -> str:
 
 async def chat(options: ChatOptions, question: str | None, console: Console) -> None:
     """Answers one ``question``, or talks until end of input (Ctrl-D). Ctrl-C stops an answer's stream."""
-    timeout = httpx.Timeout(None, connect=CONNECT_TIMEOUT_S)
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S)
     conversation = Conversation(options)
-    async with httpx.AsyncClient(timeout=timeout) as client:
+    async with aiohttp.ClientSession(timeout=timeout) as session:
         if question is not None:
-            await _answer(conversation, client, question, console)
+            await _answer(conversation, session, question, console)
             return
         console.print("[dim]Ctrl-D ends the conversation.[/dim]")
         while True:
@@ -102,14 +102,14 @@ async def chat(options: ChatOptions, question: str | None, console: Console) -> 
             if not line:
                 continue
             try:
-                await _answer(conversation, client, line, console)
+                await _answer(conversation, session, line, console)
             except ChatError as exc:
                 console.print(f"[red]{exc}[/red]")
 
 
 async def _answer(
-    conversation: Conversation, client: httpx.AsyncClient, question: str, console: Console
+    conversation: Conversation, session: aiohttp.ClientSession, question: str, console: Console
 ) -> None:
-    async for text in conversation.ask(client, question):
+    async for text in conversation.ask(session, question):
         console.print(text, end="", markup=False, highlight=False, soft_wrap=True)
     console.print()
