@@ -35,7 +35,6 @@ class Call:
     wants_usage: bool
     ignored_fields: list[str]
     prompt_tokens: int
-    changed: asyncio.Event
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +154,6 @@ class CallFactory:
         encoder: Encoder,
         param: str,
     ) -> Call:
-        changed = asyncio.Event()
         seed = request.seed if request.seed is not None else secrets.randbits(SEED_BITS)
         generations: list[Generation] = []
         for prompt_ids in prompts:
@@ -177,7 +175,6 @@ class CallFactory:
                         stops=StopStrings(
                             request.stop_strings, include_in_output=request.include_stop_str_in_output
                         ),
-                        changed=changed,
                     )
                 )
         return Call(
@@ -187,7 +184,6 @@ class CallFactory:
             wants_usage=request.wants_usage,
             ignored_fields=request.ignored,
             prompt_tokens=sum(map(len, prompts)),
-            changed=changed,
         )
 
     def _token_limit(self, request: ChatRequest | CompletionRequest, prompt_tokens: int, param: str) -> int:

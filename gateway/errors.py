@@ -8,6 +8,7 @@ from common.errors import (
     BusError,
     ContextLengthExceeded,
     DeadlineExceeded,
+    HandoverFailed,
     InstanceLost,
     InvalidRequest,
     ModelNotFound,
@@ -24,23 +25,39 @@ STATUS: list[tuple[type[RequestError], int, str, str | None]] = [
     (Overloaded, 503, "server_error", "overloaded"),
     (NoInstanceReady, 503, "server_error", "no_instance_ready"),
     (InstanceLost, 503, "server_error", "instance_lost"),
+    (HandoverFailed, 503, "server_error", "handover_failed"),
 ]
 """Status, type and code of each error; the first that fits. Anything else is a 500 that says nothing."""
 
 
-class PayloadTooLarge(InvalidRequest):
-    """The body is over the limit."""
+class RouteNotFound(InvalidRequest):
+    """Nothing is served at that path."""
 
 
 class MethodNotAllowed(InvalidRequest):
     """The path is right, the method is not."""
 
 
+class PayloadTooLarge(InvalidRequest):
+    """The body is over the limit."""
+
+
+class UnsupportedMediaType(InvalidRequest):
+    """The body says that it is something else than JSON."""
+
+
+HTTP_STATUS: dict[type[RequestError], int] = {
+    RouteNotFound: 404,
+    MethodNotAllowed: 405,
+    PayloadTooLarge: 413,
+    UnsupportedMediaType: 415,
+}
+
+
 def status_of(error: RequestError) -> int:
-    if isinstance(error, PayloadTooLarge):
-        return 413
-    if isinstance(error, MethodNotAllowed):
-        return 405
+    known = HTTP_STATUS.get(type(error))
+    if known is not None:
+        return known
     return next((status for kind, status, _, _ in STATUS if isinstance(error, kind)), 500)
 
 
@@ -55,9 +72,9 @@ def error_body(error: RequestError) -> bytes:
 
 
 def error_headers(error: RequestError) -> list[tuple[bytes, bytes]]:
-    """``retry-after`` where waiting helps; otherwise the client is told not to try the same again."""
+    """``retry-after`` where waiting helps. A defect would only repeat itself: clients are told not to try."""
     if error.retry_after_s is None:
-        return [(b"x-should-retry", b"false")] if status_of(error) >= 500 else []
+        return [(b"x-should-retry", b"false")] if status_of(error) == 500 else []
     seconds = max(1, math.ceil(error.retry_after_s))
     return [
         (b"retry-after", str(seconds).encode()),

@@ -5,8 +5,8 @@ sequence can be continued on other instances at any moment (attempt + 1), and dr
 the client sees the tokens it would have seen.
 """
 
-import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -29,27 +29,32 @@ class TextPiece:
     tokens: list[SampledToken]
 
 
-@dataclass(slots=True)
+def _ignore(_: "Generation") -> None:
+    """Nobody reads yet."""
+
+
+@dataclass(slots=True, eq=False)
 class Generation:
-    """``changed`` is shared by a call's choices; it is set whenever there is something to read."""
+    """``notify`` is called whenever there is something to read; it belongs to whoever delivers the text."""
 
     index: int
     request: GenerationRequest
     detokenizer: Detokenizer
     stops: StopStrings
-    changed: asyncio.Event
+    notify: Callable[["Generation"], None] = _ignore
     placement: Placement | None = None
+    lost_instances: tuple[InstanceId, ...] = ()
     continuations: int = 0
     finish_reason: str | None = None
     error: RequestError | None = None
-    lost_instances: tuple[InstanceId, ...] = ()
-    is_ended_by_instance: bool = False
+    is_told: bool = False
     output_ids: list[int] = field(default_factory=list)
     attempt_tokens: int = 0
     arrived_s: float = field(default_factory=time.monotonic)
     first_token_s: float | None = None
     last_token_s: float | None = None
-    _pieces: list[TextPiece] = field(default_factory=list)
+    _texts: list[str] = field(default_factory=list)
+    _tokens: list[SampledToken] = field(default_factory=list)
 
     @property
     def is_over(self) -> bool:
@@ -60,42 +65,37 @@ class Generation:
 
         An end token counts as output and is no text, whether or not it is special.
         """
-        if self.is_over or event.attempt != self.request.attempt or event.index < len(self.output_ids):
-            return "stale"
-        if event.index > len(self.output_ids):
-            return "gap"
-        self.output_ids.append(event.token.token_id)
+        place = len(self.output_ids)
+        if event.index != place or event.attempt != self.request.attempt or self.is_over:
+            is_gap = event.index > place and event.attempt == self.request.attempt and not self.is_over
+            return "gap" if is_gap else "stale"
+        token = event.token
+        self.output_ids.append(token.token_id)
         self.attempt_tokens += 1
-        is_end_token = event.finish_reason == "stop"
-        if not is_end_token:
-            text = self.stops.push(self.detokenizer.push(event.token.token_id))
-            self._pieces.append(TextPiece(text, [event.token]))
-        if event.finish_reason is not None:
-            self.is_ended_by_instance = True
+        if event.finish_reason != "stop":
+            self._texts.append(self.stops.push(self.detokenizer.push(token.token_id)))
+            self._tokens.append(token)
         if self.stops.is_found:
             self.finish_reason = "stop"
         elif event.finish_reason is not None:
-            self._pieces.append(TextPiece(self.stops.push(self.detokenizer.flush()), []))
-            self._pieces.append(TextPiece(self.stops.flush(), []))
+            rest = self.stops.push(self.detokenizer.flush()) + self.stops.flush()
+            if rest:
+                self._texts.append(rest)
             self.finish_reason = "stop" if self.stops.is_found else event.finish_reason
-        self.changed.set()
         return "taken"
 
     def fail(self, error: RequestError) -> None:
         if not self.is_over:
             self.error = error
-            self.changed.set()
+            self.notify(self)
 
     def read(self) -> TextPiece | None:
         """Everything that became certain since the last read, as one piece; None when there is nothing."""
-        if not self._pieces:
+        if not self._texts:
             return None
-        pieces, self._pieces = self._pieces, []
-        if len(pieces) == 1:
-            return pieces[0]
-        return TextPiece(
-            "".join(piece.text for piece in pieces), [token for piece in pieces for token in piece.tokens]
-        )
+        texts, tokens = self._texts, self._tokens
+        self._texts, self._tokens = [], []
+        return TextPiece(texts[0] if len(texts) == 1 else "".join(texts), tokens)
 
     def continue_elsewhere(self) -> GenerationRequest:
         """The next attempt: what has come so far becomes part of what is computed anew."""

@@ -27,6 +27,7 @@ from common.messages import (
     CancelRequest,
     GatewayEvent,
     GatewayGone,
+    GenerationRequest,
     InstanceGone,
     Placement,
     RequestEnded,
@@ -50,7 +51,10 @@ CONTINUE_BACKOFF_S = 0.2
 
 @dataclass(slots=True)
 class Journal:
-    """``spawn`` starts a task in the process's task group."""
+    """``spawn`` starts a task in the process's task group.
+
+    ``_gone_s``: when instances left, for placements that were made before and are told after.
+    """
 
     config: Config
     bus: Bus
@@ -58,33 +62,36 @@ class Journal:
     metrics: GatewayMetrics
     spawn: Callable[[Coroutine[None, None, None]], None]
     open: dict[RequestId, Generation] = field(default_factory=dict)
-    _submitting: dict[RequestId, asyncio.Task[Placement]] = field(default_factory=dict)
+    _submitting: dict[RequestId, asyncio.Task[None]] = field(default_factory=dict)
+    _gone_s: dict[InstanceId, float] = field(default_factory=dict)
     _empty: asyncio.Event = field(default_factory=asyncio.Event)
 
     # what the HTTP side asks for
 
     async def start(self, generation: Generation) -> None:
         """Opens the entry and places it. Raises the refusal; the entry is then closed again."""
-        request_id = generation.request.request_id
-        self.open[request_id] = generation
+        self.open[generation.request.request_id] = generation
         self._note_size()
+        attempt = generation.request.attempt
         try:
-            generation.placement = await self._submit(generation)
+            await self._submit(generation)
         except RequestError:
-            self._close(generation)
-            raise
+            if generation.request.attempt == attempt:
+                self._close(generation)
+                raise
 
     def end(self, generation: Generation) -> None:
         """Closes the entry and tells whoever still works for it. Safe to call twice."""
-        if generation.request.request_id not in self.open:
+        request_id = generation.request.request_id
+        if request_id not in self.open:
             return
         self._close(generation)
-        submitting = self._submitting.get(generation.request.request_id)
+        submitting = self._submitting.get(request_id)
         if submitting is None:
             self._tell_ended(generation)
         else:
-            # A cancellation that overtakes its own submission would find nothing to cancel.
-            submitting.add_done_callback(lambda task: self._tell_late(generation, task))
+            # Word of its end that overtakes the submission would find nothing to end.
+            submitting.add_done_callback(lambda _: self._tell_ended(generation))
 
     async def wait_empty(self) -> None:
         self._note_size()
@@ -95,10 +102,7 @@ class Journal:
     def take(self, message: GatewayEvent | Announcement) -> None:
         match message:
             case TokenBatch():
-                now = time.monotonic()
-                self.metrics.generation_tokens.inc(len(message.tokens))
-                for event in message.tokens:
-                    self._take_token(message.instance_id, event, now)
+                self._take_tokens(message)
             case SequenceFailed():
                 self._take_failure(message)
             case InstanceGone():
@@ -117,22 +121,46 @@ class Journal:
         for generation in list(self.open.values()):
             generation.fail(NoInstanceReady("this gateway is shutting down"))
 
-    def _take_token(self, instance_id: InstanceId, event: TokenEvent, now: float) -> None:
-        generation = self.open.get(event.request_id)
-        if generation is None:
-            # An instance that still works for a forgotten request: told once per token until it hears.
-            if event.finish_reason is None:
-                self._publish_cancel(instance_id, event.request_id, event.attempt)
-            return
-        if event.attempt < generation.request.attempt:
-            self._publish_cancel(instance_id, event.request_id, event.attempt)
-            return
+    def _take_tokens(self, batch: TokenBatch) -> None:
+        now = time.monotonic()
+        taken = 0
+        for event in batch.tokens:
+            generation = self.open.get(event.request_id)
+            if generation is None or event.attempt < generation.request.attempt:
+                # An instance that works for a forgotten attempt: told once per token until it hears.
+                if event.finish_reason is None:
+                    self._publish_cancel(batch.instance_id, event.request_id, event.attempt)
+                continue
+            try:
+                taken += self._take_token(generation, event, now)
+            except Exception:
+                # One sequence's defect must not cost the others their tokens.
+                log.exception("token_failed", extra={"request": event.request_id})
+                generation.fail(InternalError("internal error"))
+        self.metrics.generation_tokens.inc(taken)
+
+    def _take_token(self, generation: Generation, event: TokenEvent, now: float) -> bool:
         verdict = generation.take(event)
+        if verdict == "taken":
+            self._observe(generation, now)
+            if generation.is_over:
+                self._take_end(generation, event)
+            generation.notify(generation)
+            return True
         if verdict == "gap":
             self.metrics.stream_gaps.inc()
             self._continue(generation, "gap")
-        elif verdict == "taken":
-            self._observe(generation, now)
+        return False
+
+    def _take_end(self, generation: Generation, last: TokenEvent) -> None:
+        """The sequence is over, though its client may not have everything yet."""
+        if generation.request.request_id in self._submitting:
+            return
+        if last.finish_reason is None:
+            # A stop string: only the gateway knows of it.
+            self._cancel_attempt(generation)
+        generation.is_told = True
+        self._publish(self.subjects.scheduler_events(), RequestEnded(generation.request.request_id))
 
     def _observe(self, generation: Generation, now: float) -> None:
         if generation.first_token_s is None:
@@ -149,7 +177,7 @@ class Journal:
 
     def _take_failure(self, message: SequenceFailed) -> None:
         generation = self.open.get(message.request_id)
-        if generation is None or message.attempt != generation.request.attempt:
+        if generation is None or message.attempt != generation.request.attempt or generation.is_over:
             return
         if message.can_continue:
             if message.lost_instance is not None:
@@ -159,43 +187,68 @@ class Journal:
             generation.fail(as_request_error(message.error))
 
     def _continue_those_on(self, instance_id: InstanceId) -> None:
+        self._gone_s[instance_id] = time.monotonic()
         for generation in list(self.open.values()):
             placement = generation.placement
             if placement is None or generation.is_over:
                 continue
-            # Once a second token came, decode holds the KV and the prefill instance is not needed any more.
-            needs_prefill = generation.attempt_tokens < 2
-            is_lost = placement.decode_instance == instance_id or (
-                needs_prefill and placement.prefill_instance == instance_id
-            )
-            if is_lost:
+            if self._needs(generation, placement, instance_id):
                 self._continue(generation, InstanceLost.code)
+
+    def _needs(self, generation: Generation, placement: Placement, instance_id: InstanceId) -> bool:
+        """Once a second token came, decode holds the KV and the prefill instance is not needed any more."""
+        needs_prefill = generation.attempt_tokens < 2 and placement.prefill_instance == instance_id
+        return needs_prefill or placement.decode_instance == instance_id
 
     # placing
 
-    async def _submit(self, generation: Generation) -> Placement:
-        """Kept going when the client leaves: only its end tells where there is something to cancel."""
-        request = generation.request
-        task = asyncio.ensure_future(self._call_scheduler(generation))
-        self._submitting[request.request_id] = task
-        task.add_done_callback(lambda done: self._forget_submission(request.request_id, done))
-        return await asyncio.shield(task)
+    async def _submit(self, generation: Generation) -> None:
+        """Submits the current attempt. Raises the refusal.
 
-    def _forget_submission(self, request_id: RequestId, done: asyncio.Task[Placement]) -> None:
+        Kept going when the client leaves: only its end tells where there is something to cancel.
+        """
+        request_id = generation.request.request_id
+        task = asyncio.ensure_future(self._place(generation, generation.request))
+        self._submitting[request_id] = task
+        task.add_done_callback(lambda done: self._forget_submission(request_id, done))
+        await asyncio.shield(task)
+
+    def _forget_submission(self, request_id: RequestId, done: asyncio.Task[None]) -> None:
         if self._submitting.get(request_id) is done:
             del self._submitting[request_id]
 
-    async def _call_scheduler(self, generation: Generation) -> Placement:
+    async def _place(self, generation: Generation, request: GenerationRequest) -> None:
+        started_s = time.monotonic()
         mesh, attempts = self.config.mesh, self.config.scheduler.dispatch_attempts
+        timeout_s = mesh.call_timeout_s * (attempts + 1)
         try:
-            return await self.bus.call(
+            placement = await self.bus.call(
                 self.subjects.submit(),
-                SubmitRequest(generation.request, generation.lost_instances),
+                SubmitRequest(request, generation.lost_instances),
                 Placement,
-                mesh.call_timeout_s * (attempts + 1),
+                timeout_s,
             )
         except BusError as exc:
+            # It may have been placed nevertheless; its tokens would be answered with a cancellation.
+            self._publish(self.subjects.scheduler_events(), RequestEnded(request.request_id))
             raise from_bus(exc) from exc
+        self._settle(generation, request, placement, started_s)
+
+    def _settle(
+        self, generation: Generation, request: GenerationRequest, placement: Placement, started_s: float
+    ) -> None:
+        """Keeps the placement of the current attempt; one that nobody wants any more is cancelled there."""
+        if generation.request.attempt != request.attempt:
+            self._cancel(request, placement)
+            return
+        generation.placement = placement
+        generation.lost_instances = ()
+        if generation.is_over or request.request_id not in self.open:
+            return
+        for instance_id, gone_s in self._gone_s.items():
+            if gone_s >= started_s and self._needs(generation, placement, instance_id):
+                self._continue(generation, InstanceLost.code)
+                return
 
     def _continue(self, generation: Generation, cause: str) -> None:
         if generation.continuations >= self.config.gateway.max_continuations:
@@ -208,11 +261,13 @@ class Journal:
         self.spawn(self._place_again(generation))
 
     async def _place_again(self, generation: Generation) -> None:
+        """Until it is placed, refused for good, or superseded by yet another attempt."""
         deadline_s = time.monotonic() + CONTINUE_DEADLINE_S
         attempt = generation.request.attempt
-        while not generation.is_over and generation.request.request_id in self.open:
+        request_id = generation.request.request_id
+        while not generation.is_over and generation.request.attempt == attempt and request_id in self.open:
             try:
-                placement = await self._submit(generation)
+                await self._submit(generation)
             except (Overloaded, NoInstanceReady) as exc:
                 if time.monotonic() > deadline_s:
                     generation.fail(exc)
@@ -222,9 +277,6 @@ class Journal:
                 generation.fail(exc)
                 return
             else:
-                if generation.request.attempt == attempt:
-                    generation.placement = placement
-                    generation.lost_instances = ()
                 return
 
     # endings
@@ -241,20 +293,19 @@ class Journal:
             self._empty.set()
 
     def _tell_ended(self, generation: Generation) -> None:
-        if not generation.is_ended_by_instance:
-            self._cancel_attempt(generation)
+        if generation.is_told:
+            return
+        generation.is_told = True
+        self._cancel_attempt(generation)
         self._publish(self.subjects.scheduler_events(), RequestEnded(generation.request.request_id))
 
-    def _tell_late(self, generation: Generation, submitted: asyncio.Task[Placement]) -> None:
-        if not submitted.cancelled() and submitted.exception() is None:
-            generation.placement = submitted.result()
-        self._tell_ended(generation)
-
     def _cancel_attempt(self, generation: Generation) -> None:
-        placement, request = generation.placement, generation.request
-        if placement is not None:
-            for instance_id in {placement.prefill_instance, placement.decode_instance}:
-                self._publish_cancel(instance_id, request.request_id, request.attempt)
+        if generation.placement is not None:
+            self._cancel(generation.request, generation.placement)
+
+    def _cancel(self, request: GenerationRequest, placement: Placement) -> None:
+        for instance_id in {placement.prefill_instance, placement.decode_instance}:
+            self._publish_cancel(instance_id, request.request_id, request.attempt)
 
     def _publish_cancel(self, instance_id: InstanceId, request_id: RequestId, attempt: int) -> None:
         self._publish(self.subjects.instance_events(instance_id), CancelRequest(request_id, attempt))
@@ -264,8 +315,3 @@ class Journal:
             self.bus.publish(subject, message)
         except BusError as exc:
             log.warning("publish_failed", extra={"subject": subject, "error": str(exc)})
-
-
-def broken(generation: Generation) -> RequestError:
-    """The error of a generation that is over without having finished."""
-    return generation.error or InternalError("the generation ended without a reason")

@@ -17,8 +17,9 @@ from common.model.tokens import Tokenizer
 from common.service import Running, ServiceProcess, run_service
 from common.spec import read_spec
 from common.telemetry import GatewayMetrics
-from gateway.app import Endpoint, Exchange, GatewayApp
+from gateway.app import Endpoint, GatewayApp
 from gateway.calls import CallFactory
+from gateway.exchange import Exchange
 from gateway.journal import Journal
 from gateway.protocol import guarded_protocol
 
@@ -69,6 +70,7 @@ async def _start(process: ServiceProcess, model_directory: Path) -> Running:
                 await journal.wait_empty()
         except TimeoutError:
             journal.fail_all()
+            await journal.wait_empty()
 
     async def close() -> None:
         threads.shutdown(wait=False, cancel_futures=True)
@@ -96,6 +98,7 @@ def routes(gateway: GatewayApp) -> list[Route]:
         Route("/tokenize", Endpoint(gateway, gateway.tokenize)),
         Route("/detokenize", Endpoint(gateway, gateway.detokenize)),
         Route("/version", Endpoint(gateway, tell_version, "GET")),
+        Route("/{path:path}", Endpoint(gateway, gateway.not_found, None)),
     ]
 
 
