@@ -65,6 +65,8 @@ def cached_conversion(
         scratch = Path(tempfile.mkdtemp(dir=programs, prefix=".converting-"))
         try:
             convert(model_directory, dtype, scratch, progress)
+            for path in (scratch, *scratch.rglob("*")):
+                path.chmod(0o755 if path.is_dir() else 0o644)  # another user's service may read the cache
             scratch.rename(target)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)

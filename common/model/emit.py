@@ -5,7 +5,7 @@ what the slice uses (merged, split, transposed, packed). ``slice_i(attention, la
 bound…)`` runs every step. Names are canonical, so equal layers share one pair of functions.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -86,7 +86,7 @@ class _Binder:
         self._tensor_names = tensor_names
         self._names: dict[fx.Node, str] = {}
         self._statements: list[str] = []
-        self._bound: dict[Any, str] = {}
+        self._bound: dict[object, str] = {}
 
     def tensor(self, node: fx.Node) -> str:
         """The slice's name for a weight tensor."""
@@ -103,7 +103,7 @@ class _Binder:
     def lines(self) -> list[str]:
         return [*self._statements, f"return ({''.join(f'{each}, ' for each in self.results)})"]
 
-    def _bind(self, key: Any, expression: Any) -> str:
+    def _bind(self, key: object, expression: Callable[[], str]) -> str:
         if key not in self._bound:
             self._bound[key] = f"b{len(self.results)}"
             self.results.append(expression())
