@@ -49,7 +49,8 @@ def main() -> None:
     try:
         app()
     except LamellaError as exc:
-        messages.print(f"[bold red]error:[/bold red] {exc}", highlight=False, markup=True)
+        messages.print("[bold red]error:[/bold red]", end=" ")
+        messages.print(str(exc), highlight=False, markup=False, soft_wrap=True)
         sys.exit(1)
 
 
