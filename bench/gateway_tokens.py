@@ -16,9 +16,10 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -29,7 +30,7 @@ from common.config import Config, GatewayConfig, MeshConfig, ModelConfig, Servic
 from common.errors import ServiceError
 from common.ids import GatewayId, InstanceId, RequestId
 from common.latency import percentiles
-from common.messages import Placement, SampledToken, SubmitRequest, TokenBatch, TokenEvent
+from common.messages import FinishReason, Placement, SampledToken, SubmitRequest, TokenBatch, TokenEvent
 from common.model.tokens import Tokenizer
 from common.subjects import Subjects
 from services import embedded
@@ -152,7 +153,7 @@ class StreamClient(asyncio.Protocol):
     """One connection and one streamed request; notes when each token's event came."""
 
     request: bytes
-    tokens: int
+    begun: asyncio.Future[None]
     over: asyncio.Future[None]
     arrivals_s: list[float] = field(default_factory=list)
     _tail: bytes = b""
@@ -169,12 +170,18 @@ class StreamClient(asyncio.Protocol):
         # A word that is whole in the tail was counted when it came.
         self.arrivals_s.extend([now_s] * (data.count(COUNTED) - self._tail_words))
         self._tail_words = self._tail.count(COUNTED)
+        if self.arrivals_s and not self.begun.done():
+            self.begun.set_result(None)
         if END in data and not self.over.done():
             self.over.set_result(None)
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self.over.done():
             self.over.set_exception(exc or ConnectionError(f"closed: {self._tail[-300:]!r}"))
+
+
+def _same(client: StreamClient) -> StreamClient:
+    return client
 
 
 async def read_streams(
@@ -189,14 +196,14 @@ async def read_streams(
         {"model": "default", "stream": True, "max_tokens": steps, "ignore_eos": True, **content}
     )
     path = "/v1/chat/completions" if chat else "/v1/completions"
-    head = f"POST {path} HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    headers = f"host: bench\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    head = f"POST {path} HTTP/1.1\r\n{headers}"
     clients = []
     for _ in range(streams):
-        client = StreamClient((head + body).encode(), steps, loop.create_future())
-        await loop.create_connection(lambda made=client: made, "127.0.0.1", gateway.port)
+        client = StreamClient((head + body).encode(), loop.create_future(), loop.create_future())
+        await loop.create_connection(partial(_same, client), "127.0.0.1", gateway.port)
         clients.append(client)
-    while not any(client.arrivals_s for client in clients):
-        await asyncio.sleep(0.005)
+    await clients[0].begun
     started_s = cpu_seconds(gateway.process.pid)
     await asyncio.gather(*(client.over for client in clients))
     cpu_s = cpu_seconds(gateway.process.pid) - started_s
@@ -236,7 +243,7 @@ async def publish(plan: dict[str, object]) -> None:
     times: list[float] = []
     due_s = time.monotonic() + 0.2
     for step in range(steps):
-        reason = "length" if step == steps - 1 else None
+        reason: FinishReason | None = "length" if step == steps - 1 else None
         batch = TokenBatch(INSTANCE, tuple(TokenEvent(each, 0, step, token, reason) for each, _ in placed))
         await asyncio.sleep(max(0.0, due_s - time.monotonic()))
         times.append(time.monotonic())
@@ -277,9 +284,9 @@ def wait_ready(port: int, log: Path) -> None:
         raise ServiceError(f"{exc}: {log.read_text()[-2000:]}") from exc
 
 
-def wait_until(condition: object, what: str) -> None:
+def wait_until(condition: Callable[[], bool], what: str) -> None:
     deadline_s = time.monotonic() + START_TIMEOUT_S
-    while not (callable(condition) and condition()):
+    while not condition():
         if time.monotonic() > deadline_s:
             raise ServiceError(f"{what} was not ready within {START_TIMEOUT_S} s")
         time.sleep(0.02)

@@ -15,7 +15,7 @@ from common.messages import GenerationRequest, SamplingParams
 from common.model.tokens import Detokenizer, Tokenizer
 from gateway.generation import Generation
 from gateway.openai import ChatRequest, CompletionRequest
-from gateway.responses import ChatEncoder, CompletionEncoder, Encoder
+from gateway.responses import ChatEncoder, CompletionEncoder, Encoder, Head, Usage
 from gateway.stop_strings import StopStrings
 
 Result = TypeVar("Result")
@@ -61,14 +61,10 @@ class CallFactory:
             return self.tokenizer.encode(prompt, add_special_tokens=False)
 
         prompt_ids = await self._in_thread(encode)
-        encoder = ChatEncoder(
-            f"chatcmpl-{secrets.token_hex(12)}",
-            int(time.time()),
-            self.model_name,
-            self.tokenizer,
-            request.logprobs,
-        )
-        return self._call(request, [prompt_ids], encoder, "messages")
+        generations = self._generations(request, [prompt_ids], "messages")
+        head = self._head("chatcmpl", request, generations)
+        encoder = ChatEncoder(head, self.tokenizer, has_logprobs=request.logprobs)
+        return _call(request, generations, encoder)
 
     async def completion(self, request: CompletionRequest) -> Call:
         """Raises ModelNotFound, InvalidRequest, ContextLengthExceeded."""
@@ -80,20 +76,12 @@ class CallFactory:
                 param="prompt",
             )
         token_prompts = [await self._encode(prompt) for prompt in prompts]
-        echoes = [
-            self.tokenizer.decode(prompt_ids) if request.echo else ""
-            for prompt_ids in token_prompts
-            for _ in range(request.n)
-        ]
-        encoder = CompletionEncoder(
-            f"cmpl-{secrets.token_hex(12)}",
-            int(time.time()),
-            self.model_name,
-            self.tokenizer,
-            request.logprobs is not None,
-            echoes,
-        )
-        return self._call(request, token_prompts, encoder, "prompt")
+        echoes = [self._echo(prompt) if request.echo else "" for prompt in prompts for _ in range(request.n)]
+        generations = self._generations(request, token_prompts, "prompt")
+        head = self._head("cmpl", request, generations)
+        has_logprobs = request.logprobs is not None
+        encoder = CompletionEncoder(head, self.tokenizer, has_logprobs=has_logprobs, echoes=echoes)
+        return _call(request, generations, encoder)
 
     def check_model(self, model: str) -> None:
         """The model's own name and ``default`` are known. Raises ModelNotFound."""
@@ -139,6 +127,9 @@ class CallFactory:
         self.check_token_ids(prompt, "prompt")
         return prompt
 
+    def _echo(self, prompt: str | list[int]) -> str:
+        return prompt if isinstance(prompt, str) else self.tokenizer.decode(prompt)
+
     def _check_bytes(self, count: int, param: str) -> None:
         limit = BYTES_PER_TOKEN * self.context_length
         if count > limit:
@@ -147,43 +138,46 @@ class CallFactory:
                 param=param,
             )
 
-    def _call(
-        self,
-        request: ChatRequest | CompletionRequest,
-        prompts: list[list[int]],
-        encoder: Encoder,
-        param: str,
-    ) -> Call:
+    def _generations(
+        self, request: ChatRequest | CompletionRequest, prompts: list[list[int]], param: str
+    ) -> list[Generation]:
+        """``n`` choices for each prompt, in order; each choice draws from a seed of its own."""
         seed = request.seed if request.seed is not None else secrets.randbits(SEED_BITS)
         generations: list[Generation] = []
         for prompt_ids in prompts:
             max_tokens = self._token_limit(request, len(prompt_ids), param)
             for _ in range(request.n):
                 index = len(generations)
-                generations.append(
-                    Generation(
-                        index=index,
-                        request=GenerationRequest(
-                            request_id=new_request_id(),
-                            gateway_id=self.gateway_id,
-                            prompt_ids=tuple(prompt_ids),
-                            sampling=_sampling(request, max_tokens, seed + index),
-                        ),
-                        detokenizer=Detokenizer(
-                            self.tokenizer, skip_special_tokens=request.skip_special_tokens
-                        ),
-                        stops=StopStrings(
-                            request.stop_strings, include_in_output=request.include_stop_str_in_output
-                        ),
-                    )
+                generation = Generation(
+                    index=index,
+                    request=GenerationRequest(
+                        request_id=new_request_id(),
+                        gateway_id=self.gateway_id,
+                        prompt_ids=tuple(prompt_ids),
+                        sampling=_sampling(request, max_tokens, seed + index),
+                    ),
+                    detokenizer=Detokenizer(self.tokenizer, skip_special_tokens=request.skip_special_tokens),
+                    stops=StopStrings(
+                        request.stop_strings, include_in_output=request.include_stop_str_in_output
+                    ),
                 )
-        return Call(
-            generations=generations,
-            encoder=encoder,
-            is_streamed=request.stream,
-            wants_usage=request.wants_usage,
-            ignored_fields=request.ignored,
-            prompt_tokens=sum(map(len, prompts)),
+                generations.append(generation)
+        return generations
+
+    def _head(
+        self, kind: str, request: ChatRequest | CompletionRequest, generations: list[Generation]
+    ) -> Head:
+        prompt_tokens = _prompt_tokens(request, generations)
+
+        def running_usage() -> Usage:
+            return Usage(prompt_tokens, sum(len(generation.output_ids) for generation in generations))
+
+        return Head(
+            call_id=f"{kind}-{secrets.token_hex(12)}",
+            created=int(time.time()),
+            model=self.model_name,
+            has_usage=request.wants_usage,
+            running_usage=running_usage if request.wants_running_usage else None,
         )
 
     def _token_limit(self, request: ChatRequest | CompletionRequest, prompt_tokens: int, param: str) -> int:
@@ -206,6 +200,22 @@ class CallFactory:
 
     async def _in_thread(self, work: Callable[[], Result]) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self.threads, work)
+
+
+def _call(request: ChatRequest | CompletionRequest, generations: list[Generation], encoder: Encoder) -> Call:
+    return Call(
+        generations=generations,
+        encoder=encoder,
+        is_streamed=request.stream,
+        wants_usage=request.wants_usage,
+        ignored_fields=request.ignored,
+        prompt_tokens=_prompt_tokens(request, generations),
+    )
+
+
+def _prompt_tokens(request: ChatRequest | CompletionRequest, generations: list[Generation]) -> int:
+    """Of the call: a prompt counts once, however many choices continue it."""
+    return sum(len(generation.request.prompt_ids) for generation in generations[:: request.n])
 
 
 def _sampling(request: ChatRequest | CompletionRequest, max_tokens: int, seed: int) -> SamplingParams:

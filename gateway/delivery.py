@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass, field
 
 from common.config import GatewayConfig
-from common.errors import DeadlineExceeded, InternalError, RequestCancelled
+from common.errors import DeadlineExceeded, RequestCancelled
 from common.telemetry import GatewayMetrics
 from gateway.calls import Call
 from gateway.exchange import REQUEST_ID, Exchange, Headers
@@ -175,8 +175,6 @@ class Delivery:
         for generation in self.call.generations:
             if generation.error is not None:
                 raise generation.error
-            if not self.call.is_streamed and generation.finish_reason is None:
-                raise InternalError("the generation ended without a reason")
 
     def _count_finished(self) -> None:
         for generation in self.call.generations:

@@ -73,7 +73,8 @@ class Generation:
         self.output_ids.append(token.token_id)
         self.attempt_tokens += 1
         if event.finish_reason != "stop":
-            self._texts.append(self.stops.push(self.detokenizer.push(token.token_id)))
+            text = self.detokenizer.push(token.token_id)
+            self._texts.append(self.stops.push(text) if self.stops.has_any else text)
             self._tokens.append(token)
         if self.stops.is_found:
             self.finish_reason = "stop"

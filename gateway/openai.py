@@ -57,6 +57,10 @@ class GenerationFields(BaseModel):
         return self.stream_options is not None and self.stream_options.include_usage
 
     @property
+    def wants_running_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.continuous_usage_stats
+
+    @property
     def ignored(self) -> list[str]:
         """Names of fields that were sent and have no effect here."""
         return sorted(self.model_extra or {})

@@ -3,7 +3,7 @@
 A stream's events and a whole response of both endpoints, in OpenAI's shapes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import orjson
@@ -30,6 +30,35 @@ class Usage:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What every chunk of one call begins and ends with.
+
+    ``has_usage``: the last chunk tells the usage and the others say that they do not. ``running_usage`` is
+    for clients that asked for it in every chunk.
+    """
+
+    call_id: str
+    created: int
+    model: str
+    has_usage: bool = False
+    running_usage: Callable[[], Usage] | None = None
+
+    def fields(self, kind: str) -> dict[str, object]:
+        return {"id": self.call_id, "object": kind, "created": self.created, "model": self.model}
+
+    def event_start(self, kind: str) -> bytes:
+        return b"data: " + orjson.dumps(self.fields(kind))[:-1] + b',"choices":[{"index":'
+
+    def event_end(self) -> bytes:
+        if self.running_usage is not None:
+            return b'],"usage":%b}\n\n' % orjson.dumps(self.running_usage().as_json())
+        return b'],"usage":null}\n\n' if self.has_usage else b"]}\n\n"
+
+    def usage_event(self, kind: str, usage: Usage) -> bytes:
+        return sse(orjson.dumps({**self.fields(kind), "choices": [], "usage": usage.as_json()}))
+
+
 def sse(event: bytes) -> bytes:
     return b"data: " + event + b"\n\n"
 
@@ -37,62 +66,53 @@ def sse(event: bytes) -> bytes:
 class ChatEncoder:
     """Chunks and bodies of /v1/chat/completions."""
 
-    def __init__(self, call_id: str, created: int, model: str, tokenizer: Tokenizer, logprobs: bool) -> None:
-        self._head = {"id": call_id, "created": created, "model": model}
+    KIND = "chat.completion.chunk"
+
+    def __init__(self, head: Head, tokenizer: Tokenizer, *, has_logprobs: bool) -> None:
+        self._head = head
         self._tokenizer = tokenizer
-        self._logprobs = logprobs
-        head = orjson.dumps(
-            {"id": call_id, "object": "chat.completion.chunk", "created": created, "model": model}
-        )
-        self._prefix = b"data: " + head[:-1] + b',"choices":[{"index":'
+        self._has_logprobs = has_logprobs
+        self._start = head.event_start(self.KIND)
 
     def opening(self, index: int) -> bytes:
-        return b"%s%d,%s\n\n" % (
-            self._prefix,
-            index,
-            b'"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]}',
-        )
+        delta = b'"delta":{"role":"assistant","content":""}'
+        return self._event(b'%d,%b,"logprobs":null,"finish_reason":null}' % (index, delta))
 
     def piece(self, index: int, piece: TextPiece) -> bytes:
-        return b'%s%d,"delta":{"content":%s},"logprobs":%s,"finish_reason":null}]}\n\n' % (
-            self._prefix,
+        logprobs = self._logprobs_of(piece.tokens) if self._has_logprobs else b"null"
+        return b'%b%d,"delta":{"content":%b},"logprobs":%b,"finish_reason":null}%b' % (
+            self._start,
             index,
             orjson.dumps(piece.text),
-            self._logprobs_of(piece.tokens),
+            logprobs,
+            self._head.event_end(),
         )
 
     def finish(self, index: int, reason: str) -> bytes:
-        return b'%s%d,"delta":{},"logprobs":null,"finish_reason":%s}]}\n\n' % (
-            self._prefix,
-            index,
-            orjson.dumps(reason),
-        )
+        return self._event(b'%d,"delta":{},"logprobs":null,"finish_reason":"%b"}' % (index, reason.encode()))
 
     def usage(self, usage: Usage) -> bytes:
-        body = {**self._head, "object": "chat.completion.chunk", "choices": [], "usage": usage.as_json()}
-        return sse(orjson.dumps(body))
+        return self._head.usage_event(self.KIND, usage)
 
     def whole(self, choices: Sequence[tuple[Generation, TextPiece]], usage: Usage) -> bytes:
-        return orjson.dumps(
+        encoded = [
             {
-                **self._head,
-                "object": "chat.completion",
-                "choices": [
-                    {
-                        "index": generation.index,
-                        "message": {"role": "assistant", "content": piece.text, "refusal": None},
-                        "logprobs": orjson.Fragment(self._logprobs_of(piece.tokens)),
-                        "finish_reason": generation.finish_reason,
-                    }
-                    for generation, piece in choices
-                ],
-                "usage": usage.as_json(),
+                "index": generation.index,
+                "message": {"role": "assistant", "content": piece.text, "refusal": None},
+                "logprobs": orjson.Fragment(
+                    self._logprobs_of(piece.tokens) if self._has_logprobs else b"null"
+                ),
+                "finish_reason": generation.finish_reason,
             }
-        )
+            for generation, piece in choices
+        ]
+        fields = self._head.fields("chat.completion")
+        return orjson.dumps({**fields, "choices": encoded, "usage": usage.as_json()})
+
+    def _event(self, choice: bytes) -> bytes:
+        return self._start + choice + self._head.event_end()
 
     def _logprobs_of(self, tokens: Sequence[SampledToken]) -> bytes:
-        if not self._logprobs:
-            return b"null"
         content = [
             {
                 **self._token(token.token_id, token.logprob),
@@ -103,28 +123,26 @@ class ChatEncoder:
         return orjson.dumps({"content": content, "refusal": None})
 
     def _token(self, token_id: int, logprob: float | None) -> dict[str, object]:
-        text = self._tokenizer.decode([token_id], skip_special_tokens=False)
-        return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+        """A token may be a part of a character: then its text is U+FFFD, and its bytes say what it is."""
+        token_bytes = self._tokenizer.token_bytes(token_id)
+        text = token_bytes.decode(errors="replace")
+        return {"token": text, "logprob": logprob, "bytes": list(token_bytes)}
 
 
 class CompletionEncoder:
     """Chunks and bodies of /v1/completions. ``echoes``: what stands before each choice's text."""
 
+    KIND = "text_completion"
+
     def __init__(
-        self,
-        call_id: str,
-        created: int,
-        model: str,
-        tokenizer: Tokenizer,
-        logprobs: bool,
-        echoes: Sequence[str],
+        self, head: Head, tokenizer: Tokenizer, *, has_logprobs: bool, echoes: Sequence[str]
     ) -> None:
-        self._head = {"id": call_id, "object": "text_completion", "created": created, "model": model}
+        self._head = head
         self._tokenizer = tokenizer
-        self._logprobs = logprobs
+        self._has_logprobs = has_logprobs
         self._echoes = echoes
         self._offsets = [len(echo) for echo in echoes]
-        self._prefix = b"data: " + orjson.dumps(self._head)[:-1] + b',"choices":[{"index":'
+        self._start = head.event_start(self.KIND)
 
     def opening(self, index: int) -> bytes:
         """The echoed prompt, where one was asked for."""
@@ -132,43 +150,38 @@ class CompletionEncoder:
         return self.piece(index, TextPiece(echo, [])) if echo else b""
 
     def piece(self, index: int, piece: TextPiece) -> bytes:
-        return b'%s%d,"text":%s,"logprobs":%s,"finish_reason":null}]}\n\n' % (
-            self._prefix,
+        logprobs = self._logprobs_of(index, piece.tokens) if self._has_logprobs else b"null"
+        return b'%b%d,"text":%b,"logprobs":%b,"finish_reason":null}%b' % (
+            self._start,
             index,
             orjson.dumps(piece.text),
-            self._logprobs_of(index, piece.tokens),
+            logprobs,
+            self._head.event_end(),
         )
 
     def finish(self, index: int, reason: str) -> bytes:
-        return b'%s%d,"text":"","logprobs":null,"finish_reason":%s}]}\n\n' % (
-            self._prefix,
-            index,
-            orjson.dumps(reason),
-        )
+        choice = b'%d,"text":"","logprobs":null,"finish_reason":"%b"}' % (index, reason.encode())
+        return self._start + choice + self._head.event_end()
 
     def usage(self, usage: Usage) -> bytes:
-        return sse(orjson.dumps({**self._head, "choices": [], "usage": usage.as_json()}))
+        return self._head.usage_event(self.KIND, usage)
 
     def whole(self, choices: Sequence[tuple[Generation, TextPiece]], usage: Usage) -> bytes:
-        return orjson.dumps(
+        encoded = [
             {
-                **self._head,
-                "choices": [
-                    {
-                        "index": generation.index,
-                        "text": self._echoes[generation.index] + piece.text,
-                        "logprobs": orjson.Fragment(self._logprobs_of(generation.index, piece.tokens)),
-                        "finish_reason": generation.finish_reason,
-                    }
-                    for generation, piece in choices
-                ],
-                "usage": usage.as_json(),
+                "index": generation.index,
+                "text": self._echoes[generation.index] + piece.text,
+                "logprobs": orjson.Fragment(
+                    self._logprobs_of(generation.index, piece.tokens) if self._has_logprobs else b"null"
+                ),
+                "finish_reason": generation.finish_reason,
             }
-        )
+            for generation, piece in choices
+        ]
+        fields = self._head.fields(self.KIND)
+        return orjson.dumps({**fields, "choices": encoded, "usage": usage.as_json()})
 
     def _logprobs_of(self, index: int, tokens: Sequence[SampledToken]) -> bytes:
-        if not self._logprobs:
-            return b"null"
         texts = [self._text(token.token_id) for token in tokens]
         offsets = []
         for text in texts:
@@ -186,7 +199,7 @@ class CompletionEncoder:
         )
 
     def _text(self, token_id: int) -> str:
-        return self._tokenizer.decode([token_id], skip_special_tokens=False)
+        return self._tokenizer.token_bytes(token_id).decode(errors="replace")
 
 
 Encoder = ChatEncoder | CompletionEncoder

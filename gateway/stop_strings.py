@@ -14,11 +14,12 @@ class StopStrings:
         self._strings = [string for string in strings if string]
         self._include_in_output = include_in_output
         self._held = ""
+        self.has_any = bool(self._strings)
         self.is_found = False
 
     def push(self, text: str) -> str:
         """Text that may be sent now. Once ``is_found``, nothing more comes."""
-        if not self._strings:
+        if not self.has_any:
             return text
         if self.is_found:
             return ""

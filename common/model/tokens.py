@@ -48,6 +48,7 @@ class Tokenizer:
             token_id for token_id, token in self._fast.get_added_tokens_decoder().items() if token.special
         )
         self._token_bytes: dict[int, bytes] = {}
+        self._whole_text: dict[int, str] = {}
         self.is_byte_level = isinstance(self._fast.decoder, ByteLevel)
 
     @property
@@ -121,20 +122,33 @@ class Detokenizer:
 
 
 class _ByteText:
-    """A byte-level vocabulary: every token is its bytes, whatever stands around it."""
+    """A byte-level vocabulary: every token is its bytes, whatever stands around it.
+
+    Most tokens are whole characters; while none is open, they are looked up as text.
+    """
 
     def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:
         self._bytes_of = tokenizer.token_bytes
+        self._whole_text = tokenizer._whole_text
         self._skipped = tokenizer._special_ids if skip_special_tokens else frozenset()
-        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._is_open = False
 
     def push(self, token_id: int) -> str:
         if token_id in self._skipped:
             return ""
-        return self._decode(self._bytes_of(token_id))
+        if not self._is_open:
+            text = self._whole_text.get(token_id)
+            if text is not None:
+                return text
+        text = self._utf8.decode(self._bytes_of(token_id))
+        was_open, self._is_open = self._is_open, bool(self._utf8.getstate()[0])
+        if not was_open and not self._is_open:
+            self._whole_text[token_id] = text
+        return text
 
     def flush(self) -> str:
-        return self._decode(b"", True)
+        return self._utf8.decode(b"", True)
 
 
 class _WindowText:
