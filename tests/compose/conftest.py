@@ -73,4 +73,6 @@ def stack() -> Iterator[Stack]:
         stack.compose("up", "--detach", "--wait")
         yield stack
     finally:
+        # Shown by pytest beside a failure.
+        print(stack.compose("logs", "--no-color", "--tail", "40"))
         stack.compose("down", "--volumes", "--remove-orphans")

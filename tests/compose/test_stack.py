@@ -71,6 +71,19 @@ def test_more_decode_instances_share_the_work_and_say_the_same(
         assert metric(stack, container, "lamella_decode_tokens_total") > 0
 
 
+def test_a_killed_instance_is_done_without_and_comes_back(
+    stack: Stack, alone: list[dict[str, object]]
+) -> None:
+    killed = stack.containers("decode")[0]
+    # Not `docker kill`, which counts as the operator's wish; init is the container's process 1.
+    stack.run("docker", "exec", killed, "sh", "-c", "kill -9 $(cat /proc/1/task/1/children)")
+    assert ask(stack, *PROMPTS) == alone
+    stack.compose("up", "--detach", "--wait", "--no-recreate", "--scale", "decode=2")
+    state = stack.run("docker", "inspect", "--format", "{{.RestartCount}} {{.State.Health.Status}}", killed)
+    assert state.split() == ["1", "healthy"]
+    assert ask(stack, *PROMPTS) == alone
+
+
 @pytest.mark.parametrize("role", ROLES)
 def test_a_container_is_nobody_and_cannot_write(stack: Stack, role: str) -> None:
     container = stack.containers(role)[0]
