@@ -1,11 +1,15 @@
 """The default model's directory and tokenizer: the text side of everything the gateway does."""
 
+import secrets
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from common.config import Config, GatewayConfig, MeshConfig
 from common.model.default_model import default_model_directory
 from common.model.tokens import Tokenizer
+from tests.gateway.processes import GatewayProcess, running_gateway
 
 
 @pytest.fixture(scope="session")
@@ -16,3 +20,33 @@ def model_directory() -> Path:
 @pytest.fixture(scope="session")
 def tokenizer(model_directory: Path) -> Tokenizer:
     return Tokenizer(model_directory)
+
+
+@pytest.fixture(scope="module")
+def gateway(
+    nats_url: str, redis_url: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[GatewayProcess]:
+    """A gateway alone in its mesh; tests speak for everybody else (``scripted_peer``)."""
+    config = gateway_config(nats_url, redis_url)
+    with running_gateway(config, tmp_path_factory.mktemp("gateway")) as process:
+        yield process
+
+
+def gateway_config(nats_url: str, redis_url: str) -> Config:
+    """Short times, so that what waits for them is seen; a namespace of its own."""
+    return Config(
+        mesh=MeshConfig(
+            namespace=f"t-{secrets.token_hex(6)}",
+            nats_url=nats_url,
+            redis_url=redis_url,
+            call_timeout_s=1.0,
+        ),
+        gateway=GatewayConfig(
+            max_body_bytes=100_000,
+            max_open_requests=8,
+            keep_alive_comment_s=0.4,
+            slow_reader_timeout_s=1.0,
+            header_timeout_s=1.0,
+            first_token_timeout_s=4.0,
+        ),
+    )

@@ -1,0 +1,144 @@
+"""A peer that the test speaks for, over the real bus: scheduler and both instances in one.
+
+It takes submissions, answers with one placement, and publishes exactly the tokens and failures that a test
+says; what the gateway tells scheduler and instances is kept for the test to look at.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from common.bus import Bus
+from common.errors import RequestError
+from common.ids import Incarnation, InstanceId, RequestId
+from common.messages import (
+    CancelRequest,
+    FinishReason,
+    GenerationRequest,
+    InstanceEvent,
+    InstanceGone,
+    Placement,
+    RequestEnded,
+    SampledToken,
+    SchedulerEvent,
+    SequenceFailed,
+    SubmitRequest,
+    TokenBatch,
+    TokenEvent,
+    error_reply,
+)
+from common.subjects import Subjects
+from tests.gateway.processes import GatewayProcess
+
+PREFILL = InstanceId("prefill-a")
+DECODE = InstanceId("decode-a")
+TIMEOUT_S = 10.0
+
+
+@dataclass(slots=True)
+class ScriptedPeer:
+    """``gate``: submissions are answered only while it is set. ``refusals``: raised one by one, first."""
+
+    bus: Bus
+    subjects: Subjects
+    gate: asyncio.Event = field(default_factory=asyncio.Event)
+    refusals: list[RequestError] = field(default_factory=list)
+    submissions: asyncio.Queue[GenerationRequest] = field(default_factory=asyncio.Queue)
+    cancels: asyncio.Queue[tuple[InstanceId, CancelRequest]] = field(default_factory=asyncio.Queue)
+    ended: asyncio.Queue[RequestId] = field(default_factory=asyncio.Queue)
+
+    async def start(self) -> None:
+        self.gate.set()
+        await self.bus.serve(self.subjects.submit(), SubmitRequest, self._submit)
+        await self.bus.subscribe(self.subjects.scheduler_events(), SchedulerEvent, self._take_event)
+        for instance_id in (PREFILL, DECODE):
+            await self._listen_as(instance_id)
+
+    async def next_request(self) -> GenerationRequest:
+        async with asyncio.timeout(TIMEOUT_S):
+            return await self.submissions.get()
+
+    async def wait_cancelled(self, request: GenerationRequest) -> None:
+        """Until both instances were told to forget this attempt. Fails on word of another request."""
+        waiting = {PREFILL, DECODE}
+        async with asyncio.timeout(TIMEOUT_S):
+            while waiting:
+                instance_id, cancel = await self.cancels.get()
+                assert (cancel.request_id, cancel.attempt) == (request.request_id, request.attempt)
+                waiting.discard(instance_id)
+
+    async def next_ended(self) -> RequestId:
+        async with asyncio.timeout(TIMEOUT_S):
+            return await self.ended.get()
+
+    def tokens(
+        self,
+        request: GenerationRequest,
+        token_ids: Sequence[int],
+        *,
+        start: int | None = None,
+        finish: FinishReason | None = None,
+    ) -> None:
+        """Publishes tokens, each in its own batch; ``finish`` comes with the last one."""
+        self.sampled(request, [SampledToken(each) for each in token_ids], start=start, finish=finish)
+
+    def sampled(
+        self,
+        request: GenerationRequest,
+        tokens: Sequence[SampledToken],
+        *,
+        start: int | None = None,
+        finish: FinishReason | None = None,
+    ) -> None:
+        first = len(request.output_ids) if start is None else start
+        for offset, token in enumerate(tokens):
+            reason = finish if offset == len(tokens) - 1 else None
+            event = TokenEvent(request.request_id, request.attempt, first + offset, token, reason)
+            self.bus.publish(self.subjects.gateway_events(request.gateway_id), TokenBatch(DECODE, (event,)))
+
+    def fail(self, request: GenerationRequest, error: RequestError, *, can_continue: bool) -> None:
+        self.bus.publish(
+            self.subjects.gateway_events(request.gateway_id),
+            SequenceFailed(request.request_id, request.attempt, error_reply(error), can_continue),
+        )
+
+    def announce_gone(self, instance_id: InstanceId) -> None:
+        self.bus.publish(self.subjects.everyone(), InstanceGone(instance_id, Incarnation("first")))
+
+    async def _submit(self, message: SubmitRequest) -> Placement:
+        if self.gate.is_set():
+            # Seen by the test once the answer is on its way, so that what the test publishes follows it.
+            asyncio.get_running_loop().call_soon(self.submissions.put_nowait, message.request)
+        else:
+            self.submissions.put_nowait(message.request)
+            await self.gate.wait()
+        if self.refusals:
+            raise self.refusals.pop(0)
+        return Placement(PREFILL, DECODE)
+
+    def _take_event(self, message: SchedulerEvent) -> None:
+        if isinstance(message, RequestEnded):
+            self.ended.put_nowait(message.request_id)
+
+    async def _listen_as(self, instance_id: InstanceId) -> None:
+        def take(message: InstanceEvent) -> None:
+            if isinstance(message, CancelRequest):
+                self.cancels.put_nowait((instance_id, message))
+
+        await self.bus.subscribe(self.subjects.instance_events(instance_id), InstanceEvent, take)
+
+
+@asynccontextmanager
+async def scripted_peer(gateway: GatewayProcess) -> AsyncIterator[ScriptedPeer]:
+    """The only scheduler and the only instances of this gateway's mesh."""
+    mesh = gateway.config.mesh
+    subjects = Subjects(mesh.namespace)
+    bus = Bus(mesh.nats_url, name="scripted-peer", subjects=subjects)
+    await bus.connect()
+    try:
+        peer = ScriptedPeer(bus, subjects)
+        await peer.start()
+        yield peer
+    finally:
+        await bus.close()

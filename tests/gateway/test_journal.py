@@ -1,0 +1,356 @@
+"""What a gateway does with its mesh's words: every fault here is spoken by the test, over the real bus."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+import openai
+import pytest
+
+from common.errors import ContextLengthExceeded, HandoverFailed, InternalError, Overloaded, RequestError
+from common.ids import InstanceId, new_request_id
+from common.messages import CancelRequest, SampledToken, TokenBatch, TokenEvent
+from common.model.tokens import Tokenizer
+from tests.gateway.processes import GatewayProcess
+from tests.gateway.raw_http import raw_client
+from tests.gateway.scripted import DECODE, PREFILL, ScriptedPeer, scripted_peer
+
+END_TOKEN = 2
+TEXT = "The quick brown fox jumps over the lazy dog."
+Script = Callable[[ScriptedPeer], Awaitable[None]]
+PROMPT: dict[str, Any] = {"model": "default", "prompt": [10, 11, 12], "max_tokens": 100}
+
+
+@asynccontextmanager
+async def client_of(gateway: GatewayProcess) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(
+        base_url=f"{gateway.url}/v1", api_key="none", max_retries=0, timeout=20
+    ) as client:
+        yield client
+
+
+async def complete(gateway: GatewayProcess, **options: Any) -> str:
+    """The streamed text of one completion."""
+    async with client_of(gateway) as client:
+        stream = await client.completions.create(**{**PROMPT, **options}, stream=True)
+        return "".join([chunk.choices[0].text async for chunk in stream])
+
+
+def with_peer(gateway: GatewayProcess, script: Script) -> None:
+    """Runs ``script(peer)``; afterwards no request may be open."""
+
+    async def run() -> None:
+        async with scripted_peer(gateway) as peer:
+            await script(peer)
+
+    asyncio.run(run())
+    gateway.wait_metric("lamella_open_requests", 0)
+
+
+def in_background(work: Coroutine[Any, Any, str]) -> asyncio.Task[str]:
+    return asyncio.get_running_loop().create_task(work)
+
+
+def test_a_finished_request_is_reported_once_and_never_cancelled(
+    gateway: GatewayProcess, tokenizer: Tokenizer
+) -> None:
+    ids = tokenizer.encode(TEXT)
+
+    async def script(peer: ScriptedPeer) -> None:
+        async with client_of(gateway) as client:
+            call = asyncio.create_task(client.completions.create(**PROMPT, stream=True))
+            request = await peer.next_request()
+            peer.tokens(request, ids[:1])
+            stream = await call
+            texts = [(await anext(aiter(stream))).choices[0].text]
+            peer.tokens(request, ids[1:], start=1, finish="length")
+            texts += [chunk.choices[0].text async for chunk in stream]
+        assert "".join(texts) == TEXT
+        assert await peer.next_ended() == request.request_id
+        await peer.bus.flush()
+        assert peer.cancels.empty()
+        assert peer.ended.empty()
+
+    with_peer(gateway, script)
+
+
+def test_a_sequence_that_may_continue_goes_on_where_it_broke(
+    gateway: GatewayProcess, tokenizer: Tokenizer
+) -> None:
+    ids = tokenizer.encode(TEXT)
+
+    async def script(peer: ScriptedPeer) -> None:
+        answer = in_background(complete(gateway, seed=5))
+        first = await peer.next_request()
+        peer.tokens(first, ids[:4])
+        peer.fail(first, HandoverFailed("the link broke"), can_continue=True)
+        second = await peer.next_request()
+        assert second.output_ids == tuple(ids[:4])
+        assert (second.attempt, second.request_id) == (1, first.request_id)
+        assert (second.prompt_ids, second.sampling) == (first.prompt_ids, first.sampling)
+        peer.tokens(second, [*ids[4:], END_TOKEN], finish="stop")
+        assert await answer == TEXT
+
+    with_peer(gateway, script)
+
+
+def test_a_missing_token_is_computed_anew(gateway: GatewayProcess, tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode(TEXT)
+
+    async def script(peer: ScriptedPeer) -> None:
+        answer = in_background(complete(gateway))
+        first = await peer.next_request()
+        peer.tokens(first, ids[:3])
+        peer.tokens(first, ids[4:6], start=4)
+        second = await peer.next_request()
+        assert second.output_ids == tuple(ids[:3])
+        await peer.wait_cancelled(first)
+        peer.tokens(second, ids[3:], finish="length")
+        assert await answer == TEXT
+
+    before = gateway.metric("lamella_stream_gaps_total")
+    with_peer(gateway, script)
+    assert gateway.metric("lamella_stream_gaps_total") == before + 1
+
+
+def test_repeated_and_superseded_tokens_change_nothing(gateway: GatewayProcess, tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode(TEXT)
+
+    async def script(peer: ScriptedPeer) -> None:
+        answer = in_background(complete(gateway))
+        first = await peer.next_request()
+        peer.tokens(first, ids[:3])
+        peer.tokens(first, ids[1:3], start=1)
+        peer.fail(first, HandoverFailed("the link broke"), can_continue=True)
+        second = await peer.next_request()
+        peer.tokens(first, [7, 8], start=3)
+        peer.fail(first, InternalError("late"), can_continue=False)
+        peer.tokens(second, ids[3:], finish="length")
+        assert await answer == TEXT
+
+    with_peer(gateway, script)
+
+
+def test_work_for_an_unknown_request_is_cancelled(gateway: GatewayProcess, tokenizer: Tokenizer) -> None:
+    async def script(peer: ScriptedPeer) -> None:
+        answer = in_background(complete(gateway))
+        request = await peer.next_request()
+        unknown = msgspec.structs.replace(request, request_id=new_request_id())
+        peer.tokens(unknown, [5])
+        async with asyncio.timeout(5):
+            assert await peer.cancels.get() == (DECODE, CancelRequest(unknown.request_id, 0))
+        peer.tokens(request, tokenizer.encode(TEXT), finish="length")
+        assert await answer == TEXT
+
+    with_peer(gateway, script)
+
+
+@pytest.mark.parametrize(("lost", "tokens_before"), [(DECODE, 5), (PREFILL, 0), (PREFILL, 1)])
+def test_losing_an_instance_that_is_needed_continues_the_sequence(
+    lost: InstanceId, tokens_before: int, gateway: GatewayProcess, tokenizer: Tokenizer
+) -> None:
+    ids = tokenizer.encode(TEXT)
+
+    async def script(peer: ScriptedPeer) -> None:
+        answer = in_background(complete(gateway))
+        first = await peer.next_request()
+        peer.tokens(first, ids[:tokens_before])
+        peer.announce_gone(lost)
+        second = await peer.next_request()
+        assert second.attempt == 1
+        peer.tokens(second, ids[len(second.output_ids) :], finish="length")
+        assert await answer == TEXT
+
+    with_peer(gateway, script)
+
+
+def test_losing_the_prefill_instance_after_the_handover_changes_nothing(
+    gateway: GatewayProcess, tokenizer: Tokenizer
+) -> None:
+    ids = tokenizer.encode(TEXT)
+
+    async def script(peer: ScriptedPeer) -> None:
+        answer = in_background(complete(gateway))
+        request = await peer.next_request()
+        peer.tokens(request, ids[:2])
+        peer.announce_gone(PREFILL)
+        peer.tokens(request, ids[2:], start=2, finish="length")
+        assert await answer == TEXT
+        assert peer.submissions.empty()
+
+    with_peer(gateway, script)
+
+
+def test_a_sequence_that_breaks_too_often_ends_in_an_error_event(
+    gateway: GatewayProcess, tokenizer: Tokenizer
+) -> None:
+    ids = tokenizer.encode(TEXT)
+
+    async def script(peer: ScriptedPeer) -> None:
+        answer = in_background(complete(gateway))
+        for attempt in range(gateway.config.gateway.max_continuations + 1):
+            request = await peer.next_request()
+            assert request.attempt == attempt
+            peer.tokens(request, [ids[attempt]])
+            peer.fail(request, HandoverFailed("again"), can_continue=True)
+        with pytest.raises(openai.APIError, match="broke") as caught:
+            await answer
+        assert caught.value.code == "instance_lost"
+
+    with_peer(gateway, script)
+
+
+def test_a_failure_for_good_after_the_first_token_is_an_event_without_done(
+    gateway: GatewayProcess, tokenizer: Tokenizer
+) -> None:
+    async def script(peer: ScriptedPeer) -> None:
+        async with raw_client(gateway.port) as client:
+            await client.post("/v1/completions", {**PROMPT, "stream": True})
+            request = await peer.next_request()
+            peer.tokens(request, tokenizer.encode("Hello"))
+            await client.read_until(b"Hello")
+            peer.fail(request, InternalError("secret detail"), can_continue=False)
+            rest = await client.read_until(b"0\r\n\r\n")
+        assert b'data: {"error":{' in rest
+        assert b"internal_error" in rest
+        assert b"secret detail" not in rest
+        assert b"[DONE]" not in rest
+
+    with_peer(gateway, script)
+
+
+@pytest.mark.parametrize(
+    ("refusal", "status", "code", "retry_after"),
+    [
+        (Overloaded("full", retry_after_s=2.5), 503, "overloaded", "3"),
+        (ContextLengthExceeded("too long", param="max_tokens"), 400, "context_length_exceeded", None),
+        (InternalError("secret"), 500, "internal_error", None),
+    ],
+)
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_refused_placement_is_a_status(
+    refusal: RequestError,
+    status: int,
+    code: str,
+    retry_after: str | None,
+    stream: bool,
+    gateway: GatewayProcess,
+) -> None:
+    async def script(peer: ScriptedPeer) -> None:
+        peer.refusals.append(refusal)
+        async with client_of(gateway) as client:
+            with pytest.raises(openai.APIStatusError) as caught:
+                await client.completions.create(**PROMPT, stream=stream)
+        error = caught.value
+        assert (error.status_code, error.code) == (status, code)
+        assert error.response.headers.get("retry-after") == retry_after
+        assert "secret" not in error.message
+
+    with_peer(gateway, script)
+
+
+def test_one_refused_choice_refuses_the_call_and_cancels_the_other(gateway: GatewayProcess) -> None:
+    async def script(peer: ScriptedPeer) -> None:
+        peer.refusals.append(Overloaded("full", retry_after_s=1.0))
+        async with client_of(gateway) as client:
+            with pytest.raises(openai.APIStatusError, match="full"):
+                await client.completions.create(**PROMPT, n=2)
+        requests = (await peer.next_request(), await peer.next_request())
+        ended = {await peer.next_ended()}
+        (placed,) = (each for each in requests if each.request_id in ended)
+        await peer.wait_cancelled(placed)
+
+    with_peer(gateway, script)
+
+
+def test_a_stop_string_ends_its_choice_in_the_mesh_while_the_other_goes_on(
+    gateway: GatewayProcess, tokenizer: Tokenizer
+) -> None:
+    ids = tokenizer.encode(TEXT)
+
+    async def script(peer: ScriptedPeer) -> None:
+        async with client_of(gateway) as client:
+            call = asyncio.create_task(client.completions.create(**PROMPT, n=2, stop=["fox"], seed=1))
+            requests = sorted(
+                [await peer.next_request(), await peer.next_request()], key=lambda each: each.sampling.seed
+            )
+            peer.tokens(requests[0], ids)
+            await peer.wait_cancelled(requests[0])
+            assert await peer.next_ended() == requests[0].request_id
+            peer.tokens(requests[1], tokenizer.encode("No stop"), finish="length")
+            answer = await call
+        assert [choice.text for choice in answer.choices] == ["The quick brown ", "No stop"]
+        assert [choice.finish_reason for choice in answer.choices] == ["stop", "length"]
+
+    with_peer(gateway, script)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("tokens_before", [0, 3])
+def test_a_client_that_leaves_ends_its_request_everywhere(
+    tokens_before: int, stream: bool, gateway: GatewayProcess, tokenizer: Tokenizer
+) -> None:
+    ids = tokenizer.encode(TEXT)
+
+    async def script(peer: ScriptedPeer) -> None:
+        async with raw_client(gateway.port) as client:
+            await client.post("/v1/completions", {**PROMPT, "stream": stream})
+            request = await peer.next_request()
+            peer.tokens(request, ids[:tokens_before])
+            if stream and tokens_before:
+                await client.read_until(b"quick")
+            await client.leave()
+        await peer.wait_cancelled(request)
+        assert await peer.next_ended() == request.request_id
+
+    before = gateway.metric("lamella_client_disconnects_total")
+    with_peer(gateway, script)
+    gateway.wait_metric("lamella_client_disconnects_total", before + 1)
+
+
+def test_a_client_that_leaves_while_its_request_is_placed_is_ended_once_it_is(
+    gateway: GatewayProcess,
+) -> None:
+    async def script(peer: ScriptedPeer) -> None:
+        peer.gate.clear()
+        async with raw_client(gateway.port) as client:
+            await client.post("/v1/completions", PROMPT)
+            request = await peer.next_request()
+            await client.leave()
+        await asyncio.to_thread(gateway.wait_metric, "lamella_open_requests", 0)
+        assert peer.cancels.empty()
+        peer.gate.set()
+        await peer.wait_cancelled(request)
+        assert await peer.next_ended() == request.request_id
+
+    with_peer(gateway, script)
+
+
+def test_without_a_scheduler_a_request_is_refused_at_once(gateway: GatewayProcess) -> None:
+    with (
+        openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client,
+        pytest.raises(openai.InternalServerError) as caught,
+    ):
+        client.completions.create(**PROMPT)
+    assert (caught.value.status_code, caught.value.code) == (503, "no_instance_ready")
+    assert caught.value.response.headers["retry-after"] == "1"
+
+
+def test_a_batch_for_several_requests_reaches_each(gateway: GatewayProcess, tokenizer: Tokenizer) -> None:
+    texts = ["one", "two", "three"]
+
+    async def script(peer: ScriptedPeer) -> None:
+        answers = [in_background(complete(gateway, prompt=[20 + index])) for index in range(3)]
+        requests = [await peer.next_request() for _ in texts]
+        events = []
+        for request in requests:
+            (token_id,) = tokenizer.encode(texts[request.prompt_ids[0] - 20])
+            events.append(TokenEvent(request.request_id, 0, 0, SampledToken(token_id), "length"))
+        peer.bus.publish(
+            peer.subjects.gateway_events(requests[0].gateway_id), TokenBatch(DECODE, tuple(events))
+        )
+        assert [await answer for answer in answers] == texts
+
+    with_peer(gateway, script)
