@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 import orjson
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from common.config import GatewayConfig
 from common.errors import (
@@ -28,7 +28,13 @@ from gateway.delivery import Delivery
 from gateway.errors import MethodNotAllowed, RouteNotFound, error_body, error_headers, status_of
 from gateway.exchange import Exchange, Receive, Scope, Send, new_exchange
 from gateway.journal import Journal
-from gateway.openai import ChatRequest, CompletionRequest
+from gateway.openai import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
+    tell_error,
+)
 from gateway.responses import sse
 
 log = logging.getLogger("lamella.gateway")
@@ -38,21 +44,6 @@ Handler = Callable[[Exchange], Awaitable[None]]
 
 DRAINING_RETRY_S = 2.0
 FULL_RETRY_S = 1.0
-
-
-class TokenizeRequest(BaseModel):
-    model_config = ConfigDict(extra="ignore")
-
-    model: str = "default"
-    prompt: str
-    add_special_tokens: bool = True
-
-
-class DetokenizeRequest(BaseModel):
-    model_config = ConfigDict(extra="ignore")
-
-    model: str = "default"
-    tokens: list[int]
 
 
 @dataclass(slots=True)
@@ -120,9 +111,9 @@ class GatewayApp:
         except orjson.JSONDecodeError as exc:
             raise InvalidRequest(f"the body is not JSON: {exc}") from exc
         except ValidationError as exc:
-            first = exc.errors(include_url=False, include_context=False, include_input=False)[0]
-            param = ".".join(str(part) for part in first["loc"])
-            raise InvalidRequest(f"{param or 'body'}: {first['msg']}", param=param or None) from exc
+            details = exc.errors(include_url=False, include_context=False, include_input=False)
+            param, text = tell_error(details)
+            raise InvalidRequest(f"{param or 'body'}: {text}", param=param) from exc
 
     async def not_found(self, exchange: Exchange) -> None:
         raise RouteNotFound(f"nothing is served at {exchange.scope['path']}")

@@ -6,10 +6,56 @@ here is used per token.
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, PlainValidator, model_validator
+from pydantic_core import ErrorDetails
 
-LogitBias = dict[int, Annotated[float, Field(ge=-100, le=100)]]
-TokenIds = list[Annotated[int, Field(ge=0)]]
+MAX_BIASED_TOKENS = 1024
+MAX_MESSAGES = 1024
+TYPE_NAMES = frozenset({"bool", "dict", "float", "int", "list", "str"})
+
+
+class _FirstErrorOnly(FailFast):
+    """A list stops at its first bad item: a body of a megabyte could otherwise make a million errors.
+
+    Hashable, as members of unions have to be.
+    """
+
+    __hash__ = object.__hash__
+
+
+FIRST_ERROR_ONLY = _FirstErrorOnly()
+
+
+def _check_bias_size(value: object) -> object:
+    if isinstance(value, dict) and len(value) > MAX_BIASED_TOKENS:
+        raise ValueError(f"at most {MAX_BIASED_TOKENS} tokens")
+    return value
+
+
+def _is_token_id(value: object) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _read_prompts(value: object) -> list[str] | list[list[int]]:
+    """One or several prompts, as a list of either kind.
+
+    By hand, since a union of lists collects an error for every item of each: seconds for a long one.
+    """
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, list) and value:
+        if all(map(_is_token_id, value)):
+            return [value]
+        if all(isinstance(item, str) for item in value):
+            return value
+        if all(isinstance(item, list) and item and all(map(_is_token_id, item)) for item in value):
+            return value
+    raise ValueError("should be a text, a list of token ids, or a list of either that is not empty")
+
+
+LogitBias = Annotated[dict[int, Annotated[float, Field(ge=-100, le=100)]], BeforeValidator(_check_bias_size)]
+TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], FIRST_ERROR_ONLY]
+Strings = Annotated[list[str], FIRST_ERROR_ONLY]
 
 
 class StreamOptions(BaseModel):
@@ -24,20 +70,20 @@ class GenerationFields(BaseModel):
 
     model_config = ConfigDict(extra="allow", protected_namespaces=())
 
-    model: str
+    model: Annotated[str, Field(max_length=256)]
     stream: bool = False
     stream_options: StreamOptions | None = None
     n: Annotated[int, Field(ge=1)] = 1
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=-1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
     logit_bias: LogitBias | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
-    stop: str | list[str] | None = None
+    stop: str | Strings | None = None
     stop_token_ids: TokenIds | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     min_tokens: Annotated[int, Field(ge=0)] = 0
@@ -81,7 +127,7 @@ class Message(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     role: Annotated[str, Field(min_length=1, max_length=64)]
-    content: str | list[TextPart] | None = None
+    content: str | Annotated[list[TextPart], FIRST_ERROR_ONLY] | None = None
 
     def as_template_input(self) -> dict[str, object]:
         """What chat templates expect: content as one string."""
@@ -95,7 +141,7 @@ class Message(BaseModel):
 class ChatRequest(GenerationFields):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[list[Message], Field(min_length=1, max_length=1024)]
+    messages: Annotated[list[Message], FIRST_ERROR_ONLY, Field(min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
@@ -119,7 +165,7 @@ class ChatRequest(GenerationFields):
 class CompletionRequest(GenerationFields):
     """POST /v1/completions."""
 
-    prompt: str | TokenIds | list[str] | list[TokenIds]
+    prompts: Annotated[list[str] | list[list[int]], PlainValidator(_read_prompts), Field(alias="prompt")]
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     echo: bool = False
     suffix: str | None = None
@@ -133,18 +179,6 @@ class CompletionRequest(GenerationFields):
     def token_limit(self) -> int | None:
         return 16 if self.max_tokens is None else self.max_tokens
 
-    @property
-    def prompts(self) -> list[str] | list[list[int]]:
-        """One or several prompts, as a list of either kind."""
-        prompt = self.prompt
-        if isinstance(prompt, str):
-            return [prompt]
-        if not prompt:
-            return []
-        if isinstance(prompt[0], int):
-            return [prompt]
-        return prompt
-
     @model_validator(mode="after")
     def _refuse_unsupported(self) -> "CompletionRequest":
         if self.suffix is not None:
@@ -154,3 +188,34 @@ class CompletionRequest(GenerationFields):
         if self.echo and self.logprobs is not None:
             raise ValueError("echo with logprobs is not supported")
         return self
+
+
+class TokenizeRequest(BaseModel):
+    """POST /tokenize, as vLLM has it."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    model: str = "default"
+    prompt: str
+    add_special_tokens: bool = True
+
+
+class DetokenizeRequest(BaseModel):
+    """POST /detokenize, as vLLM has it."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    model: str = "default"
+    tokens: TokenIds
+
+
+def tell_error(errors: list[ErrorDetails]) -> tuple[str | None, str]:
+    """The field at fault and what is wrong with it. Of a union's errors, the one that came furthest."""
+    error = max(errors, key=lambda each: len(each["loc"]))
+    names: list[str] = []
+    for part in error["loc"]:
+        # What follows names a member of a union, not a field.
+        if isinstance(part, str) and (part in TYPE_NAMES or not part.isidentifier()):
+            break
+        names.append(str(part))
+    return ".".join(names) or None, error["msg"].removeprefix("Value error, ")
