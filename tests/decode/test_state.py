@@ -1,0 +1,279 @@
+"""The decode room's decisions, as events and commands."""
+
+import random
+from typing import TypeVar
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from common.errors import HandoverFailed, NoInstanceReady, Overloaded, RequestCancelled
+from common.ids import Incarnation, InstanceId, RequestId
+from common.kv.blocks import BlockAllocator, BlockOwner
+from common.messages import DecodeTask, ErrorReply, SampledToken
+from decode import events
+from decode.state import ROOM, DecodeState
+from tests.requests import GATEWAY, make_request
+
+PREFILL = InstanceId("prefill-0")
+EOS = 2
+FAILED = ErrorReply("handover_failed", "no")
+Command = TypeVar("Command")
+
+
+def make_state(
+    total_blocks: int = 8, block_size: int = 4, max_batch: int = 8, max_waiting_requests: int = 100
+) -> DecodeState:
+    return DecodeState(
+        instance_id=InstanceId("decode-0"),
+        blocks=BlockAllocator(total_blocks),
+        block_size=block_size,
+        eos_token_ids=(EOS,),
+        max_batch=max_batch,
+        max_waiting_requests=max_waiting_requests,
+    )
+
+
+def handle(state: DecodeState, event: events.DecodeEvent, now: float = 0.0) -> list[events.DecodeCommand]:
+    commands = state.handle(event, now)
+    state.check()
+    return commands
+
+
+def task_of(
+    request_id: str = "r1", prompt_tokens: int = 4, max_tokens: int = 8, attempt: int = 0
+) -> DecodeTask:
+    request = make_request(request_id, prompt_tokens, max_tokens, attempt=attempt, output_ids=(7,))
+    return DecodeTask(request, PREFILL, Incarnation("i1"), prompt_tokens)
+
+
+def owner_of(request_id: str = "r1", attempt: int = 0) -> BlockOwner:
+    return BlockOwner(ROOM, RequestId(request_id), attempt)
+
+
+def kinds(commands: list[events.DecodeCommand], kind: type[Command]) -> list[Command]:
+    return [command for command in commands if isinstance(command, kind)]
+
+
+def start(state: DecodeState, *request_ids: str, prompt_tokens: int = 4, max_tokens: int = 8) -> None:
+    """Each is offered, pulled and in the batch; the first one's step is in flight."""
+    for request_id in request_ids:
+        handle(state, events.TaskArrived(task_of(request_id, prompt_tokens, max_tokens)))
+        handle(state, events.PullFinished(owner_of(request_id)))
+
+
+def test_a_sequence_is_pulled_then_runs_until_its_last_token() -> None:
+    state = make_state()
+    [pull] = kinds(handle(state, events.TaskArrived(task_of(max_tokens=3))), events.PullSequence)
+    assert (pull.prefill_instance, len(pull.blocks)) == (PREFILL, 2)
+    commands = handle(state, events.PullFinished(owner_of()), now=2.5)
+    assert kinds(commands, events.ObserveAdmission) == [events.ObserveAdmission(2.5)]
+    [step] = kinds(commands, events.RunStep)
+    assert [(row.position, row.output_ids) for row in step.rows] == [(4, [7])]
+    commands = handle(state, events.StepFinished((SampledToken(8),)))
+    [published] = kinds(commands, events.PublishTokens)
+    assert [(event.index, event.token.token_id) for event in published.events] == [(1, 8)]
+    [published] = kinds(handle(state, events.StepFinished((SampledToken(9),))), events.PublishTokens)
+    assert published.events[0].finish_reason == "length"
+    assert state.is_idle
+    assert state.blocks.free_blocks == 8
+
+
+def test_every_gateway_gets_one_message_a_step() -> None:
+    state = make_state()
+    start(state, "r1", "r2", "r3")
+    handle(state, events.StepFinished((SampledToken(8),)))
+    commands = handle(state, events.StepFinished(tuple(SampledToken(8) for _ in range(3))))
+    assert [len(command.events) for command in kinds(commands, events.PublishTokens)] == [3]
+
+
+def test_a_sequence_joins_at_the_next_step_without_waiting_for_the_batch_to_end() -> None:
+    state = make_state()
+    start(state, "r1")
+    handle(state, events.TaskArrived(task_of("r2")))
+    assert not kinds(handle(state, events.PullFinished(owner_of("r2"))), events.RunStep)
+    [step] = kinds(handle(state, events.StepFinished((SampledToken(8),))), events.RunStep)
+    assert [row.owner.request_id for row in step.rows] == ["r1", "r2"]
+
+
+def test_without_a_free_block_the_latest_arrival_is_given_up_and_can_continue() -> None:
+    state = make_state(total_blocks=5, block_size=2)
+    start(state, "old", prompt_tokens=2, max_tokens=6)
+    handle(state, events.TaskArrived(task_of("young", 2, 6)))
+    handle(state, events.PullFinished(owner_of("young")))
+    preempted: list[events.PublishFailure] = []
+    while not preempted:
+        rows = len(state._step)
+        preempted = kinds(
+            handle(state, events.StepFinished(tuple(SampledToken(8) for _ in range(rows)))),
+            events.PublishFailure,
+        )
+    assert [(each.failure.request_id, each.failure.can_continue) for each in preempted] == [("young", True)]
+    assert state.preempted == 1
+    assert list(state.sequences) == [owner_of("old")]
+
+
+def test_blocks_under_a_pull_are_not_reused_before_it_is_known_to_have_drained() -> None:
+    state = make_state()
+    handle(state, events.TaskArrived(task_of()))
+    handle(state, events.CancelArrived(RequestId("r1"), 0))
+    assert state.blocks.free_blocks == 6
+    assert not handle(state, events.PullFailed(owner_of(), FAILED, is_drained=False))
+    assert (state.blocks.free_blocks, state.blocks.quarantined_blocks) == (6, 2)
+    handle(state, events.PullDrained(owner_of()))
+    assert state.blocks.free_blocks == 8
+
+
+def test_a_failed_pull_can_continue_and_names_a_lost_instance() -> None:
+    state = make_state()
+    handle(state, events.TaskArrived(task_of()))
+    [failure] = kinds(
+        handle(state, events.PullFailed(owner_of(), FAILED, is_drained=True, is_lost=True)),
+        events.PublishFailure,
+    )
+    assert failure.failure.can_continue
+    assert failure.failure.lost_instance == PREFILL
+    assert state.is_idle
+
+
+def test_a_cancelled_sequence_frees_its_blocks_after_the_step_in_flight() -> None:
+    state = make_state()
+    start(state, "r1")
+    handle(state, events.CancelArrived(RequestId("r1"), 0))
+    assert state.blocks.free_blocks == 6
+    assert not kinds(handle(state, events.StepFinished((SampledToken(8),))), events.PublishTokens)
+    assert state.is_idle
+    assert state.blocks.free_blocks == 8
+
+
+def test_draining_gives_back_what_waits_and_finishes_what_runs() -> None:
+    state = make_state(max_batch=1)
+    start(state, "r1")
+    handle(state, events.TaskArrived(task_of("r2")))
+    [given_back] = kinds(handle(state, events.DrainStarted()), events.PublishFailure)
+    assert (given_back.failure.request_id, given_back.failure.can_continue) == ("r2", True)
+    with pytest.raises(NoInstanceReady):
+        handle(state, events.TaskArrived(task_of("r3")))
+    [given_back] = kinds(handle(state, events.DrainExpired()), events.PublishFailure)
+    assert given_back.failure.request_id == "r1"
+    handle(state, events.StepFinished((SampledToken(8),)))
+    assert state.is_idle
+
+
+def test_bounds_are_kept_with_typed_errors() -> None:
+    state = make_state(max_batch=1, max_waiting_requests=1)
+    start(state, "r1")
+    handle(state, events.TaskArrived(task_of("r2")))
+    with pytest.raises(Overloaded, match=r"instance\.max_waiting_requests"):
+        handle(state, events.TaskArrived(task_of("r3")))
+    with pytest.raises(HandoverFailed, match="KV blocks"):
+        handle(make_state(), events.TaskArrived(task_of("r4", 20, 20)))
+    handle(state, events.CancelArrived(RequestId("r5"), 3))
+    with pytest.raises(RequestCancelled):
+        handle(state, events.TaskArrived(task_of("r5", attempt=3)))
+
+
+def test_an_illegal_event_raises_and_changes_nothing() -> None:
+    state = make_state()
+    start(state, "r1")
+    for event in (events.StepFinished(()), events.PullFinished(owner_of())):
+        with pytest.raises(ValueError, match=r"step|pulled"):
+            handle(state, event)
+        state.check()
+    assert kinds(handle(state, events.StepFinished((SampledToken(8),))), events.RunStep)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(0, 1 << 32), st.sampled_from([1, 3, 16]), st.integers(1, 6), st.integers(0, 20))
+def test_whatever_happens_nothing_is_lost_or_leaked(
+    seed: int, block_size: int, max_batch: int, spare_blocks: int
+) -> None:
+    """A random walk over legal events in a pool that is often too small, then everything ends."""
+    chance = random.Random(seed)
+    state = make_state(40 // block_size + 1 + spare_blocks, block_size, max_batch)
+    walk = Walk(state, chance)
+    for _ in range(150):
+        walk.act()
+    walk.finish()
+    assert state.is_idle
+    assert state.blocks.free_blocks == state.blocks.total_blocks
+    assert walk.ended == walk.arrived
+
+
+class Walk:
+    """Plays everybody around the state. ``ended`` are requests whose fate somebody was told or decided."""
+
+    def __init__(self, state: DecodeState, chance: random.Random) -> None:
+        self.state = state
+        self.chance = chance
+        self.step: tuple[events.StepRow, ...] = ()
+        self.pulls: list[BlockOwner] = []
+        self.drains: list[BlockOwner] = []
+        self.arrived: set[RequestId] = set()
+        self.ended: set[RequestId] = set()
+
+    def do(self, event: events.DecodeEvent) -> None:
+        for command in handle(self.state, event):
+            match command:
+                case events.RunStep(rows):
+                    assert not self.step, "two steps at once"
+                    assert 0 < len(rows) <= self.state.max_batch
+                    self.step = rows
+                case events.PullSequence(owner):
+                    self.pulls.append(owner)
+                case events.PublishTokens(_, tokens):
+                    self.ended |= {event_.request_id for event_ in tokens if event_.finish_reason}
+                case events.PublishFailure(_, failure):
+                    self.ended.add(failure.request_id)
+
+    def act(self) -> None:
+        choice = self.chance.random()
+        if choice < 0.25:
+            request_id = RequestId(f"r{len(self.arrived)}")
+            task = task_of(request_id, self.chance.randint(1, 25), self.chance.randint(2, 12))
+            self.arrived.add(request_id)
+            self.do(events.TaskArrived(task))
+        elif choice < 0.65 and self.step:
+            self.end_step()
+        elif choice < 0.85 and self.pulls:
+            self.end_pull()
+        elif choice < 0.9 and self.drains:
+            self.do(events.PullDrained(self.drains.pop()))
+        elif choice < 0.97 and self.arrived:
+            request_id = self.chance.choice(sorted(self.arrived))
+            self.ended.add(request_id)
+            self.do(events.CancelArrived(request_id, 0))
+        elif choice < 0.975:
+            self.ended |= self.arrived
+            self.do(events.GatewayGone(GATEWAY))
+
+    def end_step(self) -> None:
+        rows, self.step = self.step, ()
+        if self.chance.random() < 0.03:
+            self.do(events.StepFailed(ErrorReply("internal_error", "broken")))
+        else:
+            self.do(
+                events.StepFinished(tuple(SampledToken(self.chance.choice([EOS, 7, 8, 9])) for _ in rows))
+            )
+
+    def end_pull(self) -> None:
+        owner = self.pulls.pop(self.chance.randrange(len(self.pulls)))
+        if self.chance.random() < 0.8:
+            self.do(events.PullFinished(owner))
+            return
+        is_drained = self.chance.random() < 0.5
+        self.ended.add(owner.request_id)
+        if not is_drained:
+            self.drains.append(owner)
+        self.do(events.PullFailed(owner, FAILED, is_drained))
+
+    def finish(self) -> None:
+        """Whatever is under way ends; a state that waits for nothing is a deadlock."""
+        while not self.state.is_idle or self.drains:
+            assert self.step or self.pulls or self.drains, "sequences wait, and nothing is under way"
+            if self.step:
+                self.end_step()
+            elif self.pulls:
+                self.end_pull()
+            else:
+                self.do(events.PullDrained(self.drains.pop()))
