@@ -13,17 +13,21 @@ from common.emulation import EmulatedRunner
 from common.engine_thread import EngineThread
 from common.errors import ConfigError
 from common.steps import Runner
-from common.transfer.buffers import SharedBuffer
+from common.transfer.buffers import ForeignMemory, SharedBuffer
 
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """A runner on its thread, and the pool it computes over. ``buffer`` is the pool's memory."""
+    """A runner on its thread, and the pool it computes over.
+
+    ``buffer`` is the pool's memory as the transfer engine registers it: host memory that other processes can
+    map, or a device's.
+    """
 
     runner: Runner
     thread: EngineThread
     layout: KVLayout
-    buffer: SharedBuffer
+    buffer: SharedBuffer | ForeignMemory
     total_blocks: int
     eos_token_ids: tuple[int, ...]
     model_name: str

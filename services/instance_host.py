@@ -9,6 +9,7 @@ from common.ids import InstanceId
 from common.messages import Role
 from common.service import Running, ServiceProcess, run_service
 from common.telemetry import InstanceMetrics
+from common.transfer.buffers import SharedBuffer
 from common.transfer.endpoint import TransferEndpoint
 from services.engines import load_engine
 from services.instance import build_instance
@@ -42,7 +43,8 @@ async def _start(process: ServiceProcess) -> Running:
     async def close() -> None:
         await transfer.close()
         engine.thread.close()
-        engine.buffer.close()
+        if isinstance(engine.buffer, SharedBuffer):
+            engine.buffer.close()
 
     host = config.service.advertise_host
     return Running(instance.record(process.http_url, host, os.getpid(), engine), instance.drain, close)

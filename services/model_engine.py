@@ -16,7 +16,7 @@ from common.model.cache import cached_conversion
 from common.model.program import load_program
 from common.model.runner import ModelRunner
 from common.steps import Draw, SequenceStep
-from common.transfer.buffers import SharedBuffer
+from common.transfer.buffers import ForeignMemory, SharedBuffer
 from services.engines import Engine, blocks_in
 
 TORCH_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
@@ -45,8 +45,7 @@ def load_model_engine(config: Config, model_directory: Path, thread: EngineThrea
         element_bytes=dtype.itemsize,
     )
     total_blocks = blocks_in(config, layout)
-    buffer = SharedBuffer(layout.block_bytes * total_blocks, "lamella-kv")
-    pool = KVPool(layout, total_blocks, dtype, device, buffer.memory)
+    pool, buffer = _allocate_pool(layout, total_blocks, dtype, device)
     runner = ModelRunner(program, pool)
     _warm_up(runner, tuple(range(min(total_blocks, blocks_for(WARM_UP_TOKENS, layout.block_size)))))
     return Engine(
@@ -77,6 +76,17 @@ def resolve_dtype(dtype: Dtype, device: torch.device) -> str:
     if device.type != "cpu":
         raise ConfigError("model.device", str(device), "must be cpu or cuda")
     return "bf16" if torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported() else "fp32"
+
+
+def _allocate_pool(
+    layout: KVLayout, total_blocks: int, dtype: torch.dtype, device: torch.device
+) -> tuple[KVPool, SharedBuffer | ForeignMemory]:
+    """On the host, memory that a neighbour process can map; on a device, torch's own."""
+    if device.type == "cpu":
+        shared = SharedBuffer(layout.block_bytes * total_blocks, "lamella-kv")
+        return KVPool(layout, total_blocks, dtype, device, shared.memory), shared
+    pool = KVPool(layout, total_blocks, dtype, device)
+    return pool, ForeignMemory(pool.tensor.data_ptr(), pool.nbytes, pool.tensor, is_host=False)
 
 
 def _warm_up(runner: ModelRunner, block_table: tuple[int, ...]) -> None:
