@@ -6,12 +6,11 @@ torch is imported only where the real model is loaded, so an emulated instance s
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.kv.layout import KVLayout
-
 from common.config import Config
 from common.emulation import EmulatedRunner
 from common.engine_thread import EngineThread
 from common.errors import ConfigError
+from common.kv.layout import KVLayout
 from common.steps import Runner
 from common.transfer.buffers import ForeignMemory, SharedBuffer
 

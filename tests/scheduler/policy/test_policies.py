@@ -1,0 +1,71 @@
+"""The pure decisions: worked examples and what must hold for any input."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.ids import InstanceId
+from scheduler.policy.admission import MAX_RETRY_S, MIN_RETRY_S, retry_after_s
+from scheduler.policy.decode_batching import can_admit, choose_victims
+from scheduler.policy.dispatch import (
+    DecodeCandidate,
+    PrefillCandidate,
+    join_shortest_queue,
+    least_loaded,
+)
+from scheduler.policy.prefill_batching import PROMPT_ORDERS, fill_chunk, order_window
+
+LENGTHS = st.lists(st.integers(1, 500), max_size=20)
+
+
+@given(LENGTHS, st.integers(1, 512))
+def test_a_chunk_is_full_unless_the_prompts_run_out(prompts: list[int], chunk_tokens: int) -> None:
+    slices = fill_chunk(prompts, chunk_tokens)
+    assert sum(slices) == min(chunk_tokens, sum(prompts))
+    assert all(taken > 0 for taken in slices)
+    assert slices[:-1] == prompts[: len(slices) - 1 if slices else 0]
+
+
+@pytest.mark.parametrize(
+    ("order", "expected"), [("fcfs", [0, 1, 2, 3]), ("sjf", [2, 0, 3, 1]), ("ljf", [1, 0, 3, 2])]
+)
+def test_equal_prompts_stay_in_arrival_order(order: str, expected: list[int]) -> None:
+    assert order_window([5, 9, 2, 5], order) == expected  # type: ignore[arg-type]  # a key of PROMPT_ORDERS
+
+
+@given(LENGTHS, st.sampled_from(sorted(PROMPT_ORDERS)))
+def test_an_order_is_a_permutation(prompts: list[int], order: str) -> None:
+    indices = order_window(prompts, order)  # type: ignore[arg-type]  # a key of PROMPT_ORDERS
+    assert sorted(indices) == list(range(len(prompts)))
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=12), st.integers(1, 40))
+def test_victims_are_the_latest_and_never_the_oldest(held: list[int], needed: int) -> None:
+    victims = choose_victims(held, needed)
+    assert victims == list(range(len(held) - 1, len(held) - 1 - len(victims), -1))
+    assert 0 not in victims
+    freed = sum(held[index] for index in victims)
+    assert freed >= needed or len(victims) == len(held) - 1
+    if victims:
+        assert freed - held[victims[-1]] < needed, "one more than needed was given up"
+
+
+def test_admission_keeps_a_block_for_every_running_sequence() -> None:
+    assert can_admit(free_blocks=5, needed_blocks=3, running=2, max_batch=8, blocks_per_growth=1)
+    assert not can_admit(free_blocks=4, needed_blocks=3, running=2, max_batch=8, blocks_per_growth=1)
+    assert can_admit(free_blocks=3, needed_blocks=3, running=0, max_batch=8, blocks_per_growth=1)
+    assert not can_admit(free_blocks=99, needed_blocks=1, running=8, max_batch=8, blocks_per_growth=1)
+
+
+def test_ties_go_to_the_same_instance_whoever_decides() -> None:
+    prefills = [PrefillCandidate(InstanceId(name), 10, None) for name in ("b", "a", "c")]
+    assert join_shortest_queue(prefills).instance_id == "a"
+    decodes = [DecodeCandidate(InstanceId(name), 1, 10, 100) for name in ("b", "a")]
+    assert least_loaded(decodes).instance_id == "a"
+    bigger = DecodeCandidate(InstanceId("z"), 5, 15, 200)
+    assert least_loaded([*decodes, bigger]).instance_id == "z"
+
+
+@given(st.integers(0, 1 << 20), st.one_of(st.none(), st.floats(0, 1e6)))
+def test_retry_times_are_bounded(excess: int, rate: float | None) -> None:
+    assert MIN_RETRY_S <= retry_after_s(excess, rate) <= MAX_RETRY_S

@@ -1,0 +1,254 @@
+"""What the scheduler knows and decides, as events and placements."""
+
+import random
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from common.errors import ContextLengthExceeded, NoInstanceReady, Overloaded, RequestError
+from common.ids import GatewayId, Incarnation, InstanceId, RequestId
+from common.messages import InstanceRecord, LoadReport, MemberRecord, Placement, Role, ServiceRecord
+from scheduler import state as decisions
+from scheduler.state import SchedulerState
+from tests.requests import GATEWAY, make_request
+
+LEASE_S = 3.0
+
+
+def make_state(max_pending: int = 1000, max_requests: int = 100) -> SchedulerState:
+    return SchedulerState(
+        lease_s=LEASE_S, max_pending_prefill_tokens=max_pending, max_requests_per_decode=max_requests
+    )
+
+
+def record_of(name: str, role: Role, incarnation: str = "i1", total_blocks: int = 64) -> InstanceRecord:
+    return InstanceRecord(
+        instance_id=InstanceId(name),
+        incarnation=Incarnation(incarnation),
+        role=role,
+        model="m",
+        host="h",
+        pid=1,
+        http_url="",
+        block_size=16,
+        total_blocks=total_blocks,
+        context_length=8192,
+        dtype="fp32",
+    )
+
+
+def gateway_record(name: str = GATEWAY) -> ServiceRecord:
+    return ServiceRecord(
+        service_id=name, incarnation=Incarnation("g"), kind="gateway", host="h", pid=1, http_url=""
+    )
+
+
+def report_of(
+    name: str,
+    role: Role,
+    sequence: int = 1,
+    *,
+    pending: int = 0,
+    incarnation: str = "i1",
+    draining: bool = False,
+) -> LoadReport:
+    return LoadReport(
+        instance_id=InstanceId(name),
+        incarnation=Incarnation(incarnation),
+        sequence=sequence,
+        role=role,
+        is_draining=draining,
+        pending_prefill_tokens=pending,
+        pending_prefill_requests=0,
+        handovers_waiting=0,
+        decode_running=0,
+        decode_waiting=0,
+        decode_tokens=0,
+        total_blocks=64,
+        free_blocks=64,
+        prefill_tokens_per_s=100.0,
+    )
+
+
+def handle(
+    state: SchedulerState, event: decisions.SchedulerStateEvent, now: float = 0.0
+) -> list[decisions.SchedulerCommand]:
+    commands = state.handle(event, now)
+    state.check()
+    return commands
+
+
+def ready(state: SchedulerState, **pending: int) -> None:
+    """Makes members p0, p1, … and d0, d1, … known and heard of, with that many pending tokens."""
+    records: list[MemberRecord] = [gateway_record()]
+    for name in pending:
+        records.append(record_of(name, "prefill" if name[0] == "p" else "decode"))
+    handle(state, decisions.MembersRead(tuple(records)))
+    for name, tokens in pending.items():
+        role: Role = "prefill" if name[0] == "p" else "decode"
+        handle(state, decisions.LoadReported(report_of(name, role, pending=tokens)))
+
+
+def test_a_prompt_joins_the_shortest_queue_counting_what_was_just_sent() -> None:
+    state = make_state()
+    ready(state, p0=100, p1=90, d0=0)
+    chosen = [state.place(make_request(f"r{i}", 8)).prefill_instance for i in range(4)]
+    assert chosen == ["p1", "p1", "p0", "p1"]
+
+
+def test_a_report_replaces_what_was_sent_before_it_and_acknowledged() -> None:
+    state = make_state()
+    ready(state, p0=0, p1=0, d0=0)
+    assert state.place(make_request("r1", 50)).prefill_instance == "p0"
+    handle(state, decisions.TaskAcknowledged(RequestId("r1")))
+    handle(state, decisions.LoadReported(report_of("p0", "prefill", 2, pending=10)))
+    assert state.place(make_request("r2", 5)).prefill_instance == "p1"
+    assert state.place(make_request("r3", 20)).prefill_instance == "p1"
+    assert state.place(make_request("r4", 1)).prefill_instance == "p0"
+
+
+def test_decode_goes_where_the_smallest_share_of_memory_is_spoken_for() -> None:
+    state = make_state()
+    ready(state, p0=0, d0=0, d1=0)
+    chosen = [
+        state.place(make_request(f"r{i}", tokens)).decode_instance
+        for i, tokens in enumerate((50, 20, 20, 20, 20))
+    ]
+    assert chosen == ["d0", "d1", "d1", "d1", "d0"]
+    handle(state, decisions.RequestOver(RequestId("r0")))
+    assert state.place(make_request("r9", 1)).decode_instance == "d0"
+
+
+def test_a_full_queue_turns_requests_away_with_a_computed_time() -> None:
+    state = make_state(max_pending=200)
+    ready(state, p0=400, d0=0)
+    with pytest.raises(Overloaded, match="max_pending_prefill_tokens") as refused:
+        state.place(make_request("r1", 100))
+    assert refused.value.retry_after_s == pytest.approx((400 + 100 - 200) / 100.0)
+    state = make_state(max_requests=1)
+    ready(state, p0=0, d0=0)
+    state.place(make_request("r1"))
+    with pytest.raises(Overloaded, match="max_requests_per_decode"):
+        state.place(make_request("r2"))
+    state.check()
+
+
+def test_what_fits_no_pool_is_refused_for_good_and_names_the_field() -> None:
+    state = make_state(max_pending=10_000)
+    ready(state, p0=0, d0=0)
+    for prompt, output, param in ((1025, 1, "prompt"), (1000, 25, "max_tokens")):
+        with pytest.raises(ContextLengthExceeded) as refused:
+            state.place(make_request("r1", prompt, output))
+        assert refused.value.param == param
+
+
+def test_without_a_ready_instance_of_a_role_there_is_a_typed_refusal() -> None:
+    state = make_state()
+    with pytest.raises(NoInstanceReady, match="prefill"):
+        state.place(make_request())
+    ready(state, p0=0, d0=0)
+    handle(state, decisions.LoadReported(report_of("d0", "decode", 2, draining=True)))
+    with pytest.raises(NoInstanceReady, match="decode"):
+        state.place(make_request())
+
+
+def test_an_instance_that_did_not_answer_is_avoided_until_it_is_heard_of() -> None:
+    state = make_state()
+    ready(state, p0=0, d0=0, d1=50)
+    handle(state, decisions.InstanceSuspected(InstanceId("d0")))
+    assert state.place(make_request("r1")).decode_instance == "d1"
+    handle(state, decisions.LoadReported(report_of("d0", "decode", 2)))
+    assert state.place(make_request("r2")).decode_instance == "d0"
+
+
+def test_silence_for_a_lease_is_announced_once_whatever_the_store_says() -> None:
+    state = make_state()
+    ready(state, p0=0, d0=0)
+    handle(state, decisions.LoadReported(report_of("p0", "prefill", 2)), now=LEASE_S)
+    gone = decisions.AnnounceInstanceGone(InstanceId("d0"), Incarnation("i1"))
+    assert handle(state, decisions.TimePassed(), now=LEASE_S + 0.1) == [gone]
+    assert handle(state, decisions.TimePassed(), now=LEASE_S + 0.2) == []
+
+
+def test_a_new_incarnation_replaces_the_old_one_and_says_so() -> None:
+    state = make_state()
+    ready(state, p0=0, d0=0)
+    state.place(make_request("r1"))
+    assert handle(state, decisions.LoadReported(report_of("p0", "prefill", incarnation="i2"))) == [
+        decisions.ReadMembers()
+    ]
+    records = (gateway_record(), record_of("p0", "prefill", "i2"), record_of("d0", "decode"))
+    gone = decisions.AnnounceInstanceGone(InstanceId("p0"), Incarnation("i1"))
+    assert handle(state, decisions.MembersRead(records)) == [gone]
+    assert not state.requests
+
+
+def test_the_bus_being_away_makes_nobody_gone() -> None:
+    state = make_state()
+    ready(state, p0=0, d0=0)
+    handle(state, decisions.BusRestored(), now=100.0)
+    assert handle(state, decisions.TimePassed(), now=100.0 + LEASE_S) == []
+
+
+def test_a_gateway_is_gone_only_after_a_whole_lease_of_reads_without_it() -> None:
+    state = make_state()
+    ready(state, p0=0, d0=0)
+    state.place(make_request("r1"))
+    assert handle(state, decisions.MembersRead(()), now=50.0) == []
+    assert handle(state, decisions.MembersRead((gateway_record(),)), now=51.0) == []
+    assert handle(state, decisions.MembersRead(()), now=60.0) == []
+    assert handle(state, decisions.MembersRead(()), now=60.0 + LEASE_S + 0.1) == [
+        decisions.AnnounceGatewayGone(GatewayId(GATEWAY))
+    ]
+    assert not state.requests
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(0, 1 << 32))
+def test_whatever_happens_no_booking_is_lost_or_kept(seed: int) -> None:
+    """A random walk over every event; in the end every request is over and no instance remembers one."""
+    chance = random.Random(seed)
+    state = make_state(max_pending=120, max_requests=6)
+    names = {"p0": "prefill", "p1": "prefill", "d0": "decode", "d1": "decode"}
+    placed: dict[RequestId, Placement] = {}
+    incarnations = dict.fromkeys(names, 1)
+    now = 0.0
+    for step in range(150):
+        now += chance.random()
+        name = chance.choice(sorted(names))
+        role: Role = names[name]  # type: ignore[assignment]  # one of the two
+        choice = chance.random()
+        if choice < 0.4:
+            request = make_request(f"r{step}", chance.randint(1, 60))
+            try:
+                placed[request.request_id] = state.place(request)
+            except RequestError:
+                assert request.request_id not in state.requests
+        elif choice < 0.7:
+            incarnation = f"i{incarnations[name]}"
+            report = report_of(name, role, step, pending=chance.randint(0, 80), incarnation=incarnation)
+            handle(state, decisions.LoadReported(report), now)
+        elif choice < 0.8 and placed:
+            request_id = chance.choice(sorted(placed))
+            if chance.random() < 0.5:
+                handle(state, decisions.TaskAcknowledged(request_id), now)
+            else:
+                handle(state, decisions.TaskUndelivered(request_id), now)
+        elif choice < 0.9:
+            incarnations[name] += chance.random() < 0.3
+            records: list[MemberRecord] = [gateway_record()]
+            for each, each_role in names.items():
+                record = record_of(each, "prefill", f"i{incarnations[each]}")
+                records.append(msgspec.structs.replace(record, role=each_role))
+            handle(state, decisions.MembersRead(tuple(records)), now)
+        elif choice < 0.95:
+            handle(state, decisions.TimePassed(), now)
+        elif placed:
+            handle(state, decisions.RequestOver(chance.choice(sorted(placed))), now)
+        state.check()
+    for request_id in placed:
+        handle(state, decisions.RequestOver(request_id), now)
+    assert not state.requests
+    assert all(not view.placed for view in state.instances.values())
