@@ -31,6 +31,7 @@ from nats.aio.subscription import Subscription
 from nats.errors import ConnectionClosedError, OutboundBufferLimitError, SlowConsumerError
 from nats.errors import Error as NatsError
 
+from common.cancellation import cancel_and_wait
 from common.errors import BusError, BusTimeout, BusUnavailable, MessageTooLarge, NoResponder
 from common.messages import ErrorReply, as_request_error
 from common.outbox import Outbox, Outgoing
@@ -56,7 +57,9 @@ WAITING_CALLS = 1024
 RECONNECT_WAIT_S = 0.1
 SERVER_CONNECT_TIMEOUT_S = 1
 PING_INTERVAL_S = 2
-BARRIER_TIMEOUT_S = 5
+BARRIER_TIMEOUT_S = 5.0
+ROUND_TRIP_LIMIT_S = 3600
+"""Longer than any connection that does not answer pings."""
 CLOSE_TIMEOUT_S = 10.0
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -101,6 +104,7 @@ class Bus:
         self._violation: str | None = None
         self._calls: dict[str, asyncio.Future[Msg]] = {}
         self._calls_made = 0
+        self._round_trips: set[asyncio.Task[None]] = set()
         self._subscriptions: list[Subscription] = []
         self._served: list[ServedSubject] = []
 
@@ -122,8 +126,7 @@ class Bus:
         finally:
             is_over = attempt.done()
             if not is_over:
-                attempt.cancel()
-                await asyncio.wait({attempt})
+                await cancel_and_wait(attempt)
                 await self._client.close()
         if self._lost.done():
             self._lost.result()
@@ -303,8 +306,8 @@ class Bus:
                 pending_bytes_limit=SUBSCRIPTION_BYTES,
             )
             await self._barrier()
-        except (NatsError, OSError) as exc:
-            raise BusUnavailable(f"subscribe {subject}: {exc}") from exc
+        except (NatsError, OSError, TimeoutError) as exc:
+            raise BusUnavailable(f"subscribe {subject}: {exc or 'no answer'}") from exc
         if self._violation is not None:
             raise BusError(f"subscribe {subject}: {self._violation}")
         self._subscriptions.append(subscription)
@@ -312,10 +315,31 @@ class Bus:
     async def _barrier(self) -> None:
         """Returns when the server has handled everything written before.
 
-        Twice, since the first flush's PING overtakes commands that are still in the client's buffer.
+        Twice, since the first round trip's PING overtakes commands that are still in the client's buffer.
         """
-        await self._client.flush(BARRIER_TIMEOUT_S)
-        await self._client.flush(BARRIER_TIMEOUT_S)
+        await self._round_trip()
+        await self._round_trip()
+
+    async def _round_trip(self) -> None:
+        """nats-py's flush in a task of its own, which only the end of the connection cancels.
+
+        A flush that is cancelled or runs out of time leaves its PONG behind, and that PONG, when it comes,
+        ends nats-py's read loop.
+        """
+        flush = asyncio.create_task(self._client.flush(ROUND_TRIP_LIMIT_S))
+        self._round_trips.add(flush)
+        flush.add_done_callback(self._end_round_trip)
+        async with asyncio.timeout(BARRIER_TIMEOUT_S):
+            await asyncio.wait({flush})
+        if flush.cancelled():
+            raise BusUnavailable("the connection to NATS was lost")
+        flush.result()
+
+    def _end_round_trip(self, flush: asyncio.Task[None]) -> None:
+        self._round_trips.discard(flush)
+        if not flush.cancelled():
+            # Whoever still waits sees it; who was cancelled has gone.
+            flush.exception()
 
     async def _take_reply(self, message: Msg) -> None:
         future = self._calls.get(message.subject.rpartition(".")[2])
@@ -395,6 +419,8 @@ class Bus:
             self._lost.exception()
 
     def _fail_calls(self, reason: str) -> None:
+        for flush in self._round_trips:
+            flush.cancel()
         for future in self._calls.values():
             if not future.done():
                 future.set_exception(BusUnavailable(reason))

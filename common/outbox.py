@@ -9,6 +9,8 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
+from common.cancellation import cancel_and_wait, keep_cancellation
+
 
 class Outgoing(NamedTuple):
     """``is_call``: somebody waits for the reply, so it must not leave after that wait has failed."""
@@ -47,8 +49,7 @@ class Outbox:
     async def stop(self) -> None:
         """Ends the sending; what still waits is dropped."""
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait({self._task})
+            await cancel_and_wait(self._task)
 
     def try_put(self, message: Outgoing) -> bool:
         """False when there is no room, or nothing is sent any more."""
@@ -82,7 +83,7 @@ class Outbox:
             await self._is_open.wait()
             while self._waiting and self._is_open.is_set():
                 message = self._waiting[0]
-                if not await self._send(message):
+                if not await keep_cancellation(self._send(message)):
                     self._is_open.clear()
                 # ``hold`` may have forgotten it meanwhile.
                 elif self._waiting and self._waiting[0] is message:

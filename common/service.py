@@ -21,6 +21,7 @@ from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
 from common.bus import CLOSE_TIMEOUT_S, Bus
+from common.cancellation import cancel_and_wait
 from common.config import Config
 from common.errors import BusError, LamellaError, StoreError, StoreUnavailable
 from common.http import Health, HttpServer, bind, port_of, service_app
@@ -228,9 +229,8 @@ async def _unless(event: asyncio.Event, work: Coroutine[Any, Any, Result]) -> Re
         await asyncio.wait({task, waiter}, return_when=asyncio.FIRST_COMPLETED)
         return task.result() if task.done() else None
     finally:
-        task.cancel()
-        waiter.cancel()
-        await asyncio.wait({task, waiter})
+        await cancel_and_wait(task)
+        await cancel_and_wait(waiter)
 
 
 def listen_to_signals() -> tuple[asyncio.Event, asyncio.Event]:

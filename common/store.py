@@ -25,6 +25,7 @@ import redis.exceptions
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialBackoff
 
+from common.cancellation import keep_cancellation
 from common.errors import StoreError, StoreUnavailable
 from common.ids import Incarnation
 from common.messages import InstanceRecord, MemberRecord
@@ -177,7 +178,7 @@ class Store:
     async def _run(self, operation: Callable[[], Awaitable[Result]]) -> Result:
         try:
             async with asyncio.timeout(OPERATION_TIMEOUT_S):
-                return await operation()
+                return await keep_cancellation(operation())
         except (TimeoutError, redis.exceptions.TimeoutError) as exc:
             raise StoreUnavailable(f"store at {self._address}: no answer in {OPERATION_TIMEOUT_S} s") from exc
         except (redis.exceptions.RedisError, OSError) as exc:

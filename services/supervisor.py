@@ -8,15 +8,18 @@ kernel ends its children.
 import asyncio
 import logging
 import os
+import re
 import secrets
 import sys
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import msgspec
 import uvloop
 
+from common.cancellation import cancel_and_wait
 from common.config import Config, load_config, to_toml
 from common.errors import LamellaError, LauncherError, StoreError
 from common.logs import configure_logging
@@ -73,6 +76,7 @@ class Supervisor:
             self._add_services(role, count)
         self._add_services("decode", self.plan.decode)
         await self._wait_registered(set(self.children) - set(SERVER_ROLES))
+        await self._wait_known()
         await self._wait_gateway()
         self.has_launched = True
 
@@ -97,6 +101,7 @@ class Supervisor:
             try:
                 await asyncio.gather(*(self._remove(child) for child in surplus))
                 await self._wait_registered(started)
+                await self._wait_known()
             except LauncherError:
                 await asyncio.gather(*(self._remove(self.children[name]) for name in started))
                 raise
@@ -207,15 +212,33 @@ class Supervisor:
 
         await _until(are_registered, f"{', '.join(sorted(service_ids))} to register")
 
-    async def _wait_gateway(self) -> None:
-        """The gateway knows best whether a request would be served."""
+    async def _wait_known(self) -> None:
+        """Returns when the scheduler has heard of every registered instance, so that it places on them."""
         records = await self._records()
-        url = self.url = next(
-            record.http_url
-            for service_id, record in records.items()
-            if service_id in self.children and self.children[service_id].role == "gateway"
-        )
-        await _until(lambda: is_ready(url), f"{url}/health/ready")
+        registered = sum(isinstance(record, InstanceRecord) for record in records.values())
+        url = self._url_of("scheduler", records)
+
+        async def are_known() -> bool:
+            status, body = await fetch(f"{url}/metrics")
+            known = re.search(rb"^lamella_instances (\S+)$", body, re.MULTILINE)
+            return status == 200 and known is not None and float(known[1]) >= registered
+
+        await _until(are_known, f"the scheduler to know {registered} instances")
+
+    async def _wait_gateway(self) -> None:
+        """The gateway knows best whether it can serve."""
+        url = self.url = self._url_of("gateway", await self._records())
+
+        async def is_ready() -> bool:
+            return (await fetch(f"{url}/health/ready"))[0] == 200
+
+        await _until(is_ready, f"{url}/health/ready")
+
+    def _url_of(self, role: str, records: Mapping[str, MemberRecord]) -> str:
+        for child in self._instances(role):
+            if child.service_id in records:
+                return records[child.service_id].http_url
+        raise LauncherError(f"the {role}'s record is gone from the store")
 
 
 def _is_registered(child: Child, records: Mapping[str, MemberRecord]) -> bool:
@@ -235,20 +258,21 @@ async def _until(check: Callable[[], Awaitable[bool]], what: str) -> None:
         raise LauncherError(f"waited {READY_TIMEOUT_S} s for {what}") from None
 
 
-async def is_ready(url: str) -> bool:
-    """Whether ``url``/health/ready answers 200."""
-    host, _, port = url.removeprefix("http://").rpartition(":")
+async def fetch(url: str) -> tuple[int, bytes]:
+    """Status and body of a GET; status 0 when nobody answers in time."""
+    parts = urlsplit(url)
     try:
         async with asyncio.timeout(PROBE_TIMEOUT_S):
-            reader, writer = await asyncio.open_connection(host, int(port))
+            reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
             try:
-                request = f"GET /health/ready HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"
+                request = f"GET {parts.path} HTTP/1.1\r\nHost: {parts.netloc}\r\nConnection: close\r\n\r\n"
                 writer.write(request.encode())
-                return b" 200 " in await reader.readline()
+                head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+                return int(head.split(b" ", 2)[1]), body
             finally:
                 writer.close()
-    except (OSError, TimeoutError):
-        return False
+    except (OSError, TimeoutError, IndexError, ValueError):
+        return 0, b""
 
 
 async def supervise(state: StateDirectory, plan: LaunchPlan, config: Config, on_ready: OnReady) -> None:
@@ -298,7 +322,7 @@ async def _supervise_locked(
             try:
                 await stop.wait()
             finally:
-                launch.cancel()
+                await cancel_and_wait(launch)
                 await supervisor.stop(STOP_GRACE_S)
                 killer.cancel()
 

@@ -16,6 +16,7 @@ from common.errors import EngineError
 from common.ids import InstanceId
 from common.messages import InstanceRecord, MemberRecord, ServiceRecord
 from common.service import Running, ServiceProcess, run_process, run_service
+from common.telemetry import SchedulerMetrics
 
 
 class Sleepy(msgspec.Struct, frozen=True, tag="sleepy"):
@@ -60,7 +61,18 @@ async def start(process: ServiceProcess) -> Running:
     await process.bus.subscribe(f"{namespace}.wake", Wake, lambda _: awake.set())
     await process.bus.subscribe(f"{namespace}.fail", Fail, lambda _: broken.set())
     await process.bus.serve(f"{namespace}.sleep", Sleepy, answer)
+    if process.kind == "scheduler":
+        process.spawn(_count_instances(process))
     return Running(_record(process), drain, close)
+
+
+async def _count_instances(process: ServiceProcess) -> None:
+    """As the real scheduler: reads the members every heartbeat and says how many instances it knows."""
+    metrics = SchedulerMetrics(process.registry)
+    while True:
+        members = await process.store.members()
+        metrics.observe_mesh(sum(isinstance(member, InstanceRecord) for member in members), 0)
+        await asyncio.sleep(process.config.mesh.heartbeat_s)
 
 
 def _record(process: ServiceProcess) -> MemberRecord:
