@@ -1,0 +1,81 @@
+"""Every block is in exactly one place, whatever is done."""
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.ids import RequestId
+from common.kv.blocks import BlockAllocator, BlockOwner, blocks_for
+
+
+def owner(name: str) -> BlockOwner:
+    return BlockOwner("decode", RequestId(name), 0)
+
+
+def test_blocks_are_handed_out_lowest_first_and_all_or_none() -> None:
+    blocks = BlockAllocator(4)
+    assert blocks.try_allocate(owner("a"), 2)
+    assert blocks.try_allocate(owner("b"), 1)
+    blocks.release(owner("a"))
+    assert not blocks.try_allocate(owner("c"), 4)
+    assert blocks.try_allocate(owner("c"), 3)
+    assert blocks.block_table(owner("c")) == [0, 1, 3]
+    blocks.check()
+
+
+def test_pinned_blocks_cannot_be_released_and_quarantined_ones_not_reused() -> None:
+    blocks = BlockAllocator(2)
+    blocks.try_allocate(owner("a"), 2)
+    blocks.pin(owner("a"))
+    for move in (blocks.release, blocks.quarantine):
+        with pytest.raises(ValueError, match="pinned"):
+            move(owner("a"))
+    blocks.unpin(owner("a"))
+    blocks.quarantine(owner("a"))
+    assert (blocks.free_blocks, blocks.used_blocks, blocks.quarantined_blocks) == (0, 0, 2)
+    assert not blocks.try_allocate(owner("b"), 1)
+    with pytest.raises(ValueError, match="quarantine"):
+        blocks.try_allocate(owner("a"), 0)
+    blocks.end_quarantine(owner("a"))
+    assert blocks.free_blocks == 2
+    blocks.check()
+
+
+@pytest.mark.parametrize("move", ["release", "pin", "unpin", "quarantine", "end_quarantine", "block_table"])
+def test_an_unknown_owner_is_an_error(move: str) -> None:
+    with pytest.raises(KeyError):
+        getattr(BlockAllocator(1), move)(owner("a"))
+
+
+@given(st.integers(0, 1 << 32))
+def test_no_block_is_lost_or_held_twice(seed: int) -> None:
+    chance = random.Random(seed)
+    blocks = BlockAllocator(12)
+    held: set[BlockOwner] = set()
+    resting: set[BlockOwner] = set()
+    for step in range(60):
+        new = owner(f"r{step}")
+        if chance.random() < 0.5 and blocks.try_allocate(new, chance.randint(1, 5)):
+            held.add(new)
+        elif held and chance.random() < 0.6:
+            chosen = chance.choice(sorted(held, key=str))
+            held.discard(chosen)
+            if chance.random() < 0.5:
+                blocks.release(chosen)
+            else:
+                blocks.quarantine(chosen)
+                resting.add(chosen)
+        elif resting:
+            blocks.end_quarantine(resting.pop())
+        blocks.check()
+    for each in held:
+        blocks.release(each)
+    for each in resting:
+        blocks.end_quarantine(each)
+    assert blocks.free_blocks == 12
+
+
+def test_blocks_for_rounds_up() -> None:
+    assert [blocks_for(tokens, 4) for tokens in (0, 1, 4, 5)] == [0, 1, 1, 2]
