@@ -1,0 +1,246 @@
+"""What reaches the client, byte for byte, of tokens that the test speaks for."""
+
+import asyncio
+import json
+from typing import Any
+
+import openai
+import pytest
+
+from common.messages import FinishReason, SampledToken
+from common.model.tokens import Tokenizer
+from tests.gateway.processes import GatewayProcess
+from tests.gateway.raw_http import raw_client
+from tests.gateway.scripted import ScriptedPeer
+from tests.gateway.test_journal import PROMPT, TEXT, client_of, complete, in_background, with_peer
+
+CHAT: dict[str, Any] = {"model": "default", "messages": [{"role": "user", "content": "Hi"}]}
+
+
+def events_of(body: bytes) -> list[dict[str, Any]]:
+    """The JSON of a stream's events, read from a chunked body."""
+    lines = [line for line in body.split(b"\n") if line.startswith(b"data: {")]
+    return [json.loads(line.removeprefix(b"data: ")) for line in lines]
+
+
+def test_a_queued_stream_is_told_that_we_live_and_then_gets_its_text(
+    gateway: GatewayProcess, tokenizer: Tokenizer
+) -> None:
+    async def script(peer: ScriptedPeer) -> None:
+        async with raw_client(gateway.port) as client:
+            await client.post("/v1/chat/completions", {**CHAT, "stream": True})
+            request = await peer.next_request()
+            head = await client.read_until(b": waiting\n\n")
+            assert head.startswith(b"HTTP/1.1 200")
+            await client.read_until(b": waiting\n\n")
+            peer.tokens(request, tokenizer.encode(TEXT), finish="stop")
+            rest = await client.read_until(b"data: [DONE]\n\n")
+        deltas = [event["choices"][0]["delta"] for event in events_of(head + rest)]
+        assert deltas[0]["role"] == "assistant"
+        # The last token is the end token, which is no text.
+        text = "".join(delta.get("content") or "" for delta in deltas)
+        assert text == tokenizer.decode(tokenizer.encode(TEXT)[:-1])
+
+    with_peer(gateway, script)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_silence_for_too_long_ends_the_request(stream: bool, gateway: GatewayProcess) -> None:
+    async def script(peer: ScriptedPeer) -> None:
+        answer = complete(gateway) if stream else whole(gateway)
+        with pytest.raises(openai.APIError, match="first_token_timeout_s") as caught:
+            await answer
+        assert caught.value.code == "deadline_exceeded"
+        if isinstance(caught.value, openai.APIStatusError):
+            assert caught.value.status_code == 408
+        await peer.wait_cancelled(await peer.next_request())
+
+    with_peer(gateway, script)
+
+
+def test_no_event_shows_half_a_character(gateway: GatewayProcess, tokenizer: Tokenizer) -> None:
+    text = "日本語 and 👩‍👩‍👧 together"
+
+    async def script(peer: ScriptedPeer) -> None:
+        async with client_of(gateway) as client:
+            call = asyncio.create_task(client.completions.create(**PROMPT, stream=True))
+            request = await peer.next_request()
+            peer.tokens(request, tokenizer.encode(text), finish="length")
+            pieces = [chunk.choices[0].text async for chunk in await call]
+        assert "".join(pieces) == text
+        assert not any("\N{REPLACEMENT CHARACTER}" in piece for piece in pieces)
+
+    with_peer(gateway, script)
+
+
+@pytest.mark.parametrize("include", [False, True])
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_stop_string_across_tokens_ends_the_text(
+    stream: bool, include: bool, gateway: GatewayProcess, tokenizer: Tokenizer
+) -> None:
+    """``x jum`` lies across three tokens, of which the first ends a word."""
+
+    async def script(peer: ScriptedPeer) -> None:
+        options: dict[str, Any] = {"stop": ["x jum"], "extra_body": {"include_stop_str_in_output": include}}
+        if stream:
+            answer = in_background(complete(gateway, **options))
+        else:
+            answer = in_background(whole(gateway, **options))
+        request = await peer.next_request()
+        peer.tokens(request, tokenizer.encode(TEXT))
+        assert await answer == ("The quick brown fox jum" if include else "The quick brown fo")
+        await peer.wait_cancelled(request)
+
+    with_peer(gateway, script)
+
+
+def test_choices_arrive_interleaved_and_usage_counts_them_all(
+    gateway: GatewayProcess, tokenizer: Tokenizer
+) -> None:
+    texts = ["First choice.", "The second one."]
+
+    async def script(peer: ScriptedPeer) -> None:
+        async with client_of(gateway) as client:
+            call = asyncio.create_task(
+                client.chat.completions.create(
+                    **CHAT, n=2, seed=3, stream=True, stream_options={"include_usage": True}
+                )
+            )
+            requests = sorted(
+                [await peer.next_request(), await peer.next_request()], key=lambda each: each.sampling.seed
+            )
+            rows = [tokenizer.encode(text) for text in texts]
+            for place in range(max(map(len, rows))):
+                for request, row in zip(requests, rows, strict=True):
+                    if place < len(row):
+                        is_last = place == len(row) - 1
+                        finish: FinishReason | None = "length" if is_last else None
+                        peer.tokens(request, [row[place]], start=place, finish=finish)
+            chunks = [chunk async for chunk in await call]
+        found = ["", ""]
+        for chunk in chunks[:-1]:
+            found[chunk.choices[0].index] += chunk.choices[0].delta.content or ""
+        assert found == texts
+        usage = chunks[-1].usage
+        assert chunks[-1].choices == []
+        assert usage is not None
+        assert usage.completion_tokens == sum(map(len, rows))
+        assert usage.prompt_tokens == len(requests[0].prompt_ids)
+        assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
+
+    with_peer(gateway, script)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_chat_logprobs_name_every_token_with_its_alternatives(
+    stream: bool, gateway: GatewayProcess, tokenizer: Tokenizer
+) -> None:
+    ids = tokenizer.encode("Hello there")
+    tokens = [SampledToken(each, -0.5, ((each, -0.5), (7, -2.0))) for each in ids]
+
+    async def script(peer: ScriptedPeer) -> None:
+        async with client_of(gateway) as client:
+            options: dict[str, Any] = {**CHAT, "logprobs": True, "top_logprobs": 2, "stream": stream}
+            call = asyncio.create_task(client.chat.completions.create(**options))
+            request = await peer.next_request()
+            assert request.sampling.logprobs == 2
+            peer.sampled(request, tokens, finish="length")
+            answer: Any = await call
+            choices = [chunk.choices[0] async for chunk in answer] if stream else answer.choices
+        content = [each for choice in choices if choice.logprobs for each in choice.logprobs.content or []]
+        assert [each.token for each in content] == [tokenizer.decode([token_id]) for token_id in ids]
+        assert all(each.logprob == -0.5 for each in content)
+        assert all([top.logprob for top in each.top_logprobs] == [-0.5, -2.0] for each in content)
+        assert b"".join(bytes(each.bytes or []) for each in content) == b"Hello there"
+
+    with_peer(gateway, script)
+
+
+def test_completion_logprobs_are_parallel_lists(gateway: GatewayProcess, tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode("Hello there")
+    tokens = [SampledToken(each, -0.5, ((each, -0.5), (7, -2.0))) for each in ids]
+
+    async def script(peer: ScriptedPeer) -> None:
+        async with client_of(gateway) as client:
+            call = asyncio.create_task(client.completions.create(**PROMPT, logprobs=2))
+            request = await peer.next_request()
+            peer.sampled(request, tokens, finish="length")
+            logprobs = (await call).choices[0].logprobs
+        assert logprobs is not None
+        assert logprobs.tokens == [tokenizer.decode([token_id]) for token_id in ids]
+        assert logprobs.token_logprobs == [-0.5] * len(ids)
+        assert logprobs.text_offset == [0, len("Hello")]
+        assert logprobs.top_logprobs is not None
+        assert [len(each) for each in logprobs.top_logprobs] == [2] * len(ids)
+
+    with_peer(gateway, script)
+
+
+def test_a_client_that_reads_nothing_is_cut_and_its_request_ended(gateway: GatewayProcess) -> None:
+    async def script(peer: ScriptedPeer) -> None:
+        async with raw_client(gateway.port, receive_bytes=4096) as client:
+            await client.post(
+                "/v1/chat/completions",
+                {**CHAT, "stream": True, "logprobs": True, "top_logprobs": 20, "max_tokens": 5000},
+            )
+            request = await peer.next_request()
+            top = tuple((token_id, -1.0) for token_id in range(1000, 1020))
+            peer.sampled(request, [SampledToken(1000, -1.0, top)] * 2000)
+            await peer.wait_cancelled(request)
+            assert b"[DONE]" not in await client.read_to_end()
+
+    with_peer(gateway, script)
+
+
+def test_half_a_header_is_closed_after_its_time(gateway: GatewayProcess) -> None:
+    async def run() -> bytes:
+        async with raw_client(gateway.port) as client:
+            await client.send(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nx-half: ")
+            return await client.read_to_end()
+
+    assert b"200" not in asyncio.run(run())
+
+
+def test_finished_choices_and_responses_are_counted(gateway: GatewayProcess, tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode(TEXT)
+    names = {
+        "lamella_request_success_total": 1,
+        "lamella_generation_tokens_total": len(ids),
+        "lamella_prompt_tokens_total": 3,
+        "lamella_http_responses_total": 1,
+        "lamella_client_disconnects_total": 0,
+    }
+    before = {name: gateway.metric(name) for name in names}
+
+    async def script(peer: ScriptedPeer) -> None:
+        answer = in_background(whole(gateway))
+        peer.tokens(await peer.next_request(), ids, finish="length")
+        assert await answer == TEXT
+
+    with_peer(gateway, script)
+    assert {name: gateway.metric(name) - before[name] for name in names} == names
+
+
+def test_too_many_open_requests_are_refused_with_a_time_to_come_back(gateway: GatewayProcess) -> None:
+    limit = gateway.config.gateway.max_open_requests
+
+    async def script(peer: ScriptedPeer) -> None:
+        async with client_of(gateway) as client:
+            held = asyncio.create_task(client.completions.create(**PROMPT, n=limit))
+            requests = [await peer.next_request() for _ in range(limit)]
+            with pytest.raises(openai.InternalServerError) as caught:
+                await client.completions.create(**PROMPT)
+            assert (caught.value.status_code, caught.value.code) == (503, "overloaded")
+            assert int(caught.value.response.headers["retry-after"]) >= 1
+            for request in requests:
+                peer.tokens(request, [1000], finish="length")
+            assert len((await held).choices) == limit
+
+    with_peer(gateway, script)
+
+
+async def whole(gateway: GatewayProcess, **options: Any) -> str:
+    """The text of one completion that is not streamed."""
+    async with client_of(gateway) as client:
+        answer = await client.completions.create(**{**PROMPT, **options})
+    return str(answer.choices[0].text)
