@@ -74,7 +74,9 @@ class Generation:
         self.attempt_tokens += 1
         if event.finish_reason != "stop":
             text = self.detokenizer.push(token.token_id)
-            self._texts.append(self.stops.push(text) if self.stops.has_any else text)
+            if self.stops.has_any and place >= self.request.sampling.min_tokens:
+                text = self.stops.push(text)
+            self._texts.append(text)
             self._tokens.append(token)
         if self.stops.is_found:
             self.finish_reason = "stop"

@@ -47,6 +47,8 @@ log = logging.getLogger("lamella.gateway")
 CONTINUE_DEADLINE_S = 30.0
 """How long a broken sequence waits for an instance that can take it over."""
 CONTINUE_BACKOFF_S = 0.2
+GONE_MEMORY_S = 60.0
+"""Longer than any submission takes."""
 
 
 @dataclass(slots=True)
@@ -187,7 +189,9 @@ class Journal:
             generation.fail(as_request_error(message.error))
 
     def _continue_those_on(self, instance_id: InstanceId) -> None:
-        self._gone_s[instance_id] = time.monotonic()
+        now = time.monotonic()
+        kept = {each: gone_s for each, gone_s in self._gone_s.items() if now - gone_s < GONE_MEMORY_S}
+        self._gone_s = {**kept, instance_id: now}
         for generation in list(self.open.values()):
             placement = generation.placement
             if placement is None or generation.is_over:
