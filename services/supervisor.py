@@ -46,6 +46,8 @@ READY_TIMEOUT_S = 300.0
 """Loading the largest model from a slow disk; a service that fails says so at once."""
 READY_INTERVAL_S = 0.05
 PROBE_TIMEOUT_S = 2.0
+FIRST_REQUEST = b'{"model": "default", "prompt": [1], "max_tokens": 2, "ignore_eos": true}'
+FIRST_REQUEST_TIMEOUT_S = 60.0
 MAX_FAILED_STARTS = 2
 """Of a new instance, before scaling up gives up on it."""
 STOP_GRACE_S = 10.0
@@ -78,6 +80,7 @@ class Supervisor:
         await self._wait_registered(set(self.children) - set(SERVER_ROLES))
         await self._wait_known()
         await self._wait_gateway()
+        await self._wait_served()
         self.has_launched = True
 
     async def carry_out(self, command: control.Command) -> control.MeshStatus:
@@ -234,6 +237,21 @@ class Supervisor:
 
         await _until(is_ready, f"{url}/health/ready")
 
+    async def _wait_served(self) -> None:
+        """Sends one small request through the whole mesh until nobody says that something is missing.
+
+        The first user then finds every connection made, and no instance that was heard of but not from.
+        """
+        if self.url is None or not (self.plan.prefill and self.plan.decode):
+            return
+        url = f"{self.url}/v1/completions"
+
+        async def is_served() -> bool:
+            status, _ = await fetch(url, FIRST_REQUEST, FIRST_REQUEST_TIMEOUT_S)
+            return status not in (0, 503)
+
+        await _until(is_served, f"{url} to serve a first request")
+
     def _url_of(self, role: str, records: Mapping[str, MemberRecord]) -> str:
         for child in self._instances(role):
             if child.service_id in records:
@@ -258,17 +276,18 @@ async def _until(check: Callable[[], Awaitable[bool]], what: str) -> None:
         raise LauncherError(f"waited {READY_TIMEOUT_S} s for {what}") from None
 
 
-async def fetch(url: str) -> tuple[int, bytes]:
-    """Status and body of a GET; status 0 when nobody answers in time."""
+async def fetch(url: str, body: bytes | None = None, timeout_s: float = PROBE_TIMEOUT_S) -> tuple[int, bytes]:
+    """Status and body of a GET, or of a POST of JSON; status 0 when nobody answers in time."""
     parts = urlsplit(url)
+    lines = [f"{'GET' if body is None else 'POST'} {parts.path} HTTP/1.1", f"Host: {parts.netloc}"]
+    lines += ["Content-Type: application/json", f"Content-Length: {len(body or b'')}", "Connection: close"]
     try:
-        async with asyncio.timeout(PROBE_TIMEOUT_S):
+        async with asyncio.timeout(timeout_s):
             reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
             try:
-                request = f"GET {parts.path} HTTP/1.1\r\nHost: {parts.netloc}\r\nConnection: close\r\n\r\n"
-                writer.write(request.encode())
-                head, _, body = (await reader.read()).partition(b"\r\n\r\n")
-                return int(head.split(b" ", 2)[1]), body
+                writer.write("\r\n".join([*lines, "", ""]).encode() + (body or b""))
+                head, _, received = (await reader.read()).partition(b"\r\n\r\n")
+                return int(head.split(b" ", 2)[1]), received
             finally:
                 writer.close()
     except (OSError, TimeoutError, IndexError, ValueError):
