@@ -1,5 +1,6 @@
 """The default model's directory and tokenizer: the text side of everything the gateway does."""
 
+import os
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,10 +12,12 @@ from common.model.default_model import default_model_directory
 from common.model.tokens import Tokenizer
 from tests.gateway.processes import GatewayProcess, running_gateway
 
+CACHE = Path(os.environ.get("LAMELLA_CACHE", "~/.cache/lamella"))
+
 
 @pytest.fixture(scope="session")
 def model_directory() -> Path:
-    return default_model_directory(Path("~/.cache/lamella"))
+    return default_model_directory(CACHE)
 
 
 @pytest.fixture(scope="session")
