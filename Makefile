@@ -6,11 +6,12 @@ SOURCES := $(ROOMS) deploy tests bench
 
 export HF_HUB_OFFLINE := 1
 
-.PHONY: help setup serve test lint format clean
+.PHONY: help setup serve test test-compose lint format clean
 
 help:
 	@echo "make serve    set up and run the mesh until Ctrl-C (UP='--prefill 2 --decode 2' adds options)"
 	@echo "make test     set up and pass the tests (TESTS=tests/common picks some)"
+	@echo "make test-compose   build the image, bring the stack up with this machine's container engine, test it"
 	@echo "make lint     style, types and import floors"
 	@echo "make format   apply the style"
 	@echo "make setup    create or update .venv only"
@@ -24,6 +25,9 @@ serve: setup
 
 test: setup
 	$(VENV)/bin/python -m pytest $(TESTS)
+
+test-compose: setup
+	LAMELLA_COMPOSE=1 $(VENV)/bin/python -m pytest tests/compose
 
 lint: setup
 	$(VENV)/bin/ruff check $(SOURCES)

@@ -79,7 +79,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.prompt_ids) + self.sampling.max_tokens
 
 
-class SampledToken(msgspec.Struct, frozen=True, array_like=True):
+class SampledToken(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A drawn token. ``logprob`` and ``top`` (id, logprob) are there when the request asked."""
 
     token_id: int
@@ -178,7 +178,7 @@ class KVDelivered(msgspec.Struct, frozen=True, tag="delivered"):
 # -- published: nobody answers ------------------------------------------------------------------------------
 
 
-class TokenEvent(msgspec.Struct, frozen=True, array_like=True):
+class TokenEvent(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One token of one sequence. ``index`` counts output tokens from 0 and is how gaps are seen."""
 
     request_id: RequestId

@@ -1,30 +1,33 @@
 #!/bin/sh
-# Makes libibverbs.so.1 loadable for `import mooncake.engine` (Mooncake links it even where only TCP is used).
+# Makes the libraries loadable that Mooncake links even where only TCP is used: libibverbs, libnuma, libcurl.
 #
 #   deploy/libibverbs.sh VENV
 #
-# In this order: already in the loader's cache or unpacked earlier -> nothing; root with apt-get -> the package;
-# no root but apt-get -> the three packages are downloaded and unpacked into VENV/lib/lamella-native/, from where
+# In this order: already loadable or unpacked earlier -> nothing; root with apt-get -> the packages; no root but
+# apt-get -> the packages (not libcurl, which is on every desktop and server) are downloaded and unpacked into VENV/lib/lamella-native/, from where
 # common/transfer/mooncake.py loads them. If none of it works the script says what that costs and still succeeds:
 # on one host lamella hands KV over through shared memory and needs no Mooncake.
 set -u
 
 venv=${1:?usage: libibverbs.sh VENV (the virtual environment lamella is installed in)}
 native=$venv/lib/lamella-native
-packages="libnl-3-200 libnl-route-3-200 libibverbs1"
+packages="libnl-3-200 libnl-route-3-200 libibverbs1 libnuma1"
 
 have_python() { [ -x "$venv/bin/python" ]; }
 
 is_loadable() {
     if have_python; then
-        "$venv/bin/python" -c 'import ctypes; ctypes.CDLL("libibverbs.so.1")' 2>/dev/null
+        "$venv/bin/python" -c '
+import ctypes
+for name in ("libibverbs.so.1", "libnuma.so.1", "libcurl.so.4"):
+    ctypes.CDLL(name)' 2>/dev/null
     else
         ldconfig -p 2>/dev/null | grep -q 'libibverbs\.so\.1'
     fi
 }
 
 is_unpacked() {
-    for library in libnl-3.so.200 libnl-route-3.so.200 libibverbs.so.1; do
+    for library in libnl-3.so.200 libnl-route-3.so.200 libibverbs.so.1 libnuma.so.1; do
         [ -e "$native/$library" ] || return 1
     done
 }
@@ -32,10 +35,10 @@ is_unpacked() {
 install_as_root() {
     [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1 || return 1
     export DEBIAN_FRONTEND=noninteractive
-    apt-get install -y -q --no-install-recommends libibverbs1 >/dev/null 2>&1 && return 0
+    apt-get install -y -q --no-install-recommends libibverbs1 libnuma1 libcurl4 >/dev/null 2>&1 && return 0
     # A slim image ships without package lists.
     apt-get update -q >/dev/null 2>&1
-    apt-get install -y -q --no-install-recommends libibverbs1 >/dev/null 2>&1
+    apt-get install -y -q --no-install-recommends libibverbs1 libnuma1 libcurl4 >/dev/null 2>&1
 }
 
 unpack_without_root() {
@@ -61,10 +64,10 @@ elif unpack_without_root; then
     echo "libibverbs1 unpacked into $native (Mooncake's KV transfer needs it)"
 else
     cat >&2 <<'EOT'
-warning: libibverbs.so.1 is missing and could not be installed.
+warning: libibverbs, libnuma or libcurl is missing and could not be installed.
   Lost: KV transfer through Mooncake, so instances on different hosts cannot hand requests over.
   Still there: everything on one host, where KV moves through shared memory.
-  To repair: apt-get install -y libibverbs1   (Fedora: dnf install libibverbs; then run set-up again)
+  To repair: apt-get install -y libibverbs1 libnuma1 libcurl4   (Fedora: dnf install libibverbs numactl-libs libcurl; then run set-up again)
 EOT
 fi
 exit 0

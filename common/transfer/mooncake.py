@@ -34,7 +34,7 @@ from common.transfer.regions import Region
 
 Result = TypeVar("Result")
 
-NATIVE_LIBRARIES = ("libnl-3.so.200", "libnl-route-3.so.200", "libibverbs.so.1")
+NATIVE_LIBRARIES = ("libnl-3.so.200", "libnl-route-3.so.200", "libibverbs.so.1", "libnuma.so.1")
 """In the order in which they need one another."""
 NATIVE_DIRECTORY = Path(sys.prefix) / "lib" / "lamella-native"
 """Where ``deploy/libibverbs.sh`` unpacks them when it may not install."""
@@ -95,7 +95,7 @@ def import_engine_module() -> Any:
         ) from exc
     except ImportError as exc:
         raise EngineStartError(
-            f"Mooncake cannot be loaded ({exc}): run `apt-get install -y libibverbs1`, "
+            f"Mooncake cannot be loaded ({exc}): run `apt-get install -y libibverbs1 libnuma1 libcurl4`, "
             "or `make setup`, which also works without root"
         ) from exc
 

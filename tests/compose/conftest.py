@@ -3,7 +3,7 @@
 Building takes minutes and starts containers, so it is asked for:
 
     LAMELLA_COMPOSE=1 pytest tests/compose                    with this machine's Docker
-    LAMELLA_DOCKERLAB=.../dockerlab.sh pytest tests/compose   with an engine in a network of its own
+    LAMELLA_COMPOSE_WRAPPER=SCRIPT pytest tests/compose       with `SCRIPT run docker …`, an engine elsewhere
 
 Without either the tests are skipped and say so.
 """
@@ -61,12 +61,12 @@ class Stack:
 @pytest.fixture(scope="session")
 def stack() -> Iterator[Stack]:
     """The mesh of docker-compose.yml, healthy; gone afterwards with everything it made but its image."""
-    dockerlab = os.environ.get("LAMELLA_DOCKERLAB")
-    if dockerlab is None and not os.environ.get("LAMELLA_COMPOSE"):
+    wrapper = os.environ.get("LAMELLA_COMPOSE_WRAPPER")
+    if wrapper is None and not os.environ.get("LAMELLA_COMPOSE"):
         pytest.skip(
-            "no container engine asked for: set LAMELLA_COMPOSE=1, or LAMELLA_DOCKERLAB to its script"
+            "no container engine asked for: set LAMELLA_COMPOSE=1, or LAMELLA_COMPOSE_WRAPPER to its script"
         )
-    stack = Stack((dockerlab, "run") if dockerlab else ())
+    stack = Stack((wrapper, "run") if wrapper else ())
     stack.run("docker", "info")
     stack.compose("build", timeout_s=BUILD_TIMEOUT_S)
     try:
