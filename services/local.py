@@ -22,8 +22,9 @@ from services import control
 from services.control import AskStatus, MeshStatus, Refused, Scale
 from services.embedded import STOP_TIMEOUT_S
 from services.launch_plan import LaunchPlan, check_counts
+from services.probes import READY_TIMEOUT_S
 from services.state_directory import StateDirectory, end_process, is_alive, is_locked, write_private
-from services.supervisor import READY_TIMEOUT_S, STOP_GRACE_S, OnReady, supervise
+from services.supervisor import STOP_GRACE_S, OnReady, supervise
 
 DEFAULT_STATE_DIRECTORY = Path(".lamella")
 STATUS_TIMEOUT_S = 10.0

@@ -11,10 +11,9 @@ import os
 import re
 import secrets
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import msgspec
 import uvloop
@@ -30,6 +29,7 @@ from services import control, embedded
 from services.children import Child
 from services.embedded import log_tail
 from services.launch_plan import ROLES, LaunchPlan, check_counts, child_environment
+from services.probes import fetch, until
 from services.state_directory import (
     StateDirectory,
     end_process,
@@ -42,10 +42,6 @@ log = logging.getLogger("lamella.supervisor")
 
 OnReady = Callable[[control.MeshStatus], None]
 
-READY_TIMEOUT_S = 300.0
-"""Loading the largest model from a slow disk; a service that fails says so at once."""
-READY_INTERVAL_S = 0.05
-PROBE_TIMEOUT_S = 2.0
 FIRST_REQUEST = b'{"model": "default", "prompt": [1], "max_tokens": 2, "ignore_eos": true}'
 FIRST_REQUEST_TIMEOUT_S = 60.0
 MAX_FAILED_STARTS = 2
@@ -213,7 +209,7 @@ class Supervisor:
                     raise LauncherError(f"{child.service_id} does not start:\n{log_tail(child.log_file)}")
             return not missing
 
-        await _until(are_registered, f"{', '.join(sorted(service_ids))} to register")
+        await until(are_registered, f"{', '.join(sorted(service_ids))} to register")
 
     async def _wait_known(self) -> None:
         """Returns when the scheduler has heard of every registered instance, so that it places on them."""
@@ -226,7 +222,7 @@ class Supervisor:
             known = re.search(rb"^lamella_instances (\S+)$", body, re.MULTILINE)
             return status == 200 and known is not None and float(known[1]) >= registered
 
-        await _until(are_known, f"the scheduler to know {registered} instances")
+        await until(are_known, f"the scheduler to know {registered} instances")
 
     async def _wait_gateway(self) -> None:
         """The gateway knows best whether it can serve."""
@@ -235,7 +231,7 @@ class Supervisor:
         async def is_ready() -> bool:
             return (await fetch(f"{url}/health/ready"))[0] == 200
 
-        await _until(is_ready, f"{url}/health/ready")
+        await until(is_ready, f"{url}/health/ready")
 
     async def _wait_served(self) -> None:
         """Sends one small request through the whole mesh until nobody says that something is missing.
@@ -250,7 +246,7 @@ class Supervisor:
             status, _ = await fetch(url, FIRST_REQUEST, FIRST_REQUEST_TIMEOUT_S)
             return status not in (0, 503)
 
-        await _until(is_served, f"{url} to serve a first request")
+        await until(is_served, f"{url} to serve a first request")
 
     def _url_of(self, role: str, records: Mapping[str, MemberRecord]) -> str:
         for child in self._instances(role):
@@ -262,36 +258,6 @@ class Supervisor:
 def _is_registered(child: Child, records: Mapping[str, MemberRecord]) -> bool:
     record = records.get(child.service_id)
     return record is not None and record.pid == child.pid
-
-
-async def _until(check: Callable[[], Awaitable[bool]], what: str) -> None:
-    """Asks other processes, which cannot tell by themselves, until it is so."""
-    try:
-        async with asyncio.timeout(READY_TIMEOUT_S):
-            while True:
-                if await check():
-                    return
-                await asyncio.sleep(READY_INTERVAL_S)
-    except TimeoutError:
-        raise LauncherError(f"waited {READY_TIMEOUT_S} s for {what}") from None
-
-
-async def fetch(url: str, body: bytes | None = None, timeout_s: float = PROBE_TIMEOUT_S) -> tuple[int, bytes]:
-    """Status and body of a GET, or of a POST of JSON; status 0 when nobody answers in time."""
-    parts = urlsplit(url)
-    lines = [f"{'GET' if body is None else 'POST'} {parts.path} HTTP/1.1", f"Host: {parts.netloc}"]
-    lines += ["Content-Type: application/json", f"Content-Length: {len(body or b'')}", "Connection: close"]
-    try:
-        async with asyncio.timeout(timeout_s):
-            reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
-            try:
-                writer.write("\r\n".join([*lines, "", ""]).encode() + (body or b""))
-                head, _, received = (await reader.read()).partition(b"\r\n\r\n")
-                return int(head.split(b" ", 2)[1]), received
-            finally:
-                writer.close()
-    except (OSError, TimeoutError, IndexError, ValueError):
-        return 0, b""
 
 
 async def supervise(state: StateDirectory, plan: LaunchPlan, config: Config, on_ready: OnReady) -> None:
@@ -354,7 +320,7 @@ async def _launch(supervisor: Supervisor, servers: list[embedded.EmbeddedServer]
         async def answers(server: embedded.EmbeddedServer = server) -> bool:
             return embedded.is_answering(server)
 
-        await _until(answers, f"{server.name} on port {server.port}")
+        await until(answers, f"{server.name} on port {server.port}")
     await supervisor.launch()
     log.info("mesh_ready", extra={"url": supervisor.url})
     on_ready(await supervisor.status())
