@@ -249,7 +249,7 @@ FIELDS = st.sampled_from(
 )
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(path=st.sampled_from([CHAT, TEXT, "/tokenize", "/detokenize"]), fields=st.dictionaries(FIELDS, JSON))
 def test_no_body_makes_a_defect(path: str, fields: dict[str, object], gateway: GatewayProcess) -> None:
     """Nobody serves this mesh, so what is understood is refused with 503."""

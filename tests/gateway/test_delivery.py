@@ -9,10 +9,10 @@ import pytest
 
 from common.messages import FinishReason, SampledToken
 from common.model.tokens import Tokenizer
+from tests.gateway.clients import PROMPT, TEXT, client_of, complete, in_background, whole, with_peer
 from tests.gateway.processes import GatewayProcess
 from tests.gateway.raw_http import raw_client
 from tests.gateway.scripted import ScriptedPeer
-from tests.gateway.test_journal import PROMPT, TEXT, client_of, complete, in_background, with_peer
 
 CHAT: dict[str, Any] = {"model": "default", "messages": [{"role": "user", "content": "Hi"}]}
 
@@ -237,10 +237,3 @@ def test_too_many_open_requests_are_refused_with_a_time_to_come_back(gateway: Ga
             assert len((await held).choices) == limit
 
     with_peer(gateway, script)
-
-
-async def whole(gateway: GatewayProcess, **options: Any) -> str:
-    """The text of one completion that is not streamed."""
-    async with client_of(gateway) as client:
-        answer = await client.completions.create(**{**PROMPT, **options})
-    return str(answer.choices[0].text)

@@ -1,9 +1,6 @@
 """What a gateway does with its mesh's words: every fault here is spoken by the test, over the real bus."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import asynccontextmanager
-from typing import Any
 
 import msgspec
 import openai
@@ -13,44 +10,12 @@ from common.errors import ContextLengthExceeded, HandoverFailed, InternalError, 
 from common.ids import InstanceId, new_request_id
 from common.messages import CancelRequest, SampledToken, TokenBatch, TokenEvent
 from common.model.tokens import Tokenizer
+from tests.gateway.clients import PROMPT, TEXT, client_of, complete, in_background, with_peer
 from tests.gateway.processes import GatewayProcess
 from tests.gateway.raw_http import raw_client
-from tests.gateway.scripted import DECODE, PREFILL, ScriptedPeer, scripted_peer
+from tests.gateway.scripted import DECODE, PREFILL, ScriptedPeer
 
 END_TOKEN = 2
-TEXT = "The quick brown fox jumps over the lazy dog."
-Script = Callable[[ScriptedPeer], Awaitable[None]]
-PROMPT: dict[str, Any] = {"model": "default", "prompt": [10, 11, 12], "max_tokens": 100}
-
-
-@asynccontextmanager
-async def client_of(gateway: GatewayProcess) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with openai.AsyncOpenAI(
-        base_url=f"{gateway.url}/v1", api_key="none", max_retries=0, timeout=20
-    ) as client:
-        yield client
-
-
-async def complete(gateway: GatewayProcess, **options: Any) -> str:
-    """The streamed text of one completion."""
-    async with client_of(gateway) as client:
-        stream = await client.completions.create(**{**PROMPT, **options}, stream=True)
-        return "".join([chunk.choices[0].text async for chunk in stream])
-
-
-def with_peer(gateway: GatewayProcess, script: Script) -> None:
-    """Runs ``script(peer)``; afterwards no request may be open."""
-
-    async def run() -> None:
-        async with scripted_peer(gateway) as peer:
-            await script(peer)
-
-    asyncio.run(run())
-    gateway.wait_metric("lamella_open_requests", 0)
-
-
-def in_background(work: Coroutine[Any, Any, str]) -> asyncio.Task[str]:
-    return asyncio.get_running_loop().create_task(work)
 
 
 def test_a_finished_request_is_reported_once_and_never_cancelled(

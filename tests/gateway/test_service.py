@@ -10,11 +10,11 @@ import openai
 import pytest
 
 from tests.e2e.meshes import Mesh, running_mesh
+from tests.gateway.clients import PROMPT as ONE_PROMPT
 from tests.gateway.conftest import gateway_config
 from tests.gateway.processes import running_gateway
 from tests.gateway.raw_http import raw_client
 from tests.gateway.scripted import scripted_peer
-from tests.gateway.test_journal import PROMPT as ONE_PROMPT
 
 CONFIG = """
 [instance]

@@ -65,7 +65,7 @@ def test_a_conversation_renders_as_in_transformers(messages: list[dict[str, obje
 
 @settings(max_examples=200, deadline=None)
 @given(st.text(st.characters(codec="utf-8", max_codepoint=0xFFFF) | st.sampled_from("🙂👩🎉"), max_size=60))
-def test_ordinary_text_survives_encoding_and_streamed_decoding(text: str) -> None:
+def test_encoded_text_decodes_in_a_stream_as_at_once(text: str) -> None:
     token_ids = TOKENIZER.encode(text, add_special_tokens=False)
     assert streamed(token_ids, skip_special_tokens=False) == TOKENIZER.decode(
         token_ids, skip_special_tokens=False

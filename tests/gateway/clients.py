@@ -1,0 +1,52 @@
+"""Requests of the official client, for tests that speak for the rest of the mesh."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+import openai
+
+from tests.gateway.processes import GatewayProcess
+from tests.gateway.scripted import ScriptedPeer, scripted_peer
+
+TEXT = "The quick brown fox jumps over the lazy dog."
+Script = Callable[[ScriptedPeer], Awaitable[None]]
+PROMPT: dict[str, Any] = {"model": "default", "prompt": [10, 11, 12], "max_tokens": 100}
+
+
+@asynccontextmanager
+async def client_of(gateway: GatewayProcess) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(
+        base_url=f"{gateway.url}/v1", api_key="none", max_retries=0, timeout=20
+    ) as client:
+        yield client
+
+
+async def complete(gateway: GatewayProcess, **options: Any) -> str:
+    """The streamed text of one completion."""
+    async with client_of(gateway) as client:
+        stream = await client.completions.create(**{**PROMPT, **options}, stream=True)
+        return "".join([chunk.choices[0].text async for chunk in stream])
+
+
+def with_peer(gateway: GatewayProcess, script: Script) -> None:
+    """Runs ``script(peer)``; afterwards no request may be open."""
+
+    async def run() -> None:
+        async with scripted_peer(gateway) as peer:
+            await script(peer)
+
+    asyncio.run(run())
+    gateway.wait_metric("lamella_open_requests", 0)
+
+
+def in_background(work: Coroutine[Any, Any, str]) -> asyncio.Task[str]:
+    return asyncio.get_running_loop().create_task(work)
+
+
+async def whole(gateway: GatewayProcess, **options: Any) -> str:
+    """The text of one completion that is not streamed."""
+    async with client_of(gateway) as client:
+        answer = await client.completions.create(**{**PROMPT, **options})
+    return str(answer.choices[0].text)
