@@ -177,7 +177,7 @@ class SchedulerMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._queue = LatencyHistogram(QUEUE_TIME, registry, "phase", ("placement",))
-        self._instances = Gauge("lamella_instances", "Instances that are members.", registry=registry)
+        self._instances = Gauge("lamella_instances", "Instances that are ready.", registry=registry)
         self._requests = Gauge("lamella_requests_placed", "Placed and not yet over.", registry=registry)
 
     def observe_placement(self, elapsed_s: float) -> None:

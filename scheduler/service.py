@@ -148,7 +148,8 @@ class SchedulerService:
                 case decisions.AnnounceGatewayGone(gateway_id):
                     log.warning("gateway_gone", extra={"gateway": gateway_id})
                     self._announce(GatewayGone(gateway_id))
-        self.metrics.observe_mesh(len(self.state.instances), len(self.state.requests))
+        ready = sum(view.is_ready for view in self.state.instances.values())
+        self.metrics.observe_mesh(ready, len(self.state.requests))
 
     def _announce(self, message: InstanceGone | GatewayGone) -> None:
         try:

@@ -97,7 +97,7 @@ def up(
         return
     with messages.status("starting") as status:
 
-        def on_ready(mesh: MeshStatus) -> None:
+        def on_ready(mesh: "MeshStatus") -> None:
             status.stop()
             _say_ready(mesh)
 

@@ -10,9 +10,6 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 
 from common.bus import Bus
-from common.telemetry import InstanceMetrics
-from common.transfer.endpoint import TransferEndpoint
-
 from common.config import Config
 from common.errors import BusError
 from common.ids import Incarnation, InstanceId
@@ -31,6 +28,8 @@ from common.messages import (
     PullKV,
 )
 from common.subjects import Subjects
+from common.telemetry import InstanceMetrics
+from common.transfer.endpoint import TransferEndpoint
 from decode.service import DecodeService
 from decode.state import DecodeState
 from prefill.service import PrefillService

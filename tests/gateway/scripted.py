@@ -65,7 +65,7 @@ class ScriptedPeer:
         async with asyncio.timeout(TIMEOUT_S):
             while waiting:
                 instance_id, cancel = await self.cancels.get()
-                assert (cancel.request_id, cancel.attempt) == (request.request_id, request.attempt)
+                assert cancel == CancelRequest(request.request_id, request.attempt)
                 waiting.discard(instance_id)
 
     async def next_ended(self) -> RequestId:
