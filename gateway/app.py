@@ -6,7 +6,8 @@
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -57,14 +58,17 @@ class GatewayApp:
     created: int
     is_draining: bool = False
     _open: set[Delivery] = field(default_factory=set)
+    _admitted: int = 0
 
     async def chat(self, exchange: Exchange) -> None:
         request = await self._read(exchange, ChatRequest)
-        await self._serve(exchange, await self.factory.chat(request))
+        with self._admit(1):
+            await self._serve(exchange, await self.factory.chat(request))
 
     async def completions(self, exchange: Exchange) -> None:
         request = await self._read(exchange, CompletionRequest)
-        await self._serve(exchange, await self.factory.completion(request))
+        with self._admit(1):
+            await self._serve(exchange, await self.factory.completion(request))
 
     async def models(self, exchange: Exchange) -> None:
         cards = [self._model_card(name) for name in (self.factory.model_name, "default")]
@@ -85,13 +89,7 @@ class GatewayApp:
     async def detokenize(self, exchange: Exchange) -> None:
         request = await self._read(exchange, DetokenizeRequest)
         self.factory.check_model(request.model)
-        for token_id in request.tokens:
-            if not 0 <= token_id < self.factory.vocab_size:
-                raise InvalidRequest(
-                    f"token id {token_id}: the vocabulary has 0..{self.factory.vocab_size - 1}",
-                    param="tokens",
-                )
-        text = self.factory.tokenizer.decode(request.tokens, skip_special_tokens=False)
+        text = await self.factory.decode_ids(request.tokens, "tokens")
         await exchange.respond(200, orjson.dumps({"prompt": text}))
 
     def _model_card(self, name: str) -> dict[str, object]:
@@ -121,27 +119,41 @@ class GatewayApp:
     async def watch_calls(self) -> None:
         """Looks at every open call now and then, so that no call needs a timer of its own per token. Runs
         until cancelled."""
-        interval_s = min(self.config.keep_alive_comment_s, self.config.slow_reader_timeout_s) / 4
+        config = self.config
+        shortest_s = min(
+            config.keep_alive_comment_s, config.slow_reader_timeout_s, config.first_token_timeout_s
+        )
         while True:
-            await asyncio.sleep(interval_s)
+            await asyncio.sleep(shortest_s / 4)
             now = time.monotonic()
             for delivery in tuple(self._open):
                 delivery.look(now)
 
-    async def _serve(self, exchange: Exchange, call: Call) -> None:
+    @contextmanager
+    def _admit(self, choices: int) -> Iterator[None]:
+        """Counts choices from before their prompt costs anything until they are over. Raises the refusal."""
         if self.is_draining:
             raise NoInstanceReady("this gateway is draining", retry_after_s=DRAINING_RETRY_S)
-        if len(self.journal.open) + len(call.generations) > self.config.max_open_requests:
+        if self._admitted + choices > self.config.max_open_requests:
             raise Overloaded(
                 f"gateway.max_open_requests = {self.config.max_open_requests} are open",
                 retry_after_s=FULL_RETRY_S,
             )
-        delivery = Delivery(exchange, call, self.journal, self.metrics, self.config)
-        self._open.add(delivery)
+        self._admitted += choices
         try:
-            await delivery.run()
+            yield
         finally:
-            self._open.discard(delivery)
+            self._admitted -= choices
+
+    async def _serve(self, exchange: Exchange, call: Call) -> None:
+        """``call``'s first choice is admitted already."""
+        with self._admit(len(call.generations) - 1):
+            delivery = Delivery(exchange, call, self.journal, self.metrics, self.config)
+            self._open.add(delivery)
+            try:
+                await delivery.run()
+            finally:
+                self._open.discard(delivery)
 
     async def refuse(self, exchange: Exchange, error: RequestError) -> None:
         """An error as a status, or, once bytes are out, as the stream's last event."""

@@ -104,6 +104,11 @@ class CallFactory:
             lambda: self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
         )
 
+    async def decode_ids(self, token_ids: list[int], param: str) -> str:
+        """Their text, special tokens included. Raises InvalidRequest for an id that is no token."""
+        self.check_token_ids(token_ids, param)
+        return await self._in_thread(lambda: self.tokenizer.decode(token_ids, skip_special_tokens=False))
+
     def _check(self, request: ChatRequest | CompletionRequest) -> None:
         self.check_model(request.model)
         limits = self.config

@@ -24,6 +24,8 @@ STREAM_HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
+MAX_IGNORED_NAMES = 32
+"""More would make headers that clients and proxies refuse."""
 
 
 @dataclass(slots=True, eq=False)
@@ -185,5 +187,5 @@ class Delivery:
         return Usage(self.call.prompt_tokens, tokens)
 
     def _ignored(self) -> Headers:
-        names = ", ".join(name for name in self.call.ignored_fields if REQUEST_ID.fullmatch(name))
-        return [(b"x-lamella-ignored-params", names.encode())] if names else []
+        names = [name for name in self.call.ignored_fields if REQUEST_ID.fullmatch(name)][:MAX_IGNORED_NAMES]
+        return [(b"x-lamella-ignored-params", ", ".join(names).encode())] if names else []

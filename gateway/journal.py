@@ -247,7 +247,11 @@ class Journal:
             return
         generation.placement = placement
         generation.lost_instances = ()
-        if generation.is_over or request.request_id not in self.open:
+        if generation.is_over:
+            # Its stop string overtook this placement.
+            self._tell_ended(generation)
+            return
+        if request.request_id not in self.open:
             return
         for instance_id, gone_s in self._gone_s.items():
             if gone_s >= started_s and self._needs(generation, placement, instance_id):

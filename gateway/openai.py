@@ -9,6 +9,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, PlainValidator, model_validator
 from pydantic_core import ErrorDetails
 
+from common.errors import InvalidRequest
+
 MAX_BIASED_TOKENS = 1024
 MAX_MESSAGES = 1024
 TYPE_NAMES = frozenset({"bool", "dict", "float", "int", "list", "str"})
@@ -114,7 +116,7 @@ class GenerationFields(BaseModel):
     @model_validator(mode="after")
     def _check_stream_options(self) -> "GenerationFields":
         if self.stream_options is not None and not self.stream:
-            raise ValueError("stream_options is only allowed when stream is true")
+            raise InvalidRequest("stream_options is only allowed when stream is true", param="stream_options")
         return self
 
 
@@ -158,7 +160,7 @@ class ChatRequest(GenerationFields):
     @model_validator(mode="after")
     def _check_logprobs(self) -> "ChatRequest":
         if self.top_logprobs is not None and not self.logprobs:
-            raise ValueError("top_logprobs needs logprobs to be true")
+            raise InvalidRequest("top_logprobs needs logprobs to be true", param="top_logprobs")
         return self
 
 
@@ -182,11 +184,11 @@ class CompletionRequest(GenerationFields):
     @model_validator(mode="after")
     def _refuse_unsupported(self) -> "CompletionRequest":
         if self.suffix is not None:
-            raise ValueError("suffix is not supported")
+            raise InvalidRequest("suffix is not supported", param="suffix")
         if self.best_of not in (None, self.n):
-            raise ValueError("best_of is not supported")
+            raise InvalidRequest("best_of is not supported", param="best_of")
         if self.echo and self.logprobs is not None:
-            raise ValueError("echo with logprobs is not supported")
+            raise InvalidRequest("echo with logprobs is not supported", param="echo")
         return self
 
 

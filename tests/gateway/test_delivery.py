@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import openai
@@ -237,3 +238,32 @@ def test_too_many_open_requests_are_refused_with_a_time_to_come_back(gateway: Ga
             assert len((await held).choices) == limit
 
     with_peer(gateway, script)
+
+
+def test_a_burst_is_admitted_up_to_the_limit(gateway: GatewayProcess) -> None:
+    limit = gateway.config.gateway.max_open_requests
+
+    async def script(peer: ScriptedPeer) -> None:
+        async with client_of(gateway) as client:
+            calls = [asyncio.create_task(client.completions.create(**PROMPT)) for _ in range(3 * limit)]
+            for _ in range(limit):
+                await peer.next_request()
+            refusals = await first_done(calls, 2 * limit)
+            assert {error.status_code for error in refusals} == {503}
+            assert peer.submissions.empty()
+            for call in calls:
+                call.cancel()
+
+    with_peer(gateway, script)
+
+
+async def first_done(calls: Sequence[asyncio.Task[Any]], count: int) -> list[openai.APIStatusError]:
+    """The refusals of the first ``count`` calls that end; they must be refusals."""
+    errors: list[openai.APIStatusError] = []
+    for ended in asyncio.as_completed(calls):
+        with pytest.raises(openai.APIStatusError) as caught:
+            await ended
+        errors.append(caught.value)
+        if len(errors) == count:
+            break
+    return errors

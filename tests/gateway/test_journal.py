@@ -252,6 +252,27 @@ def test_a_stop_string_ends_its_choice_in_the_mesh_while_the_other_goes_on(
     with_peer(gateway, script)
 
 
+def test_a_stop_string_that_overtakes_the_placement_ends_the_choice_once_it_is_placed(
+    gateway: GatewayProcess, tokenizer: Tokenizer
+) -> None:
+    async def script(peer: ScriptedPeer) -> None:
+        peer.gate.clear()
+        async with client_of(gateway) as client:
+            call = asyncio.create_task(client.completions.create(**PROMPT, n=2, stop=["fox"]))
+            first, second = await peer.next_request(), await peer.next_request()
+            taken = gateway.metric("lamella_generation_tokens_total")
+            ids = tokenizer.encode("The quick brown fox")
+            peer.tokens(first, ids)
+            await asyncio.to_thread(gateway.wait_metric, "lamella_generation_tokens_total", taken + len(ids))
+            peer.gate.set()
+            await peer.wait_cancelled(first)
+            assert await peer.next_ended() == first.request_id
+            peer.tokens(second, tokenizer.encode("No stop"), finish="length")
+            assert len((await call).choices) == 2
+
+    with_peer(gateway, script)
+
+
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("tokens_before", [0, 3])
 def test_a_client_that_leaves_ends_its_request_everywhere(
