@@ -171,7 +171,7 @@ class Delivery:
         for generation in self.call.generations:
             since_s = generation.last_token_s or generation.arrived_s
             if not generation.is_over and now - since_s > timeout_s:
-                raise DeadlineExceeded(f"no token for gateway.first_token_timeout_s = {timeout_s:.0f} s")
+                raise DeadlineExceeded(f"no token for gateway.first_token_timeout_s = {timeout_s:g} s")
 
     def _raise_first_error(self) -> None:
         for generation in self.call.generations:

@@ -156,7 +156,8 @@ class Journal:
 
     def _take_end(self, generation: Generation, last: TokenEvent) -> None:
         """The sequence is over, though its client may not have everything yet."""
-        if generation.request.request_id in self._submitting:
+        if generation.placement is None:
+            # It came before the answer to its submission; ``_settle`` tells.
             return
         if last.finish_reason is None:
             # A stop string: only the gateway knows of it.
