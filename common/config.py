@@ -5,9 +5,10 @@ file, default. An unknown key or an impossible value fails at start and names ke
 Measured values are results and do not belong here.
 """
 
+import math
 import os
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -177,14 +178,18 @@ def load_config(path: Path | None, environment: Mapping[str, str] | None = None)
     tree: dict[str, Any] = {}
     if path is not None:
         try:
-            tree = tomllib.loads(path.read_text())
+            tree = tomllib.loads(path.read_text(encoding="utf-8"))
         except OSError as exc:
             raise ConfigError("--config", str(path), f"cannot be read ({exc.strerror})") from exc
         except tomllib.TOMLDecodeError as exc:
             raise ConfigError("--config", str(path), f"is not TOML: {exc}") from exc
+        except UnicodeDecodeError as exc:
+            raise ConfigError("--config", str(path), "is not TOML: it is not UTF-8 text") from exc
     for variable, (section, key) in ENVIRONMENT.items():
-        if variable in environment:
-            tree.setdefault(section, {})[key] = environment[variable]
+        values = tree.setdefault(section, {}) if variable in environment else None
+        # A section that is no table is for the conversion to refuse.
+        if isinstance(values, dict):
+            values[key] = environment[variable]
     return config_from_tree(tree)
 
 
@@ -209,9 +214,55 @@ def to_toml(config: Config) -> str:
             if value is None:
                 continue
             encoded = str(value) if isinstance(value, Path) else value
-            lines.append(f"{key} = {msgspec.json.encode(encoded).decode()}")
+            # JSON's text is TOML's, but for one character that TOML wants escaped.
+            text = msgspec.json.encode(encoded).decode().replace("\x7f", "\\u007f")
+            lines.append(f"{key} = {text}")
         lines.append("")
     return "\n".join(lines)
+
+
+OVER_ZERO = (  # or not set
+    "mesh.heartbeat_s",
+    "mesh.call_timeout_s",
+    "mesh.drain_timeout_s",
+    "instance.report_interval_s",
+    "transfer.deadline_s",
+    "transfer.emulated_bandwidth_bytes_per_s",
+    "gateway.slow_reader_timeout_s",
+    "gateway.first_token_timeout_s",
+    "gateway.keep_alive_comment_s",
+    "gateway.header_timeout_s",
+)
+AT_LEAST_ONE = (
+    "instance.block_size",
+    "instance.chunk_tokens",
+    "instance.scheduling_window",
+    "instance.max_decode_batch",
+    "instance.max_waiting_requests",
+    "instance.kv_bytes",
+    "model.threads",
+    "gateway.max_body_bytes",
+    "gateway.max_choices",
+    "gateway.max_stop_characters",
+    "gateway.max_open_requests",
+    "gateway.tokenizer_threads",
+    "scheduler.max_pending_prefill_tokens",
+    "scheduler.max_requests_per_decode",
+    "scheduler.dispatch_attempts",
+    "emulation.total_blocks",
+    "emulation.vocab_size",
+    "emulation.context_length",
+)
+NOT_NEGATIVE = (
+    "gateway.max_stop_strings",
+    "gateway.max_continuations",
+    "emulation.prefill_base_s",
+    "emulation.prefill_per_token_s",
+    "emulation.decode_base_s",
+    "emulation.decode_per_sequence_s",
+    "emulation.decode_per_context_token_s",
+    "transfer.emulated_latency_s",
+)
 
 
 def check_config(config: Config) -> None:
@@ -226,39 +277,21 @@ def check_config(config: Config) -> None:
     require("mesh.namespace", "must match [a-z0-9-]{1,64}", is_valid_id)
     require("service.service_id", "must match [a-z0-9-]{1,64}", lambda v: v is None or is_valid_id(v))
     require("service.port", "must be 0..65535", lambda v: 0 <= v <= 65_535)
-    for key in (
-        "mesh.heartbeat_s",
-        "mesh.call_timeout_s",
-        "mesh.drain_timeout_s",
-        "instance.report_interval_s",
-        "transfer.deadline_s",
-        "gateway.slow_reader_timeout_s",
-        "gateway.first_token_timeout_s",
-        "gateway.keep_alive_comment_s",
-        "gateway.header_timeout_s",
-    ):
-        require(key, "must be over 0", lambda v: v > 0)
+    for section, field in _floats(config):
+        require(f"{section}.{field}", "must be a finite number", math.isfinite)
+    for key in OVER_ZERO:
+        require(key, "must be over 0", lambda v: v is None or v > 0)
+    for key in NOT_NEGATIVE:
+        require(key, "must be 0 or more", lambda v: v >= 0)
+    for key in AT_LEAST_ONE:
+        require(key, "must be at least 1", lambda v: v >= 1)
+    for key in ("transfer.min_port", "transfer.max_port"):
+        require(key, "must be 1..65535", lambda v: 1 <= v <= 65_535)
     require(
         "mesh.lease_s",
         f"must be at least 2 x mesh.heartbeat_s = {2 * config.mesh.heartbeat_s}",
         lambda v: v >= 2 * config.mesh.heartbeat_s,
     )
-    for key in (
-        "instance.block_size",
-        "instance.chunk_tokens",
-        "instance.scheduling_window",
-        "instance.max_decode_batch",
-        "instance.max_waiting_requests",
-        "instance.kv_bytes",
-        "model.threads",
-        "gateway.max_choices",
-        "gateway.max_open_requests",
-        "scheduler.max_pending_prefill_tokens",
-        "scheduler.max_requests_per_decode",
-        "scheduler.dispatch_attempts",
-        "emulation.total_blocks",
-    ):
-        require(key, "must be at least 1", lambda v: v >= 1)
     require(
         "transfer.max_port",
         f"must be over transfer.min_port = {config.transfer.min_port}",
@@ -269,16 +302,21 @@ def check_config(config: Config) -> None:
         f"shared_memory cannot be combined with transfer.protocol = {config.transfer.protocol!r}",
         lambda v: not (v == "shared_memory" and config.transfer.protocol != "tcp"),
     )
-    require("transfer.emulated_bandwidth_bytes_per_s", "must be over 0", lambda v: v is None or v > 0)
-    require("transfer.emulated_latency_s", "must be 0 or more", lambda v: v >= 0)
-    for key in ("transfer.min_port", "transfer.max_port"):
-        require(key, "must be 1..65535", lambda v: 1 <= v <= 65_535)
+
+
+def _floats(config: Config) -> Iterator[tuple[str, str]]:
+    """Section and field of every float."""
+    for section in config.__struct_fields__:
+        values = getattr(config, section)
+        for field in values.__struct_fields__:
+            if isinstance(getattr(values, field), float):
+                yield section, field
 
 
 def _decode_path(kind: type, value: Any) -> Any:
-    if kind is Path and isinstance(value, str):
+    if kind is Path and isinstance(value, str) and value:
         return Path(value)
-    raise TypeError(f"unsupported type {kind}")
+    raise TypeError("must be the text of a path")
 
 
 def _conversion_error(tree: Mapping[str, Any], text: str) -> ConfigError:

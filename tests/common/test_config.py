@@ -1,9 +1,12 @@
 """Settings fail at start, naming key, value and rule."""
 
+import tomllib
 from pathlib import Path
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from common.config import ENVIRONMENT, Config, config_from_tree, load_config, to_toml
 from common.errors import ConfigError
@@ -24,6 +27,22 @@ BROKEN = [
     (
         {"transfer": {"path": "shared_memory", "protocol": "rdma"}},
         "transfer.path = 'shared_memory': shared_memory cannot be combined with transfer.protocol = 'rdma'",
+    ),
+    ({"mesh": 3}, "mesh = 3: Expected `object`, got `int`"),
+    ({"mesh": {"lease_s": float("inf")}}, "mesh.lease_s = inf: must be a finite number"),
+    ({"mesh": {"heartbeat_s": float("nan")}}, "mesh.heartbeat_s = nan: must be a finite number"),
+    ({"mesh": {"call_timeout_s": 0}}, "mesh.call_timeout_s = 0.0: must be over 0"),
+    ({"model": {"directory": 3}}, "model.directory = 3: must be the text of a path"),
+    ({"model": {"directory": ""}}, "model.directory = '': must be the text of a path"),
+    ({"gateway": {"tokenizer_threads": 0}}, "gateway.tokenizer_threads = 0: must be at least 1"),
+    ({"gateway": {"max_continuations": -1}}, "gateway.max_continuations = -1: must be 0 or more"),
+    ({"emulation": {"vocab_size": 0}}, "emulation.vocab_size = 0: must be at least 1"),
+    ({"emulation": {"decode_base_s": -1}}, "emulation.decode_base_s = -1.0: must be 0 or more"),
+    ({"transfer": {"min_port": 0}}, "transfer.min_port = 0: must be 1..65535"),
+    ({"transfer": {"max_port": 70_000}}, "transfer.max_port = 70000: must be 1..65535"),
+    (
+        {"transfer": {"emulated_bandwidth_bytes_per_s": 0}},
+        "transfer.emulated_bandwidth_bytes_per_s = 0.0: must be over 0",
     ),
     ({"transfer": {"emulated_latency_s": -1}}, "transfer.emulated_latency_s = -1.0: must be 0 or more"),
 ]
@@ -50,6 +69,22 @@ def test_a_configuration_survives_being_written_and_read(tmp_path: Path) -> None
     assert load_config(path, {}) == config
 
 
+@given(
+    directory=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"), min_size=1),
+    lease_s=st.floats(2.0, 1e300),
+    kv_bytes=st.integers(1, 1 << 60),
+)
+def test_any_values_survive_being_written_as_toml(directory: str, lease_s: float, kv_bytes: int) -> None:
+    config = config_from_tree(
+        {
+            "model": {"directory": directory},
+            "mesh": {"lease_s": lease_s},
+            "instance": {"kv_bytes": kv_bytes},
+        }
+    )
+    assert config_from_tree(tomllib.loads(to_toml(config))) == config
+
+
 def test_the_environment_stands_over_the_file_and_is_checked_too(tmp_path: Path) -> None:
     path = tmp_path / "mesh.toml"
     path.write_text('[service]\nport = 1\n[mesh]\nnamespace = "file"\n')
@@ -67,9 +102,17 @@ def test_every_variable_sets_a_key_that_exists() -> None:
 def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         load_config(tmp_path / "none.toml", {})
-    (tmp_path / "bad.toml").write_text("[mesh")
-    with pytest.raises(ConfigError, match="is not TOML"):
-        load_config(tmp_path / "bad.toml", {})
+    for content in (b"[mesh", b"\xff\xfe"):
+        (tmp_path / "bad.toml").write_bytes(content)
+        with pytest.raises(ConfigError, match="is not TOML"):
+            load_config(tmp_path / "bad.toml", {})
+
+
+def test_a_section_that_is_no_table_is_named_though_the_environment_sets_a_key_of_it(tmp_path: Path) -> None:
+    path = tmp_path / "mesh.toml"
+    path.write_text("service = 3\n")
+    with pytest.raises(ConfigError, match="service = 3: Expected `object`"):
+        load_config(path, {"LAMELLA_PORT": "2"})
 
 
 def test_a_configuration_cannot_be_changed_in_place() -> None:
