@@ -27,7 +27,7 @@ class EmulatedRunner:
     def step_time_s(self, batch: Sequence[SequenceStep]) -> float:
         """Seconds of one forward pass: decode's fixed part, or prefill's when any prompt token is in it."""
         config = self._config
-        decodes = [step for step in batch if len(step.token_ids) == 1 and step.start > 0]
+        decodes = [step for step in batch if _is_decode(step)]
         prompt_tokens = sum(len(step.token_ids) for step in batch) - len(decodes)
         context_tokens = sum(step.start for step in decodes)
         time_s = config.decode_per_sequence_s * len(decodes)
@@ -42,3 +42,8 @@ class EmulatedRunner:
         position = len(draw.prompt_ids) + len(draw.output_ids)
         mixed = (position * 0x9E3779B97F4A7C15 + draw.sampling.seed * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
         return SampledToken((mixed >> 32) % self._config.vocab_size)
+
+
+def _is_decode(step: SequenceStep) -> bool:
+    """One token after another drawn one; a chunk of one prompt token is prefill's."""
+    return len(step.token_ids) == 1 and step.draw is not None and bool(step.draw.output_ids)
