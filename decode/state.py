@@ -144,6 +144,8 @@ class DecodeState:
             case PullFailed():
                 self._give_up_pull(event, commands)
             case PullDrained(owner):
+                if not self.blocks.is_quarantined(owner):
+                    raise ValueError(f"{owner} is not in quarantine")
                 self.blocks.end_quarantine(owner)
             case StepFinished(tokens):
                 self._finish_step(tokens, commands)
@@ -169,7 +171,7 @@ class DecodeState:
         owner = BlockOwner(ROOM, request.request_id, request.attempt)
         if not self.is_admitting:
             raise NoInstanceReady(f"instance {self.instance_id} admits no sequences now")
-        if self._cancelled.get(request.request_id, -1) >= request.attempt:
+        if self._is_superseded(request) or self.blocks.is_quarantined(owner):
             raise RequestCancelled(f"request {request.request_id} was cancelled before it arrived")
         if owner in self.sequences:
             return
@@ -192,6 +194,19 @@ class DecodeState:
             )
         )
         self.sequences[owner] = DecodeSequence(owner, task, now, list(request.output_ids))
+
+    def _is_superseded(self, request: GenerationRequest) -> bool:
+        """Whether this attempt is cancelled, or a higher one of the same request is here already."""
+        if self._cancelled.get(request.request_id, -1) >= request.attempt:
+            return True
+        return any(
+            known.request.request_id == request.request_id
+            and (
+                known.request.attempt > request.attempt
+                or (known.is_cancelled and known.request.attempt == request.attempt)
+            )
+            for known in self.sequences.values()
+        )
 
     def _admit(self, commands: list[DecodeCommand]) -> None:
         """Takes waiting sequences in, in arrival order: nobody overtakes one that waits for memory."""
@@ -271,8 +286,12 @@ class DecodeState:
         missing = len(growing) - self.blocks.free_blocks
         if missing > 0:
             running = self._running()
-            held = [len(self.blocks.block_table(sequence.owner)) for sequence in running]
-            for index in choose_victims(held, missing):
+            # A victim gives its blocks back, and needs none for its own next position any more.
+            relief = [
+                len(self.blocks.block_table(sequence.owner)) + self._lacks_block(sequence)
+                for sequence in running
+            ]
+            for index in choose_victims(relief, missing):
                 victim = running[index]
                 commands.append(_failure(victim, PREEMPTED, can_continue=True))
                 self._preempted += 1

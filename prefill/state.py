@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from common.config import PrefillOrder
-from common.errors import NoInstanceReady, Overloaded, RequestCancelled, UnknownRequest
+from common.errors import InvalidRequest, NoInstanceReady, Overloaded, RequestCancelled, UnknownRequest
 from common.ids import Incarnation, InstanceId, RequestId
 from common.kv.blocks import BlockAllocator, BlockOwner, blocks_for
 from common.lifecycle import PrefillPhase, next_prefill_phase
@@ -173,7 +173,9 @@ class PrefillState:
         owner = BlockOwner(ROOM, request.request_id, request.attempt)
         if not self.is_admitting:
             raise NoInstanceReady(f"instance {self.instance_id} admits no prompts now")
-        if self._cancelled.get(request.request_id, -1) >= request.attempt:
+        if request.tokens == 0:
+            raise InvalidRequest(f"request {request.request_id} has an empty prompt", param="prompt")
+        if self._is_superseded(request):
             raise RequestCancelled(f"request {request.request_id} was cancelled before it arrived")
         if owner in self.sequences:
             return
@@ -198,6 +200,19 @@ class PrefillState:
         sequence = PrefillSequence(owner, request, task.decode_instance, now)
         self.sequences[owner] = sequence
         self._arrivals.append(sequence)
+
+    def _is_superseded(self, request: GenerationRequest) -> bool:
+        """Whether this attempt is cancelled, or a higher one of the same request is here already."""
+        if self._cancelled.get(request.request_id, -1) >= request.attempt:
+            return True
+        return any(
+            known.request.request_id == request.request_id
+            and (
+                known.request.attempt > request.attempt
+                or (known.is_cancelled and known.request.attempt == request.attempt)
+            )
+            for known in self.sequences.values()
+        )
 
     # chunks
 
@@ -252,15 +267,16 @@ class PrefillState:
     def _finish_chunk(
         self, tokens: tuple[SampledToken | None, ...], now: float, commands: list[PrefillCommand]
     ) -> None:
+        for piece, token in zip(self._chunk, tokens, strict=False):
+            if piece.is_last != (token is not None):
+                raise ValueError(f"{piece.owner}: is_last is {piece.is_last}, the drawn token {token}")
         chunk = self._end_chunk(len(tokens))
         for piece, token in zip(chunk, tokens, strict=True):
             sequence = self.sequences[piece.owner]
             sequence.computed_tokens += piece.tokens
             if sequence.is_cancelled:
                 self._discard(sequence)
-            elif piece.is_last:
-                if token is None:
-                    raise ValueError(f"the chunk ended {piece.owner} without a token")
+            elif token is not None:
                 self._finish_prompt(sequence, token, now, commands)
 
     def _finish_prompt(

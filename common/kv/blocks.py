@@ -55,10 +55,15 @@ class BlockAllocator:
         """Everyone who holds blocks."""
         return list(self._held)
 
+    def is_quarantined(self, owner: BlockOwner) -> bool:
+        return owner in self._quarantined
+
     def try_allocate(self, owner: BlockOwner, blocks: int) -> bool:
-        """Gives ``owner`` that many more blocks, all or none."""
+        """Gives ``owner`` that many more blocks (at least one), all or none."""
         if owner in self._quarantined:
             raise ValueError(f"{owner} is in quarantine")
+        if blocks < 1:
+            raise ValueError(f"{blocks} blocks asked for")
         if blocks > len(self._free):
             return False
         table = self._held.setdefault(owner, [])

@@ -18,16 +18,17 @@ def can_admit(
     return needed_blocks + running * blocks_per_growth <= free_blocks
 
 
-def choose_victims(held_blocks: Sequence[int], needed_blocks: int) -> list[int]:
-    """Indices to preempt, latest arrival first, until ``needed_blocks`` are free.
+def choose_victims(relief_blocks: Sequence[int], missing_blocks: int) -> list[int]:
+    """Indices to preempt, latest arrival first, until ``missing_blocks`` are made up for.
 
-    ``held_blocks`` are in arrival order. The oldest sequence is never chosen, so somebody always ends.
+    ``relief_blocks``, in arrival order, is by how much each one's end lessens what is missing. The
+    oldest sequence is never chosen, so somebody always ends.
     """
     victims: list[int] = []
-    freed = 0
-    for index in range(len(held_blocks) - 1, 0, -1):
-        if freed >= needed_blocks:
+    relieved = 0
+    for index in range(len(relief_blocks) - 1, 0, -1):
+        if relieved >= missing_blocks:
             break
         victims.append(index)
-        freed += held_blocks[index]
+        relieved += relief_blocks[index]
     return victims

@@ -113,6 +113,37 @@ def test_without_a_free_block_the_latest_arrival_is_given_up_and_can_continue() 
     assert list(state.sequences) == [owner_of("old")]
 
 
+def test_no_more_are_given_up_than_memory_asks_for() -> None:
+    """Three sequences lack a block at once: the last one's end gives two and needs none itself."""
+    state = make_state(total_blocks=8, block_size=2)
+    for request_id, prompt_tokens in (("old", 2), ("middle", 3), ("young", 1)):
+        handle(state, events.TaskArrived(task_of(request_id, prompt_tokens, max_tokens=10)))
+    for request_id in ("old", "middle", "young"):
+        handle(state, events.PullFinished(owner_of(request_id)))
+    handle(state, events.StepFinished((SampledToken(8),)))
+    for _ in range(3):
+        assert len(state.sequences) == 3
+        handle(state, events.StepFinished((SampledToken(8),) * 3))
+    assert list(state.sequences) == [owner_of("old"), owner_of("middle")]
+
+
+def test_an_earlier_attempt_that_comes_late_is_refused() -> None:
+    state = make_state()
+    handle(state, events.TaskArrived(task_of(attempt=1)))
+    with pytest.raises(RequestCancelled):
+        handle(state, events.TaskArrived(task_of()))
+    assert list(state.sequences) == [owner_of(attempt=1)]
+
+
+def test_an_attempt_whose_blocks_rest_in_quarantine_is_not_taken_again() -> None:
+    state = make_state()
+    handle(state, events.TaskArrived(task_of()))
+    handle(state, events.PullFailed(owner_of(), FAILED, is_drained=False))
+    with pytest.raises(RequestCancelled):
+        handle(state, events.TaskArrived(task_of()))
+    assert state.is_idle
+
+
 def test_blocks_under_a_pull_are_not_reused_before_it_is_known_to_have_drained() -> None:
     state = make_state()
     handle(state, events.TaskArrived(task_of()))
@@ -176,8 +207,8 @@ def test_bounds_are_kept_with_typed_errors() -> None:
 def test_an_illegal_event_raises_and_changes_nothing() -> None:
     state = make_state()
     start(state, "r1")
-    for event in (events.StepFinished(()), events.PullFinished(owner_of())):
-        with pytest.raises(ValueError, match=r"step|pulled"):
+    for event in (events.StepFinished(()), events.PullFinished(owner_of()), events.PullDrained(owner_of())):
+        with pytest.raises(ValueError, match=r"step|pulled|quarantine"):
             handle(state, event)
         state.check()
     assert kinds(handle(state, events.StepFinished((SampledToken(8),))), events.RunStep)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.config import PrefillOrder
-from common.errors import NoInstanceReady, Overloaded, RequestCancelled, UnknownRequest
+from common.errors import InvalidRequest, NoInstanceReady, Overloaded, RequestCancelled, UnknownRequest
 from common.ids import Incarnation, InstanceId, RequestId
 from common.kv.blocks import BlockAllocator, BlockOwner
 from common.messages import ErrorReply, PrefillTask, PullKV, SampledToken
@@ -168,6 +168,30 @@ def test_a_later_attempt_supersedes_an_earlier_one() -> None:
     assert list(state.sequences) == [owner_of("r1", 1)]
 
 
+def test_an_earlier_attempt_that_comes_late_is_refused() -> None:
+    state = make_state()
+    arrive(state, "r1", attempt=1)
+    with pytest.raises(RequestCancelled):
+        arrive(state, "r1")
+    assert list(state.sequences) == [owner_of("r1", 1)]
+
+
+def test_a_repeated_task_is_taken_once_and_never_in_the_name_of_one_that_was_given_up() -> None:
+    state = make_state()
+    arrive(state, "r1")
+    assert arrive(state, "r1") == []
+    handle(state, events.DecodeInstanceGone(DECODE))
+    with pytest.raises(RequestCancelled):
+        arrive(state, "r1")
+    handle(state, events.ChunkFinished((TOKEN,)))
+    assert state.is_idle
+
+
+def test_an_empty_prompt_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="empty prompt"):
+        arrive(make_state(), "r1", 0)
+
+
 def test_bounds_are_kept_with_typed_errors() -> None:
     state = make_state(max_waiting_requests=1)
     arrive(state, "r1")
@@ -195,7 +219,11 @@ def test_nobody_overtakes_a_prompt_that_waits_for_memory() -> None:
 def test_an_illegal_end_of_chunk_raises_and_changes_nothing() -> None:
     state = make_state()
     arrive(state, "r1")
-    for event in (events.ChunkFinished((TOKEN, TOKEN)), events.SendFinished(owner_of("r1"), True)):
+    for event in (
+        events.ChunkFinished((TOKEN, TOKEN)),
+        events.ChunkFinished((None,)),
+        events.SendFinished(owner_of("r1"), True),
+    ):
         with pytest.raises(ValueError, match=r"r1|slices"):
             handle(state, event)
         state.check()

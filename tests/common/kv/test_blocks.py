@@ -77,5 +77,12 @@ def test_no_block_is_lost_or_held_twice(seed: int) -> None:
     assert blocks.free_blocks == 12
 
 
+def test_nobody_holds_nothing() -> None:
+    blocks = BlockAllocator(2)
+    with pytest.raises(ValueError, match="0 blocks"):
+        blocks.try_allocate(owner("a"), 0)
+    assert blocks.owners() == []
+
+
 def test_blocks_for_rounds_up() -> None:
     assert [blocks_for(tokens, 4) for tokens in (0, 1, 4, 5)] == [0, 1, 1, 2]
