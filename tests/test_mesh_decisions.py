@@ -1,0 +1,116 @@
+"""The states as one mesh: whatever is lost, refused or given up, each request gets its tokens once."""
+
+import random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from common.kv.blocks import blocks_for
+from tests.virtual.mesh import MeshShape, VirtualMesh, expected_tokens, make_mesh, sequence_of
+
+MAX_PROMPT = 24
+MAX_OUTPUT = 24
+FAULTS_END_S = 12.0
+LIMIT_S = 300.0
+"""Virtual seconds; a request that has not ended by then starves."""
+SETTLE_S = 12.0
+
+SEEDS = st.integers(0, 1 << 32)
+
+
+@st.composite
+def shapes(draw: st.DrawFn, spare_blocks: int) -> MeshShape:
+    """Meshes whose pools hold one longest sequence and at most ``spare_blocks`` more."""
+    block_size = draw(st.sampled_from([1, 4, 16]))
+    longest = blocks_for(MAX_PROMPT + MAX_OUTPUT, block_size)
+    return MeshShape(
+        prefills=draw(st.integers(1, 2)),
+        decodes=draw(st.integers(1, 3)),
+        block_size=block_size,
+        prefill_blocks=longest + draw(st.integers(0, spare_blocks)),
+        decode_blocks=longest + draw(st.integers(0, spare_blocks)),
+        chunk_tokens=draw(st.sampled_from([1, 7, 64])),
+        order=draw(st.sampled_from(["fcfs", "sjf", "ljf"])),
+        max_batch=draw(st.sampled_from([1, 2, 8])),
+        send_failures=draw(st.sampled_from([0.0, 0.2])),
+    )
+
+
+def submit(mesh: VirtualMesh, chance: random.Random, requests: int, within_s: float) -> None:
+    """Requests of all sizes: one-token prompts and outputs, and prompts of exactly a block among them."""
+    block_size = mesh.shape.block_size
+    for number in range(requests):
+        prompt_tokens = chance.choice([1, min(block_size, MAX_PROMPT), chance.randint(1, MAX_PROMPT)])
+        max_tokens = chance.choice([1, 2, chance.randint(1, MAX_OUTPUT)])
+        request = sequence_of(f"r{number}", prompt_tokens, max_tokens, seed=chance.getrandbits(20))
+        start_s = chance.uniform(0.5, within_s)
+        mesh.bus.timeline.at(start_s, lambda request=request: mesh.gateway.start(request))  # type: ignore[misc]
+
+
+def finish(mesh: VirtualMesh, requests: int) -> None:
+    """Runs to the end, and holds it to every promise."""
+    timeline, gateway = mesh.bus.timeline, mesh.gateway
+    timeline.run_until(LIMIT_S, lambda: len(gateway.entries) == requests and gateway.is_done)
+    waiting = [name for name, entry in gateway.entries.items() if entry.end is None]
+    assert gateway.is_done, f"{waiting} starve"
+    timeline.run_until(timeline.now + SETTLE_S)
+    for entry in gateway.entries.values():
+        tokens, reason = expected_tokens(entry.request)
+        if entry.end == "left":
+            assert entry.output_ids == tokens[: len(entry.output_ids)]
+        else:
+            assert (entry.output_ids, entry.end) == (tokens, reason)
+    mesh.check_empty()
+
+
+@settings(max_examples=40, deadline=None)
+@given(shapes(spare_blocks=20), SEEDS)
+def test_in_peace_every_request_gets_its_tokens_and_nothing_is_left(shape: MeshShape, seed: int) -> None:
+    mesh = make_mesh(shape, seed)
+    submit(mesh, random.Random(seed), 20, within_s=3.0)
+    finish(mesh, 20)
+
+
+@settings(max_examples=40, deadline=None)
+@given(shapes(spare_blocks=2), SEEDS)
+def test_in_pools_for_one_sequence_nobody_starves(shape: MeshShape, seed: int) -> None:
+    mesh = make_mesh(shape, seed)
+    submit(mesh, random.Random(seed), 20, within_s=1.0)
+    finish(mesh, 20)
+
+
+@settings(max_examples=80, deadline=None)
+@given(shapes(spare_blocks=10), SEEDS)
+def test_whatever_is_lost_every_request_gets_its_tokens_once(shape: MeshShape, seed: int) -> None:
+    """Instances die, come back, drain and fall silent; clients leave; transfers fail."""
+    chance = random.Random(seed)
+    mesh = make_mesh(shape, seed)
+    submit(mesh, chance, 20, within_s=FAULTS_END_S)
+    for _ in range(chance.randint(1, 12)):
+        befall(mesh, chance)
+    finish(mesh, 20)
+
+
+def befall(mesh: VirtualMesh, chance: random.Random) -> None:
+    names = sorted(mesh.instances)
+    name = chance.choice(names)
+    at_s, away_s = chance.uniform(0.5, FAULTS_END_S), chance.uniform(0.1, 6.0)
+    fault = chance.choice(["kill", "drain", "silence", "leave", "leave"])
+    timeline = mesh.bus.timeline
+    if fault == "kill":
+        timeline.at(at_s, lambda: mesh.kill(name, away_s))
+    elif fault == "drain":
+        timeline.at(at_s, lambda: mesh.drain(name, away_s))
+    elif fault == "silence":
+        timeline.at(at_s, lambda: mesh.silence(name, away_s))
+    else:
+        left = sorted(mesh.gateway.entries)
+        timeline.at(at_s, lambda: leave_one(mesh, chance))
+        assert not left
+
+
+def leave_one(mesh: VirtualMesh, chance: random.Random) -> None:
+    """A client that still waits goes away."""
+    waiting = sorted(name for name, entry in mesh.gateway.entries.items() if entry.end is None)
+    if waiting:
+        mesh.gateway.leave(chance.choice(waiting))

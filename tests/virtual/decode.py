@@ -1,0 +1,143 @@
+"""One life of a decode instance in virtual time: its state with an emulated engine, driven as
+``decode.service`` does, over a memory that shows whose bytes lie where."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from common.emulation import EmulatedRunner
+from common.errors import BusTimeout, HandoverFailed, RequestError
+from common.ids import Incarnation, InstanceId
+from common.kv.blocks import BlockOwner
+from common.messages import (
+    Acknowledged,
+    CancelRequest,
+    DecodeTask,
+    ErrorReply,
+    InstanceGone,
+    KVDelivered,
+    LoadReport,
+    PullKV,
+    TokenBatch,
+    error_reply,
+)
+from decode import events
+from decode.engine import run_step
+from decode.state import DecodeState
+from tests.virtual.bus import Bus, Reply
+from tests.virtual.memory import Memory
+
+PULL_TIMEOUT_S = 10.0
+QUARANTINE_S = 2.0
+
+
+@dataclass(slots=True, eq=False)
+class VirtualDecode:
+    state: DecodeState
+    incarnation: Incarnation
+    runner: EmulatedRunner
+    bus: Bus
+    memory: Memory
+    _is_alive: bool = True
+    _pulls: dict[BlockOwner, InstanceId] = field(default_factory=dict)
+
+    def hear(self, message: msgspec.Struct) -> None:
+        match message:
+            case CancelRequest():
+                self._handle(events.CancelArrived(message.request_id, message.attempt))
+            case InstanceGone():
+                for owner, prefill_instance in list(self._pulls.items()):
+                    if prefill_instance == message.instance_id:
+                        self._quarantine(owner, is_lost=True)
+
+    def serve(self, message: msgspec.Struct, reply: Callable[[Reply], None]) -> None:
+        assert isinstance(message, DecodeTask)
+        try:
+            self._handle(events.TaskArrived(message))
+        except RequestError as exc:
+            reply(exc)
+        else:
+            reply(Acknowledged())
+
+    def drain(self, timeout_s: float) -> None:
+        self._handle(events.DrainStarted())
+        self._after(timeout_s, lambda: self._handle(events.DrainExpired()))
+
+    def die(self) -> None:
+        self._is_alive = False
+
+    def load(self, sequence: int) -> LoadReport:
+        state = self.state
+        return LoadReport(
+            instance_id=state.instance_id,
+            incarnation=self.incarnation,
+            sequence=sequence,
+            role="decode",
+            is_draining=not state.is_admitting,
+            pending_prefill_tokens=0,
+            pending_prefill_requests=0,
+            handovers_waiting=0,
+            decode_running=state.running,
+            decode_waiting=state.waiting,
+            decode_tokens=state.context_tokens,
+            total_blocks=state.blocks.total_blocks,
+            free_blocks=state.blocks.free_blocks,
+        )
+
+    def _handle(self, event: events.DecodeEvent) -> None:
+        try:
+            commands = self.state.handle(event, self.bus.timeline.now)
+        finally:
+            self.state.check()
+        for command in commands:
+            self._execute(command)
+
+    def _execute(self, command: events.DecodeCommand) -> None:
+        name = self.state.instance_id
+        match command:
+            case events.RunStep(rows):
+                tables = [tuple(row.block_table) for row in rows]
+                self._after(0.03 + 0.002 * len(rows), lambda: self._end_step(rows, tables))
+            case events.PublishTokens(gateway_id, tokens):
+                self.bus.publish(name, gateway_id, TokenBatch(name, tokens))
+            case events.PublishFailure(gateway_id, failure):
+                self.bus.publish(name, gateway_id, failure)
+            case events.PullSequence(owner, prefill_instance, _, blocks):
+                self._pulls[owner] = prefill_instance
+                total = self.state.blocks.total_blocks
+                self._pull(owner, PullKV(owner.request_id, owner.attempt, name, b"", blocks, total))
+
+    def _end_step(self, rows: tuple[events.StepRow, ...], tables: list[tuple[int, ...]]) -> None:
+        for row, table in zip(rows, tables, strict=True):
+            assert table == tuple(row.block_table), "a block table changed while the engine used it"
+            self.memory.check(table, row.owner.request_id, row.position)
+            self.memory.write(table, row.owner.request_id, row.position, 1)
+        self._handle(events.StepFinished(run_step(self.runner, rows)))
+
+    def _pull(self, owner: BlockOwner, pull: PullKV) -> None:
+        def answer(reply: Reply) -> None:
+            if owner not in self._pulls:
+                return
+            if isinstance(reply, BusTimeout):
+                self._pull(owner, pull)
+            elif isinstance(reply, KVDelivered):
+                del self._pulls[owner]
+                self._handle(events.PullFinished(owner))
+            elif isinstance(reply, RequestError) and not isinstance(reply, HandoverFailed):
+                del self._pulls[owner]
+                self._handle(events.PullFailed(owner, error_reply(reply), is_drained=True))
+            else:
+                self._quarantine(owner, is_lost=not isinstance(reply, RequestError))
+
+        name = self.state.instance_id
+        self.bus.call(name, self._pulls[owner], pull, answer, PULL_TIMEOUT_S)
+
+    def _quarantine(self, owner: BlockOwner, *, is_lost: bool) -> None:
+        del self._pulls[owner]
+        error = ErrorReply(HandoverFailed.code, "the pull failed")
+        self._handle(events.PullFailed(owner, error, is_drained=False, is_lost=is_lost))
+        self._after(QUARANTINE_S, lambda: self._handle(events.PullDrained(owner)))
+
+    def _after(self, delay_s: float, action: Callable[[], None]) -> None:
+        self.bus.timeline.after(delay_s, lambda: action() if self._is_alive else None)

@@ -1,0 +1,175 @@
+"""What ``gateway.journal`` does for its requests, in virtual time: submit, collect, continue, end."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from common.errors import NoInstanceReady, Overloaded, RequestError
+from common.ids import InstanceId, RequestId
+from common.messages import (
+    CancelRequest,
+    FinishReason,
+    GenerationRequest,
+    InstanceGone,
+    Placement,
+    RequestEnded,
+    SequenceFailed,
+    SubmitRequest,
+    TokenBatch,
+    TokenEvent,
+)
+from tests.requests import GATEWAY
+from tests.virtual.bus import Bus, Reply
+from tests.virtual.scheduler import SCHEDULER
+
+SUBMIT_TIMEOUT_S = 60.0
+RETRY_S = 0.2
+
+
+@dataclass(slots=True)
+class Entry:
+    """``end`` is how it ended, once it has."""
+
+    request: GenerationRequest
+    output_ids: list[int] = field(default_factory=list)
+    placement: Placement | None = None
+    lost_instances: tuple[InstanceId, ...] = ()
+    attempt_tokens: int = 0
+    end: FinishReason | RequestError | str | None = None
+    is_submitting: bool = False
+
+
+@dataclass(slots=True)
+class VirtualGateway:
+    bus: Bus
+    entries: dict[RequestId, Entry] = field(default_factory=dict)
+    causes: list[str] = field(default_factory=list)
+    _gone_s: dict[InstanceId, float] = field(default_factory=dict)
+
+    @property
+    def is_done(self) -> bool:
+        return all(entry.end is not None and not entry.is_submitting for entry in self.entries.values())
+
+    def start(self, request: GenerationRequest) -> None:
+        entry = Entry(request)
+        self.entries[request.request_id] = entry
+        self._submit(entry)
+
+    def leave(self, request_id: RequestId) -> None:
+        """The client goes away."""
+        entry = self.entries.get(request_id)
+        if entry is not None and entry.end is None:
+            self._end(entry, "left")
+
+    def hear(self, message: msgspec.Struct) -> None:
+        match message:
+            case TokenBatch():
+                for event in message.tokens:
+                    self._take(message.instance_id, event)
+            case SequenceFailed():
+                entry = self.entries[message.request_id]
+                if message.attempt != entry.request.attempt or entry.end is not None:
+                    return
+                assert message.can_continue, message
+                if message.lost_instance is not None:
+                    entry.lost_instances = (*entry.lost_instances, message.lost_instance)
+                self._continue(entry, message.error.message)
+            case InstanceGone(instance_id, _):
+                self._gone_s[instance_id] = self.bus.timeline.now
+                for entry in self.entries.values():
+                    if entry.end is None and self._needs(entry, instance_id):
+                        self._continue(entry, "gone")
+
+    def serve(self, message: msgspec.Struct, reply: Callable[[Reply], None]) -> None:
+        raise AssertionError("nobody calls a gateway")
+
+    def _take(self, instance_id: InstanceId, event: TokenEvent) -> None:
+        entry = self.entries[event.request_id]
+        assert event.attempt <= entry.request.attempt, "a token of an attempt that was never made"
+        if event.attempt < entry.request.attempt or entry.end == "left":
+            if event.finish_reason is None:
+                cancel = CancelRequest(event.request_id, event.attempt)
+                self.bus.publish(GATEWAY, instance_id, cancel)
+            return
+        assert entry.end is None, f"a token after the end of {event.request_id}"
+        assert event.index == len(entry.output_ids), f"{event} after {len(entry.output_ids)} tokens"
+        entry.output_ids.append(event.token.token_id)
+        entry.attempt_tokens += 1
+        if event.finish_reason is not None:
+            self._end(entry, event.finish_reason)
+
+    def _submit(self, entry: Entry) -> None:
+        entry.is_submitting = True
+        started_s = self.bus.timeline.now
+        request = entry.request
+
+        def answer(reply: Reply) -> None:
+            is_current = entry.request is request
+            # Told once: told again with every retry, it would keep an instance that came back suspect.
+            entry.lost_instances = entry.lost_instances[len(told) :]
+            entry.is_submitting = entry.is_submitting and not is_current
+            if isinstance(reply, Placement):
+                self._settle(entry, request, reply, started_s)
+            elif entry.end is not None:
+                self._tell_ended(entry)
+            elif is_current and isinstance(reply, Overloaded | NoInstanceReady):
+                self.bus.timeline.after(RETRY_S, lambda: self._submit_again(entry, request))
+            elif is_current:
+                raise AssertionError(f"{request.request_id} was refused: {reply!r}")
+
+        told = entry.lost_instances
+        message = SubmitRequest(request, told)
+        self.bus.call(GATEWAY, SCHEDULER, message, answer, SUBMIT_TIMEOUT_S)
+
+    def _submit_again(self, entry: Entry, request: GenerationRequest) -> None:
+        if entry.end is None and entry.request is request:
+            self._submit(entry)
+
+    def _settle(
+        self, entry: Entry, request: GenerationRequest, placement: Placement, started_s: float
+    ) -> None:
+        if entry.request is not request:
+            self._cancel(request, placement)
+            return
+        entry.placement = placement
+        if entry.end is not None:
+            self._tell_ended(entry)
+            return
+        for instance_id, gone_s in self._gone_s.items():
+            if gone_s >= started_s and self._needs(entry, instance_id):
+                self._continue(entry, "gone")
+                return
+
+    def _needs(self, entry: Entry, instance_id: InstanceId) -> bool:
+        placement = entry.placement
+        if placement is None:
+            return False
+        needs_prefill = entry.attempt_tokens < 2 and placement.prefill_instance == instance_id
+        return needs_prefill or placement.decode_instance == instance_id
+
+    def _continue(self, entry: Entry, cause: str) -> None:
+        self.causes.append(cause)
+        if entry.placement is not None:
+            self._cancel(entry.request, entry.placement)
+        entry.placement = None
+        entry.attempt_tokens = 0
+        entry.request = msgspec.structs.replace(
+            entry.request, output_ids=tuple(entry.output_ids), attempt=entry.request.attempt + 1
+        )
+        self._submit(entry)
+
+    def _end(self, entry: Entry, end: FinishReason | str) -> None:
+        entry.end = end
+        if not entry.is_submitting:
+            self._tell_ended(entry)
+
+    def _tell_ended(self, entry: Entry) -> None:
+        if entry.placement is not None:
+            self._cancel(entry.request, entry.placement)
+        self.bus.publish(GATEWAY, SCHEDULER, RequestEnded(entry.request.request_id))
+
+    def _cancel(self, request: GenerationRequest, placement: Placement) -> None:
+        for instance_id in (placement.prefill_instance, placement.decode_instance):
+            cancel = CancelRequest(request.request_id, request.attempt)
+            self.bus.publish(GATEWAY, instance_id, cancel)

@@ -1,0 +1,37 @@
+"""What lies in one instance's KV pool: of whom, and which position. It shows every block used by two."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from common.ids import RequestId
+
+Content = tuple[RequestId, int]
+LATE_BYTES: Content = (RequestId("late"), 0)
+
+LANDING_S = 1.9
+"""After its sender has settled or died, a transfer's last bytes land within this time."""
+
+
+@dataclass(slots=True)
+class Memory:
+    block_size: int
+    _slots: dict[tuple[int, int], Content] = field(default_factory=dict)
+
+    def write(self, block_table: Sequence[int], request_id: RequestId, start: int, tokens: int) -> None:
+        for position in range(start, start + tokens):
+            self._slots[self._slot(block_table, position)] = (request_id, position)
+
+    def check(self, block_table: Sequence[int], request_id: RequestId, tokens: int) -> None:
+        """The first ``tokens`` positions of the sequence lie in its blocks."""
+        for position in range(tokens):
+            found = self._slots.get(self._slot(block_table, position))
+            assert found == (request_id, position), f"{request_id} finds {found} at position {position}"
+
+    def spoil(self, blocks: Sequence[int]) -> None:
+        """Bytes of a transfer that was given up on land."""
+        for block in blocks:
+            for offset in range(self.block_size):
+                self._slots[block, offset] = LATE_BYTES
+
+    def _slot(self, block_table: Sequence[int], position: int) -> tuple[int, int]:
+        return block_table[position // self.block_size], position % self.block_size

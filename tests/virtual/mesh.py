@@ -1,0 +1,199 @@
+"""One scheduler, one gateway and some instances over one virtual bus, and what may befall them."""
+
+import random
+from dataclasses import dataclass, field
+
+from common.config import EmulationConfig, PrefillOrder
+from common.emulation import EmulatedRunner
+from common.ids import Incarnation, InstanceId, RequestId
+from common.kv.blocks import BlockAllocator
+from common.messages import GenerationRequest, InstanceRecord, SamplingParams, ServiceRecord
+from common.sequences import finish_reason_of
+from common.steps import Draw, SequenceStep
+from decode.state import DecodeState
+from prefill.state import PrefillState
+from scheduler.state import SchedulerState
+from tests.requests import GATEWAY
+from tests.virtual.bus import Bus, Timeline
+from tests.virtual.decode import VirtualDecode
+from tests.virtual.gateway import VirtualGateway
+from tests.virtual.memory import Memory
+from tests.virtual.prefill import VirtualPrefill
+from tests.virtual.scheduler import SCHEDULER, VirtualScheduler
+
+LEASE_S = 3.0
+REPORT_S = 0.25
+DRAIN_S = 1.0
+EOS_TOKEN_IDS = (3,)
+RUNNER = EmulatedRunner(EmulationConfig(vocab_size=61), wait=lambda _: None)
+
+
+@dataclass(frozen=True, slots=True)
+class MeshShape:
+    prefills: int = 1
+    decodes: int = 1
+    block_size: int = 4
+    prefill_blocks: int = 16
+    decode_blocks: int = 16
+    chunk_tokens: int = 8
+    order: PrefillOrder = "fcfs"
+    max_batch: int = 8
+    max_waiting_requests: int = 4
+    max_pending_prefill_tokens: int = 60
+    max_requests_per_decode: int = 6
+    send_failures: float = 0.0
+
+
+@dataclass(slots=True)
+class VirtualMesh:
+    shape: MeshShape
+    bus: Bus
+    scheduler: VirtualScheduler
+    gateway: VirtualGateway
+    instances: dict[InstanceId, VirtualPrefill | VirtualDecode] = field(default_factory=dict)
+    silent_until_s: dict[InstanceId, float] = field(default_factory=dict)
+    lives: int = 0
+    preempted: int = 0
+
+    def start(self) -> None:
+        self.bus.nodes |= {GATEWAY: self.gateway, SCHEDULER: self.scheduler}
+        self.scheduler.gateway = ServiceRecord(
+            service_id=GATEWAY, incarnation=Incarnation("g"), kind="gateway", host="h", pid=1, http_url=""
+        )
+        for number in range(self.shape.prefills):
+            self.join(InstanceId(f"prefill-{number}"))
+        for number in range(self.shape.decodes):
+            self.join(InstanceId(f"decode-{number}"))
+        self.scheduler.beat()
+
+    def join(self, instance_id: InstanceId) -> None:
+        """A new life of an instance; its record replaces that of the last one."""
+        self.lives += 1
+        incarnation = Incarnation(f"life-{self.lives}")
+        is_prefill = instance_id.startswith("prefill")
+        node = (
+            self._prefill(instance_id, incarnation) if is_prefill else self._decode(instance_id, incarnation)
+        )
+        self.instances[instance_id] = node
+        self.bus.nodes[instance_id] = node
+        self.scheduler.records[instance_id] = InstanceRecord(
+            instance_id=instance_id,
+            incarnation=incarnation,
+            role="prefill" if is_prefill else "decode",
+            model="m",
+            host="h",
+            pid=1,
+            http_url="",
+            block_size=self.shape.block_size,
+            total_blocks=node.state.blocks.total_blocks,
+            context_length=8192,
+            dtype="fp32",
+        )
+        self._report(node, 1)
+
+    def kill(self, instance_id: InstanceId, away_s: float) -> None:
+        """Ends a life without a word; after ``away_s`` the next one begins."""
+        node = self.instances.pop(instance_id, None)
+        if node is None:
+            return
+        node.die()
+        del self.bus.nodes[instance_id]
+        record = self.scheduler.records[instance_id]
+        timeline = self.bus.timeline
+
+        def forget() -> None:
+            if self.scheduler.records.get(instance_id) is record:
+                del self.scheduler.records[instance_id]
+
+        timeline.after(LEASE_S, forget)
+        timeline.after(away_s, lambda: self.join(instance_id))
+
+    def drain(self, instance_id: InstanceId, away_s: float) -> None:
+        node = self.instances.get(instance_id)
+        if node is None or not node.state.is_admitting:
+            return
+        node.drain(DRAIN_S)
+
+        def leave() -> None:
+            if self.instances.get(instance_id) is node:
+                self.kill(instance_id, away_s)
+
+        self.bus.timeline.after(2 * DRAIN_S, leave)
+
+    def silence(self, instance_id: InstanceId, duration_s: float) -> None:
+        """Its reports stay away though it works."""
+        self.silent_until_s[instance_id] = self.bus.timeline.now + duration_s
+
+    def check_empty(self) -> None:
+        """Nobody holds anything any more."""
+        assert not self.scheduler.state.requests, "the scheduler keeps a booking"
+        for instance_id, node in self.instances.items():
+            blocks = node.state.blocks
+            assert node.state.is_idle, f"{instance_id} keeps {list(node.state.sequences)}"
+            assert blocks.free_blocks == blocks.total_blocks, f"{instance_id} keeps blocks"
+
+    def _report(self, node: VirtualPrefill | VirtualDecode, sequence: int) -> None:
+        instance_id = node.state.instance_id
+        if self.instances.get(instance_id) is not node:
+            return
+        timeline = self.bus.timeline
+        if timeline.now >= self.silent_until_s.get(instance_id, 0.0):
+            self.bus.publish(instance_id, SCHEDULER, node.load(sequence))
+        timeline.after(REPORT_S, lambda: self._report(node, sequence + 1))
+
+    def _prefill(self, instance_id: InstanceId, incarnation: Incarnation) -> VirtualPrefill:
+        shape = self.shape
+        state = PrefillState(
+            instance_id=instance_id,
+            incarnation=incarnation,
+            blocks=BlockAllocator(shape.prefill_blocks),
+            block_size=shape.block_size,
+            eos_token_ids=EOS_TOKEN_IDS,
+            chunk_tokens=shape.chunk_tokens,
+            order=shape.order,
+            scheduling_window=3,
+            max_waiting_requests=shape.max_waiting_requests,
+        )
+        return VirtualPrefill(state, RUNNER, self.bus, Memory(shape.block_size), shape.send_failures)
+
+    def _decode(self, instance_id: InstanceId, incarnation: Incarnation) -> VirtualDecode:
+        shape = self.shape
+        state = DecodeState(
+            instance_id=instance_id,
+            blocks=BlockAllocator(shape.decode_blocks),
+            block_size=shape.block_size,
+            eos_token_ids=EOS_TOKEN_IDS,
+            max_batch=shape.max_batch,
+            max_waiting_requests=shape.max_waiting_requests,
+        )
+        return VirtualDecode(state, incarnation, RUNNER, self.bus, Memory(shape.block_size))
+
+
+def make_mesh(shape: MeshShape, seed: int) -> VirtualMesh:
+    bus = Bus(Timeline(random.Random(seed)))
+    state = SchedulerState(LEASE_S, shape.max_pending_prefill_tokens, shape.max_requests_per_decode)
+    mesh = VirtualMesh(shape, bus, VirtualScheduler(state, bus), VirtualGateway(bus))
+    mesh.start()
+    return mesh
+
+
+def sequence_of(name: str, prompt_tokens: int, max_tokens: int, seed: int) -> GenerationRequest:
+    return GenerationRequest(
+        request_id=RequestId(name),
+        gateway_id=GATEWAY,
+        prompt_ids=tuple(range(prompt_tokens)),
+        sampling=SamplingParams(max_tokens=max_tokens, seed=seed),
+    )
+
+
+def expected_tokens(request: GenerationRequest) -> tuple[list[int], str]:
+    """What the emulated engine defines for the request, drawn one after another by nobody's state."""
+    output_ids: list[int] = []
+    while True:
+        draw = Draw(request.sampling, request.prompt_ids, output_ids)
+        [token] = RUNNER.run([SequenceStep((0,), 0, (), draw)])
+        assert token is not None
+        finish = finish_reason_of(request, len(output_ids), token, EOS_TOKEN_IDS)
+        output_ids.append(token.token_id)
+        if finish is not None:
+            return output_ids, finish

@@ -1,0 +1,112 @@
+"""The scheduler's state in virtual time, as ``scheduler.service`` drives it, with a store beside it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from common.errors import BusError, BusTimeout, NoInstanceReady, Overloaded, RequestError
+from common.ids import InstanceId
+from common.messages import (
+    CancelRequest,
+    GatewayGone,
+    GenerationRequest,
+    InstanceGone,
+    InstanceRecord,
+    LoadReport,
+    MemberRecord,
+    PrefillTask,
+    RequestEnded,
+    SubmitRequest,
+)
+from scheduler import state as decisions
+from scheduler.state import SchedulerState
+from tests.virtual.bus import Bus, Reply
+
+SCHEDULER = "scheduler"
+CALL_TIMEOUT_S = 5.0
+HEARTBEAT_S = 1.0
+DISPATCH_ATTEMPTS = 3
+
+
+@dataclass(slots=True)
+class VirtualScheduler:
+    """``records`` is the store: dead instances stay in it until their lease is over."""
+
+    state: SchedulerState
+    bus: Bus
+    records: dict[InstanceId, InstanceRecord] = field(default_factory=dict)
+    gateway: MemberRecord | None = None
+
+    def beat(self) -> None:
+        self._read_members()
+        self._handle(decisions.TimePassed())
+        self.bus.timeline.after(HEARTBEAT_S, self.beat)
+
+    def hear(self, message: msgspec.Struct) -> None:
+        match message:
+            case LoadReport():
+                self._handle(decisions.LoadReported(message))
+            case RequestEnded():
+                self._handle(decisions.RequestOver(message.request_id))
+
+    def serve(self, message: msgspec.Struct, reply: Callable[[Reply], None]) -> None:
+        assert isinstance(message, SubmitRequest)
+        for instance_id in message.lost_instances:
+            self._handle(decisions.InstanceSuspected(instance_id))
+        refusal = NoInstanceReady("no prefill instance answered")
+        self._dispatch(message.request, frozenset(), DISPATCH_ATTEMPTS, refusal, reply)
+
+    def _dispatch(
+        self,
+        request: GenerationRequest,
+        excluded: frozenset[InstanceId],
+        attempts: int,
+        refusal: RequestError,
+        reply: Callable[[Reply], None],
+    ) -> None:
+        if attempts == 0:
+            reply(refusal)
+            return
+        try:
+            placement = self.state.place(request, excluded)
+        except RequestError as exc:
+            reply(refusal if excluded and isinstance(exc, NoInstanceReady) else exc)
+            return
+        self.state.check()
+        prefill = placement.prefill_instance
+
+        def answer(answered: Reply) -> None:
+            if isinstance(answered, Overloaded | NoInstanceReady | BusError):
+                self._handle(decisions.TaskUndelivered(request.request_id))
+                if isinstance(answered, BusError):
+                    self._handle(decisions.InstanceSuspected(prefill))
+                if isinstance(answered, BusTimeout):
+                    self.bus.publish(SCHEDULER, prefill, CancelRequest(request.request_id, request.attempt))
+                why = answered if isinstance(answered, RequestError) else refusal
+                self._dispatch(request, excluded | {prefill}, attempts - 1, why, reply)
+            elif isinstance(answered, RequestError):
+                self._handle(decisions.TaskUndelivered(request.request_id))
+                reply(answered)
+            else:
+                self._handle(decisions.TaskAcknowledged(request.request_id))
+                reply(placement)
+
+        task = PrefillTask(request, placement.decode_instance)
+        self.bus.call(SCHEDULER, prefill, task, answer, CALL_TIMEOUT_S)
+
+    def _read_members(self) -> None:
+        gateways = () if self.gateway is None else (self.gateway,)
+        self._handle(decisions.MembersRead((*self.records.values(), *gateways)))
+
+    def _handle(self, event: decisions.SchedulerStateEvent) -> None:
+        commands = self.state.handle(event, self.bus.timeline.now)
+        self.state.check()
+        for command in commands:
+            match command:
+                case decisions.ReadMembers():
+                    self.bus.timeline.after(0.01, self._read_members)
+                case decisions.AnnounceInstanceGone(instance_id, incarnation):
+                    self.bus.publish_to_all(SCHEDULER, InstanceGone(instance_id, incarnation))
+                case decisions.AnnounceGatewayGone(gateway_id):
+                    self.bus.publish_to_all(SCHEDULER, GatewayGone(gateway_id))
