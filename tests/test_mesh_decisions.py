@@ -32,6 +32,7 @@ def shapes(draw: st.DrawFn, spare_blocks: int) -> MeshShape:
         chunk_tokens=draw(st.sampled_from([1, 7, 64])),
         order=draw(st.sampled_from(["fcfs", "sjf", "ljf"])),
         max_batch=draw(st.sampled_from([1, 2, 8])),
+        max_waiting_requests=draw(st.sampled_from([3, 20])),
         send_failures=draw(st.sampled_from([0.0, 0.2])),
     )
 
@@ -63,7 +64,7 @@ def finish(mesh: VirtualMesh, requests: int) -> None:
     mesh.check_empty()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(shapes(spare_blocks=20), SEEDS)
 def test_in_peace_every_request_gets_its_tokens_and_nothing_is_left(shape: MeshShape, seed: int) -> None:
     mesh = make_mesh(shape, seed)
@@ -71,7 +72,7 @@ def test_in_peace_every_request_gets_its_tokens_and_nothing_is_left(shape: MeshS
     finish(mesh, 20)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(shapes(spare_blocks=2), SEEDS)
 def test_in_pools_for_one_sequence_nobody_starves(shape: MeshShape, seed: int) -> None:
     mesh = make_mesh(shape, seed)
@@ -79,7 +80,7 @@ def test_in_pools_for_one_sequence_nobody_starves(shape: MeshShape, seed: int) -
     finish(mesh, 20)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(shapes(spare_blocks=10), SEEDS)
 def test_whatever_is_lost_every_request_gets_its_tokens_once(shape: MeshShape, seed: int) -> None:
     """Instances die, come back, drain and fall silent; clients leave; transfers fail."""
@@ -104,9 +105,7 @@ def befall(mesh: VirtualMesh, chance: random.Random) -> None:
     elif fault == "silence":
         timeline.at(at_s, lambda: mesh.silence(name, away_s))
     else:
-        left = sorted(mesh.gateway.entries)
         timeline.at(at_s, lambda: leave_one(mesh, chance))
-        assert not left
 
 
 def leave_one(mesh: VirtualMesh, chance: random.Random) -> None:
