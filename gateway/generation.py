@@ -103,6 +103,10 @@ class Generation:
     def continue_elsewhere(self) -> GenerationRequest:
         """The next attempt: what has come so far becomes part of what is computed anew."""
         self.continuations += 1
+        return self.next_attempt()
+
+    def next_attempt(self) -> GenerationRequest:
+        """A number that no instance has heard of: a submission that failed may have left cancellations."""
         self.attempt_tokens = 0
         self.placement = None
         self.request = msgspec.structs.replace(

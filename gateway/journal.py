@@ -282,6 +282,8 @@ class Journal:
                     generation.fail(exc)
                     return
                 await asyncio.sleep(CONTINUE_BACKOFF_S)
+                if not generation.is_over and generation.request.attempt == attempt:
+                    attempt = generation.next_attempt().attempt
             except RequestError as exc:
                 generation.fail(exc)
                 return

@@ -124,6 +124,7 @@ class VirtualGateway:
 
     def _submit_again(self, entry: Entry, request: GenerationRequest) -> None:
         if entry.end is None and entry.request is request:
+            entry.request = msgspec.structs.replace(request, attempt=request.attempt + 1)
             self._submit(entry)
 
     def _settle(

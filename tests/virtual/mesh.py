@@ -91,8 +91,8 @@ class VirtualMesh:
         )
         self._report(node, 1)
 
-    def kill(self, instance_id: InstanceId, away_s: float) -> None:
-        """Ends a life without a word; after ``away_s`` the next one begins."""
+    def kill(self, instance_id: InstanceId, away_s: float | None) -> None:
+        """Ends a life without a word; after ``away_s`` the next one begins, or never."""
         node = self.instances.pop(instance_id, None)
         if node is None:
             return
@@ -106,7 +106,8 @@ class VirtualMesh:
                 del self.scheduler.records[instance_id]
 
         timeline.after(LEASE_S, forget)
-        timeline.after(away_s, lambda: self.join(instance_id))
+        if away_s is not None:
+            timeline.after(away_s, lambda: self.join(instance_id))
 
     def drain(self, instance_id: InstanceId, away_s: float) -> None:
         node = self.instances.get(instance_id)
