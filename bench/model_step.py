@@ -1,6 +1,6 @@
 """How long one forward pass takes, and where the time goes: linears, attention, the rest.
 
-    python bench/model_step.py MODEL_DIRECTORY [--dtype fp32] [--threads 1] [--weights model]
+    python bench/model_step.py MODEL_DIRECTORY [--dtype float32] [--threads 1] [--weights model]
 
 Prints, for decode batches and prefill chunks, the median time of a pass and the profiler's shares. Run it
 with the environment the launcher gives its instances (services/launch_plan.py) to see what they see.
@@ -10,6 +10,7 @@ import argparse
 import statistics
 import time
 from pathlib import Path
+from typing import get_args
 
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -18,10 +19,10 @@ from common.kv.blocks import blocks_for
 from common.kv.layout import KVLayout
 from common.kv.pool import KVPool
 from common.messages import SamplingParams
-from common.model.program import load_program
+from common.model.precision import WeightForm
+from common.model.program import TORCH_DTYPES, load_program
 from common.model.runner import ModelRunner
 from common.steps import Draw, SequenceStep
-from services.model_engine import TORCH_DTYPES
 
 GREEDY = SamplingParams(max_tokens=1 << 20, temperature=0.0)
 KINDS = {
@@ -33,9 +34,9 @@ KINDS = {
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("model", type=Path)
-    parser.add_argument("--dtype", choices=TORCH_DTYPES, default="fp32")
+    parser.add_argument("--dtype", choices=TORCH_DTYPES, default="float32")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--weights", choices=("model", "int8"), default="model")
+    parser.add_argument("--weights", choices=get_args(WeightForm), default="model")
     parser.add_argument("--context", type=int, default=192)
     parser.add_argument("--block-size", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=15)
@@ -56,7 +57,7 @@ def _load(options: argparse.Namespace) -> tuple[ModelRunner, int]:
     dtype = TORCH_DTYPES[options.dtype]
     device = torch.device("cpu")
     cache = Path("~/.cache/lamella").expanduser()
-    program = load_program(options.model, dtype, device, cache, weights=options.weights)
+    program = load_program(options.model, options.dtype, device, cache, weights=options.weights)
     spec = program.spec
     layout = KVLayout(spec.layers, spec.kv_heads, spec.head_dim, options.block_size, dtype.itemsize)
     total_blocks = 40 * blocks_for(max(1024, options.context + 1), options.block_size)

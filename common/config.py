@@ -18,7 +18,8 @@ from common.errors import ConfigError
 from common.ids import is_valid_id
 from common.messages import Role
 
-Dtype = Literal["auto", "bf16", "fp32"]
+Dtype = Literal["bf16", "fp32"]
+Weights = Literal["model", "int8", "w8a8"]
 PrefillOrder = Literal["fcfs", "sjf", "ljf"]
 TransferPath = Literal["auto", "mooncake", "shared_memory"]
 TransferProtocol = Literal["tcp", "rdma", "nvlink"]
@@ -51,16 +52,17 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Which model, and where converted weights and captured programs are kept.
 
-    ``directory`` None is the embedded default model. ``dtype`` auto is bf16 where the device multiplies
-    bf16 in hardware and fp32 elsewhere. ``weights`` int8 keeps linear weights in eight bits.
+    ``directory`` None is the embedded default model. ``dtype`` and ``weights``: see
+    ``common.model.precision`` and ``common.model.linears``. ``threads`` None uses the cores that no other
+    instance of this machine uses at the time.
     """
 
     directory: Path | None = None
     cache_directory: Path = Path("~/.cache/lamella")
-    dtype: Dtype = "auto"
+    dtype: Dtype = "bf16"
     device: str = "cpu"
-    weights: Literal["model", "int8"] = "model"
-    threads: int = 1
+    weights: Weights = "model"
+    threads: int | None = None
 
 
 class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -284,7 +286,7 @@ def check_config(config: Config) -> None:
     for key in NOT_NEGATIVE:
         require(key, "must be 0 or more", lambda v: v >= 0)
     for key in AT_LEAST_ONE:
-        require(key, "must be at least 1", lambda v: v >= 1)
+        require(key, "must be at least 1", lambda v: v is None or v >= 1)
     for key in ("transfer.min_port", "transfer.max_port"):
         require(key, "must be 1..65535", lambda v: 1 <= v <= 65_535)
     require(

@@ -9,17 +9,29 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
+from common.host_cores import HostCores
+
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
+IDLE_AFTER_S = 0.02
+"""The pause between two steps is not idleness: a neighbour would start a long chunk on this engine's core."""
+
 
 class EngineThread:
-    """Runs calls one after the other. ``prepare`` is run first, on the thread itself."""
+    """Runs calls one after the other.
 
-    def __init__(self, prepare: Callable[[], None] | None = None) -> None:
-        self._executor = ThreadPoolExecutor(
-            max_workers=1, thread_name_prefix="engine", initializer=prepare or (lambda: None)
-        )
+    With ``cores``, ``use_cores`` is called on the thread before each of them with the number to compute on.
+    """
+
+    def __init__(
+        self, cores: HostCores | None = None, use_cores: Callable[[int], None] = lambda count: None
+    ) -> None:
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine")
+        self._cores = cores
+        self._use_cores = use_cores
+        self._calls = 0
+        self._idle: asyncio.TimerHandle | None = None
 
     async def run(
         self,
@@ -29,8 +41,34 @@ class EngineThread:
     ) -> Result:
         """The result of ``work``, computed on the engine's thread. Its exception is raised here."""
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._executor, lambda: work(*arguments, **keywords))
+        cores = self._cores
+        if cores is None:
+            return await loop.run_in_executor(self._executor, lambda: work(*arguments, **keywords))
+
+        def compute() -> Result:
+            self._use_cores(cores.share())
+            return work(*arguments, **keywords)
+
+        self._start(cores)
+        try:
+            return await loop.run_in_executor(self._executor, compute)
+        finally:
+            self._calls -= 1
+            if self._calls == 0:
+                self._idle = loop.call_later(IDLE_AFTER_S, cores.release)
+
+    def _start(self, cores: HostCores) -> None:
+        self._calls += 1
+        if self._idle is not None:
+            self._idle.cancel()
+            self._idle = None
+        if self._calls == 1:
+            cores.claim()
 
     def close(self) -> None:
         """Waits for the work at hand, takes no more."""
         self._executor.shutdown(wait=True, cancel_futures=True)
+        if self._idle is not None:
+            self._idle.cancel()
+        if self._cores is not None:
+            self._cores.close()

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from common.errors import ModelError
 
 CAUSAL_SUFFIXES = ("ForCausalLM", "LMHeadModel")
@@ -48,6 +50,21 @@ class ModelSpec:
     def kv_token_bytes(self, element_bytes: int) -> int:
         """KV of one token over all layers."""
         return 2 * self.layers * self.kv_heads * self.head_dim * element_bytes
+
+
+class AttentionSpec(msgspec.Struct, frozen=True):
+    """One layer's attention, all that an attention worker must know of the model.
+
+    A token at position p sees keys at positions > p − ``window`` (None: all). ``softcap`` bounds the scores
+    by ``softcap · tanh(score / softcap)``.
+    """
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
 
 
 def read_spec(directory: Path) -> ModelSpec:

@@ -1,7 +1,7 @@
 """Fills an image's model cache while it is built: containers start fast and write nothing.
 
-The default model is converted once, and captured for every element type that ``dtype = auto`` may choose on
-the machine where the image runs, which is not the one that builds it.
+The default model is converted once, and captured for every element type that ``dtype = "bf16"`` may compute
+with on the machine where the image runs, which is not the one that builds it.
 
 Conversions are found again by their weights' modification times, which image layers cut to whole seconds:
 the weights get a fixed time before they are captured.
@@ -10,14 +10,13 @@ the weights get a fixed time before they are captured.
 import os
 import sys
 
-import torch
-
 from common.config import load_config
 from common.model.cache import cached_conversion
 from common.model.default_model import default_model_directory
+from common.model.precision import ElementType
 
 FIXED_TIME_S = 1_700_000_000
-DTYPES = (torch.bfloat16, torch.float32)
+ELEMENT_TYPES: tuple[ElementType, ...] = ("bfloat16", "float32")
 
 
 def main() -> None:
@@ -26,8 +25,8 @@ def main() -> None:
     directory = default_model_directory(cache, report)
     for weights in directory.glob("*.safetensors"):
         os.utime(weights, (FIXED_TIME_S, FIXED_TIME_S))
-    for dtype in DTYPES:
-        cached_conversion(directory, dtype, cache, report)
+    for element_type in ELEMENT_TYPES:
+        cached_conversion(directory, element_type, cache, report)
 
 
 def report(stage: str) -> None:

@@ -8,14 +8,14 @@ import asyncio
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from common.config import Config, load_config
+from common.config import Config, Dtype, Weights, load_config
 from common.errors import ConfigError, LamellaError, LauncherError
 from common.messages import Role
 from services.bench.command import bench
@@ -37,8 +37,6 @@ app.command("bench")(bench)
 messages = Console(stderr=True)
 
 DEFAULT_STATE_DIRECTORY = Path(".lamella")
-DtypeName = Literal["bf16", "fp32"]
-
 ConfigOption = Annotated[Path | None, typer.Option("--config", help="A TOML file of settings.")]
 StateOption = Annotated[Path, typer.Option(help="Tells several meshes on one machine apart.")]
 UrlOption = Annotated[str | None, typer.Option("--url", help="The server to talk to.")]
@@ -69,7 +67,8 @@ def up(
     port: Annotated[int, typer.Option(help="The gateway's port.", min=0, max=65_535)] = 8000,
     state_dir: StateOption = DEFAULT_STATE_DIRECTORY,
     model: Annotated[Path | None, typer.Option(help="A local transformers directory.")] = None,
-    dtype: Annotated[DtypeName | None, typer.Option(help="Default: what this machine is fast at.")] = None,
+    dtype: Annotated[Dtype | None, typer.Option(help="Of the weights; default bf16.")] = None,
+    weights: Annotated[Weights | None, typer.Option(help="int8: weight-only; w8a8: activations too.")] = None,
     prefill: Annotated[int, typer.Option(help="Prefill instances.", min=0)] = 1,
     decode: Annotated[int, typer.Option(help="Decode instances.", min=0)] = 1,
     config: ConfigOption = None,
@@ -81,7 +80,7 @@ def up(
     from services.local import up as run_mesh
     from services.local import up_detached
 
-    settings = _with_model(load_config(config), model, dtype)
+    settings = _with_model(load_config(config), model, dtype, weights)
     plan = LaunchPlan(
         prefill=prefill,
         decode=decode,
@@ -190,13 +189,17 @@ def model_path(config: ConfigOption = None) -> None:
     print(directory)
 
 
-def _with_model(config: Config, directory: Path | None, dtype: DtypeName | None) -> Config:
+def _with_model(
+    config: Config, directory: Path | None, dtype: Dtype | None, weights: Weights | None
+) -> Config:
     """The configuration with the command line's choices over the file's."""
     model = config.model
     if directory is not None:
         model = msgspec.structs.replace(model, directory=directory.expanduser().absolute())
     if dtype is not None:
         model = msgspec.structs.replace(model, dtype=dtype)
+    if weights is not None:
+        model = msgspec.structs.replace(model, weights=weights)
     return msgspec.structs.replace(config, model=model)
 
 

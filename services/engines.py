@@ -10,6 +10,7 @@ from common.config import Config
 from common.emulation import EmulatedRunner
 from common.engine_thread import EngineThread
 from common.errors import ConfigError
+from common.host_cores import open_host_cores
 from common.kv.layout import KVLayout
 from common.steps import Runner
 from common.transfer.buffers import ForeignMemory, SharedBuffer
@@ -41,9 +42,13 @@ async def load_engine(config: Config, model_directory: Path) -> Engine:
     """
     if config.instance.engine == "emulated":
         return _emulated_engine(config, model_directory)
-    from services.model_engine import load_model_engine, prepare_thread
+    from services.model_engine import load_model_engine, use_cores
 
-    thread = EngineThread(prepare=lambda: prepare_thread(config.model.threads))
+    threads = config.model.threads
+    cores = open_host_cores() if threads is None else None
+    thread = EngineThread(cores, use_cores)
+    if threads is not None:
+        await thread.run(use_cores, threads)
     return await thread.run(load_model_engine, config, model_directory, thread)
 
 

@@ -53,7 +53,6 @@ def child_environment(config: Config, service_id: str, port: int) -> dict[str, s
     inherited = {key: value for key, value in os.environ.items() if key not in ENVIRONMENT}
     return {
         **ALLOCATOR_ENVIRONMENT,
-        "OMP_NUM_THREADS": str(config.model.threads),
         **inherited,
         "LAMELLA_SERVICE_ID": service_id,
         "LAMELLA_PORT": str(port),

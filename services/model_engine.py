@@ -1,42 +1,38 @@
 """Loads the real model into an Engine. The only part of the instance's start that needs torch."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
-from common.config import Config, Dtype
+from common.config import Config
 from common.engine_thread import EngineThread
-from common.errors import ConfigError
 from common.kv.blocks import blocks_for
 from common.kv.layout import KVLayout
 from common.kv.pool import KVPool
 from common.messages import SamplingParams
-from common.model.cache import cached_conversion
+from common.model.precision import precision_of
 from common.model.program import load_program
 from common.model.runner import ModelRunner
 from common.steps import Draw, SequenceStep
 from common.transfer.buffers import ForeignMemory, SharedBuffer
 from services.engines import Engine, blocks_in
 
-TORCH_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
-
 WARM_UP_TOKENS = 3
 
 
-def prepare_thread(threads: int) -> None:
+def use_cores(count: int) -> None:
     """Called on the engine's thread: torch keeps its thread count per calling thread."""
-    torch.set_num_threads(threads)
+    torch.set_num_threads(count)
 
 
 def load_model_engine(config: Config, model_directory: Path, thread: EngineThread) -> Engine:
     """Weights, program, pool and a first pass that touches every kernel. Raises ModelError, ConfigError."""
     device = torch.device(config.model.device)
-    dtype_name = resolve_dtype(config.model.dtype, device)
-    dtype = TORCH_DTYPES[dtype_name]
-    cache = config.model.cache_directory.expanduser()
-    program = load_program(model_directory, dtype, device, cache, weights=config.model.weights)
-    spec = program.spec
+    precision = precision_of(config.model)
+    program = load_program(
+        model_directory, precision.compute, device, config.model.cache_directory, weights=precision.weights
+    )
+    spec, dtype = program.spec, program.dtype
     layout = KVLayout(
         layers=spec.layers,
         kv_heads=spec.kv_heads,
@@ -57,25 +53,8 @@ def load_model_engine(config: Config, model_directory: Path, thread: EngineThrea
         eos_token_ids=tuple(spec.eos_token_ids),
         model_name=spec.name,
         context_length=spec.context_length,
-        dtype=dtype_name,
+        dtype=precision.compute,
     )
-
-
-def prepare_program(config: Config, model_directory: Path, progress: Callable[[str], None]) -> None:
-    """Captures the model into the cache if it is not there yet, so that no instance has to."""
-    dtype = TORCH_DTYPES[resolve_dtype(config.model.dtype, torch.device(config.model.device))]
-    cached_conversion(model_directory, dtype, config.model.cache_directory, progress)
-
-
-def resolve_dtype(dtype: Dtype, device: torch.device) -> str:
-    """What ``auto`` means here: bf16 where the device multiplies bf16 in hardware, else fp32."""
-    if dtype != "auto":
-        return dtype
-    if device.type == "cuda":
-        return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
-    if device.type != "cpu":
-        raise ConfigError("model.device", str(device), "must be cpu or cuda")
-    return "bf16" if torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported() else "fp32"
 
 
 def _allocate_pool(

@@ -7,6 +7,8 @@ each other. Where everything is cached, nothing heavy is imported.
 from collections.abc import Callable
 
 from common.config import Config
+from common.model.cache import cached_conversion
+from common.model.precision import precision_of
 from services.model_directory import model_directory
 
 
@@ -14,6 +16,5 @@ def prepare_model(config: Config, progress: Callable[[str], None]) -> None:
     """Converts and captures what the cache lacks. Raises ModelError, ConfigError."""
     directory = model_directory(config.model, progress)
     if config.instance.engine == "model":
-        from services.model_engine import prepare_program
-
-        prepare_program(config, directory, progress)
+        element_type = precision_of(config.model).compute
+        cached_conversion(directory, element_type, config.model.cache_directory, progress)

@@ -14,8 +14,8 @@ import torch
 from common.kv.layout import KVLayout
 from common.kv.pool import KVPool
 from common.model.attention_kernels import merge_two, partial_attention
-from common.model.interface import AttentionSpec
 from common.model.page_plan import DecodePlan, DecodeRow, plan_decode
+from common.spec import AttentionSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,10 +15,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
-import torch
 
 from common.errors import ModelError
-from common.model.interface import AttentionSpec
+from common.model.precision import ElementType
+from common.spec import AttentionSpec
 
 CONVERTER_VERSION = 1
 """Raise it when generated source or manifest change: older conversions are then made anew."""
@@ -49,11 +49,11 @@ class Manifest(msgspec.Struct, frozen=True):
 
 
 def cached_conversion(
-    model_directory: Path, dtype: torch.dtype, cache_directory: Path, progress: Callable[[str], None]
+    model_directory: Path, element_type: ElementType, cache_directory: Path, progress: Callable[[str], None]
 ) -> Path:
     """The model's conversion, made now where the cache has none. One process makes it, others wait."""
     programs = cache_directory.expanduser() / "programs"
-    target = programs / _key(model_directory, dtype)
+    target = programs / _key(model_directory, element_type)
     if (target / "manifest.json").is_file():
         return target
     programs.mkdir(parents=True, exist_ok=True)
@@ -64,7 +64,7 @@ def cached_conversion(
 
         scratch = Path(tempfile.mkdtemp(dir=programs, prefix=".converting-"))
         try:
-            convert(model_directory, dtype, scratch, progress)
+            convert(model_directory, element_type, scratch, progress)
             for path in (scratch, *scratch.rglob("*")):
                 path.chmod(0o755 if path.is_dir() else 0o644)  # another user's service may read the cache
             scratch.rename(target)
@@ -87,7 +87,7 @@ def save_conversion(target: Path, manifest: Manifest, source: str) -> None:
     (target / "manifest.json").write_bytes(msgspec.json.format(msgspec.json.encode(manifest)))
 
 
-def _key(model_directory: Path, dtype: torch.dtype) -> str:
+def _key(model_directory: Path, element_type: ElementType) -> str:
     """Everything the conversion depends on. Weights count by their files' names, sizes and times."""
     digest = hashlib.sha256()
     digest.update((model_directory / "config.json").read_bytes())
@@ -95,7 +95,7 @@ def _key(model_directory: Path, dtype: torch.dtype) -> str:
         status = path.stat()
         digest.update(f"{path.name} {status.st_size} {status.st_mtime_ns}\n".encode())
     versions = (importlib.metadata.version(package) for package in ("torch", "transformers"))
-    digest.update(f"{dtype} {CONVERTER_VERSION} {' '.join(versions)}".encode())
+    digest.update(f"{element_type} {CONVERTER_VERSION} {' '.join(versions)}".encode())
     return f"{model_directory.resolve().name}-{digest.hexdigest()[:16]}"
 
 

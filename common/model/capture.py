@@ -17,7 +17,7 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from common.errors import ModelError
-from common.model.interface import AttentionSpec
+from common.spec import AttentionSpec
 
 ATTENTION_NAME = "lamella_capture"
 EXAMPLE_TOKENS = 7

@@ -18,7 +18,8 @@ from common.errors import ModelError
 from common.model.cache import Manifest, save_conversion
 from common.model.capture import CapturedModel, capture_model
 from common.model.emit import emit
-from common.model.program import ModelProgram, load_converted
+from common.model.precision import ElementType
+from common.model.program import TORCH_DTYPES, ModelProgram, load_converted
 from common.model.rewrite import rewrite
 from common.model.slices import cut
 from common.model.weights import WeightFiles
@@ -29,11 +30,14 @@ CHECK_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.15, torch.float16: 0.0
 """Largest difference allowed, relative to the largest logit."""
 
 
-def convert(model_directory: Path, dtype: torch.dtype, target: Path, progress: Callable[[str], None]) -> None:
+def convert(
+    model_directory: Path, element_type: ElementType, target: Path, progress: Callable[[str], None]
+) -> None:
     """Writes the conversion into the empty directory ``target``. Raises ModelError."""
     os.environ["HF_HUB_OFFLINE"] = "1"
     spec = read_spec(model_directory)
     progress("capturing the model")
+    dtype = TORCH_DTYPES[element_type]
     model = capture_model(model_directory, dtype)
     shapes = {
         name: tuple(int(size) for size in node.meta["val"].shape) for node, name in model.parameters.items()
@@ -60,7 +64,7 @@ def convert(model_directory: Path, dtype: torch.dtype, target: Path, progress: C
     save_conversion(target, manifest, source)
     _rename_weights(model_directory, model, target, dtype, progress)
     progress("checking the program")
-    program = load_converted(model_directory, spec, dtype, torch.device("cpu"), target)
+    program = load_converted(model_directory, spec, element_type, torch.device("cpu"), target)
     check_token_wise(model_directory, program)
 
 

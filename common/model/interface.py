@@ -7,23 +7,7 @@ Q goes first, so that attention over the cached tokens can start before K and V 
 
 from typing import Protocol
 
-import msgspec
 import torch
-
-
-class AttentionSpec(msgspec.Struct, frozen=True):
-    """One layer's attention, all that an attention worker must know of the model.
-
-    A token at position p sees keys at positions > p − ``window`` (None: all). ``softcap`` bounds the scores
-    by ``softcap · tanh(score / softcap)``.
-    """
-
-    heads: int
-    kv_heads: int
-    head_dim: int
-    scale: float
-    window: int | None = None
-    softcap: float | None = None
 
 
 class AttentionIO(Protocol):

@@ -1,36 +1,51 @@
 """A linear layer as a callable bound to its weight, in the form that runs fastest here.
 
-``weights = "model"`` keeps the checkpoint's values; on a CPU they are reordered once for oneDNN where its
-private operators exist and agree with ``F.linear`` (tested at load, plain otherwise).
-
-``weights = "int8"`` rounds weights to one byte with a scale per output row, and each token's activations to
-one byte with a scale per token, for VNNI/AMX products: decode waits for a quarter of fp32's memory traffic.
-A token's result does not depend on the tokens beside it. It costs about 1 % of error in each product.
+- ``"model"`` keeps the checkpoint's values; on a CPU they are reordered once for oneDNN where its private
+  operators exist and agree with ``F.linear`` (tested at load, plain otherwise).
+- ``"bf16"``, for CPUs that multiply bf16 slowly: values rounded to bf16, products in the activations' dtype.
+  One row is bound by memory, so it reads bf16 (and is itself rounded to bf16 for the product); several rows
+  are bound by arithmetic and read the same values unpacked and reordered.
+- ``"int8"`` is weight-only: one byte a weight and a scale per output row. Few rows read the bytes; more rows
+  read the same rounded values reordered as above.
+- ``"w8a8"`` rounds each token's activations to a byte as well, with a scale per token, for VNNI/AMX products.
+  A token's result does not depend on the tokens beside it. It costs about 1 % of error in each product.
 """
 
 import functools
 from collections.abc import Callable
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
 
 from common.errors import ModelError
+from common.model.precision import WeightForm
 
 Linear = Callable[[torch.Tensor], torch.Tensor]
-WeightForm = Literal["model", "int8"]
 
+INT8_ROWS = 8
+"""Up to as many rows the bytes are read directly: measured 60 against 66 ms of linears at 8 rows, 86 against
+72 at 12 (docs/benchmarks.md)."""
 UINT8_ZERO = 128
 SMALLEST_SCALE = 1e-8
 
 
 def linear_of(weight: torch.Tensor, bias: torch.Tensor | None, form: WeightForm) -> Linear:
-    """``x [..., in] → [..., out]`` for ``weight`` [out, in]. Raises ModelError where int8 cannot run."""
+    """``x [..., in] → [..., out]`` for ``weight`` [out, in]. Raises ModelError where the form cannot run."""
     weight = weight.contiguous()
+    if form == "model":
+        return _linear_in_own_dtype(weight, bias)
+    if weight.device.type != "cpu":
+        raise ModelError(f'weights = "{form}": needs device = "cpu", use "model"')
+    if form == "bf16":
+        return _bf16_linear(weight, bias)
     if form == "int8":
-        if weight.device.type != "cpu" or not can_multiply_int8():
-            raise ModelError('weights = "int8": needs a CPU and oneDNN\'s quantized linear, use "model"')
         return _int8_linear(weight, bias)
+    if not can_multiply_bytes():
+        raise ModelError('weights = "w8a8": needs oneDNN\'s quantized linear, use "int8" or "model"')
+    return _w8a8_linear(weight, bias)
+
+
+def _linear_in_own_dtype(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
     if weight.device.type == "cpu" and can_prepack(weight.dtype):
         return _packed_linear(weight, bias)
     return functools.partial(F.linear, weight=weight, bias=bias)
@@ -47,9 +62,34 @@ def _packed_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
     return run
 
 
+def _bf16_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+    rounded = weight.to(torch.bfloat16)
+    many_rows = _linear_in_own_dtype(rounded.to(weight.dtype), bias)
+
+    def one_row(x: torch.Tensor) -> torch.Tensor:
+        product = torch.mv(rounded, x.to(torch.bfloat16).view(-1))
+        return product.to(x.dtype).view(*x.shape[:-1], -1)
+
+    return _by_rows(1, _with_bias(one_row, bias), many_rows)
+
+
 def _int8_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
-    row_scales = (weight.float().abs().amax(dim=1) / 127).clamp_(min=SMALLEST_SCALE)
-    rounded = (weight.float() / row_scales[:, None]).round_().to(torch.int8)
+    rounded, row_scales = _rounded_to_bytes(weight)
+    # The operator wants scales in the activations' bf16; many rows must see the very same weights.
+    scales = row_scales.to(torch.bfloat16)
+    many_rows = _linear_in_own_dtype((rounded * scales.float()[:, None]).to(weight.dtype), bias)
+    multiply = torch.ops.aten._weight_int8pack_mm.default
+
+    def few_rows(x: torch.Tensor) -> torch.Tensor:
+        rows = x.to(torch.bfloat16).reshape(-1, x.shape[-1])
+        product: torch.Tensor = multiply(rows, rounded, scales)
+        return product.to(x.dtype).view(*x.shape[:-1], -1)
+
+    return _by_rows(INT8_ROWS, _with_bias(few_rows, bias), many_rows)
+
+
+def _w8a8_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+    rounded, row_scales = _rounded_to_bytes(weight)
     packed = torch.ops.onednn.qlinear_prepack(rounded, None)
     zero_points = torch.zeros(weight.shape[0], dtype=torch.int64)
     multiply = torch.ops.onednn.qlinear_pointwise.default
@@ -73,10 +113,26 @@ def _int8_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
             [],
             "",
         )
-        output = product.mul_(scales).to(x.dtype)
-        return output if bias is None else output + bias
+        return product.mul_(scales).to(x.dtype)
+
+    return _with_bias(run, bias)
+
+
+def _rounded_to_bytes(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """[out, in] int8 and the [out] float32 scales that undo it."""
+    row_scales = (weight.float().abs().amax(dim=1) / 127).clamp_(min=SMALLEST_SCALE)
+    return (weight.float() / row_scales[:, None]).round_().to(torch.int8), row_scales
+
+
+def _by_rows(limit: int, few: Linear, many: Linear) -> Linear:
+    def run(x: torch.Tensor) -> torch.Tensor:
+        return few(x) if x.numel() <= limit * x.shape[-1] else many(x)
 
     return run
+
+
+def _with_bias(linear: Linear, bias: torch.Tensor | None) -> Linear:
+    return linear if bias is None else lambda x: linear(x).add_(bias)
 
 
 @functools.cache
@@ -86,9 +142,9 @@ def can_prepack(dtype: torch.dtype) -> bool:
 
 
 @functools.cache
-def can_multiply_int8() -> bool:
+def can_multiply_bytes() -> bool:
     """Whether oneDNN's quantized linear is there and comes as close as rounding allows."""
-    return _agrees(_int8_linear, torch.float32, 0.5)
+    return _agrees(_w8a8_linear, torch.float32, 0.5)
 
 
 def _agrees(

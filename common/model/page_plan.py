@@ -13,7 +13,7 @@ import torch
 
 from common.kv.layout import KVLayout
 from common.model.attention_kernels import merge_partials, partial_attention
-from common.model.interface import AttentionSpec
+from common.spec import AttentionSpec
 
 GATHER_BLOCK_TOKENS = 64
 """Blocks below this are gathered: a kernel call's batch item should hold more than a few tokens."""

@@ -17,12 +17,15 @@ from safetensors.torch import load_file
 
 from common.errors import ModelError
 from common.model.cache import Manifest, SliceEntry, cached_conversion, load_manifest
-from common.model.interface import AttentionIO, AttentionSpec
-from common.model.linears import WeightForm, linear_of
+from common.model.interface import AttentionIO
+from common.model.linears import linear_of
+from common.model.precision import ElementType, WeightForm
 from common.model.weights import WeightFiles, load_tensors
-from common.spec import ModelSpec, read_spec, weight_files
+from common.spec import AttentionSpec, ModelSpec, read_spec, weight_files
 
 Progress = Callable[[str], None]
+
+TORCH_DTYPES: dict[ElementType, torch.dtype] = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +83,7 @@ class ModelProgram:
 
 def load_program(
     model_directory: Path,
-    dtype: torch.dtype,
+    element_type: ElementType,
     device: torch.device,
     cache_directory: Path,
     *,
@@ -89,20 +92,21 @@ def load_program(
 ) -> ModelProgram:
     """Converts the model first if the cache does not hold it. Raises ModelError where it cannot be served."""
     spec = read_spec(model_directory)
-    conversion = cached_conversion(model_directory, dtype, cache_directory, progress)
+    conversion = cached_conversion(model_directory, element_type, cache_directory, progress)
     progress("loading the weights")
-    return load_converted(model_directory, spec, dtype, device, conversion, weights)
+    return load_converted(model_directory, spec, element_type, device, conversion, weights)
 
 
 def load_converted(
     model_directory: Path,
     spec: ModelSpec,
-    dtype: torch.dtype,
+    element_type: ElementType,
     device: torch.device,
     conversion: Path,
     weights: WeightForm = "model",
 ) -> ModelProgram:
     """Binds a conversion's slices to the model's weights."""
+    dtype = TORCH_DTYPES[element_type]
     manifest, source = load_manifest(conversion)
     _check_specs(model_directory, spec, manifest)
     module = _import_source(source)

@@ -130,7 +130,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> MakeTiny:
         if family not in made:
             directory = root / family
             reference = save_tiny(family, directory)
-            program = load_program(directory, torch.float32, torch.device("cpu"), root / "cache")
+            program = load_program(directory, "float32", torch.device("cpu"), root / "cache")
             made[family] = TinyModel(directory, reference, program)
         return made[family]
 

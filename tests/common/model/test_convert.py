@@ -26,7 +26,7 @@ def convert(directory: Path, config_class: str, settings: dict[str, Any]) -> Non
         save_tiny("temporary", directory)
     finally:
         del FAMILIES["temporary"]
-    load_program(directory, torch.float32, CPU, directory.parent / "cache")
+    load_program(directory, "float32", CPU, directory.parent / "cache")
 
 
 @pytest.mark.parametrize(
@@ -64,14 +64,14 @@ def test_a_pickled_checkpoint_is_refused(tmp_path: Path) -> None:
     save_tiny("llama", tmp_path / "model")
     (tmp_path / "model" / "model.safetensors").rename(tmp_path / "model" / "pytorch_model.bin")
     with pytest.raises(ModelError, match=r"pytorch_model\.bin is a pickle"):
-        load_program(tmp_path / "model", torch.float32, CPU, tmp_path / "cache")
+        load_program(tmp_path / "model", "float32", CPU, tmp_path / "cache")
 
 
 def test_a_file_that_is_not_safetensors_is_refused(tmp_path: Path) -> None:
     save_tiny("llama", tmp_path / "model")
     (tmp_path / "model" / "model.safetensors").write_bytes(b"not a tensor")
     with pytest.raises(ModelError, match="not a safetensors file"):
-        load_program(tmp_path / "model", torch.float32, CPU, tmp_path / "cache")
+        load_program(tmp_path / "model", "float32", CPU, tmp_path / "cache")
 
 
 def test_weights_of_another_shape_are_refused(tmp_path: Path) -> None:
@@ -80,13 +80,13 @@ def test_weights_of_another_shape_are_refused(tmp_path: Path) -> None:
     config = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps({**config, "intermediate_size": 48}))
     with pytest.raises(ModelError, match=r"mlp.* = \(64, 32\): config\.json says \(48, 32\)"):
-        load_program(directory, torch.float32, CPU, tmp_path / "cache")
+        load_program(directory, "float32", CPU, tmp_path / "cache")
 
 
 def test_a_changed_source_is_not_run(tiny: MakeTiny, tmp_path: Path) -> None:
     directory = tmp_path / "model"
     save_tiny("llama", directory)
-    load_program(directory, torch.float32, CPU, tmp_path / "cache")
+    load_program(directory, "float32", CPU, tmp_path / "cache")
     (conversion,) = (path.parent for path in (tmp_path / "cache").glob("programs/*/manifest.json"))
     with (conversion / "slices.py").open("a") as source:
         source.write("\n# changed\n")
@@ -109,7 +109,7 @@ def test_a_cached_program_starts_without_transformers(tiny: MakeTiny) -> None:
         "import sys, torch, pathlib\n"
         "from common.model.program import load_program\n"
         "directory, cache = map(pathlib.Path, sys.argv[1:])\n"
-        "load_program(directory, torch.float32, torch.device('cpu'), cache)\n"
+        "load_program(directory, 'float32', torch.device('cpu'), cache)\n"
         "assert not {'transformers', 'common.model.capture'} & sys.modules.keys()\n"
     )
     arguments = [str(model.directory), str(model.directory.parent / "cache")]
@@ -120,11 +120,21 @@ def test_a_cached_program_starts_without_transformers(tiny: MakeTiny) -> None:
     assert finished.returncode == 0, finished.stderr
 
 
-@pytest.mark.parametrize(("dtype", "weights"), [(torch.bfloat16, "model"), (torch.float32, "int8")])
-def test_other_dtypes_and_weight_forms_stay_close(tiny: MakeTiny, dtype: torch.dtype, weights: Any) -> None:
+@pytest.mark.parametrize(
+    ("element_type", "weights"),
+    [
+        ("bfloat16", "model"),
+        ("float32", "bf16"),
+        ("float32", "int8"),
+        ("bfloat16", "int8"),
+        ("float32", "w8a8"),
+    ],
+)
+def test_other_dtypes_and_weight_forms_stay_close(tiny: MakeTiny, element_type: Any, weights: Any) -> None:
     model = tiny("llama")
     cache = model.directory.parent / "cache"
-    program = load_program(model.directory, dtype, CPU, cache, weights=weights)
+    program = load_program(model.directory, element_type, CPU, cache, weights=weights)
+    dtype = program.dtype
     pool = KVPool(KVLayout(3, 2, 8, 16, dtype.itemsize), 2, dtype, CPU)
     attention = LocalAttention(pool, program.attention_specs)
     attention.begin([SequenceChunk([1, 0], 0, 20)])

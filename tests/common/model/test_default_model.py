@@ -58,7 +58,7 @@ def test_greedy_tokens_equal_generate(directory: Path) -> None:
     ]
     del reference
     cache = directory.parents[2]
-    program = load_program(directory, torch.float32, torch.device("cpu"), cache)
+    program = load_program(directory, "float32", torch.device("cpu"), cache)
     spec = program.spec
     layout = KVLayout(spec.layers, spec.kv_heads, spec.head_dim, block_size=16, element_bytes=4)
     pool = KVPool(layout, 3 * 4, torch.float32, torch.device("cpu"))

@@ -8,7 +8,7 @@ import torch
 from common.kv.layout import KVLayout
 from common.kv.pool import KVPool
 from common.model.attention import LocalAttention, SequenceChunk
-from common.model.interface import AttentionSpec
+from common.spec import AttentionSpec
 from tests.common.model.conftest import FAMILIES, VOCAB, MakeTiny, TinyModel
 
 CPU = torch.device("cpu")

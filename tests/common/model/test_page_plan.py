@@ -4,8 +4,8 @@ from hypothesis import strategies as st
 
 from common.kv.layout import KVLayout
 from common.kv.pool import KVPool
-from common.model.interface import AttentionSpec
 from common.model.page_plan import DecodeRow, plan_decode
+from common.spec import AttentionSpec
 
 CPU = torch.device("cpu")
 

@@ -1,0 +1,52 @@
+"""Element types: what a configuration asks for, and what this machine computes with.
+
+``dtype = "bf16"`` means weights in bf16. Where the device multiplies bf16 in hardware, everything else is
+bf16 too; elsewhere activations and KV are fp32, which is faster there and loses nothing.
+"""
+
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from common.config import ModelConfig
+from common.errors import ConfigError
+
+WeightForm = Literal["model", "bf16", "int8", "w8a8"]
+"""How linear weights are held; see ``common.model.linears``."""
+ElementType = Literal["bfloat16", "float32"]
+"""torch's names, of activations and KV."""
+
+BF16_FLAGS = {"amx_bf16", "avx512_bf16", "bf16"}
+"""Of /proc/cpuinfo: Intel's and AMD's instructions, and Arm's."""
+
+
+class Precision(msgspec.Struct, frozen=True):
+    compute: ElementType
+    weights: WeightForm
+
+
+def precision_of(model: ModelConfig) -> Precision:
+    """Raises ConfigError for an unknown device."""
+    if model.dtype == "fp32":
+        return Precision("float32", model.weights)
+    if model.device == "cpu":
+        if has_fast_bf16():
+            return Precision("bfloat16", model.weights)
+        return Precision("float32", "bf16" if model.weights == "model" else model.weights)
+    if model.device.split(":")[0] != "cuda":
+        raise ConfigError("model.device", model.device, "must be cpu or cuda")
+    import torch
+
+    is_fast = torch.cuda.is_bf16_supported(including_emulation=False)
+    return Precision("bfloat16" if is_fast else "float32", model.weights)
+
+
+def has_fast_bf16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
+    """Whether the CPU has bf16 products; unknown counts as no."""
+    try:
+        lines = cpuinfo.read_text().splitlines()
+    except OSError:
+        return False
+    flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    return not BF16_FLAGS.isdisjoint(flags.split())

@@ -1,0 +1,53 @@
+from pathlib import Path
+
+import pytest
+
+from common.config import ModelConfig
+from common.errors import ConfigError
+from common.model import precision
+from common.model.precision import Precision, has_fast_bf16, precision_of
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("flags\t\t: fpu sse2 avx512_vnni avx512_bf16", True),
+        ("flags\t\t: fpu amx_bf16 amx_tile", True),
+        ("Features\t: fp asimd bf16", True),
+        ("flags\t\t: fpu sse2 avx512f", False),
+        ("model name\t: bf16", False),
+    ],
+)
+def test_bf16_is_fast_where_the_kernel_lists_its_instructions(
+    tmp_path: Path, line: str, expected: bool
+) -> None:
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text(f"processor\t: 0\n{line}\n")
+    assert has_fast_bf16(cpuinfo) is expected
+
+
+def test_an_unknown_processor_has_no_fast_bf16(tmp_path: Path) -> None:
+    assert not has_fast_bf16(tmp_path / "absent")
+
+
+@pytest.mark.parametrize(
+    ("is_fast", "model", "expected"),
+    [
+        (True, ModelConfig(), Precision("bfloat16", "model")),
+        (False, ModelConfig(), Precision("float32", "bf16")),
+        (False, ModelConfig(weights="int8"), Precision("float32", "int8")),
+        (True, ModelConfig(weights="int8"), Precision("bfloat16", "int8")),
+        (True, ModelConfig(dtype="fp32"), Precision("float32", "model")),
+        (False, ModelConfig(dtype="fp32", weights="w8a8"), Precision("float32", "w8a8")),
+    ],
+)
+def test_bf16_weights_compute_in_what_the_processor_is_fast_at(
+    monkeypatch: pytest.MonkeyPatch, is_fast: bool, model: ModelConfig, expected: Precision
+) -> None:
+    monkeypatch.setattr(precision, "has_fast_bf16", lambda: is_fast)
+    assert precision_of(model) == expected
+
+
+def test_an_unknown_device_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"model\.device = 'tpu': must be cpu or cuda"):
+        precision_of(ModelConfig(device="tpu"))
