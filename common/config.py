@@ -75,7 +75,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     max_open_requests: int = 2048
     tokenizer_threads: int = 2
     slow_reader_timeout_s: float = 30.0
-    first_token_timeout_s: float = 600.0
+    token_timeout_s: float = 600.0
     keep_alive_comment_s: float = 15.0
     header_timeout_s: float = 10.0
     max_continuations: int = 3
@@ -231,7 +231,7 @@ OVER_ZERO = (  # or not set
     "transfer.deadline_s",
     "transfer.emulated_bandwidth_bytes_per_s",
     "gateway.slow_reader_timeout_s",
-    "gateway.first_token_timeout_s",
+    "gateway.token_timeout_s",
     "gateway.keep_alive_comment_s",
     "gateway.header_timeout_s",
 )

@@ -21,6 +21,7 @@ import msgspec
 
 from common.errors import REQUEST_ERRORS, InternalError, RequestError
 from common.ids import GatewayId, Incarnation, InstanceId, RequestId
+from common.kv.layout import KVLayout
 
 Role = Literal["prefill", "decode"]
 """What an instance admits. Both rooms exist in every instance, so a role is a rule, not a deployment."""
@@ -155,16 +156,20 @@ class DecodeTask(msgspec.Struct, frozen=True, tag="decode"):
 class PullKV(msgspec.Struct, frozen=True, tag="pull"):
     """decode → prefill: write the sequence's KV into these blocks of mine (DistServe 4.3: pull).
 
+    ``prefill_incarnation`` computed the KV: its successor under the same name knows nothing of it.
+
     ``endpoint`` is the encoded address of the decode instance's registered memory
-    (``common.transfer``); ``total_blocks`` fixes the stride of its pool. The answer, KVDelivered or an
+    (``common.transfer``); ``layout`` and ``total_blocks`` are its pool's. The answer, KVDelivered or an
     error, comes only once no byte of this transfer is in the air any more.
     """
 
     request_id: RequestId
     attempt: int
+    prefill_incarnation: Incarnation
     decode_instance: InstanceId
     endpoint: bytes
     blocks: tuple[int, ...]
+    layout: KVLayout
     total_blocks: int
 
 
@@ -271,6 +276,11 @@ class InstanceRecord(msgspec.Struct, frozen=True, tag="instance", kw_only=True):
     total_blocks: int
     context_length: int
     dtype: str
+
+    @property
+    def kv_format(self) -> tuple[str, str, int]:
+        """KV moves only between equal ones: model, element type, tokens per block."""
+        return self.model, self.dtype, self.block_size
 
 
 class ServiceRecord(msgspec.Struct, frozen=True, tag="service", kw_only=True):

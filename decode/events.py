@@ -103,8 +103,8 @@ class PullSequence:
 
 @dataclass(frozen=True, slots=True)
 class StepRow:
-    """Feed ``last_token`` at ``position`` and draw the next one. The lists are live: read them in the step,
-    before the next event."""
+    """Feed the sequence's last token at ``position`` and draw the next one. The lists are live: read them in
+    the step, before the next event."""
 
     owner: BlockOwner
     request: GenerationRequest

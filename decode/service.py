@@ -11,7 +11,15 @@ from dataclasses import dataclass, field
 
 from common.bus import Bus
 from common.engine_thread import EngineThread
-from common.errors import BusError, BusTimeout, BusUnavailable, HandoverFailed, InternalError, RequestError
+from common.errors import (
+    BusError,
+    BusTimeout,
+    BusUnavailable,
+    HandoverFailed,
+    InstanceLost,
+    InternalError,
+    RequestError,
+)
 from common.ids import GatewayId, InstanceId
 from common.kv.blocks import BlockOwner
 from common.kv.endpoint import KVEndpoint
@@ -43,6 +51,8 @@ RATE_WEIGHT = 0.1
 """Weight of the newest step in the measured step time."""
 
 RECONNECT_BACKOFF_S = 0.1
+SENDER_SETTLES_S = 60.0
+"""Mooncake gives every slice up within 48 s (``TransferLimits``), be the sender's clock running at all."""
 """Between tries while the bus is away."""
 
 
@@ -137,9 +147,11 @@ class DecodeService:
         pull = PullKV(
             request_id=owner.request_id,
             attempt=owner.attempt,
+            prefill_incarnation=command.prefill_incarnation,
             decode_instance=self.state.instance_id,
             endpoint=self.kv.encoded(),
             blocks=command.blocks,
+            layout=self.kv.layout,
             total_blocks=self.kv.total_blocks,
         )
         call = asyncio.create_task(self._ask_until_certain(command.prefill_instance, pull))
@@ -147,18 +159,25 @@ class DecodeService:
         try:
             await asyncio.wait({call})
         finally:
+            call.cancel()
             del self._pulls[owner]
         if call.cancelled():
             lost = ErrorReply(HandoverFailed.code, f"prefill instance {command.prefill_instance} is gone")
-            await self._quarantine(owner, lost, is_lost=True)
+            await self._quarantine(owner, lost, command.prefill_instance, pull)
         elif (error := call.exception()) is None:
             self._handle(events.PullFinished(owner))
-        elif isinstance(error, RequestError) and not isinstance(error, HandoverFailed):
-            self._handle(events.PullFailed(owner, error_reply(error), is_drained=True))
-        else:
+        elif isinstance(error, BusError):
             log.warning("pull_failed", extra={"request": owner.request_id, "error": str(error)})
             reply = ErrorReply(HandoverFailed.code, f"the pull failed: {error}")
-            await self._quarantine(owner, reply, is_lost=isinstance(error, BusError))
+            await self._quarantine(owner, reply, command.prefill_instance, pull)
+        elif isinstance(error, HandoverFailed | InstanceLost):
+            log.warning("pull_failed", extra={"request": owner.request_id, "error": str(error)})
+            self._handle(events.PullFailed(owner, error_reply(error), is_drained=False))
+            await self._rest(owner)
+        elif isinstance(error, RequestError):
+            self._handle(events.PullFailed(owner, error_reply(error), is_drained=True))
+        else:
+            raise error
 
     async def _ask_until_certain(self, prefill_instance: InstanceId, pull: PullKV) -> KVDelivered:
         subject = self.subjects.instance_calls(prefill_instance)
@@ -170,10 +189,32 @@ class DecodeService:
             except BusUnavailable:
                 await asyncio.sleep(RECONNECT_BACKOFF_S)
 
-    async def _quarantine(self, owner: BlockOwner, error: ErrorReply, *, is_lost: bool) -> None:
-        """The sender is dead or gave up half-way: its last bytes may still arrive, so their destination
-        rests for a while."""
-        self._handle(events.PullFailed(owner, error, is_drained=False, is_lost=is_lost))
+    async def _quarantine(
+        self, owner: BlockOwner, error: ErrorReply, prefill_instance: InstanceId, pull: PullKV
+    ) -> None:
+        """The sender does not answer. It may be dead, or stopped and about to go on writing: its destination
+        stays reserved until it, or its next life, says that nothing is in the air."""
+        self._handle(events.PullFailed(owner, error, is_drained=False, is_lost=True))
+        subject = self.subjects.instance_calls(prefill_instance)
+        try:
+            async with asyncio.timeout(SENDER_SETTLES_S):
+                while True:
+                    try:
+                        await self.bus.call(subject, pull, KVDelivered, self.pull_timeout_s)
+                    except BusTimeout:
+                        continue
+                    except BusError:
+                        await asyncio.sleep(RECONNECT_BACKOFF_S)
+                        continue
+                    except RequestError:
+                        break
+                    break
+        except TimeoutError:
+            log.warning("sender_never_settled", extra={"instance": prefill_instance})
+        await self._rest(owner)
+
+    async def _rest(self, owner: BlockOwner) -> None:
+        """What a sender that has given up left in its sockets may still arrive."""
         await asyncio.sleep(SOCKET_GRACE_S)
         self._handle(events.PullDrained(owner))
 

@@ -120,9 +120,7 @@ class GatewayApp:
         """Looks at every open call now and then, so that no call needs a timer of its own per token. Runs
         until cancelled."""
         config = self.config
-        shortest_s = min(
-            config.keep_alive_comment_s, config.slow_reader_timeout_s, config.first_token_timeout_s
-        )
+        shortest_s = min(config.keep_alive_comment_s, config.slow_reader_timeout_s, config.token_timeout_s)
         while True:
             await asyncio.sleep(shortest_s / 4)
             now = time.monotonic()

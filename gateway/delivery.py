@@ -166,12 +166,12 @@ class Delivery:
         self._changed.clear()
         if self.exchange.disconnected.is_set():
             raise RequestCancelled("the client left")
-        timeout_s = self.config.first_token_timeout_s
+        timeout_s = self.config.token_timeout_s
         now = time.monotonic()
         for generation in self.call.generations:
             since_s = generation.last_token_s or generation.arrived_s
             if not generation.is_over and now - since_s > timeout_s:
-                raise DeadlineExceeded(f"no token for gateway.first_token_timeout_s = {timeout_s:g} s")
+                raise DeadlineExceeded(f"no token for gateway.token_timeout_s = {timeout_s:g} s")
 
     def _raise_first_error(self) -> None:
         for generation in self.call.generations:

@@ -52,7 +52,6 @@ class SendFinished:
     """No byte of the transfer is in the air any more, whether or not it succeeded."""
 
     owner: BlockOwner
-    is_delivered: bool
 
 
 @dataclass(frozen=True, slots=True)

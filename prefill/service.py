@@ -11,7 +11,14 @@ from dataclasses import dataclass, field
 
 from common.bus import Bus
 from common.engine_thread import EngineThread
-from common.errors import BusError, HandoverFailed, InternalError, RequestError, TransferError
+from common.errors import (
+    BusError,
+    HandoverFailed,
+    InternalError,
+    InvalidRequest,
+    RequestError,
+    TransferError,
+)
 from common.ids import GatewayId
 from common.kv.blocks import BlockOwner
 from common.kv.endpoint import KVEndpoint
@@ -68,8 +75,13 @@ class PrefillService:
     async def pull(self, pull: PullKV) -> KVDelivered:
         """Writes a sequence's KV where the decode instance wants it; answers when no byte is in the air.
 
-        Asking again while the transfer goes on joins it. Raises UnknownRequest, HandoverFailed.
+        Asking again while the transfer goes on joins it. Raises UnknownRequest, HandoverFailed,
+        InvalidRequest, InstanceLost.
         """
+        if pull.layout != self.kv.layout:
+            raise InvalidRequest(
+                f"KV lies as {self.kv.layout} here and as {pull.layout} there", param="layout"
+            )
         owner = BlockOwner(ROOM, pull.request_id, pull.attempt)
         if owner not in self._sends:
             self._handle(events.PullArrived(pull))
@@ -156,7 +168,7 @@ class PrefillService:
             transfer = await self.kv.send(command.pull, command.source_blocks, command.kv_tokens)
             await transfer.wait_settled()
             statistics = await transfer
-        except TransferError as exc:
+        except (TransferError, ValueError) as exc:
             log.warning("kv_send_failed", extra={"request": command.owner.request_id, "error": str(exc)})
             self.metrics.transfer_failed()
             future.set_exception(HandoverFailed(str(exc)))
@@ -166,7 +178,7 @@ class PrefillService:
             self.metrics.observe_transfer(statistics.nbytes, elapsed_s)
             future.set_result(KVDelivered(statistics.nbytes, elapsed_s))
         del self._sends[command.owner]
-        self._handle(events.SendFinished(command.owner, is_delivered=future.exception() is None))
+        self._handle(events.SendFinished(command.owner))
 
     def _publish(self, gateway_id: GatewayId, event: GatewayEvent) -> None:
         try:

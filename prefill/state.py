@@ -14,7 +14,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from common.config import PrefillOrder
-from common.errors import InvalidRequest, NoInstanceReady, Overloaded, RequestCancelled, UnknownRequest
+from common.errors import (
+    ContextLengthExceeded,
+    InstanceLost,
+    InvalidRequest,
+    NoInstanceReady,
+    Overloaded,
+    RequestCancelled,
+    UnknownRequest,
+)
 from common.ids import Incarnation, InstanceId, RequestId
 from common.kv.blocks import BlockAllocator, BlockOwner, blocks_for
 from common.lifecycle import PrefillPhase, next_prefill_phase
@@ -116,10 +124,6 @@ class PrefillState:
     def is_idle(self) -> bool:
         return not self.sequences and not self._chunk
 
-    def is_sending(self, owner: BlockOwner) -> bool:
-        sequence = self.sequences.get(owner)
-        return sequence is not None and sequence.phase is PrefillPhase.SENDING
-
     def check(self) -> None:
         """Invariants, called by tests after every event."""
         self.blocks.check()
@@ -151,8 +155,8 @@ class PrefillState:
                 self._withdraw_offer(event, commands)
             case PullArrived(pull):
                 commands.append(self._start_sending(pull))
-            case SendFinished(owner, is_delivered):
-                self._finish_sending(owner, is_delivered, commands)
+            case SendFinished(owner):
+                self._finish_sending(owner)
             case CancelArrived(request_id, attempt):
                 self._cancel(request_id, attempt)
             case DecodeInstanceGone(instance_id):
@@ -187,9 +191,10 @@ class PrefillState:
             )
         needed = blocks_for(request.tokens, self.block_size)
         if needed > self.blocks.total_blocks:
-            raise Overloaded(
+            raise ContextLengthExceeded(
                 f"the prompt's {request.tokens} tokens need {needed} KV blocks; instance"
-                f" {self.instance_id} has {self.blocks.total_blocks}"
+                f" {self.instance_id} has {self.blocks.total_blocks}",
+                param="prompt",
             )
         self._discard_all(
             lambda sequence: (
@@ -331,6 +336,8 @@ class PrefillState:
         self._drop(sequence)
 
     def _start_sending(self, pull: PullKV) -> SendKV:
+        if pull.prefill_incarnation != self.incarnation:
+            raise InstanceLost(f"{self.instance_id} has begun anew since it computed that KV")
         owner = BlockOwner(ROOM, pull.request_id, pull.attempt)
         sequence = self.sequences.get(owner)
         if sequence is None or sequence.phase is not PrefillPhase.OFFERED:
@@ -338,12 +345,14 @@ class PrefillState:
         needed = blocks_for(sequence.request.tokens, self.block_size)
         if len(pull.blocks) < needed:
             raise UnknownRequest(f"{len(pull.blocks)} blocks offered for KV that fills {needed}")
+        if len({*pull.blocks} & {*range(pull.total_blocks)}) < len(pull.blocks):
+            raise InvalidRequest(f"{pull.blocks} are not of a pool of {pull.total_blocks}", param="blocks")
         sequence.phase = next_prefill_phase(sequence.phase, PrefillPhase.SENDING)
         self.blocks.pin(owner)
         source = tuple(self.blocks.block_table(owner)[:needed])
         return SendKV(owner, pull, source, kv_tokens=sequence.request.tokens)
 
-    def _finish_sending(self, owner: BlockOwner, is_delivered: bool, commands: list[PrefillCommand]) -> None:
+    def _finish_sending(self, owner: BlockOwner) -> None:
         sequence = self.sequences.get(owner)
         if sequence is None or sequence.phase is not PrefillPhase.SENDING:
             raise ValueError(f"{owner} is not being sent")

@@ -14,7 +14,6 @@ from common.errors import (
     BusTimeout,
     NoInstanceReady,
     Overloaded,
-    RequestCancelled,
     RequestError,
     StoreError,
 )
@@ -101,7 +100,7 @@ class SchedulerService:
                 else:
                     self._handle(decisions.InstanceSuspected(placement.prefill_instance))
                 log.warning("task_undelivered", extra={"request": request.request_id, "error": str(exc)})
-            except RequestCancelled:
+            except RequestError:
                 self._handle(decisions.TaskUndelivered(request.request_id))
                 raise
             else:

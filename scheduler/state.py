@@ -10,6 +10,7 @@ report said plus what was sent there since. A report that was sent after a task 
 it, because one connection's messages keep their order.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from common.errors import ContextLengthExceeded, NoInstanceReady, Overloaded
@@ -32,6 +33,8 @@ from scheduler.policy.dispatch import (
 )
 
 NO_INSTANCE_RETRY_S = 2.0
+KVFormat = tuple[str, str, int]
+"""``InstanceRecord.kv_format``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +201,7 @@ class SchedulerState:
         """
         self._forget(request.request_id)
         prefill = self._choose_prefill(request, excluded)
-        decode = self._choose_decode(request, excluded)
+        decode = self._choose_decode(request, excluded, self.instances[prefill].record.kv_format)
         placement = Placement(prefill, decode)
         self.requests[request.request_id] = PlacedRequest(placement, request.gateway_id, request.tokens)
         self.instances[prefill].placed.add(request.request_id)
@@ -208,7 +211,8 @@ class SchedulerState:
     # placing
 
     def _choose_prefill(self, request: GenerationRequest, excluded: frozenset[InstanceId]) -> InstanceId:
-        views = self._fitting("prefill", request.tokens, excluded)
+        partners = {view.record.kv_format for view in self._ready("decode", excluded)}
+        views = self._fitting("prefill", request.tokens, excluded, partners)
         candidates = [
             PrefillCandidate(view.record.instance_id, self._pending_tokens(view), _prefill_rate(view))
             for view in views
@@ -223,8 +227,10 @@ class SchedulerState:
             )
         return best.instance_id
 
-    def _choose_decode(self, request: GenerationRequest, excluded: frozenset[InstanceId]) -> InstanceId:
-        views = self._fitting("decode", request.max_total_tokens, excluded)
+    def _choose_decode(
+        self, request: GenerationRequest, excluded: frozenset[InstanceId], kv_format: KVFormat
+    ) -> InstanceId:
+        views = self._fitting("decode", request.max_total_tokens, excluded, {kv_format})
         candidates = [
             candidate
             for candidate in map(self._decode_candidate, views)
@@ -238,15 +244,23 @@ class SchedulerState:
             )
         return least_loaded(candidates).instance_id
 
-    def _fitting(self, role: Role, tokens: int, excluded: frozenset[InstanceId]) -> list[InstanceView]:
-        """The ready instances of a role whose whole pool could hold ``tokens``."""
-        ready = [
+    def _ready(self, role: Role, excluded: frozenset[InstanceId]) -> list[InstanceView]:
+        return [
             view
             for view in self.instances.values()
             if view.role == role and view.is_ready and view.record.instance_id not in excluded
         ]
+
+    def _fitting(
+        self, role: Role, tokens: int, excluded: frozenset[InstanceId], kv_formats: Collection[KVFormat]
+    ) -> list[InstanceView]:
+        """The ready instances of a role that can exchange KV, and whose whole pool could hold ``tokens``."""
+        everyone = self._ready(role, excluded)
+        ready = [view for view in everyone if view.record.kv_format in kv_formats]
         if not ready:
-            raise NoInstanceReady(f"no {role} instance is ready", retry_after_s=NO_INSTANCE_RETRY_S)
+            missing = "no decode instance" if everyone and not kv_formats else f"no {role} instance"
+            why = " with a partner's model, dtype and block size" if everyone and kv_formats else ""
+            raise NoInstanceReady(f"{missing}{why} is ready", retry_after_s=NO_INSTANCE_RETRY_S)
         fitting = [view for view in ready if view.capacity_tokens >= tokens]
         if not fitting:
             largest = max(view.capacity_tokens for view in ready)

@@ -109,7 +109,7 @@ def down(state_dir: StateOption = DEFAULT_STATE_DIRECTORY) -> None:
     from services.local import down as end_mesh
 
     with messages.status("draining"):
-        end_mesh(state_dir, load_config(None).mesh.drain_timeout_s)
+        end_mesh(state_dir)
 
 
 @app.command()
@@ -137,7 +137,7 @@ def scale(
 
     wanted = _parse_counts(counts)
     with messages.status("scaling"):
-        mesh = scale_mesh(state_dir, wanted, load_config(None).mesh.drain_timeout_s)
+        mesh = scale_mesh(state_dir, wanted)
     _print_status(mesh)
 
 
@@ -160,9 +160,7 @@ def healthcheck(
 def chat(
     question: Annotated[str | None, typer.Argument(help="Ask once; without it, converse.")] = None,
     url: UrlOption = None,
-    state_dir: Annotated[Path, typer.Option(help="The local mesh to talk to, without --url.")] = Path(
-        ".lamella"
-    ),
+    state_dir: StateOption = DEFAULT_STATE_DIRECTORY,
     model: str = "default",
     system: Annotated[str | None, typer.Option(help="A system message.")] = None,
     max_tokens: Annotated[int | None, typer.Option(min=1)] = None,

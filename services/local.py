@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 import uvloop
 
-from common.config import Config, to_toml
+from common.config import Config, load_config, to_toml
 from common.errors import LauncherError
 from common.messages import Role
 from services import control
@@ -26,7 +26,6 @@ from services.probes import READY_TIMEOUT_S
 from services.state_directory import StateDirectory, end_process, is_alive, is_locked, write_private
 from services.supervisor import STOP_GRACE_S, OnReady, supervise
 
-DEFAULT_STATE_DIRECTORY = Path(".lamella")
 STATUS_TIMEOUT_S = 10.0
 MARGIN_S = 10.0
 
@@ -83,7 +82,7 @@ def up_detached(directory: Path, plan: LaunchPlan, config: Config) -> MeshStatus
     return answer
 
 
-def down(directory: Path, drain_timeout_s: float) -> None:
+def down(directory: Path) -> None:
     """Ends the mesh: its supervisor is asked and drains; what is left is killed by its recorded identity.
 
     Also cleans up after a supervisor that was killed. Raises MeshNotRunning when there is nothing to end.
@@ -94,7 +93,7 @@ def down(directory: Path, drain_timeout_s: float) -> None:
         state.remove_files()
         raise MeshNotRunning(f"no mesh runs in {state.path}")
     # The gateway drains first, then the others; then the servers end.
-    grace_s = 2 * (drain_timeout_s + STOP_GRACE_S) + STOP_TIMEOUT_S + MARGIN_S
+    grace_s = 2 * (_drain_timeout_s(state) + STOP_GRACE_S) + STOP_TIMEOUT_S + MARGIN_S
     for process in processes:
         if process.role == "supervisor":
             end_process(process, grace_s)
@@ -109,14 +108,21 @@ def status(directory: Path) -> MeshStatus:
     return control.ask(_running(directory).control_socket, AskStatus(), STATUS_TIMEOUT_S)
 
 
-def scale(directory: Path, counts: Mapping[Role, int], drain_timeout_s: float) -> MeshStatus:
+def scale(directory: Path, counts: Mapping[Role, int]) -> MeshStatus:
     """Makes each named role as many instances; returns when they are ready and the surplus has drained.
 
     Raises MeshNotRunning, ConfigError for a count out of range, LauncherError when one does not start.
     """
     check_counts(counts)
-    timeout_s = READY_TIMEOUT_S + drain_timeout_s + STOP_GRACE_S + MARGIN_S
-    return control.ask(_running(directory).control_socket, Scale(dict(counts)), timeout_s)
+    state = _running(directory)
+    timeout_s = READY_TIMEOUT_S + _drain_timeout_s(state) + STOP_GRACE_S + MARGIN_S
+    return control.ask(state.control_socket, Scale(dict(counts)), timeout_s)
+
+
+def _drain_timeout_s(state: StateDirectory) -> float:
+    """As the mesh itself was configured; its file may be gone where only processes are left."""
+    path = state.config_file if state.config_file.is_file() else None
+    return load_config(path, environment={}).mesh.drain_timeout_s
 
 
 def _state(directory: Path) -> StateDirectory:

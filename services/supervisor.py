@@ -43,6 +43,7 @@ log = logging.getLogger("lamella.supervisor")
 OnReady = Callable[[control.MeshStatus], None]
 
 FIRST_REQUEST = b'{"model": "default", "prompt": [1], "max_tokens": 2, "ignore_eos": true}'
+MAX_ERROR_BODY = 300
 FIRST_REQUEST_TIMEOUT_S = 60.0
 MAX_FAILED_STARTS = 2
 """Of a new instance, before scaling up gives up on it."""
@@ -243,8 +244,12 @@ class Supervisor:
         url = f"{self.url}/v1/completions"
 
         async def is_served() -> bool:
-            status, _ = await fetch(url, FIRST_REQUEST, FIRST_REQUEST_TIMEOUT_S)
-            return status not in (0, 503)
+            status, body = await fetch(url, FIRST_REQUEST, FIRST_REQUEST_TIMEOUT_S)
+            if status not in (0, 200, 503):
+                raise LauncherError(
+                    f"{url} answered a first request with {status}: {body[:MAX_ERROR_BODY]!r}"
+                )
+            return status == 200
 
         await until(is_served, f"{url} to serve a first request")
 

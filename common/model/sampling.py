@@ -14,6 +14,9 @@ import torch
 
 from common.messages import SampledToken, SamplingParams
 
+COLDEST = 1e-6
+"""Temperatures below it draw as this one does: the largest logit, or one of its equals."""
+
 GOLDEN_GAMMA = 0x9E3779B97F4A7C15
 MASK_64 = 0xFFFFFFFFFFFFFFFF
 LIKELIEST = 2048
@@ -115,7 +118,9 @@ def _draw(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
     params = [row.params for row in rows]
     device = logits.device
     temperatures = torch.tensor([each.temperature for each in params], dtype=torch.float32, device=device)
-    scaled = logits.float() / temperatures[:, None]
+    # From the largest down, and no closer to 0: neither may overflow.
+    raw = logits.float()
+    scaled = (raw - raw.amax(dim=-1, keepdim=True)) / temperatures.clamp_(min=COLDEST)[:, None]
     draws = [uniform(row.params.seed, len(row.output_ids)) for row in rows]
     points = torch.tensor(draws, dtype=torch.float64, device=device)
     filtered = [
@@ -133,7 +138,8 @@ def _invert(weights: torch.Tensor, points: torch.Tensor) -> torch.Tensor:
     total = cumulative[:, -1:]
     # Kept below the total, where rounding would otherwise choose past the last weight.
     targets = torch.minimum(points[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
-    return torch.searchsorted(cumulative, targets, right=True).squeeze(-1)
+    indices = torch.searchsorted(cumulative, targets, right=True).squeeze(-1)
+    return indices.clamp_(max=weights.shape[-1] - 1)
 
 
 def _filter(probabilities: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:

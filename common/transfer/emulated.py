@@ -49,6 +49,10 @@ class EmulatedLink:
     def is_alive(self) -> bool:
         return self._link.is_alive
 
+    @property
+    def is_idle(self) -> bool:
+        return self._link.is_idle and not self._carried
+
     def write(self, runs: Sequence[Run]) -> Transfer:
         carried = self._link.write(runs)
         transfer = Transfer(

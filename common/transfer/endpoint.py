@@ -51,6 +51,7 @@ class TransferEndpoint:
         self._copier = ThreadPoolExecutor(1, thread_name_prefix="kv-copy")
         self._peer_info: PeerInfo | None = None
         self._links: dict[str, asyncio.Task[Link]] = {}
+        self._retired: list[Link] = []
 
     async def start(self) -> None:
         """Starts Mooncake unless the path excludes it. Raises EngineStartError or ConfigError (the host)."""
@@ -114,11 +115,12 @@ class TransferEndpoint:
     # -- links ----------------------------------------------------------------------------------------------
 
     async def link(self, peer: PeerInfo) -> Link:
-        """The link to this incarnation, opened if need be.
+        """The link to this incarnation, opened if need be: anew where the last one died, as a peer that was
+        only slow proves by first contact that it is still the one that was announced.
 
-        Raises PeerUnreachable (also for a link that has died: it is not revived), PeerTimeout or StalePeer.
-        A failed opening is forgotten and may be tried again.
+        Raises PeerUnreachable, PeerTimeout or StalePeer. A failed opening is forgotten, may be tried again.
         """
+        self._retire_dead()
         opening = self._links.get(peer.incarnation)
         if opening is None:
             opening = asyncio.create_task(self._open(peer), name=f"open link {peer.incarnation[:8]}")
@@ -126,13 +128,19 @@ class TransferEndpoint:
             opening.add_done_callback(lambda task: self._forget_if_failed(peer.incarnation, task))
         await asyncio.wait([opening])
         if opening.cancelled():
-            raise PeerUnreachable(f"peer {peer.incarnation[:8]} was lost while its link was opened")
+            raise PeerUnreachable(f"the link to peer {peer.incarnation[:8]} was closed while it was opened")
         link = opening.result()
         if link.peer != peer:
             raise StalePeer(f"peer {peer.incarnation[:8]} was announced before with another address")
-        if not link.is_alive:
-            raise PeerUnreachable(f"the link to peer {peer.incarnation[:8]} has died")
         return link
+
+    def _retire_dead(self) -> None:
+        """Dead links leave the table; those with bytes in the air are kept until these have settled."""
+        for incarnation, opening in list(self._links.items()):
+            if opening.done() and not opening.result().is_alive:
+                self._retired.append(opening.result())
+                del self._links[incarnation]
+        self._retired = [link for link in self._retired if not link.is_idle]
 
     def _forget_if_failed(self, incarnation: str, opening: "asyncio.Task[Link]") -> None:
         if opening.cancelled() or opening.exception() is not None:
@@ -172,24 +180,16 @@ class TransferEndpoint:
             and all(region.is_host for region in self._outbox.regions.values())
         )
 
-    def lose(self, incarnation: str, reason: str) -> None:
-        """The control plane saw this incarnation go: its link is dead from now on."""
-        opening = self._links.get(incarnation)
-        if opening is None:
-            return
-        if not opening.done():
-            opening.cancel()
-        elif not opening.cancelled() and opening.exception() is None:
-            opening.result().die(reason)
-
     async def close(self) -> None:
         """Drains all links for a bounded time, then ends the engine: that halts the process for up to 1 s."""
         openings = list(self._links.values())
         for opening in openings:
             opening.cancel()
         results = await asyncio.gather(*openings, return_exceptions=True)
-        links = [result for result in results if not isinstance(result, BaseException)]
+        opened = [result for result in results if not isinstance(result, BaseException)]
+        links = [*opened, *self._retired]
         self._links.clear()
+        self._retired.clear()
         await asyncio.gather(*(link.close() for link in links))
         self._copier.shutdown()
         if self._engine is not None:

@@ -6,7 +6,7 @@ Errors, all under ``common.errors.TransferError``::
     ├── EngineStartError    Mooncake cannot be imported or started, or is used in a forked process
     ├── RegionError         a name, range or kind of memory that does not exist or may not be touched
     │   └── RegionOverlap   the memory is registered already
-    ├── PeerUnreachable     nobody answers there, no path leads there, or the link has died
+    ├── PeerUnreachable     nobody answers there, no path leads there, or the link just died
     ├── PeerTimeout         first contact took longer than its deadline
     ├── StalePeer           another process answers there than the one that was announced
     ├── LinkBusy            the link's queue of transfers is full
@@ -133,6 +133,11 @@ class Link(Protocol):
 
     @property
     def is_alive(self) -> bool: ...
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing is queued or in the air."""
+        ...
 
     def write(self, runs: Sequence[Run]) -> "Transfer":
         """Starts to write ``runs``; order among them is not kept. Await the answer for the outcome.

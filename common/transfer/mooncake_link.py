@@ -5,7 +5,7 @@ Invariants, each bought with a failure seen in Mooncake 0.3.13:
 - at most ``submit_window`` slices are outstanding on the link, over all its transfers; the rest waits here;
 - ids never leave the pump, and none is asked about after its first terminal answer;
 - any failed slice kills the link: what is queued fails at once, what is outstanding is still waited for;
-- a dead link stays dead; the peer's next incarnation gets a link of its own.
+- a dead link stays dead; a peer that still lives, or its next incarnation, gets a link of its own.
 
 The pump is a task that lives while there is work. Mooncake's own waiting calls spin a core; the pump asks and
 sleeps, a millisecond or a few, and takes at most ``TURN_S`` of the loop at a time.
@@ -56,6 +56,10 @@ class MooncakeLink:
     @property
     def is_alive(self) -> bool:
         return self._death is None and not self._is_closing
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._queue and not self._outstanding
 
     @property
     def slices_outstanding(self) -> int:

@@ -59,6 +59,10 @@ class SharedMemoryLink:
         self._look_for_exit()
         return self._death is None and not self._is_closing
 
+    @property
+    def is_idle(self) -> bool:
+        return not self._copies
+
     def write(self, runs: Sequence[Run]) -> Transfer:
         if not self.is_alive:
             raise PeerUnreachable(

@@ -7,6 +7,7 @@ import pytest
 
 from common.errors import REQUEST_ERRORS, InternalError, Overloaded, RequestError
 from common.ids import Incarnation, InstanceId, RequestId
+from common.kv.layout import KVLayout
 from common.messages import (
     Announcement,
     CancelRequest,
@@ -36,7 +37,10 @@ TOKEN = TokenEvent(REQUEST, 1, 4, SampledToken(9, -0.5, ((9, -0.5), (3, -1.25)))
 TRAVELLERS: list[tuple[UnionType, msgspec.Struct]] = [
     (InstanceCall, PrefillTask(make_request(stop_token_ids=(1, 2)), INSTANCE)),
     (InstanceCall, DecodeTask(make_request(output_ids=(5,)), INSTANCE, Incarnation("i"), 4)),
-    (InstanceCall, PullKV(REQUEST, 0, INSTANCE, b"\x00\xff", (3, 1), 64)),
+    (
+        InstanceCall,
+        PullKV(REQUEST, 0, Incarnation("i"), INSTANCE, b"\x00\xff", (3, 1), KVLayout(2, 3, 4, 16, 2), 64),
+    ),
     (GatewayEvent, TokenBatch(INSTANCE, (TOKEN, TokenEvent(REQUEST, 0, 0, SampledToken(1))))),
     (GatewayEvent, SequenceFailed(REQUEST, 0, ErrorReply("x", "y", None, 1.5), True, INSTANCE)),
     (InstanceEvent, CancelRequest(REQUEST, 2)),

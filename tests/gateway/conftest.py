@@ -50,6 +50,6 @@ def gateway_config(nats_url: str, redis_url: str) -> Config:
             keep_alive_comment_s=0.4,
             slow_reader_timeout_s=1.0,
             header_timeout_s=1.0,
-            first_token_timeout_s=2.5,
+            token_timeout_s=2.5,
         ),
     )

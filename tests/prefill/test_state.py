@@ -3,20 +3,31 @@
 import random
 from typing import TypeVar
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.config import PrefillOrder
-from common.errors import InvalidRequest, NoInstanceReady, Overloaded, RequestCancelled, UnknownRequest
+from common.errors import (
+    ContextLengthExceeded,
+    InstanceLost,
+    InvalidRequest,
+    NoInstanceReady,
+    Overloaded,
+    RequestCancelled,
+    UnknownRequest,
+)
 from common.ids import Incarnation, InstanceId, RequestId
 from common.kv.blocks import BlockAllocator, BlockOwner
+from common.kv.layout import KVLayout
 from common.messages import ErrorReply, PrefillTask, PullKV, SampledToken
 from prefill import events
 from prefill.state import ROOM, PrefillState
 from tests.requests import GATEWAY, make_request
 
 DECODE = InstanceId("decode-0")
+LAYOUT = KVLayout(layers=1, kv_heads=1, head_dim=1, block_size=4, element_bytes=1)
 EOS = 2
 TOKEN = SampledToken(7)
 FAILED = ErrorReply("handover_failed", "no")
@@ -64,7 +75,7 @@ def only(commands: list[events.PrefillCommand], kind: type[Command]) -> Command:
 
 
 def pull_of(request_id: str, blocks: int = 2) -> PullKV:
-    return PullKV(RequestId(request_id), 0, DECODE, b"", tuple(range(blocks)), 8)
+    return PullKV(RequestId(request_id), 0, Incarnation("i1"), DECODE, b"", tuple(range(blocks)), LAYOUT, 60)
 
 
 def offered(state: PrefillState, request_id: str = "r1") -> None:
@@ -128,7 +139,7 @@ def test_blocks_stay_pinned_until_no_byte_is_in_the_air() -> None:
     assert (send.source_blocks, send.kv_tokens) == ((0,), 4)
     handle(state, events.CancelArrived(RequestId("r1"), 0))
     assert state.blocks.free_blocks == 7
-    handle(state, events.SendFinished(owner_of("r1"), is_delivered=True))
+    handle(state, events.SendFinished(owner_of("r1")))
     assert state.is_idle
     assert state.blocks.free_blocks == 8
 
@@ -197,7 +208,7 @@ def test_bounds_are_kept_with_typed_errors() -> None:
     arrive(state, "r1")
     with pytest.raises(Overloaded, match=r"instance\.max_waiting_requests"):
         arrive(state, "r2")
-    with pytest.raises(Overloaded, match="KV blocks"):
+    with pytest.raises(ContextLengthExceeded, match="KV blocks"):
         arrive(make_state(), "r1", 33)
     handle(state, events.DrainStarted())
     with pytest.raises(NoInstanceReady):
@@ -222,7 +233,7 @@ def test_an_illegal_end_of_chunk_raises_and_changes_nothing() -> None:
     for event in (
         events.ChunkFinished((TOKEN, TOKEN)),
         events.ChunkFinished((None,)),
-        events.SendFinished(owner_of("r1"), True),
+        events.SendFinished(owner_of("r1")),
     ):
         with pytest.raises(ValueError, match=r"r1|slices"):
             handle(state, event)
@@ -289,13 +300,13 @@ class Walk:
         elif choice < 0.7 and self.offers:
             owner = self.offers.pop(self.chance.randrange(len(self.offers)))
             if owner in self.state.sequences:
-                self.do(events.PullArrived(PullKV(owner.request_id, 0, DECODE, b"", tuple(range(60)), 60)))
+                self.do(events.PullArrived(pull_of(owner.request_id, 60)))
         elif choice < 0.75 and self.offers:
             owner = self.offers.pop()
             self.do(events.OfferRefused(owner, FAILED))
         elif choice < 0.85 and self.sends:
             owner = self.sends.pop(self.chance.randrange(len(self.sends)))
-            self.do(events.SendFinished(owner, self.chance.random() < 0.8))
+            self.do(events.SendFinished(owner))
             self.ended.add(owner.request_id)
         elif choice < 0.95 and self.arrived:
             request_id = self.chance.choice(sorted(self.arrived))
@@ -330,6 +341,21 @@ class Walk:
                 self.do(events.OfferRefused(owner, FAILED))
             self.offers = []
             for owner in self.sends:
-                self.do(events.SendFinished(owner, True))
+                self.do(events.SendFinished(owner))
                 self.ended.add(owner.request_id)
             self.sends = []
+
+
+def test_a_pull_for_an_earlier_life_or_into_impossible_blocks_is_refused() -> None:
+    state = make_state()
+    offered(state)
+    pull = pull_of("r1")
+    for wrong, refusal in (
+        (msgspec.structs.replace(pull, prefill_incarnation=Incarnation("i0")), InstanceLost),
+        (msgspec.structs.replace(pull, blocks=(0, 60)), InvalidRequest),
+        (msgspec.structs.replace(pull, blocks=(0, -1)), InvalidRequest),
+        (msgspec.structs.replace(pull, blocks=(1, 1)), InvalidRequest),
+    ):
+        with pytest.raises(refusal):
+            handle(state, events.PullArrived(wrong))
+    handle(state, events.PullArrived(pull))

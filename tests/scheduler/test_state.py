@@ -252,3 +252,20 @@ def test_whatever_happens_no_booking_is_lost_or_kept(seed: int) -> None:
         handle(state, decisions.RequestOver(request_id), now)
     assert not state.requests
     assert all(not view.placed for view in state.instances.values())
+
+
+def test_only_instances_whose_kv_lies_alike_are_paired() -> None:
+    state = make_state()
+    records: list[MemberRecord] = [
+        gateway_record(),
+        record_of("p0", "prefill"),
+        msgspec.structs.replace(record_of("p1", "prefill"), dtype="bf16"),
+        msgspec.structs.replace(record_of("d0", "decode"), dtype="bf16"),
+    ]
+    handle(state, decisions.MembersRead(tuple(records)))
+    for name, role in (("p0", "prefill"), ("p1", "prefill"), ("d0", "decode")):
+        handle(state, decisions.LoadReported(report_of(name, role)))  # type: ignore[arg-type]
+    for number in range(3):
+        assert state.place(make_request(f"r{number}")) == Placement(InstanceId("p1"), InstanceId("d0"))
+    with pytest.raises(NoInstanceReady, match="no prefill instance with a partner's model, dtype"):
+        state.place(make_request("r3"), frozenset({InstanceId("p1")}))

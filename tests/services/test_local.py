@@ -49,7 +49,7 @@ def directory(tmp_path: Path) -> Iterator[Path]:
     """A state directory; whatever a test leaves running in it is ended."""
     yield tmp_path / "mesh"
     try:
-        local.down(tmp_path / "mesh", DRAIN_S)
+        local.down(tmp_path / "mesh")
     except local.MeshNotRunning:
         return
 
@@ -60,7 +60,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     directory = tmp_path_factory.mktemp("running") / "mesh"
     local.up_detached(directory, plan(), CONFIG)
     yield directory
-    local.down(directory, DRAIN_S)
+    local.down(directory)
 
 
 def identities(directory: Path) -> dict[str, ProcessIdentity]:
@@ -109,24 +109,24 @@ def test_a_mesh_comes_up_is_seen_scaled_and_taken_down_without_leftovers(directo
         assert response.status == 200
     assert {process.role for process in status.processes} >= {"gateway", "scheduler", "prefill", "decode"}
 
-    grown = local.scale(directory, {"prefill": 2, "decode": 3}, DRAIN_S)
+    grown = local.scale(directory, {"prefill": 2, "decode": 3})
     assert ids(grown) == ONE_EACH | {"prefill-1", "decode-1", "decode-2"}
     assert all(each.state == "ready" for each in grown.instances)
     assert len(members(directory)) == 7
-    shrunk = local.scale(directory, {"prefill": 1, "decode": 2}, DRAIN_S)
+    shrunk = local.scale(directory, {"prefill": 1, "decode": 2})
     assert ids(shrunk) == ONE_EACH | {"decode-1"}
     assert len(members(directory)) == 5, "an instance that was scaled away took its record back"
     assert local.status(directory) == shrunk
 
     processes = list(identities(directory).values())
     assert {each.service_id for each in processes} == ids(shrunk) | {"supervisor"}
-    local.down(directory, DRAIN_S)
+    local.down(directory)
     assert not any(is_alive(process) for process in processes)
     assert {path.name for path in directory.iterdir()} == {"logs", "lock"}
     with pytest.raises(local.MeshNotRunning, match="no mesh runs in"):
         local.status(directory)
     with pytest.raises(local.MeshNotRunning):
-        local.down(directory, DRAIN_S)
+        local.down(directory)
     for role in ("gateway-0", "scheduler-0", "decode-1"):
         assert "service_stopped" in (directory / "logs" / f"{role}.log").read_text()
 
@@ -195,7 +195,7 @@ def test_down_ends_what_a_killed_supervisor_left(directory: Path, monkeypatch: p
     wait_gone([processes["supervisor"]])
     for name in ("nats", "redis"):
         os.kill(processes[name].pid, signal.SIGCONT)
-    local.down(directory, DRAIN_S)
+    local.down(directory)
     assert not any(is_alive(process) for process in processes.values())
 
 
@@ -217,7 +217,7 @@ def test_a_new_instance_that_cannot_start_fails_the_scaling_and_leaves_the_mesh(
     monkeypatch.setenv("BROKEN_ROLE", "decode")
     local.up_detached(directory, plan(decode=0), CONFIG)
     with pytest.raises(LauncherError, match=r"(?s)decode-0 does not start:.*this role is broken"):
-        local.scale(directory, {"decode": 1}, DRAIN_S)
+        local.scale(directory, {"decode": 1})
     assert ids(local.status(directory)) == ONE_EACH - {"decode-0"}
 
 
@@ -225,7 +225,7 @@ def test_counts_out_of_range_are_refused(directory: Path) -> None:
     with pytest.raises(ConfigError, match=r"prefill = -1: must be 0\.\.64"):
         local.up_detached(directory, plan(prefill=-1), CONFIG)
     with pytest.raises(ConfigError, match="decode = 65"):
-        local.scale(directory, {"decode": 65}, DRAIN_S)
+        local.scale(directory, {"decode": 65})
 
 
 def test_given_servers_are_used_and_ids_cannot_meet_those_of_other_machines(

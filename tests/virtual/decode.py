@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 import msgspec
 
 from common.emulation import EmulatedRunner
-from common.errors import BusTimeout, HandoverFailed, RequestError
+from common.errors import BusTimeout, HandoverFailed, InstanceLost, RequestError
 from common.ids import Incarnation, InstanceId
 from common.kv.blocks import BlockOwner
+from common.kv.layout import KVLayout
 from common.messages import (
     Acknowledged,
     CancelRequest,
@@ -30,6 +31,8 @@ from tests.virtual.memory import Memory
 
 PULL_TIMEOUT_S = 10.0
 QUARANTINE_S = 2.0
+LAYOUT = KVLayout(layers=1, kv_heads=1, head_dim=1, block_size=1, element_bytes=1)
+"""Travels with a pull; the virtual memory knows tokens, not bytes."""
 
 
 @dataclass(slots=True, eq=False)
@@ -103,10 +106,11 @@ class VirtualDecode:
                 self.bus.publish(name, gateway_id, TokenBatch(name, tokens))
             case events.PublishFailure(gateway_id, failure):
                 self.bus.publish(name, gateway_id, failure)
-            case events.PullSequence(owner, prefill_instance, _, blocks):
+            case events.PullSequence(owner, prefill_instance, incarnation, blocks):
                 self._pulls[owner] = prefill_instance
                 total = self.state.blocks.total_blocks
-                self._pull(owner, PullKV(owner.request_id, owner.attempt, name, b"", blocks, total))
+                request_id, attempt = owner.request_id, owner.attempt
+                self._pull(owner, PullKV(request_id, attempt, incarnation, name, b"", blocks, LAYOUT, total))
 
     def _end_step(self, rows: tuple[events.StepRow, ...], tables: list[tuple[int, ...]]) -> None:
         for row, table in zip(rows, tables, strict=True):
@@ -124,7 +128,7 @@ class VirtualDecode:
             elif isinstance(reply, KVDelivered):
                 del self._pulls[owner]
                 self._handle(events.PullFinished(owner))
-            elif isinstance(reply, RequestError) and not isinstance(reply, HandoverFailed):
+            elif isinstance(reply, RequestError) and not isinstance(reply, HandoverFailed | InstanceLost):
                 del self._pulls[owner]
                 self._handle(events.PullFailed(owner, error_reply(reply), is_drained=True))
             else:

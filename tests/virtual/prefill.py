@@ -155,7 +155,7 @@ class VirtualPrefill:
             self._spoil_soon(pull)
         for reply in replies:
             reply(KVDelivered(1, 0.0) if is_delivered else HandoverFailed("the transfer failed"))
-        self._handle(events.SendFinished(owner, is_delivered))
+        self._handle(events.SendFinished(owner))
 
     def _spoil_soon(self, pull: PullKV) -> None:
         receiver = self.bus.nodes.get(pull.decode_instance)

@@ -196,3 +196,10 @@ def test_logprobs_are_of_the_raw_logits() -> None:
     assert second.logprob == pytest.approx(float(expected[1].max()), abs=1e-5)
     assert second.top == ()
     assert sample(logits, [row(temperature=0.0)] * 2)[0].logprob is None
+
+
+@pytest.mark.parametrize("temperature", [1e-38, 1e-320, 1e-5])
+@pytest.mark.parametrize("top_p", [1.0, 0.5])
+def test_a_temperature_next_to_zero_draws_the_largest_logit(temperature: float, top_p: float) -> None:
+    logits = torch.tensor([[-80.0, 3.0, 4e4, 2.0]])
+    assert drawn(logits[0], row(temperature=temperature, top_p=top_p, seed=5)) == 2
