@@ -49,6 +49,13 @@ install_torch() {
     fi
 }
 
+# On a GPU machine Mooncake must know device memory. Both builds are the package `mooncake`, so one replaces the other.
+install_mooncake_for_cuda() {
+    mooncake=$(sed -n 's/^cuda = \["\(.*\)"\]$/\1/p' "$root/pyproject.toml")
+    "$venv/bin/python" -m pip uninstall --quiet --yes mooncake-transfer-engine-non-cuda
+    install --no-deps "$mooncake"
+}
+
 stamp=$venv/.lamella-setup
 [ -x "$venv/bin/lamella" ] && [ "$(cat "$stamp" 2>/dev/null)" = "$(fingerprint)" ] && exit 0
 
@@ -62,6 +69,9 @@ wait "$torch_job" || fail "$torch could not be installed"
 if ! can_import_torch; then
     say "the package index has only the CUDA build of torch: its libraries are needed too (large)"
     install "$torch"
+fi
+if command -v nvidia-smi >/dev/null 2>&1; then
+    install_mooncake_for_cuda
 fi
 say "lamella itself"
 install --no-deps --no-build-isolation --editable "$root"

@@ -16,10 +16,11 @@ from rich.console import Console
 from rich.table import Table
 
 from common.config import Config, Dtype, Weights, load_config
-from common.errors import ConfigError, LamellaError, LauncherError
+from common.errors import ConfigError, LamellaError
 from common.messages import Role
 from services.bench.command import bench
 from services.roles import ServiceRole
+from services.state_directory import DEFAULT_STATE_DIRECTORY
 
 if TYPE_CHECKING:
     from services.control import MeshStatus
@@ -36,9 +37,11 @@ app.command("bench")(bench)
 
 messages = Console(stderr=True)
 
-DEFAULT_STATE_DIRECTORY = Path(".lamella")
 ConfigOption = Annotated[Path | None, typer.Option("--config", help="A TOML file of settings.")]
 StateOption = Annotated[Path, typer.Option(help="Tells several meshes on one machine apart.")]
+StateDirOfConfig = Annotated[
+    Path | None, typer.Option("--state-dir", help="Use the settings of the mesh that runs there.")
+]
 UrlOption = Annotated[str | None, typer.Option("--url", help="The server to talk to.")]
 
 
@@ -53,12 +56,12 @@ def main() -> None:
 
 
 @app.command()
-def serve(role: ServiceRole, config: ConfigOption = None) -> None:
+def serve(role: ServiceRole, config: ConfigOption = None, state_dir: StateDirOfConfig = None) -> None:
     """Run one service in the foreground, anywhere: gateway, scheduler, prefill or decode."""
     from common.service import run_process
     from services.roles import service_of
 
-    sys.exit(run_process(service_of(role, load_config(config))))
+    sys.exit(run_process(service_of(role, _config_of(config, state_dir))))
 
 
 @app.command()
@@ -147,13 +150,17 @@ def healthcheck(
     live: Annotated[
         bool, typer.Option("--live", help="Ask whether it lives, not whether it is ready.")
     ] = False,
+    state_dir: Annotated[Path | None, typer.Option(help="Ask the gateway of the mesh there.")] = None,
 ) -> None:
     """Exit 0 when a service answers that it is ready: for containers and scripts."""
     from services.healthcheck import is_healthy
+    from services.local import local_url
 
-    port = load_config(None).service.port
-    base = url or f"http://127.0.0.1:{port}"
-    sys.exit(0 if is_healthy(base, "live" if live else "ready") else 1)
+    if url is None and state_dir is not None:
+        url = local_url(state_dir)
+    if url is None:
+        url = f"http://127.0.0.1:{load_config(None).service.port}"
+    sys.exit(0 if is_healthy(url, "live" if live else "ready") else 1)
 
 
 @app.command()
@@ -170,21 +177,31 @@ def chat(
     """Talk to a model in the terminal, streamed."""
     from services.chat import ChatOptions
     from services.chat import chat as converse
+    from services.local import local_url
 
-    options = ChatOptions(url or _local_url(state_dir), model, system, max_tokens, temperature, seed)
+    options = ChatOptions(url or local_url(state_dir), model, system, max_tokens, temperature, seed)
     asyncio.run(converse(options, question, Console()))
 
 
 @model_app.command("path")
-def model_path(config: ConfigOption = None) -> None:
+def model_path(config: ConfigOption = None, state_dir: StateDirOfConfig = None) -> None:
     """Print the served model's directory (converts the default model the first time)."""
     from services.model_directory import model_directory
 
     with messages.status("default model") as status:
         directory = model_directory(
-            load_config(config).model, lambda stage: status.update(f"default model: {stage}")
+            _config_of(config, state_dir).model, lambda stage: status.update(f"default model: {stage}")
         )
     print(directory)
+
+
+def _config_of(file: Path | None, state_dir: Path | None) -> Config:
+    """Of the file, or of the mesh that runs in a state directory. Raises ConfigError, MeshNotRunning."""
+    if state_dir is None or file is not None:
+        return load_config(file)
+    from services.local import mesh_config
+
+    return mesh_config(state_dir)
 
 
 def _with_model(
@@ -235,15 +252,6 @@ def _print_status(mesh: "MeshStatus") -> None:
     for process in mesh.processes:
         table.add_row(process.id, process.role, str(process.pid), process.state)
     console.print(table)
-
-
-def _local_url(state_dir: Path) -> str:
-    from services.local import status as mesh_status
-
-    url = mesh_status(state_dir).url
-    if url is None:
-        raise LauncherError(f"the mesh in {state_dir} has no gateway yet")
-    return url
 
 
 if __name__ == "__main__":

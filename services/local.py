@@ -119,6 +119,19 @@ def scale(directory: Path, counts: Mapping[Role, int]) -> MeshStatus:
     return control.ask(state.control_socket, Scale(dict(counts)), timeout_s)
 
 
+def local_url(directory: Path) -> str:
+    """Where the mesh's gateway answers. Raises MeshNotRunning, LauncherError."""
+    url = status(directory).url
+    if url is None:
+        raise LauncherError(f"the mesh in {directory} has no gateway yet")
+    return url
+
+
+def mesh_config(directory: Path) -> Config:
+    """The settings of the mesh that runs there. Raises MeshNotRunning."""
+    return load_config(_running(directory).config_file)
+
+
 def _drain_timeout_s(state: StateDirectory) -> float:
     """As the mesh itself was configured; its file may be gone where only processes are left."""
     path = state.config_file if state.config_file.is_file() else None

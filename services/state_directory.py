@@ -30,6 +30,8 @@ from common.errors import LauncherError
 MAX_SOCKET_PATH_BYTES = 100
 """The kernel's limit is 108 with the final zero."""
 
+DEFAULT_STATE_DIRECTORY = Path(".lamella")
+
 
 class ProcessIdentity(msgspec.Struct, frozen=True):
     """One life of a process. ``start_ticks`` is the kernel's start time, field 22 of /proc/PID/stat."""

@@ -22,6 +22,9 @@ WIRES = {
 IMPURE = {"asyncio", "time", "random", "secrets", "logging", "torch", "nats", "redis", "mooncake", "fastapi"}
 """What a decision may not import: the same events must always give the same commands."""
 
+USES_TORCH = ("common/model/", "common/kv/pool.py", "common/transfer/", "services/model_engine.py")
+"""Besides every room's engine.py. The last is the door through which an instance loads the model."""
+
 FORBIDDEN_IMPORTS = {"pickle", "cPickle", "dill", "marshal", "shelve"}
 FORBIDDEN_CALLS = {
     "eval",
@@ -97,6 +100,14 @@ def test_every_room_is_a_package_with_a_purpose() -> None:
 def test_every_module_says_what_it_is_for() -> None:
     silent = [name_of(path) for path in sources() if not ast.get_docstring(tree_of(path))]
     assert silent == []
+
+
+def test_torch_stays_where_tensors_are() -> None:
+    for path in sources():
+        name = name_of(path)
+        if name.startswith(USES_TORCH) or path.name == "engine.py":
+            continue
+        assert not {each.partition(".")[0] for each in imports_of(tree_of(path))} & {"torch"}, name
 
 
 def test_decisions_know_no_clock_no_io_and_no_torch() -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from common.errors import ConfigError, ServiceError
+from services.state_directory import DEFAULT_STATE_DIRECTORY
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -32,8 +33,11 @@ LOAD, WORK, BACKGROUND, JUDGE, OUTPUT = "Load", "Requests", "Background load", "
 
 def bench(
     url: Annotated[
-        str, typer.Option(help="Server to measure, with or without /v1.")
-    ] = "http://127.0.0.1:8000",
+        str | None, typer.Option(help="Server to measure, with or without /v1; else the local mesh.")
+    ] = None,
+    state_dir: Annotated[
+        Path, typer.Option(help="The local mesh to measure, without --url.")
+    ] = DEFAULT_STATE_DIRECTORY,
     model: Annotated[
         str | None, typer.Option(help="Model to ask for; else the first the server lists.")
     ] = None,
@@ -138,12 +142,12 @@ def bench(
 
     from services.bench.config import BenchConfig, parse_objectives
     from services.bench.lengths import parse_length
+    from services.local import local_url
 
     console = Console(stderr=True)
     try:
         _check_outputs(json_path, plot)
         config = BenchConfig(
-            url=url,
             model=model,
             endpoint=endpoint,
             rate_per_s=rate,
@@ -170,6 +174,7 @@ def bench(
             extra_body=_read_extra_body(extra_body),
             request_timeout_s=request_timeout_s,
             most_in_flight=max_in_flight,
+            url=url or local_url(state_dir),  # last: options that are wrong are wrong without a mesh too
         )
         run = _run(console, config)
     except ServiceError as exc:
