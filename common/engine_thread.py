@@ -46,7 +46,7 @@ class EngineThread:
             return await loop.run_in_executor(self._executor, lambda: work(*arguments, **keywords))
 
         def compute() -> Result:
-            self._use_cores(cores.share())
+            self.share_cores()
             return work(*arguments, **keywords)
 
         self._start(cores)
@@ -56,6 +56,11 @@ class EngineThread:
             self._calls -= 1
             if self._calls == 0:
                 self._idle = loop.call_later(IDLE_AFTER_S, cores.release)
+
+    def share_cores(self) -> None:
+        """Called on the thread: adapts to who else computes now. Long work calls it now and then."""
+        if self._cores is not None:
+            self._use_cores(self._cores.share())
 
     def _start(self, cores: HostCores) -> None:
         self._calls += 1

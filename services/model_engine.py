@@ -42,7 +42,7 @@ def load_model_engine(config: Config, model_directory: Path, thread: EngineThrea
     )
     total_blocks = blocks_in(config, layout)
     pool, buffer = _allocate_pool(layout, total_blocks, dtype, device)
-    runner = ModelRunner(program, pool)
+    runner = ModelRunner(program, pool, thread.share_cores)
     _warm_up(runner, tuple(range(min(total_blocks, blocks_for(WARM_UP_TOKENS, layout.block_size)))))
     return Engine(
         runner=runner,

@@ -55,6 +55,7 @@ class ModelProgram:
         positions: torch.Tensor,
         attention: AttentionIO,
         output_rows: torch.Tensor,
+        between_slices: Callable[[], None] | None = None,
     ) -> torch.Tensor:
         """``token_ids``, ``positions`` [T] int64 → logits [R, vocab] of the tokens at ``output_rows`` [R].
 
@@ -64,6 +65,8 @@ class ModelProgram:
         context: tuple[torch.Tensor, ...] = (token_ids.unsqueeze(0), positions.unsqueeze(0))
         received: torch.Tensor | None = None
         for piece in self.slices[:-1]:
+            if between_slices is not None:
+                between_slices()
             context = piece.run(attention, piece.layer, received, *context, *piece.bound)
             assert piece.layer is not None
             received = attention.receive(piece.layer)

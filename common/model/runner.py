@@ -1,6 +1,6 @@
 """The model as a Runner: a flat ragged batch through the program, and the batch's draws."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -11,15 +11,24 @@ from common.model.program import ModelProgram
 from common.model.sampling import SamplingRow, sample
 from common.steps import SequenceStep
 
+LONG_STEP_TOKENS = 128
+"""A step of so many tokens takes long enough for a neighbour to begin or end its own."""
+
 
 class ModelRunner:
-    """Runs on the engine's thread only: the attention's step state is shared between calls."""
+    """Runs on the engine's thread only: the attention's step state is shared between calls.
 
-    def __init__(self, program: ModelProgram, pool: KVPool) -> None:
+    ``share_cores`` is called between the slices of a long step.
+    """
+
+    def __init__(
+        self, program: ModelProgram, pool: KVPool, share_cores: Callable[[], None] | None = None
+    ) -> None:
         self._program = program
         self._attention = LocalAttention(pool, program.attention_specs)
         self._eos_token_ids = program.spec.eos_token_ids
         self._device = pool.device
+        self._share_cores = share_cores
 
     @torch.inference_mode()
     def run(self, batch: Sequence[SequenceStep]) -> list[SampledToken | None]:
@@ -38,7 +47,11 @@ class ModelRunner:
             [SequenceChunk(step.block_table, step.start, len(step.token_ids)) for step in batch]
         )
         logits = self._program.run(
-            self._tensor(token_ids), self._tensor(positions), self._attention, self._tensor(output_rows)
+            self._tensor(token_ids),
+            self._tensor(positions),
+            self._attention,
+            self._tensor(output_rows),
+            self._share_cores if len(token_ids) >= LONG_STEP_TOKENS else None,
         )
         drawn = iter(sample(logits, rows) if rows else [])
         return [None if step.draw is None else next(drawn) for step in batch]
