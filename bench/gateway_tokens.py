@@ -1,10 +1,13 @@
 """How many tokens a second one gateway process carries from NATS to SSE, and how much later they arrive.
 
-    python bench/gateway_tokens.py [--rates 10000,20000,40000] [--streams 256] [--seconds 4] [--chat]
+    python bench/gateway_tokens.py [--rates 10000,20000,40000] [--streams 256] [--instances 4] [--seconds 4]
+                                   [--chat]
 
 Real nats-server and Valkey, a real gateway process, real HTTP connections. In place of scheduler and
-instances stands one process that answers submissions and publishes one TokenBatch a step, with a token for
-every stream. A token's delay is from its batch's publish to its event's arrival in the client.
+instances stands one process that answers submissions and publishes, for each of ``--instances`` whose steps
+are spread evenly over time, one TokenBatch a step with a token for every stream it holds (64 each is the
+default of ``instance.max_decode_batch``). A token's delay is from its batch's publish to its event's arrival
+in the client.
 """
 
 import argparse
@@ -36,7 +39,6 @@ from common.subjects import Subjects
 from services import embedded
 from services.model_directory import model_directory
 
-INSTANCE = InstanceId("decode-0")
 START_TIMEOUT_S = 60.0
 PROMPT = [11, 12, 13, 14]
 WORD = " the"
@@ -47,6 +49,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rates", default="10000,20000,40000,60000", help="tokens per second, all streams")
     parser.add_argument("--streams", type=int, default=256)
+    parser.add_argument("--instances", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--chat", action="store_true")
     parser.add_argument("--publish", type=Path, help=argparse.SUPPRESS)
@@ -57,7 +60,7 @@ def main() -> None:
     print(f"{'tokens/s':>9} {'carried/s':>9} {'gateway CPU us/token':>21} {'delay ms p50':>13} {'p99':>7}")
     with tempfile.TemporaryDirectory() as name, running_gateway(Path(name)) as gateway:
         for rate in (float(each) for each in options.rates.split(",")):
-            result = run_once(gateway, rate, options.streams, options.seconds, chat=options.chat)
+            result = run_once(gateway, rate, options)
             p50_s, p99_s = percentiles(result.delays_s, (50.0, 99.0))
             cpu_us = result.cpu_s / result.tokens * 1e6
             carried = result.tokens / result.elapsed_s
@@ -110,8 +113,10 @@ def running_gateway(directory: Path) -> Iterator[Gateway]:
             embedded.stop(each)
 
 
-def run_once(gateway: Gateway, rate: float, streams: int, seconds: float, *, chat: bool) -> Result:
-    steps = max(1, round(rate / streams * seconds))
+def run_once(gateway: Gateway, rate: float, options: argparse.Namespace) -> Result:
+    streams: int = options.streams
+    instances: int = options.instances
+    steps = max(1, round(rate / streams * options.seconds))
     plan = gateway.directory / "plan.json"
     times = gateway.directory / "times.json"
     ready = gateway.directory / "ready"
@@ -122,6 +127,7 @@ def run_once(gateway: Gateway, rate: float, streams: int, seconds: float, *, cha
                 "nats_url": gateway.config.mesh.nats_url,
                 "model": str(gateway.config.model.directory),
                 "streams": streams,
+                "instances": instances,
                 "steps": steps,
                 "step_s": streams / rate,
                 "times": str(times),
@@ -132,13 +138,16 @@ def run_once(gateway: Gateway, rate: float, streams: int, seconds: float, *, cha
     command = [sys.executable, __file__, "--publish", str(plan)]
     with subprocess.Popen(command, env=environment()) as publisher:
         wait_until(ready.exists, "the publisher")
-        arrivals, cpu_s = uvloop.run(read_streams(gateway, streams, steps, chat=chat))
+        arrivals, cpu_s = uvloop.run(read_streams(gateway, streams, steps, chat=options.chat))
         publisher.wait()
-    published: list[float] = json.loads(times.read_text())
+    published: list[list[float]] = json.loads(times.read_text())
     delays_s = [
-        arrived_s - sent_s for stream in arrivals for arrived_s, sent_s in zip(stream, published, strict=True)
+        arrived_s - sent_s
+        for index, stream in enumerate(arrivals)
+        for arrived_s, sent_s in zip(stream, published[index % instances], strict=True)
     ]
-    return Result(streams * steps, max(each[-1] for each in arrivals) - published[0], cpu_s, delays_s)
+    elapsed_s = max(each[-1] for each in arrivals) - min(each[0] for each in published)
+    return Result(streams * steps, elapsed_s, cpu_s, delays_s)
 
 
 # the client
@@ -192,15 +201,23 @@ async def read_streams(
     content: dict[str, object] = (
         {"messages": [{"role": "user", "content": "Hello"}]} if chat else {"prompt": PROMPT}
     )
-    body = json.dumps(
-        {"model": "default", "stream": True, "max_tokens": steps, "ignore_eos": True, **content}
-    )
     path = "/v1/chat/completions" if chat else "/v1/completions"
-    headers = f"host: bench\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
-    head = f"POST {path} HTTP/1.1\r\n{headers}"
     clients = []
-    for _ in range(streams):
-        client = StreamClient((head + body).encode(), loop.create_future(), loop.create_future())
+    for index in range(streams):
+        # The seed tells the publisher which stream a request is.
+        body = json.dumps(
+            {
+                "model": "default",
+                "stream": True,
+                "max_tokens": steps,
+                "ignore_eos": True,
+                "seed": index,
+                **content,
+            }
+        )
+        headers = f"host: bench\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+        request = f"POST {path} HTTP/1.1\r\n{headers}{body}".encode()
+        client = StreamClient(request, loop.create_future(), loop.create_future())
         await loop.create_connection(partial(_same, client), "127.0.0.1", gateway.port)
         clients.append(client)
     await clients[0].begun
@@ -219,19 +236,22 @@ def cpu_seconds(pid: int) -> float:
 
 
 async def publish(plan: dict[str, object]) -> None:
-    """Places every request on itself; when all are there, one batch a step until the last token."""
+    """Places every request on itself; when all are there, one batch a step and instance until the end."""
     subjects = Subjects("bench")
     bus = Bus(str(plan["nats_url"]), name="publisher", subjects=subjects)
     await bus.connect()
     streams, steps, step_s = int(str(plan["streams"])), int(str(plan["steps"])), float(str(plan["step_s"]))
-    placed: list[tuple[RequestId, GatewayId]] = []
+    instances = [InstanceId(f"decode-{number}") for number in range(int(str(plan["instances"])))]
+    placed: dict[int, tuple[RequestId, GatewayId]] = {}
     complete = asyncio.Event()
 
     async def place(message: SubmitRequest) -> Placement:
-        placed.append((message.request.request_id, message.request.gateway_id))
+        index = message.request.sampling.seed
+        placed[index] = (message.request.request_id, message.request.gateway_id)
         if len(placed) == streams:
             complete.set()
-        return Placement(INSTANCE, INSTANCE)
+        instance = instances[index % len(instances)]
+        return Placement(instance, instance)
 
     await bus.serve(subjects.submit(), SubmitRequest, place)
     token = SampledToken(Tokenizer(Path(str(plan["model"]))).encode(WORD)[0])
@@ -240,15 +260,17 @@ async def publish(plan: dict[str, object]) -> None:
     # The gateway has the last placement, too, before tokens come.
     await bus.flush()
     subject = subjects.gateway_events(placed[0][1])
-    times: list[float] = []
+    times: list[list[float]] = [[] for _ in instances]
     due_s = time.monotonic() + 0.2
     for step in range(steps):
         reason: FinishReason | None = "length" if step == steps - 1 else None
-        batch = TokenBatch(INSTANCE, tuple(TokenEvent(each, 0, step, token, reason) for each, _ in placed))
-        await asyncio.sleep(max(0.0, due_s - time.monotonic()))
-        times.append(time.monotonic())
-        bus.publish(subject, batch)
-        due_s += step_s
+        for number, instance in enumerate(instances):
+            held = [placed[index][0] for index in range(number, streams, len(instances))]
+            batch = TokenBatch(instance, tuple(TokenEvent(each, 0, step, token, reason) for each in held))
+            await asyncio.sleep(max(0.0, due_s - time.monotonic()))
+            times[number].append(time.monotonic())
+            bus.publish(subject, batch)
+            due_s += step_s / len(instances)
     await bus.flush()
     Path(str(plan["times"])).write_text(json.dumps(times))
     await bus.close()
