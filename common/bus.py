@@ -82,7 +82,8 @@ class BusCounters:
 
 
 class Bus:
-    """One connection to NATS. ``on_reconnect`` and ``on_disconnect`` are called on the event loop.
+    """One connection to NATS. ``on_reconnect``, ``on_disconnect`` and ``on_loss`` (messages to here were
+    dropped) are called on the event loop.
 
     ``name`` is the service's id; it names the connection and the inbox, so that NATS permissions can keep
     services out of each other's replies. The URL may hold ``user:password@`` or ``token@``.
@@ -91,6 +92,7 @@ class Bus:
     def __init__(self, url: str, *, name: str, subjects: Subjects) -> None:
         self.counters = BusCounters()
         self.on_reconnect: list[Callable[[], None]] = []
+        self.on_loss: list[Callable[[], None]] = []
         self.on_disconnect: list[Callable[[], None]] = []
         self._url = url
         self._name = name
@@ -388,6 +390,7 @@ class Bus:
         if isinstance(error, SlowConsumerError):
             self.counters.slow_consumer += 1
             log.warning("bus_slow_consumer", extra={"subject": error.subject})
+            _run_hooks(self.on_loss)
         elif "permissions violation" in lower:
             self._violation = self._last_error
             log.error("bus_permission_denied", extra={"error": self._last_error})

@@ -53,7 +53,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Which model, and where converted weights and captured programs are kept.
 
     ``directory`` None is the embedded default model. ``dtype`` and ``weights``: see
-    ``common.model.precision`` and ``common.model.linears``. ``threads`` None uses the cores that no other
+    ``common.model.precision`` and ``common.model.linears``. ``context_length`` None is
+    the model's own. ``threads`` None uses the cores that no other
     instance of this machine uses at the time.
     """
 
@@ -61,6 +62,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     cache_directory: Path = Path("~/.cache/lamella")
     dtype: Dtype = "bf16"
     device: str = "cpu"
+    context_length: int | None = None
     weights: Weights = "model"
     threads: int | None = None
 
@@ -243,6 +245,7 @@ AT_LEAST_ONE = (
     "instance.max_waiting_requests",
     "instance.kv_bytes",
     "model.threads",
+    "model.context_length",
     "gateway.max_body_bytes",
     "gateway.max_choices",
     "gateway.max_stop_characters",

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from common.errors import ModelError
+from common.errors import ConfigError, ModelError
 
 CAUSAL_SUFFIXES = ("ForCausalLM", "LMHeadModel")
 
@@ -65,6 +65,14 @@ class AttentionSpec(msgspec.Struct, frozen=True):
     scale: float
     window: int | None = None
     softcap: float | None = None
+
+
+def served_context_length(spec: ModelSpec, configured: int | None) -> int:
+    """Prompt and output together, in tokens. Raises ConfigError where the model was not made for as many."""
+    if configured is not None and configured > spec.context_length:
+        rule = f"must be at most the model's {spec.context_length}"
+        raise ConfigError("model.context_length", configured, rule)
+    return spec.context_length if configured is None else configured
 
 
 def read_spec(directory: Path) -> ModelSpec:

@@ -59,16 +59,17 @@ class GatewayApp:
     is_draining: bool = False
     _open: set[Delivery] = field(default_factory=set)
     _admitted: int = 0
+    _quiet: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def chat(self, exchange: Exchange) -> None:
         request = await self._read(exchange, ChatRequest)
         with self._admit(1):
-            await self._serve(exchange, await self.factory.chat(request))
+            await self._serve(exchange, await self.factory.chat(request, exchange.arrived_s))
 
     async def completions(self, exchange: Exchange) -> None:
         request = await self._read(exchange, CompletionRequest)
         with self._admit(1):
-            await self._serve(exchange, await self.factory.completion(request))
+            await self._serve(exchange, await self.factory.completion(request, exchange.arrived_s))
 
     async def models(self, exchange: Exchange) -> None:
         cards = [self._model_card(name) for name in (self.factory.model_name, "default")]
@@ -80,16 +81,20 @@ class GatewayApp:
         await exchange.respond(200, orjson.dumps(self._model_card(name)))
 
     async def tokenize(self, exchange: Exchange) -> None:
-        request = await self._read(exchange, TokenizeRequest)
-        self.factory.check_model(request.model)
-        ids = await self.factory.encode_text(request.prompt, add_special_tokens=request.add_special_tokens)
+        with self._admit(1):
+            request = await self._read(exchange, TokenizeRequest)
+            self.factory.check_model(request.model)
+            ids = await self.factory.encode_text(
+                request.prompt, add_special_tokens=request.add_special_tokens
+            )
         answer = {"tokens": ids, "count": len(ids), "max_model_len": self.factory.context_length}
         await exchange.respond(200, orjson.dumps(answer))
 
     async def detokenize(self, exchange: Exchange) -> None:
-        request = await self._read(exchange, DetokenizeRequest)
-        self.factory.check_model(request.model)
-        text = await self.factory.decode_ids(request.tokens, "tokens")
+        with self._admit(1):
+            request = await self._read(exchange, DetokenizeRequest)
+            self.factory.check_model(request.model)
+            text = await self.factory.decode_ids(request.tokens, "tokens")
         await exchange.respond(200, orjson.dumps({"prompt": text}))
 
     def _model_card(self, name: str) -> dict[str, object]:
@@ -127,6 +132,11 @@ class GatewayApp:
             for delivery in tuple(self._open):
                 delivery.look(now)
 
+    async def wait_quiet(self) -> None:
+        """Until no call is open, also none whose prompt is still being read or tokenized."""
+        if self._admitted:
+            await self._quiet.wait()
+
     @contextmanager
     def _admit(self, choices: int) -> Iterator[None]:
         """Counts choices from before their prompt costs anything until they are over. Raises the refusal."""
@@ -138,10 +148,13 @@ class GatewayApp:
                 retry_after_s=FULL_RETRY_S,
             )
         self._admitted += choices
+        self._quiet.clear()
         try:
             yield
         finally:
             self._admitted -= choices
+            if self._admitted == 0:
+                self._quiet.set()
 
     async def _serve(self, exchange: Exchange, call: Call) -> None:
         """``call``'s first choice is admitted already."""
@@ -155,7 +168,7 @@ class GatewayApp:
 
     async def refuse(self, exchange: Exchange, error: RequestError) -> None:
         """An error as a status, or, once bytes are out, as the stream's last event."""
-        if isinstance(error, RequestCancelled):
+        if isinstance(error, RequestCancelled) and exchange.disconnected.is_set():
             return
         if status_of(error) >= 500:
             log.warning("request_refused", extra={"error": error.message, "code": error.code})

@@ -49,7 +49,7 @@ class CallFactory:
     config: GatewayConfig
     threads: ThreadPoolExecutor
 
-    async def chat(self, request: ChatRequest) -> Call:
+    async def chat(self, request: ChatRequest, arrived_s: float) -> Call:
         """Raises ModelNotFound, InvalidRequest, ContextLengthExceeded."""
         self._check(request)
         messages = [message.as_template_input() for message in request.messages]
@@ -61,12 +61,12 @@ class CallFactory:
             return self.tokenizer.encode(prompt, add_special_tokens=False)
 
         prompt_ids = await self._in_thread(encode)
-        generations = self._generations(request, [prompt_ids], "messages")
+        generations = self._generations(request, [prompt_ids], "messages", arrived_s)
         head = self._head("chatcmpl", request, generations)
         encoder = ChatEncoder(head, self.tokenizer, has_logprobs=request.logprobs)
         return _call(request, generations, encoder)
 
-    async def completion(self, request: CompletionRequest) -> Call:
+    async def completion(self, request: CompletionRequest, arrived_s: float) -> Call:
         """Raises ModelNotFound, InvalidRequest, ContextLengthExceeded."""
         self._check(request)
         prompts = request.prompts
@@ -77,7 +77,7 @@ class CallFactory:
             )
         token_prompts = [await self._encode(prompt) for prompt in prompts]
         echoes = [self._echo(prompt) if request.echo else "" for prompt in prompts for _ in range(request.n)]
-        generations = self._generations(request, token_prompts, "prompt")
+        generations = self._generations(request, token_prompts, "prompt", arrived_s)
         head = self._head("cmpl", request, generations)
         has_logprobs = request.logprobs is not None
         encoder = CompletionEncoder(head, self.tokenizer, has_logprobs=has_logprobs, echoes=echoes)
@@ -144,7 +144,11 @@ class CallFactory:
             )
 
     def _generations(
-        self, request: ChatRequest | CompletionRequest, prompts: list[list[int]], param: str
+        self,
+        request: ChatRequest | CompletionRequest,
+        prompts: list[list[int]],
+        param: str,
+        arrived_s: float,
     ) -> list[Generation]:
         """``n`` choices for each prompt, in order; each choice draws from a seed of its own."""
         seed = request.seed if request.seed is not None else secrets.randbits(SEED_BITS)
@@ -155,6 +159,7 @@ class CallFactory:
                 index = len(generations)
                 generation = Generation(
                     index=index,
+                    arrived_s=arrived_s,
                     request=GenerationRequest(
                         request_id=new_request_id(),
                         gateway_id=self.gateway_id,

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from common.config import GatewayConfig
 from common.errors import DeadlineExceeded, RequestCancelled
+from common.latency import end_to_end_s
 from common.telemetry import GatewayMetrics
 from gateway.calls import Call
 from gateway.exchange import REQUEST_ID, Exchange, Headers
@@ -55,6 +56,8 @@ class Delivery:
             else:
                 await self._collect()
             self._count_finished()
+            for generation in self.call.generations:
+                self.metrics.end_to_end.observe(end_to_end_s(generation.arrived_s, time.monotonic()))
         finally:
             watcher.cancel()
             if self.exchange.disconnected.is_set():

@@ -17,6 +17,9 @@ from common.errors import (
     RequestError,
 )
 
+UNKNOWN_RETRY_S = 1.0
+"""Of a 503 that names no time: somebody else will have taken over by then."""
+
 STATUS: list[tuple[type[RequestError], int, str, str | None]] = [
     (ContextLengthExceeded, 400, "invalid_request_error", "context_length_exceeded"),
     (InvalidRequest, 400, "invalid_request_error", None),
@@ -73,15 +76,19 @@ def error_body(error: RequestError) -> bytes:
 
 def error_headers(error: RequestError) -> list[tuple[bytes, bytes]]:
     """``retry-after`` where waiting helps. A defect would only repeat itself: clients are told not to try."""
-    if error.retry_after_s is None:
-        return [(b"x-should-retry", b"false")] if status_of(error) == 500 else []
-    seconds = max(1, math.ceil(error.retry_after_s))
+    if status_of(error) == 500:
+        return [(b"x-should-retry", b"false")]
+    wait_s = error.retry_after_s
+    if wait_s is None:
+        if status_of(error) != 503:
+            return []
+        wait_s = UNKNOWN_RETRY_S
     return [
-        (b"retry-after", str(seconds).encode()),
-        (b"retry-after-ms", str(round(error.retry_after_s * 1000)).encode()),
+        (b"retry-after", str(max(1, math.ceil(wait_s))).encode()),
+        (b"retry-after-ms", str(round(wait_s * 1000)).encode()),
     ]
 
 
 def from_bus(error: BusError) -> RequestError:
-    """The control plane did not answer: nothing was started, so trying again is safe."""
+    """The control plane did not answer. What was asked may have begun; the caller has told it to end."""
     return NoInstanceReady(f"the mesh does not answer: {error}", retry_after_s=1.0)

@@ -38,6 +38,7 @@ class Exchange:
     send: Send
     request_id: str
     connection: Connection | None
+    arrived_s: float = field(default_factory=time.monotonic)
     has_started: bool = False
     last_written_s: float = field(default_factory=time.monotonic)
     writing_since_s: float | None = None
@@ -46,8 +47,9 @@ class Exchange:
     async def read_json(self, limit: int) -> bytes:
         """The body. Raises PayloadTooLarge, UnsupportedMediaType, DeadlineExceeded, RequestCancelled."""
         kind = self._header(b"content-type").partition(b";")[0].strip().lower()
-        if kind not in (b"", b"application/json"):
-            # A page in a browser may send forms and plain text to any address, but not JSON.
+        is_from_page = bool(self._header(b"origin"))
+        if kind != b"application/json" and (kind or is_from_page):
+            # A page in a browser may send forms, plain text and untyped bytes to any address, but not JSON.
             raise UnsupportedMediaType(
                 f"content-type {kind.decode('latin-1')!r}: only application/json is read"
             )
@@ -111,6 +113,7 @@ class Exchange:
         while True:
             message = await self.receive()
             if message["type"] == "http.disconnect":
+                self.disconnected.set()
                 raise RequestCancelled("the client left before its request was complete")
             body += message.get("body", b"")
             if len(body) > limit:

@@ -41,6 +41,7 @@ class Generation:
     request: GenerationRequest
     detokenizer: Detokenizer
     stops: StopStrings
+    arrived_s: float = field(default_factory=time.monotonic)
     notify: Callable[["Generation"], None] = _ignore
     placement: Placement | None = None
     lost_instances: tuple[InstanceId, ...] = ()
@@ -50,7 +51,6 @@ class Generation:
     is_told: bool = False
     output_ids: list[int] = field(default_factory=list)
     attempt_tokens: int = 0
-    arrived_s: float = field(default_factory=time.monotonic)
     first_token_s: float | None = None
     last_token_s: float | None = None
     _texts: list[str] = field(default_factory=list)

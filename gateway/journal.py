@@ -17,11 +17,14 @@ from common.errors import (
     BusError,
     InstanceLost,
     InternalError,
+    InvalidRequest,
+    MessageTooLarge,
     NoInstanceReady,
     Overloaded,
     RequestError,
 )
 from common.ids import InstanceId, RequestId
+from common.latency import tpot_s, ttft_s
 from common.messages import (
     Announcement,
     CancelRequest,
@@ -46,6 +49,7 @@ log = logging.getLogger("lamella.gateway")
 
 CONTINUE_DEADLINE_S = 30.0
 """How long a broken sequence waits for an instance that can take it over."""
+LOSS_SETTLES_S = 1.0
 CONTINUE_BACKOFF_S = 0.2
 GONE_MEMORY_S = 60.0
 """Longer than any submission takes."""
@@ -67,6 +71,7 @@ class Journal:
     _submitting: dict[RequestId, asyncio.Task[None]] = field(default_factory=dict)
     _gone_s: dict[InstanceId, float] = field(default_factory=dict)
     _empty: asyncio.Event = field(default_factory=asyncio.Event)
+    _continuing: asyncio.TimerHandle | None = None
 
     # what the HTTP side asks for
 
@@ -118,6 +123,17 @@ class Journal:
             if generation.placement is not None and not generation.is_over:
                 self._continue(generation, "bus_reconnect")
 
+    def note_loss(self) -> None:
+        """Messages to this gateway were dropped, most likely more are about to be: all continue, once."""
+        if self._continuing is None:
+            self._continuing = asyncio.get_running_loop().call_later(
+                LOSS_SETTLES_S, self._continue_after_loss
+            )
+
+    def _continue_after_loss(self) -> None:
+        self._continuing = None
+        self.continue_all()
+
     def fail_all(self) -> None:
         """The time to drain is over: open streams end with an error their clients can act on."""
         for generation in list(self.open.values()):
@@ -168,15 +184,14 @@ class Journal:
     def _observe(self, generation: Generation, now: float) -> None:
         if generation.first_token_s is None:
             generation.first_token_s = now
-            self.metrics.ttft.observe(now - generation.arrived_s)
+            self.metrics.ttft.observe(ttft_s(generation.arrived_s, now))
         elif generation.last_token_s is not None:
             self.metrics.tbt.observe(now - generation.last_token_s)
         generation.last_token_s = now
         if generation.is_over:
-            self.metrics.end_to_end.observe(now - generation.arrived_s)
-            if len(generation.output_ids) > 1:
-                elapsed_s = now - generation.first_token_s
-                self.metrics.tpot.observe(elapsed_s / (len(generation.output_ids) - 1))
+            per_token_s = tpot_s(generation.first_token_s, now, len(generation.output_ids))
+            if per_token_s is not None:
+                self.metrics.tpot.observe(per_token_s)
 
     def _take_failure(self, message: SequenceFailed) -> None:
         generation = self.open.get(message.request_id)
@@ -233,6 +248,8 @@ class Journal:
                 Placement,
                 timeout_s,
             )
+        except MessageTooLarge as exc:
+            raise InvalidRequest(f"the prompt does not fit a message: {exc}", param="prompt") from exc
         except BusError as exc:
             # It may have been placed nevertheless; its tokens would be answered with a cancellation.
             self._publish(self.subjects.scheduler_events(), RequestEnded(request.request_id))
@@ -278,6 +295,8 @@ class Journal:
             try:
                 await self._submit(generation)
             except (Overloaded, NoInstanceReady) as exc:
+                if generation.request.attempt != attempt:
+                    return
                 if time.monotonic() > deadline_s:
                     generation.fail(exc)
                     return
@@ -285,7 +304,8 @@ class Journal:
                 if not generation.is_over and generation.request.attempt == attempt:
                     attempt = generation.next_attempt().attempt
             except RequestError as exc:
-                generation.fail(exc)
+                if generation.request.attempt == attempt:
+                    generation.fail(exc)
                 return
             else:
                 return

@@ -13,6 +13,7 @@ from common.errors import InvalidRequest
 
 MAX_BIASED_TOKENS = 1024
 MAX_MESSAGES = 1024
+MAX_DETOKENIZED = 1 << 17
 TYPE_NAMES = frozenset({"bool", "dict", "float", "int", "list", "str"})
 
 
@@ -60,14 +61,25 @@ TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], FIRST_ERROR_ONLY]
 Strings = Annotated[list[str], FIRST_ERROR_ONLY]
 
 
-class StreamOptions(BaseModel):
+class NullableFields(BaseModel):
+    """A field sent as null is a field not sent: OpenAI's schema has many of them nullable."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_nulls(cls, value: object) -> object:
+        if not isinstance(value, dict):
+            return value
+        return {key: item for key, item in value.items() if item is not None}
+
+
+class StreamOptions(NullableFields):
     model_config = ConfigDict(extra="ignore")
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
 
 
-class GenerationFields(BaseModel):
+class GenerationFields(NullableFields):
     """What both endpoints share: OpenAI's fields, and those that vLLM's and SGLang's users send."""
 
     model_config = ConfigDict(extra="allow", protected_namespaces=())
@@ -208,7 +220,7 @@ class DetokenizeRequest(BaseModel):
     model_config = ConfigDict(extra="ignore")
 
     model: str = "default"
-    tokens: TokenIds
+    tokens: Annotated[TokenIds, Field(max_length=MAX_DETOKENIZED)]
 
 
 def tell_error(errors: list[ErrorDetails]) -> tuple[str | None, str]:

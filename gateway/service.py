@@ -16,7 +16,7 @@ from common.ids import GatewayId
 from common.messages import Announcement, GatewayEvent, ServiceRecord
 from common.model.tokens import Tokenizer
 from common.service import Running, ServiceProcess, run_service
-from common.spec import read_spec
+from common.spec import read_spec, served_context_length
 from common.telemetry import GatewayMetrics
 from gateway.app import Endpoint, GatewayApp
 from gateway.calls import CallFactory
@@ -50,7 +50,7 @@ async def _start(process: ServiceProcess, model_directory: Path) -> Running:
         factory=CallFactory(
             gateway_id=gateway_id,
             model_name=spec.name,
-            context_length=spec.context_length,
+            context_length=served_context_length(spec, config.model.context_length),
             vocab_size=spec.vocab_size,
             tokenizer=tokenizer,
             config=config.gateway,
@@ -64,6 +64,7 @@ async def _start(process: ServiceProcess, model_directory: Path) -> Running:
     await process.bus.subscribe(process.subjects.gateway_events(gateway_id), GatewayEvent, journal.take)
     await process.bus.subscribe(process.subjects.everyone(), Announcement, journal.take)
     process.bus.on_reconnect.append(journal.continue_all)
+    process.bus.on_loss.append(journal.note_loss)
     process.app.router.routes.extend(routes(gateway))
     process.spawn(gateway.watch_calls())
     _collect_seldom()
@@ -72,10 +73,10 @@ async def _start(process: ServiceProcess, model_directory: Path) -> Running:
         gateway.is_draining = True
         try:
             async with asyncio.timeout(timeout_s):
-                await journal.wait_empty()
+                await gateway.wait_quiet()
         except TimeoutError:
             journal.fail_all()
-            await journal.wait_empty()
+            await gateway.wait_quiet()
 
     async def close() -> None:
         threads.shutdown(wait=False, cancel_futures=True)

@@ -36,6 +36,7 @@ from common.messages import (
     TokenBatch,
     error_reply,
 )
+from common.redelivery import publish_surely
 from common.steps import Runner
 from common.subjects import Subjects
 from common.telemetry import InstanceMetrics
@@ -181,10 +182,7 @@ class PrefillService:
         self._handle(events.SendFinished(command.owner))
 
     def _publish(self, gateway_id: GatewayId, event: GatewayEvent) -> None:
-        try:
-            self.bus.publish(self.subjects.gateway_events(gateway_id), event)
-        except BusError as exc:
-            log.warning("publish_failed", extra={"gateway": gateway_id, "error": str(exc)})
+        publish_surely(self.bus, self.subjects.gateway_events(gateway_id), event, self.spawn)
 
 
 def _as_handover_error(exc: RequestError | BusError) -> ErrorReply:

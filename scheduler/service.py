@@ -12,8 +12,11 @@ from common.config import Config
 from common.errors import (
     BusError,
     BusTimeout,
+    InvalidRequest,
+    MessageTooLarge,
     NoInstanceReady,
     Overloaded,
+    RequestCancelled,
     RequestError,
     StoreError,
 )
@@ -92,19 +95,25 @@ class SchedulerService:
                 raise (refusal if excluded else exc) from None
             try:
                 await self._deliver(PrefillTask(request, placement.decode_instance), placement)
+            except MessageTooLarge as exc:
+                self._handle(decisions.TaskUndelivered(request.request_id, request.attempt))
+                raise InvalidRequest(f"the prompt does not fit a message: {exc}", param="prompt") from exc
             except (Overloaded, NoInstanceReady, BusError) as exc:
-                self._handle(decisions.TaskUndelivered(request.request_id))
+                is_wanted = self.state.is_placed(request.request_id, request.attempt)
+                self._handle(decisions.TaskUndelivered(request.request_id, request.attempt))
                 excluded |= {placement.prefill_instance}
                 if isinstance(exc, RequestError):
                     refusal = exc
                 else:
                     self._handle(decisions.InstanceSuspected(placement.prefill_instance))
+                if not is_wanted:
+                    raise RequestCancelled(f"request {request.request_id} ended while it was placed") from exc
                 log.warning("task_undelivered", extra={"request": request.request_id, "error": str(exc)})
             except RequestError:
-                self._handle(decisions.TaskUndelivered(request.request_id))
+                self._handle(decisions.TaskUndelivered(request.request_id, request.attempt))
                 raise
             else:
-                self._handle(decisions.TaskAcknowledged(request.request_id))
+                self._handle(decisions.TaskAcknowledged(request.request_id, request.attempt))
                 self.metrics.observe_placement(loop.time() - started_s)
                 return placement
         raise refusal

@@ -13,7 +13,7 @@ it, because one connection's messages keep their order.
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from common.errors import ContextLengthExceeded, NoInstanceReady, Overloaded
+from common.errors import ContextLengthExceeded, NoInstanceReady, Overloaded, RequestCancelled
 from common.ids import GatewayId, Incarnation, InstanceId, RequestId
 from common.messages import (
     GenerationRequest,
@@ -33,6 +33,10 @@ from scheduler.policy.dispatch import (
 )
 
 NO_INSTANCE_RETRY_S = 2.0
+DECODE_FULL_RETRY_S = 2.0
+STALE_AFTER_S = 5.0
+"""A hand-over is in nobody's report for a moment. A booking of so long ago, on instances that both report no
+work at all, is of a request whose end was never heard."""
 KVFormat = tuple[str, str, int]
 """``InstanceRecord.kv_format``."""
 
@@ -54,13 +58,15 @@ class TaskAcknowledged:
     """The prefill instance took the request over."""
 
     request_id: RequestId
+    attempt: int
 
 
 @dataclass(frozen=True, slots=True)
 class TaskUndelivered:
-    """The prefill instance did not take the request; its placement is void."""
+    """The prefill instance did not take the request; that attempt's placement is void."""
 
     request_id: RequestId
+    attempt: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,10 +124,13 @@ SchedulerCommand = ReadMembers | AnnounceInstanceGone | AnnounceGatewayGone
 
 @dataclass(slots=True)
 class PlacedRequest:
+    """``acknowledged_s``: when the prefill instance took it over. ``is_reported``: a load report has it."""
+
     placement: Placement
+    attempt: int
     gateway_id: GatewayId
     prompt_tokens: int
-    is_acknowledged: bool = False
+    acknowledged_s: float | None = None
     is_reported: bool = False
 
 
@@ -138,6 +147,17 @@ class InstanceView:
     @property
     def is_ready(self) -> bool:
         return self.report is not None and not self.report.is_draining and not self.is_suspect
+
+    @property
+    def is_idle(self) -> bool:
+        """It reported no work of any kind."""
+        report = self.report
+        return report is not None and not (
+            report.pending_prefill_requests
+            or report.handovers_waiting
+            or report.decode_running
+            or report.decode_waiting
+        )
 
     @property
     def role(self) -> Role:
@@ -178,13 +198,16 @@ class SchedulerState:
                 return self._read_members(records, now)
             case LoadReported(report):
                 return self._take_report(report, now)
-            case TaskAcknowledged(request_id):
-                if placed := self.requests.get(request_id):
-                    placed.is_acknowledged = True
+            case TaskAcknowledged(request_id, attempt):
+                if self.is_placed(request_id, attempt):
+                    self.requests[request_id].acknowledged_s = now
             case InstanceSuspected(instance_id):
                 if view := self.instances.get(instance_id):
                     view.is_suspect = True
-            case TaskUndelivered(request_id) | RequestOver(request_id):
+            case TaskUndelivered(request_id, attempt):
+                if self.is_placed(request_id, attempt):
+                    self._forget(request_id)
+            case RequestOver(request_id):
                 self._forget(request_id)
             case TimePassed():
                 return self._notice_silence(now)
@@ -199,11 +222,16 @@ class SchedulerState:
         ``excluded``: instances that were just tried in vain. Raises Overloaded, NoInstanceReady or
         ContextLengthExceeded; then nothing is booked.
         """
+        known = self.requests.get(request.request_id)
+        if known is not None and known.attempt > request.attempt:
+            raise RequestCancelled(f"request {request.request_id} has been submitted again since")
         self._forget(request.request_id)
         prefill = self._choose_prefill(request, excluded)
         decode = self._choose_decode(request, excluded, self.instances[prefill].record.kv_format)
         placement = Placement(prefill, decode)
-        self.requests[request.request_id] = PlacedRequest(placement, request.gateway_id, request.tokens)
+        self.requests[request.request_id] = PlacedRequest(
+            placement, request.attempt, request.gateway_id, request.tokens
+        )
         self.instances[prefill].placed.add(request.request_id)
         self.instances[decode].placed.add(request.request_id)
         return placement
@@ -240,7 +268,7 @@ class SchedulerState:
             raise Overloaded(
                 "every decode instance has scheduler.max_requests_per_decode ="
                 f" {self.max_requests_per_decode} requests",
-                retry_after_s=NO_INSTANCE_RETRY_S,
+                retry_after_s=DECODE_FULL_RETRY_S,
             )
         return least_loaded(candidates).instance_id
 
@@ -263,7 +291,12 @@ class SchedulerState:
             raise NoInstanceReady(f"{missing}{why} is ready", retry_after_s=NO_INSTANCE_RETRY_S)
         fitting = [view for view in ready if view.capacity_tokens >= tokens]
         if not fitting:
-            largest = max(view.capacity_tokens for view in ready)
+            largest = max(view.capacity_tokens for view in self.instances.values() if view.role == role)
+            if largest >= tokens:
+                raise NoInstanceReady(
+                    f"no {role} instance that holds {tokens} tokens is ready",
+                    retry_after_s=NO_INSTANCE_RETRY_S,
+                )
             raise ContextLengthExceeded(
                 f"the sequence needs KV memory for {tokens} tokens; the largest {role} instance holds"
                 f" {largest}",
@@ -349,9 +382,26 @@ class SchedulerState:
         view.last_heard_s = now
         for request_id in view.placed:
             placed = self.requests[request_id]
-            if placed.is_acknowledged and placed.placement.prefill_instance == report.instance_id:
+            is_acknowledged = placed.acknowledged_s is not None
+            if is_acknowledged and placed.placement.prefill_instance == report.instance_id:
                 placed.is_reported = True
+        if view.is_idle:
+            self._forget_stale(view, now)
         return []
+
+    def _forget_stale(self, view: InstanceView, now: float) -> None:
+        for request_id in list(view.placed):
+            placed = self.requests[request_id]
+            both = (placed.placement.prefill_instance, placed.placement.decode_instance)
+            views = [self.instances.get(instance_id) for instance_id in both]
+            is_idle = all(each is None or each.is_idle for each in views)
+            if is_idle and placed.acknowledged_s is not None and now - placed.acknowledged_s > STALE_AFTER_S:
+                self._forget(request_id)
+
+    def is_placed(self, request_id: RequestId, attempt: int) -> bool:
+        """Whether that attempt's booking stands: nobody ended or replaced it."""
+        placed = self.requests.get(request_id)
+        return placed is not None and placed.attempt == attempt
 
     def _notice_silence(self, now: float) -> list[SchedulerCommand]:
         commands: list[SchedulerCommand] = []

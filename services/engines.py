@@ -11,6 +11,7 @@ from common.emulation import EmulatedRunner
 from common.engine_thread import EngineThread
 from common.errors import ConfigError
 from common.host_cores import open_host_cores
+from common.kv.blocks import blocks_for
 from common.kv.layout import KVLayout
 from common.steps import Runner
 from common.transfer.buffers import ForeignMemory, SharedBuffer
@@ -62,6 +63,19 @@ def blocks_in(config: Config, layout: KVLayout) -> int:
             f"must hold at least one block of {layout.block_bytes} bytes",
         )
     return total_blocks
+
+
+def check_pool(config: Config, layout: KVLayout, context_length: int) -> None:
+    """A request that names no limit may grow to the whole context: a pool that cannot hold one would refuse
+    them all. Raises ConfigError."""
+    needed = blocks_for(context_length, layout.block_size) * layout.block_bytes
+    if config.instance.kv_bytes < needed:
+        raise ConfigError(
+            "instance.kv_bytes",
+            config.instance.kv_bytes,
+            f"must hold one sequence of the context's {context_length} tokens, {needed} bytes; or lower"
+            " model.context_length",
+        )
 
 
 def _emulated_engine(config: Config, model_directory: Path) -> Engine:

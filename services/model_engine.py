@@ -13,9 +13,10 @@ from common.messages import SamplingParams
 from common.model.precision import precision_of
 from common.model.program import load_program
 from common.model.runner import ModelRunner
+from common.spec import served_context_length
 from common.steps import Draw, SequenceStep
 from common.transfer.buffers import ForeignMemory, SharedBuffer
-from services.engines import Engine, blocks_in
+from services.engines import Engine, blocks_in, check_pool
 
 WARM_UP_TOKENS = 3
 
@@ -41,6 +42,8 @@ def load_model_engine(config: Config, model_directory: Path, thread: EngineThrea
         element_bytes=dtype.itemsize,
     )
     total_blocks = blocks_in(config, layout)
+    context_length = served_context_length(spec, config.model.context_length)
+    check_pool(config, layout, context_length)
     pool, buffer = _allocate_pool(layout, total_blocks, dtype, device)
     runner = ModelRunner(program, pool, thread.share_cores)
     _warm_up(runner, tuple(range(min(total_blocks, blocks_for(WARM_UP_TOKENS, layout.block_size)))))
@@ -52,7 +55,7 @@ def load_model_engine(config: Config, model_directory: Path, thread: EngineThrea
         total_blocks=total_blocks,
         eos_token_ids=tuple(spec.eos_token_ids),
         model_name=spec.name,
-        context_length=spec.context_length,
+        context_length=context_length,
         dtype=precision.compute,
     )
 

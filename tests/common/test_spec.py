@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import ModelError
-from common.spec import read_spec
+from common.errors import ConfigError, ModelError
+from common.spec import read_spec, served_context_length
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -98,3 +98,11 @@ def test_broken_json_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ModelError, match="cannot be read"):
         read_spec(tmp_path)
+
+
+def test_a_shorter_context_may_be_served_and_a_longer_one_not(tmp_path: Path) -> None:
+    spec = read_spec(directory_with(tmp_path, LLAMA))
+    assert served_context_length(spec, None) == spec.context_length
+    assert served_context_length(spec, spec.context_length - 1) == spec.context_length - 1
+    with pytest.raises(ConfigError, match=r"model\.context_length = \d+: must be at most the model's"):
+        served_context_length(spec, spec.context_length + 1)

@@ -263,3 +263,11 @@ def test_no_body_makes_a_defect(path: str, fields: dict[str, object], gateway: G
 def test_no_message_makes_a_defect(message: dict[str, object], gateway: GatewayProcess) -> None:
     answer = post(gateway, CHAT, messages=[{"role": "user", "content": "Hi", **message}])
     assert answer.status in (400, 503), (answer.status, message)
+
+
+def test_a_page_elsewhere_may_not_send_untyped_bytes(gateway: GatewayProcess) -> None:
+    body = json.dumps({"model": "default", "prompt": "Hi"}).encode()
+    typed = {"content-type": "application/json", "origin": "http://evil.example"}
+    assert send(gateway.url + "/tokenize", body, typed).status == 200
+    untyped = {"content-type": "", "origin": "http://evil.example"}
+    assert send(gateway.url + "/tokenize", body, untyped).status == 415

@@ -79,3 +79,11 @@ def test_what_a_message_carries_besides_reaches_the_template() -> None:
 
 def test_unknown_fields_are_ignored_and_named() -> None:
     assert chat(tools=[], store=True, user="anna", temperature=1).ignored == ["store", "tools"]
+
+
+def test_a_field_sent_as_null_is_a_field_not_sent() -> None:
+    names = ("stream", "n", "logprobs", "min_tokens", "ignore_eos", "skip_special_tokens", "stop", "seed")
+    assert chat(**dict.fromkeys(names)) == chat()
+    assert completion(**dict.fromkeys((*names, "echo"))) == completion()
+    options = {"include_usage": None, "continuous_usage_stats": None}
+    assert not chat(stream=True, stream_options=options).wants_usage

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.errors import ContextLengthExceeded, NoInstanceReady, Overloaded, RequestError
+from common.errors import ContextLengthExceeded, NoInstanceReady, Overloaded, RequestCancelled, RequestError
 from common.ids import GatewayId, Incarnation, InstanceId, RequestId
 from common.messages import InstanceRecord, LoadReport, MemberRecord, Placement, Role, ServiceRecord
 from scheduler import state as decisions
@@ -102,7 +102,7 @@ def test_a_report_replaces_what_was_sent_before_it_and_acknowledged() -> None:
     state = make_state()
     ready(state, p0=0, p1=0, d0=0)
     assert state.place(make_request("r1", 50)).prefill_instance == "p0"
-    handle(state, decisions.TaskAcknowledged(RequestId("r1")))
+    handle(state, decisions.TaskAcknowledged(RequestId("r1"), 0))
     handle(state, decisions.LoadReported(report_of("p0", "prefill", 2, pending=10)))
     assert state.place(make_request("r2", 5)).prefill_instance == "p1"
     assert state.place(make_request("r3", 20)).prefill_instance == "p1"
@@ -233,9 +233,9 @@ def test_whatever_happens_no_booking_is_lost_or_kept(seed: int) -> None:
         elif choice < 0.8 and placed:
             request_id = chance.choice(sorted(placed))
             if chance.random() < 0.5:
-                handle(state, decisions.TaskAcknowledged(request_id), now)
+                handle(state, decisions.TaskAcknowledged(request_id, 0), now)
             else:
-                handle(state, decisions.TaskUndelivered(request_id), now)
+                handle(state, decisions.TaskUndelivered(request_id, 0), now)
         elif choice < 0.9:
             incarnations[name] += chance.random() < 0.3
             records: list[MemberRecord] = [gateway_record()]
@@ -269,3 +269,42 @@ def test_only_instances_whose_kv_lies_alike_are_paired() -> None:
         assert state.place(make_request(f"r{number}")) == Placement(InstanceId("p1"), InstanceId("d0"))
     with pytest.raises(NoInstanceReady, match="no prefill instance with a partner's model, dtype"):
         state.place(make_request("r3"), frozenset({InstanceId("p1")}))
+
+
+def test_an_older_attempts_outcome_does_not_touch_the_newer_booking() -> None:
+    state = make_state()
+    ready(state, p0=0, d0=0)
+    state.place(make_request("r0"))
+    state.place(msgspec.structs.replace(make_request("r0"), attempt=1))
+    handle(state, decisions.TaskUndelivered(RequestId("r0"), 0))
+    assert state.is_placed(RequestId("r0"), 1)
+    with pytest.raises(RequestCancelled):
+        state.place(make_request("r0"))
+    handle(state, decisions.TaskUndelivered(RequestId("r0"), 1))
+    assert not state.requests
+
+
+def test_a_booking_whose_end_was_never_heard_goes_when_both_instances_report_no_work() -> None:
+    state = make_state()
+    ready(state, p0=0, d0=0)
+    state.place(make_request("r0"))
+    handle(state, decisions.TaskAcknowledged(RequestId("r0"), 0), 1.0)
+    handle(state, decisions.LoadReported(report_of("d0", "decode", 2)), 1.0 + decisions.STALE_AFTER_S)
+    assert state.is_placed(RequestId("r0"), 0)
+    handle(state, decisions.LoadReported(report_of("d0", "decode", 3)), 1.1 + decisions.STALE_AFTER_S)
+    assert not state.requests
+
+
+def test_a_large_instance_that_is_away_makes_one_wait_instead_of_refusing_for_good() -> None:
+    state = make_state()
+    records: list[MemberRecord] = [
+        gateway_record(),
+        record_of("p0", "prefill"),
+        record_of("d0", "decode", total_blocks=1),
+        record_of("d1", "decode"),
+    ]
+    handle(state, decisions.MembersRead(tuple(records)))
+    handle(state, decisions.LoadReported(report_of("p0", "prefill")))
+    handle(state, decisions.LoadReported(report_of("d0", "decode")))
+    with pytest.raises(NoInstanceReady, match="that holds"):
+        state.place(make_request("r0", max_tokens=100))

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from common.errors import BusError, BusTimeout, NoInstanceReady, Overloaded, RequestError
+from common.errors import BusError, BusTimeout, NoInstanceReady, Overloaded, RequestCancelled, RequestError
 from common.ids import InstanceId
 from common.messages import (
     CancelRequest,
@@ -78,18 +78,22 @@ class VirtualScheduler:
 
         def answer(answered: Reply) -> None:
             if isinstance(answered, Overloaded | NoInstanceReady | BusError):
-                self._handle(decisions.TaskUndelivered(request.request_id))
+                is_wanted = self.state.is_placed(request.request_id, request.attempt)
+                self._handle(decisions.TaskUndelivered(request.request_id, request.attempt))
                 if isinstance(answered, BusError):
                     self._handle(decisions.InstanceSuspected(prefill))
                 if isinstance(answered, BusTimeout):
                     self.bus.publish(SCHEDULER, prefill, CancelRequest(request.request_id, request.attempt))
+                if not is_wanted:
+                    reply(RequestCancelled("ended while it was placed"))
+                    return
                 why = answered if isinstance(answered, RequestError) else refusal
                 self._dispatch(request, excluded | {prefill}, attempts - 1, why, reply)
             elif isinstance(answered, RequestError):
-                self._handle(decisions.TaskUndelivered(request.request_id))
+                self._handle(decisions.TaskUndelivered(request.request_id, request.attempt))
                 reply(answered)
             else:
-                self._handle(decisions.TaskAcknowledged(request.request_id))
+                self._handle(decisions.TaskAcknowledged(request.request_id, request.attempt))
                 reply(placement)
 
         task = PrefillTask(request, placement.decode_instance)
