@@ -153,24 +153,33 @@ class DecodeTask(msgspec.Struct, frozen=True, tag="decode"):
     kv_tokens: int
 
 
+class KVDestination(msgspec.Struct, frozen=True):
+    """A pool that holds KV heads ``first_head``..``first_head + kv_heads``: the decode instance's own (all
+    heads), or an attention worker's. ``endpoint`` is the encoded address of its registered memory
+    (``common.transfer``)."""
+
+    endpoint: bytes
+    first_head: int
+    kv_heads: int
+    total_blocks: int
+
+
 class PullKV(msgspec.Struct, frozen=True, tag="pull"):
     """decode → prefill: write the sequence's KV into these blocks of mine (DistServe 4.3: pull).
 
     ``prefill_incarnation`` computed the KV: its successor under the same name knows nothing of it.
 
-    ``endpoint`` is the encoded address of the decode instance's registered memory
-    (``common.transfer``); ``layout`` and ``total_blocks`` are its pool's. The answer, KVDelivered or an
-    error, comes only once no byte of this transfer is in the air any more.
+    ``layout`` has all KV heads; each of ``destinations`` gets its share of them. The answer, KVDelivered or
+    an error, comes only once no byte of this transfer is in the air any more.
     """
 
     request_id: RequestId
     attempt: int
     prefill_incarnation: Incarnation
     decode_instance: InstanceId
-    endpoint: bytes
     blocks: tuple[int, ...]
     layout: KVLayout
-    total_blocks: int
+    destinations: tuple[KVDestination, ...]
 
 
 class KVDelivered(msgspec.Struct, frozen=True, tag="delivered"):

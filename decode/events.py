@@ -53,7 +53,10 @@ class StepFinished:
 
 @dataclass(frozen=True, slots=True)
 class StepFailed:
+    """``can_continue``: the sequences are sound, only their KV is lost."""
+
     error: ErrorReply
+    can_continue: bool = False
 
 
 @dataclass(frozen=True, slots=True)

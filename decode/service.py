@@ -150,10 +150,9 @@ class DecodeService:
             attempt=owner.attempt,
             prefill_incarnation=command.prefill_incarnation,
             decode_instance=self.state.instance_id,
-            endpoint=self.kv.encoded(),
             blocks=command.blocks,
             layout=self.kv.layout,
-            total_blocks=self.kv.total_blocks,
+            destinations=self.kv.destinations(),
         )
         call = asyncio.create_task(self._ask_until_certain(command.prefill_instance, pull))
         self._pulls[owner] = (command.prefill_instance, call)

@@ -149,8 +149,8 @@ class DecodeState:
                 self.blocks.end_quarantine(owner)
             case StepFinished(tokens):
                 self._finish_step(tokens, commands)
-            case StepFailed(error):
-                self._fail_step(error, commands)
+            case StepFailed():
+                self._fail_step(event, commands)
             case CancelArrived(request_id, attempt):
                 self._cancel(request_id, attempt)
             case GatewayGone(gateway_id):
@@ -326,11 +326,11 @@ class DecodeState:
                 self._drop(sequence)
         commands.extend(PublishTokens(gateway_id, tuple(batch)) for gateway_id, batch in events.items())
 
-    def _fail_step(self, error: ErrorReply, commands: list[DecodeCommand]) -> None:
+    def _fail_step(self, failed: StepFailed, commands: list[DecodeCommand]) -> None:
         for row in self._end_step(len(self._step)):
             sequence = self.sequences[row.owner]
             if not sequence.is_cancelled:
-                commands.append(_failure(sequence, error, can_continue=False))
+                commands.append(_failure(sequence, failed.error, can_continue=failed.can_continue))
             self._drop(sequence)
 
     def _end_step(self, rows: int) -> tuple[StepRow, ...]:

@@ -166,9 +166,7 @@ class PrefillService:
         started_s = loop.time()
         future = self._sends[command.owner]
         try:
-            transfer = await self.kv.send(command.pull, command.source_blocks, command.kv_tokens)
-            await transfer.wait_settled()
-            statistics = await transfer
+            nbytes = await self.kv.send(command.pull, command.source_blocks, command.kv_tokens)
         except (TransferError, ValueError) as exc:
             log.warning("kv_send_failed", extra={"request": command.owner.request_id, "error": str(exc)})
             self.metrics.transfer_failed()
@@ -176,8 +174,8 @@ class PrefillService:
             future.exception()
         else:
             elapsed_s = loop.time() - started_s
-            self.metrics.observe_transfer(statistics.nbytes, elapsed_s)
-            future.set_result(KVDelivered(statistics.nbytes, elapsed_s))
+            self.metrics.observe_transfer(nbytes, elapsed_s)
+            future.set_result(KVDelivered(nbytes, elapsed_s))
         del self._sends[command.owner]
         self._handle(events.SendFinished(command.owner))
 

@@ -345,8 +345,9 @@ class PrefillState:
         needed = blocks_for(sequence.request.tokens, self.block_size)
         if len(pull.blocks) < needed:
             raise UnknownRequest(f"{len(pull.blocks)} blocks offered for KV that fills {needed}")
-        if len({*pull.blocks} & {*range(pull.total_blocks)}) < len(pull.blocks):
-            raise InvalidRequest(f"{pull.blocks} are not of a pool of {pull.total_blocks}", param="blocks")
+        total_blocks = min(each.total_blocks for each in pull.destinations)
+        if len({*pull.blocks} & {*range(total_blocks)}) < len(pull.blocks):
+            raise InvalidRequest(f"{pull.blocks} are not of a pool of {total_blocks}", param="blocks")
         sequence.phase = next_prefill_phase(sequence.phase, PrefillPhase.SENDING)
         self.blocks.pin(owner)
         source = tuple(self.blocks.block_table(owner)[:needed])

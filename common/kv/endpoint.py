@@ -1,44 +1,63 @@
-"""One instance's KV pool as others reach it: registered memory, and the sending of blocks out of it."""
+"""One instance's KV as others reach it: registered memory, and the sending of blocks out of it.
 
+The memory is the instance's own pool, or the pools of the attention workers that hold its KV head by head.
+"""
+
+import asyncio
 from dataclasses import dataclass
 
 from common.kv.layout import KVLayout
-from common.messages import PullKV
+from common.messages import KVDestination, PullKV
 from common.transfer.endpoint import TransferEndpoint
 from common.transfer.interface import Run, decode_peer_info, encode_peer_info
 from common.transfer.transfer import Transfer
 
 KV_REGION = "kv"
-"""The name under which every instance registers its pool."""
+"""The name under which every pool is registered."""
 
 
 @dataclass(frozen=True, slots=True)
 class KVEndpoint:
-    """``encoded`` is what travels in PullKV.endpoint."""
+    """``layout`` and ``total_blocks`` are the instance's own pool's. ``workers``: where its KV is instead."""
 
     transfer: TransferEndpoint
     layout: KVLayout
     total_blocks: int
+    workers: tuple[KVDestination, ...] = ()
 
-    def encoded(self) -> bytes:
-        return encode_peer_info(self.transfer.peer_info())
+    def destinations(self) -> tuple[KVDestination, ...]:
+        """Where this instance wants KV to be written."""
+        if self.workers:
+            return self.workers
+        endpoint = encode_peer_info(self.transfer.peer_info())
+        return (KVDestination(endpoint, 0, self.layout.kv_heads, self.total_blocks),)
 
-    async def send(self, pull: PullKV, source_blocks: tuple[int, ...], kv_tokens: int) -> Transfer:
-        """Starts writing the first ``kv_tokens`` positions into the puller's blocks.
+    async def send(self, pull: PullKV, source_blocks: tuple[int, ...], kv_tokens: int) -> int:
+        """Writes the first ``kv_tokens`` positions to every destination; the bytes sent.
 
-        The Transfer resolves when no byte of it is in the air. Raises TransferError where the peer cannot
-        be reached; then nothing was sent.
+        Returns, or raises, when no byte is in the air. Raises TransferError where a peer cannot be reached
+        or a transfer failed, ValueError for blocks that do not fit.
         """
-        peer = decode_peer_info(pull.endpoint)
-        link = await self.transfer.link(peer)
+        links = [await self.transfer.link(decode_peer_info(each.endpoint)) for each in pull.destinations]
+        planned = [self._runs(pull, each, source_blocks, kv_tokens) for each in pull.destinations]
+        transfers: list[Transfer] = []
+        try:
+            for link, runs in zip(links, planned, strict=True):
+                transfers.append(link.write(runs))
+        finally:
+            await asyncio.gather(*(transfer.wait_settled() for transfer in transfers))
+        return sum([(await transfer).nbytes for transfer in transfers])
+
+    def _runs(
+        self, pull: PullKV, destination: KVDestination, source_blocks: tuple[int, ...], kv_tokens: int
+    ) -> list[Run]:
         pairs = self.layout.paired_runs(
             source_blocks,
             pull.blocks[: len(source_blocks)],
             kv_tokens,
             self.total_blocks,
-            pull.total_blocks,
+            destination.total_blocks,
             range(self.layout.layers),
+            range(destination.first_head, destination.first_head + destination.kv_heads),
         )
-        return link.write(
-            [Run(KV_REGION, source, KV_REGION, destination, nbytes) for source, destination, nbytes in pairs]
-        )
+        return [Run(KV_REGION, source, KV_REGION, target, nbytes) for source, target, nbytes in pairs]

@@ -7,7 +7,7 @@ lengths are bytes from the pool's beginning. Knows nothing of torch or of transp
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 ByteRun = tuple[int, int]
 """(offset, length)"""
@@ -76,19 +76,26 @@ class KVLayout:
         source_total_blocks: int,
         destination_total_blocks: int,
         layer_range: range,
+        heads: range | None = None,
     ) -> list[PairedRun]:
         """What to copy so that the destination holds the first ``tokens`` positions of those layers.
 
-        Whole blocks are one run a page, the last partial block one run a head; runs adjacent on both sides
-        are one. Raises ValueError where the block tables cannot hold the tokens or leave the pools.
+        ``heads``: the KV heads that the destination holds, and no others (Lamina 2, section 5: head-level
+        partition); None: all. Whole blocks are one run a page, the last partial block one run a head; runs
+        adjacent on both sides are one. Raises ValueError where the block tables cannot hold the tokens or
+        leave the pools.
         """
+        held = self if heads is None else self.of_heads(heads)
+        first_head = 0 if heads is None else heads.start
         self._check_blocks("source_blocks", source_blocks, tokens, source_total_blocks)
         self._check_blocks("destination_blocks", destination_blocks, tokens, destination_total_blocks)
         if layer_range and not (min(layer_range) >= 0 and max(layer_range) < self.layers):
             raise ValueError(f"layer_range = {layer_range}: must lie in 0..{self.layers - 1}")
-        in_plane = list(_coalesced(self._plane_runs(source_blocks, destination_blocks, tokens)))
+        in_plane = list(
+            _coalesced(self._plane_runs(source_blocks, destination_blocks, tokens, held, first_head))
+        )
         source_plane = source_total_blocks * self.page_bytes
-        destination_plane = destination_total_blocks * self.page_bytes
+        destination_plane = destination_total_blocks * held.page_bytes
         planes = (2 * layer + half for layer in layer_range for half in (0, 1))
         return list(
             _coalesced(
@@ -98,19 +105,31 @@ class KVLayout:
             )
         )
 
+    def of_heads(self, heads: range) -> "KVLayout":
+        """The layout of a pool that holds these KV heads only. Raises ValueError for heads that are not."""
+        if not (heads and heads.step == 1 and heads.start >= 0 and heads.stop <= self.kv_heads):
+            raise ValueError(f"heads = {heads}: must lie in 0..{self.kv_heads - 1}")
+        return replace(self, kv_heads=len(heads))
+
     def _plane_runs(
-        self, source_blocks: Sequence[int], destination_blocks: Sequence[int], tokens: int
+        self,
+        source_blocks: Sequence[int],
+        destination_blocks: Sequence[int],
+        tokens: int,
+        held: "KVLayout",
+        first_head: int,
     ) -> Iterator[PairedRun]:
         """The runs within one plane; every plane of a pool repeats them."""
-        page_bytes = self.page_bytes
         whole_blocks, rest_tokens = divmod(tokens, self.block_size)
+        skipped = first_head * self.head_block_bytes
         for index in range(whole_blocks):
-            yield source_blocks[index] * page_bytes, destination_blocks[index] * page_bytes, page_bytes
+            source = source_blocks[index] * self.page_bytes + skipped
+            yield source, destination_blocks[index] * held.page_bytes, held.page_bytes
         if rest_tokens:
             length = rest_tokens * self.head_dim * self.element_bytes
-            source = source_blocks[whole_blocks] * page_bytes
-            destination = destination_blocks[whole_blocks] * page_bytes
-            for head in range(self.kv_heads):
+            source = source_blocks[whole_blocks] * self.page_bytes + skipped
+            destination = destination_blocks[whole_blocks] * held.page_bytes
+            for head in range(held.kv_heads):
                 offset = head * self.head_block_bytes
                 yield source + offset, destination + offset, length
 

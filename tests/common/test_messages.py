@@ -18,6 +18,7 @@ from common.messages import (
     InstanceCall,
     InstanceEvent,
     InstanceGone,
+    KVDestination,
     PrefillTask,
     PullKV,
     RequestEnded,
@@ -33,13 +34,15 @@ from tests.requests import GATEWAY, make_request
 
 REQUEST = RequestId("r1")
 INSTANCE = InstanceId("decode-0")
+POOL = KVDestination(b"\x00\xff", 0, 3, 64)
+LAYOUT = KVLayout(layers=2, kv_heads=3, head_dim=4, block_size=16, element_bytes=2)
 TOKEN = TokenEvent(REQUEST, 1, 4, SampledToken(9, -0.5, ((9, -0.5), (3, -1.25))), "length")
 TRAVELLERS: list[tuple[UnionType, msgspec.Struct]] = [
     (InstanceCall, PrefillTask(make_request(stop_token_ids=(1, 2)), INSTANCE)),
     (InstanceCall, DecodeTask(make_request(output_ids=(5,)), INSTANCE, Incarnation("i"), 4)),
     (
         InstanceCall,
-        PullKV(REQUEST, 0, Incarnation("i"), INSTANCE, b"\x00\xff", (3, 1), KVLayout(2, 3, 4, 16, 2), 64),
+        PullKV(REQUEST, 0, Incarnation("i"), INSTANCE, (3, 1), LAYOUT, (POOL,)),
     ),
     (GatewayEvent, TokenBatch(INSTANCE, (TOKEN, TokenEvent(REQUEST, 0, 0, SampledToken(1))))),
     (GatewayEvent, SequenceFailed(REQUEST, 0, ErrorReply("x", "y", None, 1.5), True, INSTANCE)),

@@ -21,13 +21,14 @@ from common.errors import (
 from common.ids import Incarnation, InstanceId, RequestId
 from common.kv.blocks import BlockAllocator, BlockOwner
 from common.kv.layout import KVLayout
-from common.messages import ErrorReply, PrefillTask, PullKV, SampledToken
+from common.messages import ErrorReply, KVDestination, PrefillTask, PullKV, SampledToken
 from prefill import events
 from prefill.state import ROOM, PrefillState
 from tests.requests import GATEWAY, make_request
 
 DECODE = InstanceId("decode-0")
 LAYOUT = KVLayout(layers=1, kv_heads=1, head_dim=1, block_size=4, element_bytes=1)
+POOL = KVDestination(b"", 0, 1, 60)
 EOS = 2
 TOKEN = SampledToken(7)
 FAILED = ErrorReply("handover_failed", "no")
@@ -75,7 +76,7 @@ def only(commands: list[events.PrefillCommand], kind: type[Command]) -> Command:
 
 
 def pull_of(request_id: str, blocks: int = 2) -> PullKV:
-    return PullKV(RequestId(request_id), 0, Incarnation("i1"), DECODE, b"", tuple(range(blocks)), LAYOUT, 60)
+    return PullKV(RequestId(request_id), 0, Incarnation("i1"), DECODE, tuple(range(blocks)), LAYOUT, (POOL,))
 
 
 def offered(state: PrefillState, request_id: str = "r1") -> None:

@@ -18,6 +18,7 @@ from common.messages import (
     ErrorReply,
     InstanceGone,
     KVDelivered,
+    KVDestination,
     LoadReport,
     PullKV,
     TokenBatch,
@@ -110,7 +111,8 @@ class VirtualDecode:
                 self._pulls[owner] = prefill_instance
                 total = self.state.blocks.total_blocks
                 request_id, attempt = owner.request_id, owner.attempt
-                self._pull(owner, PullKV(request_id, attempt, incarnation, name, b"", blocks, LAYOUT, total))
+                pool = KVDestination(b"", 0, 1, total)
+                self._pull(owner, PullKV(request_id, attempt, incarnation, name, blocks, LAYOUT, (pool,)))
 
     def _end_step(self, rows: tuple[events.StepRow, ...], tables: list[tuple[int, ...]]) -> None:
         for row, table in zip(rows, tables, strict=True):

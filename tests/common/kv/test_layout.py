@@ -112,3 +112,31 @@ def test_a_table_too_short_for_its_tokens_is_refused() -> None:
         layout.paired_runs([0], [2], 4, 2, 2, range(1))
     with pytest.raises(ValueError, match="layer_range"):
         layout.paired_runs([0], [0], 4, 2, 2, range(2))
+
+
+@given(st.data())
+def test_a_worker_that_holds_some_heads_gets_their_bytes_and_no_others(data: st.DataObject) -> None:
+    """Against the plain meaning: every byte of those heads' tokens, at its place in the smaller pool."""
+    layout = KVLayout(layers=2, kv_heads=4, head_dim=2, block_size=3, element_bytes=1)
+    tokens = data.draw(st.integers(1, 9))
+    first = data.draw(st.integers(0, 3))
+    heads = range(first, data.draw(st.integers(first + 1, 4)))
+    needed = -(-tokens // layout.block_size)
+    source = data.draw(st.permutations(range(5)))[:needed]
+    target = data.draw(st.permutations(range(6)))[:needed]
+    held = layout.of_heads(heads)
+    copied = {
+        to + byte: begin + byte
+        for begin, to, length in layout.paired_runs(source, target, tokens, 5, 6, range(2), heads)
+        for byte in range(length)
+    }
+    expected = {}
+    for plane in range(2 * layout.layers):
+        for token in range(tokens):
+            for index, head in enumerate(heads):
+                block, offset = divmod(token, layout.block_size)
+                for byte in range(layout.head_dim):
+                    here = ((plane * 5 + source[block]) * 4 + head) * 3 + offset
+                    there = ((plane * 6 + target[block]) * held.kv_heads + index) * 3 + offset
+                    expected[there * 2 + byte] = here * 2 + byte
+    assert copied == expected
