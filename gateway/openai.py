@@ -170,6 +170,17 @@ class ChatRequest(GenerationFields):
         return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
 
     @model_validator(mode="after")
+    def _refuse_what_would_be_broken(self) -> "ChatRequest":
+        """Fields whose promise a client relies on: ignoring them would answer something else."""
+        extra = self.model_extra or {}
+        kind = extra.get("response_format")
+        if isinstance(kind, dict) and kind.get("type") != "text":
+            raise InvalidRequest("only response_format of type text is supported", param="response_format")
+        if extra.get("tool_choice") not in (None, "none", "auto"):
+            raise InvalidRequest("only tool_choice none and auto are supported", param="tool_choice")
+        return self
+
+    @model_validator(mode="after")
     def _check_logprobs(self) -> "ChatRequest":
         if self.top_logprobs is not None and not self.logprobs:
             raise InvalidRequest("top_logprobs needs logprobs to be true", param="top_logprobs")

@@ -18,6 +18,7 @@ from rich.table import Table
 from common.config import Config, Dtype, Weights, load_config
 from common.errors import ConfigError, LamellaError
 from common.messages import Role
+from services.analyze import analyze
 from services.bench.command import bench
 from services.roles import ServiceRole
 from services.state_directory import DEFAULT_STATE_DIRECTORY
@@ -34,8 +35,12 @@ app = typer.Typer(
 model_app = typer.Typer(help="Models on this machine.", no_args_is_help=True)
 app.add_typer(model_app, name="model")
 app.command("bench")(bench)
+app.command("analyze")(analyze)
 
 messages = Console(stderr=True)
+
+INTERRUPTED = 130
+"""The shell's status of a command that Ctrl-C ended: `up` was stopped before it served."""
 
 ConfigOption = Annotated[Path | None, typer.Option("--config", help="A TOML file of settings.")]
 StateOption = Annotated[Path, typer.Option(help="Tells several meshes on one machine apart.")]
@@ -98,12 +103,16 @@ def up(
         _say_ready(mesh)
         return
     with messages.status("starting") as status:
+        served: list[MeshStatus] = []
 
         def on_ready(mesh: "MeshStatus") -> None:
+            served.append(mesh)
             status.stop()
             _say_ready(mesh)
 
         run_mesh(state_dir, plan, settings, on_ready)
+    if not served:
+        sys.exit(INTERRUPTED)
 
 
 @app.command()
@@ -230,8 +239,10 @@ def _parse_counts(counts: list[str]) -> dict[Role, int]:
     wanted: dict[Role, int] = {}
     for item in counts:
         role, _, number = item.partition("=")
-        if role not in ("prefill", "decode") or not number.isdecimal():
+        if role not in ("prefill", "decode") or not (number.isascii() and number.isdecimal()):
             raise ConfigError("scale", item, "must be prefill=N or decode=N")
+        if role in wanted:
+            raise ConfigError("scale", item, f"{role} is said twice")
         wanted[role] = int(number)  # type: ignore[index]  # it is one of the two
     return wanted
 
@@ -247,10 +258,12 @@ def _say_ready(mesh: "MeshStatus") -> None:
 
 def _print_status(mesh: "MeshStatus") -> None:
     console = Console()
-    console.print(mesh.url, highlight=False)
-    table = Table("process", "role", "pid", "state", box=None)
+    console.print(mesh.url or f"{mesh.state}: no gateway yet", highlight=False)
+    instances = {instance.id: instance.state for instance in mesh.instances}
+    table = Table("process", "role", "pid", "state", "restarts", box=None)
     for process in mesh.processes:
-        table.add_row(process.id, process.role, str(process.pid), process.state)
+        state = instances.pop(process.id, process.state)
+        table.add_row(process.id, process.role, str(process.pid), state, str(process.restarts))
     console.print(table)
 
 

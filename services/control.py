@@ -31,7 +31,8 @@ class Scale(msgspec.Struct, frozen=True, tag="scale"):
 
 
 class InstanceStatus(msgspec.Struct, frozen=True):
-    """``state``: starting, ready, restarting or stopping. Instances of other machines are always ready."""
+    """``state``: starting, ready, unregistered (it was ready, and its lease ran out or the store is away),
+    restarting or stopping. Instances of other machines are always ready."""
 
     id: str
     role: Role

@@ -8,15 +8,17 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 
 import msgspec
 import uvloop
 
 from common.config import Config, load_config, to_toml
-from common.errors import LauncherError
+from common.errors import ConfigError, LauncherError
 from common.messages import Role
 from services import control
 from services.control import AskStatus, MeshStatus, Refused, Scale
@@ -65,10 +67,12 @@ def up_detached(directory: Path, plan: LaunchPlan, config: Config) -> MeshStatus
         )
     assert supervisor.stdout is not None
     try:
-        line = supervisor.stdout.readline()
+        with _ended_by_any_signal():
+            line = supervisor.stdout.readline()
     except KeyboardInterrupt:
         supervisor.send_signal(signal.SIGINT)
         supervisor.wait()
+        state.remove_files()
         raise
     finally:
         supervisor.stdout.close()
@@ -80,6 +84,21 @@ def up_detached(directory: Path, plan: LaunchPlan, config: Config) -> MeshStatus
         supervisor.wait()
         raise LauncherError(answer.message)
     return answer
+
+
+@contextmanager
+def _ended_by_any_signal() -> Iterator[None]:
+    """SIGTERM and SIGHUP end what is being waited for as Ctrl-C does, instead of leaving it behind."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def down(directory: Path) -> None:
@@ -139,7 +158,10 @@ def _drain_timeout_s(state: StateDirectory) -> float:
 
 
 def _state(directory: Path) -> StateDirectory:
-    return StateDirectory(directory.expanduser().absolute())
+    path = directory.expanduser().absolute()
+    if path.exists() and not path.is_dir():
+        raise ConfigError("--state-dir", str(directory), "must be a directory")
+    return StateDirectory(path)
 
 
 def _running(directory: Path) -> StateDirectory:

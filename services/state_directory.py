@@ -2,6 +2,7 @@
 
 ::
 
+    lamella-state    says that `up` made the directory
     lock             held (flock) by the supervisor as long as it lives
     mesh.toml        the configuration of every service (0600: it holds the servers' passwords)
     plan.json        how many of each role, and which servers were given
@@ -80,18 +81,30 @@ class StateDirectory:
         name = hashlib.sha256(os.fsencode(self.path)).hexdigest()[:16]
         return Path(tempfile.gettempdir()) / f"lamella-{os.getuid()}-{name}" / "control.sock"
 
+    @property
+    def marker(self) -> Path:
+        """Says that the directory was made by ``up``: nothing is changed or removed in any other."""
+        return self.path / "lamella-state"
+
     def create(self) -> None:
-        """Raises LauncherError when the directory cannot be made or is somebody else's."""
+        """Raises LauncherError when the directory cannot be made, is not private or holds something else."""
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            self.path.chmod(0o700)
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            make_private_directory(self.path)
+            if not self.marker.exists() and any(self.path.iterdir()):
+                raise LauncherError(
+                    f"{self.path} holds files and is no state directory: choose another --state-dir"
+                )
+            self.marker.touch(mode=0o600)
             self.logs.mkdir(exist_ok=True)
             make_private_directory(self.control_socket.parent)
         except OSError as exc:
-            raise LauncherError(f"state directory {self.path}: {exc.strerror}") from exc
+            raise LauncherError(f"state directory {self.path}: {exc.strerror or exc}") from exc
 
     def remove_files(self) -> None:
-        """Removes what ``up`` made, except the logs and the lock, which is removed by its holder."""
+        """Removes what ``up`` made, except the logs and the lock. Nothing where ``up`` never was."""
+        if not self.marker.exists():
+            return
         names = (self.config_file, self.plan_file, self.processes_file, self.control_socket)
         for file in (*names, self.path / "nats.conf", self.path / "redis.conf"):
             file.unlink(missing_ok=True)
@@ -103,7 +116,7 @@ class StateDirectory:
         """What ran when it was last written; empty when nothing did or the file is damaged."""
         try:
             return msgspec.json.decode(self.processes_file.read_bytes(), type=list[ProcessIdentity])
-        except (FileNotFoundError, msgspec.DecodeError):
+        except (OSError, msgspec.DecodeError):
             return []
 
     def write_processes(self, processes: list[ProcessIdentity]) -> None:
@@ -141,13 +154,15 @@ def locked(state: StateDirectory) -> Iterator[None]:
 
 
 def is_locked(state: StateDirectory) -> bool:
-    """Whether a supervisor lives."""
+    """Whether a supervisor lives. Changes nothing where none ever did."""
+    if not state.marker.exists():
+        return False
     try:
         with locked(state):
             return False
     except LauncherError:
         return True
-    except FileNotFoundError:
+    except OSError:
         return False
 
 

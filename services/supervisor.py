@@ -6,6 +6,7 @@ kernel ends its children.
 """
 
 import asyncio
+import contextlib
 import logging
 import os
 import re
@@ -14,13 +15,14 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import msgspec
 import uvloop
 
 from common.cancellation import cancel_and_wait
 from common.config import Config, load_config, to_toml
-from common.errors import LamellaError, LauncherError, StoreError
+from common.errors import ConfigError, LamellaError, LauncherError, StoreError
 from common.logs import configure_logging
 from common.messages import InstanceRecord, MemberRecord, Role
 from common.service import listen_to_signals
@@ -50,6 +52,7 @@ MAX_FAILED_STARTS = 2
 STOP_GRACE_S = 10.0
 """Beyond the drain, before a service is killed."""
 SERVER_GRACE_S = 5.0
+STORE_TRIES = 15
 SERVER_ROLES = ("nats", "redis")
 
 
@@ -68,6 +71,7 @@ class Supervisor:
     is_stopping: bool = False
     url: str | None = None
     _scaling: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _registered: set[int] = field(default_factory=set)
 
     async def launch(self) -> None:
         """Starts every service and returns when the mesh serves. Raises LauncherError, with a log's end."""
@@ -117,7 +121,11 @@ class Supervisor:
             for child in self._instances(role):
                 shown: str = child.state
                 if shown == "running":
-                    shown = "ready" if _is_registered(child, records) else "starting"
+                    # One that was there before is not starting: it hangs, or the store is away.
+                    shown = "unregistered" if child.pid in self._registered else "starting"
+                    if _is_registered(child, records):
+                        shown = "ready"
+                        self._registered.add(records[child.service_id].pid)
                 instances[child.service_id] = control.InstanceStatus(child.service_id, role, shown)
         processes = [
             control.ProcessStatus(child.service_id, child.role, child.pid, child.state, child.restarts)
@@ -205,6 +213,7 @@ class Supervisor:
             records = await self._records()
             for child in [self.children[service_id] for service_id in missing]:
                 if _is_registered(child, records):
+                    self._registered.add(records[child.service_id].pid)
                     missing.discard(child.service_id)
                 elif child.restarts >= MAX_FAILED_STARTS:
                     raise LauncherError(f"{child.service_id} does not start:\n{log_tail(child.log_file)}")
@@ -284,6 +293,8 @@ async def supervise(state: StateDirectory, plan: LaunchPlan, config: Config, on_
 async def _supervise_locked(
     state: StateDirectory, plan: LaunchPlan, config: Config, on_ready: OnReady
 ) -> None:
+    _check_url("--nats", plan.nats_url, ("nats", "tls"))
+    _check_url("--redis", plan.redis_url, ("redis", "rediss", "unix"))
     servers: list[embedded.EmbeddedServer] = []
     nats_url, redis_url = plan.nats_url, plan.redis_url
     if nats_url is None:
@@ -317,6 +328,24 @@ async def _supervise_locked(
                 killer.cancel()
 
 
+def _check_url(option: str, url: str | None, schemes: tuple[str, ...]) -> None:
+    if url is not None and urlsplit(url).scheme not in schemes:
+        raise ConfigError(option, url, f"must begin with {' or '.join(f'{each}://' for each in schemes)}")
+
+
+async def _wait_store(store: Store) -> None:
+    """A server that was given must be there; one of our own is known to answer."""
+    for remaining in reversed(range(STORE_TRIES)):
+        try:
+            await store.connect()
+        except StoreError as exc:
+            if remaining == 0:
+                raise LauncherError(str(exc)) from exc
+            await asyncio.sleep(1.0)
+        else:
+            return
+
+
 async def _launch(supervisor: Supervisor, servers: list[embedded.EmbeddedServer], on_ready: OnReady) -> None:
     for server in servers:
         supervisor.add_server(server)
@@ -326,6 +355,7 @@ async def _launch(supervisor: Supervisor, servers: list[embedded.EmbeddedServer]
             return embedded.is_answering(server)
 
         await until(answers, f"{server.name} on port {server.port}")
+    await _wait_store(supervisor.store)
     await supervisor.launch()
     log.info("mesh_ready", extra={"url": supervisor.url})
     on_ready(await supervisor.status())
@@ -356,8 +386,9 @@ def main() -> int:
     config = load_config(state.config_file, environment={})
 
     def tell(answer: control.Answer) -> None:
-        sys.stdout.write(msgspec.json.encode(answer).decode() + "\n")
-        sys.stdout.flush()
+        with contextlib.suppress(BrokenPipeError):  # whoever waited has been killed
+            sys.stdout.write(msgspec.json.encode(answer).decode() + "\n")
+            sys.stdout.flush()
         # Whoever waited may go away now; nothing else is ever written here.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

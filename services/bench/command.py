@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 REFRESH_S = 0.25
 EXIT_NOTHING_SERVED = 1
 EXIT_BAD_USE = 2
+PLOT_SUFFIXES = (".png", ".svg", ".pdf")
 
 LOAD, WORK, BACKGROUND, JUDGE, OUTPUT = "Load", "Requests", "Background load", "Judging", "Output"
 
@@ -185,11 +186,13 @@ def bench(
         raise typer.Exit(EXIT_NOTHING_SERVED)
 
 
-def _check_outputs(*paths: Path | None) -> None:
+def _check_outputs(json_path: Path | None, plot: Path | None) -> None:
     """A run of an hour must not end at a folder that is not there."""
-    for path in paths:
+    for path in (json_path, plot):
         if path is not None and not path.resolve().parent.is_dir():
             raise ConfigError("--json/--plot", str(path), "its folder must exist")
+    if plot is not None and plot.suffix not in PLOT_SUFFIXES:
+        raise ConfigError("--plot", str(plot), f"must end with {', '.join(PLOT_SUFFIXES)}")
 
 
 def _read_background(

@@ -56,6 +56,11 @@ async def start(process: ServiceProcess) -> Running:
         await broken.wait()
         raise EngineError("the thread died")
 
+    @process.app.post("/v1/completions")
+    async def complete() -> dict[str, str]:
+        """Stands for a mesh that serves, in the launcher's tests."""
+        return {"object": "text_completion"}
+
     namespace = process.config.mesh.namespace
     process.spawn(fail())
     await process.bus.subscribe(f"{namespace}.wake", Wake, lambda _: awake.set())

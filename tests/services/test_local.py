@@ -122,7 +122,7 @@ def test_a_mesh_comes_up_is_seen_scaled_and_taken_down_without_leftovers(directo
     assert {each.service_id for each in processes} == ids(shrunk) | {"supervisor"}
     local.down(directory)
     assert not any(is_alive(process) for process in processes)
-    assert {path.name for path in directory.iterdir()} == {"logs", "lock"}
+    assert {path.name for path in directory.iterdir()} == {"lamella-state", "logs", "lock"}
     with pytest.raises(local.MeshNotRunning, match="no mesh runs in"):
         local.status(directory)
     with pytest.raises(local.MeshNotRunning):
@@ -322,3 +322,31 @@ def _until(condition: object) -> None:
         os.close(reader)
         os.close(writer)
     raise AssertionError(f"waited {WAIT_S} s")
+
+
+def test_a_directory_that_holds_something_else_is_left_as_it_is(tmp_path: Path) -> None:
+    other = tmp_path / "mine"
+    other.mkdir(mode=0o755)
+    (other / "mesh.toml").write_text("mine")
+    with pytest.raises(local.MeshNotRunning):
+        local.down(other)
+    with pytest.raises(LauncherError, match="holds files and is no state directory"):
+        StateDirectory(other).create()
+    assert [path.name for path in other.iterdir()] == ["mesh.toml"]
+    assert (other / "mesh.toml").read_text() == "mine"
+    assert other.stat().st_mode & 0o777 == 0o755
+
+
+def test_a_file_is_no_state_directory(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    with pytest.raises(ConfigError, match="--state-dir"):
+        local.down(file)
+
+
+@pytest.mark.parametrize(
+    ("option", "plan"), [("--nats", LaunchPlan(nats_url="foo")), ("--redis", LaunchPlan(redis_url="foo"))]
+)
+def test_a_url_of_another_kind_is_refused_at_once(tmp_path: Path, option: str, plan: LaunchPlan) -> None:
+    with pytest.raises(ConfigError, match=f"{option} = 'foo': must begin with"):
+        local.up(tmp_path / "mesh", plan, CONFIG, lambda mesh: None)
