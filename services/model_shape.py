@@ -1,0 +1,72 @@
+"""A model's shape by name or from its directory: config.json and the headers of its weight files.
+
+No weight is read, so a model larger than this machine can be analysed.
+"""
+
+import json
+import math
+import struct
+from pathlib import Path
+
+import msgspec
+
+from common.errors import ConfigError, ModelError
+from common.shapes import SHAPES, ModelShape
+from common.spec import read_spec, weight_files
+
+HEADER_LENGTH = struct.Struct("<Q")
+HEADER_LIMIT_BYTES = 100 << 20
+OUTPUT_MATRIX = "lm_head.weight"
+EXPERT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts")
+
+
+class TensorEntry(msgspec.Struct, frozen=True):
+    """What a safetensors header says of one tensor, as far as it matters here."""
+
+    shape: list[int]
+
+
+def read_shape(model: str) -> ModelShape:
+    """A built-in shape or that of a directory. Raises ConfigError or ModelError, naming what is wrong.
+
+    Sliding windows are not counted: KV and attention of such a model are those of full attention.
+    """
+    if model in SHAPES:
+        return SHAPES[model]
+    directory = Path(model)
+    if not directory.is_dir():
+        rule = f"must be a model directory or one of {', '.join(SHAPES)}"
+        raise ConfigError("MODEL", model, rule)
+    spec = read_spec(directory)
+    config = json.loads((directory / "config.json").read_bytes())
+    for key in EXPERT_KEYS:
+        if config.get(key):
+            rule = "a mixture of experts: the formulas read and multiply every weight for every token"
+            raise ModelError(f"{directory / 'config.json'}: {key} = {config[key]!r}: {rule}")
+    elements = {name: count for file in weight_files(directory) for name, count in _elements(file).items()}
+    is_tied = OUTPUT_MATRIX not in elements or config.get("tie_word_embeddings") is True
+    if is_tied:
+        elements.pop(OUTPUT_MATRIX, None)
+    return ModelShape(
+        name=spec.name,
+        layers=spec.layers,
+        hidden_size=spec.hidden_size,
+        heads=spec.heads,
+        kv_heads=spec.kv_heads,
+        head_dim=spec.head_dim,
+        parameters=sum(elements.values()),
+        lookup_parameters=0 if is_tied else spec.vocab_size * spec.hidden_size,
+    )
+
+
+def _elements(file: Path) -> dict[str, int]:
+    """Tensor name → how many elements. The file starts with its header's length and the header, JSON."""
+    try:
+        with file.open("rb") as stream:
+            (length,) = HEADER_LENGTH.unpack(stream.read(HEADER_LENGTH.size))
+            header = json.loads(stream.read(min(length, HEADER_LIMIT_BYTES)))
+        tensors = {name: entry for name, entry in header.items() if name != "__metadata__"}
+        entries = msgspec.convert(tensors, dict[str, TensorEntry])
+    except (OSError, ValueError, struct.error, AttributeError, msgspec.ValidationError) as exc:
+        raise ModelError(f"{file}: not a safetensors file: {exc}") from exc
+    return {name: math.prod(entry.shape) for name, entry in entries.items()}
