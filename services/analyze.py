@@ -6,8 +6,10 @@ from typing import Annotated
 
 import msgspec
 import typer
-from rich.console import Console
+from rich.console import Console, Group
+from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from common.cost import ELEMENT_BYTES, LINK_ASSUMPTIONS, Utilisation
 from common.devices import DEVICES, DeviceSpec
@@ -119,7 +121,7 @@ def _print_tables(
 ) -> None:
     config, model = analysis.config, analysis.model
     console.print(
-        f"[bold]{model.name}[/]  {model.parameters / 1e9:.3f} B parameters, "
+        f"[bold]{escape(model.name)}[/]  {model.parameters / 1e9:.3f} B parameters, "
         f"{analysis.weight_bytes / 1e9:.2f} GB of weights, {analysis.kv_token_bytes:,} bytes of KV per token "
         f"({config.dtype}, {model.layers} layers, {model.heads} heads over {model.kv_heads} KV heads)",
         highlight=False,
@@ -152,17 +154,19 @@ def _table(title: str, *columns: str, left: int = 1) -> Table:
     return table
 
 
-def _device_table(devices: Sequence[DeviceSpec]) -> Table:
+def _device_table(devices: Sequence[DeviceSpec]) -> Group:
     columns = ("device", "TFLOPS", "GB", "GB/s", "W", "$/h", "chip GB/s", "net Gbit/s")
     table = _table("Devices", *columns)
-    table.add_column("sources", style="dim")
     for each in devices:
         numbers = (each.bf16_tflops, each.memory_gb, each.memory_gb_s, each.power_w)
         rest = (f"{each.price_usd_h:.2f}", f"{each.interchip_gb_s:g}", f"{each.network_gbps:g}")
         cells = ("-" if number is None else f"{number:g}" for number in numbers)
-        sources = f"{each.figures_source}; price: {each.price_source}; network: {each.network_source}"
-        table.add_row(each.name, *cells, *rest, sources)
-    return table
+        table.add_row(each.name, *cells, *rest)
+    sources = (
+        f"{each.name}: {each.figures_source}; price: {each.price_source}; network: {each.network_source}"
+        for each in devices
+    )
+    return Group(table, Text("\n".join(sources), style="dim"))
 
 
 def _model_table(analysis: Analysis) -> Table:
