@@ -19,6 +19,7 @@ from common.kv.blocks import blocks_for
 from common.kv.layout import KVLayout
 from common.kv.pool import KVPool
 from common.messages import SamplingParams
+from common.model.attention import LocalAttention
 from common.model.precision import WeightForm
 from common.model.program import TORCH_DTYPES, load_program
 from common.model.runner import ModelRunner
@@ -61,9 +62,9 @@ def _load(options: argparse.Namespace) -> tuple[ModelRunner, int]:
     spec = program.spec
     layout = KVLayout(spec.layers, spec.kv_heads, spec.head_dim, options.block_size, dtype.itemsize)
     total_blocks = 40 * blocks_for(max(1024, options.context + 1), options.block_size)
-    return ModelRunner(
-        program, KVPool(layout, total_blocks, dtype, device)
-    ), total_blocks * options.block_size
+    pool = KVPool(layout, total_blocks, dtype, device)
+    runner = ModelRunner(program, LocalAttention(pool, program.attention_specs))
+    return runner, total_blocks * options.block_size
 
 
 def _decode(batch: int, options: argparse.Namespace) -> list[SequenceStep]:

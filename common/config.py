@@ -97,7 +97,8 @@ class InstanceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     ``kv_bytes`` sizes the pool, ``block_size`` is tokens per block (1 = token granularity).
     ``chunk_tokens`` is TetriInfer's fixed ChunkSize (3.3.3), ``prefill_order`` and
     ``scheduling_window`` its PrefillSchedBatch policies (3.3.1). ``engine`` emulated replaces the model
-    by a cost model (see EmulationConfig).
+    by a cost model (see EmulationConfig). ``attention_workers`` is how many hold a decode instance's KV and
+    compute its attention, head by head; 0: it does so itself.
     """
 
     role: Role = "prefill"
@@ -108,8 +109,16 @@ class InstanceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     scheduling_window: int = 16
     max_decode_batch: int = 64
     max_waiting_requests: int = 1024
+    attention_workers: int = 0
     report_interval_s: float = 0.1
     engine: Literal["model", "emulated"] = "model"
+
+
+class AttentionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An attention worker: bytes of its KV pool, and of the region through which it is asked."""
+
+    kv_bytes: int = 1 << 30
+    exchange_bytes: int = 64 << 20
 
 
 class EmulationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -154,6 +163,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     gateway: GatewayConfig = GatewayConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
     instance: InstanceConfig = InstanceConfig()
+    attention: AttentionConfig = AttentionConfig()
     emulation: EmulationConfig = EmulationConfig()
     transfer: TransferConfig = TransferConfig()
 
@@ -238,6 +248,8 @@ OVER_ZERO = (  # or not set
     "gateway.header_timeout_s",
 )
 AT_LEAST_ONE = (
+    "attention.kv_bytes",
+    "attention.exchange_bytes",
     "instance.block_size",
     "instance.chunk_tokens",
     "instance.scheduling_window",
@@ -259,6 +271,7 @@ AT_LEAST_ONE = (
     "emulation.context_length",
 )
 NOT_NEGATIVE = (
+    "instance.attention_workers",
     "gateway.max_stop_strings",
     "gateway.max_continuations",
     "emulation.prefill_base_s",

@@ -19,6 +19,7 @@
         ├── ConfigError             a setting breaks a rule (names the key)
         ├── ModelError              the model directory cannot be served
         ├── EngineError             the model's thread died
+        ├── AttentionLost           an attention worker does not answer; others live in attention, decode
         ├── BusError                NATS: BusUnavailable, BusTimeout, NoResponder, MessageTooLarge
         ├── StoreError              Redis: StoreUnavailable
         ├── TransferError           the transfer engine; subclasses live in common.transfer.interface
@@ -131,6 +132,10 @@ class ModelError(ServiceError):
 
 class EngineError(ServiceError):
     """The thread that runs the model died."""
+
+
+class AttentionLost(ServiceError):
+    """An attention worker does not answer: the KV it held is lost to its decode instance."""
 
 
 class BusError(ServiceError):

@@ -20,8 +20,10 @@ from typing import Literal
 import msgspec
 
 from common.errors import REQUEST_ERRORS, InternalError, RequestError
+from common.exchange_shape import ExchangeShape
 from common.ids import GatewayId, Incarnation, InstanceId, RequestId
 from common.kv.layout import KVLayout
+from common.spec import AttentionSpec
 
 Role = Literal["prefill", "decode"]
 """What an instance admits. Both rooms exist in every instance, so a role is a rule, not a deployment."""
@@ -182,6 +184,29 @@ class PullKV(msgspec.Struct, frozen=True, tag="pull"):
     destinations: tuple[KVDestination, ...]
 
 
+class BindAttention(msgspec.Struct, frozen=True, tag="bind_attention", kw_only=True):
+    """decode → attention worker: serve me from now on, until one of us ends.
+
+    ``layout`` and ``attention_specs`` (a layer each) are of the worker's share of the heads. ``endpoint`` is
+    the encoded address of the decode instance's registered memory; its region ``response_region`` takes the
+    outputs.
+    """
+
+    decode_instance: InstanceId
+    layout: KVLayout
+    attention_specs: tuple[AttentionSpec, ...]
+    shape: ExchangeShape
+    endpoint: bytes
+    response_region: str
+
+
+class AttentionBound(msgspec.Struct, frozen=True, tag="attention_bound"):
+    """attention worker → decode: ``endpoint`` has my KV pool of ``total_blocks`` and my request region."""
+
+    endpoint: bytes
+    total_blocks: int
+
+
 class KVDelivered(msgspec.Struct, frozen=True, tag="delivered"):
     """prefill → decode: every byte is in your memory; the source blocks are free again."""
 
@@ -297,7 +322,7 @@ class ServiceRecord(msgspec.Struct, frozen=True, tag="service", kw_only=True):
 
     service_id: str
     incarnation: Incarnation
-    kind: Literal["gateway", "scheduler"]
+    kind: Literal["gateway", "scheduler", "attention"]
     host: str
     pid: int
     http_url: str

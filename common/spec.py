@@ -9,10 +9,14 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
 from common.errors import ConfigError, ModelError
+
+ElementType = Literal["bfloat16", "float32"]
+"""torch's names, of activations and KV."""
 
 CAUSAL_SUFFIXES = ("ForCausalLM", "LMHeadModel")
 

@@ -27,6 +27,10 @@ class Subjects:
         """CancelRequest, to one instance."""
         return f"lamella.{self.namespace}.instance.{instance_id}.events"
 
+    def attention_calls(self, worker_id: str) -> str:
+        """BindAttention, to one attention worker."""
+        return f"lamella.{self.namespace}.attention.{worker_id}.call"
+
     def gateway_events(self, gateway_id: GatewayId) -> str:
         """TokenBatch and SequenceFailed, to one gateway."""
         return f"lamella.{self.namespace}.gateway.{gateway_id}.events"

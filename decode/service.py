@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from common.bus import Bus
 from common.engine_thread import EngineThread
 from common.errors import (
+    AttentionLost,
     BusError,
     BusTimeout,
     BusUnavailable,
@@ -132,6 +133,14 @@ class DecodeService:
         started_s = loop.time()
         try:
             tokens = await self.engine.run(run_step, self.runner, rows)
+        except AttentionLost as exc:
+            # The KV is gone, the sequences are not: they go on elsewhere, or on this instance's next life.
+            log.error("attention_lost", extra={"rows": len(rows), "error": str(exc)})
+            lost = ErrorReply(HandoverFailed.code, str(exc))
+            self._handle(events.StepFailed(lost, can_continue=True))
+            self._handle(events.DrainStarted())
+            self._handle(events.DrainExpired())
+            raise
         except Exception:
             log.exception("step_failed", extra={"rows": len(rows)})
             self._handle(events.StepFailed(ErrorReply(InternalError.code, "the decode step failed")))

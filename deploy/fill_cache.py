@@ -13,7 +13,7 @@ import sys
 from common.config import load_config
 from common.model.cache import cached_conversion
 from common.model.default_model import default_model_directory
-from common.model.precision import ElementType
+from common.spec import ElementType
 
 FIXED_TIME_S = 1_700_000_000
 ELEMENT_TYPES: tuple[ElementType, ...] = ("bfloat16", "float32")

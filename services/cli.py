@@ -79,6 +79,7 @@ def up(
     weights: Annotated[Weights | None, typer.Option(help="int8: weight-only; w8a8: activations too.")] = None,
     prefill: Annotated[int, typer.Option(help="Prefill instances.", min=0)] = 1,
     decode: Annotated[int, typer.Option(help="Decode instances.", min=0)] = 1,
+    attention: Annotated[int, typer.Option(help="Attention workers that hold decode's KV.", min=0)] = 0,
     config: ConfigOption = None,
     nats: Annotated[str | None, typer.Option(help="Use this NATS instead of an embedded one.")] = None,
     redis: Annotated[str | None, typer.Option(help="Use this Redis instead of an embedded one.")] = None,
@@ -92,6 +93,7 @@ def up(
     plan = LaunchPlan(
         prefill=prefill,
         decode=decode,
+        attention=attention,
         port=port,
         nats_url=nats or os.environ.get("NATS_URL"),
         redis_url=redis or os.environ.get("REDIS_URL"),

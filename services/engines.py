@@ -65,6 +65,11 @@ def blocks_in(config: Config, layout: KVLayout) -> int:
     return total_blocks
 
 
+def has_remote_attention(config: Config) -> bool:
+    """Whether this instance's KV lives with attention workers."""
+    return config.instance.role == "decode" and config.instance.attention_workers > 0
+
+
 def check_pool(config: Config, layout: KVLayout, context_length: int) -> None:
     """A request that names no limit may grow to the whole context: a pool that cannot hold one would refuse
     them all. Raises ConfigError."""

@@ -14,7 +14,7 @@ from common.config import Config
 from common.errors import BusError
 from common.ids import Incarnation, InstanceId
 from common.kv.blocks import BlockAllocator
-from common.kv.endpoint import KV_REGION, KVEndpoint
+from common.kv.endpoint import KVEndpoint
 from common.load import LoadReporter
 from common.messages import (
     Acknowledged,
@@ -23,6 +23,7 @@ from common.messages import (
     InstanceEvent,
     InstanceRecord,
     KVDelivered,
+    KVDestination,
     LoadReport,
     PrefillTask,
     PullKV,
@@ -129,15 +130,16 @@ def build_instance(
     incarnation: Incarnation,
     engine: Engine,
     transfer: TransferEndpoint,
+    workers: tuple[KVDestination, ...],
     bus: Bus,
     metrics: InstanceMetrics,
     spawn: Callable[[Coroutine[None, None, None]], None],
 ) -> Instance:
-    """Puts the rooms together over one engine and one pool. The pool is registered as ``KV_REGION``."""
-    transfer.register(KV_REGION, engine.buffer)
+    """Puts the rooms together over one engine and one pool, registered as ``KV_REGION``, or over the pools
+    of attention ``workers``."""
     subjects = Subjects(config.mesh.namespace)
     blocks = BlockAllocator(engine.total_blocks)
-    kv = KVEndpoint(transfer, engine.layout, engine.total_blocks)
+    kv = KVEndpoint(transfer, engine.layout, engine.total_blocks, workers)
     settings = config.instance
     reporter = LoadReporter(settings.report_interval_s)
     prefill = PrefillService(

@@ -6,12 +6,13 @@ import msgspec
 
 from common.config import Config
 from common.ids import InstanceId
-from common.messages import Role
+from common.kv.endpoint import KV_REGION
+from common.messages import KVDestination, Role
 from common.service import Running, ServiceProcess, run_service
 from common.telemetry import InstanceMetrics
 from common.transfer.buffers import SharedBuffer
 from common.transfer.endpoint import TransferEndpoint
-from services.engines import load_engine
+from services.engines import has_remote_attention, load_engine
 from services.instance import build_instance
 from services.model_directory import model_directory
 
@@ -27,12 +28,21 @@ async def _start(process: ServiceProcess) -> Running:
     engine = await load_engine(config, model_directory(config.model))
     transfer = TransferEndpoint(config.transfer)
     await transfer.start()
+    # Before anybody is told of this process's memory.
+    transfer.register(KV_REGION, engine.buffer)
+    workers: tuple[KVDestination, ...] = ()
+    if has_remote_attention(config):
+        from services.remote_engine import bind_attention, register_responses
+
+        needs, responses = register_responses(config, engine, transfer)
+        engine, workers = await bind_attention(process, engine, transfer, needs, responses)
     instance = build_instance(
         config,
         InstanceId(process.service_id),
         process.incarnation,
         engine,
         transfer,
+        workers,
         process.bus,
         InstanceMetrics(process.registry),
         process.spawn,

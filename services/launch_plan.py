@@ -27,13 +27,16 @@ ALLOCATOR_ENVIRONMENT = {
 
 
 class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """``nats_url`` and ``redis_url`` None start embedded servers. ``port`` is the gateway's.
+    """``attention`` workers are shared out evenly among the decode instances. ``port`` is the gateway's.
+
+    ``nats_url`` and ``redis_url`` None start embedded servers.
 
     ``command`` runs one service when a role and ``--config FILE`` are appended.
     """
 
     prefill: int = 1
     decode: int = 1
+    attention: int = 0
     port: int = 8000
     nats_url: str | None = None
     redis_url: str | None = None
@@ -45,6 +48,13 @@ def check_counts(counts: Mapping[Role, int]) -> None:
     for role, count in counts.items():
         if not 0 <= count <= MAX_INSTANCES:
             raise ConfigError(role, count, f"must be 0..{MAX_INSTANCES} instances")
+
+
+def attention_workers_each(plan: LaunchPlan) -> int:
+    """Of a decode instance. Raises ConfigError where they cannot be shared out."""
+    if plan.attention and (plan.decode == 0 or plan.attention % plan.decode):
+        raise ConfigError("--attention", plan.attention, f"must be a multiple of --decode = {plan.decode}")
+    return plan.attention // plan.decode if plan.attention else 0
 
 
 def child_environment(config: Config, service_id: str, port: int) -> dict[str, str]:

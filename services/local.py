@@ -23,7 +23,7 @@ from common.messages import Role
 from services import control
 from services.control import AskStatus, MeshStatus, Refused, Scale
 from services.embedded import STOP_TIMEOUT_S
-from services.launch_plan import LaunchPlan, check_counts
+from services.launch_plan import LaunchPlan, attention_workers_each, check_counts
 from services.probes import READY_TIMEOUT_S
 from services.state_directory import StateDirectory, end_process, is_alive, is_locked, write_private
 from services.supervisor import STOP_GRACE_S, OnReady, supervise
@@ -47,6 +47,7 @@ def up(directory: Path, plan: LaunchPlan, config: Config, on_ready: OnReady) -> 
 def up_detached(directory: Path, plan: LaunchPlan, config: Config) -> MeshStatus:
     """Starts the mesh, returns when it serves, and leaves it running. Raises as ``up``."""
     check_counts({"prefill": plan.prefill, "decode": plan.decode})
+    attention_workers_each(plan)
     state = _state(directory)
     if is_locked(state):
         raise LauncherError(

@@ -10,13 +10,14 @@ from common.kv.blocks import blocks_for
 from common.kv.layout import KVLayout
 from common.kv.pool import KVPool
 from common.messages import SamplingParams
+from common.model.attention import LocalAttention
 from common.model.precision import precision_of
 from common.model.program import load_program
 from common.model.runner import ModelRunner
 from common.spec import served_context_length
 from common.steps import Draw, SequenceStep
 from common.transfer.buffers import ForeignMemory, SharedBuffer
-from services.engines import Engine, blocks_in, check_pool
+from services.engines import Engine, blocks_in, check_pool, has_remote_attention
 
 WARM_UP_TOKENS = 3
 
@@ -41,11 +42,14 @@ def load_model_engine(config: Config, model_directory: Path, thread: EngineThrea
         block_size=config.instance.block_size,
         element_bytes=dtype.itemsize,
     )
-    total_blocks = blocks_in(config, layout)
     context_length = served_context_length(spec, config.model.context_length)
-    check_pool(config, layout, context_length)
+    if has_remote_attention(config):
+        total_blocks = blocks_for(WARM_UP_TOKENS, layout.block_size)
+    else:
+        total_blocks = blocks_in(config, layout)
+        check_pool(config, layout, context_length)
     pool, buffer = _allocate_pool(layout, total_blocks, dtype, device)
-    runner = ModelRunner(program, pool, thread.share_cores)
+    runner = ModelRunner(program, LocalAttention(pool, program.attention_specs), thread.share_cores)
     _warm_up(runner, tuple(range(min(total_blocks, blocks_for(WARM_UP_TOKENS, layout.block_size)))))
     return Engine(
         runner=runner,

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from common.config import Config
 
-ServiceRole = Literal["gateway", "scheduler", "prefill", "decode"]
+ServiceRole = Literal["gateway", "scheduler", "prefill", "decode", "attention"]
 
 
 def service_of(role: ServiceRole, config: Config) -> Coroutine[Any, Any, None]:
@@ -20,6 +20,10 @@ def service_of(role: ServiceRole, config: Config) -> Coroutine[Any, Any, None]:
             from services.scheduler_host import run_scheduler
 
             return run_scheduler(config)
+        case "attention":
+            from attention.service import run_attention
+
+            return run_attention(config)
         case "prefill" | "decode":
             from services.instance_host import run_instance
 

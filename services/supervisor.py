@@ -30,7 +30,7 @@ from common.store import Store
 from services import control, embedded
 from services.children import Child
 from services.embedded import log_tail
-from services.launch_plan import ROLES, LaunchPlan, check_counts, child_environment
+from services.launch_plan import ROLES, LaunchPlan, attention_workers_each, check_counts, child_environment
 from services.probes import fetch, until
 from services.state_directory import (
     StateDirectory,
@@ -75,8 +75,9 @@ class Supervisor:
 
     async def launch(self) -> None:
         """Starts every service and returns when the mesh serves. Raises LauncherError, with a log's end."""
-        for role, count in (("scheduler", 1), ("gateway", 1), ("prefill", self.plan.prefill)):
+        for role, count in (("scheduler", 1), ("gateway", 1), ("attention", self.plan.attention)):
             self._add_services(role, count)
+        self._add_services("prefill", self.plan.prefill)
         self._add_services("decode", self.plan.decode)
         await self._wait_registered(set(self.children) - set(SERVER_ROLES))
         await self._wait_known()
@@ -93,6 +94,8 @@ class Supervisor:
     async def scale(self, counts: Mapping[Role, int]) -> None:
         """Returns when the new instances are ready and the surplus ones have drained."""
         check_counts(counts)
+        if self.plan.attention and "decode" in counts:
+            raise LauncherError("decode cannot be scaled while its KV lives with attention workers")
         async with self._scaling:
             if not self.has_launched or self.is_stopping:
                 raise LauncherError("the mesh is not ready: it can be scaled once it is")
@@ -277,6 +280,7 @@ def _is_registered(child: Child, records: Mapping[str, MemberRecord]) -> bool:
 async def supervise(state: StateDirectory, plan: LaunchPlan, config: Config, on_ready: OnReady) -> None:
     """Runs a mesh until SIGTERM or SIGINT; a second one kills it. Raises LauncherError, ConfigError."""
     check_counts({"prefill": plan.prefill, "decode": plan.decode})
+    attention_workers_each(plan)
     state.create()
     with locked(state):
         for process in state.read_processes():
@@ -304,7 +308,10 @@ async def _supervise_locked(
         servers.append(embedded.prepare_redis(state.path))
         redis_url = servers[-1].url
     mesh = msgspec.structs.replace(config.mesh, nats_url=nats_url, redis_url=redis_url)
-    config = msgspec.structs.replace(config, mesh=mesh)
+    instance = config.instance
+    if plan.attention:
+        instance = msgspec.structs.replace(instance, attention_workers=attention_workers_each(plan))
+    config = msgspec.structs.replace(config, mesh=mesh, instance=instance)
     write_private(state.config_file, to_toml(config).encode())
     stop, abort = listen_to_signals()
     async with asyncio.TaskGroup() as tasks:

@@ -22,7 +22,14 @@ WIRES = {
 IMPURE = {"asyncio", "time", "random", "secrets", "logging", "torch", "nats", "redis", "mooncake", "fastapi"}
 """What a decision may not import: the same events must always give the same commands."""
 
-USES_TORCH = ("common/model/", "common/kv/pool.py", "common/transfer/", "services/model_engine.py")
+USES_TORCH = (
+    "common/model/",
+    "common/kv/pool.py",
+    "common/transfer/",
+    "decode/remote_attention.py",
+    "attention/service.py",
+    "services/model_engine.py",
+)
 """Besides every room's engine.py. The last is the door through which an instance loads the model."""
 
 FORBIDDEN_IMPORTS = {"pickle", "cPickle", "dill", "marshal", "shelve"}

@@ -14,17 +14,9 @@ import torch
 from common.kv.layout import KVLayout
 from common.kv.pool import KVPool
 from common.model.attention_kernels import merge_two, partial_attention
+from common.model.interface import SequenceChunk
 from common.model.page_plan import DecodePlan, DecodeRow, plan_decode
 from common.spec import AttentionSpec
-
-
-@dataclass(frozen=True, slots=True)
-class SequenceChunk:
-    """``length`` new tokens of one sequence in this batch, after ``start`` tokens already in the pool."""
-
-    block_table: Sequence[int]
-    start: int
-    length: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,7 @@ from pathlib import Path
 import msgspec
 
 from common.errors import ModelError
-from common.model.precision import ElementType
-from common.spec import AttentionSpec
+from common.spec import AttentionSpec, ElementType
 
 CONVERTER_VERSION = 1
 """Raise it when generated source or manifest change: older conversions are then made anew."""

@@ -18,12 +18,11 @@ from common.errors import ModelError
 from common.model.cache import Manifest, save_conversion
 from common.model.capture import CapturedModel, capture_model
 from common.model.emit import emit
-from common.model.precision import ElementType
 from common.model.program import TORCH_DTYPES, ModelProgram, load_converted
 from common.model.rewrite import rewrite
 from common.model.slices import cut
 from common.model.weights import WeightFiles
-from common.spec import read_spec, weight_files
+from common.spec import ElementType, read_spec, weight_files
 
 CHECK_POSITIONS = (3, 0, 7, 1, 12, 5, 2, 9, 4)
 CHECK_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.15, torch.float16: 0.05}

@@ -5,6 +5,8 @@ output. Whoever answers (this process's pool, or attention workers elsewhere) im
 Q goes first, so that attention over the cached tokens can start before K and V exist (Infinite-LLM, Lamina).
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -26,4 +28,21 @@ class AttentionIO(Protocol):
 
     def receive(self, layer: int) -> torch.Tensor:
         """[T, heads, head_dim], contiguous, in the model's dtype."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceChunk:
+    """``length`` new tokens of one sequence in a batch, after ``start`` tokens whose KV exists."""
+
+    block_table: Sequence[int]
+    start: int
+    length: int
+
+
+class StepAttention(AttentionIO, Protocol):
+    """Attention that is told of each step before its first layer."""
+
+    def begin(self, chunks: Sequence[SequenceChunk]) -> None:
+        """Raises ValueError for chunks that cannot be computed."""
         ...

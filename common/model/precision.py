@@ -11,11 +11,10 @@ import msgspec
 
 from common.config import ModelConfig
 from common.errors import ConfigError
+from common.spec import ElementType
 
 WeightForm = Literal["model", "bf16", "int8", "w8a8"]
 """How linear weights are held; see ``common.model.linears``."""
-ElementType = Literal["bfloat16", "float32"]
-"""torch's names, of activations and KV."""
 
 BF16_FLAGS = {"amx_bf16", "avx512_bf16", "bf16"}
 """Of /proc/cpuinfo: Intel's and AMD's instructions, and Arm's."""

@@ -19,9 +19,9 @@ from common.errors import ModelError
 from common.model.cache import Manifest, SliceEntry, cached_conversion, load_manifest
 from common.model.interface import AttentionIO
 from common.model.linears import linear_of
-from common.model.precision import ElementType, WeightForm
+from common.model.precision import WeightForm
 from common.model.weights import WeightFiles, load_tensors
-from common.spec import AttentionSpec, ModelSpec, read_spec, weight_files
+from common.spec import AttentionSpec, ElementType, ModelSpec, read_spec, weight_files
 
 Progress = Callable[[str], None]
 

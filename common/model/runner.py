@@ -4,9 +4,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from common.kv.pool import KVPool
 from common.messages import SampledToken
-from common.model.attention import LocalAttention, SequenceChunk
+from common.model.interface import SequenceChunk, StepAttention
 from common.model.program import ModelProgram
 from common.model.sampling import SamplingRow, sample
 from common.steps import SequenceStep
@@ -22,13 +21,21 @@ class ModelRunner:
     """
 
     def __init__(
-        self, program: ModelProgram, pool: KVPool, share_cores: Callable[[], None] | None = None
+        self, program: ModelProgram, attention: StepAttention, share_cores: Callable[[], None] | None = None
     ) -> None:
         self._program = program
-        self._attention = LocalAttention(pool, program.attention_specs)
+        self._attention = attention
         self._eos_token_ids = program.spec.eos_token_ids
-        self._device = pool.device
+        self._device = program.device
         self._share_cores = share_cores
+
+    def over(self, attention: StepAttention) -> "ModelRunner":
+        """The same model over other attention."""
+        return ModelRunner(self._program, attention, self._share_cores)
+
+    @property
+    def program(self) -> ModelProgram:
+        return self._program
 
     @torch.inference_mode()
     def run(self, batch: Sequence[SequenceStep]) -> list[SampledToken | None]:

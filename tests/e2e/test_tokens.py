@@ -51,6 +51,13 @@ SHAPES = {
         "mooncake",
         8,
     ),
+    "attention on three workers": (
+        ("--attention", "3"),
+        "[instance]\nchunk_tokens = 96\nblock_size = 16\n",
+        "auto",
+        8,
+    ),
+    "attention on one worker, KV to it over Mooncake": (("--attention", "1"), "", "mooncake", 8),
     "token granularity": ((), "[instance]\nchunk_tokens = 300\nblock_size = 1\n", "auto", 4),
 }
 """Options, settings, transfer path, and how many of the prompts."""

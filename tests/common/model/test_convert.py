@@ -12,8 +12,9 @@ import torch
 from common.errors import ModelError
 from common.kv.layout import KVLayout
 from common.kv.pool import KVPool
-from common.model.attention import LocalAttention, SequenceChunk
+from common.model.attention import LocalAttention
 from common.model.cache import load_manifest
+from common.model.interface import SequenceChunk
 from common.model.program import load_program
 from tests.common.model.conftest import FAMILIES, SMALL, VOCAB, MakeTiny, save_tiny
 

@@ -11,6 +11,7 @@ from common.errors import ModelError
 from common.kv.layout import KVLayout
 from common.kv.pool import KVPool
 from common.messages import SamplingParams
+from common.model.attention import LocalAttention
 from common.model.default_model import default_model_directory
 from common.model.program import load_program
 from common.model.runner import ModelRunner
@@ -62,7 +63,7 @@ def test_greedy_tokens_equal_generate(directory: Path) -> None:
     spec = program.spec
     layout = KVLayout(spec.layers, spec.kv_heads, spec.head_dim, block_size=16, element_bytes=4)
     pool = KVPool(layout, 3 * 4, torch.float32, torch.device("cpu"))
-    runner = ModelRunner(program, pool)
+    runner = ModelRunner(program, LocalAttention(pool, program.attention_specs))
     sampling = SamplingParams(max_tokens=OUTPUT_TOKENS, temperature=0.0)
     tables = [tuple(range(index, 12, 3)) for index in range(3)]
     outputs: list[list[int]] = [[], [], []]

@@ -7,7 +7,8 @@ import torch
 
 from common.kv.layout import KVLayout
 from common.kv.pool import KVPool
-from common.model.attention import LocalAttention, SequenceChunk
+from common.model.attention import LocalAttention
+from common.model.interface import SequenceChunk
 from common.spec import AttentionSpec
 from tests.common.model.conftest import FAMILIES, VOCAB, MakeTiny, TinyModel
 
