@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from common.config import EmulationConfig
 from common.messages import SampledToken
 from common.steps import Draw, SequenceStep
+from common.timeline import timeline
+from common.timeline_events import EMULATED
 
 
 class EmulatedRunner:
@@ -21,7 +23,10 @@ class EmulatedRunner:
         self._wait = wait
 
     def run(self, batch: Sequence[SequenceStep]) -> list[SampledToken | None]:
+        began_ns = timeline.begin()
         self._wait(self.step_time_s(batch))
+        if began_ns:
+            timeline.end(began_ns, EMULATED, len(batch), sum(len(step.token_ids) for step in batch))
         return [None if step.draw is None else self._token(step.draw) for step in batch]
 
     def step_time_s(self, batch: Sequence[SequenceStep]) -> float:

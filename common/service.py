@@ -31,6 +31,7 @@ from common.messages import MemberRecord
 from common.store import Store
 from common.subjects import Subjects
 from common.telemetry import WireCounters, new_registry, sample_loop_lag
+from common.tracing import Tracing
 
 log = logging.getLogger("lamella.service")
 
@@ -165,6 +166,7 @@ def _new_process(config: Config, kind: str, service_id: str, port: int) -> Servi
 async def _bring_up(process: ServiceProcess, start: Start) -> Running:
     await process.bus.connect()
     process.spawn(process.bus.wait_lost())
+    await Tracing().serve(process.bus, process.subjects, process.service_id)
     running = await start(process)
     process.is_started = True
     try:

@@ -35,6 +35,10 @@ class Subjects:
         """TokenBatch and SequenceFailed, to one gateway."""
         return f"lamella.{self.namespace}.gateway.{gateway_id}.events"
 
+    def trace_calls(self, service_id: str) -> str:
+        """ReadClock, StartTrace and ReadTrace, to one service of any kind."""
+        return f"lamella.{self.namespace}.trace.{service_id}.call"
+
     def everyone(self) -> str:
         """InstanceGone and GatewayGone, to gateways and instances."""
         return f"lamella.{self.namespace}.everyone"

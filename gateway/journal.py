@@ -42,6 +42,18 @@ from common.messages import (
 )
 from common.subjects import Subjects
 from common.telemetry import GatewayMetrics
+from common.timeline import timeline
+from common.timeline_events import (
+    CONTINUED,
+    FINISHED,
+    FIRST_TOKEN,
+    OPEN_REQUESTS,
+    PLACE_REQUEST,
+    PLACED,
+    RECEIVED,
+    SECOND_TOKEN,
+    TAKE_TOKENS,
+)
 from gateway.errors import from_bus
 from gateway.generation import Generation
 
@@ -78,6 +90,7 @@ class Journal:
     async def start(self, generation: Generation) -> None:
         """Opens the entry and places it. Raises the refusal; the entry is then closed again."""
         self.open[generation.request.request_id] = generation
+        timeline.mark(RECEIVED, generation.request.request_id)
         self._note_size()
         attempt = generation.request.attempt
         try:
@@ -140,6 +153,7 @@ class Journal:
             generation.fail(NoInstanceReady("this gateway is shutting down"))
 
     def _take_tokens(self, batch: TokenBatch) -> None:
+        began_ns = timeline.begin()
         now = time.monotonic()
         taken = 0
         for event in batch.tokens:
@@ -156,6 +170,9 @@ class Journal:
                 log.exception("token_failed", extra={"request": event.request_id})
                 generation.fail(InternalError("internal error"))
         self.metrics.generation_tokens.inc(taken)
+        if began_ns:
+            ids = " ".join(event.request_id for event in batch.tokens)
+            timeline.end(began_ns, TAKE_TOKENS, taken, requests=ids, peer=batch.instance_id)
 
     def _take_token(self, generation: Generation, event: TokenEvent, now: float) -> bool:
         verdict = generation.take(event)
@@ -184,9 +201,12 @@ class Journal:
     def _observe(self, generation: Generation, now: float) -> None:
         if generation.first_token_s is None:
             generation.first_token_s = now
+            timeline.mark(FIRST_TOKEN, generation.request.request_id)
             self.metrics.ttft.observe(ttft_s(generation.arrived_s, now))
         elif generation.last_token_s is not None:
             self.metrics.tbt.observe(now - generation.last_token_s)
+            if len(generation.output_ids) == 2:
+                timeline.mark(SECOND_TOKEN, generation.request.request_id)
         generation.last_token_s = now
         if generation.is_over:
             per_token_s = tpot_s(generation.first_token_s, now, len(generation.output_ids))
@@ -239,6 +259,7 @@ class Journal:
 
     async def _place(self, generation: Generation, request: GenerationRequest) -> None:
         started_s = time.monotonic()
+        began_ns = timeline.begin()
         mesh, attempts = self.config.mesh, self.config.scheduler.dispatch_attempts
         timeout_s = mesh.call_timeout_s * (attempts + 1)
         try:
@@ -254,6 +275,8 @@ class Journal:
             # It may have been placed nevertheless; its tokens would be answered with a cancellation.
             self._publish(self.subjects.scheduler_events(), RequestEnded(request.request_id))
             raise from_bus(exc) from exc
+        timeline.end(began_ns, PLACE_REQUEST, request.attempt, requests=request.request_id)
+        timeline.mark(PLACED, request.request_id)
         self._settle(generation, request, placement, started_s)
 
     def _settle(
@@ -283,6 +306,7 @@ class Journal:
         log.warning("sequence_continued", extra={"request": generation.request.request_id, "cause": cause})
         self.metrics.continuations.labels(cause).inc()
         self._cancel_attempt(generation)
+        timeline.mark(CONTINUED, generation.request.request_id, generation.request.attempt)
         generation.continue_elsewhere()
         self.spawn(self._place_again(generation))
 
@@ -314,10 +338,12 @@ class Journal:
 
     def _close(self, generation: Generation) -> None:
         self.open.pop(generation.request.request_id, None)
+        timeline.mark(FINISHED, generation.request.request_id)
         self._note_size()
 
     def _note_size(self) -> None:
         self.metrics.open_requests.set(len(self.open))
+        timeline.count(OPEN_REQUESTS, len(self.open))
         if self.open:
             self._empty.clear()
         else:

@@ -40,6 +40,8 @@ from common.redelivery import publish_surely
 from common.steps import Runner
 from common.subjects import Subjects
 from common.telemetry import InstanceMetrics
+from common.timeline import timeline
+from common.timeline_events import DECIDE, OFFER_SEQUENCE, TRANSFER_KV
 from prefill import events
 from prefill.engine import run_chunk
 from prefill.state import ROOM, PrefillState
@@ -110,8 +112,11 @@ class PrefillService:
     # commands
 
     def _handle(self, event: events.PrefillEvent) -> None:
-        for command in self.state.handle(event, asyncio.get_running_loop().time()):
+        began_ns = timeline.begin()
+        commands = self.state.handle(event, asyncio.get_running_loop().time())
+        for command in commands:
             self._execute(command)
+        timeline.end(began_ns, DECIDE, len(commands))
         if self.state.is_idle:
             self._idle.set()
         else:
@@ -154,16 +159,20 @@ class PrefillService:
 
     async def _offer(self, command: events.OfferSequence) -> None:
         subject = self.subjects.instance_calls(command.decode_instance)
+        began_ns, owner = timeline.begin(), command.owner
         try:
             await self.bus.call(subject, command.task, Acknowledged, self.call_timeout_s)
         except (RequestError, BusError) as exc:
             log.warning("offer_refused", extra={"request": command.owner.request_id, "error": str(exc)})
             is_lost = isinstance(exc, BusError)
             self._handle(events.OfferRefused(command.owner, _as_handover_error(exc), is_lost))
+        timeline.end(
+            began_ns, OFFER_SEQUENCE, owner.attempt, requests=owner.request_id, peer=command.decode_instance
+        )
 
     async def _send(self, command: events.SendKV) -> None:
         loop = asyncio.get_running_loop()
-        started_s = loop.time()
+        began_ns, started_s = timeline.begin(), loop.time()
         future = self._sends[command.owner]
         try:
             nbytes = await self.kv.send(command.pull, command.source_blocks, command.kv_tokens)
@@ -176,6 +185,15 @@ class PrefillService:
             elapsed_s = loop.time() - started_s
             self.metrics.observe_transfer(nbytes, elapsed_s)
             future.set_result(KVDelivered(nbytes, elapsed_s))
+            timeline.end(
+                began_ns,
+                TRANSFER_KV,
+                command.owner.attempt,
+                nbytes,
+                command.kv_tokens,
+                requests=command.owner.request_id,
+                peer=command.pull.decode_instance,
+            )
         del self._sends[command.owner]
         self._handle(events.SendFinished(command.owner))
 

@@ -36,6 +36,8 @@ from common.messages import (
 from common.store import Store
 from common.subjects import Subjects
 from common.telemetry import SchedulerMetrics
+from common.timeline import timeline
+from common.timeline_events import DISPATCH, OPEN_REQUESTS
 from scheduler import state as decisions
 from scheduler.state import SchedulerState
 
@@ -83,7 +85,7 @@ class SchedulerService:
         for instance_id in message.lost_instances:
             self._handle(decisions.InstanceSuspected(instance_id))
         loop = asyncio.get_running_loop()
-        started_s = loop.time()
+        began_ns, started_s = timeline.begin(), loop.time()
         excluded: frozenset[InstanceId] = frozenset()
         refusal: RequestError = NoInstanceReady(
             "no prefill instance answered", retry_after_s=NO_ANSWER_RETRY_S
@@ -115,6 +117,13 @@ class SchedulerService:
             else:
                 self._handle(decisions.TaskAcknowledged(request.request_id, request.attempt))
                 self.metrics.observe_placement(loop.time() - started_s)
+                timeline.end(
+                    began_ns,
+                    DISPATCH,
+                    request.attempt,
+                    requests=request.request_id,
+                    peer=placement.prefill_instance,
+                )
                 return placement
         raise refusal
 
@@ -158,6 +167,7 @@ class SchedulerService:
                     self._announce(GatewayGone(gateway_id))
         ready = sum(view.is_ready for view in self.state.instances.values())
         self.metrics.observe_mesh(ready, len(self.state.requests))
+        timeline.count(OPEN_REQUESTS, len(self.state.requests))
 
     def _announce(self, message: InstanceGone | GatewayGone) -> None:
         try:

@@ -17,6 +17,8 @@ from common.model.attention_kernels import merge_two, partial_attention
 from common.model.interface import SequenceChunk
 from common.model.page_plan import DecodePlan, DecodeRow, plan_decode
 from common.spec import AttentionSpec
+from common.timeline import timeline
+from common.timeline_events import ATTENTION
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +141,13 @@ class LocalAttention:
         self._k, self._v = k, v
 
     def receive(self, layer: int) -> torch.Tensor:
+        began_ns = timeline.begin()
+        output = self._attend(layer)
+        if began_ns:
+            timeline.end(began_ns, ATTENTION, layer, self._tokens)
+        return output
+
+    def _attend(self, layer: int) -> torch.Tensor:
         spec = self._specs[layer]
         plan = self._plans[spec.window]
         pages = (self._pool.keys[layer], self._pool.values[layer])

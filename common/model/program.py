@@ -22,6 +22,8 @@ from common.model.linears import linear_of
 from common.model.precision import WeightForm
 from common.model.weights import WeightFiles, load_tensors
 from common.spec import AttentionSpec, ElementType, ModelSpec, read_spec, weight_files
+from common.timeline import timeline
+from common.timeline_events import SLICE
 
 Progress = Callable[[str], None]
 
@@ -67,8 +69,11 @@ class ModelProgram:
         for piece in self.slices[:-1]:
             if between_slices is not None:
                 between_slices()
+            began_ns = timeline.begin()
             context = piece.run(attention, piece.layer, received, *context, *piece.bound)
             assert piece.layer is not None
+            if began_ns:
+                timeline.end(began_ns, SLICE, piece.layer)
             received = attention.receive(piece.layer)
         if output_rows.numel() == 0:
             return torch.empty(0, self.spec.vocab_size, dtype=self.dtype, device=self.device)
@@ -78,9 +83,12 @@ class ModelProgram:
         ]
         assert received is not None
         last = self.slices[-1]
+        began_ns = timeline.begin()
         logits: torch.Tensor = last.run(
             attention, None, received.index_select(0, output_rows), *chosen, *last.bound
         )
+        if began_ns:
+            timeline.end(began_ns, SLICE, len(self.slices) - 1)
         return logits.squeeze(0)
 
 
