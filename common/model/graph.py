@@ -35,6 +35,51 @@ def dependents_only_on(graph: fx.Graph, roots: Collection[fx.Node]) -> set[fx.No
     return found
 
 
+def token_dims(node: fx.Node) -> list[int]:
+    """The dimensions whose size depends on the number of tokens."""
+    return [dim for dim, size in enumerate(shape_of(node)) if isinstance(size, torch.SymInt)]
+
+
+def token_bytes(node: fx.Node) -> int | None:
+    """Bytes that one token adds to a value; all of them, for a value without a row per token.
+
+    None for what cannot be kept from slice to slice: several tensors, or rows that are not the batch's.
+    """
+    value = node.meta["val"]
+    if not isinstance(value, torch.Tensor):
+        return None
+    dims = token_dims(node)
+    if len(dims) > 1 or any(not shape_of(node)[dim].node.expr.is_Symbol for dim in dims):
+        return None
+    width = 1
+    for dim, size in enumerate(value.shape):
+        width *= 1 if dim in dims else int(size)
+    return width * int(value.dtype.itemsize)
+
+
+def operator_name(node: fx.Node) -> str:
+    """The operator without its library: ``linear``, ``rms_norm``, ``add``."""
+    target: Any = node.target
+    packet = getattr(target, "overloadpacket", target)
+    return str(getattr(packet, "__name__", packet))
+
+
+def module_of(node: fx.Node) -> str:
+    """Where in the model's code a node comes from, such as ``model.layers.3.mlp``; if inserted, its input."""
+    waiting: list[fx.Node] = [node]
+    seen: set[fx.Node] = set()
+    while waiting:
+        current = waiting.pop(0)
+        stack = current.meta.get("nn_module_stack")
+        path = str(list(stack.values())[-1][0]) if stack else ""
+        if path.startswith("model."):
+            return path.removeprefix("model.")
+        fresh = [parent for parent in current.all_input_nodes if parent not in seen]
+        seen.update(fresh)
+        waiting += fresh
+    return ""
+
+
 def has_equal_shape(left: fx.Node, right: fx.Node) -> bool:
     a, b = shape_of(left), shape_of(right)
     return len(a) == len(b) and all(str(x) == str(y) for x, y in zip(a, b, strict=True))

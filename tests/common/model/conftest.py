@@ -88,6 +88,11 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "Qwen3MoeConfig",
         {**SMALL, "head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
     ),
+    "gpt-neox": (
+        "GPTNeoXConfig",
+        {name: value for name, value in SMALL.items() if name != "num_key_value_heads"},
+    ),
+    "cohere": ("CohereConfig", SMALL),
     "gemma2": ("Gemma2Config", {**SMALL, "head_dim": 16, "sliding_window": 9, "attn_logit_softcapping": 0.1}),
 }
 
