@@ -1,83 +1,160 @@
-"""What an attention worker computes: attention over its KV heads, layer by layer, as a model worker asks.
+"""What an attention worker computes: attention over its KV, layer by layer, as model workers ask.
 
-Weight-free: it knows a pool's layout and each layer's ``AttentionSpec``. Runs on a thread of its own and
-polls the exchange; the event loop of the process does nothing per step.
+Weight-free: it knows pools' layouts and each layer's ``AttentionSpec``. One thread serves all lanes in turn
+and polls their exchanges; the event loop of the process does nothing per step.
 """
 
-from collections.abc import Callable, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
+from common.errors import TransferError
 from common.host_cores import HostCores
+from common.ids import BindingId
 from common.kv.pool import KVPool
 from common.model.attention import LocalAttention
-from common.model.exchange import (
-    KEY_VALUE,
-    OUTPUT,
-    PLAN,
-    QUERY,
-    PeerSilent,
-    RequestRegion,
-    ResponseRegion,
-    read_plan,
-    wait_until_reached,
-)
+from common.model.exchange import Group, Lane, PeerSilent, Records, Waiting
 from common.spec import AttentionSpec
 
 STEP_TIMEOUT_S = 30.0
 """Between two layers of a step the model worker computes; longer than this and it is stuck."""
+TURN_POLL_S = 0.001
+
+
+class ServedLane:
+    """One batch of one model worker. ``advance`` does what has come, without waiting.
+
+    ``held``: by key, where each sequence's KV lies and of how many tokens, as the last step left it.
+    """
+
+    def __init__(
+        self, binding_id: BindingId, lane: Lane, pool: KVPool, attention_specs: Sequence[AttentionSpec]
+    ) -> None:
+        self.binding_id = binding_id
+        self.is_in_step = False
+        self.held: dict[int, tuple[int, tuple[int, ...]]] = {}
+        self.steps = 0
+        self._lane = lane
+        self._pool = pool
+        self._specs = tuple(attention_specs)
+        self._attention: list[LocalAttention] = []
+        self._moved_s = 0.0
+        self._course = self._serve()
+
+    def advance(self) -> bool:
+        """Whether there was something to do. Raises TransferError, or PeerSilent amid a step that stands."""
+        has_worked = next(self._course)
+        if has_worked or not self.is_in_step:
+            self._moved_s = time.monotonic()
+        elif time.monotonic() - self._moved_s > STEP_TIMEOUT_S:
+            raise PeerSilent(f"the model worker stopped amid a step, {STEP_TIMEOUT_S:g} s ago")
+        return has_worked
+
+    def _serve(self) -> Iterator[bool]:
+        layers = len(self._specs)
+        while True:
+            self._lane.step += 1
+            base = self._lane.step * (layers + 1)
+            while not self._lane.has_plan(base):
+                yield False
+            self.is_in_step = True
+            groups = self._lane.read_plan()
+            self._note(groups, tokens_done=0)
+            batches = [(self._planned(index, group), group) for index, group in enumerate(groups)]
+            records = [self._lane.records(group.begin, group.stop) for group in groups]
+            for layer in range(layers):
+                number = base + 1 + layer
+                for (attention, _), record in zip(batches, records, strict=True):
+                    yield from self._serve_layer(attention, record, layer, number)
+            self._note(groups, tokens_done=1)
+            self.is_in_step = False
+            self.steps += 1
+
+    def _serve_layer(
+        self, attention: LocalAttention, record: Records, layer: int, number: int
+    ) -> Iterator[bool]:
+        while not self._lane.has_request(record.q_place, number):
+            yield False
+        attention.send_q(layer, record.q)
+        while not self._lane.has_request(record.kv_place, number):
+            yield False
+        attention.send_kv(layer, record.k, record.v)
+        record.output.copy_(attention.receive(layer))
+        self._lane.send(record.output_place, number)
+        yield True
+
+    def _planned(self, index: int, group: Group) -> LocalAttention:
+        """Mini-batches are computed in turn, so each has its own step state over the one pool."""
+        while len(self._attention) <= index:
+            self._attention.append(LocalAttention(self._pool, self._specs))
+        self._attention[index].begin(group.chunks)
+        return self._attention[index]
+
+    def _note(self, groups: Sequence[Group], tokens_done: int) -> None:
+        self.held = {
+            chunk.key: (chunk.start + tokens_done * chunk.length, tuple(chunk.block_table))
+            for group in groups
+            for chunk in group.chunks
+            if chunk.key
+        }
 
 
 class AttentionLoop:
-    """Serves one model worker until it is gone or ``is_over`` says so."""
+    """Serves lanes until ``stop``. ``on_failure`` is told, on the loop's thread, of a binding that ended."""
 
     def __init__(
-        self,
-        pool: KVPool,
-        attention_specs: Sequence[AttentionSpec],
-        request: RequestRegion,
-        response: ResponseRegion,
-        is_over: Callable[[], bool],
-        cores: HostCores | None = None,
+        self, on_failure: Callable[[BindingId, Exception], None], cores: HostCores | None = None
     ) -> None:
-        self._attention = LocalAttention(pool, attention_specs)
-        self._layers = len(attention_specs)
-        self._request = request
-        self._response = response
-        self._is_over = is_over
+        self._on_failure = on_failure
         self._cores = cores
-        self.steps = 0
+        self._lanes: tuple[ServedLane, ...] = ()
+        self._changes = threading.Lock()
+        self._turns = 0
+        self._is_stopped = False
 
-    def run(self) -> None:
-        """Returns when it is over. Raises PeerSilent when the model worker stops amid a step."""
-        torch.set_num_threads(1)
-        step = 0
-        while True:
-            step += 1
-            try:
-                wait_until_reached(self._request.words, PLAN, step, None, self._is_over)
-            except PeerSilent:
-                return
-            if self._cores is not None:
-                self._cores.claim()
-            self._serve_step(step)
-            self.steps += 1
-            if self._cores is not None:
-                self._cores.release()
+    @property
+    def lanes(self) -> tuple[ServedLane, ...]:
+        return self._lanes
+
+    def add(self, lanes: Sequence[ServedLane]) -> None:
+        with self._changes:
+            self._lanes = (*self._lanes, *lanes)
+
+    def remove(self, binding_id: BindingId) -> None:
+        """Its memory is not touched any more when this returns. Blocks for two turns of the loop."""
+        self._drop(binding_id)
+        seen = self._turns
+        while self._turns <= seen + 1 and not self._is_stopped:
+            time.sleep(TURN_POLL_S)
+
+    def stop(self) -> None:
+        self._is_stopped = True
+
+    def _drop(self, binding_id: BindingId) -> None:
+        with self._changes:
+            self._lanes = tuple(lane for lane in self._lanes if lane.binding_id != binding_id)
 
     @torch.inference_mode()
-    def _serve_step(self, step: int) -> None:
-        chunks = read_plan(self._request)
-        tokens = sum(chunk.length for chunk in chunks)
-        request, words = self._request, self._request.words
-        self._attention.begin(chunks)
-        q, k, v = (part[:tokens] for part in (request.q, request.k, request.v))
-        output = self._response.output[:tokens]
-        for layer in range(self._layers):
-            number = step * self._layers + layer + 1
-            wait_until_reached(words, QUERY, number, STEP_TIMEOUT_S, self._is_over)
-            self._attention.send_q(layer, q)
-            wait_until_reached(words, KEY_VALUE, number, STEP_TIMEOUT_S, self._is_over)
-            self._attention.send_kv(layer, k, v)
-            output.copy_(self._attention.receive(layer))
-            self._response.words[OUTPUT] = number
+    def run(self) -> None:
+        torch.set_num_threads(1)
+        waiting = Waiting()
+        has_core = False
+        while not self._is_stopped:
+            has_worked = False
+            for lane in self._lanes:
+                try:
+                    has_worked |= lane.advance()
+                except (PeerSilent, TransferError, ValueError) as exc:
+                    self._drop(lane.binding_id)
+                    self._on_failure(lane.binding_id, exc)
+            is_busy = any(lane.is_in_step for lane in self._lanes)
+            if is_busy != has_core and self._cores is not None:
+                has_core = is_busy
+                (self._cores.claim if is_busy else self._cores.release)()
+            self._turns += 1
+            if has_worked:
+                waiting.restart()
+            else:
+                waiting.pause()

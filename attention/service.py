@@ -1,149 +1,221 @@
 """An attention worker: a process without weights that holds KV and computes attention over it.
 
-It allocates and registers its memory, then waits to be bound by a decode instance. From then on the engine's
-thread answers that instance through shared memory, and this loop only watches.
+Decode instances bind it over the bus. From then on one thread answers them through the exchange's memory, and
+the event loop only watches who is still there.
 """
 
 import asyncio
+import contextlib
 import logging
 import os
-import select
 import threading
 from dataclasses import dataclass, field
 
 import torch
 
 from attention import state as decisions
-from attention.engine import AttentionLoop
-from attention.state import AttentionState
+from attention.engine import AttentionLoop, ServedLane
+from attention.state import AttentionState, StartServing, StopServing, TellDraining
 from common.config import Config
-from common.errors import InvalidRequest, ServiceError
+from common.errors import InternalError, TransferError
 from common.host_cores import open_host_cores
+from common.ids import BindingId
 from common.kv.endpoint import KV_REGION
 from common.kv.pool import KVPool
-from common.messages import AttentionBound, BindAttention, ServiceRecord
-from common.model.exchange import PeerSilent, request_region, response_region
+from common.messages import (
+    Acknowledged,
+    AttentionBound,
+    AttentionCall,
+    AttentionDraining,
+    BindAttention,
+    InstanceEvent,
+    InstanceGone,
+    ServiceRecord,
+    UnbindAttention,
+    request_region,
+    response_region,
+)
+from common.model.exchange import Lane, Pace
 from common.service import Running, ServiceProcess, run_service
-from common.transfer.buffers import MappedRegion, SharedBuffer, host_identity, map_region
+from common.transfer.buffers import SharedBuffer, host_identity
 from common.transfer.endpoint import TransferEndpoint
 from common.transfer.interface import PeerInfo, decode_peer_info, encode_peer_info
+from common.transfer.mirror import MappedMirror, MooncakeMirror
 from common.transfer.shared_memory import open_pidfd
 
 log = logging.getLogger("lamella.attention")
 
-REQUEST_REGION = "attention-request"
-"""The name under which every worker registers the memory it is asked through."""
 
+@dataclass(slots=True)
+class Served:
+    """One binding's memory here (``offered``), its mirrors of the instance's, and what watches the latter."""
 
-class ModelWorkerLost(ServiceError):
-    """The decode instance that this worker served is gone, and this life with it."""
+    peer: PeerInfo
+    offered: PeerInfo
+    mirrors: dict[str, MappedMirror | MooncakeMirror]
+    pidfd: int | None
 
 
 @dataclass(slots=True)
 class AttentionService:
-    """``ended`` is set when the served instance is gone."""
-
     state: AttentionState
     transfer: TransferEndpoint
-    kv: SharedBuffer
-    requests: SharedBuffer
     process: ServiceProcess
-    ended: asyncio.Event = field(default_factory=asyncio.Event)
-    _stop: threading.Event = field(default_factory=threading.Event)
+    loop: AttentionLoop = field(init=False)
+    _served: dict[BindingId, Served] = field(default_factory=dict)
     _thread: threading.Thread | None = None
+    _idle: asyncio.Event = field(default_factory=asyncio.Event)
+    _changes: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    async def bind(self, message: BindAttention) -> AttentionBound:
-        """Begins to serve. Raises Overloaded, InvalidRequest, TransferError."""
-        peer = decode_peer_info(message.endpoint)
-        if peer.host != host_identity():
-            raise InvalidRequest("an attention worker and its decode instance must share a host's memory")
-        mapped = map_region(peer.pid, peer.region(message.response_region))
-        for command in self.state.handle(decisions.BindArrived(message)):
-            assert isinstance(command, decisions.StartServing)
-            self._serve(command, peer, mapped)
-        log.info("attention_bound", extra={"instance": message.decode_instance})
-        total_blocks = self.kv.nbytes // message.layout.block_bytes
-        return AttentionBound(encode_peer_info(self.transfer.peer_info()), total_blocks)
-
-    def _serve(self, command: decisions.StartServing, peer: PeerInfo, mapped: MappedRegion) -> None:
-        bind = command.bind
-        dtype: torch.dtype = getattr(torch, bind.shape.element_type)
-        pool = KVPool(bind.layout, command.total_blocks, dtype, torch.device("cpu"), self.kv.memory)
-        pidfd = open_pidfd(peer)
-        exits = select.poll()
-        exits.register(pidfd, select.POLLIN)
-        loop = AttentionLoop(
-            pool,
-            bind.attention_specs,
-            request_region(self.requests.memory, bind.shape),
-            response_region(memoryview(mapped.mapping), bind.shape),
-            lambda: self._stop.is_set() or bool(exits.poll(0)),
-            open_host_cores(),
-        )
+    def start(self) -> None:
         main = asyncio.get_running_loop()
 
-        def run() -> None:
-            try:
-                loop.run()
-            except PeerSilent as exc:
-                log.warning("step_abandoned", extra={"error": str(exc)})
-            except Exception:
-                log.exception("attention_failed")
-            finally:
-                os.close(pidfd)
-                main.call_soon_threadsafe(self.ended.set)
+        def on_failure(binding_id: BindingId, error: Exception) -> None:
+            log.warning("binding_failed", extra={"binding": binding_id, "error": str(error)})
+            main.call_soon_threadsafe(self._note, decisions.BindingFailed(binding_id))
 
-        self._thread = threading.Thread(target=run, name="attention", daemon=True)
+        self.loop = AttentionLoop(on_failure, open_host_cores())
+        self._thread = threading.Thread(target=self.loop.run, name="attention", daemon=True)
         self._thread.start()
-        self.process.spawn(self._watch())
 
-    async def _watch(self) -> None:
-        await self.ended.wait()
-        for command in self.state.handle(decisions.ModelWorkerGone()):
-            assert isinstance(command, decisions.EndProcess)
-            if not self.process.is_draining:
-                raise ModelWorkerLost(f"decode instance {self.state.serves} is gone")
+    async def answer(self, call: AttentionCall) -> AttentionBound | Acknowledged:
+        """Raises Overloaded, NoInstanceReady, InvalidRequest, InternalError."""
+        match call:
+            case BindAttention():
+                return await self._bind(call)
+            case UnbindAttention(binding_id):
+                await self._carry_out(decisions.UnbindArrived(binding_id))
+                return Acknowledged()
+
+    def take_event(self, message: InstanceEvent) -> None:
+        if isinstance(message, InstanceGone):
+            self._note(decisions.InstanceLost(message.instance_id, message.incarnation))
+
+    async def _bind(self, bind: BindAttention) -> AttentionBound:
+        try:
+            offered = await self._carry_out(decisions.BindArrived(bind))
+        except (TransferError, OSError) as exc:
+            await self._carry_out(decisions.BindingFailed(bind.binding_id))
+            raise InternalError(f"the binding's memory: {exc}") from exc
+        assert offered is not None
+        log.info("attention_bound", extra={"instance": bind.decode_instance, "binding": bind.binding_id})
+        return offered
+
+    def _note(self, event: decisions.AttentionEvent) -> None:
+        self.process.spawn(self._carry_out_alone(event))
+
+    async def _carry_out_alone(self, event: decisions.AttentionEvent) -> None:
+        await self._carry_out(event)
+
+    async def _carry_out(self, event: decisions.AttentionEvent) -> AttentionBound | None:
+        bound = None
+        async with self._changes:
+            for command in self.state.handle(event):
+                match command:
+                    case StartServing():
+                        bound = await self._serve(command)
+                    case StopServing(binding_id):
+                        await self._stop_serving(binding_id)
+                    case TellDraining(binding_id, decode_instance):
+                        told = AttentionDraining(self.process.service_id, binding_id)
+                        self.process.bus.publish(self.process.subjects.instance_events(decode_instance), told)
+            if not self.state.bindings:
+                self._idle.set()
+            else:
+                self._idle.clear()
+        return bound
+
+    async def _serve(self, command: StartServing) -> AttentionBound:
+        bind = command.bind
+        peer = decode_peer_info(bind.endpoint)
+        layout, shape = bind.layout, bind.shape
+        kv = SharedBuffer(layout.pool_bytes(command.total_blocks), "lamella-kv")
+        requests = [SharedBuffer(shape.request_bytes, "lamella-attention") for _ in range(bind.lanes)]
+        regions = {request_region(lane): buffer for lane, buffer in enumerate(requests)}
+        offered = self.transfer.offer({KV_REGION: kv, **regions})
+        served = Served(peer, offered, {}, None)
+        self._served[bind.binding_id] = served
+        dtype: torch.dtype = getattr(torch, shape.element_type)
+        pool = KVPool(layout, command.total_blocks, dtype, torch.device("cpu"), kv.memory)
+        lanes = []
+        for index, request in enumerate(requests):
+            name = response_region(index)
+            mirror = await self.transfer.mirror(peer, name)
+            served.mirrors[name] = mirror
+            lane = Lane(shape, request.memory, mirror.memory, mirror, bind.salt, self._pace())
+            lanes.append(ServedLane(bind.binding_id, lane, pool, bind.attention_specs))
+        self._watch(bind, served)
+        self.loop.add(lanes)
+        return AttentionBound(encode_peer_info(offered), command.total_blocks)
+
+    def _pace(self) -> Pace | None:
+        config = self.process.config.transfer
+        if config.emulated_bandwidth_bytes_per_s is None and config.emulated_latency_s == 0:
+            return None
+        return Pace(config.emulated_bandwidth_bytes_per_s, config.emulated_latency_s)
+
+    def _watch(self, bind: BindAttention, served: Served) -> None:
+        """On one host the kernel tells of the instance's end; across hosts the scheduler does."""
+        if served.peer.host != host_identity():
+            return
+        served.pidfd = open_pidfd(served.peer)
+        lost = decisions.InstanceLost(bind.decode_instance, bind.decode_incarnation)
+        running = asyncio.get_running_loop()
+
+        def on_exit(pidfd: int = served.pidfd) -> None:
+            running.remove_reader(pidfd)
+            self._note(lost)
+
+        running.add_reader(served.pidfd, on_exit)
+
+    async def _stop_serving(self, binding_id: BindingId) -> None:
+        await asyncio.to_thread(self.loop.remove, binding_id)
+        served = self._served.pop(binding_id, None)
+        if served is None:
+            return
+        log.info("attention_unbound", extra={"binding": binding_id})
+        if served.pidfd is not None:
+            asyncio.get_running_loop().remove_reader(served.pidfd)
+            os.close(served.pidfd)
+        for name, mirror in served.mirrors.items():
+            await self.transfer.close_mirror(served.peer, name, mirror)
+        self.transfer.withdraw(served.offered)
 
     async def drain(self, timeout_s: float) -> None:
-        """Serves on until the decode instance has ended: its sequences finish with their KV."""
-        if self.state.serves is None:
-            return
-        try:
+        """Serves on until every instance has given it up: its sequences finish with their KV."""
+        await self._carry_out(decisions.DrainStarted())
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                await self.ended.wait()
-        except TimeoutError:
-            log.warning("drain_expired", extra={"instance": self.state.serves})
+                await self._idle.wait()
+                return
+        log.warning("drain_expired", extra={"bindings": len(self.state.bindings)})
 
     async def close(self) -> None:
-        self._stop.set()
+        self.loop.stop()
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join)
         await self.transfer.close()
-        self.kv.close()
-        self.requests.close()
 
 
 async def run_attention(config: Config) -> None:
-    """Runs one attention worker until it is told to stop or the instance it served is gone."""
+    """Runs one attention worker until it is told to stop."""
     await run_service(config, "attention", _start)
 
 
 async def _start(process: ServiceProcess) -> Running:
     config = process.config
-    kv = SharedBuffer(config.attention.kv_bytes, "lamella-kv")
-    requests = SharedBuffer(config.attention.exchange_bytes, "lamella-attention")
+    settings = config.attention
     transfer = TransferEndpoint(config.transfer)
     await transfer.start()
-    transfer.register(KV_REGION, kv)
-    transfer.register(REQUEST_REGION, requests)
-    service = AttentionService(
-        state=AttentionState(process.service_id, kv.nbytes, requests.nbytes),
-        transfer=transfer,
-        kv=kv,
-        requests=requests,
-        process=process,
+    state = AttentionState(
+        process.service_id, settings.kv_bytes, settings.exchange_bytes, settings.decode_instances
     )
-    await process.bus.serve(process.subjects.attention_calls(process.service_id), BindAttention, service.bind)
+    service = AttentionService(state, transfer, process)
+    service.start()
+    await process.bus.serve(
+        process.subjects.attention_calls(process.service_id), AttentionCall, service.answer
+    )
+    await process.bus.subscribe(process.subjects.everyone(), InstanceEvent, service.take_event)
     record = ServiceRecord(
         service_id=process.service_id,
         incarnation=process.incarnation,

@@ -21,6 +21,8 @@ from common.messages import Role
 Dtype = Literal["bf16", "fp32"]
 Weights = Literal["model", "int8", "w8a8"]
 PrefillOrder = Literal["fcfs", "sjf", "ljf"]
+AttentionPartition = Literal["heads", "requests"]
+Pipeline = Literal["off", "fixed", "rotational"]
 TransferPath = Literal["auto", "mooncake", "shared_memory"]
 TransferProtocol = Literal["tcp", "rdma", "nvlink"]
 
@@ -97,8 +99,13 @@ class InstanceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     ``kv_bytes`` sizes the pool, ``block_size`` is tokens per block (1 = token granularity).
     ``chunk_tokens`` is TetriInfer's fixed ChunkSize (3.3.3), ``prefill_order`` and
     ``scheduling_window`` its PrefillSchedBatch policies (3.3.1). ``engine`` emulated replaces the model
-    by a cost model (see EmulationConfig). ``attention_workers`` is how many hold a decode instance's KV and
-    compute its attention, head by head; 0: it does so itself.
+    by a cost model (see EmulationConfig).
+
+    ``attention_workers`` is how many hold the KV of every decode instance and compute its attention; 0: it
+    does so itself. ``attention_partition``: each has some KV heads of every sequence, or every head of some
+    sequences (Lamina 2, section 5). ``attention_mini_batches``: a step's exchange in so many parts, so that
+    one is on its way while another is computed (Lamina 1, 5.2.1). ``pipeline``: batches take turns, one
+    computes its slices while another is at attention (Lamina 2, 4.3).
     """
 
     role: Role = "prefill"
@@ -110,15 +117,20 @@ class InstanceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     max_decode_batch: int = 64
     max_waiting_requests: int = 1024
     attention_workers: int = 0
+    attention_partition: AttentionPartition = "heads"
+    attention_mini_batches: int = 1
+    pipeline: Pipeline = "off"
     report_interval_s: float = 0.1
     engine: Literal["model", "emulated"] = "model"
 
 
 class AttentionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An attention worker: bytes of its KV pool, and of the region through which it is asked."""
+    """An attention worker: bytes of KV, shared out evenly among so many ``decode_instances``, and the most
+    bytes through which one of these may ask it."""
 
     kv_bytes: int = 1 << 30
     exchange_bytes: int = 64 << 20
+    decode_instances: int = 1
 
 
 class EmulationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -250,6 +262,8 @@ OVER_ZERO = (  # or not set
 AT_LEAST_ONE = (
     "attention.kv_bytes",
     "attention.exchange_bytes",
+    "attention.decode_instances",
+    "instance.attention_mini_batches",
     "instance.block_size",
     "instance.chunk_tokens",
     "instance.scheduling_window",

@@ -1,19 +1,38 @@
-"""How an exchange's two regions lie in memory: offsets and sizes from a few numbers both sides know."""
+"""How an exchange's two regions lie in memory: offsets and sizes from a few numbers both sides know.
+
+Everything goes as *records*: the data, padded to whole words, then a trailer of two words: when it is due (an
+emulated link's, else 0) and its number. One write carries both, and the reader polls the trailer.
+"""
+
+from dataclasses import dataclass
 
 import msgspec
 
 from common.spec import ElementType
 
 LINE = 64
-SIGNAL_BYTES = 3 * LINE
-"""Of the sequence numbers, at a region's beginning."""
+WORD = 8
+TRAILER_BYTES = 2 * WORD
+PLAN_HEAD_WORDS = 3
+"""When it is due, its number, how many words follow; and the number again after these."""
+MAX_MINI_BATCHES = 8
 ELEMENT_BYTES: dict[ElementType, int] = {"bfloat16": 2, "float32": 4}
+
+
+@dataclass(frozen=True, slots=True)
+class RecordPlace:
+    """Bytes of one record within a region. ``number_word`` indexes the region's words; the word before it
+    says when the record is due."""
+
+    offset: int
+    nbytes: int
+    number_word: int
 
 
 class ExchangeShape(msgspec.Struct, frozen=True):
     """One attention worker's share of the heads, and the largest step.
 
-    ``plan_words`` bounds a step's plan: one word, and three words and its block table a sequence.
+    ``plan_words`` bounds a step's plan: four words a sequence and its block table.
     """
 
     max_tokens: int
@@ -24,35 +43,38 @@ class ExchangeShape(msgspec.Struct, frozen=True):
     element_type: ElementType
 
     @property
-    def plan_offset(self) -> int:
-        return SIGNAL_BYTES
+    def q_row_bytes(self) -> int:
+        """Of one token; the output's rows are as long."""
+        return self.heads * self.head_dim * ELEMENT_BYTES[self.element_type]
+
+    @property
+    def kv_row_bytes(self) -> int:
+        return 2 * self.kv_heads * self.head_dim * ELEMENT_BYTES[self.element_type]
 
     @property
     def q_offset(self) -> int:
-        return self.plan_offset + _lines(8 * self.plan_words)
+        return _lines(WORD * (PLAN_HEAD_WORDS + self.plan_words + 1))
 
     @property
-    def k_offset(self) -> int:
-        return self.q_offset + self._rows(self.heads)
-
-    @property
-    def v_offset(self) -> int:
-        return self.k_offset + self._rows(self.kv_heads)
+    def kv_offset(self) -> int:
+        return self.q_offset + self._area_bytes(self.q_row_bytes)
 
     @property
     def request_bytes(self) -> int:
-        return self.v_offset + self._rows(self.kv_heads)
-
-    @property
-    def output_offset(self) -> int:
-        return SIGNAL_BYTES
+        return self.kv_offset + self._area_bytes(self.kv_row_bytes)
 
     @property
     def response_bytes(self) -> int:
-        return self.output_offset + self._rows(self.heads)
+        return self._area_bytes(self.q_row_bytes)
 
-    def _rows(self, heads: int) -> int:
-        return _lines(self.max_tokens * heads * self.head_dim * ELEMENT_BYTES[self.element_type])
+    def record(self, area_offset: int, row_bytes: int, tokens_before: int, tokens: int) -> RecordPlace:
+        """Of the mini-batch of ``tokens`` rows that follow ``tokens_before`` others in the step."""
+        offset = area_offset + tokens_before * (_lines(row_bytes) + LINE)
+        data_bytes = -(-tokens * row_bytes // WORD) * WORD
+        return RecordPlace(offset, data_bytes + TRAILER_BYTES, (offset + data_bytes) // WORD + 1)
+
+    def _area_bytes(self, row_bytes: int) -> int:
+        return self.max_tokens * (_lines(row_bytes) + LINE)
 
 
 def _lines(nbytes: int) -> int:

@@ -4,8 +4,10 @@ Every id is made here, is safe inside a NATS subject and a Redis key (``[a-z0-9-
 text. A user's ``x-request-id`` is a label of the request; the mesh routes by ``RequestId`` alone.
 """
 
+import hashlib
 import re
 import secrets
+from functools import lru_cache
 from typing import NewType
 
 RequestId = NewType("RequestId", str)
@@ -13,6 +15,8 @@ RequestId = NewType("RequestId", str)
 InstanceId = NewType("InstanceId", str)
 """One process that holds weights and a KV pool."""
 GatewayId = NewType("GatewayId", str)
+BindingId = NewType("BindingId", str)
+"""One decode instance's use of one attention worker."""
 Incarnation = NewType("Incarnation", str)
 """One life of a process: a restarted instance keeps its id and gets a new incarnation."""
 
@@ -25,6 +29,16 @@ def new_request_id() -> RequestId:
 
 def new_incarnation() -> Incarnation:
     return Incarnation(secrets.token_hex(8))
+
+
+def new_binding_id() -> BindingId:
+    return BindingId(secrets.token_hex(8))
+
+
+@lru_cache(maxsize=4096)
+def sequence_key(request_id: RequestId) -> int:
+    """The request's name as one word, over 0, for plans that go without text."""
+    return int.from_bytes(hashlib.blake2b(request_id.encode(), digest_size=8).digest()) >> 1 | 1
 
 
 def is_valid_id(text: str) -> bool:

@@ -21,7 +21,7 @@ import msgspec
 
 from common.errors import REQUEST_ERRORS, InternalError, RequestError
 from common.exchange_shape import ExchangeShape
-from common.ids import GatewayId, Incarnation, InstanceId, RequestId
+from common.ids import BindingId, GatewayId, Incarnation, InstanceId, RequestId
 from common.kv.layout import KVLayout
 from common.spec import AttentionSpec
 
@@ -185,26 +185,47 @@ class PullKV(msgspec.Struct, frozen=True, tag="pull"):
 
 
 class BindAttention(msgspec.Struct, frozen=True, tag="bind_attention", kw_only=True):
-    """decode → attention worker: serve me from now on, until one of us ends.
+    """decode → attention worker: serve me from now on, until one of us ends or I say otherwise.
 
-    ``layout`` and ``attention_specs`` (a layer each) are of the worker's share of the heads. ``endpoint`` is
-    the encoded address of the decode instance's registered memory; its region ``response_region`` takes the
-    outputs.
+    ``layout`` and ``attention_specs`` (a layer each) are of the worker's share of the heads. ``lanes``: how
+    many batches are under way at once, each with regions of its own. ``endpoint`` is the encoded address of
+    the decode instance's memory for this binding; its ``response_region``s take the outputs. ``salt`` is
+    what sequence numbers count from.
     """
 
+    binding_id: BindingId
     decode_instance: InstanceId
+    decode_incarnation: Incarnation
     layout: KVLayout
     attention_specs: tuple[AttentionSpec, ...]
     shape: ExchangeShape
+    lanes: int
     endpoint: bytes
-    response_region: str
+    salt: int
 
 
 class AttentionBound(msgspec.Struct, frozen=True, tag="attention_bound"):
-    """attention worker → decode: ``endpoint`` has my KV pool of ``total_blocks`` and my request region."""
+    """attention worker → decode: ``endpoint`` is the worker's memory for this binding: its KV pool of
+    ``total_blocks`` and its ``request_region``s."""
 
     endpoint: bytes
     total_blocks: int
+
+
+class UnbindAttention(msgspec.Struct, frozen=True, tag="unbind_attention"):
+    """decode → attention worker: the binding's KV is not needed any more."""
+
+    binding_id: BindingId
+
+
+def request_region(lane: int) -> str:
+    """The name of the memory through which a worker is asked."""
+    return f"attention-request-{lane}"
+
+
+def response_region(lane: int) -> str:
+    """The name of the memory that takes a worker's outputs."""
+    return f"attention-response-{lane}"
 
 
 class KVDelivered(msgspec.Struct, frozen=True, tag="delivered"):
@@ -271,6 +292,13 @@ class RequestEnded(msgspec.Struct, frozen=True, tag="ended"):
     request_id: RequestId
 
 
+class AttentionDraining(msgspec.Struct, frozen=True, tag="attention-draining"):
+    """attention worker → decode: give me no new sequences; unbind me when none is left."""
+
+    worker_id: str
+    binding_id: BindingId
+
+
 class LoadReport(msgspec.Struct, frozen=True, tag="load", kw_only=True):
     """instance → scheduler, every 100 ms or on change (TetriInfer 3.2).
 
@@ -334,4 +362,5 @@ GatewayEvent = TokenBatch | SequenceFailed
 SchedulerEvent = RequestEnded | LoadReport
 Announcement = InstanceGone | GatewayGone
 """What the scheduler tells everyone."""
-InstanceEvent = CancelRequest | InstanceGone | GatewayGone
+InstanceEvent = CancelRequest | InstanceGone | GatewayGone | AttentionDraining
+AttentionCall = BindAttention | UnbindAttention

@@ -24,18 +24,20 @@ class Draw:
 class SequenceStep:
     """``token_ids`` go to positions ``start``, ``start + 1``, …; earlier positions are in the KV pool.
 
-    ``block_table`` covers all of them. ``draw`` is None where the prompt goes on in a later chunk.
+    ``block_table`` covers all of them. ``draw`` is None where the prompt goes on in a later chunk. ``key``:
+    see ``SequenceChunk``.
     """
 
     token_ids: Sequence[int]
     start: int
     block_table: Sequence[int]
     draw: Draw | None
+    key: int = 0
 
 
 class Runner(Protocol):
     """Computes steps, one at a time, on the engine's thread."""
 
     def run(self, batch: Sequence[SequenceStep]) -> list[SampledToken | None]:
-        """The drawn tokens, in the batch's order; None where none was asked for."""
+        """The drawn tokens, in the batch's order; None where none was asked for, or its KV was lost."""
         ...

@@ -1,183 +1,164 @@
-"""How a decode instance finds its attention workers and binds them, once, before it admits anything."""
+"""One attention worker bound to this decode instance: memory on both sides, and what goes through it."""
 
-import asyncio
-import logging
+import os
+import secrets
 import select
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import msgspec
-
 from common.bus import Bus
-from common.errors import BusError, ConfigError, Overloaded, RequestError, ServiceError, StoreError
-from common.exchange_shape import ExchangeShape
-from common.ids import InstanceId
-from common.kv.blocks import blocks_for
-from common.kv.layout import KVLayout
-from common.messages import AttentionBound, BindAttention, KVDestination, ServiceRecord
-from common.model.exchange import request_region, response_region
-from common.spec import AttentionSpec, ElementType
-from common.store import Store
+from common.errors import BusError, InvalidRequest, RequestError, ServiceError, TransferError
+from common.ids import BindingId, Incarnation, InstanceId, new_binding_id
+from common.messages import (
+    Acknowledged,
+    AttentionBound,
+    BindAttention,
+    KVDestination,
+    ServiceRecord,
+    UnbindAttention,
+    request_region,
+    response_region,
+)
+from common.model.exchange import Lane, Pace
 from common.subjects import Subjects
-from common.transfer.buffers import SharedBuffer, map_region
+from common.transfer.buffers import SharedBuffer, host_identity
 from common.transfer.endpoint import TransferEndpoint
 from common.transfer.interface import PeerInfo, decode_peer_info, encode_peer_info
+from common.transfer.mirror import MappedMirror, MooncakeMirror
 from common.transfer.shared_memory import open_pidfd
-from decode.remote_attention import RemoteAttention, WorkerExchange
+from decode.attention_needs import AttentionNeeds
+from decode.remote_attention import WorkerExchange
 
-log = logging.getLogger("lamella.decode")
-
-BIND_TIMEOUT_S = 60.0
-"""For as many workers as wanted to be there and free."""
-LOOK_AGAIN_S = 0.2
-REQUEST_REGION = "attention-request"
+SALT_BITS = 61
+"""Leaves room for a counter in a signed word."""
 
 
 class AttentionUnavailable(ServiceError):
-    """There are not as many free attention workers as this instance was told to use."""
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionNeeds:
-    """What a decode instance asks of its workers together. ``heads`` are query heads."""
-
-    heads: int
-    layout: KVLayout
-    attention_specs: tuple[AttentionSpec, ...]
-    element_type: ElementType
-    context_length: int
-    max_batch: int
-
-    def share(self, workers: int) -> tuple[KVLayout, ExchangeShape, tuple[AttentionSpec, ...]]:
-        """Of each of so many workers (head-level partition). Raises ConfigError where heads do not divide."""
-        kv_heads = self.layout.kv_heads
-        if kv_heads % workers:
-            fitting = ", ".join(str(count) for count in range(1, kv_heads + 1) if kv_heads % count == 0)
-            rule = f"must divide the model's {kv_heads} KV heads: {fitting}"
-            raise ConfigError("instance.attention_workers", workers, rule)
-        layout = self.layout.of_heads(range(kv_heads // workers))
-        shape = ExchangeShape(
-            max_tokens=self.max_batch,
-            plan_words=1 + self.max_batch * (3 + blocks_for(self.context_length, layout.block_size)),
-            heads=self.heads // workers,
-            kv_heads=layout.kv_heads,
-            head_dim=layout.head_dim,
-            element_type=self.element_type,
-        )
-        specs = tuple(
-            msgspec.structs.replace(spec, heads=shape.heads, kv_heads=shape.kv_heads)
-            for spec in self.attention_specs
-        )
-        return layout, shape, specs
-
-
-@dataclass(frozen=True, slots=True)
-class BoundAttention:
-    """``destinations``: where KV for this instance goes; ``total_blocks``: what every worker holds."""
-
-    attention: RemoteAttention
-    destinations: tuple[KVDestination, ...]
-    total_blocks: int
+    """A worker refuses what this instance needs, whenever it is asked."""
 
 
 @dataclass(slots=True)
-class AttentionBinding:
-    """Binds ``count`` workers. ``responses`` were registered with ``transfer`` under ``response_name``."""
+class Binding:
+    """A worker that serves this instance. ``destination``: where KV for its heads goes."""
+
+    record: ServiceRecord
+    binding_id: BindingId
+    exchange: WorkerExchange
+    destination: KVDestination
+    peer: PeerInfo
+    offered: PeerInfo
+    mirrors: dict[str, MappedMirror | MooncakeMirror]
+    pidfd: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Binder:
+    """Binds and unbinds workers for one life of a decode instance. ``pace``: of an emulated link."""
 
     instance_id: InstanceId
+    incarnation: Incarnation
     needs: AttentionNeeds
-    responses: tuple[SharedBuffer, ...]
     transfer: TransferEndpoint
     bus: Bus
-    store: Store
     subjects: Subjects
     call_timeout_s: float
+    new_pace: Callable[[], Pace | None]
 
-    async def bind(self) -> BoundAttention:
-        """Waits for enough workers. Raises AttentionUnavailable, ConfigError, or what a worker refuses."""
-        bound: list[tuple[str, AttentionBound]] = []
-        try:
-            async with asyncio.timeout(BIND_TIMEOUT_S):
-                while len(bound) < len(self.responses):
-                    for worker_id in await self._workers():
-                        if len(bound) == len(self.responses) or worker_id in {name for name, _ in bound}:
-                            continue
-                        answer = await self._try_bind(worker_id, len(bound))
-                        if answer is not None:
-                            bound.append((worker_id, answer))
-                    await asyncio.sleep(LOOK_AGAIN_S)
-        except TimeoutError:
-            raise AttentionUnavailable(
-                f"{len(bound)} of instance.attention_workers = {len(self.responses)} attention workers"
-                f" were free within {BIND_TIMEOUT_S:g} s"
-            ) from None
-        return self._assemble(bound)
+    async def bind(self, record: ServiceRecord, index: int) -> Binding | None:
+        """The worker as number ``index`` of its pool; None where it is taken, drains or cannot be reached.
 
-    async def _workers(self) -> list[str]:
-        try:
-            members = await self.store.members()
-        except StoreError as exc:
-            log.warning("members_unread", extra={"error": str(exc)})
-            return []
-        return sorted(
-            record.service_id
-            for record in members
-            if isinstance(record, ServiceRecord) and record.kind == "attention"
-        )
-
-    async def _try_bind(self, worker_id: str, index: int) -> AttentionBound | None:
-        """None where the worker is taken or does not answer. Raises what makes binding it impossible."""
-        layout, shape, specs = self.needs.share(len(self.responses))
+        Raises AttentionUnavailable for what no later try would change.
+        """
+        share = self.needs.share(index)
+        responses = {
+            response_region(lane): SharedBuffer(share.shape.response_bytes, "lamella-attention")
+            for lane in range(self.needs.lanes)
+        }
+        offered = self.transfer.offer(responses)
         message = BindAttention(
+            binding_id=new_binding_id(),
             decode_instance=self.instance_id,
-            layout=layout,
-            attention_specs=specs,
-            shape=shape,
-            endpoint=encode_peer_info(self.transfer.peer_info()),
-            response_region=response_name(index),
+            decode_incarnation=self.incarnation,
+            layout=share.layout,
+            attention_specs=share.attention_specs,
+            shape=share.shape,
+            lanes=self.needs.lanes,
+            endpoint=encode_peer_info(offered),
+            salt=secrets.randbits(SALT_BITS),
         )
-        subject = self.subjects.attention_calls(worker_id)
+        mirrors: dict[str, MappedMirror | MooncakeMirror] = {}
+        peer: PeerInfo | None = None
         try:
-            return await self.bus.call(subject, message, AttentionBound, self.call_timeout_s)
-        except (Overloaded, BusError):
-            return None
-        except RequestError as exc:
-            raise AttentionUnavailable(f"attention worker {worker_id}: {exc}") from exc
-
-    def _assemble(self, bound: list[tuple[str, AttentionBound]]) -> BoundAttention:
-        _, shape, specs = self.needs.share(len(bound))
-        exchanges, destinations = [], []
-        for index, (worker_id, answer) in enumerate(bound):
+            subject = self.subjects.attention_calls(record.service_id)
+            answer = await self.bus.call(subject, message, AttentionBound, self.call_timeout_s)
             peer = decode_peer_info(answer.endpoint)
-            mapped = map_region(peer.pid, peer.region(REQUEST_REGION))
-            kv_heads = range(index * shape.kv_heads, (index + 1) * shape.kv_heads)
-            exchanges.append(
-                WorkerExchange(
-                    worker_id,
-                    range(index * shape.heads, (index + 1) * shape.heads),
-                    kv_heads,
-                    request_region(memoryview(mapped.mapping), shape),
-                    response_region(self.responses[index].memory, shape),
-                    has_exited(peer),
+            lanes = []
+            for lane in range(self.needs.lanes):
+                name = request_region(lane)
+                mirror = mirrors[name] = await self.transfer.mirror(peer, name)
+                response = responses[response_region(lane)].memory
+                lanes.append(
+                    Lane(share.shape, mirror.memory, response, mirror, message.salt, self.new_pace())
                 )
-            )
-            destinations.append(
-                KVDestination(answer.endpoint, kv_heads.start, len(kv_heads), answer.total_blocks)
-            )
-        return BoundAttention(
-            RemoteAttention(exchanges, len(specs), self.needs.heads),
-            tuple(destinations),
-            min(answer.total_blocks for _, answer in bound),
+            pidfd = open_pidfd(peer) if peer.host == host_identity() else None
+        except (BusError, TransferError, RequestError) as exc:
+            await self._give_up(record, message.binding_id, peer, offered, mirrors)
+            if isinstance(exc, InvalidRequest):
+                raise AttentionUnavailable(f"attention worker {record.service_id}: {exc}") from exc
+            return None
+        exchange = WorkerExchange(
+            record.service_id, share.heads, share.kv_heads, tuple(lanes), _has_exited(pidfd)
         )
+        heads = share.kv_heads
+        destination = KVDestination(answer.endpoint, heads.start, len(heads), answer.total_blocks)
+        return Binding(record, message.binding_id, exchange, destination, peer, offered, mirrors, pidfd)
+
+    async def unbind(self, binding: Binding) -> bool:
+        """Whether the worker has given up the binding; it holds its memory until then. No step uses it."""
+        if not await self._tell(binding.record, binding.binding_id):
+            return False
+        await self.forget(binding)
+        return True
+
+    async def forget(self, binding: Binding) -> None:
+        """Gives this side's memory back: the worker has ended, or does not use it any more."""
+        if binding.pidfd is not None:
+            os.close(binding.pidfd)
+            binding.pidfd = None
+        await self._free(binding.peer, binding.offered, binding.mirrors)
+
+    async def _give_up(
+        self,
+        record: ServiceRecord,
+        binding_id: BindingId,
+        peer: PeerInfo | None,
+        offered: PeerInfo,
+        mirrors: dict[str, MappedMirror | MooncakeMirror],
+    ) -> None:
+        await self._tell(record, binding_id)
+        await self._free(peer, offered, mirrors)
+
+    async def _tell(self, record: ServiceRecord, binding_id: BindingId) -> bool:
+        subject = self.subjects.attention_calls(record.service_id)
+        try:
+            await self.bus.call(subject, UnbindAttention(binding_id), Acknowledged, self.call_timeout_s)
+        except (BusError, RequestError):
+            return False
+        return True
+
+    async def _free(
+        self, peer: PeerInfo | None, offered: PeerInfo, mirrors: dict[str, MappedMirror | MooncakeMirror]
+    ) -> None:
+        for name, mirror in mirrors.items():
+            assert peer is not None
+            await self.transfer.close_mirror(peer, name, mirror)
+        self.transfer.withdraw(offered)
 
 
-def response_name(index: int) -> str:
-    """The region that takes the outputs of the worker with that number."""
-    return f"attention-response-{index}"
-
-
-def has_exited(peer: PeerInfo) -> Callable[[], bool]:
-    """Asks whether that very process has ended."""
+def _has_exited(pidfd: int | None) -> Callable[[], bool]:
+    """Asks whether that very process has ended; across hosts only silence tells."""
+    if pidfd is None:
+        return lambda: False
     exits = select.poll()
-    exits.register(open_pidfd(peer), select.POLLIN)
+    exits.register(pidfd, select.POLLIN)
     return lambda: bool(exits.poll(0))

@@ -46,9 +46,9 @@ class PullDrained:
 
 @dataclass(frozen=True, slots=True)
 class StepFinished:
-    """The tokens of the step in flight, in the order of its rows."""
+    """The tokens of the step in flight, in the order of its rows; None where the row's KV was lost."""
 
-    tokens: tuple[SampledToken, ...]
+    tokens: tuple[SampledToken | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +57,34 @@ class StepFailed:
 
     error: ErrorReply
     can_continue: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PoolAdded:
+    """Attention workers were bound. Pools are numbered as they come."""
+
+    total_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class PoolClosed:
+    """The pool's attention worker drains: nobody new goes there."""
+
+    pool: int
+
+
+@dataclass(frozen=True, slots=True)
+class PoolLost:
+    """The pool's attention worker is gone, and the KV with it."""
+
+    pool: int
+
+
+@dataclass(frozen=True, slots=True)
+class PoolLeft:
+    """A closed pool in which nobody is left is given up."""
+
+    pool: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +115,10 @@ DecodeEvent = (
     | PullDrained
     | StepFinished
     | StepFailed
+    | PoolAdded
+    | PoolClosed
+    | PoolLost
+    | PoolLeft
     | CancelArrived
     | GatewayGone
     | DrainStarted

@@ -1,86 +1,204 @@
-"""Attention on attention workers: each holds some KV heads of every sequence and computes their attention.
+"""Attention on attention workers, as the model sees it: Q goes out as soon as it exists, K and V when they
+do, and the outputs come back.
 
-An ``AttentionIO``: the model does not know. Q goes out as soon as it exists, K and V when they do, and the
-outputs of all workers are put side by side (head-level partition: Lamina 2, section 5). Runs on the engine's
-thread; everything per layer goes through shared memory (``common.model.exchange``).
+Sequences live in *pools*. A pool is one worker that holds some sequences whole (request-level partition), or
+several that hold some KV heads of every sequence each (head-level: Lamina 2, section 5). Runs on the engine's
+thread; everything per layer goes through ``common.model.exchange``. A pool whose worker does not answer is
+lost: its rows are zeros from then on, and the step goes on for the others.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
-from common.errors import AttentionLost
-from common.model.exchange import (
-    KEY_VALUE,
-    OUTPUT,
-    QUERY,
-    PeerSilent,
-    RequestRegion,
-    ResponseRegion,
-    wait_until_reached,
-    write_plan,
-)
+from common.errors import AttentionLost, TransferError
+from common.exchange_shape import RecordPlace
+from common.kv.blocks import in_pool, pool_of
+from common.model.exchange import Lane, PeerSilent, Records, Waiting, mini_batches, wait_until
 from common.model.interface import SequenceChunk
 
 ANSWER_TIMEOUT_S = 2.0
 """A layer's attention takes milliseconds; a worker that is paused or gone is noticed within this time."""
 
+Rows = slice | torch.Tensor
+"""Which of the step's tokens."""
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerExchange:
-    """One attention worker: its share of the query heads and of the KV heads, and the memory between."""
+    """One attention worker of a pool: its share of the query heads, and a lane for each batch under way."""
 
     worker_id: str
     heads: range
     kv_heads: range
-    request: RequestRegion
-    response: ResponseRegion
+    lanes: tuple[Lane, ...]
     is_gone: Callable[[], bool]
 
 
-class RemoteAttention:
-    """One step at a time: ``begin``, then the layers in order. Raises AttentionLost in ``receive``."""
+@dataclass(slots=True)
+class Pools:
+    """The pools that there are, by number. ``lost``: those given up, with the reason, for whoever cares."""
 
-    def __init__(self, workers: Sequence[WorkerExchange], layers: int, heads: int) -> None:
-        self._workers = tuple(workers)
+    workers: dict[int, tuple[WorkerExchange, ...]] = field(default_factory=dict)
+    lost: dict[int, str] = field(default_factory=dict)
+
+    def add(self, pool: int, workers: tuple[WorkerExchange, ...]) -> None:
+        self.workers = {**self.workers, pool: workers}
+
+    def remove(self, pool: int) -> None:
+        """No step asks it any more."""
+        self.workers = {number: workers for number, workers in self.workers.items() if number != pool}
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One mini-batch on one worker: which rows and heads of the step's tensors go through which records."""
+
+    pool: int
+    worker: WorkerExchange
+    lane: Lane
+    rows: Rows
+    records: Records
+    base: int
+
+    def number(self, layer: int) -> int:
+        """Of the lane's step and layer; the plan has the step's first."""
+        return self.base + 1 + layer
+
+
+class RemoteAttention:
+    """A ``StepAttention`` over ``pools`` through one lane of each worker. One step at a time."""
+
+    def __init__(self, pools: Pools, layers: int, heads: int, batches: int = 1, lane: int = 0) -> None:
+        self._pools = pools
         self._layers = layers
         self._heads = heads
-        self._step = 0
+        self._mini_batches = batches
+        self._lane = lane
+        self._waiting = Waiting()
         self._tokens = 0
+        self._parts: list[Part] = []
+        self._chunk_pools: list[int] = []
 
     def begin(self, chunks: Sequence[SequenceChunk]) -> None:
-        """Announces a step. Raises ValueError for one over the exchange's bounds."""
-        self._step += 1
+        """Announces a step. Raises ValueError for one over the exchange's bounds, AttentionLost where no
+        sequence's KV is there."""
         self._tokens = sum(chunk.length for chunk in chunks)
-        for worker in self._workers:
-            write_plan(worker.request, chunks, self._step)
+        self._chunk_pools = [pool_of(chunk.block_table[0]) for chunk in chunks]
+        begins = [0]
+        for chunk in chunks:
+            begins.append(begins[-1] + chunk.length)
+        self._parts = []
+        for pool, workers in self._pools.workers.items():
+            members = [index for index, home in enumerate(self._chunk_pools) if home == pool]
+            if members and pool not in self._pools.lost:
+                self._begin_pool(pool, workers, chunks, members, begins)
+        if not self._parts:
+            raise AttentionLost("no attention worker holds the KV of any sequence in the step")
+
+    def _begin_pool(
+        self,
+        pool: int,
+        workers: tuple[WorkerExchange, ...],
+        chunks: Sequence[SequenceChunk],
+        members: list[int],
+        begins: list[int],
+    ) -> None:
+        local = [
+            SequenceChunk(in_pool(each.block_table), each.start, each.length, each.key)
+            for each in (chunks[index] for index in members)
+        ]
+        rows = [row for index in members for row in range(begins[index], begins[index + 1])]
+        groups = mini_batches(local, self._mini_batches)
+        for worker in workers:
+            lane = worker.lanes[self._lane]
+            lane.step += 1
+            base = lane.step * (self._layers + 1)
+            try:
+                lane.send_plan(local, len(groups), base)
+            except TransferError as exc:
+                self._lose(pool, worker, exc)
+                return
+            for group in groups:
+                records = lane.records(group.begin, group.stop)
+                part = Part(pool, worker, lane, _as_rows(rows[group.begin : group.stop]), records, base)
+                self._parts.append(part)
 
     def send_q(self, layer: int, q: torch.Tensor) -> None:
-        number = self._number(layer)
-        for worker in self._workers:
-            worker.request.q[: self._tokens].copy_(q[:, worker.heads.start : worker.heads.stop])
-            worker.request.words[QUERY] = number
+        for part in self._live_parts():
+            heads = part.worker.heads
+            part.records.q.copy_(q[part.rows, heads.start : heads.stop])
+            self._send(part, part.records.q_place, part.number(layer))
 
     def send_kv(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
-        number = self._number(layer)
-        for worker in self._workers:
-            share = slice(worker.kv_heads.start, worker.kv_heads.stop)
-            worker.request.k[: self._tokens].copy_(k[:, share])
-            worker.request.v[: self._tokens].copy_(v[:, share])
-            worker.request.words[KEY_VALUE] = number
+        for part in self._live_parts():
+            heads = part.worker.kv_heads
+            part.records.k.copy_(k[part.rows, heads.start : heads.stop])
+            part.records.v.copy_(v[part.rows, heads.start : heads.stop])
+            self._send(part, part.records.kv_place, part.number(layer))
+
+    def has_answer(self, layer: int) -> bool:
+        """Whether ``receive`` would not wait."""
+        return all(
+            part.lane.has_response(part.records.output_place, part.number(layer))
+            for part in self._live_parts()
+        )
 
     def receive(self, layer: int) -> torch.Tensor:
-        number = self._number(layer)
-        first = self._workers[0].response.output
-        output = first.new_empty(self._tokens, self._heads, first.shape[2])
-        for worker in self._workers:
+        """Raises AttentionLost where no pool of the step answers."""
+        sample = self._parts[0].records.output
+        output = sample.new_empty(self._tokens, self._heads, sample.shape[2])
+        for part in self._live_parts():
+            if part.pool in self._pools.lost:  # since this loop began
+                continue
             try:
-                wait_until_reached(worker.response.words, OUTPUT, number, ANSWER_TIMEOUT_S, worker.is_gone)
+                wait_until(
+                    partial(part.lane.has_response, part.records.output_place, part.number(layer)),
+                    self._waiting,
+                    ANSWER_TIMEOUT_S,
+                    part.worker.is_gone,
+                )
             except PeerSilent as exc:
-                raise AttentionLost(f"attention worker {worker.worker_id}: {exc}") from exc
-            output[:, worker.heads.start : worker.heads.stop].copy_(worker.response.output[: self._tokens])
+                self._waiting = Waiting()
+                self._lose(part.pool, part.worker, exc)
+                continue
+            heads = part.worker.heads
+            output[part.rows, heads.start : heads.stop] = part.records.output
+        if self._pools.lost:
+            self._blank(output)
         return output
 
-    def _number(self, layer: int) -> int:
-        return self._step * self._layers + layer + 1
+    def lost_chunks(self) -> list[bool]:
+        """Of the step's chunks, in order: whose KV is gone, and whose tokens are therefore none."""
+        present = self._pools.workers.keys() - self._pools.lost.keys()
+        return [pool not in present for pool in self._chunk_pools]
+
+    def _blank(self, output: torch.Tensor) -> None:
+        """Rows of lost pools, so that nothing undefined goes on through the model."""
+        if not self._live_parts():
+            raise AttentionLost("; ".join(self._pools.lost.values()))
+        for part in self._parts:
+            if part.pool in self._pools.lost:
+                output[part.rows] = 0
+
+    def _live_parts(self) -> list[Part]:
+        if not self._pools.lost:
+            return self._parts
+        return [part for part in self._parts if part.pool not in self._pools.lost]
+
+    def _send(self, part: Part, place: RecordPlace, number: int) -> None:
+        try:
+            part.lane.send(place, number)
+        except TransferError as exc:
+            self._lose(part.pool, part.worker, exc)
+
+    def _lose(self, pool: int, worker: WorkerExchange, reason: Exception) -> None:
+        self._pools.lost[pool] = f"attention worker {worker.worker_id}: {reason}"
+
+
+def _as_rows(rows: list[int]) -> Rows:
+    if rows == list(range(rows[0], rows[0] + len(rows))):
+        return slice(rows[0], rows[-1] + 1)
+    return torch.tensor(rows)

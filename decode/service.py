@@ -22,7 +22,7 @@ from common.errors import (
     RequestError,
 )
 from common.ids import GatewayId, InstanceId
-from common.kv.blocks import BlockOwner
+from common.kv.blocks import BlockOwner, in_pool, pool_of
 from common.kv.endpoint import KVEndpoint
 from common.messages import (
     Acknowledged,
@@ -42,6 +42,8 @@ from common.redelivery import publish_surely
 from common.steps import Runner
 from common.subjects import Subjects
 from common.telemetry import InstanceMetrics
+from common.timeline import timeline
+from common.timeline_events import DECIDE, PULL_KV
 from common.transfer.interface import SOCKET_GRACE_S
 from decode import events
 from decode.engine import run_step
@@ -78,36 +80,40 @@ class DecodeService:
 
     async def decode(self, task: DecodeTask) -> Acknowledged:
         """Takes a sequence over. Raises Overloaded, NoInstanceReady, RequestCancelled, HandoverFailed."""
-        self._handle(events.TaskArrived(task))
+        self.handle(events.TaskArrived(task))
         return Acknowledged()
 
     def take_event(self, message: InstanceEvent) -> None:
         """What is told to everyone, or to this instance."""
         match message:
             case CancelRequest():
-                self._handle(events.CancelArrived(message.request_id, message.attempt))
+                self.handle(events.CancelArrived(message.request_id, message.attempt))
             case InstanceGone():
                 for instance_id, call in list(self._pulls.values()):
                     if instance_id == message.instance_id:
                         call.cancel()
             case GatewayGone():
-                self._handle(events.GatewayGone(message.gateway_id))
+                self.handle(events.GatewayGone(message.gateway_id))
 
     async def drain(self, timeout_s: float) -> None:
         """Admits nothing more and returns when nothing is left, at the latest after ``timeout_s``."""
-        self._handle(events.DrainStarted())
+        self.handle(events.DrainStarted())
         try:
             async with asyncio.timeout(timeout_s):
                 await self._idle.wait()
         except TimeoutError:
-            self._handle(events.DrainExpired())
+            self.handle(events.DrainExpired())
 
     # commands
 
-    def _handle(self, event: events.DecodeEvent) -> None:
+    def handle(self, event: events.DecodeEvent) -> None:
+        """Gives the state an event and carries out what it says."""
         preempted = self.state.preempted
-        for command in self.state.handle(event, asyncio.get_running_loop().time()):
+        began_ns = timeline.begin()
+        commands = self.state.handle(event, asyncio.get_running_loop().time())
+        for command in commands:
             self._execute(command)
+        timeline.end(began_ns, DECIDE, len(commands))
         if self.state.is_idle:
             self._idle.set()
         else:
@@ -134,34 +140,29 @@ class DecodeService:
         try:
             tokens = await self.engine.run(run_step, self.runner, rows)
         except AttentionLost as exc:
-            # The KV is gone, the sequences are not: they go on elsewhere, or on this instance's next life.
             log.error("attention_lost", extra={"rows": len(rows), "error": str(exc)})
-            lost = ErrorReply(HandoverFailed.code, str(exc))
-            self._handle(events.StepFailed(lost, can_continue=True))
-            self._handle(events.DrainStarted())
-            self._handle(events.DrainExpired())
-            raise
+            tokens = (None,) * len(rows)
         except Exception:
             log.exception("step_failed", extra={"rows": len(rows)})
-            self._handle(events.StepFailed(ErrorReply(InternalError.code, "the decode step failed")))
+            self.handle(events.StepFailed(ErrorReply(InternalError.code, "the decode step failed")))
             return
         elapsed_s = loop.time() - started_s
         old = elapsed_s if self.step_s is None else self.step_s
         self.step_s = old + RATE_WEIGHT * (elapsed_s - old)
         self.metrics.observe_step(len(rows), elapsed_s)
-        self._handle(events.StepFinished(tokens))
+        self.handle(events.StepFinished(tokens))
 
     async def _pull(self, command: events.PullSequence) -> None:
         """Asks until the prefill instance answers for certain: delivered, or nothing in the air."""
-        owner = command.owner
+        owner, began_ns = command.owner, timeline.begin()
         pull = PullKV(
             request_id=owner.request_id,
             attempt=owner.attempt,
             prefill_incarnation=command.prefill_incarnation,
             decode_instance=self.state.instance_id,
-            blocks=command.blocks,
+            blocks=in_pool(command.blocks),
             layout=self.kv.layout,
-            destinations=self.kv.destinations(),
+            destinations=self.kv.destinations(pool_of(command.blocks[0])),
         )
         call = asyncio.create_task(self._ask_until_certain(command.prefill_instance, pull))
         self._pulls[owner] = (command.prefill_instance, call)
@@ -170,21 +171,29 @@ class DecodeService:
         finally:
             call.cancel()
             del self._pulls[owner]
+        timeline.end(
+            began_ns,
+            PULL_KV,
+            owner.attempt,
+            len(command.blocks),
+            requests=owner.request_id,
+            peer=command.prefill_instance,
+        )
         if call.cancelled():
             lost = ErrorReply(HandoverFailed.code, f"prefill instance {command.prefill_instance} is gone")
             await self._quarantine(owner, lost, command.prefill_instance, pull)
         elif (error := call.exception()) is None:
-            self._handle(events.PullFinished(owner))
+            self.handle(events.PullFinished(owner))
         elif isinstance(error, BusError):
             log.warning("pull_failed", extra={"request": owner.request_id, "error": str(error)})
             reply = ErrorReply(HandoverFailed.code, f"the pull failed: {error}")
             await self._quarantine(owner, reply, command.prefill_instance, pull)
         elif isinstance(error, HandoverFailed | InstanceLost):
             log.warning("pull_failed", extra={"request": owner.request_id, "error": str(error)})
-            self._handle(events.PullFailed(owner, error_reply(error), is_drained=False))
+            self.handle(events.PullFailed(owner, error_reply(error), is_drained=False))
             await self._rest(owner)
         elif isinstance(error, RequestError):
-            self._handle(events.PullFailed(owner, error_reply(error), is_drained=True))
+            self.handle(events.PullFailed(owner, error_reply(error), is_drained=True))
         else:
             raise error
 
@@ -203,7 +212,7 @@ class DecodeService:
     ) -> None:
         """The sender does not answer. It may be dead, or stopped and about to go on writing: its destination
         stays reserved until it, or its next life, says that nothing is in the air."""
-        self._handle(events.PullFailed(owner, error, is_drained=False, is_lost=True))
+        self.handle(events.PullFailed(owner, error, is_drained=False, is_lost=True))
         subject = self.subjects.instance_calls(prefill_instance)
         try:
             async with asyncio.timeout(SENDER_SETTLES_S):
@@ -225,7 +234,7 @@ class DecodeService:
     async def _rest(self, owner: BlockOwner) -> None:
         """What a sender that has given up left in its sockets may still arrive."""
         await asyncio.sleep(SOCKET_GRACE_S)
-        self._handle(events.PullDrained(owner))
+        self.handle(events.PullDrained(owner))
 
     def _publish(self, gateway_id: GatewayId, event: GatewayEvent) -> None:
         publish_surely(self.bus, self.subjects.gateway_events(gateway_id), event, self.spawn)

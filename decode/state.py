@@ -34,6 +34,10 @@ from decode.events import (
     DrainStarted,
     GatewayGone,
     ObserveAdmission,
+    PoolAdded,
+    PoolClosed,
+    PoolLeft,
+    PoolLost,
     PublishFailure,
     PublishTokens,
     PullDrained,
@@ -50,6 +54,7 @@ from scheduler.policy.decode_batching import can_admit, choose_victims
 
 ROOM = "decode"
 CANCELLED_REMEMBERED = 4096
+KV_LOST = ErrorReply(code=HandoverFailed.code, message="the attention worker that held the KV is gone")
 PREEMPTED = ErrorReply(code=Overloaded.code, message="preempted: the decode instance ran out of KV blocks")
 
 
@@ -149,6 +154,15 @@ class DecodeState:
                 self.blocks.end_quarantine(owner)
             case StepFinished(tokens):
                 self._finish_step(tokens, commands)
+            case PoolAdded(total_blocks):
+                self.blocks.add_pool(total_blocks)
+            case PoolClosed(pool):
+                self.blocks.close_pool(pool)
+                self._send_back_too_long(commands)
+            case PoolLeft(pool):
+                self.blocks.remove_pool(pool)
+            case PoolLost(pool):
+                self._lose_pool(pool, commands)
             case StepFailed():
                 self._fail_step(event, commands)
             case CancelArrived(request_id, attempt):
@@ -181,11 +195,13 @@ class DecodeState:
                 f" {self.max_waiting_requests} sequences waiting",
                 retry_after_s=1.0,
             )
+        if not self.blocks.open_pools:
+            raise NoInstanceReady(f"instance {self.instance_id} has no attention worker now")
         needed = blocks_for(request.max_total_tokens, self.block_size)
-        if needed > self.blocks.total_blocks:
+        if needed > self.blocks.largest_pool_blocks:
             raise HandoverFailed(
                 f"the sequence may need {needed} KV blocks; instance {self.instance_id} has"
-                f" {self.blocks.total_blocks}"
+                f" {self.blocks.largest_pool_blocks}"
             )
         self._discard_all(
             lambda sequence: (
@@ -215,7 +231,12 @@ class DecodeState:
             if sequence.phase is not DecodePhase.WAITING:
                 continue
             needed = blocks_for(sequence.tokens, self.block_size)
-            if not can_admit(self.blocks.free_blocks, needed, entered, self.max_batch, 1):
+            pool = self.blocks.pool_for_newcomer
+            if pool is None:
+                break
+            beside = self._sequences_in(pool)
+            slots = self.max_batch - entered + beside
+            if not can_admit(self.blocks.free_blocks_in(pool), needed, beside, slots, 1):
                 break
             self.blocks.try_allocate(sequence.owner, needed)
             sequence.phase = next_decode_phase(sequence.phase, DecodePhase.PULLING)
@@ -229,11 +250,42 @@ class DecodeState:
                 )
             )
 
+    # pools
+
+    def _lose_pool(self, pool: int, commands: list[DecodeCommand]) -> None:
+        """Its sequences go back to be continued; what is in the step or in the air when that has ended."""
+        self.blocks.lose_pool(pool)
+        in_step = {row.owner for row in self._step}
+        for sequence in self._running():
+            if self.blocks.is_lost(sequence.owner) and sequence.owner not in in_step:
+                if not sequence.is_cancelled:
+                    commands.append(_failure(sequence, KV_LOST, can_continue=True))
+                self._drop(sequence)
+        self._send_back_too_long(commands)
+
+    def _send_back_too_long(self, commands: list[DecodeCommand]) -> None:
+        """Waiting sequences that none of the pools left can ever hold. Without any pool, all wait for one."""
+        largest = self.blocks.largest_pool_blocks
+        for sequence in [each for each in self.sequences.values() if each.phase is DecodePhase.WAITING]:
+            if 0 < largest < blocks_for(sequence.request.max_total_tokens, self.block_size):
+                commands.append(_failure(sequence, KV_LOST, can_continue=True))
+                self._drop(sequence)
+
+    def _sequences_in(self, pool: int) -> int:
+        return sum(
+            sequence.phase is not DecodePhase.WAITING and self.blocks.pool_of(sequence.owner) == pool
+            for sequence in self.sequences.values()
+        )
+
     # the pull
 
     def _start_running(self, owner: BlockOwner, now: float, commands: list[DecodeCommand]) -> None:
         sequence = self._pulling(owner)
         if sequence.is_cancelled:
+            self._drop(sequence)
+            return
+        if self.blocks.is_lost(owner):
+            commands.append(_failure(sequence, KV_LOST, can_continue=True))
             self._drop(sequence)
             return
         sequence.phase = next_decode_phase(sequence.phase, DecodePhase.RUNNING)
@@ -282,10 +334,11 @@ class DecodeState:
         Returns those that have one. A sequence sits a step out only while the missing blocks are held by
         one that is being pulled, which cannot be preempted before its bytes have landed.
         """
-        growing = [sequence for sequence in self._running() if self._lacks_block(sequence)]
-        missing = len(growing) - self.blocks.free_blocks
-        if missing > 0:
-            running = self._running()
+        for pool in self.blocks.pools:
+            running = [each for each in self._running() if self.blocks.pool_of(each.owner) == pool]
+            missing = sum(map(self._lacks_block, running)) - self.blocks.free_blocks_in(pool)
+            if missing <= 0:
+                continue
             # A victim gives its blocks back, and needs none for its own next position any more.
             relief = [
                 len(self.blocks.block_table(sequence.owner)) + self._lacks_block(sequence)
@@ -308,11 +361,15 @@ class DecodeState:
     def _running(self) -> list[DecodeSequence]:
         return [sequence for sequence in self.sequences.values() if sequence.phase is DecodePhase.RUNNING]
 
-    def _finish_step(self, tokens: tuple[SampledToken, ...], commands: list[DecodeCommand]) -> None:
+    def _finish_step(self, tokens: tuple[SampledToken | None, ...], commands: list[DecodeCommand]) -> None:
         events: dict[GatewayId, list[TokenEvent]] = {}
         for row, token in zip(self._end_step(len(tokens)), tokens, strict=True):
             sequence = self.sequences[row.owner]
             if sequence.is_cancelled:
+                self._drop(sequence)
+                continue
+            if token is None or self.blocks.is_lost(row.owner):
+                commands.append(_failure(sequence, KV_LOST, can_continue=True))
                 self._drop(sequence)
                 continue
             request = sequence.request

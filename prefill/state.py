@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from common.config import PrefillOrder
 from common.errors import (
     ContextLengthExceeded,
+    HandoverFailed,
     InstanceLost,
     InvalidRequest,
     NoInstanceReady,
@@ -345,6 +346,8 @@ class PrefillState:
         needed = blocks_for(sequence.request.tokens, self.block_size)
         if len(pull.blocks) < needed:
             raise UnknownRequest(f"{len(pull.blocks)} blocks offered for KV that fills {needed}")
+        if not pull.destinations:
+            raise HandoverFailed("the pool that the KV was for is gone")
         total_blocks = min(each.total_blocks for each in pull.destinations)
         if len({*pull.blocks} & {*range(total_blocks)}) < len(pull.blocks):
             raise InvalidRequest(f"{pull.blocks} are not of a pool of {total_blocks}", param="blocks")

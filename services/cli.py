@@ -8,20 +8,22 @@ import asyncio
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, get_args
 
 import msgspec
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from common.config import Config, Dtype, Weights, load_config
+from common.config import AttentionPartition, Config, Dtype, Weights, load_config
 from common.errors import ConfigError, LamellaError
-from common.messages import Role
 from services.analyze import analyze
 from services.bench.command import bench
+from services.explain import convert
+from services.launch_plan import ScaledRole
 from services.roles import ServiceRole
 from services.state_directory import DEFAULT_STATE_DIRECTORY
+from services.trace import trace
 
 if TYPE_CHECKING:
     from services.control import MeshStatus
@@ -36,6 +38,8 @@ model_app = typer.Typer(help="Models on this machine.", no_args_is_help=True)
 app.add_typer(model_app, name="model")
 app.command("bench")(bench)
 app.command("analyze")(analyze)
+app.command("trace")(trace)
+app.command("convert")(convert)
 
 messages = Console(stderr=True)
 
@@ -80,6 +84,12 @@ def up(
     prefill: Annotated[int, typer.Option(help="Prefill instances.", min=0)] = 1,
     decode: Annotated[int, typer.Option(help="Decode instances.", min=0)] = 1,
     attention: Annotated[int, typer.Option(help="Attention workers that hold decode's KV.", min=0)] = 0,
+    partition: Annotated[
+        AttentionPartition | None,
+        typer.Option(
+            help="What an attention worker holds: some KV heads of all sequences, or some sequences."
+        ),
+    ] = None,
     config: ConfigOption = None,
     nats: Annotated[str | None, typer.Option(help="Use this NATS instead of an embedded one.")] = None,
     redis: Annotated[str | None, typer.Option(help="Use this Redis instead of an embedded one.")] = None,
@@ -90,6 +100,9 @@ def up(
     from services.local import up_detached
 
     settings = _with_model(load_config(config), model, dtype, weights)
+    if partition is not None:
+        instance = msgspec.structs.replace(settings.instance, attention_partition=partition)
+        settings = msgspec.structs.replace(settings, instance=instance)
     plan = LaunchPlan(
         prefill=prefill,
         decode=decode,
@@ -237,15 +250,15 @@ def _prepare(config: Config) -> None:
         prepare_model(config, lambda stage: status.update(f"model: {stage} (once)"))
 
 
-def _parse_counts(counts: list[str]) -> dict[Role, int]:
-    wanted: dict[Role, int] = {}
+def _parse_counts(counts: list[str]) -> dict[ScaledRole, int]:
+    wanted: dict[ScaledRole, int] = {}
     for item in counts:
         role, _, number = item.partition("=")
-        if role not in ("prefill", "decode") or not (number.isascii() and number.isdecimal()):
-            raise ConfigError("scale", item, "must be prefill=N or decode=N")
+        if role not in get_args(ScaledRole) or not (number.isascii() and number.isdecimal()):
+            raise ConfigError("scale", item, "must be prefill=N, decode=N or attention=N")
         if role in wanted:
             raise ConfigError("scale", item, f"{role} is said twice")
-        wanted[role] = int(number)  # type: ignore[index]  # it is one of the two
+        wanted[role] = int(number)  # type: ignore[index]  # it is one of them
     return wanted
 
 

@@ -14,6 +14,7 @@ import msgspec
 
 from common.errors import LamellaError, LauncherError
 from common.messages import Role
+from services.launch_plan import ScaledRole
 
 MAX_LINE_BYTES = 1 << 20
 
@@ -27,7 +28,7 @@ class AskStatus(msgspec.Struct, frozen=True, tag="status"):
 class Scale(msgspec.Struct, frozen=True, tag="scale"):
     """Makes the roles named as many as said; answered by a MeshStatus when that is so."""
 
-    counts: dict[Role, int]
+    counts: dict[ScaledRole, int]
 
 
 class InstanceStatus(msgspec.Struct, frozen=True):

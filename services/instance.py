@@ -30,6 +30,8 @@ from common.messages import (
 )
 from common.subjects import Subjects
 from common.telemetry import InstanceMetrics
+from common.timeline import timeline
+from common.timeline_events import KV_BLOCKS, QUEUES, RUNNING
 from common.transfer.endpoint import TransferEndpoint
 from decode.service import DecodeService
 from decode.state import DecodeState
@@ -54,6 +56,7 @@ class Instance:
     subjects: Subjects
     metrics: InstanceMetrics
     reporter: LoadReporter
+    pool_destinations: dict[int, tuple[KVDestination, ...]]
     reports_sent: int = 0
 
     async def subscribe(self) -> None:
@@ -63,6 +66,10 @@ class Instance:
             self.subjects.instance_events(self.instance_id), InstanceEvent, self._take_event
         )
         await self.bus.serve(self.subjects.instance_calls(self.instance_id), InstanceCall, self._answer)
+
+    async def follow(self, take_event: Callable[[InstanceEvent], None]) -> None:
+        """Somebody else of this process hears what this instance is told, too."""
+        await self.bus.subscribe(self.subjects.instance_events(self.instance_id), InstanceEvent, take_event)
 
     async def drain(self, timeout_s: float) -> None:
         """Both rooms finish or give back what they hold."""
@@ -105,7 +112,7 @@ class Instance:
             incarnation=self.incarnation,
             sequence=self.reports_sent,
             role=self.config.instance.role,
-            is_draining=not (prefill.is_admitting or decode.is_admitting),
+            is_draining=not (prefill.is_admitting or decode.is_admitting) or not self.blocks.open_pools,
             pending_prefill_tokens=prefill.pending_tokens,
             pending_prefill_requests=prefill.pending_requests,
             handovers_waiting=prefill.handovers_waiting,
@@ -118,10 +125,19 @@ class Instance:
             decode_step_s=self.decode.step_s,
         )
         self.metrics.observe_load(report, self.blocks.quarantined_blocks)
+        self._count(report)
         try:
             self.bus.publish(self.subjects.scheduler_events(), report)
         except BusError as exc:
             log.warning("load_unreported", extra={"error": str(exc)})
+
+    def _count(self, report: LoadReport) -> None:
+        """The load, on the timeline."""
+        queues = (report.pending_prefill_requests, report.handovers_waiting, report.decode_waiting)
+        timeline.count(QUEUES, *queues)
+        timeline.count(RUNNING, report.decode_running)
+        quarantined = self.blocks.quarantined_blocks
+        timeline.count(KV_BLOCKS, report.total_blocks - report.free_blocks - quarantined, quarantined)
 
 
 def build_instance(
@@ -130,16 +146,19 @@ def build_instance(
     incarnation: Incarnation,
     engine: Engine,
     transfer: TransferEndpoint,
-    workers: tuple[KVDestination, ...],
     bus: Bus,
     metrics: InstanceMetrics,
     spawn: Callable[[Coroutine[None, None, None]], None],
 ) -> Instance:
-    """Puts the rooms together over one engine and one pool, registered as ``KV_REGION``, or over the pools
-    of attention ``workers``."""
+    """Puts the rooms together over one engine and one pool, registered as ``KV_REGION``.
+
+    An engine without a pool of its own (``total_blocks`` 0) gets pools of attention workers later.
+    """
     subjects = Subjects(config.mesh.namespace)
     blocks = BlockAllocator(engine.total_blocks)
-    kv = KVEndpoint(transfer, engine.layout, engine.total_blocks, workers)
+    pool_destinations: dict[int, tuple[KVDestination, ...]] = {}
+    remote = None if engine.total_blocks else pool_destinations
+    kv = KVEndpoint(transfer, engine.layout, engine.total_blocks, remote)
     settings = config.instance
     reporter = LoadReporter(settings.report_interval_s)
     prefill = PrefillService(
@@ -186,5 +205,15 @@ def build_instance(
         on_change=reporter.note_change,
     )
     return Instance(
-        instance_id, incarnation, config, blocks, prefill, decode, bus, subjects, metrics, reporter
+        instance_id,
+        incarnation,
+        config,
+        blocks,
+        prefill,
+        decode,
+        bus,
+        subjects,
+        metrics,
+        reporter,
+        pool_destinations,
     )

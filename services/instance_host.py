@@ -1,13 +1,14 @@
 """`lamella serve prefill` and `lamella serve decode`: one process that hosts an instance."""
 
 import os
+from functools import partial
 
 import msgspec
 
 from common.config import Config
 from common.ids import InstanceId
 from common.kv.endpoint import KV_REGION
-from common.messages import KVDestination, Role
+from common.messages import Role
 from common.service import Running, ServiceProcess, run_service
 from common.telemetry import InstanceMetrics
 from common.transfer.buffers import SharedBuffer
@@ -30,27 +31,35 @@ async def _start(process: ServiceProcess) -> Running:
     await transfer.start()
     # Before anybody is told of this process's memory.
     transfer.register(KV_REGION, engine.buffer)
-    workers: tuple[KVDestination, ...] = ()
-    if has_remote_attention(config):
-        from services.remote_engine import bind_attention, register_responses
-
-        needs, responses = register_responses(config, engine, transfer)
-        engine, workers = await bind_attention(process, engine, transfer, needs, responses)
-    instance = build_instance(
+    instance_of = partial(
+        build_instance,
         config,
         InstanceId(process.service_id),
         process.incarnation,
-        engine,
-        transfer,
-        workers,
-        process.bus,
-        InstanceMetrics(process.registry),
-        process.spawn,
+        transfer=transfer,
+        bus=process.bus,
+        metrics=InstanceMetrics(process.registry),
+        spawn=process.spawn,
     )
-    await instance.subscribe()
+    leave_workers = None
+    if has_remote_attention(config):
+        from decode.remote_attention import Pools
+        from services.remote_engine import attention_needs, keep_pools, over_pools
+
+        needs, pools = attention_needs(config, engine), Pools()
+        engine = over_pools(engine, needs, pools)
+        instance = instance_of(engine=engine)
+        await instance.subscribe()
+        kept = await keep_pools(process, needs, pools, transfer, instance)
+        leave_workers = kept.close
+    else:
+        instance = instance_of(engine=engine)
+        await instance.subscribe()
     process.spawn(instance.reporter.run(instance.publish_load))
 
     async def close() -> None:
+        if leave_workers is not None:
+            await leave_workers()
         await transfer.close()
         engine.thread.close()
         if isinstance(engine.buffer, SharedBuffer):

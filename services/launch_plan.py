@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -14,6 +15,8 @@ from common.messages import Role
 MAX_INSTANCES = 64
 """Of one role on one machine; a typing error should not start a thousand processes."""
 ROLES: tuple[Role, ...] = ("prefill", "decode")
+ScaledRole = Literal["prefill", "decode", "attention"]
+"""What there may be several of on a machine."""
 
 ALLOCATOR_ENVIRONMENT = {
     # glibc gives freed memory back to the kernel and faults it in again at the next step; keeping it took the
@@ -27,7 +30,7 @@ ALLOCATOR_ENVIRONMENT = {
 
 
 class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """``attention`` workers are shared out evenly among the decode instances. ``port`` is the gateway's.
+    """``attention`` workers, if any, serve every decode instance. ``port`` is the gateway's.
 
     ``nats_url`` and ``redis_url`` None start embedded servers.
 
@@ -43,18 +46,28 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
     command: tuple[str, ...] = (sys.executable, "-m", "services.cli", "serve")
 
 
-def check_counts(counts: Mapping[Role, int]) -> None:
+def check_counts(counts: Mapping[ScaledRole, int]) -> None:
     """Raises ConfigError for a count that cannot be run."""
     for role, count in counts.items():
         if not 0 <= count <= MAX_INSTANCES:
             raise ConfigError(role, count, f"must be 0..{MAX_INSTANCES} instances")
 
 
-def attention_workers_each(plan: LaunchPlan) -> int:
-    """Of a decode instance. Raises ConfigError where they cannot be shared out."""
-    if plan.attention and (plan.decode == 0 or plan.attention % plan.decode):
-        raise ConfigError("--attention", plan.attention, f"must be a multiple of --decode = {plan.decode}")
-    return plan.attention // plan.decode if plan.attention else 0
+def check_plan(plan: LaunchPlan) -> None:
+    """Raises ConfigError for a plan that cannot be run."""
+    check_counts({"prefill": plan.prefill, "decode": plan.decode, "attention": plan.attention})
+
+
+def configured(config: Config, plan: LaunchPlan) -> Config:
+    """The settings of the mesh's services, as far as the plan decides them."""
+    if not plan.attention:
+        return config
+    replace = msgspec.structs.replace
+    return replace(
+        config,
+        instance=replace(config.instance, attention_workers=plan.attention),
+        attention=replace(config.attention, decode_instances=max(1, plan.decode)),
+    )
 
 
 def child_environment(config: Config, service_id: str, port: int) -> dict[str, str]:

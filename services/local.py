@@ -19,11 +19,10 @@ import uvloop
 
 from common.config import Config, load_config, to_toml
 from common.errors import ConfigError, LauncherError
-from common.messages import Role
 from services import control
 from services.control import AskStatus, MeshStatus, Refused, Scale
 from services.embedded import STOP_TIMEOUT_S
-from services.launch_plan import LaunchPlan, attention_workers_each, check_counts
+from services.launch_plan import LaunchPlan, ScaledRole, check_counts, check_plan
 from services.probes import READY_TIMEOUT_S
 from services.state_directory import StateDirectory, end_process, is_alive, is_locked, write_private
 from services.supervisor import STOP_GRACE_S, OnReady, supervise
@@ -46,8 +45,7 @@ def up(directory: Path, plan: LaunchPlan, config: Config, on_ready: OnReady) -> 
 
 def up_detached(directory: Path, plan: LaunchPlan, config: Config) -> MeshStatus:
     """Starts the mesh, returns when it serves, and leaves it running. Raises as ``up``."""
-    check_counts({"prefill": plan.prefill, "decode": plan.decode})
-    attention_workers_each(plan)
+    check_plan(plan)
     state = _state(directory)
     if is_locked(state):
         raise LauncherError(
@@ -128,7 +126,7 @@ def status(directory: Path) -> MeshStatus:
     return control.ask(_running(directory).control_socket, AskStatus(), STATUS_TIMEOUT_S)
 
 
-def scale(directory: Path, counts: Mapping[Role, int]) -> MeshStatus:
+def scale(directory: Path, counts: Mapping[ScaledRole, int]) -> MeshStatus:
     """Makes each named role as many instances; returns when they are ready and the surplus has drained.
 
     Raises MeshNotRunning, ConfigError for a count out of range, LauncherError when one does not start.

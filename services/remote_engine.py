@@ -1,26 +1,27 @@
-"""A decode instance's engine over attention workers: the same program, its KV and attention elsewhere."""
+"""Turns a loaded model into one whose attention is computed by attention workers."""
 
 from dataclasses import replace
 
 from common.config import Config
 from common.errors import ConfigError
 from common.ids import InstanceId
-from common.messages import KVDestination
+from common.model.exchange import Pace
 from common.model.runner import ModelRunner
 from common.service import ServiceProcess
-from common.transfer.buffers import SharedBuffer
 from common.transfer.endpoint import TransferEndpoint
-from decode.binding import AttentionBinding, AttentionNeeds, response_name
+from decode.attention_needs import AttentionNeeds
+from decode.attention_pools import AttentionPools
+from decode.binding import Binder
+from decode.remote_attention import Pools, RemoteAttention
 from services.engines import Engine
+from services.instance import Instance
 
 
-def register_responses(
-    config: Config, engine: Engine, transfer: TransferEndpoint
-) -> tuple[AttentionNeeds, tuple[SharedBuffer, ...]]:
-    """The memory that attention workers write outputs into. Raises ConfigError where heads do not divide."""
-    workers = config.instance.attention_workers
+def attention_needs(config: Config, engine: Engine) -> AttentionNeeds:
+    """Raises ConfigError where the model's heads cannot be shared out so, or there is no model."""
+    settings = config.instance
     if not isinstance(engine.runner, ModelRunner):
-        raise ConfigError("instance.attention_workers", workers, "needs a real model")
+        raise ConfigError("instance.attention_workers", settings.attention_workers, "needs a real model")
     program = engine.runner.program
     needs = AttentionNeeds(
         heads=program.spec.heads,
@@ -28,34 +29,58 @@ def register_responses(
         attention_specs=program.attention_specs,
         element_type="bfloat16" if engine.dtype == "bfloat16" else "float32",
         context_length=engine.context_length,
-        max_batch=config.instance.max_decode_batch,
+        max_batch=settings.max_decode_batch,
+        workers=settings.attention_workers,
+        partition=settings.attention_partition,
+        mini_batches=settings.attention_mini_batches,
+        lanes=1,
     )
-    _, shape, _ = needs.share(workers)
-    responses = tuple(SharedBuffer(shape.response_bytes, "lamella-attention") for _ in range(workers))
-    for index, response in enumerate(responses):
-        transfer.register(response_name(index), response)
-    return needs, responses
+    needs.check()
+    return needs
 
 
-async def bind_attention(
+def over_pools(engine: Engine, needs: AttentionNeeds, pools: Pools) -> Engine:
+    """The engine over attention workers, and with no pool of its own."""
+    assert isinstance(engine.runner, ModelRunner)
+    attention = RemoteAttention(pools, len(needs.attention_specs), needs.heads, needs.mini_batches)
+    runner = engine.runner.over(attention, attention.lost_chunks)
+    return replace(engine, runner=runner, total_blocks=0)
+
+
+async def keep_pools(
     process: ServiceProcess,
-    engine: Engine,
-    transfer: TransferEndpoint,
     needs: AttentionNeeds,
-    responses: tuple[SharedBuffer, ...],
-) -> tuple[Engine, tuple[KVDestination, ...]]:
-    """The engine over its workers, and where its KV goes. Raises AttentionUnavailable."""
-    binding = AttentionBinding(
+    pools: Pools,
+    transfer: TransferEndpoint,
+    instance: Instance,
+) -> AttentionPools:
+    """Binds attention workers from now on. Returns when the wanted ones are; raises AttentionUnavailable."""
+    transfer_config = process.config.transfer
+    bandwidth = transfer_config.emulated_bandwidth_bytes_per_s
+    latency_s = transfer_config.emulated_latency_s
+
+    def new_pace() -> Pace | None:
+        return None if bandwidth is None and latency_s == 0 else Pace(bandwidth, latency_s)
+
+    binder = Binder(
         InstanceId(process.service_id),
+        process.incarnation,
         needs,
-        responses,
         transfer,
         process.bus,
-        process.store,
         process.subjects,
         process.config.mesh.call_timeout_s,
+        new_pace,
     )
-    bound = await binding.bind()
-    assert isinstance(engine.runner, ModelRunner)
-    runner = engine.runner.over(bound.attention)
-    return replace(engine, runner=runner, total_blocks=bound.total_blocks), bound.destinations
+    kept = AttentionPools(
+        binder=binder,
+        store=process.store,
+        state=instance.decode.state,
+        pools=pools,
+        destinations=instance.pool_destinations,
+        handle=instance.decode.handle,
+    )
+    await instance.follow(kept.take_event)
+    process.spawn(kept.run())
+    await kept.wait_ready()
+    return kept

@@ -24,13 +24,21 @@ from common.cancellation import cancel_and_wait
 from common.config import Config, load_config, to_toml
 from common.errors import ConfigError, LamellaError, LauncherError, StoreError
 from common.logs import configure_logging
-from common.messages import InstanceRecord, MemberRecord, Role
+from common.messages import InstanceRecord, MemberRecord
 from common.service import listen_to_signals
 from common.store import Store
 from services import control, embedded
 from services.children import Child
 from services.embedded import log_tail
-from services.launch_plan import ROLES, LaunchPlan, attention_workers_each, check_counts, child_environment
+from services.launch_plan import (
+    ROLES,
+    LaunchPlan,
+    ScaledRole,
+    check_counts,
+    check_plan,
+    child_environment,
+    configured,
+)
 from services.probes import fetch, until
 from services.state_directory import (
     StateDirectory,
@@ -91,11 +99,10 @@ class Supervisor:
                 await self.scale(counts)
         return await self.status()
 
-    async def scale(self, counts: Mapping[Role, int]) -> None:
+    async def scale(self, counts: Mapping[ScaledRole, int]) -> None:
         """Returns when the new instances are ready and the surplus ones have drained."""
         check_counts(counts)
-        if self.plan.attention and "decode" in counts:
-            raise LauncherError("decode cannot be scaled while its KV lives with attention workers")
+        self._check_attention(counts)
         async with self._scaling:
             if not self.has_launched or self.is_stopping:
                 raise LauncherError("the mesh is not ready: it can be scaled once it is")
@@ -112,6 +119,30 @@ class Supervisor:
             except LauncherError:
                 await asyncio.gather(*(self._remove(self.children[name]) for name in started))
                 raise
+
+    def _check_attention(self, counts: Mapping[ScaledRole, int]) -> None:
+        """What attention workers allow. Instances that start from now on find the new number of them."""
+        shares = self.config.attention.decode_instances
+        if self.plan.attention and counts.get("decode", 0) > shares:
+            raise LauncherError(
+                f"decode = {counts['decode']}: the attention workers' memory is shared out among {shares}"
+                " decode instances; start the mesh with more of them"
+            )
+        if "attention" not in counts:
+            return
+        if not self.plan.attention:
+            raise LauncherError("this mesh was started without attention workers: `lamella up --attention N`")
+        if self.config.instance.attention_partition == "heads":
+            raise LauncherError(
+                "each attention worker holds some KV heads of every sequence, so their number is fixed;"
+                " `lamella up --partition requests` allows any number"
+            )
+        if counts["attention"] < 1:
+            raise LauncherError("attention = 0: decode needs at least one attention worker")
+        self.plan = msgspec.structs.replace(self.plan, attention=counts["attention"])
+        instance = msgspec.structs.replace(self.config.instance, attention_workers=counts["attention"])
+        self.config = msgspec.structs.replace(self.config, instance=instance)
+        write_private(self.state.config_file, to_toml(self.config).encode())
 
     async def status(self) -> control.MeshStatus:
         records = {} if self.is_stopping else await self._records()
@@ -279,8 +310,7 @@ def _is_registered(child: Child, records: Mapping[str, MemberRecord]) -> bool:
 
 async def supervise(state: StateDirectory, plan: LaunchPlan, config: Config, on_ready: OnReady) -> None:
     """Runs a mesh until SIGTERM or SIGINT; a second one kills it. Raises LauncherError, ConfigError."""
-    check_counts({"prefill": plan.prefill, "decode": plan.decode})
-    attention_workers_each(plan)
+    check_plan(plan)
     state.create()
     with locked(state):
         for process in state.read_processes():
@@ -308,10 +338,7 @@ async def _supervise_locked(
         servers.append(embedded.prepare_redis(state.path))
         redis_url = servers[-1].url
     mesh = msgspec.structs.replace(config.mesh, nats_url=nats_url, redis_url=redis_url)
-    instance = config.instance
-    if plan.attention:
-        instance = msgspec.structs.replace(instance, attention_workers=attention_workers_each(plan))
-    config = msgspec.structs.replace(config, mesh=mesh, instance=instance)
+    config = configured(msgspec.structs.replace(config, mesh=mesh), plan)
     write_private(state.config_file, to_toml(config).encode())
     stop, abort = listen_to_signals()
     async with asyncio.TaskGroup() as tasks:

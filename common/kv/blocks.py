@@ -1,16 +1,30 @@
-"""Which blocks of one instance's KV pool belong to whom. Pure bookkeeping: no tensor is touched.
+"""Which blocks of an instance's KV pools belong to whom. Pure bookkeeping: no tensor is touched.
 
-Every block is in exactly one place: free, held by an owner, or in quarantine. Blocks are handed out lowest
-id first, so the pages in use stay dense and the attention kernel can take them as one view. A *pinned*
-owner's blocks are the source of a transfer and cannot be released; *quarantined* blocks may still be
-written by a transfer that was given up on, and are not reused until it is known to have drained
-(``common.transfer``: a transfer that failed may still land).
+An instance has one pool of its own, or pools on attention workers, which come and go. A block's id says which
+pool it is of; all blocks of an owner are of one pool. Every block is in exactly one place: free, held by an
+owner, or in quarantine. Blocks are handed out lowest id first, so the pages in use stay dense and the
+attention kernel can take them as one view. A *pinned* owner's blocks are the source of a transfer and cannot
+be released; *quarantined* blocks may still be written by a transfer that was given up on, and are not reused
+until it is known to have drained (``common.transfer``: a transfer that failed may still land).
 """
 
 import heapq
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from common.ids import RequestId
+
+POOL_STRIDE = 1 << 32
+"""Between the first ids of two pools; pool 0's ids are block numbers."""
+
+
+def pool_of(block: int) -> int:
+    return block // POOL_STRIDE
+
+
+def in_pool(blocks: Sequence[int]) -> tuple[int, ...]:
+    """The block numbers within their pool."""
+    return tuple(block % POOL_STRIDE for block in blocks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,21 +37,106 @@ class BlockOwner:
 
 
 @dataclass(slots=True)
-class BlockAllocator:
-    """The blocks of one pool. Raises KeyError for an unknown owner, ValueError for an illegal move."""
+class _Pool:
+    """``is_open``: new owners may come. ``is_lost``: its memory is gone, and returned blocks with it."""
 
     total_blocks: int
-    _free: list[int] = field(init=False)
+    free: list[int]
+    is_open: bool = True
+    is_lost: bool = False
+
+
+@dataclass(slots=True)
+class BlockAllocator:
+    """The blocks of all pools, at first of pool 0 with ``total_blocks`` (none: it does not exist).
+
+    Raises KeyError for an unknown owner or pool, ValueError for an illegal move.
+    """
+
+    first_pool_blocks: int
+    _pools: dict[int, _Pool] = field(init=False, default_factory=dict)
+    _pools_made: int = field(init=False, default=0)
     _held: dict[BlockOwner, list[int]] = field(init=False, default_factory=dict)
     _pinned: set[BlockOwner] = field(init=False, default_factory=set)
     _quarantined: dict[BlockOwner, list[int]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._free = list(range(self.total_blocks))
+        if self.first_pool_blocks:
+            self.add_pool(self.first_pool_blocks)
+
+    # pools
+
+    def add_pool(self, total_blocks: int) -> int:
+        """The new pool's number, which no other has had."""
+        if total_blocks < 1:
+            raise ValueError(f"a pool of {total_blocks} blocks")
+        number = self._pools_made
+        self._pools_made += 1
+        first = number * POOL_STRIDE
+        self._pools[number] = _Pool(total_blocks, list(range(first, first + total_blocks)))
+        return number
+
+    @property
+    def next_pool(self) -> int:
+        """The number that the next pool will have."""
+        return self._pools_made
+
+    def close_pool(self, pool: int) -> None:
+        """Nobody new is given blocks there; who is there stays and grows."""
+        self._pools[pool].is_open = False
+
+    def lose_pool(self, pool: int) -> None:
+        """Its memory is gone. It disappears when its last owner lets go."""
+        lost = self._pools[pool]
+        lost.is_open, lost.is_lost, lost.free = False, True, []
+        self._forget_if_empty(pool)
+
+    def remove_pool(self, pool: int) -> None:
+        """Raises ValueError where somebody holds, or may still write, its blocks."""
+        if self._pools[pool].total_blocks != len(self._pools[pool].free):
+            raise ValueError(f"pool {pool} is in use")
+        del self._pools[pool]
+
+    @property
+    def pools(self) -> list[int]:
+        """Those that exist, lost ones with owners among them."""
+        return list(self._pools)
+
+    @property
+    def open_pools(self) -> list[int]:
+        return [number for number, pool in self._pools.items() if pool.is_open]
+
+    def is_lost(self, owner: BlockOwner) -> bool:
+        """Whether what the owner's blocks held is gone."""
+        return self._pools[self.pool_of(owner)].is_lost
+
+    def is_unused(self, pool: int) -> bool:
+        return len(self._pools[pool].free) == self._pools[pool].total_blocks
+
+    @property
+    def largest_pool_blocks(self) -> int:
+        """The longest sequence that could ever be held; 0 without an open pool."""
+        return max((pool.total_blocks for pool in self._pools.values() if pool.is_open), default=0)
+
+    @property
+    def pool_for_newcomer(self) -> int | None:
+        """The open pool with the most free blocks (request-level partition, balanced by context length:
+        Lamina 2, section 5); None without an open pool."""
+        return max(self.open_pools, key=lambda number: len(self._pools[number].free), default=None)
+
+    def free_blocks_in(self, pool: int) -> int:
+        return len(self._pools[pool].free)
+
+    # counts
+
+    @property
+    def total_blocks(self) -> int:
+        return sum(pool.total_blocks for pool in self._pools.values() if not pool.is_lost)
 
     @property
     def free_blocks(self) -> int:
-        return len(self._free)
+        """Of open pools."""
+        return sum(len(pool.free) for pool in self._pools.values() if pool.is_open)
 
     @property
     def used_blocks(self) -> int:
@@ -47,9 +146,18 @@ class BlockAllocator:
     def quarantined_blocks(self) -> int:
         return sum(len(blocks) for blocks in self._quarantined.values())
 
+    # owners
+
     def block_table(self, owner: BlockOwner) -> list[int]:
         """The owner's blocks in sequence order. A live view: it grows with the owner."""
         return self._held[owner]
+
+    def pool_of(self, owner: BlockOwner) -> int:
+        return pool_of(self._held[owner][0])
+
+    def free_blocks_for(self, owner: BlockOwner) -> int:
+        """By how many blocks the owner can grow."""
+        return len(self._pools[self.pool_of(owner)].free)
 
     def owners(self) -> list[BlockOwner]:
         """Everyone who holds blocks."""
@@ -64,11 +172,21 @@ class BlockAllocator:
             raise ValueError(f"{owner} is in quarantine")
         if blocks < 1:
             raise ValueError(f"{blocks} blocks asked for")
-        if blocks > len(self._free):
+        number = self.pool_of(owner) if owner in self._held else self.pool_for_newcomer
+        if number is None or blocks > len(self._pools[number].free):
             return False
-        table = self._held.setdefault(owner, [])
-        table.extend(heapq.heappop(self._free) for _ in range(blocks))
+        pool = self._pools[number]
+        self._held.setdefault(owner, []).extend(heapq.heappop(pool.free) for _ in range(blocks))
         return True
+
+    def hold(self, owner: BlockOwner, blocks: Sequence[int]) -> None:
+        """Gives ``owner`` these very blocks, which hold its KV already. Raises ValueError if any is taken."""
+        pool = self._pools[pool_of(blocks[0])]
+        if owner in self._held or owner in self._quarantined or not {*blocks} <= {*pool.free}:
+            raise ValueError(f"{owner} cannot be given {blocks}")
+        pool.free = [block for block in pool.free if block not in {*blocks}]
+        heapq.heapify(pool.free)
+        self._held[owner] = list(blocks)
 
     def release(self, owner: BlockOwner) -> None:
         """Frees the owner's blocks."""
@@ -96,16 +214,34 @@ class BlockAllocator:
 
     def check(self) -> None:
         """Every block is in exactly one place, and only holders are pinned."""
-        seen = list(self._free)
+        seen = [block for pool in self._pools.values() for block in pool.free]
         for blocks in (*self._held.values(), *self._quarantined.values()):
-            seen.extend(blocks)
-        assert sorted(seen) == list(range(self.total_blocks)), "a block is lost or held twice"
+            assert len({pool_of(block) for block in blocks}) == 1, "an owner's blocks are of several pools"
+            if not self._pools[pool_of(blocks[0])].is_lost:
+                seen.extend(blocks)
+        expected = [
+            number * POOL_STRIDE + block
+            for number, pool in self._pools.items()
+            if not pool.is_lost
+            for block in range(pool.total_blocks)
+        ]
+        assert sorted(seen) == sorted(expected), "a block is lost or held twice"
         assert self._pinned <= self._held.keys(), "a pinned owner holds nothing"
         assert not self._held.keys() & self._quarantined.keys(), "an owner is held and in quarantine"
 
     def _return(self, blocks: list[int]) -> None:
+        number = pool_of(blocks[0])
+        pool = self._pools[number]
+        if pool.is_lost:
+            self._forget_if_empty(number)
+            return
         for block in blocks:
-            heapq.heappush(self._free, block)
+            heapq.heappush(pool.free, block)
+
+    def _forget_if_empty(self, pool: int) -> None:
+        users = (*self._held.values(), *self._quarantined.values())
+        if not any(pool_of(blocks[0]) == pool for blocks in users):
+            del self._pools[pool]
 
 
 def blocks_for(tokens: int, block_size: int) -> int:

@@ -4,6 +4,7 @@ The memory is the instance's own pool, or the pools of the attention workers tha
 """
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from common.kv.layout import KVLayout
@@ -18,17 +19,18 @@ KV_REGION = "kv"
 
 @dataclass(frozen=True, slots=True)
 class KVEndpoint:
-    """``layout`` and ``total_blocks`` are the instance's own pool's. ``workers``: where its KV is instead."""
+    """``layout`` and ``total_blocks`` are the instance's own pool's. ``remote``: by number, where its pools
+    are instead; the table is whoever's who binds attention workers."""
 
     transfer: TransferEndpoint
     layout: KVLayout
     total_blocks: int
-    workers: tuple[KVDestination, ...] = ()
+    remote: Mapping[int, tuple[KVDestination, ...]] | None = None
 
-    def destinations(self) -> tuple[KVDestination, ...]:
-        """Where this instance wants KV to be written."""
-        if self.workers:
-            return self.workers
+    def destinations(self, pool: int) -> tuple[KVDestination, ...]:
+        """Where KV for that pool is to be written: nowhere any more, once the pool is lost."""
+        if self.remote is not None:
+            return self.remote.get(pool, ())
         endpoint = encode_peer_info(self.transfer.peer_info())
         return (KVDestination(endpoint, 0, self.layout.kv_heads, self.total_blocks),)
 

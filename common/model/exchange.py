@@ -1,34 +1,37 @@
 """The memory through which a model worker and an attention worker exchange one step's attention.
 
 Each side owns a region and the other writes into it (one-sided, host-bypassing: Lamina 2, section 4.1). Data
-first, then a sequence number; the reader polls the number. Per layer there is no system call, no event loop,
-no allocation. Numbers only grow: step s, layer l has number ``s · layers + l + 1``.
+and sequence number go in one write; the reader polls the number. Per layer there is no system call, no event
+loop, no allocation.
 
-The *request* region lies with the attention worker: the step's plan, then Q, then K and V of each layer. The
-*response* region lies with the model worker: the attention's output. A layer's tensors may be overwritten by
-the next layer's because these are sent only after the output came back.
+The *request* region lies with the attention worker: the step's plan, then each layer's Q, then its K and V.
+The *response* region lies with the model worker: the attention's output. A layer's records may be overwritten
+by the next layer's because these are sent only after the output came back. A step may be cut into
+*mini-batches* of sequences, each with its own records, so that one is on its way while another is computed
+(Lamina 1, section 5.2.1).
 
-Relies on stores becoming visible in program order, as on x86-64.
+A number is a random salt plus a counter, compared for equality: no data and no half-written word is taken for
+it. Relies on bytes of one write becoming visible in order: stores on x86-64, a TCP stream's receiver.
 """
 
 import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Protocol
 
 import torch
 
 from common.errors import ServiceError
-from common.exchange_shape import ExchangeShape
+from common.exchange_shape import MAX_MINI_BATCHES, PLAN_HEAD_WORDS, WORD, ExchangeShape, RecordPlace
 from common.model.interface import SequenceChunk
-
-PLAN, QUERY, KEY_VALUE = 0, 8, 16
-"""Where each sequence number of the request region lies, in words of 8 bytes: a cache line each."""
-OUTPUT = 0
 
 SPINS = 400
 YIELD_S = 0.0005
 SHORTEST_SLEEP_S, LONGEST_SLEEP_S = 0.00005, 0.001
+LONG_WAIT_S, USUAL_WEIGHT = 0.01, 0.1
+"""A wait beyond the first is a pause between steps, and says nothing of the next layer's."""
 LOOKS_PER_CHECK = 16
 """Sleeps between two looks at the clock and at whether the peer is still there."""
 
@@ -37,101 +40,238 @@ class PeerSilent(ServiceError):
     """The other side of an exchange did not answer in time, or is gone."""
 
 
-@dataclass(frozen=True, slots=True)
-class RequestRegion:
-    """Views of one request region. ``shape``'s heads are this worker's share."""
+class Mirror(Protocol):
+    """A peer's region as this process writes it: first into ``memory``, then ``publish`` (in order)."""
 
-    shape: ExchangeShape
-    words: memoryview
-    plan: memoryview
+    @property
+    def memory(self) -> memoryview: ...
+
+    def publish(self, offset: int, nbytes: int) -> None:
+        """Raises TransferError where the peer cannot be reached."""
+        ...
+
+
+@dataclass(slots=True)
+class Pace:
+    """A link of the given bandwidth and latency, emulated by telling the reader when a record is due.
+
+    Both processes read the same clock, so this serves within one host.
+    """
+
+    bandwidth_bytes_per_s: float | None
+    latency_s: float
+    _is_free_at_ns: int = 0
+
+    def due_ns(self, nbytes: int) -> int:
+        send_s = nbytes / self.bandwidth_bytes_per_s if self.bandwidth_bytes_per_s else 0.0
+        self._is_free_at_ns = max(self._is_free_at_ns, time.monotonic_ns()) + int(send_s * 1e9)
+        return self._is_free_at_ns + int(self.latency_s * 1e9)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """One mini-batch of a step: its chunks, and its rows ``begin``..``stop`` among the step's tokens."""
+
+    chunks: tuple[SequenceChunk, ...]
+    begin: int
+    stop: int
+
+
+def mini_batches(chunks: Sequence[SequenceChunk], count: int) -> list[Group]:
+    """At most ``count`` groups of whole sequences, as equal as they come; both sides cut alike."""
+    count = max(1, min(count, len(chunks), MAX_MINI_BATCHES))
+    groups = []
+    begin = 0
+    for index in range(count):
+        members = tuple(chunks[index * len(chunks) // count : (index + 1) * len(chunks) // count])
+        stop = begin + sum(chunk.length for chunk in members)
+        groups.append(Group(members, begin, stop))
+        begin = stop
+    return groups
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """Views of one mini-batch's records: Q or the output [tokens, heads, head_dim], K and V with kv_heads."""
+
     q: torch.Tensor
     k: torch.Tensor
     v: torch.Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class ResponseRegion:
-    words: memoryview
     output: torch.Tensor
+    q_place: RecordPlace
+    kv_place: RecordPlace
+    output_place: RecordPlace
 
 
-def request_region(memory: memoryview, shape: ExchangeShape) -> RequestRegion:
-    words = memory.cast("q")
-    plan_words = shape.plan_offset // 8
-    return RequestRegion(
-        shape,
-        words,
-        words[plan_words : plan_words + shape.plan_words],
-        _tensor(memory, shape.q_offset, shape, shape.heads),
-        _tensor(memory, shape.k_offset, shape, shape.kv_heads),
-        _tensor(memory, shape.v_offset, shape, shape.kv_heads),
-    )
+class Lane:
+    """One pair of regions, seen from either side: who sends through it, and what it receives.
 
-
-def response_region(memory: memoryview, shape: ExchangeShape) -> ResponseRegion:
-    return ResponseRegion(memory.cast("q"), _tensor(memory, shape.output_offset, shape, shape.heads))
-
-
-def _tensor(memory: memoryview, offset: int, shape: ExchangeShape, heads: int) -> torch.Tensor:
-    count = shape.max_tokens * heads * shape.head_dim
-    flat = torch.frombuffer(memory, dtype=getattr(torch, shape.element_type), count=count, offset=offset)
-    return flat.view(shape.max_tokens, heads, shape.head_dim)
-
-
-def write_plan(region: RequestRegion, chunks: Sequence[SequenceChunk], step: int) -> None:
-    """Announces step ``step``. Raises ValueError for a batch over the region's bounds."""
-    words = [len(chunks)]
-    for chunk in chunks:
-        words += (chunk.start, chunk.length, len(chunk.block_table), *chunk.block_table)
-    tokens = sum(chunk.length for chunk in chunks)
-    if tokens > region.shape.max_tokens or len(words) > region.shape.plan_words:
-        raise ValueError(f"a step of {tokens} tokens and {len(words)} words of plan: over {region.shape}")
-    for index, word in enumerate(words):
-        region.plan[index] = word
-    region.words[PLAN] = step
-
-
-def read_plan(region: RequestRegion) -> list[SequenceChunk]:
-    plan = region.plan
-    chunks = []
-    place = 1
-    for _ in range(plan[0]):
-        start, length, blocks = plan[place : place + 3]
-        place += 3
-        chunks.append(SequenceChunk(tuple(plan[place : place + blocks]), start, length))
-        place += blocks
-    return chunks
-
-
-def wait_until_reached(
-    words: memoryview,
-    place: int,
-    number: int,
-    timeout_s: float | None = None,
-    is_over: Callable[[], bool] = lambda: False,
-) -> None:
-    """Polls until ``words[place] >= number``: spins, then yields the core, then sleeps ever longer.
-
-    Raises PeerSilent after ``timeout_s``, or when ``is_over`` says that nobody will answer.
+    ``step`` counts the steps announced through it, and is where sequence numbers come from.
     """
-    for _ in range(SPINS):
-        if words[place] >= number:
-            return
-    began_s = time.monotonic()
-    while time.monotonic() - began_s < YIELD_S:
-        if words[place] >= number:
-            return
-        os.sched_yield()
-    sleep_s = SHORTEST_SLEEP_S
-    looks = 0
-    while words[place] < number:
-        time.sleep(sleep_s)
-        sleep_s = min(1.5 * sleep_s, LONGEST_SLEEP_S)
-        looks += 1
-        if looks % LOOKS_PER_CHECK:
+
+    def __init__(
+        self,
+        shape: ExchangeShape,
+        request: memoryview,
+        response: memoryview,
+        outgoing: Mirror,
+        salt: int,
+        pace: Pace | None = None,
+    ) -> None:
+        self.shape = shape
+        self.salt = salt
+        self.step = 0
+        self._outgoing = outgoing
+        self._pace = pace
+        self._sent = outgoing.memory.cast("q")
+        self._request_words = request.cast("q")
+        self._response_words = response.cast("q")
+        dtype: torch.dtype = getattr(torch, shape.element_type)
+        self._request = torch.frombuffer(request, dtype=dtype)
+        self._response = torch.frombuffer(response, dtype=dtype)
+        self.records = lru_cache(maxsize=4 * shape.max_tokens)(self._records)
+
+    def _records(self, begin: int, stop: int) -> Records:
+        """Of a mini-batch's rows ``begin``..``stop``."""
+        shape, tokens = self.shape, stop - begin
+        q = shape.record(shape.q_offset, shape.q_row_bytes, begin, tokens)
+        kv = shape.record(shape.kv_offset, shape.kv_row_bytes, begin, tokens)
+        out = shape.record(0, shape.q_row_bytes, begin, tokens)
+
+        def rows(memory: torch.Tensor, offset: int, heads: int) -> torch.Tensor:
+            count = tokens * heads * shape.head_dim
+            first = offset // memory.element_size()
+            return memory[first : first + count].view(tokens, heads, shape.head_dim)
+
+        half = tokens * shape.kv_row_bytes // 2
+        return Records(
+            rows(self._request, q.offset, shape.heads),
+            rows(self._request, kv.offset, shape.kv_heads),
+            rows(self._request, kv.offset + half, shape.kv_heads),
+            rows(self._response, out.offset, shape.heads),
+            q,
+            kv,
+            out,
+        )
+
+    # -- sending --------------------------------------------------------------------------------------------
+
+    def send(self, place: RecordPlace, number: int) -> None:
+        """What was written into the record goes to the peer."""
+        words = self._sent
+        words[place.number_word - 1] = self._pace.due_ns(place.nbytes) if self._pace else 0
+        words[place.number_word] = self.salt + number
+        self._outgoing.publish(place.offset, place.nbytes)
+
+    def send_plan(self, chunks: Sequence[SequenceChunk], groups: int, number: int) -> None:
+        """Announces a step. Raises ValueError for a batch over the region's bounds."""
+        words = [groups, len(chunks)]
+        for chunk in chunks:
+            words += (chunk.key, chunk.start, chunk.length, len(chunk.block_table), *chunk.block_table)
+        tokens = sum(chunk.length for chunk in chunks)
+        shape = self.shape
+        if tokens > shape.max_tokens or len(words) > shape.plan_words:
+            raise ValueError(f"a step of {tokens} tokens and {len(words)} words of plan: over {shape}")
+        sent = self._sent
+        for index, word in enumerate(words, PLAN_HEAD_WORDS):
+            sent[index] = word
+        nbytes = WORD * (PLAN_HEAD_WORDS + len(words) + 1)
+        sent[0] = self._pace.due_ns(nbytes) if self._pace else 0
+        sent[2] = len(words)
+        sent[PLAN_HEAD_WORDS + len(words)] = self.salt + number
+        sent[1] = self.salt + number
+        self._outgoing.publish(0, nbytes)
+
+    # -- receiving ------------------------------------------------------------------------------------------
+
+    def has_plan(self, number: int) -> bool:
+        words = self._request_words
+        wanted = self.salt + number
+        if words[1] != wanted:
+            return False
+        end = PLAN_HEAD_WORDS + words[2]
+        return words[end] == wanted and words[0] <= time.monotonic_ns()
+
+    def read_plan(self) -> list[Group]:
+        """The step's mini-batches."""
+        words = self._request_words
+        place = PLAN_HEAD_WORDS + 2
+        groups, count = words[place - 2 : place]
+        chunks = []
+        for _ in range(count):
+            key, start, length, blocks = words[place : place + 4]
+            place += 4
+            chunks.append(SequenceChunk(tuple(words[place : place + blocks]), start, length, key))
+            place += blocks
+        return mini_batches(chunks, groups)
+
+    def has_request(self, place: RecordPlace, number: int) -> bool:
+        return self._has_arrived(self._request_words, place, number)
+
+    def has_response(self, place: RecordPlace, number: int) -> bool:
+        return self._has_arrived(self._response_words, place, number)
+
+    def _has_arrived(self, words: memoryview, place: RecordPlace, number: int) -> bool:
+        if words[place.number_word] != self.salt + number:
+            return False
+        due_ns: int = words[place.number_word - 1]
+        return not due_ns or due_ns <= time.monotonic_ns()
+
+
+class Waiting:
+    """How long to look for what has not come: spins, then yields the core, then sleeps ever longer.
+
+    The yielding lasts twice as long as the last waits took, within bounds: what usually comes soon is met
+    awake, and nobody burns a core for what does not.
+    """
+
+    def __init__(self) -> None:
+        self._usual_s = 0.0
+        self._clear()
+
+    def _clear(self) -> None:
+        self._looks = 0
+        self._began_s = 0.0
+        self._sleep_s = SHORTEST_SLEEP_S
+        self._is_sleeping = False
+
+    def restart(self) -> None:
+        """What was waited for has come."""
+        waited_s = self.waited_s
+        if waited_s < LONG_WAIT_S:
+            self._usual_s += USUAL_WEIGHT * (waited_s - self._usual_s)
+        self._clear()
+
+    @property
+    def waited_s(self) -> float:
+        """Since the spinning ended; 0 before."""
+        return time.monotonic() - self._began_s if self._began_s else 0.0
+
+    def pause(self) -> bool:
+        """Between two looks. True now and then: time to ask whether the peer is still there."""
+        self._looks += 1
+        if self._looks < SPINS:
+            return False
+        if not self._began_s:
+            self._began_s = time.monotonic()
+        if not self._is_sleeping:
+            self._is_sleeping = self.waited_s > max(YIELD_S, 2 * self._usual_s)
+            os.sched_yield()
+            return False
+        time.sleep(self._sleep_s)
+        self._sleep_s = min(1.5 * self._sleep_s, LONGEST_SLEEP_S)
+        return self._looks % LOOKS_PER_CHECK == 0
+
+
+def wait_until(
+    has_come: Callable[[], bool], waiting: Waiting, timeout_s: float, is_gone: Callable[[], bool]
+) -> None:
+    """Raises PeerSilent after ``timeout_s``, or when ``is_gone`` says that nobody will answer."""
+    while not has_come():
+        if not waiting.pause():
             continue
-        waited_s = time.monotonic() - began_s
-        if is_over():
+        if is_gone():
             raise PeerSilent("the other side of the exchange is gone")
-        if timeout_s is not None and waited_s > timeout_s:
-            raise PeerSilent(f"the other side of the exchange has not answered for {waited_s:.1f} s")
+        if waiting.waited_s > timeout_s:
+            raise PeerSilent(f"the other side of the exchange has not answered for {waiting.waited_s:.1f} s")
+    waiting.restart()

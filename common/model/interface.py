@@ -33,11 +33,15 @@ class AttentionIO(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SequenceChunk:
-    """``length`` new tokens of one sequence in a batch, after ``start`` tokens whose KV exists."""
+    """``length`` new tokens of one sequence in a batch, after ``start`` tokens whose KV exists.
+
+    ``key`` names the sequence to whoever holds its KV; 0: nobody will ask for it.
+    """
 
     block_table: Sequence[int]
     start: int
     length: int
+    key: int = 0
 
 
 class StepAttention(AttentionIO, Protocol):

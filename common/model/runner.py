@@ -9,6 +9,8 @@ from common.model.interface import SequenceChunk, StepAttention
 from common.model.program import ModelProgram
 from common.model.sampling import SamplingRow, sample
 from common.steps import SequenceStep
+from common.timeline import timeline
+from common.timeline_events import SAMPLE
 
 LONG_STEP_TOKENS = 128
 """A step of so many tokens takes long enough for a neighbour to begin or end its own."""
@@ -17,21 +19,27 @@ LONG_STEP_TOKENS = 128
 class ModelRunner:
     """Runs on the engine's thread only: the attention's step state is shared between calls.
 
-    ``share_cores`` is called between the slices of a long step.
+    ``share_cores`` is called between the slices of a long step. ``lost_chunks`` says, after a step, which of
+    its sequences have lost their KV; attention in this process loses none.
     """
 
     def __init__(
-        self, program: ModelProgram, attention: StepAttention, share_cores: Callable[[], None] | None = None
+        self,
+        program: ModelProgram,
+        attention: StepAttention,
+        share_cores: Callable[[], None] | None = None,
+        lost_chunks: Callable[[], list[bool]] | None = None,
     ) -> None:
         self._program = program
         self._attention = attention
         self._eos_token_ids = program.spec.eos_token_ids
         self._device = program.device
         self._share_cores = share_cores
+        self._lost_chunks = lost_chunks
 
-    def over(self, attention: StepAttention) -> "ModelRunner":
+    def over(self, attention: StepAttention, lost_chunks: Callable[[], list[bool]]) -> "ModelRunner":
         """The same model over other attention."""
-        return ModelRunner(self._program, attention, self._share_cores)
+        return ModelRunner(self._program, attention, self._share_cores, lost_chunks)
 
     @property
     def program(self) -> ModelProgram:
@@ -51,7 +59,7 @@ class ModelRunner:
                 draw = step.draw
                 rows.append(SamplingRow(draw.sampling, draw.prompt_ids, draw.output_ids, self._eos_token_ids))
         self._attention.begin(
-            [SequenceChunk(step.block_table, step.start, len(step.token_ids)) for step in batch]
+            [SequenceChunk(step.block_table, step.start, len(step.token_ids), step.key) for step in batch]
         )
         logits = self._program.run(
             self._tensor(token_ids),
@@ -60,8 +68,15 @@ class ModelRunner:
             self._tensor(output_rows),
             self._share_cores if len(token_ids) >= LONG_STEP_TOKENS else None,
         )
+        began_ns = timeline.begin()
         drawn = iter(sample(logits, rows) if rows else [])
-        return [None if step.draw is None else next(drawn) for step in batch]
+        if began_ns:
+            timeline.end(began_ns, SAMPLE, len(rows))
+        tokens = [None if step.draw is None else next(drawn) for step in batch]
+        if self._lost_chunks is None:
+            return tokens
+        lost = self._lost_chunks()
+        return [None if is_lost else token for token, is_lost in zip(tokens, lost, strict=True)]
 
     def _tensor(self, values: list[int]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self._device)

@@ -11,11 +11,12 @@ mapped, and uses Mooncake everywhere else.
 import asyncio
 import os
 import socket
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from common.config import TransferConfig
 from common.errors import ConfigError
-from common.transfer.buffers import ForeignMemory, SharedBuffer, host_identity
+from common.transfer.buffers import ForeignMemory, SharedBuffer, host_identity, map_region
 from common.transfer.emulated import EmulatedLink
 from common.transfer.interface import (
     EngineStartError,
@@ -28,6 +29,7 @@ from common.transfer.interface import (
     TransferLimits,
 )
 from common.transfer.mailbox import MAILBOX, Mailbox
+from common.transfer.mirror import MappedMirror, MooncakeMirror
 from common.transfer.mooncake import MooncakeEngine, run_in_thread
 from common.transfer.mooncake_link import open_mooncake_link
 from common.transfer.regions import Region, check_new_region
@@ -77,6 +79,9 @@ class TransferEndpoint:
         """Makes memory a source and a destination of transfers: few and large. Raises RegionError."""
         if self._peer_info is not None:
             raise RegionError(f"region {name!r}: peers have been told of this process's memory already")
+        self._register(name, memory)
+
+    def _register(self, name: str, memory: SharedBuffer | ForeignMemory) -> None:
         is_host = isinstance(memory, SharedBuffer) or memory.is_host
         region = Region(name, memory.address, memory.nbytes, memory, is_host)
         check_new_region(region, self._outbox.regions)
@@ -102,6 +107,38 @@ class TransferEndpoint:
     def _announce(self, region: Region) -> RegionInfo:
         shared = self._shared.get(region.name)
         return RegionInfo(region.name, region.base, region.nbytes, shared.handle if shared else None)
+
+    def offer(self, memory: Mapping[str, SharedBuffer]) -> PeerInfo:
+        """Memory with an identity of its own: to peers another process, with links of their own.
+
+        What is still written under an identity that was withdrawn can reach no memory that is offered later.
+        """
+        mailbox = Mailbox()
+        buffers = {MAILBOX: mailbox.buffer, **memory}
+        for name, buffer in buffers.items():
+            self._register(f"{mailbox.incarnation}/{name}", buffer)
+        regions = [
+            RegionInfo(name, buffer.address, buffer.nbytes, buffer.handle) for name, buffer in buffers.items()
+        ]
+        return PeerInfo(
+            address=None if self._engine is None else self._engine.address,
+            incarnation=mailbox.incarnation,
+            host=host_identity(),
+            pid=os.getpid(),
+            regions=tuple(regions),
+        )
+
+    def withdraw(self, offered: PeerInfo) -> None:
+        """Nobody can write there any more, except who has mapped it: into memory that nobody reads."""
+        for region in offered.regions:
+            name = f"{offered.incarnation}/{region.name}"
+            self._unregister(name)
+            self._shared.pop(name).close()
+
+    def _unregister(self, name: str) -> None:
+        region = self._outbox.regions.pop(name)
+        if self._engine is not None:
+            self._engine.unregister(region)
 
     @property
     def outstanding(self) -> int:
@@ -133,6 +170,27 @@ class TransferEndpoint:
         if link.peer != peer:
             raise StalePeer(f"peer {peer.incarnation[:8]} was announced before with another address")
         return link
+
+    async def mirror(self, peer: PeerInfo, region: str) -> MappedMirror | MooncakeMirror:
+        """The peer's region, to be written by one thread. Raises as ``link``, or RegionError."""
+        info = peer.region(region)
+        if self._config.path == "shared_memory" or self._may_share_memory(peer):
+            return MappedMirror(map_region(peer.pid, info))
+        if self._engine is None:
+            raise PeerUnreachable(f"no path to peer {peer.incarnation[:8]}: {self.engine_error}")
+        # A link of its own: its first contact proves who answers, its writes stay off the pump of others'.
+        link = await open_mooncake_link(self._engine, peer, self._mailbox, self._outbox)
+        buffer = SharedBuffer(info.nbytes, "lamella-mirror")
+        self._register(f"{peer.incarnation}/{region}", buffer)
+        return MooncakeMirror(self._engine, link.spelling, info.base, buffer, peer.incarnation[:8])
+
+    async def close_mirror(self, peer: PeerInfo, region: str, mirror: MappedMirror | MooncakeMirror) -> None:
+        """Waits until none of its writes is in the air."""
+        if isinstance(mirror, MooncakeMirror):
+            await run_in_thread(mirror.wait_settled, "mirror-close")
+            name = f"{peer.incarnation}/{region}"
+            self._unregister(name)
+            self._shared.pop(name).close()
 
     def _retire_dead(self) -> None:
         """Dead links leave the table; those with bytes in the air are kept until these have settled."""

@@ -181,6 +181,11 @@ class MooncakeEngine:
         if code != 0:
             raise RegionError(f"Mooncake refused region {region.name!r} of {region.nbytes} bytes ({code})")
 
+    def unregister(self, region: Region) -> None:
+        """From now on the engine refuses to write there."""
+        self.check()
+        self._engine.unregister_memory(region.base)
+
     def submit_write(self, peer_address: str, source: int, destination: int, nbytes: int) -> int | None:
         """The slice's id, or None when it was not taken."""
         slice_id: int = self._engine.transfer_submit_write(peer_address, source, destination, nbytes)

@@ -43,7 +43,7 @@ class MooncakeLink:
     def __init__(self, engine: MooncakeEngine, peer: PeerInfo, spelling: str, outbox: Outbox) -> None:
         self.peer = peer
         self._engine = engine
-        self._spelling = spelling
+        self.spelling = spelling
         self._outbox = outbox
         self._limits = outbox.limits
         self._remote_base = {region.name: region.base for region in peer.regions}
@@ -162,7 +162,7 @@ class MooncakeLink:
         while self._can_submit():
             transfer, slices = self._queue[0]
             source, destination, nbytes = slices[0]
-            slice_id = self._engine.submit_write(self._spelling, source, destination, nbytes)
+            slice_id = self._engine.submit_write(self.spelling, source, destination, nbytes)
             if slice_id is None:
                 self.die("Mooncake did not take a slice: the peer is unreachable")
                 break

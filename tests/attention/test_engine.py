@@ -1,91 +1,49 @@
 """A model worker and attention workers over real shared buffers, against attention in one process."""
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import Any
 
-import msgspec
 import pytest
 import torch
 
-from attention.engine import AttentionLoop
 from common.errors import AttentionLost
-from common.exchange_shape import ExchangeShape
+from common.kv.blocks import POOL_STRIDE
 from common.kv.layout import KVLayout
 from common.kv.pool import KVPool
 from common.model.attention import LocalAttention
-from common.model.exchange import request_region, response_region
+from common.model.exchange import Pace
 from common.model.interface import SequenceChunk
 from common.model.program import ModelProgram
-from common.transfer.buffers import SharedBuffer
-from decode.remote_attention import RemoteAttention, WorkerExchange
+from tests.attention.lanes import BLOCK_SIZE, BLOCKS, attention_workers
 from tests.common.model.conftest import MakeTiny, tiny
 
 __all__ = ["tiny"]
 
-CPU = torch.device("cpu")
-BLOCKS = 12
-BLOCK_SIZE = 4
+Step = tuple[list[SequenceChunk], list[int]]
 
-
-def pool_of(layout: KVLayout) -> KVPool:
-    return KVPool(layout, BLOCKS, torch.float32, CPU)
-
-
-@contextmanager
-def attention_workers(program: ModelProgram, count: int) -> Iterator[RemoteAttention]:
-    """``count`` loops on threads, each with its share of the heads; all ended afterwards."""
-    spec = program.spec
-    over = threading.Event()
-    exchanges, threads = [], []
-    for index in range(count):
-        heads, kv_heads = spec.heads // count, spec.kv_heads // count
-        shape = ExchangeShape(16, 256, heads, kv_heads, spec.head_dim, "float32")
-        request_buffer = SharedBuffer(shape.request_bytes)
-        response_buffer = SharedBuffer(shape.response_bytes)
-        request = request_region(request_buffer.memory, shape)
-        response = response_region(response_buffer.memory, shape)
-        pool = pool_of(KVLayout(spec.layers, kv_heads, spec.head_dim, BLOCK_SIZE, 4))
-        shares = [
-            msgspec.structs.replace(each, heads=heads, kv_heads=kv_heads) for each in program.attention_specs
-        ]
-        loop = AttentionLoop(pool, shares, request, response, over.is_set)
-        threads.append(threading.Thread(target=loop.run, daemon=True))
-        exchanges.append(
-            WorkerExchange(
-                f"attention-{index}",
-                range(index * heads, (index + 1) * heads),
-                range(index * kv_heads, (index + 1) * kv_heads),
-                request,
-                response,
-                over.is_set,
-            )
-        )
-    for thread in threads:
-        thread.start()
-    try:
-        yield RemoteAttention(exchanges, spec.layers, spec.heads)
-    finally:
-        over.set()
-        for thread in threads:
-            thread.join(10)
-            assert not thread.is_alive()
-
-
-STEPS = (
+STEPS: tuple[Step, ...] = (
     ([SequenceChunk((3, 1), 0, 5)], [9, 4, 2, 7, 1]),
     ([SequenceChunk((0,), 0, 3), SequenceChunk((3, 1), 5, 1)], [5, 6, 8, 3]),
     ([SequenceChunk((0,), 3, 1), SequenceChunk((3, 1), 6, 1), SequenceChunk((5,), 0, 1)], [1, 2, 3]),
     ([SequenceChunk((3, 1), 7, 1)], [11]),
+    ([SequenceChunk((5,), 1, 1), SequenceChunk((0, 7), 4, 1)], [4, 12]),
 )
 """Batches that sequences join and leave, and a prompt that arrives beside decode."""
 
 
-def logits_of(program: ModelProgram, attention: Any) -> list[torch.Tensor]:
+def in_pools(steps: Sequence[Step], pools: int) -> list[Step]:
+    """The sequence that begins in block b lives in pool b mod ``pools``, under the same block numbers."""
+
+    def moved(chunk: SequenceChunk) -> SequenceChunk:
+        offset = chunk.block_table[0] % pools * POOL_STRIDE
+        return SequenceChunk([block + offset for block in chunk.block_table], chunk.start, chunk.length, 1)
+
+    return [([moved(chunk) for chunk in chunks], tokens) for chunks, tokens in steps]
+
+
+def logits_of(program: ModelProgram, attention: Any, steps: Sequence[Step] = STEPS) -> list[torch.Tensor]:
     results = []
-    for chunks, tokens in STEPS:
+    for chunks, tokens in steps:
         attention.begin(chunks)
         positions = [chunk.start + each for chunk in chunks for each in range(chunk.length)]
         rows = torch.arange(len(tokens))
@@ -93,32 +51,83 @@ def logits_of(program: ModelProgram, attention: Any) -> list[torch.Tensor]:
     return results
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "gpt2"])
-def test_disaggregated_attention_gives_the_logits_of_one_process(family: str, tiny: MakeTiny) -> None:
-    program = tiny(family).program
+def expected_of(program: ModelProgram) -> list[torch.Tensor]:
     spec = program.spec
-    local = LocalAttention(
-        pool_of(KVLayout(spec.layers, spec.kv_heads, spec.head_dim, BLOCK_SIZE, 4)), program.attention_specs
-    )
-    expected = logits_of(program, local)
-    for count in (1, 2):
-        with attention_workers(program, count) as remote:
-            for got, wanted in zip(logits_of(program, remote), expected, strict=True):
-                torch.testing.assert_close(got, wanted, atol=1e-5, rtol=1e-5)
+    layout = KVLayout(spec.layers, spec.kv_heads, spec.head_dim, BLOCK_SIZE, 4)
+    pool = KVPool(layout, BLOCKS, torch.float32, torch.device("cpu"))
+    return logits_of(program, LocalAttention(pool, program.attention_specs))
 
 
-def test_a_worker_that_stops_answering_is_lost(tiny: MakeTiny) -> None:
+FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "opt", "gpt2", "gemma3", "gemma2", "phi3")
+
+
+@pytest.mark.parametrize("mini_batches", [1, 3])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_disaggregated_attention_gives_the_logits_of_one_process(
+    family: str, mini_batches: int, tiny: MakeTiny
+) -> None:
+    program = tiny(family).program
+    expected = expected_of(program)
+    for count, by_heads in ((1, True), (2, True), (1, False), (2, False), (3, False)):
+        if by_heads and program.spec.kv_heads % count:
+            continue
+        steps = in_pools(STEPS, 1 if by_heads else count)
+        with attention_workers(program, count, by_heads=by_heads, mini_batches=mini_batches) as workers:
+            results = logits_of(program, workers.remote[0], steps)
+            assert workers.failures == []
+        for got, wanted in zip(results, expected, strict=True):
+            torch.testing.assert_close(got, wanted, atol=1e-5, rtol=1e-5)
+
+
+def test_lanes_are_batches_of_their_own_over_one_pool(tiny: MakeTiny) -> None:
     program = tiny("llama").program
-    with attention_workers(program, 1) as remote:
-        logits_of(program, remote)
-        silent = replace(remote._workers[0], is_gone=lambda: True)
-    lost = RemoteAttention([silent], program.spec.layers, program.spec.heads)
-    lost._step = remote._step
-    with pytest.raises(AttentionLost, match="attention-0: the other side of the exchange is gone"):
-        logits_of(program, lost)
+    expected = expected_of(program)
+    with attention_workers(program, 2, lanes=2) as workers:
+        first, second = workers.remote
+        for index, step in enumerate(STEPS):
+            lane = first if index % 2 else second
+            torch.testing.assert_close(
+                logits_of(program, lane, [step])[0], expected[index], atol=1e-5, rtol=1e-5
+            )
+
+
+def test_a_slower_link_changes_no_logit(tiny: MakeTiny) -> None:
+    program = tiny("llama").program
+    with attention_workers(program, 1, mini_batches=2, pace=Pace(1e9, 0.0005)) as workers:
+        for got, wanted in zip(logits_of(program, workers.remote[0]), expected_of(program), strict=True):
+            torch.testing.assert_close(got, wanted, atol=1e-5, rtol=1e-5)
+
+
+def test_the_only_pools_worker_gone_is_attention_lost(tiny: MakeTiny) -> None:
+    program = tiny("llama").program
+    with attention_workers(program, 1) as workers:
+        logits_of(program, workers.remote[0])
+        workers.stop(0)
+        with pytest.raises(AttentionLost, match="attention-0: the other side of the exchange is gone"):
+            logits_of(program, workers.remote[0], STEPS[:1])
+        with pytest.raises(AttentionLost, match="no attention worker holds the KV"):
+            workers.remote[0].begin(STEPS[0][0])
+
+
+def test_one_pools_loss_costs_only_its_own_sequences(tiny: MakeTiny) -> None:
+    program = tiny("llama").program
+    expected = expected_of(program)
+    steps = in_pools(STEPS, 3)
+    with attention_workers(program, 3, by_heads=False) as workers:
+        remote = workers.remote[0]
+        logits_of(program, remote, steps[:2])
+        workers.stop(2)  # it holds the sequence in block 5
+        got = logits_of(program, remote, steps[2:3])[0]
+        assert remote.lost_chunks() == [False, False, True]
+        torch.testing.assert_close(got[:2], expected[2][:2], atol=1e-5, rtol=1e-5)
+        assert got.isfinite().all()
+        torch.testing.assert_close(
+            logits_of(program, remote, steps[3:4])[0], expected[3], atol=1e-5, rtol=1e-5
+        )
+        assert remote.lost_chunks() == [False]
 
 
 def test_a_step_over_the_exchanges_bounds_is_refused(tiny: MakeTiny) -> None:
     program = tiny("llama").program
-    with attention_workers(program, 1) as remote, pytest.raises(ValueError, match="17 tokens"):
-        remote.begin([SequenceChunk((0, 1, 2, 3, 4), 0, 17)])
+    with attention_workers(program, 1) as workers, pytest.raises(ValueError, match="17 tokens"):
+        workers.remote[0].begin([SequenceChunk((0, 1, 2, 3, 4), 0, 17)])

@@ -231,6 +231,66 @@ def test_whatever_happens_nothing_is_lost_or_leaked(
     assert walk.ended == walk.arrived
 
 
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 1 << 32), st.sampled_from([1, 3, 16]))
+def test_pools_come_and_go_and_every_sequence_ends(seed: int, block_size: int) -> None:
+    """Attention workers are bound, drained and lost at any time; at last one is there."""
+    chance = random.Random(seed)
+    state = make_state(0, block_size, 6)
+    walk = PoolWalk(state, chance, 40 // block_size + 8)
+    for _ in range(150):
+        walk.act()
+    if not state.blocks.open_pools:
+        walk.add_pool()
+    walk.finish()
+    assert state.is_idle
+    assert state.blocks.free_blocks == sum(
+        walk.pool_blocks for pool in state.blocks.pools if pool in state.blocks.open_pools
+    )
+    assert state.blocks.used_blocks == state.blocks.quarantined_blocks == 0
+    assert walk.ended == walk.arrived
+
+
+def test_without_a_pool_nothing_is_taken_in_and_a_lost_one_gives_its_sequences_back() -> None:
+    state = make_state(total_blocks=0)
+    with pytest.raises(NoInstanceReady, match="no attention worker"):
+        handle(state, events.TaskArrived(task_of("r0")))
+    handle(state, events.PoolAdded(8))
+    start(state, "r1", "r2")
+    commands = handle(state, events.PoolLost(0))
+    assert [command.failure.request_id for command in kinds(commands, events.PublishFailure)] == ["r2"]
+    commands = handle(state, events.StepFinished((None,)))
+    [failed] = kinds(commands, events.PublishFailure)
+    assert (failed.failure.request_id, failed.failure.can_continue) == ("r1", True)
+    assert state.is_idle
+    assert state.blocks.pools == []
+
+
+def test_a_closed_pool_keeps_its_sequences_and_gets_no_new_ones() -> None:
+    state = make_state(total_blocks=8)
+    start(state, "r1")
+    handle(state, events.PoolAdded(6))
+    handle(state, events.PoolClosed(0))
+    [pull] = kinds(handle(state, events.TaskArrived(task_of("r2"))), events.PullSequence)
+    assert state.blocks.pool_of(pull.owner) == 1
+    with pytest.raises(ValueError, match="pool 0 is in use"):
+        handle(state, events.PoolLeft(0))
+    while state.running:
+        handle(state, events.StepFinished((SampledToken(8),)))
+    handle(state, events.PoolLeft(0))
+    assert state.blocks.pools == [1]
+
+
+def test_new_sequences_go_where_most_is_free() -> None:
+    state = make_state(total_blocks=8)
+    handle(state, events.PoolAdded(8))
+    homes = []
+    for index, prompt_tokens in enumerate((20, 4, 4, 4)):
+        commands = handle(state, events.TaskArrived(task_of(f"r{index}", prompt_tokens)))
+        homes.append(state.blocks.pool_of(kinds(commands, events.PullSequence)[0].owner))
+    assert homes == [0, 1, 1, 1]
+
+
 class Walk:
     """Plays everybody around the state. ``ended`` are requests whose fate somebody was told or decided."""
 
@@ -308,3 +368,56 @@ class Walk:
                 self.end_pull()
             else:
                 self.do(events.PullDrained(self.drains.pop()))
+
+
+class PoolWalk(Walk):
+    """Pools of ``pool_blocks`` come, are closed, left and lost as well."""
+
+    def __init__(self, state: DecodeState, chance: random.Random, pool_blocks: int) -> None:
+        super().__init__(state, chance)
+        self.pool_blocks = pool_blocks
+        self.lost: set[int] = set()
+        self.add_pool()
+
+    def do(self, event: events.DecodeEvent) -> None:
+        if isinstance(event, events.TaskArrived) and not self.state.blocks.open_pools:
+            self.arrived.discard(event.task.request.request_id)
+            with pytest.raises(NoInstanceReady):
+                handle(self.state, event)
+        else:
+            super().do(event)
+
+    def add_pool(self) -> None:
+        self.do(events.PoolAdded(self.pool_blocks))
+
+    def act(self) -> None:
+        choice = self.chance.random()
+        blocks = self.state.blocks
+        live = [pool for pool in blocks.pools if pool not in self.lost]
+        if choice < 0.03:
+            self.add_pool()
+        elif choice < 0.05 and live:
+            pool = self.chance.choice(live)
+            self.lost.add(pool)
+            self.do(events.PoolLost(pool))
+        elif choice < 0.07 and live:
+            self.do(events.PoolClosed(self.chance.choice(live)))
+        elif choice < 0.1:
+            for pool in live:
+                if pool not in blocks.open_pools and blocks.is_unused(pool):
+                    self.do(events.PoolLeft(pool))
+        else:
+            super().act()
+
+    def end_step(self) -> None:
+        rows, self.step = self.step, ()
+        self.do(
+            events.StepFinished(
+                tuple(
+                    None
+                    if self.state.blocks.is_lost(row.owner)
+                    else SampledToken(self.chance.choice([EOS, 7, 8, 9]))
+                    for row in rows
+                )
+            )
+        )

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import subprocess
 from collections.abc import Iterator
 
 import openai
@@ -21,12 +22,18 @@ STREAMS = 4
 OUTPUT_TOKENS = 60
 
 
-@pytest.fixture(scope="module")
-def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
-    """Two decode instances, each with an attention worker of its own, and exact arithmetic."""
+@pytest.fixture(
+    scope="module",
+    params=[
+        ("--decode", "2", "--attention", "2", "--partition", "requests"),
+        ("--attention", "3", "--partition", "heads"),
+    ],
+    ids=["by requests", "by heads"],
+)
+def mesh(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
+    """Exact arithmetic, so that a continued sequence draws the same tokens."""
     directory = tmp_path_factory.mktemp("attention") / "mesh"
-    options = ("--decode", "2", "--attention", "2", "--dtype", "fp32")
-    with running_mesh(directory, *options, config=CONFIG) as mesh:
+    with running_mesh(directory, *request.param, "--dtype", "fp32", config=CONFIG) as mesh:
         yield mesh
 
 
@@ -39,6 +46,7 @@ def test_losing_a_side_of_the_exchange_changes_no_token(
     mesh: Mesh, role: str, number: signal.Signals
 ) -> None:
     pid = mesh.pid_of(role)
+    instances = len(mesh.status()["instances"])
 
     async def run(disturb: bool) -> list[str]:
         async with openai.AsyncOpenAI(base_url=f"{mesh.url}/v1", api_key="none", max_retries=3) as client:
@@ -46,24 +54,43 @@ def test_losing_a_side_of_the_exchange_changes_no_token(
             await asyncio.sleep(2.0)
             if disturb:
                 os.kill(pid, number)
+                if number == signal.SIGSTOP:
+                    # Longer than its silence takes to be noticed; all heads are needed, so it must go on.
+                    await asyncio.sleep(6.0)
+                    os.kill(pid, signal.SIGCONT)
             return await asyncio.gather(*streams)
 
     undisturbed = asyncio.run(run(disturb=False))
-    try:
-        assert asyncio.run(run(disturb=True)) == undisturbed
-    finally:
-        if number == signal.SIGSTOP:
-            os.kill(pid, signal.SIGCONT)
-    asyncio.run(both_are_back(mesh))
+    assert asyncio.run(run(disturb=True)) == undisturbed
+    asyncio.run(all_are_back(mesh, instances))
     assert asyncio.run(mesh.left_over()) == {}
 
 
-async def both_are_back(mesh: Mesh) -> None:
-    """A paused worker ends when it goes on and finds its instance gone; its successor is bound anew."""
+def test_attention_workers_come_and_go_under_running_streams(mesh: Mesh) -> None:
+    if len([each for each in mesh.status()["processes"] if each["role"] == "attention"]) == 3:
+        with pytest.raises(subprocess.CalledProcessError) as refused:
+            mesh.lamella("scale", "attention=1")
+        assert "--partition requests" in refused.value.stderr
+        return
+
+    async def run(counts: tuple[int, ...]) -> list[str]:
+        async with openai.AsyncOpenAI(base_url=f"{mesh.url}/v1", api_key="none", max_retries=0) as client:
+            streams = [asyncio.create_task(one_stream(client, index)) for index in range(STREAMS)]
+            for count in counts:
+                await asyncio.sleep(1.0)
+                await asyncio.to_thread(mesh.lamella, "scale", f"attention={count}")
+            return await asyncio.gather(*streams)
+
+    assert asyncio.run(run((3, 1))) == asyncio.run(run(()))
+    assert asyncio.run(mesh.left_over()) == {}
+
+
+async def all_are_back(mesh: Mesh, instances: int) -> None:
+    """Whoever died has been restarted and serves."""
     async with asyncio.timeout(60):
         while True:
-            instances = mesh.status()["instances"]
-            if len(instances) == 3 and all(each["state"] == "ready" for each in instances):
+            found = mesh.status()["instances"]
+            if len(found) == instances and all(each["state"] == "ready" for each in found):
                 return
             await asyncio.sleep(0.5)
 

@@ -57,7 +57,13 @@ SHAPES = {
         "auto",
         8,
     ),
-    "attention on one worker, KV to it over Mooncake": (("--attention", "1"), "", "mooncake", 8),
+    "attention on one worker, all over Mooncake": (("--attention", "1"), "", "mooncake", 8),
+    "attention by requests, two decode instances, mini-batches": (
+        ("--decode", "2", "--attention", "2", "--partition", "requests"),
+        "[instance]\nblock_size = 16\nattention_mini_batches = 2\n",
+        "auto",
+        8,
+    ),
     "token granularity": ((), "[instance]\nchunk_tokens = 300\nblock_size = 1\n", "auto", 4),
 }
 """Options, settings, transfer path, and how many of the prompts."""

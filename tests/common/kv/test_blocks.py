@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.ids import RequestId
-from common.kv.blocks import BlockAllocator, BlockOwner, blocks_for
+from common.kv.blocks import BlockAllocator, BlockOwner, blocks_for, in_pool
 
 
 def owner(name: str) -> BlockOwner:
@@ -86,3 +86,41 @@ def test_nobody_holds_nothing() -> None:
 
 def test_blocks_for_rounds_up() -> None:
     assert [blocks_for(tokens, 4) for tokens in (0, 1, 4, 5)] == [0, 1, 1, 2]
+
+
+def test_pools_keep_their_owners_apart_and_disappear_when_lost_and_let_go() -> None:
+    blocks = BlockAllocator(0)
+    assert not blocks.try_allocate(owner("a"), 1)
+    first, second = blocks.add_pool(4), blocks.add_pool(6)
+    assert blocks.try_allocate(owner("a"), 3)
+    assert (blocks.pool_of(owner("a")), in_pool(blocks.block_table(owner("a")))) == (second, (0, 1, 2))
+    assert blocks.try_allocate(owner("b"), 1)
+    assert blocks.pool_of(owner("b")) == first
+    assert not blocks.try_allocate(owner("a"), 4), "another pool's blocks are of no use to it"
+    blocks.check()
+    blocks.lose_pool(second)
+    assert blocks.is_lost(owner("a"))
+    assert (blocks.total_blocks, blocks.free_blocks, blocks.largest_pool_blocks) == (4, 3, 4)
+    blocks.quarantine(owner("a"))
+    blocks.check()
+    blocks.end_quarantine(owner("a"))
+    assert blocks.pools == [first]
+    blocks.close_pool(first)
+    assert not blocks.try_allocate(owner("c"), 1)
+    assert blocks.try_allocate(owner("b"), 1), "who is there may grow"
+    with pytest.raises(ValueError, match="in use"):
+        blocks.remove_pool(first)
+    blocks.release(owner("b"))
+    blocks.remove_pool(first)
+    assert blocks.add_pool(1) == 2, "numbers are not used again"
+    blocks.check()
+
+
+def test_blocks_that_hold_kv_already_can_be_held_as_they_are() -> None:
+    blocks = BlockAllocator(4)
+    blocks.hold(owner("a"), (2, 0))
+    assert blocks.block_table(owner("a")) == [2, 0]
+    with pytest.raises(ValueError, match="cannot be given"):
+        blocks.hold(owner("b"), (0, 1))
+    assert blocks.try_allocate(owner("b"), 2)
+    blocks.check()

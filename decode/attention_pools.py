@@ -1,0 +1,179 @@
+"""Keeps a decode instance's pools in line with the attention workers that there are.
+
+Looks at the members every so often: binds workers that have come, gives up pools whose worker is gone or
+silent, and leaves workers that drain once their last sequence here has ended. The decisions about sequences
+are the state's (``decode.state``); this only carries workers in and out.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from common.errors import StoreError
+from common.messages import AttentionDraining, InstanceEvent, KVDestination, ServiceRecord
+from common.store import Store
+from decode import events
+from decode.binding import AttentionUnavailable, Binder, Binding
+from decode.remote_attention import Pools
+from decode.state import DecodeState
+
+log = logging.getLogger("lamella.decode")
+
+READY_TIMEOUT_S = 60.0
+"""For as many workers as wanted to be there and free."""
+LOOK_S = 0.25
+
+
+@dataclass(slots=True)
+class AttentionPools:
+    """``destinations`` is the table by which KV finds its pool. ``handle`` gives the state an event."""
+
+    binder: Binder
+    store: Store
+    state: DecodeState
+    pools: Pools
+    destinations: dict[int, tuple[KVDestination, ...]]
+    handle: Callable[[events.DecodeEvent], None]
+    _bound: dict[int, list[Binding]] = field(default_factory=dict)
+    _reserve: list[Binding] = field(default_factory=list)
+    _silent: list[Binding] = field(default_factory=list)
+    _closing: set[int] = field(default_factory=set)
+    _ready: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def wait_ready(self) -> None:
+        """Returns when the workers wanted are bound. Raises AttentionUnavailable."""
+        try:
+            async with asyncio.timeout(READY_TIMEOUT_S):
+                await self._ready.wait()
+        except TimeoutError:
+            needs = self.binder.needs
+            found = sum(map(len, self._bound.values())) + len(self._reserve)
+            raise AttentionUnavailable(
+                f"{found} of instance.attention_workers = {needs.workers} attention workers were free within"
+                f" {READY_TIMEOUT_S:g} s"
+            ) from None
+
+    def take_event(self, message: InstanceEvent) -> None:
+        """A worker that drains gets no new sequences."""
+        if not isinstance(message, AttentionDraining):
+            return
+        for pool, bindings in self._bound.items():
+            if pool not in self._closing and any(b.binding_id == message.binding_id for b in bindings):
+                log.info("attention_pool_closed", extra={"pool": pool, "worker": message.worker_id})
+                self._closing.add(pool)
+                self.handle(events.PoolClosed(pool))
+
+    async def run(self) -> None:
+        """Until cancelled. Raises AttentionUnavailable where a worker can never serve this model."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._settle_silent())
+            while True:
+                workers = await self._workers()
+                if workers is not None:
+                    await self._look(workers)
+                await asyncio.sleep(LOOK_S)
+
+    async def _settle_silent(self) -> None:
+        """A worker that was given up holds memory for this instance until it is told, or ends."""
+        while True:
+            for binding in list(self._silent):
+                if binding.exchange.is_gone():
+                    await self.binder.forget(binding)
+                    self._silent.remove(binding)
+                elif await self.binder.unbind(binding):
+                    self._silent.remove(binding)
+            await asyncio.sleep(LOOK_S)
+
+    async def close(self) -> None:
+        """The workers learn at once that this life is over, those that answer."""
+        bindings = [*self._reserve, *(each for bindings in self._bound.values() for each in bindings)]
+        await asyncio.gather(*(self.binder.unbind(binding) for binding in bindings))
+
+    async def _workers(self) -> dict[str, ServiceRecord] | None:
+        try:
+            members = await self.store.members()
+        except StoreError as exc:
+            log.warning("members_unread", extra={"error": str(exc)})
+            return None
+        return {
+            record.service_id: record
+            for record in members
+            if isinstance(record, ServiceRecord) and record.kind == "attention"
+        }
+
+    async def _look(self, workers: dict[str, ServiceRecord]) -> None:
+        for pool, bindings in list(self._bound.items()):
+            if pool in self.pools.lost or not all(_is_there(each, workers) for each in bindings):
+                self._lose(pool)
+            elif pool in self._closing and self.state.blocks.is_unused(pool):
+                await self._leave(pool)
+        if not all(_is_there(each, workers) for each in self._reserve):
+            self._silent += self._reserve
+            self._reserve = []
+        if self.state.is_admitting:
+            await self._bind_new(workers)
+
+    async def _bind_new(self, workers: dict[str, ServiceRecord]) -> None:
+        needs = self.binder.needs
+        if needs.partition == "heads" and self._bound:
+            return
+        used = [*self._reserve, *self._silent, *(each for bound in self._bound.values() for each in bound)]
+        taken = {binding.record.service_id for binding in used}
+        for worker_id, record in sorted(workers.items()):
+            if worker_id in taken:
+                continue
+            binding = await self.binder.bind(record, len(self._reserve))
+            if binding is None:
+                continue
+            self._reserve.append(binding)
+            if len(self._reserve) == needs.pool_workers:
+                self._open(self._reserve)
+                self._reserve = []
+                if needs.partition == "heads":
+                    return
+
+    def _open(self, bindings: list[Binding]) -> None:
+        """A pool of these workers. Everybody who uses it knows it before a sequence can be placed there."""
+        pool = self.state.blocks.next_pool
+        self.pools.add(pool, tuple(binding.exchange for binding in bindings))
+        self.destinations[pool] = tuple(binding.destination for binding in bindings)
+        self._bound[pool] = bindings
+        blocks = min(binding.destination.total_blocks for binding in bindings)
+        log.info("attention_pool_opened", extra={"pool": pool, "blocks": blocks})
+        self.handle(events.PoolAdded(blocks))
+        if sum(map(len, self._bound.values())) >= self.binder.needs.workers:
+            self._ready.set()
+
+    def _lose(self, pool: int) -> None:
+        bindings = self._bound.pop(pool)
+        reason = self.pools.lost.get(pool, "its worker is no longer a member")
+        log.error("attention_pool_lost", extra={"pool": pool, "error": reason})
+        self.pools.lost.setdefault(pool, reason)
+        self.pools.remove(pool)
+        del self.destinations[pool]
+        self._closing.discard(pool)
+        self._silent.extend(bindings)
+        self.handle(events.PoolLost(pool))
+
+    async def _leave(self, pool: int) -> None:
+        log.info("attention_pool_left", extra={"pool": pool})
+        bindings = self._bound.pop(pool)
+        self._closing.discard(pool)
+        self.pools.remove(pool)
+        del self.destinations[pool]
+        self.handle(events.PoolLeft(pool))
+        for binding in bindings:
+            if not await self.binder.unbind(binding):
+                self._silent.append(binding)
+
+
+def _is_there(binding: Binding, workers: dict[str, ServiceRecord]) -> bool:
+    """Whether that life of the worker goes on, as far as the kernel and the store know."""
+    if binding.exchange.is_gone():
+        return False
+    record = workers.get(binding.record.service_id)
+    if record is None:
+        # A store that has lost its leases says nothing about a process that the kernel knows.
+        return binding.pidfd is not None
+    return record.incarnation == binding.record.incarnation

@@ -1,0 +1,119 @@
+"""Attention workers on threads of this process, over real shared memory, bound as pools of a model worker."""
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import msgspec
+import torch
+
+from attention.engine import AttentionLoop, ServedLane
+from common.exchange_shape import ExchangeShape
+from common.ids import BindingId
+from common.kv.layout import KVLayout
+from common.kv.pool import KVPool
+from common.model.exchange import Lane, Pace
+from common.model.program import ModelProgram
+from common.transfer.buffers import SharedBuffer, map_region
+from common.transfer.interface import RegionInfo
+from common.transfer.mirror import MappedMirror
+from decode.remote_attention import Pools, RemoteAttention, WorkerExchange
+
+BLOCKS = 12
+BLOCK_SIZE = 4
+SALT = 1 << 40
+
+
+def mirror_of(buffer: SharedBuffer) -> MappedMirror:
+    """As another process would map it."""
+    region = RegionInfo("region", buffer.address, buffer.nbytes, buffer.handle)
+    return MappedMirror(map_region(os.getpid(), region))
+
+
+def lanes_of(shape: ExchangeShape, pace: Pace | None = None) -> tuple[Lane, Lane]:
+    """(the model worker's end, the attention worker's end)"""
+    request, response = SharedBuffer(shape.request_bytes), SharedBuffer(shape.response_bytes)
+    to_worker, to_model = mirror_of(request), mirror_of(response)
+    return (
+        Lane(shape, to_worker.memory, response.memory, to_worker, SALT, pace),
+        Lane(shape, request.memory, to_model.memory, to_model, SALT, pace),
+    )
+
+
+@dataclass(slots=True)
+class Workers:
+    """``remote``: one attention a lane, over the same pools. ``stop(i)`` ends worker i as a kill would."""
+
+    remote: tuple[RemoteAttention, ...]
+    pools: Pools
+    failures: list[tuple[BindingId, Exception]]
+    stop: Callable[[int], None]
+
+
+@contextmanager
+def attention_workers(
+    program: ModelProgram,
+    count: int,
+    *,
+    by_heads: bool = True,
+    mini_batches: int = 1,
+    lanes: int = 1,
+    pace: Pace | None = None,
+) -> Iterator[Workers]:
+    """``count`` workers; their threads have ended afterwards."""
+    spec = program.spec
+    parts = count if by_heads else 1
+    heads, kv_heads = spec.heads // parts, spec.kv_heads // parts
+    shape = ExchangeShape(16, 400, heads, kv_heads, spec.head_dim, "float32")
+    shares = [
+        msgspec.structs.replace(each, heads=heads, kv_heads=kv_heads) for each in program.attention_specs
+    ]
+    failures: list[tuple[BindingId, Exception]] = []
+    loops, threads, exchanges = [], [], []
+    for index in range(count):
+        pool = KVPool(
+            KVLayout(spec.layers, kv_heads, spec.head_dim, BLOCK_SIZE, 4),
+            BLOCKS,
+            torch.float32,
+            torch.device("cpu"),
+        )
+        ends = [lanes_of(shape, pace) for _ in range(lanes)]
+        loop = AttentionLoop(lambda binding_id, error: failures.append((binding_id, error)))
+        binding_id = BindingId(f"b{index}")
+        loop.add([ServedLane(binding_id, worker_end, pool, shares) for _, worker_end in ends])
+        thread = threading.Thread(target=loop.run, daemon=True)
+        thread.start()
+        loops.append(loop)
+        threads.append(thread)
+        part = index if by_heads else 0
+        exchanges.append(
+            WorkerExchange(
+                f"attention-{index}",
+                range(part * heads, (part + 1) * heads),
+                range(part * kv_heads, (part + 1) * kv_heads),
+                tuple(model_end for model_end, _ in ends),
+                lambda thread=thread: not thread.is_alive(),  # type: ignore[misc]
+            )
+        )
+    pools = Pools()
+    if by_heads:
+        pools.add(0, tuple(exchanges))
+    else:
+        for number, exchange in enumerate(exchanges):
+            pools.add(number, (exchange,))
+
+    def stop(index: int) -> None:
+        loops[index].stop()
+        threads[index].join(10)
+
+    try:
+        remote = tuple(
+            RemoteAttention(pools, spec.layers, spec.heads, mini_batches, lane) for lane in range(lanes)
+        )
+        yield Workers(remote, pools, failures, stop)
+    finally:
+        for index, thread in enumerate(threads):
+            stop(index)
+            assert not thread.is_alive()
