@@ -119,15 +119,14 @@ def test_every_binding_that_starts_stops_once(seed: int) -> None:
     for step in range(60):
         instance, life = f"decode-{chance.randint(0, 3)}", f"i{chance.randint(0, 2)}"
         known = chance.choice(sorted(state.bindings)) if state.bindings else BindingId("b-none")
-        event: AttentionEvent = chance.choice(
-            [
-                BindArrived(bind_of(instance, life, f"b{step}")),
-                BindArrived(bind_of(instance, life, f"b{step}")),
-                UnbindArrived(known),
-                BindingFailed(known),
-                InstanceLost(InstanceId(instance), Incarnation(life)),
-            ]
-        )
+        possible: list[AttentionEvent] = [
+            BindArrived(bind_of(instance, life, f"b{step}")),
+            BindArrived(bind_of(instance, life, f"b{step}")),
+            UnbindArrived(known),
+            BindingFailed(known),
+            InstanceLost(InstanceId(instance), Incarnation(life)),
+        ]
+        event = chance.choice(possible)
         try:
             commands = handle(state, event)
         except RequestError:
