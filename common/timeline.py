@@ -94,6 +94,11 @@ def define(name: str, kind: EventKind, *labels: str) -> EventId:
     return EventId(_events.index(event))
 
 
+def name_of(event: EventId) -> str:
+    """Of an event of this process."""
+    return _events[event].name
+
+
 def records_of(thread: ThreadRecords) -> Iterator[Record]:
     for begin_ns, end_ns, event, requests, peer, *values in RECORD.iter_unpack(thread.records):
         a, b, c, d = values
