@@ -19,6 +19,8 @@ from common.model.cache import Manifest, save_conversion
 from common.model.capture import CapturedModel, capture_model
 from common.model.emit import emit
 from common.model.program import TORCH_DTYPES, ModelProgram, load_converted
+from common.model.report import save_report
+from common.model.reporting import report_of
 from common.model.rewrite import rewrite
 from common.model.slices import cut
 from common.model.weights import WeightFiles
@@ -61,6 +63,7 @@ def convert(
         source_sha256=hashlib.sha256(source.encode()).hexdigest(),
     )
     save_conversion(target, manifest, source)
+    save_report(target, report_of(model, slices, spec.architecture, element_type))
     _rename_weights(model_directory, model, target, dtype, progress)
     progress("checking the program")
     program = load_converted(model_directory, spec, element_type, torch.device("cpu"), target)

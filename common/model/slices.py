@@ -232,7 +232,7 @@ class _Cutter:
             if i == 0:
                 return (model.token_ids, model.positions)
             live = [node for node, home in homes.items() if home < i <= last_use.get(node, -1)]
-            return tuple(sorted(live, key=order.__getitem__))
+            return tuple(sorted(live, key=lambda node: (node in self._constants, order[node])))
 
         slices = []
         for i, each in enumerate(parts):
