@@ -25,9 +25,10 @@ from typing import Literal, NamedTuple, NewType
 import msgspec
 
 EventKind = Literal["step", "compute", "exchange", "waiting", "span", "lane", "mark", "counter"]
-"""``step``, ``compute``, ``exchange``, ``waiting`` and ``span`` lie on their thread and nest there: a step's
-own time, less what is inside it, is Python's. ``lane``: work that overlaps with its like, as calls on an
-event loop do. ``mark``: an instant of one request. ``counter``: values that hold until the next ones."""
+"""``step``, ``compute``, ``exchange``, ``waiting`` and ``span`` lie on their thread and nest there; what of a
+step is none of the next three is Python's. Steps that take turns on a thread, and their waiting, may overlap.
+``lane``: work that overlaps with its like, as calls on an event loop do. ``mark``: an instant of one request.
+``counter``: values that hold until the next ones."""
 
 EventId = NewType("EventId", int)
 

@@ -13,11 +13,11 @@ from rich.console import Console
 
 from common.config import MeshConfig, load_config
 from common.errors import ConfigError
-from common.tracing import MAX_DURATION_S
 from services.state_directory import DEFAULT_STATE_DIRECTORY
 
 if TYPE_CHECKING:
     from services.trace_collect import MeshTrace
+    from services.trace_layout import Layout
 
 
 def trace(
@@ -33,6 +33,7 @@ def trace(
     redis: Annotated[str | None, typer.Option(help="… and this Redis.")] = None,
 ) -> None:
     """Record a timeline of a running mesh: steps, layers, exchanges, transfers, queues, requests."""
+    from common.tracing import MAX_DURATION_S
     from services.trace_file import chrome_trace
     from services.trace_layout import lay_out
     from services.trace_picture import draw_steps
@@ -50,11 +51,26 @@ def trace(
     content = chrome_trace(layout)
     write_whole("--output", output, content)
     Console().print(summary_table(summarize(layout)))
-    for silent in layout.silent:
-        messages.print(f"no record of {silent.service_id}: {silent.reason}", style="yellow", markup=False)
+    for warning in warnings(layout):
+        messages.print(warning, style="yellow", markup=False, highlight=False)
     print(f"{output}: {len(content) / 1e6:.1f} MB, open it in https://ui.perfetto.dev")
     if svg is not None:
         write_whole("--svg", svg, draw_steps(layout, svg_steps))
+
+
+def warnings(layout: "Layout") -> list[str]:
+    """What the timeline does not show, a line each."""
+    said = [f"no record of {each.service_id}: {each.reason}" for each in layout.silent]
+    for each in layout.services:
+        if each.lost:
+            said.append(
+                f"{each.service.service_id}: the oldest {each.lost} records are lost; trace for less time"
+            )
+        if each.texts_lost:
+            said.append(
+                f"{each.service.service_id}: {each.texts_lost} records are without their requests' ids"
+            )
+    return said
 
 
 async def _record(mesh: MeshConfig, duration_s: float) -> "MeshTrace":

@@ -21,7 +21,7 @@ from common.subjects import Subjects
 from common.timeline import Recording
 from common.tracing import ClockRead, ReadClock, ReadTrace, StartTrace, TraceChunk, TraceStarted, boot_id
 
-CLOCK_READS = 9
+CLOCK_READS = 25
 CONNECT_TIMEOUT_S = 5.0
 
 

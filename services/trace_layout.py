@@ -1,10 +1,11 @@
 """What a mesh recorded, laid out to be looked at: services, their tracks, and what lies on each.
 
 A thread is a track, on which slices nest. Work of one name that overlaps with its like gets as many tracks as
-are needed. All times are ns since the trace began, on one clock.
+are needed: calls do, and so do steps that take turns on one thread. All times are ns since the trace began,
+on one clock.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
@@ -13,6 +14,8 @@ from services.trace_collect import MeshTrace, ServiceTrace, Silent
 
 KINDS = ("gateway", "scheduler", "prefill", "decode", "attention")
 """The order of a request's walk."""
+TAKING_TURNS: tuple[EventKind, ...] = ("step", "waiting")
+"""Kinds that overlap on a thread where several batches are under way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +51,6 @@ class ServiceLayout:
     lanes: list[Track] = field(default_factory=list)
     marks: list[Slice] = field(default_factory=list)
     counters: list[Slice] = field(default_factory=list)
-    records: int = 0
     lost: int = 0
     texts_lost: int = 0
 
@@ -78,25 +80,28 @@ def _lay_out_service(service: ServiceTrace, began_ns: int) -> ServiceLayout:
     recording = service.recording
     layout = ServiceLayout(service, recording.ended_ns - recording.began_ns)
     zero_ns = began_ns + service.clock.offset_ns
-    overlapping: dict[str, list[Slice]] = {}
+    lanes: list[Slice] = []
     for thread in recording.threads:
         layout.lost += thread.lost
         layout.texts_lost += thread.texts_lost
         nested = []
         for each in _slices(service, thread, zero_ns):
-            layout.records += 1
             if each.kind == "mark":
                 layout.marks.append(each)
             elif each.kind == "counter":
                 layout.counters.append(each)
             elif each.kind == "lane":
-                overlapping.setdefault(each.name, []).append(each)
+                lanes.append(each)
             else:
                 nested.append(each)
         name = "event loop" if thread.thread == "MainThread" else thread.thread
-        layout.threads.append(Track(name, tuple(_by_begin(nested))))
-    for name, slices in overlapping.items():
-        layout.lanes.extend(_lanes(name, slices))
+        nested = _by_begin(nested)
+        while crossing := _crossing(nested):
+            lanes += [each for each in nested if each.name in crossing]
+            nested = [each for each in nested if each.name not in crossing]
+        layout.threads.append(Track(name, tuple(nested)))
+    for name in dict.fromkeys(each.name for each in lanes):
+        layout.lanes.extend(_lanes(name, [each for each in lanes if each.name == name]))
     layout.marks.sort(key=lambda each: each.begin_ns)
     layout.counters.sort(key=lambda each: each.begin_ns)
     return layout
@@ -123,6 +128,23 @@ def _slices(service: ServiceTrace, thread: ThreadRecords, zero_ns: int) -> Itera
 
 def _by_begin(slices: Iterable[Slice]) -> list[Slice]:
     return sorted(slices, key=lambda each: (each.begin_ns, -each.end_ns))
+
+
+def _crossing(slices: Sequence[Slice]) -> set[str]:
+    """Names of steps and waiting that do not nest: one ends within another, or work goes on in a wait."""
+    found: set[str] = set()
+    enclosing: list[Slice] = []
+    for each in slices:
+        while enclosing and enclosing[-1].end_ns <= each.begin_ns:
+            enclosing.pop()
+        if enclosing:
+            outer = enclosing[-1]
+            if each.end_ns > outer.end_ns:
+                found |= {side.name for side in (each, outer) if side.kind in TAKING_TURNS}
+            elif outer.kind == "waiting":
+                found.add(outer.name)
+        enclosing.append(each)
+    return found
 
 
 def _lanes(name: str, slices: Iterable[Slice]) -> list[Track]:

@@ -1,10 +1,10 @@
 """Where each service's time went: of an engine's steps, by what was done in them; of an event loop, how busy.
 
-A slice's own time is what its inner slices leave. Within a step it is computing, exchanging, waiting, or,
-where no hook says otherwise, Python.
+A slice's own time is what its inner slices leave. Within steps a service computes, exchanges, waits (nothing
+else goes on), or, where no hook says otherwise, runs Python.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -13,29 +13,26 @@ from rich.table import Table
 from common.timeline import EventKind
 from services.trace_layout import Layout, ServiceLayout, Slice
 
-SHARES: tuple[EventKind, ...] = ("compute", "exchange", "waiting")
+WORK: tuple[EventKind, ...] = ("compute", "exchange")
 
 
 @dataclass(slots=True)
 class ServiceSummary:
-    """``busy_ns``: of the busiest thread, within ``duration_ns``. ``own_ns``: of all steps' insides, by kind;
-    what they leave of ``steps_ns`` is Python's."""
+    """``busy_ns``: of the busiest thread, within ``duration_ns``. ``in_steps_ns``: with a step under way,
+    and what of it is of which kind; the rest is Python's."""
 
     service_id: str
     duration_ns: int
     busy_ns: int = 0
     steps_ns: list[int] = field(default_factory=list)
-    own_ns: dict[EventKind, int] = field(default_factory=lambda: dict.fromkeys(SHARES, 0))
-    records: int = 0
-    lost: int = 0
-
-    def share(self, kind: EventKind) -> float:
-        """Of the steps' time."""
-        return self.own_ns[kind] / sum(self.steps_ns)
+    in_steps_ns: int = 0
+    compute_ns: int = 0
+    exchange_ns: int = 0
+    waiting_ns: int = 0
 
     @property
-    def python_share(self) -> float:
-        return 1 - sum(self.own_ns.values()) / sum(self.steps_ns)
+    def python_ns(self) -> int:
+        return self.in_steps_ns - self.compute_ns - self.exchange_ns - self.waiting_ns
 
 
 def summarize(layout: Layout) -> list[ServiceSummary]:
@@ -43,45 +40,59 @@ def summarize(layout: Layout) -> list[ServiceSummary]:
 
 
 def _summarize_service(service: ServiceLayout) -> ServiceSummary:
-    summary = ServiceSummary(
-        service.service.service_id, service.duration_ns, records=service.records, lost=service.lost
-    )
+    slices = [each for track in service.tracks for each in track.slices]
+    own_ns = dict.fromkeys(WORK, 0)
     for track in service.threads:
-        summary.busy_ns = max(summary.busy_ns, _account(track.slices, summary))
-    return summary
+        _add_own_times(track.slices, own_ns)
+    steps = [each for each in slices if each.kind == "step"]
+    working = [each for each in slices if each.kind in WORK]
+    waiting = [each for each in slices if each.kind == "waiting"]
+    return ServiceSummary(
+        service_id=service.service.service_id,
+        duration_ns=service.duration_ns,
+        busy_ns=max((_covered_ns(track.slices) for track in service.threads), default=0),
+        steps_ns=[each.duration_ns for each in steps],
+        in_steps_ns=_covered_ns(steps),
+        compute_ns=own_ns["compute"],
+        exchange_ns=own_ns["exchange"],
+        waiting_ns=_covered_ns([*waiting, *working]) - _covered_ns(working),
+    )
 
 
-def _account(slices: Sequence[Slice], summary: ServiceSummary) -> int:
-    """Adds a thread's steps to the summary; the time during which anything was going on there."""
-    busy_ns = 0
+def _add_own_times(slices: Sequence[Slice], own_ns: dict[EventKind, int]) -> None:
+    """Of a thread's nested slices, by their beginning."""
     enclosing: list[Slice] = []
     for each in slices:
         while enclosing and enclosing[-1].end_ns <= each.begin_ns:
             enclosing.pop()
-        if not enclosing:
-            busy_ns += each.duration_ns
-        is_in_step = any(outer.kind == "step" for outer in enclosing)
-        if is_in_step and enclosing[-1].kind in SHARES:
-            summary.own_ns[enclosing[-1].kind] -= each.duration_ns
-        if is_in_step and each.kind in SHARES:
-            summary.own_ns[each.kind] += each.duration_ns
-        if each.kind == "step" and not is_in_step:
-            summary.steps_ns.append(each.duration_ns)
+        if enclosing and enclosing[-1].kind in own_ns:
+            own_ns[enclosing[-1].kind] -= each.duration_ns
+        if each.kind in own_ns:
+            own_ns[each.kind] += each.duration_ns
         enclosing.append(each)
-    return busy_ns
+
+
+def _covered_ns(slices: Iterable[Slice]) -> int:
+    """How long at least one of them was going on."""
+    total_ns, until_ns = 0, 0
+    for each in sorted(slices, key=lambda each: each.begin_ns):
+        total_ns += max(0, each.end_ns - max(each.begin_ns, until_ns))
+        until_ns = max(until_ns, each.end_ns)
+    return total_ns
 
 
 def summary_table(summaries: Sequence[ServiceSummary]) -> Table:
     table = Table(box=None)
-    table.add_column("service")
-    for heading in ("busy", "steps", "step ms", *SHARES, "Python", "records", "lost"):
-        table.add_column(heading, justify="right")
+    table.add_column("service", no_wrap=True)
+    headings = ("busy", "steps", "step ms", "compute", "exchange", "waiting", "Python")
+    for heading in headings:
+        table.add_column(heading, justify="right", no_wrap=True)
     for each in summaries:
-        cells = ["", "", "", "", "", ""]
+        cells = [""] * 6
         if each.steps_ns:
-            shares = (*(each.share(kind) for kind in SHARES), each.python_share)
-            step_ms = median(each.steps_ns) / 1e6
-            cells = [str(len(each.steps_ns)), f"{step_ms:.2f}", *(f"{share:.1%}" for share in shares)]
+            parts_ns = (each.compute_ns, each.exchange_ns, each.waiting_ns, each.python_ns)
+            shares = [f"{part_ns / each.in_steps_ns:.1%}" for part_ns in parts_ns]
+            cells = [str(len(each.steps_ns)), f"{median(each.steps_ns) / 1e6:.2f}", *shares]
         busy = f"{each.busy_ns / max(1, each.duration_ns):.1%}"
-        table.add_row(each.service_id, busy, *cells, str(each.records), str(each.lost))
+        table.add_row(each.service_id, busy, *cells)
     return table
