@@ -13,7 +13,7 @@ from decode.events import StepRow
 def run_step(runner: Runner, rows: Sequence[StepRow]) -> tuple[SampledToken | None, ...]:
     """Runs on the engine's thread. One token per row, in order; None where the row's KV was lost."""
     began_ns = timeline.begin()
-    tokens = tuple(runner.run([_as_step(row) for row in rows]))
+    tokens = tuple(runner.run([as_step(row) for row in rows]))
     if began_ns:
         context_tokens = sum(row.position for row in rows)
         ids = " ".join(row.request.request_id for row in rows)
@@ -21,7 +21,7 @@ def run_step(runner: Runner, rows: Sequence[StepRow]) -> tuple[SampledToken | No
     return tokens
 
 
-def _as_step(row: StepRow) -> SequenceStep:
+def as_step(row: StepRow) -> SequenceStep:
     request = row.request
     return SequenceStep(
         token_ids=(row.output_ids[-1],),

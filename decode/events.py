@@ -49,6 +49,7 @@ class StepFinished:
     """The tokens of the step in flight, in the order of its rows; None where the row's KV was lost."""
 
     tokens: tuple[SampledToken | None, ...]
+    lane: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,7 @@ class StepFailed:
 
     error: ErrorReply
     can_continue: bool = False
+    lane: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +152,10 @@ class StepRow:
 
 @dataclass(frozen=True, slots=True)
 class RunStep:
+    """``lane``: which of the batches that take turns."""
+
     rows: tuple[StepRow, ...]
+    lane: int = 0
 
 
 @dataclass(frozen=True, slots=True)

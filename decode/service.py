@@ -6,8 +6,9 @@ before the next one, so the state needs no lock.
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from common.bus import Bus
 from common.engine_thread import EngineThread
@@ -35,18 +36,19 @@ from common.messages import (
     InstanceGone,
     KVDelivered,
     PullKV,
+    SampledToken,
     TokenBatch,
     error_reply,
 )
 from common.redelivery import publish_surely
-from common.steps import Runner
+from common.steps import Runner, SequenceStep
 from common.subjects import Subjects
 from common.telemetry import InstanceMetrics
 from common.timeline import timeline
 from common.timeline_events import DECIDE, PULL_KV
 from common.transfer.interface import SOCKET_GRACE_S
 from decode import events
-from decode.engine import run_step
+from decode.engine import as_step, run_step
 from decode.state import DecodeState
 
 log = logging.getLogger("lamella.decode")
@@ -60,9 +62,21 @@ SENDER_SETTLES_S = 60.0
 """Between tries while the bus is away."""
 
 
+class Staggered(Protocol):
+    """Several batches under way at once, one a lane (``decode.pipeline``)."""
+
+    @property
+    def lanes(self) -> int: ...
+
+    async def run(self, lane: int, batch: Sequence[SequenceStep]) -> list[SampledToken | None]: ...
+
+
 @dataclass(slots=True)
 class DecodeService:
-    """``spawn`` starts a task in the process's task group; ``on_change`` asks for a load report."""
+    """``spawn`` starts a task in the process's task group; ``on_change`` asks for a load report.
+
+    ``staggered`` computes the steps of several lanes; without it there is one, which ``runner`` computes.
+    """
 
     state: DecodeState
     runner: Runner
@@ -74,6 +88,7 @@ class DecodeService:
     pull_timeout_s: float
     spawn: Callable[[Coroutine[None, None, None]], None]
     on_change: Callable[[], None]
+    staggered: Staggered | None = None
     step_s: float | None = None
     _pulls: dict[BlockOwner, tuple[InstanceId, asyncio.Task[KVDelivered]]] = field(default_factory=dict)
     _idle: asyncio.Event = field(default_factory=asyncio.Event)
@@ -123,8 +138,8 @@ class DecodeService:
 
     def _execute(self, command: events.DecodeCommand) -> None:
         match command:
-            case events.RunStep(rows):
-                self.spawn(self._compute(rows))
+            case events.RunStep(rows, lane):
+                self.spawn(self._compute(rows, lane))
             case events.PublishTokens(gateway_id, tokens):
                 self._publish(gateway_id, TokenBatch(self.state.instance_id, tokens))
             case events.PublishFailure(gateway_id, failure):
@@ -134,23 +149,28 @@ class DecodeService:
             case events.ObserveAdmission(queue_s):
                 self.metrics.observe_decode_queue(queue_s)
 
-    async def _compute(self, rows: tuple[events.StepRow, ...]) -> None:
+    async def _compute(self, rows: tuple[events.StepRow, ...], lane: int) -> None:
         loop = asyncio.get_running_loop()
         started_s = loop.time()
         try:
-            tokens = await self.engine.run(run_step, self.runner, rows)
+            if self.staggered is None:
+                tokens = await self.engine.run(run_step, self.runner, rows)
+            else:
+                tokens = tuple(await self.staggered.run(lane, [as_step(row) for row in rows]))
         except AttentionLost as exc:
             log.error("attention_lost", extra={"rows": len(rows), "error": str(exc)})
             tokens = (None,) * len(rows)
         except Exception:
             log.exception("step_failed", extra={"rows": len(rows)})
-            self.handle(events.StepFailed(ErrorReply(InternalError.code, "the decode step failed")))
+            self.handle(
+                events.StepFailed(ErrorReply(InternalError.code, "the decode step failed"), lane=lane)
+            )
             return
         elapsed_s = loop.time() - started_s
         old = elapsed_s if self.step_s is None else self.step_s
         self.step_s = old + RATE_WEIGHT * (elapsed_s - old)
         self.metrics.observe_step(len(rows), elapsed_s)
-        self.handle(events.StepFinished(tokens))
+        self.handle(events.StepFinished(tokens, lane))
 
     async def _pull(self, command: events.PullSequence) -> None:
         """Asks until the prefill instance answers for certain: delivered, or nothing in the air."""

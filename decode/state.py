@@ -9,7 +9,7 @@ batching), until it ends. Blocks grow with the sequence; when none is left the l
 and go back to their gateway, which continues them elsewhere with the tokens they already have.
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -66,6 +66,7 @@ class DecodeSequence:
     output_ids: list[int]
     phase: DecodePhase = DecodePhase.WAITING
     is_cancelled: bool = False
+    lane: int = 0
 
     @property
     def request(self) -> GenerationRequest:
@@ -83,7 +84,7 @@ class DecodeSequence:
 
 @dataclass(slots=True)
 class DecodeState:
-    """All sequences this instance decodes or has been offered."""
+    """All sequences this instance decodes or has been offered. ``lanes``: batches that take turns."""
 
     instance_id: InstanceId
     blocks: BlockAllocator
@@ -93,7 +94,8 @@ class DecodeState:
     max_waiting_requests: int
     is_admitting: bool = True
     sequences: dict[BlockOwner, DecodeSequence] = field(default_factory=dict)
-    _step: tuple[StepRow, ...] = ()
+    lanes: int = 1
+    _steps: dict[int, tuple[StepRow, ...]] = field(default_factory=dict)
     _preempted: int = 0
     _cancelled: OrderedDict[RequestId, int] = field(default_factory=OrderedDict)
 
@@ -120,7 +122,7 @@ class DecodeState:
 
     @property
     def is_idle(self) -> bool:
-        return not self.sequences and not self._step
+        return not self.sequences and not self._steps
 
     def check(self) -> None:
         """Invariants, called by tests after every event."""
@@ -135,7 +137,9 @@ class DecodeState:
             owner for owner, sequence in self.sequences.items() if sequence.phase is not DecodePhase.WAITING
         }
         assert held_owners == with_blocks, "blocks are held for a sequence that is gone"
-        for row in self._step:
+        owners = [row.owner for step in self._steps.values() for row in step]
+        assert len({*owners}) == len(owners), "a sequence is in two steps at once"
+        for row in (row for step in self._steps.values() for row in step):
             assert row.owner in self.sequences, "the step in flight computes a sequence that is gone"
 
     def handle(self, event: DecodeEvent, now: float) -> list[DecodeCommand]:
@@ -152,8 +156,8 @@ class DecodeState:
                 if not self.blocks.is_quarantined(owner):
                     raise ValueError(f"{owner} is not in quarantine")
                 self.blocks.end_quarantine(owner)
-            case StepFinished(tokens):
-                self._finish_step(tokens, commands)
+            case StepFinished(tokens, lane):
+                self._finish_step(lane, tokens, commands)
             case PoolAdded(total_blocks):
                 self.blocks.add_pool(total_blocks)
             case PoolClosed(pool):
@@ -175,7 +179,7 @@ class DecodeState:
             case DrainExpired():
                 self._send_back(lambda sequence: True, commands)
         self._admit(commands)
-        self._start_step(commands)
+        self._start_steps(commands)
         return commands
 
     # arrivals
@@ -255,9 +259,8 @@ class DecodeState:
     def _lose_pool(self, pool: int, commands: list[DecodeCommand]) -> None:
         """Its sequences go back to be continued; what is in the step or in the air when that has ended."""
         self.blocks.lose_pool(pool)
-        in_step = {row.owner for row in self._step}
-        for sequence in self._running():
-            if self.blocks.is_lost(sequence.owner) and sequence.owner not in in_step:
+        for sequence in self._at_rest():
+            if self.blocks.is_lost(sequence.owner):
                 if not sequence.is_cancelled:
                     commands.append(_failure(sequence, KV_LOST, can_continue=True))
                 self._drop(sequence)
@@ -310,50 +313,72 @@ class DecodeState:
 
     # steps
 
-    def _start_step(self, commands: list[DecodeCommand]) -> None:
-        """Plans the next step if none is in flight: every running sequence that has room takes part."""
-        if self._step:
+    def _start_steps(self, commands: list[DecodeCommand]) -> None:
+        """Plans the next step of every lane that has none in flight: all its sequences that have room."""
+        idle = [lane for lane in range(self.lanes) if lane not in self._steps]
+        if not idle:
             return
         ready = self._make_room(commands)
-        self._step = tuple(
-            StepRow(
-                owner=sequence.owner,
-                request=sequence.request,
-                output_ids=sequence.output_ids,
-                position=sequence.position,
-                block_table=self.blocks.block_table(sequence.owner),
+        self._even_out(ready)
+        for lane in idle:
+            rows = tuple(
+                StepRow(
+                    owner=sequence.owner,
+                    request=sequence.request,
+                    output_ids=sequence.output_ids,
+                    position=sequence.position,
+                    block_table=self.blocks.block_table(sequence.owner),
+                )
+                for sequence in ready
+                if sequence.lane == lane
             )
-            for sequence in ready
-        )
-        if self._step:
-            commands.append(RunStep(self._step))
+            if rows:
+                self._steps[lane] = rows
+                commands.append(RunStep(rows, lane))
+
+    def _even_out(self, movable: list[DecodeSequence]) -> None:
+        """Batches that take turns should be alike: the surplus of a lane that rests moves to the others."""
+        if self.lanes == 1:
+            return
+        counts = Counter(sequence.lane for sequence in self._running())
+        for sequence in reversed(movable):
+            least = min(range(self.lanes), key=lambda lane: counts[lane])
+            if counts[sequence.lane] - counts[least] > 1:
+                counts[sequence.lane] -= 1
+                counts[least] += 1
+                sequence.lane = least
 
     def _make_room(self, commands: list[DecodeCommand]) -> list[DecodeSequence]:
-        """Gives every running sequence a block for its next position, preempting where none is left.
+        """Gives every sequence at rest a block for its next position, preempting where none is left.
 
         Returns those that have one. A sequence sits a step out only while the missing blocks are held by
-        one that is being pulled, which cannot be preempted before its bytes have landed.
+        one that is being pulled, or is in another lane's step, which cannot be preempted before that is over.
         """
         for pool in self.blocks.pools:
-            running = [each for each in self._running() if self.blocks.pool_of(each.owner) == pool]
-            missing = sum(map(self._lacks_block, running)) - self.blocks.free_blocks_in(pool)
+            resting = [each for each in self._at_rest() if self.blocks.pool_of(each.owner) == pool]
+            missing = sum(map(self._lacks_block, resting)) - self.blocks.free_blocks_in(pool)
             if missing <= 0:
                 continue
             # A victim gives its blocks back, and needs none for its own next position any more.
             relief = [
                 len(self.blocks.block_table(sequence.owner)) + self._lacks_block(sequence)
-                for sequence in running
+                for sequence in resting
             ]
             for index in choose_victims(relief, missing):
-                victim = running[index]
+                victim = resting[index]
                 commands.append(_failure(victim, PREEMPTED, can_continue=True))
                 self._preempted += 1
                 self._drop(victim)
         return [
             sequence
-            for sequence in self._running()
+            for sequence in self._at_rest()
             if not self._lacks_block(sequence) or self.blocks.try_allocate(sequence.owner, 1)
         ]
+
+    def _at_rest(self) -> list[DecodeSequence]:
+        """Running sequences that no step computes now, in arrival order."""
+        in_step = {row.owner for step in self._steps.values() for row in step}
+        return [sequence for sequence in self._running() if sequence.owner not in in_step]
 
     def _lacks_block(self, sequence: DecodeSequence) -> bool:
         return len(self.blocks.block_table(sequence.owner)) * self.block_size <= sequence.position
@@ -361,9 +386,11 @@ class DecodeState:
     def _running(self) -> list[DecodeSequence]:
         return [sequence for sequence in self.sequences.values() if sequence.phase is DecodePhase.RUNNING]
 
-    def _finish_step(self, tokens: tuple[SampledToken | None, ...], commands: list[DecodeCommand]) -> None:
+    def _finish_step(
+        self, lane: int, tokens: tuple[SampledToken | None, ...], commands: list[DecodeCommand]
+    ) -> None:
         events: dict[GatewayId, list[TokenEvent]] = {}
-        for row, token in zip(self._end_step(len(tokens)), tokens, strict=True):
+        for row, token in zip(self._end_step(lane, len(tokens)), tokens, strict=True):
             sequence = self.sequences[row.owner]
             if sequence.is_cancelled:
                 self._drop(sequence)
@@ -384,17 +411,18 @@ class DecodeState:
         commands.extend(PublishTokens(gateway_id, tuple(batch)) for gateway_id, batch in events.items())
 
     def _fail_step(self, failed: StepFailed, commands: list[DecodeCommand]) -> None:
-        for row in self._end_step(len(self._step)):
+        for row in self._end_step(failed.lane, None):
             sequence = self.sequences[row.owner]
             if not sequence.is_cancelled:
                 commands.append(_failure(sequence, failed.error, can_continue=failed.can_continue))
             self._drop(sequence)
 
-    def _end_step(self, rows: int) -> tuple[StepRow, ...]:
-        if not self._step or len(self._step) != rows:
-            raise ValueError(f"a step of {rows} rows ended, {len(self._step)} are in flight")
-        step, self._step = self._step, ()
-        return step
+    def _end_step(self, lane: int, rows: int | None) -> tuple[StepRow, ...]:
+        """``rows``: how many tokens came; None where the step failed."""
+        step = self._steps.get(lane)
+        if step is None or rows not in (None, len(step)):
+            raise ValueError(f"lane {lane}: a step of {rows} rows ended, {len(step or ())} are in flight")
+        return self._steps.pop(lane)
 
     # endings
 
@@ -419,7 +447,7 @@ class DecodeState:
 
     def _discard(self, sequence: DecodeSequence) -> None:
         """Forgets a sequence now, or marks it where the engine or a transfer still uses its blocks."""
-        is_in_step = any(row.owner == sequence.owner for row in self._step)
+        is_in_step = any(row.owner == sequence.owner for step in self._steps.values() for row in step)
         if is_in_step or sequence.phase is DecodePhase.PULLING:
             sequence.is_cancelled = True
         else:

@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from common.config import AttentionPartition, Config, Dtype, Weights, load_config
+from common.config import AttentionPartition, Config, Dtype, Pipeline, Weights, load_config
 from common.errors import ConfigError, LamellaError
 from services.analyze import analyze
 from services.bench.command import bench
@@ -90,6 +90,12 @@ def up(
             help="What an attention worker holds: some KV heads of all sequences, or some sequences."
         ),
     ] = None,
+    pipeline: Annotated[
+        Pipeline | None,
+        typer.Option(
+            help="rotational: two batches a decode instance take turns between model and attention."
+        ),
+    ] = None,
     config: ConfigOption = None,
     nats: Annotated[str | None, typer.Option(help="Use this NATS instead of an embedded one.")] = None,
     redis: Annotated[str | None, typer.Option(help="Use this Redis instead of an embedded one.")] = None,
@@ -100,9 +106,15 @@ def up(
     from services.local import up_detached
 
     settings = _with_model(load_config(config), model, dtype, weights)
-    if partition is not None:
-        instance = msgspec.structs.replace(settings.instance, attention_partition=partition)
-        settings = msgspec.structs.replace(settings, instance=instance)
+    instance = settings.instance
+    settings = msgspec.structs.replace(
+        settings,
+        instance=msgspec.structs.replace(
+            instance,
+            attention_partition=partition or instance.attention_partition,
+            pipeline=pipeline or instance.pipeline,
+        ),
+    )
     plan = LaunchPlan(
         prefill=prefill,
         decode=decode,

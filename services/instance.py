@@ -33,7 +33,7 @@ from common.telemetry import InstanceMetrics
 from common.timeline import timeline
 from common.timeline_events import KV_BLOCKS, QUEUES, RUNNING
 from common.transfer.endpoint import TransferEndpoint
-from decode.service import DecodeService
+from decode.service import DecodeService, Staggered
 from decode.state import DecodeState
 from prefill.service import PrefillService
 from prefill.state import PrefillState
@@ -149,10 +149,12 @@ def build_instance(
     bus: Bus,
     metrics: InstanceMetrics,
     spawn: Callable[[Coroutine[None, None, None]], None],
+    staggered: Staggered | None = None,
 ) -> Instance:
     """Puts the rooms together over one engine and one pool, registered as ``KV_REGION``.
 
-    An engine without a pool of its own (``total_blocks`` 0) gets pools of attention workers later.
+    An engine without a pool of its own (``total_blocks`` 0) gets pools of attention workers later, and may
+    compute several batches that take turns.
     """
     subjects = Subjects(config.mesh.namespace)
     blocks = BlockAllocator(engine.total_blocks)
@@ -193,6 +195,7 @@ def build_instance(
             max_batch=settings.max_decode_batch,
             max_waiting_requests=settings.max_waiting_requests,
             is_admitting=settings.role == "decode",
+            lanes=1 if staggered is None else staggered.lanes,
         ),
         runner=engine.runner,
         engine=engine.thread,
@@ -203,6 +206,7 @@ def build_instance(
         pull_timeout_s=config.transfer.deadline_s + config.mesh.call_timeout_s,
         spawn=spawn,
         on_change=reporter.note_change,
+        staggered=staggered,
     )
     return Instance(
         instance_id,

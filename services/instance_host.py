@@ -47,8 +47,8 @@ async def _start(process: ServiceProcess) -> Running:
         from services.remote_engine import attention_needs, keep_pools, over_pools
 
         needs, pools = attention_needs(config, engine), Pools()
-        engine = over_pools(engine, needs, pools)
-        instance = instance_of(engine=engine)
+        engine, staggered = over_pools(engine, needs, pools)
+        instance = instance_of(engine=engine, staggered=staggered)
         await instance.subscribe()
         kept = await keep_pools(process, needs, pools, transfer, instance)
         leave_workers = kept.close

@@ -53,9 +53,15 @@ def check_counts(counts: Mapping[ScaledRole, int]) -> None:
             raise ConfigError(role, count, f"must be 0..{MAX_INSTANCES} instances")
 
 
-def check_plan(plan: LaunchPlan) -> None:
+def check_plan(plan: LaunchPlan, config: Config) -> None:
     """Raises ConfigError for a plan that cannot be run."""
     check_counts({"prefill": plan.prefill, "decode": plan.decode, "attention": plan.attention})
+    pipeline = config.instance.pipeline
+    if pipeline != "off" and not plan.attention:
+        raise ConfigError("instance.pipeline", pipeline, "needs attention workers: --attention N")
+    if pipeline == "fixed" and plan.decode < 2:
+        rule = "needs --decode 2 or more: each instance keeps a batch, and all share the attention workers"
+        raise ConfigError("instance.pipeline", pipeline, rule)
 
 
 def configured(config: Config, plan: LaunchPlan) -> Config:

@@ -45,7 +45,7 @@ def up(directory: Path, plan: LaunchPlan, config: Config, on_ready: OnReady) -> 
 
 def up_detached(directory: Path, plan: LaunchPlan, config: Config) -> MeshStatus:
     """Starts the mesh, returns when it serves, and leaves it running. Raises as ``up``."""
-    check_plan(plan)
+    check_plan(plan, config)
     state = _state(directory)
     if is_locked(state):
         raise LauncherError(

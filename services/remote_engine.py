@@ -12,9 +12,13 @@ from common.transfer.endpoint import TransferEndpoint
 from decode.attention_needs import AttentionNeeds
 from decode.attention_pools import AttentionPools
 from decode.binding import Binder
+from decode.pipeline import StaggeredEngine
 from decode.remote_attention import Pools, RemoteAttention
 from services.engines import Engine
 from services.instance import Instance
+
+STAGGERED_BATCHES = 2
+"""On one model replica: n batches keep n − 1 replicas busy (Lamina 2, section 4.3)."""
 
 
 def attention_needs(config: Config, engine: Engine) -> AttentionNeeds:
@@ -33,18 +37,25 @@ def attention_needs(config: Config, engine: Engine) -> AttentionNeeds:
         workers=settings.attention_workers,
         partition=settings.attention_partition,
         mini_batches=settings.attention_mini_batches,
-        lanes=1,
+        lanes=STAGGERED_BATCHES if settings.pipeline == "rotational" else 1,
     )
     needs.check()
     return needs
 
 
-def over_pools(engine: Engine, needs: AttentionNeeds, pools: Pools) -> Engine:
-    """The engine over attention workers, and with no pool of its own."""
-    assert isinstance(engine.runner, ModelRunner)
-    attention = RemoteAttention(pools, len(needs.attention_specs), needs.heads, needs.mini_batches)
-    runner = engine.runner.over(attention, attention.lost_chunks)
-    return replace(engine, runner=runner, total_blocks=0)
+def over_pools(engine: Engine, needs: AttentionNeeds, pools: Pools) -> tuple[Engine, StaggeredEngine | None]:
+    """The engine over attention workers, with no pool of its own; and what computes several lanes."""
+    model = engine.runner
+    assert isinstance(model, ModelRunner)
+    lanes = [
+        RemoteAttention(pools, len(needs.attention_specs), needs.heads, needs.mini_batches, lane)
+        for lane in range(needs.lanes)
+    ]
+    runners = [model.over(attention, attention.lost_chunks) for attention in lanes]
+    staggered = None
+    if needs.lanes > 1:
+        staggered = StaggeredEngine(engine.thread, tuple(zip(runners, lanes, strict=True)))
+    return replace(engine, runner=runners[0], total_blocks=0), staggered
 
 
 async def keep_pools(

@@ -310,7 +310,7 @@ def _is_registered(child: Child, records: Mapping[str, MemberRecord]) -> bool:
 
 async def supervise(state: StateDirectory, plan: LaunchPlan, config: Config, on_ready: OnReady) -> None:
     """Runs a mesh until SIGTERM or SIGINT; a second one kills it. Raises LauncherError, ConfigError."""
-    check_plan(plan)
+    check_plan(plan, config)
     state.create()
     with locked(state):
         for process in state.read_processes():

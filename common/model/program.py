@@ -6,7 +6,7 @@ decode and mixtures of both: what differs is only the ``AttentionIO`` (house rul
 """
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -64,16 +64,37 @@ class ModelProgram:
         The rows are chosen before the last slice, which the others then need not pass. R = 0 still writes
         every layer's K and V and returns [0, vocab].
         """
+        course = self.course(token_ids, positions, attention, output_rows)
+        while True:
+            if between_slices is not None:
+                between_slices()
+            try:
+                next(course)
+            except StopIteration as end:
+                logits: torch.Tensor = end.value
+                return logits
+
+    def course(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        attention: AttentionIO,
+        output_rows: torch.Tensor,
+    ) -> Generator[int, None, torch.Tensor]:
+        """``run`` in parts: a slice at a time, and then the layer whose attention is awaited next.
+
+        Whoever drives it may compute another batch's slice meanwhile (Lamina 2, section 4.3), and does so in
+        inference mode.
+        """
         context: tuple[torch.Tensor, ...] = (token_ids.unsqueeze(0), positions.unsqueeze(0))
         received: torch.Tensor | None = None
         for piece in self.slices[:-1]:
-            if between_slices is not None:
-                between_slices()
             began_ns = timeline.begin()
             context = piece.run(attention, piece.layer, received, *context, *piece.bound)
             assert piece.layer is not None
             if began_ns:
                 timeline.end(began_ns, SLICE, piece.layer)
+            yield piece.layer
             received = attention.receive(piece.layer)
         if output_rows.numel() == 0:
             return torch.empty(0, self.spec.vocab_size, dtype=self.dtype, device=self.device)

@@ -1,6 +1,6 @@
 """The model as a Runner: a flat ragged batch through the program, and the batch's draws."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 
 import torch
 
@@ -47,6 +47,20 @@ class ModelRunner:
 
     @torch.inference_mode()
     def run(self, batch: Sequence[SequenceStep]) -> list[SampledToken | None]:
+        course = self.course(batch)
+        tokens = sum(len(step.token_ids) for step in batch)
+        share_cores = self._share_cores if tokens >= LONG_STEP_TOKENS else None
+        while True:
+            if share_cores is not None:
+                share_cores()
+            try:
+                next(course)
+            except StopIteration as end:
+                drawn: list[SampledToken | None] = end.value
+                return drawn
+
+    def course(self, batch: Sequence[SequenceStep]) -> Generator[int, None, list[SampledToken | None]]:
+        """``run`` in parts: yields the layer whose attention is awaited (see ``ModelProgram.course``)."""
         token_ids: list[int] = []
         positions: list[int] = []
         output_rows: list[int] = []
@@ -61,12 +75,11 @@ class ModelRunner:
         self._attention.begin(
             [SequenceChunk(step.block_table, step.start, len(step.token_ids), step.key) for step in batch]
         )
-        logits = self._program.run(
+        logits = yield from self._program.course(
             self._tensor(token_ids),
             self._tensor(positions),
             self._attention,
             self._tensor(output_rows),
-            self._share_cores if len(token_ids) >= LONG_STEP_TOKENS else None,
         )
         began_ns = timeline.begin()
         drawn = iter(sample(logits, rows) if rows else [])

@@ -22,7 +22,11 @@ Command = TypeVar("Command")
 
 
 def make_state(
-    total_blocks: int = 8, block_size: int = 4, max_batch: int = 8, max_waiting_requests: int = 100
+    total_blocks: int = 8,
+    block_size: int = 4,
+    max_batch: int = 8,
+    max_waiting_requests: int = 100,
+    lanes: int = 1,
 ) -> DecodeState:
     return DecodeState(
         instance_id=InstanceId("decode-0"),
@@ -31,6 +35,7 @@ def make_state(
         eos_token_ids=(EOS,),
         max_batch=max_batch,
         max_waiting_requests=max_waiting_requests,
+        lanes=lanes,
     )
 
 
@@ -103,7 +108,7 @@ def test_without_a_free_block_the_latest_arrival_is_given_up_and_can_continue() 
     handle(state, events.PullFinished(owner_of("young")))
     preempted: list[events.PublishFailure] = []
     while not preempted:
-        rows = len(state._step)
+        rows = len(state._steps[0])
         preempted = kinds(
             handle(state, events.StepFinished(tuple(SampledToken(8) for _ in range(rows)))),
             events.PublishFailure,
@@ -215,13 +220,19 @@ def test_an_illegal_event_raises_and_changes_nothing() -> None:
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.integers(0, 1 << 32), st.sampled_from([1, 3, 16]), st.integers(1, 6), st.integers(0, 20))
+@given(
+    st.integers(0, 1 << 32),
+    st.sampled_from([1, 3, 16]),
+    st.integers(1, 6),
+    st.integers(0, 20),
+    st.integers(1, 3),
+)
 def test_whatever_happens_nothing_is_lost_or_leaked(
-    seed: int, block_size: int, max_batch: int, spare_blocks: int
+    seed: int, block_size: int, max_batch: int, spare_blocks: int, lanes: int
 ) -> None:
     """A random walk over legal events in a pool that is often too small, then everything ends."""
     chance = random.Random(seed)
-    state = make_state(40 // block_size + 1 + spare_blocks, block_size, max_batch)
+    state = make_state(40 // block_size + 1 + spare_blocks, block_size, max_batch, lanes=lanes)
     walk = Walk(state, chance)
     for _ in range(150):
         walk.act()
@@ -236,7 +247,7 @@ def test_whatever_happens_nothing_is_lost_or_leaked(
 def test_pools_come_and_go_and_every_sequence_ends(seed: int, block_size: int) -> None:
     """Attention workers are bound, drained and lost at any time; at last one is there."""
     chance = random.Random(seed)
-    state = make_state(0, block_size, 6)
+    state = make_state(0, block_size, 6, lanes=2)
     walk = PoolWalk(state, chance, 40 // block_size + 8)
     for _ in range(150):
         walk.act()
@@ -281,6 +292,15 @@ def test_a_closed_pool_keeps_its_sequences_and_gets_no_new_ones() -> None:
     assert state.blocks.pools == [1]
 
 
+def test_batches_that_take_turns_are_alike_and_share_no_sequence() -> None:
+    state = make_state(total_blocks=40, lanes=2)
+    start(state, *(f"r{index}" for index in range(5)))
+    assert {lane: len(rows) for lane, rows in state._steps.items()} == {0: 1, 1: 1}
+    for lane in (0, 1):
+        handle(state, events.StepFinished((SampledToken(8),), lane))
+    assert sorted(len(rows) for rows in state._steps.values()) == [2, 3]
+
+
 def test_new_sequences_go_where_most_is_free() -> None:
     state = make_state(total_blocks=8)
     handle(state, events.PoolAdded(8))
@@ -297,7 +317,7 @@ class Walk:
     def __init__(self, state: DecodeState, chance: random.Random) -> None:
         self.state = state
         self.chance = chance
-        self.step: tuple[events.StepRow, ...] = ()
+        self.steps: dict[int, tuple[events.StepRow, ...]] = {}
         self.pulls: list[BlockOwner] = []
         self.drains: list[BlockOwner] = []
         self.arrived: set[RequestId] = set()
@@ -306,10 +326,10 @@ class Walk:
     def do(self, event: events.DecodeEvent) -> None:
         for command in handle(self.state, event):
             match command:
-                case events.RunStep(rows):
-                    assert not self.step, "two steps at once"
+                case events.RunStep(rows, lane):
+                    assert lane not in self.steps, "two steps at once"
                     assert 0 < len(rows) <= self.state.max_batch
-                    self.step = rows
+                    self.steps[lane] = rows
                 case events.PullSequence(owner):
                     self.pulls.append(owner)
                 case events.PublishTokens(_, tokens):
@@ -324,7 +344,7 @@ class Walk:
             task = task_of(request_id, self.chance.randint(1, 25), self.chance.randint(2, 12))
             self.arrived.add(request_id)
             self.do(events.TaskArrived(task))
-        elif choice < 0.65 and self.step:
+        elif choice < 0.65 and self.steps:
             self.end_step()
         elif choice < 0.85 and self.pulls:
             self.end_pull()
@@ -339,13 +359,15 @@ class Walk:
             self.do(events.GatewayGone(GATEWAY))
 
     def end_step(self) -> None:
-        rows, self.step = self.step, ()
+        lane = self.chance.choice(sorted(self.steps))
+        rows = self.steps.pop(lane)
         if self.chance.random() < 0.03:
-            self.do(events.StepFailed(ErrorReply("internal_error", "broken")))
+            self.do(events.StepFailed(ErrorReply("internal_error", "broken"), lane=lane))
         else:
-            self.do(
-                events.StepFinished(tuple(SampledToken(self.chance.choice([EOS, 7, 8, 9])) for _ in rows))
-            )
+            self.do(events.StepFinished(tuple(self.token_of(row) for row in rows), lane))
+
+    def token_of(self, row: events.StepRow) -> SampledToken | None:
+        return SampledToken(self.chance.choice([EOS, 7, 8, 9]))
 
     def end_pull(self) -> None:
         owner = self.pulls.pop(self.chance.randrange(len(self.pulls)))
@@ -361,8 +383,8 @@ class Walk:
     def finish(self) -> None:
         """Whatever is under way ends; a state that waits for nothing is a deadlock."""
         while not self.state.is_idle or self.drains:
-            assert self.step or self.pulls or self.drains, "sequences wait, and nothing is under way"
-            if self.step:
+            assert self.steps or self.pulls or self.drains, "sequences wait, and nothing is under way"
+            if self.steps:
                 self.end_step()
             elif self.pulls:
                 self.end_pull()
@@ -409,15 +431,5 @@ class PoolWalk(Walk):
         else:
             super().act()
 
-    def end_step(self) -> None:
-        rows, self.step = self.step, ()
-        self.do(
-            events.StepFinished(
-                tuple(
-                    None
-                    if self.state.blocks.is_lost(row.owner)
-                    else SampledToken(self.chance.choice([EOS, 7, 8, 9]))
-                    for row in rows
-                )
-            )
-        )
+    def token_of(self, row: events.StepRow) -> SampledToken | None:
+        return None if self.state.blocks.is_lost(row.owner) else super().token_of(row)
