@@ -18,6 +18,7 @@ from common.errors import ModelError
 from common.model.cache import Manifest, save_conversion
 from common.model.capture import CapturedModel, capture_model
 from common.model.emit import emit
+from common.model.experts import group_expert_linears
 from common.model.program import TORCH_DTYPES, ModelProgram, load_converted
 from common.model.report import save_report
 from common.model.reporting import report_of
@@ -48,6 +49,7 @@ def convert(
         weights={*model.parameters, *model.constants},
         positions=model.positions,
     )
+    group_expert_linears(model.graph)
     slices = cut(model)
     constant_names = {node: f"constant.{node.name}" for node in model.constants}
     source, entries = emit(model, slices, constant_names)

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import fx
 
 from common.errors import ModelError
+from common.model.experts import expert_linear
 from common.model.graph import OPEN_END, aten, dtype_of, shape_of
 
 Reference = Callable[[fx.Node], str]
@@ -162,4 +163,5 @@ FUNCTIONS: dict[Any, str] = {
     torch.cat: "torch.cat",
     torch.addcmul: "torch.addcmul",
     F.rms_norm: "torch.nn.functional.rms_norm",
+    expert_linear: "expert_linear",
 }
