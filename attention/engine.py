@@ -7,6 +7,7 @@ and polls their exchanges; the event loop of the process does nothing per step.
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import torch
 
@@ -17,6 +18,8 @@ from common.kv.pool import KVPool
 from common.model.attention import LocalAttention
 from common.model.exchange import Group, Lane, PeerSilent, Records, Waiting
 from common.spec import AttentionSpec
+from common.timeline import EventId, timeline
+from common.timeline_events import ATTENTION, ATTENTION_STEP, SEND_OUTPUT, WAIT_KV, WAIT_Q
 
 STEP_TIMEOUT_S = 30.0
 """Between two layers of a step the model worker computes; longer than this and it is stuck."""
@@ -60,6 +63,7 @@ class ServedLane:
             while not self._lane.has_plan(base):
                 yield False
             self.is_in_step = True
+            began_ns = timeline.begin()
             groups = self._lane.read_plan()
             self._note(groups, tokens_done=0)
             batches = [(self._planned(index, group), group) for index, group in enumerate(groups)]
@@ -70,19 +74,27 @@ class ServedLane:
                     yield from self._serve_layer(attention, record, layer, number)
             self._note(groups, tokens_done=1)
             self.is_in_step = False
+            if began_ns:
+                sequences = sum(len(group.chunks) for group in groups)
+                timeline.end(began_ns, ATTENTION_STEP, sequences, groups[-1].stop)
             self.steps += 1
 
     def _serve_layer(
         self, attention: LocalAttention, record: Records, layer: int, number: int
     ) -> Iterator[bool]:
-        while not self._lane.has_request(record.q_place, number):
-            yield False
+        lane = self._lane
+        yield from _until(partial(lane.has_request, record.q_place, number), WAIT_Q, layer)
         attention.send_q(layer, record.q)
-        while not self._lane.has_request(record.kv_place, number):
-            yield False
+        yield from _until(partial(lane.has_request, record.kv_place, number), WAIT_KV, layer)
+        began_ns = timeline.begin()
         attention.send_kv(layer, record.k, record.v)
         record.output.copy_(attention.receive(layer))
-        self._lane.send(record.output_place, number)
+        if began_ns:
+            timeline.end(began_ns, ATTENTION, layer, len(record.q))
+            began_ns = timeline.begin()
+        lane.send(record.output_place, number)
+        if began_ns:
+            timeline.end(began_ns, SEND_OUTPUT, layer, record.output_place.nbytes)
         yield True
 
     def _planned(self, index: int, group: Group) -> LocalAttention:
@@ -99,6 +111,16 @@ class ServedLane:
             for chunk in group.chunks
             if chunk.key
         }
+
+
+def _until(has_come: Callable[[], bool], event: EventId, layer: int) -> Iterator[bool]:
+    if has_come():
+        return
+    began_ns = timeline.begin()
+    while not has_come():
+        yield False
+    if began_ns:
+        timeline.end(began_ns, event, layer)
 
 
 class AttentionLoop:

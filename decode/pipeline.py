@@ -17,6 +17,8 @@ from common.messages import SampledToken
 from common.model.exchange import Waiting
 from common.model.runner import ModelRunner
 from common.steps import SequenceStep
+from common.timeline import timeline
+from common.timeline_events import DECODE_STEP, WAIT_OUTPUT
 from decode.remote_attention import RemoteAttention
 
 Tokens = list[SampledToken | None]
@@ -27,12 +29,16 @@ LONG_WAIT_S = 0.05
 
 @dataclass(slots=True)
 class Course:
-    """One step under way: ``layer``'s attention is awaited."""
+    """One step under way: ``layer``'s attention is awaited, since ``waits_ns`` where a timeline records."""
 
+    batch: Sequence[SequenceStep]
+    requests: str
     steps: Generator[int, None, Tokens]
     attention: RemoteAttention
     result: "asyncio.Future[Tokens]"
+    began_ns: int
     layer: int = -1
+    waits_ns: int = 0
 
 
 @dataclass(slots=True)
@@ -41,7 +47,7 @@ class StaggeredEngine:
 
     engine: EngineThread
     replicas: Sequence[tuple[ModelRunner, RemoteAttention]]
-    _submitted: deque[tuple[int, Sequence[SequenceStep], "asyncio.Future[Tokens]"]] = field(
+    _submitted: deque[tuple[int, Sequence[SequenceStep], str, "asyncio.Future[Tokens]"]] = field(
         default_factory=deque
     )
     _turning: "asyncio.Task[None] | None" = None
@@ -50,10 +56,10 @@ class StaggeredEngine:
     def lanes(self) -> int:
         return len(self.replicas)
 
-    async def run(self, lane: int, batch: Sequence[SequenceStep]) -> Tokens:
-        """The step's tokens. Raises what the step raises."""
+    async def run(self, lane: int, batch: Sequence[SequenceStep], requests: str = "") -> Tokens:
+        """The step's tokens. ``requests``: their ids, for a timeline. Raises what the step raises."""
         result: asyncio.Future[Tokens] = asyncio.get_running_loop().create_future()
-        self._submitted.append((lane, batch, result))
+        self._submitted.append((lane, batch, requests, result))
         if self._turning is None:
             self._turning = asyncio.create_task(self._turn())
         return await result
@@ -70,9 +76,10 @@ class StaggeredEngine:
         waiting = Waiting()
         while True:
             while self._submitted:
-                lane, batch, result = self._submitted.popleft()
+                lane, batch, requests, result = self._submitted.popleft()
                 runner, attention = self.replicas[lane]
-                courses.append(Course(runner.course(batch), attention, result))
+                course = runner.course(batch)
+                courses.append(Course(batch, requests, course, attention, result, timeline.begin()))
             if not courses:
                 return
             ready = next((each for each in courses if self._is_ready(each)), None)
@@ -93,6 +100,8 @@ class StaggeredEngine:
 
     def _advance(self, course: Course, loop: asyncio.AbstractEventLoop) -> bool:
         """Computes one slice. False where it was the step's last."""
+        if course.waits_ns:
+            timeline.end(course.waits_ns, WAIT_OUTPUT, course.layer)
         try:
             course.layer = next(course.steps)
         except StopIteration as end:
@@ -100,7 +109,13 @@ class StaggeredEngine:
         except Exception as exc:
             loop.call_soon_threadsafe(_set_exception, course.result, exc)
         else:
+            course.waits_ns = timeline.begin()
             return True
+        if course.began_ns:
+            context_tokens = sum(step.start for step in course.batch)
+            timeline.end(
+                course.began_ns, DECODE_STEP, len(course.batch), context_tokens, requests=course.requests
+            )
         return False
 
 

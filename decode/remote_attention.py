@@ -18,6 +18,8 @@ from common.exchange_shape import RecordPlace
 from common.kv.blocks import in_pool, pool_of
 from common.model.exchange import Lane, PeerSilent, Records, Waiting, mini_batches, wait_until
 from common.model.interface import SequenceChunk
+from common.timeline import timeline
+from common.timeline_events import SEND_KV, SEND_PLAN, SEND_Q, TAKE_OUTPUT, WAIT_OUTPUT
 
 ANSWER_TIMEOUT_S = 2.0
 """A layer's attention takes milliseconds; a worker that is paused or gone is noticed within this time."""
@@ -116,11 +118,14 @@ class RemoteAttention:
             lane = worker.lanes[self._lane]
             lane.step += 1
             base = lane.step * (self._layers + 1)
+            began_ns = timeline.begin()
             try:
                 lane.send_plan(local, len(groups), base)
             except TransferError as exc:
                 self._lose(pool, worker, exc)
                 return
+            if began_ns:
+                timeline.end(began_ns, SEND_PLAN, len(local), peer=worker.worker_id)
             for group in groups:
                 records = lane.records(group.begin, group.stop)
                 part = Part(pool, worker, lane, _as_rows(rows[group.begin : group.stop]), records, base)
@@ -129,15 +134,23 @@ class RemoteAttention:
     def send_q(self, layer: int, q: torch.Tensor) -> None:
         for part in self._live_parts():
             heads = part.worker.heads
+            began_ns = timeline.begin()
             part.records.q.copy_(q[part.rows, heads.start : heads.stop])
             self._send(part, part.records.q_place, part.number(layer))
+            if began_ns:
+                nbytes = part.records.q_place.nbytes
+                timeline.end(began_ns, SEND_Q, layer, nbytes, peer=part.worker.worker_id)
 
     def send_kv(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
         for part in self._live_parts():
             heads = part.worker.kv_heads
+            began_ns = timeline.begin()
             part.records.k.copy_(k[part.rows, heads.start : heads.stop])
             part.records.v.copy_(v[part.rows, heads.start : heads.stop])
             self._send(part, part.records.kv_place, part.number(layer))
+            if began_ns:
+                nbytes = part.records.kv_place.nbytes
+                timeline.end(began_ns, SEND_KV, layer, nbytes, peer=part.worker.worker_id)
 
     def has_answer(self, layer: int) -> bool:
         """Whether ``receive`` would not wait."""
@@ -153,6 +166,7 @@ class RemoteAttention:
         for part in self._live_parts():
             if part.pool in self._pools.lost:  # since this loop began
                 continue
+            began_ns = timeline.begin()
             try:
                 wait_until(
                     partial(part.lane.has_response, part.records.output_place, part.number(layer)),
@@ -164,8 +178,13 @@ class RemoteAttention:
                 self._waiting = Waiting()
                 self._lose(part.pool, part.worker, exc)
                 continue
+            if began_ns:
+                timeline.end(began_ns, WAIT_OUTPUT, layer, peer=part.worker.worker_id)
+                began_ns = timeline.begin()
             heads = part.worker.heads
             output[part.rows, heads.start : heads.stop] = part.records.output
+            if began_ns:
+                timeline.end(began_ns, TAKE_OUTPUT, layer, peer=part.worker.worker_id)
         if self._pools.lost:
             self._blank(output)
         return output

@@ -68,7 +68,9 @@ class Staggered(Protocol):
     @property
     def lanes(self) -> int: ...
 
-    async def run(self, lane: int, batch: Sequence[SequenceStep]) -> list[SampledToken | None]: ...
+    async def run(
+        self, lane: int, batch: Sequence[SequenceStep], requests: str
+    ) -> list[SampledToken | None]: ...
 
 
 @dataclass(slots=True)
@@ -156,7 +158,8 @@ class DecodeService:
             if self.staggered is None:
                 tokens = await self.engine.run(run_step, self.runner, rows)
             else:
-                tokens = tuple(await self.staggered.run(lane, [as_step(row) for row in rows]))
+                ids = " ".join(row.request.request_id for row in rows) if timeline.is_on else ""
+                tokens = tuple(await self.staggered.run(lane, [as_step(row) for row in rows], ids))
         except AttentionLost as exc:
             log.error("attention_lost", extra={"rows": len(rows), "error": str(exc)})
             tokens = (None,) * len(rows)
