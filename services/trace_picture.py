@@ -69,10 +69,10 @@ def draw_steps(layout: Layout, steps: int) -> bytes:
 
 
 def _choose_window(layout: Layout, steps: int) -> Window:
-    """Of the thread that has most decode steps."""
+    """Of the track that has most decode steps."""
     found: list[Slice] = []
     for service in layout.services:
-        for track in service.threads:
+        for track in service.tracks:
             own = [each for each in track.slices if each.name == name_of(DECODE_STEP)]
             found = max(found, own, key=len)
     if len(found) < steps:

@@ -4,6 +4,7 @@ A slice's own time is what its inner slices leave. Within steps a service comput
 else goes on), or, where no hook says otherwise, runs Python.
 """
 
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
@@ -40,13 +41,16 @@ def summarize(layout: Layout) -> list[ServiceSummary]:
 
 
 def _summarize_service(service: ServiceLayout) -> ServiceSummary:
-    slices = [each for track in service.tracks for each in track.slices]
+    steps = [each for track in service.tracks for each in track.slices if each.kind == "step"]
+    spans = _spans(steps)
     own_ns = dict.fromkeys(WORK, 0)
-    for track in service.threads:
-        _add_own_times(track.slices, own_ns)
-    steps = [each for each in slices if each.kind == "step"]
-    working = [each for each in slices if each.kind in WORK]
-    waiting = [each for each in slices if each.kind == "waiting"]
+    parts: list[Slice] = []
+    for track in service.tracks:
+        inside = _inside(track.slices, spans)
+        _add_own_times(inside, own_ns)
+        parts += inside
+    working = [each for each in parts if each.kind in WORK]
+    waiting = [each for each in parts if each.kind == "waiting"]
     return ServiceSummary(
         service_id=service.service.service_id,
         duration_ns=service.duration_ns,
@@ -72,13 +76,29 @@ def _add_own_times(slices: Sequence[Slice], own_ns: dict[EventKind, int]) -> Non
         enclosing.append(each)
 
 
-def _covered_ns(slices: Iterable[Slice]) -> int:
-    """How long at least one of them was going on."""
-    total_ns, until_ns = 0, 0
+def _spans(slices: Iterable[Slice]) -> list[tuple[int, int]]:
+    """When at least one of them was going on."""
+    spans: list[tuple[int, int]] = []
     for each in sorted(slices, key=lambda each: each.begin_ns):
-        total_ns += max(0, each.end_ns - max(each.begin_ns, until_ns))
-        until_ns = max(until_ns, each.end_ns)
-    return total_ns
+        if spans and each.begin_ns <= spans[-1][1]:
+            spans[-1] = (spans[-1][0], max(spans[-1][1], each.end_ns))
+        else:
+            spans.append((each.begin_ns, each.end_ns))
+    return spans
+
+
+def _covered_ns(slices: Iterable[Slice]) -> int:
+    return sum(end_ns - begin_ns for begin_ns, end_ns in _spans(slices))
+
+
+def _inside(slices: Iterable[Slice], spans: Sequence[tuple[int, int]]) -> list[Slice]:
+    """Those wholly within a span: the insides of a step that was not recorded whole belong to none."""
+    found = []
+    for each in slices:
+        index = bisect_right(spans, each.begin_ns, key=lambda span: span[0]) - 1
+        if index >= 0 and each.end_ns <= spans[index][1]:
+            found.append(each)
+    return found
 
 
 def summary_table(summaries: Sequence[ServiceSummary]) -> Table:
