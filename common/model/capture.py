@@ -17,6 +17,7 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from common.errors import ModelError
+from common.model.refusals import modules_in_the_way, place_of
 from common.spec import AttentionSpec
 
 ATTENTION_NAME = "lamella_capture"
@@ -53,7 +54,9 @@ def capture_model(directory: Path, dtype: torch.dtype) -> CapturedModel:
             exported = _export(model)
         except Exception as exc:  # torch.export raises dozens of types; all mean the same here
             first_line = str(exc).strip().splitlines()[0] if str(exc).strip() else type(exc).__name__
-            raise ModelError(f"{directory}: {type(model).__name__} cannot be captured: {first_line}") from exc
+            place = place_of(model, exc)
+            what = f"{type(model).__name__} cannot be captured" + (f", {place}" if place else "")
+            raise ModelError(f"{directory}: {what}: {first_line}") from exc
     return _read_graph(directory, model, exported, constants)
 
 
@@ -85,11 +88,11 @@ def _build_fake(directory: Path, config: Any, dtype: torch.dtype) -> tuple[Any, 
         raise ModelError(
             f"{directory}: model_type = {config.model_type!r}: no causal language model"
         ) from exc
-    if not getattr(model_class, "_supports_attention_backend", False):
-        raise ModelError(
-            f"{directory}: {model_class.__name__} has its own attention, which cannot be replaced"
-        )
     config = copy.deepcopy(config)
+    if not getattr(model_class, "_supports_attention_backend", False):
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            reason = modules_in_the_way(model_class._from_config(config))
+        raise ModelError(f"{directory}: {model_class.__name__} cannot be split at its attention: {reason}")
     with FakeTensorMode(allow_non_fake_inputs=True):
         model = model_class._from_config(
             config, dtype=dtype, attn_implementation=ATTENTION_NAME, experts_implementation="batched_mm"
@@ -148,9 +151,10 @@ def _read_graph(
     signature = exported.graph_signature
     name = type(model).__name__
     if signature.buffers_to_mutate:
-        mutated = ", ".join(sorted(signature.buffers_to_mutate.values()))
+        buffers = sorted(signature.buffers_to_mutate.values())
+        mutated = ", ".join(buffer.removeprefix("model.") for buffer in buffers)
         raise ModelError(
-            f"{directory}: {name} keeps state outside the KV cache or scales by batch: {mutated}"
+            f"{directory}: {name} keeps state outside the KV cache or scales by batch: it writes to {mutated}"
         )
     graph = exported.graph
     nodes = {node.name: node for node in graph.nodes}
@@ -176,7 +180,7 @@ def _read_graph(
         positions=positions,
         output=nodes[signature.user_outputs[0]],
         attentions=attentions,
-        attention_specs=_attention_specs(directory, name, model.config, attentions),
+        attention_specs=_attention_specs(directory, model, attentions),
         parameters=parameters,
         constants=constants,
         base_prefix=f"{model.base_model_prefix}." if model.base_model_prefix else "",
@@ -184,13 +188,14 @@ def _read_graph(
 
 
 def _attention_specs(
-    directory: Path, name: str, config: Any, attentions: tuple[fx.Node, ...]
+    directory: Path, model: Any, attentions: tuple[fx.Node, ...]
 ) -> tuple[AttentionSpec, ...]:
+    name, count = type(model).__name__, model.config.num_hidden_layers
     layers = [node.args[3] for node in attentions]
-    if layers != list(range(config.num_hidden_layers)):
+    if layers != list(range(count)):
         raise ModelError(
-            f"{directory}: {name}: {config.num_hidden_layers} layers, but attention in layers {layers}: "
-            "the others keep state that is not a KV cache"
+            f"{directory}: {name}: {count} layers, but attention in layers {layers}: "
+            f"{modules_in_the_way(model)}"
         )
     specs = []
     for node in attentions:
@@ -250,7 +255,7 @@ def _attention_of_a_layer(
     **_: object,
 ) -> tuple[torch.Tensor, None]:
     if s_aux is not None:
-        raise NotImplementedError("attention sinks are not served")
+        raise NotImplementedError(f"attention sinks of layer {module.layer_idx} are not served")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     output: torch.Tensor = torch.ops.lamella.attention(
         query, key, value, module.layer_idx, scale, sliding_window, softcap
