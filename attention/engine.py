@@ -19,7 +19,7 @@ from common.model.attention import LocalAttention
 from common.model.exchange import Group, Lane, PeerSilent, Records, Waiting
 from common.spec import AttentionSpec
 from common.timeline import EventId, timeline
-from common.timeline_events import ATTENTION, ATTENTION_STEP, SEND_OUTPUT, WAIT_KV, WAIT_Q
+from common.timeline_events import ATTENTION_STEP, LAYER, SEND_OUTPUT, WAIT_KV, WAIT_Q
 
 STEP_TIMEOUT_S = 30.0
 """Between two layers of a step the model worker computes; longer than this and it is stuck."""
@@ -90,7 +90,7 @@ class ServedLane:
         attention.send_kv(layer, record.k, record.v)
         record.output.copy_(attention.receive(layer))
         if began_ns:
-            timeline.end(began_ns, ATTENTION, layer, len(record.q))
+            timeline.end(began_ns, LAYER, layer, len(record.q))
             began_ns = timeline.begin()
         lane.send(record.output_place, number)
         if began_ns:

@@ -27,6 +27,7 @@ DECODE_STEP = define("decode step", "step", "sequences", "context tokens")
 ATTENTION_STEP = define("attention step", "step", "sequences", "tokens")
 SLICE = define("slice", "compute", "layer")
 ATTENTION = define("attention", "compute", "layer", "tokens")
+LAYER = define("layer", "compute", "layer", "tokens")
 SAMPLE = define("sample", "compute", "sequences")
 EMULATED = define("emulated", "compute", "sequences", "tokens")
 
