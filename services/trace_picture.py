@@ -136,4 +136,6 @@ def _axis(window: Window, y: float) -> Iterator[str]:
     for index in range(math.floor(span_ms / step_ms) + 1):
         x = window.place(window.begin_ns + round(index * step_ms * 1e6))
         yield f'<path d="M{x:.1f} {2 * ROW_HEIGHT}V{y}" stroke="#90a4ae" stroke-width="0.5"/>'
-        yield _text(x + 2, y + ROW_HEIGHT - 4, f"{index * step_ms:g} ms")
+        label = f"{index * step_ms:g} ms"
+        if _fits(label, WIDTH - x):
+            yield _text(x + 2, y + ROW_HEIGHT - 4, label)
