@@ -31,7 +31,7 @@ import uvloop
 from common.bus import Bus
 from common.config import Config, GatewayConfig, MeshConfig, ModelConfig, ServiceConfig, to_toml
 from common.errors import ServiceError
-from common.ids import GatewayId, InstanceId, RequestId
+from common.ids import GatewayId, InstanceId, RequestId, new_incarnation
 from common.latency import percentiles
 from common.messages import FinishReason, Placement, SampledToken, SubmitRequest, TokenBatch, TokenEvent
 from common.model.tokens import Tokenizer
@@ -242,6 +242,7 @@ async def publish(plan: dict[str, object]) -> None:
     await bus.connect()
     streams, steps, step_s = int(str(plan["streams"])), int(str(plan["steps"])), float(str(plan["step_s"]))
     instances = [InstanceId(f"decode-{number}") for number in range(int(str(plan["instances"])))]
+    incarnation = new_incarnation()
     placed: dict[int, tuple[RequestId, GatewayId]] = {}
     complete = asyncio.Event()
 
@@ -251,7 +252,7 @@ async def publish(plan: dict[str, object]) -> None:
         if len(placed) == streams:
             complete.set()
         instance = instances[index % len(instances)]
-        return Placement(instance, instance)
+        return Placement(instance, incarnation, instance, incarnation)
 
     await bus.serve(subjects.submit(), SubmitRequest, place)
     token = SampledToken(Tokenizer(Path(str(plan["model"]))).encode(WORD)[0])

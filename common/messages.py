@@ -129,10 +129,15 @@ class SubmitRequest(msgspec.Struct, frozen=True, tag="submit"):
 
 
 class Placement(msgspec.Struct, frozen=True, tag="placement"):
-    """Where a request lives. Both instances are chosen at once (Splitwise IV-A)."""
+    """Where a request lives. Both instances are chosen at once (Splitwise IV-A).
+
+    The incarnations are those that were chosen: word that one is gone says nothing of its successor.
+    """
 
     prefill_instance: InstanceId
+    prefill_incarnation: Incarnation
     decode_instance: InstanceId
+    decode_incarnation: Incarnation
 
 
 class PrefillTask(msgspec.Struct, frozen=True, tag="prefill"):
@@ -140,6 +145,7 @@ class PrefillTask(msgspec.Struct, frozen=True, tag="prefill"):
 
     request: GenerationRequest
     decode_instance: InstanceId
+    decode_incarnation: Incarnation
 
 
 class DecodeTask(msgspec.Struct, frozen=True, tag="decode"):
@@ -267,7 +273,7 @@ class SequenceFailed(msgspec.Struct, frozen=True, tag="failed"):
 
 
 class InstanceGone(msgspec.Struct, frozen=True, tag="gone"):
-    """scheduler → gateways and instances: this incarnation is no longer a member."""
+    """scheduler → gateways and instances: this incarnation is no longer a member. Another one may be."""
 
     instance_id: InstanceId
     incarnation: Incarnation

@@ -92,7 +92,7 @@ class DecodeService:
     on_change: Callable[[], None]
     staggered: Staggered | None = None
     step_s: float | None = None
-    _pulls: dict[BlockOwner, tuple[InstanceId, asyncio.Task[KVDelivered]]] = field(default_factory=dict)
+    _pulls: dict[BlockOwner, tuple[InstanceGone, asyncio.Task[KVDelivered]]] = field(default_factory=dict)
     _idle: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def decode(self, task: DecodeTask) -> Acknowledged:
@@ -106,8 +106,8 @@ class DecodeService:
             case CancelRequest():
                 self.handle(events.CancelArrived(message.request_id, message.attempt))
             case InstanceGone():
-                for instance_id, call in list(self._pulls.values()):
-                    if instance_id == message.instance_id:
+                for loss, call in list(self._pulls.values()):
+                    if loss == message:
                         call.cancel()
             case GatewayGone():
                 self.handle(events.GatewayGone(message.gateway_id))
@@ -188,7 +188,7 @@ class DecodeService:
             destinations=self.kv.destinations(pool_of(command.blocks[0])),
         )
         call = asyncio.create_task(self._ask_until_certain(command.prefill_instance, pull))
-        self._pulls[owner] = (command.prefill_instance, call)
+        self._pulls[owner] = (InstanceGone(command.prefill_instance, command.prefill_incarnation), call)
         try:
             await asyncio.wait({call})
         finally:

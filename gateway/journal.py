@@ -23,7 +23,7 @@ from common.errors import (
     Overloaded,
     RequestError,
 )
-from common.ids import InstanceId, RequestId
+from common.ids import GatewayId, InstanceId, RequestId
 from common.latency import tpot_s, ttft_s
 from common.messages import (
     Announcement,
@@ -71,9 +71,10 @@ GONE_MEMORY_S = 60.0
 class Journal:
     """``spawn`` starts a task in the process's task group.
 
-    ``_gone_s``: when instances left, for placements that were made before and are told after.
+    ``_gone_s``: when incarnations left, for placements that were made before and are told after.
     """
 
+    gateway_id: GatewayId
     config: Config
     bus: Bus
     subjects: Subjects
@@ -81,7 +82,7 @@ class Journal:
     spawn: Callable[[Coroutine[None, None, None]], None]
     open: dict[RequestId, Generation] = field(default_factory=dict)
     _submitting: dict[RequestId, asyncio.Task[None]] = field(default_factory=dict)
-    _gone_s: dict[InstanceId, float] = field(default_factory=dict)
+    _gone_s: dict[InstanceGone, float] = field(default_factory=dict)
     _empty: asyncio.Event = field(default_factory=asyncio.Event)
     _continuing: asyncio.TimerHandle | None = None
 
@@ -126,15 +127,19 @@ class Journal:
             case SequenceFailed():
                 self._take_failure(message)
             case InstanceGone():
-                self._continue_those_on(message.instance_id)
+                self._continue_those_on(message)
             case GatewayGone():
-                """Another gateway's clients are not ours."""
+                if message.gateway_id == self.gateway_id:
+                    self._continue_placed("declared_gone")
 
     def continue_all(self) -> None:
         """The bus was away: tokens may be lost without a later one that shows the gap."""
+        self._continue_placed("bus_reconnect")
+
+    def _continue_placed(self, cause: str) -> None:
         for generation in list(self.open.values()):
             if generation.placement is not None and not generation.is_over:
-                self._continue(generation, "bus_reconnect")
+                self._continue(generation, cause)
 
     def note_loss(self) -> None:
         """Messages to this gateway were dropped, most likely more are about to be: all continue, once."""
@@ -224,21 +229,16 @@ class Journal:
         else:
             generation.fail(as_request_error(message.error))
 
-    def _continue_those_on(self, instance_id: InstanceId) -> None:
+    def _continue_those_on(self, gone: InstanceGone) -> None:
         now = time.monotonic()
         kept = {each: gone_s for each, gone_s in self._gone_s.items() if now - gone_s < GONE_MEMORY_S}
-        self._gone_s = {**kept, instance_id: now}
+        self._gone_s = {**kept, gone: now}
         for generation in list(self.open.values()):
             placement = generation.placement
             if placement is None or generation.is_over:
                 continue
-            if self._needs(generation, placement, instance_id):
+            if _needs(generation, placement, gone):
                 self._continue(generation, InstanceLost.code)
-
-    def _needs(self, generation: Generation, placement: Placement, instance_id: InstanceId) -> bool:
-        """Once a second token came, decode holds the KV and the prefill instance is not needed any more."""
-        needs_prefill = generation.attempt_tokens < 2 and placement.prefill_instance == instance_id
-        return needs_prefill or placement.decode_instance == instance_id
 
     # placing
 
@@ -294,8 +294,8 @@ class Journal:
             return
         if request.request_id not in self.open:
             return
-        for instance_id, gone_s in self._gone_s.items():
-            if gone_s >= started_s and self._needs(generation, placement, instance_id):
+        for gone, gone_s in self._gone_s.items():
+            if gone_s >= started_s and _needs(generation, placement, gone):
                 self._continue(generation, InstanceLost.code)
                 return
 
@@ -372,3 +372,10 @@ class Journal:
             self.bus.publish(subject, message)
         except BusError as exc:
             log.warning("publish_failed", extra={"subject": subject, "error": str(exc)})
+
+
+def _needs(generation: Generation, placement: Placement, gone: InstanceGone) -> bool:
+    """Once a second token came, decode holds the KV and the prefill instance is not needed any more."""
+    prefill = InstanceGone(placement.prefill_instance, placement.prefill_incarnation)
+    decode = InstanceGone(placement.decode_instance, placement.decode_incarnation)
+    return gone == decode or (generation.attempt_tokens < 2 and gone == prefill)

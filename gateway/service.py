@@ -45,7 +45,7 @@ async def _start(process: ServiceProcess, model_directory: Path) -> Running:
     threads = ThreadPoolExecutor(config.gateway.tokenizer_threads, thread_name_prefix="tokenizer")
     tokenizer = await asyncio.get_running_loop().run_in_executor(threads, Tokenizer, model_directory)
     metrics = GatewayMetrics(process.registry)
-    journal = Journal(config, process.bus, process.subjects, metrics, process.spawn)
+    journal = Journal(gateway_id, config, process.bus, process.subjects, metrics, process.spawn)
     gateway = GatewayApp(
         factory=CallFactory(
             gateway_id=gateway_id,

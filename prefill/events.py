@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from common.ids import GatewayId, InstanceId, RequestId
+from common.ids import GatewayId, Incarnation, InstanceId, RequestId
 from common.kv.blocks import BlockOwner
 from common.messages import (
     DecodeTask,
@@ -63,6 +63,7 @@ class CancelArrived:
 @dataclass(frozen=True, slots=True)
 class DecodeInstanceGone:
     instance_id: InstanceId
+    incarnation: Incarnation
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,7 +96,7 @@ class PrefillService:
             case CancelRequest():
                 self._handle(events.CancelArrived(message.request_id, message.attempt))
             case InstanceGone():
-                self._handle(events.DecodeInstanceGone(message.instance_id))
+                self._handle(events.DecodeInstanceGone(message.instance_id, message.incarnation))
             case GatewayGone():
                 self._handle(events.GatewayGone(message.gateway_id))
 

@@ -71,6 +71,7 @@ class PrefillSequence:
     owner: BlockOwner
     request: GenerationRequest
     decode_instance: InstanceId
+    decode_incarnation: Incarnation
     arrived_s: float
     phase: PrefillPhase = PrefillPhase.QUEUED
     started_s: float = 0.0
@@ -160,8 +161,11 @@ class PrefillState:
                 self._finish_sending(owner)
             case CancelArrived(request_id, attempt):
                 self._cancel(request_id, attempt)
-            case DecodeInstanceGone(instance_id):
-                self._discard_all(lambda sequence: sequence.decode_instance == instance_id)
+            case DecodeInstanceGone(instance_id, incarnation):
+                gone = (instance_id, incarnation)
+                self._discard_all(
+                    lambda sequence: (sequence.decode_instance, sequence.decode_incarnation) == gone
+                )
             case GatewayGone(gateway_id):
                 self._discard_all(lambda sequence: sequence.request.gateway_id == gateway_id)
             case DrainStarted():
@@ -203,7 +207,7 @@ class PrefillState:
                 and sequence.request.attempt < request.attempt
             )
         )
-        sequence = PrefillSequence(owner, request, task.decode_instance, now)
+        sequence = PrefillSequence(owner, request, task.decode_instance, task.decode_incarnation, now)
         self.sequences[owner] = sequence
         self._arrivals.append(sequence)
 

@@ -25,6 +25,7 @@ from common.messages import (
     Acknowledged,
     CancelRequest,
     GatewayGone,
+    GenerationRequest,
     InstanceGone,
     LoadReport,
     Placement,
@@ -96,7 +97,7 @@ class SchedulerService:
             except NoInstanceReady as exc:
                 raise (refusal if excluded else exc) from None
             try:
-                await self._deliver(PrefillTask(request, placement.decode_instance), placement)
+                await self._deliver(_task(request, placement), placement)
             except MessageTooLarge as exc:
                 self._handle(decisions.TaskUndelivered(request.request_id, request.attempt))
                 raise InvalidRequest(f"the prompt does not fit a message: {exc}", param="prompt") from exc
@@ -174,3 +175,7 @@ class SchedulerService:
             self.bus.publish(self.subjects.everyone(), message)
         except BusError as exc:
             log.warning("announcement_unsent", extra={"error": str(exc)})
+
+
+def _task(request: GenerationRequest, placement: Placement) -> PrefillTask:
+    return PrefillTask(request, placement.decode_instance, placement.decode_incarnation)

@@ -227,8 +227,10 @@ class SchedulerState:
             raise RequestCancelled(f"request {request.request_id} has been submitted again since")
         self._forget(request.request_id)
         prefill = self._choose_prefill(request, excluded)
-        decode = self._choose_decode(request, excluded, self.instances[prefill].record.kv_format)
-        placement = Placement(prefill, decode)
+        prefill_record = self.instances[prefill].record
+        decode = self._choose_decode(request, excluded, prefill_record.kv_format)
+        decode_incarnation = self.instances[decode].record.incarnation
+        placement = Placement(prefill, prefill_record.incarnation, decode, decode_incarnation)
         self.requests[request.request_id] = PlacedRequest(
             placement, request.attempt, request.gateway_id, request.tokens
         )

@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 
 from common.bus import Bus
 from common.errors import RequestError
-from common.ids import Incarnation, InstanceId, RequestId
+from common.ids import GatewayId, Incarnation, InstanceId, RequestId
 from common.messages import (
     CancelRequest,
     FinishReason,
+    GatewayGone,
     GenerationRequest,
     InstanceEvent,
     InstanceGone,
@@ -33,6 +34,8 @@ from tests.gateway.processes import GatewayProcess
 
 PREFILL = InstanceId("prefill-a")
 DECODE = InstanceId("decode-a")
+LIFE = Incarnation("first")
+"""Of both instances."""
 TIMEOUT_S = 10.0
 
 
@@ -103,8 +106,11 @@ class ScriptedPeer:
             SequenceFailed(request.request_id, request.attempt, error_reply(error), can_continue),
         )
 
-    def announce_gone(self, instance_id: InstanceId) -> None:
-        self.bus.publish(self.subjects.everyone(), InstanceGone(instance_id, Incarnation("first")))
+    def announce_gone(self, instance_id: InstanceId, incarnation: Incarnation = LIFE) -> None:
+        self.bus.publish(self.subjects.everyone(), InstanceGone(instance_id, incarnation))
+
+    def announce_gateway_gone(self, gateway_id: GatewayId) -> None:
+        self.bus.publish(self.subjects.everyone(), GatewayGone(gateway_id))
 
     async def _submit(self, message: SubmitRequest) -> Placement:
         if self.gate.is_set():
@@ -115,7 +121,7 @@ class ScriptedPeer:
             await self.gate.wait()
         if self.refusals:
             raise self.refusals.pop(0)
-        return Placement(PREFILL, DECODE)
+        return Placement(PREFILL, LIFE, DECODE, LIFE)
 
     def _take_event(self, message: SchedulerEvent) -> None:
         if isinstance(message, RequestEnded):

@@ -7,7 +7,7 @@ import openai
 import pytest
 
 from common.errors import ContextLengthExceeded, HandoverFailed, InternalError, Overloaded, RequestError
-from common.ids import InstanceId, new_request_id
+from common.ids import GatewayId, Incarnation, InstanceId, new_request_id
 from common.messages import CancelRequest, SampledToken, TokenBatch, TokenEvent
 from common.model.tokens import Tokenizer
 from tests.gateway.clients import PROMPT, TEXT, client_of, complete, in_background, with_peer
@@ -144,6 +144,42 @@ def test_losing_the_prefill_instance_after_the_handover_changes_nothing(
         peer.tokens(request, ids[2:], start=2, finish="length")
         assert await answer == TEXT
         assert peer.submissions.empty()
+
+    with_peer(gateway, script)
+
+
+@pytest.mark.parametrize("lost", [DECODE, PREFILL])
+def test_losing_an_earlier_life_of_an_instance_changes_nothing(
+    lost: InstanceId, gateway: GatewayProcess, tokenizer: Tokenizer
+) -> None:
+    ids = tokenizer.encode(TEXT)
+
+    async def script(peer: ScriptedPeer) -> None:
+        answer = in_background(complete(gateway))
+        request = await peer.next_request()
+        peer.announce_gone(lost, Incarnation("before"))
+        peer.tokens(request, ids, finish="length")
+        assert await answer == TEXT
+        assert peer.submissions.empty()
+
+    with_peer(gateway, script)
+
+
+def test_a_gateway_that_lives_though_it_was_declared_gone_has_its_sequences_placed_again(
+    gateway: GatewayProcess, tokenizer: Tokenizer
+) -> None:
+    ids = tokenizer.encode(TEXT)
+
+    async def script(peer: ScriptedPeer) -> None:
+        answer = in_background(complete(gateway))
+        first = await peer.next_request()
+        peer.tokens(first, ids[:3])
+        peer.announce_gateway_gone(GatewayId("another"))
+        peer.announce_gateway_gone(first.gateway_id)
+        second = await peer.next_request()
+        assert (second.attempt, second.output_ids) == (1, tuple(ids[:3]))
+        peer.tokens(second, ids[3:], finish="length")
+        assert await answer == TEXT
 
     with_peer(gateway, script)
 

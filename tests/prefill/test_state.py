@@ -27,6 +27,8 @@ from prefill.state import ROOM, PrefillState
 from tests.requests import GATEWAY, make_request
 
 DECODE = InstanceId("decode-0")
+LIFE = Incarnation("d1")
+"""The decode instance's."""
 LAYOUT = KVLayout(layers=1, kv_heads=1, head_dim=1, block_size=4, element_bytes=1)
 POOL = KVDestination(b"", 0, 1, 60)
 EOS = 2
@@ -63,7 +65,7 @@ def handle(state: PrefillState, event: events.PrefillEvent, now: float = 0.0) ->
 
 def arrive(state: PrefillState, *arguments: object, **keywords: object) -> list[events.PrefillCommand]:
     request = make_request(*arguments, **keywords)  # type: ignore[arg-type]  # passed on as given
-    return handle(state, events.TaskArrived(PrefillTask(request, DECODE)))
+    return handle(state, events.TaskArrived(PrefillTask(request, DECODE, LIFE)))
 
 
 def owner_of(request_id: str, attempt: int = 0) -> BlockOwner:
@@ -188,11 +190,21 @@ def test_an_earlier_attempt_that_comes_late_is_refused() -> None:
     assert list(state.sequences) == [owner_of("r1", 1)]
 
 
+def test_word_that_an_earlier_life_of_the_decode_instance_is_gone_changes_nothing() -> None:
+    state = make_state()
+    arrive(state, "r1")
+    assert handle(state, events.DecodeInstanceGone(DECODE, Incarnation("d0"))) == []
+    offer = handle(state, events.ChunkFinished((TOKEN,)))[-1]
+    assert isinstance(offer, events.OfferSequence)
+    handle(state, events.DecodeInstanceGone(DECODE, LIFE))
+    assert state.is_idle
+
+
 def test_a_repeated_task_is_taken_once_and_never_in_the_name_of_one_that_was_given_up() -> None:
     state = make_state()
     arrive(state, "r1")
     assert arrive(state, "r1") == []
-    handle(state, events.DecodeInstanceGone(DECODE))
+    handle(state, events.DecodeInstanceGone(DECODE, LIFE))
     with pytest.raises(RequestCancelled):
         arrive(state, "r1")
     handle(state, events.ChunkFinished((TOKEN,)))
@@ -314,7 +326,7 @@ class Walk:
             self.do(events.CancelArrived(request_id, 0))
             self.ended.add(request_id)
         elif choice < 0.96:
-            self.do(events.DecodeInstanceGone(DECODE))
+            self.do(events.DecodeInstanceGone(DECODE, LIFE))
             self.ended |= self.arrived
         elif choice < 0.97:
             self.do(events.GatewayGone(GATEWAY))
@@ -323,7 +335,7 @@ class Walk:
     def arrive(self) -> None:
         request_id = RequestId(f"r{len(self.arrived)}")
         request = make_request(request_id, self.chance.randint(1, 30), self.chance.choice([1, 5]))
-        self.do(events.TaskArrived(PrefillTask(request, DECODE)))
+        self.do(events.TaskArrived(PrefillTask(request, DECODE, LIFE)))
         self.arrived.add(request_id)
 
     def end_chunk(self) -> None:

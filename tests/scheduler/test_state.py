@@ -266,7 +266,9 @@ def test_only_instances_whose_kv_lies_alike_are_paired() -> None:
     for name, role in (("p0", "prefill"), ("p1", "prefill"), ("d0", "decode")):
         handle(state, decisions.LoadReported(report_of(name, role)))  # type: ignore[arg-type]
     for number in range(3):
-        assert state.place(make_request(f"r{number}")) == Placement(InstanceId("p1"), InstanceId("d0"))
+        life = Incarnation("i1")
+        placement = Placement(InstanceId("p1"), life, InstanceId("d0"), life)
+        assert state.place(make_request(f"r{number}")) == placement
     with pytest.raises(NoInstanceReady, match="no prefill instance with a partner's model, dtype"):
         state.place(make_request("r3"), frozenset({InstanceId("p1")}))
 

@@ -8,7 +8,7 @@ import msgspec
 
 from common.emulation import EmulatedRunner
 from common.errors import BusTimeout, HandoverFailed, InstanceLost, RequestError
-from common.ids import Incarnation, InstanceId
+from common.ids import Incarnation
 from common.kv.blocks import BlockOwner
 from common.kv.layout import KVLayout
 from common.messages import (
@@ -44,15 +44,15 @@ class VirtualDecode:
     bus: Bus
     memory: Memory
     _is_alive: bool = True
-    _pulls: dict[BlockOwner, InstanceId] = field(default_factory=dict)
+    _pulls: dict[BlockOwner, InstanceGone] = field(default_factory=dict)
 
     def hear(self, message: msgspec.Struct) -> None:
         match message:
             case CancelRequest():
                 self._handle(events.CancelArrived(message.request_id, message.attempt))
             case InstanceGone():
-                for owner, prefill_instance in list(self._pulls.items()):
-                    if prefill_instance == message.instance_id:
+                for owner, loss in list(self._pulls.items()):
+                    if loss == message:
                         self._quarantine(owner, is_lost=True)
 
     def serve(self, message: msgspec.Struct, reply: Callable[[Reply], None]) -> None:
@@ -108,7 +108,7 @@ class VirtualDecode:
             case events.PublishFailure(gateway_id, failure):
                 self.bus.publish(name, gateway_id, failure)
             case events.PullSequence(owner, prefill_instance, incarnation, blocks):
-                self._pulls[owner] = prefill_instance
+                self._pulls[owner] = InstanceGone(prefill_instance, incarnation)
                 total = self.state.blocks.total_blocks
                 request_id, attempt = owner.request_id, owner.attempt
                 pool = KVDestination(b"", 0, 1, total)
@@ -137,7 +137,7 @@ class VirtualDecode:
                 self._quarantine(owner, is_lost=not isinstance(reply, RequestError))
 
         name = self.state.instance_id
-        self.bus.call(name, self._pulls[owner], pull, answer, PULL_TIMEOUT_S)
+        self.bus.call(name, self._pulls[owner].instance_id, pull, answer, PULL_TIMEOUT_S)
 
     def _quarantine(self, owner: BlockOwner, *, is_lost: bool) -> None:
         del self._pulls[owner]

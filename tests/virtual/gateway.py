@@ -45,7 +45,7 @@ class VirtualGateway:
     bus: Bus
     entries: dict[RequestId, Entry] = field(default_factory=dict)
     causes: list[str] = field(default_factory=list)
-    _gone_s: dict[InstanceId, float] = field(default_factory=dict)
+    _gone_s: dict[InstanceGone, float] = field(default_factory=dict)
 
     @property
     def is_done(self) -> bool:
@@ -75,10 +75,10 @@ class VirtualGateway:
                 if message.lost_instance is not None:
                     entry.lost_instances = (*entry.lost_instances, message.lost_instance)
                 self._continue(entry, message.error.message)
-            case InstanceGone(instance_id, _):
-                self._gone_s[instance_id] = self.bus.timeline.now
+            case InstanceGone():
+                self._gone_s[message] = self.bus.timeline.now
                 for entry in self.entries.values():
-                    if entry.end is None and self._needs(entry, instance_id):
+                    if entry.end is None and self._needs(entry, message):
                         self._continue(entry, "gone")
 
     def serve(self, message: msgspec.Struct, reply: Callable[[Reply], None]) -> None:
@@ -137,17 +137,18 @@ class VirtualGateway:
         if entry.end is not None:
             self._tell_ended(entry)
             return
-        for instance_id, gone_s in self._gone_s.items():
-            if gone_s >= started_s and self._needs(entry, instance_id):
+        for gone, gone_s in self._gone_s.items():
+            if gone_s >= started_s and self._needs(entry, gone):
                 self._continue(entry, "gone")
                 return
 
-    def _needs(self, entry: Entry, instance_id: InstanceId) -> bool:
+    def _needs(self, entry: Entry, gone: InstanceGone) -> bool:
         placement = entry.placement
         if placement is None:
             return False
-        needs_prefill = entry.attempt_tokens < 2 and placement.prefill_instance == instance_id
-        return needs_prefill or placement.decode_instance == instance_id
+        prefill = InstanceGone(placement.prefill_instance, placement.prefill_incarnation)
+        decode = InstanceGone(placement.decode_instance, placement.decode_incarnation)
+        return gone == decode or (entry.attempt_tokens < 2 and gone == prefill)
 
     def _continue(self, entry: Entry, cause: str) -> None:
         self.causes.append(cause)

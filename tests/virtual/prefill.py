@@ -47,7 +47,7 @@ class VirtualPrefill:
             case CancelRequest():
                 self._handle(events.CancelArrived(message.request_id, message.attempt))
             case InstanceGone():
-                self._handle(events.DecodeInstanceGone(message.instance_id))
+                self._handle(events.DecodeInstanceGone(message.instance_id, message.incarnation))
 
     def serve(self, message: msgspec.Struct, reply: Callable[[Reply], None]) -> None:
         try:

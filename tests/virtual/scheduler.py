@@ -96,7 +96,7 @@ class VirtualScheduler:
                 self._handle(decisions.TaskAcknowledged(request.request_id, request.attempt))
                 reply(placement)
 
-        task = PrefillTask(request, placement.decode_instance)
+        task = PrefillTask(request, placement.decode_instance, placement.decode_incarnation)
         self.bus.call(SCHEDULER, prefill, task, answer, CALL_TIMEOUT_S)
 
     def _read_members(self) -> None:
