@@ -20,6 +20,7 @@ from common.errors import ConfigError
 HTTP_STOP_TIMEOUT_S = 2
 """How long open connections may last after the drain, which is where requests are waited for."""
 BACKLOG = 2048
+READ = ["GET", "HEAD"]
 
 Check = Callable[[], str | None]
 """Why the process is not ready, or None."""
@@ -41,20 +42,20 @@ class Health:
 
 def service_app(health: Health, registry: CollectorRegistry) -> FastAPI:
     """``/health/live`` (the loop turns), ``/health/ready`` (503 and reasons until ready), ``/metrics``."""
-    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
+    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
 
-    @app.get("/health/live")
+    @app.api_route("/health/live", methods=READ)
     async def live() -> JSONResponse:
         return JSONResponse({"status": "alive"})
 
-    @app.get("/health/ready")
+    @app.api_route("/health/ready", methods=READ)
     async def ready() -> JSONResponse:
         reasons = health.reasons()
         if reasons:
             return JSONResponse({"status": "not ready", "reasons": reasons}, status_code=503)
         return JSONResponse({"status": "ready"})
 
-    @app.get("/metrics")
+    @app.api_route("/metrics", methods=READ)
     async def metrics(request: Request) -> Response:
         encode, content_type = choose_encoder(request.headers.get("accept", ""))
         return Response(encode(registry), media_type=content_type)

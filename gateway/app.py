@@ -181,20 +181,20 @@ class GatewayApp:
 
 @dataclass(slots=True)
 class Endpoint:
-    """One handler for one method of a path (None: any), with every error answered.
+    """One handler for the methods of a path (none named: any), with every error answered.
 
     Authentication belongs here, before the handler.
     """
 
     gateway: GatewayApp
     handler: Handler
-    method: str | None = "POST"
+    methods: tuple[str, ...] = ("POST",)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = new_exchange(scope, receive, send)
         try:
-            if self.method is not None and scope["method"] != self.method:
-                raise MethodNotAllowed(f"{scope['path']} takes {self.method}")
+            if self.methods and scope["method"] not in self.methods:
+                raise MethodNotAllowed(f"{scope['path']} takes {' and '.join(self.methods)}", self.methods)
             await self.handler(exchange)
         except RequestError as exc:
             await self.gateway.refuse(exchange, exc)

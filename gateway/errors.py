@@ -38,7 +38,11 @@ class RouteNotFound(InvalidRequest):
 
 
 class MethodNotAllowed(InvalidRequest):
-    """The path is right, the method is not."""
+    """The path is right, the method is not. ``allowed`` are the methods that are."""
+
+    def __init__(self, message: str, allowed: tuple[str, ...]) -> None:
+        super().__init__(message)
+        self.allowed = allowed
 
 
 class PayloadTooLarge(InvalidRequest):
@@ -75,7 +79,10 @@ def error_body(error: RequestError) -> bytes:
 
 
 def error_headers(error: RequestError) -> list[tuple[bytes, bytes]]:
-    """``retry-after`` where waiting helps. A defect would only repeat itself: clients are told not to try."""
+    """``retry-after`` where waiting helps, ``allow`` where another method does. A defect would only repeat
+    itself: clients are told not to try."""
+    if isinstance(error, MethodNotAllowed):
+        return [(b"allow", ", ".join(error.allowed).encode())]
     if status_of(error) == 500:
         return [(b"x-should-retry", b"false")]
     wait_s = error.retry_after_s

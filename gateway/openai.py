@@ -6,7 +6,16 @@ here is used per token.
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, PlainValidator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    FailFast,
+    Field,
+    PlainValidator,
+    Strict,
+    model_validator,
+)
 from pydantic_core import ErrorDetails
 
 from common.errors import InvalidRequest
@@ -56,8 +65,14 @@ def _read_prompts(value: object) -> list[str] | list[list[int]]:
     raise ValueError("should be a text, a list of token ids, or a list of either that is not empty")
 
 
-LogitBias = Annotated[dict[int, Annotated[float, Field(ge=-100, le=100)]], BeforeValidator(_check_bias_size)]
-TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], FIRST_ERROR_ONLY]
+Flag = Annotated[bool, Strict()]
+Integer = Annotated[int, Strict()]
+Number = Annotated[float, Strict()]
+"""Scalars as JSON has them: true is no integer, "5" and 5.0 are none, and 5 is a number."""
+
+LogitBias = Annotated[dict[int, Annotated[Number, Field(ge=-100, le=100)]], BeforeValidator(_check_bias_size)]
+"""JSON's keys are texts, so token ids are read from texts here."""
+TokenIds = Annotated[list[Annotated[Integer, Field(ge=0)]], FIRST_ERROR_ONLY]
 Strings = Annotated[list[str], FIRST_ERROR_ONLY]
 
 
@@ -75,8 +90,8 @@ class NullableFields(BaseModel):
 class StreamOptions(NullableFields):
     model_config = ConfigDict(extra="ignore")
 
-    include_usage: bool = False
-    continuous_usage_stats: bool = False
+    include_usage: Flag = False
+    continuous_usage_stats: Flag = False
 
 
 class GenerationFields(NullableFields):
@@ -85,25 +100,25 @@ class GenerationFields(NullableFields):
     model_config = ConfigDict(extra="allow", protected_namespaces=())
 
     model: Annotated[str, Field(max_length=256)]
-    stream: bool = False
+    stream: Flag = False
     stream_options: StreamOptions | None = None
-    n: Annotated[int, Field(ge=1)] = 1
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    n: Annotated[Integer, Field(ge=1)] = 1
+    temperature: Annotated[Number, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[Number, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[Integer, Field(ge=-1, lt=2**31)] | None = None
+    min_p: Annotated[Number, Field(ge=0, le=1)] | None = None
+    presence_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[Number, Field(gt=0, le=10)] | None = None
     logit_bias: LogitBias | None = None
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
+    seed: Annotated[Integer, Field(ge=-(2**63), lt=2**64)] | None = None
     stop: str | Strings | None = None
     stop_token_ids: TokenIds | None = None
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
-    min_tokens: Annotated[int, Field(ge=0)] = 0
-    ignore_eos: bool = False
-    skip_special_tokens: bool = True
-    include_stop_str_in_output: bool = False
+    max_tokens: Annotated[Integer, Field(ge=1)] | None = None
+    min_tokens: Annotated[Integer, Field(ge=0)] = 0
+    ignore_eos: Flag = False
+    skip_special_tokens: Flag = True
+    include_stop_str_in_output: Flag = False
     user: str | None = None
 
     @property
@@ -156,9 +171,9 @@ class ChatRequest(GenerationFields):
     """POST /v1/chat/completions."""
 
     messages: Annotated[list[Message], FIRST_ERROR_ONLY, Field(min_length=1, max_length=MAX_MESSAGES)]
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
-    logprobs: bool = False
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    max_completion_tokens: Annotated[Integer, Field(ge=1)] | None = None
+    logprobs: Flag = False
+    top_logprobs: Annotated[Integer, Field(ge=0, le=20)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
     @property
@@ -191,10 +206,10 @@ class CompletionRequest(GenerationFields):
     """POST /v1/completions."""
 
     prompts: Annotated[list[str] | list[list[int]], PlainValidator(_read_prompts), Field(alias="prompt")]
-    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    echo: bool = False
+    logprobs: Annotated[Integer, Field(ge=0, le=20)] | None = None
+    echo: Flag = False
     suffix: str | None = None
-    best_of: int | None = None
+    best_of: Integer | None = None
 
     @property
     def reported_logprobs(self) -> int | None:
@@ -222,7 +237,7 @@ class TokenizeRequest(BaseModel):
 
     model: str = "default"
     prompt: str
-    add_special_tokens: bool = True
+    add_special_tokens: Flag = True
 
 
 class DetokenizeRequest(BaseModel):

@@ -24,6 +24,7 @@ from gateway.exchange import Exchange
 from gateway.journal import Journal
 from gateway.protocol import guarded_protocol
 
+READ = ("GET", "HEAD")
 GARBAGE_THRESHOLD = 50_000
 """Containers made and not yet dropped, after which the youngest are searched for cycles."""
 
@@ -66,6 +67,7 @@ async def _start(process: ServiceProcess, model_directory: Path) -> Running:
     process.bus.on_reconnect.append(journal.continue_all)
     process.bus.on_loss.append(journal.note_loss)
     process.app.router.routes.extend(routes(gateway))
+    process.app.router.default = Endpoint(gateway, gateway.not_found, ())
     process.spawn(gateway.watch_calls())
     _collect_seldom()
 
@@ -107,12 +109,11 @@ def routes(gateway: GatewayApp) -> list[Route]:
     return [
         Route("/v1/chat/completions", Endpoint(gateway, gateway.chat)),
         Route("/v1/completions", Endpoint(gateway, gateway.completions)),
-        Route("/v1/models", Endpoint(gateway, gateway.models, "GET")),
-        Route("/v1/models/{name:path}", Endpoint(gateway, gateway.model, "GET")),
+        Route("/v1/models", Endpoint(gateway, gateway.models, READ)),
+        Route("/v1/models/{name:path}", Endpoint(gateway, gateway.model, READ)),
         Route("/tokenize", Endpoint(gateway, gateway.tokenize)),
         Route("/detokenize", Endpoint(gateway, gateway.detokenize)),
-        Route("/version", Endpoint(gateway, tell_version, "GET")),
-        Route("/{path:path}", Endpoint(gateway, gateway.not_found, None)),
+        Route("/version", Endpoint(gateway, tell_version, READ)),
     ]
 
 

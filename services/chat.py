@@ -8,6 +8,7 @@ import aiohttp
 from rich.console import Console
 
 from common.errors import LamellaError
+from services.server_url import parse_url
 
 CONNECT_TIMEOUT_S = 5.0
 
@@ -54,11 +55,13 @@ async def _stream(
     for name in ("max_tokens", "temperature", "seed"):
         if (value := getattr(options, name)) is not None:
             body[name] = value
-    url = options.url.rstrip("/") + "/v1/chat/completions"
+    url = parse_url(options.url).base_url + "/v1/chat/completions"
     try:
         async with session.post(url, json=body) as response:
             if response.status != 200:
                 raise ChatError(_error_text(await response.text(), response.status))
+            if response.content_type != "text/event-stream":
+                raise ChatError(f"{url} answers with {response.content_type}, not with a stream of events")
             is_done = False
             async for line in response.content:
                 if not line.startswith(b"data: "):
@@ -66,15 +69,22 @@ async def _stream(
                 if line.strip() == b"data: [DONE]":
                     is_done = True
                     continue
-                event = json.loads(line[6:])
-                if "error" in event:
-                    raise ChatError(event["error"]["message"])
-                for choice in event["choices"]:
-                    yield choice["delta"].get("content") or ""
+                yield _text_of(line[6:])
             if not is_done:
                 raise ChatError("the answer broke off")
     except aiohttp.ClientError as exc:
         raise ChatError(f"{url}: {exc}") from exc
+
+
+def _text_of(event: bytes) -> str:
+    """What a chunk adds to the answer. Raises ChatError for an error event, or one that is no chunk."""
+    try:
+        content = json.loads(event)
+        if "error" in content:
+            raise ChatError(str(content["error"]["message"]))
+        return "".join(choice["delta"].get("content") or "" for choice in content["choices"])
+    except (ValueError, KeyError, TypeError, AttributeError) as exc:
+        raise ChatError(f"no chunk of a chat completion: {event[:200]!r}") from exc
 
 
 def _error_text(body: str, status: int) -> str:

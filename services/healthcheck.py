@@ -4,13 +4,16 @@ import urllib.error
 import urllib.request
 from typing import Literal
 
+from services.server_url import parse_url
+
 TIMEOUT_S = 2.0
 
 
 def is_healthy(base_url: str, question: Literal["live", "ready"]) -> bool:
-    """Whether ``/health/{question}`` answers 200 in time."""
+    """Whether ``/health/{question}`` answers 200 in time. Raises ConfigError for what is no URL."""
+    url = f"{parse_url(base_url).base_url}/health/{question}"
     try:
-        with urllib.request.urlopen(f"{base_url}/health/{question}", timeout=TIMEOUT_S) as response:
+        with urllib.request.urlopen(url, timeout=TIMEOUT_S) as response:
             return bool(response.status == 200)
     except (urllib.error.URLError, OSError, ValueError):
         return False

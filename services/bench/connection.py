@@ -8,13 +8,12 @@ Bodies go straight from httptools' parser to the sink; nothing is queued, so not
 import asyncio
 import ssl
 import time
-from dataclasses import dataclass
 from typing import Protocol, cast
-from urllib.parse import urlsplit
 
 import httptools
 
-from common.errors import ConfigError, ServiceError
+from common.errors import ServiceError
+from services.server_url import Target
 
 
 class ConnectionFailed(ServiceError):
@@ -31,37 +30,6 @@ class ResponseSink(Protocol):
     def take_head(self, status: int, headers: dict[str, str]) -> None: ...
 
     def take_body(self, data: bytes, now_s: float) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """A server's address. ``path`` is what the user's URL has before ``/v1``."""
-
-    host: str
-    port: int
-    is_tls: bool
-    path: str
-
-    @property
-    def authority(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{host}:{self.port}"
-
-
-def parse_url(url: str) -> Target:
-    """Read a base URL with or without ``/v1``. ConfigError for anything but http and https."""
-    parts = urlsplit(url if "://" in url else f"http://{url}")
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ConfigError("--url", url, "must be http://HOST[:PORT] or https://HOST[:PORT]")
-    if parts.username or parts.query or parts.fragment:
-        raise ConfigError("--url", url, "must not carry a user, a query or a fragment")
-    is_tls = parts.scheme == "https"
-    try:
-        port = parts.port or (443 if is_tls else 80)
-    except ValueError as exc:
-        raise ConfigError("--url", url, f"its port is wrong: {exc}") from exc
-    path = parts.path.rstrip("/").removesuffix("/v1")
-    return Target(parts.hostname, port, is_tls, path)
 
 
 def encode_request(target: Target, method: str, path: str, body: bytes, api_key: str | None) -> bytes:

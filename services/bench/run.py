@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 from services.bench.client import Client, Outcome, ServedModel, find_model
 from services.bench.config import BenchConfig, BenchError, check_config
-from services.bench.connection import ConnectionPool, parse_url
+from services.bench.connection import ConnectionPool
 from services.bench.lengths import LengthPair
 from services.bench.load import (
     LoadRecord,
@@ -34,6 +34,7 @@ from services.bench.plan import (
 )
 from services.bench.prompts import ENDPOINTS, BodyTemplate, PromptSource, TextPrompts, TokenIdPrompts
 from services.bench.summary import BenchResult, Samples, Window, load_window, summarize
+from services.server_url import parse_url
 
 MOST_WARMUP_STREAMS = 8
 

@@ -24,7 +24,20 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"presence_penalty": 3}, "presence_penalty"),
     (CHAT, {"frequency_penalty": -3}, "frequency_penalty"),
     (CHAT, {"repetition_penalty": 0}, "repetition_penalty"),
+    (CHAT, {"temperature": True}, "temperature"),
     (CHAT, {"n": 0}, "n"),
+    (CHAT, {"n": True}, "n"),
+    (CHAT, {"stream": 1}, "stream"),
+    (CHAT, {"stream": "false"}, "stream"),
+    (CHAT, {"max_tokens": True}, "max_tokens"),
+    (CHAT, {"max_tokens": "5"}, "max_tokens"),
+    (CHAT, {"max_tokens": 5.0}, "max_tokens"),
+    (CHAT, {"max_completion_tokens": "5"}, "max_completion_tokens"),
+    (CHAT, {"seed": 1.0}, "seed"),
+    (CHAT, {"stop_token_ids": [True]}, "stop_token_ids.0"),
+    (CHAT, {"logit_bias": {"5": True}}, "logit_bias"),
+    (TEXT, {"logprobs": True}, "logprobs"),
+    (TEXT, {"best_of": "1"}, "best_of"),
     (CHAT, {"n": 100}, "n"),
     (CHAT, {"max_tokens": 0}, "max_tokens"),
     (CHAT, {"max_completion_tokens": -1}, "max_completion_tokens"),
@@ -152,11 +165,41 @@ def test_an_unknown_model_is_not_found(path: str, gateway: GatewayProcess) -> No
 
 
 @pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("GET", CHAT, "POST"),
+        ("DELETE", TEXT, "POST"),
+        ("OPTIONS", "/tokenize", "POST"),
+        ("POST", "/v1/models", "GET, HEAD"),
+        ("PUT", "/version", "GET, HEAD"),
+    ],
+)
+def test_another_method_is_refused_and_told_which_one_is_meant(
+    method: str, path: str, allowed: str, gateway: GatewayProcess
+) -> None:
+    answer = send(gateway.url + path, b"{}", method=method)
+    assert (answer.status, answer.error["type"]) == (405, "invalid_request_error")
+    assert answer.headers["allow"] == allowed
+
+
+def test_the_health_routes_tell_their_methods_too(gateway: GatewayProcess) -> None:
+    answer = send(f"{gateway.url}/health/live", b"{}")
+    assert answer.status == 405
+    assert {*answer.headers["allow"].split(", ")} == {"GET", "HEAD"}
+
+
+@pytest.mark.parametrize(
+    "path", ["/health/live", "/health/ready", "/metrics", "/v1/models", "/v1/models/default", "/version"]
+)
+def test_whatever_can_be_read_has_a_head(path: str, gateway: GatewayProcess) -> None:
+    answer = send(gateway.url + path, None, method="HEAD")
+    assert (answer.status, answer.body) == (200, b"")
+    assert answer.headers["content-type"] == send(gateway.url + path, None).headers["content-type"]
+
+
+@pytest.mark.parametrize(
     ("method", "path", "status"),
     [
-        ("GET", CHAT, 405),
-        ("DELETE", TEXT, 405),
-        ("POST", "/v1/models", 405),
         ("GET", "/", 404),
         ("GET", "/v1", 404),
         ("POST", "/v1/embeddings", 404),

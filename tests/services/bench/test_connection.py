@@ -1,31 +1,7 @@
-"""Addresses and the bytes of a request."""
+"""The bytes of a request."""
 
-import pytest
-
-from common.errors import ConfigError
-from services.bench.connection import Target, encode_request, parse_url
-
-
-@pytest.mark.parametrize(
-    ("url", "target"),
-    [
-        ("http://localhost:8000", Target("localhost", 8000, False, "")),
-        ("http://localhost:8000/v1/", Target("localhost", 8000, False, "")),
-        ("10.0.0.7:9000", Target("10.0.0.7", 9000, False, "")),
-        ("https://api.example.com/llm/v1", Target("api.example.com", 443, True, "/llm")),
-        ("http://[::1]:80/", Target("::1", 80, False, "")),
-    ],
-)
-def test_urls_are_read_with_and_without_v1(url: str, target: Target) -> None:
-    assert parse_url(url) == target
-
-
-@pytest.mark.parametrize(
-    "url", ["", "ftp://host", "http://", "http://h:99999", "http://me@h", "http://h/?a=b"]
-)
-def test_other_urls_are_refused(url: str) -> None:
-    with pytest.raises(ConfigError, match="--url"):
-        parse_url(url)
+from services.bench.connection import encode_request
+from services.server_url import Target
 
 
 def test_a_request_carries_its_length_and_the_key() -> None:
