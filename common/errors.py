@@ -19,11 +19,16 @@
         ├── ConfigError             a setting breaks a rule (names the key)
         ├── ModelError              the model directory cannot be served
         ├── EngineError             the model's thread died
-        ├── AttentionLost           an attention worker does not answer; others live in attention, decode
+        ├── AttentionLost           an attention worker does not answer
         ├── BusError                NATS: BusUnavailable, BusTimeout, NoResponder, MessageTooLarge
         ├── StoreError              Redis: StoreUnavailable
-        ├── TransferError           the transfer engine; subclasses live in common.transfer.interface
-        └── LauncherError           a local process or an embedded server did not start
+        ├── TransferError           the transfer engine
+        └── LauncherError           a local process or an embedded server did not start or stop
+
+An error of one module alone stays with it, below the branch that fits: HTTP's own refusals in
+``gateway.errors``, ``MemberSuperseded`` in ``common.store``, the transfer engine's in
+``common.transfer.interface``, attention's in ``common.model.exchange`` and ``decode.binding``, the command
+line's in ``services``.
 
 Each wire translates its library's errors once, ``from exc``. The gateway maps the tree to HTTP once
 (``gateway/errors.py``).

@@ -12,7 +12,8 @@ A request's walk, by message::
     decode    --PullKV--------->  prefill                                (call, answered when bytes arrived)
     decode    --TokenBatch----->  gateway                                (publish, one a step)
     gateway   --RequestEnded--->  scheduler                              (publish)
-    gateway   --CancelRequest-->  instances                              (publish)
+    gateway   --CancelRequest-->  instances                              (publish; also the scheduler's, for a
+                                                                          task that was not acknowledged)
 """
 
 from typing import Literal
@@ -273,7 +274,7 @@ class SequenceFailed(msgspec.Struct, frozen=True, tag="failed"):
 
 
 class InstanceGone(msgspec.Struct, frozen=True, tag="gone"):
-    """scheduler → gateways and instances: this incarnation is no longer a member. Another one may be."""
+    """scheduler → everyone: this incarnation is no longer a member. Another one may be."""
 
     instance_id: InstanceId
     incarnation: Incarnation
@@ -286,7 +287,10 @@ class GatewayGone(msgspec.Struct, frozen=True, tag="gateway-gone"):
 
 
 class CancelRequest(msgspec.Struct, frozen=True, tag="cancel"):
-    """gateway → instances: forget this request, in whatever phase it is, up to and including ``attempt``."""
+    """gateway → instances: forget this request, in whatever phase it is, up to and including ``attempt``.
+
+    The scheduler sends it too, to a prefill instance that did not acknowledge a task in time: it may have it.
+    """
 
     request_id: RequestId
     attempt: int

@@ -24,11 +24,11 @@ class Subjects:
         return f"lamella.{self.namespace}.instance.{instance_id}.call"
 
     def instance_events(self, instance_id: InstanceId) -> str:
-        """CancelRequest, to one instance."""
+        """CancelRequest and AttentionDraining, to one instance."""
         return f"lamella.{self.namespace}.instance.{instance_id}.events"
 
     def attention_calls(self, worker_id: str) -> str:
-        """BindAttention, to one attention worker."""
+        """BindAttention and UnbindAttention, to one attention worker."""
         return f"lamella.{self.namespace}.attention.{worker_id}.call"
 
     def gateway_events(self, gateway_id: GatewayId) -> str:
@@ -40,5 +40,5 @@ class Subjects:
         return f"lamella.{self.namespace}.trace.{service_id}.call"
 
     def everyone(self) -> str:
-        """InstanceGone and GatewayGone, to gateways and instances."""
+        """InstanceGone and GatewayGone, to gateways, instances and attention workers."""
         return f"lamella.{self.namespace}.everyone"

@@ -21,7 +21,8 @@ from gateway.stop_strings import StopStrings
 Result = TypeVar("Result")
 
 BYTES_PER_TOKEN = 16
-"""A prompt of more bytes than this per token of context cannot fit; it is refused before tokenizing."""
+"""Text has four to five bytes a token. More than this per token of context is refused before it costs a
+tokenizer's time, though tokens of more bytes exist."""
 SEED_BITS = 63
 
 
@@ -139,7 +140,8 @@ class CallFactory:
         limit = BYTES_PER_TOKEN * self.context_length
         if count > limit:
             raise ContextLengthExceeded(
-                f"the prompt has {count} bytes; {limit} cannot fit a context of {self.context_length} tokens",
+                f"the prompt has {count} bytes; for a context of {self.context_length} tokens at most {limit}"
+                " are read",
                 param=param,
             )
 
