@@ -41,13 +41,15 @@ class Health:
 
 
 def service_app(health: Health, registry: CollectorRegistry) -> FastAPI:
-    """``/health/live`` (the loop turns), ``/health/ready`` (503 and reasons until ready), ``/metrics``."""
+    """``/health/live`` (the loop turns), ``/health/ready`` and ``/health`` (503 and reasons until ready),
+    ``/metrics``."""
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
 
     @app.api_route("/health/live", methods=READ)
     async def live() -> JSONResponse:
         return JSONResponse({"status": "alive"})
 
+    @app.api_route("/health", methods=READ)
     @app.api_route("/health/ready", methods=READ)
     async def ready() -> JSONResponse:
         reasons = health.reasons()

@@ -188,6 +188,15 @@ def test_the_health_routes_tell_their_methods_too(gateway: GatewayProcess) -> No
     assert {*answer.headers["allow"].split(", ")} == {"GET", "HEAD"}
 
 
+def test_a_gateway_alone_is_ready_and_says_who_is_missing(gateway: GatewayProcess) -> None:
+    for path in ("/health", "/health/ready"):
+        answer = send(gateway.url + path, None)
+        assert (answer.status, json.loads(answer.body)) == (200, {"status": "ready"})
+    answer = post(gateway, TEXT)
+    assert (answer.status, answer.error["code"]) == (503, "no_instance_ready")
+    assert int(answer.headers["retry-after"]) >= 1
+
+
 @pytest.mark.parametrize(
     "path", ["/health/live", "/health/ready", "/metrics", "/v1/models", "/v1/models/default", "/version"]
 )
