@@ -198,7 +198,9 @@ ENVIRONMENT: dict[str, tuple[str, str]] = {
     "LAMELLA_CACHE": ("model", "cache_directory"),
     "LAMELLA_DTYPE": ("model", "dtype"),
     "LAMELLA_DEVICE": ("model", "device"),
+    "LAMELLA_THREADS": ("model", "threads"),
     "LAMELLA_ROLE": ("instance", "role"),
+    "LAMELLA_ATTENTION_WORKERS": ("instance", "attention_workers"),
     "LAMELLA_TRANSFER_HOST": ("transfer", "host"),
 }
 """Every variable that is read, and the key it sets."""

@@ -14,6 +14,7 @@ import yaml  # type: ignore[import-untyped]
 from common.bus import CLOSE_TIMEOUT_S
 from common.config import ENVIRONMENT, MeshConfig, load_config
 from common.http import HTTP_STOP_TIMEOUT_S
+from common.messages import Role
 from common.service import DRAIN_GRACE_S
 from services import embedded
 from services.launch_plan import ALLOCATOR_ENVIRONMENT
@@ -66,6 +67,24 @@ def test_a_service_waits_for_its_servers_to_be_healthy(role: str) -> None:
 def test_a_stop_is_given_more_time_than_a_drain_takes(role: str) -> None:
     grace_s = int(SERVICES[role]["stop_grace_period"].removesuffix("s"))
     assert grace_s > MeshConfig().drain_timeout_s + DRAIN_GRACE_S + CLOSE_TIMEOUT_S + HTTP_STOP_TIMEOUT_S
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_an_instance_computes_on_a_number_of_cores_that_is_told_it(role: str) -> None:
+    """Containers cannot see which cores others use."""
+    environment = SERVICES[role]["environment"]
+    assert environment["NATS_URL"] == "nats://nats:4222"
+    threads = environment.get("LAMELLA_THREADS")
+    assert threads == ("${LAMELLA_THREADS:-1}" if role in get_args(Role) else None)
+    assert load_config(None, {"LAMELLA_THREADS": "1"}).model.threads == 1
+
+
+def test_attention_workers_are_there_for_who_asks() -> None:
+    """Instances keep their own KV otherwise, and nobody would bind a worker."""
+    assert [name for name in SERVICES if "profiles" in SERVICES[name]] == ["attention"]
+    workers = SERVICES["decode"]["environment"]["LAMELLA_ATTENTION_WORKERS"]
+    assert workers == "${LAMELLA_ATTENTION_WORKERS:-0}"
+    assert load_config(None, {"LAMELLA_ATTENTION_WORKERS": "2"}).instance.attention_workers == 2
 
 
 def test_the_mesh_has_no_way_out() -> None:
