@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import uvloop
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
+from starlette.types import ASGIApp
 
 from common.bus import CLOSE_TIMEOUT_S, Bus
 from common.cancellation import cancel_and_wait
@@ -108,9 +109,14 @@ def run_process(service: Coroutine[Any, Any, None]) -> int:
 
 
 async def run_service(
-    config: Config, kind: str, start: Start, protocol: type[asyncio.Protocol] | None = None
+    config: Config,
+    kind: str,
+    start: Start,
+    protocol: type[asyncio.Protocol] | None = None,
+    starting: ASGIApp | None = None,
 ) -> None:
-    """Runs one service until SIGTERM or SIGINT. ``protocol`` replaces uvicorn's httptools protocol.
+    """Runs one service until SIGTERM or SIGINT. ``protocol`` replaces uvicorn's httptools protocol;
+    ``starting`` answers the paths that ``start`` has not added yet.
 
     Raises ConfigError, BusUnavailable and whatever ``start`` raises, alone or in an ExceptionGroup.
     """
@@ -118,6 +124,8 @@ async def run_service(
     configure_logging(service_id)
     listener = bind(config.service.host, config.service.port)
     process = _new_process(config, kind, service_id, port_of(listener))
+    if starting is not None:
+        process.app.router.default = starting
     stop, abort = listen_to_signals()
     server = HttpServer(process.app, protocol)
     async with process._tasks as tasks:

@@ -12,6 +12,7 @@ import orjson
 from starlette.routing import Route
 
 from common.config import Config
+from common.errors import NoInstanceReady
 from common.ids import GatewayId
 from common.messages import Announcement, GatewayEvent, ServiceRecord
 from common.model.tokens import Tokenizer
@@ -20,11 +21,13 @@ from common.spec import read_spec, served_context_length
 from common.telemetry import GatewayMetrics
 from gateway.app import Endpoint, GatewayApp
 from gateway.calls import CallFactory
-from gateway.exchange import Exchange
+from gateway.errors import error_body, error_headers, status_of
+from gateway.exchange import Exchange, Receive, Scope, Send, new_exchange
 from gateway.journal import Journal
 from gateway.protocol import guarded_protocol
 
 READ = ("GET", "HEAD")
+STARTING_RETRY_S = 1.0
 GARBAGE_THRESHOLD = 50_000
 """Containers made and not yet dropped, after which the youngest are searched for cycles."""
 
@@ -36,7 +39,14 @@ async def run_gateway(config: Config, model_directory: Path) -> None:
         return await _start(process, model_directory)
 
     protocol = guarded_protocol(config.gateway.header_timeout_s)
-    await run_service(config, "gateway", start, protocol)
+    await run_service(config, "gateway", start, protocol, _refuse_while_starting)
+
+
+async def _refuse_while_starting(scope: Scope, receive: Receive, send: Send) -> None:
+    """The port is open before the bus and the tokenizer are there: a 404 would send clients away for good."""
+    error = NoInstanceReady("this gateway is starting", retry_after_s=STARTING_RETRY_S)
+    exchange = new_exchange(scope, receive, send)
+    await exchange.respond(status_of(error), error_body(error), error_headers(error))
 
 
 async def _start(process: ServiceProcess, model_directory: Path) -> Running:

@@ -80,8 +80,10 @@ def send(
 
 
 @contextmanager
-def running_gateway(config: Config, directory: Path) -> Iterator[GatewayProcess]:
-    """A gateway that is ready when this returns and gone at the end."""
+def running_gateway(
+    config: Config, directory: Path, until: str = "service_ready"
+) -> Iterator[GatewayProcess]:
+    """A gateway that has logged the event ``until`` when this returns, and is gone at the end."""
     directory.mkdir(parents=True, exist_ok=True)
     config_file, log_file = directory / "gateway.toml", directory / "gateway.log"
     config_file.write_text(to_toml(config))
@@ -93,7 +95,7 @@ def running_gateway(config: Config, directory: Path) -> Iterator[GatewayProcess]
             stderr=log,
         )
     try:
-        yield GatewayProcess(config, _wait_ready(popen, log_file), popen)
+        yield GatewayProcess(config, _wait_event(popen, log_file, until), popen)
     finally:
         popen.terminate()
         try:
@@ -103,16 +105,17 @@ def running_gateway(config: Config, directory: Path) -> Iterator[GatewayProcess]
     assert "Traceback" not in log_file.read_text()
 
 
-def _wait_ready(popen: subprocess.Popen[bytes], log_file: Path) -> str:
+def _wait_event(popen: subprocess.Popen[bytes], log_file: Path, name: str) -> str:
+    """The URL that the event tells."""
     deadline_s = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline_s:
         assert popen.poll() is None, log_file.read_text()
         for line in log_file.read_text().splitlines():
             event = json.loads(line) if line.startswith("{") else {}
-            if event.get("event") == "service_ready":
+            if event.get("event") == name:
                 return str(event["url"])
         time.sleep(POLL_S)
-    raise AssertionError(f"not ready within {START_TIMEOUT_S} s: {log_file.read_text()}")
+    raise AssertionError(f"no {name} within {START_TIMEOUT_S} s: {log_file.read_text()}")
 
 
 def _lower(headers: object) -> dict[str, str]:

@@ -2,7 +2,9 @@
 
 import asyncio
 import signal
+import socket
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -12,7 +14,7 @@ import pytest
 from tests.e2e.meshes import Mesh, running_mesh
 from tests.gateway.clients import PROMPT as ONE_PROMPT
 from tests.gateway.conftest import gateway_config
-from tests.gateway.processes import running_gateway
+from tests.gateway.processes import running_gateway, send
 from tests.gateway.raw_http import raw_client
 from tests.gateway.scripted import scripted_peer
 
@@ -142,6 +144,21 @@ def test_clients_that_leave_at_any_moment_leave_nothing(client: openai.OpenAI, m
         await asyncio.gather(*(leave(index) for index in range(8)))
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/chat/completions", "/nowhere"])
+def test_a_gateway_that_starts_says_so_instead_of_knowing_no_path(
+    path: str, redis_url: str, tmp_path: Path
+) -> None:
+    """Its NATS takes connections and says nothing, so that it cannot get further."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        config = gateway_config(f"nats://127.0.0.1:{silent.getsockname()[1]}", redis_url)
+        with running_gateway(config, tmp_path, until="service_listening") as gateway:
+            answer = send(f"{gateway.url}{path}", None)
+            assert (answer.status, answer.error["code"]) == (503, "no_instance_ready")
+            assert answer.headers["retry-after"] == "1"
+            assert send(f"{gateway.url}/health/live", None).status == 200
+            assert send(f"{gateway.url}/health/ready", None).status == 503
 
 
 def test_a_gateway_that_drains_finishes_its_streams_and_takes_no_more(
