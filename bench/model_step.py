@@ -1,6 +1,7 @@
 """How long one forward pass takes, and where the time goes: linears, attention, the rest.
 
     python bench/model_step.py MODEL_DIRECTORY [--dtype float32] [--threads 1] [--weights model]
+        [--kernels auto|torch]
 
 Prints, for decode batches and prefill chunks, the median time of a pass and the profiler's shares. Run it
 with the environment the launcher gives its instances (services/launch_plan.py) to see what they see.
@@ -15,11 +16,13 @@ from typing import get_args
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from common.config import Kernels
 from common.kv.blocks import blocks_for
 from common.kv.layout import KVLayout
 from common.kv.pool import KVPool
 from common.messages import SamplingParams
 from common.model.attention import LocalAttention
+from common.model.kernels import use_compiled
 from common.model.precision import WeightForm
 from common.model.program import TORCH_DTYPES, load_program
 from common.model.runner import ModelRunner
@@ -38,6 +41,7 @@ def main() -> None:
     parser.add_argument("--dtype", choices=TORCH_DTYPES, default="float32")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--weights", choices=get_args(WeightForm), default="model")
+    parser.add_argument("--kernels", choices=get_args(Kernels), default="auto")
     parser.add_argument("--context", type=int, default=192)
     parser.add_argument("--block-size", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=15)
@@ -58,6 +62,8 @@ def _load(options: argparse.Namespace) -> tuple[ModelRunner, int]:
     dtype = TORCH_DTYPES[options.dtype]
     device = torch.device("cpu")
     cache = Path("~/.cache/lamella").expanduser()
+    if options.kernels == "auto" and dtype is torch.float32:
+        use_compiled(cache)
     program = load_program(options.model, options.dtype, device, cache, weights=options.weights)
     spec = program.spec
     layout = KVLayout(spec.layers, spec.kv_heads, spec.head_dim, options.block_size, dtype.itemsize)

@@ -22,6 +22,7 @@ Dtype = Literal["bf16", "fp32"]
 Weights = Literal["model", "int8", "w8a8"]
 PrefillOrder = Literal["fcfs", "sjf", "ljf"]
 AttentionPartition = Literal["heads", "requests"]
+Kernels = Literal["auto", "torch"]
 Pipeline = Literal["off", "fixed", "rotational"]
 TransferPath = Literal["auto", "mooncake", "shared_memory"]
 TransferProtocol = Literal["tcp", "rdma", "nvlink"]
@@ -57,7 +58,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     ``directory`` None is the embedded default model. ``dtype`` and ``weights``: see
     ``common.model.precision`` and ``common.model.linears``. ``context_length`` None is
     the model's own. ``threads`` None uses the cores that no other
-    instance of this machine uses at the time.
+    instance of this machine uses at the time. ``kernels`` auto compiles those of few rows on a CPU
+    (``common.model.cpu``); torch leaves everything to torch.
     """
 
     directory: Path | None = None
@@ -67,6 +69,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     context_length: int | None = None
     weights: Weights = "model"
     threads: int | None = None
+    kernels: Kernels = "auto"
 
 
 class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

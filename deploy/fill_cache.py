@@ -12,6 +12,7 @@ import sys
 
 from common.config import load_config
 from common.model.cache import cached_conversion
+from common.model.cpu.library import compile_kernels
 from common.model.default_model import default_model_directory
 from common.spec import ElementType
 
@@ -27,6 +28,8 @@ def main() -> None:
         os.utime(weights, (FIXED_TIME_S, FIXED_TIME_S))
     for element_type in ELEMENT_TYPES:
         cached_conversion(directory, element_type, cache, report)
+    # For processors of the kind that builds the image; elsewhere they are compiled at the first start.
+    compile_kernels(cache, report)
 
 
 def report(stage: str) -> None:

@@ -11,7 +11,8 @@ from common.kv.layout import KVLayout
 from common.kv.pool import KVPool
 from common.messages import SamplingParams
 from common.model.attention import LocalAttention
-from common.model.precision import precision_of
+from common.model.kernels import use_compiled
+from common.model.precision import precision_of, wants_compiled
 from common.model.program import load_program
 from common.model.runner import ModelRunner
 from common.spec import served_context_length
@@ -31,6 +32,8 @@ def load_model_engine(config: Config, model_directory: Path, thread: EngineThrea
     """Weights, program, pool and a first pass that touches every kernel. Raises ModelError, ConfigError."""
     device = torch.device(config.model.device)
     precision = precision_of(config.model)
+    if wants_compiled(config.model):
+        use_compiled(config.model.cache_directory)
     program = load_program(
         model_directory, precision.compute, device, config.model.cache_directory, weights=precision.weights
     )

@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 from common.config import Config
 from common.model.cache import cached_conversion
-from common.model.precision import precision_of
+from common.model.cpu.library import compile_kernels
+from common.model.precision import precision_of, wants_compiled
 from services.model_directory import model_directory
 
 
@@ -17,4 +18,7 @@ def prepare_model(config: Config, progress: Callable[[str], None]) -> None:
     directory = model_directory(config.model, progress)
     if config.instance.engine == "model":
         element_type = precision_of(config.model).compute
-        cached_conversion(directory, element_type, config.model.cache_directory, progress)
+        cache = config.model.cache_directory
+        cached_conversion(directory, element_type, cache, progress)
+        if wants_compiled(config.model):
+            compile_kernels(cache, progress)

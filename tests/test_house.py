@@ -27,6 +27,7 @@ USES_TORCH = (
     "common/kv/pool.py",
     "common/transfer/",
     "decode/remote_attention.py",
+    "decode/pipeline.py",
     "attention/service.py",
     "services/model_engine.py",
 )

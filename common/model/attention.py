@@ -3,20 +3,26 @@
 ``begin`` plans a step, then each layer writes the new K and V into the pool and attends. Sequences with one
 new token are computed together, page by page (``page_plan``); a prompt's chunk attends to its history in the
 pool and causally to itself, and the two parts are merged by their log-sum-exps. Sequences never see each
-other. Bit-exactness across batch compositions is not promised; equality of the mathematics is.
+other. Where compiled kernels are on (``common.model.cpu``) they compute a decode step of fp32 rows on the
+host. Bit-exactness across batch compositions is not promised; equality of the mathematics is.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
 from common.kv.layout import KVLayout
 from common.kv.pool import KVPool
+from common.model import kernels
 from common.model.attention_kernels import merge_two, partial_attention
 from common.model.interface import SequenceChunk
 from common.model.page_plan import DecodePlan, DecodeRow, plan_decode
 from common.spec import AttentionSpec
+
+if TYPE_CHECKING:
+    from common.model.cpu.decode_attention import DecodeStep
 from common.timeline import timeline
 from common.timeline_events import ATTENTION
 
@@ -101,17 +107,22 @@ class LocalAttention:
         self._slots = torch.empty(0, dtype=torch.int64)
         self._decode_rows: torch.Tensor | None = None
         self._tokens = 0
-        self._q = self._k = self._v = torch.empty(0)
+        self._q = self._k = self._v = self._output = torch.empty(0)
+        self._compiled: DecodeStep | None = None
 
     def begin(self, chunks: Sequence[SequenceChunk]) -> None:
         """Plans one step. Raises ValueError for an empty chunk or a block table too short for it."""
         layout, device = self._pool.layout, self._pool.device
+        for chunk in chunks:
+            _check_chunk(chunk, layout)
+        self._compiled = self._compiled_step(chunks)
+        if self._compiled is not None:
+            return
         decode: list[DecodeRow] = []
         prompts: list[tuple[int, SequenceChunk]] = []
         slots: list[torch.Tensor] = []
         row = 0
         for chunk in chunks:
-            _check_chunk(chunk, layout)
             slots.append(_row_slots(chunk.block_table, chunk.start, chunk.start + chunk.length, layout))
             if chunk.length == 1:
                 decode.append(DecodeRow(row, chunk.block_table, chunk.start + 1))
@@ -131,10 +142,28 @@ class LocalAttention:
             for window in self._windows
         }
 
+    def _compiled_step(self, chunks: Sequence[SequenceChunk]) -> "DecodeStep | None":
+        """Where compiled kernels are on and the step is one of few new tokens, one a sequence."""
+        pool = self._pool
+        is_host = pool.device.type == "cpu" and pool.dtype is torch.float32
+        library = kernels.compiled()
+        if library is None or not is_host or len(chunks) > kernels.FEW_ROWS:
+            return None
+        if any(chunk.length > 1 for chunk in chunks):
+            return None
+        from common.model.cpu.decode_attention import DecodeStep
+
+        return DecodeStep(library, chunks, pool, self._windows)
+
     def send_q(self, layer: int, q: torch.Tensor) -> None:
+        if self._compiled is not None:
+            self._compiled.attend_before(layer, q, self._specs[layer])
         self._q = q
 
     def send_kv(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
+        if self._compiled is not None:
+            self._output = self._compiled.take_new(layer, k, v, self._specs[layer])
+            return
         head_dim = self._pool.layout.head_dim
         for pages, new in ((self._pool.keys[layer], k), (self._pool.values[layer], v)):
             pages.view(-1, head_dim).index_copy_(0, self._slots, new.reshape(-1, head_dim))
@@ -148,6 +177,8 @@ class LocalAttention:
         return output
 
     def _attend(self, layer: int) -> torch.Tensor:
+        if self._compiled is not None:
+            return self._output
         spec = self._specs[layer]
         plan = self._plans[spec.window]
         pages = (self._pool.keys[layer], self._pool.values[layer])

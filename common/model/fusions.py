@@ -1,4 +1,4 @@
-"""Fusions of a captured graph: RMSNorm, rotary embedding by signed tables, multiply-add, shared nodes."""
+"""Fusions of a captured graph: RMSNorm, rotary embedding, gated activations, multiply-add, shared nodes."""
 
 from typing import Any
 
@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx
 
+from common.model import kernels
 from common.model.graph import OPEN_END, aten, dtype_of, has_equal_shape, insert_call, is_call, shape_of
 
 
@@ -134,4 +135,68 @@ def fuse_multiply_add(graph: fx.Graph) -> None:
             fused = insert_call(graph, torch.addcmul, (left, *factors), lambda a, b, c: a + b * c)
         node.replace_all_uses_with(fused)
         graph.erase_node(node)
+    graph.eliminate_dead_code()
+
+
+def fuse_rotations(graph: fx.Graph) -> None:
+    """``addcmul(x · cos, cat(x₂, x₁), sin)``, as ``fold_rotations`` leaves it, becomes one call."""
+    for node in list(graph.nodes):
+        if node.target is not torch.addcmul:
+            continue
+        product, swapped, sin = node.args
+        x = _swapped_source(swapped)
+        if x is None or not is_call(product, aten.mul.Tensor) or x not in product.args:
+            continue
+        cos: Any = product.args[1] if product.args[0] is x else product.args[0]
+        if not (_is_table_of(cos, x) and _is_table_of(sin, x)) or len(product.users) > 1:
+            continue
+        with graph.inserting_before(node):
+            fused = insert_call(graph, kernels.rotate, (x, cos, sin), lambda a, *_: a * 1)
+        node.replace_all_uses_with(fused)
+        graph.erase_node(node)
+    graph.eliminate_dead_code()
+
+
+def _swapped_source(cat: Any) -> fx.Node | None:
+    """``cat([x[half:], x[:half]], −1)`` → x."""
+    if not is_call(cat, aten.cat.default) or len(cat.args) != 2 or cat.args[1] != -1:
+        return None
+    parts = cat.args[0]
+    if len(parts) != 2 or not all(is_call(part, aten.slice.Tensor) for part in parts):
+        return None
+    second, first = parts
+    x = first.args[0]
+    width = shape_of(x)[-1]
+    last = {-1, len(shape_of(x)) - 1}
+    is_first = first.args[1] in last and first.args[2] == 0 and first.args[3] == width // 2
+    is_second = second.args[0] is x and second.args[1] in last and second.args[2] == width // 2
+    return x if is_first and is_second and shape_of(second)[-1] == width // 2 else None
+
+
+def _is_table_of(table: object, x: fx.Node) -> bool:
+    """[1, 1, tokens, width] for x [1, heads, tokens, width]."""
+    if not isinstance(table, fx.Node) or dtype_of(table) != dtype_of(x):
+        return False
+    shape, whole = shape_of(table), shape_of(x)
+    return len(whole) == len(shape) == 4 and shape[1] == 1 and whole[0] == 1 and shape[3] == whole[3]
+
+
+def fuse_gated_activations(graph: fx.Graph) -> None:
+    """``silu(gate) · up`` becomes one call."""
+    for node in list(graph.nodes):
+        if not is_call(node, aten.mul.Tensor):
+            continue
+        for activated, up in (node.args, node.args[::-1]):
+            if not is_call(activated, aten.silu.default) or len(activated.users) > 1:
+                continue
+            gate: Any = activated.args[0]
+            if not isinstance(up, fx.Node) or not has_equal_shape(gate, up) or len(shape_of(gate)) != 3:
+                continue
+            if dtype_of(gate) != dtype_of(up):
+                continue
+            with graph.inserting_before(node):
+                fused = insert_call(graph, kernels.silu_multiply, (gate, up), lambda a, b: a * b)
+            node.replace_all_uses_with(fused)
+            graph.erase_node(node)
+            break
     graph.eliminate_dead_code()

@@ -3,8 +3,8 @@
 - ``"model"`` keeps the checkpoint's values; on a CPU they are reordered once for oneDNN where its private
   operators exist and agree with ``F.linear`` (tested at load, plain otherwise).
 - ``"bf16"``, for CPUs that multiply bf16 slowly: values rounded to bf16, products in the activations' dtype.
-  One row is bound by memory, so it reads bf16 (and is itself rounded to bf16 for the product); several rows
-  are bound by arithmetic and read the same values unpacked and reordered.
+  Few rows are bound by memory, so they read bf16 (with torch's operator: one row, itself rounded to bf16);
+  more are bound by arithmetic and read the same values unpacked and reordered.
 - ``"int8"`` is weight-only: one byte a weight and a scale per output row. Few rows read the bytes; more rows
   read the same rounded values reordered as above.
 - ``"w8a8"`` rounds each token's activations to a byte as well, with a scale per token, for VNNI/AMX products.
@@ -13,15 +13,23 @@
 
 import functools
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 
 from common.errors import ModelError
+from common.model.kernels import compiled
 from common.model.precision import WeightForm
+
+if TYPE_CHECKING:
+    from common.model.cpu.library import KernelLibrary
 
 Linear = Callable[[torch.Tensor], torch.Tensor]
 
+COMPILED_ROWS = 8
+"""Up to as many rows bf16 weights are read by the compiled kernel: measured 61 against 72 ms of linears at 8
+rows on one core, 32 against 41 on two (docs/benchmarks.md)."""
 INT8_ROWS = 8
 """Up to as many rows the bytes are read directly: measured 60 against 66 ms of linears at 8 rows, 86 against
 72 at 12 (docs/benchmarks.md)."""
@@ -66,11 +74,35 @@ def _bf16_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
     rounded = weight.to(torch.bfloat16)
     many_rows = _linear_in_own_dtype(rounded.to(weight.dtype), bias)
 
+    kernels = compiled()
+    if kernels is not None and weight.dtype is torch.float32:
+        return _by_rows(COMPILED_ROWS, _compiled_rows(kernels, rounded, bias), many_rows)
+
     def one_row(x: torch.Tensor) -> torch.Tensor:
         product = torch.mv(rounded, x.to(torch.bfloat16).view(-1))
         return product.to(x.dtype).view(*x.shape[:-1], -1)
 
     return _by_rows(1, _with_bias(one_row, bias), many_rows)
+
+
+def _compiled_rows(kernels: "KernelLibrary", rounded: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+    """``rounded`` [out, in] bf16: read once for up to eight rows, products and sums in fp32."""
+    from common.model.cpu.crew import own_crew
+    from common.model.cpu.jobs import MULTIPLY
+
+    outs, ins = rounded.shape
+    address = rounded.data_ptr()
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        x = x.contiguous()
+        output = torch.empty(*x.shape[:-1], outs)
+        rows = x.numel() // ins
+        own_crew(kernels).run(
+            (MULTIPLY, address, x.data_ptr(), output.data_ptr(), outs, ins, rows), keep=rounded
+        )
+        return output
+
+    return _with_bias(run, bias)
 
 
 def _int8_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:

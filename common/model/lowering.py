@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import fx
 
 from common.errors import ModelError
+from common.model import kernels
 from common.model.experts import expert_linear
 from common.model.graph import OPEN_END, aten, dtype_of, shape_of
 
@@ -162,6 +163,8 @@ FUNCTIONS: dict[Any, str] = {
     aten.linear.default: "torch.nn.functional.linear",
     torch.cat: "torch.cat",
     torch.addcmul: "torch.addcmul",
-    F.rms_norm: "torch.nn.functional.rms_norm",
+    F.rms_norm: "kernels.rms_norm",
+    kernels.rotate: "kernels.rotate",
+    kernels.silu_multiply: "kernels.silu_multiply",
     expert_linear: "expert_linear",
 }

@@ -41,6 +41,11 @@ def precision_of(model: ModelConfig) -> Precision:
     return Precision("bfloat16" if is_fast else "float32", model.weights)
 
 
+def wants_compiled(model: ModelConfig) -> bool:
+    """Whether compiled kernels (``common.model.cpu``) compute few rows: they know fp32 on the host."""
+    return model.kernels == "auto" and model.device == "cpu" and precision_of(model).compute == "float32"
+
+
 def has_fast_bf16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
     """Whether the CPU has bf16 products; unknown counts as no."""
     try:

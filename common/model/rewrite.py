@@ -12,7 +12,14 @@ import torch
 import torch.nn.functional as F
 from torch import fx
 
-from common.model.fusions import fold_rotations, fuse_multiply_add, fuse_rms_norms, share_equal_nodes
+from common.model.fusions import (
+    fold_rotations,
+    fuse_gated_activations,
+    fuse_multiply_add,
+    fuse_rms_norms,
+    fuse_rotations,
+    share_equal_nodes,
+)
 from common.model.graph import (
     aten,
     dependents_only_on,
@@ -34,6 +41,8 @@ def rewrite(graph: fx.Graph, weights: Collection[fx.Node], positions: fx.Node) -
     fold_rotations(graph, dependents_only_on(graph, {*weights, positions}))
     share_equal_nodes(graph)
     fuse_multiply_add(graph)
+    fuse_rotations(graph)
+    fuse_gated_activations(graph)
     graph.eliminate_dead_code()
     graph.lint()
 

@@ -1,0 +1,65 @@
+"""Two cores at one kernel: the engine's thread and one helper take parts of a job as they are free.
+
+Whoever comes takes the next part, so a helper that the system does not run costs nothing, and nobody waits at
+a barrier for more than one part. The helper looks for work for a moment after the last job, then sleeps.
+"""
+
+import threading
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from common.model.cpu.jobs import ARGUMENTS, CHUNKS, JOB_WORDS
+from common.model.cpu.library import KernelLibrary
+
+PATIENCE = 20_000
+"""Looks in vain before the helper sleeps: some 100 µs, longer than the pause between two linears."""
+
+
+class Crew:
+    """Of one thread, which alone calls ``run``."""
+
+    def __init__(self, kernels: KernelLibrary) -> None:
+        self._kernels = kernels
+        self._words = np.zeros(JOB_WORDS, dtype=np.int64)
+        self._job = self._words.ctypes.data
+        self._wanted = threading.Event()
+        self._is_awake = False
+        self._helper: threading.Thread | None = None
+
+    def run(self, arguments: Sequence[int], parts: int = CHUNKS, keep: object = None) -> None:
+        """``arguments``: the job's kind, then the kernel's. Returns when it is done. ``keep``: whatever the
+        addresses among them belong to."""
+        words = self._words
+        for index, value in enumerate(arguments, ARGUMENTS):
+            words[index] = value
+        if not self._is_awake and torch.get_num_threads() > 1:
+            self._wake()
+        self._kernels.run_job(self._job, parts)
+
+    def _wake(self) -> None:
+        if self._helper is None:
+            self._helper = threading.Thread(target=self._help, name="helper", daemon=True)
+            self._helper.start()
+        self._is_awake = True
+        self._wanted.set()
+
+    def _help(self) -> None:
+        while True:
+            self._wanted.wait()
+            self._wanted.clear()
+            self._kernels.help_until_idle(self._job, PATIENCE)
+            self._is_awake = False
+
+
+_own = threading.local()
+
+
+def own_crew(kernels: KernelLibrary) -> Crew:
+    """The calling thread's."""
+    try:
+        return _own.crew  # type: ignore[no-any-return]
+    except AttributeError:
+        crew = _own.crew = Crew(kernels)
+        return crew

@@ -1,0 +1,132 @@
+"""Compiled kernels on disk, and in this process as plain C functions.
+
+numba compiles them once per machine into object files (its own cache would be pickles); llvmlite loads these
+in some milliseconds, without numba, and ctypes calls them, which frees the interpreter for other threads.
+"""
+
+import ctypes
+import hashlib
+import importlib.metadata
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import llvmlite.binding as llvm
+import msgspec
+
+WORD, FLOAT = ctypes.c_int64, ctypes.c_float
+SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "rms_norm": (None, (*[WORD] * 5, FLOAT)),
+    "rotate": (None, (WORD,) * 8),
+    "silu_multiply": (None, (WORD,) * 7),
+    "store_rows": (None, (WORD,) * 8),
+    "merge_new_token": (None, (*[WORD] * 12, FLOAT, FLOAT)),
+    "run_job": (None, (WORD,) * 2),
+    "help_until_idle": (WORD, (WORD,) * 2),
+}
+"""Of ``kernels.EXPORTED``: result, arguments."""
+SOURCES = ("atoms.py", "kernels.py")
+SYMBOLS = "symbols.json"
+
+Kernel = Callable[..., Any]
+
+
+class KernelLibrary:
+    """The kernels of one directory. Keeps the memory their code is in."""
+
+    def __init__(self, directory: Path) -> None:
+        llvm.initialize_native_target()
+        llvm.initialize_native_asmprinter()
+        symbols = msgspec.json.decode((directory / SYMBOLS).read_bytes(), type=dict[str, str])
+        self._engines: list[Any] = []
+        self.rms_norm = self._load(directory, symbols, "rms_norm")
+        self.rotate = self._load(directory, symbols, "rotate")
+        self.silu_multiply = self._load(directory, symbols, "silu_multiply")
+        self.store_rows = self._load(directory, symbols, "store_rows")
+        self.merge_new_token = self._load(directory, symbols, "merge_new_token")
+        self.run_job = self._load(directory, symbols, "run_job")
+        self.help_until_idle = self._load(directory, symbols, "help_until_idle")
+
+    def _load(self, directory: Path, symbols: dict[str, str], name: str) -> Kernel:
+        machine = llvm.Target.from_default_triple().create_target_machine()
+        engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
+        code = (directory / f"{name}.o").read_bytes()
+        engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+        engine.finalize_object()
+        self._engines.append(engine)
+        result, arguments = SIGNATURES[name]
+        return ctypes.CFUNCTYPE(result, *arguments)(engine.get_function_address(symbols[name]))
+
+
+def load_kernels(cache_directory: Path) -> KernelLibrary:
+    """Compiled first where the cache lacks them. Raises OSError as ``compile_kernels``."""
+    return KernelLibrary(compile_kernels(cache_directory))
+
+
+def compile_kernels(cache_directory: Path, progress: Callable[[str], None] = lambda stage: None) -> Path:
+    """Where the kernels lie, for this processor and these versions; made now (some seconds) if need be.
+
+    Where the cache cannot be written, they are kept in the temporary directory. Raises OSError where neither
+    can.
+    """
+    parents = (cache_directory.expanduser() / "kernels", _temporary_directory())
+    key = _key()
+    for parent in parents:
+        if (parent / key / SYMBOLS).is_file():
+            return parent / key
+    for parent in parents:
+        try:
+            parent.mkdir(parents=True, exist_ok=True)
+            scratch = Path(tempfile.mkdtemp(dir=parent, prefix=".compiling-"))
+        except OSError:
+            continue
+        progress("compiling kernels")
+        try:
+            _compile(scratch)
+            scratch.chmod(0o755)  # another user's service may read the cache
+            _move(scratch, parent / key)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+        return parent / key
+    raise OSError(f"compiled kernels can be kept neither in {parents[0]} nor in {parents[1]}")
+
+
+def _move(scratch: Path, target: Path) -> None:
+    try:
+        scratch.rename(target)
+    except OSError:
+        if not (target / SYMBOLS).is_file():  # else another process was faster
+            raise
+
+
+def _compile(directory: Path) -> None:
+    import numba
+
+    from common.model.cpu.kernels import EXPORTED, FAST
+
+    symbols = {}
+    for function, signature in EXPORTED.items():
+        compiled: Any = numba.cfunc(signature, fastmath=FAST, error_model="numpy")(function)
+        library = compiled._library
+        code = library.codegen._tm.emit_object(library._final_module)
+        (directory / f"{function.__name__}.o").write_bytes(code)
+        symbols[function.__name__] = compiled._wrapper_name
+    (directory / SYMBOLS).write_bytes(msgspec.json.encode(symbols))
+
+
+def _key() -> str:
+    digest = hashlib.sha256()
+    for name in SOURCES:
+        digest.update((Path(__file__).parent / name).read_bytes())
+    for package in ("numba", "llvmlite"):
+        digest.update(importlib.metadata.version(package).encode())
+    digest.update(llvm.get_host_cpu_name().encode())
+    digest.update(llvm.get_host_cpu_features().flatten().encode())
+    return digest.hexdigest()[:16]
+
+
+def _temporary_directory() -> Path:
+    return Path(tempfile.gettempdir()) / f"lamella-kernels-{os.getuid()}"

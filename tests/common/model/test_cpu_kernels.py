@@ -1,0 +1,171 @@
+"""The compiled kernels against torch's operators: the same numbers, whatever the shapes and strides."""
+
+import random
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from common.kv.layout import KVLayout
+from common.kv.pool import KVPool
+from common.model import kernels
+from common.model.attention import LocalAttention
+from common.model.cpu.library import compile_kernels
+from common.model.interface import SequenceChunk
+from common.model.linears import linear_of
+from common.spec import AttentionSpec
+from tests.common.model.conftest import MakeTiny, tiny
+
+__all__ = ["tiny"]
+
+CACHE = Path("~/.cache/lamella")
+close = partial(torch.testing.assert_close, atol=1e-5, rtol=1e-5)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def both_ways() -> Iterator[None]:
+    """Kernels are there to be switched on, and off again for the tests of other modules."""
+    compile_kernels(CACHE)
+    yield
+    kernels.use_torch()
+
+
+def by_both(compute: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """(compiled, torch)"""
+    kernels.use_compiled(CACHE)
+    compiled = compute()
+    kernels.use_torch()
+    return compiled, compute()
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 70), st.integers(1, 40), st.integers(0, 1 << 30))
+def test_rms_norm(rows: int, width: int, seed: int) -> None:
+    torch.manual_seed(seed)
+    x, weight = torch.randn(1, rows, width) * 5, torch.randn(width)
+    compiled, expected = by_both(lambda: kernels.rms_norm(x, [width], weight, 1e-5))
+    close(compiled, expected)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 9), st.integers(1, 5), st.integers(1, 20), st.booleans(), st.integers(0, 1 << 30))
+def test_rotate_also_of_views(tokens: int, heads: int, half: int, is_part: bool, seed: int) -> None:
+    torch.manual_seed(seed)
+    width = 2 * half
+    wide = torch.randn(1, tokens, heads * width * (2 if is_part else 1))
+    x = wide[:, :, : heads * width].reshape(1, tokens, heads, width).transpose(1, 2)
+    if is_part and tokens > 1:
+        x = wide.as_strided((1, heads, tokens, width), (wide.numel(), width, wide.shape[2], 1))
+    cos, sin = torch.randn(2, 1, 1, tokens, width)
+    compiled, expected = by_both(lambda: kernels.rotate(x, cos, sin))
+    close(compiled, expected)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 9), st.integers(1, 40), st.integers(0, 1 << 30))
+def test_silu_multiply_of_two_halves(rows: int, width: int, seed: int) -> None:
+    torch.manual_seed(seed)
+    both = torch.randn(1, rows, 2 * width) * 20
+    compiled, expected = by_both(lambda: kernels.silu_multiply(both[..., :width], both[..., width:]))
+    torch.testing.assert_close(compiled, expected, atol=1e-4, rtol=1e-5)
+    assert compiled.isfinite().all()
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.integers(1, 9),
+    st.integers(1, 50),
+    st.integers(1, 50),
+    st.booleans(),
+    st.sampled_from([1, 2]),
+    st.integers(0, 9),
+)
+def test_linears_of_few_rows(rows: int, outs: int, ins: int, has_bias: bool, threads: int, seed: int) -> None:
+    torch.manual_seed(seed)
+    weight, x = torch.randn(outs, ins), torch.randn(1, rows, ins)
+    bias = torch.randn(outs) if has_bias else None
+    kernels.use_compiled(CACHE)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        got = linear_of(weight, bias, "bf16")(x)
+    finally:
+        torch.set_num_threads(before)
+    expected = F.linear(x, weight.to(torch.bfloat16).float(), bias)
+    torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(0, 1 << 30),
+    st.sampled_from([1, 3, 16]),
+    st.sampled_from([(4, 4), (6, 2), (3, 1)]),
+    st.sampled_from([None, 5, 40]),
+    st.sampled_from([None, 3.0]),
+)
+def test_decode_attention(
+    seed: int, block_size: int, heads: tuple[int, int], window: int | None, softcap: float | None
+) -> None:
+    """Sequences of any length in blocks in any order, the history of some empty, several steps."""
+    chance = random.Random(seed)
+    rows, per_row = chance.randint(1, 5), 1 + 60 // block_size
+    blocks = list(range(rows * per_row))
+    chance.shuffle(blocks)
+    tables = [tuple(blocks[row * per_row : (row + 1) * per_row]) for row in range(rows)]
+    starts = [chance.choice([0, 1, chance.randint(0, 50)]) for _ in range(rows)]
+    spec = AttentionSpec(heads[0], heads[1], 8, 0.4, window=window, softcap=softcap)
+    layout = KVLayout(1, heads[1], 8, block_size, 4)
+
+    def outputs() -> torch.Tensor:
+        torch.manual_seed(seed)
+        pool = KVPool(layout, len(blocks), torch.float32, torch.device("cpu"))
+        pool.tensor.view(torch.float32).normal_()
+        attention = LocalAttention(pool, (spec,))
+        results = []
+        for step in range(3):
+            attention.begin(
+                [SequenceChunk(table, start + step, 1) for table, start in zip(tables, starts, strict=True)]
+            )
+            attention.send_q(0, torch.randn(rows, heads[0], 8) * 3)
+            attention.send_kv(
+                0, torch.randn(rows, heads[1] * 2, 8)[:, : heads[1]], torch.randn(rows, heads[1], 8)
+            )
+            results.append(attention.receive(0).clone())
+        return torch.stack(results)
+
+    compiled, expected = by_both(outputs)
+    close(compiled, expected)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "mistral", "gemma2", "gpt2", "phi3"])
+def test_a_models_steps_give_the_same_logits(family: str, tiny: MakeTiny) -> None:
+    program = tiny(family).program
+    spec = program.spec
+
+    def logits() -> torch.Tensor:
+        layout = KVLayout(spec.layers, spec.kv_heads, spec.head_dim, 4, 4)
+        pool = KVPool(layout, 16, torch.float32, torch.device("cpu"))
+        attention = LocalAttention(pool, program.attention_specs)
+        results = []
+        for start, tokens in ((0, [5, 9, 2, 7]), (4, [3]), (5, [8]), (6, [1])):
+            attention.begin([SequenceChunk((2, 0, 5), start, len(tokens))])
+            positions = torch.arange(start, start + len(tokens))
+            rows = torch.arange(len(tokens))
+            results.append(program.run(torch.tensor(tokens), positions, attention, rows))
+        return torch.cat(results)
+
+    compiled, expected = by_both(logits)
+    close(compiled, expected)
+
+
+def test_kernels_are_kept_where_the_cache_is_and_found_again(tmp_path: Path) -> None:
+    stages: list[str] = []
+    directory = compile_kernels(tmp_path, stages.append)
+    assert directory.parent == tmp_path / "kernels"
+    assert compile_kernels(tmp_path, stages.append) == directory
+    assert stages == ["compiling kernels"]
