@@ -7,13 +7,15 @@ and polls their exchanges; the event loop of the process does nothing per step.
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import torch
 
-from common.errors import TransferError
+from common.errors import InvalidRequest, TransferError, UnknownRequest
 from common.host_cores import HostCores
 from common.ids import BindingId
+from common.kv.blocks import blocks_for
 from common.kv.pool import KVPool
 from common.model.attention import LocalAttention
 from common.model.exchange import Group, Lane, PeerSilent, Records, Waiting
@@ -26,10 +28,14 @@ STEP_TIMEOUT_S = 30.0
 TURN_POLL_S = 0.001
 
 
+Held = dict[int, tuple[int, tuple[int, ...]]]
+"""By ``sequence_key``: of how many tokens the KV is complete, and where it lies."""
+
+
 class ServedLane:
     """One batch of one model worker. ``advance`` does what has come, without waiting.
 
-    ``held``: by key, where each sequence's KV lies and of how many tokens, as the last step left it.
+    ``held``: the sequences of the last step, as it left them.
     """
 
     def __init__(
@@ -37,7 +43,7 @@ class ServedLane:
     ) -> None:
         self.binding_id = binding_id
         self.is_in_step = False
-        self.held: dict[int, tuple[int, tuple[int, ...]]] = {}
+        self.held: Held = {}
         self.steps = 0
         self._lane = lane
         self._pool = pool
@@ -111,6 +117,41 @@ class ServedLane:
             for chunk in group.chunks
             if chunk.key
         }
+
+
+@dataclass(frozen=True, slots=True)
+class KeptKV:
+    """What a lost decode instance's sequences had here."""
+
+    pool: KVPool
+    held: Held
+
+    def tokens(self, key: int) -> int:
+        """Raises UnknownRequest."""
+        if key not in self.held:
+            raise UnknownRequest("the sequence's KV is not kept here")
+        return self.held[key][0]
+
+    @torch.inference_mode()
+    def copy_to(self, pool: KVPool, key: int, tokens: int, blocks: Sequence[int]) -> None:
+        """The first ``tokens`` positions, block by block, into these of ``pool``.
+
+        Raises UnknownRequest, or InvalidRequest where the blocks do not fit.
+        """
+        if self.tokens(key) < tokens:
+            raise UnknownRequest(f"the KV of {self.tokens(key)} tokens is kept, not of {tokens}")
+        count = blocks_for(tokens, pool.layout.block_size)
+        if not blocks or len({*blocks}) != count or min(blocks) < 0 or max(blocks) >= pool.total_blocks:
+            raise InvalidRequest(f"{tokens} tokens do not fit the blocks {blocks} of {pool.total_blocks}")
+        source, target = torch.tensor(self.held[key][1][:count]), torch.tensor(blocks)
+        for old, new in zip((*self.pool.keys, *self.pool.values), (*pool.keys, *pool.values), strict=True):
+            new[target] = old[source]
+
+
+def kept_kv(lanes: Sequence[ServedLane], pool: KVPool) -> KeptKV:
+    """Of lanes that are served no more. A sequence that changed lanes is where it got furthest."""
+    entries = sorted((tokens, key, blocks) for lane in lanes for key, (tokens, blocks) in lane.held.items())
+    return KeptKV(pool, {key: (tokens, blocks) for tokens, key, blocks in entries})
 
 
 def _until(has_come: Callable[[], bool], event: EventId, layer: int) -> Iterator[bool]:

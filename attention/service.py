@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 import torch
 
 from attention import state as decisions
-from attention.engine import AttentionLoop, ServedLane
-from attention.state import AttentionState, StartServing, StopServing, TellDraining
+from attention.engine import AttentionLoop, KeptKV, ServedLane, kept_kv
+from attention.state import AttentionState, DropKV, KeepKV, StartServing, StopServing, TellDraining
 from common.config import Config
 from common.errors import InternalError, TransferError
 from common.host_cores import open_host_cores
@@ -28,14 +28,18 @@ from common.messages import (
     AttentionCall,
     AttentionDraining,
     BindAttention,
+    FindKV,
+    InheritKV,
     InstanceEvent,
     InstanceGone,
+    KVFound,
     ServiceRecord,
     UnbindAttention,
     request_region,
     response_region,
 )
 from common.model.exchange import Lane, Pace
+from common.model.kernels import use_compiled
 from common.service import Running, ServiceProcess, run_service
 from common.transfer.buffers import SharedBuffer, host_identity
 from common.transfer.endpoint import TransferEndpoint
@@ -52,6 +56,8 @@ class Served:
 
     peer: PeerInfo
     offered: PeerInfo
+    pool: KVPool
+    lanes: list[ServedLane]
     mirrors: dict[str, MappedMirror | MooncakeMirror]
     pidfd: int | None
 
@@ -63,6 +69,7 @@ class AttentionService:
     process: ServiceProcess
     loop: AttentionLoop = field(init=False)
     _served: dict[BindingId, Served] = field(default_factory=dict)
+    _kept: dict[BindingId, KeptKV] = field(default_factory=dict)
     _thread: threading.Thread | None = None
     _idle: asyncio.Event = field(default_factory=asyncio.Event)
     _changes: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -78,14 +85,19 @@ class AttentionService:
         self._thread = threading.Thread(target=self.loop.run, name="attention", daemon=True)
         self._thread.start()
 
-    async def answer(self, call: AttentionCall) -> AttentionBound | Acknowledged:
-        """Raises Overloaded, NoInstanceReady, InvalidRequest, InternalError."""
+    async def answer(self, call: AttentionCall) -> AttentionBound | Acknowledged | KVFound:
+        """Raises Overloaded, NoInstanceReady, InvalidRequest, InternalError; of KV that is kept:
+        UnknownRequest, HandoverFailed."""
         match call:
             case BindAttention():
                 return await self._bind(call)
             case UnbindAttention(binding_id):
                 await self._carry_out(decisions.UnbindArrived(binding_id))
                 return Acknowledged()
+            case FindKV():
+                return await self._find(call)
+            case InheritKV():
+                return await self._inherit(call)
 
     def take_event(self, message: InstanceEvent) -> None:
         if isinstance(message, InstanceGone):
@@ -95,11 +107,26 @@ class AttentionService:
         try:
             offered = await self._carry_out(decisions.BindArrived(bind))
         except (TransferError, OSError) as exc:
-            await self._carry_out(decisions.BindingFailed(bind.binding_id))
+            await self._carry_out(decisions.UnbindArrived(bind.binding_id))
             raise InternalError(f"the binding's memory: {exc}") from exc
         assert offered is not None
         log.info("attention_bound", extra={"instance": bind.decode_instance, "binding": bind.binding_id})
         return offered
+
+    async def _find(self, call: FindKV) -> KVFound:
+        """Who asks has heard of that life's end, be it before this worker."""
+        former = call.former
+        await self._carry_out(decisions.InstanceLost(former.instance_id, former.incarnation))
+        async with self._changes:
+            return KVFound(self._kept[self.state.kept_of(former)].tokens(call.key))
+
+    async def _inherit(self, call: InheritKV) -> Acknowledged:
+        # Neither pool goes amid the copy, and one that is asked for again comes after the first.
+        async with self._changes:
+            kept = self._kept[self.state.kept_for(call.binding_id, call.former)]
+            pool = self._served[call.binding_id].pool
+            await asyncio.to_thread(kept.copy_to, pool, call.key, call.tokens, call.blocks)
+        return Acknowledged()
 
     def _note(self, event: decisions.AttentionEvent) -> None:
         self.process.spawn(self._carry_out_alone(event))
@@ -116,6 +143,11 @@ class AttentionService:
                         bound = await self._serve(command)
                     case StopServing(binding_id):
                         await self._stop_serving(binding_id)
+                    case KeepKV(binding_id, keep_s):
+                        await self._keep(binding_id, keep_s)
+                    case DropKV(binding_id):
+                        del self._kept[binding_id]
+                        log.info("attention_kv_dropped", extra={"binding": binding_id})
                     case TellDraining(binding_id, decode_instance):
                         told = AttentionDraining(self.process.service_id, binding_id)
                         self.process.bus.publish(self.process.subjects.instance_events(decode_instance), told)
@@ -132,20 +164,19 @@ class AttentionService:
         kv = SharedBuffer(layout.pool_bytes(command.total_blocks), "lamella-kv")
         requests = [SharedBuffer(shape.request_bytes, "lamella-attention") for _ in range(bind.lanes)]
         regions = {request_region(lane): buffer for lane, buffer in enumerate(requests)}
-        offered = self.transfer.offer({KV_REGION: kv, **regions})
-        served = Served(peer, offered, {}, None)
-        self._served[bind.binding_id] = served
         dtype: torch.dtype = getattr(torch, shape.element_type)
         pool = KVPool(layout, command.total_blocks, dtype, torch.device("cpu"), kv.memory)
-        lanes = []
+        offered = self.transfer.offer({KV_REGION: kv, **regions})
+        served = Served(peer, offered, pool, [], {}, None)
+        self._served[bind.binding_id] = served
         for index, request in enumerate(requests):
             name = response_region(index)
             mirror = await self.transfer.mirror(peer, name)
             served.mirrors[name] = mirror
             lane = Lane(shape, request.memory, mirror.memory, mirror, bind.salt, self._pace())
-            lanes.append(ServedLane(bind.binding_id, lane, pool, bind.attention_specs))
+            served.lanes.append(ServedLane(bind.binding_id, lane, pool, bind.attention_specs))
         self._watch(bind, served)
-        self.loop.add(lanes)
+        self.loop.add(served.lanes)
         return AttentionBound(encode_peer_info(offered), command.total_blocks)
 
     def _pace(self) -> Pace | None:
@@ -168,11 +199,26 @@ class AttentionService:
 
         running.add_reader(served.pidfd, on_exit)
 
-    async def _stop_serving(self, binding_id: BindingId) -> None:
+    async def _keep(self, binding_id: BindingId, keep_s: float) -> None:
+        served = await self._stop_serving(binding_id)
+        assert served is not None
+        self._kept[binding_id] = kept_kv(served.lanes, served.pool)
+        sequences = len(self._kept[binding_id].held)
+        log.info("attention_kv_kept", extra={"binding": binding_id, "sequences": sequences})
+
+        async def expire() -> None:
+            await asyncio.sleep(keep_s)
+            await self._carry_out(decisions.KeepExpired(binding_id))
+
+        self.process.spawn(expire())
+
+    async def _stop_serving(self, binding_id: BindingId) -> Served | None:
+        """What was served; None where it never came to that. Who has mapped its memory can still write there:
+        into blocks whose sequences were on their way, and were in no step."""
         await asyncio.to_thread(self.loop.remove, binding_id)
         served = self._served.pop(binding_id, None)
         if served is None:
-            return
+            return None
         log.info("attention_unbound", extra={"binding": binding_id})
         if served.pidfd is not None:
             asyncio.get_running_loop().remove_reader(served.pidfd)
@@ -180,6 +226,7 @@ class AttentionService:
         for name, mirror in served.mirrors.items():
             await self.transfer.close_mirror(served.peer, name, mirror)
         self.transfer.withdraw(served.offered)
+        return served
 
     async def drain(self, timeout_s: float) -> None:
         """Serves on until every instance has given it up: its sequences finish with their KV."""
@@ -205,6 +252,8 @@ async def run_attention(config: Config) -> None:
 async def _start(process: ServiceProcess) -> Running:
     config = process.config
     settings = config.attention
+    if config.model.kernels == "auto":
+        await asyncio.to_thread(use_compiled, config.model.cache_directory)
     transfer = TransferEndpoint(config.transfer)
     await transfer.start()
     state = AttentionState(

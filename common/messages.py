@@ -33,6 +33,13 @@ FinishReason = Literal["stop", "length"]
 """Why a sequence ended by itself: an end-of-sequence or stop token, or its ``max_tokens``."""
 
 
+class InstanceLife(msgspec.Struct, frozen=True):
+    """One incarnation of one instance."""
+
+    instance_id: InstanceId
+    incarnation: Incarnation
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How the next token is chosen and when to stop.
 
@@ -194,8 +201,9 @@ class PullKV(msgspec.Struct, frozen=True, tag="pull"):
 class BindAttention(msgspec.Struct, frozen=True, tag="bind_attention", kw_only=True):
     """decode → attention worker: serve me from now on, until one of us ends or I say otherwise.
 
-    ``layout`` and ``attention_specs`` (a layer each) are of the worker's share of the heads. ``lanes``: how
-    many batches are under way at once, each with regions of its own. ``endpoint`` is the encoded address of
+    ``layout`` and ``attention_specs`` (a layer each) are of the worker's share of the heads, whose KV heads
+    begin with ``first_head``. ``lanes``: how many batches are under way at once, each with regions of its
+    own. ``endpoint`` is the encoded address of
     the decode instance's memory for this binding; its ``response_region``s take the outputs. ``salt`` is
     what sequence numbers count from.
     """
@@ -204,6 +212,7 @@ class BindAttention(msgspec.Struct, frozen=True, tag="bind_attention", kw_only=T
     decode_instance: InstanceId
     decode_incarnation: Incarnation
     layout: KVLayout
+    first_head: int
     attention_specs: tuple[AttentionSpec, ...]
     shape: ExchangeShape
     lanes: int
@@ -223,6 +232,33 @@ class UnbindAttention(msgspec.Struct, frozen=True, tag="unbind_attention"):
     """decode → attention worker: the binding's KV is not needed any more."""
 
     binding_id: BindingId
+
+
+class FindKV(msgspec.Struct, frozen=True, tag="find_kv"):
+    """decode → attention worker: of how many of this sequence's tokens do you keep the KV that ``former``,
+    which is gone, had here? ``key``: ``common.ids.sequence_key``. Answered by KVFound or UnknownRequest."""
+
+    former: InstanceLife
+    key: int
+
+
+class KVFound(msgspec.Struct, frozen=True, tag="kv_found"):
+    tokens: int
+
+
+class InheritKV(msgspec.Struct, frozen=True, tag="inherit_kv"):
+    """decode → attention worker: copy the KV of that sequence's first ``tokens`` tokens, which you keep of
+    ``former``, into these blocks of the pool that you hold for ``binding_id``.
+
+    Acknowledged once it is there; after an answer of any kind nothing more is written for this call or one
+    before it.
+    """
+
+    binding_id: BindingId
+    former: InstanceLife
+    key: int
+    tokens: int
+    blocks: tuple[int, ...]
 
 
 def request_region(lane: int) -> str:
@@ -373,4 +409,4 @@ SchedulerEvent = RequestEnded | LoadReport
 Announcement = InstanceGone | GatewayGone
 """What the scheduler tells everyone."""
 InstanceEvent = CancelRequest | InstanceGone | GatewayGone | AttentionDraining
-AttentionCall = BindAttention | UnbindAttention
+AttentionCall = BindAttention | UnbindAttention | FindKV | InheritKV

@@ -80,6 +80,7 @@ class Binder:
             decode_instance=self.instance_id,
             decode_incarnation=self.incarnation,
             layout=share.layout,
+            first_head=share.kv_heads.start,
             attention_specs=share.attention_specs,
             shape=share.shape,
             lanes=self.needs.lanes,

@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from common.transfer.interface import RegionInfo
 from common.transfer.mirror import MappedMirror
 from decode.remote_attention import Pools, RemoteAttention, WorkerExchange
 
+WAIT_S = 10.0
 BLOCKS = 12
 BLOCK_SIZE = 4
 SALT = 1 << 40
@@ -44,12 +46,32 @@ def lanes_of(shape: ExchangeShape, pace: Pace | None = None) -> tuple[Lane, Lane
 
 @dataclass(slots=True)
 class Workers:
-    """``remote``: one attention a lane, over the same pools. ``stop(i)`` ends worker i as a kill would."""
+    """``remote``: one attention a lane, over the same pools. ``stop(i)`` ends worker i as a kill would.
+
+    ``lanes`` and ``kv``: each worker's ends of them, and its memory.
+    """
 
     remote: tuple[RemoteAttention, ...]
     pools: Pools
     failures: list[tuple[BindingId, Exception]]
     stop: Callable[[int], None]
+    lanes: list[list[ServedLane]]
+    kv: list[KVPool]
+
+    def wait_steps(self, steps: int) -> None:
+        """Until every worker has ended that many: the last answer comes a moment before."""
+        _wait(lambda: all(sum(lane.steps for lane in lanes) == steps for lanes in self.lanes))
+
+    def wait_in_step(self) -> None:
+        """Until every worker is amid a step."""
+        _wait(lambda: all(any(lane.is_in_step for lane in lanes) for lanes in self.lanes))
+
+
+def _wait(has_come: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + WAIT_S
+    while not has_come():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.001)
 
 
 @contextmanager
@@ -72,6 +94,8 @@ def attention_workers(
     ]
     failures: list[tuple[BindingId, Exception]] = []
     loops, threads, exchanges = [], [], []
+    served: list[list[ServedLane]] = []
+    memories: list[KVPool] = []
     for index in range(count):
         pool = KVPool(
             KVLayout(spec.layers, kv_heads, spec.head_dim, BLOCK_SIZE, 4),
@@ -82,7 +106,9 @@ def attention_workers(
         ends = [lanes_of(shape, pace) for _ in range(lanes)]
         loop = AttentionLoop(lambda binding_id, error: failures.append((binding_id, error)))
         binding_id = BindingId(f"b{index}")
-        loop.add([ServedLane(binding_id, worker_end, pool, shares) for _, worker_end in ends])
+        served.append([ServedLane(binding_id, worker_end, pool, shares) for _, worker_end in ends])
+        memories.append(pool)
+        loop.add(served[index])
         thread = threading.Thread(target=loop.run, daemon=True)
         thread.start()
         loops.append(loop)
@@ -112,7 +138,7 @@ def attention_workers(
         remote = tuple(
             RemoteAttention(pools, spec.layers, spec.heads, mini_batches, lane) for lane in range(lanes)
         )
-        yield Workers(remote, pools, failures, stop)
+        yield Workers(remote, pools, failures, stop, served, memories)
     finally:
         for index, thread in enumerate(threads):
             stop(index)

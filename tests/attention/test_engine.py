@@ -51,11 +51,11 @@ def logits_of(program: ModelProgram, attention: Any, steps: Sequence[Step] = STE
     return results
 
 
-def expected_of(program: ModelProgram) -> list[torch.Tensor]:
+def expected_of(program: ModelProgram, steps: Sequence[Step] = STEPS) -> list[torch.Tensor]:
     spec = program.spec
     layout = KVLayout(spec.layers, spec.kv_heads, spec.head_dim, BLOCK_SIZE, 4)
     pool = KVPool(layout, BLOCKS, torch.float32, torch.device("cpu"))
-    return logits_of(program, LocalAttention(pool, program.attention_specs))
+    return logits_of(program, LocalAttention(pool, program.attention_specs), steps)
 
 
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "opt", "gpt2", "gemma3", "gemma2", "phi3")
