@@ -5,6 +5,7 @@ in some milliseconds, without numba, and ctypes calls them, which frees the inte
 """
 
 import ctypes
+import ctypes.util
 import hashlib
 import importlib.metadata
 import os
@@ -28,6 +29,8 @@ SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "help_until_idle": (WORD, (WORD,) * 2),
 }
 """Of ``kernels.EXPORTED``: result, arguments."""
+NEEDED = ("memset", "memcpy", "memmove", "logf", "tanhf", "sqrtf", "floorf")
+"""What compiled code may call: of the C and mathematics libraries."""
 SOURCES = ("atoms.py", "kernels.py")
 SYMBOLS = "symbols.json"
 
@@ -40,6 +43,11 @@ class KernelLibrary:
     def __init__(self, directory: Path) -> None:
         llvm.initialize_native_target()
         llvm.initialize_native_asmprinter()
+        mathematics = ctypes.CDLL(ctypes.util.find_library("m"))
+        for name in NEEDED:
+            address = ctypes.cast(getattr(mathematics, name), ctypes.c_void_p).value
+            assert address is not None
+            llvm.add_symbol(name, address)
         symbols = msgspec.json.decode((directory / SYMBOLS).read_bytes(), type=dict[str, str])
         self._engines: list[Any] = []
         self.rms_norm = self._load(directory, symbols, "rms_norm")

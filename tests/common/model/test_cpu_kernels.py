@@ -1,6 +1,8 @@
 """The compiled kernels against torch's operators: the same numbers, whatever the shapes and strides."""
 
 import random
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -169,3 +171,34 @@ def test_kernels_are_kept_where_the_cache_is_and_found_again(tmp_path: Path) -> 
     assert directory.parent == tmp_path / "kernels"
     assert compile_kernels(tmp_path, stages.append) == directory
     assert stages == ["compiling kernels"]
+
+
+ALONE = """
+import sys
+from pathlib import Path
+import torch
+from common.kv.layout import KVLayout
+from common.kv.pool import KVPool
+from common.model import kernels
+from common.model.attention import LocalAttention
+from common.model.interface import SequenceChunk
+from common.spec import AttentionSpec
+
+kernels.use_compiled(Path(sys.argv[1]).expanduser())
+pool = KVPool(KVLayout(1, 1, 64, 256, 4), 2, torch.float32, torch.device("cpu"))
+attention = LocalAttention(pool, (AttentionSpec(3, 1, 64, 0.1, softcap=9.0),))
+for start in range(300):
+    attention.begin([SequenceChunk((1, 0), start, 1)])
+    attention.send_q(0, torch.ones(1, 3, 64))
+    attention.send_kv(0, torch.ones(1, 1, 64), torch.full((1, 1, 64), 7.0))
+    assert torch.allclose(attention.receive(0), torch.tensor(7.0))
+assert "numba" not in sys.modules
+print("computed")
+"""
+
+
+def test_a_process_that_only_computes_needs_no_compiler() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", ALONE, str(CACHE)], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "computed\n"), done.stderr
