@@ -29,7 +29,8 @@ from typing import cast
 import uvloop
 
 from common.bus import Bus
-from common.config import Config, GatewayConfig, MeshConfig, ModelConfig, ServiceConfig, to_toml
+from common.config import Config, GatewayConfig, MeshConfig, ModelConfig, ServiceConfig
+from common.config_file import to_toml
 from common.errors import ServiceError
 from common.ids import GatewayId, InstanceId, RequestId, new_incarnation
 from common.latency import percentiles

@@ -10,7 +10,7 @@ the weights get a fixed time before they are captured.
 import os
 import sys
 
-from common.config import load_config
+from common.config_file import load_config
 from common.model.cache import cached_conversion
 from common.model.cpu.library import compile_kernels
 from common.model.default_model import default_model_directory

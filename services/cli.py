@@ -15,7 +15,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from common.config import AttentionPartition, Config, Dtype, Pipeline, Weights, load_config
+from common.config import AttentionPartition, Config, Dtype, Pipeline, Weights
+from common.config_file import load_config
 from common.errors import ConfigError, LamellaError
 from services.analyze import analyze
 from services.bench.command import bench

@@ -12,7 +12,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from common.config import Config, Dtype, load_config
+from common.config import Config, Dtype
+from common.config_file import load_config
 from common.errors import ConfigError
 from common.model.cache import cached_conversion
 from common.model.precision import precision_of

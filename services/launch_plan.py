@@ -8,7 +8,8 @@ from typing import Literal
 
 import msgspec
 
-from common.config import ENVIRONMENT, Config
+from common.config import Config
+from common.config_file import ENVIRONMENT
 from common.errors import ConfigError
 from common.messages import Role
 

@@ -17,7 +17,8 @@ from types import FrameType
 import msgspec
 import uvloop
 
-from common.config import Config, load_config, to_toml
+from common.config import Config
+from common.config_file import load_config, to_toml
 from common.errors import ConfigError, LauncherError
 from services import control
 from services.control import AskStatus, MeshStatus, Refused, Scale

@@ -21,7 +21,8 @@ import msgspec
 import uvloop
 
 from common.cancellation import cancel_and_wait
-from common.config import Config, load_config, to_toml
+from common.config import Config
+from common.config_file import load_config, to_toml
 from common.errors import ConfigError, LamellaError, LauncherError, StoreError
 from common.logs import configure_logging
 from common.messages import InstanceRecord, MemberRecord

@@ -11,7 +11,8 @@ import msgspec
 import typer
 from rich.console import Console
 
-from common.config import MeshConfig, load_config
+from common.config import MeshConfig
+from common.config_file import load_config
 from common.errors import ConfigError
 from services.state_directory import DEFAULT_STATE_DIRECTORY
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from common.config import load_config
+from common.config_file import load_config
 from common.errors import EngineError
 from common.ids import InstanceId
 from common.messages import InstanceRecord, MemberRecord, ServiceRecord

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.config import ENVIRONMENT, Config, config_from_tree, load_config, to_toml
+from common.config import Config
+from common.config_file import ENVIRONMENT, config_from_tree, load_config, to_toml
 from common.errors import ConfigError
 
 BROKEN = [

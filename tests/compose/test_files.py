@@ -12,7 +12,8 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 
 from common.bus import CLOSE_TIMEOUT_S
-from common.config import ENVIRONMENT, MeshConfig, load_config
+from common.config import MeshConfig
+from common.config_file import ENVIRONMENT, load_config
 from common.http import HTTP_STOP_TIMEOUT_S
 from common.messages import Role
 from common.service import DRAIN_GRACE_S

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.config import load_config
+from common.config_file import load_config
 from common.messages import InstanceRecord, MemberRecord
 from common.store import Store
 

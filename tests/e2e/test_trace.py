@@ -16,7 +16,7 @@ import orjson
 import pytest
 
 from common.bus import Bus
-from common.config import load_config
+from common.config_file import load_config
 from common.errors import InvalidRequest, Overloaded
 from common.model.default_model import default_model_directory
 from common.subjects import Subjects

@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.config import Config, to_toml
+from common.config import Config
+from common.config_file import to_toml
 from tests.e2e.meshes import LAMELLA, ROOT, environment, get_text
 
 START_TIMEOUT_S = 60.0

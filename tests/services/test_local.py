@@ -15,7 +15,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from common.config import Config, MeshConfig, load_config
+from common.config import Config, MeshConfig
+from common.config_file import load_config
 from common.errors import ConfigError, LauncherError
 from common.messages import MemberRecord
 from common.store import Store
@@ -239,7 +240,7 @@ def test_given_servers_are_used_and_ids_cannot_meet_those_of_other_machines(
 
 def test_a_foreground_mesh_ends_at_ctrl_c_and_nothing_of_it_is_left(directory: Path) -> None:
     program = (
-        "import sys; from pathlib import Path; from common.config import load_config; import msgspec;"
+        "import sys; from pathlib import Path; from common.config_file import load_config; import msgspec;"
         "from services import local; from services.launch_plan import LaunchPlan;"
         "plan = LaunchPlan(port=0, command=(sys.executable, '-m', 'tests.common.small_service'));"
         "local.up(Path(sys.argv[1]), plan, load_config(None), lambda s: print(s.url, flush=True))"

@@ -1,0 +1,205 @@
+"""Settings read from one TOML file and the environment, checked, and written again.
+
+The only place that reads settings from the environment. Order of precedence: command line (applied by the CLI
+with ``msgspec.structs.replace``), environment, file, default. An unknown key or an impossible value fails at
+start and names key, value and rule.
+"""
+
+import math
+import os
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from common.config import Config
+from common.errors import ConfigError
+from common.ids import is_valid_id
+
+ENVIRONMENT: dict[str, tuple[str, str]] = {
+    "NATS_URL": ("mesh", "nats_url"),
+    "REDIS_URL": ("mesh", "redis_url"),
+    "LAMELLA_NAMESPACE": ("mesh", "namespace"),
+    "LAMELLA_SERVICE_ID": ("service", "service_id"),
+    "LAMELLA_HOST": ("service", "host"),
+    "LAMELLA_PORT": ("service", "port"),
+    "LAMELLA_ADVERTISE_HOST": ("service", "advertise_host"),
+    "LAMELLA_MODEL": ("model", "directory"),
+    "LAMELLA_CACHE": ("model", "cache_directory"),
+    "LAMELLA_DTYPE": ("model", "dtype"),
+    "LAMELLA_DEVICE": ("model", "device"),
+    "LAMELLA_THREADS": ("model", "threads"),
+    "LAMELLA_ROLE": ("instance", "role"),
+    "LAMELLA_ATTENTION_WORKERS": ("instance", "attention_workers"),
+    "LAMELLA_TRANSFER_HOST": ("transfer", "host"),
+}
+"""Every variable that is read, and the key it sets."""
+
+
+def load_config(path: Path | None, environment: Mapping[str, str] | None = None) -> Config:
+    """Reads, overlays the environment, checks. Raises ConfigError naming key, value and rule."""
+    environment = os.environ if environment is None else environment
+    tree: dict[str, Any] = {}
+    if path is not None:
+        try:
+            tree = tomllib.loads(path.read_text(encoding="utf-8"))
+        except OSError as exc:
+            raise ConfigError("--config", str(path), f"cannot be read ({exc.strerror})") from exc
+        except tomllib.TOMLDecodeError as exc:
+            raise ConfigError("--config", str(path), f"is not TOML: {exc}") from exc
+        except UnicodeDecodeError as exc:
+            raise ConfigError("--config", str(path), "is not TOML: it is not UTF-8 text") from exc
+    for variable, (section, key) in ENVIRONMENT.items():
+        values = tree.setdefault(section, {}) if variable in environment else None
+        # A section that is no table is for the conversion to refuse.
+        if isinstance(values, dict):
+            values[key] = environment[variable]
+    return config_from_tree(tree)
+
+
+def config_from_tree(tree: Mapping[str, Any]) -> Config:
+    """Builds and checks a Config from nested tables. Raises ConfigError."""
+    try:
+        config = msgspec.convert(tree, Config, strict=False, dec_hook=_decode_path)
+    except msgspec.ValidationError as exc:
+        raise _conversion_error(tree, str(exc)) from exc
+    check_config(config)
+    return config
+
+
+def to_toml(config: Config) -> str:
+    """The configuration as TOML that ``load_config`` reads back to an equal value."""
+    lines: list[str] = []
+    for section in config.__struct_fields__:
+        lines.append(f"[{section}]")
+        values = getattr(config, section)
+        for key in values.__struct_fields__:
+            value = getattr(values, key)
+            if value is None:
+                continue
+            encoded = str(value) if isinstance(value, Path) else value
+            # JSON's text is TOML's, but for one character that TOML wants escaped.
+            text = msgspec.json.encode(encoded).decode().replace("\x7f", "\\u007f")
+            lines.append(f"{key} = {text}")
+        lines.append("")
+    return "\n".join(lines)
+
+
+OVER_ZERO = (  # or not set
+    "mesh.heartbeat_s",
+    "mesh.call_timeout_s",
+    "mesh.drain_timeout_s",
+    "instance.report_interval_s",
+    "transfer.deadline_s",
+    "transfer.emulated_bandwidth_bytes_per_s",
+    "gateway.slow_reader_timeout_s",
+    "gateway.token_timeout_s",
+    "gateway.keep_alive_comment_s",
+    "gateway.header_timeout_s",
+)
+AT_LEAST_ONE = (
+    "attention.kv_bytes",
+    "attention.exchange_bytes",
+    "attention.decode_instances",
+    "instance.attention_mini_batches",
+    "instance.block_size",
+    "instance.chunk_tokens",
+    "instance.scheduling_window",
+    "instance.max_decode_batch",
+    "instance.max_waiting_requests",
+    "instance.kv_bytes",
+    "model.threads",
+    "model.context_length",
+    "gateway.max_body_bytes",
+    "gateway.max_choices",
+    "gateway.max_stop_characters",
+    "gateway.max_open_requests",
+    "gateway.tokenizer_threads",
+    "scheduler.max_pending_prefill_tokens",
+    "scheduler.max_requests_per_decode",
+    "scheduler.dispatch_attempts",
+    "emulation.total_blocks",
+    "emulation.vocab_size",
+    "emulation.context_length",
+)
+NOT_NEGATIVE = (
+    "instance.attention_workers",
+    "gateway.max_stop_strings",
+    "gateway.max_continuations",
+    "emulation.prefill_base_s",
+    "emulation.prefill_per_token_s",
+    "emulation.decode_base_s",
+    "emulation.decode_per_sequence_s",
+    "emulation.decode_per_context_token_s",
+    "transfer.emulated_latency_s",
+)
+
+
+def check_config(config: Config) -> None:
+    """Rules that a type cannot say. Raises ConfigError."""
+
+    def require(key: str, rule: str, holds: Callable[[Any], bool]) -> None:
+        section, field = key.split(".")
+        value = getattr(getattr(config, section), field)
+        if not holds(value):
+            raise ConfigError(key, value, rule)
+
+    require("mesh.namespace", "must match [a-z0-9-]{1,64}", is_valid_id)
+    require("service.service_id", "must match [a-z0-9-]{1,64}", lambda v: v is None or is_valid_id(v))
+    require("service.port", "must be 0..65535", lambda v: 0 <= v <= 65_535)
+    for section, field in _floats(config):
+        require(f"{section}.{field}", "must be a finite number", math.isfinite)
+    for key in OVER_ZERO:
+        require(key, "must be over 0", lambda v: v is None or v > 0)
+    for key in NOT_NEGATIVE:
+        require(key, "must be 0 or more", lambda v: v >= 0)
+    for key in AT_LEAST_ONE:
+        require(key, "must be at least 1", lambda v: v is None or v >= 1)
+    for key in ("transfer.min_port", "transfer.max_port"):
+        require(key, "must be 1..65535", lambda v: 1 <= v <= 65_535)
+    require(
+        "mesh.lease_s",
+        f"must be at least 2 x mesh.heartbeat_s = {2 * config.mesh.heartbeat_s}",
+        lambda v: v >= 2 * config.mesh.heartbeat_s,
+    )
+    require(
+        "transfer.max_port",
+        f"must be over transfer.min_port = {config.transfer.min_port}",
+        lambda v: v > config.transfer.min_port,
+    )
+    require(
+        "transfer.path",
+        f"shared_memory cannot be combined with transfer.protocol = {config.transfer.protocol!r}",
+        lambda v: not (v == "shared_memory" and config.transfer.protocol != "tcp"),
+    )
+
+
+def _floats(config: Config) -> Iterator[tuple[str, str]]:
+    """Section and field of every float."""
+    for section in config.__struct_fields__:
+        values = getattr(config, section)
+        for field in values.__struct_fields__:
+            if isinstance(getattr(values, field), float):
+                yield section, field
+
+
+def _decode_path(kind: type, value: Any) -> Any:
+    if kind is Path and isinstance(value, str) and value:
+        return Path(value)
+    raise TypeError("must be the text of a path")
+
+
+def _conversion_error(tree: Mapping[str, Any], text: str) -> ConfigError:
+    """msgspec says ``Expected `int`, got `str` - at `$.instance.block_size` ``: find key and value in it."""
+    rule, _, location = text.partition(" - at `$")
+    key = location.rstrip("`").lstrip(".")
+    if rule.startswith("Object contains unknown field"):
+        field = rule.split("`")[1]
+        key = f"{key}.{field}" if key else field
+        rule = "is not a known key"
+    value: Any = tree
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return ConfigError(key or "(file)", value, rule)
