@@ -29,12 +29,19 @@ SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "help_until_idle": (WORD, (WORD,) * 2),
 }
 """Of ``kernels.EXPORTED``: result, arguments."""
-NEEDED = ("memset", "memcpy", "memmove", "logf", "tanhf", "sqrtf", "floorf")
-"""What compiled code may call: of the C and mathematics libraries."""
-SOURCES = ("atoms.py", "kernels.py")
+MATHEMATICS = ("memset", "memcpy", "memmove", "logf", "tanhf", "sqrtf", "floorf")
+"""What code generation may call on its own, of the C and mathematics libraries."""
+SOURCES = ("atoms.py", "jobs.py", "kernels.py", "library.py")
 SYMBOLS = "symbols.json"
 
 Kernel = Callable[..., Any]
+
+
+class Contents(msgspec.Struct, frozen=True):
+    """Of a directory: each kernel's symbol, and what the code refers to outside itself."""
+
+    symbols: dict[str, str]
+    externals: tuple[str, ...]
 
 
 class KernelLibrary:
@@ -43,12 +50,9 @@ class KernelLibrary:
     def __init__(self, directory: Path) -> None:
         llvm.initialize_native_target()
         llvm.initialize_native_asmprinter()
-        mathematics = ctypes.CDLL(ctypes.util.find_library("m"))
-        for name in NEEDED:
-            address = ctypes.cast(getattr(mathematics, name), ctypes.c_void_p).value
-            assert address is not None
-            llvm.add_symbol(name, address)
-        symbols = msgspec.json.decode((directory / SYMBOLS).read_bytes(), type=dict[str, str])
+        contents = msgspec.json.decode((directory / SYMBOLS).read_bytes(), type=Contents)
+        _define(contents.externals)
+        symbols = contents.symbols
         self._engines: list[Any] = []
         self.rms_norm = self._load(directory, symbols, "rms_norm")
         self.rotate = self._load(directory, symbols, "rotate")
@@ -115,14 +119,37 @@ def _compile(directory: Path) -> None:
 
     from common.model.cpu.kernels import EXPORTED, FAST
 
-    symbols = {}
+    symbols: dict[str, str] = {}
+    externals = {*MATHEMATICS}
     for function, signature in EXPORTED.items():
         compiled: Any = numba.cfunc(signature, fastmath=FAST, error_model="numpy")(function)
         library = compiled._library
-        code = library.codegen._tm.emit_object(library._final_module)
+        module = library._final_module
+        for each in (*module.functions, *module.global_variables):
+            if each.is_declaration and not each.name.startswith("llvm."):
+                externals.add(each.name)
+        code = library.codegen._tm.emit_object(module)
         (directory / f"{function.__name__}.o").write_bytes(code)
         symbols[function.__name__] = compiled._wrapper_name
-    (directory / SYMBOLS).write_bytes(msgspec.json.encode(symbols))
+    contents = Contents(symbols, tuple(sorted(externals)))
+    (directory / SYMBOLS).write_bytes(msgspec.json.encode(contents))
+
+
+def _define(externals: tuple[str, ...]) -> None:
+    """Gives code what it refers to: one name that is missing would leave all of them undefined.
+
+    What is nowhere here is numba's own, for exceptions and arrays with owners. Kernels have neither: reaching
+    it is a defect and ends the process.
+    """
+    mathematics = ctypes.CDLL(ctypes.util.find_library("m"))
+    for name in externals:
+        if llvm.address_of_symbol(name) is not None:
+            continue
+        found = next((each for each in (mathematics, ctypes.pythonapi) if hasattr(each, name)), None)
+        function = mathematics.abort if found is None else getattr(found, name)
+        address = ctypes.cast(function, ctypes.c_void_p).value
+        assert address is not None
+        llvm.add_symbol(name, address)
 
 
 def _key() -> str:
