@@ -53,7 +53,7 @@ class DecodeStep:
             )
             for window in windows
         }
-        self._scratch = np.empty(COMPUTERS * size, dtype=np.float32)
+        self._scratch = np.empty(0, dtype=np.float32)
         self._q = self._output = self._lses = torch.empty(0)
 
     def attend_before(self, layer: int, q: torch.Tensor, spec: AttentionSpec) -> None:
@@ -63,6 +63,10 @@ class DecodeStep:
         output = self._output = torch.empty(self._rows, spec.heads, layout.head_dim)
         lses = self._lses = torch.empty(self._rows, spec.heads)
         spans = self._spans[spec.window]
+        group = spec.heads // layout.kv_heads
+        floats = group * (layout.block_size + 2)
+        if len(self._scratch) < COMPUTERS * floats:
+            self._scratch = np.empty(COMPUTERS * floats, dtype=np.float32)
         items = self._rows * layout.kv_heads
         arguments = (
             ATTEND,
@@ -79,7 +83,7 @@ class DecodeStep:
             layout.head_dim,
             layout.block_size,
             q.stride(0),
-            layout.block_size,
+            floats,
             _bits(spec.scale),
             _bits(spec.softcap or 0.0),
             items,

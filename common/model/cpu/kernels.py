@@ -148,6 +148,50 @@ def store_rows(
                 target[i] = values[source + i]
 
 
+@njit(fastmath=FAST, error_model="numpy", inline="always")
+def score_tokens(queries: Any, keys: Any, scores: Any, group: int, count: int, width: int) -> None:
+    """``queries`` [group, width] · ``keys`` [count, width] into ``scores`` [group, …]: each key is read from
+    memory once, for all queries; four at a time share a query's loads."""
+    whole = count - count % 4
+    zero = np.float32(0)
+    for t in range(0, whole, 4):
+        for member in range(group):
+            a = b = c = d = zero
+            for i in range(width):
+                x = queries[member, i]
+                a += x * keys[t, i]
+                b += x * keys[t + 1, i]
+                c += x * keys[t + 2, i]
+                d += x * keys[t + 3, i]
+            scores[member, t], scores[member, t + 1] = a, b
+            scores[member, t + 2], scores[member, t + 3] = c, d
+    for t in range(whole, count):
+        for member in range(group):
+            a = zero
+            for i in range(width):
+                a += queries[member, i] * keys[t, i]
+            scores[member, t] = a
+
+
+@njit(fastmath=FAST, error_model="numpy", inline="always")
+def add_tokens(results: Any, values: Any, shares: Any, group: int, count: int, width: int) -> None:
+    """``results`` [group, width] += ``shares`` [group, …] · ``values`` [count, width], in the same order."""
+    whole = count - count % 4
+    for t in range(0, whole, 4):
+        for member in range(group):
+            a, b = shares[member, t], shares[member, t + 1]
+            c, d = shares[member, t + 2], shares[member, t + 3]
+            for i in range(width):
+                results[member, i] += (
+                    a * values[t, i] + b * values[t + 1, i] + c * values[t + 2, i] + d * values[t + 3, i]
+                )
+    for t in range(whole, count):
+        for member in range(group):
+            a = shares[member, t]
+            for i in range(width):
+                results[member, i] += a * values[t, i]
+
+
 @njit(fastmath=FAST, error_model="numpy")
 def attend_items(
     q: int,
@@ -172,63 +216,67 @@ def attend_items(
     """Items ``first``..``stop``: item i is KV head ``i mod kv_heads`` of row ``i div kv_heads``.
 
     ``spans`` [rows, 3]: where in ``tables`` the row's block table begins, and the positions begin..end it
-    attends to (begin > 0: a sliding window). ``softcap`` 0: none. ``scratch``: ``scratch_stride`` floats a
-    *part* of the work. Softmax is taken page by page with a running maximum (flash decoding). ``output``
+    attends to (begin > 0: a sliding window). ``softcap`` 0: none. ``scratch``: ``scratch_stride`` floats for
+    whoever computes. Softmax is taken page by page with a running maximum (flash decoding). ``output``
     [rows, heads, width] and ``lses`` [rows, heads], natural logarithm; −inf where a row attends to nothing.
     """
     group = heads // kv_heads
     table = carray(word_pointer(tables), (1 << 40,))
     bounds = carray(word_pointer(spans), (1 << 40,))
-    sums = carray(float_pointer(scratch), (scratch_stride,))
+    logs = carray(float_pointer(lses), (1 << 40,))
+    scores = carray(float_pointer(scratch), (group, block_size))
+    highest = carray(float_pointer(scratch + 4 * group * block_size), (group,))
+    totals = carray(float_pointer(scratch + 4 * group * (block_size + 1)), (group,))
     for item in range(first, stop):
         row, kv_head = divmod(item, kv_heads)
         begin_of_table, begin, end = bounds[3 * row], bounds[3 * row + 1], bounds[3 * row + 2]
+        head = kv_head * group
+        queries = carray(float_pointer(q + 4 * (row * q_stride + head * width)), (group, width))
+        results = carray(float_pointer(output + 4 * ((row * heads + head) * width)), (group, width))
         for member in range(group):
-            head = kv_head * group + member
-            query = carray(float_pointer(q + 4 * (row * q_stride + head * width)), (width,))
-            result = carray(float_pointer(output + 4 * ((row * heads + head) * width)), (width,))
+            highest[member] = np.float32(-np.inf)
+            totals[member] = np.float32(0)
             for i in range(width):
-                result[i] = np.float32(0)
-            highest = np.float32(-np.inf)
-            total = np.float32(0)
-            position = begin
-            while position < end:
-                index, place = divmod(position, block_size)
-                count = min(block_size - place, end - position)
-                page = ((table[begin_of_table + index] * kv_heads + kv_head) * block_size + place) * width
-                keys = carray(float_pointer(key_pages + 4 * page), (count, width))
-                values = carray(float_pointer(value_pages + 4 * page), (count, width))
-                top = highest
+                results[member, i] = np.float32(0)
+        position = begin
+        while position < end:
+            index, place = divmod(position, block_size)
+            count = min(block_size - place, end - position)
+            page = ((table[begin_of_table + index] * kv_heads + kv_head) * block_size + place) * width
+            keys = carray(float_pointer(key_pages + 4 * page), (count, width))
+            values = carray(float_pointer(value_pages + 4 * page), (count, width))
+            score_tokens(queries, keys, scores, group, count, width)
+            for member in range(group):
+                top = highest[member]
                 for t in range(count):
-                    dot = np.float32(0)
-                    for i in range(width):
-                        dot += query[i] * keys[t, i]
-                    dot *= scale
+                    score = scores[member, t] * scale
                     if softcap > 0:
-                        dot = softcap * np.tanh(dot / softcap)
-                    sums[t] = dot
-                    top = max(top, dot)
-                if top > highest:
-                    shrink = exp_of_negative(highest - top) if total > 0 else np.float32(0)
-                    total *= shrink
+                        score = softcap * np.tanh(score / softcap)
+                    scores[member, t] = score
+                    top = max(top, score)
+                if top > highest[member]:
+                    has_some = totals[member] > 0
+                    shrink = exp_of_negative(highest[member] - top) if has_some else np.float32(0)
+                    totals[member] *= shrink
                     for i in range(width):
-                        result[i] *= shrink
-                    highest = top
+                        results[member, i] *= shrink
+                    highest[member] = top
+                total = np.float32(0)
                 for t in range(count):
-                    sums[t] = exp_of_negative(sums[t] - highest)
+                    scores[member, t] = exp_of_negative(scores[member, t] - top)
                 for t in range(count):
-                    total += sums[t]
-                for t in range(count):
-                    share = sums[t]
-                    for i in range(width):
-                        result[i] += share * values[t, i]
-                position += count
+                    total += scores[member, t]
+                totals[member] += total
+            add_tokens(results, values, scores, group, count, width)
+            position += count
+        for member in range(group):
+            total = totals[member]
             if total > 0:
                 inverse = np.float32(1) / total
                 for i in range(width):
-                    result[i] *= inverse
-            log = np.log(total) + highest if total > 0 else np.float32(-np.inf)
-            carray(float_pointer(lses), (1 << 40,))[row * heads + head] = log
+                    results[member, i] *= inverse
+            log = np.log(total) + highest[member] if total > 0 else np.float32(-np.inf)
+            logs[row * heads + head + member] = log
 
 
 def merge_new_token(
@@ -287,7 +335,7 @@ def work(job: int, worker: int) -> int:
         if part < 0:
             return taken
         parts = words[PARTS]
-        a = words[ARGUMENTS:]
+        a = carray(word_pointer(job + 8 * ARGUMENTS), (JOB_WORDS - ARGUMENTS,))
         if a[0] == MULTIPLY:
             outs = a[4]
             multiply_rows(
