@@ -1,7 +1,7 @@
 """What waits to leave a process: a bounded queue and the one task that empties it.
 
 Invariants: messages leave in the order they came; at most ``max_bytes`` wait; a message whose send said
-"not now" stays first. Knows nothing of NATS: ``common.bus`` gives it a way to send.
+"not now" stays first. Knows nothing of NATS: it is given a way to send.
 """
 
 import asyncio

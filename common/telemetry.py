@@ -16,9 +16,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollecto
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
-from common.bus import BusCounters
 from common.latency import END_TO_END, QUEUE_PHASES, QUEUE_TIME, TBT, TPOT, TRANSFER_TIME, TTFT, LatencyMetric
 from common.messages import FinishReason, LoadReport
+from common.nats_connection import BusCounters
 from common.store import Store
 
 LAG_INTERVAL_S = 0.25

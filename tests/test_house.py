@@ -13,7 +13,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 ROOMS = ("common", "gateway", "scheduler", "prefill", "decode", "attention", "services", "deploy")
 
 WIRES = {
-    "nats": {"common/bus.py"},
+    "nats": {"common/nats_connection.py"},
     "redis": {"common/store.py"},
     "mooncake": {"common/transfer/"},
 }

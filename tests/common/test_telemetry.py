@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from common.bus import BusCounters
 from common.ids import Incarnation, InstanceId
 from common.latency import LATENCY_METRICS, QUEUE_PHASES, QUEUE_TIME, TTFT
 from common.messages import LoadReport
+from common.nats_connection import BusCounters
 from common.store import Store
 from common.telemetry import (
     GatewayMetrics,
