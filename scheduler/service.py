@@ -65,20 +65,31 @@ class SchedulerService:
 
     async def watch(self) -> None:
         """Reads the members and notices silence, every heartbeat and when somebody unknown speaks."""
-        was_connected = True
+        was_heard = True
         while True:
-            if self.bus.is_connected:
-                if not was_connected:
+            is_heard = await self._hears_everyone()
+            if is_heard:
+                if not was_heard:
                     self._handle(decisions.BusRestored())
                 await self._read_members()
                 self._handle(decisions.TimePassed())
-            was_connected = self.bus.is_connected
+            was_heard = is_heard
             try:
                 async with asyncio.timeout(self.config.mesh.heartbeat_s):
                     await self.is_read_due.wait()
             except TimeoutError:
                 pass
             self.is_read_due.clear()
+
+    async def _hears_everyone(self) -> bool:
+        """Whether the bus answers, and so has delivered what was sent: a NATS that hangs makes all silent."""
+        if not self.bus.is_connected:
+            return False
+        try:
+            await self.bus.flush(self.config.mesh.heartbeat_s)
+        except BusError:
+            return False
+        return True
 
     async def submit(self, message: SubmitRequest) -> Placement:
         """Places a request and delivers it. Raises the reason when nobody can take it."""

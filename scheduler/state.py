@@ -124,7 +124,9 @@ SchedulerCommand = ReadMembers | AnnounceInstanceGone | AnnounceGatewayGone
 
 @dataclass(slots=True)
 class PlacedRequest:
-    """``acknowledged_s``: when the prefill instance took it over. ``is_reported``: a load report has it."""
+    """``acknowledged_s``: when the prefill instance took it over. ``is_reported``: a load report has it.
+    ``is_void``: an instance of the placement left before that; nobody counts it, and it only says that the
+    request is still wanted."""
 
     placement: Placement
     attempt: int
@@ -132,6 +134,7 @@ class PlacedRequest:
     prompt_tokens: int
     acknowledged_s: float | None = None
     is_reported: bool = False
+    is_void: bool = False
 
 
 @dataclass(slots=True)
@@ -187,7 +190,9 @@ class SchedulerState:
         for request_id, placed in self.requests.items():
             for instance_id in (placed.placement.prefill_instance, placed.placement.decode_instance):
                 view = self.instances.get(instance_id)
-                assert view is None or request_id in view.placed, "an instance lost a placed request"
+                is_counted = view is not None and request_id in view.placed
+                assert is_counted or view is None or placed.is_void, "an instance lost a placed request"
+                assert not (is_counted and placed.is_void), "an instance counts a void placement"
         for view in self.instances.values():
             assert view.placed <= self.requests.keys(), "an instance keeps a request that is over"
 
@@ -200,7 +205,7 @@ class SchedulerState:
                 return self._take_report(report, now)
             case TaskAcknowledged(request_id, attempt):
                 if self.is_placed(request_id, attempt):
-                    self.requests[request_id].acknowledged_s = now
+                    self._acknowledge(request_id, now)
             case InstanceSuspected(instance_id):
                 if view := self.instances.get(instance_id):
                     view.is_suspect = True
@@ -329,10 +334,20 @@ class SchedulerState:
             capacity_tokens=view.capacity_tokens,
         )
 
+    def _acknowledge(self, request_id: RequestId, now: float) -> None:
+        """Of a void placement the gateway hears that its instance is gone, and submits it again."""
+        placed = self.requests[request_id]
+        if placed.is_void:
+            self._forget(request_id)
+        else:
+            placed.acknowledged_s = now
+
     def _forget(self, request_id: RequestId) -> None:
         placed = self.requests.pop(request_id, None)
-        if placed is None:
-            return
+        if placed is not None:
+            self._uncount(request_id, placed)
+
+    def _uncount(self, request_id: RequestId, placed: PlacedRequest) -> None:
         for instance_id in (placed.placement.prefill_instance, placed.placement.decode_instance):
             if view := self.instances.get(instance_id):
                 view.placed.discard(request_id)
@@ -414,7 +429,12 @@ class SchedulerState:
 
     def _remove(self, view: InstanceView) -> AnnounceInstanceGone:
         for request_id in list(view.placed):
-            self._forget(request_id)
+            placed = self.requests[request_id]
+            if placed.acknowledged_s is None:
+                placed.is_void = True
+                self._uncount(request_id, placed)
+            else:
+                self._forget(request_id)
         del self.instances[view.record.instance_id]
         return AnnounceInstanceGone(view.record.instance_id, view.record.incarnation)
 

@@ -39,6 +39,10 @@ class Mesh:
     def pid_of(self, role: str) -> int:
         return next(int(str(each["pid"])) for each in self.status()["processes"] if each["role"] == role)
 
+    def log(self, role: str) -> str:
+        """What the first process of that role has logged."""
+        return (self.state_dir / "logs" / f"{role}-0.log").read_text()
+
     async def members(self) -> list[MemberRecord]:
         mesh = load_config(self.state_dir / "mesh.toml", {}).mesh
         store = Store(mesh.redis_url, mesh.namespace)

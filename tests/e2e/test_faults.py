@@ -4,16 +4,18 @@ import asyncio
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import openai
 import pytest
 
 from tests.e2e.meshes import Mesh, running_mesh
 
-CONFIG = """
+LEASE_S = 1.0
+CONFIG = f"""
 [mesh]
-heartbeat_s = 0.5
-lease_s = 1.0
+heartbeat_s = {LEASE_S / 2}
+lease_s = {LEASE_S}
 [instance]
 engine = "emulated"
 block_size = 16
@@ -62,6 +64,37 @@ def test_killing_an_instance_changes_no_token(mesh: Mesh, role: str) -> None:
     assert asyncio.run(mesh.left_over()) == {}
 
 
+def test_a_prefill_instance_that_hangs_costs_time_and_no_stream(mesh: Mesh) -> None:
+    """It is declared gone while calls to it are still under way."""
+
+    async def run() -> list[str]:
+        async with client_of(mesh) as client:
+            streams = [asyncio.create_task(one_stream(client, seed)) for seed in range(STREAMS)]
+            return await asyncio.gather(*streams)
+
+    undisturbed = asyncio.run(run())
+    with paused(mesh.pid_of("prefill")):
+        assert asyncio.run(run()) == undisturbed
+    assert asyncio.run(mesh.left_over()) == {}
+
+
+def test_a_nats_that_hangs_for_a_lease_makes_nobody_gone(mesh: Mesh) -> None:
+    async def run(pause_s: float) -> list[str]:
+        async with client_of(mesh) as client:
+            streams = [asyncio.create_task(one_stream(client, seed)) for seed in range(STREAMS)]
+            await asyncio.sleep(0.4)
+            if pause_s:
+                with paused(mesh.pid_of("nats")):
+                    await asyncio.sleep(pause_s)
+            return await asyncio.gather(*streams)
+
+    undisturbed = asyncio.run(run(pause_s=0))
+    before = mesh.log("scheduler").count("instance_gone")
+    assert asyncio.run(run(pause_s=2 * LEASE_S)) == undisturbed
+    assert mesh.log("scheduler").count("instance_gone") == before
+    assert asyncio.run(mesh.left_over()) == {}
+
+
 def test_scaling_down_under_load_loses_no_stream(mesh: Mesh) -> None:
     async def run() -> list[str]:
         async with client_of(mesh) as client:
@@ -78,6 +111,15 @@ def test_scaling_down_under_load_loses_no_stream(mesh: Mesh) -> None:
     assert asyncio.run(run()) == expected
     assert sorted(str(each["role"]) for each in mesh.status()["instances"]) == ["decode", "prefill"]
     assert asyncio.run(mesh.left_over()) == {}
+
+
+@contextmanager
+def paused(pid: int) -> Iterator[None]:
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
 
 
 def client_of(mesh: Mesh) -> openai.AsyncOpenAI:

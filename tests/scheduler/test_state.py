@@ -176,12 +176,34 @@ def test_a_new_incarnation_replaces_the_old_one_and_says_so() -> None:
     state = make_state()
     ready(state, p0=0, d0=0)
     state.place(make_request("r1"))
+    handle(state, decisions.TaskAcknowledged(RequestId("r1"), 0))
     assert handle(state, decisions.LoadReported(report_of("p0", "prefill", incarnation="i2"))) == [
         decisions.ReadMembers()
     ]
     records = (gateway_record(), record_of("p0", "prefill", "i2"), record_of("d0", "decode"))
     gone = decisions.AnnounceInstanceGone(InstanceId("p0"), Incarnation("i1"))
     assert handle(state, decisions.MembersRead(records)) == [gone]
+    assert not state.requests
+
+
+@pytest.mark.parametrize("outcome", [decisions.TaskAcknowledged, decisions.TaskUndelivered])
+@pytest.mark.parametrize("name", ["p0", "d0"])
+def test_a_task_under_way_outlives_its_instance_until_its_delivery_is_decided(
+    name: str, outcome: type[decisions.TaskAcknowledged | decisions.TaskUndelivered]
+) -> None:
+    """Whoever delivers it must not take it for a request that its client gave up."""
+    state = make_state()
+    ready(state, p0=0, d0=0)
+    state.place(make_request("r1"))
+    other = "d0" if name == "p0" else "p0"
+    role: Role = "decode" if name == "p0" else "prefill"
+    handle(state, decisions.LoadReported(report_of(other, role, 2)), now=LEASE_S)
+    assert len(handle(state, decisions.TimePassed(), now=LEASE_S + 0.1)) == 1
+    assert state.is_placed(RequestId("r1"), 0)
+    assert not state.instances[InstanceId(other)].placed
+    records = (gateway_record(), record_of("p0", "prefill"), record_of("d0", "decode"))
+    handle(state, decisions.MembersRead(records), now=LEASE_S + 0.2)
+    handle(state, outcome(RequestId("r1"), 0), now=LEASE_S + 0.3)
     assert not state.requests
 
 
