@@ -33,7 +33,6 @@ from common.messages import (
     InstanceEvent,
     InstanceGone,
     KVFound,
-    ServiceRecord,
     UnbindAttention,
     request_region,
     response_region,
@@ -265,12 +264,4 @@ async def _start(process: ServiceProcess) -> Running:
         process.subjects.attention_calls(process.service_id), AttentionCall, service.answer
     )
     await process.bus.subscribe(process.subjects.everyone(), InstanceEvent, service.take_event)
-    record = ServiceRecord(
-        service_id=process.service_id,
-        incarnation=process.incarnation,
-        kind="attention",
-        host=config.service.advertise_host,
-        pid=os.getpid(),
-        http_url=process.http_url,
-    )
-    return Running(record, service.drain, service.close)
+    return Running(process.record("attention"), service.drain, service.close)

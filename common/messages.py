@@ -26,6 +26,8 @@ from common.ids import BindingId, GatewayId, Incarnation, InstanceId, RequestId
 from common.kv.layout import KVLayout
 from common.spec import AttentionSpec
 
+ServiceKind = Literal["gateway", "scheduler", "attention"]
+"""What runs without weights of its own."""
 Role = Literal["prefill", "decode"]
 """What an instance admits. Both rooms exist in every instance, so a role is a rule, not a deployment."""
 
@@ -396,7 +398,7 @@ class ServiceRecord(msgspec.Struct, frozen=True, tag="service", kw_only=True):
 
     service_id: str
     incarnation: Incarnation
-    kind: Literal["gateway", "scheduler", "attention"]
+    kind: ServiceKind
     host: str
     pid: int
     http_url: str

@@ -10,6 +10,7 @@ Losing the store stops nothing; losing the bus for good, or a newer incarnation 
 
 import asyncio
 import logging
+import os
 import secrets
 import signal
 from collections.abc import Awaitable, Callable, Coroutine
@@ -28,7 +29,7 @@ from common.errors import BusError, LamellaError, StoreError, StoreUnavailable
 from common.http import Health, HttpServer, bind, port_of, service_app
 from common.ids import Incarnation, new_incarnation
 from common.logs import configure_logging
-from common.messages import MemberRecord
+from common.messages import MemberRecord, ServiceKind, ServiceRecord
 from common.store import Store
 from common.subjects import Subjects
 from common.telemetry import WireCounters, new_registry, sample_loop_lag
@@ -82,6 +83,17 @@ class ServiceProcess:
         task = self._tasks.create_task(work)
         self._alive.add(task)
         task.add_done_callback(self._alive.discard)
+
+    def record(self, kind: ServiceKind) -> ServiceRecord:
+        """What a service without a KV pool writes into the store."""
+        return ServiceRecord(
+            service_id=self.service_id,
+            incarnation=self.incarnation,
+            kind=kind,
+            host=self.config.service.advertise_host,
+            pid=os.getpid(),
+            http_url=self.http_url,
+        )
 
     def _cancel_tasks(self) -> None:
         for task in self._alive:

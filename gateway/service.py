@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import PackageNotFoundError, version
@@ -14,7 +13,7 @@ from starlette.routing import Route
 from common.config import Config
 from common.errors import NoInstanceReady
 from common.ids import GatewayId
-from common.messages import Announcement, GatewayEvent, ServiceRecord
+from common.messages import Announcement, GatewayEvent
 from common.model.tokens import Tokenizer
 from common.service import Running, ServiceProcess, run_service
 from common.spec import read_spec, served_context_length
@@ -93,15 +92,7 @@ async def _start(process: ServiceProcess, model_directory: Path) -> Running:
     async def close() -> None:
         threads.shutdown(wait=False, cancel_futures=True)
 
-    record = ServiceRecord(
-        service_id=process.service_id,
-        incarnation=process.incarnation,
-        kind="gateway",
-        host=config.service.advertise_host,
-        pid=os.getpid(),
-        http_url=process.http_url,
-    )
-    return Running(record, drain, close)
+    return Running(process.record("gateway"), drain, close)
 
 
 def _collect_seldom() -> None:

@@ -1,10 +1,8 @@
 """`lamella serve scheduler`."""
 
 import asyncio
-import os
 
 from common.config import Config
-from common.messages import ServiceRecord
 from common.service import Running, ServiceProcess, run_service
 from common.telemetry import SchedulerMetrics
 from scheduler.service import SchedulerService
@@ -33,14 +31,6 @@ async def _start(process: ServiceProcess) -> Running:
     )
     await scheduler.start()
     process.spawn(scheduler.watch())
-    record = ServiceRecord(
-        service_id=process.service_id,
-        incarnation=process.incarnation,
-        kind="scheduler",
-        host=config.service.advertise_host,
-        pid=os.getpid(),
-        http_url=process.http_url,
-    )
 
     async def drain(timeout_s: float) -> None:
         """Nothing waits in a scheduler: calls at hand are answered when the bus closes."""
@@ -48,4 +38,4 @@ async def _start(process: ServiceProcess) -> Running:
     async def close() -> None:
         """Holds nothing but its wires, which the process closes."""
 
-    return Running(record, drain, close)
+    return Running(process.record("scheduler"), drain, close)
