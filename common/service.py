@@ -85,7 +85,7 @@ class ServiceProcess:
         task.add_done_callback(self._alive.discard)
 
     def record(self, kind: ServiceKind) -> ServiceRecord:
-        """What a service without a KV pool writes into the store."""
+        """What a service without weights of its own writes into the store."""
         return ServiceRecord(
             service_id=self.service_id,
             incarnation=self.incarnation,
