@@ -7,6 +7,7 @@ with the tokens that came so far, at most ``max_continuations`` times.
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
@@ -65,13 +66,16 @@ LOSS_SETTLES_S = 1.0
 CONTINUE_BACKOFF_S = 0.2
 GONE_MEMORY_S = 60.0
 """Longer than any submission takes."""
+DECLARED_GONE = "declared_gone"
+"""Instances forgot this gateway's sequences because the scheduler missed its lease."""
 
 
 @dataclass(slots=True)
 class Journal:
     """``spawn`` starts a task in the process's task group.
 
-    ``_gone_s``: when incarnations left, for placements that were made before and are told after.
+    ``_gone_s``: when incarnations left, for placements that were made before and are told after;
+    ``_declared_gone_s``: when this gateway was said to have left, though it lives.
     """
 
     gateway_id: GatewayId
@@ -83,6 +87,7 @@ class Journal:
     open: dict[RequestId, Generation] = field(default_factory=dict)
     _submitting: dict[RequestId, asyncio.Task[None]] = field(default_factory=dict)
     _gone_s: dict[InstanceGone, float] = field(default_factory=dict)
+    _declared_gone_s: float = -math.inf
     _empty: asyncio.Event = field(default_factory=asyncio.Event)
     _continuing: asyncio.TimerHandle | None = None
 
@@ -130,7 +135,8 @@ class Journal:
                 self._continue_those_on(message)
             case GatewayGone():
                 if message.gateway_id == self.gateway_id:
-                    self._continue_placed("declared_gone")
+                    self._declared_gone_s = time.monotonic()
+                    self._continue_placed(DECLARED_GONE)
 
     def continue_all(self) -> None:
         """The bus was away: tokens may be lost without a later one that shows the gap."""
@@ -293,6 +299,9 @@ class Journal:
             self._tell_ended(generation)
             return
         if request.request_id not in self.open:
+            return
+        if self._declared_gone_s >= started_s:
+            self._continue(generation, DECLARED_GONE)
             return
         for gone, gone_s in self._gone_s.items():
             if gone_s >= started_s and _needs(generation, placement, gone):
