@@ -77,7 +77,7 @@ def main() -> None:
     for batch, context in CASES:
         chunks = chunks_of(batch, context)
         nbytes = sum(chunk.start for chunk in chunks) * LAYOUT.token_layer_bytes
-        kernels.use_torch()
+        kernels.use(None)
         with torch.inference_mode():
             by_torch = step_of(chunks)
             kernels.use_compiled(Path("~/.cache/lamella"))

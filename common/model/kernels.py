@@ -21,16 +21,15 @@ _compiled: "KernelLibrary | None" = None
 
 def use_compiled(cache_directory: Path) -> None:
     """Compiles the kernels, or loads them from the cache; of the whole process."""
-    global _compiled
     from common.model.cpu.library import load_kernels
 
-    _compiled = load_kernels(cache_directory)
+    use(load_kernels(cache_directory))
 
 
-def use_torch() -> None:
-    """Leaves everything to torch."""
+def use(library: "KernelLibrary | None") -> None:
+    """These kernels from now on; None leaves everything to torch."""
     global _compiled
-    _compiled = None
+    _compiled = library
 
 
 def compiled() -> "KernelLibrary | None":

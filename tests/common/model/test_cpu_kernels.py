@@ -34,14 +34,14 @@ def both_ways() -> Iterator[None]:
     """Kernels are there to be switched on, and off again for the tests of other modules."""
     compile_kernels(CACHE)
     yield
-    kernels.use_torch()
+    kernels.use(None)
 
 
 def by_both(compute: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
     """(compiled, torch)"""
     kernels.use_compiled(CACHE)
     compiled = compute()
-    kernels.use_torch()
+    kernels.use(None)
     return compiled, compute()
 
 
