@@ -9,7 +9,6 @@ from common.errors import ConfigError
 from services.chat import ChatError, ChatOptions, chat
 from tests.services.bench.local_server import Behaviour, LocalServer
 
-
 pytestmark = pytest.mark.anyio
 
 
