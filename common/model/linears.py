@@ -5,31 +5,30 @@
 - ``"bf16"``, for CPUs that multiply bf16 slowly: values rounded to bf16, products in the activations' dtype.
   Few rows are bound by memory, so they read bf16 (with torch's operator: one row, itself rounded to bf16);
   more are bound by arithmetic and read the same values unpacked and reordered.
-- ``"int8"`` is weight-only: one byte a weight and a scale per output row. Few rows read the bytes; more rows
-  read the same rounded values reordered as above.
+- ``"int8"`` is weight-only: one byte a weight and a scale per output row. Few rows read the bytes (torch's
+  operator rounds them to bf16); more rows read the same rounded values reordered as above.
 - ``"w8a8"`` rounds each token's activations to a byte as well, with a scale per token, for VNNI/AMX products.
   A token's result does not depend on the tokens beside it. It costs about 1 % of error in each product.
 """
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 
 from common.errors import ModelError
+from common.model.cpu.jobs import MOST_PARTS, MULTIPLY_BYTES, MULTIPLY_HALVES
 from common.model.kernels import compiled
 from common.model.precision import WeightForm
 
-if TYPE_CHECKING:
-    from common.model.cpu.library import KernelLibrary
-
 Linear = Callable[[torch.Tensor], torch.Tensor]
 
-COMPILED_ROWS = 8
-"""Up to as many rows bf16 weights are read by the compiled kernel: measured 61 against 72 ms of linears at 8
-rows on one core, 32 against 41 on two (docs/benchmarks.md)."""
+COMPILED_ROWS = 12
+"""Up to as many rows bf16 and bytes are read by compiled kernels: their time and oneDNN's are equal at 16
+(docs/benchmarks.md)."""
+PART_BYTES = 1 << 17
+"""A weight is shared between cores in parts of at least as much: some 10 µs of reading."""
 INT8_ROWS = 8
 """Up to as many rows the bytes are read directly: measured 60 against 66 ms of linears at 8 rows, 86 against
 72 at 12 (docs/benchmarks.md)."""
@@ -73,10 +72,9 @@ def _packed_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
 def _bf16_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
     rounded = weight.to(torch.bfloat16)
     many_rows = _linear_in_own_dtype(rounded.to(weight.dtype), bias)
-
-    kernels = compiled()
-    if kernels is not None and weight.dtype is torch.float32:
-        return _by_rows(COMPILED_ROWS, _compiled_rows(kernels, rounded, bias), many_rows)
+    few_rows = _compiled_rows(MULTIPLY_HALVES, rounded, None, weight.dtype)
+    if few_rows is not None:
+        return _by_rows(COMPILED_ROWS, _with_bias(few_rows, bias), many_rows)
 
     def one_row(x: torch.Tensor) -> torch.Tensor:
         product = torch.mv(rounded, x.to(torch.bfloat16).view(-1))
@@ -85,24 +83,30 @@ def _bf16_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
     return _by_rows(1, _with_bias(one_row, bias), many_rows)
 
 
-def _compiled_rows(kernels: "KernelLibrary", rounded: torch.Tensor, bias: torch.Tensor | None) -> Linear:
-    """``rounded`` [out, in] bf16: read once for up to eight rows, products and sums in fp32."""
+def _compiled_rows(
+    kind: int, weight: torch.Tensor, scales: torch.Tensor | None, dtype: torch.dtype
+) -> Linear | None:
+    """By ``weight`` [out, in], read once for a few rows of ``dtype``; None where that is not compiled."""
+    kernels = compiled()
+    if kernels is None or dtype is not torch.float32:
+        return None
     from common.model.cpu.crew import own_crew
-    from common.model.cpu.jobs import MULTIPLY
 
-    outs, ins = rounded.shape
-    address = rounded.data_ptr()
+    outs, ins = weight.shape
+    weight_address = weight.data_ptr()
+    scales_address = 0 if scales is None else scales.data_ptr()
+    parts = max(2, min(MOST_PARTS, weight.nbytes // PART_BYTES))
+    held = weight, scales
 
     def run(x: torch.Tensor) -> torch.Tensor:
         x = x.contiguous()
         output = torch.empty(*x.shape[:-1], outs)
         rows = x.numel() // ins
-        own_crew(kernels).run(
-            (MULTIPLY, address, x.data_ptr(), output.data_ptr(), outs, ins, rows), keep=rounded
-        )
+        addresses = kind, weight_address, x.data_ptr(), output.data_ptr()
+        own_crew(kernels).run((*addresses, outs, ins, rows, scales_address), parts, held)
         return output
 
-    return _with_bias(run, bias)
+    return run
 
 
 def _int8_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
@@ -110,6 +114,9 @@ def _int8_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
     # The operator wants scales in the activations' bf16; many rows must see the very same weights.
     scales = row_scales.to(torch.bfloat16)
     many_rows = _linear_in_own_dtype((rounded * scales.float()[:, None]).to(weight.dtype), bias)
+    compiled_rows = _compiled_rows(MULTIPLY_BYTES, rounded, scales.float(), weight.dtype)
+    if compiled_rows is not None:
+        return _by_rows(COMPILED_ROWS, _with_bias(compiled_rows, bias), many_rows)
     multiply = torch.ops.aten._weight_int8pack_mm.default
 
     def few_rows(x: torch.Tensor) -> torch.Tensor:

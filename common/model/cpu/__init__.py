@@ -3,6 +3,6 @@
 A step of few rows waits for memory and for calls: torch's operators cost 5 to 25 µs each, and a layer has
 some thirty small ones. These are the fused ones, found by patterns in the captured graph
 (``common.model.fusions``) or called by linears and attention. Many rows stay with torch. ``atoms`` are what
-numba lacks, ``kernels`` is code over addresses, ``library`` keeps it compiled, ``crew`` shares one kernel's
-work with a second core.
+numba lacks, ``kernels``, ``products`` and ``paged_attention`` are code over addresses, ``library`` keeps it
+compiled, ``crew`` shares one kernel's work with a second core.
 """

@@ -8,6 +8,8 @@ from numba.core import types
 from numba.extending import intrinsic
 
 WORD_BYTES = 8
+FAST = {"reassoc", "contract", "arcp", "nsz"}
+"""Sums may be taken in another order; NaN and infinity keep their meaning."""
 
 
 def _pointer_to(element: Any) -> Any:
@@ -25,7 +27,22 @@ def _pointer_to(element: Any) -> Any:
 float_pointer = _pointer_to(types.float32)
 half_pointer = _pointer_to(types.uint16)
 """bf16 as it lies in memory: the upper half of a float32."""
+byte_pointer = _pointer_to(types.int8)
 word_pointer = _pointer_to(types.int64)
+
+
+@intrinsic
+def widened(typingctx: Any, value: Any) -> Any:
+    """A bf16, int8 or float32 value as float32."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        number = context.get_value_type(types.float32)
+        if value == types.uint16:
+            bits = builder.zext(arguments[0], context.get_value_type(types.uint32))
+            return builder.bitcast(builder.shl(bits, bits.type(16)), number)
+        return builder.sitofp(arguments[0], number) if value == types.int8 else arguments[0]
+
+    return types.float32(value), codegen
 
 
 def _word_at(context: Any, builder: Any, address: Any) -> Any:

@@ -4,13 +4,14 @@ Whoever comes takes the next part, so a helper that the system does not run cost
 a barrier for more than one part. The helper looks for work for a moment after the last job, then sleeps.
 """
 
+import ctypes
 import threading
 from collections.abc import Sequence
+from typing import Any
 
-import numpy as np
 import torch
 
-from common.model.cpu.jobs import ARGUMENTS, CHUNKS, JOB_WORDS
+from common.model.cpu.jobs import ARGUMENTS, JOB_WORDS
 from common.model.cpu.library import KernelLibrary
 
 PATIENCE = 20_000
@@ -22,21 +23,20 @@ class Crew:
 
     def __init__(self, kernels: KernelLibrary) -> None:
         self._kernels = kernels
-        self._words = np.zeros(JOB_WORDS, dtype=np.int64)
-        self._job = self._words.ctypes.data
+        self._words: Any = (ctypes.c_int64 * JOB_WORDS)()
+        self._job = ctypes.addressof(self._words)
         self._wanted = threading.Event()
         self._is_awake = False
         self._helper: threading.Thread | None = None
 
-    def run(self, arguments: Sequence[int], parts: int = CHUNKS, keep: object = None) -> None:
-        """``arguments``: the job's kind, then the kernel's. Returns when it is done. ``keep``: whatever the
-        addresses among them belong to."""
-        words = self._words
-        for index, value in enumerate(arguments, ARGUMENTS):
-            words[index] = value
-        if not self._is_awake and torch.get_num_threads() > 1:
+    def run(self, arguments: Sequence[int], parts: int, keep: object = None) -> None:
+        """``arguments``: the job's kind, then the kernel's. Returns when it is done. A thread with one core
+        does not cut it into ``parts``. ``keep``: whatever the addresses among them belong to."""
+        self._words[ARGUMENTS : ARGUMENTS + len(arguments)] = arguments
+        is_shared = torch.get_num_threads() > 1
+        if is_shared and not self._is_awake:
             self._wake()
-        self._kernels.run_job(self._job, parts)
+        self._kernels.run_job(self._job, parts if is_shared else 1)
 
     def _wake(self) -> None:
         if self._helper is None:

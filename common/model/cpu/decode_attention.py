@@ -11,7 +11,7 @@ import torch
 
 from common.kv.pool import KVPool
 from common.model.cpu.crew import own_crew
-from common.model.cpu.jobs import ATTEND, CHUNKS
+from common.model.cpu.jobs import ATTEND, MOST_PARTS
 from common.model.cpu.library import KernelLibrary
 from common.model.interface import SequenceChunk
 from common.spec import AttentionSpec
@@ -88,7 +88,7 @@ class DecodeStep:
             _bits(spec.softcap or 0.0),
             items,
         )
-        own_crew(self._kernels).run(arguments, min(items, CHUNKS))
+        own_crew(self._kernels).run(arguments, min(items, MOST_PARTS))
 
     def take_new(self, layer: int, k: torch.Tensor, v: torch.Tensor, spec: AttentionSpec) -> torch.Tensor:
         """Writes ``k``, ``v`` [rows, kv_heads, head_dim] into the pool; the output of all the tokens."""

@@ -1,10 +1,10 @@
 """How a job lies in memory: words that the kernels and their callers both know."""
 
-MULTIPLY, ATTEND = 0, 1
+MULTIPLY_HALVES, MULTIPLY_BYTES, ATTEND = range(3)
 """Kinds of jobs."""
 LEFT, DONE, PARTS, ARGUMENTS = 0, 8, 16, 24
 """Words of a job: parts nobody has begun (a cache line of its own), parts done, how many there are, and what
 the kernel is called with, the job's kind first."""
 JOB_WORDS = 48
-CHUNKS = 32
-"""Into so many parts a job is cut: enough for two to end at the same time."""
+MOST_PARTS = 32
+"""Into so many parts a job is cut at most: enough for two to end at the same time."""

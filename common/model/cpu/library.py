@@ -31,7 +31,7 @@ SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
 """Of ``kernels.EXPORTED``: result, arguments."""
 MATHEMATICS = ("memset", "memcpy", "memmove", "logf", "tanhf", "sqrtf", "floorf")
 """What code generation may call on its own, of the C and mathematics libraries."""
-SOURCES = ("atoms.py", "jobs.py", "kernels.py", "library.py")
+SOURCES = ("atoms.py", "jobs.py", "paged_attention.py", "products.py", "kernels.py", "library.py")
 SYMBOLS = "symbols.json"
 
 Kernel = Callable[..., Any]
@@ -117,7 +117,10 @@ def _move(scratch: Path, target: Path) -> None:
 def _compile(directory: Path) -> None:
     import numba
 
-    from common.model.cpu.kernels import EXPORTED, FAST
+    # LLVM keeps from 512-bit vectors for the sake of the code around them; here there is none.
+    numba.config.CPU_FEATURES = f"{llvm.get_host_cpu_features().flatten()},-prefer-256-bit"
+    from common.model.cpu.atoms import FAST
+    from common.model.cpu.kernels import EXPORTED
 
     symbols: dict[str, str] = {}
     externals = {*MATHEMATICS}

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,7 +18,8 @@ from common.model import kernels
 from common.model.attention import LocalAttention
 from common.model.cpu.library import compile_kernels
 from common.model.interface import SequenceChunk
-from common.model.linears import linear_of
+from common.model.linears import COMPILED_ROWS, linear_of
+from common.model.precision import WeightForm
 from common.spec import AttentionSpec
 from tests.common.model.conftest import MakeTiny, tiny
 
@@ -78,27 +78,32 @@ def test_silu_multiply_of_two_halves(rows: int, width: int, seed: int) -> None:
     assert compiled.isfinite().all()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
-    st.integers(1, 9),
-    st.integers(1, 50),
-    st.integers(1, 50),
+    st.sampled_from(["bf16", "int8"]),
+    st.integers(1, COMPILED_ROWS),
+    st.integers(1, 300),
+    st.integers(1, 300),
     st.booleans(),
     st.sampled_from([1, 2]),
     st.integers(0, 9),
 )
-def test_linears_of_few_rows(rows: int, outs: int, ins: int, has_bias: bool, threads: int, seed: int) -> None:
+def test_linears_of_few_rows(
+    form: WeightForm, rows: int, outs: int, ins: int, has_bias: bool, threads: int, seed: int
+) -> None:
+    """As torch multiplies many rows by the same rounded weights."""
     torch.manual_seed(seed)
-    weight, x = torch.randn(outs, ins), torch.randn(1, rows, ins)
+    weight, x = torch.randn(outs, ins), torch.randn(1, COMPILED_ROWS + 1, ins)
     bias = torch.randn(outs) if has_bias else None
+    kernels.use_torch()
+    expected = linear_of(weight, bias, form)(x)[:, :rows]
     kernels.use_compiled(CACHE)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        got = linear_of(weight, bias, "bf16")(x)
+        got = linear_of(weight, bias, form)(x[:, :rows])
     finally:
         torch.set_num_threads(before)
-    expected = F.linear(x, weight.to(torch.bfloat16).float(), bias)
     torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
 
 
