@@ -1,8 +1,8 @@
-"""uvicorn's protocol with what it lacks: a deadline for headers, small send buffers, a way past ASGI.
+"""uvicorn's protocol with what it lacks: bounds on headers, small send buffers, a way past ASGI.
 
-Without the first two a client that sends half a header keeps its connection for ever, and one that never
-reads makes the server buffer megabytes of its stream before anybody notices. The third, ``Connection``, lets
-a token go from the bus's callback to the socket without waking a task.
+Without the first two a client that sends half a header keeps its connection for ever, or fills the memory
+with it, and one that never reads makes the server buffer megabytes of its stream before anybody notices. The
+third, ``Connection``, lets a token go from the bus's callback to the socket without waking a task.
 """
 
 import asyncio
@@ -14,6 +14,8 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 SEND_BUFFER_BYTES = 64 << 10
+MAX_HEADER_BYTES = 64 << 10
+"""Beyond what came in the same read as the request's first byte, which is bounded by the read's size."""
 EXTENSION = "lamella.connection"
 """Where in a request's ASGI scope its ``Connection`` is, under ``extensions``."""
 
@@ -44,6 +46,7 @@ def guarded_protocol(header_timeout_s: float) -> type[asyncio.Protocol]:
     class GuardedProtocol(HttpToolsProtocol):
         _deadline: asyncio.TimerHandle | None = None
         _earlier: tuple[RequestResponseCycle, ...] = ()
+        _header_bytes = 0
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
@@ -52,6 +55,16 @@ def guarded_protocol(header_timeout_s: float) -> type[asyncio.Protocol]:
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
             transport.set_write_buffer_limits(high=SEND_BUFFER_BYTES)
             self._start_deadline()
+
+        def data_received(self, data: bytes) -> None:
+            deadline = self._deadline
+            super().data_received(data)
+            if deadline is None or deadline is not self._deadline or self.transport.is_closing():
+                return
+            # The header that was being read before is still being read.
+            self._header_bytes += len(data)
+            if self._header_bytes > MAX_HEADER_BYTES:
+                self.send_400_response(f"The header is over {MAX_HEADER_BYTES} bytes.")
 
         def on_message_begin(self) -> None:
             self._start_deadline()
@@ -76,6 +89,7 @@ def guarded_protocol(header_timeout_s: float) -> type[asyncio.Protocol]:
 
         def _start_deadline(self) -> None:
             self._stop_deadline()
+            self._header_bytes = 0
             loop = asyncio.get_running_loop()
             self._deadline = loop.call_later(header_timeout_s, self.transport.close)
 

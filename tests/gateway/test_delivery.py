@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import openai
@@ -10,8 +11,9 @@ import pytest
 
 from common.messages import FinishReason, SampledToken
 from common.model.tokens import Tokenizer
+from gateway.protocol import MAX_HEADER_BYTES
 from tests.gateway.clients import PROMPT, TEXT, client_of, complete, in_background, whole, with_peer
-from tests.gateway.processes import GatewayProcess
+from tests.gateway.processes import GatewayProcess, send
 from tests.gateway.raw_http import raw_client
 from tests.gateway.scripted import ScriptedPeer
 
@@ -200,6 +202,21 @@ def test_half_a_header_is_closed_after_its_time(gateway: GatewayProcess) -> None
             return await client.read_to_end()
 
     assert b"200" not in asyncio.run(run())
+
+
+def test_a_header_without_end_is_refused_before_its_time(gateway: GatewayProcess) -> None:
+    """What the server did not read any more may turn its answer into a reset."""
+
+    async def run() -> bytes:
+        async with raw_client(gateway.port) as client:
+            await client.send(b"GET /v1/models HTTP/1.1\r\nhost: x\r\nx-long: ")
+            with suppress(ConnectionError):
+                await client.send(b"a" * (8 * MAX_HEADER_BYTES))
+            return await client.read_to_end()
+
+    answer = asyncio.run(run())
+    assert answer.startswith(b"HTTP/1.1 400 ") or answer.endswith(b"<reset>")
+    assert send(f"{gateway.url}/v1/models", None, {"x-long": "a" * 30_000}).status == 200
 
 
 def test_finished_choices_and_responses_are_counted(gateway: GatewayProcess, tokenizer: Tokenizer) -> None:
