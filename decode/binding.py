@@ -108,7 +108,7 @@ class Binder:
                 raise AttentionUnavailable(f"attention worker {record.service_id}: {exc}") from exc
             return None
         exchange = WorkerExchange(
-            record.service_id, share.heads, share.kv_heads, tuple(lanes), _has_exited(pidfd)
+            record.service_id, share.heads, share.kv_heads, tuple(lanes), has_exited(pidfd)
         )
         heads = share.kv_heads
         destination = KVDestination(answer.endpoint, heads.start, len(heads), answer.total_blocks)
@@ -156,10 +156,15 @@ class Binder:
         self.transfer.withdraw(offered)
 
 
-def _has_exited(pidfd: int | None) -> Callable[[], bool]:
+def has_exited(pidfd: int | None) -> Callable[[], bool]:
     """Asks whether that very process has ended; across hosts only silence tells."""
     if pidfd is None:
         return lambda: False
-    exits = select.poll()
-    exits.register(pidfd, select.POLLIN)
-    return lambda: bool(exits.poll(0))
+
+    def is_gone() -> bool:
+        # Asked by two threads, and a poll object refuses the second.
+        exits = select.poll()
+        exits.register(pidfd, select.POLLIN)
+        return bool(exits.poll(0))
+
+    return is_gone
