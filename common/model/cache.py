@@ -19,7 +19,7 @@ import msgspec
 from common.errors import ModelError
 from common.spec import AttentionSpec, ElementType
 
-CONVERTER_VERSION = 4
+CONVERTER_VERSION = 5
 """Raise it when generated source or manifest change: older conversions are then made anew."""
 
 

@@ -136,6 +136,9 @@ class _Body:
         self._names: dict[fx.Node, str] = dict(zip(piece.context, context, strict=True))
         self._free: list[str] = []
         self._values = 0
+        self._turned = {
+            node: source for sent in piece.sent for node in sent if (source := _turned_source(node, piece))
+        }
         self._last_use = self._last_uses()
 
     def lines(self) -> list[str]:
@@ -143,7 +146,8 @@ class _Body:
         lines: list[str] = []
         for part, nodes in enumerate(piece.nodes):
             for node in nodes:
-                lines += self._statement(node)
+                if node not in self._turned:
+                    lines += self._statement(node)
             if part < len(piece.sent):
                 views = ", ".join(self._heads_last(node) for node in piece.sent[part])
                 lines.append(f"attention.{('send_q', 'send_kv')[part]}(layer, {views})")
@@ -156,6 +160,8 @@ class _Body:
 
     def _heads_last(self, node: fx.Node) -> str:
         """[1, heads, T, head_dim] → [T, heads, head_dim]."""
+        if node in self._turned:
+            return f"{self._reference(self._turned[node])}.squeeze(0)"
         return f"{self._reference(node)}.squeeze(0).transpose(0, 1)"
 
     def _prelude(self, lines: list[str]) -> list[str]:
@@ -197,9 +203,11 @@ class _Body:
         last: dict[fx.Node, object] = {}
         for part, nodes in enumerate(self._piece.nodes):
             for node in nodes:
-                last |= dict.fromkeys(node.all_input_nodes, node)
+                if node not in self._turned:
+                    last |= dict.fromkeys(node.all_input_nodes, node)
             if part < len(self._piece.sent):
-                last |= dict.fromkeys(self._piece.sent[part], ("sent", part))
+                sent = (self._turned.get(node, node) for node in self._piece.sent[part])
+                last |= dict.fromkeys(sent, ("sent", part))
         kept = {*self._piece.results, *self._piece.context}
         uses: dict[object, list[fx.Node]] = {}
         for node, user in last.items():
@@ -212,3 +220,12 @@ class _Body:
             name = self._names.get(node)
             if name is not None and name.startswith("v"):
                 self._free.append(name)
+
+
+def _turned_source(node: fx.Node, piece: Slice) -> fx.Node | None:
+    """What is turned to [1, heads, T, head_dim] only to be sent, which turns it back."""
+    args: Any = node.args
+    if not is_call(node, aten.transpose.int) or tuple(args[1:]) != (1, 2) or node in piece.results:
+        return None
+    is_local = any(args[0] in part and node in part for part in piece.nodes)
+    return args[0] if is_local and len(node.users) == 1 else None

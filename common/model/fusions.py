@@ -1,5 +1,6 @@
 """Fusions of a captured graph: RMSNorm, rotary embedding, gated activations, multiply-add, shared nodes."""
 
+import operator
 from typing import Any
 
 import torch
@@ -200,3 +201,92 @@ def fuse_gated_activations(graph: fx.Graph) -> None:
             graph.erase_node(node)
             break
     graph.eliminate_dead_code()
+
+
+def fuse_sums_with_norms(graph: fx.Graph) -> None:
+    """The residual sum and the RMSNorm over it become one call with two results."""
+    for norm in list(graph.nodes):
+        if not is_call(norm, F.rms_norm):
+            continue
+        total, *rest = norm.args
+        if not is_call(total, aten.add.Tensor) or len(total.args) != 2 or total.kwargs:
+            continue
+        if not all(isinstance(part, fx.Node) and has_equal_shape(part, total) for part in total.args):
+            continue
+        if len({dtype_of(part) for part in (*total.args, total)}) > 1 or rest[1].op != "placeholder":
+            continue
+        with graph.inserting_before(total):
+            both = insert_call(
+                graph, kernels.add_rms_norm, (*total.args, *rest), lambda a, *_: (a * 1, a * 1)
+            )
+            results = [graph.call_function(operator.getitem, (both, index)) for index in (0, 1)]
+        for result, value, replaced in zip(results, both.meta["val"], (total, norm), strict=True):
+            result.meta["val"] = value
+            _stands_where(result, replaced)
+        _stands_where(both, total)
+        norm.replace_all_uses_with(results[1])
+        graph.erase_node(norm)
+        total.replace_all_uses_with(results[0])
+    graph.eliminate_dead_code()
+
+
+def fuse_views(graph: fx.Graph) -> None:
+    """Calls that take parts of a merged linear's output are given the output and where the part begins."""
+    for node in list(graph.nodes):
+        if node.target is kernels.silu_multiply:
+            _fuse_halves(graph, node)
+        elif node.target is kernels.rotate:
+            _fuse_heads(graph, node)
+    graph.eliminate_dead_code()
+
+
+def _fuse_halves(graph: fx.Graph, node: fx.Node) -> None:
+    gate, up = (_part_of_last(each) for each in node.args)
+    if gate is None or up is None or gate[0] is not up[0]:
+        return
+    source, width = gate[0], int(shape_of(node)[-1])
+    if (gate[1], up[1]) != (0, width) or shape_of(source)[-1] != 2 * width or len(shape_of(source)) != 3:
+        return
+    with graph.inserting_before(node):
+        fused = insert_call(graph, kernels.silu_multiply_halves, (source,), lambda x: x[..., :width] * 1)
+    node.replace_all_uses_with(fused)
+
+
+def _fuse_heads(graph: fx.Graph, node: fx.Node) -> None:
+    """``rotate(transpose(view(x[first:…], heads), 1, 2))`` of [1, tokens, …] x."""
+    args: Any = node.args
+    turned, cos, sin = args
+    if not (is_call(turned, aten.transpose.int) and tuple(turned.args[1:]) == (1, 2)):
+        return
+    view: Any = turned.args[0]
+    if not (is_call(view, aten.view.default) and len(shape_of(view)) == 4):
+        return
+    heads, width = (int(size) for size in shape_of(view)[2:])
+    whole: Any = view.args[0]
+    part = _part_of_last(whole)
+    source, first = part if part is not None else (whole, 0)
+    if len(shape_of(source)) != 3 or shape_of(whole)[-1] != heads * width:
+        return
+    with graph.inserting_before(node):
+        rotated = insert_call(
+            graph,
+            kernels.rotate_heads,
+            (source, cos, sin, first, heads),
+            lambda x, *_: x.narrow(2, first, heads * width).reshape(1, x.shape[1], heads, width) * 1,
+        )
+        _stands_where(rotated, view)
+        turned_back = insert_call(graph, aten.transpose.int, (rotated, 1, 2), torch.transpose)
+    node.replace_all_uses_with(turned_back)
+
+
+def _part_of_last(node: Any) -> tuple[fx.Node, int] | None:
+    """``x[..., first:stop]`` → (x, first)."""
+    if not is_call(node, aten.slice.Tensor) or len(node.args) != 4:
+        return None
+    source, dim, first, _ = node.args
+    return (source, int(first)) if dim in (-1, len(shape_of(source)) - 1) and int(first) >= 0 else None
+
+
+def _stands_where(node: fx.Node, other: fx.Node) -> None:
+    """In the model's code, for ``module_of``."""
+    node.meta["nn_module_stack"] = other.meta.get("nn_module_stack")

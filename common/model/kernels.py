@@ -53,6 +53,22 @@ def rms_norm(x: torch.Tensor, shape: Sequence[int], weight: torch.Tensor, eps: f
     return output
 
 
+def add_rms_norm(
+    left: torch.Tensor, right: torch.Tensor, shape: Sequence[int], weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The sum, and its RMSNorm over the last dimension."""
+    width = shape[-1]
+    rows = left.numel() // width
+    if _compiled is None or not is_few(left, rows):
+        total = left + right
+        return total, F.rms_norm(total, list(shape), weight, eps)
+    left, right = left.contiguous(), right.contiguous()
+    total, output = torch.empty_like(left), torch.empty_like(left)
+    addresses = left.data_ptr(), right.data_ptr(), weight.data_ptr(), total.data_ptr(), output.data_ptr()
+    _compiled.add_rms_norm(*addresses, rows, width, eps)
+    return total, output
+
+
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """Rotary embedding of ``x`` [1, heads, tokens, width] by tables [1, 1, tokens, width], the sines signed:
     ``x · cos + cat(x₂, x₁) · sin``."""
@@ -81,4 +97,42 @@ def silu_multiply(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     _compiled.silu_multiply(
         gate.data_ptr(), up.data_ptr(), output.data_ptr(), rows, width, gate.stride(1), up.stride(1)
     )
+    return output
+
+
+def rotate_heads(
+    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, first: int, heads: int
+) -> torch.Tensor:
+    """``rotate`` of ``heads`` that lie side by side in ``x`` [1, tokens, …] from ``first`` on → [1, tokens,
+    heads, width]."""
+    tokens, width = x.shape[1], cos.shape[3]
+    are_rows = x.stride(2) == 1 and cos.is_contiguous() and sin.is_contiguous()
+    if _compiled is None or not is_few(x, tokens) or not are_rows:
+        wide = x.narrow(2, first, heads * width).view(1, tokens, heads, width).transpose(1, 2)
+        return rotate(wide, cos, sin).transpose(1, 2)
+    output = torch.empty(1, tokens, heads, width)
+    _compiled.rotate(
+        x.data_ptr() + first * x.element_size(),
+        cos.data_ptr(),
+        sin.data_ptr(),
+        output.data_ptr(),
+        tokens,
+        heads,
+        width,
+        x.stride(1),
+    )
+    return output
+
+
+def silu_multiply_halves(x: torch.Tensor) -> torch.Tensor:
+    """``silu(gate) · up`` of ``x`` [1, tokens, 2 · width], the gate first."""
+    width = x.shape[2] // 2
+    tokens = x.shape[1]
+    if _compiled is None or not is_few(x, tokens):
+        return F.silu(x.narrow(2, 0, width)) * x.narrow(2, width, width)
+    x = x.contiguous()
+    output = torch.empty(1, tokens, width)
+    gate = x.data_ptr()
+    up = gate + width * x.element_size()
+    _compiled.silu_multiply(gate, up, output.data_ptr(), tokens, width, 2 * width, 2 * width)
     return output

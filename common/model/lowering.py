@@ -164,7 +164,10 @@ FUNCTIONS: dict[Any, str] = {
     torch.cat: "torch.cat",
     torch.addcmul: "torch.addcmul",
     F.rms_norm: "kernels.rms_norm",
+    kernels.add_rms_norm: "kernels.add_rms_norm",
     kernels.rotate: "kernels.rotate",
+    kernels.rotate_heads: "kernels.rotate_heads",
     kernels.silu_multiply: "kernels.silu_multiply",
+    kernels.silu_multiply_halves: "kernels.silu_multiply_halves",
     expert_linear: "expert_linear",
 }

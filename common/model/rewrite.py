@@ -18,6 +18,7 @@ from common.model.fusions import (
     fuse_multiply_add,
     fuse_rms_norms,
     fuse_rotations,
+    fuse_sums_with_norms,
     share_equal_nodes,
 )
 from common.model.graph import (
@@ -43,6 +44,7 @@ def rewrite(graph: fx.Graph, weights: Collection[fx.Node], positions: fx.Node) -
     fuse_multiply_add(graph)
     fuse_rotations(graph)
     fuse_gated_activations(graph)
+    fuse_sums_with_norms(graph)
     graph.eliminate_dead_code()
     graph.lint()
 

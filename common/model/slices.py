@@ -19,6 +19,7 @@ from torch import fx
 
 from common.errors import ModelError
 from common.model.capture import CapturedModel
+from common.model.fusions import fuse_views
 from common.model.graph import (
     aten,
     dependents_only_on,
@@ -58,6 +59,7 @@ def cut(model: CapturedModel) -> tuple[Slice, ...]:
     """
     for group in _send_groups(model):
         _merge_linears(model.graph, group)
+    fuse_views(model.graph)
     return _Cutter(model).slices()
 
 

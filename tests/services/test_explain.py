@@ -64,7 +64,7 @@ def test_the_explanation_shows_slices_sends_and_cuts(llama: Converted) -> None:
     assert "Slices 1–2: attention with 4 heads over 2 KV heads of 8 (shown: 1)" in said
     assert "embedding embed_tokens" in said
     assert "linear gate_proj | up_proj" in said
-    assert "rotate in model.layers.1.self_attn 128 B" in said
+    assert "rotate_heads in model.layers.1.self_attn 128 B" in said
     assert "keeps embedding in model.embed_tokens, 1 × T × 32 128 B" in said
     assert said.count("cos in model.rotary_emb, 1 × 1 × T × 8 (once a step) 32 B") == 3
 

@@ -5,6 +5,8 @@ are (Infinite-LLM, Lamina 1, section 4.1), so that a remote worker computes whil
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -43,6 +45,8 @@ class DecodeStep:
             [table[start // size] * size + start % size for table, start in zip(tables, starts, strict=True)],
             dtype=np.int64,
         )
+        self._slots_address = self._slots.ctypes.data
+        self._crew = own_crew(kernels)
         self._spans = {
             window: np.array(
                 [
@@ -53,76 +57,86 @@ class DecodeStep:
             )
             for window in windows
         }
-        self._scratch = np.empty(0, dtype=np.float32)
+        self._fixed: dict[AttentionSpec, _Fixed] = {}
         self._q = self._output = self._lses = torch.empty(0)
 
     def attend_before(self, layer: int, q: torch.Tensor, spec: AttentionSpec) -> None:
         """``q`` [rows, heads, head_dim] over each row's tokens before the new one."""
-        layout = self._pool.layout
+        fixed = self._fixed.get(spec)
+        if fixed is None:
+            fixed = self._fixed[spec] = self._fixed_for(spec)
         q = self._q = _in_rows(q)
-        output = self._output = torch.empty(self._rows, spec.heads, layout.head_dim)
-        lses = self._lses = torch.empty(self._rows, spec.heads)
-        spans = self._spans[spec.window]
-        group = spec.heads // layout.kv_heads
-        floats = group * (layout.block_size + 2)
-        if len(self._scratch) < COMPUTERS * floats:
-            self._scratch = np.empty(COMPUTERS * floats, dtype=np.float32)
-        items = self._rows * layout.kv_heads
-        arguments = (
+        output = self._output = torch.empty(fixed.output_shape)
+        lses = self._lses = torch.empty(fixed.output_shape[:2])
+        pool = self._pool
+        addresses = (
             ATTEND,
             q.data_ptr(),
-            self._pool.keys[layer].data_ptr(),
-            self._pool.values[layer].data_ptr(),
+            pool.keys[layer].data_ptr(),
+            pool.values[layer].data_ptr(),
             output.data_ptr(),
             lses.data_ptr(),
+            q.stride(0),
+        )
+        self._crew.run(addresses + fixed.arguments, fixed.parts)
+
+    def _fixed_for(self, spec: AttentionSpec) -> "_Fixed":
+        layout = self._pool.layout
+        floats = spec.heads // layout.kv_heads * (layout.block_size + 2)
+        scratch = np.empty(COMPUTERS * floats, dtype=np.float32)
+        items = self._rows * layout.kv_heads
+        arguments = (
             self._tables.ctypes.data,
-            spans.ctypes.data,
-            self._scratch.ctypes.data,
+            self._spans[spec.window].ctypes.data,
+            scratch.ctypes.data,
+            floats,
             spec.heads,
             layout.kv_heads,
             layout.head_dim,
             layout.block_size,
-            q.stride(0),
-            floats,
             _bits(spec.scale),
             _bits(spec.softcap or 0.0),
             items,
         )
-        own_crew(self._kernels).run(arguments, min(items, MOST_PARTS))
+        shape = (self._rows, spec.heads, layout.head_dim)
+        return _Fixed(arguments, min(items, MOST_PARTS), shape, scratch)
 
     def take_new(self, layer: int, k: torch.Tensor, v: torch.Tensor, spec: AttentionSpec) -> torch.Tensor:
         """Writes ``k``, ``v`` [rows, kv_heads, head_dim] into the pool; the output of all the tokens."""
-        layout = self._pool.layout
-        width = layout.head_dim
-        keys, values = (_in_rows(each) for each in (k, v))
-        for pages, rows in ((self._pool.keys[layer], keys), (self._pool.values[layer], values)):
-            self._kernels.store_rows(
-                rows.data_ptr(),
-                pages.data_ptr(),
-                self._slots.ctypes.data,
-                self._rows,
-                layout.kv_heads,
-                width,
-                rows.stride(0),
-                layout.block_size,
-            )
-        self._kernels.merge_new_token(
-            self._q.data_ptr(),
+        layout, pool, q = self._pool.layout, self._pool, self._q
+        keys, values = _in_rows(k), _in_rows(v)
+        self._kernels.take_new_token(
+            q.data_ptr(),
             keys.data_ptr(),
             values.data_ptr(),
             self._output.data_ptr(),
             self._lses.data_ptr(),
+            pool.keys[layer].data_ptr(),
+            pool.values[layer].data_ptr(),
+            self._slots_address,
             self._rows,
             spec.heads,
             layout.kv_heads,
-            width,
-            self._q.stride(0),
+            layout.head_dim,
+            q.stride(0),
             keys.stride(0),
             values.stride(0),
+            layout.block_size,
             spec.scale,
             spec.softcap or 0.0,
         )
         return self._output
+
+
+@dataclass(frozen=True, slots=True)
+class _Fixed:
+    """What a step's layers with one spec have in common. ``arguments`` follow the layer's addresses, among
+    them that of ``scratch``."""
+
+    arguments: tuple[int, ...]
+    parts: int
+    output_shape: tuple[int, int, int]
+    scratch: np.ndarray[Any, np.dtype[np.float32]]
 
 
 def _in_rows(x: torch.Tensor) -> torch.Tensor:

@@ -9,6 +9,7 @@ from numba import carray, njit
 from numba.core import types
 
 from common.model.cpu.atoms import (
+    FAST,
     add_word,
     exp_of_negative,
     float_pointer,
@@ -25,10 +26,11 @@ from common.model.cpu.jobs import (
     MULTIPLY_HALVES,
     PARTS,
 )
-from common.model.cpu.paged_attention import attend_items, merge_new_token
+from common.model.cpu.paged_attention import attend_items, take_new_token
 from common.model.cpu.products import multiply_bytes, multiply_halves
 
 
+@njit(fastmath=FAST, error_model="numpy")
 def rms_norm(x: int, weight: int, output: int, rows: int, width: int, eps: float) -> None:
     values = carray(float_pointer(x), (rows, width))
     scales = carray(float_pointer(weight), (width,))
@@ -40,6 +42,18 @@ def rms_norm(x: int, weight: int, output: int, rows: int, width: int, eps: float
         factor = np.float32(1) / np.sqrt(total / np.float32(width) + eps)
         for i in range(width):
             results[row, i] = values[row, i] * factor * scales[i]
+
+
+def add_rms_norm(
+    left: int, right: int, weight: int, total: int, output: int, rows: int, width: int, eps: float
+) -> None:
+    """``total`` = ``left`` + ``right``, and ``output`` its RMSNorm."""
+    firsts = carray(float_pointer(left), (rows * width,))
+    seconds = carray(float_pointer(right), (rows * width,))
+    totals = carray(float_pointer(total), (rows * width,))
+    for i in range(rows * width):
+        totals[i] = firsts[i] + seconds[i]
+    rms_norm(total, weight, output, rows, width, eps)
 
 
 def rotate(
@@ -78,24 +92,6 @@ def silu_multiply(
             results[row, i] = value * sigmoid * ups[row * up_stride + i]
 
 
-def store_rows(
-    new: int, pages: int, slots: int, tokens: int, heads: int, width: int, token_stride: int, block_size: int
-) -> None:
-    """``new`` [tokens, heads, width] into ``pages`` [blocks, heads, block_size, width] at ``slots`` (block ·
-    block_size + place in it)."""
-    values = carray(float_pointer(new), (tokens * token_stride,))
-    places = carray(word_pointer(slots), (tokens,))
-    for token in range(tokens):
-        block, place = divmod(places[token], block_size)
-        for head in range(heads):
-            target = carray(
-                float_pointer(pages + 4 * (((block * heads + head) * block_size + place) * width)), (width,)
-            )
-            source = token * token_stride + head * width
-            for i in range(width):
-                target[i] = values[source + i]
-
-
 @njit(error_model="numpy")
 def work(job: int, worker: int) -> int:
     """Takes parts of the job until none is left; how many. ``worker`` numbers who computes (its scratch)."""
@@ -121,15 +117,14 @@ def work(job: int, worker: int) -> int:
                 a[3],
                 a[4],
                 a[5],
-                a[6],
                 a[7],
-                a[8] + 4 * worker * a[14],
-                a[9],
-                a[10],
+                a[8],
+                a[9] + 4 * worker * a[10],
                 a[11],
                 a[12],
                 a[13],
                 a[14],
+                a[6],
                 np.uint32(a[15]).view(np.float32),
                 np.uint32(a[16]).view(np.float32),
                 part * items // parts,
@@ -164,11 +159,11 @@ def help_until_idle(job: int, patience: int) -> int:
 _i, _f = types.int64, types.float32
 
 EXPORTED = {
-    rms_norm: types.void(_i, _i, _i, _i, _i, _f),
+    rms_norm.py_func: types.void(_i, _i, _i, _i, _i, _f),
+    add_rms_norm: types.void(*[_i] * 7, _f),
     rotate: types.void(*[_i] * 8),
     silu_multiply: types.void(*[_i] * 7),
-    store_rows: types.void(*[_i] * 8),
-    merge_new_token: types.void(*[_i] * 12, _f, _f),
+    take_new_token: types.void(*[_i] * 16, _f, _f),
     run_job: types.void(_i, _i),
     help_until_idle: types.int64(_i, _i),
 }

@@ -21,14 +21,16 @@ import msgspec
 WORD, FLOAT = ctypes.c_int64, ctypes.c_float
 SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "rms_norm": (None, (*[WORD] * 5, FLOAT)),
+    "add_rms_norm": (None, (*[WORD] * 7, FLOAT)),
     "rotate": (None, (WORD,) * 8),
     "silu_multiply": (None, (WORD,) * 7),
-    "store_rows": (None, (WORD,) * 8),
-    "merge_new_token": (None, (*[WORD] * 12, FLOAT, FLOAT)),
+    "take_new_token": (None, (*[WORD] * 16, FLOAT, FLOAT)),
     "run_job": (None, (WORD,) * 2),
     "help_until_idle": (WORD, (WORD,) * 2),
 }
 """Of ``kernels.EXPORTED``: result, arguments."""
+LONG = {"run_job", "help_until_idle"}
+"""Others may run Python meanwhile; for the rest, giving the interpreter away would cost more than they do."""
 MATHEMATICS = ("memset", "memcpy", "memmove", "logf", "tanhf", "sqrtf", "floorf")
 """What code generation may call on its own, of the C and mathematics libraries."""
 SOURCES = ("atoms.py", "jobs.py", "paged_attention.py", "products.py", "kernels.py", "library.py")
@@ -55,10 +57,10 @@ class KernelLibrary:
         symbols = contents.symbols
         self._engines: list[Any] = []
         self.rms_norm = self._load(directory, symbols, "rms_norm")
+        self.add_rms_norm = self._load(directory, symbols, "add_rms_norm")
         self.rotate = self._load(directory, symbols, "rotate")
         self.silu_multiply = self._load(directory, symbols, "silu_multiply")
-        self.store_rows = self._load(directory, symbols, "store_rows")
-        self.merge_new_token = self._load(directory, symbols, "merge_new_token")
+        self.take_new_token = self._load(directory, symbols, "take_new_token")
         self.run_job = self._load(directory, symbols, "run_job")
         self.help_until_idle = self._load(directory, symbols, "help_until_idle")
 
@@ -70,7 +72,8 @@ class KernelLibrary:
         engine.finalize_object()
         self._engines.append(engine)
         result, arguments = SIGNATURES[name]
-        return ctypes.CFUNCTYPE(result, *arguments)(engine.get_function_address(symbols[name]))
+        kind = ctypes.CFUNCTYPE if name in LONG else ctypes.PYFUNCTYPE
+        return kind(result, *arguments)(engine.get_function_address(symbols[name]))
 
 
 def load_kernels(cache_directory: Path) -> KernelLibrary:
@@ -118,7 +121,9 @@ def _compile(directory: Path) -> None:
     import numba
 
     # LLVM keeps from 512-bit vectors for the sake of the code around them; here there is none.
-    numba.config.CPU_FEATURES = f"{llvm.get_host_cpu_features().flatten()},-prefer-256-bit"
+    features = llvm.get_host_cpu_features().flatten()
+    if "+avx512f" in features:
+        numba.config.CPU_FEATURES = f"{features},-prefer-256-bit"
     from common.model.cpu.atoms import FAST
     from common.model.cpu.kernels import EXPORTED
 

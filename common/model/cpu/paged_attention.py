@@ -67,7 +67,6 @@ def attend_items(
     width: int,
     block_size: int,
     q_stride: int,
-    scratch_stride: int,
     scale: float,
     softcap: float,
     first: int,
@@ -76,7 +75,7 @@ def attend_items(
     """Items ``first``..``stop``: item i is KV head ``i mod kv_heads`` of row ``i div kv_heads``.
 
     ``spans`` [rows, 3]: where in ``tables`` the row's block table begins, and the positions begin..end it
-    attends to (begin > 0: a sliding window). ``softcap`` 0: none. ``scratch``: ``scratch_stride`` floats for
+    attends to (begin > 0: a sliding window). ``softcap`` 0: none. ``scratch``: floats for
     whoever computes. Softmax is taken page by page with a running maximum (flash decoding). ``output``
     [rows, heads, width] and ``lses`` [rows, heads], natural logarithm; −inf where a row attends to nothing.
     """
@@ -139,6 +138,26 @@ def attend_items(
             logs[row * heads + head + member] = log
 
 
+@njit(error_model="numpy")
+def store_rows(
+    new: int, pages: int, slots: int, tokens: int, heads: int, width: int, token_stride: int, block_size: int
+) -> None:
+    """``new`` [tokens, heads, width] into ``pages`` [blocks, heads, block_size, width] at ``slots`` (block ·
+    block_size + place in it)."""
+    values = carray(float_pointer(new), (tokens * token_stride,))
+    places = carray(word_pointer(slots), (tokens,))
+    for token in range(tokens):
+        block, place = divmod(places[token], block_size)
+        for head in range(heads):
+            target = carray(
+                float_pointer(pages + 4 * (((block * heads + head) * block_size + place) * width)), (width,)
+            )
+            source = token * token_stride + head * width
+            for i in range(width):
+                target[i] = values[source + i]
+
+
+@njit(fastmath=FAST, error_model="numpy")
 def merge_new_token(
     q: int,
     key: int,
@@ -181,3 +200,44 @@ def merge_new_token(
             for i in range(width):
                 results[row, head, i] = rest * results[row, head, i] + share * new_value[i]
             logs[row, head] = highest + np.log(old + new)
+
+
+def take_new_token(
+    q: int,
+    key: int,
+    value: int,
+    output: int,
+    lses: int,
+    key_pages: int,
+    value_pages: int,
+    slots: int,
+    rows: int,
+    heads: int,
+    kv_heads: int,
+    width: int,
+    q_stride: int,
+    key_stride: int,
+    value_stride: int,
+    block_size: int,
+    scale: float,
+    softcap: float,
+) -> None:
+    """Stores every row's new key and value, and merges them into ``output`` and ``lses``."""
+    store_rows(key, key_pages, slots, rows, kv_heads, width, key_stride, block_size)
+    store_rows(value, value_pages, slots, rows, kv_heads, width, value_stride, block_size)
+    merge_new_token(
+        q,
+        key,
+        value,
+        output,
+        lses,
+        rows,
+        heads,
+        kv_heads,
+        width,
+        q_stride,
+        key_stride,
+        value_stride,
+        scale,
+        softcap,
+    )

@@ -55,6 +55,29 @@ def test_rms_norm(rows: int, width: int, seed: int) -> None:
 
 
 @settings(max_examples=40, deadline=None)
+@given(st.integers(1, 70), st.integers(1, 40), st.integers(0, 1 << 30))
+def test_add_rms_norm(rows: int, width: int, seed: int) -> None:
+    torch.manual_seed(seed)
+    left, right, weight = torch.randn(1, rows, width) * 5, torch.randn(1, rows, width), torch.randn(width)
+    compute = partial(kernels.add_rms_norm, left, right, [width], weight, 1e-5)
+    compiled, expected = by_both(lambda: torch.stack(compute()))
+    close(compiled, expected)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 9), st.integers(1, 5), st.integers(1, 20), st.integers(0, 7), st.integers(0, 1 << 30))
+def test_rotate_heads_within_a_wider_output(
+    tokens: int, heads: int, half: int, first: int, seed: int
+) -> None:
+    torch.manual_seed(seed)
+    x = torch.randn(1, tokens, first + heads * 2 * half + 3)
+    cos, sin = torch.randn(2, 1, 1, tokens, 2 * half)
+    compiled, expected = by_both(lambda: kernels.rotate_heads(x, cos, sin, first, heads))
+    assert compiled.shape == (1, tokens, heads, 2 * half)
+    close(compiled, expected)
+
+
+@settings(max_examples=40, deadline=None)
 @given(st.integers(1, 9), st.integers(1, 5), st.integers(1, 20), st.booleans(), st.integers(0, 1 << 30))
 def test_rotate_also_of_views(tokens: int, heads: int, half: int, is_part: bool, seed: int) -> None:
     torch.manual_seed(seed)
@@ -76,6 +99,8 @@ def test_silu_multiply_of_two_halves(rows: int, width: int, seed: int) -> None:
     compiled, expected = by_both(lambda: kernels.silu_multiply(both[..., :width], both[..., width:]))
     torch.testing.assert_close(compiled, expected, atol=1e-4, rtol=1e-5)
     assert compiled.isfinite().all()
+    at_once, _ = by_both(lambda: kernels.silu_multiply_halves(both))
+    torch.testing.assert_close(at_once, compiled)
 
 
 @settings(max_examples=60, deadline=None)
@@ -168,6 +193,19 @@ def test_a_models_steps_give_the_same_logits(family: str, tiny: MakeTiny) -> Non
 
     compiled, expected = by_both(logits)
     close(compiled, expected)
+
+
+def test_a_layer_s_small_operators_are_few_calls(tiny: MakeTiny) -> None:
+    """Of LLaMA: no product, sum or turned copy is left between the linears of a slice."""
+    programs = tiny("llama").directory.parent / "cache" / "programs"
+    source = next(programs.glob("llama-*/slices.py")).read_text()
+    slices = [part for part in source.split("\n\n\ndef ") if part.startswith("slice_")]
+    middle = [part for part in slices if "received" in part.split("\n")[1] and "send_q" in part]
+    assert middle
+    for part in middle:
+        assert part.count("kernels.add_rms_norm(") == part.count("kernels.rotate_heads(") == 2
+        assert part.count("kernels.silu_multiply_halves(") == 1
+        assert not any(word in part for word in ("torch.", "transpose", " * ", " + "))
 
 
 def test_kernels_are_kept_where_the_cache_is_and_found_again(tmp_path: Path) -> None:
