@@ -66,12 +66,14 @@ class StaggeredEngine:
 
     async def _turn(self) -> None:
         """Keeps the thread at work as long as there is any."""
-        while self._submitted:
-            await self.engine.run(self._alternate, asyncio.get_running_loop())
-        self._turning = None
+        try:
+            while self._submitted:
+                await self.engine.run(self._alternate)
+        finally:
+            self._turning = None
 
     @torch.inference_mode()
-    def _alternate(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _alternate(self) -> None:
         courses: deque[Course] = deque()
         waiting = Waiting()
         while True:
@@ -90,7 +92,7 @@ class StaggeredEngine:
                 continue
             waiting.restart()
             courses.remove(ready)
-            if self._advance(ready, loop):
+            if self._advance(ready):
                 courses.append(ready)
             else:
                 self.engine.share_cores()
@@ -98,10 +100,11 @@ class StaggeredEngine:
     def _is_ready(self, course: Course) -> bool:
         return course.layer < 0 or course.attention.has_answer(course.layer)
 
-    def _advance(self, course: Course, loop: asyncio.AbstractEventLoop) -> bool:
+    def _advance(self, course: Course) -> bool:
         """Computes one slice. False where it was the step's last."""
         if course.waits_ns:
             timeline.end(course.waits_ns, WAIT_OUTPUT, course.layer)
+        loop = course.result.get_loop()
         try:
             course.layer = next(course.steps)
         except StopIteration as end:
