@@ -117,7 +117,7 @@ class AttentionService:
         former = call.former
         await self._carry_out(decisions.InstanceLost(former.instance_id, former.incarnation))
         async with self._changes:
-            return KVFound(self._kept[self.state.kept_of(former)].tokens(call.key))
+            return KVFound(self._kept[self.state.kept_for(call.binding_id, former)].tokens(call.key))
 
     async def _inherit(self, call: InheritKV) -> Acknowledged:
         # Neither pool goes amid the copy, and one that is asked for again comes after the first.

@@ -140,22 +140,19 @@ class AttentionState:
                 ]
                 return [*told, *self._end(list(self.kept))]
 
-    def kept_of(self, former: InstanceLife) -> BindingId:
-        """Raises UnknownRequest where that life's KV is not kept."""
-        for binding_id, bind in self.kept.items():
-            if _life_of(bind) == former:
-                return binding_id
-        raise UnknownRequest(f"attention worker {self.worker_id} keeps no KV of {former.instance_id}")
-
     def kept_for(self, binding_id: BindingId, former: InstanceLife) -> BindingId:
-        """``kept_of(former)``, if its KV can go on in that binding. Raises UnknownRequest, HandoverFailed."""
+        """What is kept of that life, if that binding can use it. Raises UnknownRequest, HandoverFailed."""
         heir = self.bindings.get(binding_id)
         if heir is None:
             raise UnknownRequest(f"attention worker {self.worker_id} serves no binding {binding_id}")
-        kept = self.kept_of(former)
-        if _kv_format(self.kept[kept]) != _kv_format(heir):
-            raise HandoverFailed(f"attention worker {self.worker_id} has other heads or another model now")
-        return kept
+        for kept_id, kept in self.kept.items():
+            if _life_of(kept) == former:
+                if _kv_format(kept) != _kv_format(heir):
+                    raise HandoverFailed(
+                        f"attention worker {self.worker_id} has other heads or another model now"
+                    )
+                return kept_id
+        raise UnknownRequest(f"attention worker {self.worker_id} keeps no KV of {former.instance_id}")
 
     def _bind(self, bind: BindAttention) -> list[AttentionCommand]:
         if self.is_draining:

@@ -127,7 +127,8 @@ class InstanceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 class AttentionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """An attention worker: bytes of KV, shared out evenly among so many ``decode_instances``, and the most
-    bytes through which one of these may ask it."""
+    bytes through which one of these may ask it. The KV of instances that died is kept for a while beside
+    that: at most as much again."""
 
     kv_bytes: int = 1 << 30
     exchange_bytes: int = 64 << 20

@@ -131,15 +131,18 @@ class SubmitRequest(msgspec.Struct, frozen=True, tag="submit"):
     """gateway → scheduler: place this request. Answered by a Placement.
 
     ``lost_instances`` did not answer somebody who worked on an earlier attempt: they are not to be trusted
-    before they are heard of again.
+    before they are heard of again. ``former`` decoded the sequence until it was gone: its attention workers
+    may have kept the KV.
     """
 
     request: GenerationRequest
     lost_instances: tuple[InstanceId, ...] = ()
+    former: InstanceLife | None = None
 
 
 class Placement(msgspec.Struct, frozen=True, tag="placement"):
-    """Where a request lives. Both instances are chosen at once (Splitwise IV-A).
+    """Where a request lives. Both instances are chosen at once (Splitwise IV-A); a sequence that is resumed
+    has its decode instance for both.
 
     The incarnations are those that were chosen: word that one is gone says nothing of its successor.
     """
@@ -169,6 +172,14 @@ class DecodeTask(msgspec.Struct, frozen=True, tag="decode"):
     prefill_instance: InstanceId
     prefill_incarnation: Incarnation
     kv_tokens: int
+
+
+class ResumeTask(msgspec.Struct, frozen=True, tag="resume"):
+    """scheduler → decode: go on with this sequence where ``former`` was when it went, if your attention
+    workers have kept its KV; HandoverFailed where they have not."""
+
+    request: GenerationRequest
+    former: InstanceLife
 
 
 class KVDestination(msgspec.Struct, frozen=True):
@@ -238,8 +249,10 @@ class UnbindAttention(msgspec.Struct, frozen=True, tag="unbind_attention"):
 
 class FindKV(msgspec.Struct, frozen=True, tag="find_kv"):
     """decode → attention worker: of how many of this sequence's tokens do you keep the KV that ``former``,
-    which is gone, had here? ``key``: ``common.ids.sequence_key``. Answered by KVFound or UnknownRequest."""
+    which is gone, had here? ``key``: ``common.ids.sequence_key``. Answered by KVFound, UnknownRequest, or
+    HandoverFailed where the KV cannot go on in ``binding_id``, the caller's."""
 
+    binding_id: BindingId
     former: InstanceLife
     key: int
 
@@ -405,7 +418,7 @@ class ServiceRecord(msgspec.Struct, frozen=True, tag="service", kw_only=True):
 
 
 MemberRecord = InstanceRecord | ServiceRecord
-InstanceCall = PrefillTask | DecodeTask | PullKV
+InstanceCall = PrefillTask | DecodeTask | ResumeTask | PullKV
 GatewayEvent = TokenBatch | SequenceFailed
 SchedulerEvent = RequestEnded | LoadReport
 Announcement = InstanceGone | GatewayGone

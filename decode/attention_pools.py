@@ -15,6 +15,7 @@ from common.messages import AttentionDraining, InstanceEvent, KVDestination, Ser
 from common.store import Store
 from decode import events
 from decode.binding import AttentionUnavailable, Binder, Binding
+from decode.inheritance import BoundWorker
 from decode.remote_attention import Pools
 from decode.state import DecodeState
 
@@ -27,18 +28,21 @@ LOOK_S = 0.25
 
 @dataclass(slots=True)
 class AttentionPools:
-    """``destinations`` is the table by which KV finds its pool. ``handle`` gives the state an event."""
+    """``destinations`` is the table by which KV finds its pool, ``workers`` that by which a former life's is
+    found. ``handle`` gives the state an event."""
 
     binder: Binder
     store: Store
     state: DecodeState
     pools: Pools
     destinations: dict[int, tuple[KVDestination, ...]]
+    workers: dict[int, tuple[BoundWorker, ...]]
     handle: Callable[[events.DecodeEvent], None]
     _bound: dict[int, list[Binding]] = field(default_factory=dict)
     _reserve: list[Binding] = field(default_factory=list)
     _silent: list[Binding] = field(default_factory=list)
     _closing: set[int] = field(default_factory=set)
+    _free: int = 0
     _ready: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def wait_ready(self) -> None:
@@ -48,7 +52,7 @@ class AttentionPools:
                 await self._ready.wait()
         except TimeoutError:
             needs = self.binder.needs
-            found = sum(map(len, self._bound.values())) + len(self._reserve)
+            found = sum(map(len, self._bound.values())) + len(self._reserve) + self._free
             raise AttentionUnavailable(
                 f"{found} of instance.attention_workers = {needs.workers} attention workers were free within"
                 f" {READY_TIMEOUT_S:g} s"
@@ -120,12 +124,16 @@ class AttentionPools:
             return
         used = [*self._reserve, *self._silent, *(each for bound in self._bound.values() for each in bound)]
         taken = {binding.record.service_id for binding in used}
-        for worker_id, record in sorted(workers.items()):
-            if worker_id in taken:
-                continue
+        free = [record for worker_id, record in sorted(workers.items()) if worker_id not in taken]
+        self._free = len(free)
+        if needs.partition == "heads" and len(self._reserve) + len(free) < needs.pool_workers:
+            # Together, in the order of their names: a next life has each head where this one had it.
+            return
+        for record in free:
             binding = await self.binder.bind(record, len(self._reserve))
             if binding is None:
                 continue
+            self._free -= 1
             self._reserve.append(binding)
             if len(self._reserve) == needs.pool_workers:
                 self._open(self._reserve)
@@ -138,6 +146,9 @@ class AttentionPools:
         pool = self.state.blocks.next_pool
         self.pools.add(pool, tuple(binding.exchange for binding in bindings))
         self.destinations[pool] = tuple(binding.destination for binding in bindings)
+        self.workers[pool] = tuple(
+            BoundWorker(binding.record.service_id, binding.binding_id) for binding in bindings
+        )
         self._bound[pool] = bindings
         blocks = min(binding.destination.total_blocks for binding in bindings)
         log.info("attention_pool_opened", extra={"pool": pool, "blocks": blocks})
@@ -152,6 +163,7 @@ class AttentionPools:
         self.pools.lost.setdefault(pool, reason)
         self.pools.remove(pool)
         del self.destinations[pool]
+        del self.workers[pool]
         self._closing.discard(pool)
         self._silent.extend(bindings)
         self.handle(events.PoolLost(pool))
@@ -162,6 +174,7 @@ class AttentionPools:
         self._closing.discard(pool)
         self.pools.remove(pool)
         del self.destinations[pool]
+        del self.workers[pool]
         self.handle(events.PoolLeft(pool))
         for binding in bindings:
             if not await self.binder.unbind(binding):

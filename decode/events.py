@@ -8,6 +8,8 @@ from common.messages import (
     DecodeTask,
     ErrorReply,
     GenerationRequest,
+    InstanceLife,
+    ResumeTask,
     SampledToken,
     SequenceFailed,
     TokenEvent,
@@ -20,6 +22,14 @@ class TaskArrived:
 
 
 @dataclass(frozen=True, slots=True)
+class ResumeArrived:
+    """The workers of that pool keep the sequence's KV, from another life's pool."""
+
+    task: ResumeTask
+    pool: int
+
+
+@dataclass(frozen=True, slots=True)
 class PullFinished:
     """Every byte of the sequence's KV is in its blocks."""
 
@@ -29,12 +39,12 @@ class PullFinished:
 @dataclass(frozen=True, slots=True)
 class PullFailed:
     """The KV did not come. ``is_drained``: no byte of the transfer can still land in the blocks.
-    ``is_lost``: the prefill instance does not answer."""
+    ``lost_instance``: the prefill instance, where it does not answer."""
 
     owner: BlockOwner
     error: ErrorReply
     is_drained: bool
-    is_lost: bool = False
+    lost_instance: InstanceId | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +122,7 @@ class DrainExpired:
 
 DecodeEvent = (
     TaskArrived
+    | ResumeArrived
     | PullFinished
     | PullFailed
     | PullDrained
@@ -135,6 +146,17 @@ class PullSequence:
     owner: BlockOwner
     prefill_instance: InstanceId
     prefill_incarnation: Incarnation
+    blocks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class InheritSequence:
+    """Have the workers of the blocks' pool copy the KV of the sequence's first ``tokens`` tokens, which they
+    keep of ``former``, into these blocks."""
+
+    owner: BlockOwner
+    former: InstanceLife
+    tokens: int
     blocks: tuple[int, ...]
 
 
@@ -177,4 +199,4 @@ class ObserveAdmission:
     queue_s: float
 
 
-DecodeCommand = PullSequence | RunStep | PublishTokens | PublishFailure | ObserveAdmission
+DecodeCommand = PullSequence | InheritSequence | RunStep | PublishTokens | PublishFailure | ObserveAdmission

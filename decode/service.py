@@ -36,6 +36,7 @@ from common.messages import (
     InstanceGone,
     KVDelivered,
     PullKV,
+    ResumeTask,
     SampledToken,
     TokenBatch,
     error_reply,
@@ -49,6 +50,7 @@ from common.timeline_events import DECIDE, PULL_KV
 from common.transfer.interface import SOCKET_GRACE_S
 from decode import events
 from decode.engine import as_step, run_step
+from decode.inheritance import Inheritance
 from decode.state import DecodeState
 
 log = logging.getLogger("lamella.decode")
@@ -84,6 +86,7 @@ class DecodeService:
     runner: Runner
     engine: EngineThread
     kv: KVEndpoint
+    inheritance: Inheritance
     bus: Bus
     subjects: Subjects
     metrics: InstanceMetrics
@@ -98,6 +101,12 @@ class DecodeService:
     async def decode(self, task: DecodeTask) -> Acknowledged:
         """Takes a sequence over. Raises Overloaded, NoInstanceReady, RequestCancelled, HandoverFailed."""
         self.handle(events.TaskArrived(task))
+        return Acknowledged()
+
+    async def resume(self, task: ResumeTask) -> Acknowledged:
+        """Takes a sequence over from a life that is gone. Raises as ``decode``, HandoverFailed without KV."""
+        pool = await self.inheritance.find_pool(task)
+        self.handle(events.ResumeArrived(task, pool))
         return Acknowledged()
 
     def take_event(self, message: InstanceEvent) -> None:
@@ -148,6 +157,8 @@ class DecodeService:
                 self._publish(gateway_id, failure)
             case events.PullSequence():
                 self.spawn(self._pull(command))
+            case events.InheritSequence():
+                self.spawn(self._inherit(command))
             case events.ObserveAdmission(queue_s):
                 self.metrics.observe_decode_queue(queue_s)
 
@@ -220,6 +231,17 @@ class DecodeService:
         else:
             raise error
 
+    async def _inherit(self, command: events.InheritSequence) -> None:
+        owner = command.owner
+        try:
+            await self.inheritance.copy(command)
+        except HandoverFailed as exc:
+            log.warning("inherit_failed", extra={"request": owner.request_id, "error": str(exc)})
+            self.handle(events.PullFailed(owner, error_reply(exc), is_drained=True))
+        else:
+            log.info("kv_inherited", extra={"request": owner.request_id, "tokens": command.tokens})
+            self.handle(events.PullFinished(owner))
+
     async def _ask_until_certain(self, prefill_instance: InstanceId, pull: PullKV) -> KVDelivered:
         subject = self.subjects.instance_calls(prefill_instance)
         while True:
@@ -235,7 +257,7 @@ class DecodeService:
     ) -> None:
         """The sender does not answer. It may be dead, or stopped and about to go on writing: its destination
         stays reserved until it, or its next life, says that nothing is in the air."""
-        self.handle(events.PullFailed(owner, error, is_drained=False, is_lost=True))
+        self.handle(events.PullFailed(owner, error, is_drained=False, lost_instance=prefill_instance))
         subject = self.subjects.instance_calls(prefill_instance)
         try:
             async with asyncio.timeout(SENDER_SETTLES_S):

@@ -3,10 +3,11 @@
 ``state.handle(event, now) -> [command]``: no clock, no IO, no torch. An event that breaks a rule raises a
 RequestError (for its sender) or ValueError (a defect) and changes nothing.
 
-A sequence's walk (``common.lifecycle``): WAITING, its KV still in the prefill instance's pool, until blocks
-and a batch slot are free; PULLING while the bytes are in the air; RUNNING, one token a step (continuous
-batching), until it ends. Blocks grow with the sequence; when none is left the latest arrivals are preempted
-and go back to their gateway, which continues them elsewhere with the tokens they already have.
+A sequence's walk (``common.lifecycle``): WAITING, its KV still in the prefill instance's pool, or kept by
+attention workers where it is resumed, until blocks and a batch slot are free; PULLING while the bytes are on
+their way; RUNNING, one token a step (continuous batching), until it ends. Blocks grow with the sequence; when
+none is left the latest arrivals are preempted and go back to their gateway, which continues them elsewhere
+with the tokens they already have.
 """
 
 from collections import Counter, OrderedDict
@@ -21,6 +22,7 @@ from common.messages import (
     DecodeTask,
     ErrorReply,
     GenerationRequest,
+    ResumeTask,
     SampledToken,
     SequenceFailed,
     TokenEvent,
@@ -33,6 +35,7 @@ from decode.events import (
     DrainExpired,
     DrainStarted,
     GatewayGone,
+    InheritSequence,
     ObserveAdmission,
     PoolAdded,
     PoolClosed,
@@ -44,6 +47,7 @@ from decode.events import (
     PullFailed,
     PullFinished,
     PullSequence,
+    ResumeArrived,
     RunStep,
     StepFailed,
     StepFinished,
@@ -60,13 +64,16 @@ PREEMPTED = ErrorReply(code=Overloaded.code, message="preempted: the decode inst
 
 @dataclass(slots=True)
 class DecodeSequence:
+    """``pool``: the only one where its KV can be, as its workers keep it; None: any."""
+
     owner: BlockOwner
-    task: DecodeTask
+    task: DecodeTask | ResumeTask
     arrived_s: float
     output_ids: list[int]
     phase: DecodePhase = DecodePhase.WAITING
     is_cancelled: bool = False
     lane: int = 0
+    pool: int | None = None
 
     @property
     def request(self) -> GenerationRequest:
@@ -148,6 +155,8 @@ class DecodeState:
         match event:
             case TaskArrived(task):
                 self._take_in(task, now)
+            case ResumeArrived(task, pool):
+                self._take_in(task, now, pool)
             case PullFinished(owner):
                 self._start_running(owner, now, commands)
             case PullFailed():
@@ -162,7 +171,7 @@ class DecodeState:
                 self.blocks.add_pool(total_blocks)
             case PoolClosed(pool):
                 self.blocks.close_pool(pool)
-                self._send_back_too_long(commands)
+                self._send_back_homeless(commands)
             case PoolLeft(pool):
                 self.blocks.remove_pool(pool)
             case PoolLost(pool):
@@ -184,7 +193,7 @@ class DecodeState:
 
     # arrivals
 
-    def _take_in(self, task: DecodeTask, now: float) -> None:
+    def _take_in(self, task: DecodeTask | ResumeTask, now: float, pool: int | None = None) -> None:
         request = task.request
         owner = BlockOwner(ROOM, request.request_id, request.attempt)
         if not self.is_admitting:
@@ -201,11 +210,10 @@ class DecodeState:
             )
         if not self.blocks.open_pools:
             raise NoInstanceReady(f"instance {self.instance_id} has no attention worker now")
-        needed = blocks_for(request.max_total_tokens, self.block_size)
-        if needed > self.blocks.largest_pool_blocks:
+        needed, room = blocks_for(request.max_total_tokens, self.block_size), self._room_in(pool)
+        if needed > room:
             raise HandoverFailed(
-                f"the sequence may need {needed} KV blocks; instance {self.instance_id} has"
-                f" {self.blocks.largest_pool_blocks}"
+                f"the sequence may need {needed} KV blocks; instance {self.instance_id} has {room} for it"
             )
         self._discard_all(
             lambda sequence: (
@@ -213,7 +221,13 @@ class DecodeState:
                 and sequence.request.attempt < request.attempt
             )
         )
-        self.sequences[owner] = DecodeSequence(owner, task, now, list(request.output_ids))
+        self.sequences[owner] = DecodeSequence(owner, task, now, list(request.output_ids), pool=pool)
+
+    def _room_in(self, pool: int | None) -> int:
+        """Blocks of the longest sequence that could ever be held there; None: anywhere."""
+        if pool is None:
+            return self.blocks.largest_pool_blocks
+        return self.blocks.total_blocks_in(pool) if pool in self.blocks.open_pools else 0
 
     def _is_superseded(self, request: GenerationRequest) -> bool:
         """Whether this attempt is cancelled, or a higher one of the same request is here already."""
@@ -235,24 +249,25 @@ class DecodeState:
             if sequence.phase is not DecodePhase.WAITING:
                 continue
             needed = blocks_for(sequence.tokens, self.block_size)
-            pool = self.blocks.pool_for_newcomer
+            pool = self.blocks.pool_for_newcomer if sequence.pool is None else sequence.pool
             if pool is None:
                 break
             beside = self._sequences_in(pool)
             slots = self.max_batch - entered + beside
             if not can_admit(self.blocks.free_blocks_in(pool), needed, beside, slots, 1):
                 break
-            self.blocks.try_allocate(sequence.owner, needed)
+            self.blocks.try_allocate(sequence.owner, needed, pool)
             sequence.phase = next_decode_phase(sequence.phase, DecodePhase.PULLING)
             entered += 1
-            commands.append(
-                PullSequence(
-                    sequence.owner,
-                    sequence.task.prefill_instance,
-                    sequence.task.prefill_incarnation,
-                    tuple(self.blocks.block_table(sequence.owner)),
-                )
-            )
+            commands.append(self._fetch(sequence))
+
+    def _fetch(self, sequence: DecodeSequence) -> PullSequence | InheritSequence:
+        owner, task = sequence.owner, sequence.task
+        blocks = tuple(self.blocks.block_table(owner))
+        if isinstance(task, DecodeTask):
+            return PullSequence(owner, task.prefill_instance, task.prefill_incarnation, blocks)
+        filled = blocks_for(sequence.position, self.block_size)
+        return InheritSequence(owner, task.former, sequence.position, blocks[:filled])
 
     # pools
 
@@ -264,13 +279,15 @@ class DecodeState:
                 if not sequence.is_cancelled:
                     commands.append(_failure(sequence, KV_LOST, can_continue=True))
                 self._drop(sequence)
-        self._send_back_too_long(commands)
+        self._send_back_homeless(commands)
 
-    def _send_back_too_long(self, commands: list[DecodeCommand]) -> None:
-        """Waiting sequences that none of the pools left can ever hold. Without any pool, all wait for one."""
-        largest = self.blocks.largest_pool_blocks
+    def _send_back_homeless(self, commands: list[DecodeCommand]) -> None:
+        """Waiting sequences that none of the pools left can ever hold. Without any pool, all wait for one,
+        except those that must have a certain one."""
         for sequence in [each for each in self.sequences.values() if each.phase is DecodePhase.WAITING]:
-            if 0 < largest < blocks_for(sequence.request.max_total_tokens, self.block_size):
+            room = self._room_in(sequence.pool)
+            needed = blocks_for(sequence.request.max_total_tokens, self.block_size)
+            if room < needed and (room > 0 or sequence.pool is not None):
                 commands.append(_failure(sequence, KV_LOST, can_continue=True))
                 self._drop(sequence)
 
@@ -297,8 +314,9 @@ class DecodeState:
     def _give_up_pull(self, failed: PullFailed, commands: list[DecodeCommand]) -> None:
         sequence = self._pulling(failed.owner)
         if not sequence.is_cancelled:
-            lost = sequence.task.prefill_instance if failed.is_lost else None
-            commands.append(_failure(sequence, failed.error, can_continue=True, lost_instance=lost))
+            commands.append(
+                _failure(sequence, failed.error, can_continue=True, lost_instance=failed.lost_instance)
+            )
         del self.sequences[failed.owner]
         if failed.is_drained:
             self.blocks.release(failed.owner)

@@ -14,7 +14,7 @@ import msgspec
 
 from common.errors import RequestError
 from common.ids import InstanceId
-from common.messages import GenerationRequest, Placement, SampledToken, TokenEvent
+from common.messages import GenerationRequest, InstanceLife, Placement, SampledToken, TokenEvent
 from common.model.tokens import Detokenizer
 from gateway.stop_strings import StopStrings
 
@@ -35,7 +35,10 @@ def _ignore(_: "Generation") -> None:
 
 @dataclass(slots=True, eq=False)
 class Generation:
-    """``notify`` is called whenever there is something to read; it belongs to whoever delivers the text."""
+    """``notify`` is called whenever there is something to read; it belongs to whoever delivers the text.
+
+    ``former``: the life that decoded the sequence until it was gone, for the placement that is to come.
+    """
 
     index: int
     request: GenerationRequest
@@ -45,6 +48,7 @@ class Generation:
     notify: Callable[["Generation"], None] = _ignore
     placement: Placement | None = None
     lost_instances: tuple[InstanceId, ...] = ()
+    former: InstanceLife | None = None
     continuations: int = 0
     finish_reason: str | None = None
     error: RequestError | None = None

@@ -33,6 +33,7 @@ from common.messages import (
     GatewayGone,
     GenerationRequest,
     InstanceGone,
+    InstanceLife,
     Placement,
     RequestEnded,
     SequenceFailed,
@@ -229,6 +230,8 @@ class Journal:
         if generation is None or message.attempt != generation.request.attempt or generation.is_over:
             return
         if message.can_continue:
+            # The attempt that was to go on with its KV, if it was one, has failed.
+            generation.former = None
             if message.lost_instance is not None:
                 generation.lost_instances = (*generation.lost_instances, message.lost_instance)
             self._continue(generation, message.error.code)
@@ -244,7 +247,12 @@ class Journal:
             if placement is None or generation.is_over:
                 continue
             if _needs(generation, placement, gone):
-                self._continue(generation, InstanceLost.code)
+                self._continue_without(generation, placement, gone)
+
+    def _continue_without(self, generation: Generation, placement: Placement, gone: InstanceGone) -> None:
+        if _has_decoded(generation, placement) and gone == _decode_life(placement):
+            generation.former = InstanceLife(gone.instance_id, gone.incarnation)
+        self._continue(generation, InstanceLost.code)
 
     # placing
 
@@ -267,11 +275,12 @@ class Journal:
         started_s = time.monotonic()
         began_ns = timeline.begin()
         mesh, attempts = self.config.mesh, self.config.scheduler.dispatch_attempts
-        timeout_s = mesh.call_timeout_s * (attempts + 1)
+        # One call for each, and one to the instance that may go on with the KV that is kept.
+        timeout_s = mesh.call_timeout_s * (attempts + 1 + (generation.former is not None))
         try:
             placement = await self.bus.call(
                 self.subjects.submit(),
-                SubmitRequest(request, generation.lost_instances),
+                SubmitRequest(request, generation.lost_instances, generation.former),
                 Placement,
                 timeout_s,
             )
@@ -294,6 +303,7 @@ class Journal:
             return
         generation.placement = placement
         generation.lost_instances = ()
+        generation.former = None
         if generation.is_over:
             # Its stop string overtook this placement.
             self._tell_ended(generation)
@@ -305,7 +315,7 @@ class Journal:
             return
         for gone, gone_s in self._gone_s.items():
             if gone_s >= started_s and _needs(generation, placement, gone):
-                self._continue(generation, InstanceLost.code)
+                self._continue_without(generation, placement, gone)
                 return
 
     def _continue(self, generation: Generation, cause: str) -> None:
@@ -386,5 +396,14 @@ class Journal:
 def _needs(generation: Generation, placement: Placement, gone: InstanceGone) -> bool:
     """Once a second token came, decode holds the KV and the prefill instance is not needed any more."""
     prefill = InstanceGone(placement.prefill_instance, placement.prefill_incarnation)
-    decode = InstanceGone(placement.decode_instance, placement.decode_incarnation)
-    return gone == decode or (generation.attempt_tokens < 2 and gone == prefill)
+    return gone == _decode_life(placement) or (generation.attempt_tokens < 2 and gone == prefill)
+
+
+def _decode_life(placement: Placement) -> InstanceGone:
+    return InstanceGone(placement.decode_instance, placement.decode_incarnation)
+
+
+def _has_decoded(generation: Generation, placement: Placement) -> bool:
+    """Whether the decode instance drew a token of this attempt; the first is prefill's, if it takes part."""
+    is_resumed = placement.prefill_instance == placement.decode_instance
+    return generation.attempt_tokens >= (1 if is_resumed else 2)

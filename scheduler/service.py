@@ -27,10 +27,12 @@ from common.messages import (
     GatewayGone,
     GenerationRequest,
     InstanceGone,
+    InstanceLife,
     LoadReport,
     Placement,
     PrefillTask,
     RequestEnded,
+    ResumeTask,
     SchedulerEvent,
     SubmitRequest,
 )
@@ -98,6 +100,11 @@ class SchedulerService:
             self._handle(decisions.InstanceSuspected(instance_id))
         loop = asyncio.get_running_loop()
         began_ns, started_s = timeline.begin(), loop.time()
+        if message.former is not None:
+            resumed = await self._try_resume(request, message.former)
+            if resumed is not None:
+                self._note_placed(request, resumed, began_ns, started_s)
+                return resumed
         excluded: frozenset[InstanceId] = frozenset()
         refusal: RequestError = NoInstanceReady(
             "no prefill instance answered", retry_after_s=NO_ANSWER_RETRY_S
@@ -127,19 +134,45 @@ class SchedulerService:
                 self._handle(decisions.TaskUndelivered(request.request_id, request.attempt))
                 raise
             else:
-                self._handle(decisions.TaskAcknowledged(request.request_id, request.attempt))
-                self.metrics.observe_placement(loop.time() - started_s)
-                timeline.end(
-                    began_ns,
-                    DISPATCH,
-                    request.attempt,
-                    requests=request.request_id,
-                    peer=placement.prefill_instance,
-                )
+                self._note_placed(request, placement, began_ns, started_s)
                 return placement
         raise refusal
 
-    async def _deliver(self, task: PrefillTask, placement: Placement) -> None:
+    async def _try_resume(self, request: GenerationRequest, former: InstanceLife) -> Placement | None:
+        """On the least loaded decode instance; None where it finds no KV, or there is none.
+
+        Raises RequestCancelled; NoInstanceReady where it may have taken the request over.
+        """
+        try:
+            placement = self.state.place_resumed(request)
+        except (NoInstanceReady, Overloaded, InvalidRequest):
+            return None
+        try:
+            await self._deliver(ResumeTask(request, former), placement)
+        except (BusError, RequestError) as exc:
+            is_wanted = self.state.is_placed(request.request_id, request.attempt)
+            self._handle(decisions.TaskUndelivered(request.request_id, request.attempt))
+            if isinstance(exc, RequestCancelled) or not is_wanted:
+                raise RequestCancelled(f"request {request.request_id} ended while it was placed") from exc
+            log.info("not_resumed", extra={"request": request.request_id, "error": str(exc)})
+            if isinstance(exc, BusTimeout):
+                self._handle(decisions.InstanceSuspected(placement.decode_instance))
+                raise NoInstanceReady(
+                    f"decode instance {placement.decode_instance} did not answer",
+                    retry_after_s=NO_ANSWER_RETRY_S,
+                ) from exc
+            return None
+        return placement
+
+    def _note_placed(
+        self, request: GenerationRequest, placement: Placement, began_ns: int, started_s: float
+    ) -> None:
+        self._handle(decisions.TaskAcknowledged(request.request_id, request.attempt))
+        self.metrics.observe_placement(asyncio.get_running_loop().time() - started_s)
+        peer = placement.prefill_instance
+        timeline.end(began_ns, DISPATCH, request.attempt, requests=request.request_id, peer=peer)
+
+    async def _deliver(self, task: PrefillTask | ResumeTask, placement: Placement) -> None:
         instance_id = placement.prefill_instance
         subject = self.subjects.instance_calls(instance_id)
         try:

@@ -55,7 +55,7 @@ class LoadReported:
 
 @dataclass(frozen=True, slots=True)
 class TaskAcknowledged:
-    """The prefill instance took the request over."""
+    """The prefill instance, or where it is resumed the decode instance, took the request over."""
 
     request_id: RequestId
     attempt: int
@@ -63,7 +63,7 @@ class TaskAcknowledged:
 
 @dataclass(frozen=True, slots=True)
 class TaskUndelivered:
-    """The prefill instance did not take the request; that attempt's placement is void."""
+    """It did not take the request; that attempt's placement is void."""
 
     request_id: RequestId
     attempt: int
@@ -227,23 +227,39 @@ class SchedulerState:
         ``excluded``: instances that were just tried in vain. Raises Overloaded, NoInstanceReady or
         ContextLengthExceeded; then nothing is booked.
         """
+        self._supersede(request)
+        prefill = self._choose_prefill(request, excluded)
+        prefill_record = self.instances[prefill].record
+        decode = self._choose_decode(request, excluded, {prefill_record.kv_format})
+        decode_incarnation = self.instances[decode].record.incarnation
+        return self._book(request, Placement(prefill, prefill_record.incarnation, decode, decode_incarnation))
+
+    def place_resumed(self, request: GenerationRequest) -> Placement:
+        """Chooses a decode instance for a sequence whose KV need not be computed, and books it there alone.
+
+        Raises as ``place``.
+        """
+        self._supersede(request)
+        everyone = {view.record.kv_format for view in self._ready("decode", frozenset())}
+        decode = self._choose_decode(request, frozenset(), everyone)
+        incarnation = self.instances[decode].record.incarnation
+        return self._book(request, Placement(decode, incarnation, decode, incarnation))
+
+    # placing
+
+    def _supersede(self, request: GenerationRequest) -> None:
         known = self.requests.get(request.request_id)
         if known is not None and known.attempt > request.attempt:
             raise RequestCancelled(f"request {request.request_id} has been submitted again since")
         self._forget(request.request_id)
-        prefill = self._choose_prefill(request, excluded)
-        prefill_record = self.instances[prefill].record
-        decode = self._choose_decode(request, excluded, prefill_record.kv_format)
-        decode_incarnation = self.instances[decode].record.incarnation
-        placement = Placement(prefill, prefill_record.incarnation, decode, decode_incarnation)
+
+    def _book(self, request: GenerationRequest, placement: Placement) -> Placement:
         self.requests[request.request_id] = PlacedRequest(
             placement, request.attempt, request.gateway_id, request.tokens
         )
-        self.instances[prefill].placed.add(request.request_id)
-        self.instances[decode].placed.add(request.request_id)
+        for instance_id in (placement.prefill_instance, placement.decode_instance):
+            self.instances[instance_id].placed.add(request.request_id)
         return placement
-
-    # placing
 
     def _choose_prefill(self, request: GenerationRequest, excluded: frozenset[InstanceId]) -> InstanceId:
         partners = {view.record.kv_format for view in self._ready("decode", excluded)}
@@ -263,9 +279,9 @@ class SchedulerState:
         return best.instance_id
 
     def _choose_decode(
-        self, request: GenerationRequest, excluded: frozenset[InstanceId], kv_format: KVFormat
+        self, request: GenerationRequest, excluded: frozenset[InstanceId], kv_formats: Collection[KVFormat]
     ) -> InstanceId:
-        views = self._fitting("decode", request.max_total_tokens, excluded, {kv_format})
+        views = self._fitting("decode", request.max_total_tokens, excluded, kv_formats)
         candidates = [
             candidate
             for candidate in map(self._decode_candidate, views)

@@ -27,12 +27,14 @@ from common.messages import (
     LoadReport,
     PrefillTask,
     PullKV,
+    ResumeTask,
 )
 from common.subjects import Subjects
 from common.telemetry import InstanceMetrics
 from common.timeline import timeline
 from common.timeline_events import KV_BLOCKS, QUEUES, RUNNING
 from common.transfer.endpoint import TransferEndpoint
+from decode.inheritance import Inheritance
 from decode.service import DecodeService, Staggered
 from decode.state import DecodeState
 from prefill.service import PrefillService
@@ -97,6 +99,8 @@ class Instance:
                 return await self.prefill.prefill(call)
             case DecodeTask():
                 return await self.decode.decode(call)
+            case ResumeTask():
+                return await self.decode.resume(call)
             case PullKV():
                 return await self.prefill.pull(call)
 
@@ -200,6 +204,7 @@ def build_instance(
         runner=engine.runner,
         engine=engine.thread,
         kv=kv,
+        inheritance=Inheritance(bus, subjects, config.mesh.call_timeout_s),
         bus=bus,
         subjects=subjects,
         metrics=metrics,

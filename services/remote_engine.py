@@ -89,6 +89,7 @@ async def keep_pools(
         state=instance.decode.state,
         pools=pools,
         destinations=instance.pool_destinations,
+        workers=instance.decode.inheritance.workers,
         handle=instance.decode.handle,
     )
     await instance.follow(kept.take_event)

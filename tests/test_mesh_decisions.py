@@ -2,11 +2,13 @@
 
 import random
 
+import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.ids import InstanceId
 from common.kv.blocks import blocks_for
+from decode.state import DecodeState
 from tests.virtual.mesh import MeshShape, VirtualMesh, expected_tokens, make_mesh, sequence_of
 
 REQUESTS = 30
@@ -36,6 +38,7 @@ def shapes(draw: st.DrawFn, spare_blocks: int) -> MeshShape:
         max_batch=draw(st.sampled_from([1, 2, 8])),
         max_waiting_requests=draw(st.sampled_from([3, 20])),
         send_failures=draw(st.sampled_from([0.0, 0.2])),
+        keeps_kv=draw(st.booleans()),
     )
 
 
@@ -93,6 +96,24 @@ def test_whatever_is_lost_every_request_gets_its_tokens_once(shape: MeshShape, s
     for _ in range(chance.randint(1, 12)):
         befall(mesh, chance)
     finish(mesh, REQUESTS)
+
+
+@settings(max_examples=20, deadline=None)
+@given(SEEDS)
+def test_what_a_dead_decode_instance_had_drawn_is_not_computed_again(seed: int) -> None:
+    mesh = make_mesh(MeshShape(decodes=2, decode_blocks=400, prefill_blocks=400, keeps_kv=True), seed)
+    for number in range(4):
+        request = sequence_of(f"r{number}", 20, 300, seed=number)
+        sampling = msgspec.structs.replace(request.sampling, ignore_eos=True)
+        mesh.gateway.start(msgspec.structs.replace(request, sampling=sampling))
+    mesh.bus.timeline.run_until(4.0)
+    dead = mesh.instances[InstanceId("decode-0")].state
+    assert isinstance(dead, DecodeState)
+    lost = dead.running
+    assert lost > 0
+    mesh.kill(InstanceId("decode-0"), away_s=5.0)
+    finish(mesh, 4)
+    assert mesh.kept.copies == lost
 
 
 def befall(mesh: VirtualMesh, chance: random.Random) -> None:

@@ -127,6 +127,9 @@ class BlockAllocator:
     def free_blocks_in(self, pool: int) -> int:
         return len(self._pools[pool].free)
 
+    def total_blocks_in(self, pool: int) -> int:
+        return self._pools[pool].total_blocks
+
     # counts
 
     @property
@@ -166,17 +169,21 @@ class BlockAllocator:
     def is_quarantined(self, owner: BlockOwner) -> bool:
         return owner in self._quarantined
 
-    def try_allocate(self, owner: BlockOwner, blocks: int) -> bool:
-        """Gives ``owner`` that many more blocks (at least one), all or none."""
+    def try_allocate(self, owner: BlockOwner, blocks: int, pool: int | None = None) -> bool:
+        """Gives ``owner`` that many more blocks (at least one), all or none. ``pool``: where a newcomer is to
+        live; None: in ``pool_for_newcomer``."""
         if owner in self._quarantined:
             raise ValueError(f"{owner} is in quarantine")
         if blocks < 1:
             raise ValueError(f"{blocks} blocks asked for")
-        number = self.pool_of(owner) if owner in self._held else self.pool_for_newcomer
+        if owner in self._held:
+            number: int | None = self.pool_of(owner)
+        else:
+            number = self.pool_for_newcomer if pool is None else pool
         if number is None or blocks > len(self._pools[number].free):
             return False
-        pool = self._pools[number]
-        self._held.setdefault(owner, []).extend(heapq.heappop(pool.free) for _ in range(blocks))
+        free = self._pools[number].free
+        self._held.setdefault(owner, []).extend(heapq.heappop(free) for _ in range(blocks))
         return True
 
     def hold(self, owner: BlockOwner, blocks: Sequence[int]) -> None:

@@ -92,11 +92,10 @@ def test_an_instances_next_life_ends_its_former_ones_binding_and_finds_the_kv_ke
     handle(state, BindArrived(BIND))
     again = bind_of(life="i2", binding="b2")
     assert handle(state, BindArrived(again)) == [KeepKV(BindingId("b1"), KEEP_S), StartServing(again, 10)]
-    assert state.kept_of(FORMER) == "b1"
     assert state.kept_for(BindingId("b2"), FORMER) == "b1"
     assert handle(state, KeepExpired(BindingId("b1"))) == [DropKV(BindingId("b1"))]
     with pytest.raises(UnknownRequest, match="keeps no KV of decode-0"):
-        state.kept_of(FORMER)
+        state.kept_for(BindingId("b2"), FORMER)
 
 
 def test_a_life_that_says_so_or_binds_again_leaves_nothing() -> None:

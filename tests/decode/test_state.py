@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 from common.errors import HandoverFailed, NoInstanceReady, Overloaded, RequestCancelled
 from common.ids import Incarnation, InstanceId, RequestId
 from common.kv.blocks import BlockAllocator, BlockOwner
-from common.messages import DecodeTask, ErrorReply, SampledToken
+from common.messages import DecodeTask, ErrorReply, InstanceLife, ResumeTask, SampledToken
 from decode import events
 from decode.state import ROOM, DecodeState
 from tests.requests import GATEWAY, make_request
 
 PREFILL = InstanceId("prefill-0")
+FORMER = InstanceLife(InstanceId("decode-1"), Incarnation("i0"))
 EOS = 2
 FAILED = ErrorReply("handover_failed", "no")
 Command = TypeVar("Command")
@@ -50,6 +51,13 @@ def task_of(
 ) -> DecodeTask:
     request = make_request(request_id, prompt_tokens, max_tokens, attempt=attempt, output_ids=(7,))
     return DecodeTask(request, PREFILL, Incarnation("i1"), prompt_tokens)
+
+
+def resumed_of(
+    request_id: str = "r1", prompt_tokens: int = 4, max_tokens: int = 8, attempt: int = 1
+) -> ResumeTask:
+    request = make_request(request_id, prompt_tokens, max_tokens, attempt=attempt, output_ids=(7, 8))
+    return ResumeTask(request, FORMER)
 
 
 def owner_of(request_id: str = "r1", attempt: int = 0) -> BlockOwner:
@@ -164,7 +172,7 @@ def test_a_failed_pull_can_continue_and_names_a_lost_instance() -> None:
     state = make_state()
     handle(state, events.TaskArrived(task_of()))
     [failure] = kinds(
-        handle(state, events.PullFailed(owner_of(), FAILED, is_drained=True, is_lost=True)),
+        handle(state, events.PullFailed(owner_of(), FAILED, is_drained=True, lost_instance=PREFILL)),
         events.PublishFailure,
     )
     assert failure.failure.can_continue
@@ -301,6 +309,52 @@ def test_batches_that_take_turns_are_alike_and_share_no_sequence() -> None:
     assert sorted(len(rows) for rows in state._steps.values()) == [2, 3]
 
 
+def test_a_resumed_sequence_runs_where_its_kv_is_kept_and_draws_its_next_token() -> None:
+    state = make_state(total_blocks=6)
+    handle(state, events.PoolAdded(8))
+    [inherit] = kinds(handle(state, events.ResumeArrived(resumed_of(), 0)), events.InheritSequence)
+    # Six tokens, the last without KV; the second block holds its position, too.
+    assert inherit == events.InheritSequence(owner_of(attempt=1), FORMER, 5, (0, 1))
+    [step] = kinds(handle(state, events.PullFinished(owner_of(attempt=1))), events.RunStep)
+    assert [(row.position, row.output_ids) for row in step.rows] == [(5, [7, 8])]
+    [published] = kinds(handle(state, events.StepFinished((SampledToken(9),))), events.PublishTokens)
+    assert [(event.attempt, event.index) for event in published.events] == [(1, 2)]
+
+
+def test_a_resumed_sequence_of_whole_blocks_inherits_none_for_its_next_position() -> None:
+    state = make_state(block_size=5)
+    task = resumed_of(prompt_tokens=4)
+    [inherit] = kinds(handle(state, events.ResumeArrived(task, 0)), events.InheritSequence)
+    assert (inherit.tokens, len(inherit.blocks), len(state.blocks.block_table(inherit.owner))) == (5, 1, 2)
+
+
+def test_kv_that_is_not_kept_any_more_sends_the_sequence_back_and_frees_its_blocks() -> None:
+    state = make_state()
+    handle(state, events.ResumeArrived(resumed_of(), 0))
+    commands = handle(state, events.PullFailed(owner_of(attempt=1), FAILED, is_drained=True))
+    [failure] = kinds(commands, events.PublishFailure)
+    assert (failure.failure.can_continue, failure.failure.lost_instance) == (True, None)
+    assert state.is_idle
+    assert state.blocks.free_blocks == 8
+
+
+def test_a_resumed_sequence_waits_for_its_own_pool_and_goes_back_when_that_closes() -> None:
+    state = make_state(total_blocks=4)
+    handle(state, events.PoolAdded(8))
+    handle(state, events.PoolClosed(1))
+    start(state, "r0", prompt_tokens=8)
+    handle(state, events.PoolAdded(8))
+    assert not kinds(handle(state, events.ResumeArrived(resumed_of(), 0)), events.InheritSequence)
+    [failure] = kinds(handle(state, events.PoolClosed(0)), events.PublishFailure)
+    assert (failure.failure.request_id, failure.failure.can_continue) == ("r1", True)
+    for pool, reason in ((0, "has 0 for it"), (1, "has 0 for it")):
+        with pytest.raises(HandoverFailed, match=reason):
+            handle(state, events.ResumeArrived(resumed_of("r2"), pool))
+    with pytest.raises(HandoverFailed, match="may need 9 KV blocks; instance decode-0 has 8"):
+        handle(state, events.ResumeArrived(resumed_of("r2", max_tokens=30), 2))
+    assert list(state.sequences) == [owner_of("r0")]
+
+
 def test_new_sequences_go_where_most_is_free() -> None:
     state = make_state(total_blocks=8)
     handle(state, events.PoolAdded(8))
@@ -330,7 +384,7 @@ class Walk:
                     assert lane not in self.steps, "two steps at once"
                     assert 0 < len(rows) <= self.state.max_batch
                     self.steps[lane] = rows
-                case events.PullSequence(owner):
+                case events.PullSequence(owner) | events.InheritSequence(owner):
                     self.pulls.append(owner)
                 case events.PublishTokens(_, tokens):
                     self.ended |= {event_.request_id for event_ in tokens if event_.finish_reason}
@@ -402,7 +456,8 @@ class PoolWalk(Walk):
         self.add_pool()
 
     def do(self, event: events.DecodeEvent) -> None:
-        if isinstance(event, events.TaskArrived) and not self.state.blocks.open_pools:
+        has_room = bool(self.state.blocks.open_pools)
+        if isinstance(event, events.TaskArrived | events.ResumeArrived) and not has_room:
             self.arrived.discard(event.task.request.request_id)
             with pytest.raises(NoInstanceReady):
                 handle(self.state, event)
@@ -424,7 +479,17 @@ class PoolWalk(Walk):
             self.do(events.PoolLost(pool))
         elif choice < 0.07 and live:
             self.do(events.PoolClosed(self.chance.choice(live)))
-        elif choice < 0.1:
+        elif choice < 0.2 and live:
+            pool = self.chance.choice(live)
+            request_id = RequestId(f"r{len(self.arrived)}")
+            task = resumed_of(request_id, self.chance.randint(1, 25), self.chance.randint(3, 12), attempt=0)
+            if pool in blocks.open_pools or not blocks.open_pools:
+                self.arrived.add(request_id)
+                self.do(events.ResumeArrived(task, pool))
+            else:
+                with pytest.raises(HandoverFailed, match="has 0 for it"):
+                    handle(self.state, events.ResumeArrived(task, pool))
+        elif choice < 0.23:
             for pool in live:
                 if pool not in blocks.open_pools and blocks.is_unused(pool):
                     self.do(events.PoolLeft(pool))

@@ -52,6 +52,17 @@ class Mesh:
         finally:
             await store.close()
 
+    async def prompt_tokens_computed(self) -> float:
+        """By all prefill instances since they began."""
+        total = 0.0
+        for member in await self.members():
+            if isinstance(member, InstanceRecord) and member.role == "prefill":
+                text = get_text(f"{member.http_url}/metrics")
+                total += sum(
+                    map(float, re.findall(r"^lamella_prefill_tokens_total (\S+)$", text, re.MULTILINE))
+                )
+        return total
+
     async def left_over(self) -> dict[str, float]:
         """Everything that should be zero when no request is open, by ``service metric``; waits for it."""
         deadline_s = time.monotonic() + SETTLE_TIMEOUT_S

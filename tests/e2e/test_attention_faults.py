@@ -19,6 +19,8 @@ block_size = 16
 """
 STREAMS = 4
 OUTPUT_TOKENS = 60
+BEGUN_CHUNKS = 4
+"""The first token is prefill's; from the second on the KV lies with the attention workers."""
 
 
 @pytest.fixture(
@@ -65,6 +67,33 @@ def test_losing_a_side_of_the_exchange_changes_no_token(
     assert asyncio.run(mesh.left_over()) == {}
 
 
+def test_a_killed_model_worker_costs_no_token_and_no_kv(mesh: Mesh) -> None:
+    """Another decode instance goes on with its KV, or its own next life."""
+    pid = mesh.pid_of("decode")
+    instances = len(mesh.status()["instances"])
+
+    async def run(disturb: bool) -> tuple[list[str], float]:
+        computed = await mesh.prompt_tokens_computed()
+        decoding = [asyncio.Event() for _ in range(STREAMS)]
+        async with openai.AsyncOpenAI(base_url=f"{mesh.url}/v1", api_key="none", max_retries=0) as client:
+            streams = [
+                asyncio.create_task(one_stream(client, index, begun)) for index, begun in enumerate(decoding)
+            ]
+            for begun in decoding:
+                await begun.wait()
+            if disturb:
+                assert not any(stream.done() for stream in streams)
+                os.kill(pid, signal.SIGKILL)
+            texts = await asyncio.gather(*streams)
+        return texts, await mesh.prompt_tokens_computed() - computed
+
+    undisturbed = asyncio.run(run(disturb=False))
+    assert undisturbed[1] == sum(40 + index for index in range(STREAMS))
+    assert asyncio.run(run(disturb=True)) == undisturbed
+    asyncio.run(all_are_back(mesh, instances))
+    assert asyncio.run(mesh.left_over()) == {}
+
+
 def test_attention_workers_come_and_go_under_running_streams(mesh: Mesh) -> None:
     if len([each for each in mesh.status()["processes"] if each["role"] == "attention"]) == 3:
         with pytest.raises(AssertionError, match="--partition requests"):
@@ -93,7 +122,8 @@ async def all_are_back(mesh: Mesh, instances: int) -> None:
             await asyncio.sleep(0.5)
 
 
-async def one_stream(client: openai.AsyncOpenAI, index: int) -> str:
+async def one_stream(client: openai.AsyncOpenAI, index: int, begun: asyncio.Event | None = None) -> str:
+    """Its text. ``begun`` is set once it is being decoded."""
     stream = await client.completions.create(
         model="default",
         prompt=list(range(100, 140 + index)),
@@ -103,4 +133,9 @@ async def one_stream(client: openai.AsyncOpenAI, index: int) -> str:
         timeout=120,
         extra_body={"ignore_eos": True},
     )
-    return "".join([chunk.choices[0].text async for chunk in stream])
+    texts = []
+    async for chunk in stream:
+        texts.append(chunk.choices[0].text)
+        if begun is not None and len(texts) == BEGUN_CHUNKS:
+            begun.set()
+    return "".join(texts)

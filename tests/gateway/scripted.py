@@ -19,6 +19,7 @@ from common.messages import (
     GenerationRequest,
     InstanceEvent,
     InstanceGone,
+    InstanceLife,
     Placement,
     RequestEnded,
     SampledToken,
@@ -41,12 +42,15 @@ TIMEOUT_S = 10.0
 
 @dataclass(slots=True)
 class ScriptedPeer:
-    """``gate``: submissions are answered only while it is set. ``refusals``: raised one by one, first."""
+    """``gate``: submissions are answered only while it is set. ``refusals``: raised one by one, first.
+    ``formers``: of all submissions, who decoded the sequence before. A sequence that somebody did is resumed
+    by the decode instance alone."""
 
     bus: Bus
     subjects: Subjects
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     refusals: list[RequestError] = field(default_factory=list)
+    formers: list[InstanceLife | None] = field(default_factory=list)
     submissions: asyncio.Queue[GenerationRequest] = field(default_factory=asyncio.Queue)
     cancels: asyncio.Queue[tuple[InstanceId, CancelRequest]] = field(default_factory=asyncio.Queue)
     ended: asyncio.Queue[RequestId] = field(default_factory=asyncio.Queue)
@@ -113,6 +117,7 @@ class ScriptedPeer:
         self.bus.publish(self.subjects.everyone(), GatewayGone(gateway_id))
 
     async def _submit(self, message: SubmitRequest) -> Placement:
+        self.formers.append(message.former)
         if self.gate.is_set():
             # Seen by the test once the answer is on its way, so that what the test publishes follows it.
             asyncio.get_running_loop().call_soon(self.submissions.put_nowait, message.request)
@@ -121,7 +126,7 @@ class ScriptedPeer:
             await self.gate.wait()
         if self.refusals:
             raise self.refusals.pop(0)
-        return Placement(PREFILL, LIFE, DECODE, LIFE)
+        return Placement(PREFILL if message.former is None else DECODE, LIFE, DECODE, LIFE)
 
     def _take_event(self, message: SchedulerEvent) -> None:
         if isinstance(message, RequestEnded):

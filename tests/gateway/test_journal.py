@@ -6,16 +6,24 @@ import msgspec
 import openai
 import pytest
 
-from common.errors import ContextLengthExceeded, HandoverFailed, InternalError, Overloaded, RequestError
+from common.errors import (
+    ContextLengthExceeded,
+    HandoverFailed,
+    InternalError,
+    NoInstanceReady,
+    Overloaded,
+    RequestError,
+)
 from common.ids import GatewayId, Incarnation, InstanceId, new_request_id
-from common.messages import CancelRequest, SampledToken, TokenBatch, TokenEvent
+from common.messages import CancelRequest, InstanceLife, SampledToken, TokenBatch, TokenEvent
 from common.model.tokens import Tokenizer
 from tests.gateway.clients import PROMPT, TEXT, client_of, complete, in_background, with_peer
 from tests.gateway.processes import GatewayProcess
 from tests.gateway.raw_http import raw_client
-from tests.gateway.scripted import DECODE, PREFILL, ScriptedPeer
+from tests.gateway.scripted import DECODE, LIFE, PREFILL, ScriptedPeer
 
 END_TOKEN = 2
+FORMER = InstanceLife(DECODE, LIFE)
 
 
 def test_a_finished_request_is_reported_once_and_never_cancelled(
@@ -127,6 +135,56 @@ def test_losing_an_instance_that_is_needed_continues_the_sequence(
         assert second.attempt == 1
         peer.tokens(second, ids[len(second.output_ids) :], finish="length")
         assert await answer == TEXT
+
+    with_peer(gateway, script)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "formers"),
+    [((1, 2), [None, None, FORMER]), ((2, 0), [None, FORMER, None]), ((2, 1), [None, FORMER, FORMER])],
+)
+def test_a_lost_decode_instance_is_named_if_it_drew_a_token_of_the_attempt(
+    tokens: tuple[int, int],
+    formers: list[InstanceLife | None],
+    gateway: GatewayProcess,
+    tokenizer: Tokenizer,
+) -> None:
+    """The first token is prefill's, but for an attempt that is resumed."""
+    ids = tokenizer.encode(TEXT)
+
+    async def script(peer: ScriptedPeer) -> None:
+        answer = in_background(complete(gateway))
+        for count in tokens:
+            request = await peer.next_request()
+            done = len(request.output_ids)
+            peer.tokens(request, ids[done : done + count])
+            peer.announce_gone(DECODE)
+        request = await peer.next_request()
+        assert request.output_ids == tuple(ids[: sum(tokens)])
+        peer.tokens(request, ids[sum(tokens) :], finish="length")
+        assert await answer == TEXT
+        assert peer.formers == formers
+
+    with_peer(gateway, script)
+
+
+def test_who_decoded_a_sequence_is_named_until_it_is_placed(
+    gateway: GatewayProcess, tokenizer: Tokenizer
+) -> None:
+    ids = tokenizer.encode(TEXT)
+
+    async def script(peer: ScriptedPeer) -> None:
+        answer = in_background(complete(gateway))
+        first = await peer.next_request()
+        peer.tokens(first, ids[:2])
+        peer.refusals += [NoInstanceReady("not yet"), Overloaded("not yet")]
+        peer.announce_gone(DECODE)
+        attempts = [await peer.next_request() for _ in range(3)]
+        peer.fail(attempts[-1], HandoverFailed("the KV was dropped"), can_continue=True)
+        last = await peer.next_request()
+        peer.tokens(last, ids[2:], finish="length")
+        assert await answer == TEXT
+        assert peer.formers == [None, FORMER, FORMER, FORMER, None]
 
     with_peer(gateway, script)
 

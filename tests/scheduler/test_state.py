@@ -121,6 +121,30 @@ def test_decode_goes_where_the_smallest_share_of_memory_is_spoken_for() -> None:
     assert state.place(make_request("r9", 1)).decode_instance == "d0"
 
 
+def test_a_resumed_sequence_is_booked_on_the_least_loaded_decode_instance_alone() -> None:
+    state = make_state()
+    ready(state, p0=0, d0=0, d1=0)
+    state.place(make_request("r0", 50))
+    life = Incarnation("i1")
+    for number in range(2):
+        placement = state.place_resumed(make_request(f"r{number + 1}", 20, attempt=1))
+        assert placement == Placement(InstanceId("d1"), life, InstanceId("d1"), life)
+        state.check()
+    assert state.place(make_request("r3", 1)).decode_instance == "d1"
+    assert state.instances[InstanceId("p0")].placed == {"r0", "r3"}
+    with pytest.raises(RequestCancelled):
+        state.place_resumed(make_request("r1", 20))
+    handle(state, decisions.TaskUndelivered(RequestId("r1"), 1))
+    assert state.place(make_request("r1", 20, attempt=1)).prefill_instance == "p0"
+    for number in range(4):
+        handle(state, decisions.RequestOver(RequestId(f"r{number}")))
+    assert all(not view.placed for view in state.instances.values())
+    handle(state, decisions.InstanceSuspected(InstanceId("d0")))
+    handle(state, decisions.InstanceSuspected(InstanceId("d1")))
+    with pytest.raises(NoInstanceReady, match="no decode instance is ready"):
+        state.place_resumed(make_request("r4"))
+
+
 def test_a_full_queue_turns_requests_away_with_a_computed_time() -> None:
     state = make_state(max_pending=200)
     ready(state, p0=400, d0=0)
@@ -244,8 +268,9 @@ def test_whatever_happens_no_booking_is_lost_or_kept(seed: int) -> None:
         choice = chance.random()
         if choice < 0.4:
             request = make_request(f"r{step}", chance.randint(1, 60))
+            place = state.place_resumed if chance.random() < 0.3 else state.place
             try:
-                placed[request.request_id] = state.place(request)
+                placed[request.request_id] = place(request)
             except RequestError:
                 assert request.request_id not in state.requests
         elif choice < 0.7:

@@ -8,19 +8,22 @@ import msgspec
 
 from common.emulation import EmulatedRunner
 from common.errors import BusTimeout, HandoverFailed, InstanceLost, RequestError
-from common.ids import Incarnation
+from common.ids import Incarnation, InstanceId, RequestId
 from common.kv.blocks import BlockOwner
 from common.kv.layout import KVLayout
+from common.lifecycle import DecodePhase
 from common.messages import (
     Acknowledged,
     CancelRequest,
     DecodeTask,
     ErrorReply,
     InstanceGone,
+    InstanceLife,
     KVDelivered,
     KVDestination,
     LoadReport,
     PullKV,
+    ResumeTask,
     TokenBatch,
     error_reply,
 )
@@ -31,9 +34,34 @@ from tests.virtual.bus import Bus, Reply
 from tests.virtual.memory import Memory
 
 PULL_TIMEOUT_S = 10.0
+INHERIT_S = 0.02
 QUARANTINE_S = 2.0
 LAYOUT = KVLayout(layers=1, kv_heads=1, head_dim=1, block_size=1, element_bytes=1)
 """Travels with a pull; the virtual memory knows tokens, not bytes."""
+
+
+@dataclass(slots=True)
+class KeptKV:
+    """What attention workers keep of decode instances that died: each one's memory, and by request how many
+    tokens of it lie in which blocks."""
+
+    lives: dict[InstanceLife, tuple[Memory, dict[RequestId, tuple[int, tuple[int, ...]]]]] = field(
+        default_factory=dict
+    )
+    copies: int = 0
+
+    def has(self, task: ResumeTask) -> bool:
+        _, held = self.lives.get(task.former, (None, {}))
+        tokens, _ = held.get(task.request.request_id, (0, ()))
+        return tokens >= task.request.tokens - 1
+
+    def copy(
+        self, former: InstanceLife, request_id: RequestId, tokens: int, into: Callable[[], None]
+    ) -> None:
+        memory, held = self.lives[former]
+        memory.check(held[request_id][1], request_id, tokens)
+        into()
+        self.copies += 1
 
 
 @dataclass(slots=True, eq=False)
@@ -43,6 +71,8 @@ class VirtualDecode:
     runner: EmulatedRunner
     bus: Bus
     memory: Memory
+    kept: KeptKV
+    inherit_failures: float
     _is_alive: bool = True
     _pulls: dict[BlockOwner, InstanceGone] = field(default_factory=dict)
 
@@ -53,12 +83,17 @@ class VirtualDecode:
             case InstanceGone():
                 for owner, loss in list(self._pulls.items()):
                     if loss == message:
-                        self._quarantine(owner, is_lost=True)
+                        self._quarantine(owner, loss.instance_id)
 
     def serve(self, message: msgspec.Struct, reply: Callable[[Reply], None]) -> None:
-        assert isinstance(message, DecodeTask)
+        assert isinstance(message, DecodeTask | ResumeTask)
         try:
-            self._handle(events.TaskArrived(message))
+            if isinstance(message, DecodeTask):
+                self._handle(events.TaskArrived(message))
+            elif self.kept.has(message):
+                self._handle(events.ResumeArrived(message, 0))
+            else:
+                raise HandoverFailed("no attention worker keeps the KV")
         except RequestError as exc:
             reply(exc)
         else:
@@ -70,6 +105,12 @@ class VirtualDecode:
 
     def die(self) -> None:
         self._is_alive = False
+        held = {
+            owner.request_id: (sequence.position, tuple(self.state.blocks.block_table(owner)))
+            for owner, sequence in self.state.sequences.items()
+            if sequence.phase is DecodePhase.RUNNING
+        }
+        self.kept.lives[InstanceLife(self.state.instance_id, self.incarnation)] = (self.memory, held)
 
     def load(self, sequence: int) -> LoadReport:
         state = self.state
@@ -114,6 +155,23 @@ class VirtualDecode:
                 pool = KVDestination(b"", 0, 1, total)
                 self._pull(owner, PullKV(request_id, attempt, incarnation, name, blocks, LAYOUT, (pool,)))
 
+            case events.InheritSequence():
+                self._after(INHERIT_S, lambda: self._inherit(command))
+
+    def _inherit(self, command: events.InheritSequence) -> None:
+        owner, tokens = command.owner, command.tokens
+        if self.bus.timeline.chance.random() < self.inherit_failures:
+            error = ErrorReply(HandoverFailed.code, "the KV was dropped")
+            self._handle(events.PullFailed(owner, error, is_drained=True))
+            return
+        self.kept.copy(
+            command.former,
+            owner.request_id,
+            tokens,
+            lambda: self.memory.write(command.blocks, owner.request_id, 0, tokens),
+        )
+        self._handle(events.PullFinished(owner))
+
     def _end_step(self, rows: tuple[events.StepRow, ...], tables: list[tuple[int, ...]]) -> None:
         for row, table in zip(rows, tables, strict=True):
             assert table == tuple(row.block_table), "a block table changed while the engine used it"
@@ -134,15 +192,15 @@ class VirtualDecode:
                 del self._pulls[owner]
                 self._handle(events.PullFailed(owner, error_reply(reply), is_drained=True))
             else:
-                self._quarantine(owner, is_lost=not isinstance(reply, RequestError))
+                self._quarantine(owner, None if isinstance(reply, RequestError) else sender)
 
-        name = self.state.instance_id
-        self.bus.call(name, self._pulls[owner].instance_id, pull, answer, PULL_TIMEOUT_S)
+        sender = self._pulls[owner].instance_id
+        self.bus.call(self.state.instance_id, sender, pull, answer, PULL_TIMEOUT_S)
 
-    def _quarantine(self, owner: BlockOwner, *, is_lost: bool) -> None:
+    def _quarantine(self, owner: BlockOwner, lost: InstanceId | None) -> None:
         del self._pulls[owner]
         error = ErrorReply(HandoverFailed.code, "the pull failed")
-        self._handle(events.PullFailed(owner, error, is_drained=False, is_lost=is_lost))
+        self._handle(events.PullFailed(owner, error, is_drained=False, lost_instance=lost))
         self._after(QUARANTINE_S, lambda: self._handle(events.PullDrained(owner)))
 
     def _after(self, delay_s: float, action: Callable[[], None]) -> None:

@@ -12,6 +12,7 @@ from common.messages import (
     FinishReason,
     GenerationRequest,
     InstanceGone,
+    InstanceLife,
     Placement,
     RequestEnded,
     SequenceFailed,
@@ -35,6 +36,7 @@ class Entry:
     output_ids: list[int] = field(default_factory=list)
     placement: Placement | None = None
     lost_instances: tuple[InstanceId, ...] = ()
+    former: InstanceLife | None = None
     attempt_tokens: int = 0
     end: FinishReason | RequestError | str | None = None
     is_submitting: bool = False
@@ -72,6 +74,7 @@ class VirtualGateway:
                 if message.attempt != entry.request.attempt or entry.end is not None:
                     return
                 assert message.can_continue, message
+                entry.former = None
                 if message.lost_instance is not None:
                     entry.lost_instances = (*entry.lost_instances, message.lost_instance)
                 self._continue(entry, message.error.message)
@@ -79,7 +82,7 @@ class VirtualGateway:
                 self._gone_s[message] = self.bus.timeline.now
                 for entry in self.entries.values():
                     if entry.end is None and self._needs(entry, message):
-                        self._continue(entry, "gone")
+                        self._continue_without(entry, message)
 
     def serve(self, message: msgspec.Struct, reply: Callable[[Reply], None]) -> None:
         raise AssertionError("nobody calls a gateway")
@@ -119,7 +122,7 @@ class VirtualGateway:
                 raise AssertionError(f"{request.request_id} was refused: {reply!r}")
 
         told = entry.lost_instances
-        message = SubmitRequest(request, told)
+        message = SubmitRequest(request, told, entry.former)
         self.bus.call(GATEWAY, SCHEDULER, message, answer, SUBMIT_TIMEOUT_S)
 
     def _submit_again(self, entry: Entry, request: GenerationRequest) -> None:
@@ -134,12 +137,13 @@ class VirtualGateway:
             self._cancel(request, placement)
             return
         entry.placement = placement
+        entry.former = None
         if entry.end is not None:
             self._tell_ended(entry)
             return
         for gone, gone_s in self._gone_s.items():
             if gone_s >= started_s and self._needs(entry, gone):
-                self._continue(entry, "gone")
+                self._continue_without(entry, gone)
                 return
 
     def _needs(self, entry: Entry, gone: InstanceGone) -> bool:
@@ -149,6 +153,15 @@ class VirtualGateway:
         prefill = InstanceGone(placement.prefill_instance, placement.prefill_incarnation)
         decode = InstanceGone(placement.decode_instance, placement.decode_incarnation)
         return gone == decode or (entry.attempt_tokens < 2 and gone == prefill)
+
+    def _continue_without(self, entry: Entry, gone: InstanceGone) -> None:
+        placement = entry.placement
+        assert placement is not None
+        is_resumed = placement.prefill_instance == placement.decode_instance
+        has_decoded = entry.attempt_tokens >= (1 if is_resumed else 2)
+        if has_decoded and gone.instance_id == placement.decode_instance:
+            entry.former = InstanceLife(gone.instance_id, gone.incarnation)
+        self._continue(entry, "gone")
 
     def _continue(self, entry: Entry, cause: str) -> None:
         self.causes.append(cause)

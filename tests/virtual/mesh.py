@@ -15,7 +15,7 @@ from prefill.state import PrefillState
 from scheduler.state import SchedulerState
 from tests.requests import GATEWAY
 from tests.virtual.bus import Bus, Timeline
-from tests.virtual.decode import VirtualDecode
+from tests.virtual.decode import KeptKV, VirtualDecode
 from tests.virtual.gateway import VirtualGateway
 from tests.virtual.memory import Memory
 from tests.virtual.prefill import VirtualPrefill
@@ -42,6 +42,8 @@ class MeshShape:
     max_pending_prefill_tokens: int = 60
     max_requests_per_decode: int = 6
     send_failures: float = 0.0
+    keeps_kv: bool = False
+    """Whether decode instances' KV outlives them."""
 
 
 @dataclass(slots=True)
@@ -50,6 +52,7 @@ class VirtualMesh:
     bus: Bus
     scheduler: VirtualScheduler
     gateway: VirtualGateway
+    kept: KeptKV = field(default_factory=KeptKV)
     instances: dict[InstanceId, VirtualPrefill | VirtualDecode] = field(default_factory=dict)
     silent_until_s: dict[InstanceId, float] = field(default_factory=dict)
     lives: int = 0
@@ -167,7 +170,9 @@ class VirtualMesh:
             max_batch=shape.max_batch,
             max_waiting_requests=shape.max_waiting_requests,
         )
-        return VirtualDecode(state, incarnation, RUNNER, self.bus, Memory(shape.block_size))
+        kept = self.kept if shape.keeps_kv else KeptKV()
+        memory = Memory(shape.block_size)
+        return VirtualDecode(state, incarnation, RUNNER, self.bus, memory, kept, shape.send_failures)
 
 
 def make_mesh(shape: MeshShape, seed: int) -> VirtualMesh:

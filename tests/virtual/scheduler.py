@@ -12,11 +12,13 @@ from common.messages import (
     GatewayGone,
     GenerationRequest,
     InstanceGone,
+    InstanceLife,
     InstanceRecord,
     LoadReport,
     MemberRecord,
     PrefillTask,
     RequestEnded,
+    ResumeTask,
     SubmitRequest,
 )
 from scheduler import state as decisions
@@ -54,8 +56,43 @@ class VirtualScheduler:
         assert isinstance(message, SubmitRequest)
         for instance_id in message.lost_instances:
             self._handle(decisions.InstanceSuspected(instance_id))
+        if message.former is None:
+            self._place(message.request, reply)
+        else:
+            self._resume(message.request, message.former, reply)
+
+    def _place(self, request: GenerationRequest, reply: Callable[[Reply], None]) -> None:
         refusal = NoInstanceReady("no prefill instance answered")
-        self._dispatch(message.request, frozenset(), DISPATCH_ATTEMPTS, refusal, reply)
+        self._dispatch(request, frozenset(), DISPATCH_ATTEMPTS, refusal, reply)
+
+    def _resume(
+        self, request: GenerationRequest, former: InstanceLife, reply: Callable[[Reply], None]
+    ) -> None:
+        try:
+            placement = self.state.place_resumed(request)
+        except RequestError:
+            self._place(request, reply)
+            return
+        self.state.check()
+        decode = placement.decode_instance
+
+        def answer(answered: Reply) -> None:
+            if not isinstance(answered, RequestError | BusError):
+                self._handle(decisions.TaskAcknowledged(request.request_id, request.attempt))
+                reply(placement)
+                return
+            is_wanted = self.state.is_placed(request.request_id, request.attempt)
+            self._handle(decisions.TaskUndelivered(request.request_id, request.attempt))
+            if isinstance(answered, RequestCancelled) or not is_wanted:
+                reply(RequestCancelled("ended while it was placed"))
+            elif isinstance(answered, BusTimeout):
+                self._handle(decisions.InstanceSuspected(decode))
+                self.bus.publish(SCHEDULER, decode, CancelRequest(request.request_id, request.attempt))
+                reply(NoInstanceReady("the decode instance did not answer"))
+            else:
+                self._place(request, reply)
+
+        self.bus.call(SCHEDULER, decode, ResumeTask(request, former), answer, CALL_TIMEOUT_S)
 
     def _dispatch(
         self,
