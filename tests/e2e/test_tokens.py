@@ -55,14 +55,14 @@ SHAPES = {
         ("--attention", "3"),
         "[instance]\nchunk_tokens = 96\nblock_size = 16\n",
         "auto",
-        8,
+        4,
     ),
-    "attention on one worker, all over Mooncake": (("--attention", "1"), "", "mooncake", 8),
+    "attention on one worker, all over Mooncake": (("--attention", "1"), "", "mooncake", 4),
     "attention by requests, two decode instances, mini-batches": (
         ("--decode", "2", "--attention", "2", "--partition", "requests"),
         "[instance]\nblock_size = 16\nattention_mini_batches = 2\n",
         "auto",
-        8,
+        4,
     ),
     "token granularity": ((), "[instance]\nchunk_tokens = 300\nblock_size = 1\n", "auto", 4),
 }
