@@ -3,7 +3,8 @@
 import asyncio
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
 
 import openai
 import pytest
@@ -38,77 +39,81 @@ def mesh(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         yield mesh
 
 
-@pytest.mark.parametrize(
-    ("role", "number"),
-    [("attention", signal.SIGKILL), ("decode", signal.SIGKILL), ("attention", signal.SIGSTOP)],
-    ids=["attention killed", "decode killed", "attention paused"],
-)
-def test_losing_a_side_of_the_exchange_changes_no_token(
-    mesh: Mesh, role: str, number: signal.Signals
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Of some streams: their texts, and how many prompt tokens were computed for them."""
+
+    texts: list[str]
+    prompt_tokens: float
+
+
+async def run_streams(mesh: Mesh, disturb: Callable[[], Awaitable[None]] | None = None) -> Outcome:
+    """``disturb`` comes when every stream is being decoded, and none has ended."""
+    computed = await mesh.prompt_tokens_computed()
+    decoding = [asyncio.Event() for _ in range(STREAMS)]
+    async with openai.AsyncOpenAI(base_url=f"{mesh.url}/v1", api_key="none", max_retries=0) as client:
+        streams = [
+            asyncio.create_task(one_stream(client, index, begun)) for index, begun in enumerate(decoding)
+        ]
+        for begun in decoding:
+            await begun.wait()
+        if disturb is not None:
+            assert not any(stream.done() for stream in streams)
+            await disturb()
+        texts = await asyncio.gather(*streams)
+    return Outcome(texts, await mesh.prompt_tokens_computed() - computed)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(mesh: Mesh) -> Outcome:
+    outcome = asyncio.run(run_streams(mesh))
+    assert outcome.prompt_tokens == sum(40 + index for index in range(STREAMS))
+    return outcome
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "paused"])
+def test_losing_an_attention_worker_changes_no_token(
+    mesh: Mesh, undisturbed: Outcome, number: signal.Signals
 ) -> None:
-    pid = mesh.pid_of(role)
+    pid = mesh.pid_of("attention")
     instances = len(mesh.status()["instances"])
 
-    async def run(disturb: bool) -> list[str]:
-        async with openai.AsyncOpenAI(base_url=f"{mesh.url}/v1", api_key="none", max_retries=3) as client:
-            streams = [asyncio.create_task(one_stream(client, index)) for index in range(STREAMS)]
-            await asyncio.sleep(2.0)
-            if disturb:
-                os.kill(pid, number)
-                if number == signal.SIGSTOP:
-                    # Longer than its silence takes to be noticed; all heads are needed, so it must go on.
-                    await asyncio.sleep(6.0)
-                    os.kill(pid, signal.SIGCONT)
-            return await asyncio.gather(*streams)
+    async def disturb() -> None:
+        os.kill(pid, number)
+        if number == signal.SIGSTOP:
+            # Longer than its silence takes to be noticed; where all heads are needed, it must go on.
+            await asyncio.sleep(6.0)
+            os.kill(pid, signal.SIGCONT)
 
-    undisturbed = asyncio.run(run(disturb=False))
-    assert asyncio.run(run(disturb=True)) == undisturbed
+    assert asyncio.run(run_streams(mesh, disturb)).texts == undisturbed.texts
     asyncio.run(all_are_back(mesh, instances))
     assert asyncio.run(mesh.left_over()) == {}
 
 
-def test_a_killed_model_worker_costs_no_token_and_no_kv(mesh: Mesh) -> None:
+def test_a_killed_model_worker_costs_no_token_and_no_kv(mesh: Mesh, undisturbed: Outcome) -> None:
     """Another decode instance goes on with its KV, or its own next life."""
     pid = mesh.pid_of("decode")
     instances = len(mesh.status()["instances"])
 
-    async def run(disturb: bool) -> tuple[list[str], float]:
-        computed = await mesh.prompt_tokens_computed()
-        decoding = [asyncio.Event() for _ in range(STREAMS)]
-        async with openai.AsyncOpenAI(base_url=f"{mesh.url}/v1", api_key="none", max_retries=0) as client:
-            streams = [
-                asyncio.create_task(one_stream(client, index, begun)) for index, begun in enumerate(decoding)
-            ]
-            for begun in decoding:
-                await begun.wait()
-            if disturb:
-                assert not any(stream.done() for stream in streams)
-                os.kill(pid, signal.SIGKILL)
-            texts = await asyncio.gather(*streams)
-        return texts, await mesh.prompt_tokens_computed() - computed
+    async def disturb() -> None:
+        os.kill(pid, signal.SIGKILL)
 
-    undisturbed = asyncio.run(run(disturb=False))
-    assert undisturbed[1] == sum(40 + index for index in range(STREAMS))
-    assert asyncio.run(run(disturb=True)) == undisturbed
+    assert asyncio.run(run_streams(mesh, disturb)) == undisturbed
     asyncio.run(all_are_back(mesh, instances))
     assert asyncio.run(mesh.left_over()) == {}
 
 
-def test_attention_workers_come_and_go_under_running_streams(mesh: Mesh) -> None:
+def test_attention_workers_come_and_go_under_running_streams(mesh: Mesh, undisturbed: Outcome) -> None:
     if len([each for each in mesh.status()["processes"] if each["role"] == "attention"]) == 3:
         with pytest.raises(AssertionError, match="--partition requests"):
             mesh.lamella("scale", "attention=1")
         return
 
-    async def run(counts: tuple[int, ...]) -> list[str]:
-        async with openai.AsyncOpenAI(base_url=f"{mesh.url}/v1", api_key="none", max_retries=0) as client:
-            streams = [asyncio.create_task(one_stream(client, index)) for index in range(STREAMS)]
-            for count in counts:
-                await asyncio.sleep(1.0)
-                await asyncio.to_thread(mesh.lamella, "scale", f"attention={count}")
-            return await asyncio.gather(*streams)
+    async def disturb() -> None:
+        for count in (3, 1):
+            await asyncio.to_thread(mesh.lamella, "scale", f"attention={count}")
 
-    assert asyncio.run(run((3, 1))) == asyncio.run(run(()))
+    assert asyncio.run(run_streams(mesh, disturb)).texts == undisturbed.texts
     assert asyncio.run(mesh.left_over()) == {}
 
 
@@ -122,7 +127,7 @@ async def all_are_back(mesh: Mesh, instances: int) -> None:
             await asyncio.sleep(0.5)
 
 
-async def one_stream(client: openai.AsyncOpenAI, index: int, begun: asyncio.Event | None = None) -> str:
+async def one_stream(client: openai.AsyncOpenAI, index: int, begun: asyncio.Event) -> str:
     """Its text. ``begun`` is set once it is being decoded."""
     stream = await client.completions.create(
         model="default",
@@ -136,6 +141,6 @@ async def one_stream(client: openai.AsyncOpenAI, index: int, begun: asyncio.Even
     texts = []
     async for chunk in stream:
         texts.append(chunk.choices[0].text)
-        if begun is not None and len(texts) == BEGUN_CHUNKS:
+        if len(texts) == BEGUN_CHUNKS:
             begun.set()
     return "".join(texts)
