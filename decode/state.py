@@ -24,7 +24,6 @@ from common.messages import (
     GenerationRequest,
     ResumeTask,
     SampledToken,
-    SequenceFailed,
     TokenEvent,
 )
 from common.sequences import finish_reason_of
@@ -41,7 +40,6 @@ from decode.events import (
     PoolClosed,
     PoolLeft,
     PoolLost,
-    PublishFailure,
     PublishTokens,
     PullDrained,
     PullFailed,
@@ -54,39 +52,10 @@ from decode.events import (
     StepRow,
     TaskArrived,
 )
+from decode.sequence import KV_LOST, PREEMPTED, ROOM, DecodeSequence, failure_of
 from scheduler.policy.decode_batching import can_admit, choose_victims
 
-ROOM = "decode"
 CANCELLED_REMEMBERED = 4096
-KV_LOST = ErrorReply(code=HandoverFailed.code, message="the attention worker that held the KV is gone")
-PREEMPTED = ErrorReply(code=Overloaded.code, message="preempted: the decode instance ran out of KV blocks")
-
-
-@dataclass(slots=True)
-class DecodeSequence:
-    """``pool``: the only one where its KV can be, as its workers keep it; None: any."""
-
-    owner: BlockOwner
-    task: DecodeTask | ResumeTask
-    arrived_s: float
-    output_ids: list[int]
-    phase: DecodePhase = DecodePhase.WAITING
-    is_cancelled: bool = False
-    lane: int = 0
-    pool: int | None = None
-
-    @property
-    def request(self) -> GenerationRequest:
-        return self.task.request
-
-    @property
-    def tokens(self) -> int:
-        return len(self.request.prompt_ids) + len(self.output_ids)
-
-    @property
-    def position(self) -> int:
-        """Where the last token goes: the number of positions whose KV exists."""
-        return self.tokens - 1
 
 
 @dataclass(slots=True)
@@ -277,7 +246,7 @@ class DecodeState:
         for sequence in self._at_rest():
             if self.blocks.is_lost(sequence.owner):
                 if not sequence.is_cancelled:
-                    commands.append(_failure(sequence, KV_LOST, can_continue=True))
+                    commands.append(failure_of(sequence, KV_LOST, can_continue=True))
                 self._drop(sequence)
         self._send_back_homeless(commands)
 
@@ -288,7 +257,7 @@ class DecodeState:
             room = self._room_in(sequence.pool)
             needed = blocks_for(sequence.request.max_total_tokens, self.block_size)
             if room < needed and (room > 0 or sequence.pool is not None):
-                commands.append(_failure(sequence, KV_LOST, can_continue=True))
+                commands.append(failure_of(sequence, KV_LOST, can_continue=True))
                 self._drop(sequence)
 
     def _sequences_in(self, pool: int) -> int:
@@ -305,7 +274,7 @@ class DecodeState:
             self._drop(sequence)
             return
         if self.blocks.is_lost(owner):
-            commands.append(_failure(sequence, KV_LOST, can_continue=True))
+            commands.append(failure_of(sequence, KV_LOST, can_continue=True))
             self._drop(sequence)
             return
         sequence.phase = next_decode_phase(sequence.phase, DecodePhase.RUNNING)
@@ -315,7 +284,7 @@ class DecodeState:
         sequence = self._pulling(failed.owner)
         if not sequence.is_cancelled:
             commands.append(
-                _failure(sequence, failed.error, can_continue=True, lost_instance=failed.lost_instance)
+                failure_of(sequence, failed.error, can_continue=True, lost_instance=failed.lost_instance)
             )
         del self.sequences[failed.owner]
         if failed.is_drained:
@@ -384,7 +353,7 @@ class DecodeState:
             ]
             for index in choose_victims(relief, missing):
                 victim = resting[index]
-                commands.append(_failure(victim, PREEMPTED, can_continue=True))
+                commands.append(failure_of(victim, PREEMPTED, can_continue=True))
                 self._preempted += 1
                 self._drop(victim)
         return [
@@ -414,7 +383,7 @@ class DecodeState:
                 self._drop(sequence)
                 continue
             if token is None or self.blocks.is_lost(row.owner):
-                commands.append(_failure(sequence, KV_LOST, can_continue=True))
+                commands.append(failure_of(sequence, KV_LOST, can_continue=True))
                 self._drop(sequence)
                 continue
             request = sequence.request
@@ -432,7 +401,7 @@ class DecodeState:
         for row in self._end_step(failed.lane, None):
             sequence = self.sequences[row.owner]
             if not sequence.is_cancelled:
-                commands.append(_failure(sequence, failed.error, can_continue=failed.can_continue))
+                commands.append(failure_of(sequence, failed.error, can_continue=failed.can_continue))
             self._drop(sequence)
 
     def _end_step(self, lane: int, rows: int | None) -> tuple[StepRow, ...]:
@@ -456,7 +425,7 @@ class DecodeState:
         for sequence in [sequence for sequence in self.sequences.values() if matches(sequence)]:
             if not sequence.is_cancelled:
                 error = ErrorReply(NoInstanceReady.code, f"instance {self.instance_id} is draining")
-                commands.append(_failure(sequence, error, can_continue=True))
+                commands.append(failure_of(sequence, error, can_continue=True))
             self._discard(sequence)
 
     def _discard_all(self, matches: Callable[[DecodeSequence], bool]) -> None:
@@ -478,17 +447,3 @@ class DecodeState:
 
     def _count(self, phase: DecodePhase) -> int:
         return sum(sequence.phase is phase for sequence in self.sequences.values())
-
-
-def _failure(
-    sequence: DecodeSequence,
-    error: ErrorReply,
-    *,
-    can_continue: bool,
-    lost_instance: InstanceId | None = None,
-) -> PublishFailure:
-    request = sequence.request
-    return PublishFailure(
-        request.gateway_id,
-        SequenceFailed(request.request_id, request.attempt, error, can_continue, lost_instance),
-    )

@@ -12,7 +12,8 @@ from common.ids import Incarnation, InstanceId, RequestId
 from common.kv.blocks import BlockAllocator, BlockOwner
 from common.messages import DecodeTask, ErrorReply, InstanceLife, ResumeTask, SampledToken
 from decode import events
-from decode.state import ROOM, DecodeState
+from decode.sequence import ROOM
+from decode.state import DecodeState
 from tests.requests import GATEWAY, make_request
 
 PREFILL = InstanceId("prefill-0")

@@ -1,0 +1,55 @@
+"""A sequence as the decode room keeps it, and how its gateway hears that it goes no further here."""
+
+from dataclasses import dataclass
+
+from common.errors import HandoverFailed, Overloaded
+from common.ids import InstanceId
+from common.kv.blocks import BlockOwner
+from common.lifecycle import DecodePhase
+from common.messages import DecodeTask, ErrorReply, GenerationRequest, ResumeTask, SequenceFailed
+from decode.events import PublishFailure
+
+ROOM = "decode"
+KV_LOST = ErrorReply(code=HandoverFailed.code, message="the attention worker that held the KV is gone")
+PREEMPTED = ErrorReply(code=Overloaded.code, message="preempted: the decode instance ran out of KV blocks")
+
+
+@dataclass(slots=True)
+class DecodeSequence:
+    """``pool``: the only one where its KV can be, as its workers keep it; None: any."""
+
+    owner: BlockOwner
+    task: DecodeTask | ResumeTask
+    arrived_s: float
+    output_ids: list[int]
+    phase: DecodePhase = DecodePhase.WAITING
+    is_cancelled: bool = False
+    lane: int = 0
+    pool: int | None = None
+
+    @property
+    def request(self) -> GenerationRequest:
+        return self.task.request
+
+    @property
+    def tokens(self) -> int:
+        return len(self.request.prompt_ids) + len(self.output_ids)
+
+    @property
+    def position(self) -> int:
+        """Where the last token goes: the number of positions whose KV exists."""
+        return self.tokens - 1
+
+
+def failure_of(
+    sequence: DecodeSequence,
+    error: ErrorReply,
+    *,
+    can_continue: bool,
+    lost_instance: InstanceId | None = None,
+) -> PublishFailure:
+    request = sequence.request
+    return PublishFailure(
+        request.gateway_id,
+        SequenceFailed(request.request_id, request.attempt, error, can_continue, lost_instance),
+    )
