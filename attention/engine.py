@@ -201,9 +201,8 @@ class AttentionLoop:
 
     @torch.inference_mode()
     def run(self) -> None:
-        torch.set_num_threads(1)
         waiting = Waiting()
-        has_core = False
+        has_cores = False
         while not self._is_stopped:
             has_worked = False
             for lane in self._lanes:
@@ -213,11 +212,19 @@ class AttentionLoop:
                     self._drop(lane.binding_id)
                     self._on_failure(lane.binding_id, exc)
             is_busy = any(lane.is_in_step for lane in self._lanes)
-            if is_busy != has_core and self._cores is not None:
-                has_core = is_busy
-                (self._cores.claim if is_busy else self._cores.release)()
+            if is_busy != has_cores and self._cores is not None:
+                has_cores = is_busy
+                self._take_cores(self._cores, is_busy)
             self._turns += 1
             if has_worked:
                 waiting.restart()
             else:
                 waiting.pause()
+
+    def _take_cores(self, cores: HostCores, is_busy: bool) -> None:
+        """While a step stands, this thread's share; else none."""
+        if is_busy:
+            cores.claim()
+            torch.set_num_threads(cores.share())
+        else:
+            cores.release()

@@ -69,7 +69,7 @@ def serve(
     kernels.use_compiled(CACHE)
     _, own, theirs, mirrors = asyncio.run(exchange_regions(pipe, shape.request_bytes))
     pool = KVPool(layout, blocks, torch.float32, torch.device("cpu"))
-    loop = AttentionLoop(lambda binding_id, error: print(error), open_host_cores())
+    loop = AttentionLoop(lambda binding_id, error: print(error), open_host_cores("attention"))
     for request, response, mirror in zip(own, theirs, mirrors, strict=True):
         lane = Lane(shape, request.memory, response, mirror, SALT)  # type: ignore[arg-type]
         loop.add([ServedLane(BindingId("bench"), lane, pool, specs)])

@@ -10,18 +10,23 @@ import os
 import struct
 import tempfile
 from pathlib import Path
+from typing import Literal
+
+Computing = Literal["engine", "attention"]
 
 LOCK_FORMAT = "hhqqi0q"
 """``struct flock``: type, whence, start, length, pid (0 for locks of an open file description)."""
-END = 1 << 40
+ENGINES, ATTENTIONS = range(1 << 32), range(1 << 32, 1 << 33)
+"""The bytes that each kind locks."""
 
 
 class HostCores:
     """One process's share of ``cores``. Opens the file; ``close`` gives the claim and the file back."""
 
-    def __init__(self, cores: int, path: Path) -> None:
+    def __init__(self, cores: int, path: Path, computing: Computing = "engine") -> None:
         self.cores = cores
-        self._offset = os.getpid()
+        self._computing = computing
+        self._offset = os.getpid() + (ENGINES if computing == "engine" else ATTENTIONS).start
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
 
     def claim(self) -> None:
@@ -33,8 +38,13 @@ class HostCores:
         self._lock(fcntl.F_OFD_SETLK, fcntl.F_UNLCK, self._offset, 1)
 
     def share(self) -> int:
-        """Cores for this process now: an equal part for each that computes, at least one."""
-        return max(1, self.cores // (1 + self._others(0, END)))
+        """Cores for this process now: an equal part for each engine that computes, at least one; an attention
+        worker's is its part of an engine's."""
+        engines = self._others(ENGINES.start, ENGINES.stop)
+        if self._computing == "engine":
+            return max(1, self.cores // (1 + engines))
+        attentions = 1 + self._others(ATTENTIONS.start, ATTENTIONS.stop)
+        return max(1, self.cores // max(1, engines) // attentions)
 
     def close(self) -> None:
         os.close(self._file)
@@ -55,7 +65,7 @@ class HostCores:
         return answer[0], answer[2]
 
 
-def open_host_cores() -> HostCores:
+def open_host_cores(computing: Computing = "engine") -> HostCores:
     """Of this user's processes on this machine, over the cores this process may run on."""
     path = Path(tempfile.gettempdir()) / f"lamella-cores-{os.getuid()}"
-    return HostCores(len(os.sched_getaffinity(0)), path)
+    return HostCores(len(os.sched_getaffinity(0)), path, computing)

@@ -27,7 +27,9 @@ from common.errors import ServiceError
 from common.exchange_shape import MAX_MINI_BATCHES, PLAN_HEAD_WORDS, WORD, ExchangeShape, RecordPlace
 from common.model.interface import SequenceChunk
 
-SPINS = 400
+SPINS = 20
+"""Some microseconds. What waits longer offers its core at every look: where nobody wants it, that is no
+slower, and where the other side computes on all cores, it is what lets it."""
 YIELD_S = 0.0005
 SHORTEST_SLEEP_S, LONGEST_SLEEP_S = 0.00005, 0.001
 LONG_WAIT_S, USUAL_WEIGHT = 0.01, 0.1

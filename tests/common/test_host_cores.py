@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from common.host_cores import HostCores
+from common.host_cores import Computing, HostCores
 
 CLAIM_UNTIL_KILLED = """
 import sys
 from pathlib import Path
 from common.host_cores import HostCores
-cores = HostCores(8, Path(sys.argv[1]))
+cores = HostCores(8, Path(sys.argv[1]), sys.argv[2])
 cores.claim()
 print("claimed", flush=True)
 sys.stdin.readline()
@@ -21,9 +21,9 @@ sys.stdin.readline()
 """
 
 
-def claiming_process(path: Path) -> subprocess.Popen[str]:
+def claiming_process(path: Path, computing: Computing = "engine") -> subprocess.Popen[str]:
     process = subprocess.Popen(
-        [sys.executable, "-c", CLAIM_UNTIL_KILLED, str(path)],
+        [sys.executable, "-c", CLAIM_UNTIL_KILLED, str(path), computing],
         cwd=Path(__file__).parents[2],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -59,6 +59,26 @@ def test_cores_are_shared_equally_among_those_who_compute(tmp_path: Path) -> Non
             neighbour.kill()
             neighbour.communicate()
         cores.close()
+
+
+def test_attention_workers_share_what_an_engine_has_and_take_none_from_it(tmp_path: Path) -> None:
+    path = tmp_path / "cores"
+    worker, other = HostCores(8, path, "attention"), HostCores(8, path)
+    neighbours = [claiming_process(path)]
+    try:
+        assert worker.share() == 8  # the engine waits for it
+        worker.claim()
+        assert other.share() == 4  # two engines, whoever attends for them
+        neighbours.append(claiming_process(path))
+        assert worker.share() == 4
+        neighbours.append(claiming_process(path, "attention"))
+        assert worker.share() == 2
+    finally:
+        for neighbour in neighbours:
+            neighbour.kill()
+            neighbour.communicate()
+        worker.close()
+        other.close()
 
 
 def test_everybody_gets_one_core_at_least(tmp_path: Path) -> None:

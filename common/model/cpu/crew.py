@@ -14,8 +14,9 @@ import torch
 from common.model.cpu.jobs import ARGUMENTS, JOB_WORDS
 from common.model.cpu.library import KernelLibrary
 
-PATIENCE = 20_000
-"""Looks in vain before the helper sleeps: some 100 µs, longer than the pause between two linears."""
+PATIENCE = 500
+"""Looks in vain before the helper sleeps, most of them offering its core to others: some 100 µs, longer than
+the pause between two linears."""
 
 
 class Crew:

@@ -16,6 +16,7 @@ from common.model.cpu.atoms import (
     load_word,
     store_word,
     word_pointer,
+    yield_core,
 )
 from common.model.cpu.jobs import (
     ARGUMENTS,
@@ -92,6 +93,10 @@ def silu_multiply(
             results[row, i] = value * sigmoid * ups[row * up_stride + i]
 
 
+SPINS = 300
+"""Looks in vain before the core is offered to others: some microseconds."""
+
+
 @njit(error_model="numpy")
 def work(job: int, worker: int) -> int:
     """Takes parts of the job until none is left; how many. ``worker`` numbers who computes (its scratch)."""
@@ -141,8 +146,11 @@ def run_job(job: int, parts: int) -> None:
     store_word(job + 8 * DONE, 0)
     store_word(job + 8 * LEFT, parts)
     work(job, 0)
+    looks = 0
     while load_word(job + 8 * DONE) < parts:
-        pass
+        looks += 1
+        if looks > SPINS:
+            yield_core()
 
 
 def help_until_idle(job: int, patience: int) -> int:
@@ -153,6 +161,8 @@ def help_until_idle(job: int, patience: int) -> int:
         taken = work(job, 1)
         done += taken
         looks = 0 if taken else looks + 1
+        if looks > SPINS:
+            yield_core()
     return done
 
 
