@@ -148,10 +148,12 @@ class Bus:
         *,
         queue: str = "",
         max_concurrent: int = 256,
+        max_waiting: int = WAITING_CALLS,
     ) -> None:
         """Answers calls to ``subject``, each in its own task; returns when the subscription is active.
 
-        ``queue`` names a group of which one member answers. Raises BusError (no permission).
+        ``queue`` names a group of which one member answers. Calls over ``max_waiting`` are answered with
+        Overloaded. Raises BusError (no permission).
         """
         served = ServedSubject(
             subject,
@@ -160,7 +162,7 @@ class Bus:
             self._send_reply,
             self._count_malformed,
             max_concurrent,
-            WAITING_CALLS,
+            max_waiting,
         )
         self._served.append(served)
 

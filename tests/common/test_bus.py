@@ -14,7 +14,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from common import bus as bus_module
 from common.bus import Bus
 from common.errors import (
     BusError,
@@ -178,11 +177,7 @@ def test_handlers_run_side_by_side_up_to_their_bound(nats_url: str, namespace: s
     run(work())
 
 
-def test_calls_beyond_what_may_wait_are_overloaded(
-    nats_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bus_module, "WAITING_CALLS", 3)
-
+def test_calls_beyond_what_may_wait_are_overloaded(nats_url: str, namespace: str) -> None:
     async def work() -> None:
         gate = asyncio.Event()
 
@@ -191,7 +186,7 @@ def test_calls_beyond_what_may_wait_are_overloaded(
             return Answer(question.text)
 
         async with pair(nats_url, namespace) as (client, server):
-            await server.serve(f"{namespace}.x", Question, wait, max_concurrent=2)
+            await server.serve(f"{namespace}.x", Question, wait, max_concurrent=2, max_waiting=3)
             calls = [
                 asyncio.create_task(client.call(f"{namespace}.x", Question(str(i)), Answer, WAIT_S))
                 for i in range(9)
