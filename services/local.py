@@ -26,7 +26,8 @@ from services.embedded import STOP_TIMEOUT_S
 from services.launch_plan import LaunchPlan, ScaledRole, check_counts, check_plan
 from services.probes import READY_TIMEOUT_S
 from services.state_directory import StateDirectory, end_process, is_alive, is_locked, write_private
-from services.supervisor import STOP_GRACE_S, OnReady, supervise
+from services.supervise import OnReady, supervise
+from services.supervisor import STOP_GRACE_S
 
 STATUS_TIMEOUT_S = 10.0
 MARGIN_S = 10.0
@@ -58,7 +59,7 @@ def up_detached(directory: Path, plan: LaunchPlan, config: Config) -> MeshStatus
     root = str(Path(__file__).resolve().parents[1])
     with state.log_file("supervisor").open("wb") as log:
         supervisor = subprocess.Popen(
-            [sys.executable, "-m", "services.supervisor", str(state.path)],
+            [sys.executable, "-m", "services.supervise", str(state.path)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=log,
