@@ -32,6 +32,10 @@ Held = dict[int, tuple[int, tuple[int, ...]]]
 """By ``sequence_key``: of how many tokens the KV is complete, and where it lies."""
 
 
+class _GivenUp(Exception):
+    """The model worker's step failed amid its layers."""
+
+
 class ServedLane:
     """One batch of one model worker. ``advance`` does what has come, without waiting.
 
@@ -64,34 +68,41 @@ class ServedLane:
     def _serve(self) -> Iterator[bool]:
         layers = len(self._specs)
         while True:
-            self._lane.step += 1
-            base = self._lane.step * (layers + 1)
-            while not self._lane.has_plan(base):
+            while (step := self._lane.announced_step(layers)) is None:
                 yield False
+            self._lane.step = step
+            groups = self._lane.read_plan()
+            if not groups:
+                continue
             self.is_in_step = True
             began_ns = timeline.begin()
-            groups = self._lane.read_plan()
-            self._note(groups, tokens_done=0)
-            batches = [(self._planned(index, group), group) for index, group in enumerate(groups)]
-            records = [self._lane.records(group.begin, group.stop) for group in groups]
-            for layer in range(layers):
-                number = base + 1 + layer
-                for (attention, _), record in zip(batches, records, strict=True):
-                    yield from self._serve_layer(attention, record, layer, number)
-            self._note(groups, tokens_done=1)
+            try:
+                yield from self._serve_step(groups, step * (layers + 1))
+            except _GivenUp:
+                self.is_in_step = False
+                continue
             self.is_in_step = False
             if began_ns:
                 sequences = sum(len(group.chunks) for group in groups)
                 timeline.end(began_ns, ATTENTION_STEP, sequences, groups[-1].stop)
             self.steps += 1
 
+    def _serve_step(self, groups: Sequence[Group], base: int) -> Iterator[bool]:
+        self._note(groups, tokens_done=0)
+        batches = [(self._planned(index, group), group) for index, group in enumerate(groups)]
+        records = [self._lane.records(group.begin, group.stop) for group in groups]
+        for layer in range(len(self._specs)):
+            for (attention, _), record in zip(batches, records, strict=True):
+                yield from self._serve_layer(attention, record, layer, base + 1 + layer)
+        self._note(groups, tokens_done=1)
+
     def _serve_layer(
         self, attention: LocalAttention, record: Records, layer: int, number: int
     ) -> Iterator[bool]:
         lane = self._lane
-        yield from _until(partial(lane.has_request, record.q_place, number), WAIT_Q, layer)
+        yield from self._until(partial(lane.has_request, record.q_place, number), WAIT_Q, layer)
         attention.send_q(layer, record.q)
-        yield from _until(partial(lane.has_request, record.kv_place, number), WAIT_KV, layer)
+        yield from self._until(partial(lane.has_request, record.kv_place, number), WAIT_KV, layer)
         began_ns = timeline.begin()
         attention.send_kv(layer, record.k, record.v)
         record.output.copy_(attention.receive(layer))
@@ -102,6 +113,18 @@ class ServedLane:
         if began_ns:
             timeline.end(began_ns, SEND_OUTPUT, layer, record.output_place.nbytes)
         yield True
+
+    def _until(self, has_come: Callable[[], bool], event: EventId, layer: int) -> Iterator[bool]:
+        """Raises _GivenUp where another step is announced instead."""
+        if has_come():
+            return
+        began_ns = timeline.begin()
+        while not has_come():
+            if self._lane.announced_step(len(self._specs)) is not None:
+                raise _GivenUp
+            yield False
+        if began_ns:
+            timeline.end(began_ns, event, layer)
 
     def _planned(self, index: int, group: Group) -> LocalAttention:
         """Mini-batches are computed in turn, so each has its own step state over the one pool."""
@@ -152,16 +175,6 @@ def kept_kv(lanes: Sequence[ServedLane], pool: KVPool) -> KeptKV:
     """Of lanes that are served no more. A sequence that changed lanes is where it got furthest."""
     entries = sorted((tokens, key, blocks) for lane in lanes for key, (tokens, blocks) in lane.held.items())
     return KeptKV(pool, {key: (tokens, blocks) for tokens, key, blocks in entries})
-
-
-def _until(has_come: Callable[[], bool], event: EventId, layer: int) -> Iterator[bool]:
-    if has_come():
-        return
-    began_ns = timeline.begin()
-    while not has_come():
-        yield False
-    if began_ns:
-        timeline.end(began_ns, event, layer)
 
 
 class AttentionLoop:

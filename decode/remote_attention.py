@@ -8,6 +8,7 @@ lost: its rows are zeros from then on, and the step goes on for the others.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -83,6 +84,7 @@ class RemoteAttention:
         self._tokens = 0
         self._parts: list[Part] = []
         self._chunk_pools: list[int] = []
+        self._unanswered: int | None = None
 
     def begin(self, chunks: Sequence[SequenceChunk]) -> None:
         """Announces a step. Raises ValueError for one over the exchange's bounds, AttentionLost where no
@@ -93,6 +95,7 @@ class RemoteAttention:
         for chunk in chunks:
             begins.append(begins[-1] + chunk.length)
         self._parts = []
+        self._unanswered = None
         for pool, workers in self._pools.workers.items():
             members = [index for index, home in enumerate(self._chunk_pools) if home == pool]
             if members and pool not in self._pools.lost:
@@ -116,11 +119,9 @@ class RemoteAttention:
         groups = mini_batches(local, self._mini_batches)
         for worker in workers:
             lane = worker.lanes[self._lane]
-            lane.step += 1
-            base = lane.step * (self._layers + 1)
             began_ns = timeline.begin()
             try:
-                lane.send_plan(local, len(groups), base)
+                base = lane.announce(local, len(groups), self._layers)
             except TransferError as exc:
                 self._lose(pool, worker, exc)
                 return
@@ -142,6 +143,7 @@ class RemoteAttention:
                 timeline.end(began_ns, SEND_Q, layer, nbytes, peer=part.worker.worker_id)
 
     def send_kv(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
+        self._unanswered = layer
         for part in self._live_parts():
             heads = part.worker.kv_heads
             began_ns = timeline.begin()
@@ -185,9 +187,23 @@ class RemoteAttention:
             output[part.rows, heads.start : heads.stop] = part.records.output
             if began_ns:
                 timeline.end(began_ns, TAKE_OUTPUT, layer, peer=part.worker.worker_id)
+        self._unanswered = None
         if self._pools.lost:
             self._blank(output)
         return output
+
+    def give_up(self) -> None:
+        """Workers write a layer's K and V before they answer it; then an empty step follows the one that
+        they would go on waiting for."""
+        if self._unanswered is not None and self._live_parts():
+            with suppress(AttentionLost):
+                self.receive(self._unanswered)
+        given_up = {id(part.lane): part for part in self._live_parts()}
+        for part in given_up.values():
+            try:
+                part.lane.announce((), 0, self._layers)
+            except TransferError as exc:
+                self._lose(part.pool, part.worker, exc)
 
     def lost_chunks(self) -> list[bool]:
         """Of the step's chunks, in order: whose KV is gone, and whose tokens are therefore none."""

@@ -142,6 +142,9 @@ class LocalAttention:
             for window in self._windows
         }
 
+    def give_up(self) -> None:
+        """Nothing here goes on by itself."""
+
     def _compiled_step(self, chunks: Sequence[SequenceChunk]) -> "DecodeStep | None":
         """Where compiled kernels are on and the step is one of few new tokens, one a sequence."""
         pool = self._pool

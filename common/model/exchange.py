@@ -165,8 +165,9 @@ class Lane:
         words[place.number_word] = self.salt + number
         self._outgoing.publish(place.offset, place.nbytes)
 
-    def send_plan(self, chunks: Sequence[SequenceChunk], groups: int, number: int) -> None:
-        """Announces a step. Raises ValueError for a batch over the region's bounds."""
+    def announce(self, chunks: Sequence[SequenceChunk], groups: int, layers: int) -> int:
+        """The next step, of so many mini-batches: its number, which its layers' follow. Without chunks it has
+        no layers, and ends one that was given up. Raises ValueError for a batch over the region's bounds."""
         words = [groups, len(chunks)]
         for chunk in chunks:
             words += (chunk.key, chunk.start, chunk.length, len(chunk.block_table), *chunk.block_table)
@@ -174,31 +175,40 @@ class Lane:
         shape = self.shape
         if tokens > shape.max_tokens or len(words) > shape.plan_words:
             raise ValueError(f"a step of {tokens} tokens and {len(words)} words of plan: over {shape}")
+        self.step += 1
+        number = self.step * (layers + 1)
+        nbytes = WORD * (PLAN_HEAD_WORDS + len(words) + 1)
         sent = self._sent
+        # The first number goes ahead: whoever still reads a plan that was given up sees that it is replaced.
+        sent[1] = self.salt + number
+        sent[2] = len(words)
+        sent[0] = self._pace.due_ns(nbytes) if self._pace else 0
         for index, word in enumerate(words, PLAN_HEAD_WORDS):
             sent[index] = word
-        nbytes = WORD * (PLAN_HEAD_WORDS + len(words) + 1)
-        sent[0] = self._pace.due_ns(nbytes) if self._pace else 0
-        sent[2] = len(words)
         sent[PLAN_HEAD_WORDS + len(words)] = self.salt + number
-        sent[1] = self.salt + number
         self._outgoing.publish(0, nbytes)
+        return number
 
     # -- receiving ------------------------------------------------------------------------------------------
 
-    def has_plan(self, number: int) -> bool:
+    def announced_step(self, layers: int) -> int | None:
+        """The step after ``step`` whose plan is here; those between were given up."""
         words = self._request_words
-        wanted = self.salt + number
-        if words[1] != wanted:
-            return False
-        end = PLAN_HEAD_WORDS + words[2]
-        return words[end] == wanted and words[0] <= time.monotonic_ns()
+        number = words[1]
+        step, rest = divmod(number - self.salt, layers + 1)
+        if step <= self.step or rest:
+            return None
+        is_whole = words[PLAN_HEAD_WORDS + words[2]] == number and words[0] <= time.monotonic_ns()
+        return step if is_whole else None
 
     def read_plan(self) -> list[Group]:
-        """The step's mini-batches."""
-        words = self._request_words
-        place = PLAN_HEAD_WORDS + 2
-        groups, count = words[place - 2 : place]
+        """The announced step's mini-batches; none of an empty step, nor where the plan was replaced amid."""
+        number, length = self._request_words[1:3]
+        words = self._request_words[PLAN_HEAD_WORDS : PLAN_HEAD_WORDS + length].tolist()
+        if self._request_words[1] != number or words[1] == 0:
+            return []
+        groups, count = words[:2]
+        place = 2
         chunks = []
         for _ in range(count):
             key, start, length, blocks = words[place : place + 4]

@@ -50,3 +50,8 @@ class StepAttention(AttentionIO, Protocol):
     def begin(self, chunks: Sequence[SequenceChunk]) -> None:
         """Raises ValueError for chunks that cannot be computed."""
         ...
+
+    def give_up(self) -> None:
+        """The step failed, at its beginning or amid its layers. When this returns, nothing writes into its
+        sequences' KV any more."""
+        ...
