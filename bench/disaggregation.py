@@ -1,9 +1,10 @@
 """Decode with its attention in another process against decode alone: time between tokens, in turn.
 
-One attention worker on this host over shared memory. ``off``: one batch. ``rotational``: two batches of half
-the size that take turns. Ratios are to ``local``, the same model with attention in its own process.
+One attention worker on this host over shared memory. ``off``: one batch. ``rotational``: the same sequences
+in so many batches that take turns, on one model replica less (threads over the same weights). Ratios are to
+``local``, the same model with attention in its own process.
 
-    python bench/disaggregation.py [--batch 8] [--context 512] [--rounds 11]
+    python bench/disaggregation.py [--batch 8] [--context 512] [--batches 2] [--rounds 11]
 """
 
 import argparse
@@ -38,36 +39,40 @@ from common.steps import Draw, SequenceStep
 from common.transfer.buffers import SharedBuffer
 from common.transfer.endpoint import TransferEndpoint
 from common.transfer.interface import PeerInfo
-from decode.pipeline import StaggeredEngine
+from decode.pipeline import Replica, StaggeredEngine
 from decode.remote_attention import Pools, RemoteAttention, WorkerExchange
+from scheduler.policy.rotation import Rotation
 from services.model_engine import use_cores
 
 CACHE = Path("~/.cache/lamella")
 BLOCK_SIZE = 256
 SALT = 1 << 40
-LANES = 3
-"""Of the whole batch, and of its two halves."""
 GREEDY = SamplingParams(max_tokens=1 << 20, temperature=0.0)
 
 
 async def exchange_regions(
-    pipe: Connection, nbytes: int
+    pipe: Connection, nbytes: int, lanes: int
 ) -> tuple[TransferEndpoint, list[SharedBuffer], list[memoryview], list[object]]:
     endpoint = TransferEndpoint(TransferConfig(path="shared_memory"))
     await endpoint.start()
-    own = [SharedBuffer(nbytes) for _ in range(LANES)]
+    own = [SharedBuffer(nbytes) for _ in range(lanes)]
     pipe.send(endpoint.offer({str(index): buffer for index, buffer in enumerate(own)}))
     peer: PeerInfo = await asyncio.to_thread(pipe.recv)
-    mirrors = [await endpoint.mirror(peer, str(index)) for index in range(LANES)]
+    mirrors = [await endpoint.mirror(peer, str(index)) for index in range(lanes)]
     return endpoint, own, [mirror.memory for mirror in mirrors], list(mirrors)
 
 
 def serve(
-    pipe: Connection, shape: ExchangeShape, layout: KVLayout, blocks: int, specs: Sequence[AttentionSpec]
+    pipe: Connection,
+    shape: ExchangeShape,
+    layout: KVLayout,
+    blocks: int,
+    specs: Sequence[AttentionSpec],
+    lanes: int,
 ) -> None:
     """The attention worker's process."""
     kernels.use_compiled(CACHE)
-    _, own, theirs, mirrors = asyncio.run(exchange_regions(pipe, shape.request_bytes))
+    _, own, theirs, mirrors = asyncio.run(exchange_regions(pipe, shape.request_bytes, lanes))
     pool = KVPool(layout, blocks, torch.float32, torch.device("cpu"))
     loop = AttentionLoop(lambda binding_id, error: print(error), open_host_cores("attention"))
     for request, response, mirror in zip(own, theirs, mirrors, strict=True):
@@ -93,7 +98,8 @@ async def measure(options: argparse.Namespace) -> dict[str, list[float]]:
     spec = program.spec
     layout = KVLayout(spec.layers, spec.kv_heads, spec.head_dim, BLOCK_SIZE, 4)
     whole = batch_of(options.batch, options.context)
-    half = len(whole) // 2
+    batches = [whole[index :: options.batches] for index in range(options.batches)]
+    lane_count = 1 + len(batches)
     blocks = options.batch * blocks_for(options.context + 1, BLOCK_SIZE)
     local = ModelRunner(
         program,
@@ -105,10 +111,10 @@ async def measure(options: argparse.Namespace) -> dict[str, list[float]]:
     context = multiprocessing.get_context("spawn")
     pipe, theirs = context.Pipe()
     worker = context.Process(
-        target=serve, args=(theirs, shape, layout, blocks, program.attention_specs), daemon=True
+        target=serve, args=(theirs, shape, layout, blocks, program.attention_specs, lane_count), daemon=True
     )
     worker.start()
-    _, own, requests, mirrors = await exchange_regions(pipe, shape.response_bytes)
+    _, own, requests, mirrors = await exchange_regions(pipe, shape.response_bytes, lane_count)
     lanes = tuple(
         Lane(shape, request, response.memory, mirror, SALT)  # type: ignore[arg-type]
         for request, response, mirror in zip(requests, own, mirrors, strict=True)
@@ -123,13 +129,16 @@ async def measure(options: argparse.Namespace) -> dict[str, list[float]]:
             ),
         ),
     )
-    remote = [RemoteAttention(pools, spec.layers, spec.heads, lane=lane) for lane in range(LANES)]
+    remote = [RemoteAttention(pools, spec.layers, spec.heads, lane=lane) for lane in range(lane_count)]
     runners = [local.over(each, each.lost_chunks) for each in remote]
     thread = EngineThread(open_host_cores(), use_cores)
-    staggered = StaggeredEngine(thread, list(zip(runners[1:], remote[1:], strict=True)))
+    count = Rotation(len(batches)).replicas
+    threads = [thread] if count == 1 else [EngineThread(name=f"replica {index}") for index in range(count)]
+    replicas = [Replica(each, program) for each in threads]
+    staggered = StaggeredEngine(thread, replicas, list(zip(runners[1:], remote[1:], strict=True)))
 
     async def rotational() -> None:
-        await asyncio.gather(staggered.run(0, whole[:half]), staggered.run(1, whole[half:]))
+        await asyncio.gather(*(staggered.run(lane, batch) for lane, batch in enumerate(batches)))
 
     variants = {
         "local": lambda: thread.run(local.run, whole),
@@ -145,6 +154,7 @@ async def measure(options: argparse.Namespace) -> dict[str, list[float]]:
                 taken[name].append(time.perf_counter() - began_s)
             # The worker's core claim and this thread's end before the next variant begins.
             await asyncio.sleep(0.05)
+    staggered.close()
     thread.close()
     return taken
 
@@ -155,12 +165,13 @@ def main() -> None:
     )
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--context", type=int, default=512)
+    parser.add_argument("--batches", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=11)
     options = parser.parse_args()
     taken = asyncio.run(measure(options))
     medians = {name: statistics.median(each) for name, each in taken.items()}
     print(
-        f"batch {options.batch}, context {options.context}: "
+        f"batch {options.batch}, context {options.context}, {options.batches} batches: "
         + "  ".join(
             f"{name} {1e3 * value:.1f} ms ({value / medians['local']:.2f}x)"
             for name, value in medians.items()

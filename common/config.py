@@ -106,7 +106,9 @@ class InstanceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     does so itself. ``attention_partition``: each has some KV heads of every sequence, or every head of some
     sequences (Lamina 2, section 5). ``attention_mini_batches``: a step's exchange in so many parts, so that
     one is on its way while another is computed (Lamina 1, 5.2.1). ``pipeline``: batches take turns, one
-    computes its slices while another is at attention (Lamina 2, 4.3).
+    computes its slices while another is at attention (Lamina 2, 4.3). ``staggered_batches`` n of them
+    rotate over n − 1 model replicas, whose devices are ``replica_devices``; none named: all on
+    ``model.device``, with the same weights.
     """
 
     role: Role = "prefill"
@@ -121,6 +123,8 @@ class InstanceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     attention_partition: AttentionPartition = "heads"
     attention_mini_batches: int = 1
     pipeline: Pipeline = "off"
+    staggered_batches: int = 2
+    replica_devices: tuple[str, ...] = ()
     report_interval_s: float = 0.1
     engine: Literal["model", "emulated"] = "model"
 

@@ -169,6 +169,18 @@ def check_config(config: Config) -> None:
         f"must be over transfer.min_port = {config.transfer.min_port}",
         lambda v: v > config.transfer.min_port,
     )
+    replicas = config.instance.staggered_batches - 1
+    require(
+        "instance.staggered_batches",
+        "must be at least 2: on n - 1 model replicas n batches take turns",
+        lambda v: v >= 2,
+    )
+    require(
+        "instance.replica_devices",
+        f"must be one device for each of instance.staggered_batches - 1 = {replicas} model replicas,"
+        f" the first of them model.device = {config.model.device!r}; or none",
+        lambda v: not v or (len(v) == replicas and v[0] == config.model.device),
+    )
     require(
         "transfer.path",
         f"shared_memory cannot be combined with transfer.protocol = {config.transfer.protocol!r}",

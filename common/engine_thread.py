@@ -5,8 +5,10 @@ room keeps at most one piece of work there, so the queue is bounded by two.
 """
 
 import asyncio
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import ParamSpec, TypeVar
 
 from common.host_cores import HostCores
@@ -25,9 +27,15 @@ class EngineThread:
     """
 
     def __init__(
-        self, cores: HostCores | None = None, use_cores: Callable[[int], None] = lambda count: None
+        self,
+        cores: HostCores | None = None,
+        use_cores: Callable[[int], None] = lambda count: None,
+        name: str = "engine",
     ) -> None:
-        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine")
+        def take_name() -> None:
+            threading.current_thread().name = name
+
+        self._executor = ThreadPoolExecutor(max_workers=1, initializer=take_name)
         self._cores = cores
         self._use_cores = use_cores
         self._calls = 0
@@ -40,27 +48,35 @@ class EngineThread:
         **keywords: Arguments.kwargs,
     ) -> Result:
         """The result of ``work``, computed on the engine's thread. Its exception is raised here."""
-        loop = asyncio.get_running_loop()
-        cores = self._cores
-        if cores is None:
-            return await loop.run_in_executor(self._executor, lambda: work(*arguments, **keywords))
 
         def compute() -> Result:
             self.share_cores()
             return work(*arguments, **keywords)
 
-        self._start(cores)
+        with self.claimed():
+            return await asyncio.get_running_loop().run_in_executor(self._executor, compute)
+
+    def share_cores(self, among: int = 1) -> None:
+        """Called on the thread: adapts to who else computes now. Long work calls it now and then.
+
+        Called on other threads of the process where they compute in its place: ``among`` how many.
+        """
+        if self._cores is not None:
+            self._use_cores(max(1, self._cores.share() // among))
+
+    @contextmanager
+    def claimed(self) -> Iterator[None]:
+        """On the event loop: this process computes meanwhile. One claim, however many say so."""
+        if self._cores is None:
+            yield
+            return
+        self._start(self._cores)
         try:
-            return await loop.run_in_executor(self._executor, compute)
+            yield
         finally:
             self._calls -= 1
             if self._calls == 0:
-                self._idle = loop.call_later(IDLE_AFTER_S, cores.release)
-
-    def share_cores(self) -> None:
-        """Called on the thread: adapts to who else computes now. Long work calls it now and then."""
-        if self._cores is not None:
-            self._use_cores(self._cores.share())
+                self._idle = asyncio.get_running_loop().call_later(IDLE_AFTER_S, self._cores.release)
 
     def _start(self, cores: HostCores) -> None:
         self._calls += 1

@@ -1,132 +1,208 @@
-"""Batches that take turns on one model replica: while one is at attention, another's slice is computed.
+"""Batches that take turns on model replicas: while one is at attention, others' slices are computed.
 
-Rotational staggered pipelining with n = 2 batches on one replica (Lamina 2, section 4.3; Lamina 1, 5.1.1),
-where no context has to migrate. Every batch has a lane of its own to each attention worker. All slices run on
-the engine's thread, in the order in which their attention comes back.
+Rotational staggered pipelining of n batches on n − 1 replicas that share the attention workers (Lamina 2,
+section 4.3; Lamina 1, 5.1.1); ``scheduler.policy.rotation`` says who computes what. Every batch has a lane of
+its own to each attention worker, every replica a thread and a queue. A batch whose slice is computed goes to
+the next replica's queue with its context, and is ready there when its attention has come back. Of a replica's
+ready batches the one whose turn is earliest is next.
 """
 
 import asyncio
-from collections import deque
+import threading
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass
 
 import torch
 
 from common.engine_thread import EngineThread
 from common.messages import SampledToken
 from common.model.exchange import Waiting
+from common.model.program import ModelProgram
 from common.model.runner import ModelRunner
 from common.steps import SequenceStep
 from common.timeline import timeline
 from common.timeline_events import DECODE_STEP, WAIT_OUTPUT
 from decode.remote_attention import RemoteAttention
+from scheduler.policy.rotation import Rotation
 
 Tokens = list[SampledToken | None]
 
 LONG_WAIT_S = 0.05
-"""After this the oldest batch is waited for alone, which notices who is gone."""
+"""After this the earliest batch is waited for alone, which notices who is gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """A model on its device, and the thread that computes its slices."""
+
+    thread: EngineThread
+    program: ModelProgram
 
 
 @dataclass(slots=True)
 class Course:
-    """One step under way: ``layer``'s attention is awaited, since ``waits_ns`` where a timeline records."""
+    """One step under way: its slice ``piece`` (of all its batch ever computed) is next, when ``layer``'s
+    attention is there; awaited since ``waits_ns`` where a timeline records."""
 
+    lane: int
     batch: Sequence[SequenceStep]
     requests: str
-    steps: Generator[int, None, Tokens]
-    attention: RemoteAttention
     result: "asyncio.Future[Tokens]"
+    piece: int
+    steps: Generator[int, None, Tokens]
     began_ns: int
     layer: int = -1
     waits_ns: int = 0
 
 
-@dataclass(slots=True)
 class StaggeredEngine:
-    """``replicas``: per lane, the model over that lane's attention. One step a lane at a time."""
+    """``batches``: per lane, the model over that lane's attention. A lane has one step at a time.
 
-    engine: EngineThread
-    replicas: Sequence[tuple[ModelRunner, RemoteAttention]]
-    _submitted: deque[tuple[int, Sequence[SequenceStep], str, "asyncio.Future[Tokens]"]] = field(
-        default_factory=deque
-    )
-    _turning: "asyncio.Task[None] | None" = None
+    ``engine`` claims the process's cores while steps are under way, however many replicas compute them.
+    """
+
+    def __init__(
+        self,
+        engine: EngineThread,
+        replicas: Sequence[Replica],
+        batches: Sequence[tuple[ModelRunner, RemoteAttention]],
+    ) -> None:
+        self._engine = engine
+        self._replicas = tuple(replicas)
+        self._batches = tuple(batches)
+        self._rotation = Rotation(len(batches))
+        assert len(replicas) == self._rotation.replicas
+        self._turn = -1
+        self._under_way = 0
+        self._lanes_in_step: set[int] = set()
+        self._queues: list[list[Course]] = [[] for _ in replicas]
+        self._changed = threading.Condition()
+        self._serving: dict[int, asyncio.Task[None]] = {}
 
     @property
     def lanes(self) -> int:
-        return len(self.replicas)
+        return len(self._batches)
 
     async def run(self, lane: int, batch: Sequence[SequenceStep], requests: str = "") -> Tokens:
         """The step's tokens. ``requests``: their ids, for a timeline. Raises what the step raises."""
         result: asyncio.Future[Tokens] = asyncio.get_running_loop().create_future()
-        self._submitted.append((lane, batch, requests, result))
-        if self._turning is None:
-            self._turning = asyncio.create_task(self._turn())
+        with self._changed:
+            self._begin(lane, batch, requests, result)
+        for index in range(len(self._replicas)):
+            if index not in self._serving:
+                self._serving[index] = asyncio.create_task(self._keep_serving(index))
         return await result
 
-    async def _turn(self) -> None:
-        """Keeps the thread at work as long as there is any."""
+    async def _keep_serving(self, index: int) -> None:
+        """Keeps a replica's thread at work as long as there is any."""
         try:
-            while self._submitted:
-                await self.engine.run(self._alternate)
+            with self._engine.claimed():
+                while self._under_way:
+                    await self._replicas[index].thread.run(self._serve, index)
         finally:
-            self._turning = None
+            del self._serving[index]
+
+    def _begin(
+        self, lane: int, batch: Sequence[SequenceStep], requests: str, result: "asyncio.Future[Tokens]"
+    ) -> None:
+        piece = self._rotation.next_piece(lane, self._turn)
+        first = self._rotation.replica(lane, piece)
+        programs = [replica.program for replica in (*self._replicas[first:], *self._replicas[:first])]
+        steps = self._batches[lane][0].course(batch, programs, lane)
+        self._under_way += 1
+        self._enqueue(Course(lane, batch, requests, result, piece, steps, timeline.begin()))
 
     @torch.inference_mode()
-    def _alternate(self) -> None:
-        courses: deque[Course] = deque()
+    def _serve(self, index: int) -> None:
+        """Returns when no step is under way."""
         waiting = Waiting()
+        computing = 0
         while True:
-            while self._submitted:
-                lane, batch, requests, result = self._submitted.popleft()
-                runner, attention = self.replicas[lane]
-                course = runner.course(batch)
-                courses.append(Course(batch, requests, course, attention, result, timeline.begin()))
-            if not courses:
-                return
-            ready = next((each for each in courses if self._is_ready(each)), None)
-            if ready is None and waiting.waited_s > LONG_WAIT_S:
-                ready = courses[0]
-            if ready is None:
+            with self._changed:
+                queue = self._queues[index]
+                while self._under_way and not queue:
+                    self._changed.wait()
+                if not self._under_way:
+                    return
+                course = self._take_ready(queue, waiting.waited_s > LONG_WAIT_S)
+                now_computing = min(len(self._replicas), self._under_way)
+            if course is None:
                 waiting.pause()
                 continue
             waiting.restart()
-            courses.remove(ready)
-            if self._advance(ready):
-                courses.append(ready)
-            else:
-                self.engine.share_cores()
+            if course.layer < 0 or now_computing != computing:
+                computing = now_computing
+                self._engine.share_cores(computing)
+            self._advance(course)
+
+    def _take_ready(self, queue: list[Course], takes_any: bool) -> Course | None:
+        """The earliest that is ready; with ``takes_any``, the earliest that is amid its step."""
+        ready = min(
+            (each for each in queue if self._is_ready(each) or (takes_any and each.layer >= 0)),
+            key=self._turn_of,
+            default=None,
+        )
+        if ready is not None:
+            self._lanes_in_step.add(ready.lane)
+            queue.remove(ready)
+            self._turn = max(self._turn, self._turn_of(ready))
+        return ready
+
+    def _turn_of(self, course: Course) -> int:
+        return self._rotation.turn(course.lane, course.piece)
 
     def _is_ready(self, course: Course) -> bool:
-        return course.layer < 0 or course.attention.has_answer(course.layer)
+        """A lane's step does not begin before the one that somebody gave up waiting for has ended."""
+        if course.layer < 0:
+            return course.lane not in self._lanes_in_step
+        return self._batches[course.lane][1].has_answer(course.layer)
 
-    def _advance(self, course: Course) -> bool:
-        """Computes one slice. False where it was the step's last."""
+    def _enqueue(self, course: Course) -> None:
+        self._queues[self._rotation.replica(course.lane, course.piece)].append(course)
+        self._changed.notify_all()
+
+    def _advance(self, course: Course) -> None:
+        """Computes one slice."""
         if course.waits_ns:
             timeline.end(course.waits_ns, WAIT_OUTPUT, course.layer)
-        loop = course.result.get_loop()
         try:
             course.layer = next(course.steps)
         except StopIteration as end:
-            loop.call_soon_threadsafe(_set_result, course.result, end.value)
+            self._end(course, end.value, None)
         except Exception as exc:
-            loop.call_soon_threadsafe(_set_exception, course.result, exc)
+            self._end(course, None, exc)
         else:
             course.waits_ns = timeline.begin()
-            return True
+            course.piece += 1
+            with self._changed:
+                self._enqueue(course)
+
+    def _end(self, course: Course, tokens: Tokens | None, error: Exception | None) -> None:
         if course.began_ns:
             context_tokens = sum(step.start for step in course.batch)
             timeline.end(
                 course.began_ns, DECODE_STEP, len(course.batch), context_tokens, requests=course.requests
             )
-        return False
+        with suppress(RuntimeError):  # whoever asked is gone, and its loop is closed
+            course.result.get_loop().call_soon_threadsafe(_answer, course.result, tokens, error)
+        with self._changed:
+            self._under_way -= 1
+            self._lanes_in_step.remove(course.lane)
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Waits for the steps at hand, takes no more. The process's engine is not this one's to close."""
+        for replica in self._replicas:
+            if replica.thread is not self._engine:
+                replica.thread.close()
 
 
-def _set_result(result: "asyncio.Future[Tokens]", tokens: Tokens) -> None:
-    if not result.done():
-        result.set_result(tokens)
-
-
-def _set_exception(result: "asyncio.Future[Tokens]", error: Exception) -> None:
-    if not result.done():
+def _answer(result: "asyncio.Future[Tokens]", tokens: Tokens | None, error: Exception | None) -> None:
+    if result.done():
+        return
+    if error is not None:
         result.set_exception(error)
+    else:
+        assert tokens is not None
+        result.set_result(tokens)

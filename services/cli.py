@@ -8,7 +8,7 @@ import asyncio
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, get_args
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
@@ -16,12 +16,11 @@ from rich.console import Console
 from rich.table import Table
 
 from common.config import AttentionPartition, Config, Dtype, Pipeline, Weights
-from common.config_file import load_config
-from common.errors import ConfigError, LamellaError
+from common.config_file import check_config, load_config
+from common.errors import LamellaError
 from services.analyze import analyze
 from services.bench.command import bench
 from services.explain import convert
-from services.launch_plan import ScaledRole
 from services.roles import ServiceRole
 from services.state_directory import DEFAULT_STATE_DIRECTORY
 from services.trace import trace
@@ -93,9 +92,10 @@ def up(
     ] = None,
     pipeline: Annotated[
         Pipeline | None,
-        typer.Option(
-            help="rotational: two batches a decode instance take turns between model and attention."
-        ),
+        typer.Option(help="rotational: batches of a decode instance take turns between model and attention."),
+    ] = None,
+    batches: Annotated[
+        int | None, typer.Option(help="With rotational: how many, on one model replica less; default 2.")
     ] = None,
     config: ConfigOption = None,
     nats: Annotated[str | None, typer.Option(help="Use this NATS instead of an embedded one.")] = None,
@@ -114,8 +114,10 @@ def up(
             instance,
             attention_partition=partition or instance.attention_partition,
             pipeline=pipeline or instance.pipeline,
+            staggered_batches=instance.staggered_batches if batches is None else batches,
         ),
     )
+    check_config(settings)
     plan = LaunchPlan(
         prefill=prefill,
         decode=decode,
@@ -173,9 +175,10 @@ def scale(
     state_dir: StateOption = DEFAULT_STATE_DIRECTORY,
 ) -> None:
     """Change how many instances run; returns when they are ready and the surplus has drained."""
+    from services.launch_plan import parse_counts
     from services.local import scale as scale_mesh
 
-    wanted = _parse_counts(counts)
+    wanted = parse_counts(counts)
     with messages.status("scaling"):
         mesh = scale_mesh(state_dir, wanted)
     _print_status(mesh)
@@ -261,18 +264,6 @@ def _prepare(config: Config) -> None:
 
     with messages.status("model") as status:
         prepare_model(config, lambda stage: status.update(f"model: {stage} (once)"))
-
-
-def _parse_counts(counts: list[str]) -> dict[ScaledRole, int]:
-    wanted: dict[ScaledRole, int] = {}
-    for item in counts:
-        role, _, number = item.partition("=")
-        if role not in get_args(ScaledRole) or not (number.isascii() and number.isdecimal()):
-            raise ConfigError("scale", item, "must be prefill=N, decode=N or attention=N")
-        if role in wanted:
-            raise ConfigError("scale", item, f"{role} is said twice")
-        wanted[role] = int(number)  # type: ignore[index]  # it is one of them
-    return wanted
 
 
 def _say_ready(mesh: "MeshStatus") -> None:

@@ -41,13 +41,13 @@ async def _start(process: ServiceProcess) -> Running:
         metrics=InstanceMetrics(process.registry),
         spawn=process.spawn,
     )
-    leave_workers = None
+    leave_workers, staggered = None, None
     if has_remote_attention(config):
         from decode.remote_attention import Pools
         from services.remote_engine import attention_needs, keep_pools, over_pools
 
         needs, pools = attention_needs(config, engine), Pools()
-        engine, staggered = over_pools(engine, needs, pools)
+        engine, staggered = await over_pools(config, engine, needs, pools)
         instance = instance_of(engine=engine, staggered=staggered)
         await instance.subscribe()
         kept = await keep_pools(process, needs, pools, transfer, instance)
@@ -61,6 +61,8 @@ async def _start(process: ServiceProcess) -> Running:
         if leave_workers is not None:
             await leave_workers()
         await transfer.close()
+        if staggered is not None:
+            staggered.close()
         engine.thread.close()
         if isinstance(engine.buffer, SharedBuffer):
             engine.buffer.close()

@@ -2,9 +2,9 @@
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
@@ -47,6 +47,19 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
     command: tuple[str, ...] = (sys.executable, "-m", "services.cli", "serve")
 
 
+def parse_counts(counts: Sequence[str]) -> dict[ScaledRole, int]:
+    """Of ``role=N``. Raises ConfigError."""
+    wanted: dict[ScaledRole, int] = {}
+    for item in counts:
+        role, _, number = item.partition("=")
+        if role not in get_args(ScaledRole) or not (number.isascii() and number.isdecimal()):
+            raise ConfigError("scale", item, "must be prefill=N, decode=N or attention=N")
+        if role in wanted:
+            raise ConfigError("scale", item, f"{role} is said twice")
+        wanted[role] = int(number)  # type: ignore[index]  # it is one of them
+    return wanted
+
+
 def check_counts(counts: Mapping[ScaledRole, int]) -> None:
     """Raises ConfigError for a count that cannot be run."""
     for role, count in counts.items():
@@ -63,6 +76,9 @@ def check_plan(plan: LaunchPlan, config: Config) -> None:
     if pipeline == "fixed" and plan.decode < 2:
         rule = "needs --decode 2 or more: each instance keeps a batch, and all share the attention workers"
         raise ConfigError("instance.pipeline", pipeline, rule)
+    batches = config.instance.staggered_batches
+    if pipeline != "rotational" and batches > 2:
+        raise ConfigError("instance.staggered_batches", batches, "needs --pipeline rotational")
 
 
 def configured(config: Config, plan: LaunchPlan) -> Config:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from common.config import Config
+from common.config import Config, ModelConfig
 from common.engine_thread import EngineThread
 from common.kv.blocks import blocks_for
 from common.kv.layout import KVLayout
@@ -13,7 +13,7 @@ from common.messages import SamplingParams
 from common.model.attention import LocalAttention
 from common.model.kernels import use_compiled
 from common.model.precision import precision_of, wants_compiled
-from common.model.program import load_program
+from common.model.program import ModelProgram, load_program
 from common.model.runner import ModelRunner
 from common.spec import served_context_length
 from common.steps import Draw, SequenceStep
@@ -30,14 +30,10 @@ def use_cores(count: int) -> None:
 
 def load_model_engine(config: Config, model_directory: Path, thread: EngineThread) -> Engine:
     """Weights, program, pool and a first pass that touches every kernel. Raises ModelError, ConfigError."""
-    device = torch.device(config.model.device)
-    precision = precision_of(config.model)
     if wants_compiled(config.model):
         use_compiled(config.model.cache_directory)
-    program = load_program(
-        model_directory, precision.compute, device, config.model.cache_directory, weights=precision.weights
-    )
-    spec, dtype = program.spec, program.dtype
+    program = load_on(config.model, model_directory, config.model.device)
+    spec, dtype, device = program.spec, program.dtype, program.device
     layout = KVLayout(
         layers=spec.layers,
         kv_heads=spec.kv_heads,
@@ -63,7 +59,19 @@ def load_model_engine(config: Config, model_directory: Path, thread: EngineThrea
         eos_token_ids=tuple(spec.eos_token_ids),
         model_name=spec.name,
         context_length=context_length,
-        dtype=precision.compute,
+        dtype=precision_of(config.model).compute,
+    )
+
+
+def load_on(config: ModelConfig, model_directory: Path, device: str) -> ModelProgram:
+    """The model on that device. Raises ModelError."""
+    precision = precision_of(config)
+    return load_program(
+        model_directory,
+        precision.compute,
+        torch.device(device),
+        config.cache_directory,
+        weights=precision.weights,
     )
 
 

@@ -3,22 +3,24 @@
 from dataclasses import replace
 
 from common.config import Config
+from common.engine_thread import EngineThread
 from common.errors import ConfigError
 from common.ids import InstanceId
 from common.model.exchange import Pace
+from common.model.program import ModelProgram
 from common.model.runner import ModelRunner
 from common.service import ServiceProcess
 from common.transfer.endpoint import TransferEndpoint
 from decode.attention_needs import AttentionNeeds
 from decode.attention_pools import AttentionPools
 from decode.binding import Binder
-from decode.pipeline import StaggeredEngine
+from decode.pipeline import Replica, StaggeredEngine
 from decode.remote_attention import Pools, RemoteAttention
+from scheduler.policy.rotation import Rotation
 from services.engines import Engine
 from services.instance import Instance
-
-STAGGERED_BATCHES = 2
-"""On one model replica: n batches keep n − 1 replicas busy (Lamina 2, section 4.3)."""
+from services.model_directory import model_directory
+from services.model_engine import load_on, use_cores
 
 
 def attention_needs(config: Config, engine: Engine) -> AttentionNeeds:
@@ -37,14 +39,19 @@ def attention_needs(config: Config, engine: Engine) -> AttentionNeeds:
         workers=settings.attention_workers,
         partition=settings.attention_partition,
         mini_batches=settings.attention_mini_batches,
-        lanes=STAGGERED_BATCHES if settings.pipeline == "rotational" else 1,
+        lanes=settings.staggered_batches if settings.pipeline == "rotational" else 1,
     )
     needs.check()
     return needs
 
 
-def over_pools(engine: Engine, needs: AttentionNeeds, pools: Pools) -> tuple[Engine, StaggeredEngine | None]:
-    """The engine over attention workers, with no pool of its own; and what computes several lanes."""
+async def over_pools(
+    config: Config, engine: Engine, needs: AttentionNeeds, pools: Pools
+) -> tuple[Engine, StaggeredEngine | None]:
+    """The engine over attention workers, with no pool of its own; and what computes several lanes.
+
+    Raises ModelError where a replica's device cannot hold the model.
+    """
     model = engine.runner
     assert isinstance(model, ModelRunner)
     lanes = [
@@ -54,8 +61,28 @@ def over_pools(engine: Engine, needs: AttentionNeeds, pools: Pools) -> tuple[Eng
     runners = [model.over(attention, attention.lost_chunks) for attention in lanes]
     staggered = None
     if needs.lanes > 1:
-        staggered = StaggeredEngine(engine.thread, tuple(zip(runners, lanes, strict=True)))
+        replicas = await _replicas(config, engine, model.program, Rotation(needs.lanes).replicas)
+        staggered = StaggeredEngine(engine.thread, replicas, tuple(zip(runners, lanes, strict=True)))
     return replace(engine, runner=runners[0], total_blocks=0), staggered
+
+
+async def _replicas(config: Config, engine: Engine, program: ModelProgram, count: int) -> list[Replica]:
+    """The first computes with what is loaded; others load the weights once a device. One alone needs no
+    thread but the engine's."""
+    if count == 1:
+        return [Replica(engine.thread, program)]
+    settings = config.model
+    programs = {settings.device: program}
+    replicas = []
+    for index in range(count):
+        thread = EngineThread(name=f"replica {index}")
+        if settings.threads is not None:
+            await thread.run(use_cores, max(1, settings.threads // count))
+        device = (config.instance.replica_devices or (settings.device,) * count)[index]
+        if device not in programs:
+            programs[device] = await thread.run(load_on, settings, model_directory(settings), device)
+        replicas.append(Replica(thread, programs[device]))
+    return replicas
 
 
 async def keep_pools(

@@ -6,7 +6,7 @@ decode and mixtures of both: what differs is only the ``AttentionIO`` (house rul
 """
 
 import importlib.util
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -80,36 +80,50 @@ class ModelProgram:
         positions: torch.Tensor,
         attention: AttentionIO,
         output_rows: torch.Tensor,
+        replicas: Sequence["ModelProgram"] = (),
+        batch: int = 0,
     ) -> Generator[int, None, torch.Tensor]:
         """``run`` in parts: a slice at a time, and then the layer whose attention is awaited next.
 
         Whoever drives it may compute another batch's slice meanwhile (Lamina 2, section 4.3), and does so in
-        inference mode.
+        inference mode. Slice i runs on ``replicas[i mod their number]``, to which the context goes before the
+        wait, so that it travels while attention computes; none: all on this one. torch orders a copy between
+        two devices with the work of both, by events of its own. ``batch`` is for a timeline.
         """
+        replicas = replicas or (self,)
         context: tuple[torch.Tensor, ...] = (token_ids.unsqueeze(0), positions.unsqueeze(0))
         received: torch.Tensor | None = None
-        for piece in self.slices[:-1]:
+        for index in range(len(self.slices) - 1):
+            program = replicas[index % len(replicas)]
+            following = replicas[(index + 1) % len(replicas)]
+            piece = program.slices[index]
             began_ns = timeline.begin()
             context = piece.run(attention, piece.layer, received, *context, *piece.bound)
             assert piece.layer is not None
+            if following.device != program.device:
+                context = tuple(value.to(following.device, non_blocking=True) for value in context)
             if began_ns:
-                timeline.end(began_ns, SLICE, piece.layer)
+                timeline.end(began_ns, SLICE, piece.layer, batch)
             yield piece.layer
             received = attention.receive(piece.layer)
+            if received.device != following.device:
+                received = received.to(following.device)
+        program = replicas[(len(self.slices) - 1) % len(replicas)]
         if output_rows.numel() == 0:
-            return torch.empty(0, self.spec.vocab_size, dtype=self.dtype, device=self.device)
+            return torch.empty(0, self.spec.vocab_size, dtype=self.dtype, device=program.device)
+        output_rows = output_rows.to(program.device)
         chosen = [
             value if dim is None else value.index_select(dim, output_rows)
             for value, dim in zip(context, self.last_context_token_dims, strict=True)
         ]
         assert received is not None
-        last = self.slices[-1]
+        last = program.slices[-1]
         began_ns = timeline.begin()
         logits: torch.Tensor = last.run(
             attention, None, received.index_select(0, output_rows), *chosen, *last.bound
         )
         if began_ns:
-            timeline.end(began_ns, SLICE, len(self.slices) - 1)
+            timeline.end(began_ns, SLICE, len(self.slices) - 1, batch)
         return logits.squeeze(0)
 
 

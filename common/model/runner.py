@@ -33,7 +33,6 @@ class ModelRunner:
         self._program = program
         self._attention = attention
         self._eos_token_ids = program.spec.eos_token_ids
-        self._device = program.device
         self._share_cores = share_cores
         self._lost_chunks = lost_chunks
 
@@ -59,8 +58,12 @@ class ModelRunner:
                 drawn: list[SampledToken | None] = end.value
                 return drawn
 
-    def course(self, batch: Sequence[SequenceStep]) -> Generator[int, None, list[SampledToken | None]]:
-        """``run`` in parts: yields the layer whose attention is awaited (see ``ModelProgram.course``)."""
+    def course(
+        self, batch: Sequence[SequenceStep], replicas: Sequence[ModelProgram] = (), lane: int = 0
+    ) -> Generator[int, None, list[SampledToken | None]]:
+        """``run`` in parts: yields the layer whose attention is awaited. For ``replicas``, and ``lane``, the
+        batch's number among those under way, see ``ModelProgram.course``."""
+        device = replicas[0].device if replicas else self._program.device
         token_ids: list[int] = []
         positions: list[int] = []
         output_rows: list[int] = []
@@ -72,15 +75,22 @@ class ModelRunner:
                 output_rows.append(len(token_ids) - 1)
                 draw = step.draw
                 rows.append(SamplingRow(draw.sampling, draw.prompt_ids, draw.output_ids, self._eos_token_ids))
-        self._attention.begin(
-            [SequenceChunk(step.block_table, step.start, len(step.token_ids), step.key) for step in batch]
-        )
-        logits = yield from self._program.course(
-            self._tensor(token_ids),
-            self._tensor(positions),
-            self._attention,
-            self._tensor(output_rows),
-        )
+        chunks = [
+            SequenceChunk(step.block_table, step.start, len(step.token_ids), step.key) for step in batch
+        ]
+        try:
+            self._attention.begin(chunks)
+            logits = yield from self._program.course(
+                torch.tensor(token_ids, dtype=torch.int64, device=device),
+                torch.tensor(positions, dtype=torch.int64, device=device),
+                self._attention,
+                torch.tensor(output_rows, dtype=torch.int64, device=device),
+                replicas,
+                lane,
+            )
+        except Exception:
+            self._attention.give_up()
+            raise
         began_ns = timeline.begin()
         drawn = iter(sample(logits, rows) if rows else [])
         if began_ns:
@@ -90,6 +100,3 @@ class ModelRunner:
             return tokens
         lost = self._lost_chunks()
         return [None if is_lost else token for token, is_lost in zip(tokens, lost, strict=True)]
-
-    def _tensor(self, values: list[int]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=self._device)

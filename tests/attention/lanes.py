@@ -23,7 +23,7 @@ from common.transfer.mirror import MappedMirror
 from decode.remote_attention import Pools, RemoteAttention, WorkerExchange
 
 WAIT_S = 10.0
-BLOCKS = 12
+BLOCKS = 36
 BLOCK_SIZE = 4
 SALT = 1 << 40
 
@@ -65,6 +65,10 @@ class Workers:
     def wait_in_step(self) -> None:
         """Until every worker is amid a step."""
         _wait(lambda: all(any(lane.is_in_step for lane in lanes) for lanes in self.lanes))
+
+    def wait_rested(self) -> None:
+        """Until no worker is amid a step."""
+        _wait(lambda: not any(lane.is_in_step for lanes in self.lanes for lane in lanes))
 
 
 def _wait(has_come: Callable[[], bool]) -> None:
