@@ -6,7 +6,7 @@ from common.errors import BusUnavailable
 from common.ids import RequestId
 from common.messages import RequestEnded
 from common.redelivery import publish_surely
-from tests.common.test_bus import pair, run
+from tests.common.buses import pair, run
 
 FILLER = RequestEnded(RequestId("x" * 500_000))
 
