@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -119,8 +120,7 @@ def test_a_server_that_hangs_is_noticed_by_pings(tmp_path: Path) -> None:
     async def work() -> None:
         async with connected(server.url, "n") as bus:
             os.kill(process.pid, signal.SIGSTOP)
-            while not _is_stopped(process.pid):
-                await asyncio.sleep(0.001)
+            _wait_stopped(process.pid)
             try:
                 with pytest.raises(BusUnavailable, match="lost"):
                     await bus.call("n.x", Question(""), Answer, timeout_s=3600)
@@ -161,9 +161,8 @@ def test_the_outbox_forgets_calls_when_held_and_keeps_the_order_of_the_rest() ->
     run(work())
 
 
-def _is_stopped(pid: int) -> bool:
+def _wait_stopped(pid: int) -> None:
     """Every thread of it: one that still runs would answer."""
-    states = (
-        path.read_text().rpartition(")")[2].split()[0] for path in Path(f"/proc/{pid}/task").glob("*/stat")
-    )
-    return all(state == "T" for state in states)
+    tasks = Path(f"/proc/{pid}/task")
+    while any(path.read_text().rpartition(")")[2].split()[0] != "T" for path in tasks.glob("*/stat")):
+        time.sleep(0.001)
