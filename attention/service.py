@@ -9,15 +9,16 @@ import contextlib
 import logging
 import os
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from attention import state as decisions
 from attention.engine import AttentionLoop, KeptKV, ServedLane, kept_kv
+from attention.moves import Moves
 from attention.state import AttentionState, DropKV, KeepKV, StartServing, StopServing, TellDraining
 from common.config import Config
-from common.errors import InternalError, TransferError
+from common.errors import InternalError, TransferError, UnknownRequest
 from common.host_cores import open_host_cores
 from common.ids import BindingId
 from common.kv.endpoint import KV_REGION
@@ -29,10 +30,14 @@ from common.messages import (
     AttentionDraining,
     BindAttention,
     FindKV,
+    HoldKV,
     InheritKV,
     InstanceEvent,
     InstanceGone,
+    KVDelivered,
     KVFound,
+    MoveKV,
+    SettleKV,
     UnbindAttention,
     request_region,
     response_region,
@@ -56,6 +61,7 @@ class Served:
     peer: PeerInfo
     offered: PeerInfo
     pool: KVPool
+    moves: Moves
     lanes: list[ServedLane]
     mirrors: dict[str, MappedMirror | MooncakeMirror]
     pidfd: int | None
@@ -84,8 +90,8 @@ class AttentionService:
         self._thread = threading.Thread(target=self.loop.run, name="attention", daemon=True)
         self._thread.start()
 
-    async def answer(self, call: AttentionCall) -> AttentionBound | Acknowledged | KVFound:
-        """Raises Overloaded, NoInstanceReady, InvalidRequest, InternalError; of KV that is kept:
+    async def answer(self, call: AttentionCall) -> AttentionBound | Acknowledged | KVFound | KVDelivered:
+        """Raises Overloaded, NoInstanceReady, InvalidRequest, InternalError; of KV that is kept or moves:
         UnknownRequest, HandoverFailed."""
         match call:
             case BindAttention():
@@ -97,6 +103,15 @@ class AttentionService:
                 return await self._find(call)
             case InheritKV():
                 return await self._inherit(call)
+            case MoveKV():
+                return await self._moves_of(call.binding_id).send(call)
+            case HoldKV():
+                self._moves_of(call.binding_id).take(call)
+                return Acknowledged()
+            case SettleKV(binding_id, key):
+                if binding_id in self._served:
+                    await self._served[binding_id].moves.wait_settled(key)
+                return Acknowledged()
 
     def take_event(self, message: InstanceEvent) -> None:
         if isinstance(message, InstanceGone):
@@ -126,6 +141,11 @@ class AttentionService:
             pool = self._served[call.binding_id].pool
             await asyncio.to_thread(kept.copy_to, pool, call.key, call.tokens, call.blocks)
         return Acknowledged()
+
+    def _moves_of(self, binding_id: BindingId) -> Moves:
+        if binding_id not in self._served:
+            raise UnknownRequest(f"attention worker {self.state.worker_id} serves no binding {binding_id}")
+        return self._served[binding_id].moves
 
     def _note(self, event: decisions.AttentionEvent) -> None:
         self.process.spawn(self._carry_out_alone(event))
@@ -166,7 +186,8 @@ class AttentionService:
         dtype: torch.dtype = getattr(torch, shape.element_type)
         pool = KVPool(layout, command.total_blocks, dtype, torch.device("cpu"), kv.memory)
         offered = self.transfer.offer({KV_REGION: kv, **regions})
-        served = Served(peer, offered, pool, [], {}, None)
+        moves = Moves(self.transfer, f"{offered.incarnation}/{KV_REGION}", layout, command.total_blocks)
+        served = Served(peer, offered, pool, moves, [], {}, None)
         self._served[bind.binding_id] = served
         for index, request in enumerate(requests):
             name = response_region(index)
@@ -201,7 +222,8 @@ class AttentionService:
     async def _keep(self, binding_id: BindingId, keep_s: float) -> None:
         served = await self._stop_serving(binding_id)
         assert served is not None
-        self._kept[binding_id] = kept_kv(served.lanes, served.pool)
+        kept = kept_kv(served.lanes, served.pool)
+        self._kept[binding_id] = replace(kept, held=served.moves.corrected(kept.held))
         sequences = len(self._kept[binding_id].held)
         log.info("attention_kv_kept", extra={"binding": binding_id, "sequences": sequences})
 
@@ -215,9 +237,11 @@ class AttentionService:
         """What was served; None where it never came to that. Who has mapped its memory can still write there:
         into blocks whose sequences were on their way, and were in no step."""
         await asyncio.to_thread(self.loop.remove, binding_id)
-        served = self._served.pop(binding_id, None)
+        served = self._served.get(binding_id)
         if served is None:
             return None
+        await served.moves.end()
+        del self._served[binding_id]
         log.info("attention_unbound", extra={"binding": binding_id})
         if served.pidfd is not None:
             asyncio.get_running_loop().remove_reader(served.pidfd)

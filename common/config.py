@@ -109,6 +109,9 @@ class InstanceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     computes its slices while another is at attention (Lamina 2, 4.3). ``staggered_batches`` n of them
     rotate over n − 1 model replicas, whose devices are ``replica_devices``; none named: all on
     ``model.device``, with the same weights.
+
+    ``attention_moves``: running sequences that go from one worker to another at once, 0: none ever does. For
+    balance they do where the most context on one worker shrinks by ``attention_move_gain_tokens``.
     """
 
     role: Role = "prefill"
@@ -122,6 +125,8 @@ class InstanceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     attention_workers: int = 0
     attention_partition: AttentionPartition = "heads"
     attention_mini_batches: int = 1
+    attention_moves: int = 1
+    attention_move_gain_tokens: int = 256
     pipeline: Pipeline = "off"
     staggered_batches: int = 2
     replica_devices: tuple[str, ...] = ()

@@ -104,6 +104,7 @@ AT_LEAST_ONE = (
     "attention.exchange_bytes",
     "attention.decode_instances",
     "instance.attention_mini_batches",
+    "instance.attention_move_gain_tokens",
     "instance.block_size",
     "instance.chunk_tokens",
     "instance.scheduling_window",
@@ -126,6 +127,7 @@ AT_LEAST_ONE = (
 )
 NOT_NEGATIVE = (
     "instance.attention_workers",
+    "instance.attention_moves",
     "gateway.max_stop_strings",
     "gateway.max_continuations",
     "emulation.prefill_base_s",

@@ -3,11 +3,11 @@
 ::
 
     prefill:  QUEUED → COMPUTING → OFFERED → SENDING → (gone)
-    decode:   WAITING → PULLING → RUNNING → (gone)
+    decode:   WAITING → PULLING → RUNNING ⇄ MOVING, RUNNING → (gone)
 
 A cancelled sequence leaves at once, except where somebody else still touches its blocks: the engine (a chunk
-or step in flight) or the transfer engine (SENDING, PULLING). There it stays, ``is_cancelled``, until that
-ends. An illegal move raises ValueError and changes nothing.
+or step in flight) or the transfer engine (SENDING, PULLING, MOVING). There it stays, ``is_cancelled``, until
+that ends. An illegal move raises ValueError and changes nothing.
 """
 
 from enum import Enum
@@ -24,6 +24,7 @@ class DecodePhase(Enum):
     WAITING = "waiting"
     PULLING = "pulling"
     RUNNING = "running"
+    MOVING = "moving"
 
 
 NEXT_PREFILL_PHASES: dict[PrefillPhase, frozenset[PrefillPhase]] = {
@@ -36,7 +37,8 @@ NEXT_PREFILL_PHASES: dict[PrefillPhase, frozenset[PrefillPhase]] = {
 NEXT_DECODE_PHASES: dict[DecodePhase, frozenset[DecodePhase]] = {
     DecodePhase.WAITING: frozenset({DecodePhase.PULLING}),
     DecodePhase.PULLING: frozenset({DecodePhase.RUNNING}),
-    DecodePhase.RUNNING: frozenset(),
+    DecodePhase.RUNNING: frozenset({DecodePhase.MOVING}),
+    DecodePhase.MOVING: frozenset({DecodePhase.RUNNING}),
 }
 
 

@@ -276,6 +276,39 @@ class InheritKV(msgspec.Struct, frozen=True, tag="inherit_kv"):
     blocks: tuple[int, ...]
 
 
+class MoveKV(msgspec.Struct, frozen=True, tag="move_kv"):
+    """decode → attention worker: write the KV of that sequence's first ``tokens`` tokens, in ``blocks`` of
+    the pool that you hold for ``binding_id``, into ``destination_blocks`` of another worker's pool.
+
+    KVDelivered once it is there, UnknownRequest, InvalidRequest or HandoverFailed; after an answer of any
+    kind nothing more is written for this call or an equal one before it.
+    """
+
+    binding_id: BindingId
+    key: int
+    tokens: int
+    blocks: tuple[int, ...]
+    destination: KVDestination
+    destination_blocks: tuple[int, ...]
+
+
+class HoldKV(msgspec.Struct, frozen=True, tag="hold_kv"):
+    """decode → attention worker: the KV of that sequence's first ``tokens`` tokens is in these blocks of the
+    pool that you hold for ``binding_id``; another worker wrote it. Steps tell of everything else."""
+
+    binding_id: BindingId
+    key: int
+    tokens: int
+    blocks: tuple[int, ...]
+
+
+class SettleKV(msgspec.Struct, frozen=True, tag="settle_kv"):
+    """decode → attention worker: acknowledge this when nothing of that sequence's moves is in the air."""
+
+    binding_id: BindingId
+    key: int
+
+
 def request_region(lane: int) -> str:
     """The name of the memory through which a worker is asked."""
     return f"attention-request-{lane}"
@@ -287,7 +320,8 @@ def response_region(lane: int) -> str:
 
 
 class KVDelivered(msgspec.Struct, frozen=True, tag="delivered"):
-    """prefill → decode: every byte is in your memory; the source blocks are free again."""
+    """prefill → decode: every byte is in your memory; the source blocks are free again. Attention worker →
+    decode: every byte is in the other worker's memory."""
 
     kv_bytes: int
     transfer_s: float
@@ -424,4 +458,4 @@ SchedulerEvent = RequestEnded | LoadReport
 Announcement = InstanceGone | GatewayGone
 """What the scheduler tells everyone."""
 InstanceEvent = CancelRequest | InstanceGone | GatewayGone | AttentionDraining
-AttentionCall = BindAttention | UnbindAttention | FindKV | InheritKV
+AttentionCall = BindAttention | UnbindAttention | FindKV | InheritKV | MoveKV | HoldKV | SettleKV

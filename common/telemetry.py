@@ -119,6 +119,10 @@ class InstanceMetrics:
         self._decode_steps = count("decode_steps", "Decode steps run.")
         self._step_s = count("decode_busy_seconds", "Time the engine spent in decode steps.")
         self._preemptions = count("preemptions", "Sequences that lost their blocks to older ones.")
+        self._moves = count("moves", "Running sequences moved to another attention worker.")
+        self._move_bytes = count("move_bytes", "KV bytes moved with them.")
+        self._move_s = count("move_seconds", "Time that they stood still for it.")
+        self._move_failures = count("move_failures", "Moves that failed.")
         self._transfer_bytes = count("transfer_bytes", "KV bytes sent.")
         self._transfer_s = count("transfer_seconds", "Time spent sending KV.")
         self._transfer_failures = count("transfer_failures", "KV transfers that failed.")
@@ -156,6 +160,14 @@ class InstanceMetrics:
 
     def transfer_failed(self) -> None:
         self._transfer_failures.inc()
+
+    def observe_move(self, kv_bytes: int, elapsed_s: float) -> None:
+        self._moves.inc()
+        self._move_bytes.inc(kv_bytes)
+        self._move_s.inc(elapsed_s)
+
+    def move_failed(self) -> None:
+        self._move_failures.inc()
 
     def preempted(self, sequences: int) -> None:
         self._preemptions.inc(sequences)

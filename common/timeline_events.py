@@ -20,6 +20,7 @@ DISPATCH = define("dispatch", "lane", "attempt")
 OFFER_SEQUENCE = define("offer sequence", "lane", "attempt")
 TRANSFER_KV = define("transfer KV", "lane", "attempt", "bytes", "tokens")
 PULL_KV = define("pull KV", "lane", "attempt", "blocks")
+MOVE_KV = define("move KV", "lane", "attempt", "blocks")
 
 # engines
 PREFILL_STEP = define("prefill step", "step", "sequences", "tokens")

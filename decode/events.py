@@ -55,6 +55,27 @@ class PullDrained:
 
 
 @dataclass(frozen=True, slots=True)
+class MoveFinished:
+    """The sequence's KV is in the other pool, too."""
+
+    owner: BlockOwner
+
+
+@dataclass(frozen=True, slots=True)
+class MoveFailed:
+    """It is not, and what was sent may still land there."""
+
+    owner: BlockOwner
+
+
+@dataclass(frozen=True, slots=True)
+class MoveDrained:
+    """Nothing of a move that failed can land any more."""
+
+    owner: BlockOwner
+
+
+@dataclass(frozen=True, slots=True)
 class StepFinished:
     """The tokens of the step in flight, in the order of its rows; None where the row's KV was lost."""
 
@@ -126,6 +147,9 @@ DecodeEvent = (
     | PullFinished
     | PullFailed
     | PullDrained
+    | MoveFinished
+    | MoveFailed
+    | MoveDrained
     | StepFinished
     | StepFailed
     | PoolAdded
@@ -158,6 +182,17 @@ class InheritSequence:
     former: InstanceLife
     tokens: int
     blocks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MoveSequence:
+    """Have the workers of the blocks' pool write the KV of the sequence's first ``tokens`` tokens into
+    ``destination_blocks`` of another pool. It is in no step until MoveFinished or MoveFailed says so."""
+
+    owner: BlockOwner
+    tokens: int
+    blocks: tuple[int, ...]
+    destination_blocks: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,4 +234,12 @@ class ObserveAdmission:
     queue_s: float
 
 
-DecodeCommand = PullSequence | InheritSequence | RunStep | PublishTokens | PublishFailure | ObserveAdmission
+DecodeCommand = (
+    PullSequence
+    | InheritSequence
+    | MoveSequence
+    | RunStep
+    | PublishTokens
+    | PublishFailure
+    | ObserveAdmission
+)

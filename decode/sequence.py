@@ -16,7 +16,8 @@ PREEMPTED = ErrorReply(code=Overloaded.code, message="preempted: the decode inst
 
 @dataclass(slots=True)
 class DecodeSequence:
-    """``pool``: the only one where its KV can be, as its workers keep it; None: any."""
+    """``pool``: the only one where its KV can be, as its workers keep it; None: any. ``failed_moves``
+    count towards giving up to move it."""
 
     owner: BlockOwner
     task: DecodeTask | ResumeTask
@@ -26,6 +27,7 @@ class DecodeSequence:
     is_cancelled: bool = False
     lane: int = 0
     pool: int | None = None
+    failed_moves: int = 0
 
     @property
     def request(self) -> GenerationRequest:

@@ -51,6 +51,7 @@ from common.transfer.interface import SOCKET_GRACE_S
 from decode import events
 from decode.engine import as_step, run_step
 from decode.inheritance import Inheritance
+from decode.mover import Mover
 from decode.state import DecodeState
 
 log = logging.getLogger("lamella.decode")
@@ -87,6 +88,7 @@ class DecodeService:
     engine: EngineThread
     kv: KVEndpoint
     inheritance: Inheritance
+    mover: Mover
     bus: Bus
     subjects: Subjects
     metrics: InstanceMetrics
@@ -139,6 +141,8 @@ class DecodeService:
         commands = self.state.handle(event, asyncio.get_running_loop().time())
         for command in commands:
             self._execute(command)
+        if isinstance(event, events.PoolLost):
+            self.mover.give_up(event.pool)
         timeline.end(began_ns, DECIDE, len(commands))
         if self.state.is_idle:
             self._idle.set()
@@ -159,6 +163,8 @@ class DecodeService:
                 self.spawn(self._pull(command))
             case events.InheritSequence():
                 self.spawn(self._inherit(command))
+            case events.MoveSequence():
+                self.spawn(self.mover.carry_out(command, self.handle))
             case events.ObserveAdmission(queue_s):
                 self.metrics.observe_decode_queue(queue_s)
 

@@ -5,7 +5,8 @@ RequestError (for its sender) or ValueError (a defect) and changes nothing.
 
 A sequence's walk (``common.lifecycle``): WAITING, its KV still in the prefill instance's pool, or kept by
 attention workers where it is resumed, until blocks and a batch slot are free; PULLING while the bytes are on
-their way; RUNNING, one token a step (continuous batching), until it ends. Blocks grow with the sequence; when
+their way; RUNNING, one token a step (continuous batching), until it ends; amid that MOVING, where its KV goes
+from one pool to another (``decode.moves``). Blocks grow with the sequence; when
 none is left the latest arrivals are preempted and go back to their gateway, which continues them elsewhere
 with the tokens they already have.
 """
@@ -35,6 +36,9 @@ from decode.events import (
     DrainStarted,
     GatewayGone,
     InheritSequence,
+    MoveDrained,
+    MoveFailed,
+    MoveFinished,
     ObserveAdmission,
     PoolAdded,
     PoolClosed,
@@ -52,6 +56,7 @@ from decode.events import (
     StepRow,
     TaskArrived,
 )
+from decode.moves import Moves
 from decode.sequence import KV_LOST, PREEMPTED, ROOM, DecodeSequence, failure_of
 from scheduler.policy.decode_batching import can_admit, choose_victims
 
@@ -60,7 +65,8 @@ CANCELLED_REMEMBERED = 4096
 
 @dataclass(slots=True)
 class DecodeState:
-    """All sequences this instance decodes or has been offered. ``lanes``: batches that take turns."""
+    """All sequences this instance decodes or has been offered. ``lanes``: batches that take turns.
+    ``max_moves``: sequences that move between pools at once, and ``min_move_gain_tokens``: see ``Moves``."""
 
     instance_id: InstanceId
     blocks: BlockAllocator
@@ -71,15 +77,22 @@ class DecodeState:
     is_admitting: bool = True
     sequences: dict[BlockOwner, DecodeSequence] = field(default_factory=dict)
     lanes: int = 1
+    max_moves: int = 0
+    min_move_gain_tokens: int = 256
+    moves: Moves = field(init=False)
     _steps: dict[int, tuple[StepRow, ...]] = field(default_factory=dict)
     _preempted: int = 0
     _cancelled: OrderedDict[RequestId, int] = field(default_factory=OrderedDict)
+
+    def __post_init__(self) -> None:
+        self.moves = Moves(self.blocks, self.block_size, self.max_moves, self.min_move_gain_tokens)
 
     # what others ask, changing nothing
 
     @property
     def running(self) -> int:
-        return self._count(DecodePhase.RUNNING)
+        """In the batch, be it that they move."""
+        return self._count(DecodePhase.RUNNING) + self._count(DecodePhase.MOVING)
 
     @property
     def waiting(self) -> int:
@@ -103,6 +116,9 @@ class DecodeState:
     def check(self) -> None:
         """Invariants, called by tests after every event."""
         self.blocks.check()
+        self.moves.check()
+        moving = {owner for owner, each in self.sequences.items() if each.phase is DecodePhase.MOVING}
+        assert moving == self.moves.moving.keys(), "a sequence that moves is gone"
         for owner, sequence in self.sequences.items():
             assert owner == sequence.owner
             if sequence.phase is DecodePhase.RUNNING:
@@ -117,6 +133,7 @@ class DecodeState:
         assert len({*owners}) == len(owners), "a sequence is in two steps at once"
         for row in (row for step in self._steps.values() for row in step):
             assert row.owner in self.sequences, "the step in flight computes a sequence that is gone"
+            assert row.owner not in moving, "the step in flight computes a sequence that moves"
 
     def handle(self, event: DecodeEvent, now: float) -> list[DecodeCommand]:
         """Takes an event in and says what to do. ``now``: seconds, monotonic."""
@@ -134,6 +151,12 @@ class DecodeState:
                 if not self.blocks.is_quarantined(owner):
                     raise ValueError(f"{owner} is not in quarantine")
                 self.blocks.end_quarantine(owner)
+            case MoveFinished(owner):
+                self._end_move(owner, commands, has_arrived=True)
+            case MoveFailed(owner):
+                self._end_move(owner, commands, has_arrived=False)
+            case MoveDrained(owner):
+                self.moves.end_quarantine(owner)
             case StepFinished(tokens, lane):
                 self._finish_step(lane, tokens, commands)
             case PoolAdded(total_blocks):
@@ -157,6 +180,7 @@ class DecodeState:
             case DrainExpired():
                 self._send_back(lambda sequence: True, commands)
         self._admit(commands)
+        self._start_moves(commands)
         self._start_steps(commands)
         return commands
 
@@ -262,9 +286,27 @@ class DecodeState:
 
     def _sequences_in(self, pool: int) -> int:
         return sum(
-            sequence.phase is not DecodePhase.WAITING and self.blocks.pool_of(sequence.owner) == pool
+            sequence.phase is not DecodePhase.WAITING and self.moves.pool_of(sequence) == pool
             for sequence in self.sequences.values()
         )
+
+    # moves
+
+    def _start_moves(self, commands: list[DecodeCommand]) -> None:
+        """Whoever waits for memory, and not for a slot, comes before what is only faster elsewhere."""
+        if not self.moves.can_start:
+            return
+        entered = [each for each in self.sequences.values() if each.phase is not DecodePhase.WAITING]
+        may_balance = len(entered) in (len(self.sequences), self.max_batch)
+        commands.extend(self.moves.start(entered, self._at_rest(), may_balance=may_balance))
+
+    def _end_move(self, owner: BlockOwner, commands: list[DecodeCommand], *, has_arrived: bool) -> None:
+        sequence = self.moves.end(owner, has_arrived=has_arrived)
+        if sequence.is_cancelled:
+            self._drop(sequence)
+        elif self.blocks.is_lost(owner):
+            commands.append(failure_of(sequence, KV_LOST, can_continue=True))
+            self._drop(sequence)
 
     # the pull
 
@@ -339,7 +381,7 @@ class DecodeState:
         """Gives every sequence at rest a block for its next position, preempting where none is left.
 
         Returns those that have one. A sequence sits a step out only while the missing blocks are held by
-        one that is being pulled, or is in another lane's step, which cannot be preempted before that is over.
+        one that is being pulled or moved, or is in another lane's step, and cannot be preempted before that.
         """
         for pool in self.blocks.pools:
             resting = [each for each in self._at_rest() if self.blocks.pool_of(each.owner) == pool]
@@ -435,7 +477,7 @@ class DecodeState:
     def _discard(self, sequence: DecodeSequence) -> None:
         """Forgets a sequence now, or marks it where the engine or a transfer still uses its blocks."""
         is_in_step = any(row.owner == sequence.owner for step in self._steps.values() for row in step)
-        if is_in_step or sequence.phase is DecodePhase.PULLING:
+        if is_in_step or sequence.phase in (DecodePhase.PULLING, DecodePhase.MOVING):
             sequence.is_cancelled = True
         else:
             self._drop(sequence)

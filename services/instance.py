@@ -35,6 +35,7 @@ from common.timeline import timeline
 from common.timeline_events import KV_BLOCKS, QUEUES, RUNNING
 from common.transfer.endpoint import TransferEndpoint
 from decode.inheritance import Inheritance
+from decode.mover import Mover
 from decode.service import DecodeService, Staggered
 from decode.state import DecodeState
 from prefill.service import PrefillService
@@ -190,6 +191,9 @@ def build_instance(
         spawn=spawn,
         on_change=reporter.note_change,
     )
+    call_timeout_s = config.mesh.call_timeout_s
+    inheritance = Inheritance(bus, subjects, call_timeout_s)
+    mover = Mover(bus, subjects, metrics, call_timeout_s, inheritance.workers, pool_destinations)
     decode = DecodeService(
         state=DecodeState(
             instance_id=instance_id,
@@ -200,11 +204,14 @@ def build_instance(
             max_waiting_requests=settings.max_waiting_requests,
             is_admitting=settings.role == "decode",
             lanes=1 if staggered is None else staggered.lanes,
+            max_moves=settings.attention_moves,
+            min_move_gain_tokens=settings.attention_move_gain_tokens,
         ),
         runner=engine.runner,
         engine=engine.thread,
         kv=kv,
-        inheritance=Inheritance(bus, subjects, config.mesh.call_timeout_s),
+        inheritance=inheritance,
+        mover=mover,
         bus=bus,
         subjects=subjects,
         metrics=metrics,

@@ -93,9 +93,10 @@ def dotted(node: ast.expr) -> str:
 def decisions() -> list[Path]:
     states = [REPOSITORY / room / "state.py" for room in ("prefill", "decode", "attention", "scheduler")]
     events = [REPOSITORY / room / "events.py" for room in ("prefill", "decode", "attention")]
+    parts = [REPOSITORY / "decode" / name for name in ("sequence.py", "moves.py")]
     policies = list((REPOSITORY / "scheduler" / "policy").glob("*.py"))
     words = [REPOSITORY / "common" / name for name in ("messages.py", "lifecycle.py", "latency.py")]
-    return [path for path in (*states, *events, *policies, *words) if path.exists()]
+    return [path for path in (*states, *events, *parts, *policies, *words) if path.exists()]
 
 
 def test_every_room_is_a_package_with_a_purpose() -> None:

@@ -166,6 +166,9 @@ class BlockAllocator:
         """Everyone who holds blocks."""
         return list(self._held)
 
+    def is_pinned(self, owner: BlockOwner) -> bool:
+        return owner in self._pinned
+
     def is_quarantined(self, owner: BlockOwner) -> bool:
         return owner in self._quarantined
 
@@ -200,6 +203,13 @@ class BlockAllocator:
         if owner in self._pinned:
             raise ValueError(f"{owner} is pinned: a transfer reads its blocks")
         self._return(self._held.pop(owner))
+
+    def replace(self, owner: BlockOwner, by: BlockOwner) -> None:
+        """Frees the owner's blocks and gives it those of ``by``, who holds nothing any more."""
+        if by not in self._held:
+            raise KeyError(by)
+        self.release(owner)
+        self._held[owner] = self._held.pop(by)
 
     def pin(self, owner: BlockOwner) -> None:
         if owner not in self._held:

@@ -29,6 +29,7 @@ def make_state(
     max_batch: int = 8,
     max_waiting_requests: int = 100,
     lanes: int = 1,
+    max_moves: int = 0,
 ) -> DecodeState:
     return DecodeState(
         instance_id=InstanceId("decode-0"),
@@ -38,6 +39,8 @@ def make_state(
         max_batch=max_batch,
         max_waiting_requests=max_waiting_requests,
         lanes=lanes,
+        max_moves=max_moves,
+        min_move_gain_tokens=1,
     )
 
 
@@ -252,11 +255,12 @@ def test_whatever_happens_nothing_is_lost_or_leaked(
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.integers(0, 1 << 32), st.sampled_from([1, 3, 16]))
-def test_pools_come_and_go_and_every_sequence_ends(seed: int, block_size: int) -> None:
-    """Attention workers are bound, drained and lost at any time; at last one is there."""
+@given(st.integers(0, 1 << 32), st.sampled_from([1, 3, 16]), st.integers(0, 3))
+def test_pools_come_and_go_and_every_sequence_ends(seed: int, block_size: int, max_moves: int) -> None:
+    """Attention workers are bound, drained and lost at any time, and sequences move between them; at last one
+    worker is there."""
     chance = random.Random(seed)
-    state = make_state(0, block_size, 6, lanes=2)
+    state = make_state(0, block_size, 6, lanes=2, max_moves=max_moves)
     walk = PoolWalk(state, chance, 40 // block_size + 8)
     for _ in range(150):
         walk.act()
@@ -374,7 +378,8 @@ class Walk:
         self.chance = chance
         self.steps: dict[int, tuple[events.StepRow, ...]] = {}
         self.pulls: list[BlockOwner] = []
-        self.drains: list[BlockOwner] = []
+        self.moves: list[BlockOwner] = []
+        self.drains: list[events.PullDrained | events.MoveDrained] = []
         self.arrived: set[RequestId] = set()
         self.ended: set[RequestId] = set()
 
@@ -387,6 +392,8 @@ class Walk:
                     self.steps[lane] = rows
                 case events.PullSequence(owner) | events.InheritSequence(owner):
                     self.pulls.append(owner)
+                case events.MoveSequence(owner):
+                    self.moves.append(owner)
                 case events.PublishTokens(_, tokens):
                     self.ended |= {event_.request_id for event_ in tokens if event_.finish_reason}
                 case events.PublishFailure(_, failure):
@@ -404,7 +411,7 @@ class Walk:
         elif choice < 0.85 and self.pulls:
             self.end_pull()
         elif choice < 0.9 and self.drains:
-            self.do(events.PullDrained(self.drains.pop()))
+            self.do(self.drains.pop())
         elif choice < 0.97 and self.arrived:
             request_id = self.chance.choice(sorted(self.arrived))
             self.ended.add(request_id)
@@ -432,19 +439,30 @@ class Walk:
         is_drained = self.chance.random() < 0.5
         self.ended.add(owner.request_id)
         if not is_drained:
-            self.drains.append(owner)
+            self.drains.append(events.PullDrained(owner))
         self.do(events.PullFailed(owner, FAILED, is_drained))
+
+    def end_move(self) -> None:
+        owner = self.moves.pop(self.chance.randrange(len(self.moves)))
+        if self.chance.random() < 0.8:
+            self.do(events.MoveFinished(owner))
+        else:
+            self.drains.append(events.MoveDrained(owner))
+            self.do(events.MoveFailed(owner))
 
     def finish(self) -> None:
         """Whatever is under way ends; a state that waits for nothing is a deadlock."""
         while not self.state.is_idle or self.drains:
-            assert self.steps or self.pulls or self.drains, "sequences wait, and nothing is under way"
+            is_under_way = self.steps or self.pulls or self.moves or self.drains
+            assert is_under_way, "sequences wait, and nothing is under way"
             if self.steps:
                 self.end_step()
             elif self.pulls:
                 self.end_pull()
+            elif self.moves:
+                self.end_move()
             else:
-                self.do(events.PullDrained(self.drains.pop()))
+                self.do(self.drains.pop())
 
 
 class PoolWalk(Walk):
@@ -494,6 +512,8 @@ class PoolWalk(Walk):
             for pool in live:
                 if pool not in blocks.open_pools and blocks.is_unused(pool):
                     self.do(events.PoolLeft(pool))
+        elif choice < 0.35 and self.moves:
+            self.end_move()
         else:
             super().act()
 

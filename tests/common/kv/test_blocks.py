@@ -43,6 +43,26 @@ def test_pinned_blocks_cannot_be_released_and_quarantined_ones_not_reused() -> N
     blocks.check()
 
 
+def test_an_owner_goes_on_with_anothers_blocks_and_its_own_are_free() -> None:
+    blocks = BlockAllocator(4)
+    blocks.add_pool(4)
+    blocks.try_allocate(owner("a"), 2, 0)
+    blocks.try_allocate(owner("b"), 3, 1)
+    there = list(blocks.block_table(owner("b")))
+    blocks.pin(owner("a"))
+    assert blocks.is_pinned(owner("a"))
+    with pytest.raises(ValueError, match="pinned"):
+        blocks.replace(owner("a"), owner("b"))
+    blocks.unpin(owner("a"))
+    with pytest.raises(KeyError):
+        blocks.replace(owner("a"), owner("c"))
+    blocks.replace(owner("a"), owner("b"))
+    blocks.check()
+    assert blocks.owners() == [owner("a")]
+    assert blocks.block_table(owner("a")) == there
+    assert (blocks.free_blocks_in(0), blocks.free_blocks_in(1)) == (4, 1)
+
+
 @pytest.mark.parametrize("move", ["release", "pin", "unpin", "quarantine", "end_quarantine", "block_table"])
 def test_an_unknown_owner_is_an_error(move: str) -> None:
     with pytest.raises(KeyError):

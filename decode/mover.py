@@ -1,0 +1,190 @@
+"""Has the KV of running sequences moved from one pool's workers to another's, amid their streams.
+
+The workers move the bytes between them; each worker of the one pool has a counterpart with the same heads in
+the other. What is given up may still land: its end is waited for before anybody else gets the blocks.
+"""
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from common.bus import Bus
+from common.errors import BusError, BusTimeout, HandoverFailed, RequestError
+from common.ids import sequence_key
+from common.kv.blocks import BlockOwner, in_pool, pool_of
+from common.messages import Acknowledged, HoldKV, KVDelivered, KVDestination, MoveKV, SettleKV
+from common.subjects import Subjects
+from common.telemetry import InstanceMetrics
+from common.timeline import timeline
+from common.timeline_events import MOVE_KV
+from common.transfer.buffers import host_identity
+from common.transfer.interface import SOCKET_GRACE_S, PeerInfo, PeerUnreachable, decode_peer_info
+from common.transfer.shared_memory import open_pidfd
+from decode.binding import has_exited
+from decode.events import DecodeEvent, MoveDrained, MoveFailed, MoveFinished, MoveSequence
+from decode.inheritance import RECONNECT_BACKOFF_S, BoundWorker
+
+Answer = TypeVar("Answer", KVDelivered, Acknowledged)
+
+log = logging.getLogger("lamella.decode")
+
+MOVE_TIMEOUT_S = 2.0
+"""No stream stands still for longer. Whether its worker is silent, the next step finds out."""
+SETTLE_TIMEOUT_S = 60.0
+"""Mooncake gives every slice up within 48 s (``TransferLimits``), be the sender's clock running at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerMove:
+    """One worker's share of a move: what it is asked, and what its counterpart then is."""
+
+    source: str
+    source_peer: PeerInfo
+    move: MoveKV
+    target: str
+    hold: HoldKV
+
+
+@dataclass(slots=True)
+class Mover:
+    """``workers`` and ``destinations``: by pool, kept by whoever binds them."""
+
+    bus: Bus
+    subjects: Subjects
+    metrics: InstanceMetrics
+    call_timeout_s: float
+    workers: dict[int, tuple[BoundWorker, ...]]
+    destinations: dict[int, tuple[KVDestination, ...]]
+    _under_way: dict[BlockOwner, tuple[set[int], "asyncio.Task[int]"]] = field(default_factory=dict)
+
+    async def carry_out(self, command: MoveSequence, handle: Callable[[DecodeEvent], None]) -> None:
+        """Tells ``handle`` what became of it, and of a failed one when nothing of it can land any more."""
+        owner, loop = command.owner, asyncio.get_running_loop()
+        pools = (pool_of(command.blocks[0]), pool_of(command.destination_blocks[0]))
+        began_ns, began_s = timeline.begin(), loop.time()
+        shares = self._shares(command, *pools)
+        facts: dict[str, object] = {"request": owner.request_id, "from_pool": pools[0], "to_pool": pools[1]}
+        log.info("move_began", extra=facts)
+        work = asyncio.create_task(self._move(shares), name=f"move {owner.request_id}")
+        self._under_way[owner] = ({*pools}, work)
+        try:
+            await asyncio.wait({work}, timeout=MOVE_TIMEOUT_S)
+        finally:
+            work.cancel()
+            del self._under_way[owner]
+        peer = shares[0].target if shares else ""
+        timeline.end(
+            began_ns, MOVE_KV, owner.attempt, len(command.blocks), requests=owner.request_id, peer=peer
+        )
+        elapsed_s = loop.time() - began_s
+        error = _failure_of(work)
+        facts["elapsed_s"] = round(elapsed_s, 4)
+        if error is None:
+            self.metrics.observe_move(work.result(), elapsed_s)
+            log.info("kv_moved", extra={**facts, "tokens": command.tokens, "kv_bytes": work.result()})
+            handle(MoveFinished(owner))
+            return
+        self.metrics.move_failed()
+        log.warning("move_failed", extra={**facts, "error": str(error)})
+        handle(MoveFailed(owner))
+        await self._wait_settled(shares)
+        handle(MoveDrained(owner))
+
+    def give_up(self, pool: int) -> None:
+        """The pool is lost: whatever goes there, or comes from there, does not arrive."""
+        for pools, work in self._under_way.values():
+            if pool in pools:
+                work.cancel()
+
+    def _shares(self, command: MoveSequence, source: int, target: int) -> list[WorkerMove]:
+        """Empty where one of the pools is lost by now."""
+        key, tokens = sequence_key(command.owner.request_id), command.tokens
+        blocks, destination_blocks = in_pool(command.blocks), in_pool(command.destination_blocks)
+        if not (source in self.workers and target in self.workers):
+            return []
+        return [
+            WorkerMove(
+                source=giver.worker_id,
+                source_peer=decode_peer_info(given.endpoint),
+                move=MoveKV(giver.binding_id, key, tokens, blocks, destination, destination_blocks),
+                target=taker.worker_id,
+                hold=HoldKV(taker.binding_id, key, tokens, destination_blocks),
+            )
+            for giver, given, taker, destination in zip(
+                self.workers[source],
+                self.destinations[source],
+                self.workers[target],
+                self.destinations[target],
+                strict=True,
+            )
+        ]
+
+    async def _move(self, shares: list[WorkerMove]) -> int:
+        """The bytes moved. Raises BusError, RequestError."""
+        if not shares:
+            raise HandoverFailed("a worker is gone")
+        delivered = await asyncio.gather(
+            *(self._call(share.source, share.move, KVDelivered, MOVE_TIMEOUT_S) for share in shares)
+        )
+        # From here on the KV counts as the other pool's, should this instance die.
+        await asyncio.gather(
+            *(self._call(share.target, share.hold, Acknowledged, MOVE_TIMEOUT_S) for share in shares)
+        )
+        return sum(each.kv_bytes for each in delivered)
+
+    async def _wait_settled(self, shares: list[WorkerMove]) -> None:
+        try:
+            async with asyncio.timeout(SETTLE_TIMEOUT_S):
+                await asyncio.gather(*(self._wait_source_settled(share) for share in shares))
+        except TimeoutError:
+            log.warning("move_never_settled", extra={"workers": [share.source for share in shares]})
+        await asyncio.sleep(SOCKET_GRACE_S)
+
+    async def _wait_source_settled(self, share: WorkerMove) -> None:
+        """It answers, or its next life does, or it has ended. A worker takes calls in their order."""
+        settle = SettleKV(share.move.binding_id, share.move.key)
+        while not _has_ended(share.source_peer):
+            try:
+                await self._call(share.source, settle, Acknowledged, self.call_timeout_s)
+            except BusTimeout:
+                continue
+            except BusError:
+                await asyncio.sleep(RECONNECT_BACKOFF_S)
+                continue
+            except RequestError:
+                return
+            return
+
+    async def _call(
+        self, worker_id: str, call: MoveKV | HoldKV | SettleKV, answer: type[Answer], timeout_s: float
+    ) -> Answer:
+        return await self.bus.call(self.subjects.attention_calls(worker_id), call, answer, timeout_s)
+
+
+def _failure_of(work: "asyncio.Task[int]") -> Exception | None:
+    """Raises what is neither the bus's nor the worker's fault."""
+    if not work.done():
+        return TimeoutError(f"not there after {MOVE_TIMEOUT_S:g} s")
+    if work.cancelled():
+        return HandoverFailed("an attention worker is lost")
+    error = work.exception()
+    if error is None or isinstance(error, BusError | RequestError):
+        return error
+    raise error
+
+
+def _has_ended(peer: PeerInfo) -> bool:
+    """As far as the kernel knows; across hosts nobody does."""
+    if peer.host != host_identity():
+        return False
+    try:
+        pidfd = open_pidfd(peer)
+    except PeerUnreachable:
+        return True
+    try:
+        return has_exited(pidfd)()
+    finally:
+        os.close(pidfd)

@@ -1,0 +1,191 @@
+"""Running streams move between attention workers, and keep their tokens whatever dies meanwhile."""
+
+import asyncio
+import os
+import shutil
+import signal
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import openai
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from common.messages import ServiceRecord
+from common.model.default_model import default_model_directory
+from tests.e2e.meshes import Mesh, running_mesh
+
+CONFIG = """
+[mesh]
+heartbeat_s = 0.5
+lease_s = 1.0
+[instance]
+block_size = 16
+attention_move_gain_tokens = 1
+[transfer]
+emulated_bandwidth_bytes_per_s = 500e3
+"""
+"""Steps of hundredths of a second, and moves of tenths, in which a worker can be killed."""
+STREAMS = 4
+MAX_TOKENS = 900
+BEGUN_CHUNKS = 4
+"""The first token is prefill's; from the second on the KV lies with the attention workers."""
+LAST_CHUNKS = 12
+"""After whatever was done."""
+WATCH_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Random weights, of a size at which every token is drawn anew, under the default model's tokenizer."""
+    directory = tmp_path_factory.mktemp("model")
+    for file in default_model_directory(Path("~/.cache/lamella")).glob("*token*"):
+        shutil.copy(file, directory)
+    torch.manual_seed(5)
+    config = LlamaConfig(
+        vocab_size=49_152,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=1024,
+        initializer_range=0.3,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    LlamaForCausalLM(config).save_pretrained(directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def undisturbed(model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The whole texts, of a mesh that attends where it decodes."""
+    directory = tmp_path_factory.mktemp("local") / "mesh"
+    with running_mesh(directory, "--model", str(model), "--dtype", "fp32") as mesh:
+        return asyncio.run(run_streams(mesh))
+
+
+@pytest.fixture(scope="module")
+def mesh(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
+    """Exact arithmetic, so that a continued sequence draws the same tokens."""
+    directory = tmp_path_factory.mktemp("moves") / "mesh"
+    options = ("--attention", "1", "--partition", "requests", "--dtype", "fp32")
+    with running_mesh(directory, "--model", str(model), *options, config=CONFIG) as mesh:
+        yield mesh
+
+
+def test_streams_spread_over_a_worker_that_comes_and_leave_one_that_goes(
+    mesh: Mesh, undisturbed: list[str]
+) -> None:
+    """The worker that goes does so before they end, and nothing is prefilled again."""
+
+    async def disturb() -> None:
+        await scale(mesh, 2)
+        await seen(mesh, "kv_moved", 2)
+        await scale(mesh, 1)
+        await seen(mesh, "attention_pool_left", 1)
+
+    computed = asyncio.run(mesh.prompt_tokens_computed())
+    check(asyncio.run(run_streams(mesh, disturb)), undisturbed)
+    assert count(mesh, "kv_moved") >= 4
+    assert asyncio.run(mesh.prompt_tokens_computed()) - computed == sum(40 + each for each in range(STREAMS))
+    assert asyncio.run(mesh.left_over()) == {}
+
+
+@pytest.mark.parametrize("worker", ["attention-0", "attention-1"], ids=["source", "destination"])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "paused"])
+def test_a_worker_lost_amid_a_move_changes_no_token(
+    mesh: Mesh, undisturbed: list[str], worker: str, number: signal.Signals
+) -> None:
+    before = {event: count(mesh, event) for event in ("move_began", "move_failed", "attention_pool_lost")}
+
+    async def disturb() -> None:
+        scaling = asyncio.create_task(scale(mesh, 2))
+        await seen(mesh, "move_began", before["move_began"] + 1)
+        pid = await pid_of(mesh, worker)
+        os.kill(pid, number)
+        await seen(mesh, "move_failed", before["move_failed"] + 1)
+        if number == signal.SIGSTOP:
+            await seen(mesh, "attention_pool_lost", before["attention_pool_lost"] + 1)
+            os.kill(pid, signal.SIGCONT)
+        await scaling
+
+    check(asyncio.run(run_streams(mesh, disturb)), undisturbed)
+    asyncio.run(scale(mesh, 1))
+    assert asyncio.run(mesh.left_over()) == {}
+
+
+def check(texts: list[str], undisturbed: list[str]) -> None:
+    """As far as they go, which is not to the end."""
+    for text, whole in zip(texts, undisturbed, strict=True):
+        assert len(text) < len(whole)
+        assert text == whole[: len(text)]
+
+
+async def run_streams(mesh: Mesh, disturb: Callable[[], Awaitable[None]] | None = None) -> list[str]:
+    """Their texts, to the end. ``disturb`` comes when every stream is being decoded; where there is one, the
+    streams go on for a while after it and are then left."""
+    begun = [asyncio.Event() for _ in range(STREAMS)]
+    disturbed = asyncio.Event()
+    async with openai.AsyncOpenAI(base_url=f"{mesh.url}/v1", api_key="none", max_retries=0) as client:
+        streams = [
+            asyncio.create_task(one_stream(client, index, each, disturbed))
+            for index, each in enumerate(begun)
+        ]
+        if disturb is not None:
+            for each in begun:
+                await each.wait()
+            await disturb()
+            disturbed.set()
+        return await asyncio.gather(*streams)
+
+
+async def one_stream(
+    client: openai.AsyncOpenAI, index: int, begun: asyncio.Event, disturbed: asyncio.Event
+) -> str:
+    """Sampled from a few, so that other logits are soon another token, and rounding is not."""
+    stream = await client.completions.create(
+        model="default",
+        prompt=list(range(100, 140 + index)),
+        max_tokens=MAX_TOKENS,
+        temperature=1.0,
+        seed=index,
+        stream=True,
+        timeout=240,
+        extra_body={"ignore_eos": True, "top_k": 8},
+    )
+    texts: list[str] = []
+    last = 0
+    async for chunk in stream:
+        texts.append(chunk.choices[0].text)
+        if len(texts) == BEGUN_CHUNKS:
+            begun.set()
+        last += disturbed.is_set()
+        if last == LAST_CHUNKS:
+            await stream.close()
+            break
+    return "".join(texts)
+
+
+async def scale(mesh: Mesh, workers: int) -> None:
+    await asyncio.to_thread(mesh.lamella, "scale", f"attention={workers}")
+
+
+def count(mesh: Mesh, event: str) -> int:
+    """How often the decode instance has logged it."""
+    return mesh.log("decode").count(f'"event":"{event}"')
+
+
+async def seen(mesh: Mesh, event: str, times: int) -> None:
+    async with asyncio.timeout(WATCH_S):
+        while True:
+            if count(mesh, event) >= times:
+                return
+            await asyncio.sleep(0.01)
+
+
+async def pid_of(mesh: Mesh, worker: str) -> int:
+    members = await mesh.members()
+    return next(each.pid for each in members if isinstance(each, ServiceRecord) and each.service_id == worker)
