@@ -56,7 +56,7 @@ def transformers_step(model: Any, batch: int, context: int) -> Callable[[], obje
         used = caches.pop()
         output = model(torch.ones(batch, 1, dtype=torch.int64), past_key_values=used, use_cache=True)
         token: torch.Tensor = output.logits[:, -1].argmax(-1)
-        used.crop(context)
+        used.crop(-1)  # the new token
         caches.append(used)
         return token
 
