@@ -99,7 +99,7 @@ class Moves:
             pairs = self.layout.paired_runs(
                 call.blocks,
                 call.destination_blocks,
-                call.tokens,
+                range(call.tokens),
                 self.total_blocks,
                 destination.total_blocks,
                 range(self.layout.layers),

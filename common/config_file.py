@@ -124,6 +124,7 @@ AT_LEAST_ONE = (
     "emulation.total_blocks",
     "emulation.vocab_size",
     "emulation.context_length",
+    "transfer.layerwise_min_tokens",
 )
 NOT_NEGATIVE = (
     "instance.attention_workers",
@@ -161,6 +162,7 @@ def check_config(config: Config) -> None:
         require(key, "must be at least 1", lambda v: v is None or v >= 1)
     for key in ("transfer.min_port", "transfer.max_port"):
         require(key, "must be 1..65535", lambda v: 1 <= v <= 65_535)
+    require("transfer.pull_share", "must be over 0 and at most 1", lambda v: 0 < v <= 1)
     require(
         "mesh.lease_s",
         f"must be at least 2 x mesh.heartbeat_s = {2 * config.mesh.heartbeat_s}",

@@ -2,11 +2,12 @@
 
 ::
 
-    prefill:  QUEUED → COMPUTING → OFFERED → SENDING → (gone)
+    prefill:  QUEUED → COMPUTING → COMPUTED → (gone)
     decode:   WAITING → PULLING → RUNNING ⇄ MOVING, RUNNING → (gone)
 
-A cancelled sequence leaves at once, except where somebody else still touches its blocks: the engine (a chunk
-or step in flight) or the transfer engine (SENDING, PULLING, MOVING). There it stays, ``is_cancelled``, until
+Prefill's are those of the prompt; its KV is handed over beside them (``prefill.handover``). A cancelled
+sequence leaves at once, except where somebody else still touches its blocks: the engine (a chunk or step in
+flight) or the transfer engine (a portion of KV in the air, MOVING). There it stays, ``is_cancelled``, until
 that ends. An illegal move raises ValueError and changes nothing.
 """
 
@@ -16,8 +17,7 @@ from enum import Enum
 class PrefillPhase(Enum):
     QUEUED = "queued"
     COMPUTING = "computing"
-    OFFERED = "offered"
-    SENDING = "sending"
+    COMPUTED = "computed"
 
 
 class DecodePhase(Enum):
@@ -29,9 +29,8 @@ class DecodePhase(Enum):
 
 NEXT_PREFILL_PHASES: dict[PrefillPhase, frozenset[PrefillPhase]] = {
     PrefillPhase.QUEUED: frozenset({PrefillPhase.COMPUTING}),
-    PrefillPhase.COMPUTING: frozenset({PrefillPhase.OFFERED}),
-    PrefillPhase.OFFERED: frozenset({PrefillPhase.SENDING}),
-    PrefillPhase.SENDING: frozenset(),
+    PrefillPhase.COMPUTING: frozenset({PrefillPhase.COMPUTED}),
+    PrefillPhase.COMPUTED: frozenset(),
 }
 
 NEXT_DECODE_PHASES: dict[DecodePhase, frozenset[DecodePhase]] = {

@@ -8,8 +8,10 @@ A request's walk, by message::
 
     gateway   --SubmitRequest-->  scheduler  --PrefillTask-->  prefill   (calls, acknowledged)
     prefill   --TokenBatch----->  gateway                                (publish, token 0)
-    prefill   --DecodeTask----->  decode                                 (call, acknowledged)
-    decode    --PullKV--------->  prefill                                (call, answered when bytes arrived)
+    prefill   --DecodeTask----->  decode                                 (call, acknowledged; a long prompt's
+                                                                          before its token 0)
+    decode    --PullKV--------->  prefill                                (calls, a portion each, answered when
+                                                                          its bytes arrived)
     decode    --TokenBatch----->  gateway                                (publish, one a step)
     gateway   --RequestEnded--->  scheduler                              (publish)
     gateway   --CancelRequest-->  instances                              (publish; also the scheduler's, for a
@@ -162,16 +164,22 @@ class PrefillTask(msgspec.Struct, frozen=True, tag="prefill"):
 
 
 class DecodeTask(msgspec.Struct, frozen=True, tag="decode"):
-    """prefill → decode: this sequence's KV is ready to be pulled.
+    """prefill → decode: take this sequence over, and pull its KV.
 
-    ``request.output_ids`` includes the token that prefill drew. ``kv_tokens`` positions of KV lie in
-    ``prefill_instance``'s pool (one less than the sequence's tokens: the last has no KV yet).
+    ``kv_tokens`` positions of KV lie in ``prefill_instance``'s pool, or come to be there: the prompt may
+    still be computed. ``request.output_ids`` includes the token that prefill drew (which has no KV yet); if
+    that is still to come, the last portion of the KV brings it.
     """
 
     request: GenerationRequest
     prefill_instance: InstanceId
     prefill_incarnation: Incarnation
     kv_tokens: int
+
+    @property
+    def is_early(self) -> bool:
+        """Whether the first token was not drawn yet when this was sent."""
+        return self.kv_tokens == self.request.tokens
 
 
 class ResumeTask(msgspec.Struct, frozen=True, tag="resume"):
@@ -194,12 +202,17 @@ class KVDestination(msgspec.Struct, frozen=True):
 
 
 class PullKV(msgspec.Struct, frozen=True, tag="pull"):
-    """decode → prefill: write the sequence's KV into these blocks of mine (DistServe 4.3: pull).
+    """decode → prefill: write the next portion of the sequence's KV into these blocks of mine (DistServe 4.3:
+    pull).
 
-    ``prefill_incarnation`` computed the KV: its successor under the same name knows nothing of it.
+    ``prefill_incarnation`` computed the KV: its successor under the same name knows nothing of it. Portions
+    count from 0; one that is asked for again is not sent again. A portion has what is there, at most
+    ``max_bytes`` (None: no bound) rounded to whole positions of a layer, and at least one: where all that is
+    computed has been sent, the answer waits.
 
     ``layout`` has all KV heads; each of ``destinations`` gets its share of them. The answer, KVDelivered or
-    an error, comes only once no byte of this transfer is in the air any more.
+    an error, comes only once no byte of this transfer is in the air any more. RequestCancelled: the sequence
+    has ended, and its gateway knows.
     """
 
     request_id: RequestId
@@ -209,6 +222,8 @@ class PullKV(msgspec.Struct, frozen=True, tag="pull"):
     blocks: tuple[int, ...]
     layout: KVLayout
     destinations: tuple[KVDestination, ...]
+    portion: int = 0
+    max_bytes: int | None = None
 
 
 class BindAttention(msgspec.Struct, frozen=True, tag="bind_attention", kw_only=True):
@@ -320,11 +335,14 @@ def response_region(lane: int) -> str:
 
 
 class KVDelivered(msgspec.Struct, frozen=True, tag="delivered"):
-    """prefill → decode: every byte is in your memory; the source blocks are free again. Attention worker →
-    decode: every byte is in the other worker's memory."""
+    """prefill → decode: every byte of the portion is in your memory. After the last one the source blocks are
+    free again. ``first_token``: the one that prefill drew, with the last portion. Attention worker → decode:
+    every byte is in the other worker's memory."""
 
     kv_bytes: int
     transfer_s: float
+    is_last: bool = True
+    first_token: int | None = None
 
 
 # -- published: nobody answers ------------------------------------------------------------------------------
@@ -379,6 +397,15 @@ class CancelRequest(msgspec.Struct, frozen=True, tag="cancel"):
 
     request_id: RequestId
     attempt: int
+
+
+class OfferWithdrawn(msgspec.Struct, frozen=True, tag="offer-withdrawn"):
+    """prefill → decode: the sequence that I offered has ended, and its gateway knows: do not wait for it."""
+
+    request_id: RequestId
+    attempt: int
+    prefill_instance: InstanceId
+    prefill_incarnation: Incarnation
 
 
 class RequestEnded(msgspec.Struct, frozen=True, tag="ended"):
@@ -457,5 +484,5 @@ GatewayEvent = TokenBatch | SequenceFailed
 SchedulerEvent = RequestEnded | LoadReport
 Announcement = InstanceGone | GatewayGone
 """What the scheduler tells everyone."""
-InstanceEvent = CancelRequest | InstanceGone | GatewayGone | AttentionDraining
+InstanceEvent = CancelRequest | OfferWithdrawn | InstanceGone | GatewayGone | AttentionDraining
 AttentionCall = BindAttention | UnbindAttention | FindKV | InheritKV | MoveKV | HoldKV | SettleKV

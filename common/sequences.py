@@ -24,6 +24,6 @@ def finish_reason_of(
     return None
 
 
-def continued_with(request: GenerationRequest, token: SampledToken) -> GenerationRequest:
+def continued_with(request: GenerationRequest, token_id: int) -> GenerationRequest:
     """The request as the next instance continues it: with one more output token."""
-    return msgspec.structs.replace(request, output_ids=(*request.output_ids, token.token_id))
+    return msgspec.structs.replace(request, output_ids=(*request.output_ids, token_id))

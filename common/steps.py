@@ -4,7 +4,7 @@ A prefill chunk and a decode step are the same thing here. A ``Runner`` computes
 (``common.model.runner``), or a cost model (``common.emulation``).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -35,9 +35,18 @@ class SequenceStep:
     key: int = 0
 
 
+OnLayers = Callable[[int], None]
+"""Told that so many of the first layers have the batch's K and V in the pool, where others may read them."""
+
+
 class Runner(Protocol):
     """Computes steps, one at a time, on the engine's thread."""
 
-    def run(self, batch: Sequence[SequenceStep]) -> list[SampledToken | None]:
-        """The drawn tokens, in the batch's order; None where none was asked for, or its KV was lost."""
+    def run(
+        self, batch: Sequence[SequenceStep], on_layers: OnLayers | None = None
+    ) -> list[SampledToken | None]:
+        """The drawn tokens, in the batch's order; None where none was asked for, or its KV was lost.
+
+        ``on_layers`` is called on the engine's thread, in the course of the step.
+        """
         ...

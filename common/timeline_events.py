@@ -18,8 +18,8 @@ FINISHED = define("finished", "mark")
 PLACE_REQUEST = define("place request", "lane", "attempt")
 DISPATCH = define("dispatch", "lane", "attempt")
 OFFER_SEQUENCE = define("offer sequence", "lane", "attempt")
-TRANSFER_KV = define("transfer KV", "lane", "attempt", "bytes", "tokens")
-PULL_KV = define("pull KV", "lane", "attempt", "blocks")
+TRANSFER_KV = define("transfer KV", "lane", "attempt", "bytes", "first layer", "last layer")
+PULL_KV = define("pull KV", "lane", "attempt", "portion", "bytes")
 MOVE_KV = define("move KV", "lane", "attempt", "blocks")
 
 # engines

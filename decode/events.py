@@ -30,10 +30,23 @@ class ResumeArrived:
 
 
 @dataclass(frozen=True, slots=True)
-class PullFinished:
-    """Every byte of the sequence's KV is in its blocks."""
+class PortionPulled:
+    """The portion asked for is in the sequence's blocks; more is to come."""
 
     owner: BlockOwner
+    kv_bytes: int
+    transfer_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class PullFinished:
+    """Every byte of the sequence's KV is in its blocks; ``kv_bytes`` came last. ``first_token``: prefill's,
+    which a sequence needs that was offered without."""
+
+    owner: BlockOwner
+    first_token: int | None = None
+    kv_bytes: int = 0
+    transfer_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +58,23 @@ class PullFailed:
     error: ErrorReply
     is_drained: bool
     lost_instance: InstanceId | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceEnded:
+    """The prefill instance has ended the sequence that it is asked for, and its gateway knows; nothing is in
+    the air."""
+
+    owner: BlockOwner
+
+
+@dataclass(frozen=True, slots=True)
+class OfferWithdrawn:
+    """The prefill instance has ended a sequence that it had offered, and its gateway knows."""
+
+    owner: BlockOwner
+    prefill_instance: InstanceId
+    prefill_incarnation: Incarnation
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +174,11 @@ class DrainExpired:
 DecodeEvent = (
     TaskArrived
     | ResumeArrived
+    | PortionPulled
     | PullFinished
     | PullFailed
+    | SequenceEnded
+    | OfferWithdrawn
     | PullDrained
     | MoveFinished
     | MoveFailed
@@ -165,12 +198,14 @@ DecodeEvent = (
 
 @dataclass(frozen=True, slots=True)
 class PullSequence:
-    """Ask the prefill instance to write the sequence's KV into these blocks."""
+    """Ask the prefill instance to write the next portion of the sequence's KV into these blocks."""
 
     owner: BlockOwner
     prefill_instance: InstanceId
     prefill_incarnation: Incarnation
     blocks: tuple[int, ...]
+    portion: int = 0
+    max_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

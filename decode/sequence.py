@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from common.errors import HandoverFailed, Overloaded
-from common.ids import InstanceId
+from common.ids import Incarnation, InstanceId
 from common.kv.blocks import BlockOwner
 from common.lifecycle import DecodePhase
 from common.messages import DecodeTask, ErrorReply, GenerationRequest, ResumeTask, SequenceFailed
@@ -34,6 +34,16 @@ class DecodeSequence:
         return self.task.request
 
     @property
+    def awaits_first_token(self) -> bool:
+        """Whether it comes with the last of the KV."""
+        task = self.task
+        return (
+            isinstance(task, DecodeTask)
+            and task.is_early
+            and len(self.output_ids) == len(task.request.output_ids)
+        )
+
+    @property
     def tokens(self) -> int:
         return len(self.request.prompt_ids) + len(self.output_ids)
 
@@ -55,3 +65,10 @@ def failure_of(
         request.gateway_id,
         SequenceFailed(request.request_id, request.attempt, error, can_continue, lost_instance),
     )
+
+
+def source_of(task: DecodeTask | ResumeTask) -> tuple[InstanceId, Incarnation]:
+    """Whose KV the sequence is to go on with."""
+    if isinstance(task, DecodeTask):
+        return task.prefill_instance, task.prefill_incarnation
+    return task.former.instance_id, task.former.incarnation

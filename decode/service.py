@@ -20,6 +20,7 @@ from common.errors import (
     HandoverFailed,
     InstanceLost,
     InternalError,
+    RequestCancelled,
     RequestError,
 )
 from common.ids import GatewayId, InstanceId
@@ -35,6 +36,7 @@ from common.messages import (
     InstanceEvent,
     InstanceGone,
     KVDelivered,
+    OfferWithdrawn,
     PullKV,
     ResumeTask,
     SampledToken,
@@ -52,6 +54,7 @@ from decode import events
 from decode.engine import as_step, run_step
 from decode.inheritance import Inheritance
 from decode.mover import Mover
+from decode.sequence import ROOM
 from decode.state import DecodeState
 
 log = logging.getLogger("lamella.decode")
@@ -116,6 +119,10 @@ class DecodeService:
         match message:
             case CancelRequest():
                 self.handle(events.CancelArrived(message.request_id, message.attempt))
+            case OfferWithdrawn():
+                owner = BlockOwner(ROOM, message.request_id, message.attempt)
+                source = (message.prefill_instance, message.prefill_incarnation)
+                self.handle(events.OfferWithdrawn(owner, *source))
             case InstanceGone():
                 for loss, call in list(self._pulls.values()):
                     if loss == message:
@@ -193,7 +200,7 @@ class DecodeService:
         self.handle(events.StepFinished(tokens, lane))
 
     async def _pull(self, command: events.PullSequence) -> None:
-        """Asks until the prefill instance answers for certain: delivered, or nothing in the air."""
+        """Asks until the prefill instance answers for certain: delivered, or nothing of it in the air."""
         owner, began_ns = command.owner, timeline.begin()
         pull = PullKV(
             request_id=owner.request_id,
@@ -203,6 +210,8 @@ class DecodeService:
             blocks=in_pool(command.blocks),
             layout=self.kv.layout,
             destinations=self.kv.destinations(pool_of(command.blocks[0])),
+            portion=command.portion,
+            max_bytes=command.max_bytes,
         )
         call = asyncio.create_task(self._ask_until_certain(command.prefill_instance, pull))
         self._pulls[owner] = (InstanceGone(command.prefill_instance, command.prefill_incarnation), call)
@@ -211,11 +220,13 @@ class DecodeService:
         finally:
             call.cancel()
             del self._pulls[owner]
+        is_delivered = not call.cancelled() and call.exception() is None
         timeline.end(
             began_ns,
             PULL_KV,
             owner.attempt,
-            len(command.blocks),
+            command.portion,
+            call.result().kv_bytes if is_delivered else 0,
             requests=owner.request_id,
             peer=command.prefill_instance,
         )
@@ -223,7 +234,7 @@ class DecodeService:
             lost = ErrorReply(HandoverFailed.code, f"prefill instance {command.prefill_instance} is gone")
             await self._quarantine(owner, lost, command.prefill_instance, pull)
         elif (error := call.exception()) is None:
-            self.handle(events.PullFinished(owner))
+            self._take_portion(owner, call.result())
         elif isinstance(error, BusError):
             log.warning("pull_failed", extra={"request": owner.request_id, "error": str(error)})
             reply = ErrorReply(HandoverFailed.code, f"the pull failed: {error}")
@@ -232,10 +243,19 @@ class DecodeService:
             log.warning("pull_failed", extra={"request": owner.request_id, "error": str(error)})
             self.handle(events.PullFailed(owner, error_reply(error), is_drained=False))
             await self._rest(owner)
+        elif isinstance(error, RequestCancelled):
+            self.handle(events.SequenceEnded(owner))
         elif isinstance(error, RequestError):
             self.handle(events.PullFailed(owner, error_reply(error), is_drained=True))
         else:
             raise error
+
+    def _take_portion(self, owner: BlockOwner, delivered: KVDelivered) -> None:
+        measured = (delivered.kv_bytes, delivered.transfer_s)
+        if delivered.is_last:
+            self.handle(events.PullFinished(owner, delivered.first_token, *measured))
+        else:
+            self.handle(events.PortionPulled(owner, *measured))
 
     async def _inherit(self, command: events.InheritSequence) -> None:
         owner = command.owner

@@ -40,10 +40,12 @@ from decode.events import (
     MoveFailed,
     MoveFinished,
     ObserveAdmission,
+    OfferWithdrawn,
     PoolAdded,
     PoolClosed,
     PoolLeft,
     PoolLost,
+    PortionPulled,
     PublishTokens,
     PullDrained,
     PullFailed,
@@ -51,13 +53,15 @@ from decode.events import (
     PullSequence,
     ResumeArrived,
     RunStep,
+    SequenceEnded,
     StepFailed,
     StepFinished,
     StepRow,
     TaskArrived,
 )
 from decode.moves import Moves
-from decode.sequence import KV_LOST, PREEMPTED, ROOM, DecodeSequence, failure_of
+from decode.pulls import Pulls
+from decode.sequence import KV_LOST, PREEMPTED, ROOM, DecodeSequence, failure_of, source_of
 from scheduler.policy.decode_batching import can_admit, choose_victims
 
 CANCELLED_REMEMBERED = 4096
@@ -77,6 +81,7 @@ class DecodeState:
     is_admitting: bool = True
     sequences: dict[BlockOwner, DecodeSequence] = field(default_factory=dict)
     lanes: int = 1
+    pulls: Pulls = field(default_factory=Pulls)
     max_moves: int = 0
     min_move_gain_tokens: int = 256
     moves: Moves = field(init=False)
@@ -129,6 +134,16 @@ class DecodeState:
             owner for owner, sequence in self.sequences.items() if sequence.phase is not DecodePhase.WAITING
         }
         assert held_owners == with_blocks, "blocks are held for a sequence that is gone"
+        pulled = {
+            owner
+            for owner, sequence in self.sequences.items()
+            if sequence.phase is DecodePhase.PULLING and isinstance(sequence.task, DecodeTask)
+        }
+        assert {*self.pulls.owners} == pulled, "who is pulled is not known"
+        for owner, sequence in self.sequences.items():
+            assert not (sequence.is_cancelled and self.pulls.rests(owner)), "a cancelled sequence stays"
+            if sequence.phase is DecodePhase.RUNNING:
+                assert not sequence.awaits_first_token, "a sequence runs without its first token"
         owners = [row.owner for step in self._steps.values() for row in step]
         assert len({*owners}) == len(owners), "a sequence is in two steps at once"
         for row in (row for step in self._steps.values() for row in step):
@@ -143,10 +158,16 @@ class DecodeState:
                 self._take_in(task, now)
             case ResumeArrived(task, pool):
                 self._take_in(task, now, pool)
-            case PullFinished(owner):
-                self._start_running(owner, now, commands)
+            case PortionPulled(owner, kv_bytes, transfer_s):
+                self._take_portion(owner, kv_bytes, transfer_s, commands)
+            case PullFinished():
+                self._start_running(event, now, commands)
             case PullFailed():
                 self._give_up_pull(event, commands)
+            case SequenceEnded(owner):
+                self._drop(self._pulling(owner))
+            case OfferWithdrawn():
+                self._forget_offer(event)
             case PullDrained(owner):
                 if not self.blocks.is_quarantined(owner):
                     raise ValueError(f"{owner} is not in quarantine")
@@ -159,6 +180,7 @@ class DecodeState:
                 self.moves.end_quarantine(owner)
             case StepFinished(tokens, lane):
                 self._finish_step(lane, tokens, commands)
+                self.pulls.step_ended(lane, now)
             case PoolAdded(total_blocks):
                 self.blocks.add_pool(total_blocks)
             case PoolClosed(pool):
@@ -170,6 +192,7 @@ class DecodeState:
                 self._lose_pool(pool, commands)
             case StepFailed():
                 self._fail_step(event, commands)
+                self.pulls.step_ended(event.lane, now)
             case CancelArrived(request_id, attempt):
                 self._cancel(request_id, attempt)
             case GatewayGone(gateway_id):
@@ -181,7 +204,8 @@ class DecodeState:
                 self._send_back(lambda sequence: True, commands)
         self._admit(commands)
         self._start_moves(commands)
-        self._start_steps(commands)
+        self._start_steps(now, commands)
+        self._ask_portions(commands)
         return commands
 
     # arrivals
@@ -194,6 +218,8 @@ class DecodeState:
         if self._is_superseded(request) or self.blocks.is_quarantined(owner):
             raise RequestCancelled(f"request {request.request_id} was cancelled before it arrived")
         if owner in self.sequences:
+            if source_of(self.sequences[owner].task) != source_of(task):
+                raise HandoverFailed(f"request {request.request_id} is offered by another instance, too")
             return
         if self.waiting >= self.max_waiting_requests:
             raise Overloaded(
@@ -241,7 +267,7 @@ class DecodeState:
         for sequence in self.sequences.values():
             if sequence.phase is not DecodePhase.WAITING:
                 continue
-            needed = blocks_for(sequence.tokens, self.block_size)
+            needed = blocks_for(sequence.tokens + sequence.awaits_first_token, self.block_size)
             pool = self.blocks.pool_for_newcomer if sequence.pool is None else sequence.pool
             if pool is None:
                 break
@@ -252,22 +278,23 @@ class DecodeState:
             self.blocks.try_allocate(sequence.owner, needed, pool)
             sequence.phase = next_decode_phase(sequence.phase, DecodePhase.PULLING)
             entered += 1
-            commands.append(self._fetch(sequence))
+            if isinstance(sequence.task, DecodeTask):
+                self.pulls.begin(sequence.owner)
+            else:
+                commands.append(self._inherit(sequence, sequence.task))
 
-    def _fetch(self, sequence: DecodeSequence) -> PullSequence | InheritSequence:
-        owner, task = sequence.owner, sequence.task
-        blocks = tuple(self.blocks.block_table(owner))
-        if isinstance(task, DecodeTask):
-            return PullSequence(owner, task.prefill_instance, task.prefill_incarnation, blocks)
+    def _inherit(self, sequence: DecodeSequence, task: ResumeTask) -> InheritSequence:
         filled = blocks_for(sequence.position, self.block_size)
-        return InheritSequence(owner, task.former, sequence.position, blocks[:filled])
+        blocks = tuple(self.blocks.block_table(sequence.owner)[:filled])
+        return InheritSequence(sequence.owner, task.former, sequence.position, blocks)
 
     # pools
 
     def _lose_pool(self, pool: int, commands: list[DecodeCommand]) -> None:
         """Its sequences go back to be continued; what is in the step or in the air when that has ended."""
         self.blocks.lose_pool(pool)
-        for sequence in self._at_rest():
+        pulled = [self.sequences[owner] for owner in self.pulls.owners if self.pulls.rests(owner)]
+        for sequence in [*self._at_rest(), *pulled]:
             if self.blocks.is_lost(sequence.owner):
                 if not sequence.is_cancelled:
                     commands.append(failure_of(sequence, KV_LOST, can_continue=True))
@@ -310,17 +337,44 @@ class DecodeState:
 
     # the pull
 
-    def _start_running(self, owner: BlockOwner, now: float, commands: list[DecodeCommand]) -> None:
+    def _ask_portions(self, commands: list[DecodeCommand]) -> None:
+        for portion in self.pulls.ask(is_computing=bool(self._steps)):
+            task = self.sequences[portion.owner].task
+            assert isinstance(task, DecodeTask)
+            blocks = tuple(self.blocks.block_table(portion.owner))
+            source = (task.prefill_instance, task.prefill_incarnation)
+            commands.append(PullSequence(portion.owner, *source, blocks, portion.number, portion.max_bytes))
+
+    def _take_portion(
+        self, owner: BlockOwner, kv_bytes: int, transfer_s: float, commands: list[DecodeCommand]
+    ) -> None:
         sequence = self._pulling(owner)
-        if sequence.is_cancelled:
-            self._drop(sequence)
+        self.pulls.portion_done(owner, kv_bytes, transfer_s)
+        self._drop_if_over(sequence, commands)
+
+    def _start_running(self, pulled: PullFinished, now: float, commands: list[DecodeCommand]) -> None:
+        owner, token = pulled.owner, pulled.first_token
+        sequence = self._pulling(owner)
+        if sequence.awaits_first_token and token is None:
+            raise ValueError(f"{owner}: the KV came without the first token")
+        if isinstance(sequence.task, DecodeTask):
+            self.pulls.portion_done(owner, pulled.kv_bytes, pulled.transfer_s)
+        if self._drop_if_over(sequence, commands):
             return
-        if self.blocks.is_lost(owner):
-            commands.append(failure_of(sequence, KV_LOST, can_continue=True))
-            self._drop(sequence)
-            return
+        self.pulls.end(owner)
+        if sequence.awaits_first_token and token is not None:
+            sequence.output_ids.append(token)
         sequence.phase = next_decode_phase(sequence.phase, DecodePhase.RUNNING)
         commands.append(ObserveAdmission(now - sequence.arrived_s))
+
+    def _drop_if_over(self, sequence: DecodeSequence, commands: list[DecodeCommand]) -> bool:
+        """Whether it was cancelled, or lost its blocks' pool, while KV was in the air; now none is."""
+        if not (sequence.is_cancelled or self.blocks.is_lost(sequence.owner)):
+            return False
+        if not sequence.is_cancelled:
+            commands.append(failure_of(sequence, KV_LOST, can_continue=True))
+        self._drop(sequence)
+        return True
 
     def _give_up_pull(self, failed: PullFailed, commands: list[DecodeCommand]) -> None:
         sequence = self._pulling(failed.owner)
@@ -329,10 +383,18 @@ class DecodeState:
                 failure_of(sequence, failed.error, can_continue=True, lost_instance=failed.lost_instance)
             )
         del self.sequences[failed.owner]
+        self.pulls.end(failed.owner)
         if failed.is_drained:
             self.blocks.release(failed.owner)
         else:
             self.blocks.quarantine(failed.owner)
+
+    def _forget_offer(self, withdrawn: OfferWithdrawn) -> None:
+        sequence = self.sequences.get(withdrawn.owner)
+        source = (withdrawn.prefill_instance, withdrawn.prefill_incarnation)
+        is_here = sequence is not None and source_of(sequence.task) == source
+        if sequence is not None and is_here and sequence.phase is not DecodePhase.RUNNING:
+            self._discard(sequence)
 
     def _pulling(self, owner: BlockOwner) -> DecodeSequence:
         sequence = self.sequences.get(owner)
@@ -342,7 +404,7 @@ class DecodeState:
 
     # steps
 
-    def _start_steps(self, commands: list[DecodeCommand]) -> None:
+    def _start_steps(self, now: float, commands: list[DecodeCommand]) -> None:
         """Plans the next step of every lane that has none in flight: all its sequences that have room."""
         idle = [lane for lane in range(self.lanes) if lane not in self._steps]
         if not idle:
@@ -363,6 +425,7 @@ class DecodeState:
             )
             if rows:
                 self._steps[lane] = rows
+                self.pulls.step_began(lane, now)
                 commands.append(RunStep(rows, lane))
 
     def _even_out(self, movable: list[DecodeSequence]) -> None:
@@ -477,13 +540,15 @@ class DecodeState:
     def _discard(self, sequence: DecodeSequence) -> None:
         """Forgets a sequence now, or marks it where the engine or a transfer still uses its blocks."""
         is_in_step = any(row.owner == sequence.owner for step in self._steps.values() for row in step)
-        if is_in_step or sequence.phase in (DecodePhase.PULLING, DecodePhase.MOVING):
+        is_pulled = sequence.phase is DecodePhase.PULLING and not self.pulls.rests(sequence.owner)
+        if is_in_step or is_pulled or sequence.phase is DecodePhase.MOVING:
             sequence.is_cancelled = True
         else:
             self._drop(sequence)
 
     def _drop(self, sequence: DecodeSequence) -> None:
         del self.sequences[sequence.owner]
+        self.pulls.end(sequence.owner)
         if sequence.phase is not DecodePhase.WAITING:
             self.blocks.release(sequence.owner)
 

@@ -4,10 +4,12 @@ from dataclasses import dataclass
 
 from common.ids import GatewayId, Incarnation, InstanceId, RequestId
 from common.kv.blocks import BlockOwner
+from common.kv.layout import KVSpan
 from common.messages import (
     DecodeTask,
     ErrorReply,
     GenerationRequest,
+    KVDelivered,
     PrefillTask,
     PullKV,
     SampledToken,
@@ -19,6 +21,13 @@ from common.messages import (
 @dataclass(frozen=True, slots=True)
 class TaskArrived:
     task: PrefillTask
+
+
+@dataclass(frozen=True, slots=True)
+class LayersComputed:
+    """The K and V of the chunk in flight stand in the pool, in its first ``layers`` layers."""
+
+    layers: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +44,13 @@ class ChunkFailed:
 
 @dataclass(frozen=True, slots=True)
 class OfferRefused:
-    """The decode instance did not take the sequence over. ``is_lost``: it did not even answer."""
+    """The decode instance did not take the sequence over. ``is_lost``: it did not even answer. ``is_early``:
+    the offer was made before the first token was there."""
 
     owner: BlockOwner
     error: ErrorReply
     is_lost: bool = False
+    is_early: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +60,19 @@ class PullArrived:
 
 @dataclass(frozen=True, slots=True)
 class SendFinished:
-    """No byte of the transfer is in the air any more, whether or not it succeeded."""
+    """Every byte of the portion in the air has arrived."""
 
     owner: BlockOwner
+    kv_bytes: int
+    transfer_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class SendFailed:
+    """The portion has not arrived; nothing of it is sent any more."""
+
+    owner: BlockOwner
+    error: ErrorReply
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +104,13 @@ class DrainExpired:
 
 PrefillEvent = (
     TaskArrived
+    | LayersComputed
     | ChunkFinished
     | ChunkFailed
     | OfferRefused
     | PullArrived
     | SendFinished
+    | SendFailed
     | CancelArrived
     | DecodeInstanceGone
     | GatewayGone
@@ -110,7 +133,10 @@ class ChunkSlice:
 
 @dataclass(frozen=True, slots=True)
 class RunChunk:
+    """``tells_layers``: whether ``LayersComputed`` is wanted, as KV is handed over meanwhile."""
+
     slices: tuple[ChunkSlice, ...]
+    tells_layers: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,13 +162,32 @@ class OfferSequence:
 
 
 @dataclass(frozen=True, slots=True)
+class WithdrawOffer:
+    """The sequence has ended here: its decode instance need not wait for it."""
+
+    owner: BlockOwner
+    decode_instance: InstanceId
+
+
+@dataclass(frozen=True, slots=True)
 class SendKV:
-    """Write the first ``kv_tokens`` positions from ``source_blocks`` into the puller's blocks."""
+    """Write those parts of the sequence's KV from ``source_blocks`` into the puller's blocks."""
 
     owner: BlockOwner
     pull: PullKV
     source_blocks: tuple[int, ...]
-    kv_tokens: int
+    spans: tuple[KVSpan, ...]
 
 
-PrefillCommand = RunChunk | PublishToken | PublishFailure | OfferSequence | SendKV
+@dataclass(frozen=True, slots=True)
+class AnswerPull:
+    """Nothing of the portion is in the air any more."""
+
+    owner: BlockOwner
+    portion: int
+    answer: KVDelivered | ErrorReply
+
+
+PrefillCommand = (
+    RunChunk | PublishToken | PublishFailure | OfferSequence | WithdrawOffer | SendKV | AnswerPull
+)

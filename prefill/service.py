@@ -19,7 +19,7 @@ from common.errors import (
     RequestError,
     TransferError,
 )
-from common.ids import GatewayId
+from common.ids import GatewayId, InstanceId
 from common.kv.blocks import BlockOwner
 from common.kv.endpoint import KVEndpoint
 from common.messages import (
@@ -31,9 +31,11 @@ from common.messages import (
     InstanceEvent,
     InstanceGone,
     KVDelivered,
+    OfferWithdrawn,
     PrefillTask,
     PullKV,
     TokenBatch,
+    as_request_error,
     error_reply,
 )
 from common.redelivery import publish_surely
@@ -44,7 +46,8 @@ from common.timeline import timeline
 from common.timeline_events import DECIDE, OFFER_SEQUENCE, TRANSFER_KV
 from prefill import events
 from prefill.engine import run_chunk
-from prefill.state import ROOM, PrefillState
+from prefill.sequence import ROOM
+from prefill.state import PrefillState
 
 log = logging.getLogger("lamella.prefill")
 
@@ -67,7 +70,7 @@ class PrefillService:
     spawn: Callable[[Coroutine[None, None, None]], None]
     on_change: Callable[[], None]
     tokens_per_s: float | None = None
-    _sends: dict[BlockOwner, asyncio.Future[KVDelivered]] = field(default_factory=dict)
+    _pulls: dict[tuple[BlockOwner, int], asyncio.Future[KVDelivered]] = field(default_factory=dict)
     _idle: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def prefill(self, task: PrefillTask) -> Acknowledged:
@@ -76,19 +79,26 @@ class PrefillService:
         return Acknowledged()
 
     async def pull(self, pull: PullKV) -> KVDelivered:
-        """Writes a sequence's KV where the decode instance wants it; answers when no byte is in the air.
+        """Writes a portion of a sequence's KV where the decode instance wants it; answers when no byte is in
+        the air.
 
-        Asking again while the transfer goes on joins it. Raises UnknownRequest, HandoverFailed,
+        Asking again for the same portion joins. Raises UnknownRequest, RequestCancelled, HandoverFailed,
         InvalidRequest, InstanceLost.
         """
         if pull.layout != self.kv.layout:
             raise InvalidRequest(
                 f"KV lies as {self.kv.layout} here and as {pull.layout} there", param="layout"
             )
-        owner = BlockOwner(ROOM, pull.request_id, pull.attempt)
-        if owner not in self._sends:
-            self._handle(events.PullArrived(pull))
-        return await asyncio.shield(self._sends[owner])
+        key = (BlockOwner(ROOM, pull.request_id, pull.attempt), pull.portion)
+        future = self._pulls.get(key)
+        if future is None:
+            future = self._pulls[key] = asyncio.get_running_loop().create_future()
+            try:
+                self._handle(events.PullArrived(pull))
+            except RequestError:
+                del self._pulls[key]
+                raise
+        return await asyncio.shield(future)
 
     def take_event(self, message: InstanceEvent) -> None:
         """What is told to everyone, or to this instance."""
@@ -125,8 +135,8 @@ class PrefillService:
 
     def _execute(self, command: events.PrefillCommand) -> None:
         match command:
-            case events.RunChunk(slices):
-                self.spawn(self._compute(slices))
+            case events.RunChunk(slices, tells_layers):
+                self.spawn(self._compute(slices, tells_layers))
             case events.PublishToken(gateway_id, token_event, queue_s, compute_s):
                 self._publish(gateway_id, TokenBatch(self.state.instance_id, (token_event,)))
                 self.metrics.observe_prefill(queue_s, compute_s)
@@ -134,15 +144,22 @@ class PrefillService:
                 self._publish(gateway_id, failure)
             case events.OfferSequence():
                 self.spawn(self._offer(command))
-            case events.SendKV(owner):
-                self._sends[owner] = asyncio.get_running_loop().create_future()
+            case events.WithdrawOffer(owner, decode_instance):
+                self._withdraw(owner, decode_instance)
+            case events.SendKV():
                 self.spawn(self._send(command))
+            case events.AnswerPull(owner, portion, answer):
+                self._answer(self._pulls.pop((owner, portion)), answer)
 
-    async def _compute(self, slices: tuple[events.ChunkSlice, ...]) -> None:
+    async def _compute(self, slices: tuple[events.ChunkSlice, ...], tells_layers: bool) -> None:
         loop = asyncio.get_running_loop()
         started_s = loop.time()
+
+        def tell(layers: int) -> None:
+            loop.call_soon_threadsafe(self._handle, events.LayersComputed(layers))
+
         try:
-            tokens = await self.engine.run(run_chunk, self.runner, slices)
+            tokens = await self.engine.run(run_chunk, self.runner, slices, tell if tells_layers else None)
         except Exception:
             log.exception("chunk_failed", extra={"slices": len(slices)})
             self._handle(events.ChunkFailed(ErrorReply(InternalError.code, "the prefill chunk failed")))
@@ -165,37 +182,52 @@ class PrefillService:
         except (RequestError, BusError) as exc:
             log.warning("offer_refused", extra={"request": command.owner.request_id, "error": str(exc)})
             is_lost = isinstance(exc, BusError)
-            self._handle(events.OfferRefused(command.owner, _as_handover_error(exc), is_lost))
+            refused = events.OfferRefused(
+                command.owner, _as_handover_error(exc), is_lost, command.task.is_early
+            )
+            self._handle(refused)
         timeline.end(
             began_ns, OFFER_SEQUENCE, owner.attempt, requests=owner.request_id, peer=command.decode_instance
         )
 
+    def _withdraw(self, owner: BlockOwner, decode_instance: InstanceId) -> None:
+        withdrawn = OfferWithdrawn(
+            owner.request_id, owner.attempt, self.state.instance_id, self.state.incarnation
+        )
+        publish_surely(self.bus, self.subjects.instance_events(decode_instance), withdrawn, self.spawn)
+
     async def _send(self, command: events.SendKV) -> None:
         loop = asyncio.get_running_loop()
+        owner = command.owner
         began_ns, started_s = timeline.begin(), loop.time()
-        future = self._sends[command.owner]
         try:
-            nbytes = await self.kv.send(command.pull, command.source_blocks, command.kv_tokens)
+            nbytes = await self.kv.send(command.pull, command.source_blocks, command.spans)
         except (TransferError, ValueError) as exc:
-            log.warning("kv_send_failed", extra={"request": command.owner.request_id, "error": str(exc)})
+            log.warning("kv_send_failed", extra={"request": owner.request_id, "error": str(exc)})
             self.metrics.transfer_failed()
-            future.set_exception(HandoverFailed(str(exc)))
-            future.exception()
+            self._handle(events.SendFailed(owner, ErrorReply(HandoverFailed.code, str(exc))))
+            return
+        elapsed_s = loop.time() - started_s
+        self.metrics.observe_transfer(nbytes, elapsed_s)
+        first, last = command.spans[0], command.spans[-1]
+        timeline.end(
+            began_ns,
+            TRANSFER_KV,
+            owner.attempt,
+            nbytes,
+            first.layers.start,
+            last.layers.stop - 1,
+            requests=owner.request_id,
+            peer=command.pull.decode_instance,
+        )
+        self._handle(events.SendFinished(owner, nbytes, elapsed_s))
+
+    def _answer(self, asked: "asyncio.Future[KVDelivered]", answer: KVDelivered | ErrorReply) -> None:
+        if isinstance(answer, KVDelivered):
+            asked.set_result(answer)
         else:
-            elapsed_s = loop.time() - started_s
-            self.metrics.observe_transfer(nbytes, elapsed_s)
-            future.set_result(KVDelivered(nbytes, elapsed_s))
-            timeline.end(
-                began_ns,
-                TRANSFER_KV,
-                command.owner.attempt,
-                nbytes,
-                command.kv_tokens,
-                requests=command.owner.request_id,
-                peer=command.pull.decode_instance,
-            )
-        del self._sends[command.owner]
-        self._handle(events.SendFinished(command.owner))
+            asked.set_exception(as_request_error(answer))
+            asked.exception()
 
     def _publish(self, gateway_id: GatewayId, event: GatewayEvent) -> None:
         publish_surely(self.bus, self.subjects.gateway_events(gateway_id), event, self.spawn)

@@ -4,9 +4,11 @@
 RequestError (for its sender) or ValueError (a defect) and changes nothing.
 
 A sequence's walk (``common.lifecycle``): QUEUED until its whole prompt's blocks are free and its turn has
-come; COMPUTING in fixed chunks (TetriInfer 3.3.3); with its first token drawn it is OFFERED to the decode
-instance and waits in this pool, which is the queue (DistServe 4.3); SENDING while the transfer engine reads
-its blocks, which are pinned; then gone. A sequence that ends with its first token is never offered.
+come; COMPUTING in fixed chunks (TetriInfer 3.3.3); COMPUTED, with its first token drawn, it waits in this
+pool, which is the queue (DistServe 4.3), until its decode instance has pulled all of its KV. It is offered
+there when it is computed, a long prompt already when its first chunk begins; the pulls go on beside the
+chunks (``prefill.handover``), and the blocks that the transfer engine reads are pinned. A sequence that ends
+with its first token is withdrawn, or was never offered.
 """
 
 from collections import OrderedDict, deque
@@ -26,6 +28,7 @@ from common.errors import (
 )
 from common.ids import Incarnation, InstanceId, RequestId
 from common.kv.blocks import BlockAllocator, BlockOwner, blocks_for
+from common.kv.layout import KVLayout
 from common.lifecycle import PrefillPhase, next_prefill_phase
 from common.messages import (
     DecodeTask,
@@ -35,11 +38,11 @@ from common.messages import (
     PrefillTask,
     PullKV,
     SampledToken,
-    SequenceFailed,
     TokenEvent,
 )
 from common.sequences import continued_with, finish_reason_of
 from prefill.events import (
+    AnswerPull,
     CancelArrived,
     ChunkFailed,
     ChunkFinished,
@@ -48,39 +51,26 @@ from prefill.events import (
     DrainExpired,
     DrainStarted,
     GatewayGone,
+    LayersComputed,
     OfferRefused,
     OfferSequence,
     PrefillCommand,
     PrefillEvent,
-    PublishFailure,
     PublishToken,
     PullArrived,
     RunChunk,
+    SendFailed,
     SendFinished,
     SendKV,
     TaskArrived,
+    WithdrawOffer,
 )
+from prefill.handover import ComputedKV, HandOver, KVCursor
+from prefill.sequence import ROOM, PrefillSequence, failure_of
+from scheduler.policy.hand_over import is_layerwise
 from scheduler.policy.prefill_batching import fill_chunk, order_window
 
-ROOM = "prefill"
 CANCELLED_REMEMBERED = 4096
-
-
-@dataclass(slots=True)
-class PrefillSequence:
-    owner: BlockOwner
-    request: GenerationRequest
-    decode_instance: InstanceId
-    decode_incarnation: Incarnation
-    arrived_s: float
-    phase: PrefillPhase = PrefillPhase.QUEUED
-    started_s: float = 0.0
-    computed_tokens: int = 0
-    is_cancelled: bool = False
-
-    @property
-    def remaining_tokens(self) -> int:
-        return self.request.tokens - self.computed_tokens
 
 
 @dataclass(slots=True)
@@ -90,17 +80,19 @@ class PrefillState:
     instance_id: InstanceId
     incarnation: Incarnation
     blocks: BlockAllocator
-    block_size: int
+    layout: KVLayout
     eos_token_ids: tuple[int, ...]
     chunk_tokens: int
     order: PrefillOrder
     scheduling_window: int
     max_waiting_requests: int
+    layerwise_min_tokens: int
     is_admitting: bool = True
     sequences: dict[BlockOwner, PrefillSequence] = field(default_factory=dict)
     _arrivals: deque[PrefillSequence] = field(default_factory=deque)
     _window: list[PrefillSequence] = field(default_factory=list)
     _chunk: tuple[ChunkSlice, ...] = ()
+    _chunk_layers: int = 0
     _cancelled: OrderedDict[RequestId, int] = field(default_factory=OrderedDict)
 
     # what others ask, changing nothing
@@ -117,10 +109,7 @@ class PrefillState:
     @property
     def handovers_waiting(self) -> int:
         """Sequences whose KV waits here for a decode instance."""
-        return sum(
-            sequence.phase in (PrefillPhase.OFFERED, PrefillPhase.SENDING)
-            for sequence in self.sequences.values()
-        )
+        return sum(sequence.phase is PrefillPhase.COMPUTED for sequence in self.sequences.values())
 
     @property
     def is_idle(self) -> bool:
@@ -136,6 +125,13 @@ class PrefillState:
             is_uncomputed = sequence.phase in (PrefillPhase.QUEUED, PrefillPhase.COMPUTING)
             assert is_uncomputed == (owner in queued) or sequence.is_cancelled
             assert sequence.computed_tokens <= sequence.request.tokens
+            is_computed = sequence.phase is PrefillPhase.COMPUTED
+            assert is_computed == (sequence.first_token is not None)
+            assert sequence.is_offered or not is_computed, "nobody knows of a computed prompt"
+            is_used = self._is_in_chunk(owner) or sequence.hand_over.is_sending
+            assert is_used or not sequence.is_cancelled, "a cancelled sequence stays"
+            if not sequence.is_cancelled:
+                sequence.hand_over.check(self._computed_kv(sequence))
         for owner in queued:
             assert owner in self.sequences, "a queued sequence is not known"
         held = {owner for owner in self.blocks.owners() if owner.room == ROOM}
@@ -148,26 +144,30 @@ class PrefillState:
         commands: list[PrefillCommand] = []
         match event:
             case TaskArrived(task):
-                self._take_in(task, now)
+                self._take_in(task, now, commands)
+            case LayersComputed(layers):
+                self._take_layers(layers, commands)
             case ChunkFinished(tokens):
                 self._finish_chunk(tokens, now, commands)
             case ChunkFailed(error):
                 self._fail_chunk(error, commands)
             case OfferRefused():
-                self._withdraw_offer(event, commands)
+                self._take_refusal(event, commands)
             case PullArrived(pull):
-                commands.append(self._start_sending(pull))
-            case SendFinished(owner):
-                self._finish_sending(owner)
+                self._take_pull(pull, commands)
+            case SendFinished(owner, kv_bytes, transfer_s):
+                self._finish_sending(owner, kv_bytes, transfer_s, commands)
+            case SendFailed(owner, error):
+                self._fail_sending(owner, error, commands)
             case CancelArrived(request_id, attempt):
-                self._cancel(request_id, attempt)
+                self._cancel(request_id, attempt, commands)
             case DecodeInstanceGone(instance_id, incarnation):
                 gone = (instance_id, incarnation)
                 self._discard_all(
-                    lambda sequence: (sequence.decode_instance, sequence.decode_incarnation) == gone
+                    lambda sequence: (sequence.decode_instance, sequence.decode_incarnation) == gone, commands
                 )
             case GatewayGone(gateway_id):
-                self._discard_all(lambda sequence: sequence.request.gateway_id == gateway_id)
+                self._discard_all(lambda sequence: sequence.request.gateway_id == gateway_id, commands)
             case DrainStarted():
                 self.is_admitting = False
             case DrainExpired():
@@ -177,7 +177,7 @@ class PrefillState:
 
     # arrivals
 
-    def _take_in(self, task: PrefillTask, now: float) -> None:
+    def _take_in(self, task: PrefillTask, now: float, commands: list[PrefillCommand]) -> None:
         request = task.request
         owner = BlockOwner(ROOM, request.request_id, request.attempt)
         if not self.is_admitting:
@@ -194,7 +194,7 @@ class PrefillState:
                 f" {self.max_waiting_requests} prompts waiting",
                 retry_after_s=1.0,
             )
-        needed = blocks_for(request.tokens, self.block_size)
+        needed = blocks_for(request.tokens, self.layout.block_size)
         if needed > self.blocks.total_blocks:
             raise ContextLengthExceeded(
                 f"the prompt's {request.tokens} tokens need {needed} KV blocks; instance"
@@ -205,9 +205,18 @@ class PrefillState:
             lambda sequence: (
                 sequence.request.request_id == request.request_id
                 and sequence.request.attempt < request.attempt
-            )
+            ),
+            commands,
         )
-        sequence = PrefillSequence(owner, request, task.decode_instance, task.decode_incarnation, now)
+        cursor = KVCursor(self.layout.layers, self.layout.token_layer_bytes)
+        sequence = PrefillSequence(
+            owner,
+            request,
+            task.decode_instance,
+            task.decode_incarnation,
+            now,
+            HandOver(request.tokens, cursor),
+        )
         self.sequences[owner] = sequence
         self._arrivals.append(sequence)
 
@@ -230,7 +239,7 @@ class PrefillState:
         return [*self._window, *self._arrivals]
 
     def _start_chunk(self, now: float, commands: list[PrefillCommand]) -> None:
-        """Plans the next chunk if none is in flight."""
+        """Plans the next chunk if none is in flight, and offers the long prompts that begin in it."""
         if self._chunk:
             return
         self._refill_window()
@@ -247,8 +256,18 @@ class PrefillState:
             )
             for sequence, tokens in zip(ready, sizes, strict=False)
         )
-        if self._chunk:
-            commands.append(RunChunk(self._chunk))
+        if not self._chunk:
+            return
+        sequences = [self.sequences[piece.owner] for piece in self._chunk]
+        for sequence in sequences:
+            if sequence.computed_tokens == 0 and self._is_layerwise(sequence.request):
+                self._offer(sequence, commands)
+        tells_layers = any(sequence.is_offered for sequence in sequences)
+        commands.append(RunChunk(self._chunk, tells_layers))
+
+    def _is_layerwise(self, request: GenerationRequest) -> bool:
+        output_tokens = request.sampling.max_tokens - len(request.output_ids)
+        return is_layerwise(request.tokens, output_tokens, self.layerwise_min_tokens)
 
     def _refill_window(self) -> None:
         if self._window or not self._arrivals:
@@ -265,7 +284,7 @@ class PrefillState:
             if tokens >= self.chunk_tokens:
                 break
             if sequence.phase is PrefillPhase.QUEUED:
-                needed = blocks_for(sequence.request.tokens, self.block_size)
+                needed = blocks_for(sequence.request.tokens, self.layout.block_size)
                 if not self.blocks.try_allocate(sequence.owner, needed):
                     break
                 sequence.phase = next_prefill_phase(sequence.phase, PrefillPhase.COMPUTING)
@@ -273,6 +292,16 @@ class PrefillState:
             ready.append(sequence)
             tokens += sequence.remaining_tokens
         return ready
+
+    def _take_layers(self, layers: int, commands: list[PrefillCommand]) -> None:
+        if not (self._chunk and self._chunk_layers < layers <= self.layout.layers):
+            raise ValueError(
+                f"{layers} layers of a chunk are computed, of {self._chunk_layers} before and"
+                f" {self.layout.layers} in all; {len(self._chunk)} slices are in flight"
+            )
+        self._chunk_layers = layers
+        for piece in self._chunk:
+            self._go_on_sending(self.sequences[piece.owner], commands)
 
     def _finish_chunk(
         self, tokens: tuple[SampledToken | None, ...], now: float, commands: list[PrefillCommand]
@@ -285,9 +314,12 @@ class PrefillState:
             sequence = self.sequences[piece.owner]
             sequence.computed_tokens += piece.tokens
             if sequence.is_cancelled:
-                self._discard(sequence)
-            elif token is not None:
+                self._let_go(sequence)
+                continue
+            if token is not None:
                 self._finish_prompt(sequence, token, now, commands)
+            if not sequence.is_cancelled:
+                self._go_on_sending(sequence, commands)
 
     def _finish_prompt(
         self, sequence: PrefillSequence, token: SampledToken, now: float, commands: list[PrefillCommand]
@@ -305,49 +337,66 @@ class PrefillState:
                 compute_s=now - sequence.started_s,
             )
         )
+        sequence.phase = next_prefill_phase(sequence.phase, PrefillPhase.COMPUTED)
+        sequence.first_token = token.token_id
         if finish is not None:
-            self._drop(sequence)
-            return
-        sequence.phase = next_prefill_phase(sequence.phase, PrefillPhase.OFFERED)
-        task = DecodeTask(
-            request=continued_with(request, token),
-            prefill_instance=self.instance_id,
-            prefill_incarnation=self.incarnation,
-            kv_tokens=request.tokens,
-        )
-        commands.append(OfferSequence(sequence.owner, sequence.decode_instance, task))
+            self._discard(sequence, commands)
+        elif not sequence.is_offered:
+            self._offer(sequence, commands)
 
     def _fail_chunk(self, error: ErrorReply, commands: list[PrefillCommand]) -> None:
         for piece in self._end_chunk(len(self._chunk)):
             sequence = self.sequences[piece.owner]
             if not sequence.is_cancelled:
-                commands.append(_failure(sequence, error, can_continue=False))
-            self._discard(sequence)
+                commands.append(failure_of(sequence, error, can_continue=False))
+            self._discard(sequence, commands)
 
     def _end_chunk(self, slices: int) -> tuple[ChunkSlice, ...]:
         if not self._chunk or len(self._chunk) != slices:
             raise ValueError(f"a chunk of {slices} slices ended, {len(self._chunk)} are in flight")
-        chunk, self._chunk = self._chunk, ()
+        chunk, self._chunk, self._chunk_layers = self._chunk, (), 0
         return chunk
 
     # hand-over
 
-    def _withdraw_offer(self, refused: OfferRefused, commands: list[PrefillCommand]) -> None:
+    def _offer(self, sequence: PrefillSequence, commands: list[PrefillCommand]) -> None:
+        """With its first token, if that is there."""
+        request, token = sequence.request, sequence.first_token
+        task = DecodeTask(
+            request=request if token is None else continued_with(request, token),
+            prefill_instance=self.instance_id,
+            prefill_incarnation=self.incarnation,
+            kv_tokens=request.tokens,
+        )
+        sequence.is_offered = True
+        commands.append(OfferSequence(sequence.owner, sequence.decode_instance, task))
+
+    def _take_refusal(self, refused: OfferRefused, commands: list[PrefillCommand]) -> None:
+        """An early offer that only came too early is made again when the prompt is computed."""
         sequence = self.sequences.get(refused.owner)
-        if sequence is None or sequence.phase is not PrefillPhase.OFFERED:
+        if sequence is None or sequence.is_cancelled or sequence.hand_over.has_begun:
+            return
+        if refused.is_early and refused.error.code in (Overloaded.code, NoInstanceReady.code):
+            sequence.is_offered = False
+            if sequence.phase is PrefillPhase.COMPUTED:
+                self._offer(sequence, commands)
             return
         lost = sequence.decode_instance if refused.is_lost else None
-        commands.append(_failure(sequence, refused.error, can_continue=True, lost_instance=lost))
-        self._drop(sequence)
+        sequence.is_offered = refused.is_lost
+        commands.append(failure_of(sequence, refused.error, can_continue=True, lost_instance=lost))
+        self._discard(sequence, commands)
 
-    def _start_sending(self, pull: PullKV) -> SendKV:
+    def _take_pull(self, pull: PullKV, commands: list[PrefillCommand]) -> None:
         if pull.prefill_incarnation != self.incarnation:
             raise InstanceLost(f"{self.instance_id} has begun anew since it computed that KV")
-        owner = BlockOwner(ROOM, pull.request_id, pull.attempt)
-        sequence = self.sequences.get(owner)
-        if sequence is None or sequence.phase is not PrefillPhase.OFFERED:
+        sequence = self.sequences.get(BlockOwner(ROOM, pull.request_id, pull.attempt))
+        if sequence is None or sequence.is_cancelled:
+            if sequence is not None or self._cancelled.get(pull.request_id, -1) >= pull.attempt:
+                raise RequestCancelled(f"request {pull.request_id} has ended at {self.instance_id}")
             raise UnknownRequest(f"no KV of request {pull.request_id} waits at {self.instance_id}")
-        needed = blocks_for(sequence.request.tokens, self.block_size)
+        if not sequence.is_offered:
+            raise UnknownRequest(f"the KV of request {pull.request_id} has not been offered")
+        needed = blocks_for(sequence.request.tokens, self.layout.block_size)
         if len(pull.blocks) < needed:
             raise UnknownRequest(f"{len(pull.blocks)} blocks offered for KV that fills {needed}")
         if not pull.destinations:
@@ -355,66 +404,129 @@ class PrefillState:
         total_blocks = min(each.total_blocks for each in pull.destinations)
         if len({*pull.blocks} & {*range(total_blocks)}) < len(pull.blocks):
             raise InvalidRequest(f"{pull.blocks} are not of a pool of {total_blocks}", param="blocks")
-        sequence.phase = next_prefill_phase(sequence.phase, PrefillPhase.SENDING)
-        self.blocks.pin(owner)
-        source = tuple(self.blocks.block_table(owner)[:needed])
-        return SendKV(owner, pull, source, kv_tokens=sequence.request.tokens)
+        answered = sequence.hand_over.take_ask(pull)
+        if answered is not None:
+            commands.append(AnswerPull(sequence.owner, pull.portion, answered))
+        self._go_on_sending(sequence, commands)
 
-    def _finish_sending(self, owner: BlockOwner) -> None:
+    def _computed_kv(self, sequence: PrefillSequence) -> ComputedKV:
+        for piece in self._chunk:
+            if piece.owner == sequence.owner:
+                return ComputedKV(sequence.computed_tokens, piece.tokens, self._chunk_layers)
+        return ComputedKV(sequence.computed_tokens)
+
+    def _go_on_sending(self, sequence: PrefillSequence, commands: list[PrefillCommand]) -> None:
+        """Sends what is there for the portion asked for, or answers it."""
+        owner, hand_over = sequence.owner, sequence.hand_over
+        pull = hand_over.asked
+        if pull is None:
+            return
+        spans = hand_over.begin_send(self._computed_kv(sequence))
+        if spans:
+            self.blocks.pin(owner)
+            needed = blocks_for(sequence.request.tokens, self.layout.block_size)
+            source = tuple(self.blocks.block_table(owner)[:needed])
+            commands.append(SendKV(owner, pull, source, spans))
+        elif (answer := hand_over.try_answer(sequence.first_token)) is not None:
+            commands.append(AnswerPull(owner, pull.portion, answer))
+            if answer.is_last:
+                self._drop(sequence)
+
+    def _finish_sending(
+        self, owner: BlockOwner, kv_bytes: int, transfer_s: float, commands: list[PrefillCommand]
+    ) -> None:
+        sequence = self._end_sending(owner)
+        sequence.hand_over.end_send(kv_bytes, transfer_s)
+        if sequence.is_cancelled:
+            self._answer_ended(sequence, commands)
+            self._let_go(sequence)
+        else:
+            self._go_on_sending(sequence, commands)
+
+    def _fail_sending(self, owner: BlockOwner, error: ErrorReply, commands: list[PrefillCommand]) -> None:
+        """The decode instance, which is told, tells the gateway."""
+        sequence = self._end_sending(owner)
+        pull = sequence.hand_over.give_up()
+        commands.append(AnswerPull(owner, pull.portion, error))
+        if sequence.is_cancelled:
+            self._let_go(sequence)
+            return
+        sequence.is_offered = False
+        self._discard(sequence, commands)
+
+    def _end_sending(self, owner: BlockOwner) -> PrefillSequence:
         sequence = self.sequences.get(owner)
-        if sequence is None or sequence.phase is not PrefillPhase.SENDING:
+        if sequence is None or not sequence.hand_over.is_sending:
             raise ValueError(f"{owner} is not being sent")
         self.blocks.unpin(owner)
-        self._drop(sequence)
+        return sequence
+
+    def _answer_ended(self, sequence: PrefillSequence, commands: list[PrefillCommand]) -> None:
+        """Whoever waits for a portion waits in vain."""
+        if sequence.hand_over.asked is not None:
+            pull = sequence.hand_over.give_up()
+            error = ErrorReply(
+                RequestCancelled.code, f"request {pull.request_id} has ended at {self.instance_id}"
+            )
+            commands.append(AnswerPull(sequence.owner, pull.portion, error))
 
     # endings
 
-    def _cancel(self, request_id: RequestId, attempt: int) -> None:
+    def _cancel(self, request_id: RequestId, attempt: int, commands: list[PrefillCommand]) -> None:
+        self._remember_ended(request_id, attempt)
+        self._discard_all(
+            lambda sequence: (
+                sequence.request.request_id == request_id and sequence.request.attempt <= attempt
+            ),
+            commands,
+        )
+
+    def _remember_ended(self, request_id: RequestId, attempt: int) -> None:
+        """For a task that the word of its end has overtaken, and a pull that it will overtake."""
         self._cancelled[request_id] = max(attempt, self._cancelled.pop(request_id, -1))
         while len(self._cancelled) > CANCELLED_REMEMBERED:
             self._cancelled.popitem(last=False)
-        self._discard_all(
-            lambda sequence: sequence.request.request_id == request_id and sequence.request.attempt <= attempt
-        )
 
     def _send_back_all(self, commands: list[PrefillCommand]) -> None:
         error = ErrorReply(NoInstanceReady.code, f"instance {self.instance_id} is draining")
         for sequence in list(self.sequences.values()):
             if not sequence.is_cancelled:
-                commands.append(_failure(sequence, error, can_continue=True))
-            self._discard(sequence)
+                commands.append(failure_of(sequence, error, can_continue=True))
+                self._discard(sequence, commands)
 
-    def _discard_all(self, matches: Callable[[PrefillSequence], bool]) -> None:
+    def _discard_all(
+        self, matches: Callable[[PrefillSequence], bool], commands: list[PrefillCommand]
+    ) -> None:
         for sequence in [sequence for sequence in self.sequences.values() if matches(sequence)]:
-            self._discard(sequence)
+            self._discard(sequence, commands)
 
-    def _discard(self, sequence: PrefillSequence) -> None:
-        """Forgets a sequence now, or marks it where the engine or the transfer still uses its blocks."""
-        is_in_chunk = any(piece.owner == sequence.owner for piece in self._chunk)
+    def _discard(self, sequence: PrefillSequence, commands: list[PrefillCommand]) -> None:
+        """The sequence has ended, and its gateway knows; its decode instance is told."""
+        if sequence.is_cancelled:
+            self._let_go(sequence)
+            return
         if sequence in self._window:
             self._window.remove(sequence)
         elif sequence in self._arrivals:
             self._arrivals.remove(sequence)
-        if is_in_chunk or sequence.phase is PrefillPhase.SENDING:
+        if sequence.is_offered:
+            self._remember_ended(sequence.request.request_id, sequence.request.attempt)
+            commands.append(WithdrawOffer(sequence.owner, sequence.decode_instance))
+        if not sequence.hand_over.is_sending:
+            self._answer_ended(sequence, commands)
+        self._let_go(sequence)
+
+    def _let_go(self, sequence: PrefillSequence) -> None:
+        """Forgets a sequence now, or marks it where the engine or the transfer still uses its blocks."""
+        if self._is_in_chunk(sequence.owner) or sequence.hand_over.is_sending:
             sequence.is_cancelled = True
         else:
             self._drop(sequence)
+
+    def _is_in_chunk(self, owner: BlockOwner) -> bool:
+        return any(piece.owner == owner for piece in self._chunk)
 
     def _drop(self, sequence: PrefillSequence) -> None:
         del self.sequences[sequence.owner]
         if sequence.phase is not PrefillPhase.QUEUED:
             self.blocks.release(sequence.owner)
-
-
-def _failure(
-    sequence: PrefillSequence,
-    error: ErrorReply,
-    *,
-    can_continue: bool,
-    lost_instance: InstanceId | None = None,
-) -> PublishFailure:
-    request = sequence.request
-    return PublishFailure(
-        request.gateway_id,
-        SequenceFailed(request.request_id, request.attempt, error, can_continue, lost_instance),
-    )

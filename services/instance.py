@@ -36,10 +36,12 @@ from common.timeline_events import KV_BLOCKS, QUEUES, RUNNING
 from common.transfer.endpoint import TransferEndpoint
 from decode.inheritance import Inheritance
 from decode.mover import Mover
+from decode.pulls import Pulls
 from decode.service import DecodeService, Staggered
 from decode.state import DecodeState
 from prefill.service import PrefillService
 from prefill.state import PrefillState
+from scheduler.policy.pull_budget import PullBudget
 from services.engines import Engine
 
 log = logging.getLogger("lamella.instance")
@@ -173,12 +175,13 @@ def build_instance(
             instance_id=instance_id,
             incarnation=incarnation,
             blocks=blocks,
-            block_size=settings.block_size,
+            layout=engine.layout,
             eos_token_ids=engine.eos_token_ids,
             chunk_tokens=settings.chunk_tokens,
             order=settings.prefill_order,
             scheduling_window=settings.scheduling_window,
             max_waiting_requests=settings.max_waiting_requests,
+            layerwise_min_tokens=config.transfer.layerwise_min_tokens,
             is_admitting=settings.role == "prefill",
         ),
         runner=engine.runner,
@@ -206,6 +209,7 @@ def build_instance(
             lanes=1 if staggered is None else staggered.lanes,
             max_moves=settings.attention_moves,
             min_move_gain_tokens=settings.attention_move_gain_tokens,
+            pulls=Pulls(PullBudget(config.transfer.pull_share)),
         ),
         runner=engine.runner,
         engine=engine.thread,

@@ -38,6 +38,8 @@ def shapes(draw: st.DrawFn, spare_blocks: int) -> MeshShape:
         max_batch=draw(st.sampled_from([1, 2, 8])),
         max_waiting_requests=draw(st.sampled_from([3, 20])),
         send_failures=draw(st.sampled_from([0.0, 0.2])),
+        layerwise_min_tokens=draw(st.sampled_from([1, 8, 1000])),
+        least_portion_bytes=draw(st.sampled_from([1, 20, 1000])),
         keeps_kv=draw(st.booleans()),
     )
 

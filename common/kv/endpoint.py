@@ -4,10 +4,10 @@ The memory is the instance's own pool, or the pools of the attention workers tha
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from common.kv.layout import KVLayout
+from common.kv.layout import KVLayout, KVSpan
 from common.messages import KVDestination, PullKV
 from common.transfer.endpoint import TransferEndpoint
 from common.transfer.interface import Run, decode_peer_info, encode_peer_info
@@ -34,14 +34,14 @@ class KVEndpoint:
         endpoint = encode_peer_info(self.transfer.peer_info())
         return (KVDestination(endpoint, 0, self.layout.kv_heads, self.total_blocks),)
 
-    async def send(self, pull: PullKV, source_blocks: tuple[int, ...], kv_tokens: int) -> int:
-        """Writes the first ``kv_tokens`` positions to every destination; the bytes sent.
+    async def send(self, pull: PullKV, source_blocks: tuple[int, ...], spans: Sequence[KVSpan]) -> int:
+        """Writes those parts of the sequence's KV, of each its heads, to every destination; the bytes sent.
 
         Returns, or raises, when no byte is in the air. Raises TransferError where a peer cannot be reached
         or a transfer failed, ValueError for blocks that do not fit.
         """
         links = [await self.transfer.link(decode_peer_info(each.endpoint)) for each in pull.destinations]
-        planned = [self._runs(pull, each, source_blocks, kv_tokens) for each in pull.destinations]
+        planned = [self._runs(pull, each, source_blocks, spans) for each in pull.destinations]
         transfers: list[Transfer] = []
         try:
             for link, runs in zip(links, planned, strict=True):
@@ -51,15 +51,23 @@ class KVEndpoint:
         return sum([(await transfer).nbytes for transfer in transfers])
 
     def _runs(
-        self, pull: PullKV, destination: KVDestination, source_blocks: tuple[int, ...], kv_tokens: int
+        self,
+        pull: PullKV,
+        destination: KVDestination,
+        source_blocks: tuple[int, ...],
+        spans: Sequence[KVSpan],
     ) -> list[Run]:
-        pairs = self.layout.paired_runs(
-            source_blocks,
-            pull.blocks[: len(source_blocks)],
-            kv_tokens,
-            self.total_blocks,
-            destination.total_blocks,
-            range(self.layout.layers),
-            range(destination.first_head, destination.first_head + destination.kv_heads),
-        )
-        return [Run(KV_REGION, source, KV_REGION, target, nbytes) for source, target, nbytes in pairs]
+        heads = range(destination.first_head, destination.first_head + destination.kv_heads)
+        return [
+            Run(KV_REGION, source, KV_REGION, target, nbytes)
+            for span in spans
+            for source, target, nbytes in self.layout.paired_runs(
+                source_blocks,
+                pull.blocks[: len(source_blocks)],
+                span.positions,
+                self.total_blocks,
+                destination.total_blocks,
+                span.layers,
+                heads,
+            )
+        ]

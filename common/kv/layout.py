@@ -16,6 +16,14 @@ PairedRun = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
+class KVSpan:
+    """A part of one sequence's KV: those positions in those layers."""
+
+    layers: range
+    positions: range
+
+
+@dataclass(frozen=True, slots=True)
 class KVLayout:
     """The shape of a pool, except for its number of blocks. Raises ValueError for a size below 1."""
 
@@ -65,34 +73,34 @@ class KVLayout:
 
     def runs(self, blocks: Sequence[int], tokens: int, layers: range, total_blocks: int) -> list[ByteRun]:
         """The bytes of a sequence's first ``tokens`` positions, in (layer, K/V, block, head) order."""
-        pairs = self.paired_runs(blocks, blocks, tokens, total_blocks, total_blocks, layers)
+        pairs = self.paired_runs(blocks, blocks, range(tokens), total_blocks, total_blocks, layers)
         return [(offset, length) for offset, _, length in pairs]
 
     def paired_runs(
         self,
         source_blocks: Sequence[int],
         destination_blocks: Sequence[int],
-        tokens: int,
+        positions: range,
         source_total_blocks: int,
         destination_total_blocks: int,
         layer_range: range,
         heads: range | None = None,
     ) -> list[PairedRun]:
-        """What to copy so that the destination holds the first ``tokens`` positions of those layers.
+        """What to copy so that the destination holds those positions of the sequence, in those layers.
 
         ``heads``: the KV heads that the destination holds, and no others (Lamina 2, section 5: head-level
-        partition); None: all. Whole blocks are one run a page, the last partial block one run a head; runs
-        adjacent on both sides are one. Raises ValueError where the block tables cannot hold the tokens or
-        leave the pools.
+        partition); None: all. Whole blocks are one run a page, partial ones one run a head; runs adjacent on
+        both sides are one. Raises ValueError where the block tables cannot hold the positions or leave the
+        pools.
         """
         held = self if heads is None else self.of_heads(heads)
         first_head = 0 if heads is None else heads.start
-        self._check_blocks("source_blocks", source_blocks, tokens, source_total_blocks)
-        self._check_blocks("destination_blocks", destination_blocks, tokens, destination_total_blocks)
+        self._check_blocks("source_blocks", source_blocks, positions, source_total_blocks)
+        self._check_blocks("destination_blocks", destination_blocks, positions, destination_total_blocks)
         if layer_range and not (min(layer_range) >= 0 and max(layer_range) < self.layers):
             raise ValueError(f"layer_range = {layer_range}: must lie in 0..{self.layers - 1}")
         in_plane = list(
-            _coalesced(self._plane_runs(source_blocks, destination_blocks, tokens, held, first_head))
+            _coalesced(self._plane_runs(source_blocks, destination_blocks, positions, held, first_head))
         )
         source_plane = source_total_blocks * self.page_bytes
         destination_plane = destination_total_blocks * held.page_bytes
@@ -115,28 +123,30 @@ class KVLayout:
         self,
         source_blocks: Sequence[int],
         destination_blocks: Sequence[int],
-        tokens: int,
+        positions: range,
         held: "KVLayout",
         first_head: int,
     ) -> Iterator[PairedRun]:
         """The runs within one plane; every plane of a pool repeats them."""
-        whole_blocks, rest_tokens = divmod(tokens, self.block_size)
-        skipped = first_head * self.head_block_bytes
-        for index in range(whole_blocks):
-            source = source_blocks[index] * self.page_bytes + skipped
-            yield source, destination_blocks[index] * held.page_bytes, held.page_bytes
-        if rest_tokens:
-            length = rest_tokens * self.head_dim * self.element_bytes
-            source = source_blocks[whole_blocks] * self.page_bytes + skipped
-            destination = destination_blocks[whole_blocks] * held.page_bytes
-            for head in range(held.kv_heads):
-                offset = head * self.head_block_bytes
-                yield source + offset, destination + offset, length
+        row_bytes = self.head_dim * self.element_bytes
+        begin = positions.start
+        while begin < positions.stop:
+            index, offset = divmod(begin, self.block_size)
+            stop = min(positions.stop, begin - offset + self.block_size)
+            source = source_blocks[index] * self.page_bytes + first_head * self.head_block_bytes
+            destination = destination_blocks[index] * held.page_bytes
+            if stop - begin == self.block_size:
+                yield source, destination, held.page_bytes
+            else:
+                for head in range(held.kv_heads):
+                    skipped = head * self.head_block_bytes + offset * row_bytes
+                    yield source + skipped, destination + skipped, (stop - begin) * row_bytes
+            begin = stop
 
-    def _check_blocks(self, name: str, blocks: Sequence[int], tokens: int, total_blocks: int) -> None:
-        if tokens < 0 or tokens > len(blocks) * self.block_size:
+    def _check_blocks(self, name: str, blocks: Sequence[int], positions: range, total_blocks: int) -> None:
+        if positions.start < 0 or positions.step != 1 or positions.stop > len(blocks) * self.block_size:
             raise ValueError(
-                f"tokens = {tokens}: {name} holds {len(blocks)} blocks of {self.block_size} tokens"
+                f"positions = {positions}: {name} holds {len(blocks)} blocks of {self.block_size} tokens"
             )
         if blocks and not (min(blocks) >= 0 and max(blocks) < total_blocks):
             raise ValueError(f"{name}: block ids must lie in 0..{total_blocks - 1}, got {list(blocks)}")

@@ -8,7 +8,7 @@ from common.messages import SampledToken
 from common.model.interface import SequenceChunk, StepAttention
 from common.model.program import ModelProgram
 from common.model.sampling import SamplingRow, sample
-from common.steps import SequenceStep
+from common.steps import OnLayers, SequenceStep
 from common.timeline import timeline
 from common.timeline_events import SAMPLE
 
@@ -45,7 +45,9 @@ class ModelRunner:
         return self._program
 
     @torch.inference_mode()
-    def run(self, batch: Sequence[SequenceStep]) -> list[SampledToken | None]:
+    def run(
+        self, batch: Sequence[SequenceStep], on_layers: OnLayers | None = None
+    ) -> list[SampledToken | None]:
         course = self.course(batch)
         tokens = sum(len(step.token_ids) for step in batch)
         share_cores = self._share_cores if tokens >= LONG_STEP_TOKENS else None
@@ -53,10 +55,18 @@ class ModelRunner:
             if share_cores is not None:
                 share_cores()
             try:
-                next(course)
+                layer = next(course)
             except StopIteration as end:
                 drawn: list[SampledToken | None] = end.value
                 return drawn
+            if on_layers is not None:
+                self._wait_written()
+                on_layers(layer + 1)
+
+    def _wait_written(self) -> None:
+        """A slice ends with its layer's K and V on their way into the pool: a device may not be done yet."""
+        if self._program.device.type == "cuda":
+            torch.cuda.current_stream(self._program.device).synchronize()
 
     def course(
         self, batch: Sequence[SequenceStep], replicas: Sequence[ModelProgram] = (), lane: int = 0

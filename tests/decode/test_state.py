@@ -10,13 +10,18 @@ from hypothesis import strategies as st
 from common.errors import HandoverFailed, NoInstanceReady, Overloaded, RequestCancelled
 from common.ids import Incarnation, InstanceId, RequestId
 from common.kv.blocks import BlockAllocator, BlockOwner
+from common.lifecycle import DecodePhase
 from common.messages import DecodeTask, ErrorReply, InstanceLife, ResumeTask, SampledToken
 from decode import events
+from decode.pulls import Pulls
 from decode.sequence import ROOM
 from decode.state import DecodeState
+from scheduler.policy.pull_budget import PullBudget
 from tests.requests import GATEWAY, make_request
 
 PREFILL = InstanceId("prefill-0")
+LIFE = Incarnation("i1")
+"""The prefill instance's."""
 FORMER = InstanceLife(InstanceId("decode-1"), Incarnation("i0"))
 EOS = 2
 FAILED = ErrorReply("handover_failed", "no")
@@ -30,6 +35,7 @@ def make_state(
     max_waiting_requests: int = 100,
     lanes: int = 1,
     max_moves: int = 0,
+    pulls: Pulls | None = None,
 ) -> DecodeState:
     return DecodeState(
         instance_id=InstanceId("decode-0"),
@@ -41,6 +47,7 @@ def make_state(
         lanes=lanes,
         max_moves=max_moves,
         min_move_gain_tokens=1,
+        pulls=pulls or Pulls(),
     )
 
 
@@ -54,7 +61,7 @@ def task_of(
     request_id: str = "r1", prompt_tokens: int = 4, max_tokens: int = 8, attempt: int = 0
 ) -> DecodeTask:
     request = make_request(request_id, prompt_tokens, max_tokens, attempt=attempt, output_ids=(7,))
-    return DecodeTask(request, PREFILL, Incarnation("i1"), prompt_tokens)
+    return DecodeTask(request, PREFILL, LIFE, prompt_tokens)
 
 
 def resumed_of(
@@ -76,6 +83,7 @@ def start(state: DecodeState, *request_ids: str, prompt_tokens: int = 4, max_tok
     """Each is offered, pulled and in the batch; the first one's step is in flight."""
     for request_id in request_ids:
         handle(state, events.TaskArrived(task_of(request_id, prompt_tokens, max_tokens)))
+    for request_id in request_ids:
         handle(state, events.PullFinished(owner_of(request_id)))
 
 
@@ -107,6 +115,7 @@ def test_every_gateway_gets_one_message_a_step() -> None:
 def test_a_sequence_joins_at_the_next_step_without_waiting_for_the_batch_to_end() -> None:
     state = make_state()
     start(state, "r1")
+    handle(state, events.StepFinished((SampledToken(8),)))
     handle(state, events.TaskArrived(task_of("r2")))
     assert not kinds(handle(state, events.PullFinished(owner_of("r2"))), events.RunStep)
     [step] = kinds(handle(state, events.StepFinished((SampledToken(8),))), events.RunStep)
@@ -115,9 +124,7 @@ def test_a_sequence_joins_at_the_next_step_without_waiting_for_the_batch_to_end(
 
 def test_without_a_free_block_the_latest_arrival_is_given_up_and_can_continue() -> None:
     state = make_state(total_blocks=5, block_size=2)
-    start(state, "old", prompt_tokens=2, max_tokens=6)
-    handle(state, events.TaskArrived(task_of("young", 2, 6)))
-    handle(state, events.PullFinished(owner_of("young")))
+    start(state, "old", "young", prompt_tokens=2, max_tokens=6)
     preempted: list[events.PublishFailure] = []
     while not preempted:
         rows = len(state._steps[0])
@@ -295,8 +302,8 @@ def test_a_closed_pool_keeps_its_sequences_and_gets_no_new_ones() -> None:
     start(state, "r1")
     handle(state, events.PoolAdded(6))
     handle(state, events.PoolClosed(0))
-    [pull] = kinds(handle(state, events.TaskArrived(task_of("r2"))), events.PullSequence)
-    assert state.blocks.pool_of(pull.owner) == 1
+    handle(state, events.TaskArrived(task_of("r2")))
+    assert state.blocks.pool_of(owner_of("r2")) == 1
     with pytest.raises(ValueError, match="pool 0 is in use"):
         handle(state, events.PoolLeft(0))
     while state.running:
@@ -370,6 +377,86 @@ def test_new_sequences_go_where_most_is_free() -> None:
     assert homes == [0, 1, 1, 1]
 
 
+def early_of(request_id: str = "r1", prompt_tokens: int = 4, max_tokens: int = 8) -> DecodeTask:
+    """Offered before its first token was drawn."""
+    request = make_request(request_id, prompt_tokens, max_tokens)
+    return DecodeTask(request, PREFILL, LIFE, prompt_tokens)
+
+
+def test_an_early_offer_gets_room_for_its_first_token_which_comes_with_the_kv() -> None:
+    state = make_state()
+    [pull] = kinds(handle(state, events.TaskArrived(early_of())), events.PullSequence)
+    assert (len(pull.blocks), pull.portion, pull.max_bytes) == (2, 0, None)
+    [pull] = kinds(handle(state, events.PortionPulled(owner_of(), 100, 0.1)), events.PullSequence)
+    assert pull.portion == 1
+    with pytest.raises(ValueError, match="without the first token"):
+        handle(state, events.PullFinished(owner_of()))
+    [step] = kinds(handle(state, events.PullFinished(owner_of(), 7)), events.RunStep)
+    assert [(row.position, row.output_ids) for row in step.rows] == [(4, [7])]
+
+
+def test_while_steps_run_a_portion_a_step_is_pulled_as_large_as_its_share_allows() -> None:
+    budget = PullBudget(share=0.2, least_bytes=10)
+    state = make_state(total_blocks=40, pulls=Pulls(budget))
+    start(state, "r1", max_tokens=50)
+    handle(state, events.TaskArrived(task_of("r2")))
+    handle(state, events.TaskArrived(early_of("r3")))
+    [pull] = kinds(handle(state, events.StepFinished((SampledToken(8),)), now=1.0), events.PullSequence)
+    assert (pull.owner, pull.portion, pull.max_bytes) == (owner_of("r2"), 0, 10)
+    assert not kinds(handle(state, events.PortionPulled(owner_of("r2"), 1000, 0.1)), events.PullSequence)
+    [pull] = kinds(handle(state, events.StepFinished((SampledToken(8),)), now=2.0), events.PullSequence)
+    assert (pull.owner, pull.portion, pull.max_bytes) == (owner_of("r2"), 1, 2000)
+    [pull] = kinds(handle(state, events.StepFinished((SampledToken(8),)), now=3.0), events.PullSequence)
+    assert pull.owner == owner_of("r3"), "a portion that does not come keeps nobody waiting"
+    handle(state, events.PortionPulled(owner_of("r2"), 1, 0.1))
+    commands = handle(state, events.CancelArrived(RequestId("r1"), 0))
+    assert commands == [], "the step in flight still computes"
+    [pull] = kinds(handle(state, events.StepFinished((SampledToken(8),)), now=4.0), events.PullSequence)
+    assert (pull.owner, pull.max_bytes) == (owner_of("r2"), None)
+
+
+def test_a_sequence_that_prefill_has_ended_leaves_without_a_word() -> None:
+    withdrawn = events.OfferWithdrawn(owner_of(), PREFILL, LIFE)
+    for is_withdrawn in (False, True):
+        state = make_state()
+        handle(state, events.TaskArrived(early_of()))
+        if is_withdrawn:
+            assert handle(state, withdrawn) == []
+            assert state.blocks.free_blocks == 6
+        assert handle(state, events.SequenceEnded(owner_of())) == []
+        assert state.is_idle
+        assert state.blocks.free_blocks == 8
+
+
+def test_an_offer_is_withdrawn_by_who_made_it_and_only_before_it_runs() -> None:
+    state = make_state(max_batch=1)
+    start(state, "r1")
+    handle(state, events.TaskArrived(early_of("r2")))
+    for owner, life in ((owner_of("r1"), LIFE), (owner_of("r2"), Incarnation("i2")), (owner_of("r3"), LIFE)):
+        assert handle(state, events.OfferWithdrawn(owner, PREFILL, life)) == []
+        assert list(state.sequences) == [owner_of("r1"), owner_of("r2")]
+    handle(state, events.OfferWithdrawn(owner_of("r2"), PREFILL, LIFE))
+    assert list(state.sequences) == [owner_of("r1")]
+
+
+def test_two_instances_that_offer_one_attempt_are_told_apart() -> None:
+    state = make_state()
+    handle(state, events.TaskArrived(task_of()))
+    handle(state, events.TaskArrived(task_of()))
+    other = DecodeTask(task_of().request, InstanceId("prefill-1"), LIFE, 4)
+    with pytest.raises(HandoverFailed, match="another instance"):
+        handle(state, events.TaskArrived(other))
+
+
+def test_between_two_portions_a_cancelled_sequence_frees_its_blocks_at_once() -> None:
+    state = make_state(max_batch=2)
+    start(state, "r1")
+    handle(state, events.TaskArrived(task_of("r2")))
+    handle(state, events.CancelArrived(RequestId("r2"), 0))
+    assert list(state.sequences) == [owner_of("r1")]
+    assert state.blocks.free_blocks == 6
+
+
 class Walk:
     """Plays everybody around the state. ``ended`` are requests whose fate somebody was told or decided."""
 
@@ -380,6 +467,7 @@ class Walk:
         self.pulls: list[BlockOwner] = []
         self.moves: list[BlockOwner] = []
         self.drains: list[events.PullDrained | events.MoveDrained] = []
+        self.portions: dict[BlockOwner, int] = {}
         self.arrived: set[RequestId] = set()
         self.ended: set[RequestId] = set()
 
@@ -390,7 +478,11 @@ class Walk:
                     assert lane not in self.steps, "two steps at once"
                     assert 0 < len(rows) <= self.state.max_batch
                     self.steps[lane] = rows
-                case events.PullSequence(owner) | events.InheritSequence(owner):
+                case events.PullSequence(owner, _, _, _, portion):
+                    assert owner not in self.pulls, "two portions of one sequence at once"
+                    assert portion == self.portions.get(owner, 0)
+                    self.pulls.append(owner)
+                case events.InheritSequence(owner):
                     self.pulls.append(owner)
                 case events.MoveSequence(owner):
                     self.moves.append(owner)
@@ -403,7 +495,8 @@ class Walk:
         choice = self.chance.random()
         if choice < 0.25:
             request_id = RequestId(f"r{len(self.arrived)}")
-            task = task_of(request_id, self.chance.randint(1, 25), self.chance.randint(2, 12))
+            make_task = self.chance.choice([task_of, early_of])
+            task = make_task(request_id, self.chance.randint(1, 25), self.chance.randint(2, 12))
             self.arrived.add(request_id)
             self.do(events.TaskArrived(task))
         elif choice < 0.65 and self.steps:
@@ -419,6 +512,15 @@ class Walk:
         elif choice < 0.975:
             self.ended |= self.arrived
             self.do(events.GatewayGone(GATEWAY))
+        else:
+            self.withdraw()
+
+    def withdraw(self) -> None:
+        """The prefill instance ends what it still holds: it tells the gateway, and us."""
+        here = [each for each in self.state.sequences.values() if each.phase is not DecodePhase.RUNNING]
+        if here and isinstance((sequence := self.chance.choice(here)).task, DecodeTask):
+            self.ended.add(sequence.owner.request_id)
+            self.do(events.OfferWithdrawn(sequence.owner, PREFILL, LIFE))
 
     def end_step(self) -> None:
         lane = self.chance.choice(sorted(self.steps))
@@ -433,8 +535,17 @@ class Walk:
 
     def end_pull(self) -> None:
         owner = self.pulls.pop(self.chance.randrange(len(self.pulls)))
-        if self.chance.random() < 0.8:
-            self.do(events.PullFinished(owner))
+        choice, is_pulled = self.chance.random(), isinstance(self.state.sequences[owner].task, DecodeTask)
+        if choice < 0.3 and is_pulled:
+            self.portions[owner] = self.portions.get(owner, 0) + 1
+            self.do(events.PortionPulled(owner, 1, 0.1))
+            return
+        if choice < 0.8:
+            self.do(events.PullFinished(owner, 7 if is_pulled else None))
+            return
+        if choice < 0.85 and is_pulled:
+            self.ended.add(owner.request_id)
+            self.do(events.SequenceEnded(owner))
             return
         is_drained = self.chance.random() < 0.5
         self.ended.add(owner.request_id)

@@ -54,13 +54,15 @@ class Mesh:
 
     async def prompt_tokens_computed(self) -> float:
         """By all prefill instances since they began."""
+        return await self.metric("prefill", "lamella_prefill_tokens_total")
+
+    async def metric(self, role: str, name: str) -> float:
+        """The sum over all instances of that role."""
         total = 0.0
         for member in await self.members():
-            if isinstance(member, InstanceRecord) and member.role == "prefill":
+            if isinstance(member, InstanceRecord) and member.role == role:
                 text = get_text(f"{member.http_url}/metrics")
-                total += sum(
-                    map(float, re.findall(r"^lamella_prefill_tokens_total (\S+)$", text, re.MULTILINE))
-                )
+                total += sum(map(float, re.findall(rf"^{name}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE)))
         return total
 
     async def left_over(self) -> dict[str, float]:

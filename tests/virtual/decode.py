@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from common.emulation import EmulatedRunner
-from common.errors import BusTimeout, HandoverFailed, InstanceLost, RequestError
+from common.errors import BusTimeout, HandoverFailed, InstanceLost, RequestCancelled, RequestError
 from common.ids import Incarnation, InstanceId, RequestId
 from common.kv.blocks import BlockOwner
 from common.kv.layout import KVLayout
@@ -22,6 +22,7 @@ from common.messages import (
     KVDelivered,
     KVDestination,
     LoadReport,
+    OfferWithdrawn,
     PullKV,
     ResumeTask,
     TokenBatch,
@@ -29,6 +30,7 @@ from common.messages import (
 )
 from decode import events
 from decode.engine import run_step
+from decode.sequence import ROOM
 from decode.state import DecodeState
 from tests.virtual.bus import Bus, Reply
 from tests.virtual.memory import Memory
@@ -36,7 +38,7 @@ from tests.virtual.memory import Memory
 PULL_TIMEOUT_S = 10.0
 INHERIT_S = 0.02
 QUARANTINE_S = 2.0
-LAYOUT = KVLayout(layers=1, kv_heads=1, head_dim=1, block_size=1, element_bytes=1)
+LAYOUT = KVLayout(layers=3, kv_heads=1, head_dim=1, block_size=1, element_bytes=1)
 """Travels with a pull; the virtual memory knows tokens, not bytes."""
 
 
@@ -80,6 +82,10 @@ class VirtualDecode:
         match message:
             case CancelRequest():
                 self._handle(events.CancelArrived(message.request_id, message.attempt))
+            case OfferWithdrawn():
+                owner = BlockOwner(ROOM, message.request_id, message.attempt)
+                source = (message.prefill_instance, message.prefill_incarnation)
+                self._handle(events.OfferWithdrawn(owner, *source))
             case InstanceGone():
                 for owner, loss in list(self._pulls.items()):
                     if loss == message:
@@ -148,13 +154,20 @@ class VirtualDecode:
                 self.bus.publish(name, gateway_id, TokenBatch(name, tokens))
             case events.PublishFailure(gateway_id, failure):
                 self.bus.publish(name, gateway_id, failure)
-            case events.PullSequence(owner, prefill_instance, incarnation, blocks):
+            case events.PullSequence(owner, prefill_instance, incarnation, blocks, portion, max_bytes):
                 self._pulls[owner] = InstanceGone(prefill_instance, incarnation)
-                total = self.state.blocks.total_blocks
-                request_id, attempt = owner.request_id, owner.attempt
-                pool = KVDestination(b"", 0, 1, total)
-                self._pull(owner, PullKV(request_id, attempt, incarnation, name, blocks, LAYOUT, (pool,)))
-
+                pull = PullKV(
+                    request_id=owner.request_id,
+                    attempt=owner.attempt,
+                    prefill_incarnation=incarnation,
+                    decode_instance=name,
+                    blocks=blocks,
+                    layout=LAYOUT,
+                    destinations=(KVDestination(b"", 0, 1, self.state.blocks.total_blocks),),
+                    portion=portion,
+                    max_bytes=max_bytes,
+                )
+                self._pull(owner, pull)
             case events.InheritSequence():
                 self._after(INHERIT_S, lambda: self._inherit(command))
 
@@ -187,7 +200,14 @@ class VirtualDecode:
                 self._pull(owner, pull)
             elif isinstance(reply, KVDelivered):
                 del self._pulls[owner]
-                self._handle(events.PullFinished(owner))
+                measured = (reply.kv_bytes, reply.transfer_s)
+                if reply.is_last:
+                    self._handle(events.PullFinished(owner, reply.first_token, *measured))
+                else:
+                    self._handle(events.PortionPulled(owner, *measured))
+            elif isinstance(reply, RequestCancelled):
+                del self._pulls[owner]
+                self._handle(events.SequenceEnded(owner))
             elif isinstance(reply, RequestError) and not isinstance(reply, HandoverFailed | InstanceLost):
                 del self._pulls[owner]
                 self._handle(events.PullFailed(owner, error_reply(reply), is_drained=True))

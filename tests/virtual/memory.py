@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from common.ids import RequestId
+from common.kv.layout import KVSpan
 
 Content = tuple[RequestId, int]
 LATE_BYTES: Content = (RequestId("late"), 0)
@@ -16,6 +17,19 @@ LANDING_S = 1.9
 class Memory:
     block_size: int
     _slots: dict[tuple[int, int], Content] = field(default_factory=dict)
+    _layers: dict[tuple[int, int], set[tuple[Content, int]]] = field(default_factory=dict)
+
+    def write_layers(
+        self, block_table: Sequence[int], request_id: RequestId, span: KVSpan, layers: int
+    ) -> None:
+        """Of ``layers``, those of the span; a position is there when all its layers are."""
+        for position in span.positions:
+            content = (request_id, position)
+            written = self._layers.setdefault(self._slot(block_table, position), set())
+            written |= {(content, layer) for layer in span.layers}
+            if {(content, layer) for layer in range(layers)} <= written:
+                self._layers.pop(self._slot(block_table, position))
+                self.write(block_table, request_id, position, 1)
 
     def write(self, block_table: Sequence[int], request_id: RequestId, start: int, tokens: int) -> None:
         for position in range(start, start + tokens):
@@ -32,6 +46,7 @@ class Memory:
         for block in blocks:
             for offset in range(self.block_size):
                 self._slots[block, offset] = LATE_BYTES
+                self._layers.pop((block, offset), None)
 
     def _slot(self, block_table: Sequence[int], position: int) -> tuple[int, int]:
         return block_table[position // self.block_size], position % self.block_size

@@ -1,7 +1,7 @@
 """One scheduler, one gateway and some instances over one virtual bus, and what may befall them."""
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from common.config import EmulationConfig, PrefillOrder
 from common.emulation import EmulatedRunner
@@ -10,12 +10,14 @@ from common.kv.blocks import BlockAllocator
 from common.messages import GenerationRequest, InstanceRecord, SamplingParams, ServiceRecord
 from common.sequences import finish_reason_of
 from common.steps import Draw, SequenceStep
+from decode.pulls import Pulls
 from decode.state import DecodeState
 from prefill.state import PrefillState
+from scheduler.policy.pull_budget import PullBudget
 from scheduler.state import SchedulerState
 from tests.requests import GATEWAY
 from tests.virtual.bus import Bus, Timeline
-from tests.virtual.decode import KeptKV, VirtualDecode
+from tests.virtual.decode import LAYOUT, KeptKV, VirtualDecode
 from tests.virtual.gateway import VirtualGateway
 from tests.virtual.memory import Memory
 from tests.virtual.prefill import VirtualPrefill
@@ -42,6 +44,8 @@ class MeshShape:
     max_pending_prefill_tokens: int = 60
     max_requests_per_decode: int = 6
     send_failures: float = 0.0
+    layerwise_min_tokens: int = 1000
+    least_portion_bytes: int = 10
     keeps_kv: bool = False
     """Whether decode instances' KV outlives them."""
 
@@ -151,12 +155,13 @@ class VirtualMesh:
             instance_id=instance_id,
             incarnation=incarnation,
             blocks=BlockAllocator(shape.prefill_blocks),
-            block_size=shape.block_size,
+            layout=replace(LAYOUT, block_size=shape.block_size),
             eos_token_ids=EOS_TOKEN_IDS,
             chunk_tokens=shape.chunk_tokens,
             order=shape.order,
             scheduling_window=3,
             max_waiting_requests=shape.max_waiting_requests,
+            layerwise_min_tokens=shape.layerwise_min_tokens,
         )
         return VirtualPrefill(state, RUNNER, self.bus, Memory(shape.block_size), shape.send_failures)
 
@@ -169,6 +174,7 @@ class VirtualMesh:
             eos_token_ids=EOS_TOKEN_IDS,
             max_batch=shape.max_batch,
             max_waiting_requests=shape.max_waiting_requests,
+            pulls=Pulls(PullBudget(least_bytes=shape.least_portion_bytes)),
         )
         kept = self.kept if shape.keeps_kv else KeptKV()
         memory = Memory(shape.block_size)

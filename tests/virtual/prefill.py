@@ -14,18 +14,20 @@ from common.messages import (
     CancelRequest,
     ErrorReply,
     InstanceGone,
-    KVDelivered,
     LoadReport,
+    OfferWithdrawn,
     PrefillTask,
     PullKV,
     TokenBatch,
+    as_request_error,
     error_reply,
 )
 from prefill import events
 from prefill.engine import run_chunk
-from prefill.state import ROOM, PrefillState
+from prefill.sequence import ROOM
+from prefill.state import PrefillState
 from tests.virtual.bus import Bus, Reply
-from tests.virtual.decode import VirtualDecode
+from tests.virtual.decode import LAYOUT, VirtualDecode
 from tests.virtual.memory import LANDING_S, Memory
 
 CALL_TIMEOUT_S = 5.0
@@ -39,7 +41,9 @@ class VirtualPrefill:
     memory: Memory
     send_failures: float
     _is_alive: bool = True
-    _sends: dict[BlockOwner, list[Callable[[Reply], None]]] = field(default_factory=dict)
+    _pulls: dict[tuple[BlockOwner, int], list[Callable[[Reply], None]]] = field(default_factory=dict)
+    _chunk: tuple[events.ChunkSlice, ...] = ()
+    _layers: int = 0
     _in_air: dict[BlockOwner, PullKV] = field(default_factory=dict)
 
     def hear(self, message: msgspec.Struct) -> None:
@@ -57,9 +61,15 @@ class VirtualPrefill:
                 return
             assert isinstance(message, PullKV)
             owner = BlockOwner(ROOM, message.request_id, message.attempt)
-            if owner not in self._sends:
-                self._handle(events.PullArrived(message))
-            self._sends[owner].append(reply)
+            key = (owner, message.portion)
+            is_asked = key in self._pulls
+            self._pulls.setdefault(key, []).append(reply)
+            if not is_asked:
+                try:
+                    self._handle(events.PullArrived(message))
+                except RequestError:
+                    del self._pulls[key]
+                    raise
         except RequestError as exc:
             reply(exc)
 
@@ -104,8 +114,11 @@ class VirtualPrefill:
     def _execute(self, command: events.PrefillCommand) -> None:
         timeline = self.bus.timeline
         match command:
-            case events.RunChunk(slices):
+            case events.RunChunk(slices, tells_layers):
                 step_s = 0.01 + 0.001 * sum(piece.tokens for piece in slices)
+                self._chunk, self._layers = slices, 0
+                for layer in range(LAYOUT.layers if tells_layers else 0):
+                    timeline.after(step_s * (layer + 1) / LAYOUT.layers, self._end_layer)
                 timeline.after(step_s, lambda: self._end_chunk(slices))
             case events.PublishToken(gateway_id, event, _, _):
                 batch = TokenBatch(self.state.instance_id, (event,))
@@ -116,14 +129,22 @@ class VirtualPrefill:
 
                 def answer(reply: Reply) -> None:
                     if isinstance(reply, RequestError):
-                        self._handle(events.OfferRefused(owner, error_reply(reply)))
+                        self._handle(events.OfferRefused(owner, error_reply(reply), is_early=task.is_early))
                     elif isinstance(reply, BusError):
                         lost = ErrorReply(HandoverFailed.code, "the decode instance did not answer")
-                        self._handle(events.OfferRefused(owner, lost, is_lost=True))
+                        self._handle(events.OfferRefused(owner, lost, is_lost=True, is_early=task.is_early))
 
                 self.bus.call(self.state.instance_id, decode_instance, task, answer, CALL_TIMEOUT_S)
+            case events.WithdrawOffer(owner, decode_instance):
+                withdrawn = OfferWithdrawn(
+                    owner.request_id, owner.attempt, self.state.instance_id, self.state.incarnation
+                )
+                self.bus.publish(self.state.instance_id, decode_instance, withdrawn)
+            case events.AnswerPull(owner, portion, answered):
+                for reply in self._pulls.pop((owner, portion)):
+                    reply(as_request_error(answered) if isinstance(answered, ErrorReply) else answered)
             case events.SendKV(owner, pull):
-                self._sends[owner] = []
+                self._check_source(command)
                 self._in_air[owner] = pull
                 receiver = self.bus.nodes.get(pull.decode_instance)
                 timeline.after(timeline.chance.random() * 0.3, lambda: self._end_send(command, receiver))
@@ -131,31 +152,47 @@ class VirtualPrefill:
     def _end_chunk(self, slices: tuple[events.ChunkSlice, ...]) -> None:
         if not self._is_alive:
             return
+        self._chunk, self._layers = (), 0
         for piece in slices:
             request_id = piece.owner.request_id
             self.memory.check(piece.block_table, request_id, piece.start)
             self.memory.write(piece.block_table, request_id, piece.start, piece.tokens)
         self._handle(events.ChunkFinished(run_chunk(self.runner, slices)))
 
+    def _end_layer(self) -> None:
+        if self._is_alive:
+            self._layers += 1
+            self._handle(events.LayersComputed(self._layers))
+
+    def _check_source(self, command: events.SendKV) -> None:
+        """What is to be sent stands in the pool, or in the chunk's layers that are computed."""
+        pieces = [piece for piece in self._chunk if piece.owner == command.owner]
+        for span in command.spans:
+            if pieces and span.positions.stop > pieces[0].start:
+                [piece] = pieces
+                assert span.positions.stop <= piece.start + piece.tokens
+                assert span.layers.stop <= self._layers
+            else:
+                stop = span.positions.stop
+                self.memory.check(command.source_blocks, command.owner.request_id, stop)
+
     def _end_send(self, command: events.SendKV, receiver: object) -> None:
         if not self._is_alive:
             return
         owner, pull = command.owner, command.pull
         del self._in_air[owner]
-        replies = self._sends.pop(owner)
-        self.memory.check(command.source_blocks, owner.request_id, command.kv_tokens)
         is_there = (
             isinstance(receiver, VirtualDecode) and self.bus.nodes.get(pull.decode_instance) is receiver
         )
-        is_delivered = is_there and self.bus.timeline.chance.random() >= self.send_failures
-        if is_delivered:
+        if is_there and self.bus.timeline.chance.random() >= self.send_failures:
             assert isinstance(receiver, VirtualDecode)
-            receiver.memory.write(pull.blocks, owner.request_id, 0, command.kv_tokens)
+            for span in command.spans:
+                receiver.memory.write_layers(pull.blocks, owner.request_id, span, LAYOUT.layers)
+            parts = sum(len(span.layers) * len(span.positions) for span in command.spans)
+            self._handle(events.SendFinished(owner, parts * LAYOUT.token_layer_bytes, 0.001))
         else:
             self._spoil_soon(pull)
-        for reply in replies:
-            reply(KVDelivered(1, 0.0) if is_delivered else HandoverFailed("the transfer failed"))
-        self._handle(events.SendFinished(owner))
+            self._handle(events.SendFailed(owner, ErrorReply(HandoverFailed.code, "the transfer failed")))
 
     def _spoil_soon(self, pull: PullKV) -> None:
         receiver = self.bus.nodes.get(pull.decode_instance)

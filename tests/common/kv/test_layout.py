@@ -43,17 +43,18 @@ def test_a_partial_block_is_one_run_a_head() -> None:
 
 
 @st.composite
-def handovers(draw: st.DrawFn) -> tuple[KVLayout, list[int], list[int], int, int, int, range]:
+def handovers(draw: st.DrawFn) -> tuple[KVLayout, list[int], list[int], range, int, int, range]:
     layout = draw(LAYOUTS)
     count = draw(st.integers(0, 4))
     source_total = draw(st.integers(max(count, 1), 6))
     destination_total = draw(st.integers(max(count, 1), 6))
     source = draw(st.permutations(range(source_total)))[:count]
     destination = draw(st.permutations(range(destination_total)))[:count]
-    tokens = draw(st.integers(0, count * layout.block_size))
+    stop = draw(st.integers(0, count * layout.block_size))
+    positions = range(draw(st.integers(0, stop)), stop)
     first = draw(st.integers(0, layout.layers - 1))
     layers = range(first, draw(st.integers(first, layout.layers)))
-    return layout, source, destination, tokens, source_total, destination_total, layers
+    return layout, source, destination, positions, source_total, destination_total, layers
 
 
 def offset_of(layout: KVLayout, total: int, layer: int, half: int, block: int, head: int, slot: int) -> int:
@@ -72,9 +73,9 @@ def offset_of(layout: KVLayout, total: int, layer: int, half: int, block: int, h
 
 @given(handovers())
 def test_paired_runs_carry_exactly_the_sequence(
-    handover: tuple[KVLayout, list[int], list[int], int, int, int, range],
+    handover: tuple[KVLayout, list[int], list[int], range, int, int, range],
 ) -> None:
-    layout, source, destination, tokens, source_total, destination_total, layers = handover
+    layout, source, destination, positions, source_total, destination_total, layers = handover
     expected = {
         (
             offset_of(layout, source_total, layer, half, source[t // layout.block_size], head, slot) + byte,
@@ -84,11 +85,11 @@ def test_paired_runs_carry_exactly_the_sequence(
         for layer in layers
         for half in (0, 1)
         for head in range(layout.kv_heads)
-        for t in range(tokens)
+        for t in positions
         for slot in (t % layout.block_size,)
         for byte in range(layout.head_dim * layout.element_bytes)
     }
-    pairs = layout.paired_runs(source, destination, tokens, source_total, destination_total, layers)
+    pairs = layout.paired_runs(source, destination, positions, source_total, destination_total, layers)
     carried = [(s + byte, d + byte) for s, d, length in pairs for byte in range(length)]
     assert len(carried) == len(expected)
     assert set(carried) == expected
@@ -96,22 +97,22 @@ def test_paired_runs_carry_exactly_the_sequence(
 
 @given(handovers())
 def test_no_two_runs_continue_each_other(
-    handover: tuple[KVLayout, list[int], list[int], int, int, int, range],
+    handover: tuple[KVLayout, list[int], list[int], range, int, int, range],
 ) -> None:
-    layout, source, destination, tokens, source_total, destination_total, layers = handover
-    pairs = layout.paired_runs(source, destination, tokens, source_total, destination_total, layers)
+    layout, source, destination, positions, source_total, destination_total, layers = handover
+    pairs = layout.paired_runs(source, destination, positions, source_total, destination_total, layers)
     for (s1, d1, length), (s2, d2, _) in pairwise(pairs):
         assert (s1 + length, d1 + length) != (s2, d2)
 
 
 def test_a_table_too_short_for_its_tokens_is_refused() -> None:
     layout = KVLayout(layers=1, kv_heads=1, head_dim=1, block_size=4, element_bytes=1)
-    with pytest.raises(ValueError, match="tokens = 5: destination_blocks"):
-        layout.paired_runs([0, 1], [0], 5, 2, 2, range(1))
+    with pytest.raises(ValueError, match=r"range\(0, 5\): destination_blocks"):
+        layout.paired_runs([0, 1], [0], range(5), 2, 2, range(1))
     with pytest.raises(ValueError, match="block ids must lie in"):
-        layout.paired_runs([0], [2], 4, 2, 2, range(1))
+        layout.paired_runs([0], [2], range(4), 2, 2, range(1))
     with pytest.raises(ValueError, match="layer_range"):
-        layout.paired_runs([0], [0], 4, 2, 2, range(2))
+        layout.paired_runs([0], [0], range(4), 2, 2, range(2))
 
 
 @given(st.data())
@@ -119,6 +120,7 @@ def test_a_worker_that_holds_some_heads_gets_their_bytes_and_no_others(data: st.
     """Against the plain meaning: every byte of those heads' tokens, at its place in the smaller pool."""
     layout = KVLayout(layers=2, kv_heads=4, head_dim=2, block_size=3, element_bytes=1)
     tokens = data.draw(st.integers(1, 9))
+    begin = data.draw(st.integers(0, tokens))
     first = data.draw(st.integers(0, 3))
     heads = range(first, data.draw(st.integers(first + 1, 4)))
     needed = -(-tokens // layout.block_size)
@@ -126,13 +128,13 @@ def test_a_worker_that_holds_some_heads_gets_their_bytes_and_no_others(data: st.
     target = data.draw(st.permutations(range(6)))[:needed]
     held = layout.of_heads(heads)
     copied = {
-        to + byte: begin + byte
-        for begin, to, length in layout.paired_runs(source, target, tokens, 5, 6, range(2), heads)
+        to + byte: of + byte
+        for of, to, length in layout.paired_runs(source, target, range(begin, tokens), 5, 6, range(2), heads)
         for byte in range(length)
     }
     expected = {}
     for plane in range(2 * layout.layers):
-        for token in range(tokens):
+        for token in range(begin, tokens):
             for index, head in enumerate(heads):
                 block, offset = divmod(token, layout.block_size)
                 for byte in range(layout.head_dim):

@@ -24,7 +24,7 @@ def test_runs_of_the_layout_copy_a_sequence_between_pools() -> None:
     source = KVPool(LAYOUT, 4, torch.float32, CPU)
     destination = KVPool(LAYOUT, 6, torch.float32, CPU)
     source.tensor.view(torch.float32).normal_()
-    for s, d, length in LAYOUT.paired_runs([3, 0], [1, 5], 11, 4, 6, range(2)):
+    for s, d, length in LAYOUT.paired_runs([3, 0], [1, 5], range(11), 4, 6, range(2)):
         destination.tensor[d : d + length] = source.tensor[s : s + length]
     for layer in range(2):
         for ours, theirs in ((source.keys, destination.keys), (source.values, destination.values)):

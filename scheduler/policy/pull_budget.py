@@ -1,0 +1,42 @@
+"""How much KV is pulled in the gap between two decode steps, so that running streams are hardly delayed.
+
+Lamina 2, section 5: attention workers take prefill's KV in the gaps between decode steps. A portion is as
+large as the measured transfer rate moves within a share of the measured step time; never so small that it is
+all overhead, so a pull always comes to its end.
+"""
+
+from dataclasses import dataclass
+
+LEAST_PORTION_BYTES = 1 << 18
+NEWEST_WEIGHT = 0.2
+"""Of the newest step, or portion, in what is measured."""
+
+
+@dataclass(slots=True)
+class PullBudget:
+    """``share``: of the step time. What has not been measured yet allows the least portion."""
+
+    share: float = 0.2
+    least_bytes: int = LEAST_PORTION_BYTES
+    _step_s: float = 0.0
+    _portion_bytes: float = 0.0
+    _portion_s: float = 0.0
+
+    @property
+    def portion_bytes(self) -> int:
+        """The largest portion to ask for now."""
+        if self._portion_s == 0:
+            return self.least_bytes
+        bytes_per_s = self._portion_bytes / self._portion_s
+        return max(self.least_bytes, int(self.share * self._step_s * bytes_per_s))
+
+    def step_ended(self, step_s: float) -> None:
+        self._step_s += (NEWEST_WEIGHT if self._step_s else 1.0) * (step_s - self._step_s)
+
+    def portion_done(self, kv_bytes: int, transfer_s: float) -> None:
+        """Bytes and seconds are weighed separately: many small portions do not outweigh a large one."""
+        if kv_bytes == 0:
+            return
+        weight = NEWEST_WEIGHT if self._portion_s else 1.0
+        self._portion_bytes += weight * (kv_bytes - self._portion_bytes)
+        self._portion_s += weight * (transfer_s - self._portion_s)

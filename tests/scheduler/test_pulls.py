@@ -1,0 +1,48 @@
+"""When KV is handed over layer by layer, and how much of it a decode step leaves time for."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scheduler.policy.hand_over import is_layerwise
+from scheduler.policy.pull_budget import PullBudget
+
+
+def test_long_prompts_that_are_decoded_are_handed_over_while_they_are_computed() -> None:
+    assert is_layerwise(prompt_tokens=512, output_tokens=2, min_tokens=512)
+    assert not is_layerwise(prompt_tokens=511, output_tokens=2, min_tokens=512)
+    assert not is_layerwise(prompt_tokens=4096, output_tokens=1, min_tokens=512)
+
+
+def test_without_measurements_the_least_portion_is_pulled() -> None:
+    budget = PullBudget(share=0.5, least_bytes=1000)
+    assert budget.portion_bytes == 1000
+    budget.step_ended(0.02)
+    budget.portion_done(0, 0.1)
+    assert budget.portion_bytes == 1000
+
+
+@given(
+    st.floats(0.01, 1.0),
+    st.lists(st.tuples(st.integers(1, 1 << 30), st.floats(1e-5, 1.0)), min_size=1),
+    st.lists(st.floats(1e-4, 1.0), min_size=1),
+)
+def test_a_portion_takes_no_more_than_its_share_of_a_step(
+    share: float, portions: list[tuple[int, float]], steps: list[float]
+) -> None:
+    """At a rate, and in a step, that are within what was measured; and never less than the least."""
+    budget = PullBudget(share=share, least_bytes=100)
+    for kv_bytes, transfer_s in portions:
+        budget.portion_done(kv_bytes, transfer_s)
+    for step_s in steps:
+        budget.step_ended(step_s)
+    rates = [kv_bytes / transfer_s for kv_bytes, transfer_s in portions]
+    least, most = share * min(steps) * min(rates), share * max(steps) * max(rates)
+    assert max(100, int(least * 0.999)) <= budget.portion_bytes <= max(100, most * 1.001)
+
+
+def test_a_share_of_a_steady_step_at_a_steady_rate() -> None:
+    budget = PullBudget(share=0.2, least_bytes=1)
+    for _ in range(3):
+        budget.step_ended(0.05)
+        budget.portion_done(1 << 20, 0.01)
+    assert budget.portion_bytes == 1 << 20
