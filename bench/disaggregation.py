@@ -1,8 +1,8 @@
 """Decode with its attention in another process against decode alone: time between tokens, in turn.
 
-One attention worker on this host over shared memory. ``off``: one batch. ``rotational``: the same sequences
-in so many batches that take turns, on one model replica less (threads over the same weights). Ratios are to
-``local``, the same model with attention in its own process.
+One attention worker on this host over shared memory. ``off``: one batch. ``divided``: the batch cut into as
+many as ``--batches``, which take turns. ``staggered``: as many batches of the whole size. Ratios are to
+``local``, the same model with attention in its own process: of time between tokens, and of throughput.
 
     python bench/disaggregation.py [--batch 8] [--context 512] [--batches 2] [--rounds 11]
 """
@@ -12,7 +12,7 @@ import asyncio
 import multiprocessing
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -62,6 +62,13 @@ async def exchange_regions(
     return endpoint, own, [mirror.memory for mirror in mirrors], list(mirrors)
 
 
+def filled_pool(layout: KVLayout, blocks: int) -> KVPool:
+    """Memory that was never written is one page of zeros, whatever its size."""
+    pool = KVPool(layout, blocks, torch.float32, torch.device("cpu"))
+    pool.tensor.view(torch.float32).uniform_(-1, 1)
+    return pool
+
+
 def serve(
     pipe: Connection,
     shape: ExchangeShape,
@@ -73,7 +80,7 @@ def serve(
     """The attention worker's process."""
     kernels.use_compiled(CACHE)
     _, own, theirs, mirrors = asyncio.run(exchange_regions(pipe, shape.request_bytes, lanes))
-    pool = KVPool(layout, blocks, torch.float32, torch.device("cpu"))
+    pool = filled_pool(layout, blocks)
     loop = AttentionLoop(lambda binding_id, error: print(error), open_host_cores("attention"))
     for request, response, mirror in zip(own, theirs, mirrors, strict=True):
         lane = Lane(shape, request.memory, response, mirror, SALT)  # type: ignore[arg-type]
@@ -82,29 +89,31 @@ def serve(
     loop.run()
 
 
-def batch_of(batch: int, context: int) -> list[SequenceStep]:
+def batch_of(rows: range, context: int) -> list[SequenceStep]:
     blocks = blocks_for(context + 1, BLOCK_SIZE)
     return [
         SequenceStep((17,), context, tuple(range(row * blocks, (row + 1) * blocks)), Draw(GREEDY, (), ()))
-        for row in range(batch)
+        for row in rows
     ]
 
 
 async def measure(options: argparse.Namespace) -> dict[str, list[float]]:
-    """Seconds a token of every sequence, by variant."""
+    """Seconds between two tokens of every sequence, by variant."""
     kernels.use_compiled(CACHE)
     directory = default_model_directory(CACHE)
     program = load_program(directory, "float32", torch.device("cpu"), CACHE.expanduser(), weights="bf16")
     spec = program.spec
     layout = KVLayout(spec.layers, spec.kv_heads, spec.head_dim, BLOCK_SIZE, 4)
-    whole = batch_of(options.batch, options.context)
-    batches = [whole[index :: options.batches] for index in range(options.batches)]
-    lane_count = 1 + len(batches)
-    blocks = options.batch * blocks_for(options.context + 1, BLOCK_SIZE)
-    local = ModelRunner(
-        program,
-        LocalAttention(KVPool(layout, blocks, torch.float32, torch.device("cpu")), program.attention_specs),
+    size = options.batch
+    whole, *others = (
+        batch_of(range(index * size, (index + 1) * size), options.context) for index in range(options.batches)
     )
+    divided = [whole[index :: options.batches] for index in range(options.batches)]
+    staggered_batches = [whole, *others]
+    lane_count = 1 + options.batches
+    blocks = size * blocks_for(options.context + 1, BLOCK_SIZE)
+    local = ModelRunner(program, LocalAttention(filled_pool(layout, blocks), program.attention_specs))
+    blocks *= options.batches
     shape = ExchangeShape(
         options.batch, 2 + options.batch * 64, spec.heads, spec.kv_heads, spec.head_dim, "float32"
     )
@@ -132,18 +141,19 @@ async def measure(options: argparse.Namespace) -> dict[str, list[float]]:
     remote = [RemoteAttention(pools, spec.layers, spec.heads, lane=lane) for lane in range(lane_count)]
     runners = [local.over(each, each.lost_chunks) for each in remote]
     thread = EngineThread(open_host_cores(), use_cores)
-    count = Rotation(len(batches)).replicas
+    count = Rotation(options.batches).replicas
     threads = [thread] if count == 1 else [EngineThread(name=f"replica {index}") for index in range(count)]
     replicas = [Replica(each, program) for each in threads]
     staggered = StaggeredEngine(thread, replicas, list(zip(runners[1:], remote[1:], strict=True)))
 
-    async def rotational() -> None:
+    async def rotate(batches: list[list[SequenceStep]]) -> None:
         await asyncio.gather(*(staggered.run(lane, batch) for lane, batch in enumerate(batches)))
 
-    variants = {
+    variants: dict[str, Callable[[], Awaitable[object]]] = {
         "local": lambda: thread.run(local.run, whole),
         "off": lambda: thread.run(runners[0].run, whole),
-        "rotational": rotational,
+        "divided": lambda: rotate(divided),
+        "staggered": lambda: rotate(staggered_batches),
     }
     taken: dict[str, list[float]] = {name: [] for name in variants}
     for round_number in range(options.rounds + 1):
@@ -170,13 +180,11 @@ def main() -> None:
     options = parser.parse_args()
     taken = asyncio.run(measure(options))
     medians = {name: statistics.median(each) for name, each in taken.items()}
-    print(
-        f"batch {options.batch}, context {options.context}, {options.batches} batches: "
-        + "  ".join(
-            f"{name} {1e3 * value:.1f} ms ({value / medians['local']:.2f}x)"
-            for name, value in medians.items()
-        )
-    )
+    print(f"batch {options.batch}, context {options.context}, {options.batches} batches")
+    for name, value in medians.items():
+        tokens = options.batches if name == "staggered" else 1
+        ratio = value / medians["local"]
+        print(f"  {name:9} {1e3 * value:6.1f} ms  {ratio:.2f}x time  {tokens / ratio:.2f}x throughput")
 
 
 if __name__ == "__main__":
