@@ -17,24 +17,13 @@ from attention import state as decisions
 from attention.engine import AttentionLoop, KeptKV, ServedLane, kept_kv
 from attention.moves import Moves
 from attention.state import AttentionState, DropKV, KeepKV, StartServing, StopServing, TellDraining
-from common.config import Config
-from common.errors import InternalError, TransferError, UnknownRequest
-from common.host_cores import open_host_cores
-from common.ids import BindingId
-from common.kv.endpoint import KV_REGION
-from common.kv.pool import KVPool
-from common.messages import (
-    Acknowledged,
+from common.attention_messages import (
     AttentionBound,
     AttentionCall,
-    AttentionDraining,
     BindAttention,
     FindKV,
     HoldKV,
     InheritKV,
-    InstanceEvent,
-    InstanceGone,
-    KVDelivered,
     KVFound,
     MoveKV,
     SettleKV,
@@ -42,6 +31,13 @@ from common.messages import (
     request_region,
     response_region,
 )
+from common.config import Config
+from common.errors import InternalError, TransferError, UnknownRequest
+from common.host_cores import open_host_cores
+from common.ids import BindingId
+from common.kv.endpoint import KV_REGION
+from common.kv.pool import KVPool
+from common.messages import Acknowledged, AttentionDraining, InstanceEvent, InstanceGone, KVDelivered
 from common.model.exchange import Lane, Pace
 from common.model.kernels import use_compiled
 from common.service import Running, ServiceProcess, run_service

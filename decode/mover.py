@@ -11,11 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from common.attention_messages import HoldKV, MoveKV, SettleKV
 from common.bus import Bus
 from common.errors import BusError, BusTimeout, HandoverFailed, RequestError
 from common.ids import sequence_key
 from common.kv.blocks import BlockOwner, in_pool, pool_of
-from common.messages import Acknowledged, HoldKV, KVDelivered, KVDestination, MoveKV, SettleKV
+from common.messages import Acknowledged, KVDelivered, KVDestination
 from common.subjects import Subjects
 from common.telemetry import InstanceMetrics
 from common.timeline import timeline
