@@ -93,9 +93,11 @@ def dotted(node: ast.expr) -> str:
 def decisions() -> list[Path]:
     states = [REPOSITORY / room / "state.py" for room in ("prefill", "decode", "attention", "scheduler")]
     events = [REPOSITORY / room / "events.py" for room in ("prefill", "decode", "attention")]
-    parts = [REPOSITORY / "decode" / name for name in ("sequence.py", "moves.py")]
+    parts = [REPOSITORY / "decode" / name for name in ("sequence.py", "moves.py", "pulls.py")]
+    parts += [REPOSITORY / "prefill" / name for name in ("sequence.py", "handover.py")]
     policies = list((REPOSITORY / "scheduler" / "policy").glob("*.py"))
-    words = [REPOSITORY / "common" / name for name in ("messages.py", "lifecycle.py", "latency.py")]
+    names = ("messages.py", "attention_messages.py", "lifecycle.py", "latency.py")
+    words = [REPOSITORY / "common" / name for name in names]
     return [path for path in (*states, *events, *parts, *policies, *words) if path.exists()]
 
 
