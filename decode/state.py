@@ -11,10 +11,11 @@ none is left the latest arrivals are preempted and go back to their gateway, whi
 with the tokens they already have.
 """
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from common.attempts import EndedAttempts
 from common.errors import HandoverFailed, NoInstanceReady, Overloaded, RequestCancelled
 from common.ids import GatewayId, InstanceId, RequestId
 from common.kv.blocks import BlockAllocator, BlockOwner, blocks_for
@@ -22,7 +23,6 @@ from common.lifecycle import DecodePhase, next_decode_phase
 from common.messages import (
     DecodeTask,
     ErrorReply,
-    GenerationRequest,
     ResumeTask,
     SampledToken,
     TokenEvent,
@@ -64,8 +64,6 @@ from decode.pulls import Pulls
 from decode.sequence import KV_LOST, PREEMPTED, ROOM, DecodeSequence, failure_of, source_of
 from scheduler.policy.decode_batching import can_admit, choose_victims
 
-CANCELLED_REMEMBERED = 4096
-
 
 @dataclass(slots=True)
 class DecodeState:
@@ -87,7 +85,7 @@ class DecodeState:
     moves: Moves = field(init=False)
     _steps: dict[int, tuple[StepRow, ...]] = field(default_factory=dict)
     _preempted: int = 0
-    _cancelled: OrderedDict[RequestId, int] = field(default_factory=OrderedDict)
+    _ended: EndedAttempts = field(default_factory=EndedAttempts)
 
     def __post_init__(self) -> None:
         self.moves = Moves(self.blocks, self.block_size, self.max_moves, self.min_move_gain_tokens)
@@ -215,7 +213,7 @@ class DecodeState:
         owner = BlockOwner(ROOM, request.request_id, request.attempt)
         if not self.is_admitting:
             raise NoInstanceReady(f"instance {self.instance_id} admits no sequences now")
-        if self._is_superseded(request) or self.blocks.is_quarantined(owner):
+        if self._ended.is_superseded(request, self.sequences.values()) or self.blocks.is_quarantined(owner):
             raise RequestCancelled(f"request {request.request_id} was cancelled before it arrived")
         if owner in self.sequences:
             if source_of(self.sequences[owner].task) != source_of(task):
@@ -247,19 +245,6 @@ class DecodeState:
         if pool is None:
             return self.blocks.largest_pool_blocks
         return self.blocks.total_blocks_in(pool) if pool in self.blocks.open_pools else 0
-
-    def _is_superseded(self, request: GenerationRequest) -> bool:
-        """Whether this attempt is cancelled, or a higher one of the same request is here already."""
-        if self._cancelled.get(request.request_id, -1) >= request.attempt:
-            return True
-        return any(
-            known.request.request_id == request.request_id
-            and (
-                known.request.attempt > request.attempt
-                or (known.is_cancelled and known.request.attempt == request.attempt)
-            )
-            for known in self.sequences.values()
-        )
 
     def _admit(self, commands: list[DecodeCommand]) -> None:
         """Takes waiting sequences in, in arrival order: nobody overtakes one that waits for memory."""
@@ -519,9 +504,7 @@ class DecodeState:
     # endings
 
     def _cancel(self, request_id: RequestId, attempt: int) -> None:
-        self._cancelled[request_id] = max(attempt, self._cancelled.pop(request_id, -1))
-        while len(self._cancelled) > CANCELLED_REMEMBERED:
-            self._cancelled.popitem(last=False)
+        self._ended.note(request_id, attempt)
         self._discard_all(
             lambda sequence: sequence.request.request_id == request_id and sequence.request.attempt <= attempt
         )

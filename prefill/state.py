@@ -11,10 +11,11 @@ chunks (``prefill.handover``), and the blocks that the transfer engine reads are
 with its first token is withdrawn, or was never offered.
 """
 
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from common.attempts import EndedAttempts
 from common.config import PrefillOrder
 from common.errors import (
     ContextLengthExceeded,
@@ -70,8 +71,6 @@ from prefill.sequence import ROOM, PrefillSequence, failure_of
 from scheduler.policy.hand_over import is_layerwise
 from scheduler.policy.prefill_batching import fill_chunk, order_window
 
-CANCELLED_REMEMBERED = 4096
-
 
 @dataclass(slots=True)
 class PrefillState:
@@ -93,7 +92,7 @@ class PrefillState:
     _window: list[PrefillSequence] = field(default_factory=list)
     _chunk: tuple[ChunkSlice, ...] = ()
     _chunk_layers: int = 0
-    _cancelled: OrderedDict[RequestId, int] = field(default_factory=OrderedDict)
+    _ended: EndedAttempts = field(default_factory=EndedAttempts)
 
     # what others ask, changing nothing
 
@@ -184,7 +183,7 @@ class PrefillState:
             raise NoInstanceReady(f"instance {self.instance_id} admits no prompts now")
         if request.tokens == 0:
             raise InvalidRequest(f"request {request.request_id} has an empty prompt", param="prompt")
-        if self._is_superseded(request):
+        if self._ended.is_superseded(request, self.sequences.values()):
             raise RequestCancelled(f"request {request.request_id} was cancelled before it arrived")
         if owner in self.sequences:
             return
@@ -219,19 +218,6 @@ class PrefillState:
         )
         self.sequences[owner] = sequence
         self._arrivals.append(sequence)
-
-    def _is_superseded(self, request: GenerationRequest) -> bool:
-        """Whether this attempt is cancelled, or a higher one of the same request is here already."""
-        if self._cancelled.get(request.request_id, -1) >= request.attempt:
-            return True
-        return any(
-            known.request.request_id == request.request_id
-            and (
-                known.request.attempt > request.attempt
-                or (known.is_cancelled and known.request.attempt == request.attempt)
-            )
-            for known in self.sequences.values()
-        )
 
     # chunks
 
@@ -391,7 +377,7 @@ class PrefillState:
             raise InstanceLost(f"{self.instance_id} has begun anew since it computed that KV")
         sequence = self.sequences.get(BlockOwner(ROOM, pull.request_id, pull.attempt))
         if sequence is None or sequence.is_cancelled:
-            if sequence is not None or self._cancelled.get(pull.request_id, -1) >= pull.attempt:
+            if sequence is not None or self._ended.includes(pull.request_id, pull.attempt):
                 raise RequestCancelled(f"request {pull.request_id} has ended at {self.instance_id}")
             raise UnknownRequest(f"no KV of request {pull.request_id} waits at {self.instance_id}")
         if not sequence.is_offered:
@@ -473,19 +459,13 @@ class PrefillState:
     # endings
 
     def _cancel(self, request_id: RequestId, attempt: int, commands: list[PrefillCommand]) -> None:
-        self._remember_ended(request_id, attempt)
+        self._ended.note(request_id, attempt)
         self._discard_all(
             lambda sequence: (
                 sequence.request.request_id == request_id and sequence.request.attempt <= attempt
             ),
             commands,
         )
-
-    def _remember_ended(self, request_id: RequestId, attempt: int) -> None:
-        """For a task that the word of its end has overtaken, and a pull that it will overtake."""
-        self._cancelled[request_id] = max(attempt, self._cancelled.pop(request_id, -1))
-        while len(self._cancelled) > CANCELLED_REMEMBERED:
-            self._cancelled.popitem(last=False)
 
     def _send_back_all(self, commands: list[PrefillCommand]) -> None:
         error = ErrorReply(NoInstanceReady.code, f"instance {self.instance_id} is draining")
@@ -510,7 +490,7 @@ class PrefillState:
         elif sequence in self._arrivals:
             self._arrivals.remove(sequence)
         if sequence.is_offered:
-            self._remember_ended(sequence.request.request_id, sequence.request.attempt)
+            self._ended.note(sequence.request.request_id, sequence.request.attempt)
             commands.append(WithdrawOffer(sequence.owner, sequence.decode_instance))
         if not sequence.hand_over.is_sending:
             self._answer_ended(sequence, commands)

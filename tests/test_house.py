@@ -96,7 +96,7 @@ def decisions() -> list[Path]:
     parts = [REPOSITORY / "decode" / name for name in ("sequence.py", "moves.py", "pulls.py")]
     parts += [REPOSITORY / "prefill" / name for name in ("sequence.py", "handover.py")]
     policies = list((REPOSITORY / "scheduler" / "policy").glob("*.py"))
-    names = ("messages.py", "attention_messages.py", "lifecycle.py", "latency.py")
+    names = ("messages.py", "attention_messages.py", "attempts.py", "lifecycle.py", "latency.py")
     words = [REPOSITORY / "common" / name for name in names]
     return [path for path in (*states, *events, *parts, *policies, *words) if path.exists()]
 
