@@ -29,7 +29,7 @@ LOOK_S = 0.25
 @dataclass(slots=True)
 class AttentionPools:
     """``destinations`` is the table by which KV finds its pool, ``workers`` that by which a former life's is
-    found. ``handle`` gives the state an event."""
+    found, ``silent`` are pools that do not answer. ``handle`` gives the state an event."""
 
     binder: Binder
     store: Store
@@ -37,6 +37,7 @@ class AttentionPools:
     pools: Pools
     destinations: dict[int, tuple[KVDestination, ...]]
     workers: dict[int, tuple[BoundWorker, ...]]
+    silent: set[int]
     handle: Callable[[events.DecodeEvent], None]
     _bound: dict[int, list[Binding]] = field(default_factory=dict)
     _reserve: list[Binding] = field(default_factory=list)
@@ -108,6 +109,8 @@ class AttentionPools:
 
     async def _look(self, workers: dict[str, ServiceRecord]) -> None:
         for pool, bindings in list(self._bound.items()):
+            if pool in self.silent:
+                self.pools.lost.setdefault(pool, "its worker does not answer")
             if pool in self.pools.lost or not all(_is_there(each, workers) for each in bindings):
                 self._lose(pool)
             elif pool in self._closing and self.state.blocks.is_unused(pool):
@@ -165,6 +168,7 @@ class AttentionPools:
         del self.destinations[pool]
         del self.workers[pool]
         self._closing.discard(pool)
+        self.silent.discard(pool)
         self._silent.extend(bindings)
         self.handle(events.PoolLost(pool))
 

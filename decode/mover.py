@@ -5,6 +5,7 @@ the other. What is given up may still land: its end is waited for before anybody
 """
 
 import asyncio
+import contextlib
 import logging
 import os
 from collections.abc import Callable
@@ -33,7 +34,9 @@ Answer = TypeVar("Answer", KVDelivered, Acknowledged)
 log = logging.getLogger("lamella.decode")
 
 MOVE_TIMEOUT_S = 2.0
-"""No stream stands still for longer. Whether its worker is silent, the next step finds out."""
+"""No stream stands still for longer. Whether the worker it is at is silent, its next step finds out."""
+ANSWER_TIMEOUT_S = 2.0
+"""The other worker may be in no step; one that does not answer for so long, while NATS does, is lost."""
 SETTLE_TIMEOUT_S = 60.0
 """Mooncake gives every slice up within 48 s (``TransferLimits``), be the sender's clock running at all."""
 
@@ -51,7 +54,8 @@ class WorkerMove:
 
 @dataclass(slots=True)
 class Mover:
-    """``workers`` and ``destinations``: by pool, kept by whoever binds them."""
+    """``workers`` and ``destinations``: by pool, kept by whoever binds them, and gives up those that are
+    ``silent``."""
 
     bus: Bus
     subjects: Subjects
@@ -59,6 +63,7 @@ class Mover:
     call_timeout_s: float
     workers: dict[int, tuple[BoundWorker, ...]]
     destinations: dict[int, tuple[KVDestination, ...]]
+    silent: set[int] = field(default_factory=set)
     _under_way: dict[BlockOwner, tuple[set[int], "asyncio.Task[int]"]] = field(default_factory=dict)
 
     async def carry_out(self, command: MoveSequence, handle: Callable[[DecodeEvent], None]) -> None:
@@ -91,6 +96,8 @@ class Mover:
         self.metrics.move_failed()
         log.warning("move_failed", extra={**facts, "error": str(error)})
         handle(MoveFailed(owner))
+        if isinstance(error, TimeoutError | BusTimeout):
+            await self._look_for_silence(pools[1], shares)
         await self._wait_settled(shares)
         handle(MoveDrained(owner))
 
@@ -135,6 +142,20 @@ class Mover:
             *(self._call(share.target, share.hold, Acknowledged, MOVE_TIMEOUT_S) for share in shares)
         )
         return sum(each.kv_bytes for each in delivered)
+
+    async def _look_for_silence(self, target: int, shares: list[WorkerMove]) -> None:
+        try:
+            await self.bus.flush(ANSWER_TIMEOUT_S)
+            for share in shares:
+                asked = SettleKV(share.hold.binding_id, share.hold.key)
+                await self._call(share.target, asked, Acknowledged, ANSWER_TIMEOUT_S)
+        except BusTimeout:
+            with contextlib.suppress(BusError):
+                await self.bus.flush(ANSWER_TIMEOUT_S)
+                if target in self.workers:
+                    self.silent.add(target)
+        except (BusError, RequestError) as exc:
+            log.warning("move_destination_unknown", extra={"to_pool": target, "error": str(exc)})
 
     async def _wait_settled(self, shares: list[WorkerMove]) -> None:
         try:

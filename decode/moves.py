@@ -2,7 +2,8 @@
 
 A sequence that moves is in no step. It keeps its blocks, pinned, while they are copied into others, which it
 holds in the other pool under a second owner; then it goes on there. A copy that failed may still land: its
-destination rests in quarantine, and the sequence goes on where it was, if its KV is still there.
+destination rests in quarantine, meanwhile nobody else moves into that pool, and the sequence goes on where it
+was, if its KV is still there.
 """
 
 from collections.abc import Collection, Sequence
@@ -30,6 +31,7 @@ class Moves:
     limit: int
     min_gain_tokens: int
     moving: dict[BlockOwner, DecodeSequence] = field(default_factory=dict)
+    _resting: dict[BlockOwner, int] = field(default_factory=dict)
 
     def check(self) -> None:
         """Invariants, called by tests after every event."""
@@ -42,6 +44,8 @@ class Moves:
             assert self.blocks.pool_of(owner) != self.pool_of(sequence), "a move within a pool"
             places = len(self.blocks.block_table(destination_of(owner))) * self.block_size
             assert places > sequence.position, "a move without room for the next position"
+        for owner in self._resting:
+            assert self.blocks.is_quarantined(destination_of(owner)), "nothing rests there any more"
 
     def pool_of(self, sequence: DecodeSequence) -> int:
         """Where it is, or is going to be."""
@@ -96,6 +100,7 @@ class Moves:
         sequence, destination = self.moving.pop(owner), destination_of(owner)
         self.blocks.unpin(owner)
         if not has_arrived:
+            self._resting[owner] = self.blocks.pool_of(destination)
             self.blocks.quarantine(destination)
             sequence.failed_moves += 1
         elif self.blocks.is_lost(destination):
@@ -107,8 +112,9 @@ class Moves:
 
     def end_quarantine(self, owner: BlockOwner) -> None:
         """Nothing of the sequence's failed move can land any more."""
-        if not self.blocks.is_quarantined(destination_of(owner)):
+        if owner not in self._resting:
             raise ValueError(f"{owner} left nothing in quarantine by a move")
+        del self._resting[owner]
         self.blocks.end_quarantine(destination_of(owner))
 
     def _is_movable(self, sequence: DecodeSequence) -> bool:
@@ -117,7 +123,7 @@ class Moves:
             sequence.phase is DecodePhase.RUNNING
             and sequence.failed_moves < MAX_FAILED_MOVES
             and not self.blocks.is_lost(owner)
-            and not self.blocks.is_quarantined(destination_of(owner))
+            and owner not in self._resting
         )
 
     def _as_resident(self, sequence: DecodeSequence) -> Resident:
@@ -137,12 +143,12 @@ class Moves:
             pool = self.pool_of(sequence)
             tokens[pool] += sequence.tokens
             sequences[pool] += 1
-        open_pools = {*self.blocks.open_pools}
+        open_pools, resting = {*self.blocks.open_pools}, {*self._resting.values()}
         return {
             pool: PoolLoad(
                 tokens[pool],
                 sequences[pool],
-                self.blocks.free_blocks_in(pool),
+                0 if pool in resting else self.blocks.free_blocks_in(pool),
                 self.blocks.total_blocks_in(pool),
                 pool in open_pools,
             )

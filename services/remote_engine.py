@@ -117,6 +117,7 @@ async def keep_pools(
         pools=pools,
         destinations=instance.pool_destinations,
         workers=instance.decode.inheritance.workers,
+        silent=instance.decode.mover.silent,
         handle=instance.decode.handle,
     )
     await instance.follow(kept.take_event)

@@ -119,6 +119,15 @@ def test_a_failed_move_costs_nothing_but_its_time_and_is_tried_only_so_often() -
     assert rows(state) == ["r1"]
 
 
+def test_while_a_failed_moves_blocks_rest_nobody_moves_into_that_pool() -> None:
+    state, _ = moving()
+    handle(state, events.MoveFailed(R1))
+    assert not kinds(end_step(state), events.MoveSequence)
+    assert rows(state) == ["r1", "r2"]
+    handle(state, events.MoveDrained(R1))
+    assert kinds(end_step(state), events.MoveSequence)
+
+
 def test_where_the_old_pool_is_lost_the_kv_that_has_come_is_enough() -> None:
     state, _ = moving()
     handle(state, events.PoolLost(0))
