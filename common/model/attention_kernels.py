@@ -66,6 +66,28 @@ def _partial_by_products(
     return output.to(q.dtype), lse
 
 
+def with_new_token(
+    before: Partial,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    scale: float,
+    softcap: float | None = None,
+) -> torch.Tensor:
+    """``before``, of ``q`` [B, heads, head_dim] over some keys, made attention over one more: ``k``, ``v``
+    [B, kv_heads, head_dim]. That key's share is σ(score − lse)."""
+    output, lse = before
+    batch, heads, head_dim = q.shape
+    kv_heads = k.shape[1]
+    grouped = batch, kv_heads, heads // kv_heads
+    scores = (q.view(*grouped, head_dim).float() @ k.float().unsqueeze(-1)).squeeze(-1) * scale
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    share = torch.sigmoid(scores - lse.view(grouped)).unsqueeze(-1)
+    merged = torch.lerp(output.view(*grouped, head_dim).float(), v.float().unsqueeze(2), share)
+    return merged.reshape(batch, heads, head_dim).to(output.dtype)
+
+
 def merge_two(first: Partial, second: Partial) -> Partial:
     """Both over the same queries. A partial over no keys has lse −inf and weighs nothing."""
     (o1, lse1), (o2, lse2) = first, second

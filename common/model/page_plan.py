@@ -1,5 +1,6 @@
 """Decode attention over pages, planned once per step: which pages, for whom, and how to merge.
 
+It is over the tokens that the pool holds before the newest, which is merged in later (``with_new_token``).
 Every page that a sequence's newest token sees is one *item* of a batched kernel call. Where the pages in use
 are dense (the allocator gives the lowest ids first) a call takes a stretch of the pool as it lies, without
 copying; pages in the stretch that belong to nobody are computed and ignored. Small blocks and scattered
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from common.kv.layout import KVLayout
-from common.model.attention_kernels import merge_partials, partial_attention
+from common.model.attention_kernels import Partial, merge_partials, partial_attention
 from common.spec import AttentionSpec
 
 GATHER_BLOCK_TOKENS = 64
@@ -25,7 +26,7 @@ BRIDGED_PAGES = 1
 
 @dataclass(frozen=True, slots=True)
 class DecodeRow:
-    """One sequence's newest token: its row in the flat batch, and its tokens in the pool, itself included."""
+    """One sequence's newest token: its row in the flat batch, and how many tokens it finds in the pool."""
 
     row: int
     block_table: Sequence[int]
@@ -76,8 +77,8 @@ class DecodePlan:
 
     def attend(
         self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, spec: AttentionSpec
-    ) -> torch.Tensor:
-        """``q`` [sequences, heads, head_dim]; ``keys``, ``values``: the layer's pages. Returns q's shape."""
+    ) -> Partial:
+        """``q`` [sequences, heads, head_dim]; ``keys``, ``values``: the layer's pages."""
         outputs, lses = [], []
         for call in self.calls:
             items_q = q.index_select(0, call.queries).unsqueeze(2)
@@ -92,13 +93,13 @@ class DecodePlan:
             outputs.append(output.squeeze(2))
             lses.append(lse.squeeze(2))
         output = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-        if self.merge_index is None:
-            return output
-        if self.merge_padding is None:
-            return output.index_select(0, self.merge_index)
         lse = lses[0] if len(lses) == 1 else torch.cat(lses)
+        if self.merge_index is None:
+            return output, lse
+        if self.merge_padding is None:
+            return output.index_select(0, self.merge_index), lse.index_select(0, self.merge_index)
         padded = lse[self.merge_index] + self.merge_padding
-        return merge_partials(output[self.merge_index], padded, dim=1)[0]
+        return merge_partials(output[self.merge_index], padded, dim=1)
 
 
 def plan_decode(
@@ -108,7 +109,8 @@ def plan_decode(
     dtype: torch.dtype,
     device: torch.device,
 ) -> DecodePlan:
-    """The plan for every layer with this ``window``. ``rows`` must not be empty."""
+    """The plan for every layer, over each row's last ``window`` tokens, at least one (None: all). ``rows``
+    must not be empty, nor any row's tokens."""
     is_gathered = layout.block_size < GATHER_BLOCK_TOKENS
     page_tokens = GATHERED_TOKENS if is_gathered else layout.block_size
     items: list[Item] = []

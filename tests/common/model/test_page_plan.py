@@ -45,7 +45,7 @@ def test_every_plan_computes_the_definition(
     q = torch.randn(len(rows), 6, 16, generator=generator)
     spec = AttentionSpec(6, 2, 16, 0.25, window, softcap)
     plan = plan_decode(rows, layout, window, torch.float32, CPU)
-    output = plan.attend(q, pool.keys[0], pool.values[0], spec)
+    output, lse = plan.attend(q, pool.keys[0], pool.values[0], spec)
     for row in rows:
         first = 0 if window is None else max(0, row.tokens - window)
         places = [(row.block_table[t // block_size], t % block_size) for t in range(first, row.tokens)]
@@ -58,6 +58,7 @@ def test_every_plan_computes_the_definition(
             scores = softcap * torch.tanh(scores / softcap)
         expected = torch.einsum("hk,hkd->hd", scores.softmax(-1), v)
         torch.testing.assert_close(output[row.row], expected, atol=2e-5, rtol=0.0)
+        torch.testing.assert_close(lse[row.row], scores.logsumexp(-1), atol=2e-5, rtol=0.0)
 
 
 def test_dense_pages_are_read_as_they_lie() -> None:
