@@ -3,6 +3,7 @@
 from typing import Any
 
 import numpy as np
+from llvmlite import ir
 from numba import njit
 from numba.core import types
 from numba.extending import intrinsic
@@ -79,6 +80,21 @@ def add_word(typingctx: Any, address: Any, value: Any) -> Any:
 
 yield_core = types.ExternalFunction("sched_yield", types.int32())
 """Lets whoever else wants this core have it. Returns at once where nobody does."""
+
+
+@intrinsic
+def prefetch(typingctx: Any, address: Any) -> Any:
+    """The cache line at ``address`` will be read soon."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        place = builder.inttoptr(arguments[0], ir.PointerType())
+        kind = ir.FunctionType(ir.VoidType(), [place.type, *[ir.IntType(32)] * 3])
+        function = builder.module.declare_intrinsic("llvm.prefetch.p0", fnty=kind)
+        builder.call(function, [place, *(ir.IntType(32)(each) for each in (0, 3, 1))])
+        return context.get_dummy_value()
+
+    return types.void(address), codegen
+
 
 LOG2_E = np.float32(1.4426950408889634)
 LN_2_HIGH, LN_2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)

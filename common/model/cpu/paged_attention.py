@@ -5,16 +5,23 @@ from typing import Any
 import numpy as np
 from numba import carray, njit
 
-from common.model.cpu.atoms import FAST, exp_of_negative, float_pointer, word_pointer
+from common.model.cpu.atoms import FAST, exp_of_negative, float_pointer, prefetch, word_pointer
+
+CACHE_LINE = 64
 
 
 @njit(fastmath=FAST, error_model="numpy", inline="always")
-def score_tokens(queries: Any, keys: Any, scores: Any, group: int, count: int, width: int) -> None:
+def score_tokens(
+    queries: Any, keys: Any, scores: Any, group: int, count: int, width: int, next_values: int
+) -> None:
     """``queries`` [group, width] · ``keys`` [count, width] into ``scores`` [group, …]: each key is read from
-    memory once, for all queries; four at a time share a query's loads."""
+    memory once, for all queries; four at a time share a query's loads. Meanwhile as much is fetched from
+    ``next_values``, so that memory is never idle."""
     whole = count - count % 4
     zero = np.float32(0)
     for t in range(0, whole, 4):
+        for line in range(0, 16 * width, CACHE_LINE):
+            prefetch(next_values + 4 * width * t + line)
         for member in range(group):
             a = b = c = d = zero
             for i in range(width):
@@ -34,10 +41,15 @@ def score_tokens(queries: Any, keys: Any, scores: Any, group: int, count: int, w
 
 
 @njit(fastmath=FAST, error_model="numpy", inline="always")
-def add_tokens(results: Any, values: Any, shares: Any, group: int, count: int, width: int) -> None:
-    """``results`` [group, width] += ``shares`` [group, …] · ``values`` [count, width], in the same order."""
+def add_tokens(
+    results: Any, values: Any, shares: Any, group: int, count: int, width: int, next_keys: int
+) -> None:
+    """``results`` [group, width] += ``shares`` [group, …] · ``values`` [count, width], in the same order.
+    Meanwhile as much is fetched from ``next_keys``."""
     whole = count - count % 4
     for t in range(0, whole, 4):
+        for line in range(0, 16 * width, CACHE_LINE):
+            prefetch(next_keys + 4 * width * t + line)
         for member in range(group):
             a, b = shares[member, t], shares[member, t + 1]
             c, d = shares[member, t + 2], shares[member, t + 3]
@@ -50,6 +62,15 @@ def add_tokens(results: Any, values: Any, shares: Any, group: int, count: int, w
             a = shares[member, t]
             for i in range(width):
                 results[member, i] += a * values[t, i]
+
+
+@njit(error_model="numpy", inline="always")
+def place_of(
+    table: Any, spans: Any, row: int, kv_head: int, position: int, kv_heads: int, block_size: int, width: int
+) -> Any:
+    """Where in a layer's pages the key or value of a row's ``position`` begins, in elements."""
+    index, place = divmod(position, block_size)
+    return ((table[spans[3 * row] + index] * kv_heads + kv_head) * block_size + place) * width
 
 
 @njit(fastmath=FAST, error_model="numpy")
@@ -88,7 +109,7 @@ def attend_items(
     totals = carray(float_pointer(scratch + 4 * group * (block_size + 1)), (group,))
     for item in range(first, stop):
         row, kv_head = divmod(item, kv_heads)
-        begin_of_table, begin, end = bounds[3 * row], bounds[3 * row + 1], bounds[3 * row + 2]
+        begin, end = bounds[3 * row + 1], bounds[3 * row + 2]
         head = kv_head * group
         queries = carray(float_pointer(q + 4 * (row * q_stride + head * width)), (group, width))
         results = carray(float_pointer(output + 4 * ((row * heads + head) * width)), (group, width))
@@ -99,12 +120,11 @@ def attend_items(
                 results[member, i] = np.float32(0)
         position = begin
         while position < end:
-            index, place = divmod(position, block_size)
-            count = min(block_size - place, end - position)
-            page = ((table[begin_of_table + index] * kv_heads + kv_head) * block_size + place) * width
+            count = min(block_size - position % block_size, end - position)
+            page = place_of(table, bounds, row, kv_head, position, kv_heads, block_size, width)
             keys = carray(float_pointer(key_pages + 4 * page), (count, width))
             values = carray(float_pointer(value_pages + 4 * page), (count, width))
-            score_tokens(queries, keys, scores, group, count, width)
+            score_tokens(queries, keys, scores, group, count, width, value_pages + 4 * page)
             for member in range(group):
                 top = highest[member]
                 for t in range(count):
@@ -126,8 +146,17 @@ def attend_items(
                 for t in range(count):
                     total += scores[member, t]
                 totals[member] += total
-            add_tokens(results, values, scores, group, count, width)
             position += count
+            next_row, next_head, next_position = row, kv_head, position
+            if position == end and item + 1 < stop:
+                next_row, next_head = divmod(item + 1, kv_heads)
+                next_position = bounds[3 * next_row + 1]
+            next_page = page
+            if position < end or item + 1 < stop:
+                next_page = place_of(
+                    table, bounds, next_row, next_head, next_position, kv_heads, block_size, width
+                )
+            add_tokens(results, values, scores, group, count, width, key_pages + 4 * next_page)
         for member in range(group):
             total = totals[member]
             if total > 0:
