@@ -255,7 +255,9 @@ def _attention_of_a_layer(
     **_: object,
 ) -> tuple[torch.Tensor, None]:
     if s_aux is not None:
-        raise NotImplementedError(f"attention sinks of layer {module.layer_idx} are not served")
+        raise ModelError(
+            f"attention sinks of layer {module.layer_idx} are not served: an attention worker has no weights"
+        )
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     output: torch.Tensor = torch.ops.lamella.attention(
         query, key, value, module.layer_idx, scale, sliding_window, softcap

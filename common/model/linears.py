@@ -193,6 +193,6 @@ def _agrees(
     weight, x = (torch.randn(n, 32, generator=generator).to(dtype) for n in (48, 5))
     try:
         output = bind(weight, None)(x)
-    except (RuntimeError, AttributeError, NotImplementedError):
+    except (RuntimeError, AttributeError):  # torch lacks the operator, or it refuses this processor
         return False
     return torch.allclose(output.float(), F.linear(x, weight).float(), atol=tolerance, rtol=tolerance)

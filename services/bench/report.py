@@ -66,13 +66,13 @@ def read_json(path: Path) -> ReportFile:
 def _encode_other(value: object) -> str:
     if isinstance(value, Path):
         return str(value)
-    raise NotImplementedError(f"cannot write a {type(value).__name__} into the report")
+    raise TypeError(f"cannot write a {type(value).__name__} into the report")
 
 
 def _decode_other(wanted: type[Any], value: object) -> object:
     if issubclass(wanted, Path) and isinstance(value, str):
         return Path(value)
-    raise NotImplementedError(f"cannot read a {wanted.__name__} from a report")
+    raise TypeError(f"cannot read a {wanted.__name__} from a report")
 
 
 def _record(one: Outcome, started_s: float) -> RequestRecord:
