@@ -41,6 +41,7 @@ TAKE_OUTPUT = define("take output", "exchange", "layer")
 WAIT_Q = define("wait for Q", "waiting", "layer")
 WAIT_KV = define("wait for KV", "waiting", "layer")
 WAIT_OUTPUT = define("wait for output", "waiting", "layer")
+WAIT_BATCH = define("wait for a batch", "waiting")
 
 # event loops
 TAKE_TOKENS = define("take tokens", "span", "tokens")

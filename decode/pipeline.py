@@ -22,7 +22,7 @@ from common.model.program import ModelProgram
 from common.model.runner import ModelRunner
 from common.steps import SequenceStep
 from common.timeline import timeline
-from common.timeline_events import DECODE_STEP, WAIT_OUTPUT
+from common.timeline_events import DECODE_STEP, WAIT_BATCH, WAIT_OUTPUT
 from decode.remote_attention import RemoteAttention
 from scheduler.policy.rotation import Rotation
 
@@ -118,23 +118,34 @@ class StaggeredEngine:
         """Returns when no step is under way."""
         waiting = Waiting()
         computing = 0
-        while True:
-            with self._changed:
-                queue = self._queues[index]
-                while self._under_way and not queue:
-                    self._changed.wait()
-                if not self._under_way:
-                    return
-                course = self._take_ready(queue, waiting.waited_s > LONG_WAIT_S)
-                now_computing = min(len(self._replicas), self._under_way)
-            if course is None:
-                waiting.pause()
-                continue
-            waiting.restart()
+        while (course := self._next(index, waiting)) is not None:
+            now_computing = min(len(self._replicas), self._under_way)
             if course.layer < 0 or now_computing != computing:
                 computing = now_computing
                 self._engine.share_cores(computing)
             self._advance(course)
+
+    def _next(self, index: int, waiting: Waiting) -> Course | None:
+        """What the replica computes next, when it is ready; None when no step is under way."""
+        idle_ns = 0
+        while True:
+            course = None
+            with self._changed:
+                if not self._under_way:
+                    return None
+                queue = self._queues[index]
+                if queue:
+                    course = self._take_ready(queue, waiting.waited_s > LONG_WAIT_S)
+                else:
+                    idle_ns = idle_ns or timeline.begin()
+                    self._changed.wait()
+            if course is not None:
+                waiting.restart()
+                timeline.end(idle_ns, WAIT_BATCH)
+                return course
+            if queue:
+                idle_ns = idle_ns or timeline.begin()
+                waiting.pause()
 
     def _take_ready(self, queue: list[Course], takes_any: bool) -> Course | None:
         """The earliest that is ready; with ``takes_any``, the earliest that is amid its step."""

@@ -19,12 +19,14 @@ LETTER_WIDTH = 6.2
 TICKS = 8
 COLORS: dict[EventKind, tuple[str, str]] = {
     "step": ("#cfd8dc", "step (rest: Python)"),
-    "compute": ("#64b5f6", "computing"),
+    "compute": ("#64b5f6", "computing (a color a batch)"),
     "exchange": ("#ffb74d", "sending and taking"),
     "waiting": ("#fff3c4", "waiting"),
     "span": ("#b39ddb", "event loop"),
     "lane": ("#a5d6a7", "calls and transfers"),
 }
+BATCH_COLORS = ("#64b5f6", "#4db6ac", "#7986cb", "#4dd0e1", "#9575cd", "#81c784")
+"""Of computing, by the batch that it is for: so a rotation is seen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,8 @@ def _band(track: Track, window: Window, y: float) -> tuple[list[str], int]:
 
 def _bar(each: Slice, x: float, width: float, y: float) -> str:
     color = COLORS[each.kind][0]
+    if each.kind == "compute":
+        color = BATCH_COLORS[each.values.get("batch", 0) % len(BATCH_COLORS)]
     values = ", ".join(f"{label} {value}" for label, value in each.values.items())
     title = escape(f"{each.name}, {each.duration_ns / 1e6:.3f} ms{', ' * bool(values)}{values}")
     bar = (

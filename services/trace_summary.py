@@ -19,8 +19,8 @@ WORK: tuple[EventKind, ...] = ("compute", "exchange")
 
 @dataclass(slots=True)
 class ServiceSummary:
-    """``busy_ns``: of the busiest thread, within ``duration_ns``. ``in_steps_ns``: with a step under way,
-    and what of it is of which kind; the rest is Python's."""
+    """``busy_ns``: of the busiest thread, within ``duration_ns``. ``in_steps_ns``: with a step under way, for
+    each thread that computes, and what of it is of which kind; the rest is Python's."""
 
     service_id: str
     duration_ns: int
@@ -44,22 +44,27 @@ def _summarize_service(service: ServiceLayout) -> ServiceSummary:
     steps = [each for track in service.tracks for each in track.slices if each.kind == "step"]
     spans = _spans(steps)
     own_ns = dict.fromkeys(WORK, 0)
-    parts: list[Slice] = []
-    for track in service.tracks:
-        inside = _inside(track.slices, spans)
+    anybodys = [
+        each for lane in service.lanes for each in _inside(lane.slices, spans) if each.kind == "waiting"
+    ]
+    computing, waiting_ns = 0, 0
+    for thread in service.threads:
+        inside = _inside(thread.slices, spans)
         _add_own_times(inside, own_ns)
-        parts += inside
-    working = [each for each in parts if each.kind in WORK]
-    waiting = [each for each in parts if each.kind == "waiting"]
+        working = [each for each in inside if each.kind in WORK]
+        waiting = [each for each in inside if each.kind == "waiting"]
+        if working or waiting:
+            computing += 1
+            waiting_ns += _covered_ns([*waiting, *anybodys, *working]) - _covered_ns(working)
     return ServiceSummary(
         service_id=service.service.service_id,
         duration_ns=service.duration_ns,
         busy_ns=max((_covered_ns(track.slices) for track in service.threads), default=0),
         steps_ns=[each.duration_ns for each in steps],
-        in_steps_ns=_covered_ns(steps),
+        in_steps_ns=max(1, computing) * _covered_ns(steps),
         compute_ns=own_ns["compute"],
         exchange_ns=own_ns["exchange"],
-        waiting_ns=_covered_ns([*waiting, *working]) - _covered_ns(working),
+        waiting_ns=waiting_ns,
     )
 
 

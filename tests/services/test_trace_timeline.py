@@ -19,6 +19,7 @@ from services.trace_collect import Clock, MeshTrace, ServiceTrace, Silent, measu
 from services.trace_file import chrome_trace
 from services.trace_layout import Layout, Slice, lay_out
 from services.trace_picture import draw_steps
+from services.trace_rotation import rotation_lines
 from services.trace_summary import ServiceSummary, summarize
 
 Made = tuple[str, EventKind, int, int]
@@ -144,6 +145,64 @@ def test_waiting_is_when_nothing_else_goes_on() -> None:
     ]
     (summary,) = summarize(lay_out(mesh_of(service_of(made))))
     assert (summary.in_steps_ns, summary.compute_ns, summary.waiting_ns) == (300, 100, 140)
+
+
+TURNS = (
+    Event("slice", "compute", ("layer", "batch")),
+    Event("wait for a batch", "waiting", ()),
+    Event("decode step", "step", ()),
+    Event("layer", "compute", ("layer",)),
+)
+
+
+def turns_of(service_id: str, kind: str, threads: dict[str, list[tuple[str, int, int, int]]]) -> ServiceTrace:
+    """By thread: event, batch, begin and end."""
+    names = [event.name for event in TURNS]
+    records = tuple(
+        ThreadRecords(
+            thread,
+            0,
+            0,
+            ("",),
+            b"".join(
+                RECORD.pack(begin_ns, end_ns, names.index(name), 0, 0, 0, batch, 0, 0)
+                for name, batch, begin_ns, end_ns in made
+            ),
+        )
+        for thread, made in threads.items()
+    )
+    return ServiceTrace(service_id, kind, "host", 7, Clock(0, 10), Recording(0, 1000, TURNS, records))
+
+
+def three_batches() -> Layout:
+    """On two replicas: a slice takes 100 ns, attention 50."""
+    first = [("slice", 0, 100, 200), ("wait for a batch", 0, 200, 220), ("slice", 2, 220, 320)]
+    second = [("slice", 1, 150, 250), ("slice", 0, 250, 350), ("decode step", 0, 100, 350)]
+    decode = turns_of("decode-0", "decode", {"replica 0": first, "replica 1": second})
+    attention = turns_of("attention-0", "attention", {"attention": [("layer", 0, 200, 250)]})
+    return lay_out(mesh_of(decode, attention))
+
+
+def test_a_steps_time_counts_for_every_replica_that_computes() -> None:
+    layout = three_batches()
+    assert [track.name for track in layout.services[0].threads] == ["replica 0", "replica 1"]
+    summary = summarize(layout)[0]
+    assert (summary.in_steps_ns, summary.compute_ns, summary.waiting_ns) == (500, 400, 20)
+    assert summary.python_ns == 80
+
+
+def test_a_rotation_says_who_has_to_wait() -> None:
+    (line,) = rotation_lines(three_batches())
+    assert "decode-0: 3 batches on 2 model replicas" in line
+    assert "replicas can be busy 100% of the time, attention 100%" in line
+    assert list(rotation_lines(lay_out(mesh_of(service_of([("slice", "compute", 0, 9)]))))) == []
+
+
+def test_a_picture_has_a_color_a_batch() -> None:
+    svg = ElementTree.fromstring(draw_steps(three_batches(), 1))
+    bars = [each for each in svg.iter() if each.tag.endswith("rect") and len(each) > 0]
+    colors = {each[0].text: each.get("fill") for each in bars if (each[0].text or "").startswith("slice")}
+    assert len({*colors.values()}) == 3
 
 
 def test_a_step_whose_insides_may_be_lost_is_left_out() -> None:
