@@ -45,6 +45,19 @@ BROKEN = [
         {"transfer": {"emulated_bandwidth_bytes_per_s": 0}},
         "transfer.emulated_bandwidth_bytes_per_s = 0.0: must be over 0",
     ),
+    (
+        {"instance": {"staggered_batches": 1}},
+        "instance.staggered_batches = 1: must be at least 2: on n - 1 model replicas",
+    ),
+    (
+        {"instance": {"staggered_batches": 4, "replica_devices": ["cpu", "cpu"]}},
+        "instance.replica_devices = ('cpu', 'cpu'): must be one device for each of"
+        " instance.staggered_batches - 1 = 3 model replicas",
+    ),
+    (
+        {"instance": {"replica_devices": ["cuda:1"]}},
+        "the first of them model.device = 'cpu'",
+    ),
     ({"transfer": {"emulated_latency_s": -1}}, "transfer.emulated_latency_s = -1.0: must be 0 or more"),
 ]
 

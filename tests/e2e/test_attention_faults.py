@@ -28,9 +28,9 @@ BEGUN_CHUNKS = 4
     scope="module",
     params=[
         ("--decode", "2", "--attention", "2", "--partition", "requests"),
-        ("--attention", "3", "--partition", "heads"),
+        ("--attention", "3", "--partition", "heads", "--pipeline", "rotational", "--batches", "3"),
     ],
-    ids=["by requests", "by heads"],
+    ids=["by requests", "by heads, three batches in rotation"],
 )
 def mesh(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
     """Exact arithmetic, so that a continued sequence draws the same tokens."""

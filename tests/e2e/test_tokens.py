@@ -64,6 +64,12 @@ SHAPES = {
         "auto",
         4,
     ),
+    "three batches rotate over two model replicas": (
+        ("--attention", "1", "--pipeline", "rotational", "--batches", "3"),
+        "",
+        "auto",
+        4,
+    ),
     "token granularity": ((), "[instance]\nchunk_tokens = 300\nblock_size = 1\n", "auto", 4),
 }
 """Options, settings, transfer path, and how many of the prompts."""
