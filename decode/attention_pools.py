@@ -135,6 +135,9 @@ class AttentionPools:
         for record in free:
             binding = await self.binder.bind(record, len(self._reserve))
             if binding is None:
+                if needs.partition == "heads" and len(self._reserve) + self._free <= needs.pool_workers:
+                    # Its next life will be there; without it the others would have other heads than before.
+                    return
                 continue
             self._free -= 1
             self._reserve.append(binding)
