@@ -10,6 +10,7 @@ import argparse
 import http.client
 import json
 import random
+import signal
 import statistics
 import subprocess
 import sys
@@ -121,6 +122,8 @@ def main() -> None:
     arguments.add_argument("--pull-share", type=float, default=0.2)
     arguments.add_argument("--rounds", type=int, default=7)
     given = arguments.parse_args()
+    # Whoever ends this ends the mesh.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     lines = [
         "[transfer]",
         f"layerwise_min_tokens = {given.layerwise_min_tokens}",

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from common.config import EmulationConfig
 from common.messages import SampledToken
-from common.steps import Draw, OnLayers, SequenceStep
+from common.steps import Draw, LayerReports, SequenceStep
 from common.timeline import timeline
 from common.timeline_events import EMULATED
 
@@ -23,13 +23,13 @@ class EmulatedRunner:
         self._wait = wait
 
     def run(
-        self, batch: Sequence[SequenceStep], on_layers: OnLayers | None = None
+        self, batch: Sequence[SequenceStep], reports: LayerReports | None = None
     ) -> list[SampledToken | None]:
         """Its model has one layer."""
         began_ns = timeline.begin()
         self._wait(self.step_time_s(batch))
-        if on_layers is not None:
-            on_layers(1)
+        if reports is not None and reports.are_due(1):
+            reports.tell(1)
         if began_ns:
             timeline.end(began_ns, EMULATED, len(batch), sum(len(step.token_ids) for step in batch))
         return [None if step.draw is None else self._token(step.draw) for step in batch]

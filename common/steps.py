@@ -35,18 +35,23 @@ class SequenceStep:
     key: int = 0
 
 
-OnLayers = Callable[[int], None]
-"""Told that so many of the first layers have the batch's K and V in the pool, where others may read them."""
+@dataclass(frozen=True, slots=True)
+class LayerReports:
+    """``tell`` is called on the engine's thread, in the course of a step, after ``every`` so many layers: the
+    number of the first layers that have the batch's K and V in the pool, where others may read them."""
+
+    every: int
+    tell: Callable[[int], None]
+
+    def are_due(self, layers: int) -> bool:
+        return layers % self.every == 0
 
 
 class Runner(Protocol):
     """Computes steps, one at a time, on the engine's thread."""
 
     def run(
-        self, batch: Sequence[SequenceStep], on_layers: OnLayers | None = None
+        self, batch: Sequence[SequenceStep], reports: LayerReports | None = None
     ) -> list[SampledToken | None]:
-        """The drawn tokens, in the batch's order; None where none was asked for, or its KV was lost.
-
-        ``on_layers`` is called on the engine's thread, in the course of the step.
-        """
+        """The drawn tokens, in the batch's order; None where none was asked for, or its KV was lost."""
         ...

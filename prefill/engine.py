@@ -3,18 +3,18 @@
 from collections.abc import Sequence
 
 from common.messages import SampledToken
-from common.steps import Draw, OnLayers, Runner, SequenceStep
+from common.steps import Draw, LayerReports, Runner, SequenceStep
 from common.timeline import timeline
 from common.timeline_events import PREFILL_STEP
 from prefill.events import ChunkSlice
 
 
 def run_chunk(
-    runner: Runner, slices: Sequence[ChunkSlice], on_layers: OnLayers | None = None
+    runner: Runner, slices: Sequence[ChunkSlice], reports: LayerReports | None = None
 ) -> tuple[SampledToken | None, ...]:
     """Runs on the engine's thread. A token for each slice that ends its prompt, else None."""
     began_ns = timeline.begin()
-    tokens = tuple(runner.run([_as_step(piece) for piece in slices], on_layers))
+    tokens = tuple(runner.run([_as_step(piece) for piece in slices], reports))
     if began_ns:
         chunk_tokens = sum(piece.tokens for piece in slices)
         ids = " ".join(piece.request.request_id for piece in slices)

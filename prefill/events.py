@@ -133,10 +133,11 @@ class ChunkSlice:
 
 @dataclass(frozen=True, slots=True)
 class RunChunk:
-    """``tells_layers``: whether ``LayersComputed`` is wanted, as KV is handed over meanwhile."""
+    """``report_every``: after so many layers each ``LayersComputed`` is wanted, as KV is handed over
+    meanwhile; None: not at all."""
 
     slices: tuple[ChunkSlice, ...]
-    tells_layers: bool
+    report_every: int | None
 
 
 @dataclass(frozen=True, slots=True)

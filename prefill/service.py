@@ -39,7 +39,7 @@ from common.messages import (
     error_reply,
 )
 from common.redelivery import publish_surely
-from common.steps import Runner
+from common.steps import LayerReports, Runner
 from common.subjects import Subjects
 from common.telemetry import InstanceMetrics
 from common.timeline import timeline
@@ -135,8 +135,8 @@ class PrefillService:
 
     def _execute(self, command: events.PrefillCommand) -> None:
         match command:
-            case events.RunChunk(slices, tells_layers):
-                self.spawn(self._compute(slices, tells_layers))
+            case events.RunChunk(slices, report_every):
+                self.spawn(self._compute(slices, report_every))
             case events.PublishToken(gateway_id, token_event, queue_s, compute_s):
                 self._publish(gateway_id, TokenBatch(self.state.instance_id, (token_event,)))
                 self.metrics.observe_prefill(queue_s, compute_s)
@@ -151,15 +151,16 @@ class PrefillService:
             case events.AnswerPull(owner, portion, answer):
                 self._answer(self._pulls.pop((owner, portion)), answer)
 
-    async def _compute(self, slices: tuple[events.ChunkSlice, ...], tells_layers: bool) -> None:
+    async def _compute(self, slices: tuple[events.ChunkSlice, ...], report_every: int | None) -> None:
         loop = asyncio.get_running_loop()
         started_s = loop.time()
 
         def tell(layers: int) -> None:
             loop.call_soon_threadsafe(self._handle, events.LayersComputed(layers))
 
+        reports = None if report_every is None else LayerReports(report_every, tell)
         try:
-            tokens = await self.engine.run(run_chunk, self.runner, slices, tell if tells_layers else None)
+            tokens = await self.engine.run(run_chunk, self.runner, slices, reports)
         except Exception:
             log.exception("chunk_failed", extra={"slices": len(slices)})
             self._handle(events.ChunkFailed(ErrorReply(InternalError.code, "the prefill chunk failed")))

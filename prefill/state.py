@@ -11,12 +11,10 @@ chunks (``prefill.handover``), and the blocks that the transfer engine reads are
 with its first token is withdrawn, or was never offered.
 """
 
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from common.attempts import EndedAttempts
-from common.config import PrefillOrder
 from common.errors import (
     ContextLengthExceeded,
     HandoverFailed,
@@ -67,9 +65,10 @@ from prefill.events import (
     WithdrawOffer,
 )
 from prefill.handover import ComputedKV, HandOver, KVCursor
+from prefill.prompts import PromptQueue
 from prefill.sequence import ROOM, PrefillSequence, failure_of
-from scheduler.policy.hand_over import is_layerwise
-from scheduler.policy.prefill_batching import fill_chunk, order_window
+from scheduler.policy.hand_over import is_layerwise, layers_per_report
+from scheduler.policy.prefill_batching import fill_chunk
 
 
 @dataclass(slots=True)
@@ -82,14 +81,11 @@ class PrefillState:
     layout: KVLayout
     eos_token_ids: tuple[int, ...]
     chunk_tokens: int
-    order: PrefillOrder
-    scheduling_window: int
+    prompts: PromptQueue
     max_waiting_requests: int
     layerwise_min_tokens: int
     is_admitting: bool = True
     sequences: dict[BlockOwner, PrefillSequence] = field(default_factory=dict)
-    _arrivals: deque[PrefillSequence] = field(default_factory=deque)
-    _window: list[PrefillSequence] = field(default_factory=list)
     _chunk: tuple[ChunkSlice, ...] = ()
     _chunk_layers: int = 0
     _ended: EndedAttempts = field(default_factory=EndedAttempts)
@@ -99,11 +95,11 @@ class PrefillState:
     @property
     def pending_tokens(self) -> int:
         """Prompt tokens not yet computed."""
-        return sum(sequence.remaining_tokens for sequence in self._uncomputed())
+        return sum(sequence.remaining_tokens for sequence in self.prompts)
 
     @property
     def pending_requests(self) -> int:
-        return len(self._arrivals) + len(self._window)
+        return len(self.prompts)
 
     @property
     def handovers_waiting(self) -> int:
@@ -117,7 +113,7 @@ class PrefillState:
     def check(self) -> None:
         """Invariants, called by tests after every event."""
         self.blocks.check()
-        queued = {sequence.owner for sequence in (*self._arrivals, *self._window)}
+        queued = {sequence.owner for sequence in self.prompts}
         assert len(queued) == self.pending_requests, "a sequence queues twice"
         for owner, sequence in self.sequences.items():
             assert owner == sequence.owner
@@ -217,18 +213,14 @@ class PrefillState:
             HandOver(request.tokens, cursor),
         )
         self.sequences[owner] = sequence
-        self._arrivals.append(sequence)
+        self.prompts.add(sequence)
 
     # chunks
-
-    def _uncomputed(self) -> list[PrefillSequence]:
-        return [*self._window, *self._arrivals]
 
     def _start_chunk(self, now: float, commands: list[PrefillCommand]) -> None:
         """Plans the next chunk if none is in flight, and offers the long prompts that begin in it."""
         if self._chunk:
             return
-        self._refill_window()
         ready = self._give_blocks(now)
         sizes = fill_chunk([sequence.remaining_tokens for sequence in ready], self.chunk_tokens)
         self._chunk = tuple(
@@ -248,25 +240,23 @@ class PrefillState:
         for sequence in sequences:
             if sequence.computed_tokens == 0 and self._is_layerwise(sequence.request):
                 self._offer(sequence, commands)
-        tells_layers = any(sequence.is_offered for sequence in sequences)
-        commands.append(RunChunk(self._chunk, tells_layers))
+        tokens = sum(
+            piece.tokens
+            for piece, sequence in zip(self._chunk, sequences, strict=True)
+            if sequence.is_offered
+        )
+        layer_bytes = tokens * self.layout.token_layer_bytes
+        commands.append(RunChunk(self._chunk, layers_per_report(layer_bytes) if tokens else None))
 
     def _is_layerwise(self, request: GenerationRequest) -> bool:
         output_tokens = request.sampling.max_tokens - len(request.output_ids)
         return is_layerwise(request.tokens, output_tokens, self.layerwise_min_tokens)
 
-    def _refill_window(self) -> None:
-        if self._window or not self._arrivals:
-            return
-        batch = [self._arrivals.popleft() for _ in range(min(self.scheduling_window, len(self._arrivals)))]
-        order = order_window([sequence.remaining_tokens for sequence in batch], self.order)
-        self._window = [batch[index] for index in order]
-
     def _give_blocks(self, now: float) -> list[PrefillSequence]:
         """The window's head for as long as blocks last: nobody overtakes a prompt that waits for memory."""
         ready: list[PrefillSequence] = []
         tokens = 0
-        for sequence in self._window:
+        for sequence in self.prompts.window():
             if tokens >= self.chunk_tokens:
                 break
             if sequence.phase is PrefillPhase.QUEUED:
@@ -314,7 +304,7 @@ class PrefillState:
         finish: FinishReason | None = finish_reason_of(
             request, len(request.output_ids), token, self.eos_token_ids
         )
-        self._window.remove(sequence)
+        self.prompts.remove(sequence)
         commands.append(
             PublishToken(
                 request.gateway_id,
@@ -485,10 +475,7 @@ class PrefillState:
         if sequence.is_cancelled:
             self._let_go(sequence)
             return
-        if sequence in self._window:
-            self._window.remove(sequence)
-        elif sequence in self._arrivals:
-            self._arrivals.remove(sequence)
+        self.prompts.remove(sequence)
         if sequence.is_offered:
             self._ended.note(sequence.request.request_id, sequence.request.attempt)
             commands.append(WithdrawOffer(sequence.owner, sequence.decode_instance))

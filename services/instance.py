@@ -39,6 +39,7 @@ from decode.mover import Mover
 from decode.pulls import Pulls
 from decode.service import DecodeService, Staggered
 from decode.state import DecodeState
+from prefill.prompts import PromptQueue
 from prefill.service import PrefillService
 from prefill.state import PrefillState
 from scheduler.policy.pull_budget import PullBudget
@@ -178,8 +179,7 @@ def build_instance(
             layout=engine.layout,
             eos_token_ids=engine.eos_token_ids,
             chunk_tokens=settings.chunk_tokens,
-            order=settings.prefill_order,
-            scheduling_window=settings.scheduling_window,
+            prompts=PromptQueue(settings.prefill_order, settings.scheduling_window),
             max_waiting_requests=settings.max_waiting_requests,
             layerwise_min_tokens=config.transfer.layerwise_min_tokens,
             is_admitting=settings.role == "prefill",

@@ -8,7 +8,7 @@ from common.messages import SampledToken
 from common.model.interface import SequenceChunk, StepAttention
 from common.model.program import ModelProgram
 from common.model.sampling import SamplingRow, sample
-from common.steps import OnLayers, SequenceStep
+from common.steps import LayerReports, SequenceStep
 from common.timeline import timeline
 from common.timeline_events import SAMPLE
 
@@ -46,7 +46,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def run(
-        self, batch: Sequence[SequenceStep], on_layers: OnLayers | None = None
+        self, batch: Sequence[SequenceStep], reports: LayerReports | None = None
     ) -> list[SampledToken | None]:
         course = self.course(batch)
         tokens = sum(len(step.token_ids) for step in batch)
@@ -59,9 +59,9 @@ class ModelRunner:
             except StopIteration as end:
                 drawn: list[SampledToken | None] = end.value
                 return drawn
-            if on_layers is not None:
+            if reports is not None and reports.are_due(layer + 1):
                 self._wait_written()
-                on_layers(layer + 1)
+                reports.tell(layer + 1)
 
     def _wait_written(self) -> None:
         """A slice ends with its layer's K and V on their way into the pool: a device may not be done yet."""

@@ -4,8 +4,17 @@ Splitwise 4.4: layer-wise transfer hides the transfer behind the prompt's comput
 synchronisation a layer; for small prompts serialized transfer is cheaper (there, below 512 tokens on H100).
 """
 
+LEAST_REPORT_BYTES = 2 << 20
+"""KV that is worth a message and a transfer of its own while a prompt is computed."""
+
 
 def is_layerwise(prompt_tokens: int, output_tokens: int, min_tokens: int) -> bool:
     """Whether a prompt's KV is handed over while it is computed. ``output_tokens``: the most that are still
     to be drawn; a sequence that ends with its first needs no hand-over."""
     return prompt_tokens >= min_tokens and output_tokens > 1
+
+
+def layers_per_report(layer_bytes: int) -> int:
+    """After how many layers each the engine tells that KV is there; a layer of what is being computed has
+    ``layer_bytes``. Those of large models are told of one by one, as in Splitwise."""
+    return -(-LEAST_REPORT_BYTES // layer_bytes)

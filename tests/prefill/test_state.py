@@ -24,6 +24,7 @@ from common.kv.blocks import BlockAllocator, BlockOwner
 from common.kv.layout import KVLayout, KVSpan
 from common.messages import ErrorReply, KVDelivered, KVDestination, PrefillTask, PullKV, SampledToken
 from prefill import events
+from prefill.prompts import PromptQueue
 from prefill.sequence import ROOM
 from prefill.state import PrefillState
 from tests.requests import GATEWAY, make_request
@@ -54,8 +55,7 @@ def make_state(
         layout=replace(LAYOUT, block_size=block_size),
         eos_token_ids=(EOS,),
         chunk_tokens=chunk_tokens,
-        order=order,
-        scheduling_window=4,
+        prompts=PromptQueue(order, window_size=4),
         max_waiting_requests=max_waiting_requests,
         layerwise_min_tokens=layerwise_min_tokens,
     )
@@ -283,7 +283,7 @@ def layerwise(tokens: int = 12, chunk_tokens: int = 8) -> PrefillState:
     commands = arrive(state, "r1", tokens)
     offer = only(commands, events.OfferSequence)
     assert (offer.task.is_early, offer.task.request.output_ids, offer.task.kv_tokens) == (True, (), tokens)
-    assert only(commands, events.RunChunk).tells_layers
+    assert only(commands, events.RunChunk).report_every is not None
     return state
 
 
@@ -365,7 +365,7 @@ def test_short_prompts_and_those_of_one_token_to_draw_are_not_offered_early() ->
         state = make_state(layerwise_min_tokens=8)
         [chunk] = arrive(state, "r1", tokens, max_tokens)
         assert isinstance(chunk, events.RunChunk)
-        assert not chunk.tells_layers
+        assert chunk.report_every is None
 
 
 @pytest.mark.parametrize("is_asked", [True, False])
@@ -459,10 +459,10 @@ class Walk:
     def do(self, event: events.PrefillEvent) -> None:
         for command in handle(self.state, event):
             match command:
-                case events.RunChunk(slices, tells_layers):
+                case events.RunChunk(slices, report_every):
                     assert not self.chunk, "two chunks at once"
                     assert sum(piece.tokens for piece in slices) <= self.state.chunk_tokens
-                    self.chunk, self.layers = slices, 0 if tells_layers else None
+                    self.chunk, self.layers = slices, None if report_every is None else 0
                 case events.OfferSequence(owner, _, task):
                     assert owner not in self.offers, "offered twice"
                     self.offers[owner] = task.is_early

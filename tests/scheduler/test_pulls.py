@@ -1,9 +1,10 @@
 """When KV is handed over layer by layer, and how much of it a decode step leaves time for."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.policy.hand_over import is_layerwise
+from scheduler.policy.hand_over import is_layerwise, layers_per_report
 from scheduler.policy.pull_budget import PullBudget
 
 
@@ -11,6 +12,11 @@ def test_long_prompts_that_are_decoded_are_handed_over_while_they_are_computed()
     assert is_layerwise(prompt_tokens=512, output_tokens=2, min_tokens=512)
     assert not is_layerwise(prompt_tokens=511, output_tokens=2, min_tokens=512)
     assert not is_layerwise(prompt_tokens=4096, output_tokens=1, min_tokens=512)
+
+
+@pytest.mark.parametrize(("layer_bytes", "layers"), [(1, 2 << 20), (400_000, 6), (2 << 20, 1), (1 << 30, 1)])
+def test_layers_are_told_of_when_their_kv_is_worth_it(layer_bytes: int, layers: int) -> None:
+    assert layers_per_report(layer_bytes) == layers
 
 
 def test_without_measurements_the_least_portion_is_pulled() -> None:

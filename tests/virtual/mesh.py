@@ -12,6 +12,7 @@ from common.sequences import finish_reason_of
 from common.steps import Draw, SequenceStep
 from decode.pulls import Pulls
 from decode.state import DecodeState
+from prefill.prompts import PromptQueue
 from prefill.state import PrefillState
 from scheduler.policy.pull_budget import PullBudget
 from scheduler.state import SchedulerState
@@ -158,8 +159,7 @@ class VirtualMesh:
             layout=replace(LAYOUT, block_size=shape.block_size),
             eos_token_ids=EOS_TOKEN_IDS,
             chunk_tokens=shape.chunk_tokens,
-            order=shape.order,
-            scheduling_window=3,
+            prompts=PromptQueue(shape.order, window_size=3),
             max_waiting_requests=shape.max_waiting_requests,
             layerwise_min_tokens=shape.layerwise_min_tokens,
         )

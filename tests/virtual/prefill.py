@@ -114,10 +114,10 @@ class VirtualPrefill:
     def _execute(self, command: events.PrefillCommand) -> None:
         timeline = self.bus.timeline
         match command:
-            case events.RunChunk(slices, tells_layers):
+            case events.RunChunk(slices, report_every):
                 step_s = 0.01 + 0.001 * sum(piece.tokens for piece in slices)
                 self._chunk, self._layers = slices, 0
-                for layer in range(LAYOUT.layers if tells_layers else 0):
+                for layer in range(0 if report_every is None else LAYOUT.layers):
                     timeline.after(step_s * (layer + 1) / LAYOUT.layers, self._end_layer)
                 timeline.after(step_s, lambda: self._end_chunk(slices))
             case events.PublishToken(gateway_id, event, _, _):

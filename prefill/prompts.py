@@ -1,0 +1,48 @@
+"""The prompts that wait to be computed: in the order of arrival, a window of them in its policy's order.
+
+TetriInfer 3.3.1 (PrefillSchedBatch): only when the window is used up is the next one taken.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from common.config import PrefillOrder
+from prefill.sequence import PrefillSequence
+from scheduler.policy.prefill_batching import order_window
+
+
+@dataclass(slots=True)
+class PromptQueue:
+    """A sequence stays until its prompt is computed, or it is removed."""
+
+    order: PrefillOrder
+    window_size: int
+    _arrivals: deque[PrefillSequence] = field(default_factory=deque)
+    _window: list[PrefillSequence] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self._arrivals) + len(self._window)
+
+    def __iter__(self) -> Iterator[PrefillSequence]:
+        yield from self._window
+        yield from self._arrivals
+
+    def add(self, sequence: PrefillSequence) -> None:
+        self._arrivals.append(sequence)
+
+    def remove(self, sequence: PrefillSequence) -> None:
+        """One that is not here is left alone."""
+        if sequence in self._window:
+            self._window.remove(sequence)
+        elif sequence in self._arrivals:
+            self._arrivals.remove(sequence)
+
+    def window(self) -> list[PrefillSequence]:
+        """Whose turn it is, in order; the next ones where all have had theirs."""
+        if not self._window:
+            size = min(self.window_size, len(self._arrivals))
+            batch = [self._arrivals.popleft() for _ in range(size)]
+            order = order_window([sequence.remaining_tokens for sequence in batch], self.order)
+            self._window = [batch[index] for index in order]
+        return self._window
