@@ -378,7 +378,8 @@ class PrefillState:
         if not pull.destinations:
             raise HandoverFailed("the pool that the KV was for is gone")
         total_blocks = min(each.total_blocks for each in pull.destinations)
-        if len({*pull.blocks} & {*range(total_blocks)}) < len(pull.blocks):
+        is_within = min(pull.blocks) >= 0 and max(pull.blocks) < total_blocks
+        if not is_within or len({*pull.blocks}) < len(pull.blocks):
             raise InvalidRequest(f"{pull.blocks} are not of a pool of {total_blocks}", param="blocks")
         answered = sequence.hand_over.take_ask(pull)
         if answered is not None:
