@@ -73,7 +73,7 @@ class Pulls:
         max_bytes = None
         if is_computing:
             asking = asking[: int(self._may_ask)]
-            max_bytes = self.budget.portion_bytes
+            max_bytes = self.budget.portion_bytes(len(self._steps_began_s))
         if asking:
             self._may_ask = False
         for owner in asking:

@@ -22,13 +22,13 @@ class PullBudget:
     _portion_bytes: float = 0.0
     _portion_s: float = 0.0
 
-    @property
-    def portion_bytes(self) -> int:
-        """The largest portion to ask for now."""
+    def portion_bytes(self, lanes: int = 1) -> int:
+        """The largest portion to ask for now. Steps of so many lanes are under way, and each one's end lets
+        one ask: together they keep to the share."""
         if self._portion_s == 0:
             return self.least_bytes
         bytes_per_s = self._portion_bytes / self._portion_s
-        return max(self.least_bytes, int(self.share * self._step_s * bytes_per_s))
+        return max(self.least_bytes, int(self.share * self._step_s * bytes_per_s / lanes))
 
     def step_ended(self, step_s: float) -> None:
         self._step_s += (NEWEST_WEIGHT if self._step_s else 1.0) * (step_s - self._step_s)

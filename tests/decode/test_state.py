@@ -415,6 +415,16 @@ def test_while_steps_run_a_portion_a_step_is_pulled_as_large_as_its_share_allows
     assert (pull.owner, pull.max_bytes) == (owner_of("r2"), None)
 
 
+def test_batches_that_take_turns_share_what_is_pulled_beside_them() -> None:
+    state = make_state(total_blocks=40, lanes=2, pulls=Pulls(PullBudget(share=0.2, least_bytes=10)))
+    start(state, "r1", "r2", max_tokens=50)
+    handle(state, events.TaskArrived(task_of("r3")))
+    handle(state, events.StepFinished((SampledToken(8),), 0), now=1.0)
+    handle(state, events.PortionPulled(owner_of("r3"), 1000, 0.1))
+    [pull] = kinds(handle(state, events.StepFinished((SampledToken(8),), 1), now=1.0), events.PullSequence)
+    assert (pull.portion, pull.max_bytes) == (1, 1000), "two steps of a second allow 2000 together"
+
+
 def test_a_sequence_that_prefill_has_ended_leaves_without_a_word() -> None:
     withdrawn = events.OfferWithdrawn(owner_of(), PREFILL, LIFE)
     for is_withdrawn in (False, True):
