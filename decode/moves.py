@@ -13,7 +13,7 @@ from common.kv.blocks import BlockAllocator, BlockOwner, blocks_for
 from common.lifecycle import DecodePhase, next_decode_phase
 from decode.events import MoveSequence
 from decode.sequence import DecodeSequence
-from scheduler.policy.rebalance import PoolLoad, Resident, choose_balancing, choose_departure
+from scheduler.policy.rebalance import PoolLoad, Resident, can_pay, choose_balancing, choose_departure
 
 DESTINATION_ROOM = "move"
 """Second owners'."""
@@ -71,9 +71,11 @@ class Moves:
     def _try_start(
         self, entered: Collection[DecodeSequence], resting: Sequence[DecodeSequence], *, may_balance: bool
     ) -> MoveSequence | None:
+        loads = self._loads(entered)
+        if not can_pay(loads, self.min_gain_tokens):
+            return None
         movable = [sequence for sequence in resting if self._is_movable(sequence)]
         residents = [self._as_resident(sequence) for sequence in movable]
-        loads = self._loads(entered)
         move = choose_departure(loads, residents)
         if move is None and may_balance:
             move = choose_balancing(loads, residents, self.min_gain_tokens)

@@ -50,6 +50,16 @@ class Move:
     pool: int
 
 
+def can_pay(pools: Mapping[int, PoolLoad], min_gain_tokens: int) -> bool:
+    """Whether a look at the residents can find anything: a worker is to be left, or contexts are so far apart
+    that half of that, the most that a move can gain, is enough."""
+    if not all(load.is_open for load in pools.values()):
+        return True
+    contexts = [load.context_tokens for load in pools.values()]
+    most, least = max(contexts), min(contexts)
+    return most - least >= 2 * max(min_gain_tokens, MIN_GAIN_SHARE * most)
+
+
 def choose_departure(pools: Mapping[int, PoolLoad], residents: Sequence[Resident]) -> Move | None:
     """The longest sequence of a worker that is to be left, for which another has room."""
     leaving = [index for index, each in enumerate(residents) if not pools[each.pool].is_open]

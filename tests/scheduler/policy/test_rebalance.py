@@ -11,6 +11,7 @@ from scheduler.policy.rebalance import (
     Move,
     PoolLoad,
     Resident,
+    can_pay,
     choose_balancing,
     choose_departure,
 )
@@ -53,6 +54,14 @@ def test_what_evens_out_less_than_a_fifth_or_than_the_tokens_asked_for_stays() -
     assert balancing([*even, resident(1, 1)]) is None
     assert balancing(even, gain=200) == Move(0, 1)
     assert balancing(even, gain=201) is None
+
+
+def test_where_contexts_are_alike_no_look_at_the_residents_is_needed() -> None:
+    apart = [resident(0, 1000), resident(1, 600)]
+    assert can_pay(loads_of(apart, 2), 200)
+    assert not can_pay(loads_of(apart, 2), 201)
+    assert not can_pay(loads_of([*apart, resident(1, 1)], 2), 1)
+    assert can_pay(loads_of(apart, 2, closed=(1,)), 201)
 
 
 def test_a_single_long_sequence_stays_as_its_move_would_only_exchange_the_workers() -> None:
@@ -108,6 +117,7 @@ def test_moves_never_raise_the_most_context_and_come_to_an_end(
         move = choose_balancing(loads, residents, gain)
         if move is None:
             return
+        assert can_pay(loads, gain)
         moved = residents[move.resident]
         residents[move.resident] = resident(move.pool, moved.context_tokens)
         after = loads_of(residents, pools, total_blocks)
