@@ -71,7 +71,7 @@ class ServedLane:
             while (step := self._lane.announced_step(layers)) is None:
                 yield False
             self._lane.step = step
-            groups = self._lane.read_plan()
+            groups = self._lane.read_plan(step, layers)
             if not groups:
                 continue
             self.is_in_step = True
@@ -178,13 +178,20 @@ def kept_kv(lanes: Sequence[ServedLane], pool: KVPool) -> KeptKV:
 
 
 class AttentionLoop:
-    """Serves lanes until ``stop``. ``on_failure`` is told, on the loop's thread, of a binding that ended."""
+    """Serves lanes until ``stop``. ``on_failure`` is told, on the loop's thread, of a binding that ended.
+
+    Computes on its share of ``cores``, taken anew for every step; without them, on ``threads``.
+    """
 
     def __init__(
-        self, on_failure: Callable[[BindingId, Exception], None], cores: HostCores | None = None
+        self,
+        on_failure: Callable[[BindingId, Exception], None],
+        cores: HostCores | None = None,
+        threads: int = 1,
     ) -> None:
         self._on_failure = on_failure
         self._cores = cores
+        self._threads = threads
         self._lanes: tuple[ServedLane, ...] = ()
         self._changes = threading.Lock()
         self._turns = 0
@@ -214,6 +221,7 @@ class AttentionLoop:
 
     @torch.inference_mode()
     def run(self) -> None:
+        torch.set_num_threads(self._threads)
         waiting = Waiting()
         has_cores = False
         while not self._is_stopped:

@@ -82,7 +82,11 @@ class AttentionService:
             log.warning("binding_failed", extra={"binding": binding_id, "error": str(error)})
             main.call_soon_threadsafe(self._note, decisions.BindingFailed(binding_id))
 
-        self.loop = AttentionLoop(on_failure, open_host_cores("attention"))
+        threads = self.process.config.model.threads
+        if threads is None:
+            self.loop = AttentionLoop(on_failure, open_host_cores("attention"))
+        else:
+            self.loop = AttentionLoop(on_failure, threads=threads)
         self._thread = threading.Thread(target=self.loop.run, name="attention", daemon=True)
         self._thread.start()
 

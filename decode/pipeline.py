@@ -120,10 +120,9 @@ class StaggeredEngine:
         computing = 0
         while (course := self._next(index, waiting)) is not None:
             now_computing = min(len(self._replicas), self._under_way)
-            if course.layer < 0 or now_computing != computing:
-                computing = now_computing
-                self._engine.share_cores(computing)
-            self._advance(course)
+            is_change = course.layer < 0 or now_computing != computing
+            computing = now_computing
+            self._advance(course, computing if is_change else None)
 
     def _next(self, index: int, waiting: Waiting) -> Course | None:
         """What the replica computes next, when it is ready; None when no step is under way."""
@@ -173,11 +172,13 @@ class StaggeredEngine:
         self._queues[self._rotation.replica(course.lane, course.piece)].append(course)
         self._changed.notify_all()
 
-    def _advance(self, course: Course) -> None:
-        """Computes one slice."""
+    def _advance(self, course: Course, sharing: int | None) -> None:
+        """Computes one slice; first takes the replica's cores anew, where so many replicas are ``sharing``."""
         if course.waits_ns:
             timeline.end(course.waits_ns, WAIT_OUTPUT, course.layer)
         try:
+            if sharing is not None:
+                self._engine.share_cores(sharing)
             course.layer = next(course.steps)
         except StopIteration as end:
             self._end(course, end.value, None)

@@ -201,8 +201,9 @@ class RemoteAttention:
         given_up = {id(part.lane): part for part in self._live_parts()}
         for part in given_up.values():
             try:
+                part.lane.settle(ANSWER_TIMEOUT_S)
                 part.lane.announce((), 0, self._layers)
-            except TransferError as exc:
+            except (PeerSilent, TransferError) as exc:
                 self._lose(part.pool, part.worker, exc)
 
     def lost_chunks(self) -> list[bool]:

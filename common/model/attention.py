@@ -105,13 +105,15 @@ class LocalAttention:
         self._compiled: DecodeStep | None = None
 
     def begin(self, chunks: Sequence[SequenceChunk]) -> None:
-        """Plans one step. Raises ValueError for an empty chunk or a block table too short for it."""
+        """Plans one step. Raises ValueError for an empty chunk, or a block table that is too short for it or
+        leaves the pool."""
         layout, device = self._pool.layout, self._pool.device
         for chunk in chunks:
             _check_chunk(chunk, layout)
         self._compiled = self._compiled_step(chunks)
         if self._compiled is not None:
             return
+        _check_tables(chunks, self._pool.total_blocks)
         slots = [
             row_slots(chunk.block_table, chunk.start, chunk.start + chunk.length, layout) for chunk in chunks
         ]
@@ -182,6 +184,11 @@ def plan_step(chunks: Sequence[SequenceChunk], window: int | None, pool: KVPool)
     before = None if window is None else window - 1
     rows = torch.tensor([each.row for each in decode], device=pool.device) if plans else None
     return StepPlan(plan_decode(decode, pool.layout, before, pool.dtype, pool.device), rows, tuple(plans))
+
+
+def _check_tables(chunks: Sequence[SequenceChunk], total_blocks: int) -> None:
+    if any(not 0 <= block < total_blocks for chunk in chunks for block in chunk.block_table):
+        raise ValueError(f"a block table leaves the pool of {total_blocks} blocks")
 
 
 def _check_chunk(chunk: SequenceChunk, layout: KVLayout) -> None:

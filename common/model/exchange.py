@@ -52,6 +52,10 @@ class Mirror(Protocol):
         """Raises TransferError where the peer cannot be reached."""
         ...
 
+    def wait_settled(self, timeout_s: float) -> bool:
+        """Whether nothing that was published is still on its way. Blocks until then, or for that long."""
+        ...
+
 
 @dataclass(slots=True)
 class Pace:
@@ -189,6 +193,11 @@ class Lane:
         self._outgoing.publish(0, nbytes)
         return number
 
+    def settle(self, timeout_s: float) -> None:
+        """What was sent has arrived: its records may be written anew without an answer. Raises PeerSilent."""
+        if not self._outgoing.wait_settled(timeout_s):
+            raise PeerSilent(f"what was sent to the other side is on its way for {timeout_s:g} s")
+
     # -- receiving ------------------------------------------------------------------------------------------
 
     def announced_step(self, layers: int) -> int | None:
@@ -201,11 +210,11 @@ class Lane:
         is_whole = words[PLAN_HEAD_WORDS + words[2]] == number and words[0] <= time.monotonic_ns()
         return step if is_whole else None
 
-    def read_plan(self) -> list[Group]:
-        """The announced step's mini-batches; none of an empty step, nor where the plan was replaced amid."""
-        number, length = self._request_words[1:3]
+    def read_plan(self, step: int, layers: int) -> list[Group]:
+        """The announced step's mini-batches; none of an empty step, nor where the next plan has come since."""
+        length = self._request_words[2]
         words = self._request_words[PLAN_HEAD_WORDS : PLAN_HEAD_WORDS + length].tolist()
-        if self._request_words[1] != number or words[1] == 0:
+        if self._request_words[1] != self.salt + step * (layers + 1) or words[1] == 0:
             return []
         groups, count = words[:2]
         place = 2

@@ -13,6 +13,7 @@ import os
 import socket
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from common.config import TransferConfig
 from common.errors import ConfigError
@@ -37,6 +38,8 @@ from common.transfer.shared_memory import open_shared_memory_link
 from common.transfer.transfer import Outbox
 
 DEFAULT_LIMITS = TransferLimits()
+MIRROR_SETTLES_S = 60.0
+"""Mooncake gives every write up within 48 s."""
 
 
 class TransferEndpoint:
@@ -187,7 +190,7 @@ class TransferEndpoint:
     async def close_mirror(self, peer: PeerInfo, region: str, mirror: MappedMirror | MooncakeMirror) -> None:
         """Waits until none of its writes is in the air."""
         if isinstance(mirror, MooncakeMirror):
-            await run_in_thread(mirror.wait_settled, "mirror-close")
+            await run_in_thread(partial(mirror.wait_settled, MIRROR_SETTLES_S), "mirror-close")
             name = f"{peer.incarnation}/{region}"
             self._unregister(name)
             self._shared.pop(name).close()

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from common.errors import AttentionLost
+from common.exchange_shape import ExchangeShape
 from common.kv.blocks import POOL_STRIDE
 from common.kv.layout import KVLayout
 from common.kv.pool import KVPool
@@ -14,7 +15,7 @@ from common.model.attention import LocalAttention
 from common.model.exchange import Pace
 from common.model.interface import SequenceChunk
 from common.model.program import ModelProgram
-from tests.attention.lanes import BLOCK_SIZE, BLOCKS, attention_workers
+from tests.attention.lanes import BLOCK_SIZE, BLOCKS, attention_workers, lanes_of
 from tests.common.model.conftest import MakeTiny, tiny
 
 __all__ = ["tiny"]
@@ -131,3 +132,18 @@ def test_a_step_over_the_exchanges_bounds_is_refused(tiny: MakeTiny) -> None:
     program = tiny("llama").program
     with attention_workers(program, 1) as workers, pytest.raises(ValueError, match="17 tokens"):
         workers.remote[0].begin([SequenceChunk((0, 1, 2, 3, 4), 0, 17)])
+
+
+def test_a_plan_that_is_replaced_while_it_is_read_is_not_taken(tiny: MakeTiny) -> None:
+    spec = tiny("llama").program.spec
+    shape = ExchangeShape(16, 200, spec.heads, spec.kv_heads, spec.head_dim, "float32")
+    model, worker = lanes_of(shape)
+    first = [SequenceChunk((3, 1), 4, 1, key=7)]
+    model.announce(first, 1, spec.layers)
+    step = worker.announced_step(spec.layers)
+    assert step == 1
+    assert [group.chunks for group in worker.read_plan(step, spec.layers)] == [tuple(first)]
+    model.announce([], 0, spec.layers)
+    assert worker.read_plan(step, spec.layers) == []
+    assert worker.announced_step(spec.layers) == 2
+    assert worker.read_plan(2, spec.layers) == []

@@ -40,6 +40,8 @@ class DecodeStep:
         tables = [np.asarray(chunk.block_table, dtype=np.int64) for chunk in chunks]
         firsts = np.cumsum([0, *map(len, tables)])[:-1]
         self._tables = np.concatenate(tables)
+        if self._tables.min() < 0 or self._tables.max() >= pool.total_blocks:  # nothing below looks
+            raise ValueError(f"a block table leaves the pool of {pool.total_blocks} blocks")
         starts = [chunk.start for chunk in chunks]
         self._slots = np.array(
             [table[start // size] * size + start % size for table, start in zip(tables, starts, strict=True)],

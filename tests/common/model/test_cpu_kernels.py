@@ -174,6 +174,20 @@ def test_decode_attention(
     close(compiled, expected)
 
 
+@pytest.mark.parametrize("is_compiled", [True, False])
+@pytest.mark.parametrize("block", [-1, 4])
+def test_a_block_that_is_not_of_the_pool_is_refused(is_compiled: bool, block: int) -> None:
+    if is_compiled:
+        kernels.use_compiled(CACHE)
+    try:
+        pool = KVPool(KVLayout(1, 1, 8, 4, 4), 4, torch.float32, torch.device("cpu"))
+        attention = LocalAttention(pool, (AttentionSpec(1, 1, 8, 1.0),))
+        with pytest.raises(ValueError, match="leaves the pool of 4 blocks"):
+            attention.begin([SequenceChunk((2, block), 5, 1)])
+    finally:
+        kernels.use(None)
+
+
 @pytest.mark.parametrize("family", ["llama", "qwen3", "mistral", "gemma2", "gpt2", "phi3"])
 def test_a_models_steps_give_the_same_logits(family: str, tiny: MakeTiny) -> None:
     program = tiny(family).program
