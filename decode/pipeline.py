@@ -173,7 +173,7 @@ class StaggeredEngine:
         self._changed.notify_all()
 
     def _advance(self, course: Course, sharing: int | None) -> None:
-        """Computes one slice; first takes the replica's cores anew, where so many replicas are ``sharing``."""
+        """Computes one slice; takes the replica's cores anew, where so many replicas are ``sharing``."""
         if course.waits_ns:
             timeline.end(course.waits_ns, WAIT_OUTPUT, course.layer)
         try:

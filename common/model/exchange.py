@@ -211,7 +211,7 @@ class Lane:
         return step if is_whole else None
 
     def read_plan(self, step: int, layers: int) -> list[Group]:
-        """The announced step's mini-batches; none of an empty step, nor where the next plan has come since."""
+        """The announced step's mini-batches; none of an empty step, nor if the next plan has come since."""
         length = self._request_words[2]
         words = self._request_words[PLAN_HEAD_WORDS : PLAN_HEAD_WORDS + length].tolist()
         if self._request_words[1] != self.salt + step * (layers + 1) or words[1] == 0:
