@@ -78,6 +78,15 @@ class OfferWithdrawn:
 
 
 @dataclass(frozen=True, slots=True)
+class PrefillGone:
+    """That life of a prefill instance is over: no KV comes from it any more. PullFailed or the rest is still
+    due for what it was asked for."""
+
+    prefill_instance: InstanceId
+    prefill_incarnation: Incarnation
+
+
+@dataclass(frozen=True, slots=True)
 class PullDrained:
     """A transfer given up on earlier can no longer write: its quarantined blocks are safe again."""
 
@@ -179,6 +188,7 @@ DecodeEvent = (
     | PullFailed
     | SequenceEnded
     | OfferWithdrawn
+    | PrefillGone
     | PullDrained
     | MoveFinished
     | MoveFailed

@@ -11,13 +11,14 @@ from decode.events import PublishFailure
 
 ROOM = "decode"
 KV_LOST = ErrorReply(code=HandoverFailed.code, message="the attention worker that held the KV is gone")
+PREFILL_GONE = ErrorReply(code=HandoverFailed.code, message="the prefill instance that holds the KV is gone")
 PREEMPTED = ErrorReply(code=Overloaded.code, message="preempted: the decode instance ran out of KV blocks")
 
 
 @dataclass(slots=True)
 class DecodeSequence:
     """``pool``: the only one where its KV can be, as its workers keep it; None: any. ``failed_moves``
-    count towards giving up to move it."""
+    count towards giving up to move it. ``is_source_gone``: no further portion of its KV comes."""
 
     owner: BlockOwner
     task: DecodeTask | ResumeTask
@@ -28,6 +29,7 @@ class DecodeSequence:
     lane: int = 0
     pool: int | None = None
     failed_moves: int = 0
+    is_source_gone: bool = False
 
     @property
     def request(self) -> GenerationRequest:

@@ -124,6 +124,7 @@ class DecodeService:
                 source = (message.prefill_instance, message.prefill_incarnation)
                 self.handle(events.OfferWithdrawn(owner, *source))
             case InstanceGone():
+                self.handle(events.PrefillGone(message.instance_id, message.incarnation))
                 for loss, call in list(self._pulls.values()):
                     if loss == message:
                         call.cancel()

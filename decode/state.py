@@ -46,6 +46,7 @@ from decode.events import (
     PoolLeft,
     PoolLost,
     PortionPulled,
+    PrefillGone,
     PublishTokens,
     PullDrained,
     PullFailed,
@@ -61,7 +62,7 @@ from decode.events import (
 )
 from decode.moves import Moves
 from decode.pulls import Pulls
-from decode.sequence import KV_LOST, PREEMPTED, ROOM, DecodeSequence, failure_of, source_of
+from decode.sequence import KV_LOST, PREEMPTED, PREFILL_GONE, ROOM, DecodeSequence, failure_of, source_of
 from scheduler.policy.decode_batching import can_admit, choose_victims
 
 
@@ -166,6 +167,8 @@ class DecodeState:
                 self._drop(self._pulling(owner))
             case OfferWithdrawn():
                 self._forget_offer(event)
+            case PrefillGone():
+                self._lose_source(event, commands)
             case PullDrained(owner):
                 if not self.blocks.is_quarantined(owner):
                     raise ValueError(f"{owner} is not in quarantine")
@@ -335,7 +338,8 @@ class DecodeState:
     ) -> None:
         sequence = self._pulling(owner)
         self.pulls.portion_done(owner, kv_bytes, transfer_s)
-        self._drop_if_over(sequence, commands)
+        if not self._drop_if_over(sequence, commands) and sequence.is_source_gone:
+            self._drop_sourceless(sequence, commands)
 
     def _start_running(self, pulled: PullFinished, now: float, commands: list[DecodeCommand]) -> None:
         owner, token = pulled.owner, pulled.first_token
@@ -380,6 +384,22 @@ class DecodeState:
         is_here = sequence is not None and source_of(sequence.task) == source
         if sequence is not None and is_here and sequence.phase is not DecodePhase.RUNNING:
             self._discard(sequence)
+
+    def _lose_source(self, gone: PrefillGone, commands: list[DecodeCommand]) -> None:
+        """What waits for that life's KV goes back at once, what is in the air when that has ended."""
+        life = (gone.prefill_instance, gone.prefill_incarnation)
+        for sequence in list(self.sequences.values()):
+            if not isinstance(sequence.task, DecodeTask) or source_of(sequence.task) != life:
+                continue
+            if sequence.phase is DecodePhase.WAITING or self.pulls.rests(sequence.owner):
+                self._drop_sourceless(sequence, commands)
+            elif sequence.phase is DecodePhase.PULLING:
+                sequence.is_source_gone = True
+
+    def _drop_sourceless(self, sequence: DecodeSequence, commands: list[DecodeCommand]) -> None:
+        lost_instance, _ = source_of(sequence.task)
+        commands.append(failure_of(sequence, PREFILL_GONE, can_continue=True, lost_instance=lost_instance))
+        self._drop(sequence)
 
     def _pulling(self, owner: BlockOwner) -> DecodeSequence:
         sequence = self.sequences.get(owner)

@@ -449,6 +449,36 @@ def test_an_offer_is_withdrawn_by_who_made_it_and_only_before_it_runs() -> None:
     assert list(state.sequences) == [owner_of("r1")]
 
 
+def test_what_waits_for_the_kv_of_a_life_that_is_gone_goes_back_and_nothing_asks_there_again() -> None:
+    state = make_state(total_blocks=9, max_batch=4, pulls=Pulls(PullBudget(least_bytes=10)))
+    start(state, "r1")
+    for request_id in ("between", "in the air", "waits"):
+        handle(state, events.TaskArrived(task_of(request_id)))
+    handle(state, events.StepFinished((SampledToken(8),)))
+    handle(state, events.PortionPulled(owner_of("between"), 10, 0.1))
+    handle(state, events.StepFinished((SampledToken(8),)))
+    assert [each.phase for each in state.sequences.values()] == [
+        DecodePhase.RUNNING,
+        DecodePhase.PULLING,
+        DecodePhase.PULLING,
+        DecodePhase.WAITING,
+    ]
+    for life in ((InstanceId("prefill-1"), LIFE), (PREFILL, Incarnation("i2"))):
+        assert handle(state, events.PrefillGone(*life)) == []
+    first, second = (owner for owner in state.pulls.owners)
+    resting = first if state.pulls.rests(first) else second
+    failures = kinds(handle(state, events.PrefillGone(PREFILL, LIFE)), events.PublishFailure)
+    assert {each.failure.request_id for each in failures} == {resting.request_id, RequestId("waits")}
+    assert all(each.failure.can_continue for each in failures)
+    assert {each.failure.lost_instance for each in failures} == {PREFILL}
+    [in_the_air] = state.pulls.owners
+    commands = handle(state, events.PortionPulled(in_the_air, 10, 0.1))
+    [failure] = kinds(commands, events.PublishFailure)
+    assert (failure.failure.lost_instance, kinds(commands, events.PullSequence)) == (PREFILL, [])
+    assert list(state.sequences) == [owner_of("r1")]
+    assert state.blocks.free_blocks == 7
+
+
 def test_two_instances_that_offer_one_attempt_are_told_apart() -> None:
     state = make_state()
     handle(state, events.TaskArrived(task_of()))
@@ -478,6 +508,7 @@ class Walk:
         self.moves: list[BlockOwner] = []
         self.drains: list[events.PullDrained | events.MoveDrained] = []
         self.portions: dict[BlockOwner, int] = {}
+        self.sourceless: set[BlockOwner] = set()
         self.arrived: set[RequestId] = set()
         self.ended: set[RequestId] = set()
 
@@ -491,6 +522,7 @@ class Walk:
                 case events.PullSequence(owner, _, _, _, portion):
                     assert owner not in self.pulls, "two portions of one sequence at once"
                     assert portion == self.portions.get(owner, 0)
+                    assert owner not in self.sourceless, "a life that is gone is asked"
                     self.pulls.append(owner)
                 case events.InheritSequence(owner):
                     self.pulls.append(owner)
@@ -522,8 +554,20 @@ class Walk:
         elif choice < 0.975:
             self.ended |= self.arrived
             self.do(events.GatewayGone(GATEWAY))
-        else:
+        elif choice < 0.99:
             self.withdraw()
+        else:
+            self.lose_prefill()
+
+    def lose_prefill(self) -> None:
+        """Its next life may offer sequences under the same number: here every life has the same."""
+        here = {owner for owner, each in self.state.sequences.items() if isinstance(each.task, DecodeTask)}
+        self.sourceless |= here
+        self.do(events.PrefillGone(PREFILL, LIFE))
+        for owner in here & self.state.sequences.keys():
+            sequence = self.state.sequences[owner]
+            is_in_the_air = sequence.phase is DecodePhase.PULLING and not self.state.pulls.rests(owner)
+            assert is_in_the_air or sequence.phase in (DecodePhase.RUNNING, DecodePhase.MOVING)
 
     def withdraw(self) -> None:
         """The prefill instance ends what it still holds: it tells the gateway, and us."""
