@@ -161,18 +161,26 @@ class PrefillTask(msgspec.Struct, frozen=True, tag="prefill"):
     decode_incarnation: Incarnation
 
 
+class HostProcess(msgspec.Struct, frozen=True):
+    """``host`` is equal for two processes exactly when they can see each other's ``pid``."""
+
+    host: str
+    pid: int
+
+
 class DecodeTask(msgspec.Struct, frozen=True, tag="decode"):
     """prefill → decode: take this sequence over, and pull its KV.
 
     ``kv_tokens`` positions of KV lie in ``prefill_instance``'s pool, or come to be there: the prompt may
     still be computed. ``request.output_ids`` includes the token that prefill drew (which has no KV yet); if
-    that is still to come, the last portion of the KV brings it.
+    that is still to come, the last portion of the KV brings it. ``sender``: who is going to write the KV.
     """
 
     request: GenerationRequest
     prefill_instance: InstanceId
     prefill_incarnation: Incarnation
     kv_tokens: int
+    sender: HostProcess | None = None
 
     @property
     def is_early(self) -> bool:

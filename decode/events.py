@@ -8,6 +8,7 @@ from common.messages import (
     DecodeTask,
     ErrorReply,
     GenerationRequest,
+    HostProcess,
     InstanceLife,
     ResumeTask,
     SampledToken,
@@ -208,7 +209,8 @@ DecodeEvent = (
 
 @dataclass(frozen=True, slots=True)
 class PullSequence:
-    """Ask the prefill instance to write the next portion of the sequence's KV into these blocks."""
+    """Ask the prefill instance to write the next portion of the sequence's KV into these blocks.
+    ``sender``: who is going to do so."""
 
     owner: BlockOwner
     prefill_instance: InstanceId
@@ -216,6 +218,7 @@ class PullSequence:
     blocks: tuple[int, ...]
     portion: int = 0
     max_bytes: int | None = None
+    sender: HostProcess | None = None
 
 
 @dataclass(frozen=True, slots=True)

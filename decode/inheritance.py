@@ -15,9 +15,7 @@ from common.kv.blocks import in_pool, pool_of
 from common.messages import Acknowledged, ResumeTask
 from common.subjects import Subjects
 from decode.events import InheritSequence
-
-RECONNECT_BACKOFF_S = 0.1
-"""Between tries while the bus, or the worker, is away."""
+from decode.settling import RECONNECT_BACKOFF_S
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ the other. What is given up may still land: its end is waited for before anybody
 import asyncio
 import contextlib
 import logging
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -17,17 +16,15 @@ from common.bus import Bus
 from common.errors import BusError, BusTimeout, HandoverFailed, RequestError
 from common.ids import sequence_key
 from common.kv.blocks import BlockOwner, in_pool, pool_of
-from common.messages import Acknowledged, KVDelivered, KVDestination
+from common.messages import Acknowledged, HostProcess, KVDelivered, KVDestination
 from common.subjects import Subjects
 from common.telemetry import InstanceMetrics
 from common.timeline import timeline
 from common.timeline_events import MOVE_KV
-from common.transfer.buffers import host_identity
-from common.transfer.interface import SOCKET_GRACE_S, PeerInfo, PeerUnreachable, decode_peer_info
-from common.transfer.shared_memory import open_pidfd
-from decode.binding import has_exited
+from common.transfer.interface import SOCKET_GRACE_S, PeerInfo, decode_peer_info
 from decode.events import DecodeEvent, MoveDrained, MoveFailed, MoveFinished, MoveSequence
-from decode.inheritance import RECONNECT_BACKOFF_S, BoundWorker
+from decode.inheritance import BoundWorker
+from decode.settling import wait_settled
 
 Answer = TypeVar("Answer", KVDelivered, Acknowledged)
 
@@ -37,8 +34,6 @@ MOVE_TIMEOUT_S = 2.0
 """No stream stands still for longer. Whether the worker it is at is silent, its next step finds out."""
 ANSWER_TIMEOUT_S = 2.0
 """The other worker may be in no step; one that does not answer for so long, while NATS does, is lost."""
-SETTLE_TIMEOUT_S = 60.0
-"""Mooncake gives every slice up within 48 s (``TransferLimits``), be the sender's clock running at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +139,12 @@ class Mover:
         return sum(each.kv_bytes for each in delivered)
 
     async def _look_for_silence(self, target: int, shares: list[WorkerMove]) -> None:
+        """Only where NATS goes on is a worker silent that does not answer."""
         try:
             await self.bus.flush(ANSWER_TIMEOUT_S)
+        except BusError:
+            return
+        try:
             for share in shares:
                 asked = SettleKV(share.hold.binding_id, share.hold.key)
                 await self._call(share.target, asked, Acknowledged, ANSWER_TIMEOUT_S)
@@ -158,27 +157,16 @@ class Mover:
             log.warning("move_destination_unknown", extra={"to_pool": target, "error": str(exc)})
 
     async def _wait_settled(self, shares: list[WorkerMove]) -> None:
-        try:
-            async with asyncio.timeout(SETTLE_TIMEOUT_S):
-                await asyncio.gather(*(self._wait_source_settled(share) for share in shares))
-        except TimeoutError:
-            log.warning("move_never_settled", extra={"workers": [share.source for share in shares]})
+        await asyncio.gather(*(self._wait_source_settled(share) for share in shares))
         await asyncio.sleep(SOCKET_GRACE_S)
 
     async def _wait_source_settled(self, share: WorkerMove) -> None:
-        """It answers, or its next life does, or it has ended. A worker takes calls in their order."""
+        """A worker takes calls in their order."""
         settle = SettleKV(share.move.binding_id, share.move.key)
-        while not _has_ended(share.source_peer):
-            try:
-                await self._call(share.source, settle, Acknowledged, self.call_timeout_s)
-            except BusTimeout:
-                continue
-            except BusError:
-                await asyncio.sleep(RECONNECT_BACKOFF_S)
-                continue
-            except RequestError:
-                return
-            return
+        sender = HostProcess(share.source_peer.host, share.source_peer.pid)
+        await wait_settled(
+            sender, lambda: self._call(share.source, settle, Acknowledged, self.call_timeout_s)
+        )
 
     async def _call(
         self, worker_id: str, call: MoveKV | HoldKV | SettleKV, answer: type[Answer], timeout_s: float
@@ -196,17 +184,3 @@ def _failure_of(work: "asyncio.Task[int]") -> Exception | None:
     if error is None or isinstance(error, BusError | RequestError):
         return error
     raise error
-
-
-def _has_ended(peer: PeerInfo) -> bool:
-    """As far as the kernel knows; across hosts nobody does."""
-    if peer.host != host_identity():
-        return False
-    try:
-        pidfd = open_pidfd(peer)
-    except PeerUnreachable:
-        return True
-    try:
-        return has_exited(pidfd)()
-    finally:
-        os.close(pidfd)

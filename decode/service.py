@@ -20,6 +20,7 @@ from common.errors import (
     HandoverFailed,
     InstanceLost,
     InternalError,
+    Overloaded,
     RequestCancelled,
     RequestError,
 )
@@ -55,17 +56,13 @@ from decode.engine import as_step, run_step
 from decode.inheritance import Inheritance
 from decode.mover import Mover
 from decode.sequence import ROOM
+from decode.settling import RECONNECT_BACKOFF_S, wait_settled
 from decode.state import DecodeState
 
 log = logging.getLogger("lamella.decode")
 
 RATE_WEIGHT = 0.1
 """Weight of the newest step in the measured step time."""
-
-RECONNECT_BACKOFF_S = 0.1
-SENDER_SETTLES_S = 60.0
-"""Mooncake gives every slice up within 48 s (``TransferLimits``), be the sender's clock running at all."""
-"""Between tries while the bus is away."""
 
 
 class Staggered(Protocol):
@@ -233,13 +230,14 @@ class DecodeService:
         )
         if call.cancelled():
             lost = ErrorReply(HandoverFailed.code, f"prefill instance {command.prefill_instance} is gone")
-            await self._quarantine(owner, lost, command.prefill_instance, pull)
+            await self._quarantine(command, pull, lost, command.prefill_instance)
         elif (error := call.exception()) is None:
             self._take_portion(owner, call.result())
-        elif isinstance(error, BusError):
+        elif isinstance(error, BusError | InternalError):
             log.warning("pull_failed", extra={"request": owner.request_id, "error": str(error)})
             reply = ErrorReply(HandoverFailed.code, f"the pull failed: {error}")
-            await self._quarantine(owner, reply, command.prefill_instance, pull)
+            lost_instance = command.prefill_instance if isinstance(error, BusError) else None
+            await self._quarantine(command, pull, reply, lost_instance)
         elif isinstance(error, HandoverFailed | InstanceLost):
             log.warning("pull_failed", extra={"request": owner.request_id, "error": str(error)})
             self.handle(events.PullFailed(owner, error_reply(error), is_drained=False))
@@ -276,31 +274,24 @@ class DecodeService:
                 return await self.bus.call(subject, pull, KVDelivered, self.pull_timeout_s)
             except BusTimeout:
                 log.warning("pull_asked_again", extra={"request": pull.request_id})
-            except BusUnavailable:
+            except (BusUnavailable, Overloaded):
                 await asyncio.sleep(RECONNECT_BACKOFF_S)
 
     async def _quarantine(
-        self, owner: BlockOwner, error: ErrorReply, prefill_instance: InstanceId, pull: PullKV
+        self,
+        command: events.PullSequence,
+        pull: PullKV,
+        error: ErrorReply,
+        lost_instance: InstanceId | None,
     ) -> None:
         """The sender does not answer. It may be dead, or stopped and about to go on writing: its destination
-        stays reserved until it, or its next life, says that nothing is in the air."""
-        self.handle(events.PullFailed(owner, error, is_drained=False, lost_instance=prefill_instance))
-        subject = self.subjects.instance_calls(prefill_instance)
-        try:
-            async with asyncio.timeout(SENDER_SETTLES_S):
-                while True:
-                    try:
-                        await self.bus.call(subject, pull, KVDelivered, self.pull_timeout_s)
-                    except BusTimeout:
-                        continue
-                    except BusError:
-                        await asyncio.sleep(RECONNECT_BACKOFF_S)
-                        continue
-                    except RequestError:
-                        break
-                    break
-        except TimeoutError:
-            log.warning("sender_never_settled", extra={"instance": prefill_instance})
+        stays reserved until it, or its next life, says that nothing is in the air, or it has ended."""
+        owner = command.owner
+        self.handle(events.PullFailed(owner, error, is_drained=False, lost_instance=lost_instance))
+        subject = self.subjects.instance_calls(command.prefill_instance)
+        await wait_settled(
+            command.sender, lambda: self.bus.call(subject, pull, KVDelivered, self.pull_timeout_s)
+        )
         await self._rest(owner)
 
     async def _rest(self, owner: BlockOwner) -> None:

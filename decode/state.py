@@ -331,7 +331,9 @@ class DecodeState:
             assert isinstance(task, DecodeTask)
             blocks = tuple(self.blocks.block_table(portion.owner))
             source = (task.prefill_instance, task.prefill_incarnation)
-            commands.append(PullSequence(portion.owner, *source, blocks, portion.number, portion.max_bytes))
+            commands.append(
+                PullSequence(portion.owner, *source, blocks, portion.number, portion.max_bytes, task.sender)
+            )
 
     def _take_portion(
         self, owner: BlockOwner, kv_bytes: int, transfer_s: float, commands: list[DecodeCommand]

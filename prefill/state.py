@@ -34,6 +34,7 @@ from common.messages import (
     ErrorReply,
     FinishReason,
     GenerationRequest,
+    HostProcess,
     PrefillTask,
     PullKV,
     SampledToken,
@@ -73,7 +74,7 @@ from scheduler.policy.prefill_batching import fill_chunk
 
 @dataclass(slots=True)
 class PrefillState:
-    """All sequences this instance prefills or holds for a decode instance."""
+    """All sequences this instance prefills or holds for a decode instance. ``process``: whose life it is."""
 
     instance_id: InstanceId
     incarnation: Incarnation
@@ -85,6 +86,7 @@ class PrefillState:
     max_waiting_requests: int
     layerwise_min_tokens: int
     is_admitting: bool = True
+    process: HostProcess | None = None
     sequences: dict[BlockOwner, PrefillSequence] = field(default_factory=dict)
     _chunk: tuple[ChunkSlice, ...] = ()
     _chunk_layers: int = 0
@@ -343,6 +345,7 @@ class PrefillState:
             prefill_instance=self.instance_id,
             prefill_incarnation=self.incarnation,
             kv_tokens=request.tokens,
+            sender=self.process,
         )
         sequence.is_offered = True
         commands.append(OfferSequence(sequence.owner, sequence.decode_instance, task))

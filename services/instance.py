@@ -6,6 +6,7 @@ the record in the store, so whoever finds the instance can use it.
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 
@@ -19,6 +20,7 @@ from common.load import LoadReporter
 from common.messages import (
     Acknowledged,
     DecodeTask,
+    HostProcess,
     InstanceCall,
     InstanceEvent,
     InstanceRecord,
@@ -33,6 +35,7 @@ from common.subjects import Subjects
 from common.telemetry import InstanceMetrics
 from common.timeline import timeline
 from common.timeline_events import KV_BLOCKS, QUEUES, RUNNING
+from common.transfer.buffers import host_identity
 from common.transfer.endpoint import TransferEndpoint
 from decode.inheritance import Inheritance
 from decode.mover import Mover
@@ -183,6 +186,7 @@ def build_instance(
             max_waiting_requests=settings.max_waiting_requests,
             layerwise_min_tokens=config.transfer.layerwise_min_tokens,
             is_admitting=settings.role == "prefill",
+            process=HostProcess(host_identity(), os.getpid()),
         ),
         runner=engine.runner,
         engine=engine.thread,
