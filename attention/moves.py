@@ -26,7 +26,7 @@ REMEMBERED = 1024
 
 
 @dataclass(slots=True)
-class Moves:
+class MovedSequences:
     """Of one binding. ``region``: its pool, as ``transfer`` knows it."""
 
     transfer: TransferEndpoint
@@ -52,7 +52,9 @@ class Moves:
         return await asyncio.shield(send)
 
     def take(self, call: HoldKV) -> None:
-        """Another worker has written the KV. Raises InvalidRequest for blocks that are not."""
+        """Another worker has written the KV. Raises InvalidRequest, UnknownRequest."""
+        if self._is_over:
+            raise UnknownRequest(f"binding {call.binding_id} has ended")
         if not call.blocks or min(call.blocks) < 0 or max(call.blocks) >= self.total_blocks:
             raise InvalidRequest(f"blocks {call.blocks}: must lie in 0..{self.total_blocks - 1}")
         self._went.pop(call.key, None)
@@ -64,9 +66,12 @@ class Moves:
         if sends:
             await asyncio.wait(sends)
 
-    async def end(self) -> None:
-        """Writes nothing any more when this returns: the pool's memory can be given back."""
+    def end(self) -> None:
+        """Begins nothing more."""
         self._is_over = True
+
+    async def wait_ended(self) -> None:
+        """Writes nothing any more when this returns: the pool's memory can be given back."""
         if self._sends:
             await asyncio.wait([*self._sends.values()])
 

@@ -15,7 +15,7 @@ import torch
 
 from attention import state as decisions
 from attention.engine import AttentionLoop, KeptKV, ServedLane, kept_kv
-from attention.moves import Moves
+from attention.moves import MovedSequences
 from attention.state import AttentionState, DropKV, KeepKV, StartServing, StopServing, TellDraining
 from common.attention_messages import (
     AttentionBound,
@@ -57,7 +57,7 @@ class Served:
     peer: PeerInfo
     offered: PeerInfo
     pool: KVPool
-    moves: Moves
+    moves: MovedSequences
     lanes: list[ServedLane]
     mirrors: dict[str, MappedMirror | MooncakeMirror]
     pidfd: int | None
@@ -142,7 +142,7 @@ class AttentionService:
             await asyncio.to_thread(kept.copy_to, pool, call.key, call.tokens, call.blocks)
         return Acknowledged()
 
-    def _moves_of(self, binding_id: BindingId) -> Moves:
+    def _moves_of(self, binding_id: BindingId) -> MovedSequences:
         if binding_id not in self._served:
             raise UnknownRequest(f"attention worker {self.state.worker_id} serves no binding {binding_id}")
         return self._served[binding_id].moves
@@ -170,11 +170,14 @@ class AttentionService:
                     case TellDraining(binding_id, decode_instance):
                         told = AttentionDraining(self.process.service_id, binding_id)
                         self.process.bus.publish(self.process.subjects.instance_events(decode_instance), told)
-            if not self.state.bindings:
-                self._idle.set()
-            else:
-                self._idle.clear()
+            self._note_idle()
         return bound
+
+    def _note_idle(self) -> None:
+        if self.state.bindings or self._served:
+            self._idle.clear()
+        else:
+            self._idle.set()
 
     async def _serve(self, command: StartServing) -> AttentionBound:
         bind = command.bind
@@ -186,7 +189,9 @@ class AttentionService:
         dtype: torch.dtype = getattr(torch, shape.element_type)
         pool = KVPool(layout, command.total_blocks, dtype, torch.device("cpu"), kv.memory)
         offered = self.transfer.offer({KV_REGION: kv, **regions})
-        moves = Moves(self.transfer, f"{offered.incarnation}/{KV_REGION}", layout, command.total_blocks)
+        moves = MovedSequences(
+            self.transfer, f"{offered.incarnation}/{KV_REGION}", layout, command.total_blocks
+        )
         served = Served(peer, offered, pool, moves, [], {}, None)
         self._served[bind.binding_id] = served
         for index, request in enumerate(requests):
@@ -235,21 +240,29 @@ class AttentionService:
 
     async def _stop_serving(self, binding_id: BindingId) -> Served | None:
         """What was served; None where it never came to that. Who has mapped its memory can still write there:
-        into blocks whose sequences were on their way, and were in no step."""
+        into blocks whose sequences were on their way, and were in no step.
+
+        What leaves it may wait for its target for long. Other instances, and whoever asks for this KV, do
+        not: the memory is given back later."""
         await asyncio.to_thread(self.loop.remove, binding_id)
         served = self._served.get(binding_id)
         if served is None:
             return None
-        await served.moves.end()
-        del self._served[binding_id]
-        log.info("attention_unbound", extra={"binding": binding_id})
+        served.moves.end()
         if served.pidfd is not None:
             asyncio.get_running_loop().remove_reader(served.pidfd)
             os.close(served.pidfd)
         for name, mirror in served.mirrors.items():
             await self.transfer.close_mirror(served.peer, name, mirror)
-        self.transfer.withdraw(served.offered)
+        self.process.spawn(self._give_back(binding_id, served))
         return served
+
+    async def _give_back(self, binding_id: BindingId, served: Served) -> None:
+        await served.moves.wait_ended()
+        self.transfer.withdraw(served.offered)
+        del self._served[binding_id]
+        log.info("attention_unbound", extra={"binding": binding_id})
+        self._note_idle()
 
     async def drain(self, timeout_s: float) -> None:
         """Serves on until every instance has given it up: its sequences finish with their KV."""

@@ -121,6 +121,25 @@ def test_a_worker_lost_amid_a_move_changes_no_token(
     assert asyncio.run(mesh.left_over()) == {}
 
 
+def test_a_model_worker_killed_after_moves_goes_on_where_its_sequences_are_now(
+    mesh: Mesh, local: Mesh
+) -> None:
+    """Its next life finds all of their KV: what has come is known, and what is on its way is still there."""
+    before = {event: count(mesh, event) for event in ("kv_moved", "kv_inherited")}
+
+    async def disturb() -> None:
+        await scale(mesh, 2)
+        await seen(mesh, "kv_moved", before["kv_moved"] + 2)
+        os.kill(mesh.pid_of("decode"), signal.SIGKILL)
+        await seen(mesh, "kv_inherited", before["kv_inherited"] + STREAMS)
+
+    computed = asyncio.run(mesh.prompt_tokens_computed())
+    check(local, asyncio.run(run_streams(mesh, disturb)))
+    assert asyncio.run(mesh.prompt_tokens_computed()) - computed == sum(40 + each for each in range(STREAMS))
+    asyncio.run(scale(mesh, 1))
+    assert asyncio.run(mesh.left_over()) == {}
+
+
 def check(local: Mesh, streams: list[list[str]]) -> None:
     """As far as they go, which is not to the end."""
     assert all(len(chunks) < MAX_TOKENS // 2 for chunks in streams), "a stream ended meanwhile"
