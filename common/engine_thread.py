@@ -1,4 +1,4 @@
-"""The one thread of a process that runs the model, and the event loop's way to it.
+"""A thread that runs the model, and the event loop's way to it: one a process, or one a model replica.
 
 Both rooms of an instance share it, so forward passes never overlap. Work waits in the executor's queue; each
 room keeps at most one piece of work there, so the queue is bounded by two.

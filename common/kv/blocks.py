@@ -158,10 +158,6 @@ class BlockAllocator:
     def pool_of(self, owner: BlockOwner) -> int:
         return pool_of(self._held[owner][0])
 
-    def free_blocks_for(self, owner: BlockOwner) -> int:
-        """By how many blocks the owner can grow."""
-        return len(self._pools[self.pool_of(owner)].free)
-
     def owners(self) -> list[BlockOwner]:
         """Everyone who holds blocks."""
         return list(self._held)

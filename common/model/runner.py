@@ -17,7 +17,7 @@ LONG_STEP_TOKENS = 128
 
 
 class ModelRunner:
-    """Runs on the engine's thread only: the attention's step state is shared between calls.
+    """One step at a time, on whichever engine threads: the attention's step state is shared between calls.
 
     ``share_cores`` is called between the slices of a long step. ``lost_chunks`` says, after a step, which of
     its sequences have lost their KV; attention in this process loses none.

@@ -15,8 +15,8 @@ from common.model.cpu.jobs import ARGUMENTS, JOB_WORDS
 from common.model.cpu.library import KernelLibrary
 
 PATIENCE = 500
-"""Looks in vain before the helper sleeps, most of them offering its core to others: some 100 µs, longer than
-the pause between two linears."""
+"""Looks in vain before the helper sleeps, the later ones offering its core to others: some 100 µs, longer
+than the pause between two linears."""
 
 
 class Crew:
