@@ -99,12 +99,13 @@ class ServedLane:
     def _serve_layer(
         self, attention: LocalAttention, record: Records, layer: int, number: int
     ) -> Iterator[bool]:
-        lane = self._lane
+        lane, device = self._lane, self._pool.device
         yield from self._until(partial(lane.has_request, record.q_place, number), WAIT_Q, layer)
-        attention.send_q(layer, record.q)
+        # On the host these are the records themselves; between host and device each copy is waited for.
+        attention.send_q(layer, record.q.to(device))
         yield from self._until(partial(lane.has_request, record.kv_place, number), WAIT_KV, layer)
         began_ns = timeline.begin()
-        attention.send_kv(layer, record.k, record.v)
+        attention.send_kv(layer, record.k.to(device), record.v.to(device))
         record.output.copy_(attention.receive(layer))
         if began_ns:
             timeline.end(began_ns, LAYER, layer, len(record.q))
@@ -166,7 +167,9 @@ class KeptKV:
         count = blocks_for(tokens, pool.layout.block_size)
         if not blocks or len({*blocks}) != count or min(blocks) < 0 or max(blocks) >= pool.total_blocks:
             raise InvalidRequest(f"{tokens} tokens do not fit the blocks {blocks} of {pool.total_blocks}")
-        source, target = torch.tensor(self.held[key][1][:count]), torch.tensor(blocks)
+        device = pool.device
+        held = self.held[key][1][:count]
+        source, target = (torch.tensor(each, device=device) for each in (held, blocks))
         for old, new in zip((*self.pool.keys, *self.pool.values), (*pool.keys, *pool.values), strict=True):
             new[target] = old[source]
 

@@ -32,12 +32,13 @@ from common.attention_messages import (
     response_region,
 )
 from common.config import Config
-from common.errors import InternalError, TransferError, UnknownRequest
+from common.errors import InternalError, ServiceError, UnknownRequest
 from common.host_cores import open_host_cores
 from common.ids import BindingId
 from common.kv.endpoint import KV_REGION
-from common.kv.pool import KVPool
+from common.kv.pool import KVPool, allocate_pool
 from common.messages import Acknowledged, AttentionDraining, InstanceEvent, InstanceGone, KVDelivered
+from common.model.device import device_of
 from common.model.exchange import Lane, Pace
 from common.model.kernels import use_compiled
 from common.service import Running, ServiceProcess, run_service
@@ -59,6 +60,7 @@ class Served:
     pool: KVPool
     moves: MovedSequences
     lanes: list[ServedLane]
+    pinned: list[Lane]
     mirrors: dict[str, MappedMirror | MooncakeMirror]
     pidfd: int | None
 
@@ -68,6 +70,7 @@ class AttentionService:
     state: AttentionState
     transfer: TransferEndpoint
     process: ServiceProcess
+    device: torch.device
     loop: AttentionLoop = field(init=False)
     _served: dict[BindingId, Served] = field(default_factory=dict)
     _kept: dict[BindingId, KeptKV] = field(default_factory=dict)
@@ -120,7 +123,7 @@ class AttentionService:
     async def _bind(self, bind: BindAttention) -> AttentionBound:
         try:
             offered = await self._carry_out(decisions.BindArrived(bind))
-        except (TransferError, OSError) as exc:
+        except (ServiceError, OSError, torch.OutOfMemoryError) as exc:
             await self._carry_out(decisions.UnbindArrived(bind.binding_id))
             raise InternalError(f"the binding's memory: {exc}") from exc
         assert offered is not None
@@ -183,22 +186,24 @@ class AttentionService:
         bind = command.bind
         peer = decode_peer_info(bind.endpoint)
         layout, shape = bind.layout, bind.shape
-        kv = SharedBuffer(layout.pool_bytes(command.total_blocks), "lamella-kv")
         requests = [SharedBuffer(shape.request_bytes, "lamella-attention") for _ in range(bind.lanes)]
         regions = {request_region(lane): buffer for lane, buffer in enumerate(requests)}
         dtype: torch.dtype = getattr(torch, shape.element_type)
-        pool = KVPool(layout, command.total_blocks, dtype, torch.device("cpu"), kv.memory)
+        pool, kv = allocate_pool(layout, command.total_blocks, dtype, self.device)
         offered = self.transfer.offer({KV_REGION: kv, **regions})
         moves = MovedSequences(
             self.transfer, f"{offered.incarnation}/{KV_REGION}", layout, command.total_blocks
         )
-        served = Served(peer, offered, pool, moves, [], {}, None)
+        served = Served(peer, offered, pool, moves, [], [], {}, None)
         self._served[bind.binding_id] = served
         for index, request in enumerate(requests):
             name = response_region(index)
             mirror = await self.transfer.mirror(peer, name)
             served.mirrors[name] = mirror
             lane = Lane(shape, request.memory, mirror.memory, mirror, bind.salt, self._pace())
+            if self.device.type != "cpu":
+                lane.pin()
+                served.pinned.append(lane)
             served.lanes.append(ServedLane(bind.binding_id, lane, pool, bind.attention_specs))
         self._watch(bind, served)
         self.loop.add(served.lanes)
@@ -252,6 +257,8 @@ class AttentionService:
         if served.pidfd is not None:
             asyncio.get_running_loop().remove_reader(served.pidfd)
             os.close(served.pidfd)
+        for lane in served.pinned:
+            lane.unpin()
         for name, mirror in served.mirrors.items():
             await self.transfer.close_mirror(served.peer, name, mirror)
         self.process.spawn(self._give_back(binding_id, served))
@@ -288,14 +295,15 @@ async def run_attention(config: Config) -> None:
 async def _start(process: ServiceProcess) -> Running:
     config = process.config
     settings = config.attention
-    if config.model.kernels == "auto":
+    device = await asyncio.to_thread(device_of, "attention.device", settings.device)
+    if config.model.kernels == "auto" and device.type == "cpu":
         await asyncio.to_thread(use_compiled, config.model.cache_directory)
     transfer = TransferEndpoint(config.transfer)
     await transfer.start()
     state = AttentionState(
         process.service_id, settings.kv_bytes, settings.exchange_bytes, settings.decode_instances
     )
-    service = AttentionService(state, transfer, process)
+    service = AttentionService(state, transfer, process, device)
     service.start()
     await process.bus.serve(
         process.subjects.attention_calls(process.service_id), AttentionCall, service.answer

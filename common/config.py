@@ -137,8 +137,10 @@ class InstanceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 class AttentionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """An attention worker: bytes of KV, shared out evenly among so many ``decode_instances``, and the most
     bytes through which one of these may ask it. The KV of instances that died is kept for a while beside
-    that: at most as much again."""
+    that: at most as much again. ``device``: cpu, cuda or cuda:N, where the KV lies and attention over it is
+    computed; what is exchanged with instances passes through the host's memory."""
 
+    device: str = "cpu"
     kv_bytes: int = 1 << 30
     exchange_bytes: int = 64 << 20
     decode_instances: int = 1

@@ -7,6 +7,7 @@ start and names key, value and rule.
 
 import math
 import os
+import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -33,6 +34,7 @@ ENVIRONMENT: dict[str, tuple[str, str]] = {
     "LAMELLA_THREADS": ("model", "threads"),
     "LAMELLA_ROLE": ("instance", "role"),
     "LAMELLA_ATTENTION_WORKERS": ("instance", "attention_workers"),
+    "LAMELLA_ATTENTION_DEVICE": ("attention", "device"),
     "LAMELLA_TRANSFER_HOST": ("transfer", "host"),
 }
 """Every variable that is read, and the key it sets."""
@@ -99,6 +101,8 @@ OVER_ZERO = (  # or not set
     "gateway.keep_alive_comment_s",
     "gateway.header_timeout_s",
 )
+DEVICE = re.compile("cpu|cuda(:[0-9]{1,2})?")
+
 AT_LEAST_ONE = (
     "attention.kv_bytes",
     "attention.exchange_bytes",
@@ -184,6 +188,12 @@ def check_config(config: Config) -> None:
         f"must be one device for each of instance.staggered_batches - 1 = {replicas} model replicas,"
         f" the first of them model.device = {config.model.device!r}; or none",
         lambda v: not v or (len(v) == replicas and v[0] == config.model.device),
+    )
+    require("attention.device", "must be cpu, cuda or cuda:N", lambda v: DEVICE.fullmatch(v) is not None)
+    require(
+        "attention.device",
+        "must be cpu with transfer.path = 'shared_memory': nobody can map a device's memory",
+        lambda v: v == "cpu" or config.transfer.path != "shared_memory",
     )
     require(
         "transfer.path",

@@ -8,16 +8,16 @@ from common.config import Config, ModelConfig
 from common.engine_thread import EngineThread
 from common.kv.blocks import blocks_for
 from common.kv.layout import KVLayout
-from common.kv.pool import KVPool
+from common.kv.pool import allocate_pool
 from common.messages import SamplingParams
 from common.model.attention import LocalAttention
+from common.model.device import device_of
 from common.model.kernels import use_compiled
 from common.model.precision import precision_of, wants_compiled
 from common.model.program import ModelProgram, load_program
 from common.model.runner import ModelRunner
 from common.spec import served_context_length
 from common.steps import Draw, SequenceStep
-from common.transfer.buffers import ForeignMemory, SharedBuffer
 from services.engines import Engine, blocks_in, check_pool, has_remote_attention
 
 WARM_UP_TOKENS = 3
@@ -47,7 +47,7 @@ def load_model_engine(config: Config, model_directory: Path, thread: EngineThrea
     else:
         total_blocks = blocks_in(config, layout)
         check_pool(config, layout, context_length)
-    pool, buffer = _allocate_pool(layout, total_blocks, dtype, device)
+    pool, buffer = allocate_pool(layout, total_blocks, dtype, device)
     runner = ModelRunner(program, LocalAttention(pool, program.attention_specs), thread.share_cores)
     _warm_up(runner, tuple(range(min(total_blocks, blocks_for(WARM_UP_TOKENS, layout.block_size)))))
     return Engine(
@@ -64,26 +64,15 @@ def load_model_engine(config: Config, model_directory: Path, thread: EngineThrea
 
 
 def load_on(config: ModelConfig, model_directory: Path, device: str) -> ModelProgram:
-    """The model on that device. Raises ModelError."""
+    """The model on that device. Raises ModelError, or ConfigError where there is no such device."""
     precision = precision_of(config)
     return load_program(
         model_directory,
         precision.compute,
-        torch.device(device),
+        device_of("model.device", device),
         config.cache_directory,
         weights=precision.weights,
     )
-
-
-def _allocate_pool(
-    layout: KVLayout, total_blocks: int, dtype: torch.dtype, device: torch.device
-) -> tuple[KVPool, SharedBuffer | ForeignMemory]:
-    """On the host, memory that a neighbour process can map; on a device, torch's own."""
-    if device.type == "cpu":
-        shared = SharedBuffer(layout.block_bytes * total_blocks, "lamella-kv")
-        return KVPool(layout, total_blocks, dtype, device, shared.memory), shared
-    pool = KVPool(layout, total_blocks, dtype, device)
-    return pool, ForeignMemory(pool.tensor.data_ptr(), pool.nbytes, pool.tensor, is_host=False)
 
 
 def _warm_up(runner: ModelRunner, block_table: tuple[int, ...]) -> None:

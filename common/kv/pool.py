@@ -7,6 +7,7 @@ multiply masked positions by zero, so a NaN in an unused slot would spread.
 import torch
 
 from common.kv.layout import KVLayout
+from common.transfer.buffers import ForeignMemory, SharedBuffer
 
 
 class KVPool:
@@ -51,3 +52,15 @@ def _flat_bytes(nbytes: int, device: torch.device, buffer: memoryview | None) ->
             f"buffer: {buffer.nbytes} bytes, read-only: {buffer.readonly}; must be writable and hold {nbytes}"
         )
     return torch.frombuffer(buffer, dtype=torch.uint8, count=nbytes)
+
+
+def allocate_pool(
+    layout: KVLayout, total_blocks: int, dtype: torch.dtype, device: torch.device
+) -> tuple[KVPool, SharedBuffer | ForeignMemory]:
+    """A pool and its memory as transfers know it: on the host, memory that a neighbour process can map; on a
+    device, torch's own."""
+    if device.type == "cpu":
+        shared = SharedBuffer(layout.pool_bytes(total_blocks), "lamella-kv")
+        return KVPool(layout, total_blocks, dtype, device, shared.memory), shared
+    pool = KVPool(layout, total_blocks, dtype, device)
+    return pool, ForeignMemory(pool.tensor.data_ptr(), pool.nbytes, pool.tensor, is_host=False)

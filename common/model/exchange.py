@@ -25,6 +25,7 @@ import torch
 
 from common.errors import ServiceError
 from common.exchange_shape import MAX_MINI_BATCHES, PLAN_HEAD_WORDS, WORD, ExchangeShape, RecordPlace
+from common.model.device import pin_host_memory, unpin_host_memory
 from common.model.interface import SequenceChunk
 
 SPINS = 20
@@ -159,6 +160,16 @@ class Lane:
             kv,
             out,
         )
+
+    def pin(self) -> None:
+        """Readies both regions for a device's copies. Raises ServiceError."""
+        pin_host_memory(self._request)
+        pin_host_memory(self._response)
+
+    def unpin(self) -> None:
+        """Of a lane that is used no more."""
+        unpin_host_memory(self._request)
+        unpin_host_memory(self._response)
 
     # -- sending --------------------------------------------------------------------------------------------
 

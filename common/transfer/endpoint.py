@@ -111,18 +111,17 @@ class TransferEndpoint:
         shared = self._shared.get(region.name)
         return RegionInfo(region.name, region.base, region.nbytes, shared.handle if shared else None)
 
-    def offer(self, memory: Mapping[str, SharedBuffer]) -> PeerInfo:
+    def offer(self, memory: Mapping[str, SharedBuffer | ForeignMemory]) -> PeerInfo:
         """Memory with an identity of its own: to peers another process, with links of their own.
 
         What is still written under an identity that was withdrawn can reach no memory that is offered later.
         """
         mailbox = Mailbox()
-        buffers = {MAILBOX: mailbox.buffer, **memory}
-        for name, buffer in buffers.items():
+        regions = []
+        for name, buffer in {MAILBOX: mailbox.buffer, **memory}.items():
             self._register(f"{mailbox.incarnation}/{name}", buffer)
-        regions = [
-            RegionInfo(name, buffer.address, buffer.nbytes, buffer.handle) for name, buffer in buffers.items()
-        ]
+            handle = buffer.handle if isinstance(buffer, SharedBuffer) else None
+            regions.append(RegionInfo(name, buffer.address, buffer.nbytes, handle))
         return PeerInfo(
             address=None if self._engine is None else self._engine.address,
             incarnation=mailbox.incarnation,
@@ -136,7 +135,8 @@ class TransferEndpoint:
         for region in offered.regions:
             name = f"{offered.incarnation}/{region.name}"
             self._unregister(name)
-            self._shared.pop(name).close()
+            if region.shared is not None:
+                self._shared.pop(name).close()
 
     def _unregister(self, name: str) -> None:
         region = self._outbox.regions.pop(name)
@@ -177,7 +177,9 @@ class TransferEndpoint:
     async def mirror(self, peer: PeerInfo, region: str) -> MappedMirror | MooncakeMirror:
         """The peer's region, to be written by one thread. Raises as ``link``, or RegionError."""
         info = peer.region(region)
-        if self._config.path == "shared_memory" or self._may_share_memory(peer):
+        # Whatever the peer's other regions are: only this one is written to, from the host's memory.
+        is_near = peer.host == host_identity() and info.shared is not None
+        if self._config.path == "shared_memory" or (self._config.path == "auto" and is_near):
             return MappedMirror(map_region(peer.pid, info))
         if self._engine is None:
             raise PeerUnreachable(f"no path to peer {peer.incarnation[:8]}: {self.engine_error}")

@@ -29,6 +29,11 @@ BROKEN = [
         {"transfer": {"path": "shared_memory", "protocol": "rdma"}},
         "transfer.path = 'shared_memory': shared_memory cannot be combined with transfer.protocol = 'rdma'",
     ),
+    ({"attention": {"device": "tpu"}}, "attention.device = 'tpu': must be cpu, cuda or cuda:N"),
+    (
+        {"attention": {"device": "cuda:1"}, "transfer": {"path": "shared_memory"}},
+        "attention.device = 'cuda:1': must be cpu with transfer.path = 'shared_memory'",
+    ),
     ({"mesh": 3}, "mesh = 3: Expected `object`, got `int`"),
     ({"mesh": {"lease_s": float("inf")}}, "mesh.lease_s = inf: must be a finite number"),
     ({"mesh": {"heartbeat_s": float("nan")}}, "mesh.heartbeat_s = nan: must be a finite number"),

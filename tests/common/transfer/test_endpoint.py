@@ -129,6 +129,29 @@ def test_no_memory_copy_touches_device_memory() -> None:
     asyncio.run(scenario())
 
 
+def test_memory_beside_what_cannot_be_mapped_is_still_mapped_itself() -> None:
+    """As an attention worker on a device offers it: KV in the device's memory, exchange in the host's."""
+
+    async def scenario() -> None:
+        array = (ctypes.c_char * 4096)()
+        exchange = SharedBuffer(64)
+        async with sending_endpoint("auto", 4096) as (endpoint, source):
+            offered = endpoint.offer(
+                {"pool": ForeignMemory(ctypes.addressof(array), 4096, array), "q": exchange}
+            )
+            link = await endpoint.link(offered)
+            assert link.kind == "mooncake"
+            await link.write([Run("kv", 0, "pool", 0, 4096)])
+            assert bytes(array) == bytes(source.memory)
+            mirror = await endpoint.mirror(offered, "q")
+            assert mirror.kind == "shared_memory"
+            mirror.memory[:5] = b"hello"
+            assert bytes(exchange.memory[:5]) == b"hello"
+            endpoint.withdraw(offered)
+
+    asyncio.run(scenario())
+
+
 def test_an_announcement_survives_the_wire_and_garbage_does_not() -> None:
     async def scenario() -> None:
         async with sending_endpoint("shared_memory") as (endpoint, _):
