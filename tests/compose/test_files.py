@@ -76,7 +76,7 @@ def test_an_instance_computes_on_a_number_of_cores_that_is_told_it(role: str) ->
     environment = SERVICES[role]["environment"]
     assert environment["NATS_URL"] == "nats://nats:4222"
     threads = environment.get("LAMELLA_THREADS")
-    assert threads == ("${LAMELLA_THREADS:-1}" if role in get_args(Role) else None)
+    assert threads == ("${LAMELLA_THREADS:-1}" if role in (*get_args(Role), "attention") else None)
     assert load_config(None, {"LAMELLA_THREADS": "1"}).model.threads == 1
 
 
