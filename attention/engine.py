@@ -53,7 +53,7 @@ class ServedLane:
         self._pool = pool
         self._specs = tuple(attention_specs)
         self._attention: list[LocalAttention] = []
-        self._moved_s = 0.0
+        self._moved_s = time.monotonic()
         self._course = self._serve()
 
     def advance(self) -> bool:

@@ -6,8 +6,10 @@ from typing import Any
 import pytest
 import torch
 
+from attention.engine import ServedLane
 from common.errors import AttentionLost
 from common.exchange_shape import ExchangeShape
+from common.ids import BindingId
 from common.kv.blocks import POOL_STRIDE
 from common.kv.layout import KVLayout
 from common.kv.pool import KVPool
@@ -147,3 +149,16 @@ def test_a_plan_that_is_replaced_while_it_is_read_is_not_taken(tiny: MakeTiny) -
     assert worker.read_plan(step, spec.layers) == []
     assert worker.announced_step(spec.layers) == 2
     assert worker.read_plan(2, spec.layers) == []
+
+
+def test_a_step_that_is_announced_before_its_lane_is_served_is_waited_for(tiny: MakeTiny) -> None:
+    """The model worker may be faster than the thread that begins to serve it."""
+    spec = tiny("llama").program.spec
+    shape = ExchangeShape(4, 100, spec.heads, spec.kv_heads, spec.head_dim, "float32")
+    model_end, worker_end = lanes_of(shape)
+    model_end.announce([SequenceChunk((3,), 0, 1)], 1, spec.layers)
+    layout = KVLayout(spec.layers, spec.kv_heads, spec.head_dim, BLOCK_SIZE, 4)
+    pool = KVPool(layout, BLOCKS, torch.float32, torch.device("cpu"))
+    served = ServedLane(BindingId("b"), worker_end, pool, tiny("llama").program.attention_specs)
+    assert not served.advance()
+    assert served.is_in_step
