@@ -33,6 +33,8 @@ SPINS = 20
 slower, and where the other side computes on all cores, it is what lets it."""
 YIELD_S = 0.0005
 SHORTEST_SLEEP_S, LONGEST_SLEEP_S = 0.00005, 0.001
+IDLE_S, IDLE_SLEEP_S = 1.0, 0.005
+"""Who has had nothing to do for so long may begin a little late, and leaves the core in peace meanwhile."""
 LONG_WAIT_S, USUAL_WEIGHT = 0.01, 0.1
 """A wait beyond the first is a pause between steps, and says nothing of the next layer's."""
 LOOKS_PER_CHECK = 16
@@ -291,7 +293,8 @@ class Waiting:
             os.sched_yield()
             return False
         time.sleep(self._sleep_s)
-        self._sleep_s = min(1.5 * self._sleep_s, LONGEST_SLEEP_S)
+        longest_s = LONGEST_SLEEP_S if self.waited_s < IDLE_S else IDLE_SLEEP_S
+        self._sleep_s = min(1.5 * self._sleep_s, longest_s)
         return self._looks % LOOKS_PER_CHECK == 0
 
 
