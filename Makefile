@@ -5,6 +5,8 @@ ROOMS := common gateway scheduler prefill decode attention services
 SOURCES := $(ROOMS) deploy tests bench
 
 export HF_HUB_OFFLINE := 1
+# Packages come without bytecode, which the first run keeps: a shell that forbids it pays at every start.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup serve test test-compose lint format clean
 
