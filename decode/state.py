@@ -11,7 +11,6 @@ none is left the latest arrivals are preempted and go back to their gateway, whi
 with the tokens they already have.
 """
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -28,6 +27,7 @@ from common.messages import (
     TokenEvent,
 )
 from common.sequences import finish_reason_of
+from decode.batches import Batches
 from decode.events import (
     CancelArrived,
     DecodeCommand,
@@ -84,12 +84,13 @@ class DecodeState:
     max_moves: int = 0
     min_move_gain_tokens: int = 256
     moves: Moves = field(init=False)
-    _steps: dict[int, tuple[StepRow, ...]] = field(default_factory=dict)
+    batches: Batches = field(init=False)
     _preempted: int = 0
     _ended: EndedAttempts = field(default_factory=EndedAttempts)
 
     def __post_init__(self) -> None:
         self.moves = Moves(self.blocks, self.block_size, self.max_moves, self.min_move_gain_tokens)
+        self.batches = Batches(self.lanes)
 
     # what others ask, changing nothing
 
@@ -115,12 +116,13 @@ class DecodeState:
 
     @property
     def is_idle(self) -> bool:
-        return not self.sequences and not self._steps
+        return not self.sequences and not self.batches.is_computing
 
     def check(self) -> None:
         """Invariants, called by tests after every event."""
         self.blocks.check()
         self.moves.check()
+        self.batches.check()
         moving = {owner for owner, each in self.sequences.items() if each.phase is DecodePhase.MOVING}
         assert moving == self.moves.moving.keys(), "a sequence that moves is gone"
         for owner, sequence in self.sequences.items():
@@ -143,9 +145,7 @@ class DecodeState:
             assert not (sequence.is_cancelled and self.pulls.rests(owner)), "a cancelled sequence stays"
             if sequence.phase is DecodePhase.RUNNING:
                 assert not sequence.awaits_first_token, "a sequence runs without its first token"
-        owners = [row.owner for step in self._steps.values() for row in step]
-        assert len({*owners}) == len(owners), "a sequence is in two steps at once"
-        for row in (row for step in self._steps.values() for row in step):
+        for row in (row for step in self.batches.steps.values() for row in step):
             assert row.owner in self.sequences, "the step in flight computes a sequence that is gone"
             assert row.owner not in moving, "the step in flight computes a sequence that moves"
 
@@ -326,7 +326,7 @@ class DecodeState:
     # the pull
 
     def _ask_portions(self, commands: list[DecodeCommand]) -> None:
-        for portion in self.pulls.ask(is_computing=bool(self._steps)):
+        for portion in self.pulls.ask(is_computing=self.batches.is_computing):
             task = self.sequences[portion.owner].task
             assert isinstance(task, DecodeTask)
             blocks = tuple(self.blocks.block_table(portion.owner))
@@ -413,11 +413,11 @@ class DecodeState:
 
     def _start_steps(self, now: float, commands: list[DecodeCommand]) -> None:
         """Plans the next step of every lane that has none in flight: all its sequences that have room."""
-        idle = [lane for lane in range(self.lanes) if lane not in self._steps]
+        idle = self.batches.idle_lanes
         if not idle:
             return
         ready = self._make_room(commands)
-        self._even_out(ready)
+        self.batches.even_out(self._running(), ready)
         for lane in idle:
             rows = tuple(
                 StepRow(
@@ -431,21 +431,9 @@ class DecodeState:
                 if sequence.lane == lane
             )
             if rows:
-                self._steps[lane] = rows
+                self.batches.begin(lane, rows)
                 self.pulls.step_began(lane, now)
                 commands.append(RunStep(rows, lane))
-
-    def _even_out(self, movable: list[DecodeSequence]) -> None:
-        """Batches that take turns should be alike: the surplus of a lane that rests moves to the others."""
-        if self.lanes == 1:
-            return
-        counts = Counter(sequence.lane for sequence in self._running())
-        for sequence in reversed(movable):
-            least = min(range(self.lanes), key=lambda lane: counts[lane])
-            if counts[sequence.lane] - counts[least] > 1:
-                counts[sequence.lane] -= 1
-                counts[least] += 1
-                sequence.lane = least
 
     def _make_room(self, commands: list[DecodeCommand]) -> list[DecodeSequence]:
         """Gives every sequence at rest a block for its next position, preempting where none is left.
@@ -476,8 +464,7 @@ class DecodeState:
 
     def _at_rest(self) -> list[DecodeSequence]:
         """Running sequences that no step computes now, in arrival order."""
-        in_step = {row.owner for step in self._steps.values() for row in step}
-        return [sequence for sequence in self._running() if sequence.owner not in in_step]
+        return [sequence for sequence in self._running() if not self.batches.computes(sequence.owner)]
 
     def _lacks_block(self, sequence: DecodeSequence) -> bool:
         return len(self.blocks.block_table(sequence.owner)) * self.block_size <= sequence.position
@@ -489,7 +476,7 @@ class DecodeState:
         self, lane: int, tokens: tuple[SampledToken | None, ...], commands: list[DecodeCommand]
     ) -> None:
         events: dict[GatewayId, list[TokenEvent]] = {}
-        for row, token in zip(self._end_step(lane, len(tokens)), tokens, strict=True):
+        for row, token in zip(self.batches.end(lane, len(tokens)), tokens, strict=True):
             sequence = self.sequences[row.owner]
             if sequence.is_cancelled:
                 self._drop(sequence)
@@ -510,18 +497,11 @@ class DecodeState:
         commands.extend(PublishTokens(gateway_id, tuple(batch)) for gateway_id, batch in events.items())
 
     def _fail_step(self, failed: StepFailed, commands: list[DecodeCommand]) -> None:
-        for row in self._end_step(failed.lane, None):
+        for row in self.batches.end(failed.lane, None):
             sequence = self.sequences[row.owner]
             if not sequence.is_cancelled:
                 commands.append(failure_of(sequence, failed.error, can_continue=failed.can_continue))
             self._drop(sequence)
-
-    def _end_step(self, lane: int, rows: int | None) -> tuple[StepRow, ...]:
-        """``rows``: how many tokens came; None where the step failed."""
-        step = self._steps.get(lane)
-        if step is None or rows not in (None, len(step)):
-            raise ValueError(f"lane {lane}: a step of {rows} rows ended, {len(step or ())} are in flight")
-        return self._steps.pop(lane)
 
     # endings
 
@@ -544,9 +524,9 @@ class DecodeState:
 
     def _discard(self, sequence: DecodeSequence) -> None:
         """Forgets a sequence now, or marks it where the engine or a transfer still uses its blocks."""
-        is_in_step = any(row.owner == sequence.owner for step in self._steps.values() for row in step)
         is_pulled = sequence.phase is DecodePhase.PULLING and not self.pulls.rests(sequence.owner)
-        if is_in_step or is_pulled or sequence.phase is DecodePhase.MOVING:
+        is_computed = self.batches.computes(sequence.owner)
+        if is_computed or is_pulled or sequence.phase is DecodePhase.MOVING:
             sequence.is_cancelled = True
         else:
             self._drop(sequence)

@@ -9,7 +9,7 @@ from common.messages import SampledToken
 from decode import events
 from decode.moves import MAX_FAILED_MOVES
 from decode.state import DecodeState
-from tests.decode.test_state import handle, kinds, make_state, owner_of, start, task_of
+from tests.decode.states import handle, kinds, make_state, owner_of, start, task_of
 
 R1, R2 = owner_of("r1"), owner_of("r2")
 
@@ -32,11 +32,11 @@ def moving() -> tuple[DecodeState, events.MoveSequence]:
 
 
 def end_step(state: DecodeState) -> list[events.DecodeCommand]:
-    return handle(state, events.StepFinished(tuple(SampledToken(8) for _ in state._steps[0])))
+    return handle(state, events.StepFinished(tuple(SampledToken(8) for _ in state.batches.steps[0])))
 
 
 def rows(state: DecodeState) -> list[str]:
-    return [row.owner.request_id for row in state._steps.get(0, ())]
+    return [row.owner.request_id for row in state.batches.steps.get(0, ())]
 
 
 def test_a_sequence_leaves_the_batch_while_it_moves_and_goes_on_in_the_other_pool() -> None:

@@ -1,0 +1,66 @@
+"""The batches that take turns, a lane each: which sequences the steps in flight compute, and how lanes share.
+
+A lane has at most one step in flight, and a sequence is in at most one of them: until that step ends its
+blocks are read and written.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from common.kv.blocks import BlockOwner
+from decode.events import StepRow
+from decode.sequence import DecodeSequence
+
+
+@dataclass(slots=True)
+class Batches:
+    lanes: int = 1
+    steps: dict[int, tuple[StepRow, ...]] = field(default_factory=dict)
+    """In flight, by lane."""
+    _computed: set[BlockOwner] = field(default_factory=set)
+
+    @property
+    def is_computing(self) -> bool:
+        return bool(self.steps)
+
+    @property
+    def idle_lanes(self) -> list[int]:
+        """Those without a step in flight."""
+        return [lane for lane in range(self.lanes) if lane not in self.steps]
+
+    def computes(self, owner: BlockOwner) -> bool:
+        """Whether a step in flight uses the sequence's blocks."""
+        return owner in self._computed
+
+    def begin(self, lane: int, rows: tuple[StepRow, ...]) -> None:
+        self.steps[lane] = rows
+        self._computed.update(row.owner for row in rows)
+
+    def end(self, lane: int, tokens: int | None) -> tuple[StepRow, ...]:
+        """``tokens``: how many came; None where the step failed. Raises ValueError where no such step is."""
+        step = self.steps.get(lane)
+        if step is None or tokens not in (None, len(step)):
+            raise ValueError(f"lane {lane}: a step of {tokens} rows ended, {len(step or ())} are in flight")
+        del self.steps[lane]
+        self._computed.difference_update(row.owner for row in step)
+        return step
+
+    def even_out(self, running: Iterable[DecodeSequence], resting: Sequence[DecodeSequence]) -> None:
+        """Batches that take turns should be alike: a lane's surplus, of those at rest, goes to the others."""
+        if self.lanes == 1:
+            return
+        counts = Counter(sequence.lane for sequence in running)
+        for sequence in reversed(resting):
+            least = min(range(self.lanes), key=lambda lane: counts[lane])
+            if counts[sequence.lane] - counts[least] > 1:
+                counts[sequence.lane] -= 1
+                counts[least] += 1
+                sequence.lane = least
+
+    def check(self) -> None:
+        """Invariants, called by tests after every event."""
+        owners = [row.owner for step in self.steps.values() for row in step]
+        assert len({*owners}) == len(owners), "a sequence is in two steps at once"
+        assert {*owners} == self._computed, "who is computed is not known"
+        assert all(0 <= lane < self.lanes for lane in self.steps), "a step in no lane"

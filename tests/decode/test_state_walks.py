@@ -1,0 +1,260 @@
+"""Random walks over the decode room's legal events: whatever happens, nothing is lost or leaked."""
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from common.errors import HandoverFailed, NoInstanceReady
+from common.ids import RequestId
+from common.kv.blocks import BlockOwner
+from common.lifecycle import DecodePhase
+from common.messages import DecodeTask, ErrorReply, SampledToken
+from decode import events
+from decode.state import DecodeState
+from tests.decode.states import (
+    EOS,
+    FAILED,
+    LIFE,
+    PREFILL,
+    early_of,
+    handle,
+    make_state,
+    resumed_of,
+    task_of,
+)
+from tests.requests import GATEWAY
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.integers(0, 1 << 32),
+    st.sampled_from([1, 3, 16]),
+    st.integers(1, 6),
+    st.integers(0, 20),
+    st.integers(1, 3),
+)
+def test_whatever_happens_nothing_is_lost_or_leaked(
+    seed: int, block_size: int, max_batch: int, spare_blocks: int, lanes: int
+) -> None:
+    """A random walk over legal events in a pool that is often too small, then everything ends."""
+    chance = random.Random(seed)
+    state = make_state(40 // block_size + 1 + spare_blocks, block_size, max_batch, lanes=lanes)
+    walk = Walk(state, chance)
+    for _ in range(150):
+        walk.act()
+    walk.finish()
+    assert state.is_idle
+    assert state.blocks.free_blocks == state.blocks.total_blocks
+    assert walk.ended == walk.arrived
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 1 << 32), st.sampled_from([1, 3, 16]), st.integers(0, 3))
+def test_pools_come_and_go_and_every_sequence_ends(seed: int, block_size: int, max_moves: int) -> None:
+    """Attention workers are bound, drained and lost at any time, and sequences move between them; at last one
+    worker is there."""
+    chance = random.Random(seed)
+    state = make_state(0, block_size, 6, lanes=2, max_moves=max_moves)
+    walk = PoolWalk(state, chance, 40 // block_size + 8)
+    for _ in range(150):
+        walk.act()
+    if not state.blocks.open_pools:
+        walk.add_pool()
+    walk.finish()
+    assert state.is_idle
+    assert state.blocks.free_blocks == sum(
+        walk.pool_blocks for pool in state.blocks.pools if pool in state.blocks.open_pools
+    )
+    assert state.blocks.used_blocks == state.blocks.quarantined_blocks == 0
+    assert walk.ended == walk.arrived
+
+
+class Walk:
+    """Plays everybody around the state. ``ended`` are requests whose fate somebody was told or decided."""
+
+    def __init__(self, state: DecodeState, chance: random.Random) -> None:
+        self.state = state
+        self.chance = chance
+        self.steps: dict[int, tuple[events.StepRow, ...]] = {}
+        self.pulls: list[BlockOwner] = []
+        self.moves: list[BlockOwner] = []
+        self.drains: list[events.PullDrained | events.MoveDrained] = []
+        self.portions: dict[BlockOwner, int] = {}
+        self.sourceless: set[BlockOwner] = set()
+        self.arrived: set[RequestId] = set()
+        self.ended: set[RequestId] = set()
+
+    def do(self, event: events.DecodeEvent) -> None:
+        for command in handle(self.state, event):
+            match command:
+                case events.RunStep(rows, lane):
+                    assert lane not in self.steps, "two steps at once"
+                    assert 0 < len(rows) <= self.state.max_batch
+                    self.steps[lane] = rows
+                case events.PullSequence(owner, _, _, _, portion):
+                    assert owner not in self.pulls, "two portions of one sequence at once"
+                    assert portion == self.portions.get(owner, 0)
+                    assert owner not in self.sourceless, "a life that is gone is asked"
+                    self.pulls.append(owner)
+                case events.InheritSequence(owner):
+                    self.pulls.append(owner)
+                case events.MoveSequence(owner):
+                    self.moves.append(owner)
+                case events.PublishTokens(_, tokens):
+                    self.ended |= {event_.request_id for event_ in tokens if event_.finish_reason}
+                case events.PublishFailure(_, failure):
+                    self.ended.add(failure.request_id)
+
+    def act(self) -> None:
+        choice = self.chance.random()
+        if choice < 0.25:
+            request_id = RequestId(f"r{len(self.arrived)}")
+            make_task = self.chance.choice([task_of, early_of])
+            task = make_task(request_id, self.chance.randint(1, 25), self.chance.randint(2, 12))
+            self.arrived.add(request_id)
+            self.do(events.TaskArrived(task))
+        elif choice < 0.65 and self.steps:
+            self.end_step()
+        elif choice < 0.85 and self.pulls:
+            self.end_pull()
+        elif choice < 0.9 and self.drains:
+            self.do(self.drains.pop())
+        elif choice < 0.97 and self.arrived:
+            request_id = self.chance.choice(sorted(self.arrived))
+            self.ended.add(request_id)
+            self.do(events.CancelArrived(request_id, 0))
+        elif choice < 0.975:
+            self.ended |= self.arrived
+            self.do(events.GatewayGone(GATEWAY))
+        elif choice < 0.99:
+            self.withdraw()
+        else:
+            self.lose_prefill()
+
+    def lose_prefill(self) -> None:
+        """Its next life may offer sequences under the same number: here every life has the same."""
+        here = {owner for owner, each in self.state.sequences.items() if isinstance(each.task, DecodeTask)}
+        self.sourceless |= here
+        self.do(events.PrefillGone(PREFILL, LIFE))
+        for owner in here & self.state.sequences.keys():
+            sequence = self.state.sequences[owner]
+            is_in_the_air = sequence.phase is DecodePhase.PULLING and not self.state.pulls.rests(owner)
+            assert is_in_the_air or sequence.phase in (DecodePhase.RUNNING, DecodePhase.MOVING)
+
+    def withdraw(self) -> None:
+        """The prefill instance ends what it still holds: it tells the gateway, and us."""
+        here = [each for each in self.state.sequences.values() if each.phase is not DecodePhase.RUNNING]
+        if here and isinstance((sequence := self.chance.choice(here)).task, DecodeTask):
+            self.ended.add(sequence.owner.request_id)
+            self.do(events.OfferWithdrawn(sequence.owner, PREFILL, LIFE))
+
+    def end_step(self) -> None:
+        lane = self.chance.choice(sorted(self.steps))
+        rows = self.steps.pop(lane)
+        if self.chance.random() < 0.03:
+            self.do(events.StepFailed(ErrorReply("internal_error", "broken"), lane=lane))
+        else:
+            self.do(events.StepFinished(tuple(self.token_of(row) for row in rows), lane))
+
+    def token_of(self, row: events.StepRow) -> SampledToken | None:
+        return SampledToken(self.chance.choice([EOS, 7, 8, 9]))
+
+    def end_pull(self) -> None:
+        owner = self.pulls.pop(self.chance.randrange(len(self.pulls)))
+        choice, is_pulled = self.chance.random(), isinstance(self.state.sequences[owner].task, DecodeTask)
+        if choice < 0.3 and is_pulled:
+            self.portions[owner] = self.portions.get(owner, 0) + 1
+            self.do(events.PortionPulled(owner, 1, 0.1))
+            return
+        if choice < 0.8:
+            self.do(events.PullFinished(owner, 7 if is_pulled else None))
+            return
+        if choice < 0.85 and is_pulled:
+            self.ended.add(owner.request_id)
+            self.do(events.SequenceEnded(owner))
+            return
+        is_drained = self.chance.random() < 0.5
+        self.ended.add(owner.request_id)
+        if not is_drained:
+            self.drains.append(events.PullDrained(owner))
+        self.do(events.PullFailed(owner, FAILED, is_drained))
+
+    def end_move(self) -> None:
+        owner = self.moves.pop(self.chance.randrange(len(self.moves)))
+        if self.chance.random() < 0.8:
+            self.do(events.MoveFinished(owner))
+        else:
+            self.drains.append(events.MoveDrained(owner))
+            self.do(events.MoveFailed(owner))
+
+    def finish(self) -> None:
+        """Whatever is under way ends; a state that waits for nothing is a deadlock."""
+        while not self.state.is_idle or self.drains:
+            is_under_way = self.steps or self.pulls or self.moves or self.drains
+            assert is_under_way, "sequences wait, and nothing is under way"
+            if self.steps:
+                self.end_step()
+            elif self.pulls:
+                self.end_pull()
+            elif self.moves:
+                self.end_move()
+            else:
+                self.do(self.drains.pop())
+
+
+class PoolWalk(Walk):
+    """Pools of ``pool_blocks`` come, are closed, left and lost as well."""
+
+    def __init__(self, state: DecodeState, chance: random.Random, pool_blocks: int) -> None:
+        super().__init__(state, chance)
+        self.pool_blocks = pool_blocks
+        self.lost: set[int] = set()
+        self.add_pool()
+
+    def do(self, event: events.DecodeEvent) -> None:
+        has_room = bool(self.state.blocks.open_pools)
+        if isinstance(event, events.TaskArrived | events.ResumeArrived) and not has_room:
+            self.arrived.discard(event.task.request.request_id)
+            with pytest.raises(NoInstanceReady):
+                handle(self.state, event)
+        else:
+            super().do(event)
+
+    def add_pool(self) -> None:
+        self.do(events.PoolAdded(self.pool_blocks))
+
+    def act(self) -> None:
+        choice = self.chance.random()
+        blocks = self.state.blocks
+        live = [pool for pool in blocks.pools if pool not in self.lost]
+        if choice < 0.03:
+            self.add_pool()
+        elif choice < 0.05 and live:
+            pool = self.chance.choice(live)
+            self.lost.add(pool)
+            self.do(events.PoolLost(pool))
+        elif choice < 0.07 and live:
+            self.do(events.PoolClosed(self.chance.choice(live)))
+        elif choice < 0.2 and live:
+            pool = self.chance.choice(live)
+            request_id = RequestId(f"r{len(self.arrived)}")
+            task = resumed_of(request_id, self.chance.randint(1, 25), self.chance.randint(3, 12), attempt=0)
+            if pool in blocks.open_pools or not blocks.open_pools:
+                self.arrived.add(request_id)
+                self.do(events.ResumeArrived(task, pool))
+            else:
+                with pytest.raises(HandoverFailed, match="has 0 for it"):
+                    handle(self.state, events.ResumeArrived(task, pool))
+        elif choice < 0.23:
+            for pool in live:
+                if pool not in blocks.open_pools and blocks.is_unused(pool):
+                    self.do(events.PoolLeft(pool))
+        elif choice < 0.35 and self.moves:
+            self.end_move()
+        else:
+            super().act()
+
+    def token_of(self, row: events.StepRow) -> SampledToken | None:
+        return None if self.state.blocks.is_lost(row.owner) else super().token_of(row)

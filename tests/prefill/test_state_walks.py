@@ -1,0 +1,200 @@
+"""Random walks over the prefill room's legal events: whatever happens, nothing is lost or leaked."""
+
+import random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from common.config import PrefillOrder
+from common.errors import (
+    Overloaded,
+)
+from common.ids import RequestId
+from common.kv.blocks import BlockOwner
+from common.kv.layout import KVSpan
+from common.messages import ErrorReply, KVDelivered, PrefillTask, SampledToken
+from prefill import events
+from prefill.state import PrefillState
+from tests.prefill.states import (
+    DECODE,
+    EOS,
+    FAILED,
+    LAYOUT,
+    LIFE,
+    handle,
+    make_state,
+    pull_of,
+)
+from tests.requests import GATEWAY, make_request
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.integers(0, 1 << 32),
+    st.sampled_from([1, 3, 16]),
+    st.sampled_from([1, 5, 64]),
+    st.sampled_from(["fcfs", "sjf", "ljf"]),
+    st.sampled_from([1, 10, 1000]),
+)
+def test_whatever_happens_nothing_is_lost_or_leaked(
+    seed: int, block_size: int, chunk_tokens: int, order: PrefillOrder, layerwise_min_tokens: int
+) -> None:
+    """A random walk over legal events, then everything that is under way ends: all blocks are free."""
+    chance = random.Random(seed)
+    state = make_state(
+        40 // block_size + 1, block_size, chunk_tokens, order, layerwise_min_tokens=layerwise_min_tokens
+    )
+    walk = Walk(state, chance)
+    for _ in range(160):
+        walk.step()
+    walk.finish()
+    assert state.is_idle
+    assert state.blocks.free_blocks == state.blocks.total_blocks
+    assert walk.ended == walk.arrived
+
+
+class Walk:
+    """Plays everybody around the state. ``ended`` are requests whose fate somebody was told or decided."""
+
+    def __init__(self, state: PrefillState, chance: random.Random) -> None:
+        self.state = state
+        self.chance = chance
+        self.chunk: tuple[events.ChunkSlice, ...] = ()
+        self.layers: int | None = None
+        self.offers: dict[BlockOwner, bool] = {}
+        self.portions: dict[BlockOwner, int] = {}
+        self.asked: set[BlockOwner] = set()
+        self.sends: list[BlockOwner] = []
+        self.received: dict[BlockOwner, set[tuple[int, int]]] = {}
+        self.arrived: set[RequestId] = set()
+        self.ended: set[RequestId] = set()
+
+    def do(self, event: events.PrefillEvent) -> None:
+        for command in handle(self.state, event):
+            match command:
+                case events.RunChunk(slices, report_every):
+                    assert not self.chunk, "two chunks at once"
+                    assert sum(piece.tokens for piece in slices) <= self.state.chunk_tokens
+                    self.chunk, self.layers = slices, None if report_every is None else 0
+                case events.OfferSequence(owner, _, task):
+                    assert owner not in self.offers, "offered twice"
+                    self.offers[owner] = task.is_early
+                case events.WithdrawOffer(owner):
+                    self.offers.pop(owner, None)
+                case events.SendKV(owner, pull, _, spans):
+                    assert owner in self.asked
+                    assert owner not in self.sends
+                    self.sends.append(owner)
+                    self.receive(owner, pull.max_bytes, spans)
+                case events.AnswerPull(owner, portion, answer):
+                    assert owner not in self.sends, "answered while bytes are in the air"
+                    assert portion == self.portions[owner]
+                    self.asked.remove(owner)
+                    self.take_answer(owner, answer)
+                case events.PublishToken(_, event_, _, _) if event_.finish_reason is not None:
+                    self.ended.add(event_.request_id)
+                case events.PublishFailure(_, failure):
+                    self.ended.add(failure.request_id)
+
+    def receive(self, owner: BlockOwner, max_bytes: int | None, spans: tuple[KVSpan, ...]) -> None:
+        parts = {(layer, at) for span in spans for layer in span.layers for at in span.positions}
+        assert parts
+        assert not parts & self.received.setdefault(owner, set()), "sent twice"
+        limit = 1000 if max_bytes is None else max(1, max_bytes // LAYOUT.token_layer_bytes)
+        assert len(parts) <= limit
+        sequence = self.state.sequences[owner]
+        in_chunk = {piece.owner: piece.tokens for piece in self.chunk}
+        for layer, at in parts:
+            is_computed = at < sequence.computed_tokens
+            is_in_chunk = at < sequence.computed_tokens + in_chunk.get(owner, 0) and layer < (
+                self.layers or 0
+            )
+            assert is_computed or is_in_chunk, "KV was sent before it was there"
+        self.received[owner] |= parts
+
+    def take_answer(self, owner: BlockOwner, answer: KVDelivered | ErrorReply) -> None:
+        if isinstance(answer, KVDelivered) and not answer.is_last:
+            self.portions[owner] += 1
+            return
+        self.offers.pop(owner, None)
+        self.ended.add(owner.request_id)
+        if isinstance(answer, KVDelivered):
+            assert answer.first_token is not None
+            tokens = max(at for _, at in self.received[owner]) + 1
+            assert len(self.received[owner]) == tokens * LAYOUT.layers, "some KV was never sent"
+
+    def step(self) -> None:
+        choice = self.chance.random()
+        if choice < 0.3:
+            self.arrive()
+        elif choice < 0.45 and self.chunk:
+            self.end_chunk()
+        elif choice < 0.6 and self.chunk and self.layers is not None and self.layers < LAYOUT.layers:
+            self.layers += self.chance.randint(1, LAYOUT.layers - self.layers)
+            self.do(events.LayersComputed(self.layers))
+        elif choice < 0.75 and self.offers:
+            self.ask(self.chance.choice(list(self.offers)))
+        elif choice < 0.78 and self.offers:
+            self.refuse(self.chance.choice(list(self.offers)))
+        elif choice < 0.9 and self.sends:
+            self.end_send()
+        elif choice < 0.96 and self.arrived:
+            request_id = self.chance.choice(sorted(self.arrived))
+            self.ended.add(request_id)
+            self.do(events.CancelArrived(request_id, 0))
+        elif choice < 0.965:
+            self.ended |= self.arrived
+            self.do(events.DecodeInstanceGone(DECODE, LIFE))
+        elif choice < 0.97:
+            self.ended |= self.arrived
+            self.do(events.GatewayGone(GATEWAY))
+
+    def arrive(self) -> None:
+        request_id = RequestId(f"r{len(self.arrived)}")
+        request = make_request(request_id, self.chance.randint(1, 30), self.chance.choice([1, 5]))
+        self.arrived.add(request_id)
+        self.do(events.TaskArrived(PrefillTask(request, DECODE, LIFE)))
+
+    def ask(self, owner: BlockOwner) -> None:
+        """For its next portion, of any size."""
+        if owner in self.asked:
+            return
+        self.asked.add(owner)
+        portion = self.portions.setdefault(owner, 0)
+        max_bytes = self.chance.choice([None, 1, 10, 50])
+        self.do(events.PullArrived(pull_of(owner.request_id, 60, portion, max_bytes)))
+
+    def refuse(self, owner: BlockOwner) -> None:
+        """Only what nobody has asked for yet; an early offer may have come too early."""
+        if owner in self.asked or self.portions.get(owner):
+            return
+        is_early = self.offers.pop(owner)
+        error = self.chance.choice([FAILED, ErrorReply(Overloaded.code, "full")])
+        self.do(events.OfferRefused(owner, error, is_early=is_early))
+
+    def end_send(self) -> None:
+        owner = self.sends.pop(self.chance.randrange(len(self.sends)))
+        if self.chance.random() < 0.1:
+            self.do(events.SendFailed(owner, FAILED))
+        else:
+            self.do(events.SendFinished(owner, 1, 0.1))
+
+    def end_chunk(self) -> None:
+        chunk, self.chunk, self.layers = self.chunk, (), None
+        if self.chance.random() < 0.05:
+            self.do(events.ChunkFailed(ErrorReply("internal_error", "broken")))
+            return
+        tokens = [SampledToken(self.chance.choice([EOS, 7, 8])) if piece.is_last else None for piece in chunk]
+        self.do(events.ChunkFinished(tuple(tokens)))
+
+    def finish(self) -> None:
+        """Everybody pulls to the end; a state that waits for nothing is a deadlock."""
+        while not self.state.is_idle:
+            waiting = [owner for owner in self.offers if owner not in self.asked]
+            assert self.chunk or self.sends or waiting, "sequences wait, and nothing is under way"
+            if self.sends:
+                self.end_send()
+            elif self.chunk:
+                self.end_chunk()
+            else:
+                self.ask(waiting[0])
