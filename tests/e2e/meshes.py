@@ -65,6 +65,15 @@ class Mesh:
                 total += sum(map(float, re.findall(rf"^{name}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE)))
         return total
 
+    async def wait_ready(self, instances: int) -> None:
+        """Until that many instances serve: whoever died has been restarted."""
+        async with asyncio.timeout(START_TIMEOUT_S):
+            while True:
+                found = self.status()["instances"]
+                if len(found) == instances and all(each["state"] == "ready" for each in found):
+                    return
+                await asyncio.sleep(0.5)
+
     async def left_over(self) -> dict[str, float]:
         """Everything that should be zero when no request is open, by ``service metric``; waits for it."""
         deadline_s = time.monotonic() + SETTLE_TIMEOUT_S

@@ -5,6 +5,7 @@ import os
 import signal
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import openai
 import pytest
@@ -17,7 +18,10 @@ heartbeat_s = 0.5
 lease_s = 1.0
 [instance]
 block_size = 16
+[transfer]
+emulated_latency_s = 0.005
 """
+"""Steps of some hundredths of a second, amid which a process can be killed."""
 STREAMS = 4
 OUTPUT_TOKENS = 60
 BEGUN_CHUNKS = 4
@@ -32,10 +36,13 @@ BEGUN_CHUNKS = 4
     ],
     ids=["by requests", "by heads, three batches in rotation"],
 )
-def mesh(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
+def mesh(
+    request: pytest.FixtureRequest, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Mesh]:
     """Exact arithmetic, so that a continued sequence draws the same tokens."""
     directory = tmp_path_factory.mktemp("attention") / "mesh"
-    with running_mesh(directory, *request.param, "--dtype", "fp32", config=CONFIG) as mesh:
+    options = (*request.param, "--model", str(tiny_model), "--dtype", "fp32")
+    with running_mesh(directory, *options, config=CONFIG) as mesh:
         yield mesh
 
 
@@ -86,7 +93,7 @@ def test_losing_an_attention_worker_changes_no_token(
             os.kill(pid, signal.SIGCONT)
 
     assert asyncio.run(run_streams(mesh, disturb)).texts == undisturbed.texts
-    asyncio.run(all_are_back(mesh, instances))
+    asyncio.run(mesh.wait_ready(instances))
     assert asyncio.run(mesh.left_over()) == {}
 
 
@@ -99,7 +106,7 @@ def test_a_killed_model_worker_costs_no_token_and_no_kv(mesh: Mesh, undisturbed:
         os.kill(pid, signal.SIGKILL)
 
     assert asyncio.run(run_streams(mesh, disturb)) == undisturbed
-    asyncio.run(all_are_back(mesh, instances))
+    asyncio.run(mesh.wait_ready(instances))
     assert asyncio.run(mesh.left_over()) == {}
 
 
@@ -115,16 +122,6 @@ def test_attention_workers_come_and_go_under_running_streams(mesh: Mesh, undistu
 
     assert asyncio.run(run_streams(mesh, disturb)).texts == undisturbed.texts
     assert asyncio.run(mesh.left_over()) == {}
-
-
-async def all_are_back(mesh: Mesh, instances: int) -> None:
-    """Whoever died has been restarted and serves."""
-    async with asyncio.timeout(60):
-        while True:
-            found = mesh.status()["instances"]
-            if len(found) == instances and all(each["state"] == "ready" for each in found):
-                return
-            await asyncio.sleep(0.5)
 
 
 async def one_stream(client: openai.AsyncOpenAI, index: int, begun: asyncio.Event) -> str:

@@ -2,18 +2,14 @@
 
 import asyncio
 import os
-import shutil
 import signal
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import openai
 import pytest
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from common.messages import ServiceRecord
-from common.model.default_model import default_model_directory
 from tests.e2e.meshes import Mesh, running_mesh
 
 CONFIG = """
@@ -40,42 +36,19 @@ WATCH_S = 60.0
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Random weights, of a size at which every token is drawn anew, under the default model's tokenizer."""
-    directory = tmp_path_factory.mktemp("model")
-    for file in default_model_directory(Path("~/.cache/lamella")).glob("*token*"):
-        shutil.copy(file, directory)
-    torch.manual_seed(5)
-    config = LlamaConfig(
-        vocab_size=49_152,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=2048,
-        initializer_range=0.3,
-        bos_token_id=1,
-        eos_token_id=2,
-    )
-    LlamaForCausalLM(config).save_pretrained(directory)
-    return directory
-
-
-@pytest.fixture(scope="module")
-def local(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
+def local(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
     """A mesh that attends where it decodes."""
     directory = tmp_path_factory.mktemp("local") / "mesh"
-    with running_mesh(directory, "--model", str(model), "--dtype", "fp32") as mesh:
+    with running_mesh(directory, "--model", str(tiny_model), "--dtype", "fp32") as mesh:
         yield mesh
 
 
 @pytest.fixture(scope="module")
-def mesh(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
+def mesh(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
     """Exact arithmetic, so that a continued sequence draws the same tokens."""
     directory = tmp_path_factory.mktemp("moves") / "mesh"
     options = ("--attention", "1", "--partition", "requests", "--dtype", "fp32")
-    with running_mesh(directory, "--model", str(model), *options, config=CONFIG) as mesh:
+    with running_mesh(directory, "--model", str(tiny_model), *options, config=CONFIG) as mesh:
         yield mesh
 
 

@@ -1,18 +1,24 @@
-"""KV handed over layer by layer, in the gaps between others' steps: the tokens are those of serialized KV."""
+"""KV handed over layer by layer, in the gaps between others' steps: the tokens are those of transformers."""
 
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import openai
 import pytest
 
+from common.model.tokens import Tokenizer
 from tests.e2e.meshes import Mesh, running_mesh
+from tests.e2e.reference import greedy_tokens
 
 PROMPT_TOKENS = (700, 130, 520, 96)
 OUTPUT_TOKENS = 24
+TINY_OUTPUT_TOKENS = 150
+"""For the next prompt to come before they have ended."""
+LEFT_OUTPUT_TOKENS = 1200
+"""Of streams whose clients leave."""
 STREAMS = 4
 SHAPES = {
     "local, shared memory": ((), "shared_memory"),
@@ -22,7 +28,7 @@ SHAPES = {
 }
 
 
-def settings(path: str, layerwise_min_tokens: int) -> str:
+def settings(path: str) -> str:
     """Prompts of several chunks, blocks of part of one, and portions of part of a layer."""
     return f"""
 [mesh]
@@ -33,21 +39,28 @@ chunk_tokens = 200
 block_size = 32
 [transfer]
 path = "{path}"
-layerwise_min_tokens = {layerwise_min_tokens}
+layerwise_min_tokens = 1
 """
 
 
+@pytest.fixture(scope="module")
+def truth(tiny_model: Path) -> list[str]:
+    """How transformers goes on with every stream's prompt."""
+    prompts = [prompt_of(index) for index in range(STREAMS)]
+    tokenizer = Tokenizer(tiny_model)
+    tokens = greedy_tokens(tiny_model, prompts, TINY_OUTPUT_TOKENS)
+    return [tokenizer.decode(each, skip_special_tokens=True) for each in tokens]
+
+
 @pytest.mark.parametrize("shape", SHAPES)
-def test_tokens_are_those_of_kv_in_one_piece(shape: str, tmp_path: Path) -> None:
+def test_tokens_are_transformers_while_others_come_and_leave(
+    shape: str, tiny_model: Path, truth: list[str], tmp_path: Path
+) -> None:
     arguments, path = SHAPES[shape]
-    texts = []
-    for layerwise_min_tokens in (1_000_000, 1):
-        config = settings(path, layerwise_min_tokens)
-        directory = tmp_path / f"from-{layerwise_min_tokens}"
-        with running_mesh(directory, "--dtype", "fp32", *arguments, config=config) as mesh:
-            texts.append(asyncio.run(complete_while_others_leave(mesh)))
-            assert asyncio.run(mesh.left_over()) == {}
-    assert texts[0] == texts[1]
+    options = ("--model", str(tiny_model), "--dtype", "fp32", *arguments)
+    with running_mesh(tmp_path / "mesh", *options, config=settings(path)) as mesh:
+        assert asyncio.run(complete_while_others_leave(mesh)) == truth
+        assert asyncio.run(mesh.left_over()) == {}
 
 
 async def complete_while_others_leave(mesh: Mesh) -> list[str]:
@@ -56,7 +69,7 @@ async def complete_while_others_leave(mesh: Mesh) -> list[str]:
     async with client_of(mesh) as client:
         for index in range(STREAMS):
             begun = asyncio.Event()
-            streams.append(asyncio.create_task(text_of(client, index, begun)))
+            streams.append(asyncio.create_task(text_of(client, index, begun, TINY_OUTPUT_TOKENS)))
             await leave(client, index)
             await begun.wait()
         return await asyncio.gather(*streams)
@@ -65,28 +78,40 @@ async def complete_while_others_leave(mesh: Mesh) -> list[str]:
 async def leave(client: openai.AsyncOpenAI, index: int) -> None:
     """After a while in which its prompt may be queued, computed, handed over or decoded."""
     with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.1 + 0.3 * index):
-            await text_of(client, 10 + index, asyncio.Event(), OUTPUT_TOKENS * 50)
+        async with asyncio.timeout(0.05 + 0.1 * index):
+            await text_of(client, 10 + index, asyncio.Event(), LEFT_OUTPUT_TOKENS)
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
+    """Two instances of each role, and a model whose prompts take long enough to be killed amid."""
+    directory = tmp_path_factory.mktemp("pairs") / "mesh"
+    options = ("--dtype", "fp32", "--prefill", "2", "--decode", "2")
+    with running_mesh(directory, *options, config=settings("auto")) as mesh:
+        yield mesh
+
+
+@pytest.fixture(scope="module")
+def undisturbed(pairs: Mesh) -> list[str]:
+    return asyncio.run(run_two(pairs, None))
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
-def test_who_dies_amid_a_layerwise_pull_costs_no_token(role: str, tmp_path: Path) -> None:
-    options = ("--dtype", "fp32", f"--{role}", "2")
-    with running_mesh(tmp_path / "mesh", *options, config=settings("auto", 1)) as mesh:
+def test_who_dies_amid_a_layerwise_pull_costs_no_token(
+    pairs: Mesh, undisturbed: list[str], role: str
+) -> None:
+    asyncio.run(pairs.wait_ready(4))
+    assert asyncio.run(run_two(pairs, role)) == undisturbed
+    assert asyncio.run(pairs.left_over()) == {}
 
-        async def run(kill: bool) -> list[str]:
-            async with client_of(mesh) as client:
-                streams = [asyncio.create_task(text_of(client, index, asyncio.Event())) for index in range(2)]
-                if kill:
-                    await wait_until_pulled(mesh)
-                    os.kill(mesh.pid_of(role), signal.SIGKILL)
-                return await asyncio.gather(*streams)
 
-        undisturbed = asyncio.run(run(kill=False))
-        before = len(mesh.status()["instances"])
-        assert asyncio.run(run(kill=True)) == undisturbed
-        assert asyncio.run(mesh.left_over()) == {}
-        assert before == 3
+async def run_two(mesh: Mesh, kill: str | None) -> list[str]:
+    async with client_of(mesh) as client:
+        streams = [asyncio.create_task(text_of(client, index, asyncio.Event())) for index in range(2)]
+        if kill is not None:
+            await wait_until_pulled(mesh)
+            os.kill(mesh.pid_of(kill), signal.SIGKILL)
+        return await asyncio.gather(*streams)
 
 
 async def wait_until_pulled(mesh: Mesh) -> None:
@@ -104,6 +129,11 @@ async def kv_moved_and_prompt_tokens_pending(mesh: Mesh) -> AsyncIterator[tuple[
             yield moved, await mesh.metric("prefill", "lamella_pending_prefill_tokens") > 0
 
 
+def prompt_of(index: int) -> list[int]:
+    tokens = PROMPT_TOKENS[index % len(PROMPT_TOKENS)]
+    return [100 + 37 * index + (at * 7 + index) % 900 for at in range(tokens)]
+
+
 def client_of(mesh: Mesh) -> openai.AsyncOpenAI:
     return openai.AsyncOpenAI(base_url=f"{mesh.url}/v1", api_key="none", max_retries=0)
 
@@ -112,10 +142,9 @@ async def text_of(
     client: openai.AsyncOpenAI, index: int, begun: asyncio.Event, output_tokens: int = OUTPUT_TOKENS
 ) -> str:
     """What a stream says. ``begun`` is set with its first token."""
-    first = 100 + 37 * index
     stream = await client.completions.create(
         model="default",
-        prompt=[first + (at * 7 + index) % 900 for at in range(PROMPT_TOKENS[index % len(PROMPT_TOKENS)])],
+        prompt=prompt_of(index),
         max_tokens=output_tokens,
         temperature=0,
         stream=True,

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import shutil
 import signal
 import subprocess
 from collections import defaultdict
@@ -18,14 +17,14 @@ import pytest
 from common.bus import Bus
 from common.config_file import load_config
 from common.errors import InvalidRequest, Overloaded
-from common.model.default_model import default_model_directory
 from common.subjects import Subjects
 from common.tracing import StartTrace, TraceStarted
 from tests.e2e.meshes import LAMELLA, Mesh, environment, running_mesh
 
 Events = list[dict[str, Any]]
 
-LAYERS = 3
+LAYERS = 4
+"""Of the tiny model."""
 OUTPUT_TOKENS = 24
 EMULATED = """
 [mesh]
@@ -43,32 +42,6 @@ decode_base_s = 0.005
 def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
     with running_mesh(tmp_path_factory.mktemp("trace") / "mesh", config=EMULATED) as mesh:
         yield mesh
-
-
-@pytest.fixture(scope="module")
-def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Random weights under the default model's tokenizer."""
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    directory = tmp_path_factory.mktemp("model")
-    default = default_model_directory(Path("~/.cache/lamella"))
-    for file in default.glob("*token*"):
-        shutil.copy(file, directory)
-    torch.manual_seed(3)
-    config = LlamaConfig(
-        vocab_size=49_152,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=1024,
-        bos_token_id=1,
-        eos_token_id=2,
-    )
-    LlamaForCausalLM(config).save_pretrained(directory)
-    return directory
 
 
 async def stream(mesh: Mesh) -> None:
