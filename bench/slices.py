@@ -1,7 +1,7 @@
 """A decode step of the sliced program against transformers' own forward: same weights, same batch, in turn.
 
-fp32 throughout for transformers and for ``slices``; ``as served`` reads bf16 weights and computes few rows
-with compiled kernels, as instances do on this machine by default.
+``slices``: fp32 with torch's operators throughout. ``fp32`` and ``bf16``: as instances with that ``--dtype``
+compute on a CPU without bf16 instructions, few rows with compiled kernels; bf16 is the default.
 
     python bench/slices.py [--threads 1] [--context 192] [--rounds 9]
 """
@@ -80,7 +80,7 @@ def main() -> None:
     blocks = max(BATCHES) * blocks_for(options.context + 1, BLOCK_SIZE)
     slices = runner_of(directory, "model", blocks)
     kernels.use_compiled(CACHE)
-    served = runner_of(directory, "bf16", blocks)
+    fp32, bf16 = runner_of(directory, "model", blocks), runner_of(directory, "bf16", blocks)
     compiled = kernels.compiled()
     for batch in BATCHES:
         each = blocks_for(options.context + 1, BLOCK_SIZE)
@@ -94,12 +94,13 @@ def main() -> None:
             work: dict[str, Callable[[], object]] = {
                 "transformers": transformers_step(model, batch, options.context),
                 "slices": lambda steps=steps: slices.run(steps),  # type: ignore[misc]
-                "as served": lambda steps=steps: served.run(steps),  # type: ignore[misc]
+                "fp32": lambda steps=steps: fp32.run(steps),  # type: ignore[misc]
+                "bf16": lambda steps=steps: bf16.run(steps),  # type: ignore[misc]
             }
             taken: dict[str, list[float]] = {name: [] for name in work}
             for _ in range(options.rounds):
                 for name, step in work.items():
-                    kernels.use(compiled if name == "as served" else None)
+                    kernels.use(compiled if name in ("fp32", "bf16") else None)
                     began_s = time.perf_counter()
                     step()
                     taken[name].append(time.perf_counter() - began_s)
