@@ -123,6 +123,7 @@ class DecodeState:
         self.blocks.check()
         self.moves.check()
         self.batches.check()
+        self._check_waits()
         moving = {owner for owner, each in self.sequences.items() if each.phase is DecodePhase.MOVING}
         assert moving == self.moves.moving.keys(), "a sequence that moves is gone"
         for owner, sequence in self.sequences.items():
@@ -148,6 +149,23 @@ class DecodeState:
         for row in (row for step in self.batches.steps.values() for row in step):
             assert row.owner in self.sequences, "the step in flight computes a sequence that is gone"
             assert row.owner not in moving, "the step in flight computes a sequence that moves"
+
+    def _check_waits(self) -> None:
+        """Everybody who waits, waits for something that happens."""
+        is_under_way = any(
+            sequence.phase in (DecodePhase.PULLING, DecodePhase.MOVING)
+            for sequence in self.sequences.values()
+        )
+        assert self.batches.is_computing or is_under_way or not self._running(), "nothing is under way"
+        for sequence in self._at_rest():
+            is_next = sequence.lane in self.batches.steps
+            pool = self.blocks.pool_of(sequence.owner)
+            assert is_next or self._has_others_in(pool, sequence), "nobody is going to free a block"
+        for sequence in self.sequences.values():
+            may_wait = sequence.pool is None and not self.blocks.open_pools
+            has_home = self._room_in(sequence.pool) >= self._longest_blocks(sequence)
+            is_waiting = sequence.phase is DecodePhase.WAITING
+            assert has_home or may_wait or not is_waiting, "a sequence waits for a pool that there is not"
 
     def handle(self, event: DecodeEvent, now: float) -> list[DecodeCommand]:
         """Takes an event in and says what to do. ``now``: seconds, monotonic."""
@@ -184,6 +202,7 @@ class DecodeState:
                 self.pulls.step_ended(lane, now)
             case PoolAdded(total_blocks):
                 self.blocks.add_pool(total_blocks)
+                self._send_back_homeless(commands)
             case PoolClosed(pool):
                 self.blocks.close_pool(pool)
                 self._send_back_homeless(commands)
@@ -256,7 +275,9 @@ class DecodeState:
             if sequence.phase is not DecodePhase.WAITING:
                 continue
             needed = blocks_for(sequence.tokens + sequence.awaits_first_token, self.block_size)
-            pool = self.blocks.pool_for_newcomer if sequence.pool is None else sequence.pool
+            pool = sequence.pool
+            if pool is None:
+                pool = self.blocks.pool_for_newcomer(self._longest_blocks(sequence))
             if pool is None:
                 break
             beside = self._sequences_in(pool)
@@ -294,10 +315,12 @@ class DecodeState:
         except those that must have a certain one."""
         for sequence in [each for each in self.sequences.values() if each.phase is DecodePhase.WAITING]:
             room = self._room_in(sequence.pool)
-            needed = blocks_for(sequence.request.max_total_tokens, self.block_size)
-            if room < needed and (room > 0 or sequence.pool is not None):
+            if room < self._longest_blocks(sequence) and (room > 0 or sequence.pool is not None):
                 commands.append(failure_of(sequence, KV_LOST, can_continue=True))
                 self._drop(sequence)
+
+    def _longest_blocks(self, sequence: DecodeSequence) -> int:
+        return blocks_for(sequence.request.max_total_tokens, self.block_size)
 
     def _sequences_in(self, pool: int) -> int:
         return sum(
@@ -440,6 +463,8 @@ class DecodeState:
 
         Returns those that have one. A sequence sits a step out only while the missing blocks are held by
         one that is being pulled or moved, or is in another lane's step, and cannot be preempted before that.
+        Where nobody is left to give any up (they may be in quarantine, for how long nobody knows), it goes
+        back itself.
         """
         for pool in self.blocks.pools:
             resting = [each for each in self._at_rest() if self.blocks.pool_of(each.owner) == pool]
@@ -452,15 +477,32 @@ class DecodeState:
                 for sequence in resting
             ]
             for index in choose_victims(relief, missing):
-                victim = resting[index]
-                commands.append(failure_of(victim, PREEMPTED, can_continue=True))
-                self._preempted += 1
-                self._drop(victim)
+                self._preempt(resting[index], commands)
+            if self._is_stuck(resting[0]):
+                self._preempt(resting[0], commands)
         return [
             sequence
             for sequence in self._at_rest()
             if not self._lacks_block(sequence) or self.blocks.try_allocate(sequence.owner, 1)
         ]
+
+    def _preempt(self, sequence: DecodeSequence, commands: list[DecodeCommand]) -> None:
+        commands.append(failure_of(sequence, PREEMPTED, can_continue=True))
+        self._preempted += 1
+        self._drop(sequence)
+
+    def _is_stuck(self, sequence: DecodeSequence) -> bool:
+        """Whether it lacks a block, and no other sequence is going to free one."""
+        pool = self.blocks.pool_of(sequence.owner)
+        is_short = self._lacks_block(sequence) and self.blocks.free_blocks_in(pool) == 0
+        return is_short and not self._has_others_in(pool, sequence)
+
+    def _has_others_in(self, pool: int, sequence: DecodeSequence) -> bool:
+        return any(
+            pool in (self.blocks.pool_of(other.owner), self.moves.pool_of(other))
+            for other in self.sequences.values()
+            if other is not sequence and other.phase is not DecodePhase.WAITING
+        )
 
     def _at_rest(self) -> list[DecodeSequence]:
         """Running sequences that no step computes now, in arrival order."""

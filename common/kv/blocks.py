@@ -118,11 +118,11 @@ class BlockAllocator:
         """The longest sequence that could ever be held; 0 without an open pool."""
         return max((pool.total_blocks for pool in self._pools.values() if pool.is_open), default=0)
 
-    @property
-    def pool_for_newcomer(self) -> int | None:
-        """The open pool with the most free blocks (request-level partition, balanced by context length:
-        Lamina 2, section 5); None without an open pool."""
-        return max(self.open_pools, key=lambda number: len(self._pools[number].free), default=None)
+    def pool_for_newcomer(self, longest_blocks: int) -> int | None:
+        """Of the open pools that are large enough for it in the end, the one with the most free blocks
+        (request-level partition, balanced by context length: Lamina 2, section 5); None without any."""
+        large = [number for number in self.open_pools if self._pools[number].total_blocks >= longest_blocks]
+        return max(large, key=lambda number: len(self._pools[number].free), default=None)
 
     def free_blocks_in(self, pool: int) -> int:
         return len(self._pools[pool].free)
@@ -170,7 +170,7 @@ class BlockAllocator:
 
     def try_allocate(self, owner: BlockOwner, blocks: int, pool: int | None = None) -> bool:
         """Gives ``owner`` that many more blocks (at least one), all or none. ``pool``: where a newcomer is to
-        live; None: in ``pool_for_newcomer``."""
+        live; None: in ``pool_for_newcomer``, which need not hold more."""
         if owner in self._quarantined:
             raise ValueError(f"{owner} is in quarantine")
         if blocks < 1:
@@ -178,7 +178,7 @@ class BlockAllocator:
         if owner in self._held:
             number: int | None = self.pool_of(owner)
         else:
-            number = self.pool_for_newcomer if pool is None else pool
+            number = self.pool_for_newcomer(blocks) if pool is None else pool
         if number is None or blocks > len(self._pools[number].free):
             return False
         free = self._pools[number].free

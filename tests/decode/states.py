@@ -4,7 +4,7 @@ from typing import TypeVar
 
 from common.ids import Incarnation, InstanceId, RequestId
 from common.kv.blocks import BlockAllocator, BlockOwner
-from common.messages import DecodeTask, ErrorReply, InstanceLife, ResumeTask
+from common.messages import DecodeTask, ErrorReply, InstanceLife, ResumeTask, SampledToken
 from decode import events
 from decode.pulls import Pulls
 from decode.sequence import ROOM
@@ -77,6 +77,11 @@ def start(state: DecodeState, *request_ids: str, prompt_tokens: int = 4, max_tok
         handle(state, events.TaskArrived(task_of(request_id, prompt_tokens, max_tokens)))
     for request_id in request_ids:
         handle(state, events.PullFinished(owner_of(request_id)))
+
+
+def end_step(state: DecodeState) -> list[events.DecodeCommand]:
+    """The first lane's, whose sequences go on."""
+    return handle(state, events.StepFinished(tuple(SampledToken(8) for _ in state.batches.steps[0])))
 
 
 def early_of(request_id: str = "r1", prompt_tokens: int = 4, max_tokens: int = 8) -> DecodeTask:

@@ -9,7 +9,7 @@ from common.messages import SampledToken
 from decode import events
 from decode.moves import MAX_FAILED_MOVES
 from decode.state import DecodeState
-from tests.decode.states import handle, kinds, make_state, owner_of, start, task_of
+from tests.decode.states import end_step, handle, kinds, make_state, owner_of, start, task_of
 
 R1, R2 = owner_of("r1"), owner_of("r2")
 
@@ -29,10 +29,6 @@ def moving() -> tuple[DecodeState, events.MoveSequence]:
     handle(state, events.PoolClosed(0))
     [move] = kinds(end_step(state), events.MoveSequence)
     return state, move
-
-
-def end_step(state: DecodeState) -> list[events.DecodeCommand]:
-    return handle(state, events.StepFinished(tuple(SampledToken(8) for _ in state.batches.steps[0])))
 
 
 def rows(state: DecodeState) -> list[str]:

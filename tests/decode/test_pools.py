@@ -8,6 +8,7 @@ from decode import events
 from tests.decode.states import (
     FAILED,
     FORMER,
+    end_step,
     handle,
     kinds,
     make_state,
@@ -102,3 +103,43 @@ def test_new_sequences_go_where_most_is_free() -> None:
         commands = handle(state, events.TaskArrived(task_of(f"r{index}", prompt_tokens)))
         homes.append(state.blocks.pool_of(kinds(commands, events.PullSequence)[0].owner))
     assert homes == [0, 1, 1, 1]
+
+
+def test_a_sequence_enters_only_a_pool_that_holds_it_to_its_end() -> None:
+    state = make_state(total_blocks=6)
+    handle(state, events.PoolAdded(20))
+    start(state, "long0", prompt_tokens=60)
+    assert state.blocks.free_blocks_in(1) == 4
+    handle(state, events.TaskArrived(task_of("long1", max_tokens=44)))
+    handle(state, events.TaskArrived(task_of("short")))
+    homes = [state.blocks.pool_of(owner_of(name)) for name in ("long1", "short")]
+    assert homes == [1, 0], "twelve blocks do not fit the pool of which most is free"
+    while state.batches.is_computing:
+        for pull in kinds(end_step(state), events.PullSequence):
+            handle(state, events.PullFinished(pull.owner))
+    assert (state.preempted, state.is_idle) == (0, True)
+
+
+def test_who_cannot_grow_and_has_nobody_to_wait_for_goes_back() -> None:
+    state = make_state(total_blocks=4)
+    start(state, "r1", max_tokens=12)
+    handle(state, events.TaskArrived(task_of("r2", prompt_tokens=1)))
+    end_step(state)
+    handle(state, events.PullFailed(owner_of("r2"), FAILED, is_drained=False))
+    commands: list[events.DecodeCommand] = []
+    while state.batches.is_computing:
+        commands = end_step(state)
+    [failure] = kinds(commands, events.PublishFailure)
+    assert (failure.failure.error.code, failure.failure.can_continue) == ("overloaded", True)
+    assert (state.is_idle, state.blocks.quarantined_blocks) == (True, 1)
+
+
+def test_who_waits_for_any_pool_goes_back_when_the_one_that_comes_is_too_small() -> None:
+    state = make_state(total_blocks=4)
+    start(state, "r1")
+    handle(state, events.TaskArrived(task_of("short", max_tokens=4)))
+    handle(state, events.TaskArrived(task_of("long", prompt_tokens=8)))
+    handle(state, events.PoolLost(0))
+    assert len(state.sequences) == 3
+    [failure] = kinds(handle(state, events.PoolAdded(2)), events.PublishFailure)
+    assert (failure.failure.request_id, failure.failure.can_continue) == ("long", True)

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.errors import HandoverFailed, NoInstanceReady
+from common.errors import HandoverFailed, NoInstanceReady, RequestError
 from common.ids import RequestId
-from common.kv.blocks import BlockOwner
+from common.kv.blocks import BlockOwner, blocks_for
 from common.lifecycle import DecodePhase
 from common.messages import DecodeTask, ErrorReply, SampledToken
 from decode import events
@@ -53,20 +53,18 @@ def test_whatever_happens_nothing_is_lost_or_leaked(
 @settings(max_examples=100, deadline=None)
 @given(st.integers(0, 1 << 32), st.sampled_from([1, 3, 16]), st.integers(0, 3))
 def test_pools_come_and_go_and_every_sequence_ends(seed: int, block_size: int, max_moves: int) -> None:
-    """Attention workers are bound, drained and lost at any time, and sequences move between them; at last one
-    worker is there."""
+    """Attention workers, with pools of any size, are bound, drained and lost at any time, and sequences move
+    between them; at last one worker is there."""
     chance = random.Random(seed)
     state = make_state(0, block_size, 6, lanes=2, max_moves=max_moves)
     walk = PoolWalk(state, chance, 40 // block_size + 8)
     for _ in range(150):
         walk.act()
     if not state.blocks.open_pools:
-        walk.add_pool()
+        walk.add_pool(walk.most_blocks)
     walk.finish()
     assert state.is_idle
-    assert state.blocks.free_blocks == sum(
-        walk.pool_blocks for pool in state.blocks.pools if pool in state.blocks.open_pools
-    )
+    assert state.blocks.free_blocks == sum(map(state.blocks.total_blocks_in, state.blocks.open_pools))
     assert state.blocks.used_blocks == state.blocks.quarantined_blocks == 0
     assert walk.ended == walk.arrived
 
@@ -205,32 +203,47 @@ class Walk:
 
 
 class PoolWalk(Walk):
-    """Pools of ``pool_blocks`` come, are closed, left and lost as well."""
+    """Pools of at most ``most_blocks`` come, are closed, left and lost as well. Some hold only short
+    sequences."""
 
-    def __init__(self, state: DecodeState, chance: random.Random, pool_blocks: int) -> None:
+    def __init__(self, state: DecodeState, chance: random.Random, most_blocks: int) -> None:
         super().__init__(state, chance)
-        self.pool_blocks = pool_blocks
+        self.most_blocks = most_blocks
         self.lost: set[int] = set()
-        self.add_pool()
+        self.add_pool(most_blocks)
 
     def do(self, event: events.DecodeEvent) -> None:
-        has_room = bool(self.state.blocks.open_pools)
-        if isinstance(event, events.TaskArrived | events.ResumeArrived) and not has_room:
-            self.arrived.discard(event.task.request.request_id)
-            with pytest.raises(NoInstanceReady):
-                handle(self.state, event)
-        else:
+        refusal = self.refusal_of(event)
+        if refusal is None:
             super().do(event)
+            return
+        assert isinstance(event, events.TaskArrived | events.ResumeArrived)
+        self.arrived.discard(event.task.request.request_id)
+        with pytest.raises(refusal):
+            handle(self.state, event)
 
-    def add_pool(self) -> None:
-        self.do(events.PoolAdded(self.pool_blocks))
+    def refusal_of(self, event: events.DecodeEvent) -> type[RequestError] | None:
+        """Why nobody is taken in now."""
+        blocks = self.state.blocks
+        if not isinstance(event, events.TaskArrived | events.ResumeArrived):
+            return None
+        if not blocks.open_pools:
+            return NoInstanceReady
+        room = blocks.largest_pool_blocks
+        if isinstance(event, events.ResumeArrived):
+            room = blocks.total_blocks_in(event.pool) if event.pool in blocks.open_pools else 0
+        needed = blocks_for(event.task.request.max_total_tokens, self.state.block_size)
+        return HandoverFailed if needed > room else None
+
+    def add_pool(self, total_blocks: int) -> None:
+        self.do(events.PoolAdded(total_blocks))
 
     def act(self) -> None:
         choice = self.chance.random()
         blocks = self.state.blocks
         live = [pool for pool in blocks.pools if pool not in self.lost]
         if choice < 0.03:
-            self.add_pool()
+            self.add_pool(self.chance.randint(1, self.most_blocks))
         elif choice < 0.05 and live:
             pool = self.chance.choice(live)
             self.lost.add(pool)
@@ -241,12 +254,8 @@ class PoolWalk(Walk):
             pool = self.chance.choice(live)
             request_id = RequestId(f"r{len(self.arrived)}")
             task = resumed_of(request_id, self.chance.randint(1, 25), self.chance.randint(3, 12), attempt=0)
-            if pool in blocks.open_pools or not blocks.open_pools:
-                self.arrived.add(request_id)
-                self.do(events.ResumeArrived(task, pool))
-            else:
-                with pytest.raises(HandoverFailed, match="has 0 for it"):
-                    handle(self.state, events.ResumeArrived(task, pool))
+            self.arrived.add(request_id)
+            self.do(events.ResumeArrived(task, pool))
         elif choice < 0.23:
             for pool in live:
                 if pool not in blocks.open_pools and blocks.is_unused(pool):
