@@ -404,10 +404,12 @@ class DecodeState:
             self.blocks.quarantine(failed.owner)
 
     def _forget_offer(self, withdrawn: OfferWithdrawn) -> None:
+        """Who has its KV already, be it on its way to another pool, needs its source no more."""
         sequence = self.sequences.get(withdrawn.owner)
         source = (withdrawn.prefill_instance, withdrawn.prefill_incarnation)
-        is_here = sequence is not None and source_of(sequence.task) == source
-        if sequence is not None and is_here and sequence.phase is not DecodePhase.RUNNING:
+        if sequence is None or source_of(sequence.task) != source:
+            return
+        if sequence.phase in (DecodePhase.WAITING, DecodePhase.PULLING):
             self._discard(sequence)
 
     def _lose_source(self, gone: PrefillGone, commands: list[DecodeCommand]) -> None:

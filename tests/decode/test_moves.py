@@ -9,7 +9,7 @@ from common.messages import SampledToken
 from decode import events
 from decode.moves import MAX_FAILED_MOVES
 from decode.state import DecodeState
-from tests.decode.states import end_step, handle, kinds, make_state, owner_of, start, task_of
+from tests.decode.states import LIFE, PREFILL, end_step, handle, kinds, make_state, owner_of, start, task_of
 
 R1, R2 = owner_of("r1"), owner_of("r2")
 
@@ -50,6 +50,15 @@ def test_a_sequence_leaves_the_batch_while_it_moves_and_goes_on_in_the_other_poo
     handle(state, events.MoveFinished(R2))
     handle(state, events.PoolLeft(0))
     assert state.blocks.pools == [1]
+
+
+def test_a_sequence_that_moves_has_all_its_kv_and_is_not_withdrawn() -> None:
+    state, _ = moving()
+    handle(state, events.OfferWithdrawn(R1, PREFILL, LIFE))
+    assert not state.sequences[R1].is_cancelled
+    handle(state, events.MoveFinished(R1))
+    end_step(state)
+    assert "r1" in rows(state)
 
 
 def test_only_so_many_move_at_once_and_none_where_that_is_switched_off() -> None:

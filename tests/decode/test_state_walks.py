@@ -143,9 +143,10 @@ class Walk:
 
     def withdraw(self) -> None:
         """The prefill instance ends what it still holds: it tells the gateway, and us."""
-        here = [each for each in self.state.sequences.values() if each.phase is not DecodePhase.RUNNING]
+        here = list(self.state.sequences.values())
         if here and isinstance((sequence := self.chance.choice(here)).task, DecodeTask):
-            self.ended.add(sequence.owner.request_id)
+            if sequence.phase in (DecodePhase.WAITING, DecodePhase.PULLING):
+                self.ended.add(sequence.owner.request_id)
             self.do(events.OfferWithdrawn(sequence.owner, PREFILL, LIFE))
 
     def end_step(self) -> None:
