@@ -324,7 +324,8 @@ class LoadReport(msgspec.Struct, frozen=True, tag="load", kw_only=True):
 
     ``pending_prefill_tokens`` are prompt tokens not yet computed; ``prefill_tokens_per_s`` is measured
     over recent chunks, None before the first. ``decode_tokens`` is the context held by running and
-    waiting decodes. Blocks are of the instance's one KV pool.
+    waiting decodes. ``total_blocks`` are of all its KV pools, of which one sequence uses one:
+    ``largest_pool_blocks`` bounds what it can take in.
     """
 
     instance_id: InstanceId
@@ -339,13 +340,14 @@ class LoadReport(msgspec.Struct, frozen=True, tag="load", kw_only=True):
     decode_waiting: int
     decode_tokens: int
     total_blocks: int
+    largest_pool_blocks: int
     free_blocks: int
     prefill_tokens_per_s: float | None = None
     decode_step_s: float | None = None
 
 
 class InstanceRecord(msgspec.Struct, frozen=True, tag="instance", kw_only=True):
-    """What an instance writes into the store under its lease."""
+    """What an instance writes into the store under its lease; its pools are as they were at its start."""
 
     instance_id: InstanceId
     incarnation: Incarnation
@@ -356,6 +358,7 @@ class InstanceRecord(msgspec.Struct, frozen=True, tag="instance", kw_only=True):
     http_url: str
     block_size: int
     total_blocks: int
+    largest_pool_blocks: int
     context_length: int
     dtype: str
 

@@ -168,7 +168,19 @@ class InstanceView:
 
     @property
     def capacity_tokens(self) -> int:
-        return self.record.total_blocks * self.record.block_size
+        """Of all sequences together."""
+        pools = self.record if self.report is None else self.report
+        return pools.total_blocks * self.record.block_size
+
+    @property
+    def longest_tokens(self) -> int:
+        """Of one sequence, which lives in one pool; its pools are attention workers', which come and go."""
+        pools = self.record if self.report is None else self.report
+        return pools.largest_pool_blocks * self.record.block_size
+
+    @property
+    def longest_tokens_at_start(self) -> int:
+        return self.record.largest_pool_blocks * self.record.block_size
 
 
 @dataclass(slots=True)
@@ -305,16 +317,20 @@ class SchedulerState:
     def _fitting(
         self, role: Role, tokens: int, excluded: frozenset[InstanceId], kv_formats: Collection[KVFormat]
     ) -> list[InstanceView]:
-        """The ready instances of a role that can exchange KV, and whose whole pool could hold ``tokens``."""
+        """The ready instances of a role that can exchange KV, and of which a pool could hold ``tokens``."""
         everyone = self._ready(role, excluded)
         ready = [view for view in everyone if view.record.kv_format in kv_formats]
         if not ready:
             missing = "no decode instance" if everyone and not kv_formats else f"no {role} instance"
             why = " with a partner's model, dtype and block size" if everyone and kv_formats else ""
             raise NoInstanceReady(f"{missing}{why} is ready", retry_after_s=NO_INSTANCE_RETRY_S)
-        fitting = [view for view in ready if view.capacity_tokens >= tokens]
+        fitting = [view for view in ready if view.longest_tokens >= tokens]
         if not fitting:
-            largest = max(view.capacity_tokens for view in self.instances.values() if view.role == role)
+            largest = max(
+                max(view.longest_tokens, view.longest_tokens_at_start)
+                for view in self.instances.values()
+                if view.role == role
+            )
             if largest >= tokens:
                 raise NoInstanceReady(
                     f"no {role} instance that holds {tokens} tokens is ready",

@@ -83,6 +83,17 @@ def check_pool(config: Config, layout: KVLayout, context_length: int) -> None:
         )
 
 
+def check_attention_pools(largest_pool_blocks: int, block_size: int, context_length: int) -> None:
+    """As ``check_pool``, where the pools are the attention workers' that were bound. Raises ConfigError."""
+    if largest_pool_blocks * block_size < context_length:
+        raise ConfigError(
+            "attention.kv_bytes",
+            f"{largest_pool_blocks} blocks of {block_size} tokens in the largest pool",
+            "what a worker has for each of attention.decode_instances must hold one sequence of the"
+            f" context's {context_length} tokens; or lower model.context_length",
+        )
+
+
 def _emulated_engine(config: Config, model_directory: Path) -> Engine:
     emulation = config.emulation
     layout = KVLayout(

@@ -96,6 +96,7 @@ class Instance:
             http_url=http_url,
             block_size=self.config.instance.block_size,
             total_blocks=self.blocks.total_blocks,
+            largest_pool_blocks=self.blocks.largest_pool_blocks,
             context_length=engine.context_length,
             dtype=engine.dtype,
         )
@@ -131,6 +132,7 @@ class Instance:
             decode_waiting=decode.waiting,
             decode_tokens=decode.context_tokens,
             total_blocks=self.blocks.total_blocks,
+            largest_pool_blocks=self.blocks.largest_pool_blocks,
             free_blocks=self.blocks.free_blocks,
             prefill_tokens_per_s=self.prefill.tokens_per_s,
             decode_step_s=self.decode.step_s,

@@ -17,7 +17,7 @@ from decode.binding import Binder
 from decode.pipeline import Replica, StaggeredEngine
 from decode.remote_attention import Pools, RemoteAttention
 from scheduler.policy.rotation import Rotation
-from services.engines import Engine
+from services.engines import Engine, check_attention_pools
 from services.instance import Instance
 from services.model_directory import model_directory
 from services.model_engine import load_on, use_cores
@@ -92,7 +92,10 @@ async def keep_pools(
     transfer: TransferEndpoint,
     instance: Instance,
 ) -> AttentionPools:
-    """Binds attention workers from now on. Returns when the wanted ones are; raises AttentionUnavailable."""
+    """Binds attention workers from now on. Returns when the wanted ones are.
+
+    Raises AttentionUnavailable, or ConfigError where no pool of theirs holds the model's context.
+    """
     transfer_config = process.config.transfer
     bandwidth = transfer_config.emulated_bandwidth_bytes_per_s
     latency_s = transfer_config.emulated_latency_s
@@ -123,4 +126,6 @@ async def keep_pools(
     await instance.follow(kept.take_event)
     process.spawn(kept.run())
     await kept.wait_ready()
+    largest_pool_blocks = instance.blocks.largest_pool_blocks
+    check_attention_pools(largest_pool_blocks, needs.layout.block_size, needs.context_length)
     return kept

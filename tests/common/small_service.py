@@ -92,6 +92,7 @@ def _record(process: ServiceProcess) -> MemberRecord:
             http_url=process.http_url,
             block_size=1,
             total_blocks=1,
+            largest_pool_blocks=1,
             context_length=1,
             dtype="fp32",
         )

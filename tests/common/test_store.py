@@ -51,6 +51,7 @@ def instance(name: str, incarnation: str = "1" * 16, port: int = 80) -> Instance
         http_url=f"http://h:{port}",
         block_size=16,
         total_blocks=8,
+        largest_pool_blocks=8,
         context_length=128,
         dtype="fp32",
     )

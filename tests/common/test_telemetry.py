@@ -87,6 +87,7 @@ def test_an_instance_shows_its_pool_its_queues_and_its_work() -> None:
         decode_waiting=2,
         decode_tokens=100,
         total_blocks=10,
+        largest_pool_blocks=10,
         free_blocks=6,
     )
     metrics.observe_load(report, quarantined_blocks=1)

@@ -23,7 +23,9 @@ def make_state(max_pending: int = 1000, max_requests: int = 100) -> SchedulerSta
     )
 
 
-def record_of(name: str, role: Role, incarnation: str = "i1", total_blocks: int = 64) -> InstanceRecord:
+def record_of(
+    name: str, role: Role, incarnation: str = "i1", total_blocks: int = 64, largest_pool_blocks: int = 64
+) -> InstanceRecord:
     return InstanceRecord(
         instance_id=InstanceId(name),
         incarnation=Incarnation(incarnation),
@@ -34,6 +36,7 @@ def record_of(name: str, role: Role, incarnation: str = "i1", total_blocks: int 
         http_url="",
         block_size=16,
         total_blocks=total_blocks,
+        largest_pool_blocks=min(total_blocks, largest_pool_blocks),
         context_length=8192,
         dtype="fp32",
     )
@@ -53,6 +56,8 @@ def report_of(
     pending: int = 0,
     incarnation: str = "i1",
     draining: bool = False,
+    total_blocks: int = 64,
+    largest_pool_blocks: int = 64,
 ) -> LoadReport:
     return LoadReport(
         instance_id=InstanceId(name),
@@ -66,8 +71,9 @@ def report_of(
         decode_running=0,
         decode_waiting=0,
         decode_tokens=0,
-        total_blocks=64,
-        free_blocks=64,
+        total_blocks=total_blocks,
+        largest_pool_blocks=min(total_blocks, largest_pool_blocks),
+        free_blocks=total_blocks,
         prefill_tokens_per_s=100.0,
     )
 
@@ -354,6 +360,46 @@ def test_a_large_instance_that_is_away_makes_one_wait_instead_of_refusing_for_go
     ]
     handle(state, decisions.MembersRead(tuple(records)))
     handle(state, decisions.LoadReported(report_of("p0", "prefill")))
-    handle(state, decisions.LoadReported(report_of("d0", "decode")))
+    handle(state, decisions.LoadReported(report_of("d0", "decode", total_blocks=1)))
     with pytest.raises(NoInstanceReady, match="that holds"):
         state.place(make_request("r0", max_tokens=100))
+
+
+def with_pools(largest_at_start: int, largest_now: int) -> SchedulerState:
+    """``d0`` has several pools, of 64 blocks of 16 tokens together."""
+    state = make_state()
+    record = record_of("d0", "decode", largest_pool_blocks=largest_at_start)
+    handle(state, decisions.MembersRead((gateway_record(), record_of("p0", "prefill"), record)))
+    handle(state, decisions.LoadReported(report_of("p0", "prefill")))
+    report = report_of("d0", "decode", largest_pool_blocks=largest_now)
+    handle(state, decisions.LoadReported(report))
+    return state
+
+
+def test_what_fits_an_instances_pools_together_but_none_of_them_is_refused_for_good() -> None:
+    state = with_pools(largest_at_start=10, largest_now=10)
+    with pytest.raises(ContextLengthExceeded, match="holds 160") as refused:
+        state.place(make_request("r0", 100, max_tokens=61))
+    assert refused.value.param == "max_tokens"
+    assert state.place(make_request("r1", 100, max_tokens=60)).decode_instance == "d0"
+    assert not state.instances[InstanceId("d0")].placed & {"r0"}
+
+
+def test_a_pool_that_has_come_is_used_and_one_that_has_gone_is_waited_for() -> None:
+    grown = with_pools(largest_at_start=10, largest_now=20)
+    assert grown.place(make_request("r0", 100, max_tokens=200)).decode_instance == "d0"
+    shrunk = with_pools(largest_at_start=20, largest_now=10)
+    with pytest.raises(NoInstanceReady, match="that holds 300"):
+        shrunk.place(make_request("r0", 100, max_tokens=200))
+
+
+def test_instances_are_balanced_by_all_their_pools_together() -> None:
+    state = with_pools(largest_at_start=10, largest_now=10)
+    records = (
+        *(view.record for view in state.instances.values()),
+        record_of("d1", "decode", total_blocks=16),
+    )
+    handle(state, decisions.MembersRead(records))
+    handle(state, decisions.LoadReported(report_of("d1", "decode", total_blocks=16)))
+    chosen = [state.place(make_request(f"r{number}", 20)).decode_instance for number in range(5)]
+    assert chosen == ["d0", "d1", "d0", "d0", "d0"]

@@ -133,6 +133,7 @@ class VirtualDecode:
             decode_waiting=state.waiting,
             decode_tokens=state.context_tokens,
             total_blocks=state.blocks.total_blocks,
+            largest_pool_blocks=state.blocks.largest_pool_blocks,
             free_blocks=state.blocks.free_blocks,
         )
 

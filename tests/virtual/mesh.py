@@ -94,6 +94,7 @@ class VirtualMesh:
             http_url="",
             block_size=self.shape.block_size,
             total_blocks=node.state.blocks.total_blocks,
+            largest_pool_blocks=node.state.blocks.largest_pool_blocks,
             context_length=8192,
             dtype="fp32",
         )

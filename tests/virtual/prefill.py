@@ -99,6 +99,7 @@ class VirtualPrefill:
             decode_waiting=0,
             decode_tokens=0,
             total_blocks=state.blocks.total_blocks,
+            largest_pool_blocks=state.blocks.largest_pool_blocks,
             free_blocks=state.blocks.free_blocks,
             prefill_tokens_per_s=1000.0,
         )
