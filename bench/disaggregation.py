@@ -41,7 +41,7 @@ from common.transfer.endpoint import TransferEndpoint
 from common.transfer.interface import PeerInfo
 from decode.pipeline import Replica, StaggeredEngine
 from decode.remote_attention import Pools, RemoteAttention, WorkerExchange
-from scheduler.policy.rotation import Rotation
+from scheduler.policy.staggering import Staggering
 from services.model_engine import use_cores
 
 CACHE = Path("~/.cache/lamella")
@@ -141,10 +141,11 @@ async def measure(options: argparse.Namespace) -> dict[str, list[float]]:
     remote = [RemoteAttention(pools, spec.layers, spec.heads, lane=lane) for lane in range(lane_count)]
     runners = [local.over(each, each.lost_chunks) for each in remote]
     thread = EngineThread(open_host_cores(), use_cores)
-    count = Rotation(options.batches).replicas
+    staggering = Staggering(options.batches)
+    count = staggering.replicas
     threads = [thread] if count == 1 else [EngineThread(name=f"replica {index}") for index in range(count)]
     replicas = [Replica(each, program) for each in threads]
-    staggered = StaggeredEngine(thread, replicas, list(zip(runners[1:], remote[1:], strict=True)))
+    staggered = StaggeredEngine(thread, staggering, replicas, list(zip(runners[1:], remote[1:], strict=True)))
 
     async def rotate(batches: list[list[SequenceStep]]) -> None:
         await asyncio.gather(*(staggered.run(lane, batch) for lane, batch in enumerate(batches)))

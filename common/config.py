@@ -106,9 +106,9 @@ class InstanceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     does so itself. ``attention_partition``: each has some KV heads of every sequence, or every head of some
     sequences (Lamina 2, section 5). ``attention_mini_batches``: a step's exchange in so many parts, so that
     one is on its way while another is computed (Lamina 1, 5.2.1). ``pipeline``: batches take turns, one
-    computes its slices while another is at attention (Lamina 2, 4.3). ``staggered_batches`` n of them
-    rotate over n − 1 model replicas, whose devices are ``replica_devices``; none named: all on
-    ``model.device``, with the same weights.
+    computes its slices while another is at attention (Lamina 1, 5.1). ``staggered_batches`` n of them
+    rotate over n − 1 model replicas, or are fixed, each on one of n. The replicas' devices are
+    ``replica_devices``; none named: all on ``model.device``, with the same weights.
 
     ``attention_moves``: running sequences that go from one worker to another at once, 0: none ever does. For
     balance they do where the most context on one worker shrinks by ``attention_move_gain_tokens``.

@@ -177,16 +177,17 @@ def check_config(config: Config) -> None:
         f"must be over transfer.min_port = {config.transfer.min_port}",
         lambda v: v > config.transfer.min_port,
     )
-    replicas = config.instance.staggered_batches - 1
+    is_fixed = config.instance.pipeline == "fixed"
+    replicas = config.instance.staggered_batches - (not is_fixed)
     require(
         "instance.staggered_batches",
-        "must be at least 2: on n - 1 model replicas n batches take turns",
+        "must be at least 2: n batches take turns, fixed on n model replicas or rotating over n - 1",
         lambda v: v >= 2,
     )
     require(
         "instance.replica_devices",
-        f"must be one device for each of instance.staggered_batches - 1 = {replicas} model replicas,"
-        f" the first of them model.device = {config.model.device!r}; or none",
+        f"must be one device for each of instance.staggered_batches{'' if is_fixed else ' - 1'} = {replicas}"
+        f" model replicas, the first of them model.device = {config.model.device!r}; or none",
         lambda v: not v or (len(v) == replicas and v[0] == config.model.device),
     )
     require("attention.device", "must be cpu, cuda or cuda:N", lambda v: DEVICE.fullmatch(v) is not None)

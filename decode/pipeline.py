@@ -1,10 +1,14 @@
 """Batches that take turns on model replicas: while one is at attention, others' slices are computed.
 
-Rotational staggered pipelining of n batches on n − 1 replicas that share the attention workers (Lamina 2,
-section 4.3; Lamina 1, 5.1.1); ``scheduler.policy.rotation`` says who computes what. Every batch has a lane of
-its own to each attention worker, every replica a thread and a queue. A batch whose slice is computed goes to
-the next replica's queue with its context, and is ready there when its attention has come back. Of a replica's
-ready batches the one whose turn is earliest is next.
+Staggered pipelining of n batches that share the attention workers, rotating over n − 1 replicas or each
+fixed on one of n (Lamina 1, section 5.1; Lamina 2, 4.3); ``scheduler.policy.staggering`` says who computes
+what. Every batch has a lane of its own to each attention worker, every replica a thread and a queue. A batch
+whose slice is computed goes to the next replica's queue with its context (a fixed one to the same again), and
+is ready there when its attention has come back. Of a replica's ready batches the one whose turn is earliest
+is next.
+
+Steps begin as they come. Fixed batches that begin at once are apart after their first layer: workers serve
+one lane at a time, so that a batch's attention, and with it its next slice, comes after another's.
 """
 
 import asyncio
@@ -24,7 +28,7 @@ from common.steps import SequenceStep
 from common.timeline import timeline
 from common.timeline_events import DECODE_STEP, WAIT_BATCH, WAIT_OUTPUT
 from decode.remote_attention import RemoteAttention
-from scheduler.policy.rotation import Rotation
+from scheduler.policy.staggering import Staggering
 
 Tokens = list[SampledToken | None]
 
@@ -65,14 +69,15 @@ class StaggeredEngine:
     def __init__(
         self,
         engine: EngineThread,
+        staggering: Staggering,
         replicas: Sequence[Replica],
         batches: Sequence[tuple[ModelRunner, RemoteAttention]],
     ) -> None:
         self._engine = engine
         self._replicas = tuple(replicas)
         self._batches = tuple(batches)
-        self._rotation = Rotation(len(batches))
-        assert len(replicas) == self._rotation.replicas
+        self._staggering = staggering
+        assert (len(batches), len(replicas)) == (staggering.batches, staggering.replicas)
         self._turn = -1
         self._under_way = 0
         self._lanes_in_step: set[int] = set()
@@ -106,9 +111,9 @@ class StaggeredEngine:
     def _begin(
         self, lane: int, batch: Sequence[SequenceStep], requests: str, result: "asyncio.Future[Tokens]"
     ) -> None:
-        piece = self._rotation.next_piece(lane, self._turn)
-        first = self._rotation.replica(lane, piece)
-        programs = [replica.program for replica in (*self._replicas[first:], *self._replicas[:first])]
+        piece = self._staggering.next_piece(lane, self._turn)
+        following = range(piece, piece + len(self._replicas))
+        programs = [self._replicas[self._staggering.replica(lane, each)].program for each in following]
         steps = self._batches[lane][0].course(batch, programs, lane)
         self._under_way += 1
         self._enqueue(Course(lane, batch, requests, result, piece, steps, timeline.begin()))
@@ -160,7 +165,7 @@ class StaggeredEngine:
         return ready
 
     def _turn_of(self, course: Course) -> int:
-        return self._rotation.turn(course.lane, course.piece)
+        return self._staggering.turn(course.lane, course.piece)
 
     def _is_ready(self, course: Course) -> bool:
         """A lane's step does not begin before the one that somebody gave up waiting for has ended."""
@@ -169,7 +174,7 @@ class StaggeredEngine:
         return self._batches[course.lane][1].has_answer(course.layer)
 
     def _enqueue(self, course: Course) -> None:
-        self._queues[self._rotation.replica(course.lane, course.piece)].append(course)
+        self._queues[self._staggering.replica(course.lane, course.piece)].append(course)
         self._changed.notify_all()
 
     def _advance(self, course: Course, sharing: int | None) -> None:

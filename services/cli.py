@@ -92,10 +92,13 @@ def up(
     ] = None,
     pipeline: Annotated[
         Pipeline | None,
-        typer.Option(help="rotational: batches of a decode instance take turns between model and attention."),
+        typer.Option(
+            help="Batches of a decode instance take turns at attention: each on a model replica of its own"
+            " (fixed), or rotating over one replica less."
+        ),
     ] = None,
     batches: Annotated[
-        int | None, typer.Option(help="With rotational: how many, on one model replica less; default 2.")
+        int | None, typer.Option(help="With --pipeline: how many take turns; default 2.")
     ] = None,
     config: ConfigOption = None,
     nats: Annotated[str | None, typer.Option(help="Use this NATS instead of an embedded one.")] = None,

@@ -73,12 +73,9 @@ def check_plan(plan: LaunchPlan, config: Config) -> None:
     pipeline = config.instance.pipeline
     if pipeline != "off" and not plan.attention:
         raise ConfigError("instance.pipeline", pipeline, "needs attention workers: --attention N")
-    if pipeline == "fixed" and plan.decode < 2:
-        rule = "needs --decode 2 or more: each instance keeps a batch, and all share the attention workers"
-        raise ConfigError("instance.pipeline", pipeline, rule)
     batches = config.instance.staggered_batches
-    if pipeline != "rotational" and batches > 2:
-        raise ConfigError("instance.staggered_batches", batches, "needs --pipeline rotational")
+    if pipeline == "off" and batches > 2:
+        raise ConfigError("instance.staggered_batches", batches, "needs --pipeline fixed or rotational")
 
 
 def configured(config: Config, plan: LaunchPlan) -> Config:

@@ -16,7 +16,7 @@ from decode.attention_pools import AttentionPools
 from decode.binding import Binder
 from decode.pipeline import Replica, StaggeredEngine
 from decode.remote_attention import Pools, RemoteAttention
-from scheduler.policy.rotation import Rotation
+from scheduler.policy.staggering import Staggering
 from services.engines import Engine, check_attention_pools
 from services.instance import Instance
 from services.model_directory import model_directory
@@ -39,7 +39,7 @@ def attention_needs(config: Config, engine: Engine) -> AttentionNeeds:
         workers=settings.attention_workers,
         partition=settings.attention_partition,
         mini_batches=settings.attention_mini_batches,
-        lanes=settings.staggered_batches if settings.pipeline == "rotational" else 1,
+        lanes=1 if settings.pipeline == "off" else settings.staggered_batches,
     )
     needs.check()
     return needs
@@ -61,8 +61,10 @@ async def over_pools(
     runners = [model.over(attention, attention.lost_chunks) for attention in lanes]
     staggered = None
     if needs.lanes > 1:
-        replicas = await _replicas(config, engine, model.program, Rotation(needs.lanes).replicas)
-        staggered = StaggeredEngine(engine.thread, replicas, tuple(zip(runners, lanes, strict=True)))
+        staggering = Staggering(needs.lanes, is_fixed=config.instance.pipeline == "fixed")
+        replicas = await _replicas(config, engine, model.program, staggering.replicas)
+        batches = tuple(zip(runners, lanes, strict=True))
+        staggered = StaggeredEngine(engine.thread, staggering, replicas, batches)
     return replace(engine, runner=runners[0], total_blocks=0), staggered
 
 

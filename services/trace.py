@@ -38,7 +38,7 @@ def trace(
     from services.trace_file import chrome_trace
     from services.trace_layout import lay_out
     from services.trace_picture import draw_steps
-    from services.trace_rotation import rotation_lines
+    from services.trace_staggering import staggering_lines
     from services.trace_summary import summarize, summary_table
 
     if not 0 < duration_s <= MAX_DURATION_S or math.isnan(duration_s):
@@ -53,7 +53,7 @@ def trace(
     content = chrome_trace(layout)
     write_whole("--output", output, content)
     Console().print(summary_table(summarize(layout)))
-    for line in rotation_lines(layout):
+    for line in staggering_lines(layout):
         print(line)
     for warning in warnings(layout):
         messages.print(warning, style="yellow", markup=False, highlight=False)

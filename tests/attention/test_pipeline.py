@@ -1,4 +1,4 @@
-"""Batches that take turns on model replicas, over real attention workers."""
+"""Batches that take turns at attention, in rotation over model replicas or fixed, over real workers."""
 
 import asyncio
 import threading
@@ -24,7 +24,7 @@ from common.steps import Draw, SequenceStep
 from common.timeline import Record, records_of, timeline
 from common.timeline_events import SLICE
 from decode.pipeline import Replica, StaggeredEngine
-from scheduler.policy.rotation import Rotation
+from scheduler.policy.staggering import Staggering
 from tests.attention.lanes import BLOCK_SIZE, BLOCKS, Workers, attention_workers
 from tests.common.model.conftest import MakeTiny, tiny
 
@@ -104,16 +104,16 @@ def expected_tokens(program: ModelProgram, lanes: int) -> Drawn:
 
 
 @contextmanager
-def staggered(program: ModelProgram, workers: Workers) -> Iterator[StaggeredEngine]:
+def staggered(program: ModelProgram, workers: Workers, is_fixed: bool = False) -> Iterator[StaggeredEngine]:
     pool = KVPool(KVLayout(1, 1, 1, 1, 4), 1, torch.float32, torch.device("cpu"))
     model = ModelRunner(program, LocalAttention(pool, program.attention_specs))
     batches = [(model.over(remote, remote.lost_chunks), remote) for remote in workers.remote]
+    staggering = Staggering(len(batches), is_fixed)
     replicas = [
-        Replica(EngineThread(name=f"replica {index}"), program)
-        for index in range(Rotation(len(batches)).replicas)
+        Replica(EngineThread(name=f"replica {index}"), program) for index in range(staggering.replicas)
     ]
     process = EngineThread()
-    engine = StaggeredEngine(process, replicas, batches)
+    engine = StaggeredEngine(process, staggering, replicas, batches)
     try:
         yield engine
     finally:
@@ -141,10 +141,11 @@ async def run_lanes(engine: StaggeredEngine, pools: int) -> Drawn:
     return drawn
 
 
+@pytest.mark.parametrize("is_fixed", [False, True], ids=["rotational", "fixed"])
 @pytest.mark.parametrize("lanes", [2, 3, 4])
 @pytest.mark.parametrize("family", ["llama", "qwen3", "mistral", "opt", "gpt2", "gemma2", "phi3"])
 def test_batches_that_take_turns_draw_the_tokens_of_one_process(
-    family: str, lanes: int, tiny: MakeTiny
+    family: str, lanes: int, is_fixed: bool, tiny: MakeTiny
 ) -> None:
     program = tiny(family).program
     expected = expected_tokens(program, lanes)
@@ -154,19 +155,23 @@ def test_batches_that_take_turns_draw_the_tokens_of_one_process(
         shape = {"by_heads": by_heads, "mini_batches": mini_batches}
         with (
             attention_workers(program, count, lanes=lanes, **shape) as workers,  # type: ignore[arg-type]
-            staggered(program, workers) as engine,
+            staggered(program, workers, is_fixed) as engine,
         ):
             assert asyncio.run(run_lanes(engine, 1 if by_heads else count)) == expected
             assert workers.failures == []
 
 
+@pytest.mark.parametrize("is_fixed", [False, True], ids=["rotational", "fixed"])
 @pytest.mark.parametrize("lanes", [3, 4])
-def test_a_steps_slices_are_computed_once_in_order_on_the_replicas_of_the_rotation(
-    lanes: int, tiny: MakeTiny
+def test_a_steps_slices_are_computed_once_in_order_on_the_replicas_they_belong_to(
+    lanes: int, is_fixed: bool, tiny: MakeTiny
 ) -> None:
     program = tiny("llama").program
-    rotation = Rotation(lanes)
-    with attention_workers(program, 1, lanes=lanes) as workers, staggered(program, workers) as engine:
+    staggering = Staggering(lanes, is_fixed)
+    with (
+        attention_workers(program, 1, lanes=lanes) as workers,
+        staggered(program, workers, is_fixed) as engine,
+    ):
         timeline.start(60 * 10**9)
         try:
             asyncio.run(run_lanes(engine, 1))
@@ -188,17 +193,22 @@ def test_a_steps_slices_are_computed_once_in_order_on_the_replicas_of_the_rotati
         for first in range(0, len(slices_of_lane), pieces):
             step = slices_of_lane[first : first + pieces]
             assert [record.values[0] for record, _ in step] == [*range(pieces)]
-            begin = step[0][1]
+            begin = lane if is_fixed else step[0][1]
             assert [replica for _, replica in step] == [
-                rotation.replica(begin, piece) for piece in range(pieces)
+                staggering.replica(begin, piece) for piece in range(pieces)
             ]
             assert all(a.end_ns <= b.begin_ns for (a, _), (b, _) in pairwise(step))
 
 
-@pytest.mark.parametrize("lanes", [2, 3])
-def test_a_lane_whose_attention_is_lost_fails_alone_and_the_threads_go_on(lanes: int, tiny: MakeTiny) -> None:
+@pytest.mark.parametrize(("lanes", "is_fixed"), [(2, False), (3, False), (2, True)])
+def test_a_lane_whose_attention_is_lost_fails_alone_and_the_threads_go_on(
+    lanes: int, is_fixed: bool, tiny: MakeTiny
+) -> None:
     program = tiny("llama").program
-    with attention_workers(program, 1, lanes=lanes) as workers, staggered(program, workers) as engine:
+    with (
+        attention_workers(program, 1, lanes=lanes) as workers,
+        staggered(program, workers, is_fixed) as engine,
+    ):
         workers.stop(0)
         for lane in range(lanes):
             with pytest.raises(AttentionLost):
@@ -223,9 +233,9 @@ def failing(program: ModelProgram, layer: int, fails: Callable[[Any], bool], is_
 
 @pytest.mark.parametrize("is_late", [False, True])
 @pytest.mark.parametrize("layer", [0, 1])
-@pytest.mark.parametrize("lanes", [2, 3])
+@pytest.mark.parametrize(("lanes", "is_fixed"), [(2, False), (3, False), (2, True)])
 def test_a_slice_that_raises_fails_its_batch_and_the_lane_computes_the_next(
-    lanes: int, layer: int, is_late: bool, tiny: MakeTiny
+    lanes: int, is_fixed: bool, layer: int, is_late: bool, tiny: MakeTiny
 ) -> None:
     sound = tiny("llama").program
     expected = expected_tokens(sound, lanes)
@@ -245,7 +255,7 @@ def test_a_slice_that_raises_fails_its_batch_and_the_lane_computes_the_next(
             note(batch_of(0, 0, {}, 1)[0], await others, {})
             return await run_lanes(engine, 1)
 
-        with staggered(failing(sound, layer, fails, is_late), workers) as engine:
+        with staggered(failing(sound, layer, fails, is_late), workers, is_fixed) as engine:
             assert asyncio.run(scenario(engine)) == expected
         assert workers.failures == []
 

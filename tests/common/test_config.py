@@ -52,12 +52,17 @@ BROKEN = [
     ),
     (
         {"instance": {"staggered_batches": 1}},
-        "instance.staggered_batches = 1: must be at least 2: on n - 1 model replicas",
+        "instance.staggered_batches = 1: must be at least 2: n batches take turns",
     ),
     (
         {"instance": {"staggered_batches": 4, "replica_devices": ["cpu", "cpu"]}},
         "instance.replica_devices = ('cpu', 'cpu'): must be one device for each of"
         " instance.staggered_batches - 1 = 3 model replicas",
+    ),
+    (
+        {"instance": {"pipeline": "fixed", "replica_devices": ["cpu"]}},
+        "instance.replica_devices = ('cpu',): must be one device for each of"
+        " instance.staggered_batches = 2 model replicas",
     ),
     (
         {"instance": {"replica_devices": ["cuda:1"]}},

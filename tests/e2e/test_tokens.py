@@ -70,6 +70,12 @@ SHAPES = {
         "auto",
         4,
     ),
+    "two batches fixed on a model replica each": (
+        ("--attention", "1", "--pipeline", "fixed"),
+        "",
+        "auto",
+        4,
+    ),
     "token granularity": ((), "[instance]\nchunk_tokens = 300\nblock_size = 1\n", "auto", 4),
 }
 """Options, settings, transfer path, and how many of the prompts."""

@@ -19,7 +19,7 @@ from services.trace_collect import Clock, MeshTrace, ServiceTrace, Silent, measu
 from services.trace_file import chrome_trace
 from services.trace_layout import Layout, Slice, lay_out
 from services.trace_picture import draw_steps
-from services.trace_rotation import rotation_lines
+from services.trace_staggering import staggering_lines
 from services.trace_summary import ServiceSummary, summarize
 
 Made = tuple[str, EventKind, int, int]
@@ -192,10 +192,22 @@ def test_a_steps_time_counts_for_every_replica_that_computes() -> None:
 
 
 def test_a_rotation_says_who_has_to_wait() -> None:
-    (line,) = rotation_lines(three_batches())
-    assert "decode-0: 3 batches on 2 model replicas" in line
+    (line,) = staggering_lines(three_batches())
+    assert "decode-0: 3 batches rotating on 2 model replicas" in line
+    assert "Nobody waits where a slice takes 2 times the attention" in line
     assert "replicas can be busy 100% of the time, attention 100%" in line
-    assert list(rotation_lines(lay_out(mesh_of(service_of([("slice", "compute", 0, 9)]))))) == []
+    assert list(staggering_lines(lay_out(mesh_of(service_of([("slice", "compute", 0, 9)]))))) == []
+
+
+def test_fixed_batches_are_told_from_rotating_ones_by_their_replicas() -> None:
+    """A slice takes 100 ns, attention 50: a replica waits a third of the time."""
+    replicas = {"replica 0": [("slice", 0, 100, 200)], "replica 1": [("slice", 1, 150, 250)]}
+    decode = turns_of("decode-0", "decode", replicas)
+    attention = turns_of("attention-0", "attention", {"attention": [("layer", 0, 200, 250)]})
+    (line,) = staggering_lines(lay_out(mesh_of(decode, attention)))
+    assert "decode-0: 2 batches fixed on 2 model replicas" in line
+    assert "replicas can be busy 67% of the time, attention 67%" in line
+    assert "Attention never waits where a slice takes 1 times the attention" in line
 
 
 def test_a_picture_has_a_color_a_batch() -> None:

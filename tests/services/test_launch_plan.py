@@ -1,0 +1,30 @@
+"""Plans of a local mesh that cannot be run are refused with the setting that is wrong."""
+
+import pytest
+
+from common.config import Config, InstanceConfig, Pipeline
+from common.errors import ConfigError
+from services.launch_plan import LaunchPlan, check_plan
+
+
+def staggered(pipeline: Pipeline, batches: int = 2) -> Config:
+    return Config(instance=InstanceConfig(pipeline=pipeline, staggered_batches=batches))
+
+
+@pytest.mark.parametrize("pipeline", ["fixed", "rotational"])
+@pytest.mark.parametrize("decode", [1, 2])
+def test_batches_take_turns_in_one_decode_instance_or_in_each_of_several(
+    pipeline: Pipeline, decode: int
+) -> None:
+    check_plan(LaunchPlan(decode=decode, attention=1), staggered(pipeline, batches=3))
+
+
+@pytest.mark.parametrize("pipeline", ["fixed", "rotational"])
+def test_batches_that_take_turns_need_attention_workers(pipeline: Pipeline) -> None:
+    with pytest.raises(ConfigError, match=f"pipeline = '{pipeline}': needs attention workers"):
+        check_plan(LaunchPlan(), staggered(pipeline))
+
+
+def test_more_than_one_batch_needs_a_pipeline() -> None:
+    with pytest.raises(ConfigError, match="staggered_batches = 3: needs --pipeline fixed or rotational"):
+        check_plan(LaunchPlan(attention=1), staggered("off", batches=3))
