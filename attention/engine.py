@@ -12,7 +12,7 @@ from functools import partial
 
 import torch
 
-from common.errors import InvalidRequest, TransferError, UnknownRequest
+from common.errors import InvalidRequest, UnknownRequest
 from common.host_cores import HostCores
 from common.ids import BindingId
 from common.kv.blocks import blocks_for
@@ -199,6 +199,7 @@ class AttentionLoop:
         self._changes = threading.Lock()
         self._turns = 0
         self._is_stopped = False
+        self._has_ended = False
 
     @property
     def lanes(self) -> tuple[ServedLane, ...]:
@@ -209,10 +210,11 @@ class AttentionLoop:
             self._lanes = (*self._lanes, *lanes)
 
     def remove(self, binding_id: BindingId) -> None:
-        """Its memory is not touched any more when this returns. Blocks for two turns of the loop."""
+        """Its memory is not touched any more when this returns. Blocks for two turns of the loop, or until
+        it has ended."""
         self._drop(binding_id)
         seen = self._turns
-        while self._turns <= seen + 1 and not self._is_stopped:
+        while self._turns <= seen + 1 and not self._has_ended:
             time.sleep(TURN_POLL_S)
 
     def stop(self) -> None:
@@ -224,17 +226,20 @@ class AttentionLoop:
 
     @torch.inference_mode()
     def run(self) -> None:
+        """Until ``stop``. Raises what is no single lane's failure; nothing is served from then on."""
+        try:
+            self._serve_lanes()
+        finally:
+            self._has_ended = True
+
+    def _serve_lanes(self) -> None:
         torch.set_num_threads(self._threads)
         waiting = Waiting()
         has_cores = False
         while not self._is_stopped:
             has_worked = False
             for lane in self._lanes:
-                try:
-                    has_worked |= lane.advance()
-                except (PeerSilent, TransferError, ValueError) as exc:
-                    self._drop(lane.binding_id)
-                    self._on_failure(lane.binding_id, exc)
+                has_worked |= self._advance(lane)
             is_busy = any(lane.is_in_step for lane in self._lanes)
             if is_busy != has_cores and self._cores is not None:
                 has_cores = is_busy
@@ -244,6 +249,14 @@ class AttentionLoop:
                 waiting.restart()
             else:
                 waiting.pause()
+
+    def _advance(self, lane: ServedLane) -> bool:
+        try:
+            return lane.advance()
+        except Exception as exc:  # a full device, say: the other bindings are served on
+            self._drop(lane.binding_id)
+            self._on_failure(lane.binding_id, exc)
+            return False
 
     def _take_cores(self, cores: HostCores, is_busy: bool) -> None:
         """While a step stands, this thread's share; else none."""

@@ -9,6 +9,7 @@ import contextlib
 import logging
 import os
 import threading
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -32,7 +33,7 @@ from common.attention_messages import (
     response_region,
 )
 from common.config import Config
-from common.errors import InternalError, ServiceError, UnknownRequest
+from common.errors import EngineError, InternalError, LamellaError, ServiceError, UnknownRequest
 from common.host_cores import open_host_cores
 from common.ids import BindingId
 from common.kv.endpoint import KV_REGION
@@ -82,7 +83,10 @@ class AttentionService:
         main = asyncio.get_running_loop()
 
         def on_failure(binding_id: BindingId, error: Exception) -> None:
-            log.warning("binding_failed", extra={"binding": binding_id, "error": str(error)})
+            # A LamellaError says all there is to say; anything else needs its place.
+            trace = None if isinstance(error, LamellaError) else error
+            fields = {"binding": binding_id, "error": f"{type(error).__name__}: {error}"}
+            log.warning("binding_failed", extra=fields, exc_info=trace)
             main.call_soon_threadsafe(self._note, decisions.BindingFailed(binding_id))
 
         threads = self.process.config.model.threads
@@ -90,8 +94,25 @@ class AttentionService:
             self.loop = AttentionLoop(on_failure, open_host_cores("attention"))
         else:
             self.loop = AttentionLoop(on_failure, threads=threads)
-        self._thread = threading.Thread(target=self.loop.run, name="attention", daemon=True)
+        end: Future[None] = Future()
+        self._thread = threading.Thread(target=self._run_loop, args=(end,), name="attention", daemon=True)
         self._thread.start()
+        self.process.spawn(self._watch_thread(asyncio.wrap_future(end)))
+
+    def _run_loop(self, end: "Future[None]") -> None:
+        try:
+            self.loop.run()
+        except Exception as exc:
+            end.set_exception(exc)
+        else:
+            end.set_result(None)
+
+    async def _watch_thread(self, end: "asyncio.Future[None]") -> None:
+        """Without its thread the worker answers nobody, while its lease says that it is there: it ends."""
+        try:
+            await end
+        except Exception as exc:
+            raise EngineError(f"the attention thread ended: {type(exc).__name__}: {exc}") from exc
 
     async def answer(self, call: AttentionCall) -> AttentionBound | Acknowledged | KVFound | KVDelivered:
         """Raises Overloaded, NoInstanceReady, InvalidRequest, InternalError; of KV that is kept or moves:

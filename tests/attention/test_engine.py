@@ -1,14 +1,17 @@
 """A model worker and attention workers over real shared buffers, against attention in one process."""
 
+import threading
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from attention.engine import ServedLane
+from attention.engine import AttentionLoop, ServedLane
 from common.errors import AttentionLost
 from common.exchange_shape import ExchangeShape
+from common.host_cores import HostCores
 from common.ids import BindingId
 from common.kv.blocks import POOL_STRIDE
 from common.kv.layout import KVLayout
@@ -162,3 +165,39 @@ def test_a_step_that_is_announced_before_its_lane_is_served_is_waited_for(tiny: 
     served = ServedLane(BindingId("b"), worker_end, pool, tiny("llama").program.attention_specs)
     assert not served.advance()
     assert served.is_in_step
+
+
+def test_whatever_one_lane_fails_of_the_others_are_served_on(tiny: MakeTiny) -> None:
+    program = tiny("llama").program
+    with attention_workers(program, 2, by_heads=False) as workers:
+        # A pool of other heads than the exchange's: torch refuses, with no error of this project's.
+        lane = workers.lanes[0][0]
+        layout = KVLayout(program.spec.layers, 1, 3, BLOCK_SIZE, 4)
+        lane._pool = KVPool(layout, BLOCKS, torch.float32, torch.device("cpu"))
+        steps = in_pools(STEPS, 2)
+        remote = workers.remote[0]
+        logits_of(program, remote, steps[1:2])
+        [(binding_id, error)] = workers.failures
+        assert (binding_id, type(error)) == ("b0", IndexError)
+        assert remote.lost_chunks() == [True, False]
+
+
+def test_a_loop_that_cannot_go_on_says_so_and_keeps_nobody_waiting(tiny: MakeTiny, tmp_path: Path) -> None:
+    program = tiny("llama").program
+    spec = program.spec
+    model_end, worker_end = lanes_of(
+        ExchangeShape(4, 100, spec.heads, spec.kv_heads, spec.head_dim, "float32")
+    )
+    layout = KVLayout(spec.layers, spec.kv_heads, spec.head_dim, BLOCK_SIZE, 4)
+    pool = KVPool(layout, BLOCKS, torch.float32, torch.device("cpu"))
+    cores = HostCores(2, tmp_path / "cores", "attention")
+    loop = AttentionLoop(lambda *_: None, cores)
+    loop.add([ServedLane(BindingId("b"), worker_end, pool, program.attention_specs)])
+    model_end.announce([SequenceChunk((3,), 0, 1)], 1, spec.layers)
+    cores.close()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        loop.run()
+    removal = threading.Thread(target=loop.remove, args=(BindingId("b"),), daemon=True)
+    removal.start()
+    removal.join(10)
+    assert not removal.is_alive()
