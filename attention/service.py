@@ -189,8 +189,8 @@ class AttentionService:
                     case KeepKV(binding_id, keep_s):
                         await self._keep(binding_id, keep_s)
                     case DropKV(binding_id):
-                        del self._kept[binding_id]
-                        log.info("attention_kv_dropped", extra={"binding": binding_id})
+                        if self._kept.pop(binding_id, None) is not None:
+                            log.info("attention_kv_dropped", extra={"binding": binding_id})
                     case TellDraining(binding_id, decode_instance):
                         told = AttentionDraining(self.process.service_id, binding_id)
                         self.process.bus.publish(self.process.subjects.instance_events(decode_instance), told)
@@ -252,7 +252,10 @@ class AttentionService:
 
     async def _keep(self, binding_id: BindingId, keep_s: float) -> None:
         served = await self._stop_serving(binding_id)
-        assert served is not None
+        if served is None:
+            # Its memory could not be had, and its end was told before whoever asked for it heard of that.
+            self.state.handle(decisions.KeepExpired(binding_id))
+            return
         kept = kept_kv(served.lanes, served.pool)
         self._kept[binding_id] = replace(kept, held=served.moves.corrected(kept.held))
         sequences = len(self._kept[binding_id].held)

@@ -4,13 +4,18 @@ import asyncio
 
 import pytest
 
+from common.attention_messages import UnbindAttention
 from common.config import AttentionConfig
 from common.errors import EngineError
+from common.ids import BindingId
+from common.messages import Acknowledged, InstanceGone
 from common.model.interface import SequenceChunk
+from common.subjects import Subjects
 from tests.attention.worker_service import CALL_TIMEOUT_S, LAYERS, attention_service, binder
-from tests.common.buses import pair, run
+from tests.common.buses import pair, run, until
 
 STEP = [SequenceChunk((0,), 0, 1, key=7)]
+MORE_THAN_THERE_IS = 1 << 60
 
 
 def test_a_worker_whose_thread_has_ended_ends_and_still_gives_a_binding_up(
@@ -39,3 +44,28 @@ def test_a_worker_whose_thread_has_ended_ends_and_still_gives_a_binding_up(
     [error] = failure.value.exceptions
     assert isinstance(error, EngineError)
     assert "Bad file descriptor" in str(error)
+
+
+def test_an_instance_lost_while_its_binding_fails_for_want_of_memory_is_no_failure_of_the_worker(
+    nats_url: str, redis_url: str, namespace: str
+) -> None:
+    async def serve() -> None:
+        settings = AttentionConfig(kv_bytes=MORE_THAN_THERE_IS)
+        async with (
+            pair(nats_url, namespace) as (own, theirs),
+            binder(theirs, namespace) as instance,
+            attention_service(own, redis_url, namespace, settings) as worker,
+        ):
+            service = worker.service
+            async with service._changes:
+                bound = asyncio.create_task(instance.bind(worker.record, 0))
+                await until(lambda: service._changes._waiters, theirs)
+                service.take_event(InstanceGone(instance.instance_id, instance.incarnation))
+                await asyncio.sleep(0)
+            assert await bound is None
+            assert not service.state.kept
+            assert not service.state.bindings
+            subject = Subjects(namespace).attention_calls(worker.record.service_id)
+            await theirs.call(subject, UnbindAttention(BindingId("none")), Acknowledged, CALL_TIMEOUT_S)
+
+    run(serve())
