@@ -6,7 +6,7 @@ and polls their exchanges; the event loop of the process does nothing per step.
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -56,6 +56,15 @@ class ServedLane:
         self._moved_s = time.monotonic()
         self._course = self._serve()
 
+    def close(self) -> None:
+        """Lets go of the pool and the exchange, when no thread serves the lane any more. ``held`` stays.
+
+        Else this and its suspended course keep each other, and the pool's memory, until a garbage
+        collection."""
+        self._course.close()
+        self._attention.clear()
+        del self._pool, self._lane
+
     def advance(self) -> bool:
         """Whether there was something to do. Raises TransferError, or PeerSilent amid a step that stands."""
         has_worked = next(self._course)
@@ -65,7 +74,7 @@ class ServedLane:
             raise PeerSilent(f"the model worker stopped amid a step, {STEP_TIMEOUT_S:g} s ago")
         return has_worked
 
-    def _serve(self) -> Iterator[bool]:
+    def _serve(self) -> Generator[bool]:
         layers = len(self._specs)
         while True:
             while (step := self._lane.announced_step(layers)) is None:

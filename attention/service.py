@@ -278,6 +278,8 @@ class AttentionService:
         if served is None:
             return None
         served.moves.end()
+        for served_lane in served.lanes:
+            served_lane.close()
         if served.pidfd is not None:
             asyncio.get_running_loop().remove_reader(served.pidfd)
             os.close(served.pidfd)

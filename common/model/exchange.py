@@ -18,7 +18,6 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Protocol
 
 import torch
@@ -138,10 +137,18 @@ class Lane:
         dtype: torch.dtype = getattr(torch, shape.element_type)
         self._request = torch.frombuffer(request, dtype=dtype)
         self._response = torch.frombuffer(response, dtype=dtype)
-        self.records = lru_cache(maxsize=4 * shape.max_tokens)(self._records)
+        self._records: dict[tuple[int, int], Records] = {}
 
-    def _records(self, begin: int, stop: int) -> Records:
-        """Of a mini-batch's rows ``begin``..``stop``."""
+    def records(self, begin: int, stop: int) -> Records:
+        """Of a mini-batch's rows ``begin``..``stop``. Those of the usual batches are made once."""
+        found = self._records.get((begin, stop))
+        if found is None:
+            if len(self._records) >= 4 * self.shape.max_tokens:
+                self._records.clear()
+            found = self._records[begin, stop] = self._new_records(begin, stop)
+        return found
+
+    def _new_records(self, begin: int, stop: int) -> Records:
         shape, tokens = self.shape, stop - begin
         q = shape.record(shape.q_offset, shape.q_row_bytes, begin, tokens)
         kv = shape.record(shape.kv_offset, shape.kv_row_bytes, begin, tokens)

@@ -1,6 +1,8 @@
 """An attention worker's bindings over a real bus: how they end, and what is left of them."""
 
 import asyncio
+import gc
+import weakref
 
 import pytest
 
@@ -44,6 +46,37 @@ def test_a_worker_whose_thread_has_ended_ends_and_still_gives_a_binding_up(
     [error] = failure.value.exceptions
     assert isinstance(error, EngineError)
     assert "Bad file descriptor" in str(error)
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_a_bindings_kv_is_freed_with_it(is_kept: bool, nats_url: str, redis_url: str, namespace: str) -> None:
+    async def serve() -> None:
+        settings = AttentionConfig(kv_bytes=1 << 20)
+        async with (
+            pair(nats_url, namespace) as (own, theirs),
+            binder(theirs, namespace) as instance,
+            attention_service(own, redis_url, namespace, settings) as worker,
+        ):
+            binding = await instance.bind(worker.record, 0)
+            assert binding is not None
+            service = worker.service
+            pool = weakref.ref(service._served[binding.binding_id].pool)
+            binding.exchange.lanes[0].announce(STEP, 1, LAYERS)
+            await until(lambda: service.loop.lanes[0].is_in_step, theirs)
+            if is_kept:
+                service.take_event(InstanceGone(instance.instance_id, instance.incarnation))
+                await until(lambda: service._kept, theirs)
+                assert pool() is not None
+            assert await instance.unbind(binding)
+            await until(lambda: binding.binding_id not in service._served, theirs)
+            assert pool() is None
+
+    gc.collect()
+    gc.disable()
+    try:
+        run(serve())
+    finally:
+        gc.enable()
 
 
 def test_an_instance_lost_while_its_binding_fails_for_want_of_memory_is_no_failure_of_the_worker(
