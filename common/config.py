@@ -70,7 +70,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     Sizes are bytes, characters or counts. ``header_timeout_s`` bounds a request's head,
     ``token_timeout_s`` the wait for a stream's next token, ``slow_reader_timeout_s`` a client that takes
     nothing; ``keep_alive_comment_s`` of silence are bridged by an SSE comment. A sequence that breaks is
-    continued at most ``max_continuations`` times.
+    continued at most ``max_continuations`` times in a row before it gets on.
     """
 
     max_body_bytes: int = 1 << 20

@@ -33,11 +33,15 @@ def _ignore(_: "Generation") -> None:
     """Nobody reads yet."""
 
 
+PROGRESS_TOKENS = 16
+
+
 @dataclass(slots=True, eq=False)
 class Generation:
     """``notify`` is called whenever there is something to read; it belongs to whoever delivers the text.
 
     ``former``: the life that decoded the sequence until it was gone, for the placement that is to come.
+    ``continuations``: in a row, each broken before ``PROGRESS_TOKENS`` came.
     """
 
     index: int
@@ -105,8 +109,9 @@ class Generation:
         return TextPiece(texts[0] if len(texts) == 1 else "".join(texts), tokens)
 
     def continue_elsewhere(self) -> GenerationRequest:
-        """The next attempt: what has come so far becomes part of what is computed anew."""
-        self.continuations += 1
+        """The next attempt: what has come so far becomes part of what is computed anew. One that got on well
+        before it broke is no sign that the next will not."""
+        self.continuations = 1 if self.attempt_tokens >= PROGRESS_TOKENS else self.continuations + 1
         return self.next_attempt()
 
     def next_attempt(self) -> GenerationRequest:

@@ -2,7 +2,7 @@
 
 A choice ends here whatever happens: finished, stopped, failed or left by its client; then everybody is told.
 An attempt that broke (preempted, hand-over failed, instance drained or dead, a token missing) is placed anew
-with the tokens that came so far, at most ``max_continuations`` times.
+with the tokens that came so far, at most ``max_continuations`` times in a row without getting on.
 """
 
 import asyncio
@@ -65,6 +65,8 @@ CONTINUE_DEADLINE_S = 30.0
 """How long a broken sequence waits for an instance that can take it over."""
 LOSS_SETTLES_S = 1.0
 CONTINUE_BACKOFF_S = 0.2
+"""Before it asks again, where nobody could take it over; twice as long each time that who took it had no room
+after all: what the scheduler knows is a moment old."""
 GONE_MEMORY_S = 60.0
 """Longer than any submission takes."""
 DECLARED_GONE = "declared_gone"
@@ -234,7 +236,9 @@ class Journal:
             generation.former = None
             if message.lost_instance is not None:
                 generation.lost_instances = (*generation.lost_instances, message.lost_instance)
-            self._continue(generation, message.error.code)
+            is_refusal = message.error.code in (Overloaded.code, NoInstanceReady.code)
+            backoff_s = CONTINUE_BACKOFF_S * 2**generation.continuations if is_refusal else 0.0
+            self._continue(generation, message.error.code, backoff_s)
         else:
             generation.fail(as_request_error(message.error))
 
@@ -318,7 +322,7 @@ class Journal:
                 self._continue_without(generation, placement, gone)
                 return
 
-    def _continue(self, generation: Generation, cause: str) -> None:
+    def _continue(self, generation: Generation, cause: str, backoff_s: float = 0.0) -> None:
         if generation.continuations >= self.config.gateway.max_continuations:
             generation.fail(InstanceLost(f"the sequence broke {generation.continuations + 1} times: {cause}"))
             return
@@ -327,13 +331,14 @@ class Journal:
         self._cancel_attempt(generation)
         timeline.mark(CONTINUED, generation.request.request_id, generation.request.attempt)
         generation.continue_elsewhere()
-        self.spawn(self._place_again(generation))
+        self.spawn(self._place_again(generation, backoff_s))
 
-    async def _place_again(self, generation: Generation) -> None:
+    async def _place_again(self, generation: Generation, backoff_s: float) -> None:
         """Until it is placed, refused for good, or superseded by yet another attempt."""
         deadline_s = time.monotonic() + CONTINUE_DEADLINE_S
         attempt = generation.request.attempt
         request_id = generation.request.request_id
+        await asyncio.sleep(backoff_s)
         while not generation.is_over and generation.request.attempt == attempt and request_id in self.open:
             try:
                 await self._submit(generation)

@@ -10,20 +10,18 @@ from common.errors import (
     ContextLengthExceeded,
     HandoverFailed,
     InternalError,
-    NoInstanceReady,
     Overloaded,
     RequestError,
 )
-from common.ids import GatewayId, Incarnation, InstanceId, new_request_id
-from common.messages import CancelRequest, InstanceLife, SampledToken, TokenBatch, TokenEvent
+from common.ids import new_request_id
+from common.messages import CancelRequest, SampledToken, TokenBatch, TokenEvent
 from common.model.tokens import Tokenizer
 from tests.gateway.clients import PROMPT, TEXT, client_of, complete, in_background, with_peer
 from tests.gateway.processes import GatewayProcess
 from tests.gateway.raw_http import raw_client
-from tests.gateway.scripted import DECODE, LIFE, PREFILL, ScriptedPeer
+from tests.gateway.scripted import DECODE, ScriptedPeer
 
 END_TOKEN = 2
-FORMER = InstanceLife(DECODE, LIFE)
 
 
 def test_a_finished_request_is_reported_once_and_never_cancelled(
@@ -45,26 +43,6 @@ def test_a_finished_request_is_reported_once_and_never_cancelled(
         await peer.bus.flush()
         assert peer.cancels.empty()
         assert peer.ended.empty()
-
-    with_peer(gateway, script)
-
-
-def test_a_sequence_that_may_continue_goes_on_where_it_broke(
-    gateway: GatewayProcess, tokenizer: Tokenizer
-) -> None:
-    ids = tokenizer.encode(TEXT)
-
-    async def script(peer: ScriptedPeer) -> None:
-        answer = in_background(complete(gateway, seed=5))
-        first = await peer.next_request()
-        peer.tokens(first, ids[:4])
-        peer.fail(first, HandoverFailed("the link broke"), can_continue=True)
-        second = await peer.next_request()
-        assert second.output_ids == tuple(ids[:4])
-        assert (second.attempt, second.request_id) == (1, first.request_id)
-        assert (second.prompt_ids, second.sampling) == (first.prompt_ids, first.sampling)
-        peer.tokens(second, [*ids[4:], END_TOKEN], finish="stop")
-        assert await answer == TEXT
 
     with_peer(gateway, script)
 
@@ -116,166 +94,6 @@ def test_work_for_an_unknown_request_is_cancelled(gateway: GatewayProcess, token
             assert await peer.cancels.get() == (DECODE, CancelRequest(unknown.request_id, 0))
         peer.tokens(request, tokenizer.encode(TEXT), finish="length")
         assert await answer == TEXT
-
-    with_peer(gateway, script)
-
-
-@pytest.mark.parametrize(("lost", "tokens_before"), [(DECODE, 5), (PREFILL, 0), (PREFILL, 1)])
-def test_losing_an_instance_that_is_needed_continues_the_sequence(
-    lost: InstanceId, tokens_before: int, gateway: GatewayProcess, tokenizer: Tokenizer
-) -> None:
-    ids = tokenizer.encode(TEXT)
-
-    async def script(peer: ScriptedPeer) -> None:
-        answer = in_background(complete(gateway))
-        first = await peer.next_request()
-        peer.tokens(first, ids[:tokens_before])
-        peer.announce_gone(lost)
-        second = await peer.next_request()
-        assert second.attempt == 1
-        peer.tokens(second, ids[len(second.output_ids) :], finish="length")
-        assert await answer == TEXT
-
-    with_peer(gateway, script)
-
-
-@pytest.mark.parametrize(
-    ("tokens", "formers"),
-    [((1, 2), [None, None, FORMER]), ((2, 0), [None, FORMER, None]), ((2, 1), [None, FORMER, FORMER])],
-)
-def test_a_lost_decode_instance_is_named_if_it_drew_a_token_of_the_attempt(
-    tokens: tuple[int, int],
-    formers: list[InstanceLife | None],
-    gateway: GatewayProcess,
-    tokenizer: Tokenizer,
-) -> None:
-    """The first token is prefill's, but for an attempt that is resumed."""
-    ids = tokenizer.encode(TEXT)
-
-    async def script(peer: ScriptedPeer) -> None:
-        answer = in_background(complete(gateway))
-        for count in tokens:
-            request = await peer.next_request()
-            done = len(request.output_ids)
-            peer.tokens(request, ids[done : done + count])
-            peer.announce_gone(DECODE)
-        request = await peer.next_request()
-        assert request.output_ids == tuple(ids[: sum(tokens)])
-        peer.tokens(request, ids[sum(tokens) :], finish="length")
-        assert await answer == TEXT
-        assert peer.formers == formers
-
-    with_peer(gateway, script)
-
-
-def test_who_decoded_a_sequence_is_named_until_it_is_placed(
-    gateway: GatewayProcess, tokenizer: Tokenizer
-) -> None:
-    ids = tokenizer.encode(TEXT)
-
-    async def script(peer: ScriptedPeer) -> None:
-        answer = in_background(complete(gateway))
-        first = await peer.next_request()
-        peer.tokens(first, ids[:2])
-        peer.refusals += [NoInstanceReady("not yet"), Overloaded("not yet")]
-        peer.announce_gone(DECODE)
-        attempts = [await peer.next_request() for _ in range(3)]
-        peer.fail(attempts[-1], HandoverFailed("the KV was dropped"), can_continue=True)
-        last = await peer.next_request()
-        peer.tokens(last, ids[2:], finish="length")
-        assert await answer == TEXT
-        assert peer.formers == [None, FORMER, FORMER, FORMER, None]
-
-    with_peer(gateway, script)
-
-
-def test_losing_the_prefill_instance_after_the_handover_changes_nothing(
-    gateway: GatewayProcess, tokenizer: Tokenizer
-) -> None:
-    ids = tokenizer.encode(TEXT)
-
-    async def script(peer: ScriptedPeer) -> None:
-        answer = in_background(complete(gateway))
-        request = await peer.next_request()
-        peer.tokens(request, ids[:2])
-        peer.announce_gone(PREFILL)
-        peer.tokens(request, ids[2:], start=2, finish="length")
-        assert await answer == TEXT
-        assert peer.submissions.empty()
-
-    with_peer(gateway, script)
-
-
-@pytest.mark.parametrize("lost", [DECODE, PREFILL])
-def test_losing_an_earlier_life_of_an_instance_changes_nothing(
-    lost: InstanceId, gateway: GatewayProcess, tokenizer: Tokenizer
-) -> None:
-    ids = tokenizer.encode(TEXT)
-
-    async def script(peer: ScriptedPeer) -> None:
-        answer = in_background(complete(gateway))
-        request = await peer.next_request()
-        peer.announce_gone(lost, Incarnation("before"))
-        peer.tokens(request, ids, finish="length")
-        assert await answer == TEXT
-        assert peer.submissions.empty()
-
-    with_peer(gateway, script)
-
-
-def test_a_gateway_that_lives_though_it_was_declared_gone_has_its_sequences_placed_again(
-    gateway: GatewayProcess, tokenizer: Tokenizer
-) -> None:
-    ids = tokenizer.encode(TEXT)
-
-    async def script(peer: ScriptedPeer) -> None:
-        answer = in_background(complete(gateway))
-        first = await peer.next_request()
-        peer.tokens(first, ids[:3])
-        peer.announce_gateway_gone(GatewayId("another"))
-        peer.announce_gateway_gone(first.gateway_id)
-        second = await peer.next_request()
-        assert second.attempt == 1
-        peer.tokens(second, ids[len(second.output_ids) :], finish="length")
-        assert await answer == TEXT
-
-    with_peer(gateway, script)
-
-
-def test_a_gateway_that_is_declared_gone_while_it_submits_submits_again(
-    gateway: GatewayProcess, tokenizer: Tokenizer
-) -> None:
-    ids = tokenizer.encode(TEXT)
-
-    async def script(peer: ScriptedPeer) -> None:
-        peer.gate.clear()
-        answer = in_background(complete(gateway))
-        first = await peer.next_request()
-        peer.announce_gateway_gone(first.gateway_id)
-        peer.gate.set()
-        second = await peer.next_request()
-        await peer.wait_cancelled(first)
-        peer.tokens(second, ids, finish="length")
-        assert await answer == TEXT
-
-    with_peer(gateway, script)
-
-
-def test_a_sequence_that_breaks_too_often_ends_in_an_error_event(
-    gateway: GatewayProcess, tokenizer: Tokenizer
-) -> None:
-    ids = tokenizer.encode(TEXT)
-
-    async def script(peer: ScriptedPeer) -> None:
-        answer = in_background(complete(gateway))
-        for attempt in range(gateway.config.gateway.max_continuations + 1):
-            request = await peer.next_request()
-            assert request.attempt == attempt
-            peer.tokens(request, [ids[attempt]])
-            peer.fail(request, HandoverFailed("again"), can_continue=True)
-        with pytest.raises(openai.APIError, match="broke") as caught:
-            await answer
-        assert caught.value.code == "instance_lost"
 
     with_peer(gateway, script)
 
