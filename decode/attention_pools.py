@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from common.errors import StoreError
+from common.ids import Incarnation
 from common.messages import AttentionDraining, InstanceEvent, KVDestination, ServiceRecord
 from common.store import Store
 from decode import events
@@ -24,6 +25,10 @@ log = logging.getLogger("lamella.decode")
 READY_TIMEOUT_S = 60.0
 """For as many workers as wanted to be there and free."""
 LOOK_S = 0.25
+
+
+def _new_future() -> asyncio.Future[None]:
+    return asyncio.get_running_loop().create_future()
 
 
 @dataclass(slots=True)
@@ -43,14 +48,16 @@ class AttentionPools:
     _reserve: list[Binding] = field(default_factory=list)
     _silent: list[Binding] = field(default_factory=list)
     _closing: set[int] = field(default_factory=set)
+    _refused: dict[Incarnation, AttentionUnavailable] = field(default_factory=dict)
     _free: int = 0
-    _ready: asyncio.Event = field(default_factory=asyncio.Event)
+    _ready: asyncio.Future[None] = field(default_factory=_new_future)
 
     async def wait_ready(self) -> None:
-        """Returns when the workers wanted are bound. Raises AttentionUnavailable."""
+        """Returns when the workers wanted are bound. Raises AttentionUnavailable, at once where those that
+        can serve this model are too few and another never can."""
         try:
             async with asyncio.timeout(READY_TIMEOUT_S):
-                await self._ready.wait()
+                await self._ready
         except TimeoutError:
             needs = self.binder.needs
             found = sum(map(len, self._bound.values())) + len(self._reserve) + self._free
@@ -70,7 +77,7 @@ class AttentionPools:
                 self.handle(events.PoolClosed(pool))
 
     async def run(self) -> None:
-        """Until cancelled. Raises AttentionUnavailable where a worker can never serve this model."""
+        """Until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._settle_silent())
             while True:
@@ -120,6 +127,8 @@ class AttentionPools:
             self._reserve = []
         if self.state.is_admitting:
             await self._bind_new(workers)
+        if self._refused and not self._ready.done():
+            self._ready.set_exception(next(iter(self._refused.values())))
 
     async def _bind_new(self, workers: dict[str, ServiceRecord]) -> None:
         needs = self.binder.needs
@@ -127,13 +136,17 @@ class AttentionPools:
             return
         used = [*self._reserve, *self._silent, *(each for bound in self._bound.values() for each in bound)]
         taken = {binding.record.service_id for binding in used}
-        free = [record for worker_id, record in sorted(workers.items()) if worker_id not in taken]
+        free = [
+            record
+            for worker_id, record in sorted(workers.items())
+            if worker_id not in taken and record.incarnation not in self._refused
+        ]
         self._free = len(free)
         if needs.partition == "heads" and len(self._reserve) + len(free) < needs.pool_workers:
             # Together, in the order of their names: a next life has each head where this one had it.
             return
         for record in free:
-            binding = await self.binder.bind(record, len(self._reserve))
+            binding = await self._try_bind(record)
             if binding is None:
                 if needs.partition == "heads" and len(self._reserve) + self._free <= needs.pool_workers:
                     # Its next life will be there; without it the others would have other heads than before.
@@ -147,6 +160,15 @@ class AttentionPools:
                 if needs.partition == "heads":
                     return
 
+    async def _try_bind(self, record: ServiceRecord) -> Binding | None:
+        """None where it is not to be had now, or never: then that life of it is not asked again."""
+        try:
+            return await self.binder.bind(record, len(self._reserve))
+        except AttentionUnavailable as exc:
+            log.warning("attention_worker_unusable", extra={"error": str(exc)})
+            self._refused[record.incarnation] = exc
+            return None
+
     def _open(self, bindings: list[Binding]) -> None:
         """A pool of these workers. Everybody who uses it knows it before a sequence can be placed there."""
         pool = self.state.blocks.next_pool
@@ -159,8 +181,8 @@ class AttentionPools:
         blocks = min(binding.destination.total_blocks for binding in bindings)
         log.info("attention_pool_opened", extra={"pool": pool, "blocks": blocks})
         self.handle(events.PoolAdded(blocks))
-        if sum(map(len, self._bound.values())) >= self.binder.needs.workers:
-            self._ready.set()
+        if sum(map(len, self._bound.values())) >= self.binder.needs.workers and not self._ready.done():
+            self._ready.set_result(None)
 
     def _lose(self, pool: int) -> None:
         bindings = self._bound.pop(pool)

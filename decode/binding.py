@@ -32,7 +32,7 @@ SALT_BITS = 61
 
 
 class AttentionUnavailable(ServiceError):
-    """A worker refuses what this instance needs, whenever it is asked."""
+    """Workers refuse what this instance needs, whenever they are asked, or there are too few."""
 
 
 @dataclass(slots=True)

@@ -13,7 +13,7 @@ from common.ids import BindingId
 from common.messages import Acknowledged, InstanceGone
 from common.model.interface import SequenceChunk
 from common.subjects import Subjects
-from tests.attention.worker_service import CALL_TIMEOUT_S, LAYERS, attention_service, binder
+from tests.attention.worker_service import CALL_TIMEOUT_S, KV_BYTES, LAYERS, attention_service, binder
 from tests.common.buses import pair, run, until
 
 STEP = [SequenceChunk((0,), 0, 1, key=7)]
@@ -24,7 +24,7 @@ def test_a_worker_whose_thread_has_ended_ends_and_still_gives_a_binding_up(
     nats_url: str, redis_url: str, namespace: str
 ) -> None:
     async def serve() -> None:
-        settings = AttentionConfig(kv_bytes=1 << 20)
+        settings = AttentionConfig(kv_bytes=KV_BYTES)
         async with (
             pair(nats_url, namespace) as (own, theirs),
             binder(theirs, namespace) as instance,
@@ -51,7 +51,7 @@ def test_a_worker_whose_thread_has_ended_ends_and_still_gives_a_binding_up(
 @pytest.mark.parametrize("is_kept", [False, True])
 def test_a_bindings_kv_is_freed_with_it(is_kept: bool, nats_url: str, redis_url: str, namespace: str) -> None:
     async def serve() -> None:
-        settings = AttentionConfig(kv_bytes=1 << 20)
+        settings = AttentionConfig(kv_bytes=KV_BYTES)
         async with (
             pair(nats_url, namespace) as (own, theirs),
             binder(theirs, namespace) as instance,

@@ -27,6 +27,7 @@ from decode.attention_needs import AttentionNeeds
 from decode.binding import Binder
 
 LAYERS = 2
+KV_BYTES = 1 << 20
 NEEDS = AttentionNeeds(
     heads=4,
     layout=KVLayout(layers=LAYERS, kv_heads=2, head_dim=8, block_size=4, element_bytes=4),

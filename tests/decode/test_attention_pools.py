@@ -1,0 +1,99 @@
+"""A decode instance's pools over real attention workers, bus and store."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import pytest
+
+from common.bus import Bus
+from common.config import AttentionConfig
+from common.messages import ServiceRecord
+from common.store import Store
+from decode import events
+from decode.attention_pools import AttentionPools
+from decode.binding import AttentionUnavailable
+from decode.remote_attention import Pools
+from tests.attention.worker_service import KV_BYTES, Worker, attention_service, binder
+from tests.common.buses import connected, pair, run, until
+from tests.decode.states import handle, make_state
+
+LEASE_S = 30.0
+ENOUGH, TOO_LITTLE = AttentionConfig(kv_bytes=KV_BYTES), AttentionConfig(kv_bytes=1)
+
+
+@asynccontextmanager
+async def member(redis_url: str, namespace: str, record: ServiceRecord) -> AsyncIterator[None]:
+    store = Store(redis_url, namespace)
+    await store.join(record, LEASE_S)
+    try:
+        yield
+    finally:
+        await store.leave()
+        await store.close()
+
+
+@asynccontextmanager
+async def pools_of(bus: Bus, redis_url: str, namespace: str) -> AsyncIterator[AttentionPools]:
+    """Look for workers until the block ends."""
+    store = Store(redis_url, namespace)
+    state = make_state(total_blocks=0)
+
+    def take(event: events.DecodeEvent) -> None:
+        handle(state, event)
+
+    async with binder(bus, namespace) as own:
+        pools = AttentionPools(own, store, state, Pools(), {}, {}, set(), take)
+        looks = asyncio.create_task(pools.run())
+        try:
+            yield pools
+            assert not looks.done()
+        finally:
+            looks.cancel()
+            await asyncio.wait({looks})
+            await pools.close()
+            await store.close()
+
+
+def test_a_worker_that_can_never_serve_the_model_is_passed_over_once_others_do(
+    nats_url: str, redis_url: str, namespace: str
+) -> None:
+    async def look() -> None:
+        async with AsyncExitStack() as stack:
+            own, theirs = await stack.enter_async_context(pair(nats_url, namespace))
+
+            async def join(service_id: str, settings: AttentionConfig) -> Worker:
+                worker = await stack.enter_async_context(
+                    attention_service(own, redis_url, namespace, settings, service_id)
+                )
+                await stack.enter_async_context(member(redis_url, namespace, worker.record))
+                return worker
+
+            await join("attention-1", ENOUGH)
+            pools = await stack.enter_async_context(pools_of(theirs, redis_url, namespace))
+            await pools.wait_ready()
+            useless = await join("attention-0", TOO_LITTLE)
+            await until(lambda: useless.record.incarnation in pools._refused, theirs)
+            await join("attention-2", ENOUGH)
+            await until(lambda: len(pools.workers) == 2, theirs)
+            found = sorted(worker.worker_id for [worker] in pools.workers.values())
+            assert found == ["attention-1", "attention-2"]
+
+    run(look())
+
+
+def test_an_instance_whose_only_worker_can_never_serve_its_model_is_not_ready_and_says_why(
+    nats_url: str, redis_url: str, namespace: str
+) -> None:
+    async def look() -> None:
+        async with (
+            connected(nats_url, namespace) as own,
+            connected(nats_url, namespace, "b") as theirs,
+            attention_service(own, redis_url, namespace, TOO_LITTLE) as worker,
+            member(redis_url, namespace, worker.record),
+            pools_of(theirs, redis_url, namespace) as pools,
+        ):
+            with pytest.raises(AttentionUnavailable, match="attention-0: a block has 1024 bytes"):
+                await pools.wait_ready()
+
+    run(look())
