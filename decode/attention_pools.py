@@ -117,7 +117,7 @@ class AttentionPools:
     async def _look(self, workers: dict[str, ServiceRecord]) -> None:
         for pool, bindings in list(self._bound.items()):
             if pool in self.silent:
-                self.pools.lost.setdefault(pool, "its worker does not answer")
+                self.pools.lose(pool, "its worker does not answer")
             if pool in self.pools.lost or not all(_is_there(each, workers) for each in bindings):
                 self._lose(pool)
             elif pool in self._closing and self.state.blocks.is_unused(pool):
@@ -188,7 +188,6 @@ class AttentionPools:
         bindings = self._bound.pop(pool)
         reason = self.pools.lost.get(pool, "its worker is no longer a member")
         log.error("attention_pool_lost", extra={"pool": pool, "error": reason})
-        self.pools.lost.setdefault(pool, reason)
         self.pools.remove(pool)
         del self.destinations[pool]
         del self.workers[pool]

@@ -7,6 +7,7 @@ thread; everything per layer goes through ``common.model.exchange``. A pool whos
 lost: its rows are zeros from then on, and the step goes on for the others.
 """
 
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -42,17 +43,35 @@ class WorkerExchange:
 
 @dataclass(slots=True)
 class Pools:
-    """The pools that there are, by number. ``lost``: those given up, with the reason, for whoever cares."""
+    """The pools that there are, by number. ``lost``: those of them that are given up, with the reason, until
+    they are removed. Changed from the loop's and the engine's threads."""
 
     workers: dict[int, tuple[WorkerExchange, ...]] = field(default_factory=dict)
     lost: dict[int, str] = field(default_factory=dict)
+    _changes: threading.Lock = field(default_factory=threading.Lock)
+
+    def check(self) -> None:
+        """Invariants, called by tests."""
+        assert self.lost.keys() <= self.workers.keys(), "a pool is lost that there is not"
+
+    def has(self, pool: int) -> bool:
+        return pool in self.workers and pool not in self.lost
 
     def add(self, pool: int, workers: tuple[WorkerExchange, ...]) -> None:
-        self.workers = {**self.workers, pool: workers}
+        with self._changes:
+            self.workers = {**self.workers, pool: workers}
+
+    def lose(self, pool: int, reason: str) -> None:
+        """Steps go on without it from now on. The first reason counts."""
+        with self._changes:
+            if pool in self.workers:
+                self.lost = {pool: reason, **self.lost}
 
     def remove(self, pool: int) -> None:
         """No step asks it any more."""
-        self.workers = {number: workers for number, workers in self.workers.items() if number != pool}
+        with self._changes:
+            self.workers = {number: workers for number, workers in self.workers.items() if number != pool}
+            self.lost = {number: reason for number, reason in self.lost.items() if number != pool}
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +102,7 @@ class RemoteAttention:
         self._waiting = Waiting()
         self._tokens = 0
         self._parts: list[Part] = []
+        self._workers = pools.workers
         self._chunk_pools: list[int] = []
         self._unanswered: int | None = None
 
@@ -96,9 +116,10 @@ class RemoteAttention:
             begins.append(begins[-1] + chunk.length)
         self._parts = []
         self._unanswered = None
-        for pool, workers in self._pools.workers.items():
+        self._workers = self._pools.workers
+        for pool, workers in self._workers.items():
             members = [index for index, home in enumerate(self._chunk_pools) if home == pool]
-            if members and pool not in self._pools.lost:
+            if members and self._pools.has(pool):
                 self._begin_pool(pool, workers, chunks, members, begins)
         if not self._parts:
             raise AttentionLost("no attention worker holds the KV of any sequence in the step")
@@ -166,7 +187,7 @@ class RemoteAttention:
         sample = self._parts[0].records.output
         output = sample.new_empty(self._tokens, self._heads, sample.shape[2])
         for part in self._live_parts():
-            if part.pool in self._pools.lost:  # since this loop began
+            if not self._pools.has(part.pool):  # since this loop began
                 continue
             began_ns = timeline.begin()
             try:
@@ -188,8 +209,9 @@ class RemoteAttention:
             if began_ns:
                 timeline.end(began_ns, TAKE_OUTPUT, layer, peer=part.worker.worker_id)
         self._unanswered = None
-        if self._pools.lost:
-            self._blank(output)
+        live = self._live_parts()
+        if len(live) < len(self._parts):
+            self._blank(output, live)
         return output
 
     def give_up(self) -> None:
@@ -208,21 +230,22 @@ class RemoteAttention:
 
     def lost_chunks(self) -> list[bool]:
         """Of the step's chunks, in order: whose KV is gone, and whose tokens are therefore none."""
-        present = self._pools.workers.keys() - self._pools.lost.keys()
-        return [pool not in present for pool in self._chunk_pools]
+        return [not self._pools.has(pool) for pool in self._chunk_pools]
 
-    def _blank(self, output: torch.Tensor) -> None:
+    def _blank(self, output: torch.Tensor, live: list[Part]) -> None:
         """Rows of lost pools, so that nothing undefined goes on through the model."""
-        if not self._live_parts():
-            raise AttentionLost("; ".join(self._pools.lost.values()))
+        if not live:
+            reasons = "; ".join(self._pools.lost.values())
+            raise AttentionLost(reasons or "the step's attention workers are gone")
         for part in self._parts:
-            if part.pool in self._pools.lost:
+            if all(part is not each for each in live):
                 output[part.rows] = 0
 
     def _live_parts(self) -> list[Part]:
-        if not self._pools.lost:
+        pools = self._pools
+        if pools.workers is self._workers and not pools.lost:  # as the step began
             return self._parts
-        return [part for part in self._parts if part.pool not in self._pools.lost]
+        return [part for part in self._parts if pools.has(part.pool)]
 
     def _send(self, part: Part, place: RecordPlace, number: int) -> None:
         try:
@@ -231,7 +254,7 @@ class RemoteAttention:
             self._lose(part.pool, part.worker, exc)
 
     def _lose(self, pool: int, worker: WorkerExchange, reason: Exception) -> None:
-        self._pools.lost[pool] = f"attention worker {worker.worker_id}: {reason}"
+        self._pools.lose(pool, f"attention worker {worker.worker_id}: {reason}")
 
 
 def _as_rows(rows: list[int]) -> Rows:

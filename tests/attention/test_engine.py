@@ -133,6 +133,28 @@ def test_one_pools_loss_costs_only_its_own_sequences(tiny: MakeTiny) -> None:
         assert remote.lost_chunks() == [False]
 
 
+def test_a_lost_pool_is_forgotten_with_its_removal_be_it_amid_a_step(tiny: MakeTiny) -> None:
+    program = tiny("llama").program
+    steps = in_pools(STEPS, 3)
+    with attention_workers(program, 3, by_heads=False) as workers:
+        remote, pools = workers.remote[0], workers.pools
+        logits_of(program, remote, steps[:2])
+        remote.begin(steps[2][0])
+        assert len(remote._live_parts()) == 2
+        workers.stop(2)
+        pools.lose(2, "its worker is gone")
+        pools.remove(2)
+        pools.lose(2, "told by another lane's step")
+        pools.check()
+        assert pools.lost == {}
+        assert len(remote._live_parts()) == 1
+        assert remote.lost_chunks() == [False, False, True]
+        remote.give_up()
+        got = logits_of(program, remote, steps[2:3])[0]
+        torch.testing.assert_close(got[:2], expected_of(program)[2][:2], atol=1e-5, rtol=1e-5)
+        assert remote._live_parts() is remote._parts
+
+
 def test_a_step_over_the_exchanges_bounds_is_refused(tiny: MakeTiny) -> None:
     program = tiny("llama").program
     with attention_workers(program, 1) as workers, pytest.raises(ValueError, match="17 tokens"):
