@@ -217,11 +217,12 @@ class AttentionService:
         )
         served = Served(peer, offered, pool, moves, [], [], {}, None)
         self._served[bind.binding_id] = served
+        pace = self._new_pace()
         for index, request in enumerate(requests):
             name = response_region(index)
             mirror = await self.transfer.mirror(peer, name)
             served.mirrors[name] = mirror
-            lane = Lane(shape, request.memory, mirror.memory, mirror, bind.salt, self._pace())
+            lane = Lane(shape, request.memory, mirror.memory, mirror, bind.salt, pace)
             if self.device.type != "cpu":
                 lane.pin()
                 served.pinned.append(lane)
@@ -230,7 +231,8 @@ class AttentionService:
         self.loop.add(served.lanes)
         return AttentionBound(encode_peer_info(offered), command.total_blocks)
 
-    def _pace(self) -> Pace | None:
+    def _new_pace(self) -> Pace | None:
+        """Of an emulated link to one instance."""
         config = self.process.config.transfer
         if config.emulated_bandwidth_bytes_per_s is None and config.emulated_latency_s == 0:
             return None

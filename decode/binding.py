@@ -51,7 +51,7 @@ class Binding:
 
 @dataclass(frozen=True, slots=True)
 class Binder:
-    """Binds and unbinds workers for one life of a decode instance. ``pace``: of an emulated link."""
+    """Binds and unbinds workers for one life of a decode instance. ``new_pace``: an emulated link's."""
 
     instance_id: InstanceId
     incarnation: Incarnation
@@ -87,6 +87,7 @@ class Binder:
         )
         mirrors: dict[str, MappedMirror | MooncakeMirror] = {}
         peer: PeerInfo | None = None
+        pace = self.new_pace()
         try:
             subject = self.subjects.attention_calls(record.service_id)
             answer = await self.bus.call(subject, message, AttentionBound, self.call_timeout_s)
@@ -96,9 +97,7 @@ class Binder:
                 name = request_region(lane)
                 mirror = mirrors[name] = await self.transfer.mirror(peer, name)
                 response = responses[response_region(lane)].memory
-                lanes.append(
-                    Lane(share.shape, mirror.memory, response, mirror, message.salt, self.new_pace())
-                )
+                lanes.append(Lane(share.shape, mirror.memory, response, mirror, message.salt, pace))
             pidfd = open_pidfd(peer) if peer.host == host_identity() else None
         except (BusError, TransferError, RequestError) as exc:
             await self._give_up(record, message.binding_id, peer, offered, mirrors)

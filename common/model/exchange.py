@@ -15,9 +15,10 @@ it. Relies on bytes of one write becoming visible in order: stores on x86-64, a 
 """
 
 import os
+import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -63,17 +64,21 @@ class Mirror(Protocol):
 class Pace:
     """A link of the given bandwidth and latency, emulated by telling the reader when a record is due.
 
-    Both processes read the same clock, so this serves within one host.
+    One direction's, which all lanes between two processes share, from whatever threads. Both processes read
+    the same clock, so this serves within one host.
     """
 
     bandwidth_bytes_per_s: float | None
     latency_s: float
     _is_free_at_ns: int = 0
+    _changes: threading.Lock = field(default_factory=threading.Lock)
 
     def due_ns(self, nbytes: int) -> int:
         send_s = nbytes / self.bandwidth_bytes_per_s if self.bandwidth_bytes_per_s else 0.0
-        self._is_free_at_ns = max(self._is_free_at_ns, time.monotonic_ns()) + int(send_s * 1e9)
-        return self._is_free_at_ns + int(self.latency_s * 1e9)
+        with self._changes:
+            free_at_ns = max(self._is_free_at_ns, time.monotonic_ns()) + int(send_s * 1e9)
+            self._is_free_at_ns = free_at_ns
+        return free_at_ns + int(self.latency_s * 1e9)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,18 +2,22 @@
 
 import asyncio
 import gc
+import time
 import weakref
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 
 from common.attention_messages import UnbindAttention
-from common.config import AttentionConfig
+from common.config import AttentionConfig, TransferConfig
 from common.errors import EngineError
 from common.ids import BindingId
 from common.messages import Acknowledged, InstanceGone
+from common.model.exchange import Pace
 from common.model.interface import SequenceChunk
 from common.subjects import Subjects
-from tests.attention.worker_service import CALL_TIMEOUT_S, KV_BYTES, LAYERS, attention_service, binder
+from tests.attention.worker_service import CALL_TIMEOUT_S, KV_BYTES, LAYERS, NEEDS, attention_service, binder
 from tests.common.buses import pair, run, until
 
 STEP = [SequenceChunk((0,), 0, 1, key=7)]
@@ -102,3 +106,37 @@ def test_an_instance_lost_while_its_binding_fails_for_want_of_memory_is_no_failu
             await theirs.call(subject, UnbindAttention(BindingId("none")), Acknowledged, CALL_TIMEOUT_S)
 
     run(serve())
+
+
+def test_the_lanes_to_one_worker_share_an_emulated_link_in_each_direction(
+    nats_url: str, redis_url: str, namespace: str
+) -> None:
+    slow = TransferConfig(path="shared_memory", emulated_bandwidth_bytes_per_s=1e6)
+
+    async def serve() -> None:
+        settings = AttentionConfig(kv_bytes=KV_BYTES)
+        async with (
+            pair(nats_url, namespace) as (own, theirs),
+            binder(theirs, namespace, replace(NEEDS, lanes=3), lambda: Pace(1e6, 0.0)) as instance,
+            attention_service(own, redis_url, namespace, settings, transfer_config=slow) as worker,
+        ):
+            binding = await instance.bind(worker.record, 0)
+            assert binding is not None
+            ends = [binding.exchange.lanes, [lane._lane for lane in worker.service.loop.lanes]]
+            for lanes in ends:
+                assert len(lanes) == 3
+                assert lanes[0]._pace is not None
+                assert len({id(lane._pace) for lane in lanes}) == 1
+            assert ends[0][0]._pace is not ends[1][0]._pace
+
+    run(serve())
+
+
+def test_a_link_carries_what_several_threads_send_one_after_the_other() -> None:
+    pace = Pace(1e6, 0.0)
+    sends = 2000
+    began_ns = time.monotonic_ns()
+    with ThreadPoolExecutor(4) as threads:
+        due_ns = list(threads.map(lambda _: pace.due_ns(1000), range(sends)))
+    assert len({*due_ns}) == sends
+    assert max(due_ns) - began_ns >= sends * 1_000_000

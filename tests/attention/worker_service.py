@@ -1,7 +1,7 @@
 """An attention worker's service in this process, and decode instances' bindings to it, over a real bus."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -18,6 +18,7 @@ from common.http import Health
 from common.ids import InstanceId, new_incarnation
 from common.kv.layout import KVLayout
 from common.messages import InstanceEvent, ServiceRecord
+from common.model.exchange import Pace
 from common.service import ServiceProcess
 from common.spec import AttentionSpec
 from common.store import Store
@@ -52,10 +53,15 @@ class Worker:
 
 @asynccontextmanager
 async def attention_service(
-    bus: Bus, redis_url: str, namespace: str, settings: AttentionConfig, service_id: str = "attention-0"
+    bus: Bus,
+    redis_url: str,
+    namespace: str,
+    settings: AttentionConfig,
+    service_id: str = "attention-0",
+    transfer_config: TransferConfig = SHARED_MEMORY,
 ) -> AsyncIterator[Worker]:
     """Serves calls on ``bus``. A task of the service that fails ends the block, as it ends the process."""
-    config = Config(model=ModelConfig(kernels="torch"), attention=settings, transfer=SHARED_MEMORY)
+    config = Config(model=ModelConfig(kernels="torch"), attention=settings, transfer=transfer_config)
     transfer = TransferEndpoint(config.transfer)
     await transfer.start()
     async with asyncio.TaskGroup() as tasks:
@@ -89,20 +95,25 @@ async def attention_service(
 
 
 @asynccontextmanager
-async def binder(bus: Bus, namespace: str, instance: str = "decode-0") -> AsyncIterator[Binder]:
+async def binder(
+    bus: Bus,
+    namespace: str,
+    needs: AttentionNeeds = NEEDS,
+    new_pace: Callable[[], Pace | None] = lambda: None,
+) -> AsyncIterator[Binder]:
     """Of one life of a decode instance."""
     transfer = TransferEndpoint(SHARED_MEMORY)
     await transfer.start()
     try:
         yield Binder(
-            InstanceId(instance),
+            InstanceId("decode-0"),
             new_incarnation(),
-            NEEDS,
+            needs,
             transfer,
             bus,
             Subjects(namespace),
             CALL_TIMEOUT_S,
-            lambda: None,
+            new_pace,
         )
     finally:
         await transfer.close()
