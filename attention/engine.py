@@ -48,6 +48,7 @@ class ServedLane:
         self.binding_id = binding_id
         self.is_in_step = False
         self.held: Held = {}
+        self.steps_begun = 0
         self.steps = 0
         self._lane = lane
         self._pool = pool
@@ -84,6 +85,8 @@ class ServedLane:
             if not groups:
                 continue
             self.is_in_step = True
+            self.steps_begun += 1
+            yield True  # whoever serves this takes its cores before the step computes
             began_ns = timeline.begin()
             try:
                 yield from self._serve_step(groups, step * (layers + 1))
@@ -246,11 +249,13 @@ class AttentionLoop:
         waiting = Waiting()
         has_cores = False
         while not self._is_stopped:
-            has_worked = False
+            has_worked = is_step_new = False
             for lane in self._lanes:
+                begun = lane.steps_begun
                 has_worked |= self._advance(lane)
+                is_step_new |= lane.steps_begun != begun
             is_busy = any(lane.is_in_step for lane in self._lanes)
-            if is_busy != has_cores and self._cores is not None:
+            if self._cores is not None and (is_step_new or is_busy != has_cores):
                 has_cores = is_busy
                 self._take_cores(self._cores, is_busy)
             self._turns += 1
@@ -268,7 +273,7 @@ class AttentionLoop:
             return False
 
     def _take_cores(self, cores: HostCores, is_busy: bool) -> None:
-        """While a step stands, this thread's share; else none."""
+        """While a step stands, this thread's share as it is now; else none."""
         if is_busy:
             cores.claim()
             torch.set_num_threads(cores.share())

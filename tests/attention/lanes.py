@@ -60,18 +60,18 @@ class Workers:
 
     def wait_steps(self, steps: int) -> None:
         """Until every worker has ended that many: the last answer comes a moment before."""
-        _wait(lambda: all(sum(lane.steps for lane in lanes) == steps for lanes in self.lanes))
+        wait(lambda: all(sum(lane.steps for lane in lanes) == steps for lanes in self.lanes))
 
     def wait_in_step(self) -> None:
         """Until every worker is amid a step."""
-        _wait(lambda: all(any(lane.is_in_step for lane in lanes) for lanes in self.lanes))
+        wait(lambda: all(any(lane.is_in_step for lane in lanes) for lanes in self.lanes))
 
     def wait_rested(self) -> None:
         """Until no worker is amid a step."""
-        _wait(lambda: not any(lane.is_in_step for lanes in self.lanes for lane in lanes))
+        wait(lambda: not any(lane.is_in_step for lanes in self.lanes for lane in lanes))
 
 
-def _wait(has_come: Callable[[], bool]) -> None:
+def wait(has_come: Callable[[], bool]) -> None:
     deadline_s = time.monotonic() + WAIT_S
     while not has_come():
         assert time.monotonic() < deadline_s

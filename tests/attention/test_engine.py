@@ -20,8 +20,9 @@ from common.model.attention import LocalAttention
 from common.model.exchange import Pace
 from common.model.interface import SequenceChunk
 from common.model.program import ModelProgram
-from tests.attention.lanes import BLOCK_SIZE, BLOCKS, attention_workers, lanes_of
+from tests.attention.lanes import BLOCK_SIZE, BLOCKS, attention_workers, lanes_of, wait
 from tests.common.model.conftest import MakeTiny, tiny
+from tests.common.test_host_cores import claiming_process
 
 __all__ = ["tiny"]
 
@@ -185,6 +186,8 @@ def test_a_step_that_is_announced_before_its_lane_is_served_is_waited_for(tiny: 
     layout = KVLayout(spec.layers, spec.kv_heads, spec.head_dim, BLOCK_SIZE, 4)
     pool = KVPool(layout, BLOCKS, torch.float32, torch.device("cpu"))
     served = ServedLane(BindingId("b"), worker_end, pool, tiny("llama").program.attention_specs)
+    assert served.advance()
+    assert served.is_in_step
     assert not served.advance()
     assert served.is_in_step
 
@@ -223,3 +226,37 @@ def test_a_loop_that_cannot_go_on_says_so_and_keeps_nobody_waiting(tiny: MakeTin
     removal.start()
     removal.join(10)
     assert not removal.is_alive()
+
+
+def test_every_step_takes_its_share_of_the_cores_also_while_another_lanes_stands(
+    tiny: MakeTiny, tmp_path: Path
+) -> None:
+    program = tiny("llama").program
+    spec = program.spec
+    shape = ExchangeShape(4, 100, spec.heads, spec.kv_heads, spec.head_dim, "float32")
+    ends = [lanes_of(shape) for _ in range(2)]
+    layout = KVLayout(spec.layers, spec.kv_heads, spec.head_dim, BLOCK_SIZE, 4)
+    pool = KVPool(layout, BLOCKS, torch.float32, torch.device("cpu"))
+    shares: list[int] = []
+
+    class Told(HostCores):
+        def share(self) -> int:
+            shares.append(super().share())
+            return 1
+
+    loop = AttentionLoop(lambda *_: None, Told(8, tmp_path / "cores", "attention"))
+    served = [ServedLane(BindingId("b"), worker_end, pool, program.attention_specs) for _, worker_end in ends]
+    loop.add(served)
+    thread = threading.Thread(target=loop.run)
+    thread.start()
+    try:
+        ends[0][0].announce([SequenceChunk((3,), 0, 1)], 1, spec.layers)
+        wait(lambda: shares == [8])
+        with claiming_process(tmp_path / "cores", "attention") as neighbour:
+            ends[1][0].announce([SequenceChunk((5,), 0, 1)], 1, spec.layers)
+            wait(lambda: shares == [8, 4])
+            neighbour.kill()
+        assert all(lane.is_in_step for lane in served)
+    finally:
+        loop.stop()
+        thread.join()
