@@ -25,6 +25,7 @@ import msgspec
 from common.errors import REQUEST_ERRORS, InternalError, RequestError
 from common.ids import BindingId, GatewayId, Incarnation, InstanceId, RequestId
 from common.kv.layout import KVLayout
+from common.performance import FittedTime
 
 ServiceKind = Literal["gateway", "scheduler", "attention"]
 """What runs without weights of its own."""
@@ -323,7 +324,8 @@ class LoadReport(msgspec.Struct, frozen=True, tag="load", kw_only=True):
     """instance → scheduler, every 100 ms or on change (TetriInfer 3.2).
 
     ``pending_prefill_tokens`` are prompt tokens not yet computed; ``prefill_tokens_per_s`` is measured
-    over recent chunks, None before the first. ``decode_tokens`` is the context held by running and
+    over recent chunks, None before the first. ``chunk_time`` and ``step_time`` are what its own chunks and
+    decode steps have taught it (``common.performance``). ``decode_tokens`` is the context held by running and
     waiting decodes. ``total_blocks`` are of all its KV pools, of which one sequence uses one:
     ``largest_pool_blocks`` bounds what it can take in.
     """
@@ -344,6 +346,8 @@ class LoadReport(msgspec.Struct, frozen=True, tag="load", kw_only=True):
     free_blocks: int
     prefill_tokens_per_s: float | None = None
     decode_step_s: float | None = None
+    chunk_time: FittedTime | None = None
+    step_time: FittedTime | None = None
 
 
 class InstanceRecord(msgspec.Struct, frozen=True, tag="instance", kw_only=True):

@@ -132,6 +132,12 @@ class InstanceMetrics:
         self._pending = Gauge(
             "lamella_pending_prefill_tokens", "Prompt tokens not yet computed.", registry=registry
         )
+        self._model_error = Gauge(
+            "lamella_performance_model_relative_error",
+            "Of what was predicted of the newest steps' time, the mean.",
+            ["model"],
+            registry=registry,
+        )
 
     def observe_prefill(self, queue_s: float, compute_s: float) -> None:
         self._queue.observe(queue_s, "prefill")
@@ -182,6 +188,9 @@ class InstanceMetrics:
         self._waiting.labels("handover").set(report.handovers_waiting)
         self._waiting.labels("decode").set(report.decode_waiting)
         self._pending.set(report.pending_prefill_tokens)
+        for model, fitted in (("chunk", report.chunk_time), ("step", report.step_time)):
+            if fitted is not None:
+                self._model_error.labels(model).set(fitted.relative_error)
 
 
 class SchedulerMetrics:

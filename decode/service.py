@@ -44,6 +44,7 @@ from common.messages import (
     TokenBatch,
     error_reply,
 )
+from common.performance import STEP_FEATURES, step_features
 from common.redelivery import publish_surely
 from common.steps import Runner, SequenceStep
 from common.subjects import Subjects
@@ -58,6 +59,7 @@ from decode.mover import Mover
 from decode.sequence import ROOM
 from decode.settling import RECONNECT_BACKOFF_S, wait_settled
 from decode.state import DecodeState
+from scheduler.policy.fitting import LinearFit
 
 log = logging.getLogger("lamella.decode")
 
@@ -97,6 +99,7 @@ class DecodeService:
     on_change: Callable[[], None]
     staggered: Staggered | None = None
     step_s: float | None = None
+    step_time: LinearFit = field(default_factory=lambda: LinearFit(len(STEP_FEATURES)))
     _pulls: dict[BlockOwner, tuple[InstanceGone, asyncio.Task[KVDelivered]]] = field(default_factory=dict)
     _idle: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -194,6 +197,8 @@ class DecodeService:
         elapsed_s = loop.time() - started_s
         old = elapsed_s if self.step_s is None else self.step_s
         self.step_s = old + RATE_WEIGHT * (elapsed_s - old)
+        context_tokens = sum(row.position + 1 for row in rows)
+        self.step_time.observe(step_features(len(rows), context_tokens), elapsed_s)
         self.metrics.observe_step(len(rows), elapsed_s)
         self.handle(events.StepFinished(tokens, lane))
 

@@ -38,6 +38,7 @@ from common.messages import (
     as_request_error,
     error_reply,
 )
+from common.performance import CHUNK_FEATURES, chunk_features, pairs_of
 from common.redelivery import publish_surely
 from common.steps import LayerReports, Runner
 from common.subjects import Subjects
@@ -48,6 +49,7 @@ from prefill import events
 from prefill.engine import run_chunk
 from prefill.sequence import ROOM
 from prefill.state import PrefillState
+from scheduler.policy.fitting import LinearFit
 
 log = logging.getLogger("lamella.prefill")
 
@@ -70,6 +72,7 @@ class PrefillService:
     spawn: Callable[[Coroutine[None, None, None]], None]
     on_change: Callable[[], None]
     tokens_per_s: float | None = None
+    chunk_time: LinearFit = field(default_factory=lambda: LinearFit(len(CHUNK_FEATURES)))
     _pulls: dict[tuple[BlockOwner, int], asyncio.Future[KVDelivered]] = field(default_factory=dict)
     _idle: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -165,11 +168,13 @@ class PrefillService:
             log.exception("chunk_failed", extra={"slices": len(slices)})
             self._handle(events.ChunkFailed(ErrorReply(InternalError.code, "the prefill chunk failed")))
             return
-        chunk_tokens = sum(piece.tokens for piece in slices)
-        self._measure_rate(chunk_tokens, loop.time() - started_s)
+        self._measure(slices, loop.time() - started_s)
         self._handle(events.ChunkFinished(tokens))
 
-    def _measure_rate(self, chunk_tokens: int, elapsed_s: float) -> None:
+    def _measure(self, slices: tuple[events.ChunkSlice, ...], elapsed_s: float) -> None:
+        chunk_tokens = sum(piece.tokens for piece in slices)
+        pairs = sum(pairs_of(piece.start, piece.tokens) for piece in slices)
+        self.chunk_time.observe(chunk_features(chunk_tokens, pairs), elapsed_s)
         rate = chunk_tokens / max(elapsed_s, 1e-6)
         old = rate if self.tokens_per_s is None else self.tokens_per_s
         self.tokens_per_s = old + RATE_WEIGHT * (rate - old)

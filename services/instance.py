@@ -136,6 +136,8 @@ class Instance:
             free_blocks=self.blocks.free_blocks,
             prefill_tokens_per_s=self.prefill.tokens_per_s,
             decode_step_s=self.decode.step_s,
+            chunk_time=self.prefill.chunk_time.fitted,
+            step_time=self.decode.step_time.fitted,
         )
         self.metrics.observe_load(report, self.blocks.quarantined_blocks)
         self._count(report)

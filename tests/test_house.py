@@ -92,13 +92,20 @@ def dotted(node: ast.expr) -> str:
 
 def decisions() -> list[Path]:
     states = [REPOSITORY / room / "state.py" for room in ("prefill", "decode", "attention", "scheduler")]
-    events = [REPOSITORY / room / "events.py" for room in ("prefill", "decode", "attention")]
-    parts = [REPOSITORY / "decode" / name for name in ("sequence.py", "moves.py", "pulls.py")]
-    parts += [REPOSITORY / "prefill" / name for name in ("sequence.py", "handover.py")]
+    events = [REPOSITORY / room / "events.py" for room in ("prefill", "decode")]
+    parts = [REPOSITORY / "decode" / name for name in ("batches.py", "sequence.py", "moves.py", "pulls.py")]
+    parts += [REPOSITORY / "prefill" / name for name in ("sequence.py", "handover.py", "prompts.py")]
     policies = list((REPOSITORY / "scheduler" / "policy").glob("*.py"))
-    names = ("messages.py", "attention_messages.py", "attempts.py", "lifecycle.py", "latency.py")
+    names = (
+        "messages.py",
+        "attention_messages.py",
+        "attempts.py",
+        "lifecycle.py",
+        "latency.py",
+        "performance.py",
+    )
     words = [REPOSITORY / "common" / name for name in names]
-    return [path for path in (*states, *events, *parts, *policies, *words) if path.exists()]
+    return [*states, *events, *parts, *policies, *words]
 
 
 def test_every_room_is_a_package_with_a_purpose() -> None:

@@ -21,8 +21,6 @@ from tests.gateway.processes import GatewayProcess
 from tests.gateway.raw_http import raw_client
 from tests.gateway.scripted import DECODE, ScriptedPeer
 
-END_TOKEN = 2
-
 
 def test_a_finished_request_is_reported_once_and_never_cancelled(
     gateway: GatewayProcess, tokenizer: Tokenizer
