@@ -9,10 +9,14 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from services import embedded
+
+if TYPE_CHECKING:
+    from tests.common.model.conftest import MakeTiny
 
 
 @pytest.fixture(scope="session")
@@ -25,6 +29,15 @@ def nats_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A Valkey for the whole run. Tests that restart or flush it start their own."""
     yield from _running(embedded.prepare_redis(tmp_path_factory.mktemp("redis")))
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> "MakeTiny":
+    """Makes a family's tiny model, once for all tests: capturing takes seconds."""
+    # Only now: it imports torch, which most tests do without.
+    from tests.common.model.conftest import tiny_models
+
+    return tiny_models(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture

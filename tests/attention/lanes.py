@@ -26,6 +26,20 @@ WAIT_S = 10.0
 BLOCKS = 36
 BLOCK_SIZE = 4
 SALT = 1 << 40
+FAMILIES = (
+    "llama",
+    "qwen2",
+    "qwen3",
+    "mistral",
+    "opt",
+    "gpt2",
+    "gemma3",
+    "gemma2",
+    "phi3",
+    "mixtral",
+    "qwen3-moe",
+)
+"""All that README.md says are served."""
 
 
 def mirror_of(buffer: SharedBuffer) -> MappedMirror:

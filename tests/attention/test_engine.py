@@ -20,11 +20,9 @@ from common.model.attention import LocalAttention
 from common.model.exchange import Pace
 from common.model.interface import SequenceChunk
 from common.model.program import ModelProgram
-from tests.attention.lanes import BLOCK_SIZE, BLOCKS, attention_workers, lanes_of, wait
-from tests.common.model.conftest import MakeTiny, tiny
+from tests.attention.lanes import BLOCK_SIZE, BLOCKS, FAMILIES, attention_workers, lanes_of, wait
+from tests.common.model.conftest import MakeTiny
 from tests.common.test_host_cores import claiming_process
-
-__all__ = ["tiny"]
 
 Step = tuple[list[SequenceChunk], list[int]]
 
@@ -63,9 +61,6 @@ def expected_of(program: ModelProgram, steps: Sequence[Step] = STEPS) -> list[to
     layout = KVLayout(spec.layers, spec.kv_heads, spec.head_dim, BLOCK_SIZE, 4)
     pool = KVPool(layout, BLOCKS, torch.float32, torch.device("cpu"))
     return logits_of(program, LocalAttention(pool, program.attention_specs), steps)
-
-
-FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "opt", "gpt2", "gemma3", "gemma2", "phi3")
 
 
 @pytest.mark.parametrize("mini_batches", [1, 3])

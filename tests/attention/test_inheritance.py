@@ -12,9 +12,7 @@ from common.model.interface import SequenceChunk
 from common.model.program import ModelProgram
 from tests.attention.lanes import BLOCK_SIZE, BLOCKS, attention_workers
 from tests.attention.test_engine import Step, expected_of, logits_of
-from tests.common.model.conftest import MakeTiny, tiny
-
-__all__ = ["tiny"]
+from tests.common.model.conftest import MakeTiny
 
 KEY = 77
 OTHER_KEY = 78

@@ -25,10 +25,8 @@ from common.timeline import Record, records_of, timeline
 from common.timeline_events import SLICE
 from decode.pipeline import Replica, StaggeredEngine
 from scheduler.policy.staggering import Staggering
-from tests.attention.lanes import BLOCK_SIZE, BLOCKS, Workers, attention_workers
-from tests.common.model.conftest import MakeTiny, tiny
-
-__all__ = ["tiny"]
+from tests.attention.lanes import BLOCK_SIZE, BLOCKS, FAMILIES, Workers, attention_workers
+from tests.common.model.conftest import MakeTiny
 
 GREEDY = SamplingParams(max_tokens=20, temperature=0.0)
 STEPS = 6
@@ -143,7 +141,7 @@ async def run_lanes(engine: StaggeredEngine, pools: int) -> Drawn:
 
 @pytest.mark.parametrize("is_fixed", [False, True], ids=["rotational", "fixed"])
 @pytest.mark.parametrize("lanes", [2, 3, 4])
-@pytest.mark.parametrize("family", ["llama", "qwen3", "mistral", "opt", "gpt2", "gemma2", "phi3"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_batches_that_take_turns_draw_the_tokens_of_one_process(
     family: str, lanes: int, is_fixed: bool, tiny: MakeTiny
 ) -> None:

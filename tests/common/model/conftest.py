@@ -1,4 +1,4 @@
-"""Tiny models of every family, saved as ordinary directories with random weights."""
+"""Tiny models of every family, saved as ordinary directories with random weights (see ``tiny``)."""
 
 import os
 from collections.abc import Callable
@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 
 from common.model.program import ModelProgram, load_program
@@ -125,10 +124,8 @@ def save_tiny(family: str, directory: Path) -> Any:
     return model
 
 
-@pytest.fixture(scope="session")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> MakeTiny:
-    """Makes a family's tiny model once a session."""
-    root = tmp_path_factory.mktemp("tiny")
+def tiny_models(root: Path) -> MakeTiny:
+    """Makes a family's tiny model once, under ``root``."""
     made: dict[str, TinyModel] = {}
 
     def make(family: str) -> TinyModel:

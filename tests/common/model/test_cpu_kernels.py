@@ -21,9 +21,7 @@ from common.model.interface import SequenceChunk
 from common.model.linears import COMPILED_ROWS, linear_of
 from common.model.precision import WeightForm
 from common.spec import AttentionSpec
-from tests.common.model.conftest import MakeTiny, tiny
-
-__all__ = ["tiny"]
+from tests.common.model.conftest import MakeTiny
 
 CACHE = Path("~/.cache/lamella")
 close = partial(torch.testing.assert_close, atol=1e-5, rtol=1e-5)
