@@ -23,8 +23,9 @@ from common.model.interface import SequenceChunk
 from common.timeline import timeline
 from common.timeline_events import SEND_KV, SEND_PLAN, SEND_Q, TAKE_OUTPUT, WAIT_OUTPUT
 
-ANSWER_TIMEOUT_S = 2.0
-"""A layer's attention takes milliseconds; a worker that is paused or gone is noticed within this time."""
+ANSWER_TIMEOUT_S = 1.5
+"""A layer's attention takes milliseconds. A worker that pauses amid a step is given up, and its sequences are
+elsewhere, within 2 s: this, ``pipeline.LONG_WAIT_S`` before it and ``attention_pools.LOOK_S`` after it."""
 
 Rows = slice | torch.Tensor
 """Which of the step's tokens."""

@@ -43,6 +43,12 @@ class Mesh:
         """What the first process of that role has logged."""
         return (self.state_dir / "logs" / f"{role}-0.log").read_text()
 
+    def logged(self, role: str, event: str) -> list[dict[str, str]]:
+        """That event, whenever the first process of that role has logged it, with all its fields."""
+        # The last line may still be on its way.
+        lines = [line for line in self.log(role).splitlines(keepends=True) if line.endswith("}\n")]
+        return [each for each in map(json.loads, lines) if each["event"] == event]
+
     async def members(self) -> list[MemberRecord]:
         mesh = load_config(self.state_dir / "mesh.toml", {}).mesh
         store = Store(mesh.redis_url, mesh.namespace)

@@ -3,8 +3,10 @@
 import asyncio
 import os
 import signal
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 import openai
@@ -13,19 +15,22 @@ import pytest
 from tests.e2e.meshes import Mesh, running_mesh
 
 CONFIG = """
-[mesh]
-heartbeat_s = 0.5
-lease_s = 1.0
 [instance]
 block_size = 16
 [transfer]
 emulated_latency_s = 0.005
 """
-"""Steps of some hundredths of a second, amid which a process can be killed."""
+"""Steps of some hundredths of a second, amid which a process can be killed. Leases last longer than a paused
+worker may stay unnoticed."""
 STREAMS = 4
 OUTPUT_TOKENS = 60
 BEGUN_CHUNKS = 4
 """The first token is prefill's; from the second on the KV lies with the attention workers."""
+NOTICED_S = 2.0
+"""After this at most a worker that pauses amid a step is given up."""
+SCHEDULING_S = 0.5
+"""What a busy machine may add."""
+WATCH_S = 30.0
 
 
 @pytest.fixture(
@@ -86,15 +91,42 @@ def test_losing_an_attention_worker_changes_no_token(
     instances = len(mesh.status()["instances"])
 
     async def disturb() -> None:
+        lost = len(mesh.logged("decode", "attention_pool_lost"))
+        paused_s = time.time()
         os.kill(pid, number)
         if number == signal.SIGSTOP:
-            # Longer than its silence takes to be noticed; where all heads are needed, it must go on.
-            await asyncio.sleep(6.0)
-            os.kill(pid, signal.SIGCONT)
+            try:
+                await check_noticed(mesh, lost, paused_s)
+                await forgotten(mesh, pid)
+            finally:
+                # Where all heads are needed, it must go on.
+                os.kill(pid, signal.SIGCONT)
 
     assert asyncio.run(run_streams(mesh, disturb)).texts == undisturbed.texts
     asyncio.run(mesh.wait_ready(instances))
     assert asyncio.run(mesh.left_over()) == {}
+
+
+async def check_noticed(mesh: Mesh, lost: int, paused_s: float) -> None:
+    """The decode instance gives the paused worker up for its silence, not its lease's end, and in time."""
+    async with asyncio.timeout(WATCH_S):
+        while True:
+            losses = mesh.logged("decode", "attention_pool_lost")[lost:]
+            if losses:
+                break
+            await asyncio.sleep(0.01)
+    assert "has not answered" in losses[0]["error"]
+    noticed_s = datetime.fromisoformat(losses[0]["time"]).timestamp() - paused_s
+    assert noticed_s <= NOTICED_S + SCHEDULING_S
+
+
+async def forgotten(mesh: Mesh, pid: int) -> None:
+    """Until the worker's lease has ended."""
+    async with asyncio.timeout(WATCH_S):
+        while True:
+            if all(each.pid != pid for each in await mesh.members()):
+                return
+            await asyncio.sleep(0.1)
 
 
 def test_a_killed_model_worker_costs_no_token_and_no_kv(mesh: Mesh, undisturbed: Outcome) -> None:
