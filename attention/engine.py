@@ -54,6 +54,7 @@ class ServedLane:
         self._pool = pool
         self._specs = tuple(attention_specs)
         self._attention: list[LocalAttention] = []
+        self._attention_ns = 0
         self._moved_s = time.monotonic()
         self._course = self._serve()
 
@@ -87,6 +88,7 @@ class ServedLane:
             self.is_in_step = True
             self.steps_begun += 1
             yield True  # whoever serves this takes its cores before the step computes
+            self._attention_ns = 0
             began_ns = timeline.begin()
             try:
                 yield from self._serve_step(groups, step * (layers + 1))
@@ -96,7 +98,8 @@ class ServedLane:
             self.is_in_step = False
             if began_ns:
                 sequences = sum(len(group.chunks) for group in groups)
-                timeline.end(began_ns, ATTENTION_STEP, sequences, groups[-1].stop)
+                tokens = groups[-1].stop
+                timeline.end(began_ns, ATTENTION_STEP, sequences, tokens, layers, self._attention_ns)
             self.steps += 1
 
     def _serve_step(self, groups: Sequence[Group], base: int) -> Iterator[bool]:
@@ -114,12 +117,16 @@ class ServedLane:
         lane, device = self._lane, self._pool.device
         yield from self._until(partial(lane.has_request, record.q_place, number), WAIT_Q, layer)
         # On the host these are the records themselves; between host and device each copy is waited for.
+        began_ns = timeline.begin()
         attention.send_q(layer, record.q.to(device))
+        if began_ns:
+            self._attention_ns += time.monotonic_ns() - began_ns
         yield from self._until(partial(lane.has_request, record.kv_place, number), WAIT_KV, layer)
         began_ns = timeline.begin()
         attention.send_kv(layer, record.k.to(device), record.v.to(device))
         record.output.copy_(attention.receive(layer))
         if began_ns:
+            self._attention_ns += time.monotonic_ns() - began_ns
             timeline.end(began_ns, LAYER, layer, len(record.q))
             began_ns = timeline.begin()
         lane.send(record.output_place, number)

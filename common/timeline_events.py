@@ -25,7 +25,7 @@ MOVE_KV = define("move KV", "lane", "attempt", "blocks")
 # engines
 PREFILL_STEP = define("prefill step", "step", "sequences", "tokens")
 DECODE_STEP = define("decode step", "step", "sequences", "context tokens")
-ATTENTION_STEP = define("attention step", "step", "sequences", "tokens")
+ATTENTION_STEP = define("attention step", "step", "sequences", "tokens", "layers", "attention ns")
 SLICE = define("slice", "compute", "layer", "batch")
 ATTENTION = define("attention", "compute", "layer", "tokens")
 LAYER = define("layer", "compute", "layer", "tokens")

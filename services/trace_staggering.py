@@ -1,6 +1,6 @@
 """What recorded batches could reach that take turns at attention: who has to wait, in rotation or fixed.
 
-From the median slice and the median layer's attention, by the paper's conditions
+From the median slice and a layer's attention in the median step, by the paper's conditions
 (``scheduler.policy.staggering``). What was reached is in the summary's shares.
 """
 
@@ -8,30 +8,36 @@ from collections.abc import Iterator
 from statistics import median
 
 from common.timeline import name_of
-from common.timeline_events import LAYER, SLICE
+from common.timeline_events import ATTENTION_STEP, SLICE
 from scheduler.policy.staggering import Staggering, staggering_timing
 from services.trace_layout import Layout, Slice
 
 
 def staggering_lines(layout: Layout) -> Iterator[str]:
     """One for every service whose batches took turns; none where no attention worker was recorded."""
-    attention = [
-        each
-        for service in layout.services
-        if service.service.kind == "attention"
-        for track in service.tracks
-        for each in track.slices
-        if each.name == name_of(LAYER)
-    ]
+    attention_s = layer_attention_s(layout)
     for service in layout.services:
         by_track = [
             [each for each in track.slices if each.name == name_of(SLICE)] for track in service.tracks
         ]
         staggering = _staggering_of([slices for slices in by_track if slices])
-        if staggering.batches == 1 or not attention:
+        if staggering.batches == 1 or attention_s is None:
             continue
-        slice_s = _median_s([each for slices in by_track for each in slices])
-        yield _line(service.service.service_id, staggering, slice_s, _median_s(attention))
+        slice_s = median(each.duration_ns for slices in by_track for each in slices) / 1e9
+        yield _line(service.service.service_id, staggering, slice_s, attention_s)
+
+
+def layer_attention_s(layout: Layout) -> float | None:
+    """Of one layer and batch on a worker, over cached tokens and new ones; None where none was recorded."""
+    per_layer_ns = [
+        each.values["attention ns"] / each.values["layers"]
+        for service in layout.services
+        if service.service.kind == "attention"
+        for track in service.tracks
+        for each in track.slices
+        if each.name == name_of(ATTENTION_STEP)
+    ]
+    return median(per_layer_ns) / 1e9 if per_layer_ns else None
 
 
 def _staggering_of(by_replica: list[list[Slice]]) -> Staggering:
@@ -51,7 +57,3 @@ def _line(service_id: str, staggering: Staggering, slice_s: float, attention_s: 
         f" attention {timing.attention_share:.0%}. {who} where a slice takes {staggering.batches - 1}"
         " times the attention."
     )
-
-
-def _median_s(slices: list[Slice]) -> float:
-    return median(each.duration_ns for each in slices) / 1e9

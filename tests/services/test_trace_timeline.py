@@ -151,12 +151,12 @@ TURNS = (
     Event("slice", "compute", ("layer", "batch")),
     Event("wait for a batch", "waiting", ()),
     Event("decode step", "step", ()),
-    Event("layer", "compute", ("layer",)),
+    Event("attention step", "step", ("sequences", "tokens", "layers", "attention ns")),
 )
 
 
 def turns_of(service_id: str, kind: str, threads: dict[str, list[tuple[str, int, int, int]]]) -> ServiceTrace:
-    """By thread: event, batch, begin and end."""
+    """By thread: event, batch, begin and end. An attention step has one layer, and computes all the time."""
     names = [event.name for event in TURNS]
     records = tuple(
         ThreadRecords(
@@ -165,7 +165,7 @@ def turns_of(service_id: str, kind: str, threads: dict[str, list[tuple[str, int,
             0,
             ("",),
             b"".join(
-                RECORD.pack(begin_ns, end_ns, names.index(name), 0, 0, 0, batch, 0, 0)
+                RECORD.pack(begin_ns, end_ns, names.index(name), 0, 0, 0, batch, 1, end_ns - begin_ns)
                 for name, batch, begin_ns, end_ns in made
             ),
         )
@@ -179,7 +179,7 @@ def three_batches() -> Layout:
     first = [("slice", 0, 100, 200), ("wait for a batch", 0, 200, 220), ("slice", 2, 220, 320)]
     second = [("slice", 1, 150, 250), ("slice", 0, 250, 350), ("decode step", 0, 100, 350)]
     decode = turns_of("decode-0", "decode", {"replica 0": first, "replica 1": second})
-    attention = turns_of("attention-0", "attention", {"attention": [("layer", 0, 200, 250)]})
+    attention = turns_of("attention-0", "attention", {"attention": [("attention step", 0, 200, 250)]})
     return lay_out(mesh_of(decode, attention))
 
 
@@ -203,7 +203,7 @@ def test_fixed_batches_are_told_from_rotating_ones_by_their_replicas() -> None:
     """A slice takes 100 ns, attention 50: a replica waits a third of the time."""
     replicas = {"replica 0": [("slice", 0, 100, 200)], "replica 1": [("slice", 1, 150, 250)]}
     decode = turns_of("decode-0", "decode", replicas)
-    attention = turns_of("attention-0", "attention", {"attention": [("layer", 0, 200, 250)]})
+    attention = turns_of("attention-0", "attention", {"attention": [("attention step", 0, 200, 250)]})
     (line,) = staggering_lines(lay_out(mesh_of(decode, attention)))
     assert "decode-0: 2 batches fixed on 2 model replicas" in line
     assert "replicas can be busy 67% of the time, attention 67%" in line
