@@ -8,11 +8,11 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 
 from common.errors import InvalidRequest, UnknownRequest
+from common.exchange_shape import RecordPlace
 from common.host_cores import HostCores
 from common.ids import BindingId
 from common.kv.blocks import blocks_for
@@ -104,10 +104,13 @@ class ServedLane:
 
     def _serve_step(self, groups: Sequence[Group], base: int) -> Iterator[bool]:
         self._note(groups, tokens_done=0)
-        batches = [(self._planned(index, group), group) for index, group in enumerate(groups)]
         records = [self._lane.records(group.begin, group.stop) for group in groups]
+        batches = [
+            (self._planned(index, group, record), record)
+            for index, (group, record) in enumerate(zip(groups, records, strict=True))
+        ]
         for layer in range(len(self._specs)):
-            for (attention, _), record in zip(batches, records, strict=True):
+            for attention, record in batches:
                 yield from self._serve_layer(attention, record, layer, base + 1 + layer)
         self._note(groups, tokens_done=1)
 
@@ -115,16 +118,18 @@ class ServedLane:
         self, attention: LocalAttention, record: Records, layer: int, number: int
     ) -> Iterator[bool]:
         lane, device = self._lane, self._pool.device
-        yield from self._until(partial(lane.has_request, record.q_place, number), WAIT_Q, layer)
+        yield from self._until(record.q_place, number, WAIT_Q, layer)
         # On the host these are the records themselves; between host and device each copy is waited for.
         began_ns = timeline.begin()
         attention.send_q(layer, record.q.to(device))
         if began_ns:
             self._attention_ns += time.monotonic_ns() - began_ns
-        yield from self._until(partial(lane.has_request, record.kv_place, number), WAIT_KV, layer)
+        yield from self._until(record.kv_place, number, WAIT_KV, layer)
         began_ns = timeline.begin()
         attention.send_kv(layer, record.k.to(device), record.v.to(device))
-        record.output.copy_(attention.receive(layer))
+        output = attention.receive(layer)
+        if output is not record.output:
+            record.output.copy_(output)
         if began_ns:
             self._attention_ns += time.monotonic_ns() - began_ns
             timeline.end(began_ns, LAYER, layer, len(record.q))
@@ -134,23 +139,27 @@ class ServedLane:
             timeline.end(began_ns, SEND_OUTPUT, layer, record.output_place.nbytes)
         yield True
 
-    def _until(self, has_come: Callable[[], bool], event: EventId, layer: int) -> Iterator[bool]:
+    def _until(self, place: RecordPlace, number: int, event: EventId, layer: int) -> Iterator[bool]:
         """Raises _GivenUp where another step is announced instead."""
-        if has_come():
+        lane = self._lane
+        if lane.has_request(place, number):
             return
         began_ns = timeline.begin()
-        while not has_come():
-            if self._lane.announced_step(len(self._specs)) is not None:
+        while not lane.has_request(place, number):
+            if lane.announced_step(len(self._specs)) is not None:
                 raise _GivenUp
             yield False
         if began_ns:
             timeline.end(began_ns, event, layer)
 
-    def _planned(self, index: int, group: Group) -> LocalAttention:
-        """Mini-batches are computed in turn, so each has its own step state over the one pool."""
+    def _planned(self, index: int, group: Group, record: Records) -> LocalAttention:
+        """Mini-batches are computed in turn, so each has its own step state over the one pool.
+
+        A layer's output may lie in the record while it is computed: its Q comes after the last layer's output
+        was taken out of there."""
         while len(self._attention) <= index:
             self._attention.append(LocalAttention(self._pool, self._specs))
-        self._attention[index].begin(group.chunks)
+        self._attention[index].begin(group.chunks, record.output)
         return self._attention[index]
 
     def _note(self, groups: Sequence[Group], tokens_done: int) -> None:

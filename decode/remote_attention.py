@@ -11,7 +11,6 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 
 import torch
 
@@ -158,7 +157,7 @@ class RemoteAttention:
         for part in self._live_parts():
             heads = part.worker.heads
             began_ns = timeline.begin()
-            part.records.q.copy_(q[part.rows, heads.start : heads.stop])
+            _put(part.records.q, q[:, heads.start : heads.stop], part.rows)
             self._send(part, part.records.q_place, part.number(layer))
             if began_ns:
                 nbytes = part.records.q_place.nbytes
@@ -169,8 +168,8 @@ class RemoteAttention:
         for part in self._live_parts():
             heads = part.worker.kv_heads
             began_ns = timeline.begin()
-            part.records.k.copy_(k[part.rows, heads.start : heads.stop])
-            part.records.v.copy_(v[part.rows, heads.start : heads.stop])
+            _put(part.records.k, k[:, heads.start : heads.stop], part.rows)
+            _put(part.records.v, v[:, heads.start : heads.stop], part.rows)
             self._send(part, part.records.kv_place, part.number(layer))
             if began_ns:
                 nbytes = part.records.kv_place.nbytes
@@ -193,7 +192,9 @@ class RemoteAttention:
             began_ns = timeline.begin()
             try:
                 wait_until(
-                    partial(part.lane.has_response, part.records.output_place, part.number(layer)),
+                    part.lane.has_response,
+                    part.records.output_place,
+                    part.number(layer),
                     self._waiting,
                     ANSWER_TIMEOUT_S,
                     part.worker.is_gone,
@@ -256,6 +257,14 @@ class RemoteAttention:
 
     def _lose(self, pool: int, worker: WorkerExchange, reason: Exception) -> None:
         self._pools.lose(pool, f"attention worker {worker.worker_id}: {reason}")
+
+
+def _put(record: torch.Tensor, source: torch.Tensor, rows: Rows) -> None:
+    """These rows of ``source``, without a copy between where both lie on the host."""
+    if isinstance(rows, slice) or source.device != record.device:
+        record.copy_(source[rows])
+    else:
+        torch.index_select(source, 0, rows, out=record)
 
 
 def _as_rows(rows: list[int]) -> Rows:

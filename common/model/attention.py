@@ -104,13 +104,17 @@ class LocalAttention:
         self._output = torch.empty(0)
         self._compiled: DecodeStep | None = None
 
-    def begin(self, chunks: Sequence[SequenceChunk]) -> None:
+    def begin(self, chunks: Sequence[SequenceChunk], output: torch.Tensor | None = None) -> None:
         """Plans one step. Raises ValueError for an empty chunk, or a block table that is too short for it or
-        leaves the pool."""
+        leaves the pool.
+
+        ``output`` [tokens, heads, head_dim], contiguous: where compiled kernels put every layer's, instead of
+        a new tensor each; ``receive`` then returns it. Other steps leave it alone.
+        """
         layout, device = self._pool.layout, self._pool.device
         for chunk in chunks:
             _check_chunk(chunk, layout)
-        self._compiled = self._compiled_step(chunks)
+        self._compiled = self._compiled_step(chunks, output)
         if self._compiled is not None:
             return
         _check_tables(chunks, self._pool.total_blocks)
@@ -124,7 +128,9 @@ class LocalAttention:
     def give_up(self) -> None:
         """Nothing here goes on by itself."""
 
-    def _compiled_step(self, chunks: Sequence[SequenceChunk]) -> "DecodeStep | None":
+    def _compiled_step(
+        self, chunks: Sequence[SequenceChunk], output: torch.Tensor | None
+    ) -> "DecodeStep | None":
         """Where compiled kernels are on and the step is one of few new tokens, one a sequence."""
         pool = self._pool
         is_host = pool.device.type == "cpu" and pool.dtype is torch.float32
@@ -135,7 +141,7 @@ class LocalAttention:
             return None
         from common.model.cpu.decode_attention import DecodeStep
 
-        return DecodeStep(library, chunks, pool, self._windows)
+        return DecodeStep(library, chunks, pool, self._windows, output)
 
     def send_q(self, layer: int, q: torch.Tensor) -> None:
         began_ns = timeline.begin()

@@ -1,8 +1,9 @@
 """The memory through which a model worker and an attention worker exchange one step's attention.
 
 Each side owns a region and the other writes into it (one-sided, host-bypassing: Lamina 2, section 4.1). Data
-and sequence number go in one write; the reader polls the number. Per layer there is no system call, no event
-loop, no allocation.
+and sequence number go in one write; the reader polls the number. Per layer there is no system call but the
+waiting's, no event loop, and one buffer made: the output that the model keeps. What the attention worker's
+compiled kernels compute of a decode step goes straight into the record.
 
 The *request* region lies with the attention worker: the step's plan, then each layer's Q, then its K and V.
 The *response* region lies with the model worker: the attention's output. A layer's records may be overwritten
@@ -311,10 +312,17 @@ class Waiting:
 
 
 def wait_until(
-    has_come: Callable[[], bool], waiting: Waiting, timeout_s: float, is_gone: Callable[[], bool]
+    has_come: Callable[[RecordPlace, int], bool],
+    place: RecordPlace,
+    number: int,
+    waiting: Waiting,
+    timeout_s: float,
+    is_gone: Callable[[], bool],
 ) -> None:
-    """Raises PeerSilent after ``timeout_s``, or when ``is_gone`` says that nobody will answer."""
-    while not has_come():
+    """Until the record at ``place`` has come with that number.
+
+    Raises PeerSilent after ``timeout_s``, or when ``is_gone`` says that nobody will answer."""
+    while not has_come(place, number):
         if not waiting.pause():
             continue
         if is_gone():

@@ -16,12 +16,14 @@ from common.ids import BindingId
 from common.kv.blocks import POOL_STRIDE
 from common.kv.layout import KVLayout
 from common.kv.pool import KVPool
+from common.model import kernels
 from common.model.attention import LocalAttention
 from common.model.exchange import Pace
 from common.model.interface import SequenceChunk
 from common.model.program import ModelProgram
 from tests.attention.lanes import BLOCK_SIZE, BLOCKS, FAMILIES, attention_workers, lanes_of, wait
 from tests.common.model.conftest import MakeTiny
+from tests.common.model.test_cpu_kernels import CACHE
 from tests.common.test_host_cores import claiming_process
 
 Step = tuple[list[SequenceChunk], list[int]]
@@ -79,6 +81,24 @@ def test_disaggregated_attention_gives_the_logits_of_one_process(
             assert workers.failures == []
         for got, wanted in zip(results, expected, strict=True):
             torch.testing.assert_close(got, wanted, atol=1e-5, rtol=1e-5)
+
+
+def test_compiled_kernels_give_the_same_logits_out_of_the_exchanges_records(tiny: MakeTiny) -> None:
+    program = tiny("llama").program
+    decode: list[Step] = [
+        ([SequenceChunk((table,), start, 1) for table in (0, 5, 3)], [start, 7, 9]) for start in range(4)
+    ]
+    expected = expected_of(program, decode)
+    kernels.use_compiled(CACHE)
+    try:
+        for mini_batches, pools in ((1, 1), (2, 1), (1, 3)):
+            with attention_workers(program, pools, by_heads=pools == 1, mini_batches=mini_batches) as workers:
+                results = logits_of(program, workers.remote[0], in_pools(decode, pools))
+                assert workers.failures == []
+            for got, wanted in zip(results, expected, strict=True):
+                torch.testing.assert_close(got, wanted, atol=1e-4, rtol=1e-4)
+    finally:
+        kernels.use(None)
 
 
 def test_lanes_are_batches_of_their_own_over_one_pool(tiny: MakeTiny) -> None:

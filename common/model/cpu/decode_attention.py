@@ -23,7 +23,9 @@ COMPUTERS = 2
 
 
 class DecodeStep:
-    """One step's rows, in order, for all layers. fp32 on the host; each chunk is of one token."""
+    """One step's rows, in order, for all layers. fp32 on the host; each chunk is of one token.
+
+    ``output`` [rows, heads, head_dim] takes every layer's output; None makes a tensor for each."""
 
     def __init__(
         self,
@@ -31,6 +33,7 @@ class DecodeStep:
         chunks: Sequence[SequenceChunk],
         pool: KVPool,
         windows: set[int | None],
+        output: torch.Tensor | None = None,
     ) -> None:
         self._kernels = kernels
         layout = pool.layout
@@ -60,6 +63,7 @@ class DecodeStep:
             for window in windows
         }
         self._fixed: dict[AttentionSpec, _Fixed] = {}
+        self._place = output
         self._q = self._output = self._lses = torch.empty(0)
 
     def attend_before(self, layer: int, q: torch.Tensor, spec: AttentionSpec) -> None:
@@ -68,8 +72,8 @@ class DecodeStep:
         if fixed is None:
             fixed = self._fixed[spec] = self._fixed_for(spec)
         q = self._q = _in_rows(q)
-        output = self._output = torch.empty(fixed.output_shape)
-        lses = self._lses = torch.empty(fixed.output_shape[:2])
+        output = self._output = torch.empty(fixed.output_shape) if self._place is None else self._place
+        lses = self._lses = fixed.lses
         pool = self._pool
         addresses = (
             ATTEND,
@@ -101,7 +105,9 @@ class DecodeStep:
             items,
         )
         shape = (self._rows, spec.heads, layout.head_dim)
-        return _Fixed(arguments, min(items, MOST_PARTS), shape, scratch)
+        if self._place is not None and (self._place.shape != shape or not self._place.is_contiguous()):
+            raise ValueError(f"an output of {(*self._place.shape,)} for {shape}")  # nothing below looks
+        return _Fixed(arguments, min(items, MOST_PARTS), shape, scratch, torch.empty(shape[:2]))
 
     def take_new(self, layer: int, k: torch.Tensor, v: torch.Tensor, spec: AttentionSpec) -> torch.Tensor:
         """Writes ``k``, ``v`` [rows, kv_heads, head_dim] into the pool; the output of all the tokens."""
@@ -133,12 +139,13 @@ class DecodeStep:
 @dataclass(frozen=True, slots=True)
 class _Fixed:
     """What a step's layers with one spec have in common. ``arguments`` follow the layer's addresses, among
-    them that of ``scratch``."""
+    them that of ``scratch``. ``lses`` [rows, heads]: each layer's log-sum-exps."""
 
     arguments: tuple[int, ...]
     parts: int
     output_shape: tuple[int, int, int]
     scratch: np.ndarray[Any, np.dtype[np.float32]]
+    lses: torch.Tensor
 
 
 def _in_rows(x: torch.Tensor) -> torch.Tensor:

@@ -157,15 +157,19 @@ def test_decode_attention(
         pool.tensor.view(torch.float32).normal_()
         attention = LocalAttention(pool, (spec,))
         results = []
+        place = torch.full((rows, heads[0], 8), torch.nan)
         for step in range(3):
             attention.begin(
-                [SequenceChunk(table, start + step, 1) for table, start in zip(tables, starts, strict=True)]
+                [SequenceChunk(table, start + step, 1) for table, start in zip(tables, starts, strict=True)],
+                place if step == 1 else None,
             )
             attention.send_q(0, torch.randn(rows, heads[0], 8) * 3)
             attention.send_kv(
                 0, torch.randn(rows, heads[1] * 2, 8)[:, : heads[1]], torch.randn(rows, heads[1], 8)
             )
-            results.append(attention.receive(0).clone())
+            output = attention.receive(0)
+            assert (output is place) == (step == 1 and kernels.compiled() is not None)
+            results.append(output.clone())
         return torch.stack(results)
 
     compiled, expected = by_both(outputs)
