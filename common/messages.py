@@ -214,7 +214,7 @@ class PullKV(msgspec.Struct, frozen=True, tag="pull"):
 
     ``prefill_incarnation`` computed the KV: its successor under the same name knows nothing of it. Portions
     count from 0; one that is asked for again is not sent again. A portion has what is there, at most
-    ``max_bytes`` (None: no bound) rounded to whole positions of a layer, and at least one: where all that is
+    ``max_bytes`` rounded to whole positions of a layer, and at least one: where all that is
     computed has been sent, the answer waits.
 
     ``layout`` has all KV heads; each of ``destinations`` gets its share of them. The answer, KVDelivered or
@@ -229,8 +229,8 @@ class PullKV(msgspec.Struct, frozen=True, tag="pull"):
     blocks: tuple[int, ...]
     layout: KVLayout
     destinations: tuple[KVDestination, ...]
-    portion: int = 0
-    max_bytes: int | None = None
+    portion: int
+    max_bytes: int
 
 
 class KVDelivered(msgspec.Struct, frozen=True, tag="delivered"):

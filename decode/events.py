@@ -216,8 +216,8 @@ class PullSequence:
     prefill_instance: InstanceId
     prefill_incarnation: Incarnation
     blocks: tuple[int, ...]
-    portion: int = 0
-    max_bytes: int | None = None
+    portion: int
+    max_bytes: int
     sender: HostProcess | None = None
 
 

@@ -1,9 +1,10 @@
 """Which of the sequences whose KV is under way asks for its next portion, and when.
 
-While nothing is computed each asks for all there is. While steps run, every end of one lets one ask, at once
-or when somebody comes to need it: the earliest admitted that is not waiting for an answer, for as much as
-``PullBudget`` allows (Lamina 2, section 5). So a portion a step is pulled, and one that the prefill instance
-has yet to compute keeps nobody else waiting.
+Every portion has a bound (``PullBudget``; Lamina 2, section 5). While nothing is computed all ask, for what
+comes within some tens of milliseconds: a step that begins meanwhile soon has the link to itself. While steps
+run, every end of one lets one ask, at once or when somebody comes to need it: the earliest admitted that is
+not waiting for an answer. So a portion a step is pulled, and one that the prefill instance has yet to compute
+keeps nobody else waiting.
 """
 
 from dataclasses import dataclass, field
@@ -14,11 +15,11 @@ from scheduler.policy.pull_budget import PullBudget
 
 @dataclass(frozen=True, slots=True)
 class Portion:
-    """To be asked for. ``max_bytes`` None: without a bound."""
+    """To be asked for."""
 
     owner: BlockOwner
     number: int
-    max_bytes: int | None
+    max_bytes: int
 
 
 @dataclass(slots=True)
@@ -70,12 +71,15 @@ class Pulls:
     def ask(self, is_computing: bool) -> list[Portion]:
         """What to ask for now. Called after every event."""
         asking = [owner for owner, pull in self._pulls.items() if not pull.is_asked]
-        max_bytes = None
         if is_computing:
             asking = asking[: int(self._may_ask)]
+        if not asking:
+            return []
+        self._may_ask = False
+        if is_computing:
             max_bytes = self.budget.portion_bytes(len(self._steps_began_s))
-        if asking:
-            self._may_ask = False
+        else:
+            max_bytes = self.budget.idle_portion_bytes(len(self._pulls))
         for owner in asking:
             self._pulls[owner].is_asked = True
         return [Portion(owner, self._pulls[owner].portions, max_bytes) for owner in asking]

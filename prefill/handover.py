@@ -39,16 +39,15 @@ class KVCursor:
         """Whether all KV of the first ``tokens`` positions has been taken."""
         return self.band.stop == tokens and self.layer == self.layers
 
-    def take(self, computed: ComputedKV, max_bytes: int | None) -> tuple[KVSpan, ...]:
+    def take(self, computed: ComputedKV, max_bytes: int) -> tuple[KVSpan, ...]:
         """The next that is there, of all heads at most ``max_bytes``, and at least one position of one layer;
         empty where all that is there has been taken."""
         spans: list[KVSpan] = []
-        room = None if max_bytes is None else max(1, max_bytes // self.token_layer_bytes)
-        while room != 0 and (self._is_in_band(computed) or self._begin_band(computed)):
+        room = max(1, max_bytes // self.token_layer_bytes)
+        while room > 0 and (self._is_in_band(computed) or self._begin_band(computed)):
             span = self._next_span(computed, room)
             spans.append(span)
-            if room is not None:
-                room -= len(span.layers) * len(span.positions)
+            room -= len(span.layers) * len(span.positions)
         return tuple(spans)
 
     def _is_in_band(self, computed: ComputedKV) -> bool:
@@ -71,16 +70,13 @@ class KVCursor:
         self.band, self.layer, self.position = band, 0, begin
         return True
 
-    def _next_span(self, computed: ComputedKV, room: int | None) -> KVSpan:
+    def _next_span(self, computed: ComputedKV, room: int) -> KVSpan:
         """Whole layers where one begins and there is room for it, else a part of one."""
         layer, positions = self.layer, range(self.position, self.band.stop)
-        layers = self._layers_there(computed) - layer
-        if len(positions) < len(self.band):
-            layers = 1
-        elif room is not None:
-            layers = min(layers, max(1, room // len(positions)))
-        if room is not None and room < len(positions):
-            positions = positions[:room]
+        layers = 1
+        if len(positions) == len(self.band):
+            layers = min(self._layers_there(computed) - layer, max(1, room // len(positions)))
+        positions = positions[:room]
         if positions.stop == self.band.stop:
             self.layer, self.position = layer + layers, self.band.start
         else:

@@ -2,12 +2,21 @@
 
 Lamina 2, section 5: attention workers take prefill's KV in the gaps between decode steps. A portion is as
 large as the measured transfer rate moves within a share of the measured step time; never so small that it is
-all overhead, so a pull always comes to its end.
+all overhead, so a pull always comes to its end. While no step runs a portion is larger, and still bounded:
+what is asked for then may be in the air when the next step begins.
+
+Each decode instance keeps to a budget of its own. What is not bounded: the sum over instances that pull from
+one prefill instance, or into one attention worker, at once.
 """
 
 from dataclasses import dataclass
 
 LEAST_PORTION_BYTES = 1 << 18
+IDLE_PORTIONS_S = 0.03
+"""How long what is in the air may delay a step that begins; enough for a question to each portion to cost
+nothing."""
+UNMEASURED_IDLE_BYTES = 1 << 22
+"""Those of a link of 1 Gbit/s."""
 NEWEST_WEIGHT = 0.2
 """Of the newest step, or portion, in what is measured."""
 
@@ -21,22 +30,35 @@ class PullBudget:
     _step_s: float = 0.0
     _portion_bytes: float = 0.0
     _portion_s: float = 0.0
+    _newest_bytes_per_s: float = 0.0
 
     def portion_bytes(self, lanes: int = 1) -> int:
         """The largest portion to ask for now. Steps of so many lanes are under way, and each one's end lets
         one ask: together they keep to the share."""
         if self._portion_s == 0:
             return self.least_bytes
-        bytes_per_s = self._portion_bytes / self._portion_s
-        return max(self.least_bytes, int(self.share * self._step_s * bytes_per_s / lanes))
+        return max(self.least_bytes, int(self.share * self._step_s * self._bytes_per_s / lanes))
+
+    def idle_portion_bytes(self, pulls: int) -> int:
+        """The same while no step runs, for each of so many pulls under way. The newest portion's rate counts
+        where it is higher: the first opened its link, too, and the next ones shall not be small for that."""
+        together = UNMEASURED_IDLE_BYTES
+        if self._portion_s > 0:
+            together = int(IDLE_PORTIONS_S * max(self._bytes_per_s, self._newest_bytes_per_s))
+        return max(self.least_bytes, together // pulls)
+
+    @property
+    def _bytes_per_s(self) -> float:
+        return self._portion_bytes / self._portion_s
 
     def step_ended(self, step_s: float) -> None:
         self._step_s += (NEWEST_WEIGHT if self._step_s else 1.0) * (step_s - self._step_s)
 
     def portion_done(self, kv_bytes: int, transfer_s: float) -> None:
         """Bytes and seconds are weighed separately: many small portions do not outweigh a large one."""
-        if kv_bytes == 0:
+        if kv_bytes == 0 or transfer_s <= 0:
             return
+        self._newest_bytes_per_s = kv_bytes / transfer_s
         weight = NEWEST_WEIGHT if self._portion_s else 1.0
         self._portion_bytes += weight * (kv_bytes - self._portion_bytes)
         self._portion_s += weight * (transfer_s - self._portion_s)

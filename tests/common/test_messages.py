@@ -42,7 +42,7 @@ TRAVELLERS: list[tuple[UnionType, msgspec.Struct]] = [
     (InstanceCall, DecodeTask(make_request(output_ids=(5,)), INSTANCE, Incarnation("i"), 4)),
     (
         InstanceCall,
-        PullKV(REQUEST, 0, Incarnation("i"), INSTANCE, (3, 1), LAYOUT, (POOL,)),
+        PullKV(REQUEST, 0, Incarnation("i"), INSTANCE, (3, 1), LAYOUT, (POOL,), 0, 1 << 20),
     ),
     (GatewayEvent, TokenBatch(INSTANCE, (TOKEN, TokenEvent(REQUEST, 0, 0, SampledToken(1))))),
     (GatewayEvent, SequenceFailed(REQUEST, 0, ErrorReply("x", "y", None, 1.5), True, INSTANCE)),

@@ -8,7 +8,7 @@ from common.lifecycle import DecodePhase
 from common.messages import DecodeTask, SampledToken
 from decode import events
 from decode.pulls import Pulls
-from scheduler.policy.pull_budget import PullBudget
+from scheduler.policy.pull_budget import UNMEASURED_IDLE_BYTES, PullBudget
 from tests.decode.states import (
     FAILED,
     LIFE,
@@ -49,7 +49,7 @@ def test_a_failed_pull_can_continue_and_names_a_lost_instance() -> None:
 def test_an_early_offer_gets_room_for_its_first_token_which_comes_with_the_kv() -> None:
     state = make_state()
     [pull] = kinds(handle(state, events.TaskArrived(early_of())), events.PullSequence)
-    assert (len(pull.blocks), pull.portion, pull.max_bytes) == (2, 0, None)
+    assert (len(pull.blocks), pull.portion, pull.max_bytes) == (2, 0, UNMEASURED_IDLE_BYTES)
     [pull] = kinds(handle(state, events.PortionPulled(owner_of(), 100, 0.1)), events.PullSequence)
     assert pull.portion == 1
     with pytest.raises(ValueError, match="without the first token"):
@@ -75,7 +75,27 @@ def test_while_steps_run_a_portion_a_step_is_pulled_as_large_as_its_share_allows
     commands = handle(state, events.CancelArrived(RequestId("r1"), 0))
     assert commands == [], "the step in flight still computes"
     [pull] = kinds(handle(state, events.StepFinished((SampledToken(8),)), now=4.0), events.PullSequence)
-    assert (pull.owner, pull.max_bytes) == (owner_of("r2"), None)
+    assert pull.owner == owner_of("r2")
+
+
+def test_a_portion_asked_for_while_idle_is_soon_over_when_a_step_begins() -> None:
+    state = make_state(total_blocks=40, pulls=Pulls(PullBudget(share=0.2, least_bytes=10)))
+    handle(state, events.TaskArrived(task_of("r0")))
+    handle(state, events.PullFinished(owner_of("r0"), kv_bytes=1000, transfer_s=0.1))
+    handle(state, events.CancelArrived(RequestId("r0"), 0))
+    handle(state, events.StepFinished((SampledToken(8),)), now=1.0)
+    [first] = kinds(handle(state, events.TaskArrived(task_of("r1"))), events.PullSequence)
+    [second] = kinds(handle(state, events.TaskArrived(task_of("r2"))), events.PullSequence)
+    assert (first.max_bytes, second.max_bytes) == (300, 150), "10 kB/s for 30 ms, and shared"
+    [step] = kinds(handle(state, events.PullFinished(owner_of("r1")), now=2.0), events.RunStep)
+    assert [row.owner for row in step.rows] == [owner_of("r1")]
+    assert not handle(state, events.PortionPulled(owner_of("r2"), 150, 0.015), now=2.1)
+    [pull] = kinds(handle(state, events.StepFinished((SampledToken(8),)), now=2.2), events.PullSequence)
+    assert (pull.owner, pull.portion, pull.max_bytes) == (
+        owner_of("r2"),
+        1,
+        state.pulls.budget.portion_bytes(),
+    )
 
 
 def test_batches_that_take_turns_share_what_is_pulled_beside_them() -> None:

@@ -66,8 +66,12 @@ def only(commands: list[events.PrefillCommand], kind: type[Command]) -> Command:
     return found
 
 
+EVERYTHING = 1 << 30
+"""Bytes; no KV here is as large."""
+
+
 def pull_of(
-    request_id: str, blocks: int = 2, portion: int = 0, max_bytes: int | None = None, attempt: int = 0
+    request_id: str, blocks: int = 2, portion: int = 0, max_bytes: int = EVERYTHING, attempt: int = 0
 ) -> PullKV:
     return PullKV(
         RequestId(request_id),

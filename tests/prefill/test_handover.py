@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prefill.handover import ComputedKV, KVCursor
+from tests.prefill.states import EVERYTHING
 
 
 @given(st.data())
@@ -15,20 +16,22 @@ def test_everything_is_taken_once_and_nothing_before_it_is_there(data: st.DataOb
     for chunk in data.draw(st.lists(st.integers(1, 6), min_size=1, max_size=4)):
         reports = sorted(data.draw(st.sets(st.integers(1, layers))))
         for there in [*(ComputedKV(computed, chunk, each) for each in reports), ComputedKV(computed + chunk)]:
-            for max_bytes in data.draw(st.lists(st.one_of(st.none(), st.integers(1, 40)), max_size=3)):
+            for max_bytes in data.draw(
+                st.lists(st.one_of(st.just(EVERYTHING), st.integers(1, 40)), max_size=3)
+            ):
                 spans = cursor.take(there, max_bytes)
                 parts = [(layer, at) for span in spans for layer in span.layers for at in span.positions]
-                assert max_bytes is None or len(parts) <= max(1, max_bytes // token_layer_bytes)
+                assert len(parts) <= max(1, max_bytes // token_layer_bytes)
                 for layer, at in parts:
                     in_chunk = at < there.tokens + there.chunk_tokens and layer < there.chunk_layers
                     assert at < there.tokens or in_chunk
                 taken += parts
-                if max_bytes is None:
-                    assert cursor.take(there, None) == ()
+                if max_bytes == EVERYTHING:
+                    assert cursor.take(there, EVERYTHING) == ()
         computed += chunk
     taken += [
         (layer, at)
-        for span in cursor.take(ComputedKV(computed), None)
+        for span in cursor.take(ComputedKV(computed), EVERYTHING)
         for layer in span.layers
         for at in span.positions
     ]

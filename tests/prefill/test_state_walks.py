@@ -18,6 +18,7 @@ from prefill.state import PrefillState
 from tests.prefill.states import (
     DECODE,
     EOS,
+    EVERYTHING,
     FAILED,
     LAYOUT,
     LIFE,
@@ -96,12 +97,11 @@ class Walk:
                 case events.PublishFailure(_, failure):
                     self.ended.add(failure.request_id)
 
-    def receive(self, owner: BlockOwner, max_bytes: int | None, spans: tuple[KVSpan, ...]) -> None:
+    def receive(self, owner: BlockOwner, max_bytes: int, spans: tuple[KVSpan, ...]) -> None:
         parts = {(layer, at) for span in spans for layer in span.layers for at in span.positions}
         assert parts
         assert not parts & self.received.setdefault(owner, set()), "sent twice"
-        limit = 1000 if max_bytes is None else max(1, max_bytes // LAYOUT.token_layer_bytes)
-        assert len(parts) <= limit
+        assert len(parts) <= max(1, max_bytes // LAYOUT.token_layer_bytes)
         sequence = self.state.sequences[owner]
         in_chunk = {piece.owner: piece.tokens for piece in self.chunk}
         for layer, at in parts:
@@ -161,7 +161,7 @@ class Walk:
             return
         self.asked.add(owner)
         portion = self.portions.setdefault(owner, 0)
-        max_bytes = self.chance.choice([None, 1, 10, 50])
+        max_bytes = self.chance.choice([1, 10, 50, EVERYTHING])
         self.do(events.PullArrived(pull_of(owner.request_id, 60, portion, max_bytes)))
 
     def refuse(self, owner: BlockOwner) -> None:

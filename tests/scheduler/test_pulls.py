@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler.policy.hand_over import is_layerwise, layers_per_report
-from scheduler.policy.pull_budget import PullBudget
+from scheduler.policy.pull_budget import IDLE_PORTIONS_S, UNMEASURED_IDLE_BYTES, PullBudget
 
 
 def test_long_prompts_that_are_decoded_are_handed_over_while_they_are_computed() -> None:
@@ -25,6 +25,25 @@ def test_without_measurements_the_least_portion_is_pulled() -> None:
     budget.step_ended(0.02)
     budget.portion_done(0, 0.1)
     assert budget.portion_bytes() == 1000
+
+
+def test_while_no_step_runs_the_pulls_together_are_in_the_air_for_some_tens_of_milliseconds() -> None:
+    budget = PullBudget(least_bytes=1000)
+    assert budget.idle_portion_bytes(1) == UNMEASURED_IDLE_BYTES
+    budget.portion_done(1 << 20, 0.01)
+    together = int(IDLE_PORTIONS_S * (1 << 20) / 0.01)
+    for pulls in (1, 2, 7):
+        assert budget.idle_portion_bytes(pulls) == together // pulls
+    assert budget.idle_portion_bytes(1 << 20) == 1000
+    assert budget.idle_portion_bytes(1) > budget.portion_bytes()
+
+
+def test_a_first_portion_that_had_to_open_its_link_does_not_keep_the_next_ones_small() -> None:
+    budget = PullBudget()
+    budget.portion_done(UNMEASURED_IDLE_BYTES, 0.5)
+    assert budget.idle_portion_bytes(1) == budget.least_bytes
+    budget.portion_done(budget.least_bytes, 0.0005)
+    assert budget.idle_portion_bytes(1) > 50 * budget.least_bytes
 
 
 @given(
