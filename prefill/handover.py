@@ -6,7 +6,7 @@ comes chunk by chunk, and within the chunk in flight layer by layer (Splitwise 4
 
 from dataclasses import dataclass
 
-from common.errors import UnknownRequest
+from common.errors import HandoverFailed, InvalidRequest, UnknownRequest
 from common.kv.layout import KVSpan
 from common.messages import KVDelivered, PullKV
 
@@ -156,3 +156,16 @@ class HandOver:
         assert 0 <= cursor.layer <= cursor.layers
         if cursor.band.stop > computed.tokens:
             assert cursor.layer <= computed.chunk_layers, "a layer was sent before it was there"
+
+
+def check_destination(pull: PullKV, needed_blocks: int) -> None:
+    """Raises UnknownRequest, HandoverFailed or InvalidRequest where KV of so many blocks cannot be
+    written where it is asked for."""
+    if len(pull.blocks) < needed_blocks:
+        raise UnknownRequest(f"{len(pull.blocks)} blocks offered for KV that fills {needed_blocks}")
+    if not pull.destinations:
+        raise HandoverFailed("the pool that the KV was for is gone")
+    total_blocks = min(each.total_blocks for each in pull.destinations)
+    is_within = min(pull.blocks) >= 0 and max(pull.blocks) < total_blocks
+    if not is_within or len({*pull.blocks}) < len(pull.blocks):
+        raise InvalidRequest(f"{pull.blocks} are not of a pool of {total_blocks}", param="blocks")

@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from common.attempts import EndedAttempts
 from common.errors import (
     ContextLengthExceeded,
-    HandoverFailed,
     InstanceLost,
     InvalidRequest,
     NoInstanceReady,
@@ -41,6 +40,7 @@ from common.messages import (
     TokenEvent,
 )
 from common.sequences import continued_with, finish_reason_of
+from prefill.chunks import ChunkInFlight
 from prefill.events import (
     AnswerPull,
     CancelArrived,
@@ -65,7 +65,7 @@ from prefill.events import (
     TaskArrived,
     WithdrawOffer,
 )
-from prefill.handover import ComputedKV, HandOver, KVCursor
+from prefill.handover import HandOver, KVCursor, check_destination
 from prefill.prompts import PromptQueue
 from prefill.sequence import ROOM, PrefillSequence, failure_of
 from scheduler.policy.hand_over import is_layerwise, layers_per_report
@@ -88,9 +88,11 @@ class PrefillState:
     is_admitting: bool = True
     process: HostProcess | None = None
     sequences: dict[BlockOwner, PrefillSequence] = field(default_factory=dict)
-    _chunk: tuple[ChunkSlice, ...] = ()
-    _chunk_layers: int = 0
+    chunk: ChunkInFlight = field(init=False)
     _ended: EndedAttempts = field(default_factory=EndedAttempts)
+
+    def __post_init__(self) -> None:
+        self.chunk = ChunkInFlight(self.layout.layers)
 
     # what others ask, changing nothing
 
@@ -110,7 +112,7 @@ class PrefillState:
 
     @property
     def is_idle(self) -> bool:
-        return not self.sequences and not self._chunk
+        return not self.sequences and not self.chunk.is_computing
 
     def check(self) -> None:
         """Invariants, called by tests after every event."""
@@ -125,15 +127,15 @@ class PrefillState:
             is_computed = sequence.phase is PrefillPhase.COMPUTED
             assert is_computed == (sequence.first_token is not None)
             assert sequence.is_offered or not is_computed, "nobody knows of a computed prompt"
-            is_used = self._is_in_chunk(owner) or sequence.hand_over.is_sending
+            is_used = self.chunk.computes(owner) or sequence.hand_over.is_sending
             assert is_used or not sequence.is_cancelled, "a cancelled sequence stays"
             if not sequence.is_cancelled:
-                sequence.hand_over.check(self._computed_kv(sequence))
+                sequence.hand_over.check(self.chunk.computed_kv(sequence))
         for owner in queued:
             assert owner in self.sequences, "a queued sequence is not known"
         held = {owner for owner in self.blocks.owners() if owner.room == ROOM}
         assert held <= self.sequences.keys(), "blocks are held for a sequence that is gone"
-        for piece in self._chunk:
+        for piece in self.chunk.slices:
             assert piece.owner in self.sequences, "the chunk in flight computes a sequence that is gone"
 
     def handle(self, event: PrefillEvent, now: float) -> list[PrefillCommand]:
@@ -221,11 +223,11 @@ class PrefillState:
 
     def _start_chunk(self, now: float, commands: list[PrefillCommand]) -> None:
         """Plans the next chunk if none is in flight, and offers the long prompts that begin in it."""
-        if self._chunk:
+        if self.chunk.is_computing:
             return
         ready = self._give_blocks(now)
         sizes = fill_chunk([sequence.remaining_tokens for sequence in ready], self.chunk_tokens)
-        self._chunk = tuple(
+        slices = tuple(
             ChunkSlice(
                 owner=sequence.owner,
                 request=sequence.request,
@@ -236,19 +238,18 @@ class PrefillState:
             )
             for sequence, tokens in zip(ready, sizes, strict=False)
         )
-        if not self._chunk:
+        if not slices:
             return
-        sequences = [self.sequences[piece.owner] for piece in self._chunk]
+        self.chunk.begin(slices)
+        sequences = [self.sequences[piece.owner] for piece in slices]
         for sequence in sequences:
             if sequence.computed_tokens == 0 and self._is_layerwise(sequence.request):
                 self._offer(sequence, commands)
         tokens = sum(
-            piece.tokens
-            for piece, sequence in zip(self._chunk, sequences, strict=True)
-            if sequence.is_offered
+            piece.tokens for piece, sequence in zip(slices, sequences, strict=True) if sequence.is_offered
         )
         layer_bytes = tokens * self.layout.token_layer_bytes
-        commands.append(RunChunk(self._chunk, layers_per_report(layer_bytes) if tokens else None))
+        commands.append(RunChunk(slices, layers_per_report(layer_bytes) if tokens else None))
 
     def _is_layerwise(self, request: GenerationRequest) -> bool:
         output_tokens = request.sampling.max_tokens - len(request.output_ids)
@@ -272,23 +273,14 @@ class PrefillState:
         return ready
 
     def _take_layers(self, layers: int, commands: list[PrefillCommand]) -> None:
-        if not (self._chunk and self._chunk_layers < layers <= self.layout.layers):
-            raise ValueError(
-                f"{layers} layers of a chunk are computed, of {self._chunk_layers} before and"
-                f" {self.layout.layers} in all; {len(self._chunk)} slices are in flight"
-            )
-        self._chunk_layers = layers
-        for piece in self._chunk:
+        self.chunk.take_layers(layers)
+        for piece in self.chunk.slices:
             self._go_on_sending(self.sequences[piece.owner], commands)
 
     def _finish_chunk(
         self, tokens: tuple[SampledToken | None, ...], now: float, commands: list[PrefillCommand]
     ) -> None:
-        for piece, token in zip(self._chunk, tokens, strict=False):
-            if piece.is_last != (token is not None):
-                raise ValueError(f"{piece.owner}: is_last is {piece.is_last}, the drawn token {token}")
-        chunk = self._end_chunk(len(tokens))
-        for piece, token in zip(chunk, tokens, strict=True):
+        for piece, token in zip(self.chunk.end(tokens), tokens, strict=True):
             sequence = self.sequences[piece.owner]
             sequence.computed_tokens += piece.tokens
             if sequence.is_cancelled:
@@ -323,17 +315,11 @@ class PrefillState:
             self._offer(sequence, commands)
 
     def _fail_chunk(self, error: ErrorReply, commands: list[PrefillCommand]) -> None:
-        for piece in self._end_chunk(len(self._chunk)):
+        for piece in self.chunk.end(None):
             sequence = self.sequences[piece.owner]
             if not sequence.is_cancelled:
                 commands.append(failure_of(sequence, error, can_continue=False))
             self._discard(sequence, commands)
-
-    def _end_chunk(self, slices: int) -> tuple[ChunkSlice, ...]:
-        if not self._chunk or len(self._chunk) != slices:
-            raise ValueError(f"a chunk of {slices} slices ended, {len(self._chunk)} are in flight")
-        chunk, self._chunk, self._chunk_layers = self._chunk, (), 0
-        return chunk
 
     # hand-over
 
@@ -375,25 +361,11 @@ class PrefillState:
             raise UnknownRequest(f"no KV of request {pull.request_id} waits at {self.instance_id}")
         if not sequence.is_offered:
             raise UnknownRequest(f"the KV of request {pull.request_id} has not been offered")
-        needed = blocks_for(sequence.request.tokens, self.layout.block_size)
-        if len(pull.blocks) < needed:
-            raise UnknownRequest(f"{len(pull.blocks)} blocks offered for KV that fills {needed}")
-        if not pull.destinations:
-            raise HandoverFailed("the pool that the KV was for is gone")
-        total_blocks = min(each.total_blocks for each in pull.destinations)
-        is_within = min(pull.blocks) >= 0 and max(pull.blocks) < total_blocks
-        if not is_within or len({*pull.blocks}) < len(pull.blocks):
-            raise InvalidRequest(f"{pull.blocks} are not of a pool of {total_blocks}", param="blocks")
+        check_destination(pull, blocks_for(sequence.request.tokens, self.layout.block_size))
         answered = sequence.hand_over.take_ask(pull)
         if answered is not None:
             commands.append(AnswerPull(sequence.owner, pull.portion, answered))
         self._go_on_sending(sequence, commands)
-
-    def _computed_kv(self, sequence: PrefillSequence) -> ComputedKV:
-        for piece in self._chunk:
-            if piece.owner == sequence.owner:
-                return ComputedKV(sequence.computed_tokens, piece.tokens, self._chunk_layers)
-        return ComputedKV(sequence.computed_tokens)
 
     def _go_on_sending(self, sequence: PrefillSequence, commands: list[PrefillCommand]) -> None:
         """Sends what is there for the portion asked for, or answers it."""
@@ -401,7 +373,7 @@ class PrefillState:
         pull = hand_over.asked
         if pull is None:
             return
-        spans = hand_over.begin_send(self._computed_kv(sequence))
+        spans = hand_over.begin_send(self.chunk.computed_kv(sequence))
         if spans:
             self.blocks.pin(owner)
             needed = blocks_for(sequence.request.tokens, self.layout.block_size)
@@ -489,13 +461,10 @@ class PrefillState:
 
     def _let_go(self, sequence: PrefillSequence) -> None:
         """Forgets a sequence now, or marks it where the engine or the transfer still uses its blocks."""
-        if self._is_in_chunk(sequence.owner) or sequence.hand_over.is_sending:
+        if self.chunk.computes(sequence.owner) or sequence.hand_over.is_sending:
             sequence.is_cancelled = True
         else:
             self._drop(sequence)
-
-    def _is_in_chunk(self, owner: BlockOwner) -> bool:
-        return any(piece.owner == owner for piece in self._chunk)
 
     def _drop(self, sequence: PrefillSequence) -> None:
         del self.sequences[sequence.owner]

@@ -94,7 +94,8 @@ def decisions() -> list[Path]:
     states = [REPOSITORY / room / "state.py" for room in ("prefill", "decode", "attention", "scheduler")]
     events = [REPOSITORY / room / "events.py" for room in ("prefill", "decode")]
     parts = [REPOSITORY / "decode" / name for name in ("batches.py", "sequence.py", "moves.py", "pulls.py")]
-    parts += [REPOSITORY / "prefill" / name for name in ("sequence.py", "handover.py", "prompts.py")]
+    prefill = ("sequence.py", "chunks.py", "handover.py", "prompts.py")
+    parts += [REPOSITORY / "prefill" / name for name in prefill]
     policies = list((REPOSITORY / "scheduler" / "policy").glob("*.py"))
     names = (
         "messages.py",
