@@ -1,10 +1,34 @@
 """What both rooms must agree on about one sequence: when it ends, and how it goes on elsewhere."""
 
 from collections.abc import Collection
+from dataclasses import dataclass
 
 import msgspec
 
-from common.messages import FinishReason, GenerationRequest, SampledToken
+from common.ids import GatewayId, InstanceId
+from common.messages import ErrorReply, FinishReason, GenerationRequest, SampledToken, SequenceFailed
+
+
+@dataclass(frozen=True, slots=True)
+class PublishFailure:
+    """A room's command: the gateway is to hear that the sequence goes no further there."""
+
+    gateway_id: GatewayId
+    failure: SequenceFailed
+
+
+def failure_of(
+    request: GenerationRequest,
+    error: ErrorReply,
+    *,
+    can_continue: bool,
+    lost_instance: InstanceId | None = None,
+) -> PublishFailure:
+    """``can_continue``: the sequence is sound, and may go on elsewhere. ``lost_instance`` does not answer."""
+    return PublishFailure(
+        request.gateway_id,
+        SequenceFailed(request.request_id, request.attempt, error, can_continue, lost_instance),
+    )
 
 
 def finish_reason_of(

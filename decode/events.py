@@ -12,9 +12,9 @@ from common.messages import (
     InstanceLife,
     ResumeTask,
     SampledToken,
-    SequenceFailed,
     TokenEvent,
 )
+from common.sequences import PublishFailure
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,12 +267,6 @@ class RunStep:
 class PublishTokens:
     gateway_id: GatewayId
     events: tuple[TokenEvent, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class PublishFailure:
-    gateway_id: GatewayId
-    failure: SequenceFailed
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""A sequence as the decode room keeps it, and how its gateway hears that it goes no further here."""
+"""A sequence as the decode room keeps it."""
 
 from dataclasses import dataclass
 
@@ -6,8 +6,7 @@ from common.errors import HandoverFailed, Overloaded
 from common.ids import Incarnation, InstanceId
 from common.kv.blocks import BlockOwner
 from common.lifecycle import DecodePhase
-from common.messages import DecodeTask, ErrorReply, GenerationRequest, ResumeTask, SequenceFailed
-from decode.events import PublishFailure
+from common.messages import DecodeTask, ErrorReply, GenerationRequest, ResumeTask
 
 ROOM = "decode"
 KV_LOST = ErrorReply(code=HandoverFailed.code, message="the attention worker that held the KV is gone")
@@ -53,20 +52,6 @@ class DecodeSequence:
     def position(self) -> int:
         """Where the last token goes: the number of positions whose KV exists."""
         return self.tokens - 1
-
-
-def failure_of(
-    sequence: DecodeSequence,
-    error: ErrorReply,
-    *,
-    can_continue: bool,
-    lost_instance: InstanceId | None = None,
-) -> PublishFailure:
-    request = sequence.request
-    return PublishFailure(
-        request.gateway_id,
-        SequenceFailed(request.request_id, request.attempt, error, can_continue, lost_instance),
-    )
 
 
 def source_of(task: DecodeTask | ResumeTask) -> tuple[InstanceId, Incarnation]:

@@ -46,6 +46,7 @@ from common.messages import (
 )
 from common.performance import STEP_FEATURES, step_features
 from common.redelivery import publish_surely
+from common.sequences import PublishFailure
 from common.steps import Runner, SequenceStep
 from common.subjects import Subjects
 from common.telemetry import InstanceMetrics
@@ -165,7 +166,7 @@ class DecodeService:
                 self.spawn(self._compute(rows, lane))
             case events.PublishTokens(gateway_id, tokens):
                 self._publish(gateway_id, TokenBatch(self.state.instance_id, tokens))
-            case events.PublishFailure(gateway_id, failure):
+            case PublishFailure(gateway_id, failure):
                 self._publish(gateway_id, failure)
             case events.PullSequence():
                 self.spawn(self._pull(command))

@@ -26,7 +26,7 @@ from common.messages import (
     SampledToken,
     TokenEvent,
 )
-from common.sequences import finish_reason_of
+from common.sequences import failure_of, finish_reason_of
 from decode.batches import Batches
 from decode.events import (
     CancelArrived,
@@ -62,7 +62,7 @@ from decode.events import (
 )
 from decode.moves import Moves
 from decode.pulls import Pulls
-from decode.sequence import KV_LOST, PREEMPTED, PREFILL_GONE, ROOM, DecodeSequence, failure_of, source_of
+from decode.sequence import KV_LOST, PREEMPTED, PREFILL_GONE, ROOM, DecodeSequence, source_of
 from scheduler.policy.decode_batching import can_admit, choose_victims
 
 
@@ -306,7 +306,7 @@ class DecodeState:
         for sequence in [*self._at_rest(), *pulled]:
             if self.blocks.is_lost(sequence.owner):
                 if not sequence.is_cancelled:
-                    commands.append(failure_of(sequence, KV_LOST, can_continue=True))
+                    commands.append(failure_of(sequence.request, KV_LOST, can_continue=True))
                 self._drop(sequence)
         self._send_back_homeless(commands)
 
@@ -316,7 +316,7 @@ class DecodeState:
         for sequence in [each for each in self.sequences.values() if each.phase is DecodePhase.WAITING]:
             room = self._room_in(sequence.pool)
             if room < self._longest_blocks(sequence) and (room > 0 or sequence.pool is not None):
-                commands.append(failure_of(sequence, KV_LOST, can_continue=True))
+                commands.append(failure_of(sequence.request, KV_LOST, can_continue=True))
                 self._drop(sequence)
 
     def _longest_blocks(self, sequence: DecodeSequence) -> int:
@@ -343,7 +343,7 @@ class DecodeState:
         if sequence.is_cancelled:
             self._drop(sequence)
         elif self.blocks.is_lost(owner):
-            commands.append(failure_of(sequence, KV_LOST, can_continue=True))
+            commands.append(failure_of(sequence.request, KV_LOST, can_continue=True))
             self._drop(sequence)
 
     # the pull
@@ -386,7 +386,7 @@ class DecodeState:
         if not (sequence.is_cancelled or self.blocks.is_lost(sequence.owner)):
             return False
         if not sequence.is_cancelled:
-            commands.append(failure_of(sequence, KV_LOST, can_continue=True))
+            commands.append(failure_of(sequence.request, KV_LOST, can_continue=True))
         self._drop(sequence)
         return True
 
@@ -394,7 +394,9 @@ class DecodeState:
         sequence = self._pulling(failed.owner)
         if not sequence.is_cancelled:
             commands.append(
-                failure_of(sequence, failed.error, can_continue=True, lost_instance=failed.lost_instance)
+                failure_of(
+                    sequence.request, failed.error, can_continue=True, lost_instance=failed.lost_instance
+                )
             )
         del self.sequences[failed.owner]
         self.pulls.end(failed.owner)
@@ -425,7 +427,9 @@ class DecodeState:
 
     def _drop_sourceless(self, sequence: DecodeSequence, commands: list[DecodeCommand]) -> None:
         lost_instance, _ = source_of(sequence.task)
-        commands.append(failure_of(sequence, PREFILL_GONE, can_continue=True, lost_instance=lost_instance))
+        commands.append(
+            failure_of(sequence.request, PREFILL_GONE, can_continue=True, lost_instance=lost_instance)
+        )
         self._drop(sequence)
 
     def _pulling(self, owner: BlockOwner) -> DecodeSequence:
@@ -489,7 +493,7 @@ class DecodeState:
         ]
 
     def _preempt(self, sequence: DecodeSequence, commands: list[DecodeCommand]) -> None:
-        commands.append(failure_of(sequence, PREEMPTED, can_continue=True))
+        commands.append(failure_of(sequence.request, PREEMPTED, can_continue=True))
         self._preempted += 1
         self._drop(sequence)
 
@@ -526,7 +530,7 @@ class DecodeState:
                 self._drop(sequence)
                 continue
             if token is None or self.blocks.is_lost(row.owner):
-                commands.append(failure_of(sequence, KV_LOST, can_continue=True))
+                commands.append(failure_of(sequence.request, KV_LOST, can_continue=True))
                 self._drop(sequence)
                 continue
             request = sequence.request
@@ -544,7 +548,7 @@ class DecodeState:
         for row in self.batches.end(failed.lane, None):
             sequence = self.sequences[row.owner]
             if not sequence.is_cancelled:
-                commands.append(failure_of(sequence, failed.error, can_continue=failed.can_continue))
+                commands.append(failure_of(sequence.request, failed.error, can_continue=failed.can_continue))
             self._drop(sequence)
 
     # endings
@@ -559,7 +563,7 @@ class DecodeState:
         for sequence in [sequence for sequence in self.sequences.values() if matches(sequence)]:
             if not sequence.is_cancelled:
                 error = ErrorReply(NoInstanceReady.code, f"instance {self.instance_id} is draining")
-                commands.append(failure_of(sequence, error, can_continue=True))
+                commands.append(failure_of(sequence.request, error, can_continue=True))
             self._discard(sequence)
 
     def _discard_all(self, matches: Callable[[DecodeSequence], bool]) -> None:

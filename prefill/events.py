@@ -13,9 +13,9 @@ from common.messages import (
     PrefillTask,
     PullKV,
     SampledToken,
-    SequenceFailed,
     TokenEvent,
 )
+from common.sequences import PublishFailure
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,12 +147,6 @@ class PublishToken:
     queue_s: float
     """How long the prompt waited before its first chunk."""
     compute_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class PublishFailure:
-    gateway_id: GatewayId
-    failure: SequenceFailed
 
 
 @dataclass(frozen=True, slots=True)

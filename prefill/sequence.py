@@ -1,12 +1,11 @@
-"""A sequence as the prefill room keeps it, and how its gateway hears that it goes no further here."""
+"""A sequence as the prefill room keeps it."""
 
 from dataclasses import dataclass
 
 from common.ids import Incarnation, InstanceId
 from common.kv.blocks import BlockOwner
 from common.lifecycle import PrefillPhase
-from common.messages import ErrorReply, GenerationRequest, SequenceFailed
-from prefill.events import PublishFailure
+from common.messages import GenerationRequest
 from prefill.handover import HandOver
 
 ROOM = "prefill"
@@ -32,17 +31,3 @@ class PrefillSequence:
     @property
     def remaining_tokens(self) -> int:
         return self.request.tokens - self.computed_tokens
-
-
-def failure_of(
-    sequence: PrefillSequence,
-    error: ErrorReply,
-    *,
-    can_continue: bool,
-    lost_instance: InstanceId | None = None,
-) -> PublishFailure:
-    request = sequence.request
-    return PublishFailure(
-        request.gateway_id,
-        SequenceFailed(request.request_id, request.attempt, error, can_continue, lost_instance),
-    )

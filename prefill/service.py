@@ -40,6 +40,7 @@ from common.messages import (
 )
 from common.performance import CHUNK_FEATURES, chunk_features, pairs_of
 from common.redelivery import publish_surely
+from common.sequences import PublishFailure
 from common.steps import LayerReports, Runner
 from common.subjects import Subjects
 from common.telemetry import InstanceMetrics
@@ -143,7 +144,7 @@ class PrefillService:
             case events.PublishToken(gateway_id, token_event, queue_s, compute_s):
                 self._publish(gateway_id, TokenBatch(self.state.instance_id, (token_event,)))
                 self.metrics.observe_prefill(queue_s, compute_s)
-            case events.PublishFailure(gateway_id, failure):
+            case PublishFailure(gateway_id, failure):
                 self._publish(gateway_id, failure)
             case events.OfferSequence():
                 self.spawn(self._offer(command))

@@ -39,7 +39,7 @@ from common.messages import (
     SampledToken,
     TokenEvent,
 )
-from common.sequences import continued_with, finish_reason_of
+from common.sequences import continued_with, failure_of, finish_reason_of
 from prefill.chunks import ChunkInFlight
 from prefill.events import (
     AnswerPull,
@@ -67,7 +67,7 @@ from prefill.events import (
 )
 from prefill.handover import HandOver, KVCursor, check_destination
 from prefill.prompts import PromptQueue
-from prefill.sequence import ROOM, PrefillSequence, failure_of
+from prefill.sequence import ROOM, PrefillSequence
 from scheduler.policy.hand_over import is_layerwise, layers_per_report
 from scheduler.policy.prefill_batching import fill_chunk
 
@@ -318,7 +318,7 @@ class PrefillState:
         for piece in self.chunk.end(None):
             sequence = self.sequences[piece.owner]
             if not sequence.is_cancelled:
-                commands.append(failure_of(sequence, error, can_continue=False))
+                commands.append(failure_of(sequence.request, error, can_continue=False))
             self._discard(sequence, commands)
 
     # hand-over
@@ -348,7 +348,7 @@ class PrefillState:
             return
         lost = sequence.decode_instance if refused.is_lost else None
         sequence.is_offered = refused.is_lost
-        commands.append(failure_of(sequence, refused.error, can_continue=True, lost_instance=lost))
+        commands.append(failure_of(sequence.request, refused.error, can_continue=True, lost_instance=lost))
         self._discard(sequence, commands)
 
     def _take_pull(self, pull: PullKV, commands: list[PrefillCommand]) -> None:
@@ -437,7 +437,7 @@ class PrefillState:
         error = ErrorReply(NoInstanceReady.code, f"instance {self.instance_id} is draining")
         for sequence in list(self.sequences.values()):
             if not sequence.is_cancelled:
-                commands.append(failure_of(sequence, error, can_continue=True))
+                commands.append(failure_of(sequence.request, error, can_continue=True))
                 self._discard(sequence, commands)
 
     def _discard_all(

@@ -6,6 +6,7 @@ from common.errors import HandoverFailed
 from common.ids import Incarnation, InstanceId, RequestId
 from common.lifecycle import DecodePhase
 from common.messages import DecodeTask, SampledToken
+from common.sequences import PublishFailure
 from decode import events
 from decode.pulls import Pulls
 from scheduler.policy.pull_budget import UNMEASURED_IDLE_BYTES, PullBudget
@@ -39,7 +40,7 @@ def test_a_failed_pull_can_continue_and_names_a_lost_instance() -> None:
     handle(state, events.TaskArrived(task_of()))
     [failure] = kinds(
         handle(state, events.PullFailed(owner_of(), FAILED, is_drained=True, lost_instance=PREFILL)),
-        events.PublishFailure,
+        PublishFailure,
     )
     assert failure.failure.can_continue
     assert failure.failure.lost_instance == PREFILL
@@ -150,13 +151,13 @@ def test_what_waits_for_the_kv_of_a_life_that_is_gone_goes_back_and_nothing_asks
         assert handle(state, events.PrefillGone(*life)) == []
     first, second = (owner for owner in state.pulls.owners)
     resting = first if state.pulls.rests(first) else second
-    failures = kinds(handle(state, events.PrefillGone(PREFILL, LIFE)), events.PublishFailure)
+    failures = kinds(handle(state, events.PrefillGone(PREFILL, LIFE)), PublishFailure)
     assert {each.failure.request_id for each in failures} == {resting.request_id, RequestId("waits")}
     assert all(each.failure.can_continue for each in failures)
     assert {each.failure.lost_instance for each in failures} == {PREFILL}
     [in_the_air] = state.pulls.owners
     commands = handle(state, events.PortionPulled(in_the_air, 10, 0.1))
-    [failure] = kinds(commands, events.PublishFailure)
+    [failure] = kinds(commands, PublishFailure)
     assert (failure.failure.lost_instance, kinds(commands, events.PullSequence)) == (PREFILL, [])
     assert list(state.sequences) == [owner_of("r1")]
     assert state.blocks.free_blocks == 7

@@ -6,6 +6,7 @@ from common.errors import HandoverFailed
 from common.ids import RequestId
 from common.lifecycle import DecodePhase
 from common.messages import SampledToken
+from common.sequences import PublishFailure
 from decode import events
 from decode.moves import MAX_FAILED_MOVES
 from decode.state import DecodeState
@@ -112,7 +113,7 @@ def test_a_failed_move_costs_nothing_but_its_time_and_is_tried_only_so_often() -
     for _ in range(MAX_FAILED_MOVES):
         [move] = kinds(end_step(state), events.MoveSequence)
         commands = handle(state, events.MoveFailed(R1))
-        assert not kinds(commands, events.PublishFailure)
+        assert not kinds(commands, PublishFailure)
         assert kinds(commands, events.RunStep)
         assert state.blocks.pool_of(R1) == 0
         # While that rests, it is not tried again.
@@ -137,7 +138,7 @@ def test_where_the_old_pool_is_lost_the_kv_that_has_come_is_enough() -> None:
     state, _ = moving()
     handle(state, events.PoolLost(0))
     assert R1 in state.sequences
-    assert not kinds(handle(state, events.MoveFinished(R1)), events.PublishFailure)
+    assert not kinds(handle(state, events.MoveFinished(R1)), PublishFailure)
     assert state.blocks.pool_of(R1) == 1
     handle(state, events.StepFinished((None,)))
     assert rows(state) == ["r1"]
@@ -147,7 +148,7 @@ def test_where_the_old_pool_is_lost_the_kv_that_has_come_is_enough() -> None:
 def test_a_move_that_fails_with_its_source_sends_the_sequence_back_and_rests_the_destination() -> None:
     state, move = moving()
     handle(state, events.PoolLost(0))
-    [failure] = kinds(handle(state, events.MoveFailed(R1)), events.PublishFailure)
+    [failure] = kinds(handle(state, events.MoveFailed(R1)), PublishFailure)
     assert (failure.failure.request_id, failure.failure.error.code) == ("r1", HandoverFailed.code)
     assert failure.failure.can_continue
     assert state.blocks.quarantined_blocks == len(move.destination_blocks) + (move.tokens % 4 == 0)
@@ -160,7 +161,7 @@ def test_where_the_new_pool_is_lost_the_sequence_goes_on_in_the_old_one(has_arri
     state, _ = moving()
     handle(state, events.PoolLost(1))
     event = events.MoveFinished(R1) if has_arrived else events.MoveFailed(R1)
-    assert not kinds(handle(state, event), events.PublishFailure)
+    assert not kinds(handle(state, event), PublishFailure)
     end_step(state)
     assert rows(state) == ["r1", "r2"]
     if not has_arrived:
@@ -174,7 +175,7 @@ def test_what_is_cancelled_while_it_moves_frees_both_sides_when_that_is_over(has
     handle(state, events.CancelArrived(RequestId("r1"), 0))
     assert R1 in state.sequences
     event = events.MoveFinished(R1) if has_arrived else events.MoveFailed(R1)
-    assert not kinds(handle(state, event), events.PublishFailure)
+    assert not kinds(handle(state, event), PublishFailure)
     assert R1 not in state.sequences
     if not has_arrived:
         handle(state, events.MoveDrained(R1))
@@ -185,7 +186,7 @@ def test_what_is_cancelled_while_it_moves_frees_both_sides_when_that_is_over(has
 def test_an_instance_that_drains_lets_moves_end_and_sends_back_what_is_left() -> None:
     state, _ = moving()
     handle(state, events.DrainStarted())
-    failures = kinds(handle(state, events.DrainExpired()), events.PublishFailure)
+    failures = kinds(handle(state, events.DrainExpired()), PublishFailure)
     assert {each.failure.request_id for each in failures} == {"r1", "r2"}
     assert not state.is_idle
     handle(state, events.MoveFinished(R1))

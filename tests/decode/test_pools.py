@@ -4,6 +4,7 @@ import pytest
 
 from common.errors import HandoverFailed, NoInstanceReady
 from common.messages import SampledToken
+from common.sequences import PublishFailure
 from decode import events
 from tests.decode.states import (
     FAILED,
@@ -26,9 +27,9 @@ def test_without_a_pool_nothing_is_taken_in_and_a_lost_one_gives_its_sequences_b
     handle(state, events.PoolAdded(8))
     start(state, "r1", "r2")
     commands = handle(state, events.PoolLost(0))
-    assert [command.failure.request_id for command in kinds(commands, events.PublishFailure)] == ["r2"]
+    assert [command.failure.request_id for command in kinds(commands, PublishFailure)] == ["r2"]
     commands = handle(state, events.StepFinished((None,)))
-    [failed] = kinds(commands, events.PublishFailure)
+    [failed] = kinds(commands, PublishFailure)
     assert (failed.failure.request_id, failed.failure.can_continue) == ("r1", True)
     assert state.is_idle
     assert state.blocks.pools == []
@@ -72,7 +73,7 @@ def test_kv_that_is_not_kept_any_more_sends_the_sequence_back_and_frees_its_bloc
     state = make_state()
     handle(state, events.ResumeArrived(resumed_of(), 0))
     commands = handle(state, events.PullFailed(owner_of(attempt=1), FAILED, is_drained=True))
-    [failure] = kinds(commands, events.PublishFailure)
+    [failure] = kinds(commands, PublishFailure)
     assert (failure.failure.can_continue, failure.failure.lost_instance) == (True, None)
     assert state.is_idle
     assert state.blocks.free_blocks == 8
@@ -85,7 +86,7 @@ def test_a_resumed_sequence_waits_for_its_own_pool_and_goes_back_when_that_close
     start(state, "r0", prompt_tokens=8)
     handle(state, events.PoolAdded(8))
     assert not kinds(handle(state, events.ResumeArrived(resumed_of(), 0)), events.InheritSequence)
-    [failure] = kinds(handle(state, events.PoolClosed(0)), events.PublishFailure)
+    [failure] = kinds(handle(state, events.PoolClosed(0)), PublishFailure)
     assert (failure.failure.request_id, failure.failure.can_continue) == ("r1", True)
     for pool, reason in ((0, "has 0 for it"), (1, "has 0 for it")):
         with pytest.raises(HandoverFailed, match=reason):
@@ -129,7 +130,7 @@ def test_who_cannot_grow_and_has_nobody_to_wait_for_goes_back() -> None:
     commands: list[events.DecodeCommand] = []
     while state.batches.is_computing:
         commands = end_step(state)
-    [failure] = kinds(commands, events.PublishFailure)
+    [failure] = kinds(commands, PublishFailure)
     assert (failure.failure.error.code, failure.failure.can_continue) == ("overloaded", True)
     assert (state.is_idle, state.blocks.quarantined_blocks) == (True, 1)
 
@@ -141,5 +142,5 @@ def test_who_waits_for_any_pool_goes_back_when_the_one_that_comes_is_too_small()
     handle(state, events.TaskArrived(task_of("long", prompt_tokens=8)))
     handle(state, events.PoolLost(0))
     assert len(state.sequences) == 3
-    [failure] = kinds(handle(state, events.PoolAdded(2)), events.PublishFailure)
+    [failure] = kinds(handle(state, events.PoolAdded(2)), PublishFailure)
     assert (failure.failure.request_id, failure.failure.can_continue) == ("long", True)

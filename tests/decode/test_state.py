@@ -5,6 +5,7 @@ import pytest
 from common.errors import HandoverFailed, NoInstanceReady, Overloaded, RequestCancelled
 from common.ids import RequestId
 from common.messages import SampledToken
+from common.sequences import PublishFailure
 from decode import events
 from tests.decode.states import FAILED, PREFILL, handle, kinds, make_state, owner_of, start, task_of
 
@@ -47,12 +48,12 @@ def test_a_sequence_joins_at_the_next_step_without_waiting_for_the_batch_to_end(
 def test_without_a_free_block_the_latest_arrival_is_given_up_and_can_continue() -> None:
     state = make_state(total_blocks=5, block_size=2)
     start(state, "old", "young", prompt_tokens=2, max_tokens=6)
-    preempted: list[events.PublishFailure] = []
+    preempted: list[PublishFailure] = []
     while not preempted:
         rows = len(state.batches.steps[0])
         preempted = kinds(
             handle(state, events.StepFinished(tuple(SampledToken(8) for _ in range(rows)))),
-            events.PublishFailure,
+            PublishFailure,
         )
     assert [(each.failure.request_id, each.failure.can_continue) for each in preempted] == [("young", True)]
     assert state.preempted == 1
@@ -104,11 +105,11 @@ def test_draining_gives_back_what_waits_and_finishes_what_runs() -> None:
     state = make_state(max_batch=1)
     start(state, "r1")
     handle(state, events.TaskArrived(task_of("r2")))
-    [given_back] = kinds(handle(state, events.DrainStarted()), events.PublishFailure)
+    [given_back] = kinds(handle(state, events.DrainStarted()), PublishFailure)
     assert (given_back.failure.request_id, given_back.failure.can_continue) == ("r2", True)
     with pytest.raises(NoInstanceReady):
         handle(state, events.TaskArrived(task_of("r3")))
-    [given_back] = kinds(handle(state, events.DrainExpired()), events.PublishFailure)
+    [given_back] = kinds(handle(state, events.DrainExpired()), PublishFailure)
     assert given_back.failure.request_id == "r1"
     handle(state, events.StepFinished((SampledToken(8),)))
     assert state.is_idle

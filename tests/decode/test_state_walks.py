@@ -11,6 +11,7 @@ from common.ids import RequestId
 from common.kv.blocks import BlockOwner, blocks_for
 from common.lifecycle import DecodePhase
 from common.messages import DecodeTask, ErrorReply, SampledToken
+from common.sequences import PublishFailure
 from decode import events
 from decode.state import DecodeState
 from tests.decode.states import (
@@ -102,7 +103,7 @@ class Walk:
                     self.moves.append(owner)
                 case events.PublishTokens(_, tokens):
                     self.ended |= {event_.request_id for event_ in tokens if event_.finish_reason}
-                case events.PublishFailure(_, failure):
+                case PublishFailure(_, failure):
                     self.ended.add(failure.request_id)
 
     def act(self) -> None:

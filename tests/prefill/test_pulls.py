@@ -13,6 +13,7 @@ from common.errors import (
 from common.ids import Incarnation, RequestId
 from common.kv.layout import KVSpan
 from common.messages import ErrorReply, KVDelivered, SampledToken
+from common.sequences import PublishFailure
 from prefill import events
 from prefill.state import PrefillState
 from tests.prefill.states import (
@@ -50,7 +51,7 @@ def test_a_refused_offer_goes_back_to_the_gateway_and_names_a_lost_instance() ->
     state = make_state()
     offered(state)
     commands = handle(state, events.OfferRefused(owner_of("r1"), FAILED, is_lost=True))
-    failure = only(commands, events.PublishFailure).failure
+    failure = only(commands, PublishFailure).failure
     assert failure.can_continue
     assert failure.lost_instance == DECODE
     assert state.blocks.free_blocks == 8

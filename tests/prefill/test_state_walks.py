@@ -13,6 +13,7 @@ from common.ids import RequestId
 from common.kv.blocks import BlockOwner
 from common.kv.layout import KVSpan
 from common.messages import ErrorReply, KVDelivered, PrefillTask, SampledToken
+from common.sequences import PublishFailure
 from prefill import events
 from prefill.state import PrefillState
 from tests.prefill.states import (
@@ -94,7 +95,7 @@ class Walk:
                     self.take_answer(owner, answer)
                 case events.PublishToken(_, event_, _, _) if event_.finish_reason is not None:
                     self.ended.add(event_.request_id)
-                case events.PublishFailure(_, failure):
+                case PublishFailure(_, failure):
                     self.ended.add(failure.request_id)
 
     def receive(self, owner: BlockOwner, max_bytes: int, spans: tuple[KVSpan, ...]) -> None:

@@ -28,6 +28,7 @@ from common.messages import (
     TokenBatch,
     error_reply,
 )
+from common.sequences import PublishFailure
 from decode import events
 from decode.engine import run_step
 from decode.sequence import ROOM
@@ -153,7 +154,7 @@ class VirtualDecode:
                 self._after(0.03 + 0.002 * len(rows), lambda: self._end_step(rows, tables))
             case events.PublishTokens(gateway_id, tokens):
                 self.bus.publish(name, gateway_id, TokenBatch(name, tokens))
-            case events.PublishFailure(gateway_id, failure):
+            case PublishFailure(gateway_id, failure):
                 self.bus.publish(name, gateway_id, failure)
             case events.PullSequence(owner, prefill_instance, incarnation, blocks, portion, max_bytes):
                 self._pulls[owner] = InstanceGone(prefill_instance, incarnation)

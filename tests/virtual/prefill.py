@@ -22,6 +22,7 @@ from common.messages import (
     as_request_error,
     error_reply,
 )
+from common.sequences import PublishFailure
 from prefill import events
 from prefill.engine import run_chunk
 from prefill.sequence import ROOM
@@ -124,7 +125,7 @@ class VirtualPrefill:
             case events.PublishToken(gateway_id, event, _, _):
                 batch = TokenBatch(self.state.instance_id, (event,))
                 self.bus.publish(self.state.instance_id, gateway_id, batch)
-            case events.PublishFailure(gateway_id, failure):
+            case PublishFailure(gateway_id, failure):
                 self.bus.publish(self.state.instance_id, gateway_id, failure)
             case events.OfferSequence(owner, decode_instance, task):
 
