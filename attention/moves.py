@@ -38,6 +38,10 @@ class MovedSequences:
     _sends: dict[MoveKV, "asyncio.Task[KVDelivered]"] = field(default_factory=dict)
     _is_over: bool = False
 
+    @property
+    def under_way(self) -> int:
+        return len(self._sends)
+
     async def send(self, call: MoveKV) -> KVDelivered:
         """Writes the KV, once for all who ask while that is under way.
 

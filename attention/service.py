@@ -11,6 +11,7 @@ import os
 import threading
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 
@@ -43,6 +44,7 @@ from common.model.device import device_of
 from common.model.exchange import Lane, Pace
 from common.model.kernels import use_compiled
 from common.service import Running, ServiceProcess, run_service
+from common.telemetry import export_count
 from common.transfer.buffers import SharedBuffer, host_identity
 from common.transfer.endpoint import TransferEndpoint
 from common.transfer.interface import PeerInfo, decode_peer_info, encode_peer_info
@@ -98,6 +100,19 @@ class AttentionService:
         self._thread = threading.Thread(target=self._run_loop, args=(end,), name="attention", daemon=True)
         self._thread.start()
         self.process.spawn(self._watch_thread(asyncio.wrap_future(end)))
+        self._export_counts()
+
+    def _export_counts(self) -> None:
+        """What is held for instances, and what is on its way: the former ends with them, the latter soon."""
+        count = partial(export_count, self.process.registry)
+        count("attention_bindings", "Bindings whose memory is held.", lambda: len(self._served))
+        count("attention_pools_kept", "KV pools kept of instances that are lost.", lambda: len(self._kept))
+        count(
+            "kv_moves",
+            "Sequences whose KV is on its way.",
+            lambda: sum(served.moves.under_way for served in self._served.values()),
+        )
+        count("transfers_open", "Transfers that have not settled.", lambda: self.transfer.outstanding)
 
     def _run_loop(self, end: "Future[None]") -> None:
         try:

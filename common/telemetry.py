@@ -94,6 +94,11 @@ def new_registry(kind: str) -> CollectorRegistry:
     return registry
 
 
+def export_count(registry: CollectorRegistry, name: str, help_text: str, count: Callable[[], int]) -> None:
+    """A gauge that is asked on the event loop, whenever it is scraped."""
+    Gauge(f"lamella_{name}", help_text, registry=registry).set_function(count)
+
+
 async def sample_loop_lag(registry: CollectorRegistry) -> None:
     """Measures how late the event loop's timers fire. Runs until cancelled."""
     lag = Gauge("lamella_event_loop_lag_seconds", "Lateness of the last timer.", registry=registry)

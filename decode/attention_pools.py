@@ -52,6 +52,16 @@ class AttentionPools:
     _free: int = 0
     _ready: asyncio.Future[None] = field(default_factory=_new_future)
 
+    @property
+    def bindings(self) -> int:
+        """Workers that serve this instance, or are to."""
+        return sum(map(len, self._bound.values())) + len(self._reserve)
+
+    @property
+    def unsettled(self) -> int:
+        """Bindings that were given up, of which the worker does not know."""
+        return len(self._silent)
+
     async def wait_ready(self) -> None:
         """Returns when the workers wanted are bound. Raises AttentionUnavailable, at once where those that
         can serve this model are too few and another never can."""
@@ -60,7 +70,7 @@ class AttentionPools:
                 await self._ready
         except TimeoutError:
             needs = self.binder.needs
-            found = sum(map(len, self._bound.values())) + len(self._reserve) + self._free
+            found = self.bindings + self._free
             raise AttentionUnavailable(
                 f"{found} of instance.attention_workers = {needs.workers} attention workers were free within"
                 f" {READY_TIMEOUT_S:g} s"

@@ -61,6 +61,10 @@ class Mover:
     silent: set[int] = field(default_factory=set)
     _under_way: dict[BlockOwner, tuple[set[int], "asyncio.Task[int]"]] = field(default_factory=dict)
 
+    @property
+    def under_way(self) -> int:
+        return len(self._under_way)
+
     async def carry_out(self, command: MoveSequence, handle: Callable[[DecodeEvent], None]) -> None:
         """Tells ``handle`` what became of it, and of a failed one when nothing of it can land any more."""
         owner, loop = command.owner, asyncio.get_running_loop()

@@ -10,7 +10,7 @@ from common.ids import InstanceId
 from common.kv.endpoint import KV_REGION
 from common.messages import Role
 from common.service import Running, ServiceProcess, run_service
-from common.telemetry import InstanceMetrics
+from common.telemetry import InstanceMetrics, export_count
 from common.transfer.buffers import SharedBuffer
 from common.transfer.endpoint import TransferEndpoint
 from services.engines import has_remote_attention, load_engine
@@ -55,6 +55,9 @@ async def _start(process: ServiceProcess) -> Running:
     else:
         instance = instance_of(engine=engine)
         await instance.subscribe()
+    count = partial(export_count, process.registry)
+    count("kv_moves", "Sequences whose KV is on its way.", lambda: instance.decode.mover.under_way)
+    count("transfers_open", "Transfers that have not settled.", lambda: transfer.outstanding)
     process.spawn(instance.reporter.run(instance.publish_load))
 
     async def close() -> None:

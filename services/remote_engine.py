@@ -1,6 +1,7 @@
 """Turns a loaded model into one whose attention is computed by attention workers."""
 
 from dataclasses import replace
+from functools import partial
 
 from common.config import Config
 from common.engine_thread import EngineThread
@@ -10,6 +11,7 @@ from common.model.exchange import Pace
 from common.model.program import ModelProgram
 from common.model.runner import ModelRunner
 from common.service import ServiceProcess
+from common.telemetry import export_count
 from common.transfer.endpoint import TransferEndpoint
 from decode.attention_needs import AttentionNeeds
 from decode.attention_pools import AttentionPools
@@ -125,6 +127,9 @@ async def keep_pools(
         silent=instance.decode.mover.silent,
         handle=instance.decode.handle,
     )
+    count = partial(export_count, process.registry)
+    count("attention_bindings", "Bindings to attention workers.", lambda: kept.bindings)
+    count("attention_bindings_unsettled", "Given up, the worker not told yet.", lambda: kept.unsettled)
     await instance.follow(kept.take_event)
     process.spawn(kept.run())
     await kept.wait_ready()

@@ -17,11 +17,27 @@ from common.messages import Acknowledged, InstanceGone
 from common.model.exchange import Pace
 from common.model.interface import SequenceChunk
 from common.subjects import Subjects
-from tests.attention.worker_service import CALL_TIMEOUT_S, KV_BYTES, LAYERS, NEEDS, attention_service, binder
+from tests.attention.worker_service import (
+    CALL_TIMEOUT_S,
+    KV_BYTES,
+    LAYERS,
+    NEEDS,
+    Worker,
+    attention_service,
+    binder,
+)
 from tests.common.buses import pair, run, until
 
 STEP = [SequenceChunk((0,), 0, 1, key=7)]
 MORE_THAN_THERE_IS = 1 << 60
+
+
+def counts_of(worker: Worker) -> dict[str, float | None]:
+    """As they are exported."""
+    registry = worker.service.process.registry
+    return {
+        name: registry.get_sample_value(f"lamella_attention_{name}") for name in ("bindings", "pools_kept")
+    }
 
 
 def test_a_worker_whose_thread_has_ended_ends_and_still_gives_a_binding_up(
@@ -67,12 +83,13 @@ def test_a_bindings_kv_is_freed_with_it(is_kept: bool, nats_url: str, redis_url:
             pool = weakref.ref(service._served[binding.binding_id].pool)
             binding.exchange.lanes[0].announce(STEP, 1, LAYERS)
             await until(lambda: service.loop.lanes[0].is_in_step, theirs)
+            assert counts_of(worker) == {"bindings": 1, "pools_kept": 0}
             if is_kept:
                 service.take_event(InstanceGone(instance.instance_id, instance.incarnation))
-                await until(lambda: service._kept, theirs)
+                await until(lambda: counts_of(worker) == {"bindings": 0, "pools_kept": 1}, theirs)
                 assert pool() is not None
             assert await instance.unbind(binding)
-            await until(lambda: binding.binding_id not in service._served, theirs)
+            await until(lambda: counts_of(worker) == {"bindings": 0, "pools_kept": 0}, theirs)
             assert pool() is None
 
     gc.collect()

@@ -59,25 +59,25 @@ def test_a_worker_that_can_never_serve_the_model_is_passed_over_once_others_do(
     nats_url: str, redis_url: str, namespace: str
 ) -> None:
     async def look() -> None:
-        async with AsyncExitStack() as stack:
-            own, theirs = await stack.enter_async_context(pair(nats_url, namespace))
+        async with pair(nats_url, namespace) as (own, theirs), AsyncExitStack() as workers:
 
             async def join(service_id: str, settings: AttentionConfig) -> Worker:
-                worker = await stack.enter_async_context(
+                worker = await workers.enter_async_context(
                     attention_service(own, redis_url, namespace, settings, service_id)
                 )
-                await stack.enter_async_context(member(redis_url, namespace, worker.record))
+                await workers.enter_async_context(member(redis_url, namespace, worker.record))
                 return worker
 
             await join("attention-1", ENOUGH)
-            pools = await stack.enter_async_context(pools_of(theirs, redis_url, namespace))
-            await pools.wait_ready()
-            useless = await join("attention-0", TOO_LITTLE)
-            await until(lambda: useless.record.incarnation in pools._refused, theirs)
-            await join("attention-2", ENOUGH)
-            await until(lambda: len(pools.workers) == 2, theirs)
-            found = sorted(worker.worker_id for [worker] in pools.workers.values())
-            assert found == ["attention-1", "attention-2"]
+            async with pools_of(theirs, redis_url, namespace) as pools:
+                await pools.wait_ready()
+                useless = await join("attention-0", TOO_LITTLE)
+                await until(lambda: useless.record.incarnation in pools._refused, theirs)
+                await join("attention-2", ENOUGH)
+                await until(lambda: len(pools.workers) == 2, theirs)
+                assert (pools.bindings, pools.unsettled) == (2, 0)
+                found = sorted(worker.worker_id for [worker] in pools.workers.values())
+                assert found == ["attention-1", "attention-2"]
 
     run(look())
 

@@ -20,7 +20,8 @@ from common.store import Store
 LAMELLA = (sys.executable, "-m", "services.cli")
 ROOT = Path(__file__).resolve().parents[2]
 START_TIMEOUT_S = 240
-SETTLE_TIMEOUT_S = 15.0
+SETTLE_TIMEOUT_S = 60.0
+"""The KV of a lost instance is kept for 30 s, and a transfer's end is known after 48 s at the latest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +86,7 @@ class Mesh:
         deadline_s = time.monotonic() + SETTLE_TIMEOUT_S
         while True:
             found: dict[str, float] = {}
+            bindings = {"attention workers": 0.0, "instances": 0.0}
             for member in await self.members():
                 name = member.instance_id if isinstance(member, InstanceRecord) else member.service_id
                 try:
@@ -97,6 +99,12 @@ class Mesh:
                     for labels, value in re.findall(rf"^{metric}(\{{[^}}]*\}})? (\S+)$", text, re.MULTILINE):
                         if 'state="free"' not in labels and float(value) != 0:
                             found[f"{name} {metric}{labels}"] = float(value)
+                side = "instances" if isinstance(member, InstanceRecord) else "attention workers"
+                for value in re.findall(r"^lamella_attention_bindings (\S+)$", text, re.MULTILINE):
+                    bindings[side] += float(value)
+            if bindings["attention workers"] != bindings["instances"]:
+                # Each is held by both of its sides, or by nobody.
+                found |= {f"bindings held by {side}": count for side, count in bindings.items()}
             if not found or time.monotonic() > deadline_s:
                 return found
             await asyncio.sleep(0.1)
@@ -109,6 +117,10 @@ LEFT_OVERS = (
     "lamella_pending_prefill_tokens",
     "lamella_open_requests",
     "lamella_requests_placed",
+    "lamella_attention_bindings_unsettled",
+    "lamella_attention_pools_kept",
+    "lamella_kv_moves",
+    "lamella_transfers_open",
 )
 
 
