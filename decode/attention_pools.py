@@ -88,13 +88,29 @@ class AttentionPools:
 
     async def run(self) -> None:
         """Until cancelled."""
+        running = asyncio.get_running_loop()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._settle_silent())
-            while True:
-                workers = await self._workers()
-                if workers is not None:
-                    await self._look(workers)
-                await asyncio.sleep(LOOK_S)
+
+            def on_loss() -> None:
+                running.call_soon_threadsafe(lambda: tasks.create_task(self._give_up_lost()))
+
+            self.pools.on_loss = on_loss
+            try:
+                while True:
+                    workers = await self._workers()
+                    if workers is not None:
+                        await self._look(workers)
+                    await asyncio.sleep(LOOK_S)
+            finally:
+                self.pools.on_loss = lambda: None
+
+    async def _give_up_lost(self) -> None:
+        """Before the step that found it lost has ended: its sequences would come back here, and break again,
+        until the next look."""
+        for pool in self.pools.lost:
+            if pool in self._bound:
+                self._lose(pool)
 
     async def _settle_silent(self) -> None:
         """A worker that was given up holds memory for this instance until it is told, or ends."""
@@ -126,6 +142,8 @@ class AttentionPools:
 
     async def _look(self, workers: dict[str, ServiceRecord]) -> None:
         for pool, bindings in list(self._bound.items()):
+            if pool not in self._bound:  # lost meanwhile
+                continue
             if pool in self.silent:
                 self.pools.lose(pool, "its worker does not answer")
             if pool in self.pools.lost or not all(_is_there(each, workers) for each in bindings):

@@ -44,10 +44,11 @@ class WorkerExchange:
 @dataclass(slots=True)
 class Pools:
     """The pools that there are, by number. ``lost``: those of them that are given up, with the reason, until
-    they are removed. Changed from the loop's and the engine's threads."""
+    they are removed. Changed from the loop's and the engine's threads; ``on_loss`` is called on any."""
 
     workers: dict[int, tuple[WorkerExchange, ...]] = field(default_factory=dict)
     lost: dict[int, str] = field(default_factory=dict)
+    on_loss: Callable[[], None] = lambda: None
     _changes: threading.Lock = field(default_factory=threading.Lock)
 
     def check(self) -> None:
@@ -66,6 +67,7 @@ class Pools:
         with self._changes:
             if pool in self.workers:
                 self.lost = {pool: reason, **self.lost}
+        self.on_loss()
 
     def remove(self, pool: int) -> None:
         """No step asks it any more."""

@@ -97,3 +97,23 @@ def test_an_instance_whose_only_worker_can_never_serve_its_model_is_not_ready_an
                 await pools.wait_ready()
 
     run(look())
+
+
+def test_a_pool_that_a_step_found_lost_is_given_up_without_waiting_for_the_next_look(
+    nats_url: str, redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("decode.attention_pools.LOOK_S", 1000.0)
+
+    async def look() -> None:
+        async with (
+            pair(nats_url, namespace) as (own, theirs),
+            attention_service(own, redis_url, namespace, ENOUGH) as worker,
+            member(redis_url, namespace, worker.record),
+            pools_of(theirs, redis_url, namespace) as pools,
+        ):
+            await pools.wait_ready()
+            await asyncio.to_thread(pools.pools.lose, 0, "its worker is gone")
+            await until(lambda: not pools.bindings, theirs)
+            assert (pools.pools.workers, pools.state.blocks.pools) == ({}, [])
+
+    run(look())
