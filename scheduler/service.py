@@ -41,7 +41,7 @@ from common.subjects import Subjects
 from common.telemetry import SchedulerMetrics
 from common.timeline import timeline
 from common.timeline_events import DISPATCH, OPEN_REQUESTS
-from scheduler import state as decisions
+from scheduler import events
 from scheduler.state import SchedulerState
 
 log = logging.getLogger("lamella.scheduler")
@@ -72,9 +72,9 @@ class SchedulerService:
             is_heard = await self._hears_everyone()
             if is_heard:
                 if not was_heard:
-                    self._handle(decisions.BusRestored())
+                    self._handle(events.BusRestored())
                 await self._read_members()
-                self._handle(decisions.TimePassed())
+                self._handle(events.TimePassed())
             was_heard = is_heard
             try:
                 async with asyncio.timeout(self.config.mesh.heartbeat_s):
@@ -97,7 +97,7 @@ class SchedulerService:
         """Places a request and delivers it. Raises the reason when nobody can take it."""
         request = message.request
         for instance_id in message.lost_instances:
-            self._handle(decisions.InstanceSuspected(instance_id))
+            self._handle(events.InstanceSuspected(instance_id))
         loop = asyncio.get_running_loop()
         began_ns, started_s = timeline.begin(), loop.time()
         if message.former is not None:
@@ -117,21 +117,21 @@ class SchedulerService:
             try:
                 await self._deliver(_task(request, placement), placement)
             except MessageTooLarge as exc:
-                self._handle(decisions.TaskUndelivered(request.request_id, request.attempt))
+                self._handle(events.TaskUndelivered(request.request_id, request.attempt))
                 raise InvalidRequest(f"the prompt does not fit a message: {exc}", param="prompt") from exc
             except (Overloaded, NoInstanceReady, BusError) as exc:
                 is_wanted = self.state.is_placed(request.request_id, request.attempt)
-                self._handle(decisions.TaskUndelivered(request.request_id, request.attempt))
+                self._handle(events.TaskUndelivered(request.request_id, request.attempt))
                 excluded |= {placement.prefill_instance}
                 if isinstance(exc, RequestError):
                     refusal = exc
                 else:
-                    self._handle(decisions.InstanceSuspected(placement.prefill_instance))
+                    self._handle(events.InstanceSuspected(placement.prefill_instance))
                 if not is_wanted:
                     raise RequestCancelled(f"request {request.request_id} ended while it was placed") from exc
                 log.warning("task_undelivered", extra={"request": request.request_id, "error": str(exc)})
             except RequestError:
-                self._handle(decisions.TaskUndelivered(request.request_id, request.attempt))
+                self._handle(events.TaskUndelivered(request.request_id, request.attempt))
                 raise
             else:
                 self._note_placed(request, placement, began_ns, started_s)
@@ -151,12 +151,12 @@ class SchedulerService:
             await self._deliver(ResumeTask(request, former), placement)
         except (BusError, RequestError) as exc:
             is_wanted = self.state.is_placed(request.request_id, request.attempt)
-            self._handle(decisions.TaskUndelivered(request.request_id, request.attempt))
+            self._handle(events.TaskUndelivered(request.request_id, request.attempt))
             if isinstance(exc, RequestCancelled) or not is_wanted:
                 raise RequestCancelled(f"request {request.request_id} ended while it was placed") from exc
             log.info("not_resumed", extra={"request": request.request_id, "error": str(exc)})
             if isinstance(exc, BusTimeout):
-                self._handle(decisions.InstanceSuspected(placement.decode_instance))
+                self._handle(events.InstanceSuspected(placement.decode_instance))
                 raise NoInstanceReady(
                     f"decode instance {placement.decode_instance} did not answer",
                     retry_after_s=NO_ANSWER_RETRY_S,
@@ -167,7 +167,7 @@ class SchedulerService:
     def _note_placed(
         self, request: GenerationRequest, placement: Placement, began_ns: int, started_s: float
     ) -> None:
-        self._handle(decisions.TaskAcknowledged(request.request_id, request.attempt))
+        self._handle(events.TaskAcknowledged(request.request_id, request.attempt))
         self.metrics.observe_placement(asyncio.get_running_loop().time() - started_s)
         peer = placement.prefill_instance
         timeline.end(began_ns, DISPATCH, request.attempt, requests=request.request_id, peer=peer)
@@ -186,9 +186,9 @@ class SchedulerService:
     def _take_event(self, message: SchedulerEvent) -> None:
         match message:
             case LoadReport():
-                self._handle(decisions.LoadReported(message))
+                self._handle(events.LoadReported(message))
             case RequestEnded():
-                self._handle(decisions.RequestOver(message.request_id))
+                self._handle(events.RequestOver(message.request_id))
 
     async def _read_members(self) -> None:
         try:
@@ -196,18 +196,18 @@ class SchedulerService:
         except StoreError as exc:
             log.warning("members_unread", extra={"error": str(exc)})
             return
-        self._handle(decisions.MembersRead(tuple(records)))
+        self._handle(events.MembersRead(tuple(records)))
 
-    def _handle(self, event: decisions.SchedulerStateEvent) -> None:
+    def _handle(self, event: events.SchedulerStateEvent) -> None:
         now = asyncio.get_running_loop().time()
         for command in self.state.handle(event, now):
             match command:
-                case decisions.ReadMembers():
+                case events.ReadMembers():
                     self.is_read_due.set()
-                case decisions.AnnounceInstanceGone(instance_id, incarnation):
+                case events.AnnounceInstanceGone(instance_id, incarnation):
                     log.warning("instance_gone", extra={"instance": instance_id})
                     self._announce(InstanceGone(instance_id, incarnation))
-                case decisions.AnnounceGatewayGone(gateway_id):
+                case events.AnnounceGatewayGone(gateway_id):
                     log.warning("gateway_gone", extra={"gateway": gateway_id})
                     self._announce(GatewayGone(gateway_id))
         ready = sum(view.is_ready for view in self.state.instances.values())

@@ -14,7 +14,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from common.errors import ContextLengthExceeded, NoInstanceReady, Overloaded, RequestCancelled
-from common.ids import GatewayId, Incarnation, InstanceId, RequestId
+from common.ids import GatewayId, InstanceId, RequestId
 from common.messages import (
     GenerationRequest,
     InstanceRecord,
@@ -24,6 +24,21 @@ from common.messages import (
     Role,
     ServiceRecord,
 )
+from scheduler.events import (
+    AnnounceGatewayGone,
+    AnnounceInstanceGone,
+    BusRestored,
+    InstanceSuspected,
+    LoadReported,
+    MembersRead,
+    ReadMembers,
+    RequestOver,
+    SchedulerCommand,
+    SchedulerStateEvent,
+    TaskAcknowledged,
+    TaskUndelivered,
+    TimePassed,
+)
 from scheduler.policy.admission import retry_after_s
 from scheduler.policy.dispatch import (
     DecodeCandidate,
@@ -31,6 +46,7 @@ from scheduler.policy.dispatch import (
     join_shortest_queue,
     least_loaded,
 )
+from scheduler.views import InstanceView, PlacedRequest
 
 NO_INSTANCE_RETRY_S = 2.0
 DECODE_FULL_RETRY_S = 2.0
@@ -39,148 +55,6 @@ STALE_AFTER_S = 5.0
 work at all, is of a request whose end was never heard."""
 KVFormat = tuple[str, str, int]
 """``InstanceRecord.kv_format``."""
-
-
-@dataclass(frozen=True, slots=True)
-class MembersRead:
-    """What the store holds now."""
-
-    records: tuple[MemberRecord, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class LoadReported:
-    report: LoadReport
-
-
-@dataclass(frozen=True, slots=True)
-class TaskAcknowledged:
-    """The prefill instance, or where it is resumed the decode instance, took the request over."""
-
-    request_id: RequestId
-    attempt: int
-
-
-@dataclass(frozen=True, slots=True)
-class TaskUndelivered:
-    """It did not take the request; that attempt's placement is void."""
-
-    request_id: RequestId
-    attempt: int
-
-
-@dataclass(frozen=True, slots=True)
-class InstanceSuspected:
-    """Somebody got no answer from it. A live one is heard of again within a report's interval."""
-
-    instance_id: InstanceId
-
-
-@dataclass(frozen=True, slots=True)
-class RequestOver:
-    request_id: RequestId
-
-
-@dataclass(frozen=True, slots=True)
-class TimePassed:
-    """Now and then: silence is noticed here."""
-
-
-@dataclass(frozen=True, slots=True)
-class BusRestored:
-    """The bus was away, so everybody's silence until now says nothing about them."""
-
-
-SchedulerStateEvent = (
-    MembersRead
-    | LoadReported
-    | TaskAcknowledged
-    | TaskUndelivered
-    | InstanceSuspected
-    | RequestOver
-    | TimePassed
-    | BusRestored
-)
-
-
-@dataclass(frozen=True, slots=True)
-class ReadMembers:
-    """Somebody unknown speaks: read the store now."""
-
-
-@dataclass(frozen=True, slots=True)
-class AnnounceInstanceGone:
-    instance_id: InstanceId
-    incarnation: Incarnation
-
-
-@dataclass(frozen=True, slots=True)
-class AnnounceGatewayGone:
-    gateway_id: GatewayId
-
-
-SchedulerCommand = ReadMembers | AnnounceInstanceGone | AnnounceGatewayGone
-
-
-@dataclass(slots=True)
-class PlacedRequest:
-    """``acknowledged_s``: when the prefill instance took it over. ``is_reported``: a load report has it.
-    ``is_void``: an instance of the placement left before that; nobody counts it, and it only says that the
-    request is still wanted."""
-
-    placement: Placement
-    attempt: int
-    gateway_id: GatewayId
-    prompt_tokens: int
-    acknowledged_s: float | None = None
-    is_reported: bool = False
-    is_void: bool = False
-
-
-@dataclass(slots=True)
-class InstanceView:
-    """One incarnation of one instance, as seen from here."""
-
-    record: InstanceRecord
-    last_heard_s: float
-    report: LoadReport | None = None
-    is_suspect: bool = False
-    placed: set[RequestId] = field(default_factory=set)
-
-    @property
-    def is_ready(self) -> bool:
-        return self.report is not None and not self.report.is_draining and not self.is_suspect
-
-    @property
-    def is_idle(self) -> bool:
-        """It reported no work of any kind."""
-        report = self.report
-        return report is not None and not (
-            report.pending_prefill_requests
-            or report.handovers_waiting
-            or report.decode_running
-            or report.decode_waiting
-        )
-
-    @property
-    def role(self) -> Role:
-        return self.record.role if self.report is None else self.report.role
-
-    @property
-    def capacity_tokens(self) -> int:
-        """Of all sequences together."""
-        pools = self.record if self.report is None else self.report
-        return pools.total_blocks * self.record.block_size
-
-    @property
-    def longest_tokens(self) -> int:
-        """Of one sequence, which lives in one pool; its pools are attention workers', which come and go."""
-        pools = self.record if self.report is None else self.report
-        return pools.largest_pool_blocks * self.record.block_size
-
-    @property
-    def longest_tokens_at_start(self) -> int:
-        return self.record.largest_pool_blocks * self.record.block_size
 
 
 @dataclass(slots=True)

@@ -92,10 +92,11 @@ def dotted(node: ast.expr) -> str:
 
 def decisions() -> list[Path]:
     states = [REPOSITORY / room / "state.py" for room in ("prefill", "decode", "attention", "scheduler")]
-    events = [REPOSITORY / room / "events.py" for room in ("prefill", "decode")]
+    events = [REPOSITORY / room / "events.py" for room in ("prefill", "decode", "scheduler")]
     parts = [REPOSITORY / "decode" / name for name in ("batches.py", "sequence.py", "moves.py", "pulls.py")]
     prefill = ("sequence.py", "chunks.py", "handover.py", "prompts.py")
     parts += [REPOSITORY / "prefill" / name for name in prefill]
+    parts += [REPOSITORY / "scheduler" / "views.py"]
     policies = list((REPOSITORY / "scheduler" / "policy").glob("*.py"))
     names = (
         "messages.py",

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from common.errors import ContextLengthExceeded, NoInstanceReady, Overloaded, RequestCancelled, RequestError
 from common.ids import GatewayId, Incarnation, InstanceId, RequestId
 from common.messages import InstanceRecord, LoadReport, MemberRecord, Placement, Role, ServiceRecord
-from scheduler import state as decisions
-from scheduler.state import SchedulerState
+from scheduler import events
+from scheduler.state import STALE_AFTER_S, SchedulerState
 from tests.requests import GATEWAY, make_request
 
 LEASE_S = 3.0
@@ -79,8 +79,8 @@ def report_of(
 
 
 def handle(
-    state: SchedulerState, event: decisions.SchedulerStateEvent, now: float = 0.0
-) -> list[decisions.SchedulerCommand]:
+    state: SchedulerState, event: events.SchedulerStateEvent, now: float = 0.0
+) -> list[events.SchedulerCommand]:
     commands = state.handle(event, now)
     state.check()
     return commands
@@ -91,10 +91,10 @@ def ready(state: SchedulerState, **pending: int) -> None:
     records: list[MemberRecord] = [gateway_record()]
     for name in pending:
         records.append(record_of(name, "prefill" if name[0] == "p" else "decode"))
-    handle(state, decisions.MembersRead(tuple(records)))
+    handle(state, events.MembersRead(tuple(records)))
     for name, tokens in pending.items():
         role: Role = "prefill" if name[0] == "p" else "decode"
-        handle(state, decisions.LoadReported(report_of(name, role, pending=tokens)))
+        handle(state, events.LoadReported(report_of(name, role, pending=tokens)))
 
 
 def test_a_prompt_joins_the_shortest_queue_counting_what_was_just_sent() -> None:
@@ -108,8 +108,8 @@ def test_a_report_replaces_what_was_sent_before_it_and_acknowledged() -> None:
     state = make_state()
     ready(state, p0=0, p1=0, d0=0)
     assert state.place(make_request("r1", 50)).prefill_instance == "p0"
-    handle(state, decisions.TaskAcknowledged(RequestId("r1"), 0))
-    handle(state, decisions.LoadReported(report_of("p0", "prefill", 2, pending=10)))
+    handle(state, events.TaskAcknowledged(RequestId("r1"), 0))
+    handle(state, events.LoadReported(report_of("p0", "prefill", 2, pending=10)))
     assert state.place(make_request("r2", 5)).prefill_instance == "p1"
     assert state.place(make_request("r3", 20)).prefill_instance == "p1"
     assert state.place(make_request("r4", 1)).prefill_instance == "p0"
@@ -123,7 +123,7 @@ def test_decode_goes_where_the_smallest_share_of_memory_is_spoken_for() -> None:
         for i, tokens in enumerate((50, 20, 20, 20, 20))
     ]
     assert chosen == ["d0", "d1", "d1", "d1", "d0"]
-    handle(state, decisions.RequestOver(RequestId("r0")))
+    handle(state, events.RequestOver(RequestId("r0")))
     assert state.place(make_request("r9", 1)).decode_instance == "d0"
 
 
@@ -140,13 +140,13 @@ def test_a_resumed_sequence_is_booked_on_the_least_loaded_decode_instance_alone(
     assert state.instances[InstanceId("p0")].placed == {"r0", "r3"}
     with pytest.raises(RequestCancelled):
         state.place_resumed(make_request("r1", 20))
-    handle(state, decisions.TaskUndelivered(RequestId("r1"), 1))
+    handle(state, events.TaskUndelivered(RequestId("r1"), 1))
     assert state.place(make_request("r1", 20, attempt=1)).prefill_instance == "p0"
     for number in range(4):
-        handle(state, decisions.RequestOver(RequestId(f"r{number}")))
+        handle(state, events.RequestOver(RequestId(f"r{number}")))
     assert all(not view.placed for view in state.instances.values())
-    handle(state, decisions.InstanceSuspected(InstanceId("d0")))
-    handle(state, decisions.InstanceSuspected(InstanceId("d1")))
+    handle(state, events.InstanceSuspected(InstanceId("d0")))
+    handle(state, events.InstanceSuspected(InstanceId("d1")))
     with pytest.raises(NoInstanceReady, match="no decode instance is ready"):
         state.place_resumed(make_request("r4"))
 
@@ -179,7 +179,7 @@ def test_without_a_ready_instance_of_a_role_there_is_a_typed_refusal() -> None:
     with pytest.raises(NoInstanceReady, match="prefill"):
         state.place(make_request())
     ready(state, p0=0, d0=0)
-    handle(state, decisions.LoadReported(report_of("d0", "decode", 2, draining=True)))
+    handle(state, events.LoadReported(report_of("d0", "decode", 2, draining=True)))
     with pytest.raises(NoInstanceReady, match="decode"):
         state.place(make_request())
 
@@ -187,39 +187,39 @@ def test_without_a_ready_instance_of_a_role_there_is_a_typed_refusal() -> None:
 def test_an_instance_that_did_not_answer_is_avoided_until_it_is_heard_of() -> None:
     state = make_state()
     ready(state, p0=0, d0=0, d1=50)
-    handle(state, decisions.InstanceSuspected(InstanceId("d0")))
+    handle(state, events.InstanceSuspected(InstanceId("d0")))
     assert state.place(make_request("r1")).decode_instance == "d1"
-    handle(state, decisions.LoadReported(report_of("d0", "decode", 2)))
+    handle(state, events.LoadReported(report_of("d0", "decode", 2)))
     assert state.place(make_request("r2")).decode_instance == "d0"
 
 
 def test_silence_for_a_lease_is_announced_once_whatever_the_store_says() -> None:
     state = make_state()
     ready(state, p0=0, d0=0)
-    handle(state, decisions.LoadReported(report_of("p0", "prefill", 2)), now=LEASE_S)
-    gone = decisions.AnnounceInstanceGone(InstanceId("d0"), Incarnation("i1"))
-    assert handle(state, decisions.TimePassed(), now=LEASE_S + 0.1) == [gone]
-    assert handle(state, decisions.TimePassed(), now=LEASE_S + 0.2) == []
+    handle(state, events.LoadReported(report_of("p0", "prefill", 2)), now=LEASE_S)
+    gone = events.AnnounceInstanceGone(InstanceId("d0"), Incarnation("i1"))
+    assert handle(state, events.TimePassed(), now=LEASE_S + 0.1) == [gone]
+    assert handle(state, events.TimePassed(), now=LEASE_S + 0.2) == []
 
 
 def test_a_new_incarnation_replaces_the_old_one_and_says_so() -> None:
     state = make_state()
     ready(state, p0=0, d0=0)
     state.place(make_request("r1"))
-    handle(state, decisions.TaskAcknowledged(RequestId("r1"), 0))
-    assert handle(state, decisions.LoadReported(report_of("p0", "prefill", incarnation="i2"))) == [
-        decisions.ReadMembers()
+    handle(state, events.TaskAcknowledged(RequestId("r1"), 0))
+    assert handle(state, events.LoadReported(report_of("p0", "prefill", incarnation="i2"))) == [
+        events.ReadMembers()
     ]
     records = (gateway_record(), record_of("p0", "prefill", "i2"), record_of("d0", "decode"))
-    gone = decisions.AnnounceInstanceGone(InstanceId("p0"), Incarnation("i1"))
-    assert handle(state, decisions.MembersRead(records)) == [gone]
+    gone = events.AnnounceInstanceGone(InstanceId("p0"), Incarnation("i1"))
+    assert handle(state, events.MembersRead(records)) == [gone]
     assert not state.requests
 
 
-@pytest.mark.parametrize("outcome", [decisions.TaskAcknowledged, decisions.TaskUndelivered])
+@pytest.mark.parametrize("outcome", [events.TaskAcknowledged, events.TaskUndelivered])
 @pytest.mark.parametrize("name", ["p0", "d0"])
 def test_a_task_under_way_outlives_its_instance_until_its_delivery_is_decided(
-    name: str, outcome: type[decisions.TaskAcknowledged | decisions.TaskUndelivered]
+    name: str, outcome: type[events.TaskAcknowledged | events.TaskUndelivered]
 ) -> None:
     """Whoever delivers it must not take it for a request that its client gave up."""
     state = make_state()
@@ -227,12 +227,12 @@ def test_a_task_under_way_outlives_its_instance_until_its_delivery_is_decided(
     state.place(make_request("r1"))
     other = "d0" if name == "p0" else "p0"
     role: Role = "decode" if name == "p0" else "prefill"
-    handle(state, decisions.LoadReported(report_of(other, role, 2)), now=LEASE_S)
-    assert len(handle(state, decisions.TimePassed(), now=LEASE_S + 0.1)) == 1
+    handle(state, events.LoadReported(report_of(other, role, 2)), now=LEASE_S)
+    assert len(handle(state, events.TimePassed(), now=LEASE_S + 0.1)) == 1
     assert state.is_placed(RequestId("r1"), 0)
     assert not state.instances[InstanceId(other)].placed
     records = (gateway_record(), record_of("p0", "prefill"), record_of("d0", "decode"))
-    handle(state, decisions.MembersRead(records), now=LEASE_S + 0.2)
+    handle(state, events.MembersRead(records), now=LEASE_S + 0.2)
     handle(state, outcome(RequestId("r1"), 0), now=LEASE_S + 0.3)
     assert not state.requests
 
@@ -240,19 +240,19 @@ def test_a_task_under_way_outlives_its_instance_until_its_delivery_is_decided(
 def test_the_bus_being_away_makes_nobody_gone() -> None:
     state = make_state()
     ready(state, p0=0, d0=0)
-    handle(state, decisions.BusRestored(), now=100.0)
-    assert handle(state, decisions.TimePassed(), now=100.0 + LEASE_S) == []
+    handle(state, events.BusRestored(), now=100.0)
+    assert handle(state, events.TimePassed(), now=100.0 + LEASE_S) == []
 
 
 def test_a_gateway_is_gone_only_after_a_whole_lease_of_reads_without_it() -> None:
     state = make_state()
     ready(state, p0=0, d0=0)
     state.place(make_request("r1"))
-    assert handle(state, decisions.MembersRead(()), now=50.0) == []
-    assert handle(state, decisions.MembersRead((gateway_record(),)), now=51.0) == []
-    assert handle(state, decisions.MembersRead(()), now=60.0) == []
-    assert handle(state, decisions.MembersRead(()), now=60.0 + LEASE_S + 0.1) == [
-        decisions.AnnounceGatewayGone(GatewayId(GATEWAY))
+    assert handle(state, events.MembersRead(()), now=50.0) == []
+    assert handle(state, events.MembersRead((gateway_record(),)), now=51.0) == []
+    assert handle(state, events.MembersRead(()), now=60.0) == []
+    assert handle(state, events.MembersRead(()), now=60.0 + LEASE_S + 0.1) == [
+        events.AnnounceGatewayGone(GatewayId(GATEWAY))
     ]
     assert not state.requests
 
@@ -282,27 +282,27 @@ def test_whatever_happens_no_booking_is_lost_or_kept(seed: int) -> None:
         elif choice < 0.7:
             incarnation = f"i{incarnations[name]}"
             report = report_of(name, role, step, pending=chance.randint(0, 80), incarnation=incarnation)
-            handle(state, decisions.LoadReported(report), now)
+            handle(state, events.LoadReported(report), now)
         elif choice < 0.8 and placed:
             request_id = chance.choice(sorted(placed))
             if chance.random() < 0.5:
-                handle(state, decisions.TaskAcknowledged(request_id, 0), now)
+                handle(state, events.TaskAcknowledged(request_id, 0), now)
             else:
-                handle(state, decisions.TaskUndelivered(request_id, 0), now)
+                handle(state, events.TaskUndelivered(request_id, 0), now)
         elif choice < 0.9:
             incarnations[name] += chance.random() < 0.3
             records: list[MemberRecord] = [gateway_record()]
             for each, each_role in names.items():
                 record = record_of(each, "prefill", f"i{incarnations[each]}")
                 records.append(msgspec.structs.replace(record, role=each_role))
-            handle(state, decisions.MembersRead(tuple(records)), now)
+            handle(state, events.MembersRead(tuple(records)), now)
         elif choice < 0.95:
-            handle(state, decisions.TimePassed(), now)
+            handle(state, events.TimePassed(), now)
         elif placed:
-            handle(state, decisions.RequestOver(chance.choice(sorted(placed))), now)
+            handle(state, events.RequestOver(chance.choice(sorted(placed))), now)
         state.check()
     for request_id in placed:
-        handle(state, decisions.RequestOver(request_id), now)
+        handle(state, events.RequestOver(request_id), now)
     assert not state.requests
     assert all(not view.placed for view in state.instances.values())
 
@@ -315,9 +315,9 @@ def test_only_instances_whose_kv_lies_alike_are_paired() -> None:
         msgspec.structs.replace(record_of("p1", "prefill"), dtype="bf16"),
         msgspec.structs.replace(record_of("d0", "decode"), dtype="bf16"),
     ]
-    handle(state, decisions.MembersRead(tuple(records)))
+    handle(state, events.MembersRead(tuple(records)))
     for name, role in (("p0", "prefill"), ("p1", "prefill"), ("d0", "decode")):
-        handle(state, decisions.LoadReported(report_of(name, role)))  # type: ignore[arg-type]
+        handle(state, events.LoadReported(report_of(name, role)))  # type: ignore[arg-type]
     for number in range(3):
         life = Incarnation("i1")
         placement = Placement(InstanceId("p1"), life, InstanceId("d0"), life)
@@ -331,11 +331,11 @@ def test_an_older_attempts_outcome_does_not_touch_the_newer_booking() -> None:
     ready(state, p0=0, d0=0)
     state.place(make_request("r0"))
     state.place(msgspec.structs.replace(make_request("r0"), attempt=1))
-    handle(state, decisions.TaskUndelivered(RequestId("r0"), 0))
+    handle(state, events.TaskUndelivered(RequestId("r0"), 0))
     assert state.is_placed(RequestId("r0"), 1)
     with pytest.raises(RequestCancelled):
         state.place(make_request("r0"))
-    handle(state, decisions.TaskUndelivered(RequestId("r0"), 1))
+    handle(state, events.TaskUndelivered(RequestId("r0"), 1))
     assert not state.requests
 
 
@@ -343,10 +343,10 @@ def test_a_booking_whose_end_was_never_heard_goes_when_both_instances_report_no_
     state = make_state()
     ready(state, p0=0, d0=0)
     state.place(make_request("r0"))
-    handle(state, decisions.TaskAcknowledged(RequestId("r0"), 0), 1.0)
-    handle(state, decisions.LoadReported(report_of("d0", "decode", 2)), 1.0 + decisions.STALE_AFTER_S)
+    handle(state, events.TaskAcknowledged(RequestId("r0"), 0), 1.0)
+    handle(state, events.LoadReported(report_of("d0", "decode", 2)), 1.0 + STALE_AFTER_S)
     assert state.is_placed(RequestId("r0"), 0)
-    handle(state, decisions.LoadReported(report_of("d0", "decode", 3)), 1.1 + decisions.STALE_AFTER_S)
+    handle(state, events.LoadReported(report_of("d0", "decode", 3)), 1.1 + STALE_AFTER_S)
     assert not state.requests
 
 
@@ -358,9 +358,9 @@ def test_a_large_instance_that_is_away_makes_one_wait_instead_of_refusing_for_go
         record_of("d0", "decode", total_blocks=1),
         record_of("d1", "decode"),
     ]
-    handle(state, decisions.MembersRead(tuple(records)))
-    handle(state, decisions.LoadReported(report_of("p0", "prefill")))
-    handle(state, decisions.LoadReported(report_of("d0", "decode", total_blocks=1)))
+    handle(state, events.MembersRead(tuple(records)))
+    handle(state, events.LoadReported(report_of("p0", "prefill")))
+    handle(state, events.LoadReported(report_of("d0", "decode", total_blocks=1)))
     with pytest.raises(NoInstanceReady, match="that holds"):
         state.place(make_request("r0", max_tokens=100))
 
@@ -369,10 +369,10 @@ def with_pools(largest_at_start: int, largest_now: int) -> SchedulerState:
     """``d0`` has several pools, of 64 blocks of 16 tokens together."""
     state = make_state()
     record = record_of("d0", "decode", largest_pool_blocks=largest_at_start)
-    handle(state, decisions.MembersRead((gateway_record(), record_of("p0", "prefill"), record)))
-    handle(state, decisions.LoadReported(report_of("p0", "prefill")))
+    handle(state, events.MembersRead((gateway_record(), record_of("p0", "prefill"), record)))
+    handle(state, events.LoadReported(report_of("p0", "prefill")))
     report = report_of("d0", "decode", largest_pool_blocks=largest_now)
-    handle(state, decisions.LoadReported(report))
+    handle(state, events.LoadReported(report))
     return state
 
 
@@ -399,7 +399,7 @@ def test_instances_are_balanced_by_all_their_pools_together() -> None:
         *(view.record for view in state.instances.values()),
         record_of("d1", "decode", total_blocks=16),
     )
-    handle(state, decisions.MembersRead(records))
-    handle(state, decisions.LoadReported(report_of("d1", "decode", total_blocks=16)))
+    handle(state, events.MembersRead(records))
+    handle(state, events.LoadReported(report_of("d1", "decode", total_blocks=16)))
     chosen = [state.place(make_request(f"r{number}", 20)).decode_instance for number in range(5)]
     assert chosen == ["d0", "d1", "d0", "d0", "d0"]

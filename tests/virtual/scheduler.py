@@ -21,7 +21,7 @@ from common.messages import (
     ResumeTask,
     SubmitRequest,
 )
-from scheduler import state as decisions
+from scheduler import events
 from scheduler.state import SchedulerState
 from tests.virtual.bus import Bus, Reply
 
@@ -42,20 +42,20 @@ class VirtualScheduler:
 
     def beat(self) -> None:
         self._read_members()
-        self._handle(decisions.TimePassed())
+        self._handle(events.TimePassed())
         self.bus.timeline.after(HEARTBEAT_S, self.beat)
 
     def hear(self, message: msgspec.Struct) -> None:
         match message:
             case LoadReport():
-                self._handle(decisions.LoadReported(message))
+                self._handle(events.LoadReported(message))
             case RequestEnded():
-                self._handle(decisions.RequestOver(message.request_id))
+                self._handle(events.RequestOver(message.request_id))
 
     def serve(self, message: msgspec.Struct, reply: Callable[[Reply], None]) -> None:
         assert isinstance(message, SubmitRequest)
         for instance_id in message.lost_instances:
-            self._handle(decisions.InstanceSuspected(instance_id))
+            self._handle(events.InstanceSuspected(instance_id))
         if message.former is None:
             self._place(message.request, reply)
         else:
@@ -78,15 +78,15 @@ class VirtualScheduler:
 
         def answer(answered: Reply) -> None:
             if not isinstance(answered, RequestError | BusError):
-                self._handle(decisions.TaskAcknowledged(request.request_id, request.attempt))
+                self._handle(events.TaskAcknowledged(request.request_id, request.attempt))
                 reply(placement)
                 return
             is_wanted = self.state.is_placed(request.request_id, request.attempt)
-            self._handle(decisions.TaskUndelivered(request.request_id, request.attempt))
+            self._handle(events.TaskUndelivered(request.request_id, request.attempt))
             if isinstance(answered, RequestCancelled) or not is_wanted:
                 reply(RequestCancelled("ended while it was placed"))
             elif isinstance(answered, BusTimeout):
-                self._handle(decisions.InstanceSuspected(decode))
+                self._handle(events.InstanceSuspected(decode))
                 self.bus.publish(SCHEDULER, decode, CancelRequest(request.request_id, request.attempt))
                 reply(NoInstanceReady("the decode instance did not answer"))
             else:
@@ -116,9 +116,9 @@ class VirtualScheduler:
         def answer(answered: Reply) -> None:
             if isinstance(answered, Overloaded | NoInstanceReady | BusError):
                 is_wanted = self.state.is_placed(request.request_id, request.attempt)
-                self._handle(decisions.TaskUndelivered(request.request_id, request.attempt))
+                self._handle(events.TaskUndelivered(request.request_id, request.attempt))
                 if isinstance(answered, BusError):
-                    self._handle(decisions.InstanceSuspected(prefill))
+                    self._handle(events.InstanceSuspected(prefill))
                 if isinstance(answered, BusTimeout):
                     self.bus.publish(SCHEDULER, prefill, CancelRequest(request.request_id, request.attempt))
                 if not is_wanted:
@@ -127,10 +127,10 @@ class VirtualScheduler:
                 why = answered if isinstance(answered, RequestError) else refusal
                 self._dispatch(request, excluded | {prefill}, attempts - 1, why, reply)
             elif isinstance(answered, RequestError):
-                self._handle(decisions.TaskUndelivered(request.request_id, request.attempt))
+                self._handle(events.TaskUndelivered(request.request_id, request.attempt))
                 reply(answered)
             else:
-                self._handle(decisions.TaskAcknowledged(request.request_id, request.attempt))
+                self._handle(events.TaskAcknowledged(request.request_id, request.attempt))
                 reply(placement)
 
         task = PrefillTask(request, placement.decode_instance, placement.decode_incarnation)
@@ -138,16 +138,16 @@ class VirtualScheduler:
 
     def _read_members(self) -> None:
         gateways = () if self.gateway is None else (self.gateway,)
-        self._handle(decisions.MembersRead((*self.records.values(), *gateways)))
+        self._handle(events.MembersRead((*self.records.values(), *gateways)))
 
-    def _handle(self, event: decisions.SchedulerStateEvent) -> None:
+    def _handle(self, event: events.SchedulerStateEvent) -> None:
         commands = self.state.handle(event, self.bus.timeline.now)
         self.state.check()
         for command in commands:
             match command:
-                case decisions.ReadMembers():
+                case events.ReadMembers():
                     self.bus.timeline.after(0.01, self._read_members)
-                case decisions.AnnounceInstanceGone(instance_id, incarnation):
+                case events.AnnounceInstanceGone(instance_id, incarnation):
                     self.bus.publish_to_all(SCHEDULER, InstanceGone(instance_id, incarnation))
-                case decisions.AnnounceGatewayGone(gateway_id):
+                case events.AnnounceGatewayGone(gateway_id):
                     self.bus.publish_to_all(SCHEDULER, GatewayGone(gateway_id))

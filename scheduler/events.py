@@ -1,0 +1,87 @@
+"""What happens to the scheduler, and what it then wants done."""
+
+from dataclasses import dataclass
+
+from common.ids import GatewayId, Incarnation, InstanceId, RequestId
+from common.messages import LoadReport, MemberRecord
+
+
+@dataclass(frozen=True, slots=True)
+class MembersRead:
+    """What the store holds now."""
+
+    records: tuple[MemberRecord, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReported:
+    report: LoadReport
+
+
+@dataclass(frozen=True, slots=True)
+class TaskAcknowledged:
+    """The prefill instance, or where it is resumed the decode instance, took the request over."""
+
+    request_id: RequestId
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class TaskUndelivered:
+    """It did not take the request; that attempt's placement is void."""
+
+    request_id: RequestId
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceSuspected:
+    """Somebody got no answer from it. A live one is heard of again within a report's interval."""
+
+    instance_id: InstanceId
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOver:
+    request_id: RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class TimePassed:
+    """Now and then: silence is noticed here."""
+
+
+@dataclass(frozen=True, slots=True)
+class BusRestored:
+    """The bus was away, so everybody's silence until now says nothing about them."""
+
+
+SchedulerStateEvent = (
+    MembersRead
+    | LoadReported
+    | TaskAcknowledged
+    | TaskUndelivered
+    | InstanceSuspected
+    | RequestOver
+    | TimePassed
+    | BusRestored
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadMembers:
+    """Somebody unknown speaks: read the store now."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnnounceInstanceGone:
+    instance_id: InstanceId
+    incarnation: Incarnation
+
+
+@dataclass(frozen=True, slots=True)
+class AnnounceGatewayGone:
+    gateway_id: GatewayId
+
+
+SchedulerCommand = ReadMembers | AnnounceInstanceGone | AnnounceGatewayGone
