@@ -13,6 +13,8 @@ from common.messages import Role
 Dtype = Literal["bf16", "fp32"]
 Weights = Literal["model", "int8", "w8a8"]
 PrefillOrder = Literal["fcfs", "sjf", "ljf"]
+PrefillPolicy = Literal["round_robin", "least_outstanding", "shortest_queue"]
+DecodePolicy = Literal["round_robin", "least_outstanding", "least_loaded", "power_of_two", "best_fit"]
 AttentionPartition = Literal["heads", "requests"]
 Kernels = Literal["auto", "torch"]
 Pipeline = Literal["off", "fixed", "rotational"]
@@ -87,11 +89,23 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Queue bounds of early rejection: prompt tokens waiting per prefill instance, requests per decode."""
+    """``prefill_policy`` and ``decode_policy``: where requests go (``scheduler.policy.dispatch``).
+    ``decisions_kept``: how many of the newest placements can be explained afterwards. Queue bounds of early
+    rejection: prompt tokens waiting per prefill instance, requests per decode."""
 
+    prefill_policy: PrefillPolicy = "shortest_queue"
+    decode_policy: DecodePolicy = "least_loaded"
+    decisions_kept: int = 4096
     max_pending_prefill_tokens: int = 65_536
     max_requests_per_decode: int = 512
     dispatch_attempts: int = 3
+
+
+class ObjectivesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What users are promised: seconds to the first token, and from token to token on average."""
+
+    ttft_s: float = 2.0
+    tpot_s: float = 0.2
 
 
 class InstanceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -193,6 +207,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     model: ModelConfig = ModelConfig()
     gateway: GatewayConfig = GatewayConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
+    objectives: ObjectivesConfig = ObjectivesConfig()
     instance: InstanceConfig = InstanceConfig()
     attention: AttentionConfig = AttentionConfig()
     emulation: EmulationConfig = EmulationConfig()

@@ -23,8 +23,17 @@ Incarnation = NewType("Incarnation", str)
 ID_PATTERN = re.compile(r"[a-z0-9-]{1,64}")
 
 
+def new_call_id() -> str:
+    """Of one client call; the name its answer bears, after the kind of the call."""
+    return secrets.token_hex(8)
+
+
+def request_id_of(call_id: str, choice: int) -> RequestId:
+    return RequestId(call_id if choice == 0 else f"{call_id}-{choice}")
+
+
 def new_request_id() -> RequestId:
-    return RequestId(secrets.token_hex(8))
+    return request_id_of(new_call_id(), 0)
 
 
 def new_incarnation() -> Incarnation:

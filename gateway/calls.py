@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from common.config import GatewayConfig
 from common.errors import ContextLengthExceeded, InvalidRequest, ModelNotFound
-from common.ids import GatewayId, new_request_id
+from common.ids import GatewayId, new_call_id, request_id_of
 from common.messages import GenerationRequest, SamplingParams
 from common.model.tokens import Detokenizer, Tokenizer
 from gateway.generation import Generation
@@ -154,6 +154,7 @@ class CallFactory:
     ) -> list[Generation]:
         """``n`` choices for each prompt, in order; each choice draws from a seed of its own."""
         seed = request.seed if request.seed is not None else secrets.randbits(SEED_BITS)
+        call_id = new_call_id()
         generations: list[Generation] = []
         for prompt_ids in prompts:
             max_tokens = self._token_limit(request, len(prompt_ids), param)
@@ -163,7 +164,7 @@ class CallFactory:
                     index=index,
                     arrived_s=arrived_s,
                     request=GenerationRequest(
-                        request_id=new_request_id(),
+                        request_id=request_id_of(call_id, index),
                         gateway_id=self.gateway_id,
                         prompt_ids=tuple(prompt_ids),
                         sampling=_sampling(request, max_tokens, seed + index),
@@ -185,7 +186,7 @@ class CallFactory:
             return Usage(prompt_tokens, sum(len(generation.output_ids) for generation in generations))
 
         return Head(
-            call_id=f"{kind}-{secrets.token_hex(12)}",
+            call_id=f"{kind}-{generations[0].request.request_id}",
             created=int(time.time()),
             model=self.model_name,
             has_usage=request.wants_usage,

@@ -209,8 +209,7 @@ class Journal:
         if last.finish_reason is None:
             # A stop string: only the gateway knows of it.
             self._cancel_attempt(generation)
-        generation.is_told = True
-        self._publish(self.subjects.scheduler_events(), RequestEnded(generation.request.request_id))
+        self._tell_scheduler(generation)
 
     def _observe(self, generation: Generation, now: float) -> None:
         if generation.first_token_s is None:
@@ -376,9 +375,15 @@ class Journal:
     def _tell_ended(self, generation: Generation) -> None:
         if generation.is_told:
             return
-        generation.is_told = True
         self._cancel_attempt(generation)
-        self._publish(self.subjects.scheduler_events(), RequestEnded(generation.request.request_id))
+        self._tell_scheduler(generation)
+
+    def _tell_scheduler(self, generation: Generation) -> None:
+        generation.is_told = True
+        request = generation.request
+        drawn = None if generation.finish_reason is None else len(generation.output_ids)
+        ended = RequestEnded(request.request_id, len(request.prompt_ids), drawn)
+        self._publish(self.subjects.scheduler_events(), ended)
 
     def _cancel_attempt(self, generation: Generation) -> None:
         if generation.placement is not None:

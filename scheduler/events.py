@@ -43,7 +43,11 @@ class InstanceSuspected:
 
 @dataclass(frozen=True, slots=True)
 class RequestOver:
+    """``output_tokens``: what it drew in all, where it ended by itself."""
+
     request_id: RequestId
+    prompt_tokens: int = 0
+    output_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

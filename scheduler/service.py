@@ -111,7 +111,7 @@ class SchedulerService:
         )
         for _ in range(self.config.scheduler.dispatch_attempts):
             try:
-                placement = self.state.place(request, excluded)
+                placement = self.state.place(request, asyncio.get_running_loop().time(), excluded)
             except NoInstanceReady as exc:
                 raise (refusal if excluded else exc) from None
             try:
@@ -144,7 +144,7 @@ class SchedulerService:
         Raises RequestCancelled; NoInstanceReady where it may have taken the request over.
         """
         try:
-            placement = self.state.place_resumed(request)
+            placement = self.state.place_resumed(request, asyncio.get_running_loop().time())
         except (NoInstanceReady, Overloaded, InvalidRequest):
             return None
         try:
@@ -188,7 +188,8 @@ class SchedulerService:
             case LoadReport():
                 self._handle(events.LoadReported(message))
             case RequestEnded():
-                self._handle(events.RequestOver(message.request_id))
+                ended = (message.request_id, message.prompt_tokens, message.output_tokens)
+                self._handle(events.RequestOver(*ended))
 
     async def _read_members(self) -> None:
         try:

@@ -10,10 +10,10 @@ report said plus what was sent there since. A report that was sent after a task 
 it, because one connection's messages keep their order.
 """
 
-from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from common.errors import ContextLengthExceeded, NoInstanceReady, Overloaded, RequestCancelled
+from common.config import ObjectivesConfig, SchedulerConfig
+from common.errors import RequestCancelled
 from common.ids import GatewayId, InstanceId, RequestId
 from common.messages import (
     GenerationRequest,
@@ -21,7 +21,6 @@ from common.messages import (
     LoadReport,
     MemberRecord,
     Placement,
-    Role,
     ServiceRecord,
 )
 from scheduler.events import (
@@ -39,22 +38,12 @@ from scheduler.events import (
     TaskUndelivered,
     TimePassed,
 )
-from scheduler.policy.admission import retry_after_s
-from scheduler.policy.dispatch import (
-    DecodeCandidate,
-    PrefillCandidate,
-    join_shortest_queue,
-    least_loaded,
-)
+from scheduler.placing import Placer
 from scheduler.views import InstanceView, PlacedRequest
 
-NO_INSTANCE_RETRY_S = 2.0
-DECODE_FULL_RETRY_S = 2.0
 STALE_AFTER_S = 5.0
 """A hand-over is in nobody's report for a moment. A booking of so long ago, on instances that both report no
 work at all, is of a request whose end was never heard."""
-KVFormat = tuple[str, str, int]
-"""``InstanceRecord.kv_format``."""
 
 
 @dataclass(slots=True)
@@ -65,11 +54,15 @@ class SchedulerState:
     """
 
     lease_s: float
-    max_pending_prefill_tokens: int
-    max_requests_per_decode: int
+    settings: SchedulerConfig = field(default_factory=SchedulerConfig)
+    objectives: ObjectivesConfig = field(default_factory=ObjectivesConfig)
     instances: dict[InstanceId, InstanceView] = field(default_factory=dict)
     gateways: dict[GatewayId, float | None] = field(default_factory=dict)
     requests: dict[RequestId, PlacedRequest] = field(default_factory=dict)
+    placer: Placer = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.placer = Placer(self.settings, self.objectives, self.instances, self.requests)
 
     def check(self) -> None:
         """Invariants, called by tests after every event."""
@@ -99,6 +92,7 @@ class SchedulerState:
                 if self.is_placed(request_id, attempt):
                     self._forget(request_id)
             case RequestOver(request_id):
+                self._end(event)
                 self._forget(request_id)
             case TimePassed():
                 return self._notice_silence(now)
@@ -107,29 +101,30 @@ class SchedulerState:
                     view.last_heard_s = now
         return []
 
-    def place(self, request: GenerationRequest, excluded: frozenset[InstanceId] = frozenset()) -> Placement:
+    def place(
+        self, request: GenerationRequest, now: float, excluded: frozenset[InstanceId] = frozenset()
+    ) -> Placement:
         """Chooses both instances and books the request on them.
 
         ``excluded``: instances that were just tried in vain. Raises Overloaded, NoInstanceReady or
         ContextLengthExceeded; then nothing is booked.
         """
         self._supersede(request)
-        prefill = self._choose_prefill(request, excluded)
-        prefill_record = self.instances[prefill].record
-        decode = self._choose_decode(request, excluded, {prefill_record.kv_format})
-        decode_incarnation = self.instances[decode].record.incarnation
-        return self._book(request, Placement(prefill, prefill_record.incarnation, decode, decode_incarnation))
+        prefill, decode = (view.record for view in self.placer.choose_both(request, excluded, now))
+        return self._book(
+            request,
+            Placement(prefill.instance_id, prefill.incarnation, decode.instance_id, decode.incarnation),
+        )
 
-    def place_resumed(self, request: GenerationRequest) -> Placement:
+    def place_resumed(self, request: GenerationRequest, now: float) -> Placement:
         """Chooses a decode instance for a sequence whose KV need not be computed, and books it there alone.
 
         Raises as ``place``.
         """
         self._supersede(request)
-        everyone = {view.record.kv_format for view in self._ready("decode", frozenset())}
-        decode = self._choose_decode(request, frozenset(), everyone)
-        incarnation = self.instances[decode].record.incarnation
-        return self._book(request, Placement(decode, incarnation, decode, incarnation))
+        decode = self.placer.choose_decode(request, now).record
+        life = (decode.instance_id, decode.incarnation)
+        return self._book(request, Placement(*life, *life))
 
     # placing
 
@@ -140,105 +135,18 @@ class SchedulerState:
         self._forget(request.request_id)
 
     def _book(self, request: GenerationRequest, placement: Placement) -> Placement:
+        lengths = self.placer.predict(request)
         self.requests[request.request_id] = PlacedRequest(
-            placement, request.attempt, request.gateway_id, request.tokens
+            placement,
+            request.attempt,
+            request.gateway_id,
+            request.tokens,
+            expected_tokens=lengths.mean,
+            is_heavy=lengths.is_heavy,
         )
         for instance_id in (placement.prefill_instance, placement.decode_instance):
             self.instances[instance_id].placed.add(request.request_id)
         return placement
-
-    def _choose_prefill(self, request: GenerationRequest, excluded: frozenset[InstanceId]) -> InstanceId:
-        partners = {view.record.kv_format for view in self._ready("decode", excluded)}
-        views = self._fitting("prefill", request.tokens, excluded, partners)
-        candidates = [
-            PrefillCandidate(view.record.instance_id, self._pending_tokens(view), _prefill_rate(view))
-            for view in views
-        ]
-        best = join_shortest_queue(candidates)
-        excess = best.pending_tokens + request.tokens - self.max_pending_prefill_tokens
-        if best.pending_tokens > 0 and excess > 0:
-            raise Overloaded(
-                f"{best.pending_tokens} prompt tokens wait at the least busy prefill instance; the bound"
-                f" scheduler.max_pending_prefill_tokens is {self.max_pending_prefill_tokens}",
-                retry_after_s=retry_after_s(excess, best.tokens_per_s),
-            )
-        return best.instance_id
-
-    def _choose_decode(
-        self, request: GenerationRequest, excluded: frozenset[InstanceId], kv_formats: Collection[KVFormat]
-    ) -> InstanceId:
-        views = self._fitting("decode", request.max_total_tokens, excluded, kv_formats)
-        candidates = [
-            candidate
-            for candidate in map(self._decode_candidate, views)
-            if candidate.requests < self.max_requests_per_decode
-        ]
-        if not candidates:
-            raise Overloaded(
-                "every decode instance has scheduler.max_requests_per_decode ="
-                f" {self.max_requests_per_decode} requests",
-                retry_after_s=DECODE_FULL_RETRY_S,
-            )
-        return least_loaded(candidates).instance_id
-
-    def _ready(self, role: Role, excluded: frozenset[InstanceId]) -> list[InstanceView]:
-        return [
-            view
-            for view in self.instances.values()
-            if view.role == role and view.is_ready and view.record.instance_id not in excluded
-        ]
-
-    def _fitting(
-        self, role: Role, tokens: int, excluded: frozenset[InstanceId], kv_formats: Collection[KVFormat]
-    ) -> list[InstanceView]:
-        """The ready instances of a role that can exchange KV, and of which a pool could hold ``tokens``."""
-        everyone = self._ready(role, excluded)
-        ready = [view for view in everyone if view.record.kv_format in kv_formats]
-        if not ready:
-            missing = "no decode instance" if everyone and not kv_formats else f"no {role} instance"
-            why = " with a partner's model, dtype and block size" if everyone and kv_formats else ""
-            raise NoInstanceReady(f"{missing}{why} is ready", retry_after_s=NO_INSTANCE_RETRY_S)
-        fitting = [view for view in ready if view.longest_tokens >= tokens]
-        if not fitting:
-            largest = max(
-                max(view.longest_tokens, view.longest_tokens_at_start)
-                for view in self.instances.values()
-                if view.role == role
-            )
-            if largest >= tokens:
-                raise NoInstanceReady(
-                    f"no {role} instance that holds {tokens} tokens is ready",
-                    retry_after_s=NO_INSTANCE_RETRY_S,
-                )
-            raise ContextLengthExceeded(
-                f"the sequence needs KV memory for {tokens} tokens; the largest {role} instance holds"
-                f" {largest}",
-                param="max_tokens" if role == "decode" else "prompt",
-            )
-        return fitting
-
-    def _pending_tokens(self, view: InstanceView) -> int:
-        reported = 0 if view.report is None else view.report.pending_prefill_tokens
-        return reported + sum(
-            placed.prompt_tokens
-            for request_id in view.placed
-            if not (placed := self.requests[request_id]).is_reported
-            and placed.placement.prefill_instance == view.record.instance_id
-        )
-
-    def _decode_candidate(self, view: InstanceView) -> DecodeCandidate:
-        """Own bookings or the instance's report, whichever knows of more (another scheduler's, or ours
-        before a restart)."""
-        booked = [self.requests[request_id] for request_id in view.placed]
-        report = view.report
-        reported_requests = 0 if report is None else report.decode_running + report.decode_waiting
-        reported_tokens = 0 if report is None else report.decode_tokens
-        return DecodeCandidate(
-            view.record.instance_id,
-            requests=max(len(booked), reported_requests),
-            context_tokens=max(sum(placed.prompt_tokens for placed in booked), reported_tokens),
-            capacity_tokens=view.capacity_tokens,
-        )
 
     def _acknowledge(self, request_id: RequestId, now: float) -> None:
         """Of a void placement the gateway hears that its instance is gone, and submits it again."""
@@ -247,6 +155,12 @@ class SchedulerState:
             self._forget(request_id)
         else:
             placed.acknowledged_s = now
+
+    def _end(self, over: RequestOver) -> None:
+        """What it drew says what others will, unless its client cut it short."""
+        if over.output_tokens is not None:
+            self.placer.lengths.add(over.prompt_tokens, over.output_tokens)
+            self.placer.log.end(over.request_id, over.output_tokens)
 
     def _forget(self, request_id: RequestId) -> None:
         placed = self.requests.pop(request_id, None)
@@ -350,7 +264,3 @@ class SchedulerState:
             if placed.gateway_id == gateway_id:
                 self._forget(request_id)
         return AnnounceGatewayGone(gateway_id)
-
-
-def _prefill_rate(view: InstanceView) -> float | None:
-    return None if view.report is None else view.report.prefill_tokens_per_s

@@ -10,12 +10,14 @@ from common.messages import InstanceRecord, LoadReport, Placement, Role
 class PlacedRequest:
     """``acknowledged_s``: when the prefill instance took it over. ``is_reported``: a load report has it.
     ``is_void``: an instance of the placement left before that; nobody counts it, and it only says that the
-    request is still wanted."""
+    request is still wanted. ``expected_tokens``: that it will draw."""
 
     placement: Placement
     attempt: int
     gateway_id: GatewayId
     prompt_tokens: int
+    expected_tokens: float = 0.0
+    is_heavy: bool = False
     acknowledged_s: float | None = None
     is_reported: bool = False
     is_void: bool = False

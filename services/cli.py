@@ -22,6 +22,7 @@ from common.errors import LamellaError
 from services.analyze import analyze
 from services.bench.command import bench
 from services.explain import convert
+from services.explain_request import explain
 from services.roles import ServiceRole
 from services.state_directory import DEFAULT_STATE_DIRECTORY
 from services.trace import trace
@@ -40,6 +41,7 @@ app.add_typer(model_app, name="model")
 app.command("bench")(bench)
 app.command("analyze")(analyze)
 app.command("trace")(trace)
+app.command("explain")(explain)
 app.command("convert")(convert)
 
 messages = Console(stderr=True)

@@ -5,6 +5,7 @@ import asyncio
 from common.config import Config
 from common.service import Running, ServiceProcess, run_service
 from common.telemetry import SchedulerMetrics
+from scheduler.explanations import add_routes
 from scheduler.service import SchedulerService
 from scheduler.state import SchedulerState
 
@@ -18,9 +19,7 @@ async def _start(process: ServiceProcess) -> Running:
     config = process.config
     scheduler = SchedulerService(
         state=SchedulerState(
-            lease_s=config.mesh.lease_s,
-            max_pending_prefill_tokens=config.scheduler.max_pending_prefill_tokens,
-            max_requests_per_decode=config.scheduler.max_requests_per_decode,
+            lease_s=config.mesh.lease_s, settings=config.scheduler, objectives=config.objectives
         ),
         bus=process.bus,
         store=process.store,
@@ -29,6 +28,7 @@ async def _start(process: ServiceProcess) -> Running:
         config=config,
         is_read_due=asyncio.Event(),
     )
+    add_routes(process.app, scheduler.state.placer.log)
     await scheduler.start()
     process.spawn(scheduler.watch())
 

@@ -43,7 +43,7 @@ def trace(
 
     if not 0 < duration_s <= MAX_DURATION_S or math.isnan(duration_s):
         raise ConfigError("--duration-s", duration_s, f"must be above 0 and at most {MAX_DURATION_S:g}")
-    mesh = _mesh_of(state_dir, config, nats, redis)
+    mesh = mesh_of(state_dir, config, nats, redis)
     check_writable("--output", output)
     if svg is not None:
         check_writable("--svg", svg)
@@ -91,7 +91,7 @@ async def _record(mesh: MeshConfig, duration_s: float) -> "MeshTrace":
     return await collect_trace(mesh, duration_s, stop)
 
 
-def _mesh_of(state_dir: Path, config: Path | None, nats: str | None, redis: str | None) -> MeshConfig:
+def mesh_of(state_dir: Path, config: Path | None, nats: str | None, redis: str | None) -> MeshConfig:
     """Raises ConfigError, MeshNotRunning."""
     if (nats is None) != (redis is None):
         missing, given = ("--redis", "--nats") if redis is None else ("--nats", "--redis")

@@ -96,7 +96,7 @@ def decisions() -> list[Path]:
     parts = [REPOSITORY / "decode" / name for name in ("batches.py", "sequence.py", "moves.py", "pulls.py")]
     prefill = ("sequence.py", "chunks.py", "handover.py", "prompts.py")
     parts += [REPOSITORY / "prefill" / name for name in prefill]
-    parts += [REPOSITORY / "scheduler" / "views.py"]
+    parts += [REPOSITORY / "scheduler" / name for name in ("views.py", "placing.py", "decision_log.py")]
     policies = list((REPOSITORY / "scheduler" / "policy").glob("*.py"))
     names = (
         "messages.py",

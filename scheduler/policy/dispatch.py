@@ -1,13 +1,38 @@
-"""Where a request goes. Pure choices over what is known of the instances' load.
+"""Where a request goes. Pure choices over what is known of the instances' load, one rule for each phase.
 
-Prefill: join the shortest queue, counted in pending tokens (Splitwise IV-A, DistServe 4.3). Decode: the
-least loaded (DistServe 4.3). Both are chosen at once, so the transfer can overlap prefill.
+A rule scores every candidate, the least being the best, and refuses those that it would not take, with the
+reason: so every decision can be explained afterwards. Prefill and decode are chosen at once, so that the
+transfer can overlap prefill (Splitwise IV-A).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from common.config import DecodePolicy, PrefillPolicy
 from common.ids import InstanceId
+from common.lengths import LengthDistribution
+from common.performance import FittedTime
+from scheduler.policy.best_fit import refusal_of, weighted_load
+from scheduler.policy.power_of_two import draw_two, heavy_ratio
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A request that is to be placed. ``number``: how many were placed before. ``salt``: 64 bits that are the
+    request's own, for rules that draw lots: every scheduler draws the same."""
+
+    number: int
+    salt: int
+    prompt_tokens: int
+    lengths: LengthDistribution
+
+
+@dataclass(frozen=True, slots=True)
+class Objectives:
+    """Seconds to the first token and between tokens that users are promised."""
+
+    ttft_s: float
+    tpot_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,31 +41,138 @@ class PrefillCandidate:
 
     instance_id: InstanceId
     pending_tokens: int
-    tokens_per_s: float | None
+    requests: int = 0
+    tokens_per_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeCandidate:
-    """``context_tokens``: KV of the sequences that live there or are on their way."""
+    """``context_tokens``: KV of the ``requests`` that live there or are on their way; ``coming_tokens``: what
+    they are still expected to draw. ``heavy``: how many of them are expected to draw many."""
 
     instance_id: InstanceId
     requests: int
     context_tokens: int
     capacity_tokens: int
+    coming_tokens: float = 0.0
+    heavy: int = 0
+    step_time: FittedTime | None = None
 
 
-def join_shortest_queue(candidates: Sequence[PrefillCandidate]) -> PrefillCandidate:
-    """The candidate with the fewest pending tokens; ties by id, so every scheduler agrees."""
-    return min(candidates, key=lambda candidate: (candidate.pending_tokens, candidate.instance_id))
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """Of one candidate. ``refusal``: why the rule would not take it; ``note``: what speaks against one that
+    it takes as the least evil."""
+
+    instance_id: InstanceId
+    score: float
+    refusal: str | None = None
+    note: str | None = None
 
 
-def least_loaded(candidates: Sequence[DecodeCandidate]) -> DecodeCandidate:
-    """The candidate with the smallest share of its KV capacity spoken for; ties by requests, then id."""
-    return min(
-        candidates,
-        key=lambda candidate: (
-            candidate.context_tokens / candidate.capacity_tokens,
-            candidate.requests,
-            candidate.instance_id,
-        ),
-    )
+def choose(scored: Sequence[Scored]) -> Scored | None:
+    """The best that is not refused; ties by id, so every scheduler agrees. None: all are refused."""
+    taken = [each for each in scored if each.refusal is None]
+    return min(taken, key=lambda each: (each.score, each.instance_id), default=None)
+
+
+def _in_turn(candidates: Sequence[PrefillCandidate | DecodeCandidate], arrival: Arrival) -> list[Scored]:
+    """Round robin (Vidur 4.5): the first is the one after who had the last."""
+    ordered = sorted(candidates, key=lambda each: each.instance_id)
+    return [
+        Scored(each.instance_id, float((place - arrival.number) % len(ordered)))
+        for place, each in enumerate(ordered)
+    ]
+
+
+def _by_requests(candidates: Sequence[PrefillCandidate | DecodeCandidate], _: Arrival) -> list[Scored]:
+    """Least outstanding (Vidur 4.5)."""
+    return [Scored(each.instance_id, float(each.requests)) for each in candidates]
+
+
+def _by_pending_tokens(candidates: Sequence[PrefillCandidate], _: Arrival) -> list[Scored]:
+    """Join the shortest queue, counted in pending tokens (Splitwise IV-A, DistServe 4.3)."""
+    return [Scored(each.instance_id, float(each.pending_tokens)) for each in candidates]
+
+
+def _by_load(candidates: Sequence[DecodeCandidate], _: Arrival, __: Objectives) -> list[Scored]:
+    """Least loaded (DistServe 4.3): by the share of its KV capacity that is spoken for, then by requests."""
+    return [
+        Scored(
+            each.instance_id,
+            each.context_tokens / each.capacity_tokens + each.requests * REQUEST_WEIGHT,
+        )
+        for each in candidates
+    ]
+
+
+REQUEST_WEIGHT = 1e-9
+"""Only where shares are equal."""
+
+
+def _two_by_heaviness(candidates: Sequence[DecodeCandidate], arrival: Arrival, _: Objectives) -> list[Scored]:
+    """Of two drawn among those with room for the whole request (TetriInfer 3.3.4), who has fewer heavy ones
+    beside each light one takes a heavy one, and who has fewer requests a light one, so that there are enough
+    light ones everywhere. Where nobody has room, two are drawn among all."""
+    needed = arrival.prompt_tokens + arrival.lengths.quantile(LIKELY)
+    free = [each.capacity_tokens - each.context_tokens - each.coming_tokens for each in candidates]
+    able = [index for index, room in enumerate(free) if room >= needed] or list(range(len(candidates)))
+    drawn = {able[index] for index in draw_two(len(able), arrival.salt)}
+    scored = []
+    for index, each in enumerate(candidates):
+        ratio = heavy_ratio(each.heavy + 1, each.requests - each.heavy)
+        score = ratio if arrival.lengths.is_heavy else float(each.requests)
+        refusal = None if index in drawn else "not drawn" if index in able else "no room"
+        scored.append(Scored(each.instance_id, score, refusal))
+    return scored
+
+
+LIKELY = 0.9
+"""Share of like requests that need no more room: TetriInfer's upper end of the predicted range."""
+
+
+def _best_fit(
+    candidates: Sequence[DecodeCandidate], arrival: Arrival, objectives: Objectives
+) -> list[Scored]:
+    """The fullest that keeps what is promised (Aladdin, Alg. 1): fewest instances are used. Where none does,
+    the emptiest."""
+    output_tokens = arrival.lengths.mean
+    loads = [weighted_load(each.requests, each.context_tokens, each.coming_tokens) for each in candidates]
+    refusals = [
+        refusal_of(
+            requests=each.requests + 1,
+            context_tokens=each.context_tokens + arrival.prompt_tokens,
+            coming_tokens=each.coming_tokens + output_tokens,
+            capacity_tokens=each.capacity_tokens,
+            step_time=each.step_time,
+            tpot_s=objectives.tpot_s,
+        )
+        for each in candidates
+    ]
+    if not all(refusals):
+        return [
+            Scored(each.instance_id, -load, refusal)
+            for each, load, refusal in zip(candidates, loads, refusals, strict=True)
+        ]
+    emptiest = min(loads)
+    return [
+        Scored(each.instance_id, load, None if load == emptiest else refusal, refusal)
+        for each, load, refusal in zip(candidates, loads, refusals, strict=True)
+    ]
+
+
+PREFILL_POLICIES: dict[PrefillPolicy, Callable[[Sequence[PrefillCandidate], Arrival], list[Scored]]] = {
+    "round_robin": _in_turn,
+    "least_outstanding": _by_requests,
+    "shortest_queue": _by_pending_tokens,
+}
+
+DECODE_POLICIES: dict[
+    DecodePolicy, Callable[[Sequence[DecodeCandidate], Arrival, Objectives], list[Scored]]
+] = {
+    "round_robin": lambda candidates, arrival, _: _in_turn(candidates, arrival),
+    "least_outstanding": lambda candidates, arrival, _: _by_requests(candidates, arrival),
+    "least_loaded": _by_load,
+    "power_of_two": _two_by_heaviness,
+    "best_fit": _best_fit,
+}

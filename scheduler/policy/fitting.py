@@ -20,22 +20,24 @@ MOST_VARIANCE = 1e4
 WARM_SAMPLES = 16
 """Before so many, no error is known to be unusual."""
 OUTLIER, LEAST_ERROR = 4.0, 0.05
-"""Times the usual error, which is never taken for less than this share of what was predicted."""
+"""Times the usual relative error, which is never taken for less than this."""
 NOVEL = 0.1
 """Of a step that is unlike those before: of one like them it is some thousandths."""
 ERROR_WEIGHT = 0.05
+LEAST_S = 1e-6
+"""No step is over sooner."""
 
 
 @dataclass(slots=True)
 class LinearFit:
-    """Seconds as a sum of ``features`` times coefficients."""
+    """Seconds as a sum of ``features`` times coefficients. What is kept small are relative errors: a long
+    step's few milliseconds are no reason to be wrong by half about a short one."""
 
     features: int
     samples: int = 0
     relative_error: float = 0.0
     coefficients: list[float] = field(init=False)
     _variance: list[list[float]] = field(init=False)
-    _usual_error_s: float = 0.0
 
     def __post_init__(self) -> None:
         self.coefficients = [0.0] * self.features
@@ -55,35 +57,30 @@ class LinearFit:
         """Raises ValueError for another number of features, or a time that is none."""
         if len(features) != self.features or not 0 <= seconds < float("inf"):
             raise ValueError(f"{features} took {seconds} s: needs {self.features} features and a time")
-        x = [float(feature) for feature in features]
-        error_s = seconds - sum(map(float.__mul__, self.coefficients, x))
+        predicted_s = sum(map(float.__mul__, self.coefficients, map(float, features)))
+        scale_s = max(LEAST_S, predicted_s if self.samples > WARM_SAMPLES else seconds)
+        x = [float(feature) / scale_s for feature in features]
+        error = (seconds - predicted_s) / scale_s
         gains = [sum(map(float.__mul__, row, x)) for row in self._variance]
         novelty = sum(map(float.__mul__, gains, x))
-        bound_s = OUTLIER * max(self._usual_error_s, LEAST_ERROR * (seconds - error_s))
-        trust = 1.0
-        if self.samples > WARM_SAMPLES and novelty < NOVEL and abs(error_s) > bound_s:
-            trust = bound_s / abs(error_s)
-        self._note_error(error_s, seconds)
-        self._learn(gains, novelty, trust, error_s)
+        bound = OUTLIER * max(self.relative_error, LEAST_ERROR)
+        is_held_up = self.samples > WARM_SAMPLES and novelty < NOVEL and abs(error) > bound
+        self._note_error(abs(seconds - predicted_s) / max(seconds, LEAST_S), bound)
+        self._learn(gains, novelty, bound / abs(error) if is_held_up else 1.0, error)
 
-    def _learn(self, gains: Sequence[float], novelty: float, trust: float, error_s: float) -> None:
-        if trust == 0.0:
-            return
+    def _learn(self, gains: Sequence[float], novelty: float, trust: float, error: float) -> None:
         variance = sum(row[index] for index, row in enumerate(self._variance))
         keep = 1.0 if variance > MOST_VARIANCE else FORGETTING
         weight = keep / trust + novelty
         for row, gain in enumerate(gains):
-            self.coefficients[row] += gain / weight * error_s
+            self.coefficients[row] += gain / weight * error
             for column, other in enumerate(gains):
                 self._variance[row][column] = (self._variance[row][column] - gain * other / weight) / keep
 
-    def _note_error(self, error_s: float, seconds: float) -> None:
+    def _note_error(self, error: float, bound: float) -> None:
         """The first steps' errors are of a fit that knows nothing, and are not counted."""
         self.samples += 1
-        if self.samples <= self.features:
-            return
-        bound_s = OUTLIER * self._usual_error_s
-        usual_s = abs(error_s) if self.samples <= WARM_SAMPLES else min(abs(error_s), bound_s)
-        weight = max(ERROR_WEIGHT, 1 / (self.samples - self.features))
-        self._usual_error_s += weight * (usual_s - self._usual_error_s)
-        self.relative_error += weight * (abs(error_s) / max(seconds, 1e-9) - self.relative_error)
+        if self.samples > self.features:
+            usual = min(error, bound) if self.samples > WARM_SAMPLES else min(error, 1.0)
+            weight = max(ERROR_WEIGHT, 1 / (self.samples - self.features))
+            self.relative_error += weight * (usual - self.relative_error)

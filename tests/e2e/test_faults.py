@@ -1,6 +1,7 @@
 """Clients that leave and processes that die: streams go on with the tokens they would have had."""
 
 import asyncio
+import json
 import os
 import signal
 from collections.abc import Iterator
@@ -33,6 +34,25 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
     directory = tmp_path_factory.mktemp("faults") / "mesh"
     with running_mesh(directory, "--prefill", "2", "--decode", "2", config=CONFIG) as mesh:
         yield mesh
+
+
+def test_where_a_request_went_is_explained_by_the_id_of_its_answer(mesh: Mesh) -> None:
+    with openai.OpenAI(base_url=f"{mesh.url}/v1", api_key="none", max_retries=0) as client:
+        answer = client.completions.create(
+            model="default", prompt="Why here?", max_tokens=5, n=2, extra_body={"ignore_eos": True}
+        )
+    decisions = json.loads(mesh.lamella("explain", answer.id, "--json"))
+    assert [each["output_tokens"] for each in decisions] == [5, 5]
+    for decision in decisions:
+        prefill, decode = decision["choices"]
+        assert (prefill["policy"], decode["policy"]) == ("shortest_queue", "least_loaded")
+        for choice in (prefill, decode):
+            best = min(choice["candidates"], key=lambda each: (each["score"], each["instance_id"]))
+            assert choice["taken"] == best["instance_id"]
+            assert len(choice["candidates"]) == 2
+    assert "taken" in mesh.lamella("explain", answer.id)
+    with pytest.raises(AssertionError, match="no scheduler remembers cmpl-0"):
+        mesh.lamella("explain", "cmpl-0")
 
 
 def test_clients_that_leave_in_any_phase_leave_nothing_behind(mesh: Mesh) -> None:

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from common.config import SchedulerConfig
 from common.errors import ContextLengthExceeded, NoInstanceReady, Overloaded, RequestCancelled, RequestError
 from common.ids import GatewayId, Incarnation, InstanceId, RequestId
 from common.messages import InstanceRecord, LoadReport, MemberRecord, Placement, Role, ServiceRecord
@@ -18,9 +19,10 @@ LEASE_S = 3.0
 
 
 def make_state(max_pending: int = 1000, max_requests: int = 100) -> SchedulerState:
-    return SchedulerState(
-        lease_s=LEASE_S, max_pending_prefill_tokens=max_pending, max_requests_per_decode=max_requests
+    settings = SchedulerConfig(
+        max_pending_prefill_tokens=max_pending, max_requests_per_decode=max_requests, decisions_kept=8
     )
+    return SchedulerState(lease_s=LEASE_S, settings=settings)
 
 
 def record_of(
@@ -100,68 +102,68 @@ def ready(state: SchedulerState, **pending: int) -> None:
 def test_a_prompt_joins_the_shortest_queue_counting_what_was_just_sent() -> None:
     state = make_state()
     ready(state, p0=100, p1=90, d0=0)
-    chosen = [state.place(make_request(f"r{i}", 8)).prefill_instance for i in range(4)]
+    chosen = [state.place(make_request(f"r{i}", 8), 0.0).prefill_instance for i in range(4)]
     assert chosen == ["p1", "p1", "p0", "p1"]
 
 
 def test_a_report_replaces_what_was_sent_before_it_and_acknowledged() -> None:
     state = make_state()
     ready(state, p0=0, p1=0, d0=0)
-    assert state.place(make_request("r1", 50)).prefill_instance == "p0"
+    assert state.place(make_request("r1", 50), 0.0).prefill_instance == "p0"
     handle(state, events.TaskAcknowledged(RequestId("r1"), 0))
     handle(state, events.LoadReported(report_of("p0", "prefill", 2, pending=10)))
-    assert state.place(make_request("r2", 5)).prefill_instance == "p1"
-    assert state.place(make_request("r3", 20)).prefill_instance == "p1"
-    assert state.place(make_request("r4", 1)).prefill_instance == "p0"
+    assert state.place(make_request("r2", 5), 0.0).prefill_instance == "p1"
+    assert state.place(make_request("r3", 20), 0.0).prefill_instance == "p1"
+    assert state.place(make_request("r4", 1), 0.0).prefill_instance == "p0"
 
 
 def test_decode_goes_where_the_smallest_share_of_memory_is_spoken_for() -> None:
     state = make_state()
     ready(state, p0=0, d0=0, d1=0)
     chosen = [
-        state.place(make_request(f"r{i}", tokens)).decode_instance
+        state.place(make_request(f"r{i}", tokens), 0.0).decode_instance
         for i, tokens in enumerate((50, 20, 20, 20, 20))
     ]
     assert chosen == ["d0", "d1", "d1", "d1", "d0"]
     handle(state, events.RequestOver(RequestId("r0")))
-    assert state.place(make_request("r9", 1)).decode_instance == "d0"
+    assert state.place(make_request("r9", 1), 0.0).decode_instance == "d0"
 
 
 def test_a_resumed_sequence_is_booked_on_the_least_loaded_decode_instance_alone() -> None:
     state = make_state()
     ready(state, p0=0, d0=0, d1=0)
-    state.place(make_request("r0", 50))
+    state.place(make_request("r0", 50), 0.0)
     life = Incarnation("i1")
     for number in range(2):
-        placement = state.place_resumed(make_request(f"r{number + 1}", 20, attempt=1))
+        placement = state.place_resumed(make_request(f"r{number + 1}", 20, attempt=1), 0.0)
         assert placement == Placement(InstanceId("d1"), life, InstanceId("d1"), life)
         state.check()
-    assert state.place(make_request("r3", 1)).decode_instance == "d1"
+    assert state.place(make_request("r3", 1), 0.0).decode_instance == "d1"
     assert state.instances[InstanceId("p0")].placed == {"r0", "r3"}
     with pytest.raises(RequestCancelled):
-        state.place_resumed(make_request("r1", 20))
+        state.place_resumed(make_request("r1", 20), 0.0)
     handle(state, events.TaskUndelivered(RequestId("r1"), 1))
-    assert state.place(make_request("r1", 20, attempt=1)).prefill_instance == "p0"
+    assert state.place(make_request("r1", 20, attempt=1), 0.0).prefill_instance == "p0"
     for number in range(4):
         handle(state, events.RequestOver(RequestId(f"r{number}")))
     assert all(not view.placed for view in state.instances.values())
     handle(state, events.InstanceSuspected(InstanceId("d0")))
     handle(state, events.InstanceSuspected(InstanceId("d1")))
     with pytest.raises(NoInstanceReady, match="no decode instance is ready"):
-        state.place_resumed(make_request("r4"))
+        state.place_resumed(make_request("r4"), 0.0)
 
 
 def test_a_full_queue_turns_requests_away_with_a_computed_time() -> None:
     state = make_state(max_pending=200)
     ready(state, p0=400, d0=0)
     with pytest.raises(Overloaded, match="max_pending_prefill_tokens") as refused:
-        state.place(make_request("r1", 100))
+        state.place(make_request("r1", 100), 0.0)
     assert refused.value.retry_after_s == pytest.approx((400 + 100 - 200) / 100.0)
     state = make_state(max_requests=1)
     ready(state, p0=0, d0=0)
-    state.place(make_request("r1"))
+    state.place(make_request("r1"), 0.0)
     with pytest.raises(Overloaded, match="max_requests_per_decode"):
-        state.place(make_request("r2"))
+        state.place(make_request("r2"), 0.0)
     state.check()
 
 
@@ -170,27 +172,27 @@ def test_what_fits_no_pool_is_refused_for_good_and_names_the_field() -> None:
     ready(state, p0=0, d0=0)
     for prompt, output, param in ((1025, 1, "prompt"), (1000, 25, "max_tokens")):
         with pytest.raises(ContextLengthExceeded) as refused:
-            state.place(make_request("r1", prompt, output))
+            state.place(make_request("r1", prompt, output), 0.0)
         assert refused.value.param == param
 
 
 def test_without_a_ready_instance_of_a_role_there_is_a_typed_refusal() -> None:
     state = make_state()
     with pytest.raises(NoInstanceReady, match="prefill"):
-        state.place(make_request())
+        state.place(make_request(), 0.0)
     ready(state, p0=0, d0=0)
     handle(state, events.LoadReported(report_of("d0", "decode", 2, draining=True)))
     with pytest.raises(NoInstanceReady, match="decode"):
-        state.place(make_request())
+        state.place(make_request(), 0.0)
 
 
 def test_an_instance_that_did_not_answer_is_avoided_until_it_is_heard_of() -> None:
     state = make_state()
     ready(state, p0=0, d0=0, d1=50)
     handle(state, events.InstanceSuspected(InstanceId("d0")))
-    assert state.place(make_request("r1")).decode_instance == "d1"
+    assert state.place(make_request("r1"), 0.0).decode_instance == "d1"
     handle(state, events.LoadReported(report_of("d0", "decode", 2)))
-    assert state.place(make_request("r2")).decode_instance == "d0"
+    assert state.place(make_request("r2"), 0.0).decode_instance == "d0"
 
 
 def test_silence_for_a_lease_is_announced_once_whatever_the_store_says() -> None:
@@ -205,7 +207,7 @@ def test_silence_for_a_lease_is_announced_once_whatever_the_store_says() -> None
 def test_a_new_incarnation_replaces_the_old_one_and_says_so() -> None:
     state = make_state()
     ready(state, p0=0, d0=0)
-    state.place(make_request("r1"))
+    state.place(make_request("r1"), 0.0)
     handle(state, events.TaskAcknowledged(RequestId("r1"), 0))
     assert handle(state, events.LoadReported(report_of("p0", "prefill", incarnation="i2"))) == [
         events.ReadMembers()
@@ -224,7 +226,7 @@ def test_a_task_under_way_outlives_its_instance_until_its_delivery_is_decided(
     """Whoever delivers it must not take it for a request that its client gave up."""
     state = make_state()
     ready(state, p0=0, d0=0)
-    state.place(make_request("r1"))
+    state.place(make_request("r1"), 0.0)
     other = "d0" if name == "p0" else "p0"
     role: Role = "decode" if name == "p0" else "prefill"
     handle(state, events.LoadReported(report_of(other, role, 2)), now=LEASE_S)
@@ -247,7 +249,7 @@ def test_the_bus_being_away_makes_nobody_gone() -> None:
 def test_a_gateway_is_gone_only_after_a_whole_lease_of_reads_without_it() -> None:
     state = make_state()
     ready(state, p0=0, d0=0)
-    state.place(make_request("r1"))
+    state.place(make_request("r1"), 0.0)
     assert handle(state, events.MembersRead(()), now=50.0) == []
     assert handle(state, events.MembersRead((gateway_record(),)), now=51.0) == []
     assert handle(state, events.MembersRead(()), now=60.0) == []
@@ -276,7 +278,7 @@ def test_whatever_happens_no_booking_is_lost_or_kept(seed: int) -> None:
             request = make_request(f"r{step}", chance.randint(1, 60))
             place = state.place_resumed if chance.random() < 0.3 else state.place
             try:
-                placed[request.request_id] = place(request)
+                placed[request.request_id] = place(request, now)
             except RequestError:
                 assert request.request_id not in state.requests
         elif choice < 0.7:
@@ -321,20 +323,20 @@ def test_only_instances_whose_kv_lies_alike_are_paired() -> None:
     for number in range(3):
         life = Incarnation("i1")
         placement = Placement(InstanceId("p1"), life, InstanceId("d0"), life)
-        assert state.place(make_request(f"r{number}")) == placement
+        assert state.place(make_request(f"r{number}"), 0.0) == placement
     with pytest.raises(NoInstanceReady, match="no prefill instance with a partner's model, dtype"):
-        state.place(make_request("r3"), frozenset({InstanceId("p1")}))
+        state.place(make_request("r3"), 0.0, frozenset({InstanceId("p1")}))
 
 
 def test_an_older_attempts_outcome_does_not_touch_the_newer_booking() -> None:
     state = make_state()
     ready(state, p0=0, d0=0)
-    state.place(make_request("r0"))
-    state.place(msgspec.structs.replace(make_request("r0"), attempt=1))
+    state.place(make_request("r0"), 0.0)
+    state.place(msgspec.structs.replace(make_request("r0"), attempt=1), 0.0)
     handle(state, events.TaskUndelivered(RequestId("r0"), 0))
     assert state.is_placed(RequestId("r0"), 1)
     with pytest.raises(RequestCancelled):
-        state.place(make_request("r0"))
+        state.place(make_request("r0"), 0.0)
     handle(state, events.TaskUndelivered(RequestId("r0"), 1))
     assert not state.requests
 
@@ -342,7 +344,7 @@ def test_an_older_attempts_outcome_does_not_touch_the_newer_booking() -> None:
 def test_a_booking_whose_end_was_never_heard_goes_when_both_instances_report_no_work() -> None:
     state = make_state()
     ready(state, p0=0, d0=0)
-    state.place(make_request("r0"))
+    state.place(make_request("r0"), 0.0)
     handle(state, events.TaskAcknowledged(RequestId("r0"), 0), 1.0)
     handle(state, events.LoadReported(report_of("d0", "decode", 2)), 1.0 + STALE_AFTER_S)
     assert state.is_placed(RequestId("r0"), 0)
@@ -362,7 +364,7 @@ def test_a_large_instance_that_is_away_makes_one_wait_instead_of_refusing_for_go
     handle(state, events.LoadReported(report_of("p0", "prefill")))
     handle(state, events.LoadReported(report_of("d0", "decode", total_blocks=1)))
     with pytest.raises(NoInstanceReady, match="that holds"):
-        state.place(make_request("r0", max_tokens=100))
+        state.place(make_request("r0", max_tokens=100), 0.0)
 
 
 def with_pools(largest_at_start: int, largest_now: int) -> SchedulerState:
@@ -379,18 +381,18 @@ def with_pools(largest_at_start: int, largest_now: int) -> SchedulerState:
 def test_what_fits_an_instances_pools_together_but_none_of_them_is_refused_for_good() -> None:
     state = with_pools(largest_at_start=10, largest_now=10)
     with pytest.raises(ContextLengthExceeded, match="holds 160") as refused:
-        state.place(make_request("r0", 100, max_tokens=61))
+        state.place(make_request("r0", 100, max_tokens=61), 0.0)
     assert refused.value.param == "max_tokens"
-    assert state.place(make_request("r1", 100, max_tokens=60)).decode_instance == "d0"
+    assert state.place(make_request("r1", 100, max_tokens=60), 0.0).decode_instance == "d0"
     assert not state.instances[InstanceId("d0")].placed & {"r0"}
 
 
 def test_a_pool_that_has_come_is_used_and_one_that_has_gone_is_waited_for() -> None:
     grown = with_pools(largest_at_start=10, largest_now=20)
-    assert grown.place(make_request("r0", 100, max_tokens=200)).decode_instance == "d0"
+    assert grown.place(make_request("r0", 100, max_tokens=200), 0.0).decode_instance == "d0"
     shrunk = with_pools(largest_at_start=20, largest_now=10)
     with pytest.raises(NoInstanceReady, match="that holds 300"):
-        shrunk.place(make_request("r0", 100, max_tokens=200))
+        shrunk.place(make_request("r0", 100, max_tokens=200), 0.0)
 
 
 def test_instances_are_balanced_by_all_their_pools_together() -> None:
@@ -401,5 +403,5 @@ def test_instances_are_balanced_by_all_their_pools_together() -> None:
     )
     handle(state, events.MembersRead(records))
     handle(state, events.LoadReported(report_of("d1", "decode", total_blocks=16)))
-    chosen = [state.place(make_request(f"r{number}", 20)).decode_instance for number in range(5)]
+    chosen = [state.place(make_request(f"r{number}", 20), 0.0).decode_instance for number in range(5)]
     assert chosen == ["d0", "d1", "d0", "d0", "d0"]

@@ -3,7 +3,7 @@
 import random
 from dataclasses import dataclass, field, replace
 
-from common.config import EmulationConfig, PrefillOrder
+from common.config import EmulationConfig, PrefillOrder, SchedulerConfig
 from common.emulation import EmulatedRunner
 from common.ids import Incarnation, InstanceId, RequestId
 from common.kv.blocks import BlockAllocator
@@ -184,7 +184,13 @@ class VirtualMesh:
 
 def make_mesh(shape: MeshShape, seed: int) -> VirtualMesh:
     bus = Bus(Timeline(random.Random(seed)))
-    state = SchedulerState(LEASE_S, shape.max_pending_prefill_tokens, shape.max_requests_per_decode)
+    state = SchedulerState(
+        LEASE_S,
+        SchedulerConfig(
+            max_pending_prefill_tokens=shape.max_pending_prefill_tokens,
+            max_requests_per_decode=shape.max_requests_per_decode,
+        ),
+    )
     mesh = VirtualMesh(shape, bus, VirtualScheduler(state, bus), VirtualGateway(bus))
     mesh.start()
     return mesh

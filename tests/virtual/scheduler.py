@@ -50,7 +50,9 @@ class VirtualScheduler:
             case LoadReport():
                 self._handle(events.LoadReported(message))
             case RequestEnded():
-                self._handle(events.RequestOver(message.request_id))
+                self._handle(
+                    events.RequestOver(message.request_id, message.prompt_tokens, message.output_tokens)
+                )
 
     def serve(self, message: msgspec.Struct, reply: Callable[[Reply], None]) -> None:
         assert isinstance(message, SubmitRequest)
@@ -69,7 +71,7 @@ class VirtualScheduler:
         self, request: GenerationRequest, former: InstanceLife, reply: Callable[[Reply], None]
     ) -> None:
         try:
-            placement = self.state.place_resumed(request)
+            placement = self.state.place_resumed(request, self.bus.timeline.now)
         except RequestError:
             self._place(request, reply)
             return
@@ -106,7 +108,7 @@ class VirtualScheduler:
             reply(refusal)
             return
         try:
-            placement = self.state.place(request, excluded)
+            placement = self.state.place(request, self.bus.timeline.now, excluded)
         except RequestError as exc:
             reply(refusal if excluded and isinstance(exc, NoInstanceReady) else exc)
             return

@@ -4,15 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.ids import InstanceId
 from scheduler.policy.admission import MAX_RETRY_S, MIN_RETRY_S, retry_after_s
 from scheduler.policy.decode_batching import can_admit, choose_victims
-from scheduler.policy.dispatch import (
-    DecodeCandidate,
-    PrefillCandidate,
-    join_shortest_queue,
-    least_loaded,
-)
 from scheduler.policy.prefill_batching import PROMPT_ORDERS, fill_chunk, order_window
 
 LENGTHS = st.lists(st.integers(1, 500), max_size=20)
@@ -55,15 +48,6 @@ def test_admission_keeps_a_block_for_every_running_sequence() -> None:
     assert not can_admit(free_blocks=4, needed_blocks=3, running=2, max_batch=8, blocks_per_growth=1)
     assert can_admit(free_blocks=3, needed_blocks=3, running=0, max_batch=8, blocks_per_growth=1)
     assert not can_admit(free_blocks=99, needed_blocks=1, running=8, max_batch=8, blocks_per_growth=1)
-
-
-def test_ties_go_to_the_same_instance_whoever_decides() -> None:
-    prefills = [PrefillCandidate(InstanceId(name), 10, None) for name in ("b", "a", "c")]
-    assert join_shortest_queue(prefills).instance_id == "a"
-    decodes = [DecodeCandidate(InstanceId(name), 1, 10, 100) for name in ("b", "a")]
-    assert least_loaded(decodes).instance_id == "a"
-    bigger = DecodeCandidate(InstanceId("z"), 5, 15, 200)
-    assert least_loaded([*decodes, bigger]).instance_id == "z"
 
 
 @given(st.integers(0, 1 << 20), st.one_of(st.none(), st.floats(0, 1e6)))

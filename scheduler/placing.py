@@ -1,0 +1,239 @@
+"""Which instances take a request: who could, by what is known of them, and whom the configured rules choose.
+
+Every choice is kept with its candidates and their scores (``scheduler.decision_log``). Nothing is booked.
+"""
+
+import hashlib
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+from common.config import ObjectivesConfig, SchedulerConfig
+from common.errors import ContextLengthExceeded, NoInstanceReady, Overloaded, RequestError
+from common.ids import InstanceId, RequestId
+from common.lengths import LengthDistribution, capped
+from common.messages import GenerationRequest, Role
+from scheduler.decision_log import Choice, Decision, DecisionLog
+from scheduler.policy.admission import retry_after_s
+from scheduler.policy.dispatch import (
+    DECODE_POLICIES,
+    PREFILL_POLICIES,
+    Arrival,
+    DecodeCandidate,
+    Objectives,
+    PrefillCandidate,
+    Scored,
+    choose,
+)
+from scheduler.policy.length_history import LengthHistory
+from scheduler.views import InstanceView, PlacedRequest
+
+NO_INSTANCE_RETRY_S = 2.0
+DECODE_FULL_RETRY_S = 2.0
+KVFormat = tuple[str, str, int]
+"""``InstanceRecord.kv_format``."""
+
+
+@dataclass(slots=True)
+class Placer:
+    """``instances`` and ``requests`` are the state's own. ``lengths``: what outputs have been like."""
+
+    settings: SchedulerConfig
+    objectives: ObjectivesConfig
+    instances: dict[InstanceId, InstanceView]
+    requests: dict[RequestId, PlacedRequest]
+    lengths: LengthHistory = field(default_factory=LengthHistory)
+    log: DecisionLog = field(init=False)
+    _chosen: int = 0
+
+    def __post_init__(self) -> None:
+        self.log = DecisionLog(self.settings.decisions_kept)
+
+    def predict(self, request: GenerationRequest) -> LengthDistribution:
+        """Tokens that it is still to draw, by what like prompts drew in all."""
+        drawn = len(request.output_ids)
+        left = request.sampling.max_tokens - drawn
+        whole = self.lengths.predict(len(request.prompt_ids))
+        if drawn == 0:
+            return capped(whole, left)
+        beyond = tuple((tokens - drawn, share) for tokens, share in whole.points if tokens > drawn)
+        weight = sum(share for _, share in beyond)
+        if weight <= 0:
+            return capped(LengthDistribution(((1.0, 1.0),)), left)
+        return capped(LengthDistribution(tuple((each, share / weight) for each, share in beyond)), left)
+
+    def choose_both(
+        self, request: GenerationRequest, excluded: frozenset[InstanceId], now: float
+    ) -> tuple[InstanceView, InstanceView]:
+        """(prefill, decode). Raises Overloaded, NoInstanceReady or ContextLengthExceeded."""
+        arrival = self._arrival(request)
+        choices: list[Choice] = []
+        try:
+            prefill = self._choose_prefill(request, arrival, excluded, choices)
+            decode = self._choose_decode(request, arrival, excluded, {prefill.record.kv_format}, choices)
+        finally:
+            self._keep(request, arrival, choices, now)
+        self._chosen += 1
+        return prefill, decode
+
+    def choose_decode(self, request: GenerationRequest, now: float) -> InstanceView:
+        """For a sequence whose KV need not be computed. Raises as ``choose_both``."""
+        arrival = self._arrival(request)
+        choices: list[Choice] = []
+        everyone = {view.record.kv_format for view in self._ready("decode", frozenset())}
+        try:
+            decode = self._choose_decode(request, arrival, frozenset(), everyone, choices)
+        finally:
+            self._keep(request, arrival, choices, now)
+        self._chosen += 1
+        return decode
+
+    def _arrival(self, request: GenerationRequest) -> Arrival:
+        digest = hashlib.blake2b(request.request_id.encode(), digest_size=8).digest()
+        return Arrival(self._chosen, int.from_bytes(digest), request.tokens, self.predict(request))
+
+    def _keep(
+        self, request: GenerationRequest, arrival: Arrival, choices: Sequence[Choice], now: float
+    ) -> None:
+        self.log.add(
+            Decision(
+                request.request_id,
+                request.attempt,
+                now,
+                arrival.prompt_tokens,
+                arrival.lengths.mean,
+                tuple(choices),
+            )
+        )
+
+    def _choose_prefill(
+        self,
+        request: GenerationRequest,
+        arrival: Arrival,
+        excluded: frozenset[InstanceId],
+        choices: list[Choice],
+    ) -> InstanceView:
+        policy = self.settings.prefill_policy
+        try:
+            partners = {view.record.kv_format for view in self._ready("decode", excluded)}
+            views = self._fitting("prefill", request.tokens, excluded, partners)
+            candidates = self._within_bound(list(map(self._prefill_candidate, views)), request.tokens)
+        except RequestError as exc:
+            choices.append(Choice(policy, (), None, exc.message))
+            raise
+        return self._take(policy, PREFILL_POLICIES[policy](candidates, arrival), choices)
+
+    def _within_bound(self, candidates: list[PrefillCandidate], tokens: int) -> list[PrefillCandidate]:
+        """Those whose queue has room; an empty one takes any prompt. Raises Overloaded."""
+        bound = self.settings.max_pending_prefill_tokens
+        most = max(0, bound - tokens)
+        within = [each for each in candidates if each.pending_tokens <= most]
+        if within:
+            return within
+        least = min(candidates, key=lambda each: each.pending_tokens)
+        raise Overloaded(
+            f"{least.pending_tokens} prompt tokens wait at the least busy prefill instance; the bound"
+            f" scheduler.max_pending_prefill_tokens is {bound}",
+            retry_after_s=retry_after_s(least.pending_tokens + tokens - bound, least.tokens_per_s),
+        )
+
+    def _choose_decode(
+        self,
+        request: GenerationRequest,
+        arrival: Arrival,
+        excluded: frozenset[InstanceId],
+        kv_formats: Collection[KVFormat],
+        choices: list[Choice],
+    ) -> InstanceView:
+        policy, bound = self.settings.decode_policy, self.settings.max_requests_per_decode
+        try:
+            views = self._fitting("decode", request.max_total_tokens, excluded, kv_formats)
+            everyone = map(self._decode_candidate, views)
+            candidates = [candidate for candidate in everyone if candidate.requests < bound]
+            if not candidates:
+                raise Overloaded(
+                    f"every decode instance has scheduler.max_requests_per_decode = {bound} requests",
+                    retry_after_s=DECODE_FULL_RETRY_S,
+                )
+        except RequestError as exc:
+            choices.append(Choice(policy, (), None, exc.message))
+            raise
+        objectives = Objectives(self.objectives.ttft_s, self.objectives.tpot_s)
+        return self._take(policy, DECODE_POLICIES[policy](candidates, arrival, objectives), choices)
+
+    def _take(self, policy: str, scored: list[Scored], choices: list[Choice]) -> InstanceView:
+        taken = choose(scored)
+        assert taken is not None, f"{policy} took none of {scored}"
+        choices.append(Choice(policy, tuple(scored), taken.instance_id))
+        return self.instances[taken.instance_id]
+
+    # who could
+
+    def _ready(self, role: Role, excluded: frozenset[InstanceId]) -> list[InstanceView]:
+        return [
+            view
+            for view in self.instances.values()
+            if view.role == role and view.is_ready and view.record.instance_id not in excluded
+        ]
+
+    def _fitting(
+        self, role: Role, tokens: int, excluded: frozenset[InstanceId], kv_formats: Collection[KVFormat]
+    ) -> list[InstanceView]:
+        """The ready instances of a role that can exchange KV, and of which a pool could hold ``tokens``."""
+        everyone = self._ready(role, excluded)
+        ready = [view for view in everyone if view.record.kv_format in kv_formats]
+        if not ready:
+            missing = "no decode instance" if everyone and not kv_formats else f"no {role} instance"
+            why = " with a partner's model, dtype and block size" if everyone and kv_formats else ""
+            raise NoInstanceReady(f"{missing}{why} is ready", retry_after_s=NO_INSTANCE_RETRY_S)
+        fitting = [view for view in ready if view.longest_tokens >= tokens]
+        if fitting:
+            return fitting
+        largest = max(
+            max(view.longest_tokens, view.longest_tokens_at_start)
+            for view in self.instances.values()
+            if view.role == role
+        )
+        if largest >= tokens:
+            raise NoInstanceReady(
+                f"no {role} instance that holds {tokens} tokens is ready", retry_after_s=NO_INSTANCE_RETRY_S
+            )
+        raise ContextLengthExceeded(
+            f"the sequence needs KV memory for {tokens} tokens; the largest {role} instance holds {largest}",
+            param="max_tokens" if role == "decode" else "prompt",
+        )
+
+    def _prefill_candidate(self, view: InstanceView) -> PrefillCandidate:
+        report = view.report
+        unreported = [
+            placed.prompt_tokens
+            for request_id in view.placed
+            if not (placed := self.requests[request_id]).is_reported
+            and placed.placement.prefill_instance == view.record.instance_id
+        ]
+        return PrefillCandidate(
+            view.record.instance_id,
+            pending_tokens=sum(unreported) + (0 if report is None else report.pending_prefill_tokens),
+            requests=len(unreported) + (0 if report is None else report.pending_prefill_requests),
+            tokens_per_s=None if report is None else report.prefill_tokens_per_s,
+        )
+
+    def _decode_candidate(self, view: InstanceView) -> DecodeCandidate:
+        """Own bookings or the instance's report, whichever knows of more (another scheduler's, or ours
+        before a restart)."""
+        booked = [self.requests[request_id] for request_id in view.placed]
+        decoding = [each for each in booked if each.placement.decode_instance == view.record.instance_id]
+        report = view.report
+        reported_requests = 0 if report is None else report.decode_running + report.decode_waiting
+        reported_tokens = 0 if report is None else report.decode_tokens
+        prompt_tokens = sum(each.prompt_tokens for each in decoding)
+        context_tokens = max(prompt_tokens, reported_tokens)
+        expected = prompt_tokens + sum(each.expected_tokens for each in decoding)
+        return DecodeCandidate(
+            view.record.instance_id,
+            requests=max(len(decoding), reported_requests),
+            context_tokens=context_tokens,
+            capacity_tokens=view.capacity_tokens,
+            coming_tokens=max(0.0, expected - context_tokens),
+            heavy=sum(each.is_heavy for each in decoding),
+            step_time=None if report is None else report.step_time,
+        )

@@ -1,0 +1,71 @@
+"""Output lengths given the prompt's length, from history (Aladdin, 2.3): updated online, unbiased.
+
+Prompts of like length, each class twice as wide as the one before, share a histogram whose bins keep the mean
+of what fell into them: so the mean of the distribution is exactly the mean of what was seen. Old requests are
+slowly forgotten. A class that has seen little borrows from all prompts.
+"""
+
+from dataclasses import dataclass, field
+
+from common.lengths import LengthDistribution, certain
+
+CLASSES = 20
+"""Prompts of 1, 2..3, 4..7, … tokens."""
+BIN_TOKENS = 32
+FORGETTING = 0.999
+"""Weight of a request after the next one of its class: half after some 700."""
+BORROWED = 8.0
+"""Requests of any prompt that count beside a class's own."""
+LEAST_WEIGHT = 1e-3
+
+
+@dataclass(slots=True)
+class _Histogram:
+    """By bin: weight, and weight times length."""
+
+    bins: dict[int, tuple[float, float]] = field(default_factory=dict)
+    weight: float = 0.0
+
+    def add(self, tokens: int) -> None:
+        kept = {}
+        for place, (weight, total) in self.bins.items():
+            if weight * FORGETTING > LEAST_WEIGHT:
+                kept[place] = (weight * FORGETTING, total * FORGETTING)
+        weight, total = kept.get(tokens // BIN_TOKENS, (0.0, 0.0))
+        kept[tokens // BIN_TOKENS] = (weight + 1.0, total + tokens)
+        self.bins = kept
+        self.weight = sum(weight for weight, _ in kept.values())
+
+
+@dataclass(slots=True)
+class LengthHistory:
+    """``unseen``: what is said before any request has ended."""
+
+    unseen: LengthDistribution = field(default_factory=lambda: certain(256))
+    _everything: _Histogram = field(default_factory=_Histogram)
+    _classes: dict[int, _Histogram] = field(default_factory=dict)
+
+    def add(self, prompt_tokens: int, output_tokens: int) -> None:
+        """A request has ended by itself. One that its client left early says nothing of its length."""
+        self._everything.add(output_tokens)
+        self._classes.setdefault(_class_of(prompt_tokens), _Histogram()).add(output_tokens)
+
+    def predict(self, prompt_tokens: int) -> LengthDistribution:
+        everything = self._everything
+        if everything.weight == 0:
+            return self.unseen
+        own = self._classes.get(_class_of(prompt_tokens), _Histogram())
+        share = min(1.0, BORROWED / everything.weight) if own.weight < BORROWED else 0.0
+        found: dict[int, tuple[float, float]] = {}
+        for histogram, factor in ((own, 1.0), (everything, share)):
+            for place, (weight, total) in histogram.bins.items():
+                before = found.get(place, (0.0, 0.0))
+                found[place] = (before[0] + factor * weight, before[1] + factor * total)
+        weight = sum(each for each, _ in found.values())
+        return LengthDistribution(
+            tuple((total / each, each / weight) for _, (each, total) in sorted(found.items()) if each > 0)
+        )
+
+
+def _class_of(prompt_tokens: int) -> int:
+    return min(CLASSES - 1, max(1, prompt_tokens).bit_length() - 1)

@@ -1,0 +1,81 @@
+"""Who is chosen by the configured rules, by what the mesh has learned, and what is kept of every choice."""
+
+import msgspec
+import pytest
+
+from common.config import ObjectivesConfig, SchedulerConfig
+from common.errors import Overloaded
+from common.ids import InstanceId, RequestId
+from common.performance import FittedTime
+from scheduler import events
+from scheduler.decision_log import Decision, DecisionLog
+from scheduler.state import SchedulerState
+from tests.requests import make_request
+from tests.scheduler.test_state import LEASE_S, handle, ready, report_of
+
+STEP = FittedTime((2e-3, 1e-3, 0.02), 0.0, 100)
+
+
+def state_of(settings: SchedulerConfig, tpot_s: float = 0.1) -> SchedulerState:
+    state = SchedulerState(LEASE_S, settings, ObjectivesConfig(tpot_s=tpot_s))
+    ready(state, p0=0, p1=0, d0=0, d1=0)
+    return state
+
+
+def test_the_configured_rules_choose() -> None:
+    state = state_of(SchedulerConfig(prefill_policy="round_robin", decode_policy="best_fit"))
+    placements = [state.place(make_request(f"r{each}", 10), 0.0) for each in range(4)]
+    assert [each.prefill_instance for each in placements] == ["p0", "p1", "p0", "p1"]
+    assert {each.decode_instance for each in placements} == {"d0"}
+
+
+def test_best_fit_goes_by_what_an_instance_has_learned_of_its_steps() -> None:
+    """40 ms allow d0 a batch of 18 by what it has measured."""
+    state = state_of(SchedulerConfig(decode_policy="best_fit"), tpot_s=0.04)
+    report = msgspec.structs.replace(report_of("d0", "decode", 9), step_time=STEP)
+    handle(state, events.LoadReported(report))
+    chosen = [str(state.place(make_request(f"r{each}", 1), 0.0).decode_instance) for each in range(25)]
+    assert chosen == ["d0"] * chosen.count("d0") + ["d1"] * chosen.count("d1")
+    assert 10 < chosen.count("d0") < 20
+    [decision] = state.placer.log.find("r24")
+    refused = {each.instance_id: each.refusal for each in decision.choices[1].candidates}
+    assert str(refused[InstanceId("d0")]).startswith("(b)")
+
+
+def test_what_ended_says_what_is_to_be_expected() -> None:
+    state = state_of(SchedulerConfig())
+    for number in range(40):
+        state.place(make_request(f"r{number}", 30, max_tokens=900), 0.0)
+        handle(state, events.RequestOver(RequestId(f"r{number}"), 30, 200))
+    handle(state, events.RequestOver(RequestId("left"), 30, None))
+    assert state.placer.predict(make_request("r", 30, max_tokens=900)).mean == pytest.approx(200)
+    assert state.placer.predict(make_request("r", 30, max_tokens=50)).mean == 50
+    begun = make_request("r", 30, max_tokens=900, output_ids=(1,) * 150)
+    assert state.placer.predict(begun).mean == pytest.approx(50)
+    assert state.placer.predict(make_request("r", 30, max_tokens=900, output_ids=(1,) * 300)).mean == 1
+
+
+def test_a_choice_is_kept_with_its_outcome_and_so_is_a_refusal() -> None:
+    state = state_of(SchedulerConfig(max_requests_per_decode=1))
+    for number in range(2):
+        state.place(make_request(f"r{number}", 5), float(number))
+    with pytest.raises(Overloaded):
+        state.place(make_request("r2", 5), 2.0)
+    handle(state, events.RequestOver(RequestId("r1"), 5, 7))
+    newest = state.placer.log.newest(2)
+    assert [(each.request_id, each.at_s, each.output_tokens) for each in newest] == [
+        ("r2", 2.0, None),
+        ("r1", 1.0, 7),
+    ]
+    assert newest[0].choices[1].taken is None
+    assert "scheduler.max_requests_per_decode = 1" in str(newest[0].choices[1].reason)
+
+
+def test_only_the_newest_are_kept() -> None:
+    log = DecisionLog(3)
+    for number in (0, 1, 2, 0, 3):
+        log.add(Decision(RequestId(f"{number}a"), 0, 0.0, 1, 1.0))
+    assert [each.request_id for each in log.newest(9)] == ["3a", "0a", "2a"]
+    assert log.find("1a") == []
+    log.add(Decision(RequestId("3a-1"), 0, 0.0, 1, 1.0))
+    assert [each.request_id for each in log.find("3a")] == ["3a", "3a-1"]
