@@ -12,9 +12,10 @@ from common.messages import Role
 
 Dtype = Literal["bf16", "fp32"]
 Weights = Literal["model", "int8", "w8a8"]
-PrefillOrder = Literal["fcfs", "sjf", "ljf"]
+PrefillOrder = Literal["fcfs", "sjf", "ljf", "srpt"]
 PrefillPolicy = Literal["round_robin", "least_outstanding", "shortest_queue"]
 DecodePolicy = Literal["round_robin", "least_outstanding", "least_loaded", "power_of_two", "best_fit"]
+DecodeAdmission = Literal["greedy", "reserve_static", "reserve_dynamic"]
 AttentionPartition = Literal["heads", "requests"]
 Kernels = Literal["auto", "torch"]
 Pipeline = Literal["off", "fixed", "rotational"]
@@ -111,10 +112,11 @@ class ObjectivesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 class InstanceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One instance: its role, its KV pool, and how its two rooms batch.
 
-    ``kv_bytes`` sizes the pool, ``block_size`` is tokens per block (1 = token granularity).
-    ``chunk_tokens`` is TetriInfer's fixed ChunkSize (3.3.3), ``prefill_order`` and
-    ``scheduling_window`` its PrefillSchedBatch policies (3.3.1). ``engine`` emulated replaces the model
-    by a cost model (see EmulationConfig).
+    ``kv_bytes`` sizes the pool, ``block_size`` is tokens per block (1 = token granularity). ``chunk_tokens``
+    is TetriInfer's fixed ChunkSize (3.3.3), ``prefill_order`` and ``scheduling_window`` its PrefillSchedBatch
+    policies (3.3.1); with ``srpt`` whoever has least left goes on at every chunk's end, and waiting counts as
+    having ``prefill_aging_tokens_per_s`` less left. ``decode_admission`` is when decode takes one more
+    sequence in (3.4). ``engine`` emulated replaces the model by a cost model (see EmulationConfig).
 
     ``attention_workers`` is how many hold the KV of every decode instance and compute its attention; 0: it
     does so itself. ``attention_partition``: each has some KV heads of every sequence, or every head of some
@@ -134,6 +136,8 @@ class InstanceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     chunk_tokens: int = 512
     prefill_order: PrefillOrder = "fcfs"
     scheduling_window: int = 16
+    prefill_aging_tokens_per_s: float = 200.0
+    decode_admission: DecodeAdmission = "greedy"
     max_decode_batch: int = 64
     max_waiting_requests: int = 1024
     attention_workers: int = 0

@@ -89,7 +89,10 @@ def to_toml(config: Config) -> str:
     return "\n".join(lines)
 
 
-OVER_ZERO = (  # or not set
+OVER_ZERO = (
+    "objectives.ttft_s",
+    "objectives.tpot_s",
+    # or not set
     "mesh.heartbeat_s",
     "mesh.call_timeout_s",
     "mesh.drain_timeout_s",
@@ -125,12 +128,14 @@ AT_LEAST_ONE = (
     "scheduler.max_pending_prefill_tokens",
     "scheduler.max_requests_per_decode",
     "scheduler.dispatch_attempts",
+    "scheduler.decisions_kept",
     "emulation.total_blocks",
     "emulation.vocab_size",
     "emulation.context_length",
     "transfer.layerwise_min_tokens",
 )
 NOT_NEGATIVE = (
+    "instance.prefill_aging_tokens_per_s",
     "instance.attention_workers",
     "instance.attention_moves",
     "gateway.max_stop_strings",

@@ -20,11 +20,7 @@ class LengthDistribution(msgspec.Struct, frozen=True, array_like=True):
 
     def mean_beyond(self, tokens: int) -> float:
         """Of those that draw more than ``tokens``; one more than that where none is known to."""
-        beyond = [point for point in self.points if point[0] > tokens]
-        weight = sum(probability for _, probability in beyond)
-        if weight <= 0:
-            return tokens + 1.0
-        return sum(each * probability for each, probability in beyond) / weight
+        return self.beyond(tokens).mean
 
     def quantile(self, share: float) -> float:
         """The least length that at least ``share`` of requests do not exceed."""
@@ -42,6 +38,14 @@ class LengthDistribution(msgspec.Struct, frozen=True, array_like=True):
     def is_heavy(self) -> bool:
         """Whether it is likelier to be than not."""
         return self.probability_over(HEAVY_TOKENS) > 0.5
+
+    def beyond(self, tokens: int) -> "LengthDistribution":
+        """Of those that draw more than ``tokens``; of one more where none is known to."""
+        points = [point for point in self.points if point[0] > tokens]
+        weight = sum(probability for _, probability in points)
+        if weight <= 0:
+            return certain(tokens + 1)
+        return LengthDistribution(tuple((each, probability / weight) for each, probability in points))
 
 
 def certain(tokens: int) -> LengthDistribution:

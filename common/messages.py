@@ -25,6 +25,7 @@ import msgspec
 from common.errors import REQUEST_ERRORS, InternalError, RequestError
 from common.ids import BindingId, GatewayId, Incarnation, InstanceId, RequestId
 from common.kv.layout import KVLayout
+from common.lengths import LengthDistribution
 from common.performance import FittedTime
 
 ServiceKind = Literal["gateway", "scheduler", "attention"]
@@ -155,11 +156,13 @@ class Placement(msgspec.Struct, frozen=True, tag="placement"):
 
 
 class PrefillTask(msgspec.Struct, frozen=True, tag="prefill"):
-    """scheduler → prefill: compute this prompt, then hand it to ``decode_instance``."""
+    """scheduler → prefill: compute this prompt, then hand it to ``decode_instance``. ``lengths``: how many
+    tokens it is expected to have drawn in the end."""
 
     request: GenerationRequest
     decode_instance: InstanceId
     decode_incarnation: Incarnation
+    lengths: LengthDistribution | None = None
 
 
 class HostProcess(msgspec.Struct, frozen=True):
@@ -175,6 +178,7 @@ class DecodeTask(msgspec.Struct, frozen=True, tag="decode"):
     ``kv_tokens`` positions of KV lie in ``prefill_instance``'s pool, or come to be there: the prompt may
     still be computed. ``request.output_ids`` includes the token that prefill drew (which has no KV yet); if
     that is still to come, the last portion of the KV brings it. ``sender``: who is going to write the KV.
+    ``lengths``: as in ``PrefillTask``.
     """
 
     request: GenerationRequest
@@ -182,6 +186,7 @@ class DecodeTask(msgspec.Struct, frozen=True, tag="decode"):
     prefill_incarnation: Incarnation
     kv_tokens: int
     sender: HostProcess | None = None
+    lengths: LengthDistribution | None = None
 
     @property
     def is_early(self) -> bool:
@@ -195,6 +200,7 @@ class ResumeTask(msgspec.Struct, frozen=True, tag="resume"):
 
     request: GenerationRequest
     former: InstanceLife
+    lengths: LengthDistribution | None = None
 
 
 class KVDestination(msgspec.Struct, frozen=True):

@@ -45,6 +45,15 @@ class DecodeSequence:
         )
 
     @property
+    def coming_tokens(self) -> int:
+        """That it is still expected to draw; one that has outlived its prediction, as those like it that did.
+        Without a prediction: all that it may."""
+        drawn = len(self.output_ids)
+        left = max(1, self.request.sampling.max_tokens - drawn)
+        lengths = self.task.lengths
+        return left if lengths is None else min(left, max(1, round(lengths.mean_beyond(drawn) - drawn)))
+
+    @property
     def tokens(self) -> int:
         return len(self.request.prompt_ids) + len(self.output_ids)
 

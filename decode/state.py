@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from common.attempts import EndedAttempts
+from common.config import DecodeAdmission
 from common.errors import HandoverFailed, NoInstanceReady, Overloaded, RequestCancelled
 from common.ids import GatewayId, InstanceId, RequestId
 from common.kv.blocks import BlockAllocator, BlockOwner, blocks_for
@@ -63,7 +64,8 @@ from decode.events import (
 from decode.moves import Moves
 from decode.pulls import Pulls
 from decode.sequence import KV_LOST, PREEMPTED, PREFILL_GONE, ROOM, DecodeSequence, source_of
-from scheduler.policy.decode_batching import can_admit, choose_victims
+from scheduler.policy.decode_admission import Growing, Pool, can_admit
+from scheduler.policy.decode_batching import choose_victims
 
 
 @dataclass(slots=True)
@@ -77,6 +79,7 @@ class DecodeState:
     eos_token_ids: tuple[int, ...]
     max_batch: int
     max_waiting_requests: int
+    admission: DecodeAdmission = "greedy"
     is_admitting: bool = True
     sequences: dict[BlockOwner, DecodeSequence] = field(default_factory=dict)
     lanes: int = 1
@@ -280,9 +283,7 @@ class DecodeState:
                 pool = self.blocks.pool_for_newcomer(self._longest_blocks(sequence))
             if pool is None:
                 break
-            beside = self._sequences_in(pool)
-            slots = self.max_batch - entered + beside
-            if not can_admit(self.blocks.free_blocks_in(pool), needed, beside, slots, 1):
+            if entered >= self.max_batch or not self._has_room(pool, sequence):
                 break
             self.blocks.try_allocate(sequence.owner, needed, pool)
             sequence.phase = next_decode_phase(sequence.phase, DecodePhase.PULLING)
@@ -291,6 +292,16 @@ class DecodeState:
                 self.pulls.begin(sequence.owner)
             else:
                 commands.append(self._inherit(sequence, sequence.task))
+
+    def _has_room(self, pool: int, sequence: DecodeSequence) -> bool:
+        present = [
+            Growing(each.tokens, each.coming_tokens)
+            for each in self.sequences.values()
+            if each.phase is not DecodePhase.WAITING and self.moves.pool_of(each) == pool
+        ]
+        newcomer = Growing(sequence.tokens + sequence.awaits_first_token, sequence.coming_tokens)
+        room = Pool(self.blocks.free_blocks_in(pool), self.block_size)
+        return can_admit(self.admission, room, newcomer, present)
 
     def _inherit(self, sequence: DecodeSequence, task: ResumeTask) -> InheritSequence:
         filled = blocks_for(sequence.position, self.block_size)
@@ -321,12 +332,6 @@ class DecodeState:
 
     def _longest_blocks(self, sequence: DecodeSequence) -> int:
         return blocks_for(sequence.request.max_total_tokens, self.block_size)
-
-    def _sequences_in(self, pool: int) -> int:
-        return sum(
-            sequence.phase is not DecodePhase.WAITING and self.moves.pool_of(sequence) == pool
-            for sequence in self.sequences.values()
-        )
 
     # moves
 

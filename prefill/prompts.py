@@ -1,6 +1,7 @@
 """The prompts that wait to be computed: in the order of arrival, a window of them in its policy's order.
 
-TetriInfer 3.3.1 (PrefillSchedBatch): only when the window is used up is the next one taken.
+TetriInfer 3.3.1 (PrefillSchedBatch): only when the window is used up is the next one taken. Ordered by what
+is left of them, all are looked at every time.
 """
 
 from collections import deque
@@ -9,7 +10,7 @@ from dataclasses import dataclass, field
 
 from common.config import PrefillOrder
 from prefill.sequence import PrefillSequence
-from scheduler.policy.prefill_batching import order_window
+from scheduler.policy.prefill_batching import order_by_rest, order_window
 
 
 @dataclass(slots=True)
@@ -18,6 +19,7 @@ class PromptQueue:
 
     order: PrefillOrder
     window_size: int
+    aging_tokens_per_s: float = 0.0
     _arrivals: deque[PrefillSequence] = field(default_factory=deque)
     _window: list[PrefillSequence] = field(default_factory=list)
 
@@ -38,8 +40,13 @@ class PromptQueue:
         elif sequence in self._arrivals:
             self._arrivals.remove(sequence)
 
-    def window(self) -> list[PrefillSequence]:
-        """Whose turn it is, in order; the next ones where all have had theirs."""
+    def window(self, now: float) -> list[PrefillSequence]:
+        """Whose turn it is, in order; the next ones where all have had theirs. By what is left of them: all."""
+        if self.order == "srpt":
+            everybody = [*self._window, *self._arrivals]
+            rest = [sequence.remaining_tokens for sequence in everybody]
+            waited_s = [now - sequence.arrived_s for sequence in everybody]
+            return [everybody[index] for index in order_by_rest(rest, waited_s, self.aging_tokens_per_s)]
         if not self._window:
             size = min(self.window_size, len(self._arrivals))
             batch = [self._arrivals.popleft() for _ in range(size)]

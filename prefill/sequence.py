@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from common.ids import Incarnation, InstanceId
 from common.kv.blocks import BlockOwner
+from common.lengths import LengthDistribution
 from common.lifecycle import PrefillPhase
 from common.messages import GenerationRequest
 from prefill.handover import HandOver
@@ -13,7 +14,8 @@ ROOM = "prefill"
 
 @dataclass(slots=True)
 class PrefillSequence:
-    """``is_offered``: the decode instance was told of it, and has not refused it."""
+    """``is_offered``: the decode instance was told of it, and has not refused it. ``lengths``: what it is told
+    of how long the sequence will get."""
 
     owner: BlockOwner
     request: GenerationRequest
@@ -21,6 +23,7 @@ class PrefillSequence:
     decode_incarnation: Incarnation
     arrived_s: float
     hand_over: HandOver
+    lengths: LengthDistribution | None = None
     phase: PrefillPhase = PrefillPhase.QUEUED
     started_s: float = 0.0
     computed_tokens: int = 0

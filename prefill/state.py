@@ -215,6 +215,7 @@ class PrefillState:
             task.decode_incarnation,
             now,
             HandOver(request.tokens, cursor),
+            task.lengths,
         )
         self.sequences[owner] = sequence
         self.prompts.add(sequence)
@@ -256,16 +257,20 @@ class PrefillState:
         return is_layerwise(request.tokens, output_tokens, self.layerwise_min_tokens)
 
     def _give_blocks(self, now: float) -> list[PrefillSequence]:
-        """The window's head for as long as blocks last: nobody overtakes a prompt that waits for memory."""
+        """The window's head for as long as blocks last: nobody who has yet to get any overtakes a prompt that
+        waits for memory."""
         ready: list[PrefillSequence] = []
-        tokens = 0
-        for sequence in self.prompts.window():
+        tokens, is_full = 0, False
+        for sequence in self.prompts.window(now):
             if tokens >= self.chunk_tokens:
                 break
             if sequence.phase is PrefillPhase.QUEUED:
+                if is_full:
+                    continue
                 needed = blocks_for(sequence.request.tokens, self.layout.block_size)
                 if not self.blocks.try_allocate(sequence.owner, needed):
-                    break
+                    is_full = True
+                    continue
                 sequence.phase = next_prefill_phase(sequence.phase, PrefillPhase.COMPUTING)
                 sequence.started_s = now
             ready.append(sequence)
@@ -332,6 +337,7 @@ class PrefillState:
             prefill_incarnation=self.incarnation,
             kv_tokens=request.tokens,
             sender=self.process,
+            lengths=sequence.lengths,
         )
         sequence.is_offered = True
         commands.append(OfferSequence(sequence.owner, sequence.decode_instance, task))

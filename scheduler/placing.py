@@ -49,17 +49,9 @@ class Placer:
         self.log = DecisionLog(self.settings.decisions_kept)
 
     def predict(self, request: GenerationRequest) -> LengthDistribution:
-        """Tokens that it is still to draw, by what like prompts drew in all."""
-        drawn = len(request.output_ids)
-        left = request.sampling.max_tokens - drawn
+        """Tokens that it will have drawn in the end: by what like prompts drew, of those that got as far."""
         whole = self.lengths.predict(len(request.prompt_ids))
-        if drawn == 0:
-            return capped(whole, left)
-        beyond = tuple((tokens - drawn, share) for tokens, share in whole.points if tokens > drawn)
-        weight = sum(share for _, share in beyond)
-        if weight <= 0:
-            return capped(LengthDistribution(((1.0, 1.0),)), left)
-        return capped(LengthDistribution(tuple((each, share / weight) for each, share in beyond)), left)
+        return capped(whole.beyond(len(request.output_ids)), request.sampling.max_tokens)
 
     def choose_both(
         self, request: GenerationRequest, excluded: frozenset[InstanceId], now: float
@@ -89,7 +81,13 @@ class Placer:
 
     def _arrival(self, request: GenerationRequest) -> Arrival:
         digest = hashlib.blake2b(request.request_id.encode(), digest_size=8).digest()
-        return Arrival(self._chosen, int.from_bytes(digest), request.tokens, self.predict(request))
+        return Arrival(
+            self._chosen,
+            int.from_bytes(digest),
+            request.tokens,
+            len(request.output_ids),
+            self.predict(request),
+        )
 
     def _keep(
         self, request: GenerationRequest, arrival: Arrival, choices: Sequence[Choice], now: float

@@ -115,7 +115,7 @@ class SchedulerService:
             except NoInstanceReady as exc:
                 raise (refusal if excluded else exc) from None
             try:
-                await self._deliver(_task(request, placement), placement)
+                await self._deliver(self._task(request, placement), placement)
             except MessageTooLarge as exc:
                 self._handle(events.TaskUndelivered(request.request_id, request.attempt))
                 raise InvalidRequest(f"the prompt does not fit a message: {exc}", param="prompt") from exc
@@ -148,7 +148,7 @@ class SchedulerService:
         except (NoInstanceReady, Overloaded, InvalidRequest):
             return None
         try:
-            await self._deliver(ResumeTask(request, former), placement)
+            await self._deliver(ResumeTask(request, former, self.state.placer.predict(request)), placement)
         except (BusError, RequestError) as exc:
             is_wanted = self.state.is_placed(request.request_id, request.attempt)
             self._handle(events.TaskUndelivered(request.request_id, request.attempt))
@@ -171,6 +171,10 @@ class SchedulerService:
         self.metrics.observe_placement(asyncio.get_running_loop().time() - started_s)
         peer = placement.prefill_instance
         timeline.end(began_ns, DISPATCH, request.attempt, requests=request.request_id, peer=peer)
+
+    def _task(self, request: GenerationRequest, placement: Placement) -> PrefillTask:
+        lengths = self.state.placer.predict(request)
+        return PrefillTask(request, placement.decode_instance, placement.decode_incarnation, lengths)
 
     async def _deliver(self, task: PrefillTask | ResumeTask, placement: Placement) -> None:
         instance_id = placement.prefill_instance
@@ -220,7 +224,3 @@ class SchedulerService:
             self.bus.publish(self.subjects.everyone(), message)
         except BusError as exc:
             log.warning("announcement_unsent", extra={"error": str(exc)})
-
-
-def _task(request: GenerationRequest, placement: Placement) -> PrefillTask:
-    return PrefillTask(request, placement.decode_instance, placement.decode_incarnation)

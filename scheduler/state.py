@@ -141,7 +141,7 @@ class SchedulerState:
             request.attempt,
             request.gateway_id,
             request.tokens,
-            expected_tokens=lengths.mean,
+            expected_tokens=lengths.mean - len(request.output_ids),
             is_heavy=lengths.is_heavy,
         )
         for instance_id in (placement.prefill_instance, placement.decode_instance):

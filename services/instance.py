@@ -186,7 +186,9 @@ def build_instance(
             layout=engine.layout,
             eos_token_ids=engine.eos_token_ids,
             chunk_tokens=settings.chunk_tokens,
-            prompts=PromptQueue(settings.prefill_order, settings.scheduling_window),
+            prompts=PromptQueue(
+                settings.prefill_order, settings.scheduling_window, settings.prefill_aging_tokens_per_s
+            ),
             max_waiting_requests=settings.max_waiting_requests,
             layerwise_min_tokens=config.transfer.layerwise_min_tokens,
             is_admitting=settings.role == "prefill",
@@ -213,6 +215,7 @@ def build_instance(
             eos_token_ids=engine.eos_token_ids,
             max_batch=settings.max_decode_batch,
             max_waiting_requests=settings.max_waiting_requests,
+            admission=settings.decode_admission,
             is_admitting=settings.role == "decode",
             lanes=1 if staggered is None else staggered.lanes,
             max_moves=settings.attention_moves,

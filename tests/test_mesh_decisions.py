@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from common.ids import InstanceId
 from common.kv.blocks import blocks_for
 from decode.state import DecodeState
+from scheduler.policy.prefill_batching import PROMPT_ORDERS
 from tests.virtual.mesh import MeshShape, VirtualMesh, expected_tokens, make_mesh, sequence_of
 
 REQUESTS = 30
@@ -34,7 +35,7 @@ def shapes(draw: st.DrawFn, spare_blocks: int) -> MeshShape:
         prefill_blocks=longest + draw(st.integers(0, spare_blocks)),
         decode_blocks=longest + draw(st.integers(0, spare_blocks)),
         chunk_tokens=draw(st.sampled_from([1, 7, 64])),
-        order=draw(st.sampled_from(["fcfs", "sjf", "ljf"])),
+        order=draw(st.sampled_from(sorted(PROMPT_ORDERS))),
         max_batch=draw(st.sampled_from([1, 2, 8])),
         max_waiting_requests=draw(st.sampled_from([3, 20])),
         send_failures=draw(st.sampled_from([0.0, 0.2])),

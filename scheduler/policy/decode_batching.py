@@ -1,21 +1,6 @@
-"""Which sequences a decode instance takes in, and which it gives up when memory runs out.
-
-Greedy admission (TetriInfer 3.4, vLLM's way): a sequence enters when its blocks fit now and one block of
-head-room per running sequence stays free; growth beyond that preempts.
-"""
+"""Which sequences a decode instance gives up when memory runs out; who enters is ``decode_admission``'s."""
 
 from collections.abc import Sequence
-
-
-def can_admit(
-    free_blocks: int, needed_blocks: int, running: int, max_batch: int, blocks_per_growth: int
-) -> bool:
-    """Whether one more sequence enters. ``blocks_per_growth`` is the head-room kept per running sequence."""
-    if running >= max_batch:
-        return False
-    if running == 0:
-        return needed_blocks <= free_blocks
-    return needed_blocks + running * blocks_per_growth <= free_blocks
 
 
 def choose_victims(relief_blocks: Sequence[int], missing_blocks: int) -> list[int]:

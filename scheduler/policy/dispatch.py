@@ -18,12 +18,14 @@ from scheduler.policy.power_of_two import draw_two, heavy_ratio
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A request that is to be placed. ``number``: how many were placed before. ``salt``: 64 bits that are the
+    """A request that is to be placed, of whose ``prompt_tokens`` it has itself drawn ``drawn_tokens`` before; in
+    the end these will be as ``lengths`` say. ``number``: how many were placed before. ``salt``: 64 bits that are the
     request's own, for rules that draw lots: every scheduler draws the same."""
 
     number: int
     salt: int
     prompt_tokens: int
+    drawn_tokens: int
     lengths: LengthDistribution
 
 
@@ -114,7 +116,7 @@ def _two_by_heaviness(candidates: Sequence[DecodeCandidate], arrival: Arrival, _
     """Of two drawn among those with room for the whole request (TetriInfer 3.3.4), who has fewer heavy ones
     beside each light one takes a heavy one, and who has fewer requests a light one, so that there are enough
     light ones everywhere. Where nobody has room, two are drawn among all."""
-    needed = arrival.prompt_tokens + arrival.lengths.quantile(LIKELY)
+    needed = arrival.prompt_tokens + arrival.lengths.quantile(LIKELY) - arrival.drawn_tokens
     free = [each.capacity_tokens - each.context_tokens - each.coming_tokens for each in candidates]
     able = [index for index, room in enumerate(free) if room >= needed] or list(range(len(candidates)))
     drawn = {able[index] for index in draw_two(len(able), arrival.salt)}
@@ -136,7 +138,7 @@ def _best_fit(
 ) -> list[Scored]:
     """The fullest that keeps what is promised (Aladdin, Alg. 1): fewest instances are used. Where none does,
     the emptiest."""
-    output_tokens = arrival.lengths.mean
+    output_tokens = arrival.lengths.mean - arrival.drawn_tokens
     loads = [weighted_load(each.requests, each.context_tokens, each.coming_tokens) for each in candidates]
     refusals = [
         refusal_of(

@@ -2,6 +2,7 @@
 
 from typing import TypeVar
 
+from common.config import DecodeAdmission
 from common.ids import Incarnation, InstanceId, RequestId
 from common.kv.blocks import BlockAllocator, BlockOwner
 from common.messages import DecodeTask, ErrorReply, InstanceLife, ResumeTask, SampledToken
@@ -28,6 +29,7 @@ def make_state(
     lanes: int = 1,
     max_moves: int = 0,
     pulls: Pulls | None = None,
+    admission: DecodeAdmission = "greedy",
 ) -> DecodeState:
     return DecodeState(
         instance_id=InstanceId("decode-0"),
@@ -36,6 +38,7 @@ def make_state(
         eos_token_ids=(EOS,),
         max_batch=max_batch,
         max_waiting_requests=max_waiting_requests,
+        admission=admission,
         lanes=lanes,
         max_moves=max_moves,
         min_move_gain_tokens=1,

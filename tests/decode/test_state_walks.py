@@ -2,6 +2,7 @@
 
 import random
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,11 +10,13 @@ from hypothesis import strategies as st
 from common.errors import HandoverFailed, NoInstanceReady, RequestError
 from common.ids import RequestId
 from common.kv.blocks import BlockOwner, blocks_for
+from common.lengths import certain
 from common.lifecycle import DecodePhase
 from common.messages import DecodeTask, ErrorReply, SampledToken
 from common.sequences import PublishFailure
 from decode import events
 from decode.state import DecodeState
+from scheduler.policy.decode_admission import ADMISSIONS
 from tests.decode.states import (
     EOS,
     FAILED,
@@ -41,7 +44,9 @@ def test_whatever_happens_nothing_is_lost_or_leaked(
 ) -> None:
     """A random walk over legal events in a pool that is often too small, then everything ends."""
     chance = random.Random(seed)
-    state = make_state(40 // block_size + 1 + spare_blocks, block_size, max_batch, lanes=lanes)
+    admission = chance.choice(sorted(ADMISSIONS))
+    blocks = 40 // block_size + 1 + spare_blocks
+    state = make_state(blocks, block_size, max_batch, lanes=lanes, admission=admission)
     walk = Walk(state, chance)
     for _ in range(150):
         walk.act()
@@ -57,7 +62,8 @@ def test_pools_come_and_go_and_every_sequence_ends(seed: int, block_size: int, m
     """Attention workers, with pools of any size, are bound, drained and lost at any time, and sequences move
     between them; at last one worker is there."""
     chance = random.Random(seed)
-    state = make_state(0, block_size, 6, lanes=2, max_moves=max_moves)
+    admission = chance.choice(sorted(ADMISSIONS))
+    state = make_state(0, block_size, 6, lanes=2, max_moves=max_moves, admission=admission)
     walk = PoolWalk(state, chance, 40 // block_size + 8)
     for _ in range(150):
         walk.act()
@@ -113,7 +119,8 @@ class Walk:
             make_task = self.chance.choice([task_of, early_of])
             task = make_task(request_id, self.chance.randint(1, 25), self.chance.randint(2, 12))
             self.arrived.add(request_id)
-            self.do(events.TaskArrived(task))
+            lengths = self.chance.choice([None, certain(self.chance.randint(1, 12))])
+            self.do(events.TaskArrived(msgspec.structs.replace(task, lengths=lengths)))
         elif choice < 0.65 and self.steps:
             self.end_step()
         elif choice < 0.85 and self.pulls:

@@ -40,7 +40,7 @@ def make_state(
         layout=replace(LAYOUT, block_size=block_size),
         eos_token_ids=(EOS,),
         chunk_tokens=chunk_tokens,
-        prompts=PromptQueue(order, window_size=4),
+        prompts=PromptQueue(order, window_size=4, aging_tokens_per_s=10.0),
         max_waiting_requests=max_waiting_requests,
         layerwise_min_tokens=layerwise_min_tokens,
     )
@@ -52,9 +52,11 @@ def handle(state: PrefillState, event: events.PrefillEvent, now: float = 0.0) ->
     return commands
 
 
-def arrive(state: PrefillState, *arguments: object, **keywords: object) -> list[events.PrefillCommand]:
+def arrive(
+    state: PrefillState, *arguments: object, now: float = 0.0, **keywords: object
+) -> list[events.PrefillCommand]:
     request = make_request(*arguments, **keywords)  # type: ignore[arg-type]  # passed on as given
-    return handle(state, events.TaskArrived(PrefillTask(request, DECODE, LIFE)))
+    return handle(state, events.TaskArrived(PrefillTask(request, DECODE, LIFE)), now)
 
 
 def owner_of(request_id: str, attempt: int = 0) -> BlockOwner:

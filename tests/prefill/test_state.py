@@ -163,3 +163,37 @@ def test_an_illegal_end_of_chunk_raises_and_changes_nothing() -> None:
             handle(state, event)
         state.check()
     assert handle(state, events.ChunkFinished((TOKEN,)))
+
+
+def owners_of(commands: list[events.PrefillCommand]) -> list[tuple[str, int]]:
+    return [(piece.owner.request_id, piece.tokens) for piece in only(commands, events.RunChunk).slices]
+
+
+def test_by_what_is_left_a_short_prompt_is_not_stuck_behind_a_long_one() -> None:
+    """DistServe's convoy, 4.3: the long one, which has begun, goes on when the short one is done."""
+    state = make_state(order="srpt", total_blocks=16)
+    assert owners_of(arrive(state, "long", 20)) == [("long", 8)]
+    arrive(state, "short", 3)
+    assert owners_of(handle(state, events.ChunkFinished((None,)))) == [("short", 3), ("long", 5)]
+    assert owners_of(handle(state, events.ChunkFinished((TOKEN, None)))) == [("long", 7)]
+
+
+def test_by_what_is_left_whoever_has_waited_long_enough_comes_first() -> None:
+    """10 tokens a second: after 2 s the long one has no more left than one that has just come."""
+    state = make_state(order="srpt", total_blocks=32)
+    arrive(state, "first", 8)
+    arrive(state, "long", 24)
+    for number, now in enumerate((0.5, 1.0, 1.5)):
+        arrive(state, f"short{number}", 8, now=now)
+        [(name, _)] = owners_of(handle(state, events.ChunkFinished((TOKEN,)), now))
+        assert name == f"short{number}"
+    arrive(state, "short3", 8, now=2.0)
+    [(name, _)] = owners_of(handle(state, events.ChunkFinished((TOKEN,)), 2.0))
+    assert name == "long"
+
+
+def test_without_blocks_for_the_shortest_those_that_have_theirs_go_on() -> None:
+    state = make_state(order="srpt", total_blocks=5)
+    arrive(state, "long", 17)
+    arrive(state, "short", 2)
+    assert owners_of(handle(state, events.ChunkFinished((None,)))) == [("long", 8)]

@@ -16,6 +16,7 @@ from common.messages import ErrorReply, KVDelivered, PrefillTask, SampledToken
 from common.sequences import PublishFailure
 from prefill import events
 from prefill.state import PrefillState
+from scheduler.policy.prefill_batching import PROMPT_ORDERS
 from tests.prefill.states import (
     DECODE,
     EOS,
@@ -35,7 +36,7 @@ from tests.requests import GATEWAY, make_request
     st.integers(0, 1 << 32),
     st.sampled_from([1, 3, 16]),
     st.sampled_from([1, 5, 64]),
-    st.sampled_from(["fcfs", "sjf", "ljf"]),
+    st.sampled_from(sorted(PROMPT_ORDERS)),
     st.sampled_from([1, 10, 1000]),
 )
 def test_whatever_happens_nothing_is_lost_or_leaked(

@@ -51,8 +51,9 @@ def test_what_ended_says_what_is_to_be_expected() -> None:
     assert state.placer.predict(make_request("r", 30, max_tokens=900)).mean == pytest.approx(200)
     assert state.placer.predict(make_request("r", 30, max_tokens=50)).mean == 50
     begun = make_request("r", 30, max_tokens=900, output_ids=(1,) * 150)
-    assert state.placer.predict(begun).mean == pytest.approx(50)
-    assert state.placer.predict(make_request("r", 30, max_tokens=900, output_ids=(1,) * 300)).mean == 1
+    assert state.placer.predict(begun).mean == pytest.approx(200)
+    outlived = make_request("r", 30, max_tokens=900, output_ids=(1,) * 300)
+    assert state.placer.predict(outlived).mean == 301
 
 
 def test_a_choice_is_kept_with_its_outcome_and_so_is_a_refusal() -> None:

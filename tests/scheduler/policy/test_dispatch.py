@@ -31,7 +31,7 @@ LIGHT, HEAVY = certain(20), certain(500)
 def arrival_of(
     number: int = 0, salt: int = 0, prompt_tokens: int = 100, lengths: LengthDistribution = LIGHT
 ) -> Arrival:
-    return Arrival(number, salt, prompt_tokens, lengths)
+    return Arrival(number, salt, prompt_tokens, 0, lengths)
 
 
 def prefill(name: str, pending_tokens: int = 0, requests: int = 0) -> PrefillCandidate:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler.policy.admission import MAX_RETRY_S, MIN_RETRY_S, retry_after_s
-from scheduler.policy.decode_batching import can_admit, choose_victims
+from scheduler.policy.decode_batching import choose_victims
 from scheduler.policy.prefill_batching import PROMPT_ORDERS, fill_chunk, order_window
 
 LENGTHS = st.lists(st.integers(1, 500), max_size=20)
@@ -41,13 +41,6 @@ def test_victims_are_the_latest_and_never_the_oldest(held: list[int], needed: in
     assert freed >= needed or len(victims) == len(held) - 1
     if victims:
         assert freed - held[victims[-1]] < needed, "one more than needed was given up"
-
-
-def test_admission_keeps_a_block_for_every_running_sequence() -> None:
-    assert can_admit(free_blocks=5, needed_blocks=3, running=2, max_batch=8, blocks_per_growth=1)
-    assert not can_admit(free_blocks=4, needed_blocks=3, running=2, max_batch=8, blocks_per_growth=1)
-    assert can_admit(free_blocks=3, needed_blocks=3, running=0, max_batch=8, blocks_per_growth=1)
-    assert not can_admit(free_blocks=99, needed_blocks=1, running=8, max_batch=8, blocks_per_growth=1)
 
 
 @given(st.integers(0, 1 << 20), st.one_of(st.none(), st.floats(0, 1e6)))
