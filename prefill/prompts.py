@@ -41,7 +41,7 @@ class PromptQueue:
             self._arrivals.remove(sequence)
 
     def window(self, now: float) -> list[PrefillSequence]:
-        """Whose turn it is, in order; the next ones where all have had theirs. By what is left of them: all."""
+        """Whose turn it is, in order; the next ones where all have had theirs. With ``srpt``: all."""
         if self.order == "srpt":
             everybody = [*self._window, *self._arrivals]
             rest = [sequence.remaining_tokens for sequence in everybody]
