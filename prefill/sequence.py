@@ -14,8 +14,8 @@ ROOM = "prefill"
 
 @dataclass(slots=True)
 class PrefillSequence:
-    """``is_offered``: the decode instance was told of it, and has not refused it. ``lengths``: what it is told
-    of how long the sequence will get."""
+    """``is_offered``: the decode instance was told of it, and has not refused it.
+    ``lengths``: what it is told of how long the sequence will get."""
 
     owner: BlockOwner
     request: GenerationRequest
