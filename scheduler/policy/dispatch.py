@@ -18,9 +18,9 @@ from scheduler.policy.power_of_two import draw_two, heavy_ratio
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A request that is to be placed, of whose ``prompt_tokens`` it has itself drawn ``drawn_tokens`` before; in
-    the end these will be as ``lengths`` say. ``number``: how many were placed before. ``salt``: 64 bits that are the
-    request's own, for rules that draw lots: every scheduler draws the same."""
+    """A request that is to be placed. Of its ``prompt_tokens`` it has itself drawn ``drawn_tokens`` before,
+    which in the end will be as many as ``lengths`` say. ``number``: how many were placed before. ``salt``: 64
+    bits that are the request's own, for rules that draw lots: every scheduler draws the same."""
 
     number: int
     salt: int

@@ -23,7 +23,7 @@ def test_reserve_static_wants_the_newcomers_whole_kv_free_now() -> None:
 
 
 def test_reserve_dynamic_looks_at_the_moment_when_the_first_one_ends() -> None:
-    """In 4 steps the present one ends; until then the newcomer grows by one block and the present one by one."""
+    """In 4 steps the present one ends; until then it and the newcomer grow by one block each."""
     present = [Growing(8, 4)]
     assert can_admit("reserve_dynamic", Pool(7, 4), Growing(20, 400), present)
     assert not can_admit("reserve_dynamic", Pool(6, 4), Growing(20, 400), present)
