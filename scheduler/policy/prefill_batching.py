@@ -5,7 +5,7 @@ policy, and only when the window is used up is the next one taken: so shortest-j
 From the ordered window, prompts are sliced and merged into chunks of a fixed number of tokens.
 
 Within a window a long prompt that has begun is finished before shorter ones that came later: DistServe's
-convoy (4.3, left to future work there). ``order_by_rest`` looks again at every chunk's border, at all prompts:
+convoy (4.3, left to future work there). ``order_by_rest`` looks again at every chunk's border at all prompts:
 the one with least left goes first, and waiting counts as having less left, so that none waits for ever.
 """
 
