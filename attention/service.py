@@ -222,11 +222,18 @@ class AttentionService:
         bind = command.bind
         peer = decode_peer_info(bind.endpoint)
         layout, shape = bind.layout, bind.shape
-        requests = [SharedBuffer(shape.request_bytes, "lamella-attention") for _ in range(bind.lanes)]
-        regions = {request_region(lane): buffer for lane, buffer in enumerate(requests)}
         dtype: torch.dtype = getattr(torch, shape.element_type)
-        pool, kv = allocate_pool(layout, command.total_blocks, dtype, self.device)
-        offered = self.transfer.offer({KV_REGION: kv, **regions})
+        with contextlib.ExitStack() as given_up:
+            pool, kv = allocate_pool(layout, command.total_blocks, dtype, self.device)
+            if isinstance(kv, SharedBuffer):
+                given_up.callback(kv.close)
+            requests = []
+            for _ in range(bind.lanes):
+                requests.append(SharedBuffer(shape.request_bytes, "lamella-attention"))
+                given_up.callback(requests[-1].close)
+            regions = {request_region(lane): buffer for lane, buffer in enumerate(requests)}
+            offered = self.transfer.offer({KV_REGION: kv, **regions})
+            given_up.pop_all()
         moves = MovedSequences(
             self.transfer, f"{offered.incarnation}/{KV_REGION}", layout, command.total_blocks
         )

@@ -141,6 +141,8 @@ class AttentionPools:
         }
 
     async def _look(self, workers: dict[str, ServiceRecord]) -> None:
+        lives = {record.incarnation for record in workers.values()}
+        self._refused = {life: why for life, why in self._refused.items() if life in lives}
         for pool, bindings in list(self._bound.items()):
             if pool not in self._bound:  # lost meanwhile
                 continue

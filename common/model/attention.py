@@ -114,6 +114,7 @@ class LocalAttention:
         layout, device = self._pool.layout, self._pool.device
         for chunk in chunks:
             _check_chunk(chunk, layout)
+        self._tokens = sum(chunk.length for chunk in chunks)
         self._compiled = self._compiled_step(chunks, output)
         if self._compiled is not None:
             return
@@ -121,7 +122,6 @@ class LocalAttention:
         slots = [
             row_slots(chunk.block_table, chunk.start, chunk.start + chunk.length, layout) for chunk in chunks
         ]
-        self._tokens = sum(chunk.length for chunk in chunks)
         self._slots = torch.cat(slots).reshape(-1).to(device)
         self._plans = {window: plan_step(chunks, window, self._pool) for window in self._windows}
 
