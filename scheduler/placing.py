@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from common.config import ObjectivesConfig, SchedulerConfig
 from common.errors import ContextLengthExceeded, NoInstanceReady, Overloaded, RequestError
-from common.ids import InstanceId, RequestId
+from common.ids import InstanceId
 from common.lengths import LengthDistribution, capped
 from common.messages import GenerationRequest, Role
 from scheduler.decision_log import Choice, Decision, DecisionLog
@@ -25,7 +25,7 @@ from scheduler.policy.dispatch import (
     choose,
 )
 from scheduler.policy.length_history import LengthHistory
-from scheduler.views import InstanceView, PlacedRequest
+from scheduler.views import InstanceView
 
 NO_INSTANCE_RETRY_S = 2.0
 DECODE_FULL_RETRY_S = 2.0
@@ -35,12 +35,11 @@ KVFormat = tuple[str, str, int]
 
 @dataclass(slots=True)
 class Placer:
-    """``instances`` and ``requests`` are the state's own. ``lengths``: what outputs have been like."""
+    """``instances`` are the state's own. ``lengths``: what outputs have been like."""
 
     settings: SchedulerConfig
     objectives: ObjectivesConfig
     instances: dict[InstanceId, InstanceView]
-    requests: dict[RequestId, PlacedRequest]
     lengths: LengthHistory = field(default_factory=LengthHistory)
     log: DecisionLog = field(init=False)
     _chosen: int = 0
@@ -201,37 +200,28 @@ class Placer:
         )
 
     def _prefill_candidate(self, view: InstanceView) -> PrefillCandidate:
-        report = view.report
-        unreported = [
-            placed.prompt_tokens
-            for request_id in view.placed
-            if not (placed := self.requests[request_id]).is_reported
-            and placed.placement.prefill_instance == view.record.instance_id
-        ]
+        report, booked = view.report, view.booked
         return PrefillCandidate(
             view.record.instance_id,
-            pending_tokens=sum(unreported) + (0 if report is None else report.pending_prefill_tokens),
-            requests=len(unreported) + (0 if report is None else report.pending_prefill_requests),
-            tokens_per_s=None if report is None else report.prefill_tokens_per_s,
+            booked.unreported_tokens + (0 if report is None else report.pending_prefill_tokens),
+            booked.unreported + (0 if report is None else report.pending_prefill_requests),
+            None if report is None else report.prefill_tokens_per_s,
         )
 
     def _decode_candidate(self, view: InstanceView) -> DecodeCandidate:
         """Own bookings or the instance's report, whichever knows of more (another scheduler's, or ours
         before a restart)."""
-        booked = [self.requests[request_id] for request_id in view.placed]
-        decoding = [each for each in booked if each.placement.decode_instance == view.record.instance_id]
-        report = view.report
+        report, booked = view.report, view.booked
         reported_requests = 0 if report is None else report.decode_running + report.decode_waiting
         reported_tokens = 0 if report is None else report.decode_tokens
-        prompt_tokens = sum(each.prompt_tokens for each in decoding)
-        context_tokens = max(prompt_tokens, reported_tokens)
-        expected = prompt_tokens + sum(each.expected_tokens for each in decoding)
+        context_tokens = max(booked.decoding_tokens, reported_tokens)
+        expected = booked.decoding_tokens + booked.decoding_expected
         return DecodeCandidate(
             view.record.instance_id,
-            requests=max(len(decoding), reported_requests),
+            requests=max(booked.decoding, reported_requests),
             context_tokens=context_tokens,
             capacity_tokens=view.capacity_tokens,
-            coming_tokens=max(0.0, expected - context_tokens),
-            heavy=sum(each.is_heavy for each in decoding),
+            coming_tokens=max(0, expected - context_tokens),
+            heavy=booked.decoding_heavy,
             step_time=None if report is None else report.step_time,
         )

@@ -39,7 +39,7 @@ from scheduler.events import (
     TimePassed,
 )
 from scheduler.placing import Placer
-from scheduler.views import InstanceView, PlacedRequest
+from scheduler.views import BookedWork, InstanceView, PlacedRequest
 
 STALE_AFTER_S = 5.0
 """A hand-over is in nobody's report for a moment. A booking of so long ago, on instances that both report no
@@ -62,7 +62,7 @@ class SchedulerState:
     placer: Placer = field(init=False)
 
     def __post_init__(self) -> None:
-        self.placer = Placer(self.settings, self.objectives, self.instances, self.requests)
+        self.placer = Placer(self.settings, self.objectives, self.instances)
 
     def check(self) -> None:
         """Invariants, called by tests after every event."""
@@ -74,6 +74,10 @@ class SchedulerState:
                 assert not (is_counted and placed.is_void), "an instance counts a void placement"
         for view in self.instances.values():
             assert view.placed <= self.requests.keys(), "an instance keeps a request that is over"
+            booked = BookedWork()
+            for request_id in view.placed:
+                booked.add(view.record.instance_id, self.requests[request_id], 1)
+            assert view.booked == booked, "the sums of what is booked are wrong"
 
     def handle(self, event: SchedulerStateEvent, now: float) -> list[SchedulerCommand]:
         """Takes an event in and says what to do. ``now``: seconds, monotonic."""
@@ -136,16 +140,16 @@ class SchedulerState:
 
     def _book(self, request: GenerationRequest, placement: Placement) -> Placement:
         lengths = self.placer.predict(request)
-        self.requests[request.request_id] = PlacedRequest(
+        placed = self.requests[request.request_id] = PlacedRequest(
             placement,
             request.attempt,
             request.gateway_id,
             request.tokens,
-            expected_tokens=lengths.mean - len(request.output_ids),
+            expected_tokens=round(lengths.mean) - len(request.output_ids),
             is_heavy=lengths.is_heavy,
         )
         for instance_id in (placement.prefill_instance, placement.decode_instance):
-            self.instances[instance_id].placed.add(request.request_id)
+            self.instances[instance_id].book(request.request_id, placed)
         return placement
 
     def _acknowledge(self, request_id: RequestId, now: float) -> None:
@@ -170,7 +174,7 @@ class SchedulerState:
     def _uncount(self, request_id: RequestId, placed: PlacedRequest) -> None:
         for instance_id in (placed.placement.prefill_instance, placed.placement.decode_instance):
             if view := self.instances.get(instance_id):
-                view.placed.discard(request_id)
+                view.unbook(request_id, placed)
 
     # membership
 
@@ -221,7 +225,7 @@ class SchedulerState:
             placed = self.requests[request_id]
             is_acknowledged = placed.acknowledged_s is not None
             if is_acknowledged and placed.placement.prefill_instance == report.instance_id:
-                placed.is_reported = True
+                view.note_reported(placed)
         if view.is_idle:
             self._forget_stale(view, now)
         return []

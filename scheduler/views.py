@@ -1,8 +1,9 @@
 """An instance, and a request that was placed, as the scheduler sees them."""
 
 from dataclasses import dataclass, field
+from typing import Literal
 
-from common.ids import GatewayId, RequestId
+from common.ids import GatewayId, InstanceId, RequestId
 from common.messages import InstanceRecord, LoadReport, Placement, Role
 
 
@@ -16,11 +17,38 @@ class PlacedRequest:
     attempt: int
     gateway_id: GatewayId
     prompt_tokens: int
-    expected_tokens: float = 0.0
+    expected_tokens: int = 0
     is_heavy: bool = False
     acknowledged_s: float | None = None
     is_reported: bool = False
     is_void: bool = False
+
+
+@dataclass(slots=True)
+class BookedWork:
+    """Of the requests that are booked on an instance, in sums: a decision looks at every instance.
+
+    ``unreported``: prompts on their way to it that no report of its own counts yet, and their tokens.
+    ``decoding``: requests that it decodes or is to, their prompts' tokens, what they are expected to draw,
+    and how many are expected to draw many.
+    """
+
+    unreported: int = 0
+    unreported_tokens: int = 0
+    decoding: int = 0
+    decoding_tokens: int = 0
+    decoding_expected: int = 0
+    decoding_heavy: int = 0
+
+    def add(self, instance_id: InstanceId, placed: PlacedRequest, sign: Literal[1, -1]) -> None:
+        if placed.placement.prefill_instance == instance_id and not placed.is_reported:
+            self.unreported += sign
+            self.unreported_tokens += sign * placed.prompt_tokens
+        if placed.placement.decode_instance == instance_id:
+            self.decoding += sign
+            self.decoding_tokens += sign * placed.prompt_tokens
+            self.decoding_expected += sign * placed.expected_tokens
+            self.decoding_heavy += sign * placed.is_heavy
 
 
 @dataclass(slots=True)
@@ -32,6 +60,25 @@ class InstanceView:
     report: LoadReport | None = None
     is_suspect: bool = False
     placed: set[RequestId] = field(default_factory=set)
+    booked: BookedWork = field(default_factory=BookedWork)
+
+    def book(self, request_id: RequestId, placed: PlacedRequest) -> None:
+        if request_id not in self.placed:
+            self.placed.add(request_id)
+            self.booked.add(self.record.instance_id, placed, 1)
+
+    def unbook(self, request_id: RequestId, placed: PlacedRequest) -> None:
+        """One that is not booked here, or was in an earlier life, is left alone."""
+        if request_id in self.placed:
+            self.placed.remove(request_id)
+            self.booked.add(self.record.instance_id, placed, -1)
+
+    def note_reported(self, placed: PlacedRequest) -> None:
+        """Its own report counts the prompt from now on."""
+        if not placed.is_reported:
+            self.booked.add(self.record.instance_id, placed, -1)
+            placed.is_reported = True
+            self.booked.add(self.record.instance_id, placed, 1)
 
     @property
     def is_ready(self) -> bool:
