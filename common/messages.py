@@ -315,11 +315,13 @@ class OfferWithdrawn(msgspec.Struct, frozen=True, tag="offer-withdrawn"):
 
 class RequestEnded(msgspec.Struct, frozen=True, tag="ended"):
     """gateway → scheduler: the request is over, however it ended. ``output_tokens``: what it drew in all,
-    where it came to its own end and not to that of its client's patience, or an error."""
+    where it came to its own end and not to that of its client's patience, or an error. ``is_cut``: that end
+    was its ``max_tokens``, and it might have drawn more."""
 
     request_id: RequestId
     prompt_tokens: int = 0
     output_tokens: int | None = None
+    is_cut: bool = False
 
 
 class AttentionDraining(msgspec.Struct, frozen=True, tag="attention-draining"):

@@ -382,7 +382,8 @@ class Journal:
         generation.is_told = True
         request = generation.request
         drawn = None if generation.finish_reason is None else len(generation.output_ids)
-        ended = RequestEnded(request.request_id, len(request.prompt_ids), drawn)
+        is_cut = generation.finish_reason == "length"
+        ended = RequestEnded(request.request_id, len(request.prompt_ids), drawn, is_cut)
         self._publish(self.subjects.scheduler_events(), ended)
 
     def _cancel_attempt(self, generation: Generation) -> None:

@@ -43,11 +43,12 @@ class InstanceSuspected:
 
 @dataclass(frozen=True, slots=True)
 class RequestOver:
-    """``output_tokens``: what it drew in all, where it ended by itself."""
+    """As ``RequestEnded`` says."""
 
     request_id: RequestId
     prompt_tokens: int = 0
     output_tokens: int | None = None
+    is_cut: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -192,7 +192,7 @@ class SchedulerService:
             case LoadReport():
                 self._handle(events.LoadReported(message))
             case RequestEnded():
-                ended = (message.request_id, message.prompt_tokens, message.output_tokens)
+                ended = (message.request_id, message.prompt_tokens, message.output_tokens, message.is_cut)
                 self._handle(events.RequestOver(*ended))
 
     async def _read_members(self) -> None:

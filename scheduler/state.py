@@ -163,7 +163,7 @@ class SchedulerState:
     def _end(self, over: RequestOver) -> None:
         """What it drew says what others will, unless its client cut it short."""
         if over.output_tokens is not None:
-            self.placer.lengths.add(over.prompt_tokens, over.output_tokens)
+            self.placer.lengths.add(over.prompt_tokens, over.output_tokens, is_cut=over.is_cut)
             self.placer.log.end(over.request_id, over.output_tokens)
 
     def _forget(self, request_id: RequestId) -> None:

@@ -2,7 +2,8 @@
 
 Prompts of like length, each class twice as wide as the one before, share a histogram whose bins keep the mean
 of what fell into them: so the mean of the distribution is exactly the mean of what was seen. Old requests are
-slowly forgotten. A class that has seen little borrows from all prompts.
+slowly forgotten. A class that has seen little borrows from all prompts. A request that its ``max_tokens`` cut
+short counts as those that got further did (Kaplan and Meier's redistribution to the right), where any has.
 """
 
 from dataclasses import dataclass, field
@@ -26,13 +27,18 @@ class _Histogram:
     bins: dict[int, tuple[float, float]] = field(default_factory=dict)
     weight: float = 0.0
 
-    def add(self, tokens: int) -> None:
+    def add(self, tokens: int, is_cut: bool) -> None:
         kept = {}
         for place, (weight, total) in self.bins.items():
             if weight * FORGETTING > LEAST_WEIGHT:
                 kept[place] = (weight * FORGETTING, total * FORGETTING)
-        weight, total = kept.get(tokens // BIN_TOKENS, (0.0, 0.0))
-        kept[tokens // BIN_TOKENS] = (weight + 1.0, total + tokens)
+        further = [place for place in kept if place > tokens // BIN_TOKENS] if is_cut else []
+        if further:
+            grown = 1 + 1 / sum(kept[place][0] for place in further)
+            kept |= {place: (kept[place][0] * grown, kept[place][1] * grown) for place in further}
+        else:
+            weight, total = kept.get(tokens // BIN_TOKENS, (0.0, 0.0))
+            kept[tokens // BIN_TOKENS] = (weight + 1.0, total + tokens)
         self.bins = kept
         self.weight = sum(weight for weight, _ in kept.values())
 
@@ -45,10 +51,10 @@ class LengthHistory:
     _everything: _Histogram = field(default_factory=_Histogram)
     _classes: dict[int, _Histogram] = field(default_factory=dict)
 
-    def add(self, prompt_tokens: int, output_tokens: int) -> None:
-        """A request has ended by itself. One that its client left early says nothing of its length."""
-        self._everything.add(output_tokens)
-        self._classes.setdefault(_class_of(prompt_tokens), _Histogram()).add(output_tokens)
+    def add(self, prompt_tokens: int, output_tokens: int, *, is_cut: bool = False) -> None:
+        """A request has ended by itself, or was cut. One that its client left early says nothing."""
+        self._everything.add(output_tokens, is_cut)
+        self._classes.setdefault(_class_of(prompt_tokens), _Histogram()).add(output_tokens, is_cut)
 
     def predict(self, prompt_tokens: int) -> LengthDistribution:
         everything = self._everything

@@ -51,7 +51,9 @@ class VirtualScheduler:
                 self._handle(events.LoadReported(message))
             case RequestEnded():
                 self._handle(
-                    events.RequestOver(message.request_id, message.prompt_tokens, message.output_tokens)
+                    events.RequestOver(
+                        message.request_id, message.prompt_tokens, message.output_tokens, message.is_cut
+                    )
                 )
 
     def serve(self, message: msgspec.Struct, reply: Callable[[Reply], None]) -> None:

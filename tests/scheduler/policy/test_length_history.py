@@ -34,7 +34,7 @@ def test_prompts_of_other_lengths_are_told_apart_once_there_are_enough_of_them()
     assert history.predict(25).mean == pytest.approx(400, rel=0.05)
     assert history.predict(1600).mean == pytest.approx(20, rel=0.1)
     assert history.predict(200).mean == pytest.approx(210, rel=0.1)
-    """Nobody has asked so: like everybody."""
+    # Nobody has asked so: like everybody.
 
 
 def test_what_is_usual_now_outweighs_what_was() -> None:
@@ -43,6 +43,27 @@ def test_what_is_usual_now_outweighs_what_was() -> None:
         for _ in range(3000):
             history.add(64, tokens)
     assert history.predict(64).mean == pytest.approx(400, rel=0.1)
+
+
+def test_who_was_cut_short_counts_as_those_that_got_further() -> None:
+    """Else a few clients that ask for little make everybody's answers seem short."""
+    history = LengthHistory()
+    for _ in range(20):
+        history.add(64, 40)
+        history.add(64, 300)
+    for _ in range(20):
+        history.add(64, 2, is_cut=True)
+        history.add(64, 100, is_cut=True)
+    points = dict(history.predict(64).points)
+    assert [*points] == [pytest.approx(40), pytest.approx(300)]
+    # Those cut at 2 were as likely to be either; those cut at 100 would have been long.
+    assert points[max(points)] == pytest.approx(0.5 + 0.5 * 20 / 80 + 0.06, abs=0.06)
+
+
+def test_a_cut_with_none_further_is_all_that_is_known() -> None:
+    history = LengthHistory()
+    history.add(64, 128, is_cut=True)
+    assert history.predict(64) == certain(128)
 
 
 def test_before_anything_has_ended_something_is_said() -> None:
