@@ -16,7 +16,18 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollecto
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
-from common.latency import END_TO_END, QUEUE_PHASES, QUEUE_TIME, TBT, TPOT, TRANSFER_TIME, TTFT, LatencyMetric
+from common.latency import (
+    END_TO_END,
+    QUEUE_PHASES,
+    QUEUE_TIME,
+    TBT,
+    TPOT,
+    TRANSFER_TIME,
+    TTFT,
+    LatencyMetric,
+    ServiceObjectives,
+    is_within,
+)
 from common.messages import FinishReason, LoadReport
 from common.nats_connection import BusCounters
 from common.store import Store
@@ -237,6 +248,25 @@ class GatewayMetrics:
         self._responses = Counter(
             "lamella_http_responses_total", "Responses by status.", ["status"], registry=registry
         )
+
+        self._judged = count(
+            "requests_judged", "Choices that ended, failed or were refused; not those whose clients left."
+        )
+        self._met = Counter(
+            "lamella_requests_within_objectives_total",
+            "Of those judged, how many met an objective, or all: the rate of the latter is goodput.",
+            ["objective"],
+            registry=registry,
+        )
+
+    def judge(self, objectives: ServiceObjectives, ttft_s: float | None, tpot_s: float | None) -> None:
+        """One choice. Without a ``ttft_s`` it was not served, and met nothing."""
+        self._judged.inc()
+        if ttft_s is None:
+            return
+        is_soon, is_fluent = is_within(ttft_s, objectives.ttft_s), is_within(tpot_s, objectives.tpot_s)
+        for objective, is_met in (("ttft", is_soon), ("tpot", is_fluent), ("all", is_soon and is_fluent)):
+            self._met.labels(objective).inc(is_met)
 
     def finished(self, reason: FinishReason) -> None:
         self._success.labels(reason).inc()

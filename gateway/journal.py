@@ -25,7 +25,7 @@ from common.errors import (
     RequestError,
 )
 from common.ids import GatewayId, InstanceId, RequestId
-from common.latency import tpot_s, ttft_s
+from common.latency import ServiceObjectives, tpot_s, ttft_s
 from common.messages import (
     Announcement,
     CancelRequest,
@@ -106,7 +106,7 @@ class Journal:
             await self._submit(generation)
         except RequestError:
             if generation.request.attempt == attempt:
-                self._close(generation)
+                self._close(generation, is_refused=True)
                 raise
 
     def end(self, generation: Generation) -> None:
@@ -359,10 +359,22 @@ class Journal:
 
     # endings
 
-    def _close(self, generation: Generation) -> None:
+    def _close(self, generation: Generation, *, is_refused: bool = False) -> None:
         self.open.pop(generation.request.request_id, None)
+        self._judge(generation, is_refused)
         timeline.mark(FINISHED, generation.request.request_id)
         self._note_size()
+
+    def _judge(self, generation: Generation, is_refused: bool) -> None:
+        """By the objectives; whom its client left says nothing about them."""
+        objectives = self.config.objectives
+        wanted = ServiceObjectives(ttft_s=objectives.ttft_s, tpot_s=objectives.tpot_s)
+        first_s, last_s = generation.first_token_s, generation.last_token_s
+        if generation.finish_reason is not None and first_s is not None and last_s is not None:
+            per_token_s = tpot_s(first_s, last_s, len(generation.output_ids))
+            self.metrics.judge(wanted, ttft_s(generation.arrived_s, first_s), per_token_s)
+        elif generation.error is not None or is_refused:
+            self.metrics.judge(wanted, None, None)
 
     def _note_size(self) -> None:
         self.metrics.open_requests.set(len(self.open))

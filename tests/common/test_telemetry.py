@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from common.ids import Incarnation, InstanceId
-from common.latency import LATENCY_METRICS, QUEUE_PHASES, QUEUE_TIME, TTFT
+from common.latency import LATENCY_METRICS, QUEUE_PHASES, QUEUE_TIME, TTFT, ServiceObjectives
 from common.messages import LoadReport
 from common.nats_connection import BusCounters
 from common.store import Store
@@ -118,3 +118,18 @@ def test_every_kind_of_service_exports_names_that_do_not_collide() -> None:
             assert not any(name.endswith("_created") for name, _ in read)
 
     asyncio.run(work())
+
+
+def test_requests_are_judged_by_every_objective_and_refused_ones_meet_none() -> None:
+    registry = CollectorRegistry()
+    metrics = GatewayMetrics(registry)
+    objectives = ServiceObjectives(ttft_s=1.0, tpot_s=0.1)
+    for ttft_s, tpot_s in ((0.5, 0.05), (0.5, 0.2), (2.0, 0.05), (0.5, None), (None, None)):
+        metrics.judge(objectives, ttft_s, tpot_s)
+    read = samples(registry)
+    met = {
+        objective: read[("lamella_requests_within_objectives_total", (("objective", objective),))]
+        for objective in ("ttft", "tpot", "all")
+    }
+    assert read[("lamella_requests_judged_total", ())] == 5
+    assert met == {"ttft": 3, "tpot": 3, "all": 2}

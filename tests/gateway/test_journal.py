@@ -269,3 +269,23 @@ def test_a_batch_for_several_requests_reaches_each(gateway: GatewayProcess, toke
         assert [await answer for answer in answers] == texts
 
     with_peer(gateway, script)
+
+
+def test_whoever_is_served_or_refused_is_judged_and_whose_client_left_is_not(
+    gateway: GatewayProcess, tokenizer: Tokenizer
+) -> None:
+    before = gateway.metric("lamella_requests_judged_total")
+
+    async def script(peer: ScriptedPeer) -> None:
+        answer = in_background(complete(gateway))
+        peer.tokens(await peer.next_request(), tokenizer.encode(TEXT), finish="length")
+        assert await answer == TEXT
+        peer.refusals.append(Overloaded("full"))
+        with pytest.raises(openai.InternalServerError):
+            await complete(gateway)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await complete(gateway)
+
+    with_peer(gateway, script)
+    assert gateway.metric("lamella_requests_judged_total") == before + 2
