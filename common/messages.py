@@ -16,6 +16,8 @@ A request's walk, by message::
     gateway   --RequestEnded--->  scheduler                              (publish)
     gateway   --CancelRequest-->  instances                              (publish; also the scheduler's, for a
                                                                           task that was not acknowledged)
+
+`lamella flip` changes an instance's role (``FlipRole``).
 """
 
 from typing import Literal
@@ -250,6 +252,21 @@ class KVDelivered(msgspec.Struct, frozen=True, tag="delivered"):
     first_token: int | None = None
 
 
+class FlipRole(msgspec.Struct, frozen=True, tag="flip"):
+    """command line → instance: have this role from now on. Answered by a FlipProgress, and as often as asked
+    again."""
+
+    role: Role
+
+
+class FlipProgress(msgspec.Struct, frozen=True, tag="flip-progress"):
+    """instance → command line: the role is that which was asked for. ``switch_s``: how long the last change
+    took, ``left``: sequences of the former role that are still here."""
+
+    switch_s: float
+    left: int
+
+
 # -- published: nobody answers ------------------------------------------------------------------------------
 
 
@@ -395,7 +412,7 @@ class ServiceRecord(msgspec.Struct, frozen=True, tag="service", kw_only=True):
 
 
 MemberRecord = InstanceRecord | ServiceRecord
-InstanceCall = PrefillTask | DecodeTask | ResumeTask | PullKV
+InstanceCall = PrefillTask | DecodeTask | ResumeTask | PullKV | FlipRole
 GatewayEvent = TokenBatch | SequenceFailed
 SchedulerEvent = RequestEnded | LoadReport
 Announcement = InstanceGone | GatewayGone

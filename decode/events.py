@@ -172,6 +172,14 @@ class GatewayGone:
 
 
 @dataclass(frozen=True, slots=True)
+class RoleChanged:
+    """``is_decode``: sequences are placed here from now on; else none is any more. Those that were placed
+    here before still come: their prompts are computed elsewhere, and would have to be computed again."""
+
+    is_decode: bool
+
+
+@dataclass(frozen=True, slots=True)
 class DrainStarted:
     """Admit nothing more. Waiting sequences go back to be placed elsewhere; running ones finish."""
 
@@ -202,6 +210,7 @@ DecodeEvent = (
     | PoolLeft
     | CancelArrived
     | GatewayGone
+    | RoleChanged
     | DrainStarted
     | DrainExpired
 )

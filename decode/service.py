@@ -132,6 +132,10 @@ class DecodeService:
             case GatewayGone():
                 self.handle(events.GatewayGone(message.gateway_id))
 
+    def change_role(self, *, is_decode: bool) -> None:
+        """Sequences are placed here from now on, or none but those that were already."""
+        self.handle(events.RoleChanged(is_decode))
+
     async def drain(self, timeout_s: float) -> None:
         """Admits nothing more and returns when nothing is left, at the latest after ``timeout_s``."""
         self.handle(events.DrainStarted())

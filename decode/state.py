@@ -54,6 +54,7 @@ from decode.events import (
     PullFinished,
     PullSequence,
     ResumeArrived,
+    RoleChanged,
     RunStep,
     SequenceEnded,
     StepFailed,
@@ -220,6 +221,8 @@ class DecodeState:
                 self._cancel(request_id, attempt)
             case GatewayGone(gateway_id):
                 self._discard_all(lambda sequence: sequence.request.gateway_id == gateway_id)
+            case RoleChanged():
+                self.is_admitting = True
             case DrainStarted():
                 self.is_admitting = False
                 self._send_back(lambda sequence: sequence.phase is DecodePhase.WAITING, commands)

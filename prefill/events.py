@@ -93,6 +93,13 @@ class GatewayGone:
 
 
 @dataclass(frozen=True, slots=True)
+class RoleChanged:
+    """``is_prefill``: prompts are admitted from now on; else only those that are here are finished."""
+
+    is_prefill: bool
+
+
+@dataclass(frozen=True, slots=True)
 class DrainStarted:
     """Admit nothing more; finish what is here."""
 
@@ -114,6 +121,7 @@ PrefillEvent = (
     | CancelArrived
     | DecodeInstanceGone
     | GatewayGone
+    | RoleChanged
     | DrainStarted
     | DrainExpired
 )

@@ -114,6 +114,10 @@ class PrefillService:
             case GatewayGone():
                 self._handle(events.GatewayGone(message.gateway_id))
 
+    def change_role(self, *, is_prefill: bool) -> None:
+        """Admits prompts from now on, or only finishes those that are here."""
+        self._handle(events.RoleChanged(is_prefill))
+
     async def drain(self, timeout_s: float) -> None:
         """Admits nothing more and returns when nothing is left, at the latest after ``timeout_s``."""
         self._handle(events.DrainStarted())

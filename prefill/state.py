@@ -58,6 +58,7 @@ from prefill.events import (
     PrefillEvent,
     PublishToken,
     PullArrived,
+    RoleChanged,
     RunChunk,
     SendFailed,
     SendFinished,
@@ -167,6 +168,8 @@ class PrefillState:
                 )
             case GatewayGone(gateway_id):
                 self._discard_all(lambda sequence: sequence.request.gateway_id == gateway_id, commands)
+            case RoleChanged(is_prefill):
+                self.is_admitting = is_prefill
             case DrainStarted():
                 self.is_admitting = False
             case DrainExpired():

@@ -23,6 +23,7 @@ from services.analyze import analyze
 from services.bench.command import bench
 from services.explain import convert
 from services.explain_request import explain
+from services.flip import flip
 from services.roles import ServiceRole
 from services.state_directory import DEFAULT_STATE_DIRECTORY
 from services.trace import trace
@@ -42,6 +43,7 @@ app.command("bench")(bench)
 app.command("analyze")(analyze)
 app.command("trace")(trace)
 app.command("explain")(explain)
+app.command("flip")(flip)
 app.command("convert")(convert)
 
 messages = Console(stderr=True)
@@ -289,11 +291,11 @@ def _say_ready(mesh: "MeshStatus") -> None:
 def _print_status(mesh: "MeshStatus") -> None:
     console = Console()
     console.print(mesh.url or f"{mesh.state}: no gateway yet", highlight=False)
-    instances = {instance.id: instance.state for instance in mesh.instances}
+    instances = {instance.id: instance for instance in mesh.instances}
     table = Table("process", "role", "pid", "state", "restarts", box=None)
     for process in mesh.processes:
-        state = instances.pop(process.id, process.state)
-        table.add_row(process.id, process.role, str(process.pid), state, str(process.restarts))
+        shown = instances.get(process.id, process)
+        table.add_row(process.id, shown.role, str(process.pid), shown.state, str(process.restarts))
     console.print(table)
 
 

@@ -7,12 +7,12 @@ the record in the store, so whoever finds the instance can use it.
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 
 from common.bus import Bus
 from common.config import Config
-from common.errors import BusError
+from common.errors import BusError, InvalidRequest, NoInstanceReady
 from common.ids import Incarnation, InstanceId
 from common.kv.blocks import BlockAllocator
 from common.kv.endpoint import KVEndpoint
@@ -20,6 +20,8 @@ from common.load import LoadReporter
 from common.messages import (
     Acknowledged,
     DecodeTask,
+    FlipProgress,
+    FlipRole,
     HostProcess,
     InstanceCall,
     InstanceEvent,
@@ -30,6 +32,7 @@ from common.messages import (
     PrefillTask,
     PullKV,
     ResumeTask,
+    Role,
 )
 from common.subjects import Subjects
 from common.telemetry import InstanceMetrics
@@ -53,10 +56,13 @@ log = logging.getLogger("lamella.instance")
 
 @dataclass(slots=True)
 class Instance:
-    """Both rooms and the load report that speaks for them."""
+    """Both rooms and the load report that speaks for them. ``has_own_kv``: not attention workers hold it.
+    ``write_role``: into its record, once there is one."""
 
     instance_id: InstanceId
     incarnation: Incarnation
+    role: Role
+    has_own_kv: bool
     config: Config
     blocks: BlockAllocator
     prefill: PrefillService
@@ -67,6 +73,9 @@ class Instance:
     reporter: LoadReporter
     pool_destinations: dict[int, tuple[KVDestination, ...]]
     reports_sent: int = 0
+    write_role: Callable[[Role], Awaitable[None]] | None = None
+    is_draining: bool = False
+    switch_s: float = 0.0
 
     async def subscribe(self) -> None:
         """Returns when every subscription is active."""
@@ -82,14 +91,41 @@ class Instance:
 
     async def drain(self, timeout_s: float) -> None:
         """Both rooms finish or give back what they hold."""
+        self.is_draining = True
         await asyncio.gather(self.prefill.drain(timeout_s), self.decode.drain(timeout_s))
         self.publish_load()
+
+    async def flip(self, role: Role) -> FlipProgress:
+        """Has that role from now on, which the scheduler hears at once; what the former one has here goes on.
+
+        Raises InvalidRequest where the KV is not its own, NoInstanceReady where it is about to end.
+        """
+        if not self.has_own_kv:
+            raise InvalidRequest(
+                f"{self.instance_id} has its KV on attention workers, and no memory for prompts: its role is"
+                " fixed",
+                param="role",
+            )
+        if self.is_draining:
+            raise NoInstanceReady(f"instance {self.instance_id} is draining")
+        if role != self.role:
+            began_s = asyncio.get_running_loop().time()
+            self.role = role
+            self.prefill.change_role(is_prefill=role == "prefill")
+            self.decode.change_role(is_decode=role == "decode")
+            self.publish_load()
+            self.switch_s = asyncio.get_running_loop().time() - began_s
+            log.info("role_flipped", extra={"role": role, "switch_s": self.switch_s})
+            if self.write_role is not None:
+                await self.write_role(role)
+        rest = self.decode.state.sequences if role == "prefill" else self.prefill.state.sequences
+        return FlipProgress(self.switch_s, len(rest))
 
     def record(self, http_url: str, host: str, pid: int, engine: Engine) -> InstanceRecord:
         return InstanceRecord(
             instance_id=self.instance_id,
             incarnation=self.incarnation,
-            role=self.config.instance.role,
+            role=self.role,
             model=engine.model_name,
             host=host,
             pid=pid,
@@ -101,7 +137,7 @@ class Instance:
             dtype=engine.dtype,
         )
 
-    async def _answer(self, call: InstanceCall) -> Acknowledged | KVDelivered:
+    async def _answer(self, call: InstanceCall) -> Acknowledged | KVDelivered | FlipProgress:
         match call:
             case PrefillTask():
                 return await self.prefill.prefill(call)
@@ -111,6 +147,8 @@ class Instance:
                 return await self.decode.resume(call)
             case PullKV():
                 return await self.prefill.pull(call)
+            case FlipRole(role):
+                return await self.flip(role)
 
     def _take_event(self, message: InstanceEvent) -> None:
         self.prefill.take_event(message)
@@ -123,7 +161,7 @@ class Instance:
             instance_id=self.instance_id,
             incarnation=self.incarnation,
             sequence=self.reports_sent,
-            role=self.config.instance.role,
+            role=self.role,
             is_draining=not (prefill.is_admitting or decode.is_admitting) or not self.blocks.open_pools,
             pending_prefill_tokens=prefill.pending_tokens,
             pending_prefill_requests=prefill.pending_requests,
@@ -238,6 +276,8 @@ def build_instance(
     return Instance(
         instance_id,
         incarnation,
+        settings.role,
+        engine.total_blocks > 0,
         config,
         blocks,
         prefill,

@@ -1,11 +1,13 @@
 """`lamella serve prefill` and `lamella serve decode`: one process that hosts an instance."""
 
+import logging
 import os
 from functools import partial
 
 import msgspec
 
 from common.config import Config
+from common.errors import StoreUnavailable
 from common.ids import InstanceId
 from common.kv.endpoint import KV_REGION
 from common.messages import Role
@@ -16,6 +18,8 @@ from common.transfer.endpoint import TransferEndpoint
 from services.engines import has_remote_attention, load_engine
 from services.instance import build_instance
 from services.model_directory import model_directory
+
+log = logging.getLogger("lamella.instance")
 
 
 async def run_instance(config: Config, role: Role) -> None:
@@ -70,5 +74,14 @@ async def _start(process: ServiceProcess) -> Running:
         if isinstance(engine.buffer, SharedBuffer):
             engine.buffer.close()
 
-    host = config.service.advertise_host
-    return Running(instance.record(process.http_url, host, os.getpid(), engine), instance.drain, close)
+    record = instance.record(process.http_url, config.service.advertise_host, os.getpid(), engine)
+
+    async def write_role(role: Role) -> None:
+        try:
+            await process.store.update(msgspec.structs.replace(record, role=role))
+        except StoreUnavailable as exc:
+            # The next heartbeat writes it.
+            log.warning("role_unwritten", extra={"role": role, "error": str(exc)})
+
+    instance.write_role = write_role
+    return Running(record, instance.drain, close)

@@ -17,7 +17,7 @@ import msgspec
 from common.config import Config
 from common.config_file import to_toml
 from common.errors import LauncherError, StoreError
-from common.messages import InstanceRecord, MemberRecord
+from common.messages import InstanceRecord, MemberRecord, Role
 from common.store import Store
 from services import control, embedded
 from services.children import Child
@@ -93,8 +93,13 @@ class Supervisor:
                 raise LauncherError("the mesh is not ready: it can be scaled once it is")
             started: set[str] = set()
             surplus: list[Child] = []
+            records = await self._records()
             for role, count in counts.items():
-                present = self._instances(role)
+                present = [
+                    child
+                    for child in self.children.values()
+                    if (_registered_role(child, records) or child.role) == role
+                ]
                 started |= self._add_services(role, max(0, count - len(present)))
                 surplus += present[count:]
             try:
@@ -145,7 +150,8 @@ class Supervisor:
                     if _is_registered(child, records):
                         shown = "ready"
                         self._registered.add(records[child.service_id].pid)
-                instances[child.service_id] = control.InstanceStatus(child.service_id, role, shown)
+                role_now = _registered_role(child, records) or role
+                instances[child.service_id] = control.InstanceStatus(child.service_id, role_now, shown)
         processes = [
             control.ProcessStatus(child.service_id, child.role, child.pid, child.state, child.restarts)
             for child in self.children.values()
@@ -286,6 +292,14 @@ class Supervisor:
             if child.service_id in records:
                 return records[child.service_id].http_url
         raise LauncherError(f"the {role}'s record is gone from the store")
+
+
+def _registered_role(child: Child, records: Mapping[str, MemberRecord]) -> Role | None:
+    """That of an instance, which may have been flipped since its process began."""
+    record = records.get(child.service_id)
+    if isinstance(record, InstanceRecord) and record.pid == child.pid:
+        return record.role
+    return None
 
 
 def _is_registered(child: Child, records: Mapping[str, MemberRecord]) -> bool:

@@ -115,6 +115,16 @@ def test_draining_gives_back_what_waits_and_finishes_what_runs() -> None:
     assert state.is_idle
 
 
+def test_a_sequence_that_was_placed_here_before_the_role_changed_is_still_taken() -> None:
+    """Its prompt is computed elsewhere: turned away, it would be computed again."""
+    state = make_state()
+    start(state, "r1")
+    handle(state, events.TaskArrived(task_of("r2")))
+    assert not kinds(handle(state, events.RoleChanged(is_decode=False)), PublishFailure)
+    handle(state, events.TaskArrived(task_of("r3")))
+    assert list(state.sequences) == [owner_of("r1"), owner_of("r2"), owner_of("r3")]
+
+
 def test_bounds_are_kept_with_typed_errors() -> None:
     state = make_state(max_batch=1, max_waiting_requests=1)
     start(state, "r1")

@@ -138,6 +138,18 @@ def test_bounds_are_kept_with_typed_errors() -> None:
         arrive(state, "r3")
 
 
+def test_an_instance_of_another_role_finishes_its_prompts_and_takes_none_until_it_is_back() -> None:
+    state = make_state()
+    arrive(state, "r1")
+    handle(state, events.RoleChanged(is_prefill=False))
+    with pytest.raises(NoInstanceReady):
+        arrive(state, "r2")
+    assert only(handle(state, events.ChunkFinished((TOKEN,))), events.OfferSequence).owner == owner_of("r1")
+    handle(state, events.RoleChanged(is_prefill=True))
+    arrive(state, "r2")
+    assert owner_of("r2") in state.sequences
+
+
 def test_nobody_overtakes_a_prompt_that_waits_for_memory() -> None:
     state = make_state(total_blocks=3, chunk_tokens=100)
     arrive(state, "first", 8)
