@@ -16,6 +16,7 @@ PrefillOrder = Literal["fcfs", "sjf", "ljf", "srpt"]
 PrefillPolicy = Literal["round_robin", "least_outstanding", "shortest_queue"]
 DecodePolicy = Literal["round_robin", "least_outstanding", "least_loaded", "power_of_two", "best_fit"]
 DecodeAdmission = Literal["greedy", "reserve_static", "reserve_dynamic"]
+PredictorKind = Literal["none", "history", "classifier", "oracle"]
 AttentionPartition = Literal["heads", "requests"]
 Kernels = Literal["auto", "torch"]
 Pipeline = Literal["off", "fixed", "rotational"]
@@ -100,6 +101,19 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     max_pending_prefill_tokens: int = 65_536
     max_requests_per_decode: int = 512
     dispatch_attempts: int = 3
+
+
+class PredictorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The length predictor beside the scheduler; none: the scheduler's own history says it all.
+
+    ``directory`` holds the classifier's weights (``lamella predictor train``), ``lengths_file`` what the
+    oracle knows. A prediction that takes longer than ``timeout_s`` is done without.
+    """
+
+    kind: PredictorKind = "none"
+    directory: Path | None = None
+    lengths_file: Path | None = None
+    timeout_s: float = 2.0
 
 
 class ObjectivesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -211,6 +225,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     model: ModelConfig = ModelConfig()
     gateway: GatewayConfig = GatewayConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
+    predictor: PredictorConfig = PredictorConfig()
     objectives: ObjectivesConfig = ObjectivesConfig()
     instance: InstanceConfig = InstanceConfig()
     attention: AttentionConfig = AttentionConfig()

@@ -32,6 +32,7 @@ ENVIRONMENT: dict[str, tuple[str, str]] = {
     "LAMELLA_DTYPE": ("model", "dtype"),
     "LAMELLA_DEVICE": ("model", "device"),
     "LAMELLA_THREADS": ("model", "threads"),
+    "LAMELLA_PREDICTOR": ("predictor", "kind"),
     "LAMELLA_ROLE": ("instance", "role"),
     "LAMELLA_ATTENTION_WORKERS": ("instance", "attention_workers"),
     "LAMELLA_ATTENTION_DEVICE": ("attention", "device"),
@@ -92,6 +93,7 @@ def to_toml(config: Config) -> str:
 OVER_ZERO = (
     "objectives.ttft_s",
     "objectives.tpot_s",
+    "predictor.timeout_s",
     # or not set
     "mesh.heartbeat_s",
     "mesh.call_timeout_s",
@@ -201,6 +203,12 @@ def check_config(config: Config) -> None:
         "must be cpu with transfer.path = 'shared_memory': nobody can map a device's memory",
         lambda v: v == "cpu" or config.transfer.path != "shared_memory",
     )
+    source = {"classifier": "predictor.directory", "oracle": "predictor.lengths_file"}.get(
+        config.predictor.kind
+    )
+    if source is not None:
+        rule = f"must be set with predictor.kind = {config.predictor.kind!r}"
+        require(source, rule, lambda v: v is not None)
     require(
         "transfer.path",
         f"shared_memory cannot be combined with transfer.protocol = {config.transfer.protocol!r}",

@@ -13,11 +13,16 @@ A request's walk, by message::
     decode    --PullKV--------->  prefill                                (calls, a portion each, answered when
                                                                           its bytes arrived)
     decode    --TokenBatch----->  gateway                                (publish, one a step)
-    gateway   --RequestEnded--->  scheduler                              (publish)
+    gateway   --RequestEnded--->  scheduler, predictor                   (publish)
     gateway   --CancelRequest-->  instances                              (publish; also the scheduler's, for a
                                                                           task that was not acknowledged)
 
 `lamella flip` changes an instance's role (``FlipRole``).
+
+Beside prefill, where there is a length predictor::
+
+    scheduler --PredictLength-->  predictor                              (call, answered by PredictedLength)
+    scheduler --LengthPredicted>  decode                                 (publish)
 """
 
 from typing import Literal
@@ -30,7 +35,7 @@ from common.kv.layout import KVLayout
 from common.lengths import LengthDistribution
 from common.performance import FittedTime
 
-ServiceKind = Literal["gateway", "scheduler", "attention"]
+ServiceKind = Literal["gateway", "scheduler", "attention", "predictor"]
 """What runs without weights of its own."""
 Role = Literal["prefill", "decode"]
 """What an instance admits. Both rooms exist in every instance, so a role is a rule, not a deployment."""
@@ -205,6 +210,20 @@ class ResumeTask(msgspec.Struct, frozen=True, tag="resume"):
     lengths: LengthDistribution | None = None
 
 
+class PredictLength(msgspec.Struct, frozen=True, tag="predict-length"):
+    """scheduler → predictor: how many tokens will this prompt draw? Answered by a PredictedLength."""
+
+    request_id: RequestId
+    prompt_ids: tuple[int, ...]
+    max_tokens: int
+
+
+class PredictedLength(msgspec.Struct, frozen=True, tag="predicted"):
+    """``lengths``: of the whole output, whatever of it has been drawn before."""
+
+    lengths: LengthDistribution
+
+
 class KVDestination(msgspec.Struct, frozen=True):
     """A pool that holds KV heads ``first_head``..``first_head + kv_heads``: the decode instance's own (all
     heads), or an attention worker's. ``endpoint`` is the encoded address of its registered memory
@@ -330,10 +349,19 @@ class OfferWithdrawn(msgspec.Struct, frozen=True, tag="offer-withdrawn"):
     prefill_incarnation: Incarnation
 
 
+class LengthPredicted(msgspec.Struct, frozen=True, tag="length-predicted"):
+    """scheduler → decode: what the predictor says of a sequence that is yours, or is about to be. It takes
+    the place of its task's ``lengths``."""
+
+    request_id: RequestId
+    attempt: int
+    lengths: LengthDistribution
+
+
 class RequestEnded(msgspec.Struct, frozen=True, tag="ended"):
-    """gateway → scheduler: the request is over, however it ended. ``output_tokens``: what it drew in all,
-    where it came to its own end and not to that of its client's patience, or an error. ``is_cut``: that end
-    was its ``max_tokens``, and it might have drawn more."""
+    """gateway → scheduler and predictor: the request is over, however it ended. ``output_tokens``: what it
+    drew in all, where it came to its own end and not to that of its client's patience, or an error.
+    ``is_cut``: that end was its ``max_tokens``, and it might have drawn more."""
 
     request_id: RequestId
     prompt_tokens: int = 0
@@ -417,4 +445,6 @@ GatewayEvent = TokenBatch | SequenceFailed
 SchedulerEvent = RequestEnded | LoadReport
 Announcement = InstanceGone | GatewayGone
 """What the scheduler tells everyone."""
-InstanceEvent = CancelRequest | OfferWithdrawn | InstanceGone | GatewayGone | AttentionDraining
+InstanceEvent = (
+    CancelRequest | OfferWithdrawn | LengthPredicted | InstanceGone | GatewayGone | AttentionDraining
+)

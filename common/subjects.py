@@ -16,15 +16,19 @@ class Subjects:
         return f"lamella.{self.namespace}.scheduler.submit"
 
     def scheduler_events(self) -> str:
-        """LoadReport and RequestEnded, to every scheduler."""
+        """LoadReport and RequestEnded, to every scheduler; predictors listen, too."""
         return f"lamella.{self.namespace}.scheduler.events"
+
+    def predict(self) -> str:
+        """PredictLength (queue group: any predictor answers)."""
+        return f"lamella.{self.namespace}.predictor.predict"
 
     def instance_calls(self, instance_id: InstanceId) -> str:
         """PrefillTask, DecodeTask and PullKV, to one instance."""
         return f"lamella.{self.namespace}.instance.{instance_id}.call"
 
     def instance_events(self, instance_id: InstanceId) -> str:
-        """CancelRequest and AttentionDraining, to one instance."""
+        """CancelRequest, LengthPredicted and AttentionDraining, to one instance."""
         return f"lamella.{self.namespace}.instance.{instance_id}.events"
 
     def attention_calls(self, worker_id: str) -> str:

@@ -11,6 +11,7 @@ import asyncio
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
+from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector, disable_created_metrics
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
@@ -32,6 +33,8 @@ from common.messages import FinishReason, LoadReport
 from common.nats_connection import BusCounters
 from common.store import Store
 
+LengthOutcome = Literal["answered", "absent", "timeout", "error", "skipped"]
+"""Of a question to the length predictor: nobody serves, no answer in time, a refusal, or not even asked."""
 LAG_INTERVAL_S = 0.25
 """How often the event loop's lag is sampled."""
 
@@ -216,13 +219,47 @@ class SchedulerMetrics:
         self._queue = LatencyHistogram(QUEUE_TIME, registry, "phase", ("placement",))
         self._instances = Gauge("lamella_instances", "Instances that are ready.", registry=registry)
         self._requests = Gauge("lamella_requests_placed", "Placed and not yet over.", registry=registry)
+        self._length_questions = Counter(
+            "lamella_length_questions_total",
+            "Asked of the length predictor; history's word holds where it did not answer.",
+            ["outcome"],
+            registry=registry,
+        )
 
     def observe_placement(self, elapsed_s: float) -> None:
         self._queue.observe(elapsed_s, "placement")
 
+    def asked_length(self, outcome: LengthOutcome) -> None:
+        self._length_questions.labels(outcome).inc()
+
     def observe_mesh(self, instances: int, requests: int) -> None:
         self._instances.set(instances)
         self._requests.set(requests)
+
+
+class PredictorMetrics:
+    """How often, how fast and how rightly lengths are predicted."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        count = _counter_factory(registry)
+        self._predictions = count("length_predictions", "Answered.")
+        self._seconds = count("length_prediction_seconds", "Time from question to answer.")
+        self._refusals = count("length_prediction_refusals", "Not answered: too many questions at once.")
+        self._outcomes = count("length_prediction_outcomes", "Answered, and the output came to its own end.")
+        self._error_tokens = count(
+            "length_prediction_error_tokens", "By how much the predicted means of these were wrong, in all."
+        )
+
+    def observe_prediction(self, elapsed_s: float) -> None:
+        self._predictions.inc()
+        self._seconds.inc(elapsed_s)
+
+    def refused(self) -> None:
+        self._refusals.inc()
+
+    def observe_outcome(self, error_tokens: float) -> None:
+        self._outcomes.inc()
+        self._error_tokens.inc(abs(error_tokens))
 
 
 class GatewayMetrics:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from common.ids import GatewayId, Incarnation, InstanceId, RequestId
 from common.kv.blocks import BlockOwner
+from common.lengths import LengthDistribution
 from common.messages import (
     DecodeTask,
     ErrorReply,
@@ -28,6 +29,14 @@ class ResumeArrived:
 
     task: ResumeTask
     pool: int
+
+
+@dataclass(frozen=True, slots=True)
+class LengthPredicted:
+    """How much a sequence will have drawn in the end. It may not be here yet."""
+
+    owner: BlockOwner
+    lengths: LengthDistribution
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +201,7 @@ class DrainExpired:
 DecodeEvent = (
     TaskArrived
     | ResumeArrived
+    | LengthPredicted
     | PortionPulled
     | PullFinished
     | PullFailed

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from common.errors import HandoverFailed, Overloaded
 from common.ids import Incarnation, InstanceId
 from common.kv.blocks import BlockOwner
+from common.lengths import LengthDistribution
 from common.lifecycle import DecodePhase
 from common.messages import DecodeTask, ErrorReply, GenerationRequest, ResumeTask
 
@@ -17,7 +18,8 @@ PREEMPTED = ErrorReply(code=Overloaded.code, message="preempted: the decode inst
 @dataclass(slots=True)
 class DecodeSequence:
     """``pool``: the only one where its KV can be, as its workers keep it; None: any. ``failed_moves``
-    count towards giving up to move it. ``is_source_gone``: no further portion of its KV comes."""
+    count towards giving up to move it. ``is_source_gone``: no further portion of its KV comes.
+    ``predicted``: how much it will draw, as was heard after its task."""
 
     owner: BlockOwner
     task: DecodeTask | ResumeTask
@@ -29,6 +31,7 @@ class DecodeSequence:
     pool: int | None = None
     failed_moves: int = 0
     is_source_gone: bool = False
+    predicted: LengthDistribution | None = None
 
     @property
     def request(self) -> GenerationRequest:
@@ -50,7 +53,7 @@ class DecodeSequence:
         Without a prediction: all that it may."""
         drawn = len(self.output_ids)
         left = max(1, self.request.sampling.max_tokens - drawn)
-        lengths = self.task.lengths
+        lengths = self.predicted or self.task.lengths
         return left if lengths is None else min(left, max(1, round(lengths.mean_beyond(drawn) - drawn)))
 
     @property

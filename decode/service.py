@@ -37,6 +37,7 @@ from common.messages import (
     InstanceEvent,
     InstanceGone,
     KVDelivered,
+    LengthPredicted,
     OfferWithdrawn,
     PullKV,
     ResumeTask,
@@ -124,6 +125,9 @@ class DecodeService:
                 owner = BlockOwner(ROOM, message.request_id, message.attempt)
                 source = (message.prefill_instance, message.prefill_incarnation)
                 self.handle(events.OfferWithdrawn(owner, *source))
+            case LengthPredicted():
+                owner = BlockOwner(ROOM, message.request_id, message.attempt)
+                self.handle(events.LengthPredicted(owner, message.lengths))
             case InstanceGone():
                 self.handle(events.PrefillGone(message.instance_id, message.incarnation))
                 for loss, call in list(self._pulls.values()):

@@ -19,6 +19,7 @@ from common.config import DecodeAdmission
 from common.errors import HandoverFailed, NoInstanceReady, Overloaded, RequestCancelled
 from common.ids import GatewayId, InstanceId, RequestId
 from common.kv.blocks import BlockAllocator, BlockOwner, blocks_for
+from common.lengths import LengthDistribution
 from common.lifecycle import DecodePhase, next_decode_phase
 from common.messages import (
     DecodeTask,
@@ -27,6 +28,7 @@ from common.messages import (
     SampledToken,
     TokenEvent,
 )
+from common.predictions import NewestLengths
 from common.sequences import failure_of, finish_reason_of
 from decode.batches import Batches
 from decode.events import (
@@ -37,6 +39,7 @@ from decode.events import (
     DrainStarted,
     GatewayGone,
     InheritSequence,
+    LengthPredicted,
     MoveDrained,
     MoveFailed,
     MoveFinished,
@@ -91,6 +94,7 @@ class DecodeState:
     batches: Batches = field(init=False)
     _preempted: int = 0
     _ended: EndedAttempts = field(default_factory=EndedAttempts)
+    _early_lengths: NewestLengths[BlockOwner] = field(default_factory=NewestLengths)
 
     def __post_init__(self) -> None:
         self.moves = Moves(self.blocks, self.block_size, self.max_moves, self.min_move_gain_tokens)
@@ -179,6 +183,8 @@ class DecodeState:
                 self._take_in(task, now)
             case ResumeArrived(task, pool):
                 self._take_in(task, now, pool)
+            case LengthPredicted(owner, lengths):
+                self._expect(owner, lengths)
             case PortionPulled(owner, kv_bytes, transfer_s):
                 self._take_portion(owner, kv_bytes, transfer_s, commands)
             case PullFinished():
@@ -266,7 +272,16 @@ class DecodeState:
                 and sequence.request.attempt < request.attempt
             )
         )
-        self.sequences[owner] = DecodeSequence(owner, task, now, list(request.output_ids), pool=pool)
+        sequence = DecodeSequence(owner, task, now, list(request.output_ids), pool=pool)
+        sequence.predicted = self._early_lengths.forget(owner)
+        self.sequences[owner] = sequence
+
+    def _expect(self, owner: BlockOwner, lengths: LengthDistribution) -> None:
+        """The word may overtake the sequence: that has still to be prefilled."""
+        if owner in self.sequences:
+            self.sequences[owner].predicted = lengths
+        else:
+            self._early_lengths.keep(owner, lengths)
 
     def _room_in(self, pool: int | None) -> int:
         """Blocks of the longest sequence that could ever be held there; None: anywhere."""

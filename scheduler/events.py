@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 from common.ids import GatewayId, Incarnation, InstanceId, RequestId
-from common.messages import LoadReport, MemberRecord
+from common.lengths import LengthDistribution
+from common.messages import GenerationRequest, LoadReport, MemberRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,14 @@ class RequestOver:
 
 
 @dataclass(frozen=True, slots=True)
+class LengthPredicted:
+    """The predictor's word on a request that was placed meanwhile. ``lengths``: of its whole output."""
+
+    request: GenerationRequest
+    lengths: LengthDistribution
+
+
+@dataclass(frozen=True, slots=True)
 class TimePassed:
     """Now and then: silence is noticed here."""
 
@@ -68,6 +77,7 @@ SchedulerStateEvent = (
     | TaskUndelivered
     | InstanceSuspected
     | RequestOver
+    | LengthPredicted
     | TimePassed
     | BusRestored
 )
@@ -89,4 +99,14 @@ class AnnounceGatewayGone:
     gateway_id: GatewayId
 
 
-SchedulerCommand = ReadMembers | AnnounceInstanceGone | AnnounceGatewayGone
+@dataclass(frozen=True, slots=True)
+class TellLength:
+    """To the decode instance of that attempt. ``lengths``: of its whole output."""
+
+    decode_instance: InstanceId
+    request_id: RequestId
+    attempt: int
+    lengths: LengthDistribution
+
+
+SchedulerCommand = ReadMembers | AnnounceInstanceGone | AnnounceGatewayGone | TellLength

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 
 from common.config import ObjectivesConfig, SchedulerConfig
 from common.errors import ContextLengthExceeded, NoInstanceReady, Overloaded, RequestError
-from common.ids import InstanceId
+from common.ids import InstanceId, RequestId
 from common.lengths import LengthDistribution, capped
 from common.messages import GenerationRequest, Role
+from common.predictions import NewestLengths
 from scheduler.decision_log import Choice, Decision, DecisionLog
 from scheduler.policy.admission import retry_after_s
 from scheduler.policy.dispatch import (
@@ -35,12 +36,14 @@ KVFormat = tuple[str, str, int]
 
 @dataclass(slots=True)
 class Placer:
-    """``instances`` are the state's own. ``lengths``: what outputs have been like."""
+    """``instances`` are the state's own. ``lengths``: what outputs have been like; ``predicted``: what a
+    predictor said of single requests."""
 
     settings: SchedulerConfig
     objectives: ObjectivesConfig
     instances: dict[InstanceId, InstanceView]
     lengths: LengthHistory = field(default_factory=LengthHistory)
+    predicted: NewestLengths[RequestId] = field(default_factory=NewestLengths)
     log: DecisionLog = field(init=False)
     _chosen: int = 0
 
@@ -48,8 +51,9 @@ class Placer:
         self.log = DecisionLog(self.settings.decisions_kept)
 
     def predict(self, request: GenerationRequest) -> LengthDistribution:
-        """Tokens that it will have drawn in the end: by what like prompts drew, of those that got as far."""
-        whole = self.lengths.predict(len(request.prompt_ids))
+        """Tokens that it will have drawn in the end: by the predictor's word or else by what like prompts
+        drew, of those that got as far."""
+        whole = self.predicted.find(request.request_id) or self.lengths.predict(len(request.prompt_ids))
         return capped(whole.beyond(len(request.output_ids)), request.sampling.max_tokens)
 
     def choose_both(

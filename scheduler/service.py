@@ -5,7 +5,8 @@ Calls arrive at a queue group, so several schedulers may run; each hears every r
 
 import asyncio
 import logging
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
 
 from common.bus import Bus
 from common.config import Config
@@ -15,12 +16,13 @@ from common.errors import (
     InvalidRequest,
     MessageTooLarge,
     NoInstanceReady,
+    NoResponder,
     Overloaded,
     RequestCancelled,
     RequestError,
     StoreError,
 )
-from common.ids import InstanceId
+from common.ids import InstanceId, RequestId
 from common.messages import (
     Acknowledged,
     CancelRequest,
@@ -28,8 +30,11 @@ from common.messages import (
     GenerationRequest,
     InstanceGone,
     InstanceLife,
+    LengthPredicted,
     LoadReport,
     Placement,
+    PredictedLength,
+    PredictLength,
     PrefillTask,
     RequestEnded,
     ResumeTask,
@@ -48,10 +53,14 @@ log = logging.getLogger("lamella.scheduler")
 
 QUEUE_GROUP = "scheduler"
 NO_ANSWER_RETRY_S = 1.0
+MAX_QUESTIONS = 256
+"""To the predictor at once. Beyond that it is not asked: it would be too late, too."""
 
 
 @dataclass(slots=True)
 class SchedulerService:
+    """``spawn`` starts a task in the process's task group."""
+
     state: SchedulerState
     bus: Bus
     store: Store
@@ -59,6 +68,8 @@ class SchedulerService:
     metrics: SchedulerMetrics
     config: Config
     is_read_due: asyncio.Event
+    spawn: Callable[[Coroutine[None, None, None]], None]
+    _questions: set[RequestId] = field(default_factory=set)
 
     async def start(self) -> None:
         """Subscribes; returns when every subscription is active."""
@@ -114,6 +125,7 @@ class SchedulerService:
                 placement = self.state.place(request, asyncio.get_running_loop().time(), excluded)
             except NoInstanceReady as exc:
                 raise (refusal if excluded else exc) from None
+            self._ask_length(request)
             try:
                 await self._deliver(self._task(request, placement), placement)
             except MessageTooLarge as exc:
@@ -147,6 +159,7 @@ class SchedulerService:
             placement = self.state.place_resumed(request, asyncio.get_running_loop().time())
         except (NoInstanceReady, Overloaded, InvalidRequest):
             return None
+        self._ask_length(request)
         try:
             await self._deliver(ResumeTask(request, former, self.state.placer.predict(request)), placement)
         except (BusError, RequestError) as exc:
@@ -171,6 +184,35 @@ class SchedulerService:
         self.metrics.observe_placement(asyncio.get_running_loop().time() - started_s)
         peer = placement.prefill_instance
         timeline.end(began_ns, DISPATCH, request.attempt, requests=request.request_id, peer=peer)
+
+    def _ask_length(self, request: GenerationRequest) -> None:
+        """Beside the delivery. Until the predictor answers, and where it does not, history's word holds."""
+        request_id = request.request_id
+        is_known = request_id in self._questions or self.state.placer.predicted.find(request_id) is not None
+        if self.config.predictor.kind == "none" or is_known:
+            return
+        if len(self._questions) >= MAX_QUESTIONS:
+            self.metrics.asked_length("skipped")
+            return
+        self._questions.add(request_id)
+        self.spawn(self._take_length(request))
+
+    async def _take_length(self, request: GenerationRequest) -> None:
+        question = PredictLength(request.request_id, request.prompt_ids, request.sampling.max_tokens)
+        timeout_s = self.config.predictor.timeout_s
+        try:
+            answer = await self.bus.call(self.subjects.predict(), question, PredictedLength, timeout_s)
+        except NoResponder:
+            self.metrics.asked_length("absent")
+        except BusTimeout:
+            self.metrics.asked_length("timeout")
+        except (BusError, RequestError):
+            self.metrics.asked_length("error")
+        else:
+            self.metrics.asked_length("answered")
+            self._handle(events.LengthPredicted(request, answer.lengths))
+        finally:
+            self._questions.discard(request.request_id)
 
     def _task(self, request: GenerationRequest, placement: Placement) -> PrefillTask:
         lengths = self.state.placer.predict(request)
@@ -215,12 +257,18 @@ class SchedulerService:
                 case events.AnnounceGatewayGone(gateway_id):
                     log.warning("gateway_gone", extra={"gateway": gateway_id})
                     self._announce(GatewayGone(gateway_id))
+                case events.TellLength(decode_instance, request_id, attempt, lengths):
+                    subject = self.subjects.instance_events(decode_instance)
+                    self._publish(subject, LengthPredicted(request_id, attempt, lengths))
         ready = sum(view.is_ready for view in self.state.instances.values())
         self.metrics.observe_mesh(ready, len(self.state.requests))
         timeline.count(OPEN_REQUESTS, len(self.state.requests))
 
     def _announce(self, message: InstanceGone | GatewayGone) -> None:
+        self._publish(self.subjects.everyone(), message)
+
+    def _publish(self, subject: str, message: InstanceGone | GatewayGone | LengthPredicted) -> None:
         try:
-            self.bus.publish(self.subjects.everyone(), message)
+            self.bus.publish(subject, message)
         except BusError as exc:
             log.warning("announcement_unsent", extra={"error": str(exc)})

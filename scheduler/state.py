@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from common.config import ObjectivesConfig, SchedulerConfig
 from common.errors import RequestCancelled
 from common.ids import GatewayId, InstanceId, RequestId
+from common.lengths import LengthDistribution
 from common.messages import (
     GenerationRequest,
     InstanceRecord,
@@ -28,6 +29,7 @@ from scheduler.events import (
     AnnounceInstanceGone,
     BusRestored,
     InstanceSuspected,
+    LengthPredicted,
     LoadReported,
     MembersRead,
     ReadMembers,
@@ -36,6 +38,7 @@ from scheduler.events import (
     SchedulerStateEvent,
     TaskAcknowledged,
     TaskUndelivered,
+    TellLength,
     TimePassed,
 )
 from scheduler.placing import Placer
@@ -98,6 +101,8 @@ class SchedulerState:
             case RequestOver(request_id):
                 self._end(event)
                 self._forget(request_id)
+            case LengthPredicted(request, lengths):
+                return self._expect(request, lengths)
             case TimePassed():
                 return self._notice_silence(now)
             case BusRestored():
@@ -139,18 +144,24 @@ class SchedulerState:
         self._forget(request.request_id)
 
     def _book(self, request: GenerationRequest, placement: Placement) -> Placement:
-        lengths = self.placer.predict(request)
-        placed = self.requests[request.request_id] = PlacedRequest(
-            placement,
-            request.attempt,
-            request.gateway_id,
-            request.tokens,
-            expected_tokens=round(lengths.mean) - len(request.output_ids),
-            is_heavy=lengths.is_heavy,
-        )
+        placed = PlacedRequest(placement, request.attempt, request.gateway_id, request.tokens)
+        placed.expect(self.placer.predict(request), len(request.output_ids))
+        self.requests[request.request_id] = placed
         for instance_id in (placement.prefill_instance, placement.decode_instance):
             self.instances[instance_id].book(request.request_id, placed)
         return placement
+
+    def _expect(self, request: GenerationRequest, lengths: LengthDistribution) -> list[SchedulerCommand]:
+        """Later attempts at the request are placed by it, too. Of one that is over nobody wants to know."""
+        if not self.is_placed(request.request_id, request.attempt):
+            return []
+        self.placer.predicted.keep(request.request_id, lengths)
+        placed = self.requests[request.request_id]
+        if placed.is_void:
+            return []
+        decode, expected = placed.placement.decode_instance, self.placer.predict(request)
+        self.instances[decode].expect(request.request_id, placed, expected, len(request.output_ids))
+        return [TellLength(decode, request.request_id, request.attempt, expected)]
 
     def _acknowledge(self, request_id: RequestId, now: float) -> None:
         """Of a void placement the gateway hears that its instance is gone, and submits it again."""
@@ -162,6 +173,7 @@ class SchedulerState:
 
     def _end(self, over: RequestOver) -> None:
         """What it drew says what others will, unless its client cut it short."""
+        self.placer.predicted.forget(over.request_id)
         if over.output_tokens is not None:
             self.placer.lengths.add(over.prompt_tokens, over.output_tokens, is_cut=over.is_cut)
             self.placer.log.end(over.request_id, over.output_tokens)

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from common.ids import GatewayId, InstanceId, RequestId
+from common.lengths import LengthDistribution
 from common.messages import InstanceRecord, LoadReport, Placement, Role
 
 
@@ -22,6 +23,11 @@ class PlacedRequest:
     acknowledged_s: float | None = None
     is_reported: bool = False
     is_void: bool = False
+
+    def expect(self, lengths: LengthDistribution, drawn_tokens: int) -> None:
+        """``lengths``: of its whole output, of which it has drawn so much."""
+        self.expected_tokens = round(lengths.mean) - drawn_tokens
+        self.is_heavy = lengths.is_heavy
 
 
 @dataclass(slots=True)
@@ -72,6 +78,14 @@ class InstanceView:
         if request_id in self.placed:
             self.placed.remove(request_id)
             self.booked.add(self.record.instance_id, placed, -1)
+
+    def expect(
+        self, request_id: RequestId, placed: PlacedRequest, lengths: LengthDistribution, drawn_tokens: int
+    ) -> None:
+        """Of one that is booked here."""
+        self.unbook(request_id, placed)
+        placed.expect(lengths, drawn_tokens)
+        self.book(request_id, placed)
 
     def note_reported(self, placed: PlacedRequest) -> None:
         """Its own report counts the prompt from now on."""

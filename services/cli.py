@@ -16,9 +16,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from common.config import AttentionPartition, Config, Dtype, Pipeline, Weights
+from common.config import AttentionPartition, Config, Dtype, Pipeline, PredictorConfig, PredictorKind, Weights
 from common.config_file import check_config, load_config
-from common.errors import LamellaError
+from common.errors import ConfigError, LamellaError
 from services.analyze import analyze
 from services.bench.command import bench
 from services.explain import convert
@@ -71,7 +71,7 @@ def main() -> None:
 
 @app.command()
 def serve(role: ServiceRole, config: ConfigOption = None, state_dir: StateDirOfConfig = None) -> None:
-    """Run one service in the foreground, anywhere: gateway, scheduler, prefill, decode or attention."""
+    """Run one service in the foreground, anywhere."""
     # What is imported stays. Collections amid it would look through it again and again: 0.4 s with torch.
     gc.disable()
     from common.service import run_process
@@ -110,6 +110,13 @@ def up(
     batches: Annotated[
         int | None, typer.Option(help="With --pipeline: how many take turns; default 2.")
     ] = None,
+    predictor: Annotated[
+        PredictorKind | None,
+        typer.Option(help="Who predicts how long outputs will be, beside the scheduler's own history."),
+    ] = None,
+    predictor_from: Annotated[
+        Path | None, typer.Option(help="The classifier's directory, or the oracle's file of lengths.")
+    ] = None,
     config: ConfigOption = None,
     nats: Annotated[str | None, typer.Option(help="Use this NATS instead of an embedded one.")] = None,
     redis: Annotated[str | None, typer.Option(help="Use this Redis instead of an embedded one.")] = None,
@@ -129,6 +136,7 @@ def up(
             pipeline=pipeline or instance.pipeline,
             staggered_batches=instance.staggered_batches if batches is None else batches,
         ),
+        predictor=_chosen_predictor(settings.predictor, predictor, predictor_from),
     )
     check_config(settings)
     plan = LaunchPlan(
@@ -269,6 +277,23 @@ def _with_model(
     if weights is not None:
         model = msgspec.structs.replace(model, weights=weights)
     return msgspec.structs.replace(config, model=model)
+
+
+def _chosen_predictor(
+    predictor: PredictorConfig, kind: PredictorKind | None, source: Path | None
+) -> PredictorConfig:
+    """Raises ConfigError for a source that the predictor has no use for."""
+    predictor = msgspec.structs.replace(predictor, kind=kind or predictor.kind)
+    if source is None:
+        return predictor
+    path = source.expanduser().absolute()
+    match predictor.kind:
+        case "classifier":
+            return msgspec.structs.replace(predictor, directory=path)
+        case "oracle":
+            return msgspec.structs.replace(predictor, lengths_file=path)
+        case _:
+            raise ConfigError("--predictor-from", str(source), "needs --predictor classifier or oracle")
 
 
 def _prepare(config: Config) -> None:

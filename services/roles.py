@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from common.config import Config
 
-ServiceRole = Literal["gateway", "scheduler", "prefill", "decode", "attention"]
+ServiceRole = Literal["gateway", "scheduler", "prefill", "decode", "attention", "predictor"]
 
 
 def service_of(role: ServiceRole, config: Config) -> Coroutine[Any, Any, None]:
@@ -24,6 +24,10 @@ def service_of(role: ServiceRole, config: Config) -> Coroutine[Any, Any, None]:
             from attention.service import run_attention
 
             return run_attention(config)
+        case "predictor":
+            from services.length_predictor.service import run_predictor
+
+            return run_predictor(config)
         case "prefill" | "decode":
             from services.instance_host import run_instance
 

@@ -27,6 +27,7 @@ async def _start(process: ServiceProcess) -> Running:
         metrics=SchedulerMetrics(process.registry),
         config=config,
         is_read_due=asyncio.Event(),
+        spawn=process.spawn,
     )
     add_routes(process.app, scheduler.state.placer.log)
     await scheduler.start()

@@ -68,7 +68,13 @@ class Supervisor:
 
     async def launch(self) -> None:
         """Starts every service and returns when the mesh serves. Raises LauncherError, with a log's end."""
-        for role, count in (("scheduler", 1), ("gateway", 1), ("attention", self.plan.attention)):
+        predictors = int(self.config.predictor.kind != "none")
+        for role, count in (
+            ("scheduler", 1),
+            ("gateway", 1),
+            ("predictor", predictors),
+            ("attention", self.plan.attention),
+        ):
             self._add_services(role, count)
         self._add_services("prefill", self.plan.prefill)
         self._add_services("decode", self.plan.decode)

@@ -105,6 +105,8 @@ def decisions() -> list[Path]:
         "lifecycle.py",
         "latency.py",
         "performance.py",
+        "lengths.py",
+        "predictions.py",
     )
     words = [REPOSITORY / "common" / name for name in names]
     return [*states, *events, *parts, *policies, *words]

@@ -82,10 +82,17 @@ def test_an_instance_computes_on_a_number_of_cores_that_is_told_it(role: str) ->
 
 def test_attention_workers_are_there_for_who_asks() -> None:
     """Instances keep their own KV otherwise, and nobody would bind a worker."""
-    assert [name for name in SERVICES if "profiles" in SERVICES[name]] == ["attention"]
+    assert SERVICES["attention"]["profiles"] == ["attention"]
     workers = SERVICES["decode"]["environment"]["LAMELLA_ATTENTION_WORKERS"]
     assert workers == "${LAMELLA_ATTENTION_WORKERS:-0}"
     assert load_config(None, {"LAMELLA_ATTENTION_WORKERS": "2"}).instance.attention_workers == 2
+
+
+def test_a_length_predictor_is_there_for_who_asks_and_the_scheduler_asks_it_then() -> None:
+    assert {name for name in SERVICES if "profiles" in SERVICES[name]} == {"attention", "predictor"}
+    for name in ("scheduler", "predictor"):
+        assert SERVICES[name]["environment"]["LAMELLA_PREDICTOR"] == "${LAMELLA_PREDICTOR:-none}"
+    assert load_config(None, {"LAMELLA_PREDICTOR": "history"}).predictor.kind == "history"
 
 
 def test_the_mesh_has_no_way_out() -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from common.config import Config, MeshConfig
+from common.config import Config, MeshConfig, PredictorConfig
 from common.config_file import load_config
 from common.errors import ConfigError, LauncherError
 from common.messages import MemberRecord
@@ -142,6 +142,11 @@ def test_a_second_mesh_in_the_same_directory_is_refused_and_in_another_is_not(
     other = local.up_detached(directory, plan(prefill=0, decode=0), CONFIG)
     assert ids(other) == ONE_EACH - {"prefill-0", "decode-0"}
     assert ids(local.status(running)) == ONE_EACH
+
+
+def test_a_length_predictor_runs_beside_the_scheduler_where_one_is_configured(directory: Path) -> None:
+    config = msgspec.structs.replace(CONFIG, predictor=PredictorConfig(kind="history"))
+    assert ids(local.up_detached(directory, plan(), config)) == ONE_EACH | {"predictor-0"}
 
 
 def test_a_process_that_dies_is_started_again(running: Path) -> None:

@@ -1,0 +1,53 @@
+"""Who says how long outputs will be: one Protocol; history behind it, and the choice among all of them."""
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from common.config import PredictorConfig
+from common.errors import ConfigError
+from common.lengths import LengthDistribution
+from common.messages import PredictLength
+from scheduler.policy.length_history import LengthHistory
+from services.length_predictor.oracle import OraclePredictor, read_lengths
+
+
+class LengthPredictor(Protocol):
+    async def predict(self, question: PredictLength) -> LengthDistribution:
+        """Of the whole output, which ``max_tokens`` may still cut short. Raises RequestError."""
+        ...
+
+    def learn(self, prompt_tokens: int, output_tokens: int, *, is_cut: bool) -> None:
+        """A request has come to its own end, or was cut there by its ``max_tokens``."""
+        ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(slots=True)
+class HistoryPredictor:
+    """What prompts of like length have drawn: what the scheduler falls back to, too."""
+
+    lengths: LengthHistory = field(default_factory=LengthHistory)
+
+    async def predict(self, question: PredictLength) -> LengthDistribution:
+        return self.lengths.predict(len(question.prompt_ids))
+
+    def learn(self, prompt_tokens: int, output_tokens: int, *, is_cut: bool) -> None:
+        self.lengths.add(prompt_tokens, output_tokens, is_cut=is_cut)
+
+    def close(self) -> None:
+        """Holds nothing."""
+
+
+def predictor_of(settings: PredictorConfig) -> LengthPredictor:
+    """The one that is configured. Raises ConfigError where it cannot be had."""
+    match settings.kind:
+        case "history":
+            return HistoryPredictor()
+        case "oracle":
+            assert settings.lengths_file is not None, "checked when the settings were read"
+            return OraclePredictor(read_lengths(settings.lengths_file))
+        case "classifier":
+            raise ConfigError("predictor.kind", settings.kind, "is not built in yet")
+        case "none":
+            raise ConfigError("predictor.kind", settings.kind, "must be history, classifier or oracle here")
