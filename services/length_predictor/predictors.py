@@ -4,10 +4,12 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from common.config import PredictorConfig
+from common.engine_thread import EngineThread
 from common.errors import ConfigError
 from common.lengths import LengthDistribution
 from common.messages import PredictLength
 from scheduler.policy.length_history import LengthHistory
+from services.length_predictor.classifier import ClassifierPredictor
 from services.length_predictor.oracle import OraclePredictor, read_lengths
 
 
@@ -48,6 +50,10 @@ def predictor_of(settings: PredictorConfig) -> LengthPredictor:
             assert settings.lengths_file is not None, "checked when the settings were read"
             return OraclePredictor(read_lengths(settings.lengths_file))
         case "classifier":
-            raise ConfigError("predictor.kind", settings.kind, "is not built in yet")
+            assert settings.directory is not None, "checked when the settings were read"
+            # Only now: it loads torch, which the others do without.
+            from services.length_predictor.engine import load_classifier
+
+            return ClassifierPredictor(load_classifier(settings.directory), EngineThread(name="predictor"))
         case "none":
             raise ConfigError("predictor.kind", settings.kind, "must be history, classifier or oracle here")

@@ -1,0 +1,133 @@
+"""The classifier learns what a prompt says of its output's length, and says honestly how well."""
+
+import asyncio
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from common.config import PredictorConfig
+from common.errors import ConfigError, InvalidRequest
+from common.ids import RequestId
+from common.messages import PredictLength
+from services.length_predictor.buckets import accuracy_of, bucket_of, buckets_for, commonest, mean_lengths
+from services.length_predictor.confusion import write_confusion
+from services.length_predictor.engine import SHAPE_FILE, WEIGHTS_FILE, save_encoder
+from services.length_predictor.predictors import predictor_of
+from services.length_predictor.training import Sample, Trained, train
+
+VOCABULARY = 64
+LENGTH_OF_WORD = {5: 30, 6: 250, 7: 460}
+"""A prompt with that token draws about so much."""
+
+
+def samples_of(count: int, seed: int = 3) -> list[Sample]:
+    draw = random.Random(seed)
+    samples = []
+    for _ in range(count):
+        word = draw.choice((*LENGTH_OF_WORD, 6))
+        ids = [draw.randrange(10, VOCABULARY) for _ in range(draw.randint(4, 12))]
+        ids.insert(draw.randrange(len(ids)), word)
+        samples.append(Sample(tuple(ids), LENGTH_OF_WORD[word] + draw.randrange(30)))
+    return samples
+
+
+@pytest.fixture(scope="module")
+def trained() -> Trained:
+    losses: list[float] = []
+    result = train(
+        samples_of(200),
+        vocab_size=VOCABULARY,
+        granularity=200,
+        max_tokens=600,
+        epochs=25,
+        on_epoch=lambda epoch, loss: losses.append(loss),
+    )
+    assert len(losses) == 25
+    return result
+
+
+def test_lengths_that_a_prompt_gives_away_are_learned_beyond_the_commonest_bucket(trained: Trained) -> None:
+    assert [each.granularity for each in trained.accuracies] == [100, 200, 400]
+    for each in trained.accuracies:
+        assert each.prompts == 40
+        assert each.right > each.commonest + 0.1, each
+    assert sum(map(sum, trained.confusion)) == 40
+    assert trained.learned == 130
+
+
+def test_what_was_trained_is_saved_without_pickle_and_predicts(trained: Trained, tmp_path: Path) -> None:
+    save_encoder(trained.encoder, tmp_path / "model")
+    assert {each.name for each in (tmp_path / "model").iterdir()} == {WEIGHTS_FILE, SHAPE_FILE}
+    predictor = predictor_of(PredictorConfig(kind="classifier", directory=tmp_path / "model"))
+    try:
+        for word, length in LENGTH_OF_WORD.items():
+            question = PredictLength(RequestId("r"), (20, word, 30, 31), 1000)
+            lengths = asyncio.run(predictor.predict(question))
+            assert sum(probability for _, probability in lengths.points) == pytest.approx(1)
+            assert abs(lengths.mean - length) < 120, (word, lengths)
+        with pytest.raises(InvalidRequest, match="trained for another model"):
+            asyncio.run(predictor.predict(PredictLength(RequestId("r"), (VOCABULARY,), 10)))
+    finally:
+        predictor.close()
+
+
+def test_a_prompt_longer_than_the_window_is_read_from_its_end(trained: Trained, tmp_path: Path) -> None:
+    save_encoder(trained.encoder, tmp_path)
+    predictor = predictor_of(PredictorConfig(kind="classifier", directory=tmp_path))
+    try:
+        window = trained.encoder.shape.window
+        ends = [
+            asyncio.run(predictor.predict(PredictLength(RequestId("r"), (word, *(20,) * window), 1000)))
+            for word in LENGTH_OF_WORD
+        ]
+        assert ends[0] == ends[1] == ends[2]
+    finally:
+        predictor.close()
+
+
+def test_filling_up_a_batch_changes_no_prompt_s_prediction(trained: Trained) -> None:
+    from services.length_predictor.engine import as_batch
+
+    encoder = trained.encoder.eval()
+    short, long = (20, 5, 21), tuple(range(10, 50))
+    with torch.inference_mode():
+        together = encoder(*as_batch(encoder.shape, [short, long]))
+        alone = encoder(*as_batch(encoder.shape, [short]))
+    for both, one in zip(together, alone, strict=True):
+        torch.testing.assert_close(both[0], one[0], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("broken", [SHAPE_FILE, WEIGHTS_FILE])
+def test_a_directory_without_a_whole_classifier_is_refused(
+    trained: Trained, tmp_path: Path, broken: str
+) -> None:
+    settings = PredictorConfig(kind="classifier", directory=tmp_path)
+    with pytest.raises(ConfigError, match="holds no trained length classifier"):
+        predictor_of(settings)
+    save_encoder(trained.encoder, tmp_path)
+    (tmp_path / broken).write_text("{}")
+    with pytest.raises(ConfigError, match="holds no trained length classifier") as caught:
+        predictor_of(settings)
+    assert caught.value.key == "predictor.directory"
+
+
+def test_too_few_prompts_are_refused() -> None:
+    few = [*samples_of(19), *samples_of(19)]
+    with pytest.raises(ConfigError, match="must be at least 20 different prompts"):
+        train(few, vocab_size=64, granularity=200, max_tokens=600, epochs=1, on_epoch=lambda *_: None)
+
+
+def test_buckets_count_from_zero_and_the_last_one_holds_what_is_longer() -> None:
+    assert [bucket_of(tokens, 200, 450) for tokens in (1, 199, 200, 450, 9000)] == [0, 0, 1, 2, 2]
+    assert buckets_for(200, 450) == 3
+    assert commonest([2, 1, 2, 1, 0]) == 1
+    assert mean_lengths([10, 20, 600], 200, 450) == (15.0, 300.0, 450.0)
+    found = accuracy_of(200, [0, 0, 1, 2], [0, 1, 1, 2], 0)
+    assert (found.right, found.commonest, found.prompts) == (0.75, 0.5, 4)
+
+
+def test_the_confusion_is_drawn(tmp_path: Path) -> None:
+    write_confusion(tmp_path / "confusion.png", [[3, 1], [0, 2]], 200)
+    assert (tmp_path / "confusion.png").read_bytes().startswith(b"\x89PNG")
