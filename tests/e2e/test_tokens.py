@@ -47,7 +47,8 @@ SHAPES = {
     "one of each, shared memory": ((), "", "shared_memory", PROMPTS),
     "two of each, Mooncake, small chunks and blocks": (
         ("--prefill", "2", "--decode", "2"),
-        '[instance]\nchunk_tokens = 96\nblock_size = 16\nprefill_order = "sjf"\n',
+        '[scheduler]\nprefill_policy = "round_robin"\ndecode_policy = "power_of_two"\n'
+        '[instance]\nchunk_tokens = 96\nblock_size = 16\nprefill_order = "srpt"\n',
         "mooncake",
         8,
     ),
@@ -76,7 +77,13 @@ SHAPES = {
         "auto",
         4,
     ),
-    "token granularity": ((), "[instance]\nchunk_tokens = 300\nblock_size = 1\n", "auto", 4),
+    "token granularity, best fit, decodes by what they will grow to": (
+        (),
+        '[scheduler]\ndecode_policy = "best_fit"\n'
+        '[instance]\nchunk_tokens = 300\nblock_size = 1\ndecode_admission = "reserve_dynamic"\n',
+        "auto",
+        4,
+    ),
 }
 """Options, settings, transfer path, and how many of the prompts."""
 
