@@ -127,10 +127,11 @@ class InstanceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """One instance: its role, its KV pool, and how its two rooms batch.
 
     ``kv_bytes`` sizes the pool, ``block_size`` is tokens per block (1 = token granularity). ``chunk_tokens``
-    is TetriInfer's fixed ChunkSize (3.3.3), ``prefill_order`` and ``scheduling_window`` its PrefillSchedBatch
-    policies (3.3.1); with ``srpt`` whoever has least left goes on at every chunk's end, and waiting counts as
-    having ``prefill_aging_tokens_per_s`` less left. ``decode_admission`` is when decode takes one more
-    sequence in (3.4). ``engine`` emulated replaces the model by a cost model (see EmulationConfig).
+    is TetriInfer's fixed ChunkSize (3.3.3), None: what `lamella profile` has found on this machine, or 512.
+    ``prefill_order`` and ``scheduling_window`` are its PrefillSchedBatch policies (3.3.1); with ``srpt``
+    whoever has least left goes on at every chunk's end, and waiting counts as having
+    ``prefill_aging_tokens_per_s`` less left. ``decode_admission`` is when decode takes one more sequence in
+    (3.4). ``engine`` emulated replaces the model by a cost model (see EmulationConfig).
 
     ``attention_workers`` is how many hold the KV of every decode instance and compute its attention; 0: it
     does so itself. ``attention_partition``: each has some KV heads of every sequence, or every head of some
@@ -147,7 +148,7 @@ class InstanceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     role: Role = "prefill"
     kv_bytes: int = 1 << 30
     block_size: int = 256
-    chunk_tokens: int = 512
+    chunk_tokens: int | None = None
     prefill_order: PrefillOrder = "fcfs"
     scheduling_window: int = 16
     prefill_aging_tokens_per_s: float = 200.0

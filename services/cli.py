@@ -24,6 +24,7 @@ from services.bench.command import bench
 from services.explain import convert
 from services.explain_request import explain
 from services.flip import flip
+from services.profile_command import profile
 from services.roles import ServiceRole
 from services.state_directory import DEFAULT_STATE_DIRECTORY
 from services.trace import trace
@@ -42,6 +43,7 @@ app.add_typer(model_app, name="model")
 app.command("bench")(bench)
 app.command("analyze")(analyze)
 app.command("trace")(trace)
+app.command("profile")(profile)
 app.command("explain")(explain)
 app.command("flip")(flip)
 app.command("convert")(convert)

@@ -16,13 +16,16 @@ from common.kv.layout import KVLayout
 from common.steps import Runner
 from common.transfer.buffers import ForeignMemory, SharedBuffer
 
+DEFAULT_CHUNK_TOKENS = 512
+"""Where nothing was measured: TetriInfer's and Splitwise's on their GPUs."""
+
 
 @dataclass(frozen=True, slots=True)
 class Engine:
     """A runner on its thread, and the pool it computes over.
 
     ``buffer`` is the pool's memory as the transfer engine registers it: host memory that other processes can
-    map, or a device's.
+    map, or a device's. ``chunk_tokens``: of a chunk that keeps it busy, as far as is known.
     """
 
     runner: Runner
@@ -34,6 +37,7 @@ class Engine:
     model_name: str
     context_length: int
     dtype: str
+    chunk_tokens: int = DEFAULT_CHUNK_TOKENS
 
 
 async def load_engine(config: Config, model_directory: Path) -> Engine:

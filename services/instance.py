@@ -223,7 +223,7 @@ def build_instance(
             blocks=blocks,
             layout=engine.layout,
             eos_token_ids=engine.eos_token_ids,
-            chunk_tokens=settings.chunk_tokens,
+            chunk_tokens=settings.chunk_tokens or engine.chunk_tokens,
             prompts=PromptQueue(
                 settings.prefill_order, settings.scheduling_window, settings.prefill_aging_tokens_per_s
             ),

@@ -16,9 +16,10 @@ from common.model.kernels import use_compiled
 from common.model.precision import precision_of, wants_compiled
 from common.model.program import ModelProgram, load_program
 from common.model.runner import ModelRunner
+from common.profile import profile_path, read_profile
 from common.spec import served_context_length
 from common.steps import Draw, SequenceStep
-from services.engines import Engine, blocks_in, check_pool, has_remote_attention
+from services.engines import DEFAULT_CHUNK_TOKENS, Engine, blocks_in, check_pool, has_remote_attention
 
 WARM_UP_TOKENS = 3
 
@@ -60,7 +61,13 @@ def load_model_engine(config: Config, model_directory: Path, thread: EngineThrea
         model_name=spec.name,
         context_length=context_length,
         dtype=precision_of(config.model).compute,
+        chunk_tokens=_profiled_chunk_tokens(config.model, model_directory),
     )
+
+
+def _profiled_chunk_tokens(config: ModelConfig, model_directory: Path) -> int:
+    profile = read_profile(profile_path(config, model_directory, precision_of(config).compute))
+    return DEFAULT_CHUNK_TOKENS if profile is None else profile.saturation_tokens
 
 
 def load_on(config: ModelConfig, model_directory: Path, device: str) -> ModelProgram:

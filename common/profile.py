@@ -1,0 +1,65 @@
+"""What was measured of a model on this machine, and where it is kept: `lamella profile` writes it, instances
+read it."""
+
+import hashlib
+import os
+from pathlib import Path
+
+import msgspec
+
+from common.config import ModelConfig
+from common.performance import FittedTime
+from common.spec import ElementType
+
+
+class Profile(msgspec.Struct, frozen=True, kw_only=True):
+    """Medians in seconds: ``chunk_s`` by (tokens before, tokens), ``step_s`` by (batch, context of each).
+
+    ``saturation_tokens``: L_m, and the ChunkSize that instances take. ``chunk_time`` and ``step_time`` are
+    fitted to all of it, ``…_held_out_error`` is the mean relative error of each case predicted by the others.
+    """
+
+    model: str
+    dtype: ElementType
+    machine: str
+    measured_on: str
+    chunk_s: tuple[tuple[int, int, float], ...]
+    step_s: tuple[tuple[int, int, float], ...]
+    saturation_tokens: int
+    chunk_time: FittedTime
+    step_time: FittedTime
+    chunk_held_out_error: float
+    step_held_out_error: float
+
+
+def profile_path(model: ModelConfig, directory: Path, dtype: ElementType) -> Path:
+    """One file per model, precision, kernels, device, threads and kind of machine."""
+    text = (directory / "config.json").read_text()
+    parts = (text, dtype, model.weights, model.kernels, model.device, str(model.threads), machine_name())
+    digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+    return model.cache_directory.expanduser() / "profiles" / f"{directory.name}-{digest}.json"
+
+
+def read_profile(path: Path) -> Profile | None:
+    """None where there is none, or it is another version's."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Profile)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def write_profile(path: Path, profile: Profile) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_suffix(".new")
+    scratch.write_bytes(msgspec.json.format(msgspec.json.encode(profile)))
+    scratch.replace(path)
+
+
+def machine_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """The processor's name and how many cores there are; what is not known is left out."""
+    try:
+        lines = cpuinfo.read_text().splitlines()
+    except OSError:
+        lines = []
+    name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "CPU")
+    return f"{os.cpu_count()} x {name}"
