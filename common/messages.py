@@ -17,7 +17,11 @@ A request's walk, by message::
     gateway   --CancelRequest-->  instances                              (publish; also the scheduler's, for a
                                                                           task that was not acknowledged)
 
-`lamella flip` changes an instance's role (``FlipRole``).
+`lamella flip` changes an instance's role (``FlipRole``). What decodes there then leaves::
+
+    decode    --PlaceMoved---->  scheduler                               (call, answered with its new home)
+    decode    --SequenceMoved->  gateway                                 (publish)
+    prefill room of the same instance  --DecodeTask-->  decode           (and on as above)
 
 Beside prefill, where there is a length predictor::
 
@@ -271,6 +275,14 @@ class KVDelivered(msgspec.Struct, frozen=True, tag="delivered"):
     first_token: int | None = None
 
 
+class PlaceMoved(msgspec.Struct, frozen=True, tag="place-moved"):
+    """decode → scheduler: find this running sequence another decode instance. Answered by a Placement, whose
+    prefill instance is ``former``, which has the KV. ``request.output_ids``: all that was drawn."""
+
+    request: GenerationRequest
+    former: InstanceLife
+
+
 class FlipRole(msgspec.Struct, frozen=True, tag="flip"):
     """command line → instance: have this role from now on. Answered by a FlipProgress, and as often as asked
     again."""
@@ -280,10 +292,11 @@ class FlipRole(msgspec.Struct, frozen=True, tag="flip"):
 
 class FlipProgress(msgspec.Struct, frozen=True, tag="flip-progress"):
     """instance → command line: the role is that which was asked for. ``switch_s``: how long the last change
-    took, ``left``: sequences of the former role that are still here."""
+    took, ``left``: sequences of the former role that are still here, ``moved``: that have left since."""
 
     switch_s: float
     left: int
+    moved: int
 
 
 # -- published: nobody answers ------------------------------------------------------------------------------
@@ -315,6 +328,16 @@ class SequenceFailed(msgspec.Struct, frozen=True, tag="failed"):
     error: ErrorReply
     can_continue: bool
     lost_instance: InstanceId | None = None
+
+
+class SequenceMoved(msgspec.Struct, frozen=True, tag="moved"):
+    """decode → gateway: this attempt goes on at another instance, with its KV and its ``output_tokens``.
+    ``placement.prefill_instance``, which says so, is needed until the next token comes."""
+
+    request_id: RequestId
+    attempt: int
+    placement: Placement
+    output_tokens: int
 
 
 class InstanceGone(msgspec.Struct, frozen=True, tag="gone"):
@@ -441,7 +464,8 @@ class ServiceRecord(msgspec.Struct, frozen=True, tag="service", kw_only=True):
 
 MemberRecord = InstanceRecord | ServiceRecord
 InstanceCall = PrefillTask | DecodeTask | ResumeTask | PullKV | FlipRole
-GatewayEvent = TokenBatch | SequenceFailed
+SchedulerCall = SubmitRequest | PlaceMoved
+GatewayEvent = TokenBatch | SequenceFailed | SequenceMoved
 SchedulerEvent = RequestEnded | LoadReport
 Announcement = InstanceGone | GatewayGone
 """What the scheduler tells everyone."""

@@ -48,6 +48,12 @@ def finish_reason_of(
     return None
 
 
+def without_last_token(request: GenerationRequest) -> tuple[GenerationRequest, int]:
+    """The request as it was before its last output token, and that one."""
+    *before, last = request.output_ids
+    return msgspec.structs.replace(request, output_ids=tuple(before)), last
+
+
 def continued_with(request: GenerationRequest, token_id: int) -> GenerationRequest:
     """The request as the next instance continues it: with one more output token."""
     return msgspec.structs.replace(request, output_ids=(*request.output_ids, token_id))

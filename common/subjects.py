@@ -12,7 +12,7 @@ class Subjects:
     namespace: str
 
     def submit(self) -> str:
-        """Calls to the scheduler (queue group: any scheduler answers)."""
+        """SubmitRequest and PlaceMoved, to the scheduler (queue group: any scheduler answers)."""
         return f"lamella.{self.namespace}.scheduler.submit"
 
     def scheduler_events(self) -> str:
@@ -24,7 +24,7 @@ class Subjects:
         return f"lamella.{self.namespace}.predictor.predict"
 
     def instance_calls(self, instance_id: InstanceId) -> str:
-        """PrefillTask, DecodeTask and PullKV, to one instance."""
+        """PrefillTask, DecodeTask, PullKV and FlipRole, to one instance."""
         return f"lamella.{self.namespace}.instance.{instance_id}.call"
 
     def instance_events(self, instance_id: InstanceId) -> str:
@@ -36,7 +36,7 @@ class Subjects:
         return f"lamella.{self.namespace}.attention.{worker_id}.call"
 
     def gateway_events(self, gateway_id: GatewayId) -> str:
-        """TokenBatch and SequenceFailed, to one gateway."""
+        """TokenBatch, SequenceFailed and SequenceMoved, to one gateway."""
         return f"lamella.{self.namespace}.gateway.{gateway_id}.events"
 
     def trace_calls(self, service_id: str) -> str:

@@ -11,6 +11,7 @@ from common.messages import (
     GenerationRequest,
     HostProcess,
     InstanceLife,
+    Placement,
     ResumeTask,
     SampledToken,
     TokenEvent,
@@ -181,11 +182,32 @@ class GatewayGone:
 
 
 @dataclass(frozen=True, slots=True)
+class BlocksFreed:
+    """By the instance's other room: who waits for memory here may go on."""
+
+
+@dataclass(frozen=True, slots=True)
 class RoleChanged:
-    """``is_decode``: sequences are placed here from now on; else none is any more. Those that were placed
-    here before still come: their prompts are computed elsewhere, and would have to be computed again."""
+    """``is_decode``: sequences are placed here from now on; else none is any more, and those that run leave.
+    Those that were placed here before still come: their prompts are computed elsewhere, and would have to be
+    computed again."""
 
     is_decode: bool
+
+
+@dataclass(frozen=True, slots=True)
+class HomeFound:
+    """Another instance expects the sequence: it can leave."""
+
+    owner: BlockOwner
+    home: Placement
+
+
+@dataclass(frozen=True, slots=True)
+class SearchEnded:
+    """No home is sought for the sequence any more."""
+
+    owner: BlockOwner
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +242,10 @@ DecodeEvent = (
     | PoolLeft
     | CancelArrived
     | GatewayGone
+    | BlocksFreed
     | RoleChanged
+    | HomeFound
+    | SearchEnded
     | DrainStarted
     | DrainExpired
 )
@@ -263,6 +288,26 @@ class MoveSequence:
 
 
 @dataclass(frozen=True, slots=True)
+class SeekHome:
+    """Ask who can take this sequence, until HomeFound or, where it is to leave no more, SearchEnded."""
+
+    owner: BlockOwner
+    request: GenerationRequest
+
+
+@dataclass(frozen=True, slots=True)
+class HandOn:
+    """The sequence is this room's no more: the prefill room is to take its blocks from ``held_by`` and hand
+    it over to the ``home``'s decode instance. ``request.output_ids``: all that was drawn."""
+
+    owner: BlockOwner
+    held_by: BlockOwner
+    request: GenerationRequest
+    home: Placement
+    lengths: LengthDistribution | None
+
+
+@dataclass(frozen=True, slots=True)
 class StepRow:
     """Feed the sequence's last token at ``position`` and draw the next one. The lists are live: read them in
     the step, before the next event."""
@@ -299,6 +344,8 @@ DecodeCommand = (
     PullSequence
     | InheritSequence
     | MoveSequence
+    | SeekHome
+    | HandOn
     | RunStep
     | PublishTokens
     | PublishFailure

@@ -42,6 +42,7 @@ from common.messages import (
     PullKV,
     ResumeTask,
     SampledToken,
+    SequenceMoved,
     TokenBatch,
     error_reply,
 )
@@ -56,6 +57,7 @@ from common.timeline_events import DECIDE, PULL_KV
 from common.transfer.interface import SOCKET_GRACE_S
 from decode import events
 from decode.engine import as_step, run_step
+from decode.homes import HOME_RETRY_S, Homes
 from decode.inheritance import Inheritance
 from decode.mover import Mover
 from decode.sequence import ROOM
@@ -82,7 +84,8 @@ class Staggered(Protocol):
 
 @dataclass(slots=True)
 class DecodeService:
-    """``spawn`` starts a task in the process's task group; ``on_change`` asks for a load report.
+    """``spawn`` starts a task in the process's task group; ``on_change`` asks for a load report; ``hand_on``
+    gives a sequence that leaves to the prefill room, at once.
 
     ``staggered`` computes the steps of several lanes; without it there is one, which ``runner`` computes.
     """
@@ -93,6 +96,8 @@ class DecodeService:
     kv: KVEndpoint
     inheritance: Inheritance
     mover: Mover
+    homes: Homes
+    hand_on: Callable[[events.HandOn], None]
     bus: Bus
     subjects: Subjects
     metrics: InstanceMetrics
@@ -136,8 +141,13 @@ class DecodeService:
             case GatewayGone():
                 self.handle(events.GatewayGone(message.gateway_id))
 
+    def note_freed(self) -> None:
+        """The instance's other room has freed blocks."""
+        if self.state.waiting:
+            self.handle(events.BlocksFreed())
+
     def change_role(self, *, is_decode: bool) -> None:
-        """Sequences are placed here from now on, or none but those that were already."""
+        """Sequences are placed here from now on; or those that run here leave."""
         self.handle(events.RoleChanged(is_decode))
 
     async def drain(self, timeout_s: float) -> None:
@@ -182,6 +192,12 @@ class DecodeService:
                 self.spawn(self._inherit(command))
             case events.MoveSequence():
                 self.spawn(self.mover.carry_out(command, self.handle))
+            case events.SeekHome():
+                self.spawn(self._seek_home(command))
+            case events.HandOn(owner, _, request, home):
+                moved = SequenceMoved(owner.request_id, owner.attempt, home, len(request.output_ids))
+                self._publish(request.gateway_id, moved)
+                self.hand_on(command)
             case events.ObserveAdmission(queue_s):
                 self.metrics.observe_decode_queue(queue_s)
 
@@ -280,6 +296,19 @@ class DecodeService:
         else:
             log.info("kv_inherited", extra={"request": owner.request_id, "tokens": command.tokens})
             self.handle(events.PullFinished(owner))
+
+    async def _seek_home(self, command: events.SeekHome) -> None:
+        owner = command.owner
+        while self.state.departures.is_sought(owner):
+            try:
+                home = await self.homes.find(command.request)
+            except (RequestError, BusError) as exc:
+                log.info("home_not_found", extra={"request": owner.request_id, "error": str(exc)})
+                await asyncio.sleep(HOME_RETRY_S)
+            else:
+                self.handle(events.HomeFound(owner, home))
+                return
+        self.handle(events.SearchEnded(owner))
 
     async def _ask_until_certain(self, prefill_instance: InstanceId, pull: PullKV) -> KVDelivered:
         subject = self.subjects.instance_calls(prefill_instance)

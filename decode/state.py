@@ -6,7 +6,8 @@ RequestError (for its sender) or ValueError (a defect) and changes nothing.
 A sequence's walk (``common.lifecycle``): WAITING, its KV still in the prefill instance's pool, or kept by
 attention workers where it is resumed, until blocks and a batch slot are free; PULLING while the bytes are on
 their way; RUNNING, one token a step (continuous batching), until it ends; amid that MOVING, where its KV goes
-from one pool to another (``decode.moves``). Blocks grow with the sequence; when
+from one pool to another (``decode.moves``). Where the instance is to decode no more, those that run leave
+(``decode.departures``). Blocks grow with the sequence; when
 none is left the latest arrivals are preempted and go back to their gateway, which continues them elsewhere
 with the tokens they already have.
 """
@@ -31,13 +32,16 @@ from common.messages import (
 from common.predictions import NewestLengths
 from common.sequences import failure_of, finish_reason_of
 from decode.batches import Batches
+from decode.departures import Departures
 from decode.events import (
+    BlocksFreed,
     CancelArrived,
     DecodeCommand,
     DecodeEvent,
     DrainExpired,
     DrainStarted,
     GatewayGone,
+    HomeFound,
     InheritSequence,
     LengthPredicted,
     MoveDrained,
@@ -59,6 +63,7 @@ from decode.events import (
     ResumeArrived,
     RoleChanged,
     RunStep,
+    SearchEnded,
     SequenceEnded,
     StepFailed,
     StepFinished,
@@ -92,6 +97,7 @@ class DecodeState:
     min_move_gain_tokens: int = 256
     moves: Moves = field(init=False)
     batches: Batches = field(init=False)
+    departures: Departures = field(init=False)
     _preempted: int = 0
     _ended: EndedAttempts = field(default_factory=EndedAttempts)
     _early_lengths: NewestLengths[BlockOwner] = field(default_factory=NewestLengths)
@@ -99,6 +105,7 @@ class DecodeState:
     def __post_init__(self) -> None:
         self.moves = Moves(self.blocks, self.block_size, self.max_moves, self.min_move_gain_tokens)
         self.batches = Batches(self.lanes)
+        self.departures = Departures(self.blocks)
 
     # what others ask, changing nothing
 
@@ -131,6 +138,7 @@ class DecodeState:
         self.blocks.check()
         self.moves.check()
         self.batches.check()
+        self.departures.check(self.sequences)
         self._check_waits()
         moving = {owner for owner, each in self.sequences.items() if each.phase is DecodePhase.MOVING}
         assert moving == self.moves.moving.keys(), "a sequence that moves is gone"
@@ -227,17 +235,26 @@ class DecodeState:
                 self._cancel(request_id, attempt)
             case GatewayGone(gateway_id):
                 self._discard_all(lambda sequence: sequence.request.gateway_id == gateway_id)
-            case RoleChanged():
+            case BlocksFreed():
+                pass
+            case RoleChanged(is_decode):
                 self.is_admitting = True
+                self.departures.change_role(is_decode=is_decode)
+            case HomeFound(owner, home):
+                self.departures.find(owner, home)
+            case SearchEnded(owner):
+                self.departures.forget(owner)
             case DrainStarted():
                 self.is_admitting = False
                 self._send_back(lambda sequence: sequence.phase is DecodePhase.WAITING, commands)
             case DrainExpired():
                 self._send_back(lambda sequence: True, commands)
+        self._let_leave(commands)
         self._admit(commands)
         self._start_moves(commands)
         self._start_steps(now, commands)
         self._ask_portions(commands)
+        commands.extend(self.departures.seek(self._running()))
         return commands
 
     # arrivals
@@ -368,6 +385,13 @@ class DecodeState:
         elif self.blocks.is_lost(owner):
             commands.append(failure_of(sequence.request, KV_LOST, can_continue=True))
             self._drop(sequence)
+
+    def _let_leave(self, commands: list[DecodeCommand]) -> None:
+        if not self.departures.has_homes:
+            return
+        for hand_on in self.departures.leave(self._at_rest()):
+            del self.sequences[hand_on.owner]
+            commands.append(hand_on)
 
     # the pull
 
@@ -604,6 +628,7 @@ class DecodeState:
 
     def _drop(self, sequence: DecodeSequence) -> None:
         del self.sequences[sequence.owner]
+        self.departures.forget(sequence.owner)
         self.pulls.end(sequence.owner)
         if sequence.phase is not DecodePhase.WAITING:
             self.blocks.release(sequence.owner)

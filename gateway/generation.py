@@ -14,7 +14,14 @@ import msgspec
 
 from common.errors import RequestError
 from common.ids import InstanceId
-from common.messages import GenerationRequest, InstanceLife, Placement, SampledToken, TokenEvent
+from common.messages import (
+    GenerationRequest,
+    InstanceLife,
+    Placement,
+    SampledToken,
+    SequenceMoved,
+    TokenEvent,
+)
 from common.model.tokens import Detokenizer
 from gateway.stop_strings import StopStrings
 
@@ -40,8 +47,9 @@ PROGRESS_TOKENS = 16
 class Generation:
     """``notify`` is called whenever there is something to read; it belongs to whoever delivers the text.
 
-    ``former``: the life that decoded the sequence until it was gone, for the placement that is to come.
-    ``continuations``: in a row, each broken before ``PROGRESS_TOKENS`` came.
+    ``moved``: where this attempt went on, if it did. ``former``: the life that decoded the sequence until it
+    was gone, for the placement that is to come. ``continuations``: in a row, each broken before
+    ``PROGRESS_TOKENS`` came.
     """
 
     index: int
@@ -51,6 +59,7 @@ class Generation:
     arrived_s: float = field(default_factory=time.monotonic)
     notify: Callable[["Generation"], None] = _ignore
     placement: Placement | None = None
+    moved: SequenceMoved | None = None
     lost_instances: tuple[InstanceId, ...] = ()
     former: InstanceLife | None = None
     continuations: int = 0
@@ -95,6 +104,19 @@ class Generation:
             self.finish_reason = "stop" if self.stops.is_found else event.finish_reason
         return "taken"
 
+    def place(self, placement: Placement) -> Placement:
+        """Where it is: word that the attempt has moved since may have overtaken that of its placement."""
+        self.placement = placement if self.moved is None else self.moved.placement
+        return self.placement
+
+    def move(self, moved: SequenceMoved) -> None:
+        """The attempt goes on elsewhere. There it stands as one whose first token came from whoever hands it
+        over; tokens of its new home may have overtaken this word."""
+        self.moved = moved
+        self.attempt_tokens = 1 + len(self.output_ids) - moved.output_tokens
+        if self.placement is not None:
+            self.placement = moved.placement
+
     def fail(self, error: RequestError) -> None:
         if not self.is_over:
             self.error = error
@@ -118,6 +140,7 @@ class Generation:
         """A number that no instance has heard of: a submission that failed may have left cancellations."""
         self.attempt_tokens = 0
         self.placement = None
+        self.moved = None
         self.request = msgspec.structs.replace(
             self.request, output_ids=tuple(self.output_ids), attempt=self.request.attempt + 1
         )

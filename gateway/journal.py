@@ -37,6 +37,7 @@ from common.messages import (
     Placement,
     RequestEnded,
     SequenceFailed,
+    SequenceMoved,
     SubmitRequest,
     TokenBatch,
     TokenEvent,
@@ -69,6 +70,8 @@ CONTINUE_BACKOFF_S = 0.2
 after all: what the scheduler knows is a moment old."""
 GONE_MEMORY_S = 60.0
 """Longer than any submission takes."""
+MOVED_WITHIN_S = 10.0
+"""Longer than it takes from the choice of a sequence's new home until the gateway hears of it."""
 DECLARED_GONE = "declared_gone"
 """Instances forgot this gateway's sequences because the scheduler missed its lease."""
 
@@ -134,6 +137,8 @@ class Journal:
                 self._take_tokens(message)
             case SequenceFailed():
                 self._take_failure(message)
+            case SequenceMoved():
+                self._take_move(message)
             case InstanceGone():
                 self._continue_those_on(message)
             case GatewayGone():
@@ -241,6 +246,25 @@ class Journal:
         else:
             generation.fail(as_request_error(message.error))
 
+    def _take_move(self, message: SequenceMoved) -> None:
+        generation = self.open.get(message.request_id)
+        if generation is None or message.attempt != generation.request.attempt or generation.is_over:
+            # What told its former home so may have come too late there.
+            decode_instance = message.placement.decode_instance
+            self._publish_cancel(decode_instance, message.request_id, message.attempt)
+            return
+        generation.move(message)
+        if generation.placement is not None:
+            # One that was declared gone and lives comes back as itself: what is longer ago says nothing.
+            self._continue_if_gone(generation, generation.placement, time.monotonic() - MOVED_WITHIN_S)
+
+    def _continue_if_gone(self, generation: Generation, placement: Placement, since_s: float) -> None:
+        """Where word that an instance of the placement left came before that of the placement."""
+        for gone, gone_s in self._gone_s.items():
+            if gone_s >= since_s and _needs(generation, placement, gone):
+                self._continue_without(generation, placement, gone)
+                return
+
     def _continue_those_on(self, gone: InstanceGone) -> None:
         now = time.monotonic()
         kept = {each: gone_s for each, gone_s in self._gone_s.items() if now - gone_s < GONE_MEMORY_S}
@@ -304,7 +328,7 @@ class Journal:
         if generation.request.attempt != request.attempt:
             self._cancel(request, placement)
             return
-        generation.placement = placement
+        placement = generation.place(placement)
         generation.lost_instances = ()
         generation.former = None
         if generation.is_over:
@@ -316,10 +340,7 @@ class Journal:
         if self._declared_gone_s >= started_s:
             self._continue(generation, DECLARED_GONE)
             return
-        for gone, gone_s in self._gone_s.items():
-            if gone_s >= started_s and _needs(generation, placement, gone):
-                self._continue_without(generation, placement, gone)
-                return
+        self._continue_if_gone(generation, placement, started_s)
 
     def _continue(self, generation: Generation, cause: str, backoff_s: float = 0.0) -> None:
         if generation.continuations >= self.config.gateway.max_continuations:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from common.ids import GatewayId, Incarnation, InstanceId, RequestId
 from common.kv.blocks import BlockOwner
 from common.kv.layout import KVSpan
+from common.lengths import LengthDistribution
 from common.messages import (
     DecodeTask,
     ErrorReply,
@@ -21,6 +22,19 @@ from common.sequences import PublishFailure
 @dataclass(frozen=True, slots=True)
 class TaskArrived:
     task: PrefillTask
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceLeft:
+    """This instance's decode room has given a running sequence up: it is to go on at another instance.
+    ``held_by``: who holds its blocks, which are this room's from now on. ``request.output_ids``: all that was
+    drawn; the last has no KV yet."""
+
+    held_by: BlockOwner
+    request: GenerationRequest
+    decode_instance: InstanceId
+    decode_incarnation: Incarnation
+    lengths: LengthDistribution | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +107,11 @@ class GatewayGone:
 
 
 @dataclass(frozen=True, slots=True)
+class BlocksFreed:
+    """By the instance's other room: who waits for memory here may go on."""
+
+
+@dataclass(frozen=True, slots=True)
 class RoleChanged:
     """``is_prefill``: prompts are admitted from now on; else only those that are here are finished."""
 
@@ -111,6 +130,7 @@ class DrainExpired:
 
 PrefillEvent = (
     TaskArrived
+    | SequenceLeft
     | LayersComputed
     | ChunkFinished
     | ChunkFailed
@@ -121,6 +141,7 @@ PrefillEvent = (
     | CancelArrived
     | DecodeInstanceGone
     | GatewayGone
+    | BlocksFreed
     | RoleChanged
     | DrainStarted
     | DrainExpired

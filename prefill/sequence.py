@@ -15,7 +15,8 @@ ROOM = "prefill"
 @dataclass(slots=True)
 class PrefillSequence:
     """``is_offered``: the decode instance was told of it, and has not refused it.
-    ``lengths``: what it is told of how long the sequence will get."""
+    ``lengths``: what it is told of how long the sequence will get.
+    ``is_moving``: it ran in this instance's decode room."""
 
     owner: BlockOwner
     request: GenerationRequest
@@ -30,6 +31,7 @@ class PrefillSequence:
     first_token: int | None = None
     is_offered: bool = False
     is_cancelled: bool = False
+    is_moving: bool = False
 
     @property
     def remaining_tokens(self) -> int:

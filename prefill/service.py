@@ -114,6 +114,15 @@ class PrefillService:
             case GatewayGone():
                 self._handle(events.GatewayGone(message.gateway_id))
 
+    def take_over(self, left: events.SequenceLeft) -> None:
+        """Hands a sequence over that has left this instance's decode room."""
+        self._handle(left)
+
+    def note_freed(self) -> None:
+        """The instance's other room has freed blocks."""
+        if self.state.pending_requests:
+            self._handle(events.BlocksFreed())
+
     def change_role(self, *, is_prefill: bool) -> None:
         """Admits prompts from now on, or only finishes those that are here."""
         self._handle(events.RoleChanged(is_prefill))

@@ -8,7 +8,8 @@ come; COMPUTING in fixed chunks (TetriInfer 3.3.3); COMPUTED, with its first tok
 pool, which is the queue (DistServe 4.3), until its decode instance has pulled all of its KV. It is offered
 there when it is computed, a long prompt already when its first chunk begins; the pulls go on beside the
 chunks (``prefill.handover``), and the blocks that the transfer engine reads are pinned. A sequence that ends
-with its first token is withdrawn, or was never offered.
+with its first token is withdrawn, or was never offered. One that ran in this instance's decode room and is to
+go on elsewhere comes in COMPUTED.
 """
 
 from collections.abc import Callable
@@ -39,10 +40,11 @@ from common.messages import (
     SampledToken,
     TokenEvent,
 )
-from common.sequences import continued_with, failure_of, finish_reason_of
+from common.sequences import continued_with, failure_of, finish_reason_of, without_last_token
 from prefill.chunks import ChunkInFlight
 from prefill.events import (
     AnswerPull,
+    BlocksFreed,
     CancelArrived,
     ChunkFailed,
     ChunkFinished,
@@ -63,6 +65,7 @@ from prefill.events import (
     SendFailed,
     SendFinished,
     SendKV,
+    SequenceLeft,
     TaskArrived,
     WithdrawOffer,
 )
@@ -112,6 +115,11 @@ class PrefillState:
         return sum(sequence.phase is PrefillPhase.COMPUTED for sequence in self.sequences.values())
 
     @property
+    def moving(self) -> int:
+        """Sequences that ran here and wait for another instance to have their KV."""
+        return sum(sequence.is_moving for sequence in self.sequences.values())
+
+    @property
     def is_idle(self) -> bool:
         return not self.sequences and not self.chunk.is_computing
 
@@ -145,6 +153,8 @@ class PrefillState:
         match event:
             case TaskArrived(task):
                 self._take_in(task, now, commands)
+            case SequenceLeft():
+                self._take_over(event, now, commands)
             case LayersComputed(layers):
                 self._take_layers(layers, commands)
             case ChunkFinished(tokens):
@@ -168,6 +178,8 @@ class PrefillState:
                 )
             case GatewayGone(gateway_id):
                 self._discard_all(lambda sequence: sequence.request.gateway_id == gateway_id, commands)
+            case BlocksFreed():
+                pass
             case RoleChanged(is_prefill):
                 self.is_admitting = is_prefill
             case DrainStarted():
@@ -210,18 +222,42 @@ class PrefillState:
             ),
             commands,
         )
-        cursor = KVCursor(self.layout.layers, self.layout.token_layer_bytes)
         sequence = PrefillSequence(
             owner,
             request,
             task.decode_instance,
             task.decode_incarnation,
             now,
-            HandOver(request.tokens, cursor),
+            self._hand_over_of(request),
             task.lengths,
         )
         self.sequences[owner] = sequence
         self.prompts.add(sequence)
+
+    def _take_over(self, left: SequenceLeft, now: float, commands: list[PrefillCommand]) -> None:
+        """A sequence that ran here is handed over like a prompt that has just been computed."""
+        request, last_token = without_last_token(left.request)
+        owner = BlockOwner(ROOM, request.request_id, request.attempt)
+        self.blocks.rename(left.held_by, owner)
+        sequence = PrefillSequence(
+            owner,
+            request,
+            left.decode_instance,
+            left.decode_incarnation,
+            now,
+            self._hand_over_of(request),
+            left.lengths,
+            phase=PrefillPhase.COMPUTED,
+            started_s=now,
+            computed_tokens=request.tokens,
+            first_token=last_token,
+            is_moving=True,
+        )
+        self.sequences[owner] = sequence
+        self._offer(sequence, commands)
+
+    def _hand_over_of(self, request: GenerationRequest) -> HandOver:
+        return HandOver(request.tokens, KVCursor(self.layout.layers, self.layout.token_layer_bytes))
 
     # chunks
 

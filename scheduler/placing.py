@@ -70,13 +70,19 @@ class Placer:
         self._chosen += 1
         return prefill, decode
 
-    def choose_decode(self, request: GenerationRequest, now: float) -> InstanceView:
-        """For a sequence whose KV need not be computed. Raises as ``choose_both``."""
+    def choose_decode(
+        self, request: GenerationRequest, now: float, former: InstanceView | None = None
+    ) -> InstanceView:
+        """For a sequence whose KV need not be computed: ``former``, if any, has it and is to hand it over.
+        Raises as ``choose_both``."""
         arrival = self._arrival(request)
         choices: list[Choice] = []
-        everyone = {view.record.kv_format for view in self._ready("decode", frozenset())}
+        excluded: frozenset[InstanceId] = frozenset()
+        kv_formats = {view.record.kv_format for view in self._ready("decode", excluded)}
+        if former is not None:
+            excluded, kv_formats = frozenset({former.record.instance_id}), {former.record.kv_format}
         try:
-            decode = self._choose_decode(request, arrival, frozenset(), everyone, choices)
+            decode = self._choose_decode(request, arrival, excluded, kv_formats, choices)
         finally:
             self._keep(request, arrival, choices, now)
         self._chosen += 1

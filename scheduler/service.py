@@ -33,11 +33,13 @@ from common.messages import (
     LengthPredicted,
     LoadReport,
     Placement,
+    PlaceMoved,
     PredictedLength,
     PredictLength,
     PrefillTask,
     RequestEnded,
     ResumeTask,
+    SchedulerCall,
     SchedulerEvent,
     SubmitRequest,
 )
@@ -74,7 +76,7 @@ class SchedulerService:
     async def start(self) -> None:
         """Subscribes; returns when every subscription is active."""
         await self.bus.subscribe(self.subjects.scheduler_events(), SchedulerEvent, self._take_event)
-        await self.bus.serve(self.subjects.submit(), SubmitRequest, self.submit, queue=QUEUE_GROUP)
+        await self.bus.serve(self.subjects.submit(), SchedulerCall, self._answer, queue=QUEUE_GROUP)
 
     async def watch(self) -> None:
         """Reads the members and notices silence, every heartbeat and when somebody unknown speaks."""
@@ -103,6 +105,13 @@ class SchedulerService:
         except BusError:
             return False
         return True
+
+    async def _answer(self, call: SchedulerCall) -> Placement:
+        match call:
+            case SubmitRequest():
+                return await self.submit(call)
+            case PlaceMoved(request, former):
+                return self.state.place_moved(request, former, asyncio.get_running_loop().time())
 
     async def submit(self, message: SubmitRequest) -> Placement:
         """Places a request and delivers it. Raises the reason when nobody can take it."""

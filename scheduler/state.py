@@ -13,11 +13,12 @@ it, because one connection's messages keep their order.
 from dataclasses import dataclass, field
 
 from common.config import ObjectivesConfig, SchedulerConfig
-from common.errors import RequestCancelled
+from common.errors import NoInstanceReady, RequestCancelled
 from common.ids import GatewayId, InstanceId, RequestId
 from common.lengths import LengthDistribution
 from common.messages import (
     GenerationRequest,
+    InstanceLife,
     InstanceRecord,
     LoadReport,
     MemberRecord,
@@ -135,6 +136,23 @@ class SchedulerState:
         life = (decode.instance_id, decode.incarnation)
         return self._book(request, Placement(*life, *life))
 
+    def place_moved(self, request: GenerationRequest, former: InstanceLife, now: float) -> Placement:
+        """Chooses another decode instance for a running sequence, and books it there. One that is not booked
+        here stays so: another scheduler has it, or its end has been heard.
+
+        Raises as ``place``.
+        """
+        view = self.instances.get(former.instance_id)
+        if view is None or view.record.incarnation != former.incarnation:
+            raise NoInstanceReady(f"{former.instance_id} is not known yet, or is gone")
+        decode = self.placer.choose_decode(request, now, view).record
+        placement = Placement(former.instance_id, former.incarnation, decode.instance_id, decode.incarnation)
+        known = self.requests.get(request.request_id)
+        if known is not None and known.attempt == request.attempt and known.acknowledged_s is not None:
+            self._forget(request.request_id)
+            self._book(request, placement, acknowledged_s=now)
+        return placement
+
     # placing
 
     def _supersede(self, request: GenerationRequest) -> None:
@@ -143,8 +161,17 @@ class SchedulerState:
             raise RequestCancelled(f"request {request.request_id} has been submitted again since")
         self._forget(request.request_id)
 
-    def _book(self, request: GenerationRequest, placement: Placement) -> Placement:
-        placed = PlacedRequest(placement, request.attempt, request.gateway_id, request.tokens)
+    def _book(
+        self, request: GenerationRequest, placement: Placement, acknowledged_s: float | None = None
+    ) -> Placement:
+        placed = PlacedRequest(
+            placement,
+            request.attempt,
+            request.gateway_id,
+            request.tokens,
+            acknowledged_s=acknowledged_s,
+            is_reported=acknowledged_s is not None,
+        )
         placed.expect(self.placer.predict(request), len(request.output_ids))
         self.requests[request.request_id] = placed
         for instance_id in (placement.prefill_instance, placement.decode_instance):

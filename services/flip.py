@@ -1,7 +1,7 @@
 """The ``flip`` command: another role for a running instance, without a reload (TetriInfer 3.5).
 
-The role is a rule of admission, so the switch itself is one event in each room. What the instance has of its
-former role goes on meanwhile; the command waits for that.
+The role is a rule of admission, so the switch itself is one event in each room. Prompts that are here are
+finished, running sequences move to other instances with their KV; the command waits for that.
 """
 
 import asyncio
@@ -46,7 +46,10 @@ def flip(
     mesh = mesh_of(state_dir, config, None, None)
     with Console(stderr=True).status("flipping"):
         progress = asyncio.run(flip_instance(mesh, instance, role, force=force))
-    print(f"{instance} is a {role} instance: switched in {progress.switch_s * 1000:.2f} ms")
+    print(
+        f"{instance} is a {role} instance: switched in {progress.switch_s * 1000:.2f} ms,"
+        f" {progress.moved} running sequences moved to other instances"
+    )
 
 
 async def flip_instance(mesh: MeshConfig, name: str, role: Role, *, force: bool) -> FlipProgress:

@@ -25,6 +25,7 @@ from common.messages import (
     HostProcess,
     InstanceCall,
     InstanceEvent,
+    InstanceLife,
     InstanceRecord,
     KVDelivered,
     KVDestination,
@@ -40,16 +41,20 @@ from common.timeline import timeline
 from common.timeline_events import KV_BLOCKS, QUEUES, RUNNING
 from common.transfer.buffers import host_identity
 from common.transfer.endpoint import TransferEndpoint
+from decode.events import HandOn
+from decode.homes import Homes
 from decode.inheritance import Inheritance
 from decode.mover import Mover
 from decode.pulls import Pulls
 from decode.service import DecodeService, Staggered
 from decode.state import DecodeState
+from prefill.events import SequenceLeft
 from prefill.prompts import PromptQueue
 from prefill.service import PrefillService
 from prefill.state import PrefillState
 from scheduler.policy.pull_budget import PullBudget
 from services.engines import Engine
+from services.shared_blocks import SharedBlocks
 
 log = logging.getLogger("lamella.instance")
 
@@ -118,8 +123,9 @@ class Instance:
             log.info("role_flipped", extra={"role": role, "switch_s": self.switch_s})
             if self.write_role is not None:
                 await self.write_role(role)
-        rest = self.decode.state.sequences if role == "prefill" else self.prefill.state.sequences
-        return FlipProgress(self.switch_s, len(rest))
+        prefill, decode = self.prefill.state, self.decode.state
+        left = len(decode.sequences) + prefill.moving if role == "prefill" else len(prefill.sequences)
+        return FlipProgress(self.switch_s, left, decode.departures.departed)
 
     def record(self, http_url: str, host: str, pid: int, engine: Engine) -> InstanceRecord:
         return InstanceRecord(
@@ -215,7 +221,16 @@ def build_instance(
     remote = None if engine.total_blocks else pool_destinations
     kv = KVEndpoint(transfer, engine.layout, engine.total_blocks, remote)
     settings = config.instance
-    reporter = LoadReporter(settings.report_interval_s)
+    reporter, shared = LoadReporter(settings.report_interval_s), SharedBlocks(blocks)
+
+    def note_prefill() -> None:
+        reporter.note_change()
+        shared.note_change(decode.note_freed)
+
+    def note_decode() -> None:
+        reporter.note_change()
+        shared.note_change(prefill.note_freed)
+
     prefill = PrefillService(
         state=PrefillState(
             instance_id=instance_id,
@@ -240,9 +255,10 @@ def build_instance(
         metrics=metrics,
         call_timeout_s=config.mesh.call_timeout_s,
         spawn=spawn,
-        on_change=reporter.note_change,
+        on_change=note_prefill,
     )
     call_timeout_s = config.mesh.call_timeout_s
+    homes = Homes(bus, subjects, InstanceLife(instance_id, incarnation), call_timeout_s)
     inheritance = Inheritance(bus, subjects, call_timeout_s)
     mover = Mover(bus, subjects, metrics, call_timeout_s, inheritance.workers, pool_destinations)
     decode = DecodeService(
@@ -265,12 +281,14 @@ def build_instance(
         kv=kv,
         inheritance=inheritance,
         mover=mover,
+        homes=homes,
+        hand_on=lambda command: prefill.take_over(_as_left(command)),
         bus=bus,
         subjects=subjects,
         metrics=metrics,
         pull_timeout_s=config.transfer.deadline_s + config.mesh.call_timeout_s,
         spawn=spawn,
-        on_change=reporter.note_change,
+        on_change=note_decode,
         staggered=staggered,
     )
     return Instance(
@@ -287,4 +305,12 @@ def build_instance(
         metrics,
         reporter,
         pool_destinations,
+    )
+
+
+def _as_left(command: HandOn) -> SequenceLeft:
+    """From one room's words to the other's."""
+    home = command.home
+    return SequenceLeft(
+        command.held_by, command.request, home.decode_instance, home.decode_incarnation, command.lengths
     )

@@ -94,7 +94,10 @@ def dotted(node: ast.expr) -> str:
 def decisions() -> list[Path]:
     states = [REPOSITORY / room / "state.py" for room in ("prefill", "decode", "attention", "scheduler")]
     events = [REPOSITORY / room / "events.py" for room in ("prefill", "decode", "scheduler")]
-    parts = [REPOSITORY / "decode" / name for name in ("batches.py", "sequence.py", "moves.py", "pulls.py")]
+    parts = [
+        REPOSITORY / "decode" / name
+        for name in ("batches.py", "sequence.py", "moves.py", "pulls.py", "departures.py")
+    ]
     prefill = ("sequence.py", "chunks.py", "handover.py", "prompts.py")
     parts += [REPOSITORY / "prefill" / name for name in prefill]
     parts += [REPOSITORY / "scheduler" / name for name in ("views.py", "placing.py", "decision_log.py")]

@@ -207,6 +207,14 @@ class BlockAllocator:
         self.release(owner)
         self._held[owner] = self._held.pop(by)
 
+    def rename(self, owner: BlockOwner, to: BlockOwner) -> None:
+        """All blocks of ``owner`` are those of ``to``, who held none. Raises ValueError amid a transfer."""
+        if owner in self._pinned:
+            raise ValueError(f"{owner} is pinned: a transfer reads its blocks")
+        if to in self._held or to in self._quarantined:
+            raise ValueError(f"{to} has blocks already")
+        self._held[to] = self._held.pop(owner)
+
     def pin(self, owner: BlockOwner) -> None:
         if owner not in self._held:
             raise KeyError(owner)

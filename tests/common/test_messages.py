@@ -19,13 +19,18 @@ from common.messages import (
     InstanceCall,
     InstanceEvent,
     InstanceGone,
+    InstanceLife,
     KVDestination,
+    Placement,
+    PlaceMoved,
     PrefillTask,
     PullKV,
     RequestEnded,
     SampledToken,
+    SchedulerCall,
     SchedulerEvent,
     SequenceFailed,
+    SequenceMoved,
     TokenBatch,
     TokenEvent,
     as_request_error,
@@ -35,6 +40,7 @@ from tests.requests import GATEWAY, make_request
 
 REQUEST = RequestId("r1")
 INSTANCE = InstanceId("decode-0")
+LIFE = Incarnation("i")
 POOL = KVDestination(b"\x00\xff", 0, 3, 64)
 LAYOUT = KVLayout(layers=2, kv_heads=3, head_dim=4, block_size=16, element_bytes=2)
 TOKEN = TokenEvent(REQUEST, 1, 4, SampledToken(9, -0.5, ((9, -0.5), (3, -1.25))), "length")
@@ -47,6 +53,8 @@ TRAVELLERS: list[tuple[UnionType, msgspec.Struct]] = [
     ),
     (InstanceCall, FlipRole("prefill")),
     (GatewayEvent, TokenBatch(INSTANCE, (TOKEN, TokenEvent(REQUEST, 0, 0, SampledToken(1))))),
+    (SchedulerCall, PlaceMoved(make_request(output_ids=(5,)), InstanceLife(INSTANCE, LIFE))),
+    (GatewayEvent, SequenceMoved(REQUEST, 0, Placement(INSTANCE, LIFE, INSTANCE, LIFE), 7)),
     (GatewayEvent, SequenceFailed(REQUEST, 0, ErrorReply("x", "y", None, 1.5), True, INSTANCE)),
     (InstanceEvent, CancelRequest(REQUEST, 2)),
     (InstanceEvent, GatewayGone(GATEWAY)),

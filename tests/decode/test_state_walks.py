@@ -28,6 +28,7 @@ from tests.decode.states import (
     resumed_of,
     task_of,
 )
+from tests.decode.test_departures import HOME
 from tests.requests import GATEWAY
 
 
@@ -47,7 +48,7 @@ def test_whatever_happens_nothing_is_lost_or_leaked(
     admission = chance.choice(sorted(ADMISSIONS))
     blocks = 40 // block_size + 1 + spare_blocks
     state = make_state(blocks, block_size, max_batch, lanes=lanes, admission=admission)
-    walk = Walk(state, chance)
+    walk = Walk(state, chance, flips=True)
     for _ in range(150):
         walk.act()
     walk.finish()
@@ -77,10 +78,12 @@ def test_pools_come_and_go_and_every_sequence_ends(seed: int, block_size: int, m
 
 
 class Walk:
-    """Plays everybody around the state. ``ended`` are requests whose fate somebody was told or decided."""
+    """Plays everybody around the state. ``ended`` are requests whose fate somebody was told or decided.
+    ``flips``: the instance's role changes now and then."""
 
-    def __init__(self, state: DecodeState, chance: random.Random) -> None:
+    def __init__(self, state: DecodeState, chance: random.Random, *, flips: bool = False) -> None:
         self.state = state
+        self.flips = flips
         self.chance = chance
         self.steps: dict[int, tuple[events.StepRow, ...]] = {}
         self.pulls: list[BlockOwner] = []
@@ -88,6 +91,8 @@ class Walk:
         self.drains: list[events.PullDrained | events.MoveDrained] = []
         self.portions: dict[BlockOwner, int] = {}
         self.sourceless: set[BlockOwner] = set()
+        self.searches: list[BlockOwner] = []
+        self.handed_on: list[BlockOwner] = []
         self.arrived: set[RequestId] = set()
         self.ended: set[RequestId] = set()
 
@@ -107,6 +112,15 @@ class Walk:
                     self.pulls.append(owner)
                 case events.MoveSequence(owner):
                     self.moves.append(owner)
+                case events.SeekHome(owner):
+                    self.searches.append(owner)
+                case events.HandOn(owner, held_by, request):
+                    computed = {row.owner for step in self.steps.values() for row in step}
+                    assert owner not in computed, "a sequence left amid a step"
+                    held = len(self.state.blocks.block_table(held_by)) * self.state.block_size
+                    assert held >= request.tokens - 1, "KV was left behind"
+                    self.handed_on.append(held_by)
+                    self.ended.add(owner.request_id)
                 case events.PublishTokens(_, tokens):
                     self.ended |= {event_.request_id for event_ in tokens if event_.finish_reason}
                 case PublishFailure(_, failure):
@@ -114,7 +128,13 @@ class Walk:
 
     def act(self) -> None:
         choice = self.chance.random()
-        if choice < 0.25:
+        if self.flips and choice < 0.02:
+            self.do(events.RoleChanged(is_decode=self.chance.random() < 0.5))
+        elif choice < 0.1 and self.searches:
+            self.end_search()
+        elif choice < 0.12 and self.handed_on:
+            self.let_go()
+        elif choice < 0.25:
             request_id = RequestId(f"r{len(self.arrived)}")
             make_task = self.chance.choice([task_of, early_of])
             task = make_task(request_id, self.chance.randint(1, 25), self.chance.randint(2, 12))
@@ -148,6 +168,18 @@ class Walk:
             sequence = self.state.sequences[owner]
             is_in_the_air = sequence.phase is DecodePhase.PULLING and not self.state.pulls.rests(owner)
             assert is_in_the_air or sequence.phase in (DecodePhase.RUNNING, DecodePhase.MOVING)
+
+    def let_go(self) -> None:
+        """The prefill room has handed a sequence over."""
+        self.state.blocks.release(self.handed_on.pop())
+        self.do(events.BlocksFreed())
+
+    def end_search(self) -> None:
+        owner = self.searches.pop(self.chance.randrange(len(self.searches)))
+        if self.state.departures.is_sought(owner) or self.chance.random() < 0.5:
+            self.do(events.HomeFound(owner, HOME))
+        else:
+            self.do(events.SearchEnded(owner))
 
     def withdraw(self) -> None:
         """The prefill instance ends what it still holds: it tells the gateway, and us."""
@@ -198,10 +230,12 @@ class Walk:
 
     def finish(self) -> None:
         """Whatever is under way ends; a state that waits for nothing is a deadlock."""
-        while not self.state.is_idle or self.drains:
-            is_under_way = self.steps or self.pulls or self.moves or self.drains
+        while not self.state.is_idle or self.drains or self.handed_on:
+            is_under_way = self.steps or self.pulls or self.moves or self.drains or self.handed_on
             assert is_under_way, "sequences wait, and nothing is under way"
-            if self.steps:
+            if self.handed_on:
+                self.let_go()
+            elif self.steps:
                 self.end_step()
             elif self.pulls:
                 self.end_pull()

@@ -7,7 +7,10 @@ from collections.abc import Iterator
 import openai
 import pytest
 
-from tests.e2e.meshes import Mesh, running_mesh
+from common.config_file import load_config
+from common.messages import FlipProgress, Role, ServiceRecord
+from services.flip import flip_instance
+from tests.e2e.meshes import Mesh, get_text, running_mesh
 
 CONFIG = """
 [instance]
@@ -20,7 +23,8 @@ total_blocks = 256
 """
 STREAMS = 8
 OUTPUT_TOKENS = 150
-SWITCH_MS = 10.0
+TOKENS_BEFORE_FLIP = 20
+SWITCH_S = 0.01
 
 
 @pytest.fixture(scope="module")
@@ -30,40 +34,84 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
         yield mesh
 
 
-def test_an_instance_changes_its_role_under_load_and_back(mesh: Mesh) -> None:
-    undisturbed = asyncio.run(texts(mesh))
-    assert asyncio.run(texts(mesh, "decode-1", "prefill")) == undisturbed
+def test_running_streams_move_when_their_instance_is_flipped_and_nothing_is_computed_twice(
+    mesh: Mesh,
+) -> None:
+    undisturbed, _ = asyncio.run(run(mesh))
+    before = asyncio.run(counts(mesh))
+    texts, flip = asyncio.run(run(mesh, "decode-1", "prefill"))
+    assert texts == undisturbed
+    assert flip is not None
+    assert (flip.left, flip.moved) == (0, STREAMS // 2)
+    assert flip.switch_s <= SWITCH_S
     assert roles(mesh)["decode-1"] == "prefill"
-    assert asyncio.run(texts(mesh)) == undisturbed
-    assert asyncio.run(texts(mesh, "decode-1", "decode")) == undisturbed
+    prompt_tokens = sum(len(prompt_of(seed)) for seed in range(STREAMS))
+    assert asyncio.run(counts(mesh)) == (before[0] + prompt_tokens, before[1])
+    assert asyncio.run(mesh.left_over()) == {}
+    # It serves in its new role, and from there goes back under load.
+    texts, flip = asyncio.run(run(mesh, "decode-1", "decode"))
+    assert texts == undisturbed
+    assert flip is not None
+    assert flip.switch_s <= SWITCH_S
     assert roles(mesh)["decode-1"] == "decode"
+    assert asyncio.run(counts(mesh)) == (before[0] + 2 * prompt_tokens, before[1])
     assert asyncio.run(mesh.left_over()) == {}
 
 
-async def texts(mesh: Mesh, *flip: str) -> list[str]:
-    """Of all streams, amid which one instance's role changes."""
+def test_the_command_says_how_it_went_or_why_not(mesh: Mesh) -> None:
+    said = mesh.lamella("flip", "prefill-1", "decode")
+    assert "prefill-1 is a decode instance: switched in" in said
+    with pytest.raises(AssertionError, match="prefill-0 is the last prefill instance"):
+        mesh.lamella("flip", "prefill-0", "decode")
+    assert "prefill-1" in mesh.lamella("flip", "prefill-1", "prefill")
+
+
+async def run(
+    mesh: Mesh, instance: str | None = None, role: Role = "decode"
+) -> tuple[list[str], FlipProgress | None]:
+    """The texts of all streams, amid which that instance's role changes."""
+    started, flip = asyncio.Barrier(STREAMS + 1), None
     async with openai.AsyncOpenAI(base_url=f"{mesh.url}/v1", api_key="none", max_retries=0) as client:
-        streams = [asyncio.create_task(one_stream(client, seed)) for seed in range(STREAMS)]
-        await asyncio.sleep(1.0)
-        if flip:
-            said = await asyncio.to_thread(mesh.lamella, "flip", *flip)
-            switched_ms = re.search(r"switched in (\S+) ms", said)
-            assert switched_ms is not None, said
-            assert float(switched_ms[1]) <= SWITCH_MS
-        return await asyncio.gather(*streams)
+        streams = [asyncio.create_task(one_stream(client, seed, started)) for seed in range(STREAMS)]
+        await started.wait()
+        if instance is not None:
+            settings = load_config(mesh.state_dir / "mesh.toml", {}).mesh
+            flip = await flip_instance(settings, instance, role, force=False)
+        return await asyncio.gather(*streams), flip
+
+
+async def counts(mesh: Mesh) -> tuple[float, float]:
+    """Prompt tokens that were computed, by instances of any role, and sequences that were continued."""
+    name = "lamella_prefill_tokens_total"
+    prompt_tokens = await mesh.metric("prefill", name) + await mesh.metric("decode", name)
+    gateways = [each for each in await mesh.members() if isinstance(each, ServiceRecord)]
+    [url] = [each.http_url for each in gateways if each.kind == "gateway"]
+    text = get_text(f"{url}/metrics")
+    continued = re.findall(r"^lamella_requests_resumed_total\{[^}]*\} (\S+)$", text, re.MULTILINE)
+    return prompt_tokens, sum(map(float, continued))
 
 
 def roles(mesh: Mesh) -> dict[str, str]:
     return {str(each["id"]): str(each["role"]) for each in mesh.status()["instances"]}
 
 
-async def one_stream(client: openai.AsyncOpenAI, seed: int) -> str:
+async def one_stream(client: openai.AsyncOpenAI, seed: int, started: asyncio.Barrier) -> str:
     stream = await client.completions.create(
         model="default",
-        prompt=list(range(100, 140 + seed)),
+        prompt=prompt_of(seed),
         max_tokens=OUTPUT_TOKENS,
         seed=seed,
         stream=True,
         timeout=60,
+        extra_body={"ignore_eos": True},
     )
-    return "".join([chunk.choices[0].text async for chunk in stream])
+    texts: list[str] = []
+    async for chunk in stream:
+        texts.append(chunk.choices[0].text)
+        if len(texts) == TOKENS_BEFORE_FLIP:
+            await started.wait()
+    return "".join(texts)
+
+
+def prompt_of(seed: int) -> list[int]:
+    return list(range(100, 140 + seed))

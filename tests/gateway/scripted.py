@@ -25,6 +25,7 @@ from common.messages import (
     SampledToken,
     SchedulerEvent,
     SequenceFailed,
+    SequenceMoved,
     SubmitRequest,
     TokenBatch,
     TokenEvent,
@@ -35,6 +36,7 @@ from tests.gateway.processes import GatewayProcess
 
 PREFILL = InstanceId("prefill-a")
 DECODE = InstanceId("decode-a")
+NEXT_DECODE = InstanceId("decode-next")
 LIFE = Incarnation("first")
 """Of both instances."""
 TIMEOUT_S = 10.0
@@ -59,7 +61,7 @@ class ScriptedPeer:
         self.gate.set()
         await self.bus.serve(self.subjects.submit(), SubmitRequest, self._submit)
         await self.bus.subscribe(self.subjects.scheduler_events(), SchedulerEvent, self._take_event)
-        for instance_id in (PREFILL, DECODE):
+        for instance_id in (PREFILL, DECODE, NEXT_DECODE):
             await self._listen_as(instance_id)
 
     async def next_request(self) -> GenerationRequest:
@@ -109,6 +111,25 @@ class ScriptedPeer:
             self.subjects.gateway_events(request.gateway_id),
             SequenceFailed(request.request_id, request.attempt, error_reply(error), can_continue),
         )
+
+    def move(self, request: GenerationRequest, output_tokens: int) -> None:
+        """The decode instance hands the sequence on to another, with so many tokens drawn. Both are in lives
+        of which no other request has heard."""
+        life = Incarnation(request.request_id)
+        placement = Placement(DECODE, life, NEXT_DECODE, life)
+        self.bus.publish(
+            self.subjects.gateway_events(request.gateway_id),
+            SequenceMoved(request.request_id, request.attempt, placement, output_tokens),
+        )
+
+    async def wait_heard(self, gateway_id: GatewayId) -> None:
+        """Until the gateway has taken all that was published to it alone, which what is told to everyone may
+        overtake. It has a token of nobody's cancelled."""
+        token = TokenEvent(RequestId("nobodys"), 0, 0, SampledToken(1))
+        self.bus.publish(self.subjects.gateway_events(gateway_id), TokenBatch(DECODE, (token,)))
+        async with asyncio.timeout(TIMEOUT_S):
+            instance_id, cancel = await self.cancels.get()
+        assert (instance_id, cancel.request_id) == (DECODE, token.request_id)
 
     def announce_gone(self, instance_id: InstanceId, incarnation: Incarnation = LIFE) -> None:
         self.bus.publish(self.subjects.everyone(), InstanceGone(instance_id, incarnation))

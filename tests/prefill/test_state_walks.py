@@ -2,15 +2,14 @@
 
 import random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.config import PrefillOrder
-from common.errors import (
-    Overloaded,
-)
+from common.errors import NoInstanceReady, Overloaded
 from common.ids import RequestId
-from common.kv.blocks import BlockOwner
+from common.kv.blocks import BlockOwner, blocks_for
 from common.kv.layout import KVSpan
 from common.messages import ErrorReply, KVDelivered, PrefillTask, SampledToken
 from common.sequences import PublishFailure
@@ -127,7 +126,9 @@ class Walk:
 
     def step(self) -> None:
         choice = self.chance.random()
-        if choice < 0.3:
+        if choice < 0.05:
+            self.take_over()
+        elif choice < 0.3:
             self.arrive()
         elif choice < 0.45 and self.chunk:
             self.end_chunk()
@@ -144,6 +145,8 @@ class Walk:
             request_id = self.chance.choice(sorted(self.arrived))
             self.ended.add(request_id)
             self.do(events.CancelArrived(request_id, 0))
+        elif choice < 0.964:
+            self.do(events.RoleChanged(is_prefill=not self.state.is_admitting))
         elif choice < 0.965:
             self.ended |= self.arrived
             self.do(events.DecodeInstanceGone(DECODE, LIFE))
@@ -154,8 +157,24 @@ class Walk:
     def arrive(self) -> None:
         request_id = RequestId(f"r{len(self.arrived)}")
         request = make_request(request_id, self.chance.randint(1, 30), self.chance.choice([1, 5]))
+        task = events.TaskArrived(PrefillTask(request, DECODE, LIFE))
+        if not self.state.is_admitting:
+            with pytest.raises(NoInstanceReady):
+                handle(self.state, task)
+            return
         self.arrived.add(request_id)
-        self.do(events.TaskArrived(PrefillTask(request, DECODE, LIFE)))
+        self.do(task)
+
+    def take_over(self) -> None:
+        """A sequence that ran in the decode room, which holds its blocks."""
+        request_id = RequestId(f"r{len(self.arrived)}")
+        tokens = self.chance.randint(1, 30)
+        request = make_request(request_id, tokens, 40, output_ids=tuple(range(self.chance.randint(1, 9))))
+        held_by = BlockOwner("handed-on", request_id, 0)
+        needed = blocks_for(request.tokens - 1, self.state.layout.block_size)
+        if self.state.blocks.try_allocate(held_by, needed):
+            self.arrived.add(request_id)
+            self.do(events.SequenceLeft(held_by, request, DECODE, LIFE, None))
 
     def ask(self, owner: BlockOwner) -> None:
         """For its next portion, of any size."""

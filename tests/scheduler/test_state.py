@@ -10,7 +10,15 @@ from hypothesis import strategies as st
 from common.config import SchedulerConfig
 from common.errors import ContextLengthExceeded, NoInstanceReady, Overloaded, RequestCancelled, RequestError
 from common.ids import GatewayId, Incarnation, InstanceId, RequestId
-from common.messages import InstanceRecord, LoadReport, MemberRecord, Placement, Role, ServiceRecord
+from common.messages import (
+    InstanceLife,
+    InstanceRecord,
+    LoadReport,
+    MemberRecord,
+    Placement,
+    Role,
+    ServiceRecord,
+)
 from scheduler import events
 from scheduler.state import STALE_AFTER_S, SchedulerState
 from tests.requests import GATEWAY, make_request
@@ -151,6 +159,43 @@ def test_a_resumed_sequence_is_booked_on_the_least_loaded_decode_instance_alone(
     handle(state, events.InstanceSuspected(InstanceId("d1")))
     with pytest.raises(NoInstanceReady, match="no decode instance is ready"):
         state.place_resumed(make_request("r4"), 0.0)
+
+
+def test_a_running_sequence_that_leaves_is_booked_on_the_least_loaded_other_decode_instance() -> None:
+    state = make_state()
+    ready(state, p0=0, d0=0, d1=0, d2=0)
+    former = InstanceLife(InstanceId("d0"), Incarnation("i1"))
+    for number, tokens in enumerate((20, 50)):
+        state.place(make_request(f"r{number}", tokens), 0.0)
+        handle(state, events.TaskAcknowledged(RequestId(f"r{number}"), 0))
+    drawn = make_request("r0", 20, output_ids=(1, 2))
+    placement = state.place_moved(drawn, former, 1.0)
+    state.check()
+    life = Incarnation("i1")
+    assert placement == Placement(InstanceId("d0"), life, InstanceId("d2"), life)
+    assert state.requests[RequestId("r0")].placement == placement
+    assert state.instances[InstanceId("d0")].booked.unreported == 0
+    assert state.instances[InstanceId("p0")].placed == {"r1"}
+    handle(state, events.RequestOver(RequestId("r0")))
+    assert not state.instances[InstanceId("d2")].placed
+    # Its end has been heard: asked late, it is booked nowhere.
+    assert state.place_moved(drawn, former, 1.0) == placement
+    assert RequestId("r0") not in state.requests
+    state.check()
+
+
+def test_a_sequence_that_finds_no_other_instance_keeps_its_booking() -> None:
+    state = make_state()
+    ready(state, p0=0, d0=0)
+    placement = state.place(make_request("r0"), 0.0)
+    handle(state, events.TaskAcknowledged(RequestId("r0"), 0))
+    for incarnation, why in (("i1", "no decode instance"), ("i0", "is gone")):
+        with pytest.raises(NoInstanceReady, match=why):
+            state.place_moved(
+                make_request("r0"), InstanceLife(InstanceId("d0"), Incarnation(incarnation)), 0.0
+            )
+    assert state.requests[RequestId("r0")].placement == placement
+    state.check()
 
 
 def test_a_full_queue_turns_requests_away_with_a_computed_time() -> None:

@@ -43,6 +43,22 @@ def test_pinned_blocks_cannot_be_released_and_quarantined_ones_not_reused() -> N
     blocks.check()
 
 
+def test_blocks_change_their_owner_but_not_amid_a_transfer_nor_to_one_who_has_some() -> None:
+    blocks = BlockAllocator(4)
+    blocks.try_allocate(owner("a"), 2)
+    blocks.try_allocate(owner("b"), 1)
+    blocks.pin(owner("a"))
+    with pytest.raises(ValueError, match="pinned"):
+        blocks.rename(owner("a"), owner("c"))
+    blocks.unpin(owner("a"))
+    with pytest.raises(ValueError, match="has blocks already"):
+        blocks.rename(owner("a"), owner("b"))
+    blocks.rename(owner("a"), owner("c"))
+    assert blocks.block_table(owner("c")) == [0, 1]
+    assert set(blocks.owners()) == {owner("b"), owner("c")}
+    blocks.check()
+
+
 def test_an_owner_goes_on_with_anothers_blocks_and_its_own_are_free() -> None:
     blocks = BlockAllocator(4)
     blocks.add_pool(4)

@@ -1,0 +1,93 @@
+"""Running sequences that leave, as the instance's role has changed: part of the decode room's decisions.
+
+While a sequence runs on, a home is sought for it (``SeekHome``); once the scheduler has named one it leaves
+between two steps. Its blocks then change their owner: the instance's prefill room hands them over as it does
+those of a prompt that it has just computed. Who finds no home goes on here.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+
+from common.kv.blocks import BlockAllocator, BlockOwner
+from common.messages import GenerationRequest, Placement
+from decode.events import HandOn, SeekHome
+from decode.sequence import DecodeSequence
+
+HANDED_ON_ROOM = "handed-on"
+"""Of blocks that this room has given up and prefill has yet to take: it does so before the next event."""
+
+
+@dataclass(slots=True)
+class Departures:
+    """``departed``: how many have left since the last change of the role."""
+
+    blocks: BlockAllocator
+    is_leaving: bool = False
+    departed: int = 0
+    _sought: set[BlockOwner] = field(default_factory=set)
+    _homes: dict[BlockOwner, Placement] = field(default_factory=dict)
+
+    def check(self, sequences: Mapping[BlockOwner, DecodeSequence]) -> None:
+        """Invariants, called by tests after every event."""
+        assert self._homes.keys() <= self._sought, "a home that nobody sought"
+        assert self._sought <= sequences.keys(), "a home is sought for a sequence that is gone"
+
+    def change_role(self, *, is_decode: bool) -> None:
+        """For whom a home was found leaves nevertheless: it is expected there."""
+        self.is_leaving, self.departed = not is_decode, 0
+
+    def seek(self, running: Iterable[DecodeSequence]) -> list[SeekHome]:
+        """For those that run and have not been asked for yet. Called after every event."""
+        if not self.is_leaving:
+            return []
+        leaving = [each for each in running if each.owner not in self._sought and not each.is_cancelled]
+        self._sought.update(sequence.owner for sequence in leaving)
+        return [SeekHome(sequence.owner, _as_it_stands(sequence)) for sequence in leaving]
+
+    def is_sought(self, owner: BlockOwner) -> bool:
+        """Whether a home is still wanted."""
+        return self.is_leaving and owner in self._sought
+
+    def find(self, owner: BlockOwner, home: Placement) -> None:
+        """Of a sequence that has ended meanwhile, nothing is wanted any more."""
+        if owner in self._sought:
+            self._homes[owner] = home
+
+    def leave(self, resting: Iterable[DecodeSequence]) -> list[HandOn]:
+        """Those that have a home, of all that no step computes. They hold nothing here any more."""
+        commands: list[HandOn] = []
+        for sequence in resting:
+            home = self._homes.get(sequence.owner)
+            if home is None:
+                continue
+            owner = sequence.owner
+            handed_on = BlockOwner(HANDED_ON_ROOM, owner.request_id, owner.attempt)
+            self.blocks.rename(owner, handed_on)
+            commands.append(
+                HandOn(
+                    owner,
+                    handed_on,
+                    _as_it_stands(sequence),
+                    home,
+                    sequence.predicted or sequence.task.lengths,
+                )
+            )
+            self.forget(owner)
+            self.departed += 1
+        return commands
+
+    @property
+    def has_homes(self) -> bool:
+        return bool(self._homes)
+
+    def forget(self, owner: BlockOwner) -> None:
+        """It is here no more, or nobody seeks for it any more."""
+        self._sought.discard(owner)
+        self._homes.pop(owner, None)
+
+
+def _as_it_stands(sequence: DecodeSequence) -> GenerationRequest:
+    """The request with all that was drawn."""
+    return msgspec.structs.replace(sequence.request, output_ids=tuple(sequence.output_ids))
