@@ -1,0 +1,109 @@
+"""Both rooms of an instance over one pool, and its role: over a real bus, with the emulated engine."""
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from common.config import Config, InstanceConfig, MeshConfig
+from common.errors import InvalidRequest, NoInstanceReady
+from common.ids import Incarnation, InstanceId, RequestId
+from common.kv.blocks import BlockOwner
+from common.lifecycle import DecodePhase
+from common.messages import LoadReport, Role
+from common.subjects import Subjects
+from common.telemetry import InstanceMetrics, new_registry
+from common.transfer.endpoint import TransferEndpoint
+from prefill.events import SequenceLeft
+from services.engines import load_engine
+from services.instance import Instance, build_instance
+from tests.common.buses import connected, run, until
+from tests.decode.states import task_of
+from tests.requests import make_request
+
+NOBODY = InstanceId("decode-9")
+LIFE = Incarnation("i1")
+
+
+@asynccontextmanager
+async def decode_instance(
+    nats_url: str, namespace: str, total_blocks: int | None = None
+) -> AsyncIterator[Instance]:
+    """``total_blocks`` 0: its KV is attention workers'; None: as configured."""
+    settings = InstanceConfig(role="decode", engine="emulated")
+    config = Config(mesh=MeshConfig(namespace=namespace), instance=settings)
+    loaded = await load_engine(config, Path("model"))
+    engine = loaded if total_blocks is None else replace(loaded, total_blocks=total_blocks)
+    transfer, started = TransferEndpoint(config.transfer), set[asyncio.Task[None]]()
+
+    def spawn(work: Coroutine[None, None, None]) -> None:
+        started.add(asyncio.create_task(work))
+
+    async with connected(nats_url, namespace) as bus:
+        metrics = InstanceMetrics(new_registry("decode"))
+        instance_id = InstanceId("decode-0")
+        yield build_instance(config, instance_id, LIFE, engine, transfer, bus, metrics, spawn)
+        for task in started:
+            task.cancel()
+        await asyncio.wait(started or {asyncio.create_task(asyncio.sleep(0))})
+    await transfer.close()
+    loaded.thread.close()
+
+
+def test_a_flip_is_told_to_the_scheduler_at_once_and_written_down(nats_url: str, namespace: str) -> None:
+    async def work() -> None:
+        reports: list[LoadReport] = []
+        written: list[Role] = []
+
+        async def write_role(role: Role) -> None:
+            written.append(role)
+
+        async with decode_instance(nats_url, namespace) as instance:
+            instance.write_role = write_role
+            await instance.bus.subscribe(Subjects(namespace).scheduler_events(), LoadReport, reports.append)
+            for _ in range(2):
+                assert (await instance.flip("prefill")).left == 0
+            await until(lambda: reports, instance.bus)
+        assert [(report.role, report.is_draining) for report in reports] == [("prefill", False)]
+        assert written == ["prefill"]
+
+    run(work())
+
+
+def test_an_instance_without_kv_of_its_own_and_one_that_drains_keep_their_role(
+    nats_url: str, namespace: str
+) -> None:
+    async def work() -> None:
+        async with decode_instance(nats_url, namespace, total_blocks=0) as instance:
+            with pytest.raises(InvalidRequest, match="attention workers"):
+                await instance.flip("prefill")
+        async with decode_instance(nats_url, namespace) as instance:
+            await instance.drain(timeout_s=1.0)
+            with pytest.raises(NoInstanceReady, match="draining"):
+                await instance.flip("prefill")
+            assert instance.role == "decode"
+
+    run(work())
+
+
+def test_a_sequence_that_waits_for_memory_gets_what_the_other_room_frees(
+    nats_url: str, namespace: str
+) -> None:
+    """A sequence that ran here has all of it, and is to go to an instance that is not there."""
+
+    async def work() -> None:
+        async with decode_instance(nats_url, namespace) as instance:
+            blocks, decode = instance.blocks, instance.decode.state
+            held_by = BlockOwner("handed-on", RequestId("r1"), 0)
+            assert blocks.try_allocate(held_by, blocks.total_blocks)
+            await instance.decode.decode(task_of("r2"))
+            [waiting] = decode.sequences.values()
+            assert waiting.phase is DecodePhase.WAITING
+            request = make_request("r1", 5, 9, output_ids=(7, 8))
+            instance.prefill.take_over(SequenceLeft(held_by, request, NOBODY, LIFE, None))
+            await until(lambda: waiting.phase is not DecodePhase.WAITING, instance.bus)
+
+    run(work())
