@@ -24,6 +24,7 @@ from services.bench.command import bench
 from services.explain import convert
 from services.explain_request import explain
 from services.flip import flip
+from services.length_predictor.command import predictor_app
 from services.profile_command import profile
 from services.roles import ServiceRole
 from services.state_directory import DEFAULT_STATE_DIRECTORY
@@ -40,6 +41,7 @@ app = typer.Typer(
 )
 model_app = typer.Typer(help="Models on this machine.", no_args_is_help=True)
 app.add_typer(model_app, name="model")
+app.add_typer(predictor_app, name="predictor")
 app.command("bench")(bench)
 app.command("analyze")(analyze)
 app.command("trace")(trace)

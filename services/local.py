@@ -68,7 +68,7 @@ def up_detached(directory: Path, plan: LaunchPlan, config: Config) -> MeshStatus
         )
     assert supervisor.stdout is not None
     try:
-        with _ended_by_any_signal():
+        with ended_by_any_signal():
             line = supervisor.stdout.readline()
     except KeyboardInterrupt:
         supervisor.send_signal(signal.SIGINT)
@@ -88,7 +88,7 @@ def up_detached(directory: Path, plan: LaunchPlan, config: Config) -> MeshStatus
 
 
 @contextmanager
-def _ended_by_any_signal() -> Iterator[None]:
+def ended_by_any_signal() -> Iterator[None]:
     """SIGTERM and SIGHUP end what is being waited for as Ctrl-C does, instead of leaving it behind."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:

@@ -1,0 +1,187 @@
+"""``lamella predictor train``: collects a target model's output lengths, trains the classifier on them."""
+
+import asyncio
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from common.config_file import load_config
+from common.errors import ConfigError
+
+if TYPE_CHECKING:
+    from common.config import Config
+    from services.length_predictor.training import Sample, Trained
+
+predictor_app = typer.Typer(help="The output length predictor.", no_args_is_help=True)
+
+LENGTHS_FILE, CONFUSION_FILE = "lengths.jsonl", "confusion.png"
+DEFAULT_TARGET = "default"
+
+
+@predictor_app.callback()
+def _predictor() -> None:
+    """The output length predictor."""
+
+
+@predictor_app.command("train")
+def train_command(
+    prompts: Annotated[Path, typer.Option(help="JSON lines, a JSON list or lines of text; .gz or not.")],
+    output: Annotated[Path, typer.Option(help="Where lengths, weights and the picture go.")],
+    target: Annotated[
+        str, typer.Option(help="A server's URL, a model's directory, or default.", metavar="URL|MODEL")
+    ] = DEFAULT_TARGET,
+    model: Annotated[
+        Path | None, typer.Option(help="With a URL: the directory of what it serves, for its tokenizer.")
+    ] = None,
+    granularity: Annotated[int, typer.Option(help="Tokens a bucket: 100, 200 or 400.")] = 200,
+    max_tokens: Annotated[int, typer.Option(help="Bound of an output.", min=1)] = 1024,
+    limit: Annotated[int | None, typer.Option(help="Use so many prompts at most.", min=1)] = None,
+    epochs: Annotated[int, typer.Option(min=1)] = 15,
+    concurrency: Annotated[int, typer.Option(help="Prompts at the target at once.", min=1)] = 8,
+    config: Annotated[Path | None, typer.Option(help="Settings of the mesh that MODEL is run in.")] = None,
+) -> None:
+    """Train the length classifier for a target model. What was collected before is not asked again."""
+    from common.model.tokens import Tokenizer
+    from services.length_predictor.buckets import GRANULARITIES
+    from services.length_predictor.prompts import encode_prompts, read_prompts
+    from services.model_directory import model_directory
+
+    if granularity not in GRANULARITIES:
+        raise ConfigError("--granularity", granularity, "must be 100, 200 or 400")
+    is_url = "://" in target
+    if model is not None and not is_url:
+        raise ConfigError("--model", str(model), "is for a --target that is a URL: MODEL says it itself")
+    settings = load_config(config)
+    if is_url and model is not None:
+        settings = _serving(settings, "--model", model, "must be a model's directory")
+    elif not is_url and target != DEFAULT_TARGET:
+        rule = "must be http://… or https://…, a model's directory, or default"
+        settings = _serving(settings, "--target", Path(target), rule)
+    console = Console(stderr=True)
+    tokenizer = Tokenizer(model_directory(settings.model))
+    encoded = encode_prompts(read_prompts(prompts, limit), tokenizer)
+    samples = _collect(console, target if is_url else settings, encoded, output, max_tokens, concurrency)
+    trained = _train(console, samples, tokenizer.vocab_size, granularity, max_tokens, epochs)
+    _write(output, trained)
+    _report(trained, granularity)
+
+
+def _serving(config: "Config", option: str, directory: Path, rule: str) -> "Config":
+    path = directory.expanduser().absolute()
+    if not path.is_dir():
+        raise ConfigError(option, str(directory), rule)
+    return msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, directory=path))
+
+
+def _collect(
+    console: Console,
+    target: "str | Config",
+    prompts: list[tuple[int, ...]],
+    output: Path,
+    max_tokens: int,
+    concurrency: int,
+) -> "list[Sample]":
+    from services.length_predictor.collection import KnownLengths, collect_lengths
+    from services.length_predictor.training import Sample
+
+    known = KnownLengths(output / LENGTHS_FILE)
+    missing = sum(known.length_of(prompt_ids, max_tokens) is None for prompt_ids in prompts)
+    if missing:
+        with _served(console, target) as url, _progress(console) as bar:
+            task = bar.add_task("collecting", total=missing)
+            refused = asyncio.run(
+                collect_lengths(
+                    url,
+                    prompts,
+                    known,
+                    max_tokens=max_tokens,
+                    concurrency=concurrency,
+                    on_done=lambda: bar.advance(task),
+                )
+            )
+        if refused:
+            console.print(f"{refused} prompts were refused by the target and are left out")
+    lengths = [(prompt_ids, known.length_of(prompt_ids, max_tokens)) for prompt_ids in prompts]
+    return [Sample(prompt_ids, length) for prompt_ids, length in lengths if length is not None]
+
+
+@contextmanager
+def _served(console: Console, target: "str | Config") -> Iterator[str]:
+    """The URL of the target; a model is served by a mesh of its own meanwhile."""
+    if isinstance(target, str):
+        yield target
+        return
+    from services.launch_plan import LaunchPlan
+    from services.local import down, ended_by_any_signal, up_detached
+    from services.prepare import prepare_model
+
+    # Not in the output: a socket's path has to be short.
+    passing = tempfile.TemporaryDirectory(prefix="lamella-", ignore_cleanup_errors=True)
+    with ended_by_any_signal(), passing as name:
+        state_dir = Path(name)
+        with console.status("starting a mesh"):
+            prepare_model(target, lambda stage: None)
+            mesh = up_detached(state_dir, LaunchPlan(port=0), target)
+        try:
+            assert mesh.url is not None, "a mesh that is ready has a gateway"
+            yield mesh.url
+        finally:
+            with console.status("ending the mesh"):
+                down(state_dir)
+
+
+def _train(
+    console: Console,
+    samples: "list[Sample]",
+    vocab_size: int,
+    granularity: int,
+    max_tokens: int,
+    epochs: int,
+) -> "Trained":
+    from services.length_predictor.training import train
+
+    with _progress(console) as bar:
+        task = bar.add_task("training", total=epochs)
+        return train(
+            samples,
+            vocab_size=vocab_size,
+            granularity=granularity,
+            max_tokens=max_tokens,
+            epochs=epochs,
+            on_epoch=lambda epoch, loss: bar.update(
+                task, completed=epoch, description=f"training (loss {loss:.2f})"
+            ),
+        )
+
+
+def _progress(console: Console) -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=console)
+
+
+def _write(output: Path, trained: "Trained") -> None:
+    from services.length_predictor.confusion import write_confusion
+    from services.length_predictor.engine import save_encoder
+
+    save_encoder(trained.encoder, output)
+    write_confusion(output / CONFUSION_FILE, trained.confusion, trained.encoder.shape.granularity)
+
+
+def _report(trained: "Trained", granularity: int) -> None:
+    table = Table("granularity", "held-out prompts", "right", "always the commonest bucket", box=None)
+    for each in trained.accuracies:
+        served = " (served)" if each.granularity == granularity else ""
+        table.add_row(
+            f"{each.granularity}{served}", str(each.prompts), f"{each.right:.1%}", f"{each.commonest:.1%}"
+        )
+    console = Console()
+    console.print(table)
+    console.print(f"learned from {trained.learned} prompts, best after {trained.best_epoch} epochs")
