@@ -3,14 +3,18 @@
 import asyncio
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import openai
 import pytest
 
+from common.config import MeshConfig
 from common.config_file import load_config
 from common.messages import FlipProgress, Role, ServiceRecord
+from common.model.tokens import Tokenizer
 from services.flip import flip_instance
 from tests.e2e.meshes import Mesh, get_text, running_mesh
+from tests.e2e.reference import greedy_tokens
 
 CONFIG = """
 [instance]
@@ -23,7 +27,13 @@ total_blocks = 256
 """
 STREAMS = 8
 OUTPUT_TOKENS = 150
+LONG_OUTPUT_TOKENS = 600
 TOKENS_BEFORE_FLIP = 20
+TWICE: tuple[tuple[str, Role], ...] = (
+    ("decode-1", "prefill"),
+    ("decode-1", "decode"),
+    ("decode-0", "prefill"),
+)
 SWITCH_S = 0.01
 
 
@@ -66,17 +76,47 @@ def test_the_command_says_how_it_went_or_why_not(mesh: Mesh) -> None:
     assert "prefill-1" in mesh.lamella("flip", "prefill-1", "prefill")
 
 
+def test_what_moves_twice_goes_on_as_transformers_does(tiny_model: Path, tmp_path: Path) -> None:
+    """Real KV, written by prefill and by two decode instances in turn."""
+    prompts = [prompt_of(seed) for seed in range(STREAMS)]
+    tokenizer = Tokenizer(tiny_model)
+    truth = [
+        tokenizer.decode(each, skip_special_tokens=True)
+        for each in greedy_tokens(tiny_model, prompts, LONG_OUTPUT_TOKENS)
+    ]
+    options = ("--model", str(tiny_model), "--dtype", "fp32", "--decode", "2")
+    with running_mesh(tmp_path / "mesh", *options, config="[instance]\nblock_size = 32\n") as mesh:
+        texts, flips = asyncio.run(run_moving_twice(mesh))
+        assert texts == truth
+        assert [flip.moved > 0 for flip in flips] == [True, False, True]
+        assert asyncio.run(mesh.left_over()) == {}
+
+
+async def run_moving_twice(mesh: Mesh) -> tuple[list[str], list[FlipProgress]]:
+    """From decode-1 to decode-0, and all from there to decode-1."""
+    flips: list[FlipProgress] = []
+    started = asyncio.Barrier(STREAMS + 1)
+    async with client_of(mesh) as client:
+        streams = [
+            asyncio.create_task(one_stream(client, seed, started, LONG_OUTPUT_TOKENS, temperature=0))
+            for seed in range(STREAMS)
+        ]
+        await started.wait()
+        for instance, role in TWICE:
+            flips.append(await flip_instance(settings_of(mesh), instance, role, force=False))
+        return await asyncio.gather(*streams), flips
+
+
 async def run(
     mesh: Mesh, instance: str | None = None, role: Role = "decode"
 ) -> tuple[list[str], FlipProgress | None]:
     """The texts of all streams, amid which that instance's role changes."""
     started, flip = asyncio.Barrier(STREAMS + 1), None
-    async with openai.AsyncOpenAI(base_url=f"{mesh.url}/v1", api_key="none", max_retries=0) as client:
+    async with client_of(mesh) as client:
         streams = [asyncio.create_task(one_stream(client, seed, started)) for seed in range(STREAMS)]
         await started.wait()
         if instance is not None:
-            settings = load_config(mesh.state_dir / "mesh.toml", {}).mesh
-            flip = await flip_instance(settings, instance, role, force=False)
+            flip = await flip_instance(settings_of(mesh), instance, role, force=False)
         return await asyncio.gather(*streams), flip
 
 
@@ -95,11 +135,27 @@ def roles(mesh: Mesh) -> dict[str, str]:
     return {str(each["id"]): str(each["role"]) for each in mesh.status()["instances"]}
 
 
-async def one_stream(client: openai.AsyncOpenAI, seed: int, started: asyncio.Barrier) -> str:
+def client_of(mesh: Mesh) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=f"{mesh.url}/v1", api_key="none", max_retries=0)
+
+
+def settings_of(mesh: Mesh) -> MeshConfig:
+    return load_config(mesh.state_dir / "mesh.toml", {}).mesh
+
+
+async def one_stream(
+    client: openai.AsyncOpenAI,
+    seed: int,
+    started: asyncio.Barrier,
+    output_tokens: int = OUTPUT_TOKENS,
+    temperature: float = 1,
+) -> str:
+    """Its text; it waits for the others amid it."""
     stream = await client.completions.create(
         model="default",
         prompt=prompt_of(seed),
-        max_tokens=OUTPUT_TOKENS,
+        max_tokens=output_tokens,
+        temperature=temperature,
         seed=seed,
         stream=True,
         timeout=60,
