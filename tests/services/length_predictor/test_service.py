@@ -63,6 +63,7 @@ def test_a_request_is_placed_by_history_and_the_predictor_s_word_follows_to_the_
         run(scenario())
         predictor.wait_metric("lamella_length_prediction_outcomes_total", 1)
         assert predictor.metric("lamella_length_predictions_total") == 1
+        assert 0 < predictor.metric("lamella_length_prediction_seconds_total") < TIMEOUT_S
         assert predictor.metric("lamella_length_prediction_error_tokens_total") == 21
     assert scheduler.metric("lamella_length_questions_total", "answered") == 1
 
