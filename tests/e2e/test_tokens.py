@@ -16,14 +16,24 @@ from tests.e2e.reference import greedy_tokens
 
 PROMPTS = 20
 OUTPUT_TOKENS = 64
+FEW = 4, 24
+"""Prompts and output tokens where all paths are taken by these."""
+ALL = PROMPTS, OUTPUT_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
 class Truth:
-    """Prompts as token ids, and the text that transformers continues each with."""
+    """Prompts as token ids, and the tokens that transformers continues each with."""
 
     prompts: list[list[int]]
-    texts: list[str]
+    tokens: list[list[int]]
+    tokenizer: Tokenizer
+
+    def texts(self, prompts: int, tokens: int) -> list[str]:
+        """Of the first prompts, and of so many tokens."""
+        return [
+            self.tokenizer.decode(each[:tokens], skip_special_tokens=True) for each in self.tokens[:prompts]
+        ]
 
 
 @pytest.fixture(scope="module")
@@ -39,76 +49,75 @@ def truth() -> Truth:
         length = (3, 700, 256, 90, 257, 20, 255)[index % 7]
         start = chance.randrange(len(words) - length)
         prompts.append(words[start : start + length])
-    tokens = greedy_tokens(directory, prompts, OUTPUT_TOKENS)
-    return Truth(prompts, [tokenizer.decode(each, skip_special_tokens=True) for each in tokens])
+    return Truth(prompts, greedy_tokens(directory, prompts, OUTPUT_TOKENS), tokenizer)
 
 
 SHAPES = {
-    "one of each, shared memory": ((), "", "shared_memory", PROMPTS),
+    "one of each, shared memory": ((), "", "shared_memory", ALL),
     "two of each, Mooncake, small chunks and blocks": (
         ("--prefill", "2", "--decode", "2"),
         '[scheduler]\nprefill_policy = "round_robin"\ndecode_policy = "power_of_two"\n'
         '[instance]\nchunk_tokens = 96\nblock_size = 16\nprefill_order = "srpt"\n',
         "mooncake",
-        8,
+        (8, OUTPUT_TOKENS),
     ),
     "attention on three workers": (
         ("--attention", "3"),
         "[instance]\nchunk_tokens = 96\nblock_size = 16\n",
         "auto",
-        4,
+        FEW,
     ),
-    "attention on one worker, all over Mooncake": (("--attention", "1"), "", "mooncake", 4),
+    "attention on one worker, all over Mooncake": (("--attention", "1"), "", "mooncake", FEW),
     "attention by requests, two decode instances, mini-batches": (
         ("--decode", "2", "--attention", "2", "--partition", "requests"),
         "[instance]\nblock_size = 16\nattention_mini_batches = 2\n",
         "auto",
-        4,
+        FEW,
     ),
     "three batches rotate over two model replicas": (
         ("--attention", "1", "--pipeline", "rotational", "--batches", "3"),
         "",
         "auto",
-        4,
+        FEW,
     ),
     "two batches fixed on a model replica each": (
         ("--attention", "1", "--pipeline", "fixed"),
         "",
         "auto",
-        4,
+        FEW,
     ),
     "token granularity, best fit, decodes by what they will grow to": (
         (),
         '[scheduler]\ndecode_policy = "best_fit"\n'
         '[instance]\nchunk_tokens = 300\nblock_size = 1\ndecode_admission = "reserve_dynamic"\n',
         "auto",
-        4,
+        FEW,
     ),
 }
-"""Options, settings, transfer path, and how many of the prompts."""
+"""Options, settings, transfer path, how many of the prompts and how many tokens of each."""
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_greedy_tokens_equal_transformers(shape: str, truth: Truth, tmp_path: Path) -> None:
-    arguments, instance, path, prompts = SHAPES[shape]
+    arguments, instance, path, (prompts, tokens) = SHAPES[shape]
     config = f'{instance}[transfer]\npath = "{path}"\n'
     with running_mesh(tmp_path / "mesh", "--dtype", "fp32", *arguments, config=config) as mesh:
-        texts = asyncio.run(complete_all(mesh, truth.prompts[:prompts]))
-        assert texts == truth.texts[:prompts]
+        texts = asyncio.run(complete_all(mesh, truth.prompts[:prompts], tokens))
+        assert texts == truth.texts(prompts, tokens)
         assert asyncio.run(mesh.left_over()) == {}
 
 
-async def complete_all(mesh: Mesh, prompts: Sequence[Sequence[int]]) -> list[str]:
+async def complete_all(mesh: Mesh, prompts: Sequence[Sequence[int]], tokens: int) -> list[str]:
     """All at once, streamed."""
     async with openai.AsyncOpenAI(base_url=f"{mesh.url}/v1", api_key="none", max_retries=0) as client:
-        return await asyncio.gather(*(complete(client, prompt) for prompt in prompts))
+        return await asyncio.gather(*(complete(client, prompt, tokens) for prompt in prompts))
 
 
-async def complete(client: openai.AsyncOpenAI, prompt: Sequence[int]) -> str:
+async def complete(client: openai.AsyncOpenAI, prompt: Sequence[int], tokens: int) -> str:
     stream = await client.completions.create(
         model="default",
         prompt=list(prompt),
-        max_tokens=OUTPUT_TOKENS,
+        max_tokens=tokens,
         temperature=0,
         stream=True,
         timeout=240,
