@@ -72,7 +72,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """What one client may ask for, and how long anybody waits.
 
     Sizes are bytes, characters or counts. ``header_timeout_s`` bounds a request's head,
-    ``token_timeout_s`` the wait for a stream's next token, ``slow_reader_timeout_s`` a client that takes
+    ``token_timeout_s`` the wait for a stream's next token, ``bus_timeout_s`` that for a bus that is away,
+    ``slow_reader_timeout_s`` a client that takes
     nothing; ``keep_alive_comment_s`` of silence are bridged by an SSE comment. A sequence that breaks is
     continued at most ``max_continuations`` times in a row before it gets on.
     """
@@ -85,6 +86,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     tokenizer_threads: int = 2
     slow_reader_timeout_s: float = 30.0
     token_timeout_s: float = 600.0
+    bus_timeout_s: float = 30.0
     keep_alive_comment_s: float = 15.0
     header_timeout_s: float = 10.0
     max_continuations: int = 3

@@ -103,6 +103,7 @@ OVER_ZERO = (
     "transfer.emulated_bandwidth_bytes_per_s",
     "gateway.slow_reader_timeout_s",
     "gateway.token_timeout_s",
+    "gateway.bus_timeout_s",
     "gateway.keep_alive_comment_s",
     "gateway.header_timeout_s",
 )

@@ -96,6 +96,7 @@ class Journal:
     _declared_gone_s: float = -math.inf
     _empty: asyncio.Event = field(default_factory=asyncio.Event)
     _continuing: asyncio.TimerHandle | None = None
+    _stranded: asyncio.TimerHandle | None = None
 
     # what the HTTP side asks for
 
@@ -165,6 +166,26 @@ class Journal:
     def _continue_after_loss(self) -> None:
         self._continuing = None
         self.continue_all()
+
+    def note_disconnect(self) -> None:
+        """No token comes until the bus is back. Streams wait for that, but not for ever."""
+        if self._stranded is None:
+            self._stranded = asyncio.get_running_loop().call_later(
+                self.config.gateway.bus_timeout_s, self._fail_stranded
+            )
+
+    def note_reconnect(self) -> None:
+        """Whatever was published meanwhile is lost: all continue."""
+        if self._stranded is not None:
+            self._stranded.cancel()
+            self._stranded = None
+        self.continue_all()
+
+    def _fail_stranded(self) -> None:
+        self._stranded = None
+        waited_s = self.config.gateway.bus_timeout_s
+        for generation in list(self.open.values()):
+            generation.fail(NoInstanceReady(f"the mesh has not answered for {waited_s:g} s"))
 
     def fail_all(self) -> None:
         """The time to drain is over: open streams end with an error their clients can act on."""
@@ -304,16 +325,19 @@ class Journal:
         mesh, attempts = self.config.mesh, self.config.scheduler.dispatch_attempts
         # One call for each, and one to the instance that may go on with the KV that is kept.
         timeout_s = mesh.call_timeout_s * (attempts + 1 + (generation.former is not None))
+        # Told once: an instance that has begun anew since, and is heard of, is not to be suspected again.
+        lost, generation.lost_instances = generation.lost_instances, ()
         try:
             placement = await self.bus.call(
                 self.subjects.submit(),
-                SubmitRequest(request, generation.lost_instances, generation.former),
+                SubmitRequest(request, lost, generation.former),
                 Placement,
                 timeout_s,
             )
         except MessageTooLarge as exc:
             raise InvalidRequest(f"the prompt does not fit a message: {exc}", param="prompt") from exc
         except BusError as exc:
+            generation.lost_instances = lost + generation.lost_instances
             # It may have been placed nevertheless; its tokens would be answered with a cancellation.
             self._publish(self.subjects.scheduler_events(), RequestEnded(request.request_id))
             raise from_bus(exc) from exc
@@ -329,7 +353,6 @@ class Journal:
             self._cancel(request, placement)
             return
         placement = generation.place(placement)
-        generation.lost_instances = ()
         generation.former = None
         if generation.is_over:
             # Its stop string overtook this placement.

@@ -53,6 +53,7 @@ class ScriptedPeer:
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     refusals: list[RequestError] = field(default_factory=list)
     formers: list[InstanceLife | None] = field(default_factory=list)
+    lost: list[tuple[InstanceId, ...]] = field(default_factory=list)
     submissions: asyncio.Queue[GenerationRequest] = field(default_factory=asyncio.Queue)
     cancels: asyncio.Queue[tuple[InstanceId, CancelRequest]] = field(default_factory=asyncio.Queue)
     ended: asyncio.Queue[RequestId] = field(default_factory=asyncio.Queue)
@@ -106,11 +107,18 @@ class ScriptedPeer:
             event = TokenEvent(request.request_id, request.attempt, first + offset, token, reason)
             self.bus.publish(self.subjects.gateway_events(request.gateway_id), TokenBatch(DECODE, (event,)))
 
-    def fail(self, request: GenerationRequest, error: RequestError, *, can_continue: bool) -> None:
-        self.bus.publish(
-            self.subjects.gateway_events(request.gateway_id),
-            SequenceFailed(request.request_id, request.attempt, error_reply(error), can_continue),
+    def fail(
+        self,
+        request: GenerationRequest,
+        error: RequestError,
+        *,
+        can_continue: bool,
+        lost_instance: InstanceId | None = None,
+    ) -> None:
+        failed = SequenceFailed(
+            request.request_id, request.attempt, error_reply(error), can_continue, lost_instance
         )
+        self.bus.publish(self.subjects.gateway_events(request.gateway_id), failed)
 
     def move(self, request: GenerationRequest, output_tokens: int) -> None:
         """The decode instance hands the sequence on to another, with so many tokens drawn. Both are in lives
@@ -139,6 +147,7 @@ class ScriptedPeer:
 
     async def _submit(self, message: SubmitRequest) -> Placement:
         self.formers.append(message.former)
+        self.lost.append(message.lost_instances)
         if self.gate.is_set():
             # Seen by the test once the answer is on its way, so that what the test publishes follows it.
             asyncio.get_running_loop().call_soon(self.submissions.put_nowait, message.request)

@@ -241,3 +241,22 @@ def test_who_had_no_room_after_all_is_asked_again_ever_later(
         assert await answer == TEXT
 
     with_peer(gateway, script)
+
+
+def test_a_lost_instance_is_named_once_however_often_the_sequence_is_submitted(
+    gateway: GatewayProcess, tokenizer: Tokenizer
+) -> None:
+    """Its next life is there by then, and would be suspected again each time."""
+    ids = tokenizer.encode(TEXT)
+
+    async def script(peer: ScriptedPeer) -> None:
+        answer = in_background(complete(gateway))
+        first = await peer.next_request()
+        peer.refusals += [NoInstanceReady("not yet"), NoInstanceReady("not yet")]
+        peer.fail(first, HandoverFailed("gone"), can_continue=True, lost_instance=PREFILL)
+        attempts = [await peer.next_request() for _ in range(3)]
+        peer.tokens(attempts[-1], ids, finish="length")
+        assert await answer == TEXT
+        assert peer.lost == [(), (PREFILL,), (), ()]
+
+    with_peer(gateway, script)

@@ -1,6 +1,7 @@
 """The gateway in a mesh of emulated instances, as the official client sees it."""
 
 import asyncio
+import os
 import signal
 import socket
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ import msgspec
 import openai
 import pytest
 
+from services import embedded
 from tests.e2e.meshes import Mesh, running_mesh
 from tests.gateway.clients import PROMPT as ONE_PROMPT
 from tests.gateway.conftest import gateway_config
@@ -213,6 +215,33 @@ def test_streams_that_outlive_the_drain_end_with_an_error(
     with running_gateway(config, tmp_path_factory.mktemp("outlived")) as gateway:
         asyncio.run(run())
         assert gateway.popen.wait(10) == 0
+
+
+def test_streams_do_not_wait_for_ever_for_a_bus_that_hangs(redis_url: str, tmp_path: Path) -> None:
+    server = embedded.prepare_nats(tmp_path)
+    nats = embedded.start(server)
+    config = gateway_config(server.url, redis_url)
+    patient = msgspec.structs.replace(config.gateway, token_timeout_s=60.0, bus_timeout_s=0.5)
+    config = msgspec.structs.replace(config, gateway=patient)
+
+    async def run() -> None:
+        async with scripted_peer(gateway) as peer, raw_client(gateway.port) as client:
+            await client.post("/v1/completions", {**ONE_PROMPT, "stream": True})
+            peer.tokens(await peer.next_request(), [1000])
+            await client.read_until(b"data: {")
+            os.kill(nats.pid, signal.SIGSTOP)
+            try:
+                rest = await client.read_until(b"0\r\n\r\n")
+            finally:
+                os.kill(nats.pid, signal.SIGCONT)
+            assert b"the mesh has not answered for 0.5 s" in rest
+            assert b"[DONE]" not in rest
+
+    try:
+        with running_gateway(config, tmp_path / "gateway") as gateway:
+            asyncio.run(run())
+    finally:
+        embedded.stop(nats)
 
 
 async def wait_refused(client: openai.AsyncOpenAI) -> openai.InternalServerError:
