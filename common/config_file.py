@@ -11,7 +11,7 @@ import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -152,6 +152,10 @@ NOT_NEGATIVE = (
 )
 
 
+MOST_BATCHES = 16
+"""Each has a lane at every attention worker, and most have a replica's thread."""
+
+
 def check_config(config: Config) -> None:
     """Rules that a type cannot say. Raises ConfigError."""
 
@@ -189,8 +193,8 @@ def check_config(config: Config) -> None:
     replicas = config.instance.staggered_batches - (not is_fixed)
     require(
         "instance.staggered_batches",
-        "must be at least 2: n batches take turns, fixed on n model replicas or rotating over n - 1",
-        lambda v: v >= 2,
+        f"must be 2..{MOST_BATCHES}: n batches take turns, fixed on n model replicas or rotating over n - 1",
+        lambda v: 2 <= v <= MOST_BATCHES,
     )
     require(
         "instance.replica_devices",
@@ -232,6 +236,14 @@ def _decode_path(kind: type, value: Any) -> Any:
     raise TypeError("must be the text of a path")
 
 
+def _choices(key: str) -> tuple[str, ...]:
+    """What a setting of few words may be."""
+    section, _, field = key.partition(".")
+    kind = get_type_hints(get_type_hints(Config)[section])[field]
+    literals = [each for each in (kind, *get_args(kind)) if get_origin(each) is Literal]
+    return tuple(f"{each!r}" for literal in literals for each in get_args(literal))
+
+
 def _conversion_error(tree: Mapping[str, Any], text: str) -> ConfigError:
     """msgspec says ``Expected `int`, got `str` - at `$.instance.block_size` ``: find key and value in it."""
     rule, _, location = text.partition(" - at `$")
@@ -240,6 +252,8 @@ def _conversion_error(tree: Mapping[str, Any], text: str) -> ConfigError:
         field = rule.split("`")[1]
         key = f"{key}.{field}" if key else field
         rule = "is not a known key"
+    if rule.startswith("Invalid enum value"):
+        rule = f"must be one of {', '.join(_choices(key))}"
     value: Any = tree
     for part in key.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 import msgspec
 
-from common.config import Config
+from common.config import Config, InstanceConfig
 from common.config_file import ENVIRONMENT
 from common.errors import ConfigError
 from common.messages import Role
@@ -73,6 +73,9 @@ def check_plan(plan: LaunchPlan, config: Config) -> None:
     pipeline = config.instance.pipeline
     if pipeline != "off" and not plan.attention:
         raise ConfigError("instance.pipeline", pipeline, "needs attention workers: --attention N")
+    partition = config.instance.attention_partition
+    if partition != InstanceConfig().attention_partition and not plan.attention:
+        raise ConfigError("instance.attention_partition", partition, "needs attention workers: --attention N")
     batches = config.instance.staggered_batches
     if pipeline == "off" and batches > 2:
         raise ConfigError("instance.staggered_batches", batches, "needs --pipeline fixed or rotational")

@@ -78,7 +78,10 @@ def _choose_window(layout: Layout, steps: int) -> Window:
             own = [each for each in track.slices if each.name == name_of(DECODE_STEP)]
             found = max(found, own, key=len)
     if len(found) < steps:
-        raise LauncherError(f"{len(found)} decode steps were recorded, {steps} are to be drawn")
+        raise LauncherError(
+            f"{len(found)} decode steps were recorded on one track, {steps} are to be drawn: record for"
+            " longer (--duration-s), or draw fewer (--svg-steps)"
+        )
     first = (len(found) - steps) // 2
     return Window(found[first].begin_ns, found[first + steps - 1].end_ns)
 

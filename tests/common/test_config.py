@@ -17,7 +17,7 @@ BROKEN = [
     ({"instances": {}}, "instances = {}: is not a known key"),
     ({"instance": {"block_size": "x"}}, "instance.block_size = 'x': Expected `int`, got `str`"),
     ({"instance": {"block_size": 0}}, "instance.block_size = 0: must be at least 1"),
-    ({"instance": {"role": "boss"}}, "instance.role = 'boss': Invalid enum value 'boss'"),
+    ({"instance": {"role": "boss"}}, "instance.role = 'boss': must be one of 'prefill', 'decode'"),
     ({"mesh": {"lease_s": 1.0}}, "mesh.lease_s = 1.0: must be at least 2 x mesh.heartbeat_s = 2.0"),
     ({"mesh": {"namespace": "A b"}}, "mesh.namespace = 'A b': must match"),
     ({"service": {"port": 70_000}}, "service.port = 70000: must be 0..65535"),
@@ -51,8 +51,12 @@ BROKEN = [
         "transfer.emulated_bandwidth_bytes_per_s = 0.0: must be over 0",
     ),
     (
+        {"scheduler": {"decode_policy": "nosuch"}},
+        "scheduler.decode_policy = 'nosuch': must be one of 'round_robin', 'least_outstanding',",
+    ),
+    (
         {"instance": {"staggered_batches": 1}},
-        "instance.staggered_batches = 1: must be at least 2: n batches take turns",
+        "instance.staggered_batches = 1: must be 2..16: n batches take turns",
     ),
     (
         {"instance": {"staggered_batches": 4, "replica_devices": ["cpu", "cpu"]}},

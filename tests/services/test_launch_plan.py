@@ -28,3 +28,10 @@ def test_batches_that_take_turns_need_attention_workers(pipeline: Pipeline) -> N
 def test_more_than_one_batch_needs_a_pipeline() -> None:
     with pytest.raises(ConfigError, match="staggered_batches = 3: needs --pipeline fixed or rotational"):
         check_plan(LaunchPlan(attention=1), staggered("off", batches=3))
+
+
+def test_a_partition_without_workers_is_refused() -> None:
+    config = Config(instance=InstanceConfig(attention_partition="requests"))
+    with pytest.raises(ConfigError, match=r"attention_partition = 'requests': needs attention workers"):
+        check_plan(LaunchPlan(), config)
+    check_plan(LaunchPlan(attention=2), config)
