@@ -81,17 +81,26 @@ def load_kernels(cache_directory: Path) -> KernelLibrary:
     return KernelLibrary(compile_kernels(cache_directory))
 
 
+def kept_kernels(cache_directory: Path) -> Path | None:
+    """Where they lie; None where they have to be compiled."""
+    found = (place / _key() for place in _places(cache_directory))
+    return next((directory for directory in found if (directory / SYMBOLS).is_file()), None)
+
+
+def _places(cache_directory: Path) -> tuple[Path, Path]:
+    return cache_directory.expanduser() / "kernels", _temporary_directory()
+
+
 def compile_kernels(cache_directory: Path, progress: Callable[[str], None] = lambda stage: None) -> Path:
     """Where the kernels lie, for this processor and these versions; made now (some seconds) if need be.
 
     Where the cache cannot be written, they are kept in the temporary directory. Raises OSError where neither
     can.
     """
-    parents = (cache_directory.expanduser() / "kernels", _temporary_directory())
-    key = _key()
-    for parent in parents:
-        if (parent / key / SYMBOLS).is_file():
-            return parent / key
+    kept = kept_kernels(cache_directory)
+    if kept is not None:
+        return kept
+    key, parents = _key(), _places(cache_directory)
     for parent in parents:
         try:
             parent.mkdir(parents=True, exist_ok=True)
