@@ -193,7 +193,10 @@ def end_process(process: ProcessIdentity, grace_s: float) -> None:
         for number, wait_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, 5.0)):
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(handle, number)
-            if select.select([handle], [], [], wait_s)[0]:
+            # Not select(): it refuses descriptors from 1,024 on.
+            ending = select.poll()
+            ending.register(handle, select.POLLIN)
+            if ending.poll(1000 * wait_s):
                 return
         raise LauncherError(f"process {process.pid} ({process.service_id}) does not end")
     finally:

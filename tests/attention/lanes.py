@@ -52,6 +52,8 @@ def lanes_of(shape: ExchangeShape, pace: Pace | None = None) -> tuple[Lane, Lane
     """(the model worker's end, the attention worker's end)"""
     request, response = SharedBuffer(shape.request_bytes), SharedBuffer(shape.response_bytes)
     to_worker, to_model = mirror_of(request), mirror_of(response)
+    for buffer in (request, response):
+        buffer.close()  # what is mapped stays; hundreds of tests would keep hundreds of descriptors
     return (
         Lane(shape, to_worker.memory, response.memory, to_worker, SALT, pace),
         Lane(shape, request.memory, to_model.memory, to_model, SALT, pace),

@@ -76,7 +76,9 @@ def wait_gone(processes: list[ProcessIdentity]) -> None:
             continue
         try:
             if is_alive(process):
-                assert select.select([handle], [], [], WAIT_S)[0], f"{process.service_id} still runs"
+                ending = select.poll()
+                ending.register(handle, select.POLLIN)
+                assert ending.poll(1000 * WAIT_S), f"{process.service_id} still runs"
         finally:
             os.close(handle)
 
