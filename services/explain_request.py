@@ -14,8 +14,8 @@ from rich.table import Table
 from common.config import MeshConfig
 from common.errors import LauncherError
 from common.messages import ServiceRecord
-from common.store import Store
 from scheduler.decision_log import Choice, Decision
+from services.members import members_of
 from services.state_directory import DEFAULT_STATE_DIRECTORY
 from services.trace import mesh_of
 
@@ -47,12 +47,7 @@ def explain(
 
 
 async def _scheduler_urls(mesh: MeshConfig) -> list[str]:
-    store = Store(mesh.redis_url, mesh.namespace)
-    await store.connect()
-    try:
-        members = await store.members()
-    finally:
-        await store.close()
+    members = await members_of(mesh)
     return [each.http_url for each in members if isinstance(each, ServiceRecord) and each.kind == "scheduler"]
 
 

@@ -16,8 +16,8 @@ from common.config import MeshConfig
 from common.errors import LauncherError
 from common.ids import InstanceId
 from common.messages import FlipProgress, FlipRole, InstanceRecord, MemberRecord, Role
-from common.store import Store
 from common.subjects import Subjects
+from services.members import members_of
 from services.state_directory import DEFAULT_STATE_DIRECTORY
 from services.trace import mesh_of
 
@@ -56,7 +56,7 @@ async def flip_instance(mesh: MeshConfig, name: str, role: Role, *, force: bool)
     """Raises FlipRefused, FlipUnfinished, the instance's own RequestError, BusError, StoreUnavailable."""
     from common.bus import Bus
 
-    check_flip(await _members(mesh), name, role, force=force)
+    check_flip(await members_of(mesh), name, role, force=force)
     subjects = Subjects(mesh.namespace)
     bus = Bus(mesh.nats_url, name=f"flip-{secrets.token_hex(3)}", subjects=subjects)
     await bus.connect(CONNECT_TIMEOUT_S)
@@ -92,12 +92,3 @@ def check_flip(members: list[MemberRecord], name: str, role: Role, *, force: boo
         raise FlipRefused(
             f"{name} is the last {former} instance: without one no request is served; --force flips it"
         )
-
-
-async def _members(mesh: MeshConfig) -> list[MemberRecord]:
-    store = Store(mesh.redis_url, mesh.namespace)
-    await store.connect()
-    try:
-        return await store.members()
-    finally:
-        await store.close()

@@ -16,10 +16,10 @@ from common.bus import Bus
 from common.config import MeshConfig
 from common.errors import BusError, LauncherError, RequestError
 from common.messages import InstanceRecord, MemberRecord
-from common.store import Store
 from common.subjects import Subjects
 from common.timeline import Recording
 from common.tracing import ClockRead, ReadClock, ReadTrace, StartTrace, TraceChunk, TraceStarted, boot_id
+from services.members import members_of
 
 CLOCK_READS = 25
 CONNECT_TIMEOUT_S = 5.0
@@ -71,7 +71,7 @@ async def collect_trace(mesh: MeshConfig, duration_s: float, stop: asyncio.Event
     """
     subjects = Subjects(mesh.namespace)
     bus = Bus(mesh.nats_url, name=f"trace-{secrets.token_hex(3)}", subjects=subjects)
-    members = await _members(mesh)
+    members = await members_of(mesh)
     if not members:
         raise LauncherError(f"no service is registered in mesh {mesh.namespace!r}")
     await bus.connect(CONNECT_TIMEOUT_S)
@@ -91,15 +91,6 @@ async def collect_trace(mesh: MeshConfig, duration_s: float, stop: asyncio.Event
         services=services,
         silent=silent,
     )
-
-
-async def _members(mesh: MeshConfig) -> list[MemberRecord]:
-    store = Store(mesh.redis_url, mesh.namespace)
-    await store.connect()
-    try:
-        return await store.members()
-    finally:
-        await store.close()
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from common.config_file import load_config
 from common.messages import InstanceRecord, MemberRecord
-from common.store import Store
+from services.members import members_of
 
 LAMELLA = (sys.executable, "-m", "services.cli")
 ROOT = Path(__file__).resolve().parents[2]
@@ -51,13 +51,7 @@ class Mesh:
         return [each for each in map(json.loads, lines) if each["event"] == event]
 
     async def members(self) -> list[MemberRecord]:
-        mesh = load_config(self.state_dir / "mesh.toml", {}).mesh
-        store = Store(mesh.redis_url, mesh.namespace)
-        await store.connect()
-        try:
-            return await store.members()
-        finally:
-            await store.close()
+        return await members_of(load_config(self.state_dir / "mesh.toml", {}).mesh)
 
     async def prompt_tokens_computed(self) -> float:
         """By all prefill instances since they began."""
