@@ -70,6 +70,7 @@ from decode.events import (
     StepRow,
     TaskArrived,
 )
+from decode.holdings import Holdings
 from decode.moves import Moves
 from decode.pulls import Pulls
 from decode.sequence import KV_LOST, PREEMPTED, PREFILL_GONE, ROOM, DecodeSequence, source_of
@@ -98,6 +99,7 @@ class DecodeState:
     moves: Moves = field(init=False)
     batches: Batches = field(init=False)
     departures: Departures = field(init=False)
+    held: Holdings = field(init=False)
     _preempted: int = 0
     _ended: EndedAttempts = field(default_factory=EndedAttempts)
     _early_lengths: NewestLengths[BlockOwner] = field(default_factory=NewestLengths)
@@ -106,18 +108,27 @@ class DecodeState:
         self.moves = Moves(self.blocks, self.block_size, self.max_moves, self.min_move_gain_tokens)
         self.batches = Batches(self.lanes)
         self.departures = Departures(self.blocks)
+        self.held = Holdings(
+            self.sequences,
+            self.blocks,
+            self.block_size,
+            self.pulls,
+            self.moves,
+            self.batches,
+            self.departures,
+        )
 
     # what others ask, changing nothing
 
     @property
     def running(self) -> int:
         """In the batch, be it that they move."""
-        return self._count(DecodePhase.RUNNING) + self._count(DecodePhase.MOVING)
+        return self.held.count(DecodePhase.RUNNING) + self.held.count(DecodePhase.MOVING)
 
     @property
     def waiting(self) -> int:
         """Sequences that are here but not in the batch yet."""
-        return self._count(DecodePhase.WAITING) + self._count(DecodePhase.PULLING)
+        return self.held.count(DecodePhase.WAITING) + self.held.count(DecodePhase.PULLING)
 
     @property
     def context_tokens(self) -> int:
@@ -135,53 +146,7 @@ class DecodeState:
 
     def check(self) -> None:
         """Invariants, called by tests after every event."""
-        self.blocks.check()
-        self.moves.check()
-        self.batches.check()
-        self.departures.check(self.sequences)
-        self._check_waits()
-        moving = {owner for owner, each in self.sequences.items() if each.phase is DecodePhase.MOVING}
-        assert moving == self.moves.moving.keys(), "a sequence that moves is gone"
-        for owner, sequence in self.sequences.items():
-            assert owner == sequence.owner
-            if sequence.phase is DecodePhase.RUNNING:
-                held = len(self.blocks.block_table(owner))
-                assert held * self.block_size >= sequence.position, "KV positions without a block"
-        held_owners = {owner for owner in self.blocks.owners() if owner.room == ROOM}
-        with_blocks = {
-            owner for owner, sequence in self.sequences.items() if sequence.phase is not DecodePhase.WAITING
-        }
-        assert held_owners == with_blocks, "blocks are held for a sequence that is gone"
-        pulled = {
-            owner
-            for owner, sequence in self.sequences.items()
-            if sequence.phase is DecodePhase.PULLING and isinstance(sequence.task, DecodeTask)
-        }
-        assert {*self.pulls.owners} == pulled, "who is pulled is not known"
-        for owner, sequence in self.sequences.items():
-            assert not (sequence.is_cancelled and self.pulls.rests(owner)), "a cancelled sequence stays"
-            if sequence.phase is DecodePhase.RUNNING:
-                assert not sequence.awaits_first_token, "a sequence runs without its first token"
-        for row in (row for step in self.batches.steps.values() for row in step):
-            assert row.owner in self.sequences, "the step in flight computes a sequence that is gone"
-            assert row.owner not in moving, "the step in flight computes a sequence that moves"
-
-    def _check_waits(self) -> None:
-        """Everybody who waits, waits for something that happens."""
-        is_under_way = any(
-            sequence.phase in (DecodePhase.PULLING, DecodePhase.MOVING)
-            for sequence in self.sequences.values()
-        )
-        assert self.batches.is_computing or is_under_way or not self._running(), "nothing is under way"
-        for sequence in self._at_rest():
-            is_next = sequence.lane in self.batches.steps
-            pool = self.blocks.pool_of(sequence.owner)
-            assert is_next or self._has_others_in(pool, sequence), "nobody is going to free a block"
-        for sequence in self.sequences.values():
-            may_wait = sequence.pool is None and not self.blocks.open_pools
-            has_home = self._room_in(sequence.pool) >= self._longest_blocks(sequence)
-            is_waiting = sequence.phase is DecodePhase.WAITING
-            assert has_home or may_wait or not is_waiting, "a sequence waits for a pool that there is not"
+        self.held.check()
 
     def handle(self, event: DecodeEvent, now: float) -> list[DecodeCommand]:
         """Takes an event in and says what to do. ``now``: seconds, monotonic."""
@@ -200,7 +165,7 @@ class DecodeState:
             case PullFailed():
                 self._give_up_pull(event, commands)
             case SequenceEnded(owner):
-                self._drop(self._pulling(owner))
+                self.held.drop(self.held.pulling(owner))
             case OfferWithdrawn():
                 self._forget_offer(event)
             case PrefillGone():
@@ -234,7 +199,7 @@ class DecodeState:
             case CancelArrived(request_id, attempt):
                 self._cancel(request_id, attempt)
             case GatewayGone(gateway_id):
-                self._discard_all(lambda sequence: sequence.request.gateway_id == gateway_id)
+                self.held.discard_all(lambda sequence: sequence.request.gateway_id == gateway_id)
             case BlocksFreed():
                 pass
             case RoleChanged(is_decode):
@@ -254,7 +219,7 @@ class DecodeState:
         self._start_moves(commands)
         self._start_steps(now, commands)
         self._ask_portions(commands)
-        commands.extend(self.departures.seek(self._running()))
+        commands.extend(self.departures.seek(self.held.running()))
         return commands
 
     # arrivals
@@ -278,12 +243,12 @@ class DecodeState:
             )
         if not self.blocks.open_pools:
             raise NoInstanceReady(f"instance {self.instance_id} has no attention worker now")
-        needed, room = blocks_for(request.max_total_tokens, self.block_size), self._room_in(pool)
+        needed, room = blocks_for(request.max_total_tokens, self.block_size), self.held.room_in(pool)
         if needed > room:
             raise HandoverFailed(
                 f"the sequence may need {needed} KV blocks; instance {self.instance_id} has {room} for it"
             )
-        self._discard_all(
+        self.held.discard_all(
             lambda sequence: (
                 sequence.request.request_id == request.request_id
                 and sequence.request.attempt < request.attempt
@@ -300,12 +265,6 @@ class DecodeState:
         else:
             self._early_lengths.keep(owner, lengths)
 
-    def _room_in(self, pool: int | None) -> int:
-        """Blocks of the longest sequence that could ever be held there; None: anywhere."""
-        if pool is None:
-            return self.blocks.largest_pool_blocks
-        return self.blocks.total_blocks_in(pool) if pool in self.blocks.open_pools else 0
-
     def _admit(self, commands: list[DecodeCommand]) -> None:
         """Takes waiting sequences in, in arrival order: nobody overtakes one that waits for memory."""
         entered = sum(sequence.phase is not DecodePhase.WAITING for sequence in self.sequences.values())
@@ -315,7 +274,7 @@ class DecodeState:
             needed = blocks_for(sequence.tokens + sequence.awaits_first_token, self.block_size)
             pool = sequence.pool
             if pool is None:
-                pool = self.blocks.pool_for_newcomer(self._longest_blocks(sequence))
+                pool = self.blocks.pool_for_newcomer(self.held.longest_blocks(sequence))
             if pool is None:
                 break
             if entered >= self.max_batch or not self._has_room(pool, sequence):
@@ -349,24 +308,21 @@ class DecodeState:
         """Its sequences go back to be continued; what is in the step or in the air when that has ended."""
         self.blocks.lose_pool(pool)
         pulled = [self.sequences[owner] for owner in self.pulls.owners if self.pulls.rests(owner)]
-        for sequence in [*self._at_rest(), *pulled]:
+        for sequence in [*self.held.at_rest(), *pulled]:
             if self.blocks.is_lost(sequence.owner):
                 if not sequence.is_cancelled:
                     commands.append(failure_of(sequence.request, KV_LOST, can_continue=True))
-                self._drop(sequence)
+                self.held.drop(sequence)
         self._send_back_homeless(commands)
 
     def _send_back_homeless(self, commands: list[DecodeCommand]) -> None:
         """Waiting sequences that none of the pools left can ever hold. Without any pool, all wait for one,
         except those that must have a certain one."""
         for sequence in [each for each in self.sequences.values() if each.phase is DecodePhase.WAITING]:
-            room = self._room_in(sequence.pool)
-            if room < self._longest_blocks(sequence) and (room > 0 or sequence.pool is not None):
+            room = self.held.room_in(sequence.pool)
+            if room < self.held.longest_blocks(sequence) and (room > 0 or sequence.pool is not None):
                 commands.append(failure_of(sequence.request, KV_LOST, can_continue=True))
-                self._drop(sequence)
-
-    def _longest_blocks(self, sequence: DecodeSequence) -> int:
-        return blocks_for(sequence.request.max_total_tokens, self.block_size)
+                self.held.drop(sequence)
 
     # moves
 
@@ -376,20 +332,20 @@ class DecodeState:
             return
         entered = [each for each in self.sequences.values() if each.phase is not DecodePhase.WAITING]
         may_balance = len(entered) in (len(self.sequences), self.max_batch)
-        commands.extend(self.moves.start(entered, self._at_rest(), may_balance=may_balance))
+        commands.extend(self.moves.start(entered, self.held.at_rest(), may_balance=may_balance))
 
     def _end_move(self, owner: BlockOwner, commands: list[DecodeCommand], *, has_arrived: bool) -> None:
         sequence = self.moves.end(owner, has_arrived=has_arrived)
         if sequence.is_cancelled:
-            self._drop(sequence)
+            self.held.drop(sequence)
         elif self.blocks.is_lost(owner):
             commands.append(failure_of(sequence.request, KV_LOST, can_continue=True))
-            self._drop(sequence)
+            self.held.drop(sequence)
 
     def _let_leave(self, commands: list[DecodeCommand]) -> None:
         if not self.departures.has_homes:
             return
-        for hand_on in self.departures.leave(self._at_rest()):
+        for hand_on in self.departures.leave(self.held.at_rest()):
             del self.sequences[hand_on.owner]
             commands.append(hand_on)
 
@@ -408,14 +364,14 @@ class DecodeState:
     def _take_portion(
         self, owner: BlockOwner, kv_bytes: int, transfer_s: float, commands: list[DecodeCommand]
     ) -> None:
-        sequence = self._pulling(owner)
+        sequence = self.held.pulling(owner)
         self.pulls.portion_done(owner, kv_bytes, transfer_s)
         if not self._drop_if_over(sequence, commands) and sequence.is_source_gone:
             self._drop_sourceless(sequence, commands)
 
     def _start_running(self, pulled: PullFinished, now: float, commands: list[DecodeCommand]) -> None:
         owner, token = pulled.owner, pulled.first_token
-        sequence = self._pulling(owner)
+        sequence = self.held.pulling(owner)
         if sequence.awaits_first_token and token is None:
             raise ValueError(f"{owner}: the KV came without the first token")
         if isinstance(sequence.task, DecodeTask):
@@ -434,11 +390,11 @@ class DecodeState:
             return False
         if not sequence.is_cancelled:
             commands.append(failure_of(sequence.request, KV_LOST, can_continue=True))
-        self._drop(sequence)
+        self.held.drop(sequence)
         return True
 
     def _give_up_pull(self, failed: PullFailed, commands: list[DecodeCommand]) -> None:
-        sequence = self._pulling(failed.owner)
+        sequence = self.held.pulling(failed.owner)
         if not sequence.is_cancelled:
             commands.append(
                 failure_of(
@@ -459,7 +415,7 @@ class DecodeState:
         if sequence is None or source_of(sequence.task) != source:
             return
         if sequence.phase in (DecodePhase.WAITING, DecodePhase.PULLING):
-            self._discard(sequence)
+            self.held.discard(sequence)
 
     def _lose_source(self, gone: PrefillGone, commands: list[DecodeCommand]) -> None:
         """What waits for that life's KV goes back at once, what is in the air when that has ended."""
@@ -477,13 +433,7 @@ class DecodeState:
         commands.append(
             failure_of(sequence.request, PREFILL_GONE, can_continue=True, lost_instance=lost_instance)
         )
-        self._drop(sequence)
-
-    def _pulling(self, owner: BlockOwner) -> DecodeSequence:
-        sequence = self.sequences.get(owner)
-        if sequence is None or sequence.phase is not DecodePhase.PULLING:
-            raise ValueError(f"{owner} is not being pulled")
-        return sequence
+        self.held.drop(sequence)
 
     # steps
 
@@ -493,7 +443,7 @@ class DecodeState:
         if not idle:
             return
         ready = self._make_room(commands)
-        self.batches.even_out(self._running(), ready)
+        self.batches.even_out(self.held.running(), ready)
         for lane in idle:
             rows = tuple(
                 StepRow(
@@ -520,52 +470,29 @@ class DecodeState:
         back itself.
         """
         for pool in self.blocks.pools:
-            resting = [each for each in self._at_rest() if self.blocks.pool_of(each.owner) == pool]
-            missing = sum(map(self._lacks_block, resting)) - self.blocks.free_blocks_in(pool)
+            resting = [each for each in self.held.at_rest() if self.blocks.pool_of(each.owner) == pool]
+            missing = sum(map(self.held.lacks_block, resting)) - self.blocks.free_blocks_in(pool)
             if missing <= 0:
                 continue
             # A victim gives its blocks back, and needs none for its own next position any more.
             relief = [
-                len(self.blocks.block_table(sequence.owner)) + self._lacks_block(sequence)
+                len(self.blocks.block_table(sequence.owner)) + self.held.lacks_block(sequence)
                 for sequence in resting
             ]
             for index in choose_victims(relief, missing):
                 self._preempt(resting[index], commands)
-            if self._is_stuck(resting[0]):
+            if self.held.is_stuck(resting[0]):
                 self._preempt(resting[0], commands)
         return [
             sequence
-            for sequence in self._at_rest()
-            if not self._lacks_block(sequence) or self.blocks.try_allocate(sequence.owner, 1)
+            for sequence in self.held.at_rest()
+            if not self.held.lacks_block(sequence) or self.blocks.try_allocate(sequence.owner, 1)
         ]
 
     def _preempt(self, sequence: DecodeSequence, commands: list[DecodeCommand]) -> None:
         commands.append(failure_of(sequence.request, PREEMPTED, can_continue=True))
         self._preempted += 1
-        self._drop(sequence)
-
-    def _is_stuck(self, sequence: DecodeSequence) -> bool:
-        """Whether it lacks a block, and no other sequence is going to free one."""
-        pool = self.blocks.pool_of(sequence.owner)
-        is_short = self._lacks_block(sequence) and self.blocks.free_blocks_in(pool) == 0
-        return is_short and not self._has_others_in(pool, sequence)
-
-    def _has_others_in(self, pool: int, sequence: DecodeSequence) -> bool:
-        return any(
-            pool in (self.blocks.pool_of(other.owner), self.moves.pool_of(other))
-            for other in self.sequences.values()
-            if other is not sequence and other.phase is not DecodePhase.WAITING
-        )
-
-    def _at_rest(self) -> list[DecodeSequence]:
-        """Running sequences that no step computes now, in arrival order."""
-        return [sequence for sequence in self._running() if not self.batches.computes(sequence.owner)]
-
-    def _lacks_block(self, sequence: DecodeSequence) -> bool:
-        return len(self.blocks.block_table(sequence.owner)) * self.block_size <= sequence.position
-
-    def _running(self) -> list[DecodeSequence]:
-        return [sequence for sequence in self.sequences.values() if sequence.phase is DecodePhase.RUNNING]
+        self.held.drop(sequence)
 
     def _finish_step(
         self, lane: int, tokens: tuple[SampledToken | None, ...], commands: list[DecodeCommand]
@@ -574,11 +501,11 @@ class DecodeState:
         for row, token in zip(self.batches.end(lane, len(tokens)), tokens, strict=True):
             sequence = self.sequences[row.owner]
             if sequence.is_cancelled:
-                self._drop(sequence)
+                self.held.drop(sequence)
                 continue
             if token is None or self.blocks.is_lost(row.owner):
                 commands.append(failure_of(sequence.request, KV_LOST, can_continue=True))
-                self._drop(sequence)
+                self.held.drop(sequence)
                 continue
             request = sequence.request
             index = len(sequence.output_ids)
@@ -588,7 +515,7 @@ class DecodeState:
                 TokenEvent(request.request_id, request.attempt, index, token, finish)
             )
             if finish is not None:
-                self._drop(sequence)
+                self.held.drop(sequence)
         commands.extend(PublishTokens(gateway_id, tuple(batch)) for gateway_id, batch in events.items())
 
     def _fail_step(self, failed: StepFailed, commands: list[DecodeCommand]) -> None:
@@ -596,13 +523,13 @@ class DecodeState:
             sequence = self.sequences[row.owner]
             if not sequence.is_cancelled:
                 commands.append(failure_of(sequence.request, failed.error, can_continue=failed.can_continue))
-            self._drop(sequence)
+            self.held.drop(sequence)
 
     # endings
 
     def _cancel(self, request_id: RequestId, attempt: int) -> None:
         self._ended.note(request_id, attempt)
-        self._discard_all(
+        self.held.discard_all(
             lambda sequence: sequence.request.request_id == request_id and sequence.request.attempt <= attempt
         )
 
@@ -611,27 +538,4 @@ class DecodeState:
             if not sequence.is_cancelled:
                 error = ErrorReply(NoInstanceReady.code, f"instance {self.instance_id} is draining")
                 commands.append(failure_of(sequence.request, error, can_continue=True))
-            self._discard(sequence)
-
-    def _discard_all(self, matches: Callable[[DecodeSequence], bool]) -> None:
-        for sequence in [sequence for sequence in self.sequences.values() if matches(sequence)]:
-            self._discard(sequence)
-
-    def _discard(self, sequence: DecodeSequence) -> None:
-        """Forgets a sequence now, or marks it where the engine or a transfer still uses its blocks."""
-        is_pulled = sequence.phase is DecodePhase.PULLING and not self.pulls.rests(sequence.owner)
-        is_computed = self.batches.computes(sequence.owner)
-        if is_computed or is_pulled or sequence.phase is DecodePhase.MOVING:
-            sequence.is_cancelled = True
-        else:
-            self._drop(sequence)
-
-    def _drop(self, sequence: DecodeSequence) -> None:
-        del self.sequences[sequence.owner]
-        self.departures.forget(sequence.owner)
-        self.pulls.end(sequence.owner)
-        if sequence.phase is not DecodePhase.WAITING:
-            self.blocks.release(sequence.owner)
-
-    def _count(self, phase: DecodePhase) -> int:
-        return sum(sequence.phase is phase for sequence in self.sequences.values())
+            self.held.discard(sequence)

@@ -96,7 +96,7 @@ def decisions() -> list[Path]:
     events = [REPOSITORY / room / "events.py" for room in ("prefill", "decode", "scheduler")]
     parts = [
         REPOSITORY / "decode" / name
-        for name in ("batches.py", "sequence.py", "moves.py", "pulls.py", "departures.py")
+        for name in ("batches.py", "holdings.py", "sequence.py", "moves.py", "pulls.py", "departures.py")
     ]
     prefill = ("sequence.py", "chunks.py", "handover.py", "prompts.py")
     parts += [REPOSITORY / "prefill" / name for name in prefill]

@@ -1,0 +1,141 @@
+"""The decode room's sequences and what each of them holds: blocks, a row of a step, a pull, a move.
+
+Nothing is decided here but whether a sequence can be forgotten now: not while the engine or a transfer uses
+its blocks.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from common.kv.blocks import BlockAllocator, BlockOwner, blocks_for
+from common.lifecycle import DecodePhase
+from common.messages import DecodeTask
+from decode.batches import Batches
+from decode.departures import Departures
+from decode.moves import Moves
+from decode.pulls import Pulls
+from decode.sequence import ROOM, DecodeSequence
+
+
+@dataclass(frozen=True, slots=True)
+class Holdings:
+    """All parts are the state's own. ``sequences`` are in the order of arrival."""
+
+    sequences: dict[BlockOwner, DecodeSequence]
+    blocks: BlockAllocator
+    block_size: int
+    pulls: Pulls
+    moves: Moves
+    batches: Batches
+    departures: Departures
+
+    def check(self) -> None:
+        """Invariants, called by tests after every event."""
+        self.blocks.check()
+        self.moves.check()
+        self.batches.check()
+        self.departures.check(self.sequences)
+        self._check_waits()
+        moving = {owner for owner, each in self.sequences.items() if each.phase is DecodePhase.MOVING}
+        assert moving == self.moves.moving.keys(), "a sequence that moves is gone"
+        for owner, sequence in self.sequences.items():
+            assert owner == sequence.owner
+            if sequence.phase is DecodePhase.RUNNING:
+                held = len(self.blocks.block_table(owner))
+                assert held * self.block_size >= sequence.position, "KV positions without a block"
+        held_owners = {owner for owner in self.blocks.owners() if owner.room == ROOM}
+        with_blocks = {
+            owner for owner, sequence in self.sequences.items() if sequence.phase is not DecodePhase.WAITING
+        }
+        assert held_owners == with_blocks, "blocks are held for a sequence that is gone"
+        pulled = {
+            owner
+            for owner, sequence in self.sequences.items()
+            if sequence.phase is DecodePhase.PULLING and isinstance(sequence.task, DecodeTask)
+        }
+        assert {*self.pulls.owners} == pulled, "who is pulled is not known"
+        for owner, sequence in self.sequences.items():
+            assert not (sequence.is_cancelled and self.pulls.rests(owner)), "a cancelled sequence stays"
+            if sequence.phase is DecodePhase.RUNNING:
+                assert not sequence.awaits_first_token, "a sequence runs without its first token"
+        for row in (row for step in self.batches.steps.values() for row in step):
+            assert row.owner in self.sequences, "the step in flight computes a sequence that is gone"
+            assert row.owner not in moving, "the step in flight computes a sequence that moves"
+
+    def _check_waits(self) -> None:
+        """Everybody who waits, waits for something that happens."""
+        is_under_way = any(
+            sequence.phase in (DecodePhase.PULLING, DecodePhase.MOVING)
+            for sequence in self.sequences.values()
+        )
+        assert self.batches.is_computing or is_under_way or not self.running(), "nothing is under way"
+        for sequence in self.at_rest():
+            is_next = sequence.lane in self.batches.steps
+            pool = self.blocks.pool_of(sequence.owner)
+            assert is_next or self.has_others_in(pool, sequence), "nobody is going to free a block"
+        for sequence in self.sequences.values():
+            may_wait = sequence.pool is None and not self.blocks.open_pools
+            has_home = self.room_in(sequence.pool) >= self.longest_blocks(sequence)
+            is_waiting = sequence.phase is DecodePhase.WAITING
+            assert has_home or may_wait or not is_waiting, "a sequence waits for a pool that there is not"
+
+    def count(self, phase: DecodePhase) -> int:
+        return sum(sequence.phase is phase for sequence in self.sequences.values())
+
+    def running(self) -> list[DecodeSequence]:
+        return [sequence for sequence in self.sequences.values() if sequence.phase is DecodePhase.RUNNING]
+
+    def at_rest(self) -> list[DecodeSequence]:
+        """Running sequences that no step computes now, in arrival order."""
+        return [sequence for sequence in self.running() if not self.batches.computes(sequence.owner)]
+
+    def pulling(self, owner: BlockOwner) -> DecodeSequence:
+        sequence = self.sequences.get(owner)
+        if sequence is None or sequence.phase is not DecodePhase.PULLING:
+            raise ValueError(f"{owner} is not being pulled")
+        return sequence
+
+    def room_in(self, pool: int | None) -> int:
+        """Blocks of the longest sequence that could ever be held there; None: anywhere."""
+        if pool is None:
+            return self.blocks.largest_pool_blocks
+        return self.blocks.total_blocks_in(pool) if pool in self.blocks.open_pools else 0
+
+    def longest_blocks(self, sequence: DecodeSequence) -> int:
+        return blocks_for(sequence.request.max_total_tokens, self.block_size)
+
+    def lacks_block(self, sequence: DecodeSequence) -> bool:
+        return len(self.blocks.block_table(sequence.owner)) * self.block_size <= sequence.position
+
+    def is_stuck(self, sequence: DecodeSequence) -> bool:
+        """Whether it lacks a block, and no other sequence is going to free one."""
+        pool = self.blocks.pool_of(sequence.owner)
+        is_short = self.lacks_block(sequence) and self.blocks.free_blocks_in(pool) == 0
+        return is_short and not self.has_others_in(pool, sequence)
+
+    def has_others_in(self, pool: int, sequence: DecodeSequence) -> bool:
+        return any(
+            pool in (self.blocks.pool_of(other.owner), self.moves.pool_of(other))
+            for other in self.sequences.values()
+            if other is not sequence and other.phase is not DecodePhase.WAITING
+        )
+
+    def discard_all(self, matches: Callable[[DecodeSequence], bool]) -> None:
+        for sequence in [sequence for sequence in self.sequences.values() if matches(sequence)]:
+            self.discard(sequence)
+
+    def discard(self, sequence: DecodeSequence) -> None:
+        """Forgets a sequence now, or marks it where the engine or a transfer still uses its blocks."""
+        is_pulled = sequence.phase is DecodePhase.PULLING and not self.pulls.rests(sequence.owner)
+        is_computed = self.batches.computes(sequence.owner)
+        if is_computed or is_pulled or sequence.phase is DecodePhase.MOVING:
+            sequence.is_cancelled = True
+        else:
+            self.drop(sequence)
+
+    def drop(self, sequence: DecodeSequence) -> None:
+        del self.sequences[sequence.owner]
+        self.departures.forget(sequence.owner)
+        self.pulls.end(sequence.owner)
+        if sequence.phase is not DecodePhase.WAITING:
+            self.blocks.release(sequence.owner)
