@@ -249,7 +249,7 @@ def test_a_foreground_mesh_ends_at_ctrl_c_and_nothing_of_it_is_left(directory: P
     program = (
         "import signal, sys; from pathlib import Path; from common.config_file import load_config;"
         "from services import local; from services.launch_plan import LaunchPlan;"
-        # Whoever runs the tests in the background of a script has SIGINT ignored, and its children inherit that.
+        # In the background of a script SIGINT is ignored, and every child inherits that.
         "signal.signal(signal.SIGINT, signal.default_int_handler);"
         "plan = LaunchPlan(port=0, command=(sys.executable, '-m', 'tests.common.small_service'));"
         "local.up(Path(sys.argv[1]), plan, load_config(None), lambda s: print(s.url, flush=True))"
