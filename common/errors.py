@@ -14,6 +14,7 @@
     │   ├── InstanceLost            the instance that held the sequence is gone
     │   ├── HandoverFailed          KV did not reach the decode instance
     │   ├── UnknownRequest          a message names a request that this service does not hold
+    │   ├── LeaderSuperseded        a command of a scheduler that does not lead any more
     │   └── InternalError           a defect; the text stays in the log
     └── ServiceError                fails a process, or a wire of it
         ├── ConfigError             a setting breaks a rule (names the key)
@@ -93,6 +94,10 @@ class UnknownRequest(RequestError):
     code = "unknown_request"
 
 
+class LeaderSuperseded(RequestError):
+    code = "leader_superseded"
+
+
 class InternalError(RequestError):
     code = "internal_error"
 
@@ -111,6 +116,7 @@ REQUEST_ERRORS: dict[str, type[RequestError]] = {
         InstanceLost,
         HandoverFailed,
         UnknownRequest,
+        LeaderSuperseded,
         InternalError,
     )
 }

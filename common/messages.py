@@ -284,10 +284,11 @@ class PlaceMoved(msgspec.Struct, frozen=True, tag="place-moved"):
 
 
 class FlipRole(msgspec.Struct, frozen=True, tag="flip"):
-    """command line → instance: have this role from now on. Answered by a FlipProgress, and as often as asked
-    again."""
+    """command line or leading scheduler → instance: have this role from now on. Answered by a FlipProgress,
+    and as often as asked again. ``epoch``: with which the scheduler leads; LeaderSuperseded: another does."""
 
     role: Role
+    epoch: int | None = None
 
 
 class FlipProgress(msgspec.Struct, frozen=True, tag="flip-progress"):
@@ -390,6 +391,16 @@ class RequestEnded(msgspec.Struct, frozen=True, tag="ended"):
     prompt_tokens: int = 0
     output_tokens: int | None = None
     is_cut: bool = False
+
+
+class LeaderAnnounced(msgspec.Struct, frozen=True, tag="leader"):
+    """scheduler → schedulers, instances, launchers, as long as it leads: lower epochs are over.
+    ``is_leaving``: it leads no more."""
+
+    scheduler_id: str
+    incarnation: Incarnation
+    epoch: int
+    is_leaving: bool = False
 
 
 class AttentionDraining(msgspec.Struct, frozen=True, tag="attention-draining"):

@@ -8,6 +8,8 @@ Keys of one mesh, all under ``lamella:<namespace>:``::
 
     member:<id>     incarnation, newline, the record as JSON; expires with the lease
     members         sorted set of ids by the server's second of their last renewal
+    leader          epoch, incarnation and id of the scheduler that leads, a line each; expires with its lease
+    leader-epoch    the last leader's epoch
 
 A member is its id and its incarnation. The newest incarnation of an id wins: an older one, paused and woken
 again, cannot write over it (MemberSuperseded).
@@ -65,6 +67,43 @@ end
 return 1
 """
 
+CLAIM_LEAD = """
+local held = redis.call('GET', KEYS[1])
+if held then
+  local epoch, holder = string.match(held, '^(%d+)\\n([^\\n]*)')
+  if holder ~= ARGV[1] then return {held, redis.call('PTTL', KEYS[1])} end
+  if tonumber(epoch) >= tonumber(ARGV[4]) then
+    redis.call('PEXPIRE', KEYS[1], ARGV[3])
+    return {held, tonumber(ARGV[3])}
+  end
+end
+local time = redis.call('TIME')
+local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
+local last = tonumber(redis.call('GET', KEYS[2]) or 0)
+local epoch = string.format('%.0f', math.max(now_ms, last + 1, ARGV[4] + 1))
+held = epoch .. '\\n' .. ARGV[1] .. '\\n' .. ARGV[2]
+redis.call('SET', KEYS[2], epoch)
+redis.call('SET', KEYS[1], held, 'PX', ARGV[3])
+return {held, tonumber(ARGV[3])}
+"""
+RESIGN_LEAD = """
+local held = redis.call('GET', KEYS[1])
+if held and string.match(held, '^%d+\\n([^\\n]*)') == ARGV[1] then redis.call('DEL', KEYS[1]) end
+return 1
+"""
+
+
+class Leader(msgspec.Struct, frozen=True):
+    """The scheduler that leads, for ``remaining_s`` if it does not renew its lease.
+
+    ``epoch`` grows with every leader, also of an emptied store: it is at least the server's milliseconds.
+    """
+
+    service_id: str
+    incarnation: Incarnation
+    epoch: int
+    remaining_s: float
+
 
 class MemberSuperseded(StoreError):
     """A newer incarnation of this member has joined: this process must stop."""
@@ -91,6 +130,8 @@ class Store:
         self._join = self._client.register_script(JOIN)
         self._renew = self._client.register_script(RENEW)
         self._leave = self._client.register_script(LEAVE)
+        self._claim_lead = self._client.register_script(CLAIM_LEAD)
+        self._resign_lead = self._client.register_script(RESIGN_LEAD)
         self._decoder: msgspec.json.Decoder[MemberRecord] = msgspec.json.Decoder(MemberRecord)
 
     async def connect(self) -> None:
@@ -133,6 +174,28 @@ class Store:
     async def members(self) -> list[MemberRecord]:
         """Every member whose lease runs. Values that are no record are skipped and counted."""
         return await self._run(self._read_members)
+
+    async def claim_lead(
+        self, service_id: str, incarnation: Incarnation, lease_s: float, seen_epoch: int
+    ) -> Leader:
+        """Who leads now: this scheduler where nobody did, or it did before and its epoch is not below
+        ``seen_epoch``, the highest of another that it has heard of. Raises StoreUnavailable."""
+        keys = [f"{self._prefix}leader", f"{self._prefix}leader-epoch"]
+        arguments: list[str | int] = [incarnation, service_id, round(lease_s * 1000), seen_epoch]
+        held, remaining_ms = await self._run(lambda: self._claim_lead(keys=keys, args=arguments))
+        return _leader(held, remaining_ms)
+
+    async def resign_lead(self, incarnation: Incarnation) -> None:
+        """Another may lead at once. Raises StoreUnavailable."""
+        keys = [f"{self._prefix}leader"]
+        await self._run(lambda: self._resign_lead(keys=keys, args=[incarnation]))
+
+    async def leader(self) -> Leader | None:
+        """None: nobody leads. Raises StoreUnavailable."""
+        key = f"{self._prefix}leader"
+        held = cast(bytes | None, await self._run(lambda: self._client.get(key)))
+        remaining_ms = cast(int, await self._run(lambda: self._client.pttl(key)))
+        return None if held is None else _leader(held, remaining_ms)
 
     @property
     def _member_id(self) -> str:
@@ -191,6 +254,11 @@ def _member_id(record: MemberRecord) -> str:
 
 def _incarnation(record: MemberRecord) -> Incarnation:
     return record.incarnation
+
+
+def _leader(held: bytes, remaining_ms: int) -> Leader:
+    epoch, incarnation, service_id = held.decode().split("\n")
+    return Leader(service_id, Incarnation(incarnation), int(epoch), max(0, remaining_ms) / 1000)
 
 
 def _address(url: str) -> str:

@@ -19,6 +19,10 @@ class Subjects:
         """LoadReport and RequestEnded, to every scheduler; predictors listen, too."""
         return f"lamella.{self.namespace}.scheduler.events"
 
+    def leader(self) -> str:
+        """LeaderAnnounced, to schedulers, instances and launchers."""
+        return f"lamella.{self.namespace}.leader"
+
     def predict(self) -> str:
         """PredictLength (queue group: any predictor answers)."""
         return f"lamella.{self.namespace}.predictor.predict"

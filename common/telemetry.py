@@ -237,6 +237,19 @@ class SchedulerMetrics:
         self._requests.set(requests)
 
 
+class LeaderMetrics:
+    """Which scheduler leads."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._epoch = Gauge(
+            "lamella_leader_epoch", "With which this scheduler leads; 0: it does not.", registry=registry
+        )
+
+    def follow(self, epoch: Callable[[], int | None]) -> None:
+        """Asks it whenever somebody reads."""
+        self._epoch.set_function(lambda: float(epoch() or 0))
+
+
 class PredictorMetrics:
     """How often, how fast and how rightly lengths are predicted."""
 

@@ -8,10 +8,11 @@ import asyncio
 import logging
 import os
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from common.bus import Bus
 from common.config import Config
+from common.epochs import EpochFence
 from common.errors import BusError, InvalidRequest, NoInstanceReady
 from common.ids import Incarnation, InstanceId
 from common.kv.blocks import BlockAllocator
@@ -29,6 +30,7 @@ from common.messages import (
     InstanceRecord,
     KVDelivered,
     KVDestination,
+    LeaderAnnounced,
     LoadReport,
     PrefillTask,
     PullKV,
@@ -81,10 +83,12 @@ class Instance:
     write_role: Callable[[Role], Awaitable[None]] | None = None
     is_draining: bool = False
     switch_s: float = 0.0
+    leaders: EpochFence = field(default_factory=EpochFence)
 
     async def subscribe(self) -> None:
         """Returns when every subscription is active."""
         await self.bus.subscribe(self.subjects.everyone(), InstanceEvent, self._take_event)
+        await self.bus.subscribe(self.subjects.leader(), LeaderAnnounced, self._note_leader)
         await self.bus.subscribe(
             self.subjects.instance_events(self.instance_id), InstanceEvent, self._take_event
         )
@@ -153,8 +157,12 @@ class Instance:
                 return await self.decode.resume(call)
             case PullKV():
                 return await self.prefill.pull(call)
-            case FlipRole(role):
+            case FlipRole(role, epoch):
+                self.leaders.admit(epoch)
                 return await self.flip(role)
+
+    def _note_leader(self, message: LeaderAnnounced) -> None:
+        self.leaders.note(message.epoch)
 
     def _take_event(self, message: InstanceEvent) -> None:
         self.prefill.take_event(message)

@@ -4,8 +4,9 @@ import asyncio
 
 from common.config import Config
 from common.service import Running, ServiceProcess, run_service
-from common.telemetry import SchedulerMetrics
+from common.telemetry import LeaderMetrics, SchedulerMetrics
 from scheduler.explanations import add_routes
+from scheduler.leadership import Leadership
 from scheduler.service import SchedulerService
 from scheduler.state import SchedulerState
 
@@ -29,12 +30,24 @@ async def _start(process: ServiceProcess) -> Running:
         is_read_due=asyncio.Event(),
         spawn=process.spawn,
     )
+    leadership = Leadership(
+        process.store,
+        process.bus,
+        process.subjects,
+        process.service_id,
+        process.incarnation,
+        config.mesh,
+        LeaderMetrics(process.registry),
+    )
     add_routes(process.app, scheduler.state.placer.log)
+    await leadership.start()
     await scheduler.start()
     process.spawn(scheduler.watch())
+    process.spawn(leadership.keep())
 
     async def drain(timeout_s: float) -> None:
         """Nothing waits in a scheduler: calls at hand are answered when the bus closes."""
+        await leadership.resign()
 
     async def close() -> None:
         """Holds nothing but its wires, which the process closes."""

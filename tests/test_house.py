@@ -100,12 +100,15 @@ def decisions() -> list[Path]:
     ]
     prefill = ("sequence.py", "chunks.py", "handover.py", "prompts.py")
     parts += [REPOSITORY / "prefill" / name for name in prefill]
-    parts += [REPOSITORY / "scheduler" / name for name in ("views.py", "placing.py", "decision_log.py")]
+    parts += [
+        REPOSITORY / "scheduler" / name for name in ("views.py", "placing.py", "decision_log.py", "lease.py")
+    ]
     policies = list((REPOSITORY / "scheduler" / "policy").glob("*.py"))
     names = (
         "messages.py",
         "attention_messages.py",
         "attempts.py",
+        "epochs.py",
         "lifecycle.py",
         "latency.py",
         "performance.py",

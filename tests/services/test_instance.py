@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from common.config import Config, InstanceConfig, MeshConfig
-from common.errors import InvalidRequest, NoInstanceReady
+from common.errors import InvalidRequest, LeaderSuperseded, NoInstanceReady
 from common.ids import Incarnation, InstanceId, RequestId
 from common.kv.blocks import BlockOwner
 from common.lifecycle import DecodePhase
-from common.messages import LoadReport, Role
+from common.messages import FlipProgress, FlipRole, LeaderAnnounced, LoadReport, Role
 from common.subjects import Subjects
 from common.telemetry import InstanceMetrics, new_registry
 from common.transfer.endpoint import TransferEndpoint
@@ -105,5 +105,24 @@ def test_a_sequence_that_waits_for_memory_gets_what_the_other_room_frees(
             request = make_request("r1", 5, 9, output_ids=(7, 8))
             instance.prefill.take_over(SequenceLeft(held_by, request, NOBODY, LIFE, None))
             await until(lambda: waiting.phase is not DecodePhase.WAITING, instance.bus)
+
+    run(work())
+
+
+def test_a_scheduler_that_does_not_lead_any_more_changes_no_role(nats_url: str, namespace: str) -> None:
+    async def work() -> None:
+        async with decode_instance(nats_url, namespace) as instance:
+            await instance.subscribe()
+            bus, subjects = instance.bus, instance.subjects
+            bus.publish(subjects.leader(), LeaderAnnounced("scheduler-1", LIFE, epoch=7))
+            await until(lambda: instance.leaders.highest == 7, bus)
+            calls = subjects.instance_calls(instance.instance_id)
+            with pytest.raises(LeaderSuperseded, match="epoch 6 is over"):
+                await bus.call(calls, FlipRole("prefill", epoch=6), FlipProgress, 5.0)
+            assert instance.role == "decode"
+            await bus.call(calls, FlipRole("prefill", epoch=7), FlipProgress, 5.0)
+            # A person's word needs no lease.
+            await bus.call(calls, FlipRole("decode"), FlipProgress, 5.0)
+            assert instance.role == "decode"
 
     run(work())
