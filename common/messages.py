@@ -23,6 +23,8 @@ A request's walk, by message::
     decode    --SequenceMoved->  gateway                                 (publish)
     prefill room of the same instance  --DecodeTask-->  decode           (and on as above)
 
+A computed prompt whose decode instance refuses it, as it is full or has another role by now, goes on so, too.
+
 Beside prefill, where there is a length predictor::
 
     scheduler --PredictLength-->  predictor                              (call, answered by PredictedLength)
@@ -276,8 +278,9 @@ class KVDelivered(msgspec.Struct, frozen=True, tag="delivered"):
 
 
 class PlaceMoved(msgspec.Struct, frozen=True, tag="place-moved"):
-    """decode → scheduler: find this running sequence another decode instance. Answered by a Placement, whose
-    prefill instance is ``former``, which has the KV. ``request.output_ids``: all that was drawn."""
+    """instance → scheduler: find this sequence, which runs here or was refused where it was to run, another
+    decode instance. Answered by a Placement, whose prefill instance is ``former``, which has the KV.
+    ``request.output_ids``: all that was drawn."""
 
     request: GenerationRequest
     former: InstanceLife
@@ -332,7 +335,7 @@ class SequenceFailed(msgspec.Struct, frozen=True, tag="failed"):
 
 
 class SequenceMoved(msgspec.Struct, frozen=True, tag="moved"):
-    """decode → gateway: this attempt goes on at another instance, with its KV and its ``output_tokens``.
+    """instance → gateway: this attempt goes on at another instance, with its KV and its ``output_tokens``.
     ``placement.prefill_instance``, which says so, is needed until the next token comes."""
 
     request_id: RequestId

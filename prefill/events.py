@@ -11,9 +11,11 @@ from common.messages import (
     ErrorReply,
     GenerationRequest,
     KVDelivered,
+    Placement,
     PrefillTask,
     PullKV,
     SampledToken,
+    SequenceMoved,
     TokenEvent,
 )
 from common.sequences import PublishFailure
@@ -65,6 +67,22 @@ class OfferRefused:
     error: ErrorReply
     is_lost: bool = False
     is_early: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeFound:
+    """Another decode instance expects the sequence now."""
+
+    owner: BlockOwner
+    placement: Placement
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeNotFound:
+    """``error``: why no other decode instance takes the sequence."""
+
+    owner: BlockOwner
+    error: ErrorReply
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +153,8 @@ PrefillEvent = (
     | ChunkFinished
     | ChunkFailed
     | OfferRefused
+    | DecodeFound
+    | DecodeNotFound
     | PullArrived
     | SendFinished
     | SendFailed
@@ -186,6 +206,23 @@ class OfferSequence:
 
 
 @dataclass(frozen=True, slots=True)
+class SeekDecode:
+    """Find the sequence another decode instance: its KV stays here until then. ``request.output_ids``: all
+    that was drawn."""
+
+    owner: BlockOwner
+    request: GenerationRequest
+
+
+@dataclass(frozen=True, slots=True)
+class PublishMove:
+    """The gateway is to hear where the sequence goes on instead."""
+
+    gateway_id: GatewayId
+    moved: SequenceMoved
+
+
+@dataclass(frozen=True, slots=True)
 class WithdrawOffer:
     """The sequence has ended here: its decode instance need not wait for it."""
 
@@ -213,5 +250,13 @@ class AnswerPull:
 
 
 PrefillCommand = (
-    RunChunk | PublishToken | PublishFailure | OfferSequence | WithdrawOffer | SendKV | AnswerPull
+    RunChunk
+    | PublishToken
+    | PublishFailure
+    | PublishMove
+    | OfferSequence
+    | SeekDecode
+    | WithdrawOffer
+    | SendKV
+    | AnswerPull
 )

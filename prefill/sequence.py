@@ -15,6 +15,7 @@ ROOM = "prefill"
 @dataclass(slots=True)
 class PrefillSequence:
     """``is_offered``: the decode instance was told of it, and has not refused it.
+    ``is_seeking``: another one is looked for; ``refusals``: how often that was needed.
     ``lengths``: what it is told of how long the sequence will get.
     ``is_moving``: it ran in this instance's decode room."""
 
@@ -30,6 +31,8 @@ class PrefillSequence:
     computed_tokens: int = 0
     first_token: int | None = None
     is_offered: bool = False
+    is_seeking: bool = False
+    refusals: int = 0
     is_cancelled: bool = False
     is_moving: bool = False
 

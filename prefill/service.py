@@ -30,8 +30,11 @@ from common.messages import (
     GatewayGone,
     InstanceEvent,
     InstanceGone,
+    InstanceLife,
     KVDelivered,
     OfferWithdrawn,
+    Placement,
+    PlaceMoved,
     PrefillTask,
     PullKV,
     TokenBatch,
@@ -159,6 +162,10 @@ class PrefillService:
                 self.metrics.observe_prefill(queue_s, compute_s)
             case PublishFailure(gateway_id, failure):
                 self._publish(gateway_id, failure)
+            case events.PublishMove(gateway_id, moved):
+                self._publish(gateway_id, moved)
+            case events.SeekDecode():
+                self.spawn(self._seek_decode(command))
             case events.OfferSequence():
                 self.spawn(self._offer(command))
             case events.WithdrawOffer(owner, decode_instance):
@@ -202,13 +209,23 @@ class PrefillService:
         except (RequestError, BusError) as exc:
             log.warning("offer_refused", extra={"request": command.owner.request_id, "error": str(exc)})
             is_lost = isinstance(exc, BusError)
-            refused = events.OfferRefused(
-                command.owner, _as_handover_error(exc), is_lost, command.task.is_early
-            )
-            self._handle(refused)
+            error = _as_handover_error(exc, "the decode instance")
+            self._handle(events.OfferRefused(command.owner, error, is_lost, command.task.is_early))
         timeline.end(
             began_ns, OFFER_SEQUENCE, owner.attempt, requests=owner.request_id, peer=command.decode_instance
         )
+
+    async def _seek_decode(self, command: events.SeekDecode) -> None:
+        """Asks the scheduler once: it knows who is ready, and the gateway tries again where nobody is."""
+        owner, life = command.owner, InstanceLife(self.state.instance_id, self.state.incarnation)
+        call = PlaceMoved(command.request, life)
+        try:
+            placement = await self.bus.call(self.subjects.submit(), call, Placement, self.call_timeout_s)
+        except (RequestError, BusError) as exc:
+            log.warning("decode_not_found", extra={"request": owner.request_id, "error": str(exc)})
+            self._handle(events.DecodeNotFound(owner, _as_handover_error(exc, "the scheduler")))
+        else:
+            self._handle(events.DecodeFound(owner, placement))
 
     def _withdraw(self, owner: BlockOwner, decode_instance: InstanceId) -> None:
         withdrawn = OfferWithdrawn(
@@ -253,7 +270,7 @@ class PrefillService:
         publish_surely(self.bus, self.subjects.gateway_events(gateway_id), event, self.spawn)
 
 
-def _as_handover_error(exc: RequestError | BusError) -> ErrorReply:
+def _as_handover_error(exc: RequestError | BusError, asked: str) -> ErrorReply:
     if isinstance(exc, RequestError):
         return error_reply(exc)
-    return ErrorReply(HandoverFailed.code, f"the decode instance did not answer: {exc}")
+    return ErrorReply(HandoverFailed.code, f"{asked} did not answer: {exc}")

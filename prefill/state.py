@@ -8,7 +8,8 @@ come; COMPUTING in fixed chunks (TetriInfer 3.3.3); COMPUTED, with its first tok
 pool, which is the queue (DistServe 4.3), until its decode instance has pulled all of its KV. It is offered
 there when it is computed, a long prompt already when its first chunk begins; the pulls go on beside the
 chunks (``prefill.handover``), and the blocks that the transfer engine reads are pinned. A sequence that ends
-with its first token is withdrawn, or was never offered. One that ran in this instance's decode room and is to
+with its first token is withdrawn, or was never offered. Where its decode instance refuses it then, another
+one is sought, and its KV stays here meanwhile. One that ran in this instance's decode room and is to
 go on elsewhere comes in COMPUTED.
 """
 
@@ -35,9 +36,11 @@ from common.messages import (
     FinishReason,
     GenerationRequest,
     HostProcess,
+    Placement,
     PrefillTask,
     PullKV,
     SampledToken,
+    SequenceMoved,
     TokenEvent,
 )
 from common.sequences import continued_with, failure_of, finish_reason_of, without_last_token
@@ -49,7 +52,9 @@ from prefill.events import (
     ChunkFailed,
     ChunkFinished,
     ChunkSlice,
+    DecodeFound,
     DecodeInstanceGone,
+    DecodeNotFound,
     DrainExpired,
     DrainStarted,
     GatewayGone,
@@ -58,10 +63,12 @@ from prefill.events import (
     OfferSequence,
     PrefillCommand,
     PrefillEvent,
+    PublishMove,
     PublishToken,
     PullArrived,
     RoleChanged,
     RunChunk,
+    SeekDecode,
     SendFailed,
     SendFinished,
     SendKV,
@@ -74,6 +81,9 @@ from prefill.prompts import PromptQueue
 from prefill.sequence import ROOM, PrefillSequence
 from scheduler.policy.hand_over import is_layerwise, layers_per_report
 from scheduler.policy.prefill_batching import fill_chunk
+
+MAX_REFUSALS = 3
+"""Of one sequence's offers, after which its KV is given up: whoever has room in word has none in deed."""
 
 
 @dataclass(slots=True)
@@ -135,7 +145,9 @@ class PrefillState:
             assert sequence.computed_tokens <= sequence.request.tokens
             is_computed = sequence.phase is PrefillPhase.COMPUTED
             assert is_computed == (sequence.first_token is not None)
-            assert sequence.is_offered or not is_computed, "nobody knows of a computed prompt"
+            is_known = sequence.is_offered or sequence.is_seeking
+            assert is_known or not is_computed, "nobody knows of a computed prompt"
+            assert not (sequence.is_offered and sequence.is_seeking), "offered while another is sought"
             is_used = self.chunk.computes(owner) or sequence.hand_over.is_sending
             assert is_used or not sequence.is_cancelled, "a cancelled sequence stays"
             if not sequence.is_cancelled:
@@ -163,6 +175,10 @@ class PrefillState:
                 self._fail_chunk(error, commands)
             case OfferRefused():
                 self._take_refusal(event, commands)
+            case DecodeFound(owner, placement):
+                self._offer_anew(owner, placement, commands)
+            case DecodeNotFound(owner, error):
+                self._give_up(owner, error, commands)
             case PullArrived(pull):
                 self._take_pull(pull, commands)
             case SendFinished(owner, kv_bytes, transfer_s):
@@ -382,18 +398,48 @@ class PrefillState:
         commands.append(OfferSequence(sequence.owner, sequence.decode_instance, task))
 
     def _take_refusal(self, refused: OfferRefused, commands: list[PrefillCommand]) -> None:
-        """An early offer that only came too early is made again when the prompt is computed."""
+        """An early offer that only came too early is made again when the prompt is computed. One that is
+        refused then, by an instance that is full or has another role by now, goes to another instance."""
         sequence = self.sequences.get(refused.owner)
         if sequence is None or sequence.is_cancelled or sequence.hand_over.has_begun:
             return
-        if refused.is_early and refused.error.code in (Overloaded.code, NoInstanceReady.code):
+        is_for_others = refused.error.code in (Overloaded.code, NoInstanceReady.code)
+        if refused.is_early and is_for_others:
             sequence.is_offered = False
             if sequence.phase is PrefillPhase.COMPUTED:
                 self._offer(sequence, commands)
             return
+        if is_for_others and sequence.first_token is not None and sequence.refusals < MAX_REFUSALS:
+            sequence.is_offered, sequence.is_seeking = False, True
+            sequence.refusals += 1
+            request = continued_with(sequence.request, sequence.first_token)
+            commands.append(SeekDecode(sequence.owner, request))
+            return
         lost = sequence.decode_instance if refused.is_lost else None
         sequence.is_offered = refused.is_lost
         commands.append(failure_of(sequence.request, refused.error, can_continue=True, lost_instance=lost))
+        self._discard(sequence, commands)
+
+    def _offer_anew(self, owner: BlockOwner, placement: Placement, commands: list[PrefillCommand]) -> None:
+        """To where the scheduler has placed the sequence now. Of one that has ended, nothing is wanted."""
+        sequence = self.sequences.get(owner)
+        if sequence is None or not sequence.is_seeking:
+            return
+        request = sequence.request
+        sequence.is_seeking = False
+        sequence.decode_instance = placement.decode_instance
+        sequence.decode_incarnation = placement.decode_incarnation
+        drawn = len(request.output_ids) + 1
+        moved = SequenceMoved(request.request_id, request.attempt, placement, drawn)
+        commands.append(PublishMove(request.gateway_id, moved))
+        self._offer(sequence, commands)
+
+    def _give_up(self, owner: BlockOwner, error: ErrorReply, commands: list[PrefillCommand]) -> None:
+        """Nobody else has room: it is computed again where and when somebody has."""
+        sequence = self.sequences.get(owner)
+        if sequence is None or not sequence.is_seeking:
+            return
+        commands.append(failure_of(sequence.request, error, can_continue=True))
         self._discard(sequence, commands)
 
     def _take_pull(self, pull: PullKV, commands: list[PrefillCommand]) -> None:

@@ -7,7 +7,7 @@ from common.config import PrefillOrder
 from common.ids import Incarnation, InstanceId, RequestId
 from common.kv.blocks import BlockAllocator, BlockOwner
 from common.kv.layout import KVLayout
-from common.messages import ErrorReply, KVDestination, PrefillTask, PullKV, SampledToken
+from common.messages import ErrorReply, KVDestination, Placement, PrefillTask, PullKV, SampledToken
 from prefill import events
 from prefill.prompts import PromptQueue
 from prefill.sequence import ROOM
@@ -17,6 +17,8 @@ from tests.requests import make_request
 DECODE = InstanceId("decode-0")
 LIFE = Incarnation("d1")
 """The decode instance's."""
+HOME = Placement(InstanceId("prefill-0"), Incarnation("i1"), InstanceId("decode-1"), Incarnation("d2"))
+"""Where the scheduler has a sequence go on that was refused."""
 LAYOUT = KVLayout(layers=3, kv_heads=1, head_dim=1, block_size=4, element_bytes=1)
 POOL = KVDestination(b"", 0, 1, 60)
 EOS = 2

@@ -21,6 +21,7 @@ from tests.prefill.states import (
     EOS,
     EVERYTHING,
     FAILED,
+    HOME,
     LAYOUT,
     LIFE,
     handle,
@@ -64,6 +65,7 @@ class Walk:
         self.chunk: tuple[events.ChunkSlice, ...] = ()
         self.layers: int | None = None
         self.offers: dict[BlockOwner, bool] = {}
+        self.sought: list[BlockOwner] = []
         self.portions: dict[BlockOwner, int] = {}
         self.asked: set[BlockOwner] = set()
         self.sends: list[BlockOwner] = []
@@ -81,6 +83,9 @@ class Walk:
                 case events.OfferSequence(owner, _, task):
                     assert owner not in self.offers, "offered twice"
                     self.offers[owner] = task.is_early
+                case events.SeekDecode(owner):
+                    assert owner not in self.offers, "offered while another instance is sought"
+                    self.sought.append(owner)
                 case events.WithdrawOffer(owner):
                     self.offers.pop(owner, None)
                 case events.SendKV(owner, pull, _, spans):
@@ -139,6 +144,8 @@ class Walk:
             self.ask(self.chance.choice(list(self.offers)))
         elif choice < 0.78 and self.offers:
             self.refuse(self.chance.choice(list(self.offers)))
+        elif choice < 0.82 and self.sought:
+            self.end_search()
         elif choice < 0.9 and self.sends:
             self.end_send()
         elif choice < 0.96 and self.arrived:
@@ -193,6 +200,14 @@ class Walk:
         error = self.chance.choice([FAILED, ErrorReply(Overloaded.code, "full")])
         self.do(events.OfferRefused(owner, error, is_early=is_early))
 
+    def end_search(self) -> None:
+        """Of a sequence that is gone, too."""
+        owner = self.sought.pop(self.chance.randrange(len(self.sought)))
+        if self.chance.random() < 0.3:
+            self.do(events.DecodeNotFound(owner, FAILED))
+        else:
+            self.do(events.DecodeFound(owner, HOME))
+
     def end_send(self) -> None:
         owner = self.sends.pop(self.chance.randrange(len(self.sends)))
         if self.chance.random() < 0.1:
@@ -212,10 +227,14 @@ class Walk:
         """Everybody pulls to the end; a state that waits for nothing is a deadlock."""
         while not self.state.is_idle:
             waiting = [owner for owner in self.offers if owner not in self.asked]
-            assert self.chunk or self.sends or waiting, "sequences wait, and nothing is under way"
+            assert self.chunk or self.sends or waiting or self.sought, (
+                "sequences wait, and nothing is under way"
+            )
             if self.sends:
                 self.end_send()
             elif self.chunk:
                 self.end_chunk()
+            elif self.sought:
+                self.end_search()
             else:
                 self.ask(waiting[0])

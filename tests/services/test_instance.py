@@ -13,7 +13,20 @@ from common.errors import InvalidRequest, LeaderSuperseded, NoInstanceReady
 from common.ids import Incarnation, InstanceId, RequestId
 from common.kv.blocks import BlockOwner
 from common.lifecycle import DecodePhase
-from common.messages import FlipProgress, FlipRole, LeaderAnnounced, LoadReport, Role
+from common.messages import (
+    Acknowledged,
+    DecodeTask,
+    FlipProgress,
+    FlipRole,
+    GatewayEvent,
+    InstanceLife,
+    LeaderAnnounced,
+    LoadReport,
+    Placement,
+    PlaceMoved,
+    Role,
+    SequenceMoved,
+)
 from common.subjects import Subjects
 from common.telemetry import InstanceMetrics, new_registry
 from common.transfer.endpoint import TransferEndpoint
@@ -22,7 +35,7 @@ from services.engines import load_engine
 from services.instance import Instance, build_instance
 from tests.common.buses import connected, run, until
 from tests.decode.states import task_of
-from tests.requests import make_request
+from tests.requests import GATEWAY, make_request
 
 NOBODY = InstanceId("decode-9")
 LIFE = Incarnation("i1")
@@ -124,5 +137,43 @@ def test_a_scheduler_that_does_not_lead_any_more_changes_no_role(nats_url: str, 
             # A person's word needs no lease.
             await bus.call(calls, FlipRole("decode"), FlipProgress, 5.0)
             assert instance.role == "decode"
+
+    run(work())
+
+
+def test_a_sequence_refused_by_an_instance_of_another_role_by_now_goes_where_the_scheduler_says(
+    nats_url: str, namespace: str
+) -> None:
+    async def work() -> None:
+        offers: list[InstanceId] = []
+        heard: list[GatewayEvent] = []
+        home = Placement(InstanceId("decode-0"), LIFE, InstanceId("decode-2"), LIFE)
+
+        async def refuse(task: DecodeTask) -> Acknowledged:
+            offers.append(NOBODY)
+            raise NoInstanceReady("admits no sequences now")
+
+        async def take(task: DecodeTask) -> Acknowledged:
+            offers.append(home.decode_instance)
+            return Acknowledged()
+
+        async def place(call: PlaceMoved) -> Placement:
+            assert call.request.output_ids == (7, 8)
+            assert call.former == InstanceLife(InstanceId("decode-0"), LIFE)
+            return home
+
+        async with decode_instance(nats_url, namespace) as instance:
+            bus, subjects = instance.bus, instance.subjects
+            await bus.serve(subjects.instance_calls(NOBODY), DecodeTask, refuse)
+            await bus.serve(subjects.instance_calls(home.decode_instance), DecodeTask, take)
+            await bus.serve(subjects.submit(), PlaceMoved, place)
+            await bus.subscribe(subjects.gateway_events(GATEWAY), GatewayEvent, heard.append)
+            held_by = BlockOwner("handed-on", RequestId("r1"), 0)
+            assert instance.blocks.try_allocate(held_by, 1)
+            request = make_request("r1", 5, 9, output_ids=(7, 8))
+            instance.prefill.take_over(SequenceLeft(held_by, request, NOBODY, LIFE, None))
+            await until(lambda: len(offers) == 2 and heard, bus)
+        assert offers == [NOBODY, home.decode_instance]
+        assert heard == [SequenceMoved(RequestId("r1"), 0, home, output_tokens=2)]
 
     run(work())

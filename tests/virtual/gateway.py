@@ -16,6 +16,7 @@ from common.messages import (
     Placement,
     RequestEnded,
     SequenceFailed,
+    SequenceMoved,
     SubmitRequest,
     TokenBatch,
     TokenEvent,
@@ -26,6 +27,7 @@ from tests.virtual.scheduler import SCHEDULER
 
 SUBMIT_TIMEOUT_S = 60.0
 RETRY_S = 0.2
+MOVED_WITHIN_S = 10.0
 
 
 @dataclass(slots=True)
@@ -35,6 +37,7 @@ class Entry:
     request: GenerationRequest
     output_ids: list[int] = field(default_factory=list)
     placement: Placement | None = None
+    moved: Placement | None = None
     lost_instances: tuple[InstanceId, ...] = ()
     former: InstanceLife | None = None
     attempt_tokens: int = 0
@@ -78,11 +81,24 @@ class VirtualGateway:
                 if message.lost_instance is not None:
                     entry.lost_instances = (*entry.lost_instances, message.lost_instance)
                 self._continue(entry, message.error.message)
+            case SequenceMoved():
+                self._move(message)
             case InstanceGone():
                 self._gone_s[message] = self.bus.timeline.now
                 for entry in self.entries.values():
                     if entry.end is None and self._needs(entry, message):
                         self._continue_without(entry, message)
+
+    def _move(self, message: SequenceMoved) -> None:
+        entry, to = self.entries[message.request_id], message.placement
+        if message.attempt != entry.request.attempt or entry.end is not None:
+            cancel = CancelRequest(message.request_id, message.attempt)
+            self.bus.publish(GATEWAY, to.decode_instance, cancel)
+            return
+        entry.moved = to
+        if entry.placement is not None:
+            entry.placement = to
+            self._continue_if_gone(entry, self.bus.timeline.now - MOVED_WITHIN_S)
 
     def serve(self, message: msgspec.Struct, reply: Callable[[Reply], None]) -> None:
         raise AssertionError("nobody calls a gateway")
@@ -136,13 +152,16 @@ class VirtualGateway:
         if entry.request is not request:
             self._cancel(request, placement)
             return
-        entry.placement = placement
+        entry.placement = entry.moved or placement
         entry.former = None
         if entry.end is not None:
             self._tell_ended(entry)
             return
+        self._continue_if_gone(entry, started_s)
+
+    def _continue_if_gone(self, entry: Entry, since_s: float) -> None:
         for gone, gone_s in self._gone_s.items():
-            if gone_s >= started_s and self._needs(entry, gone):
+            if gone_s >= since_s and self._needs(entry, gone):
                 self._continue_without(entry, gone)
                 return
 
@@ -167,7 +186,7 @@ class VirtualGateway:
         self.causes.append(cause)
         if entry.placement is not None:
             self._cancel(entry.request, entry.placement)
-        entry.placement = None
+        entry.placement = entry.moved = None
         entry.attempt_tokens = 0
         entry.request = msgspec.structs.replace(
             entry.request, output_ids=tuple(entry.output_ids), attempt=entry.request.attempt + 1

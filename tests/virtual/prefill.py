@@ -13,9 +13,13 @@ from common.messages import (
     Acknowledged,
     CancelRequest,
     ErrorReply,
+    GenerationRequest,
     InstanceGone,
+    InstanceLife,
     LoadReport,
     OfferWithdrawn,
+    Placement,
+    PlaceMoved,
     PrefillTask,
     PullKV,
     TokenBatch,
@@ -30,6 +34,7 @@ from prefill.state import PrefillState
 from tests.virtual.bus import Bus, Reply
 from tests.virtual.decode import LAYOUT, VirtualDecode
 from tests.virtual.memory import LANDING_S, Memory
+from tests.virtual.scheduler import SCHEDULER
 
 CALL_TIMEOUT_S = 5.0
 
@@ -127,6 +132,10 @@ class VirtualPrefill:
                 self.bus.publish(self.state.instance_id, gateway_id, batch)
             case PublishFailure(gateway_id, failure):
                 self.bus.publish(self.state.instance_id, gateway_id, failure)
+            case events.PublishMove(gateway_id, moved):
+                self.bus.publish(self.state.instance_id, gateway_id, moved)
+            case events.SeekDecode(owner, request):
+                self._seek_decode(owner, request)
             case events.OfferSequence(owner, decode_instance, task):
 
                 def answer(reply: Reply) -> None:
@@ -150,6 +159,19 @@ class VirtualPrefill:
                 self._in_air[owner] = pull
                 receiver = self.bus.nodes.get(pull.decode_instance)
                 timeline.after(timeline.chance.random() * 0.3, lambda: self._end_send(command, receiver))
+
+    def _seek_decode(self, owner: BlockOwner, request: GenerationRequest) -> None:
+        def answer(reply: Reply) -> None:
+            if isinstance(reply, Placement):
+                self._handle(events.DecodeFound(owner, reply))
+            elif isinstance(reply, RequestError):
+                self._handle(events.DecodeNotFound(owner, error_reply(reply)))
+            else:
+                silent = ErrorReply(HandoverFailed.code, "the scheduler did not answer")
+                self._handle(events.DecodeNotFound(owner, silent))
+
+        call = PlaceMoved(request, InstanceLife(self.state.instance_id, self.state.incarnation))
+        self.bus.call(self.state.instance_id, SCHEDULER, call, answer, CALL_TIMEOUT_S)
 
     def _end_chunk(self, slices: tuple[events.ChunkSlice, ...]) -> None:
         if not self._is_alive:

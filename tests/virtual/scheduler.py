@@ -16,6 +16,7 @@ from common.messages import (
     InstanceRecord,
     LoadReport,
     MemberRecord,
+    PlaceMoved,
     PrefillTask,
     RequestEnded,
     ResumeTask,
@@ -57,6 +58,9 @@ class VirtualScheduler:
                 )
 
     def serve(self, message: msgspec.Struct, reply: Callable[[Reply], None]) -> None:
+        if isinstance(message, PlaceMoved):
+            self._place_moved(message, reply)
+            return
         assert isinstance(message, SubmitRequest)
         for instance_id in message.lost_instances:
             self._handle(events.InstanceSuspected(instance_id))
@@ -64,6 +68,15 @@ class VirtualScheduler:
             self._place(message.request, reply)
         else:
             self._resume(message.request, message.former, reply)
+
+    def _place_moved(self, message: PlaceMoved, reply: Callable[[Reply], None]) -> None:
+        try:
+            placement = self.state.place_moved(message.request, message.former, self.bus.timeline.now)
+        except RequestError as exc:
+            reply(exc)
+        else:
+            self.state.check()
+            reply(placement)
 
     def _place(self, request: GenerationRequest, reply: Callable[[Reply], None]) -> None:
         refusal = NoInstanceReady("no prefill instance answered")

@@ -1,0 +1,88 @@
+"""What becomes of a computed prompt that its decode instance refuses, as events and commands."""
+
+import pytest
+
+from common.errors import NoInstanceReady, Overloaded
+from common.ids import RequestId
+from common.messages import ErrorReply, SequenceMoved
+from common.sequences import PublishFailure
+from prefill import events
+from prefill.state import MAX_REFUSALS, PrefillState
+from tests.prefill.states import (
+    DECODE,
+    HOME,
+    LIFE,
+    arrive,
+    handle,
+    make_state,
+    offered,
+    only,
+    owner_of,
+    pull_of,
+)
+from tests.requests import GATEWAY
+
+FLIPPED = ErrorReply(NoInstanceReady.code, "instance decode-0 admits no sequences now")
+FULL = ErrorReply(Overloaded.code, "full")
+
+
+def refused(state: PrefillState, error: ErrorReply = FLIPPED) -> list[events.PrefillCommand]:
+    return handle(state, events.OfferRefused(owner_of("r1"), error))
+
+
+@pytest.mark.parametrize("error", [FLIPPED, FULL])
+def test_a_computed_prompt_that_is_refused_goes_to_another_instance_with_its_kv(error: ErrorReply) -> None:
+    """Not computed again: decode-0 was flipped between the placement and the offer, or is full."""
+    state = make_state()
+    offered(state)
+    [seek] = refused(state, error)
+    assert isinstance(seek, events.SeekDecode)
+    assert seek.request.output_ids == (7,)
+    assert state.blocks.free_blocks == 7
+    move, offer = handle(state, events.DecodeFound(owner_of("r1"), HOME))
+    assert move == events.PublishMove(GATEWAY, SequenceMoved(RequestId("r1"), 0, HOME, output_tokens=1))
+    assert isinstance(offer, events.OfferSequence)
+    assert (offer.decode_instance, offer.task.request.output_ids) == (HOME.decode_instance, (7,))
+    assert only(handle(state, events.PullArrived(pull_of("r1"))), events.SendKV)
+
+
+def test_where_nobody_else_is_ready_the_sequence_goes_back_to_the_gateway() -> None:
+    state = make_state()
+    offered(state)
+    refused(state)
+    failure = only(handle(state, events.DecodeNotFound(owner_of("r1"), FLIPPED)), PublishFailure).failure
+    assert (failure.error, failure.can_continue) == (FLIPPED, True)
+    assert state.is_idle
+    assert state.blocks.free_blocks == 8
+
+
+def test_one_that_everybody_refuses_is_given_up_after_a_few_times() -> None:
+    state = make_state()
+    offered(state)
+    for _ in range(MAX_REFUSALS):
+        assert only(refused(state, FULL), events.SeekDecode)
+        handle(state, events.DecodeFound(owner_of("r1"), HOME))
+    assert only(refused(state, FULL), PublishFailure).failure.can_continue
+    assert state.is_idle
+
+
+@pytest.mark.parametrize(
+    "end", [events.CancelArrived(RequestId("r1"), 0), events.DecodeInstanceGone(DECODE, LIFE)]
+)
+def test_what_ends_while_another_instance_is_sought_is_neither_offered_nor_withdrawn(
+    end: events.PrefillEvent,
+) -> None:
+    state = make_state()
+    offered(state)
+    refused(state)
+    assert handle(state, end) == []
+    assert state.is_idle
+    assert handle(state, events.DecodeFound(owner_of("r1"), HOME)) == []
+    assert handle(state, events.DecodeNotFound(owner_of("r1"), FLIPPED)) == []
+
+
+def test_an_offer_made_early_that_is_refused_waits_for_the_first_token() -> None:
+    state = make_state(layerwise_min_tokens=8)
+    assert only(arrive(state, "r1", 8), events.OfferSequence)
+    early = events.OfferRefused(owner_of("r1"), FLIPPED, is_early=True)
+    assert handle(state, early) == []
