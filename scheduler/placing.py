@@ -19,19 +19,16 @@ from scheduler.policy.dispatch import (
     DECODE_POLICIES,
     PREFILL_POLICIES,
     Arrival,
-    DecodeCandidate,
     Objectives,
     PrefillCandidate,
     Scored,
     choose,
 )
 from scheduler.policy.length_history import LengthHistory
-from scheduler.views import InstanceView
+from scheduler.views import InstanceView, KVFormat
 
 NO_INSTANCE_RETRY_S = 2.0
 DECODE_FULL_RETRY_S = 2.0
-KVFormat = tuple[str, str, int]
-"""``InstanceRecord.kv_format``."""
 
 
 @dataclass(slots=True)
@@ -63,8 +60,9 @@ class Placer:
         arrival = self._arrival(request)
         choices: list[Choice] = []
         try:
-            prefill = self._choose_prefill(request, arrival, excluded, choices)
-            decode = self._choose_decode(request, arrival, excluded, {prefill.record.kv_format}, choices)
+            decodes = self._ready("decode", excluded)
+            prefill = self._choose_prefill(request, arrival, excluded, decodes, choices)
+            decode = self._choose_decode(request, arrival, decodes, {prefill.kv_format}, choices)
         finally:
             self._keep(request, arrival, choices, now)
         self._chosen += 1
@@ -77,12 +75,11 @@ class Placer:
         Raises as ``choose_both``."""
         arrival = self._arrival(request)
         choices: list[Choice] = []
-        excluded: frozenset[InstanceId] = frozenset()
-        kv_formats = {view.record.kv_format for view in self._ready("decode", excluded)}
-        if former is not None:
-            excluded, kv_formats = frozenset({former.record.instance_id}), {former.record.kv_format}
+        excluded = frozenset({former.record.instance_id} if former is not None else ())
+        decodes = self._ready("decode", excluded)
+        kv_formats = {former.kv_format} if former is not None else {view.kv_format for view in decodes}
         try:
-            decode = self._choose_decode(request, arrival, excluded, kv_formats, choices)
+            decode = self._choose_decode(request, arrival, decodes, kv_formats, choices)
         finally:
             self._keep(request, arrival, choices, now)
         self._chosen += 1
@@ -117,13 +114,15 @@ class Placer:
         request: GenerationRequest,
         arrival: Arrival,
         excluded: frozenset[InstanceId],
+        decodes: Sequence[InstanceView],
         choices: list[Choice],
     ) -> InstanceView:
         policy = self.settings.prefill_policy
         try:
-            partners = {view.record.kv_format for view in self._ready("decode", excluded)}
-            views = self._fitting("prefill", request.tokens, excluded, partners)
-            candidates = self._within_bound(list(map(self._prefill_candidate, views)), request.tokens)
+            partners = {view.kv_format for view in decodes}
+            prefills = self._ready("prefill", excluded)
+            views = self._fitting("prefill", prefills, request.tokens, partners)
+            candidates = self._within_bound([view.for_prefill for view in views], request.tokens)
         except RequestError as exc:
             choices.append(Choice(policy, (), None, exc.message))
             raise
@@ -147,15 +146,14 @@ class Placer:
         self,
         request: GenerationRequest,
         arrival: Arrival,
-        excluded: frozenset[InstanceId],
+        decodes: Sequence[InstanceView],
         kv_formats: Collection[KVFormat],
         choices: list[Choice],
     ) -> InstanceView:
         policy, bound = self.settings.decode_policy, self.settings.max_requests_per_decode
         try:
-            views = self._fitting("decode", request.max_total_tokens, excluded, kv_formats)
-            everyone = map(self._decode_candidate, views)
-            candidates = [candidate for candidate in everyone if candidate.requests < bound]
+            views = self._fitting("decode", decodes, request.max_total_tokens, kv_formats)
+            candidates = [view.for_decode for view in views if view.for_decode.requests < bound]
             if not candidates:
                 raise Overloaded(
                     f"every decode instance has scheduler.max_requests_per_decode = {bound} requests",
@@ -183,16 +181,15 @@ class Placer:
         ]
 
     def _fitting(
-        self, role: Role, tokens: int, excluded: frozenset[InstanceId], kv_formats: Collection[KVFormat]
+        self, role: Role, ready: Sequence[InstanceView], tokens: int, kv_formats: Collection[KVFormat]
     ) -> list[InstanceView]:
-        """The ready instances of a role that can exchange KV, and of which a pool could hold ``tokens``."""
-        everyone = self._ready(role, excluded)
-        ready = [view for view in everyone if view.record.kv_format in kv_formats]
-        if not ready:
-            missing = "no decode instance" if everyone and not kv_formats else f"no {role} instance"
-            why = " with a partner's model, dtype and block size" if everyone and kv_formats else ""
+        """Of a role's ``ready`` those that can exchange KV, and of which a pool could hold ``tokens``."""
+        partners = [view for view in ready if view.kv_format in kv_formats]
+        if not partners:
+            missing = "no decode instance" if ready and not kv_formats else f"no {role} instance"
+            why = " with a partner's model, dtype and block size" if ready and kv_formats else ""
             raise NoInstanceReady(f"{missing}{why} is ready", retry_after_s=NO_INSTANCE_RETRY_S)
-        fitting = [view for view in ready if view.longest_tokens >= tokens]
+        fitting = [view for view in partners if view.longest_tokens >= tokens]
         if fitting:
             return fitting
         largest = max(
@@ -207,31 +204,4 @@ class Placer:
         raise ContextLengthExceeded(
             f"the sequence needs KV memory for {tokens} tokens; the largest {role} instance holds {largest}",
             param="max_tokens" if role == "decode" else "prompt",
-        )
-
-    def _prefill_candidate(self, view: InstanceView) -> PrefillCandidate:
-        report, booked = view.report, view.booked
-        return PrefillCandidate(
-            view.record.instance_id,
-            booked.unreported_tokens + (0 if report is None else report.pending_prefill_tokens),
-            booked.unreported + (0 if report is None else report.pending_prefill_requests),
-            None if report is None else report.prefill_tokens_per_s,
-        )
-
-    def _decode_candidate(self, view: InstanceView) -> DecodeCandidate:
-        """Own bookings or the instance's report, whichever knows of more (another scheduler's, or ours
-        before a restart)."""
-        report, booked = view.report, view.booked
-        reported_requests = 0 if report is None else report.decode_running + report.decode_waiting
-        reported_tokens = 0 if report is None else report.decode_tokens
-        context_tokens = max(booked.decoding_tokens, reported_tokens)
-        expected = booked.decoding_tokens + booked.decoding_expected
-        return DecodeCandidate(
-            view.record.instance_id,
-            requests=max(booked.decoding, reported_requests),
-            context_tokens=context_tokens,
-            capacity_tokens=view.capacity_tokens,
-            coming_tokens=max(0, expected - context_tokens),
-            heavy=booked.decoding_heavy,
-            step_time=None if report is None else report.step_time,
         )

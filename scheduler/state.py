@@ -82,6 +82,7 @@ class SchedulerState:
             for request_id in view.placed:
                 booked.add(view.record.instance_id, self.requests[request_id], 1)
             assert view.booked == booked, "the sums of what is booked are wrong"
+            view.check()
 
     def handle(self, event: SchedulerStateEvent, now: float) -> list[SchedulerCommand]:
         """Takes an event in and says what to do. ``now``: seconds, monotonic."""
@@ -257,9 +258,7 @@ class SchedulerState:
             return [ReadMembers()]
         if view.report is not None and report.sequence <= view.report.sequence:
             return []
-        view.report = report
-        view.is_suspect = False
-        view.last_heard_s = now
+        view.take_report(report, now)
         for request_id in view.placed:
             placed = self.requests[request_id]
             is_acknowledged = placed.acknowledged_s is not None

@@ -6,6 +6,10 @@ from typing import Literal
 from common.ids import GatewayId, InstanceId, RequestId
 from common.lengths import LengthDistribution
 from common.messages import InstanceRecord, LoadReport, Placement, Role
+from scheduler.policy.dispatch import DecodeCandidate, PrefillCandidate
+
+KVFormat = tuple[str, str, int]
+"""``InstanceRecord.kv_format``."""
 
 
 @dataclass(slots=True)
@@ -59,7 +63,8 @@ class BookedWork:
 
 @dataclass(slots=True)
 class InstanceView:
-    """One incarnation of one instance, as seen from here."""
+    """One incarnation of one instance, as seen from here. A decision looks at every instance, but few have
+    changed since the one before: what it looks at is made once for each change of its report or bookings."""
 
     record: InstanceRecord
     last_heard_s: float
@@ -67,17 +72,29 @@ class InstanceView:
     is_suspect: bool = False
     placed: set[RequestId] = field(default_factory=set)
     booked: BookedWork = field(default_factory=BookedWork)
+    kv_format: KVFormat = field(init=False)
+    _for_prefill: PrefillCandidate | None = None
+    _for_decode: DecodeCandidate | None = None
+
+    def __post_init__(self) -> None:
+        self.kv_format = self.record.kv_format
+
+    def take_report(self, report: LoadReport, now: float) -> None:
+        self.report = report
+        self.is_suspect = False
+        self.last_heard_s = now
+        self._change()
 
     def book(self, request_id: RequestId, placed: PlacedRequest) -> None:
         if request_id not in self.placed:
             self.placed.add(request_id)
-            self.booked.add(self.record.instance_id, placed, 1)
+            self._count(placed, 1)
 
     def unbook(self, request_id: RequestId, placed: PlacedRequest) -> None:
         """One that is not booked here, or was in an earlier life, is left alone."""
         if request_id in self.placed:
             self.placed.remove(request_id)
-            self.booked.add(self.record.instance_id, placed, -1)
+            self._count(placed, -1)
 
     def expect(
         self, request_id: RequestId, placed: PlacedRequest, lengths: LengthDistribution, drawn_tokens: int
@@ -90,9 +107,60 @@ class InstanceView:
     def note_reported(self, placed: PlacedRequest) -> None:
         """Its own report counts the prompt from now on."""
         if not placed.is_reported:
-            self.booked.add(self.record.instance_id, placed, -1)
+            self._count(placed, -1)
             placed.is_reported = True
-            self.booked.add(self.record.instance_id, placed, 1)
+            self._count(placed, 1)
+
+    def _count(self, placed: PlacedRequest, sign: Literal[1, -1]) -> None:
+        self.booked.add(self.record.instance_id, placed, sign)
+        self._change()
+
+    def _change(self) -> None:
+        self._for_prefill = self._for_decode = None
+
+    @property
+    def for_prefill(self) -> PrefillCandidate:
+        if self._for_prefill is None:
+            self._for_prefill = self._prefill_candidate()
+        return self._for_prefill
+
+    @property
+    def for_decode(self) -> DecodeCandidate:
+        if self._for_decode is None:
+            self._for_decode = self._decode_candidate()
+        return self._for_decode
+
+    def check(self) -> None:
+        """What decisions look at is how it is."""
+        assert self._for_prefill in (None, self._prefill_candidate()), "an old view of a prefill queue"
+        assert self._for_decode in (None, self._decode_candidate()), "an old view of what is decoded"
+
+    def _prefill_candidate(self) -> PrefillCandidate:
+        report, booked = self.report, self.booked
+        return PrefillCandidate(
+            self.record.instance_id,
+            booked.unreported_tokens + (0 if report is None else report.pending_prefill_tokens),
+            booked.unreported + (0 if report is None else report.pending_prefill_requests),
+            None if report is None else report.prefill_tokens_per_s,
+        )
+
+    def _decode_candidate(self) -> DecodeCandidate:
+        """Own bookings or the instance's report, whichever knows of more (another scheduler's, or ours
+        before a restart)."""
+        report, booked = self.report, self.booked
+        reported_requests = 0 if report is None else report.decode_running + report.decode_waiting
+        reported_tokens = 0 if report is None else report.decode_tokens
+        context_tokens = max(booked.decoding_tokens, reported_tokens)
+        expected = booked.decoding_tokens + booked.decoding_expected
+        return DecodeCandidate(
+            self.record.instance_id,
+            requests=max(booked.decoding, reported_requests),
+            context_tokens=context_tokens,
+            capacity_tokens=self.capacity_tokens,
+            coming_tokens=max(0, expected - context_tokens),
+            heavy=booked.decoding_heavy,
+            step_time=None if report is None else report.step_time,
+        )
 
     @property
     def is_ready(self) -> bool:

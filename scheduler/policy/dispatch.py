@@ -8,6 +8,8 @@ transfer can overlap prefill (Splitwise IV-A).
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from common.config import DecodePolicy, PrefillPolicy
 from common.ids import InstanceId
 from common.lengths import LengthDistribution
@@ -61,10 +63,10 @@ class DecodeCandidate:
     step_time: FittedTime | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Scored:
+class Scored(msgspec.Struct, frozen=True, gc=False):
     """Of one candidate. ``refusal``: why the rule would not take it; ``note``: what speaks against one that
-    it takes as the least evil."""
+    it takes as the least evil. Every decision makes and keeps one of each instance, hence a Struct, which
+    is made in a fifth of a dataclass's time and which garbage collections pass by."""
 
     instance_id: InstanceId
     score: float

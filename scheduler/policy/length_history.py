@@ -50,17 +50,26 @@ class LengthHistory:
     unseen: LengthDistribution = field(default_factory=lambda: certain(256))
     _everything: _Histogram = field(default_factory=_Histogram)
     _classes: dict[int, _Histogram] = field(default_factory=dict)
+    _predicted: dict[int, LengthDistribution] = field(default_factory=dict)
 
     def add(self, prompt_tokens: int, output_tokens: int, *, is_cut: bool = False) -> None:
         """A request has ended by itself, or was cut. One that its client left early says nothing."""
+        self._predicted.clear()
         self._everything.add(output_tokens, is_cut)
         self._classes.setdefault(_class_of(prompt_tokens), _Histogram()).add(output_tokens, is_cut)
 
     def predict(self, prompt_tokens: int) -> LengthDistribution:
-        everything = self._everything
-        if everything.weight == 0:
+        """Made once of each class for each request that ended: a placement asks several times."""
+        if self._everything.weight == 0:
             return self.unseen
-        own = self._classes.get(_class_of(prompt_tokens), _Histogram())
+        prompt_class = _class_of(prompt_tokens)
+        if prompt_class not in self._predicted:
+            self._predicted[prompt_class] = self._predict(prompt_class)
+        return self._predicted[prompt_class]
+
+    def _predict(self, prompt_class: int) -> LengthDistribution:
+        everything = self._everything
+        own = self._classes.get(prompt_class, _Histogram())
         share = min(1.0, BORROWED / everything.weight) if own.weight < BORROWED else 0.0
         found: dict[int, tuple[float, float]] = {}
         for histogram, factor in ((own, 1.0), (everything, share)):

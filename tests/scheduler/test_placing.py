@@ -80,3 +80,16 @@ def test_only_the_newest_are_kept() -> None:
     assert log.find("1a") == []
     log.add(Decision(RequestId("3a-1"), 0, 0.0, 1, 1.0))
     assert [each.request_id for each in log.find("3a")] == ["3a", "3a-1"]
+
+
+def test_a_decision_goes_by_the_newest_report_and_bookings() -> None:
+    """What a decision looks at is kept between decisions: nothing that changed may be missed."""
+    state = state_of(SchedulerConfig())
+    state.place(make_request("r0", 10), 0.0)
+    handle(state, events.LoadReported(msgspec.structs.replace(report_of("d1", "decode", 9), decode_tokens=5)))
+    assert state.place(make_request("r1", 10), 0.0).decode_instance == "d1"
+    handle(state, events.LoadReported(report_of("p1", "prefill", 9, pending=50)))
+    assert state.place(make_request("r2", 10), 0.0).prefill_instance == "p0"
+    handle(state, events.RequestOver(RequestId("r1"), 10, None))
+    handle(state, events.LoadReported(report_of("d1", "decode", 10)))
+    assert state.place(make_request("r3", 10), 0.0).decode_instance == "d1"
