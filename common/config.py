@@ -119,10 +119,20 @@ class PredictorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 class ObjectivesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What users are promised: seconds to the first token, and from token to token on average."""
+    """What users of one class of service are promised: seconds to the first token, from token to token on
+    average, and, if set, to the end of the response (``common.latency``). Where prompts queue, a request of
+    the class counts as having come ``head_start_s`` earlier than it did."""
 
     ttft_s: float = 2.0
     tpot_s: float = 0.2
+    end_to_end_s: float | None = None
+    head_start_s: float = 0.0
+
+
+SERVICE_CLASSES = {
+    "interactive": ObjectivesConfig(ttft_s=0.5, tpot_s=0.1, head_start_s=2.0),
+    "batch": ObjectivesConfig(ttft_s=60.0, tpot_s=1.0, head_start_s=-10.0),
+}
 
 
 class InstanceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -221,7 +231,8 @@ class TransferConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A whole configuration file."""
+    """A whole configuration file. ``objectives`` are of the class of service ``default``; the others are
+    ``service_classes``, by name: a file that says any replaces those that are there by default."""
 
     mesh: MeshConfig = MeshConfig()
     service: ServiceConfig = ServiceConfig()
@@ -230,6 +241,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     scheduler: SchedulerConfig = SchedulerConfig()
     predictor: PredictorConfig = PredictorConfig()
     objectives: ObjectivesConfig = ObjectivesConfig()
+    service_classes: dict[str, ObjectivesConfig] = msgspec.field(default_factory=SERVICE_CLASSES.copy)
     instance: InstanceConfig = InstanceConfig()
     attention: AttentionConfig = AttentionConfig()
     emulation: EmulationConfig = EmulationConfig()

@@ -76,23 +76,28 @@ def to_toml(config: Config) -> str:
     """The configuration as TOML that ``load_config`` reads back to an equal value."""
     lines: list[str] = []
     for section in config.__struct_fields__:
-        lines.append(f"[{section}]")
         values = getattr(config, section)
-        for key in values.__struct_fields__:
-            value = getattr(values, key)
-            if value is None:
-                continue
-            encoded = str(value) if isinstance(value, Path) else value
-            # JSON's text is TOML's, but for one character that TOML wants escaped.
-            text = msgspec.json.encode(encoded).decode().replace("\x7f", "\\u007f")
-            lines.append(f"{key} = {text}")
-        lines.append("")
+        lines.append(f"[{section}]")
+        if not isinstance(values, dict):
+            lines += [*_keys_of(values), ""]
+            continue
+        for name, each in values.items():
+            lines += [f"[{section}.{name}]", *_keys_of(each), ""]
     return "\n".join(lines)
 
 
+def _keys_of(table: msgspec.Struct) -> Iterator[str]:
+    for key in table.__struct_fields__:
+        value = getattr(table, key)
+        if value is None:
+            continue
+        encoded = str(value) if isinstance(value, Path) else value
+        # JSON's text is TOML's, but for one character that TOML wants escaped.
+        text = msgspec.json.encode(encoded).decode().replace("\x7f", "\\u007f")
+        yield f"{key} = {text}"
+
+
 OVER_ZERO = (
-    "objectives.ttft_s",
-    "objectives.tpot_s",
     "predictor.timeout_s",
     # or not set
     "mesh.heartbeat_s",
@@ -152,6 +157,8 @@ NOT_NEGATIVE = (
 )
 
 
+MOST_CLASSES = 16
+"""Each has series of its own in every metric of latency."""
 MOST_BATCHES = 16
 """Each has a lane at every attention worker, and most have a replica's thread."""
 
@@ -219,13 +226,32 @@ def check_config(config: Config) -> None:
         f"shared_memory cannot be combined with transfer.protocol = {config.transfer.protocol!r}",
         lambda v: not (v == "shared_memory" and config.transfer.protocol != "tcp"),
     )
+    _check_classes(config)
+
+
+def _check_classes(config: Config) -> None:
+    names = list(config.service_classes)
+    if len(names) > MOST_CLASSES:
+        raise ConfigError("service_classes", names, f"must be at most {MOST_CLASSES}")
+    for name in names:
+        if not is_valid_id(name) or name in ("default", "auto"):
+            rule = "must match [a-z0-9-]{1,64}, and default is what [objectives] says"
+            raise ConfigError(f"service_classes.{name}", name, rule)
+    named = {f"service_classes.{name}": each for name, each in config.service_classes.items()}
+    for key, each in {"objectives": config.objectives, **named}.items():
+        for field in ("ttft_s", "tpot_s", "end_to_end_s"):
+            value = getattr(each, field)
+            if value is not None and not (math.isfinite(value) and value > 0):
+                raise ConfigError(f"{key}.{field}", value, "must be finite and over 0")
+        if not math.isfinite(each.head_start_s):
+            raise ConfigError(f"{key}.head_start_s", each.head_start_s, "must be a finite number")
 
 
 def _floats(config: Config) -> Iterator[tuple[str, str]]:
-    """Section and field of every float."""
+    """Section and field of every float, but for those of classes of service."""
     for section in config.__struct_fields__:
         values = getattr(config, section)
-        for field in values.__struct_fields__:
+        for field in getattr(values, "__struct_fields__", ()):
             if isinstance(getattr(values, field), float):
                 yield section, field
 

@@ -86,7 +86,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     ``output_ids`` are tokens that the client already has: empty at first, filled when the sequence is
     continued after a preemption or the loss of an instance. ``attempt`` counts those continuations;
-    whoever holds a lower attempt of the same request is superseded.
+    whoever holds a lower attempt of the same request is superseded. ``service_class`` names what was promised
+    (``common.service_classes``); where prompts queue it counts as ``head_start_s`` older than it is.
     """
 
     request_id: RequestId
@@ -95,6 +96,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     sampling: SamplingParams
     output_ids: tuple[int, ...] = ()
     attempt: int = 0
+    service_class: str = "default"
+    head_start_s: float = 0.0
 
     @property
     def tokens(self) -> int:
@@ -388,12 +391,15 @@ class LengthPredicted(msgspec.Struct, frozen=True, tag="length-predicted"):
 class RequestEnded(msgspec.Struct, frozen=True, tag="ended"):
     """gateway → scheduler and predictor: the request is over, however it ended. ``output_tokens``: what it
     drew in all, where it came to its own end and not to that of its client's patience, or an error.
-    ``is_cut``: that end was its ``max_tokens``, and it might have drawn more."""
+    ``is_cut``: that end was its ``max_tokens``, and it might have drawn more. ``ttft_s`` and ``tpot_s``: what
+    its client saw, where it came to its own end."""
 
     request_id: RequestId
     prompt_tokens: int = 0
     output_tokens: int | None = None
     is_cut: bool = False
+    ttft_s: float | None = None
+    tpot_s: float | None = None
 
 
 class LeaderAnnounced(msgspec.Struct, frozen=True, tag="leader"):

@@ -26,7 +26,9 @@ from common.latency import (
     TRANSFER_TIME,
     TTFT,
     LatencyMetric,
+    RequestLatency,
     ServiceObjectives,
+    has_met,
     is_within,
 )
 from common.messages import FinishReason, LoadReport
@@ -276,12 +278,12 @@ class PredictorMetrics:
 
 
 class GatewayMetrics:
-    """What the user sees: latencies, tokens and how requests end."""
+    """What the user sees: latencies, tokens and how requests end. ``classes``: of service, by name."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, registry: CollectorRegistry, classes: tuple[str, ...] = ("default",)) -> None:
         count = _counter_factory(registry)
-        self.ttft = LatencyHistogram(TTFT, registry)
-        self.tpot = LatencyHistogram(TPOT, registry)
+        self.ttft = LatencyHistogram(TTFT, registry, "class", classes)
+        self.tpot = LatencyHistogram(TPOT, registry, "class", classes)
         self.tbt = LatencyHistogram(TBT, registry)
         self.end_to_end = LatencyHistogram(END_TO_END, registry)
         self.prompt_tokens = count("prompt_tokens", "Tokens of accepted prompts.")
@@ -299,24 +301,48 @@ class GatewayMetrics:
             "lamella_http_responses_total", "Responses by status.", ["status"], registry=registry
         )
 
-        self._judged = count(
-            "requests_judged", "Choices that ended, failed or were refused; not those whose clients left."
+        self._judged = Counter(
+            "lamella_requests_judged_total",
+            "Choices that ended, failed or were refused; not those whose clients left.",
+            ["class"],
+            registry=registry,
         )
         self._met = Counter(
             "lamella_requests_within_objectives_total",
             "Of those judged, how many met an objective, or all: the rate of the latter is goodput.",
-            ["objective"],
+            ["class", "objective"],
             registry=registry,
         )
+        self._met_tokens = Counter(
+            "lamella_tokens_within_objectives_total",
+            "Tokens of those that met all: the rate is goodput in tokens.",
+            ["class"],
+            registry=registry,
+        )
+        for each in classes:
+            self._judged.labels(each)
+            self._met_tokens.labels(each)
 
-    def judge(self, objectives: ServiceObjectives, ttft_s: float | None, tpot_s: float | None) -> None:
-        """One choice. Without a ``ttft_s`` it was not served, and met nothing."""
-        self._judged.inc()
-        if ttft_s is None:
+    def judge(
+        self,
+        service_class: str,
+        objectives: ServiceObjectives,
+        latency: RequestLatency | None,
+        output_tokens: int,
+    ) -> None:
+        """One choice. Without a ``latency`` it was not served, and met nothing."""
+        self._judged.labels(service_class).inc()
+        if latency is None:
             return
-        is_soon, is_fluent = is_within(ttft_s, objectives.ttft_s), is_within(tpot_s, objectives.tpot_s)
-        for objective, is_met in (("ttft", is_soon), ("tpot", is_fluent), ("all", is_soon and is_fluent)):
-            self._met.labels(objective).inc(is_met)
+        is_good = has_met(latency, objectives)
+        for objective, is_met in (
+            ("ttft", is_within(latency.ttft_s, objectives.ttft_s)),
+            ("tpot", is_within(latency.tpot_s, objectives.tpot_s)),
+            ("end_to_end", is_within(latency.end_to_end_s, objectives.end_to_end_s)),
+            ("all", is_good),
+        ):
+            self._met.labels(service_class, objective).inc(is_met)
+        self._met_tokens.labels(service_class).inc(output_tokens if is_good else 0)
 
     def finished(self, reason: FinishReason) -> None:
         self._success.labels(reason).inc()

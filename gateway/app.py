@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+import msgspec
 import orjson
 from pydantic import BaseModel, ValidationError
 
@@ -23,6 +24,7 @@ from common.errors import (
     RequestCancelled,
     RequestError,
 )
+from common.service_classes import CLASS_HEADER
 from common.telemetry import GatewayMetrics
 from gateway.calls import Call, CallFactory
 from gateway.delivery import Delivery
@@ -64,12 +66,14 @@ class GatewayApp:
     async def chat(self, exchange: Exchange) -> None:
         request = await self._read(exchange, ChatRequest)
         with self._admit(1):
-            await self._serve(exchange, await self.factory.chat(request, exchange.arrived_s))
+            asked = _asked_class(exchange)
+            await self._serve(exchange, await self.factory.chat(request, exchange.arrived_s, asked))
 
     async def completions(self, exchange: Exchange) -> None:
         request = await self._read(exchange, CompletionRequest)
         with self._admit(1):
-            await self._serve(exchange, await self.factory.completion(request, exchange.arrived_s))
+            asked = _asked_class(exchange)
+            await self._serve(exchange, await self.factory.completion(request, exchange.arrived_s, asked))
 
     async def models(self, exchange: Exchange) -> None:
         cards = [self._model_card(name) for name in (self.factory.model_name, "default")]
@@ -79,6 +83,11 @@ class GatewayApp:
         name = exchange.scope["path_params"]["name"]
         self.factory.check_model(name)
         await exchange.respond(200, orjson.dumps(self._model_card(name)))
+
+    async def service_levels(self, exchange: Exchange) -> None:
+        """Attainment and goodput of the last minute, by class of service (``gateway.service_levels``)."""
+        levels = self.journal.levels.read(time.monotonic())
+        await exchange.respond(200, msgspec.json.encode(levels))
 
     async def tokenize(self, exchange: Exchange) -> None:
         with self._admit(1):
@@ -177,6 +186,10 @@ class GatewayApp:
             return
         self.metrics.responded(status_of(error))
         await exchange.respond(status_of(error), error_body(error), error_headers(error))
+
+
+def _asked_class(exchange: Exchange) -> str | None:
+    return exchange.header(CLASS_HEADER.encode()).decode("latin-1") or None
 
 
 @dataclass(slots=True)

@@ -13,6 +13,7 @@ from common.errors import ContextLengthExceeded, InvalidRequest, ModelNotFound
 from common.ids import GatewayId, new_call_id, request_id_of
 from common.messages import GenerationRequest, SamplingParams
 from common.model.tokens import Detokenizer, Tokenizer
+from common.service_classes import ServiceClasses, asked_class
 from gateway.generation import Generation
 from gateway.openai import ChatRequest, CompletionRequest
 from gateway.responses import ChatEncoder, CompletionEncoder, Encoder, Head, Usage
@@ -36,6 +37,7 @@ class Call:
     wants_usage: bool
     ignored_fields: list[str]
     prompt_tokens: int
+    service_class: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +50,14 @@ class CallFactory:
     vocab_size: int
     tokenizer: Tokenizer
     config: GatewayConfig
+    service_classes: ServiceClasses
     threads: ThreadPoolExecutor
 
-    async def chat(self, request: ChatRequest, arrived_s: float) -> Call:
-        """Raises ModelNotFound, InvalidRequest, ContextLengthExceeded."""
+    async def chat(self, request: ChatRequest, arrived_s: float, class_header: str | None) -> Call:
+        """``class_header``: the header ``x-lamella-class``. Raises ModelNotFound, InvalidRequest,
+        ContextLengthExceeded."""
         self._check(request)
+        service_class = asked_class(self.service_classes, class_header, request.service_tier)
         messages = [message.as_template_input() for message in request.messages]
         self._check_bytes(sum(len(str(message["content"]).encode()) for message in messages), "messages")
 
@@ -62,14 +67,17 @@ class CallFactory:
             return self.tokenizer.encode(prompt, add_special_tokens=False)
 
         prompt_ids = await self._in_thread(encode)
-        generations = self._generations(request, [prompt_ids], "messages", arrived_s)
+        generations = self._generations(request, [prompt_ids], "messages", arrived_s, service_class)
         head = self._head("chatcmpl", request, generations)
         encoder = ChatEncoder(head, self.tokenizer, has_logprobs=request.logprobs)
-        return _call(request, generations, encoder)
+        return _call(request, generations, encoder, service_class)
 
-    async def completion(self, request: CompletionRequest, arrived_s: float) -> Call:
-        """Raises ModelNotFound, InvalidRequest, ContextLengthExceeded."""
+    async def completion(
+        self, request: CompletionRequest, arrived_s: float, class_header: str | None
+    ) -> Call:
+        """As ``chat``."""
         self._check(request)
+        service_class = asked_class(self.service_classes, class_header, request.service_tier)
         prompts = request.prompts
         if not prompts or len(prompts) * request.n > self.config.max_choices:
             raise InvalidRequest(
@@ -78,11 +86,11 @@ class CallFactory:
             )
         token_prompts = [await self._encode(prompt) for prompt in prompts]
         echoes = [self._echo(prompt) if request.echo else "" for prompt in prompts for _ in range(request.n)]
-        generations = self._generations(request, token_prompts, "prompt", arrived_s)
+        generations = self._generations(request, token_prompts, "prompt", arrived_s, service_class)
         head = self._head("cmpl", request, generations)
         has_logprobs = request.logprobs is not None
         encoder = CompletionEncoder(head, self.tokenizer, has_logprobs=has_logprobs, echoes=echoes)
-        return _call(request, generations, encoder)
+        return _call(request, generations, encoder, service_class)
 
     def check_model(self, model: str) -> None:
         """The model's own name and ``default`` are known. Raises ModelNotFound."""
@@ -151,6 +159,7 @@ class CallFactory:
         prompts: list[list[int]],
         param: str,
         arrived_s: float,
+        service_class: str,
     ) -> list[Generation]:
         """``n`` choices for each prompt, in order; each choice draws from a seed of its own."""
         seed = request.seed if request.seed is not None else secrets.randbits(SEED_BITS)
@@ -168,6 +177,8 @@ class CallFactory:
                         gateway_id=self.gateway_id,
                         prompt_ids=tuple(prompt_ids),
                         sampling=_sampling(request, max_tokens, seed + index),
+                        service_class=service_class,
+                        head_start_s=self.service_classes[service_class].head_start_s,
                     ),
                     detokenizer=Detokenizer(self.tokenizer, skip_special_tokens=request.skip_special_tokens),
                     stops=StopStrings(
@@ -215,7 +226,12 @@ class CallFactory:
         return await asyncio.get_running_loop().run_in_executor(self.threads, work)
 
 
-def _call(request: ChatRequest | CompletionRequest, generations: list[Generation], encoder: Encoder) -> Call:
+def _call(
+    request: ChatRequest | CompletionRequest,
+    generations: list[Generation],
+    encoder: Encoder,
+    service_class: str,
+) -> Call:
     return Call(
         generations=generations,
         encoder=encoder,
@@ -223,6 +239,7 @@ def _call(request: ChatRequest | CompletionRequest, generations: list[Generation
         wants_usage=request.wants_usage,
         ignored_fields=request.ignored,
         prompt_tokens=_prompt_tokens(request, generations),
+        service_class=service_class,
     )
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from common.config import GatewayConfig
 from common.errors import DeadlineExceeded, RequestCancelled
 from common.latency import end_to_end_s
+from common.service_classes import CLASS_HEADER
 from common.telemetry import GatewayMetrics
 from gateway.calls import Call
 from gateway.exchange import REQUEST_ID, Exchange, Headers
@@ -114,7 +115,7 @@ class Delivery:
         choices = [(generation, generation.read() or EMPTY_PIECE) for generation in generations]
         body = self.call.encoder.whole(choices, self._usage())
         self.metrics.responded(200)
-        await self.exchange.respond(200, body, self._ignored())
+        await self.exchange.respond(200, body, self._told())
 
     async def _stream(self) -> None:
         while True:
@@ -159,7 +160,7 @@ class Delivery:
     async def _open(self) -> bytes:
         """Sends status and headers, and gives each choice's first event. Until here a refusal has a status,
         which is why a stream opens with its first text, or its first sign of life while it is queued."""
-        await self.exchange.start(200, [*STREAM_HEADERS, *self._ignored()])
+        await self.exchange.start(200, [*STREAM_HEADERS, *self._told()])
         self.metrics.responded(200)
         return b"".join(self.call.encoder.opening(each.index) for each in self.call.generations)
 
@@ -189,6 +190,10 @@ class Delivery:
         tokens = sum(len(generation.output_ids) for generation in self.call.generations)
         return Usage(self.call.prompt_tokens, tokens)
 
-    def _ignored(self) -> Headers:
+    def _told(self) -> Headers:
+        """The class of service that the call has, and the fields that had no effect."""
+        told = [(CLASS_HEADER.encode(), self.call.service_class.encode())]
         names = [name for name in self.call.ignored_fields if REQUEST_ID.fullmatch(name)][:MAX_IGNORED_NAMES]
-        return [(b"x-lamella-ignored-params", ", ".join(names).encode())] if names else []
+        if names:
+            told.append((b"x-lamella-ignored-params", ", ".join(names).encode()))
+        return told

@@ -44,10 +44,14 @@ class Exchange:
     writing_since_s: float | None = None
     disconnected: asyncio.Event = field(default_factory=asyncio.Event)
 
+    def header(self, name: bytes) -> bytes:
+        """``name`` in small letters; empty where the client did not send it."""
+        return next((bytes(value) for key, value in self.scope["headers"] if key == name), b"")
+
     async def read_json(self, limit: int) -> bytes:
         """The body. Raises PayloadTooLarge, UnsupportedMediaType, DeadlineExceeded, RequestCancelled."""
-        kind = self._header(b"content-type").partition(b";")[0].strip().lower()
-        is_from_page = bool(self._header(b"origin"))
+        kind = self.header(b"content-type").partition(b";")[0].strip().lower()
+        is_from_page = bool(self.header(b"origin"))
         if kind != b"application/json" and (kind or is_from_page):
             # A page in a browser may send forms, plain text and untyped bytes to any address, but not JSON.
             raise UnsupportedMediaType(
@@ -106,7 +110,7 @@ class Exchange:
             self.connection.abort()
 
     async def _read_body(self, limit: int) -> bytes:
-        declared = self._header(b"content-length")
+        declared = self.header(b"content-length")
         if declared.isdigit() and int(declared) > limit:
             raise PayloadTooLarge(f"the body has {int(declared)} bytes; gateway.max_body_bytes = {limit}")
         body = bytearray()
@@ -120,9 +124,6 @@ class Exchange:
                 raise PayloadTooLarge(f"the body is over gateway.max_body_bytes = {limit}")
             if not message.get("more_body", False):
                 return bytes(body)
-
-    def _header(self, name: bytes) -> bytes:
-        return next((bytes(value) for key, value in self.scope["headers"] if key == name), b"")
 
 
 def new_exchange(scope: Scope, receive: Receive, send: Send) -> Exchange:

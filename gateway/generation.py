@@ -14,6 +14,7 @@ import msgspec
 
 from common.errors import RequestError
 from common.ids import InstanceId
+from common.latency import RequestLatency, end_to_end_s, tpot_s, ttft_s
 from common.messages import (
     GenerationRequest,
     InstanceLife,
@@ -76,6 +77,25 @@ class Generation:
     @property
     def is_over(self) -> bool:
         return self.finish_reason is not None or self.error is not None
+
+    @property
+    def ttft_s(self) -> float | None:
+        first_s = self.first_token_s
+        return None if first_s is None else ttft_s(self.arrived_s, first_s)
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Over what came so far."""
+        if self.first_token_s is None or self.last_token_s is None:
+            return None
+        return tpot_s(self.first_token_s, self.last_token_s, len(self.output_ids))
+
+    def latency(self, now: float) -> RequestLatency | None:
+        """Of a response that ends now; None where no token came."""
+        to_first_s = self.ttft_s
+        if to_first_s is None:
+            return None
+        return RequestLatency(to_first_s, self.tpot_s, None, end_to_end_s(self.arrived_s, now))
 
     def take(self, event: TokenEvent) -> Verdict:
         """Takes one token in if it is the next one. A repeated or superseded one is stale.

@@ -25,7 +25,7 @@ from common.errors import (
     RequestError,
 )
 from common.ids import GatewayId, InstanceId, RequestId
-from common.latency import ServiceObjectives, tpot_s, ttft_s
+from common.latency import ServiceObjectives, ttft_s
 from common.messages import (
     Announcement,
     CancelRequest,
@@ -43,6 +43,7 @@ from common.messages import (
     TokenEvent,
     as_request_error,
 )
+from common.service_classes import objectives_of, service_classes_of
 from common.subjects import Subjects
 from common.telemetry import GatewayMetrics
 from common.timeline import timeline
@@ -59,6 +60,7 @@ from common.timeline_events import (
 )
 from gateway.errors import from_bus
 from gateway.generation import Generation
+from gateway.service_levels import Ended, ServiceLevels
 
 log = logging.getLogger("lamella.gateway")
 
@@ -91,12 +93,19 @@ class Journal:
     metrics: GatewayMetrics
     spawn: Callable[[Coroutine[None, None, None]], None]
     open: dict[RequestId, Generation] = field(default_factory=dict)
+    levels: ServiceLevels = field(init=False)
+    _objectives: dict[str, ServiceObjectives] = field(init=False)
     _submitting: dict[RequestId, asyncio.Task[None]] = field(default_factory=dict)
     _gone_s: dict[InstanceGone, float] = field(default_factory=dict)
     _declared_gone_s: float = -math.inf
     _empty: asyncio.Event = field(default_factory=asyncio.Event)
     _continuing: asyncio.TimerHandle | None = None
     _stranded: asyncio.TimerHandle | None = None
+
+    def __post_init__(self) -> None:
+        classes = service_classes_of(self.config)
+        self._objectives = {name: objectives_of(each) for name, each in classes.items()}
+        self.levels = ServiceLevels(self._objectives, time.monotonic())
 
     # what the HTTP side asks for
 
@@ -239,18 +248,16 @@ class Journal:
 
     def _observe(self, generation: Generation, now: float) -> None:
         if generation.first_token_s is None:
-            generation.first_token_s = now
             timeline.mark(FIRST_TOKEN, generation.request.request_id)
-            self.metrics.ttft.observe(ttft_s(generation.arrived_s, now))
+            generation.first_token_s = now
+            self.metrics.ttft.observe(ttft_s(generation.arrived_s, now), generation.request.service_class)
         elif generation.last_token_s is not None:
             self.metrics.tbt.observe(now - generation.last_token_s)
             if len(generation.output_ids) == 2:
                 timeline.mark(SECOND_TOKEN, generation.request.request_id)
         generation.last_token_s = now
-        if generation.is_over:
-            per_token_s = tpot_s(generation.first_token_s, now, len(generation.output_ids))
-            if per_token_s is not None:
-                self.metrics.tpot.observe(per_token_s)
+        if generation.is_over and generation.tpot_s is not None:
+            self.metrics.tpot.observe(generation.tpot_s, generation.request.service_class)
 
     def _take_failure(self, message: SequenceFailed) -> None:
         generation = self.open.get(message.request_id)
@@ -410,15 +417,15 @@ class Journal:
         self._note_size()
 
     def _judge(self, generation: Generation, is_refused: bool) -> None:
-        """By the objectives; whom its client left says nothing about them."""
-        objectives = self.config.objectives
-        wanted = ServiceObjectives(ttft_s=objectives.ttft_s, tpot_s=objectives.tpot_s)
-        first_s, last_s = generation.first_token_s, generation.last_token_s
-        if generation.finish_reason is not None and first_s is not None and last_s is not None:
-            per_token_s = tpot_s(first_s, last_s, len(generation.output_ids))
-            self.metrics.judge(wanted, ttft_s(generation.arrived_s, first_s), per_token_s)
-        elif generation.error is not None or is_refused:
-            self.metrics.judge(wanted, None, None)
+        """By its class's objectives; whom its client left says nothing about them."""
+        now, service_class = time.monotonic(), generation.request.service_class
+        is_served = generation.finish_reason is not None and generation.ttft_s is not None
+        if not (is_served or generation.error is not None or is_refused):
+            return
+        latency = generation.latency(now) if is_served else None
+        tokens = len(generation.output_ids)
+        self.metrics.judge(service_class, self._objectives[service_class], latency, tokens)
+        self.levels.add(Ended(now, service_class, latency, tokens))
 
     def _note_size(self) -> None:
         self.metrics.open_requests.set(len(self.open))
@@ -439,7 +446,8 @@ class Journal:
         request = generation.request
         drawn = None if generation.finish_reason is None else len(generation.output_ids)
         is_cut = generation.finish_reason == "length"
-        ended = RequestEnded(request.request_id, len(request.prompt_ids), drawn, is_cut)
+        measured = (None, None) if drawn is None else (generation.ttft_s, generation.tpot_s)
+        ended = RequestEnded(request.request_id, len(request.prompt_ids), drawn, is_cut, *measured)
         self._publish(self.subjects.scheduler_events(), ended)
 
     def _cancel_attempt(self, generation: Generation) -> None:

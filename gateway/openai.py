@@ -120,6 +120,7 @@ class GenerationFields(NullableFields):
     skip_special_tokens: Flag = True
     include_stop_str_in_output: Flag = False
     user: str | None = None
+    service_tier: Annotated[str, Field(max_length=64)] | None = None
 
     @property
     def stop_strings(self) -> list[str]:

@@ -16,6 +16,7 @@ from common.ids import GatewayId
 from common.messages import Announcement, GatewayEvent
 from common.model.tokens import Tokenizer
 from common.service import Running, ServiceProcess, run_service
+from common.service_classes import service_classes_of
 from common.spec import read_spec, served_context_length
 from common.telemetry import GatewayMetrics
 from gateway.app import Endpoint, GatewayApp
@@ -54,7 +55,8 @@ async def _start(process: ServiceProcess, model_directory: Path) -> Running:
     spec = read_spec(model_directory)
     threads = ThreadPoolExecutor(config.gateway.tokenizer_threads, thread_name_prefix="tokenizer")
     tokenizer = await asyncio.get_running_loop().run_in_executor(threads, Tokenizer, model_directory)
-    metrics = GatewayMetrics(process.registry)
+    classes = service_classes_of(config)
+    metrics = GatewayMetrics(process.registry, tuple(classes))
     journal = Journal(gateway_id, config, process.bus, process.subjects, metrics, process.spawn)
     gateway = GatewayApp(
         factory=CallFactory(
@@ -64,6 +66,7 @@ async def _start(process: ServiceProcess, model_directory: Path) -> Running:
             vocab_size=spec.vocab_size,
             tokenizer=tokenizer,
             config=config.gateway,
+            service_classes=classes,
             threads=threads,
         ),
         journal=journal,
@@ -115,6 +118,7 @@ def routes(gateway: GatewayApp) -> list[Route]:
         Route("/v1/models/{name:path}", Endpoint(gateway, gateway.model, READ)),
         Route("/tokenize", Endpoint(gateway, gateway.tokenize)),
         Route("/detokenize", Endpoint(gateway, gateway.detokenize)),
+        Route("/service-levels", Endpoint(gateway, gateway.service_levels, READ)),
         Route("/version", Endpoint(gateway, tell_version, READ)),
     ]
 

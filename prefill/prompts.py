@@ -1,5 +1,8 @@
 """The prompts that wait to be computed: in the order of arrival, a window of them in its policy's order.
 
+A class of service may have a head start: its requests count as having come so much earlier. So a more urgent
+one goes first, and nobody waits for ever.
+
 TetriInfer 3.3.1 (PrefillSchedBatch): only when the window is used up is the next one taken. Ordered by what
 is left of them, all are looked at every time.
 """
@@ -45,11 +48,15 @@ class PromptQueue:
         if self.order == "srpt":
             everybody = [*self._window, *self._arrivals]
             rest = [sequence.remaining_tokens for sequence in everybody]
-            waited_s = [now - sequence.arrived_s for sequence in everybody]
+            waited_s = [now - _came_s(sequence) for sequence in everybody]
             return [everybody[index] for index in order_by_rest(rest, waited_s, self.aging_tokens_per_s)]
         if not self._window:
-            size = min(self.window_size, len(self._arrivals))
-            batch = [self._arrivals.popleft() for _ in range(size)]
+            arrivals = sorted(self._arrivals, key=_came_s)
+            batch, self._arrivals = arrivals[: self.window_size], deque(arrivals[self.window_size :])
             order = order_window([sequence.remaining_tokens for sequence in batch], self.order)
             self._window = [batch[index] for index in order]
         return self._window
+
+
+def _came_s(sequence: PrefillSequence) -> float:
+    return sequence.arrived_s - sequence.request.head_start_s

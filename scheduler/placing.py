@@ -4,7 +4,7 @@ Every choice is kept with its candidates and their scores (``scheduler.decision_
 """
 
 import hashlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from common.config import ObjectivesConfig, SchedulerConfig
@@ -33,12 +33,14 @@ DECODE_FULL_RETRY_S = 2.0
 
 @dataclass(slots=True)
 class Placer:
-    """``instances`` are the state's own. ``lengths``: what outputs have been like; ``predicted``: what a
-    predictor said of single requests."""
+    """``instances`` are the state's own. ``objectives`` are those of every class that is not among
+    ``service_classes``. ``lengths``: what outputs have been like; ``predicted``: what a predictor said of
+    single requests."""
 
     settings: SchedulerConfig
     objectives: ObjectivesConfig
     instances: dict[InstanceId, InstanceView]
+    service_classes: Mapping[str, ObjectivesConfig] = field(default_factory=dict)
     lengths: LengthHistory = field(default_factory=LengthHistory)
     predicted: NewestLengths[RequestId] = field(default_factory=NewestLengths)
     log: DecisionLog = field(init=False)
@@ -162,7 +164,8 @@ class Placer:
         except RequestError as exc:
             choices.append(Choice(policy, (), None, exc.message))
             raise
-        objectives = Objectives(self.objectives.ttft_s, self.objectives.tpot_s)
+        promised = self.service_classes.get(request.service_class, self.objectives)
+        objectives = Objectives(promised.ttft_s, promised.tpot_s)
         return self._take(policy, DECODE_POLICIES[policy](candidates, arrival, objectives), choices)
 
     def _take(self, policy: str, scored: list[Scored], choices: list[Choice]) -> InstanceView:

@@ -10,6 +10,7 @@ report said plus what was sent there since. A report that was sent after a task 
 it, because one connection's messages keep their order.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from common.config import ObjectivesConfig, SchedulerConfig
@@ -60,13 +61,14 @@ class SchedulerState:
     lease_s: float
     settings: SchedulerConfig = field(default_factory=SchedulerConfig)
     objectives: ObjectivesConfig = field(default_factory=ObjectivesConfig)
+    service_classes: Mapping[str, ObjectivesConfig] = field(default_factory=dict)
     instances: dict[InstanceId, InstanceView] = field(default_factory=dict)
     gateways: dict[GatewayId, float | None] = field(default_factory=dict)
     requests: dict[RequestId, PlacedRequest] = field(default_factory=dict)
     placer: Placer = field(init=False)
 
     def __post_init__(self) -> None:
-        self.placer = Placer(self.settings, self.objectives, self.instances)
+        self.placer = Placer(self.settings, self.objectives, self.instances, self.service_classes)
 
     def check(self) -> None:
         """Invariants, called by tests after every event."""

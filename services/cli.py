@@ -184,14 +184,19 @@ def status(
     state_dir: StateOption = DEFAULT_STATE_DIRECTORY,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
-    """Show the mesh's instances and processes."""
+    """Show the mesh's instances and processes, and what it kept of what it promises."""
+    from services.local import mesh_config
     from services.local import status as mesh_status
+    from services.service_levels import read_service_levels, service_table
 
     mesh = mesh_status(state_dir)
+    levels = read_service_levels(mesh_config(state_dir).mesh)
+    mesh = msgspec.structs.replace(mesh, service_levels=levels)
     if as_json:
         print(msgspec.json.format(msgspec.json.encode(mesh)).decode())
         return
     _print_status(mesh)
+    Console().print(service_table(levels))
 
 
 @app.command()

@@ -14,6 +14,7 @@ import msgspec
 
 from common.errors import LamellaError, LauncherError
 from common.messages import Role
+from gateway.service_levels import ServiceLevel
 from services.launch_plan import ScaledRole
 
 MAX_LINE_BYTES = 1 << 20
@@ -51,12 +52,14 @@ class ProcessStatus(msgspec.Struct, frozen=True):
 
 
 class MeshStatus(msgspec.Struct, frozen=True, tag="mesh"):
-    """A local mesh as its supervisor sees it. ``url`` is None until the gateway is known."""
+    """A local mesh as its supervisor sees it. ``url`` is None until the gateway is known. ``service_levels``:
+    of the last minute, which the command line asks the gateways for."""
 
     state: MeshState
     url: str | None
     instances: list[InstanceStatus]
     processes: list[ProcessStatus]
+    service_levels: list[ServiceLevel] = []
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):

@@ -20,7 +20,10 @@ async def _start(process: ServiceProcess) -> Running:
     config = process.config
     scheduler = SchedulerService(
         state=SchedulerState(
-            lease_s=config.mesh.lease_s, settings=config.scheduler, objectives=config.objectives
+            lease_s=config.mesh.lease_s,
+            settings=config.scheduler,
+            objectives=config.objectives,
+            service_classes=config.service_classes,
         ),
         bus=process.bus,
         store=process.store,

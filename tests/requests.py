@@ -15,6 +15,7 @@ def make_request(
     gateway_id: GatewayId = GATEWAY,
     output_ids: tuple[int, ...] = (),
     stop_token_ids: tuple[int, ...] = (),
+    head_start_s: float = 0.0,
 ) -> GenerationRequest:
     return GenerationRequest(
         request_id=RequestId(request_id),
@@ -23,4 +24,5 @@ def make_request(
         sampling=SamplingParams(max_tokens=max_tokens, stop_token_ids=stop_token_ids),
         output_ids=output_ids,
         attempt=attempt,
+        head_start_s=head_start_s,
     )

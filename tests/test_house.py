@@ -103,6 +103,7 @@ def decisions() -> list[Path]:
     parts += [
         REPOSITORY / "scheduler" / name for name in ("views.py", "placing.py", "decision_log.py", "lease.py")
     ]
+    parts.append(REPOSITORY / "gateway" / "service_levels.py")
     policies = list((REPOSITORY / "scheduler" / "policy").glob("*.py"))
     names = (
         "messages.py",

@@ -72,6 +72,19 @@ BROKEN = [
         {"instance": {"replica_devices": ["cuda:1"]}},
         "the first of them model.device = 'cpu'",
     ),
+    ({"objectives": {"ttft_s": 0}}, "objectives.ttft_s = 0.0: must be finite and over 0"),
+    (
+        {"service_classes": {"batch": {"tpot_s": -1}}},
+        "service_classes.batch.tpot_s = -1.0: must be finite and over 0",
+    ),
+    (
+        {"service_classes": {"batch": {"head_start_s": float("inf")}}},
+        "service_classes.batch.head_start_s = inf: must be a finite number",
+    ),
+    ({"service_classes": {"batch": {"goal_s": 1}}}, "goal_s"),
+    ({"service_classes": {"Batch": {}}}, "service_classes.Batch = 'Batch': must match [a-z0-9-]{1,64}"),
+    ({"service_classes": {"default": {}}}, "default is what [objectives] says"),
+    ({"service_classes": {f"c{number}": {} for number in range(17)}}, "must be at most 16"),
     ({"transfer": {"emulated_latency_s": -1}}, "transfer.emulated_latency_s = -1.0: must be 0 or more"),
 ]
 
@@ -90,6 +103,7 @@ def test_a_configuration_survives_being_written_and_read(tmp_path: Path) -> None
             "model": {"directory": '/models/with "quotes"', "dtype": "fp32"},
             "instance": {"block_size": 1, "prefill_order": "ljf"},
             "transfer": {"emulated_bandwidth_bytes_per_s": 1.5e9},
+            "service_classes": {"gold": {"ttft_s": 0.25, "end_to_end_s": 9.0}, "bulk": {}},
         }
     )
     path = tmp_path / "mesh.toml"
@@ -111,6 +125,11 @@ def test_any_values_survive_being_written_as_toml(directory: str, lease_s: float
         }
     )
     assert config_from_tree(tomllib.loads(to_toml(config))) == config
+
+
+def test_no_class_of_service_survives_being_written_too() -> None:
+    config = config_from_tree({"service_classes": {}})
+    assert config_from_tree(tomllib.loads(to_toml(config))) == config != Config()
 
 
 def test_the_environment_stands_over_the_file_and_is_checked_too(tmp_path: Path) -> None:

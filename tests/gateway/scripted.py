@@ -56,7 +56,7 @@ class ScriptedPeer:
     lost: list[tuple[InstanceId, ...]] = field(default_factory=list)
     submissions: asyncio.Queue[GenerationRequest] = field(default_factory=asyncio.Queue)
     cancels: asyncio.Queue[tuple[InstanceId, CancelRequest]] = field(default_factory=asyncio.Queue)
-    ended: asyncio.Queue[RequestId] = field(default_factory=asyncio.Queue)
+    ended: asyncio.Queue[RequestEnded] = field(default_factory=asyncio.Queue)
 
     async def start(self) -> None:
         self.gate.set()
@@ -79,6 +79,10 @@ class ScriptedPeer:
                 waiting.discard(instance_id)
 
     async def next_ended(self) -> RequestId:
+        async with asyncio.timeout(TIMEOUT_S):
+            return (await self.ended.get()).request_id
+
+    async def next_end(self) -> RequestEnded:
         async with asyncio.timeout(TIMEOUT_S):
             return await self.ended.get()
 
@@ -160,7 +164,7 @@ class ScriptedPeer:
 
     def _take_event(self, message: SchedulerEvent) -> None:
         if isinstance(message, RequestEnded):
-            self.ended.put_nowait(message.request_id)
+            self.ended.put_nowait(message)
 
     async def _listen_as(self, instance_id: InstanceId) -> None:
         def take(message: InstanceEvent) -> None:

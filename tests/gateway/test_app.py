@@ -25,6 +25,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"frequency_penalty": -3}, "frequency_penalty"),
     (CHAT, {"repetition_penalty": 0}, "repetition_penalty"),
     (CHAT, {"temperature": True}, "temperature"),
+    (CHAT, {"service_tier": "gold"}, "service_tier"),
+    (TEXT, {"service_tier": 3}, "service_tier"),
     (CHAT, {"n": 0}, "n"),
     (CHAT, {"n": True}, "n"),
     (CHAT, {"stream": 1}, "stream"),

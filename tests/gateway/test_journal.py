@@ -1,6 +1,7 @@
 """What a gateway does with its mesh's words: every fault here is spoken by the test, over the real bus."""
 
 import asyncio
+import json
 
 import msgspec
 import openai
@@ -16,8 +17,9 @@ from common.errors import (
 from common.ids import new_request_id
 from common.messages import CancelRequest, SampledToken, TokenBatch, TokenEvent
 from common.model.tokens import Tokenizer
+from tests.e2e.meshes import get_text
 from tests.gateway.clients import PROMPT, TEXT, client_of, complete, in_background, with_peer
-from tests.gateway.processes import GatewayProcess
+from tests.gateway.processes import GatewayProcess, send
 from tests.gateway.raw_http import raw_client
 from tests.gateway.scripted import DECODE, ScriptedPeer
 
@@ -289,3 +291,33 @@ def test_whoever_is_served_or_refused_is_judged_and_whose_client_left_is_not(
 
     with_peer(gateway, script)
     assert gateway.metric("lamella_requests_judged_total") == before + 2
+
+
+def test_a_class_travels_with_its_request_and_is_judged_by_its_own_objectives(
+    gateway: GatewayProcess, tokenizer: Tokenizer
+) -> None:
+    async def script(peer: ScriptedPeer) -> None:
+        body, header = {**PROMPT, "service_tier": "flex"}, {"x-lamella-class": "interactive"}
+        async with asyncio.TaskGroup() as group:
+            call = asyncio.to_thread(send, f"{gateway.url}/v1/completions", body, header)
+            answer = group.create_task(call)
+            request = await peer.next_request()
+            assert (request.service_class, request.head_start_s) == ("interactive", 2.0)
+            # Over the objective of the class, 0.5 s, and within that of the default one.
+            await asyncio.sleep(0.6)
+            peer.tokens(request, tokenizer.encode(TEXT), finish="length")
+            assert (await answer).headers["x-lamella-class"] == "interactive"
+        ended = await peer.next_end()
+        assert ended.ttft_s is not None
+        assert ended.ttft_s >= 0.6
+        assert ended.tpot_s is not None
+
+    with_peer(gateway, script)
+    met = 'class="interactive",objective='
+    assert gateway.metric("lamella_requests_judged_total", 'class="interactive"') == 1
+    assert gateway.metric("lamella_requests_within_objectives_total", f'{met}"tpot"') == 1
+    assert gateway.metric("lamella_requests_within_objectives_total", f'{met}"all"') == 0
+    assert gateway.metric("lamella_time_to_first_token_seconds_count", 'class="interactive"') == 1
+    levels = {each["service_class"]: each for each in json.loads(get_text(f"{gateway.url}/service-levels"))}
+    assert (levels["interactive"]["requests"], levels["interactive"]["met"]) == (1, 0)
+    assert list(levels) == ["default", "interactive", "batch"]

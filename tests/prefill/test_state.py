@@ -231,3 +231,19 @@ def test_without_blocks_for_the_shortest_those_that_have_theirs_go_on() -> None:
     arrive(state, "long", 17)
     arrive(state, "short", 2)
     assert owners_of(handle(state, events.ChunkFinished((None,)))) == [("long", 8)]
+
+
+@pytest.mark.parametrize("order", ["fcfs", "srpt"])
+def test_a_class_with_a_head_start_goes_first_but_not_before_those_that_came_long_ago(
+    order: PrefillOrder,
+) -> None:
+    state = make_state(order=order, total_blocks=32)
+    arrive(state, "running", 8)
+    arrive(state, "long ago", 8, now=1.0)
+    arrive(state, "ordinary", 8, now=9.0)
+    arrive(state, "urgent", 8, now=10.0, head_start_s=2.0)
+    begun = []
+    for now in (11.0, 12.0, 13.0):
+        commands = handle(state, events.ChunkFinished((TOKEN,)), now)
+        begun += [piece.owner.request_id for piece in only(commands, events.RunChunk).slices]
+    assert begun == ["long ago", "urgent", "ordinary"]

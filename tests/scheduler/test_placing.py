@@ -42,6 +42,26 @@ def test_best_fit_goes_by_what_an_instance_has_learned_of_its_steps() -> None:
     assert str(refused[InstanceId("d0")]).startswith("(b)")
 
 
+def test_best_fit_keeps_what_is_promised_to_the_requests_class() -> None:
+    relaxed = {"batch": ObjectivesConfig(tpot_s=1.0)}
+    state = SchedulerState(
+        LEASE_S, SchedulerConfig(decode_policy="best_fit"), ObjectivesConfig(tpot_s=0.022), relaxed
+    )
+    ready(state, p0=0, d0=0, d1=0)
+    for number, instance_id in enumerate(("d0", "d1")):
+        report = msgspec.structs.replace(report_of(instance_id, "decode", 9), step_time=STEP)
+        handle(state, events.LoadReported(report))
+        strict = state.place(make_request(f"strict{number}", 1), 0.0)
+        assert strict.decode_instance == instance_id
+    batch = msgspec.structs.replace(make_request("batch", 900), service_class="batch")
+    state.place(batch, 0.0)
+    [[_, strict_choice], [_, batch_choice]] = (
+        state.placer.log.find(each)[0].choices for each in ("strict1", "batch")
+    )
+    assert str(strict_choice.candidates[0].refusal).startswith("(b)")
+    assert [each.refusal for each in batch_choice.candidates] == [None, None]
+
+
 def test_what_ended_says_what_is_to_be_expected() -> None:
     state = state_of(SchedulerConfig())
     for number in range(40):
