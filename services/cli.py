@@ -21,6 +21,7 @@ from common.config_file import check_config, load_config
 from common.errors import ConfigError, LamellaError
 from services.analyze import analyze
 from services.bench.command import bench
+from services.compare.command import compare
 from services.explain import convert
 from services.explain_request import explain
 from services.flip import flip
@@ -43,6 +44,7 @@ model_app = typer.Typer(help="Models on this machine.", no_args_is_help=True)
 app.add_typer(model_app, name="model")
 app.add_typer(predictor_app, name="predictor")
 app.command("bench")(bench)
+app.command("compare")(compare)
 app.command("analyze")(analyze)
 app.command("trace")(trace)
 app.command("profile")(profile)

@@ -83,6 +83,10 @@ def bench(
             rich_help_panel=WORK,
         ),
     ] = None,
+    length_scale: Annotated[
+        float,
+        typer.Option(help="Multiply a workload's lengths, for another context.", rich_help_panel=WORK),
+    ] = 1.0,
     tokenizer: Annotated[
         Path | None,
         typer.Option(
@@ -159,6 +163,7 @@ def bench(
             prompt=parse_length("--prompt-tokens", prompt_tokens),
             output=parse_length("--output-tokens", output_tokens),
             workload=workload,
+            length_scale=length_scale,
             trace=trace,
             trace_scale=trace_scale,
             background=_read_background(

@@ -48,6 +48,7 @@ class BenchConfig:
     prompt: Length = DEFAULT_PROMPT
     output: Length = DEFAULT_OUTPUT
     workload: str | None = None
+    length_scale: float = 1.0
     trace: Path | None = None
     trace_scale: float = 1.0
     background: BackgroundLoad | None = None
@@ -79,6 +80,9 @@ def check_config(config: BenchConfig) -> None:
         raise ConfigError("--endpoint", "chat", "needs --tokenizer DIR to make text of an exact length")
     if config.workload is not None and config.workload not in WORKLOADS:
         raise ConfigError("--workload", config.workload, f"must be one of {', '.join(WORKLOADS)}")
+    _check_positive("--length-scale", config.length_scale)
+    if config.length_scale != 1.0 and (config.workload is None or config.trace is not None):
+        raise ConfigError("--length-scale", config.length_scale, "scales a --workload without --trace")
     if config.arrivals not in ARRIVAL_PROCESSES:
         raise ConfigError("--arrivals", config.arrivals, f"must be one of {', '.join(ARRIVAL_PROCESSES)}")
     if config.context_tokens is not None and config.context_tokens < 2:

@@ -59,6 +59,25 @@ class LogNormalLength(msgspec.Struct, frozen=True, tag="lognormal"):
 Length = FixedLength | UniformLength | LogNormalLength
 
 
+def scale_length(length: Length, factor: float) -> Length:
+    """``factor`` times as long. Bounds are rounded inwards: what was disjoint stays so."""
+    match length:
+        case FixedLength(tokens):
+            return FixedLength(max(1, round(tokens * factor)))
+        case UniformLength(lowest_tokens, highest_tokens):
+            return UniformLength(*_scale_bounds(lowest_tokens, highest_tokens, factor))
+        case LogNormalLength(median_tokens, sigma, lowest_tokens, highest_tokens):
+            lowest, highest = _scale_bounds(lowest_tokens, highest_tokens, factor)
+            # A median outside the bounds would be drawn again for ever.
+            median = min(max(median_tokens * factor, lowest), highest)
+            return LogNormalLength(median, sigma, lowest, highest)
+
+
+def _scale_bounds(lowest_tokens: int, highest_tokens: int, factor: float) -> tuple[int, int]:
+    lowest = max(1, math.ceil(lowest_tokens * factor))
+    return lowest, max(lowest, math.floor(highest_tokens * factor))
+
+
 @dataclass(frozen=True, slots=True)
 class LengthPair:
     prompt_tokens: int
@@ -79,6 +98,14 @@ class LengthMix:
             chosen = self.kinds[int(generator.choice(len(self.kinds), p=shares))]
         _, prompt, output = chosen
         return LengthPair(prompt.draw(generator), output.draw(generator))
+
+    def scaled(self, factor: float) -> "LengthMix":
+        return LengthMix(
+            tuple(
+                (share, scale_length(prompt, factor), scale_length(output, factor))
+                for share, prompt, output in self.kinds
+            )
+        )
 
     def draw_all(self, seed: int) -> Iterator[LengthPair]:
         """Endless, and the same for the same seed."""

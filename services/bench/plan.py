@@ -115,7 +115,7 @@ def make_foreground(config: BenchConfig, plan: ForegroundPlan, maker: RequestMak
         return
     mix = LengthMix(((1.0, config.prompt, config.output),))
     if config.workload is not None:
-        mix = WORKLOADS[config.workload]
+        mix = WORKLOADS[config.workload].scaled(config.length_scale)
     lengths = islice(mix.draw_all(config.seed), plan.requests)
     for index, pair in enumerate(lengths):
         yield maker.make(index, pair)
@@ -155,7 +155,8 @@ def describe_offer(config: BenchConfig, name: str) -> str:
     if config.trace is not None:
         lengths = f"lengths of {config.trace.name}"
     elif config.workload is not None:
-        lengths = f"workload {config.workload}"
+        scale = "" if config.length_scale == 1.0 else f", lengths × {config.length_scale:g}"
+        lengths = f"workload {config.workload}{scale}"
     else:
         lengths = f"{describe_length(config.prompt)} → {describe_length(config.output)} tokens"
     if config.concurrency is not None:

@@ -20,6 +20,7 @@ from services.bench.lengths import (
     fit_context,
     is_of_workload,
     parse_length,
+    scale_length,
 )
 
 
@@ -85,3 +86,25 @@ def test_a_cut_request_fits_and_keeps_all_it_can(prompt: int, output: int, conte
         assert cut == wanted
     else:
         assert cut.prompt_tokens + cut.output_tokens == context
+
+
+@pytest.mark.parametrize("factor", [0.1, 0.5, 2.0])
+def test_scaled_workloads_are_as_long_as_their_factor_says_and_stay_disjoint(factor: float) -> None:
+    light, heavy = (WORKLOADS[name].scaled(factor) for name in ("lpld", "hphd"))
+    (drawn_light, drawn_heavy) = (list(islice(mix.draw_all(seed=2), 400)) for mix in (light, heavy))
+    for field in ("prompt_tokens", "output_tokens"):
+        assert max(getattr(pair, field) for pair in drawn_light) < min(
+            getattr(pair, field) for pair in drawn_heavy
+        )
+        usual = statistics.median(
+            getattr(pair, field) for pair in islice(WORKLOADS["hphd"].draw_all(seed=3), 400)
+        )
+        assert statistics.median(getattr(pair, field) for pair in drawn_heavy) == pytest.approx(
+            factor * usual, rel=0.15
+        )
+
+
+def test_a_length_scaled_to_nearly_nothing_is_still_one_token() -> None:
+    for length in (FixedLength(3), UniformLength(5, 9), LogNormalLength(50.0, 1.0, 4, 100)):
+        scaled = scale_length(length, 0.001)
+        assert scaled.draw(np.random.default_rng(0)) == 1

@@ -1,0 +1,147 @@
+"""What a comparison is: configurations of a mesh, workloads, and how often each pair is run.
+
+It is read from TOML, as in ``bench/comparison.toml``. ``[settings]`` is of every configuration,
+``[configuration.settings]`` of one; both are what ``--config`` takes. The first configuration is the one that
+others are compared with.
+"""
+
+import hashlib
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from common.config import Config
+from common.config_file import config_from_tree
+from common.errors import ConfigError
+from common.ids import is_valid_id
+from common.latency import ServiceObjectives
+from services.bench.config import BenchConfig
+from services.bench.lengths import WORKLOADS
+from services.launch_plan import LaunchPlan, ScaledRole, check_plan
+
+Settings = dict[str, dict[str, Any]]
+"""Sections of a configuration file, as they are read: checked by ``common.config_file``."""
+
+
+class Offer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One workload: Poisson arrivals, and the objectives that goodput counts (seconds)."""
+
+    name: str
+    requests: int
+    rate_per_s: float
+    ttft_s: float
+    tpot_s: float
+
+
+class Candidate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One configuration. ``knows_lengths``: a predictor that is always right runs beside the scheduler."""
+
+    name: str
+    instances: dict[ScaledRole, int]
+    settings: Settings = {}
+    knows_lengths: bool = False
+
+
+class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A whole file. ``length_scale`` multiplies the workloads' lengths; a round's seed is ``seed`` and its
+    number."""
+
+    name: str
+    workload: tuple[Offer, ...]
+    configuration: tuple[Candidate, ...]
+    settings: Settings = {}
+    length_scale: float = 1.0
+    rounds: int = 3
+    seed: int = 0
+
+    @property
+    def fingerprint(self) -> str:
+        """Of all that decides a run's figures: runs of comparisons with another one are not of this."""
+        decisive = msgspec.structs.replace(self, rounds=0)
+        return hashlib.blake2b(msgspec.json.encode(decisive), digest_size=8).hexdigest()
+
+
+def read_comparison(path: Path) -> Comparison:
+    """Raises ConfigError, also for settings that a mesh would refuse."""
+    try:
+        comparison = msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), Comparison)
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.ValidationError) as exc:
+        raise ConfigError("comparison", str(path), f"cannot be read: {exc}") from exc
+    check_comparison(comparison)
+    return comparison
+
+
+def check_comparison(comparison: Comparison) -> None:
+    """Raises ConfigError for the first rule that is broken."""
+    if not (comparison.workload and comparison.configuration):
+        raise ConfigError("comparison", comparison.name, "must have a workload and a configuration")
+    _check_names("workload", (offer.name for offer in comparison.workload))
+    _check_names("configuration", (candidate.name for candidate in comparison.configuration))
+    for offer in comparison.workload:
+        if offer.name not in WORKLOADS:
+            raise ConfigError("workload.name", offer.name, f"must be one of {', '.join(WORKLOADS)}")
+        for key in ("requests", "rate_per_s", "ttft_s", "tpot_s"):
+            if not 0 < getattr(offer, key) < float("inf"):
+                raise ConfigError(f"workload.{key}", getattr(offer, key), "must be positive")
+    if comparison.rounds < 1:
+        raise ConfigError("rounds", comparison.rounds, "must be at least 1")
+    if not 0 < comparison.length_scale < float("inf"):
+        raise ConfigError("length_scale", comparison.length_scale, "must be positive")
+    for candidate in comparison.configuration:
+        check_plan(plan_of(candidate), config_of(comparison, candidate, lengths_file=Path("lengths.jsonl")))
+
+
+def _check_names(key: str, names: Iterable[str]) -> None:
+    seen = set()
+    for name in names:
+        if not is_valid_id(name) or name in seen:
+            raise ConfigError(f"{key}.name", name, "must match [a-z0-9-]{1,64}, each once")
+        seen.add(name)
+
+
+def choose(comparison: Comparison, workloads: Iterable[str], configurations: Iterable[str]) -> Comparison:
+    """Of the whole the named workloads and configurations; all where none is named. Raises ConfigError."""
+    wanted_workloads = set(workloads) or {offer.name for offer in comparison.workload}
+    wanted_configurations = set(configurations) or {each.name for each in comparison.configuration}
+    chosen = msgspec.structs.replace(
+        comparison,
+        workload=tuple(offer for offer in comparison.workload if offer.name in wanted_workloads),
+        configuration=tuple(each for each in comparison.configuration if each.name in wanted_configurations),
+    )
+    unknown = wanted_workloads - {offer.name for offer in chosen.workload}
+    unknown |= wanted_configurations - {each.name for each in chosen.configuration}
+    if unknown:
+        raise ConfigError("comparison", ", ".join(sorted(unknown)), f"is not in {comparison.name}")
+    return chosen
+
+
+def plan_of(candidate: Candidate) -> LaunchPlan:
+    return msgspec.structs.replace(LaunchPlan(port=0, prefill=0, decode=0), **candidate.instances)
+
+
+def config_of(comparison: Comparison, candidate: Candidate, lengths_file: Path) -> Config:
+    """The candidate's own settings over those of all. Raises ConfigError."""
+    tree: Settings = {section: dict(values) for section, values in comparison.settings.items()}
+    own: list[Mapping[str, Mapping[str, Any]]] = [candidate.settings]
+    if candidate.knows_lengths:
+        own.append({"predictor": {"kind": "oracle", "lengths_file": str(lengths_file)}})
+    for settings in own:
+        for section, values in settings.items():
+            tree[section] = {**tree.get(section, {}), **values}
+    return config_from_tree(tree)
+
+
+def bench_config(comparison: Comparison, offer: Offer, round_number: int, url: str) -> BenchConfig:
+    """The same for every configuration: same seed, so same prompts, lengths and arrivals."""
+    return BenchConfig(
+        url=url,
+        rate_per_s=offer.rate_per_s,
+        requests=offer.requests,
+        workload=offer.name,
+        length_scale=comparison.length_scale,
+        objectives=ServiceObjectives(ttft_s=offer.ttft_s, tpot_s=offer.tpot_s),
+        seed=comparison.seed + round_number,
+    )

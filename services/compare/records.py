@@ -1,0 +1,58 @@
+"""One run of one configuration on one workload, as a line of ``runs.jsonl``, and what is read from it."""
+
+from pathlib import Path
+
+import msgspec
+
+from common.errors import ConfigError
+from services.bench.summary import LoadResult
+from services.compare.comparison import Comparison
+from services.compare.usage import InstanceUse
+
+RunKey = tuple[int, str, str]
+"""Round, workload, configuration."""
+
+
+class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """``instances_cpu_s`` is the processor time of the instances, ``services_cpu_s`` of the mesh's other
+    processes; ``client_cpu_share`` of one core is the load generator's. ``duration_s`` is the whole run's."""
+
+    fingerprint: str
+    round_number: int
+    workload: str
+    configuration: str
+    started_at: str
+    duration_s: float
+    load: LoadResult
+    uses: tuple[InstanceUse, ...]
+    resource_time_s: float
+    instances_cpu_s: float
+    services_cpu_s: float
+    client_cpu_share: float
+
+    @property
+    def key(self) -> RunKey:
+        return self.round_number, self.workload, self.configuration
+
+
+def read_runs(path: Path, comparison: Comparison) -> list[RunRecord]:
+    """What has been run already, in that order; nothing where there is no file. Raises ConfigError."""
+    if not path.exists():
+        return []
+    records = []
+    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
+        try:
+            record = msgspec.json.decode(line, type=RunRecord)
+        except msgspec.DecodeError as exc:
+            raise ConfigError("--output", str(path), f"line {number} is no run: {exc}") from exc
+        if record.fingerprint != comparison.fingerprint:
+            raise ConfigError(
+                "--output", str(path), f"line {number} is of another comparison: choose another folder"
+            )
+        records.append(record)
+    return records
+
+
+def append_run(path: Path, record: RunRecord) -> None:
+    with path.open("ab") as file:
+        file.write(msgspec.json.encode(record) + b"\n")

@@ -1,0 +1,180 @@
+"""Runs a comparison: every mesh is up all the time, and they take turns at the same requests.
+
+They alternate within a workload and a round, so what else the machine does falls on all of them alike. A mesh
+that waits takes 1 % of a core an instance, and as much again. What has been run is written at once: a
+comparison that was ended goes on where it was.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import product
+from pathlib import Path
+
+import msgspec
+import uvloop
+
+from common.config import MeshConfig
+from services import local
+from services.bench.plan import FOREGROUND, RequestMaker, make_foreground, plan_foreground
+from services.bench.prompts import BodyTemplate, TokenIdPrompts
+from services.bench.run import run_bench
+from services.compare.comparison import Candidate, Comparison, Offer, bench_config, config_of, plan_of
+from services.compare.records import RunKey, RunRecord, append_run, read_runs
+from services.compare.usage import processor_s, resource_time_of, watch_use
+from services.length_predictor.oracle import KnownLength, digest_of
+from services.prepare import prepare_model
+
+RUNS_FILE, LENGTHS_FILE = "runs.jsonl", "lengths.jsonl"
+INSTANCE_ROLES = ("prefill", "decode", "mixed")
+WARMUP_ROUND = 10_000
+"""Its seed is no measured round's."""
+WARMUP_REQUESTS, WARMUP_RATE_PER_S = 3, 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    """One configuration's, as it runs."""
+
+    candidate: Candidate
+    url: str
+    settings: MeshConfig
+    instance_pids: tuple[int, ...]
+    service_pids: tuple[int, ...]
+
+
+def run_comparison(
+    comparison: Comparison,
+    chosen: Comparison,
+    output: Path,
+    limit_s: float | None,
+    tell: Callable[[str], None],
+) -> list[RunRecord]:
+    """Runs of ``comparison`` what ``chosen`` names and ``output`` does not hold yet; all that it then holds.
+
+    No turn begins that would probably end after ``limit_s``. ConfigError, LauncherError and BenchError end
+    it; every mesh has ended when it returns.
+    """
+    ends_s = float("inf") if limit_s is None else time.monotonic() + limit_s
+    records = read_runs(output / RUNS_FILE, comparison)
+    done = {record.key for record in records}
+    if all(key in done for key in _keys(chosen)):
+        return records
+    _write_lengths(chosen, output / LENGTHS_FILE)
+    with local.ended_by_any_signal(), ExitStack() as stack:
+        meshes = [
+            stack.enter_context(_running_mesh(comparison, candidate, output, tell))
+            for candidate in chosen.configuration
+        ]
+        for mesh in meshes:
+            uvloop.run(_warm_up(comparison, mesh))
+        for round_number, offer in product(range(chosen.rounds), chosen.workload):
+            left = [mesh for mesh in meshes if (round_number, offer.name, mesh.candidate.name) not in done]
+            if time.monotonic() + len(left) * _expected_s(records, offer) > ends_s:
+                tell(f"round {round_number}, {offer.name}: left out, it would not end in time")
+                continue
+            for mesh in left:
+                record = uvloop.run(_measure(comparison, mesh, offer, round_number))
+                append_run(output / RUNS_FILE, record)
+                records.append(record)
+                tell(_describe(record))
+    return records
+
+
+def _keys(comparison: Comparison) -> Iterator[RunKey]:
+    for round_number, offer, candidate in product(
+        range(comparison.rounds), comparison.workload, comparison.configuration
+    ):
+        yield round_number, offer.name, candidate.name
+
+
+def _expected_s(records: list[RunRecord], offer: Offer) -> float:
+    """Of one run: as the slowest so far, or its arrivals alone."""
+    known = [record.duration_s for record in records if record.workload == offer.name]
+    return max(known, default=offer.requests / offer.rate_per_s)
+
+
+@contextmanager
+def _running_mesh(
+    comparison: Comparison, candidate: Candidate, output: Path, tell: Callable[[str], None]
+) -> Iterator[Mesh]:
+    """With servers and ports of its own."""
+    directory = output / "meshes" / candidate.name
+    config = config_of(comparison, candidate, output / LENGTHS_FILE)
+    prepare_model(config, lambda stage: tell(f"{stage} (once)"))
+    tell(f"starting {candidate.name}")
+    status = local.up_detached(directory, plan_of(candidate), config)
+    assert status.url is not None, "it serves"
+    try:
+        pids = [(process.role in INSTANCE_ROLES, process.pid) for process in status.processes]
+        yield Mesh(
+            candidate=candidate,
+            url=status.url,
+            settings=local.mesh_config(directory).mesh,
+            instance_pids=tuple(pid for is_instance, pid in pids if is_instance and pid is not None),
+            service_pids=tuple(pid for is_instance, pid in pids if not is_instance and pid is not None),
+        )
+    finally:
+        local.down(directory)
+
+
+async def _warm_up(comparison: Comparison, mesh: Mesh) -> None:
+    """First requests find memory that was never touched, and connections that are not there yet."""
+    for offer in comparison.workload[:1]:
+        few = msgspec.structs.replace(offer, requests=WARMUP_REQUESTS, rate_per_s=WARMUP_RATE_PER_S)
+        await run_bench(bench_config(comparison, few, WARMUP_ROUND, mesh.url))
+
+
+async def _measure(comparison: Comparison, mesh: Mesh, offer: Offer, round_number: int) -> RunRecord:
+    config = bench_config(comparison, offer, round_number, mesh.url)
+    started_at, began_s = datetime.now(UTC), time.monotonic()
+    async with watch_use(mesh.settings, len(mesh.instance_pids)) as watch:
+        await watch.wait_idle()
+        before_s = processor_s(mesh.instance_pids), processor_s(mesh.service_pids)
+        run = await run_bench(config)
+        await watch.wait_idle()
+        after_s = processor_s(mesh.instance_pids), processor_s(mesh.service_pids)
+        uses = tuple(watch.recorder.uses())
+    return RunRecord(
+        fingerprint=comparison.fingerprint,
+        round_number=round_number,
+        workload=offer.name,
+        configuration=mesh.candidate.name,
+        started_at=started_at.isoformat(timespec="seconds"),
+        duration_s=time.monotonic() - began_s,
+        load=run.result.loads[0],
+        uses=uses,
+        resource_time_s=resource_time_of(uses),
+        instances_cpu_s=after_s[0] - before_s[0],
+        services_cpu_s=after_s[1] - before_s[1],
+        client_cpu_share=run.result.client_cpu_share,
+    )
+
+
+def _write_lengths(comparison: Comparison, path: Path) -> None:
+    """What a predictor that is always right knows: every prompt of every round, and its output's length.
+
+    A prompt that has to be cut to the model's context is not among them.
+    """
+    known = []
+    for round_number in (*range(comparison.rounds), WARMUP_ROUND):
+        for offer in comparison.workload:
+            config = bench_config(comparison, offer, round_number, "http://127.0.0.1")
+            maker = RequestMaker(
+                FOREGROUND, TokenIdPrompts(config.seed), BodyTemplate("completions", ""), None
+            )
+            for request in make_foreground(config, plan_foreground(config), maker):
+                prompt = msgspec.json.decode(request.body)["prompt"]
+                known.append(KnownLength(request.output_tokens, digest_of(prompt)))
+    path.write_bytes(b"".join(msgspec.json.encode(each) + b"\n" for each in known))
+
+
+def _describe(record: RunRecord) -> str:
+    load = record.load
+    text = f"round {record.round_number}, {record.workload}, {record.configuration}: "
+    if load.ttft is not None and load.end_to_end is not None:
+        text += f"TTFT {load.ttft.mean_s:.2f} s, JCT {load.end_to_end.mean_s:.1f} s, "
+    text += f"{load.served}/{load.requests} served in {load.elapsed_s:.1f} s"
+    return f"{text}, resource time {record.resource_time_s:.1f} s"

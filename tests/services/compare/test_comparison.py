@@ -1,0 +1,118 @@
+"""Comparisons as files, and the same requests for every configuration of one."""
+
+from itertools import islice
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from common.errors import ConfigError
+from services.bench.plan import FOREGROUND, RequestMaker, make_arrivals_s, make_foreground, plan_foreground
+from services.bench.prompts import BodyTemplate, TokenIdPrompts
+from services.compare.comparison import (
+    Comparison,
+    bench_config,
+    check_comparison,
+    choose,
+    config_of,
+    plan_of,
+    read_comparison,
+)
+
+ROOT = Path(__file__).resolve().parents[3]
+FILES = sorted((ROOT / "bench").glob("comparison*.toml"))
+TEXT = """
+name = "two"
+[settings.instance]
+engine = "emulated"
+chunk_tokens = 128
+[[workload]]
+name = "mixed"
+requests = 4
+rate_per_s = 8.0
+ttft_s = 1.0
+tpot_s = 0.1
+[[configuration]]
+name = "plain"
+instances = { prefill = 1, decode = 2 }
+[[configuration]]
+name = "other"
+instances = { prefill = 2, decode = 1 }
+knows_lengths = true
+[configuration.settings.instance]
+chunk_tokens = 256
+"""
+LENGTHS = Path("lengths.jsonl")
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Comparison:
+    file = tmp_path / "two.toml"
+    file.write_text(TEXT)
+    return read_comparison(file)
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_the_comparisons_that_are_kept_can_be_run(file: Path) -> None:
+    comparison = read_comparison(file)
+    assert len(comparison.configuration) > 1
+
+
+def test_a_configuration_s_own_settings_come_over_those_of_all(two: Comparison) -> None:
+    plain, other = (config_of(two, candidate, LENGTHS) for candidate in two.configuration)
+    assert plain.instance.engine == other.instance.engine == "emulated"
+    assert (plain.instance.chunk_tokens, other.instance.chunk_tokens) == (128, 256)
+    assert (plain.predictor.kind, other.predictor.kind) == ("none", "oracle")
+    assert other.predictor.lengths_file == LENGTHS
+    plan = plan_of(two.configuration[0])
+    assert (plan.prefill, plan.decode, plan.attention, plan.port) == (1, 2, 0, 0)
+
+
+def test_each_round_has_its_own_requests_whichever_configuration_gets_them(two: Comparison) -> None:
+    def offered(round_number: int, url: str) -> list[tuple[bytes, float]]:
+        config = bench_config(two, two.workload[0], round_number, url)
+        plan = plan_foreground(config)
+        maker = RequestMaker(FOREGROUND, TokenIdPrompts(config.seed), BodyTemplate("completions", "m"), None)
+        bodies = (request.body for request in make_foreground(config, plan, maker))
+        return list(islice(zip(bodies, make_arrivals_s(config, plan), strict=False), 4))
+
+    assert offered(0, "http://127.0.0.1:1") == offered(0, "http://127.0.0.1:2")
+    assert offered(0, "http://127.0.0.1:1") != offered(1, "http://127.0.0.1:1")
+
+
+def test_some_of_a_comparison_are_still_of_it(two: Comparison) -> None:
+    chosen = choose(two, (), ("other",))
+    assert [candidate.name for candidate in chosen.configuration] == ["other"]
+    assert [offer.name for offer in chosen.workload] == ["mixed"]
+    with pytest.raises(ConfigError, match="lpld"):
+        choose(two, ("lpld",), ())
+    more_rounds = msgspec.structs.replace(two, rounds=9)
+    assert more_rounds.fingerprint == two.fingerprint
+    assert msgspec.structs.replace(two, seed=1).fingerprint != two.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ('name = "mixed"', 'name = "mix"', "workload.name"),
+        ("requests = 4", "requests = 0", "workload.requests"),
+        ('name = "other"', 'name = "plain"', "configuration.name"),
+        ("chunk_tokens = 256", "chunk_tokens = 0", "instance.chunk_tokens"),
+        ("chunk_tokens = 256", "chunk_length = 1", "chunk_length"),
+        ("decode = 2 }", "decode = 1000 }", "1000"),
+        ("decode = 2 }", "decoder = 2 }", "decoder"),
+        ('name = "two"', 'name = "two"\nlength_scale = 0', "length_scale"),
+    ],
+)
+def test_a_comparison_that_cannot_be_run_names_what_is_wrong(
+    tmp_path: Path, before: str, after: str, said: str
+) -> None:
+    file = tmp_path / "wrong.toml"
+    file.write_text(TEXT.replace(before, after, 1))
+    with pytest.raises(ConfigError, match=said):
+        read_comparison(file)
+
+
+def test_a_comparison_of_nothing_is_refused(two: Comparison) -> None:
+    with pytest.raises(ConfigError, match="must have a workload and a configuration"):
+        check_comparison(msgspec.structs.replace(two, configuration=()))

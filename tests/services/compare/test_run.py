@@ -1,0 +1,73 @@
+"""``lamella compare`` as a user runs it: real meshes of emulated instances, in turn."""
+
+import json
+import subprocess
+from pathlib import Path
+
+from services.compare.comparison import read_comparison
+from services.compare.records import read_runs
+from services.state_directory import StateDirectory, is_locked
+from tests.e2e.meshes import LAMELLA, environment
+
+TIMEOUT_S = 200.0
+TEXT = """
+name = "small"
+length_scale = 0.1
+rounds = 1
+[settings.instance]
+engine = "emulated"
+[[workload]]
+name = "lpld"
+requests = 3
+rate_per_s = 20.0
+ttft_s = 30.0
+tpot_s = 30.0
+[[configuration]]
+name = "plain"
+instances = { prefill = 1, decode = 1 }
+[[configuration]]
+name = "knowing"
+instances = { prefill = 1, decode = 1 }
+knows_lengths = true
+[configuration.settings.instance]
+decode_admission = "reserve_dynamic"
+"""
+
+
+def compare(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*LAMELLA, "compare", *arguments],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=TIMEOUT_S,
+    )
+
+
+def test_meshes_take_turns_at_the_same_requests_and_what_was_run_is_not_run_again(tmp_path: Path) -> None:
+    file, output = tmp_path / "small.toml", tmp_path / "out"
+    file.write_text(TEXT)
+    done = compare(str(file), "--output", str(output))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == (output / "table.md").read_text()
+    assert "| LPLD | plain |" in done.stdout
+    assert "| LPLD | knowing |" in done.stdout
+    assert "<svg" in (output / "picture.svg").read_text()[:500]
+    records = read_runs(output / "runs.jsonl", read_comparison(file))
+    assert [record.key for record in records] == [(0, "lpld", "plain"), (0, "lpld", "knowing")]
+    for record in records:
+        assert record.load.served == 3
+        assert {use.instance_id for use in record.uses} == {"prefill-0", "decode-0"}
+        assert 0 < record.resource_time_s <= 2 * record.duration_s
+    plain, knowing = records
+    assert plain.load.prompt_tokens == knowing.load.prompt_tokens
+    assert plain.load.output_tokens == knowing.load.output_tokens
+    assert not any(is_locked(StateDirectory(each)) for each in (output / "meshes").iterdir())
+    lengths = [json.loads(line) for line in (output / "lengths.jsonl").read_bytes().splitlines()]
+    assert all(line["output_tokens"] >= 1 and line["prompt"] for line in lengths)
+
+    again = compare(str(file), "--output", str(output))
+    assert again.returncode == 0, again.stderr
+    assert again.stdout == done.stdout
+    assert read_runs(output / "runs.jsonl", read_comparison(file)) == records
