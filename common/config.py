@@ -13,6 +13,7 @@ from common.messages import Role
 Dtype = Literal["bf16", "fp32"]
 Weights = Literal["model", "int8", "w8a8"]
 PrefillOrder = Literal["fcfs", "sjf", "ljf", "srpt"]
+PrefillBatching = Literal["chunks", "saturation"]
 PrefillPolicy = Literal["round_robin", "least_outstanding", "shortest_queue"]
 DecodePolicy = Literal["round_robin", "least_outstanding", "least_loaded", "power_of_two", "best_fit"]
 DecodeAdmission = Literal["greedy", "reserve_static", "reserve_dynamic"]
@@ -140,6 +141,8 @@ class InstanceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     ``kv_bytes`` sizes the pool, ``block_size`` is tokens per block (1 = token granularity). ``chunk_tokens``
     is TetriInfer's fixed ChunkSize (3.3.3), None: what `lamella profile` has found on this machine, or 512.
+    ``prefill_batching`` chunks slices and merges prompts into those; saturation computes short prompts
+    together until there are about so many tokens, L_m, and a longer one alone (DistServe 4.3).
     ``prefill_order`` and ``scheduling_window`` are its PrefillSchedBatch policies (3.3.1); with ``srpt``
     whoever has least left goes on at every chunk's end, and waiting counts as having
     ``prefill_aging_tokens_per_s`` less left. ``decode_admission`` is when decode takes one more sequence in
@@ -161,6 +164,7 @@ class InstanceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     kv_bytes: int = 1 << 30
     block_size: int = 256
     chunk_tokens: int | None = None
+    prefill_batching: PrefillBatching = "chunks"
     prefill_order: PrefillOrder = "fcfs"
     scheduling_window: int = 16
     prefill_aging_tokens_per_s: float = 200.0

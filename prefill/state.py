@@ -80,7 +80,7 @@ from prefill.handover import HandOver, KVCursor, check_destination
 from prefill.prompts import PromptQueue
 from prefill.sequence import ROOM, PrefillSequence
 from scheduler.policy.hand_over import is_layerwise, layers_per_report
-from scheduler.policy.prefill_batching import fill_chunk
+from scheduler.policy.prefill_batching import FillBatch, fill_chunk
 
 MAX_REFUSALS = 3
 """Of one sequence's offers, after which its KV is given up: whoever has room in word has none in deed."""
@@ -99,6 +99,7 @@ class PrefillState:
     prompts: PromptQueue
     max_waiting_requests: int
     layerwise_min_tokens: int
+    fill_batch: FillBatch = fill_chunk
     is_admitting: bool = True
     process: HostProcess | None = None
     sequences: dict[BlockOwner, PrefillSequence] = field(default_factory=dict)
@@ -282,7 +283,7 @@ class PrefillState:
         if self.chunk.is_computing:
             return
         ready = self._give_blocks(now)
-        sizes = fill_chunk([sequence.remaining_tokens for sequence in ready], self.chunk_tokens)
+        sizes = self.fill_batch([sequence.remaining_tokens for sequence in ready], self.chunk_tokens)
         slices = tuple(
             ChunkSlice(
                 owner=sequence.owner,
@@ -299,8 +300,10 @@ class PrefillState:
         self.chunk.begin(slices)
         sequences = [self.sequences[piece.owner] for piece in slices]
         for sequence in sequences:
-            if sequence.computed_tokens == 0 and self._is_layerwise(sequence.request):
-                self._offer(sequence, commands)
+            if sequence.computed_tokens == 0:
+                sequence.started_s = now
+                if self._is_layerwise(sequence.request):
+                    self._offer(sequence, commands)
         tokens = sum(
             piece.tokens for piece, sequence in zip(slices, sequences, strict=True) if sequence.is_offered
         )
@@ -327,7 +330,6 @@ class PrefillState:
                     is_full = True
                     continue
                 sequence.phase = next_prefill_phase(sequence.phase, PrefillPhase.COMPUTING)
-                sequence.started_s = now
             ready.append(sequence)
             tokens += sequence.remaining_tokens
         return ready

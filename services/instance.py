@@ -54,6 +54,7 @@ from prefill.events import SequenceLeft
 from prefill.prompts import PromptQueue
 from prefill.service import PrefillService
 from prefill.state import PrefillState
+from scheduler.policy.prefill_batching import fill_batch_of
 from scheduler.policy.pull_budget import PullBudget
 from services.engines import Engine
 from services.shared_blocks import SharedBlocks
@@ -252,6 +253,7 @@ def build_instance(
             ),
             max_waiting_requests=settings.max_waiting_requests,
             layerwise_min_tokens=config.transfer.layerwise_min_tokens,
+            fill_batch=fill_batch_of(settings.prefill_batching, settings.prefill_order),
             is_admitting=settings.role == "prefill",
             process=HostProcess(host_identity(), os.getpid()),
         ),

@@ -1,11 +1,13 @@
 """The states as one mesh: whatever is lost, refused or given up, each request gets its tokens once."""
 
 import random
+from typing import get_args
 
 import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from common.config import PrefillBatching
 from common.ids import InstanceId
 from common.kv.blocks import blocks_for
 from decode.state import DecodeState
@@ -36,6 +38,7 @@ def shapes(draw: st.DrawFn, spare_blocks: int) -> MeshShape:
         decode_blocks=longest + draw(st.integers(0, spare_blocks)),
         chunk_tokens=draw(st.sampled_from([1, 7, 64])),
         order=draw(st.sampled_from(sorted(PROMPT_ORDERS))),
+        batching=draw(st.sampled_from(get_args(PrefillBatching))),
         max_batch=draw(st.sampled_from([1, 2, 8])),
         max_waiting_requests=draw(st.sampled_from([3, 20])),
         send_failures=draw(st.sampled_from([0.0, 0.2])),

@@ -1,8 +1,10 @@
-"""How prompts become chunks: TetriInfer 3.3.1 (order within a window) and 3.3.3 (fixed chunks).
+"""How prompts become batches: TetriInfer 3.3.1 (order within a window) and 3.3.3 (fixed chunks), or batches
+of whole prompts near the length that saturates the device (DistServe 4.3).
 
 Prompts are taken in arrival order into a scheduling window (PrefillSchedBatch), ordered inside it by the
 policy, and only when the window is used up is the next one taken: so shortest-job-first starves nobody.
-From the ordered window, prompts are sliced and merged into chunks of a fixed number of tokens.
+From the ordered window, prompts are sliced and merged into chunks of a fixed number of tokens, or are taken
+whole.
 
 Within a window a long prompt that has begun is finished before shorter ones that came later: DistServe's
 convoy (4.3, left to future work there). ``order_by_rest`` looks again at every chunk's border at all prompts:
@@ -11,7 +13,11 @@ the one with least left goes first, and waiting counts as having less left, so t
 
 from collections.abc import Callable, Sequence
 
-from common.config import PrefillOrder
+from common.config import PrefillBatching, PrefillOrder
+
+FillBatch = Callable[[Sequence[int], int], list[int]]
+"""(remaining tokens of each prompt, in order; tokens of a batch) -> tokens of each that go in. The first
+always takes part; those after the last that does are left off."""
 
 PROMPT_ORDERS: dict[PrefillOrder, Callable[[int], int]] = {
     "fcfs": lambda prompt_tokens: 0,
@@ -54,3 +60,35 @@ def fill_chunk(remaining_tokens: Sequence[int], chunk_tokens: int) -> list[int]:
         slices.append(taken)
         room -= taken
     return slices
+
+
+def fill_saturated(remaining_tokens: Sequence[int], saturation_tokens: int) -> list[int]:
+    """Whole prompts, in order, whose tokens come as near to ``saturation_tokens`` as they do.
+
+    One that saturates the device by itself is computed alone: together they would only wait for each other.
+    """
+    return list(remaining_tokens[: _prompts_together(remaining_tokens, saturation_tokens)])
+
+
+def fill_saturated_with_borders(remaining_tokens: Sequence[int], saturation_tokens: int) -> list[int]:
+    """As ``fill_saturated``, but of a longer prompt ``saturation_tokens`` at a time: others may pass."""
+    together = _prompts_together(remaining_tokens, saturation_tokens)
+    return [min(tokens, saturation_tokens) for tokens in remaining_tokens[:together]]
+
+
+def _prompts_together(remaining_tokens: Sequence[int], saturation_tokens: int) -> int:
+    """How many of the first prompts make a batch; none is passed over for one that would fit better."""
+    total = 0
+    for count, tokens in enumerate(remaining_tokens):
+        lacking, excess = saturation_tokens - total, total + tokens - saturation_tokens
+        if count and (tokens >= saturation_tokens or excess > lacking or lacking <= 0):
+            return count
+        total += tokens
+    return len(remaining_tokens)
+
+
+def fill_batch_of(batching: PrefillBatching, order: PrefillOrder) -> FillBatch:
+    """The policy that is configured. Only with ``srpt`` does anybody pass one that has begun."""
+    if batching == "chunks":
+        return fill_chunk
+    return fill_saturated_with_borders if order == "srpt" else fill_saturated

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import TypeVar
 
-from common.config import PrefillOrder
+from common.config import PrefillBatching, PrefillOrder
 from common.ids import Incarnation, InstanceId, RequestId
 from common.kv.blocks import BlockAllocator, BlockOwner
 from common.kv.layout import KVLayout
@@ -12,6 +12,7 @@ from prefill import events
 from prefill.prompts import PromptQueue
 from prefill.sequence import ROOM
 from prefill.state import PrefillState
+from scheduler.policy.prefill_batching import fill_batch_of
 from tests.requests import make_request
 
 DECODE = InstanceId("decode-0")
@@ -34,6 +35,7 @@ def make_state(
     order: PrefillOrder = "fcfs",
     max_waiting_requests: int = 100,
     layerwise_min_tokens: int = 1000,
+    batching: PrefillBatching = "chunks",
 ) -> PrefillState:
     return PrefillState(
         instance_id=InstanceId("prefill-0"),
@@ -45,6 +47,7 @@ def make_state(
         prompts=PromptQueue(order, window_size=4, aging_tokens_per_s=10.0),
         max_waiting_requests=max_waiting_requests,
         layerwise_min_tokens=layerwise_min_tokens,
+        fill_batch=fill_batch_of(batching, order),
     )
 
 

@@ -247,3 +247,20 @@ def test_a_class_with_a_head_start_goes_first_but_not_before_those_that_came_lon
         commands = handle(state, events.ChunkFinished((TOKEN,)), now)
         begun += [piece.owner.request_id for piece in only(commands, events.RunChunk).slices]
     assert begun == ["long ago", "urgent", "ordinary"]
+
+
+def test_batches_near_saturation_have_whole_prompts_and_long_ones_alone() -> None:
+    """DistServe 4.3: short prompts together, nobody waits beside a long one."""
+    state = make_state(total_blocks=40, chunk_tokens=8, batching="saturation")
+    for request_id, tokens in (("r1", 2), ("r2", 3), ("r3", 4), ("r4", 20), ("r5", 1)):
+        arrive(state, request_id, tokens, 1)
+    batches, queue_s = [[("r1", 2)]], []
+    for now in range(1, 5):
+        commands = handle(state, events.ChunkFinished((SampledToken(EOS),) * len(batches[-1])), float(now))
+        queue_s += [each.queue_s for each in commands if isinstance(each, events.PublishToken)]
+        for command in commands:
+            if isinstance(command, events.RunChunk):
+                batches.append([(piece.owner.request_id, piece.tokens) for piece in command.slices])
+    assert batches == [[("r1", 2)], [("r2", 3), ("r3", 4)], [("r4", 20)], [("r5", 1)]]
+    assert queue_s == [0.0, 1.0, 1.0, 2.0, 3.0]
+    assert state.is_idle

@@ -1,12 +1,13 @@
 """Random walks over the prefill room's legal events: whatever happens, nothing is lost or leaked."""
 
 import random
+from typing import get_args
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.config import PrefillOrder
+from common.config import PrefillBatching, PrefillOrder
 from common.errors import NoInstanceReady, Overloaded
 from common.ids import RequestId
 from common.kv.blocks import BlockOwner, blocks_for
@@ -15,7 +16,7 @@ from common.messages import ErrorReply, KVDelivered, PrefillTask, SampledToken
 from common.sequences import PublishFailure
 from prefill import events
 from prefill.state import PrefillState
-from scheduler.policy.prefill_batching import PROMPT_ORDERS
+from scheduler.policy.prefill_batching import PROMPT_ORDERS, fill_chunk
 from tests.prefill.states import (
     DECODE,
     EOS,
@@ -38,14 +39,25 @@ from tests.requests import GATEWAY, make_request
     st.sampled_from([1, 5, 64]),
     st.sampled_from(sorted(PROMPT_ORDERS)),
     st.sampled_from([1, 10, 1000]),
+    st.sampled_from(get_args(PrefillBatching)),
 )
 def test_whatever_happens_nothing_is_lost_or_leaked(
-    seed: int, block_size: int, chunk_tokens: int, order: PrefillOrder, layerwise_min_tokens: int
+    seed: int,
+    block_size: int,
+    chunk_tokens: int,
+    order: PrefillOrder,
+    layerwise_min_tokens: int,
+    batching: PrefillBatching,
 ) -> None:
     """A random walk over legal events, then everything that is under way ends: all blocks are free."""
     chance = random.Random(seed)
     state = make_state(
-        40 // block_size + 1, block_size, chunk_tokens, order, layerwise_min_tokens=layerwise_min_tokens
+        40 // block_size + 1,
+        block_size,
+        chunk_tokens,
+        order,
+        layerwise_min_tokens=layerwise_min_tokens,
+        batching=batching,
     )
     walk = Walk(state, chance)
     for _ in range(160):
@@ -78,7 +90,7 @@ class Walk:
             match command:
                 case events.RunChunk(slices, report_every):
                     assert not self.chunk, "two chunks at once"
-                    assert sum(piece.tokens for piece in slices) <= self.state.chunk_tokens
+                    self.check_batch([piece.tokens for piece in slices])
                     self.chunk, self.layers = slices, None if report_every is None else 0
                 case events.OfferSequence(owner, _, task):
                     assert owner not in self.offers, "offered twice"
@@ -102,6 +114,14 @@ class Walk:
                     self.ended.add(event_.request_id)
                 case PublishFailure(_, failure):
                     self.ended.add(failure.request_id)
+
+    def check_batch(self, tokens: list[int]) -> None:
+        saturation = self.state.chunk_tokens
+        if self.state.fill_batch is fill_chunk:
+            assert sum(tokens) <= saturation
+        elif len(tokens) > 1:
+            assert max(tokens) < saturation
+            assert 2 * sum(tokens) <= 3 * saturation
 
     def receive(self, owner: BlockOwner, max_bytes: int, spans: tuple[KVSpan, ...]) -> None:
         parts = {(layer, at) for span in spans for layer in span.layers for at in span.positions}

@@ -3,7 +3,7 @@
 import random
 from dataclasses import dataclass, field, replace
 
-from common.config import EmulationConfig, PrefillOrder, SchedulerConfig
+from common.config import EmulationConfig, PrefillBatching, PrefillOrder, SchedulerConfig
 from common.emulation import EmulatedRunner
 from common.ids import Incarnation, InstanceId, RequestId
 from common.kv.blocks import BlockAllocator
@@ -14,6 +14,7 @@ from decode.pulls import Pulls
 from decode.state import DecodeState
 from prefill.prompts import PromptQueue
 from prefill.state import PrefillState
+from scheduler.policy.prefill_batching import fill_batch_of
 from scheduler.policy.pull_budget import PullBudget
 from scheduler.state import SchedulerState
 from tests.requests import GATEWAY
@@ -40,6 +41,7 @@ class MeshShape:
     decode_blocks: int = 16
     chunk_tokens: int = 8
     order: PrefillOrder = "fcfs"
+    batching: PrefillBatching = "chunks"
     max_batch: int = 8
     max_waiting_requests: int = 4
     max_pending_prefill_tokens: int = 60
@@ -163,6 +165,7 @@ class VirtualMesh:
             prompts=PromptQueue(shape.order, window_size=3),
             max_waiting_requests=shape.max_waiting_requests,
             layerwise_min_tokens=shape.layerwise_min_tokens,
+            fill_batch=fill_batch_of(shape.batching, shape.order),
         )
         return VirtualPrefill(state, RUNNER, self.bus, Memory(shape.block_size), shape.send_failures)
 
