@@ -21,6 +21,7 @@ PredictorKind = Literal["none", "history", "classifier", "oracle"]
 AttentionPartition = Literal["heads", "requests"]
 Kernels = Literal["auto", "torch"]
 Pipeline = Literal["off", "fixed", "rotational"]
+ScalingMode = Literal["off", "dry_run", "on"]
 TransferPath = Literal["auto", "mooncake", "shared_memory"]
 TransferProtocol = Literal["tcp", "rdma", "nvlink"]
 
@@ -136,6 +137,33 @@ SERVICE_CLASSES = {
 }
 
 
+class ScalingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How the number of workers follows the load (``scheduler.policy.scaling``). ``policy`` on: `lamella up`
+    carries out what the scheduler plans; dry_run: it only logs it.
+
+    The workload is judged every ``window_s``. ``utilisation`` is how far a worker may be loaded on average.
+    After a change the next one up comes ``up_cooldown_s`` later, unless the workload has jumped; one down
+    only when for ``down_after_s`` fewer would have done, even at a rate higher by ``down_margin``.
+    """
+
+    policy: ScalingMode = "off"
+    window_s: float = 10.0
+    utilisation: float = 0.7
+    up_cooldown_s: float = 10.0
+    down_after_s: float = 120.0
+    down_margin: float = 0.15
+    min_gateway: int = 1
+    max_gateway: int = 1
+    min_prefill: int = 1
+    max_prefill: int = 4
+    min_decode: int = 1
+    max_decode: int = 4
+    min_mixed: int = 1
+    max_mixed: int = 4
+    min_attention: int = 1
+    max_attention: int = 4
+
+
 class InstanceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One instance: its role, its KV pool, and how its two rooms batch.
 
@@ -246,6 +274,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     predictor: PredictorConfig = PredictorConfig()
     objectives: ObjectivesConfig = ObjectivesConfig()
     service_classes: dict[str, ObjectivesConfig] = msgspec.field(default_factory=SERVICE_CLASSES.copy)
+    scaling: ScalingConfig = ScalingConfig()
     instance: InstanceConfig = InstanceConfig()
     attention: AttentionConfig = AttentionConfig()
     emulation: EmulationConfig = EmulationConfig()

@@ -10,6 +10,8 @@ import os
 import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from operator import le
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -18,6 +20,7 @@ import msgspec
 from common.config import Config
 from common.errors import ConfigError
 from common.ids import is_valid_id
+from common.scaling import ScaledService
 
 ENVIRONMENT: dict[str, tuple[str, str]] = {
     "NATS_URL": ("mesh", "nats_url"),
@@ -99,6 +102,7 @@ def _keys_of(table: msgspec.Struct) -> Iterator[str]:
 
 OVER_ZERO = (
     "predictor.timeout_s",
+    "scaling.window_s",
     # or not set
     "mesh.heartbeat_s",
     "mesh.call_timeout_s",
@@ -112,6 +116,7 @@ OVER_ZERO = (
     "gateway.keep_alive_comment_s",
     "gateway.header_timeout_s",
 )
+SCALED_SERVICES: tuple[str, ...] = get_args(ScaledService)
 DEVICE = re.compile("cpu|cuda(:[0-9]{1,2})?")
 
 AT_LEAST_ONE = (
@@ -137,6 +142,7 @@ AT_LEAST_ONE = (
     "scheduler.max_requests_per_decode",
     "scheduler.dispatch_attempts",
     "scheduler.decisions_kept",
+    *(f"scaling.min_{service}" for service in SCALED_SERVICES),
     "emulation.total_blocks",
     "emulation.vocab_size",
     "emulation.context_length",
@@ -148,6 +154,9 @@ NOT_NEGATIVE = (
     "instance.attention_moves",
     "gateway.max_stop_strings",
     "gateway.max_continuations",
+    "scaling.up_cooldown_s",
+    "scaling.down_after_s",
+    "scaling.down_margin",
     "emulation.prefill_base_s",
     "emulation.prefill_per_token_s",
     "emulation.decode_base_s",
@@ -186,6 +195,11 @@ def check_config(config: Config) -> None:
     for key in ("transfer.min_port", "transfer.max_port"):
         require(key, "must be 1..65535", lambda v: 1 <= v <= 65_535)
     require("transfer.pull_share", "must be over 0 and at most 1", lambda v: 0 < v <= 1)
+    require("scaling.utilisation", "must be over 0 and under 1", lambda v: 0 < v < 1)
+    for service in SCALED_SERVICES:
+        least: int = getattr(config.scaling, f"min_{service}")
+        rule = f"must be at least scaling.min_{service} = {least}"
+        require(f"scaling.max_{service}", rule, partial(le, least))
     require(
         "mesh.lease_s",
         f"must be at least 2 x mesh.heartbeat_s = {2 * config.mesh.heartbeat_s}",

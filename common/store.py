@@ -10,6 +10,7 @@ Keys of one mesh, all under ``lamella:<namespace>:``::
     members         sorted set of ids by the server's second of their last renewal
     leader          epoch, incarnation and id of the scheduler that leads, a line each; expires with its lease
     leader-epoch    the last leader's epoch
+    plan            epoch, newline, the scheduler's latest DesiredCounts as JSON; stays
 
 A member is its id and its incarnation. The newest incarnation of an id wins: an older one, paused and woken
 again, cannot write over it (MemberSuperseded).
@@ -31,6 +32,7 @@ from common.cancellation import keep_cancellation
 from common.errors import StoreError, StoreUnavailable
 from common.ids import Incarnation
 from common.messages import InstanceRecord, MemberRecord
+from common.scaling import DesiredCounts
 
 log = logging.getLogger("lamella.store")
 
@@ -67,6 +69,13 @@ end
 return 1
 """
 
+WRITE_PLAN = """
+local held = redis.call('GET', KEYS[1])
+local epoch = held and tonumber(string.match(held, '^%d+'))
+if epoch and epoch > tonumber(ARGV[1]) then return 0 end
+redis.call('SET', KEYS[1], ARGV[1] .. '\\n' .. ARGV[2])
+return 1
+"""
 CLAIM_LEAD = """
 local held = redis.call('GET', KEYS[1])
 if held then
@@ -132,6 +141,7 @@ class Store:
         self._leave = self._client.register_script(LEAVE)
         self._claim_lead = self._client.register_script(CLAIM_LEAD)
         self._resign_lead = self._client.register_script(RESIGN_LEAD)
+        self._write_plan = self._client.register_script(WRITE_PLAN)
         self._decoder: msgspec.json.Decoder[MemberRecord] = msgspec.json.Decoder(MemberRecord)
 
     async def connect(self) -> None:
@@ -197,6 +207,24 @@ class Store:
         remaining_ms = cast(int, await self._run(lambda: self._client.pttl(key)))
         return None if held is None else _leader(held, remaining_ms)
 
+    async def write_plan(self, plan: DesiredCounts) -> bool:
+        """Replaces the latest plan; False where one of a higher epoch is there. Raises StoreUnavailable."""
+        keys = [f"{self._prefix}plan"]
+        arguments: list[int | bytes] = [plan.epoch, msgspec.json.encode(plan)]
+        return bool(await self._run(lambda: self._write_plan(keys=keys, args=arguments)))
+
+    async def read_plan(self) -> DesiredCounts | None:
+        """The latest one of any scheduler; None where there is none, or it cannot be read."""
+        key = f"{self._prefix}plan"
+        value = cast(bytes | None, await self._run(lambda: self._client.get(key)))
+        if value is None:
+            return None
+        try:
+            return msgspec.json.decode(value.partition(b"\n")[2], type=DesiredCounts)
+        except (msgspec.DecodeError, RecursionError) as exc:
+            self._note_malformed(exc)
+            return None
+
     @property
     def _member_id(self) -> str:
         if self._record is None:
@@ -234,9 +262,12 @@ class Store:
         try:
             return self._decoder.decode(encoded)
         except (msgspec.DecodeError, RecursionError) as exc:
-            self.malformed += 1
-            log.warning("store_malformed_record", extra={"error": str(exc)})
+            self._note_malformed(exc)
             return None
+
+    def _note_malformed(self, error: Exception) -> None:
+        self.malformed += 1
+        log.warning("store_malformed_record", extra={"error": str(error)})
 
     async def _run(self, operation: Callable[[], Awaitable[Result]]) -> Result:
         try:

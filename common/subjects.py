@@ -23,6 +23,10 @@ class Subjects:
         """LeaderAnnounced, to schedulers, instances and launchers."""
         return f"lamella.{self.namespace}.leader"
 
+    def scaling(self) -> str:
+        """DesiredCounts, to whoever starts and ends workers."""
+        return f"lamella.{self.namespace}.scaling"
+
     def predict(self) -> str:
         """PredictLength (queue group: any predictor answers)."""
         return f"lamella.{self.namespace}.predictor.predict"

@@ -252,6 +252,20 @@ class LeaderMetrics:
         self._epoch.set_function(lambda: float(epoch() or 0))
 
 
+class ScalingMetrics:
+    """How many workers of each service there are, and are wanted."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._actual = Gauge("lamella_workers", "Ready workers.", ["service"], registry=registry)
+        self._desired = Gauge(
+            "lamella_workers_desired", "As the scheduler plans.", ["service"], registry=registry
+        )
+
+    def observe(self, service: str, actual: int, desired: int) -> None:
+        self._actual.labels(service).set(actual)
+        self._desired.labels(service).set(desired)
+
+
 class PredictorMetrics:
     """How often, how fast and how rightly lengths are predicted."""
 

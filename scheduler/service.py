@@ -49,6 +49,7 @@ from common.telemetry import SchedulerMetrics
 from common.timeline import timeline
 from common.timeline_events import DISPATCH, OPEN_REQUESTS
 from scheduler import events
+from scheduler.scaling import Scaling
 from scheduler.state import SchedulerState
 
 log = logging.getLogger("lamella.scheduler")
@@ -71,6 +72,7 @@ class SchedulerService:
     config: Config
     is_read_due: asyncio.Event
     spawn: Callable[[Coroutine[None, None, None]], None]
+    scaling: Scaling | None = None
     _questions: set[RequestId] = field(default_factory=set)
 
     async def start(self) -> None:
@@ -116,6 +118,8 @@ class SchedulerService:
     async def submit(self, message: SubmitRequest) -> Placement:
         """Places a request and delivers it. Raises the reason when nobody can take it."""
         request = message.request
+        if self.scaling is not None and request.attempt == 0:
+            self.scaling.planner.profiler.arrive(len(request.prompt_ids), asyncio.get_running_loop().time())
         for instance_id in message.lost_instances:
             self._handle(events.InstanceSuspected(instance_id))
         loop = asyncio.get_running_loop()
@@ -245,6 +249,8 @@ class SchedulerService:
             case RequestEnded():
                 ended = (message.request_id, message.prompt_tokens, message.output_tokens, message.is_cut)
                 self._handle(events.RequestOver(*ended))
+                if self.scaling is not None and message.output_tokens is not None:
+                    self.scaling.planner.profiler.end(message.output_tokens)
 
     async def _read_members(self) -> None:
         try:
@@ -253,6 +259,8 @@ class SchedulerService:
             log.warning("members_unread", extra={"error": str(exc)})
             return
         self._handle(events.MembersRead(tuple(records)))
+        if self.scaling is not None:
+            self.scaling.note_members(records)
 
     def _handle(self, event: events.SchedulerStateEvent) -> None:
         now = asyncio.get_running_loop().time()

@@ -4,9 +4,11 @@ import asyncio
 
 from common.config import Config
 from common.service import Running, ServiceProcess, run_service
-from common.telemetry import LeaderMetrics, SchedulerMetrics
+from common.telemetry import LeaderMetrics, ScalingMetrics, SchedulerMetrics
 from scheduler.explanations import add_routes
 from scheduler.leadership import Leadership
+from scheduler.planning import Planner
+from scheduler.scaling import Scaling
 from scheduler.service import SchedulerService
 from scheduler.state import SchedulerState
 
@@ -47,6 +49,10 @@ async def _start(process: ServiceProcess) -> Running:
     await scheduler.start()
     process.spawn(scheduler.watch())
     process.spawn(leadership.keep())
+    if config.scaling.policy != "off":
+        scheduler.scaling = _scaling(process, scheduler.state, leadership)
+        scheduler.scaling.add_routes(process.app)
+        process.spawn(scheduler.scaling.run())
 
     async def drain(timeout_s: float) -> None:
         """Nothing waits in a scheduler: calls at hand are answered when the bus closes."""
@@ -56,3 +62,16 @@ async def _start(process: ServiceProcess) -> Running:
         """Holds nothing but its wires, which the process closes."""
 
     return Running(process.record("scheduler"), drain, close)
+
+
+def _scaling(process: ServiceProcess, state: SchedulerState, leadership: Leadership) -> Scaling:
+    return Scaling(
+        planner=Planner(process.config, asyncio.get_running_loop().time()),
+        state=state,
+        bus=process.bus,
+        store=process.store,
+        subjects=process.subjects,
+        metrics=ScalingMetrics(process.registry),
+        config=process.config,
+        leading_epoch=lambda: leadership.epoch,
+    )

@@ -101,7 +101,8 @@ def decisions() -> list[Path]:
     prefill = ("sequence.py", "chunks.py", "handover.py", "prompts.py")
     parts += [REPOSITORY / "prefill" / name for name in prefill]
     parts += [
-        REPOSITORY / "scheduler" / name for name in ("views.py", "placing.py", "decision_log.py", "lease.py")
+        REPOSITORY / "scheduler" / name
+        for name in ("views.py", "placing.py", "planning.py", "decision_log.py", "lease.py")
     ]
     parts.append(REPOSITORY / "gateway" / "service_levels.py")
     policies = list((REPOSITORY / "scheduler" / "policy").glob("*.py"))
@@ -115,6 +116,7 @@ def decisions() -> list[Path]:
         "performance.py",
         "lengths.py",
         "predictions.py",
+        "scaling.py",
     )
     words = [REPOSITORY / "common" / name for name in names]
     return [*states, *events, *parts, *policies, *words]

@@ -15,6 +15,7 @@ import redis.asyncio
 from common.errors import StoreError, StoreUnavailable
 from common.ids import Incarnation, InstanceId
 from common.messages import InstanceRecord, MemberRecord, ServiceRecord
+from common.scaling import DesiredCounts, ServiceCount
 from common.store import MemberSuperseded, Store
 from services import embedded
 
@@ -275,3 +276,36 @@ def test_a_store_that_hangs_is_unavailable_and_usable_afterwards(tmp_path: Path)
         run(work())
     finally:
         embedded.stop(process)
+
+
+def plan_of(epoch: int, decode: int) -> DesiredCounts:
+    return DesiredCounts((ServiceCount("decode", 1, decode, "many requests"),), epoch, decided_unix_s=1.5)
+
+
+def test_the_latest_plan_stays_and_none_of_an_earlier_leader_replaces_it(
+    redis_url: str, namespace: str
+) -> None:
+    async def scenario() -> None:
+        async with opened(redis_url, namespace) as store, opened(redis_url, namespace) as other:
+            assert await other.read_plan() is None
+            assert await store.write_plan(plan_of(7, 2))
+            assert await store.write_plan(plan_of(7, 3))
+            assert not await other.write_plan(plan_of(6, 9))
+            assert await other.read_plan() == plan_of(7, 3)
+            assert await other.write_plan(plan_of(8, 1))
+            assert await store.read_plan() == plan_of(8, 1)
+
+    run(scenario())
+
+
+def test_a_plan_that_cannot_be_read_is_none(redis_url: str, namespace: str) -> None:
+    async def scenario() -> None:
+        client = redis.asyncio.Redis.from_url(redis_url)
+        await client.set(f"lamella:{namespace}:plan", b"7\nnonsense")
+        await client.aclose()
+        async with opened(redis_url, namespace) as store:
+            assert await store.read_plan() is None
+            assert store.malformed == 1
+            assert await store.write_plan(plan_of(7, 2))
+
+    run(scenario())

@@ -1,0 +1,154 @@
+"""When the number of workers changes, and to what: Aladdin 5.2 and DistServe's replanning (4.3).
+
+What a workload needs is first estimated from learned speeds (``worker_counts``). Once there is enough history
+it is the line of Aladdin's eq. 7 through (rate, workers that kept the objectives): where the estimate's
+workers missed them, one more counts; where fewer kept them, those do. The line holds for one pattern of
+lengths: when lengths change, it is learned anew.
+
+Up at once, at a change point without even a pause after the last step; down only to the most that any window
+of ``down_after_s`` would have needed at a somewhat higher rate, so that noise around a border moves nothing.
+A miss keeps what there is for as long.
+"""
+
+import math
+from collections import deque
+from dataclasses import dataclass, field
+
+from common.config import ScalingConfig
+from scheduler.policy.fitting import LinearFit
+from scheduler.policy.worker_counts import Need
+
+TRUSTED_ERROR = 0.25
+"""Relative, of the line, and of the rate that it is asked for (Aladdin's R)."""
+LATE_SHARE = 0.1
+"""Of a window's looks at the mesh: more late ones than the goal allows, and the objectives were missed."""
+
+
+@dataclass(slots=True)
+class WorkerLaw:
+    """Aladdin's eq. 7: workers as a line over the rate, between the lowest and the highest rate seen."""
+
+    _fit: LinearFit = field(default_factory=lambda: LinearFit(2))
+    _lowest: float = math.inf
+    _highest: float = 0.0
+
+    def observe(self, rate_per_s: float, workers: int) -> None:
+        """So many kept the objectives."""
+        self._fit.observe((rate_per_s, 1.0), float(workers))
+        self._lowest = min(self._lowest, rate_per_s)
+        self._highest = max(self._highest, rate_per_s)
+
+    def workers(self, rate_per_s: float, estimate: int) -> int | None:
+        """Beyond the rates it has seen it only bounds the estimate. None while there is no line to trust.
+
+        What it has learned from are whole workers, rounded up already: the nearest whole number of the line
+        is eq. 7's ceiling.
+        """
+        fitted = self._fit.fitted
+        if fitted is None or fitted.relative_error > TRUSTED_ERROR or fitted.coefficients[0] < 0:
+            return None
+        inside = min(max(rate_per_s, self._lowest), self._highest)
+        found = max(1, round(fitted.seconds((inside, 1.0))))
+        if rate_per_s > self._highest:
+            return max(found, estimate)
+        return min(found, estimate) if rate_per_s < self._lowest else found
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a window says of one service. ``need``: at its rate; ``need_higher``: at one that is higher by the
+    margin of scaling down. ``was_missed``: more than the goal's share was late."""
+
+    rate_per_s: float
+    need: Need
+    need_higher: Need
+    was_missed: bool
+    has_changed: bool
+    is_sure: bool
+
+
+@dataclass(slots=True)
+class ServiceScaler:
+    """One service's count over time. ``least`` and ``most`` are the operator's, and hold always."""
+
+    settings: ScalingConfig
+    least: int
+    most: int
+    law: WorkerLaw = field(default_factory=WorkerLaw)
+    desired: int | None = None
+    _changed_s: float = -math.inf
+    _held_until_s: float = -math.inf
+    _enough: deque[tuple[float, int]] = field(default_factory=deque)
+
+    def forget_law(self) -> None:
+        """Requests are of another kind now."""
+        self.law = WorkerLaw()
+
+    def keep(self, current: int, why: str) -> tuple[int, str]:
+        """Nothing is known: as many as there are, within the limits."""
+        if self.desired is None:
+            self.desired = current
+        self.desired = self._within(self.desired)
+        return self.desired, why
+
+    def decide(self, current: int, asked: Asked, now: float) -> tuple[int, str]:
+        """How many there should be from now on, and why. To be called at every window's end."""
+        if self.desired is None:
+            self.desired, self._changed_s = self._within(current), now
+        before = self.desired = self._within(self.desired)
+        was_missed = asked.was_missed and current >= before
+        self._learn(current, asked, was_missed)
+        wanted, how = self._wanted(asked.rate_per_s, asked.need, asked.is_sure)
+        if was_missed:
+            self._held_until_s = now + self.settings.down_after_s
+            if current + 1 > wanted:
+                wanted, how = current + 1, "one more: objectives were missed"
+        enough, _ = self._wanted(asked.rate_per_s * self._margin, asked.need_higher, asked.is_sure)
+        self._note_enough(max(wanted, enough), now)
+        self.desired, said = self._moved(before, wanted, asked.has_changed, now)
+        if self.desired != before:
+            self._changed_s = now
+        return self.desired, f"{asked.need.why}: {wanted} needed ({how}){said}"
+
+    @property
+    def _margin(self) -> float:
+        return 1 + self.settings.down_margin
+
+    def _within(self, count: int) -> int:
+        return min(self.most, max(self.least, count))
+
+    def _learn(self, current: int, asked: Asked, was_missed: bool) -> None:
+        """Of windows in which nothing was on its way. That more than the estimate kept the objectives says
+        nothing: perhaps fewer would have, too."""
+        is_settled = current == self.desired and not asked.has_changed
+        if not asked.is_sure or not is_settled or asked.rate_per_s <= 0 or current < 1:
+            return
+        if was_missed:
+            self.law.observe(asked.rate_per_s, max(current + 1, asked.need.workers))
+        elif current <= asked.need.workers:
+            self.law.observe(asked.rate_per_s, current)
+
+    def _wanted(self, rate_per_s: float, need: Need, is_sure: bool) -> tuple[int, str]:
+        workers = self.law.workers(rate_per_s, need.workers) if is_sure else None
+        return (need.workers, "estimated") if workers is None else (workers, "by what kept the objectives")
+
+    def _note_enough(self, workers: int, now: float) -> None:
+        self._enough.append((now, workers))
+        while now - self._enough[0][0] > self.settings.down_after_s:
+            self._enough.popleft()
+
+    def _moved(self, before: int, wanted: int, has_changed: bool, now: float) -> tuple[int, str]:
+        """From ``before`` to what is wanted, as far as limits, pauses and caution let it."""
+        target = self._within(wanted)
+        said = "" if target == wanted else f", {target} allowed"
+        if target > before:
+            if has_changed or now - self._changed_s >= self.settings.up_cooldown_s:
+                return target, said
+            return before, f"{said}, after a pause of {self.settings.up_cooldown_s:g} s"
+        enough = self._within(max(workers for _, workers in self._enough))
+        if enough >= before:
+            return before, said
+        is_calm = now - self._changed_s >= self.settings.down_after_s and now >= self._held_until_s
+        if not is_calm:
+            return before, f"{said}, fewer once {self.settings.down_after_s:g} s were calm"
+        return enough, said

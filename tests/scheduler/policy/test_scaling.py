@@ -1,0 +1,180 @@
+"""When counts follow what is needed: limits, pauses, caution, and what was learned."""
+
+import random
+from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from common.config import ScalingConfig
+from scheduler.policy.scaling import Asked, ServiceScaler, WorkerLaw
+from scheduler.policy.worker_counts import Need
+
+SETTINGS = ScalingConfig(window_s=10.0, up_cooldown_s=20.0, down_after_s=60.0, down_margin=0.15)
+PER_WORKER = 4.0
+"""Requests a second that one worker serves."""
+
+
+def needed(rate_per_s: float) -> Need:
+    return Need(max(1, -int(-rate_per_s // PER_WORKER)), "so many requests")
+
+
+def needed_times(factor: float, rate_per_s: float) -> Need:
+    return needed(factor * rate_per_s)
+
+
+def asked(
+    rate_per_s: float,
+    *,
+    was_missed: bool = False,
+    has_changed: bool = False,
+    is_sure: bool = False,
+    need: Callable[[float], Need] = needed,
+) -> Asked:
+    higher = need(rate_per_s * (1 + SETTINGS.down_margin))
+    return Asked(rate_per_s, need(rate_per_s), higher, was_missed, has_changed, is_sure)
+
+
+class Service:
+    """One that starts and ends workers as it is told, at once."""
+
+    def __init__(self, workers: int = 1, least: int = 1, most: int = 8) -> None:
+        self.scaler = ServiceScaler(SETTINGS, least, most)
+        self.workers = workers
+        self.now = 0.0
+        self.reason = ""
+
+    def window(self, window: Asked) -> int:
+        self.now += SETTINGS.window_s
+        self.workers, self.reason = self.scaler.decide(self.workers, window, self.now)
+        return self.workers
+
+
+def test_it_grows_at_once_and_shrinks_only_when_fewer_would_have_done_for_long() -> None:
+    service = Service()
+    service.now += 1000.0
+    assert service.window(asked(2.0)) == 1
+    service.now += SETTINGS.up_cooldown_s
+    assert service.window(asked(18.0)) == 5
+    counts = [service.window(asked(2.0)) for _ in range(8)]
+    assert counts[:5] == [5] * 5, "what was needed a moment ago may be needed again"
+    assert counts[-1] == 1
+
+
+def test_the_second_step_up_waits_for_its_pause_unless_the_workload_has_jumped() -> None:
+    service = Service()
+    service.window(asked(2.0))
+    service.now += SETTINGS.up_cooldown_s
+    assert service.window(asked(6.0)) == 2
+    assert service.window(asked(10.0)) == 2
+    assert "after a pause of 20 s" in service.reason
+    assert service.window(asked(10.0, has_changed=True)) == 3
+
+
+def test_a_rate_that_wavers_about_a_border_moves_nothing_down() -> None:
+    service = Service(workers=3)
+    counts = {service.window(asked(8.0 + wave)) for wave in (0.3, -0.3) * 30}
+    assert counts == {3}
+
+
+def test_missed_objectives_add_one_and_keep_it_for_a_while() -> None:
+    service = Service(workers=2)
+    service.window(asked(6.0))
+    service.now += SETTINGS.up_cooldown_s
+    assert service.window(asked(6.0, was_missed=True)) == 3
+    assert "objectives were missed" in service.reason
+    assert [service.window(asked(4.0)) for _ in range(5)] == [3] * 5
+
+
+def test_those_still_on_their_way_are_waited_for_before_one_more_is_asked_for() -> None:
+    scaler = ServiceScaler(SETTINGS, 1, 8)
+    scaler.decide(1, asked(2.0), 0.0)
+    assert scaler.decide(1, asked(14.0, has_changed=True), 10.0)[0] == 4
+    for window in range(2, 10):
+        assert scaler.decide(2, asked(14.0, was_missed=True), 10.0 * window)[0] == 4
+
+
+@settings(deadline=None)
+@given(
+    st.integers(0, 3),
+    st.integers(0, 6),
+    st.lists(st.tuples(st.floats(0.0, 100.0), st.booleans(), st.booleans(), st.integers(0, 12)), max_size=60),
+)
+def test_it_never_leaves_the_operators_limits_whatever_happens(
+    least: int, more: int, windows: list[tuple[float, bool, bool, int]]
+) -> None:
+    scaler = ServiceScaler(SETTINGS, least, least + more)
+    for window, (rate_per_s, was_missed, has_changed, current) in enumerate(windows):
+        of_it = asked(rate_per_s, was_missed=was_missed, has_changed=has_changed, is_sure=True)
+        desired, reason = scaler.decide(current, of_it, SETTINGS.window_s * window)
+        assert least <= desired <= least + more
+        assert reason
+
+
+@settings(deadline=None)
+@given(st.floats(0.5, 40.0), st.integers(0, 1 << 30), st.integers(1, 8))
+def test_a_constant_load_ends_in_a_constant_count(rate_per_s: float, seed: int, workers: int) -> None:
+    """With the noise of measured rates, some percent."""
+    chance, service = random.Random(seed), Service(workers=workers, most=32)
+    for _ in range(20):
+        service.window(asked(rate_per_s * chance.uniform(0.97, 1.03), is_sure=True))
+    settled = [
+        service.window(asked(rate_per_s * chance.uniform(0.97, 1.03), is_sure=True)) for _ in range(200)
+    ]
+    assert sum(one != other for one, other in pairwise(settled)) <= 1
+
+
+@settings(deadline=None)
+@given(st.floats(0.1, 100.0), st.floats(0.1, 100.0), st.integers(1, 8))
+def test_a_higher_rate_never_ends_with_fewer_workers(one: float, other: float, workers: int) -> None:
+    ends = []
+    for rate_per_s in sorted((one, other)):
+        service = Service(workers=workers, most=64)
+        for _ in range(30):
+            service.window(asked(rate_per_s, is_sure=True))
+        ends.append(service.workers)
+    assert ends[0] <= ends[1]
+
+
+def test_the_line_is_learned_and_names_what_equation_7_does() -> None:
+    law, chance = WorkerLaw(), random.Random(1)
+    assert law.workers(20.0, 3) is None
+    for _ in range(400):
+        rate_per_s = chance.uniform(4.0, 80.0)
+        law.observe(rate_per_s, needed(rate_per_s).workers)
+    for rate_per_s in (10.0, 30.0, 50.0, 70.0):
+        assert law.workers(rate_per_s, 99) == pytest.approx(needed(rate_per_s).workers, abs=1)
+    assert law.workers(200.0, 50) == 50, "beyond what was seen the estimate holds"
+    assert law.workers(200.0, 2) == pytest.approx(20, abs=1), "but never under what was"
+
+
+def test_what_kept_the_objectives_corrects_an_estimate_that_is_too_high_or_too_low() -> None:
+    """The estimate is 1.5 times, or two thirds of, what is truly needed."""
+    chance = random.Random(2)
+    for factor in (1.5, 2 / 3):
+        service = Service(most=64)
+        for _ in range(3000):
+            rate_per_s = chance.uniform(8.0, 80.0)
+            truly = needed(rate_per_s).workers
+            service.scaler.desired = service.workers = max(1, truly + chance.choice((-1, 0, 0)))
+            was_missed = service.workers < truly
+            service.window(
+                asked(
+                    rate_per_s,
+                    was_missed=was_missed,
+                    is_sure=True,
+                    need=partial(needed_times, factor),
+                )
+            )
+        wrong = sum(abs(needed(factor * rate).workers - needed(rate).workers) for rate in range(20, 70, 5))
+        law = service.scaler.law
+        left = sum(abs((law.workers(rate, 1) or 0) - needed(rate).workers) for rate in range(20, 70, 5))
+        assert left < wrong / 2, factor
+
+
+def test_without_anything_known_there_stay_as_many_as_there_are_within_the_limits() -> None:
+    assert ServiceScaler(SETTINGS, 1, 4).keep(3, "nothing known") == (3, "nothing known")
+    assert ServiceScaler(SETTINGS, 1, 4).keep(9, "nothing known")[0] == 4
