@@ -186,10 +186,15 @@ class InstanceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     ``attention_moves``: running sequences that go from one worker to another at once, 0: none ever does. For
     balance they do where the most context on one worker shrinks by ``attention_move_gain_tokens``.
+
+    ``swap_bytes`` of the host's memory, page-locked beside a device, hold the KV of preempted sequences until
+    there is room again, where that is cheaper than to compute it anew; at most as many as ``kv_bytes``, and
+    none where attention workers hold the KV. 0: it always is computed anew.
     """
 
     role: Role = "prefill"
     kv_bytes: int = 1 << 30
+    swap_bytes: int = 1 << 30
     block_size: int = 256
     chunk_tokens: int | None = None
     prefill_batching: PrefillBatching = "chunks"

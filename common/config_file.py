@@ -150,6 +150,7 @@ AT_LEAST_ONE = (
 )
 NOT_NEGATIVE = (
     "instance.prefill_aging_tokens_per_s",
+    "instance.swap_bytes",
     "instance.attention_workers",
     "instance.attention_moves",
     "gateway.max_stop_strings",

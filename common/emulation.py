@@ -7,6 +7,7 @@ instance, after any fault, gives the same tokens as one that was never disturbed
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from common.config import EmulationConfig
 from common.messages import SampledToken
@@ -52,6 +53,20 @@ class EmulatedRunner:
         position = len(draw.prompt_ids) + len(draw.output_ids)
         mixed = (position * 0x9E3779B97F4A7C15 + draw.sampling.seed * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
         return SampledToken((mixed >> 32) % self._config.vocab_size)
+
+
+@dataclass(frozen=True, slots=True)
+class EmulatedHostTier:
+    """A host tier to and from which nothing needs to be copied: no runner looks at the bytes."""
+
+    total_blocks: int
+    block_bytes: int
+
+    def copy_out(self, blocks: Sequence[int], host_blocks: Sequence[int]) -> int:
+        return len(host_blocks) * self.block_bytes
+
+    def copy_in(self, blocks: Sequence[int], host_blocks: Sequence[int]) -> int:
+        return len(host_blocks) * self.block_bytes
 
 
 def _is_decode(step: SequenceStep) -> bool:

@@ -4,11 +4,12 @@
 
     prefill:  QUEUED → COMPUTING → COMPUTED → (gone)
     decode:   WAITING → PULLING → RUNNING ⇄ MOVING, RUNNING → (gone)
+              RUNNING → SWAPPING_OUT → SWAPPED → SWAPPING_IN → RUNNING
 
 Prefill's are those of the prompt; its KV is handed over beside them (``prefill.handover``). A cancelled
 sequence leaves at once, except where somebody else still touches its blocks: the engine (a chunk or step in
-flight) or the transfer engine (a portion of KV in the air, MOVING). There it stays, ``is_cancelled``, until
-that ends. An illegal move raises ValueError and changes nothing.
+flight; a copy to or from the host tier) or the transfer engine (a portion of KV in the air, MOVING). There it
+stays, ``is_cancelled``, until that ends. An illegal move raises ValueError and changes nothing.
 """
 
 from enum import Enum
@@ -25,6 +26,9 @@ class DecodePhase(Enum):
     PULLING = "pulling"
     RUNNING = "running"
     MOVING = "moving"
+    SWAPPING_OUT = "swapping out"
+    SWAPPED = "swapped"
+    SWAPPING_IN = "swapping in"
 
 
 NEXT_PREFILL_PHASES: dict[PrefillPhase, frozenset[PrefillPhase]] = {
@@ -36,8 +40,11 @@ NEXT_PREFILL_PHASES: dict[PrefillPhase, frozenset[PrefillPhase]] = {
 NEXT_DECODE_PHASES: dict[DecodePhase, frozenset[DecodePhase]] = {
     DecodePhase.WAITING: frozenset({DecodePhase.PULLING}),
     DecodePhase.PULLING: frozenset({DecodePhase.RUNNING}),
-    DecodePhase.RUNNING: frozenset({DecodePhase.MOVING}),
+    DecodePhase.RUNNING: frozenset({DecodePhase.MOVING, DecodePhase.SWAPPING_OUT}),
     DecodePhase.MOVING: frozenset({DecodePhase.RUNNING}),
+    DecodePhase.SWAPPING_OUT: frozenset({DecodePhase.SWAPPED}),
+    DecodePhase.SWAPPED: frozenset({DecodePhase.SWAPPING_IN}),
+    DecodePhase.SWAPPING_IN: frozenset({DecodePhase.RUNNING}),
 }
 
 

@@ -39,7 +39,7 @@ from common.errors import REQUEST_ERRORS, InternalError, RequestError
 from common.ids import BindingId, GatewayId, Incarnation, InstanceId, RequestId
 from common.kv.layout import KVLayout
 from common.lengths import LengthDistribution
-from common.performance import FittedTime
+from common.performance import FittedTime, PromptTime
 
 ServiceKind = Literal["gateway", "scheduler", "attention", "predictor"]
 """What runs without weights of its own."""
@@ -194,7 +194,8 @@ class DecodeTask(msgspec.Struct, frozen=True, tag="decode"):
     ``kv_tokens`` positions of KV lie in ``prefill_instance``'s pool, or come to be there: the prompt may
     still be computed. ``request.output_ids`` includes the token that prefill drew (which has no KV yet); if
     that is still to come, the last portion of the KV brings it. ``sender``: who is going to write the KV.
-    ``lengths``: as in ``PrefillTask``.
+    ``lengths``: as in ``PrefillTask``. ``prompt_time``: what it would take the sender to compute a prompt, as
+    far as it has learned.
     """
 
     request: GenerationRequest
@@ -203,6 +204,7 @@ class DecodeTask(msgspec.Struct, frozen=True, tag="decode"):
     kv_tokens: int
     sender: HostProcess | None = None
     lengths: LengthDistribution | None = None
+    prompt_time: PromptTime | None = None
 
     @property
     def is_early(self) -> bool:

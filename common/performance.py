@@ -52,6 +52,16 @@ def prompt_s(fitted: FittedTime, tokens: int, chunk_tokens: int, computed_tokens
     return fitted.seconds((token_part, pair_part, float(chunks)))
 
 
+class PromptTime(msgspec.Struct, frozen=True, array_like=True):
+    """What an instance needs for prompts, in chunks of its size."""
+
+    chunk_time: FittedTime
+    chunk_tokens: int
+
+    def seconds(self, tokens: int) -> float:
+        return prompt_s(self.chunk_time, tokens, self.chunk_tokens)
+
+
 def largest_context(fitted: FittedTime, batch: int, tpot_s: float) -> float:
     """Tokens of context that a batch may have in all for a step of ``tpot_s`` (Aladdin, eq. 4); 0 where the
     batch alone is too slow, infinite where context costs nothing measurable."""

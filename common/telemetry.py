@@ -37,6 +37,8 @@ from common.store import Store
 
 LengthOutcome = Literal["answered", "absent", "timeout", "error", "skipped"]
 """Of a question to the length predictor: nobody serves, no answer in time, a refusal, or not even asked."""
+SwapDirection = Literal["out", "in"]
+DIRECTIONS = ["direction"]
 LAG_INTERVAL_S = 0.25
 """How often the event loop's lag is sampled."""
 
@@ -144,6 +146,18 @@ class InstanceMetrics:
         self._move_bytes = count("move_bytes", "KV bytes moved with them.")
         self._move_s = count("move_seconds", "Time that they stood still for it.")
         self._move_failures = count("move_failures", "Moves that failed.")
+        self._swaps = Counter(
+            "lamella_swaps_total",
+            "Sequences copied to the host tier or back.",
+            DIRECTIONS,
+            registry=registry,
+        )
+        self._swap_bytes = Counter(
+            "lamella_swap_bytes_total", "KV bytes copied with them.", DIRECTIONS, registry=registry
+        )
+        self._swap_s = Counter(
+            "lamella_swap_seconds_total", "Time that copying them took.", DIRECTIONS, registry=registry
+        )
         self._transfer_bytes = count("transfer_bytes", "KV bytes sent.")
         self._transfer_s = count("transfer_seconds", "Time spent sending KV.")
         self._transfer_failures = count("transfer_failures", "KV transfers that failed.")
@@ -195,6 +209,11 @@ class InstanceMetrics:
 
     def move_failed(self) -> None:
         self._move_failures.inc()
+
+    def observe_swap(self, direction: SwapDirection, kv_bytes: int, elapsed_s: float) -> None:
+        self._swaps.labels(direction).inc()
+        self._swap_bytes.labels(direction).inc(kv_bytes)
+        self._swap_s.labels(direction).inc(elapsed_s)
 
     def preempted(self, sequences: int) -> None:
         self._preemptions.inc(sequences)

@@ -20,6 +20,7 @@ DISPATCH = define("dispatch", "lane", "attempt")
 OFFER_SEQUENCE = define("offer sequence", "lane", "attempt")
 TRANSFER_KV = define("transfer KV", "lane", "attempt", "bytes", "first layer", "last layer")
 PULL_KV = define("pull KV", "lane", "attempt", "portion", "bytes")
+SWAP_KV = define("swap KV", "lane", "attempt", "blocks")
 MOVE_KV = define("move KV", "lane", "attempt", "blocks")
 
 # engines

@@ -126,6 +126,22 @@ class MoveDrained:
 
 
 @dataclass(frozen=True, slots=True)
+class SwapFinished:
+    """The sequence's KV is where SwapOut or SwapIn wanted it, after ``copy_s`` of copying."""
+
+    owner: BlockOwner
+    kv_bytes: int
+    copy_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class SwapFailed:
+    """It is not, and nothing is being copied any more."""
+
+    owner: BlockOwner
+
+
+@dataclass(frozen=True, slots=True)
 class StepFinished:
     """The tokens of the step in flight, in the order of its rows; None where the row's KV was lost."""
 
@@ -234,6 +250,8 @@ DecodeEvent = (
     | MoveFinished
     | MoveFailed
     | MoveDrained
+    | SwapFinished
+    | SwapFailed
     | StepFinished
     | StepFailed
     | PoolAdded
@@ -285,6 +303,24 @@ class MoveSequence:
     tokens: int
     blocks: tuple[int, ...]
     destination_blocks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SwapOut:
+    """Copy what is in ``blocks`` into the host tier's ``host_blocks``. SwapFinished or SwapFailed is due."""
+
+    owner: BlockOwner
+    blocks: tuple[int, ...]
+    host_blocks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SwapIn:
+    """Copy what is in the host tier's ``host_blocks`` into ``blocks``. As SwapOut."""
+
+    owner: BlockOwner
+    blocks: tuple[int, ...]
+    host_blocks: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,6 +380,8 @@ DecodeCommand = (
     PullSequence
     | InheritSequence
     | MoveSequence
+    | SwapOut
+    | SwapIn
     | SeekHome
     | HandOn
     | RunStep

@@ -1,4 +1,5 @@
-"""The decode room's sequences and what each of them holds: blocks, a row of a step, a pull, a move.
+"""The decode room's sequences and what each of them holds: blocks, a row of a step, a pull, a move,
+a place in the host tier.
 
 Nothing is decided here but whether a sequence can be forgotten now: not while the engine or a transfer uses
 its blocks.
@@ -15,6 +16,7 @@ from decode.departures import Departures
 from decode.moves import Moves
 from decode.pulls import Pulls
 from decode.sequence import ROOM, DecodeSequence
+from decode.swapping import Swapping
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,7 @@ class Holdings:
     moves: Moves
     batches: Batches
     departures: Departures
+    swapping: Swapping
 
     def check(self) -> None:
         """Invariants, called by tests after every event."""
@@ -35,6 +38,7 @@ class Holdings:
         self.moves.check()
         self.batches.check()
         self.departures.check(self.sequences)
+        self.swapping.check(self.sequences)
         self._check_waits()
         moving = {owner for owner, each in self.sequences.items() if each.phase is DecodePhase.MOVING}
         assert moving == self.moves.moving.keys(), "a sequence that moves is gone"
@@ -44,9 +48,7 @@ class Holdings:
                 held = len(self.blocks.block_table(owner))
                 assert held * self.block_size >= sequence.position, "KV positions without a block"
         held_owners = {owner for owner in self.blocks.owners() if owner.room == ROOM}
-        with_blocks = {
-            owner for owner, sequence in self.sequences.items() if sequence.phase is not DecodePhase.WAITING
-        }
+        with_blocks = {owner for owner, sequence in self.sequences.items() if sequence.has_blocks}
         assert held_owners == with_blocks, "blocks are held for a sequence that is gone"
         pulled = {
             owner
@@ -65,7 +67,7 @@ class Holdings:
     def _check_waits(self) -> None:
         """Everybody who waits, waits for something that happens."""
         is_under_way = any(
-            sequence.phase in (DecodePhase.PULLING, DecodePhase.MOVING)
+            sequence.has_blocks and sequence.phase is not DecodePhase.RUNNING
             for sequence in self.sequences.values()
         )
         assert self.batches.is_computing or is_under_way or not self.running(), "nothing is under way"
@@ -117,7 +119,7 @@ class Holdings:
         return any(
             pool in (self.blocks.pool_of(other.owner), self.moves.pool_of(other))
             for other in self.sequences.values()
-            if other is not sequence and other.phase is not DecodePhase.WAITING
+            if other is not sequence and other.has_blocks
         )
 
     def discard_all(self, matches: Callable[[DecodeSequence], bool]) -> None:
@@ -128,7 +130,12 @@ class Holdings:
         """Forgets a sequence now, or marks it where the engine or a transfer still uses its blocks."""
         is_pulled = sequence.phase is DecodePhase.PULLING and not self.pulls.rests(sequence.owner)
         is_computed = self.batches.computes(sequence.owner)
-        if is_computed or is_pulled or sequence.phase is DecodePhase.MOVING:
+        is_copied = sequence.phase in (
+            DecodePhase.MOVING,
+            DecodePhase.SWAPPING_OUT,
+            DecodePhase.SWAPPING_IN,
+        )
+        if is_computed or is_pulled or is_copied:
             sequence.is_cancelled = True
         else:
             self.drop(sequence)
@@ -137,5 +144,6 @@ class Holdings:
         del self.sequences[sequence.owner]
         self.departures.forget(sequence.owner)
         self.pulls.end(sequence.owner)
-        if sequence.phase is not DecodePhase.WAITING:
+        self.swapping.forget(sequence.owner)
+        if sequence.has_blocks:
             self.blocks.release(sequence.owner)

@@ -34,6 +34,16 @@ class DecodeSequence:
     predicted: LengthDistribution | None = None
 
     @property
+    def has_blocks(self) -> bool:
+        """In a KV pool, be it that they are read or written now."""
+        return self.phase not in (DecodePhase.WAITING, DecodePhase.SWAPPED)
+
+    @property
+    def is_swapped(self) -> bool:
+        """It is in the host tier, or on the way there or back."""
+        return self.phase in (DecodePhase.SWAPPING_OUT, DecodePhase.SWAPPED, DecodePhase.SWAPPING_IN)
+
+    @property
     def request(self) -> GenerationRequest:
         return self.task.request
 

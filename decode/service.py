@@ -63,6 +63,7 @@ from decode.mover import Mover
 from decode.sequence import ROOM
 from decode.settling import RECONNECT_BACKOFF_S, wait_settled
 from decode.state import DecodeState
+from decode.swapper import Swapper
 from scheduler.policy.fitting import LinearFit
 
 log = logging.getLogger("lamella.decode")
@@ -85,7 +86,8 @@ class Staggered(Protocol):
 @dataclass(slots=True)
 class DecodeService:
     """``spawn`` starts a task in the process's task group; ``on_change`` asks for a load report; ``hand_on``
-    gives a sequence that leaves to the prefill room, at once.
+    gives a sequence that leaves to the prefill room, at once. ``swapper`` is there where the state has host
+    blocks.
 
     ``staggered`` computes the steps of several lanes; without it there is one, which ``runner`` computes.
     """
@@ -96,6 +98,7 @@ class DecodeService:
     kv: KVEndpoint
     inheritance: Inheritance
     mover: Mover
+    swapper: Swapper | None
     homes: Homes
     hand_on: Callable[[events.HandOn], None]
     bus: Bus
@@ -192,6 +195,9 @@ class DecodeService:
                 self.spawn(self._inherit(command))
             case events.MoveSequence():
                 self.spawn(self.mover.carry_out(command, self.handle))
+            case events.SwapOut() | events.SwapIn():
+                assert self.swapper is not None, "a state without host blocks swaps nobody"
+                self.spawn(self.swapper.carry_out(command, self.handle))
             case events.SeekHome():
                 self.spawn(self._seek_home(command))
             case events.HandOn(owner, _, request, home):

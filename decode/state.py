@@ -7,9 +7,9 @@ A sequence's walk (``common.lifecycle``): WAITING, its KV still in the prefill i
 attention workers where it is resumed, until blocks and a batch slot are free; PULLING while the bytes are on
 their way; RUNNING, one token a step (continuous batching), until it ends; amid that MOVING, where its KV goes
 from one pool to another (``decode.moves``). Where the instance is to decode no more, those that run leave
-(``decode.departures``). Blocks grow with the sequence; when
-none is left the latest arrivals are preempted and go back to their gateway, which continues them elsewhere
-with the tokens they already have.
+(``decode.departures``). Blocks grow with the sequence; when none is left the latest arrivals are preempted:
+their KV waits in the host tier (``decode.swapping``), or they go back to their gateway, which continues them
+elsewhere with the tokens they already have.
 """
 
 from collections.abc import Callable
@@ -68,12 +68,15 @@ from decode.events import (
     StepFailed,
     StepFinished,
     StepRow,
+    SwapFailed,
+    SwapFinished,
     TaskArrived,
 )
 from decode.holdings import Holdings
 from decode.moves import Moves
 from decode.pulls import Pulls
 from decode.sequence import KV_LOST, PREEMPTED, PREFILL_GONE, ROOM, DecodeSequence, source_of
+from decode.swapping import Swapping
 from scheduler.policy.decode_admission import Growing, Pool, can_admit
 from scheduler.policy.decode_batching import choose_victims
 
@@ -81,7 +84,8 @@ from scheduler.policy.decode_batching import choose_victims
 @dataclass(slots=True)
 class DecodeState:
     """All sequences this instance decodes or has been offered. ``lanes``: batches that take turns.
-    ``max_moves``: sequences that move between pools at once, and ``min_move_gain_tokens``: see ``Moves``."""
+    ``max_moves``: sequences that move between pools at once, and ``min_move_gain_tokens``: see ``Moves``.
+    ``host_blocks``: of the host tier, and ``block_bytes`` of each; 0: nobody is swapped."""
 
     instance_id: InstanceId
     blocks: BlockAllocator
@@ -96,9 +100,12 @@ class DecodeState:
     pulls: Pulls = field(default_factory=Pulls)
     max_moves: int = 0
     min_move_gain_tokens: int = 256
+    host_blocks: int = 0
+    block_bytes: int = 1
     moves: Moves = field(init=False)
     batches: Batches = field(init=False)
     departures: Departures = field(init=False)
+    swapping: Swapping = field(init=False)
     held: Holdings = field(init=False)
     _preempted: int = 0
     _ended: EndedAttempts = field(default_factory=EndedAttempts)
@@ -108,6 +115,8 @@ class DecodeState:
         self.moves = Moves(self.blocks, self.block_size, self.max_moves, self.min_move_gain_tokens)
         self.batches = Batches(self.lanes)
         self.departures = Departures(self.blocks)
+        host = BlockAllocator(self.host_blocks)
+        self.swapping = Swapping(self.blocks, self.block_size, host, self.block_bytes)
         self.held = Holdings(
             self.sequences,
             self.blocks,
@@ -116,6 +125,7 @@ class DecodeState:
             self.moves,
             self.batches,
             self.departures,
+            self.swapping,
         )
 
     # what others ask, changing nothing
@@ -128,7 +138,7 @@ class DecodeState:
     @property
     def waiting(self) -> int:
         """Sequences that are here but not in the batch yet."""
-        return self.held.count(DecodePhase.WAITING) + self.held.count(DecodePhase.PULLING)
+        return len(self.sequences) - self.running
 
     @property
     def context_tokens(self) -> int:
@@ -137,7 +147,7 @@ class DecodeState:
 
     @property
     def preempted(self) -> int:
-        """Sequences given up for memory since the start."""
+        """How often a sequence lost its blocks to older ones since the start."""
         return self._preempted
 
     @property
@@ -180,6 +190,8 @@ class DecodeState:
                 self._end_move(owner, commands, has_arrived=False)
             case MoveDrained(owner):
                 self.moves.end_quarantine(owner)
+            case SwapFinished() | SwapFailed():
+                self._end_swap(event, commands)
             case StepFinished(tokens, lane):
                 self._finish_step(lane, tokens, commands)
                 self.pulls.step_ended(lane, now)
@@ -257,6 +269,8 @@ class DecodeState:
         sequence = DecodeSequence(owner, task, now, list(request.output_ids), pool=pool)
         sequence.predicted = self._early_lengths.forget(owner)
         self.sequences[owner] = sequence
+        if isinstance(task, DecodeTask) and task.prompt_time is not None:
+            self.swapping.prompt_time = task.prompt_time
 
     def _expect(self, owner: BlockOwner, lengths: LengthDistribution) -> None:
         """The word may overtake the sequence: that has still to be prefilled."""
@@ -266,8 +280,12 @@ class DecodeState:
             self._early_lengths.keep(owner, lengths)
 
     def _admit(self, commands: list[DecodeCommand]) -> None:
-        """Takes waiting sequences in, in arrival order: nobody overtakes one that waits for memory."""
-        entered = sum(sequence.phase is not DecodePhase.WAITING for sequence in self.sequences.values())
+        """Takes waiting sequences in, in arrival order: nobody overtakes one that waits for memory, or
+        was swapped out."""
+        entered = sum(sequence.has_blocks for sequence in self.sequences.values())
+        if self.swapping.away:
+            self._swap_in(entered, commands)
+            return
         for sequence in self.sequences.values():
             if sequence.phase is not DecodePhase.WAITING:
                 continue
@@ -291,7 +309,7 @@ class DecodeState:
         present = [
             Growing(each.tokens, each.coming_tokens)
             for each in self.sequences.values()
-            if each.phase is not DecodePhase.WAITING and self.moves.pool_of(each) == pool
+            if each.has_blocks and self.moves.pool_of(each) == pool
         ]
         newcomer = Growing(sequence.tokens + sequence.awaits_first_token, sequence.coming_tokens)
         room = Pool(self.blocks.free_blocks_in(pool), self.block_size)
@@ -324,13 +342,32 @@ class DecodeState:
                 commands.append(failure_of(sequence.request, KV_LOST, can_continue=True))
                 self.held.drop(sequence)
 
+    # the host tier
+
+    def _swap_in(self, entered: int, commands: list[DecodeCommand]) -> None:
+        present = [each for each in self.sequences.values() if each.has_blocks]
+        arrivals = list(self.sequences.values())
+        commands.extend(self.swapping.swap_in(arrivals, present, self.max_batch - entered))
+
+    def _end_swap(self, ended: SwapFinished | SwapFailed, commands: list[DecodeCommand]) -> None:
+        sequence = self.sequences.get(ended.owner)
+        if sequence is None or sequence.phase not in (DecodePhase.SWAPPING_OUT, DecodePhase.SWAPPING_IN):
+            raise ValueError(f"{ended.owner} is not being copied")
+        if sequence.is_cancelled:
+            self.held.drop(sequence)
+        elif isinstance(ended, SwapFinished):
+            self.swapping.end_copy(sequence, ended.kv_bytes, ended.copy_s)
+        else:
+            commands.append(failure_of(sequence.request, PREEMPTED, can_continue=True))
+            self.held.drop(sequence)
+
     # moves
 
     def _start_moves(self, commands: list[DecodeCommand]) -> None:
         """Whoever waits for memory, and not for a slot, comes before what is only faster elsewhere."""
         if not self.moves.can_start:
             return
-        entered = [each for each in self.sequences.values() if each.phase is not DecodePhase.WAITING]
+        entered = [each for each in self.sequences.values() if each.has_blocks]
         may_balance = len(entered) in (len(self.sequences), self.max_batch)
         commands.extend(self.moves.start(entered, self.held.at_rest(), may_balance=may_balance))
 
@@ -464,14 +501,15 @@ class DecodeState:
     def _make_room(self, commands: list[DecodeCommand]) -> list[DecodeSequence]:
         """Gives every sequence at rest a block for its next position, preempting where none is left.
 
-        Returns those that have one. A sequence sits a step out only while the missing blocks are held by
-        one that is being pulled or moved, or is in another lane's step, and cannot be preempted before that.
-        Where nobody is left to give any up (they may be in quarantine, for how long nobody knows), it goes
-        back itself.
+        Returns those that have one. A sequence sits a step out only while the missing blocks are held by one
+        that is being pulled, moved or swapped, or is in another lane's step, and cannot be preempted before
+        that. Where nobody is left to give any up (they may be in quarantine, for how long nobody knows), it
+        goes back itself.
         """
         for pool in self.blocks.pools:
             resting = [each for each in self.held.at_rest() if self.blocks.pool_of(each.owner) == pool]
             missing = sum(map(self.held.lacks_block, resting)) - self.blocks.free_blocks_in(pool)
+            missing -= self.swapping.coming_blocks(pool)
             if missing <= 0:
                 continue
             # A victim gives its blocks back, and needs none for its own next position any more.
@@ -480,18 +518,24 @@ class DecodeState:
                 for sequence in resting
             ]
             for index in choose_victims(relief, missing):
-                self._preempt(resting[index], commands)
+                self._preempt(resting[index], commands, may_swap=True)
             if self.held.is_stuck(resting[0]):
-                self._preempt(resting[0], commands)
+                self._preempt(resting[0], commands, may_swap=False)
         return [
             sequence
             for sequence in self.held.at_rest()
             if not self.held.lacks_block(sequence) or self.blocks.try_allocate(sequence.owner, 1)
         ]
 
-    def _preempt(self, sequence: DecodeSequence, commands: list[DecodeCommand]) -> None:
-        commands.append(failure_of(sequence.request, PREEMPTED, can_continue=True))
+    def _preempt(self, sequence: DecodeSequence, commands: list[DecodeCommand], *, may_swap: bool) -> None:
+        """To the host tier and back, or to be computed again, whichever is cheaper."""
         self._preempted += 1
+        pull_rate = self.pulls.budget.bytes_per_s
+        swap = self.swapping.try_swap_out(sequence, pull_rate) if may_swap else None
+        if swap is not None:
+            commands.append(swap)
+            return
+        commands.append(failure_of(sequence.request, PREEMPTED, can_continue=True))
         self.held.drop(sequence)
 
     def _finish_step(

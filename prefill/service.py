@@ -9,6 +9,8 @@ import logging
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 
+import msgspec
+
 from common.bus import Bus
 from common.engine_thread import EngineThread
 from common.errors import (
@@ -41,7 +43,7 @@ from common.messages import (
     as_request_error,
     error_reply,
 )
-from common.performance import CHUNK_FEATURES, chunk_features, pairs_of
+from common.performance import CHUNK_FEATURES, PromptTime, chunk_features, pairs_of
 from common.redelivery import publish_surely
 from common.sequences import PublishFailure
 from common.steps import LayerReports, Runner
@@ -201,11 +203,17 @@ class PrefillService:
         self.tokens_per_s = old + RATE_WEIGHT * (rate - old)
         self.metrics.observe_chunk(chunk_tokens, elapsed_s)
 
+    @property
+    def _prompt_time(self) -> PromptTime | None:
+        fitted = self.chunk_time.fitted
+        return None if fitted is None else PromptTime(fitted, self.state.chunk_tokens)
+
     async def _offer(self, command: events.OfferSequence) -> None:
         subject = self.subjects.instance_calls(command.decode_instance)
         began_ns, owner = timeline.begin(), command.owner
         try:
-            await self.bus.call(subject, command.task, Acknowledged, self.call_timeout_s)
+            task = msgspec.structs.replace(command.task, prompt_time=self._prompt_time)
+            await self.bus.call(subject, task, Acknowledged, self.call_timeout_s)
         except (RequestError, BusError) as exc:
             log.warning("offer_refused", extra={"request": command.owner.request_id, "error": str(exc)})
             is_lost = isinstance(exc, BusError)

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common.config import Config
-from common.emulation import EmulatedRunner
+from common.emulation import EmulatedHostTier, EmulatedRunner
 from common.engine_thread import EngineThread
 from common.errors import ConfigError
 from common.host_cores import open_host_cores
 from common.kv.blocks import blocks_for
 from common.kv.layout import KVLayout
+from common.kv.tier import HostTier
 from common.steps import Runner
 from common.transfer.buffers import ForeignMemory, SharedBuffer
 
@@ -26,6 +27,7 @@ class Engine:
 
     ``buffer`` is the pool's memory as the transfer engine registers it: host memory that other processes can
     map, or a device's. ``chunk_tokens``: of a chunk that keeps it busy, as far as is known.
+    ``host_tier``: where the blocks of preempted sequences can wait, if anywhere.
     """
 
     runner: Runner
@@ -38,6 +40,7 @@ class Engine:
     context_length: int
     dtype: str
     chunk_tokens: int = DEFAULT_CHUNK_TOKENS
+    host_tier: HostTier | None = None
 
 
 async def load_engine(config: Config, model_directory: Path) -> Engine:
@@ -67,6 +70,12 @@ def blocks_in(config: Config, layout: KVLayout) -> int:
             f"must hold at least one block of {layout.block_bytes} bytes",
         )
     return total_blocks
+
+
+def host_blocks_in(config: Config, layout: KVLayout, total_blocks: int) -> int:
+    """How many blocks ``instance.swap_bytes`` holds; never more than the pool, all of whose sequences would
+    then be away."""
+    return min(config.instance.swap_bytes // layout.block_bytes, total_blocks)
 
 
 def has_remote_attention(config: Config) -> bool:
@@ -103,6 +112,7 @@ def _emulated_engine(config: Config, model_directory: Path) -> Engine:
     layout = KVLayout(
         layers=1, kv_heads=1, head_dim=1, block_size=config.instance.block_size, element_bytes=1
     )
+    host_blocks = host_blocks_in(config, layout, emulation.total_blocks)
     return Engine(
         runner=EmulatedRunner(emulation),
         thread=EngineThread(),
@@ -113,4 +123,5 @@ def _emulated_engine(config: Config, model_directory: Path) -> Engine:
         model_name=model_directory.name,
         context_length=emulation.context_length,
         dtype="emulated",
+        host_tier=EmulatedHostTier(host_blocks, layout.block_bytes) if host_blocks else None,
     )

@@ -50,6 +50,7 @@ from decode.mover import Mover
 from decode.pulls import Pulls
 from decode.service import DecodeService, Staggered
 from decode.state import DecodeState
+from decode.swapper import Swapper
 from prefill.events import SequenceLeft
 from prefill.prompts import PromptQueue
 from prefill.service import PrefillService
@@ -267,7 +268,7 @@ def build_instance(
         spawn=spawn,
         on_change=note_prefill,
     )
-    call_timeout_s = config.mesh.call_timeout_s
+    call_timeout_s, tier = config.mesh.call_timeout_s, engine.host_tier
     homes = Homes(bus, subjects, InstanceLife(instance_id, incarnation), call_timeout_s)
     inheritance = Inheritance(bus, subjects, call_timeout_s)
     mover = Mover(bus, subjects, metrics, call_timeout_s, inheritance.workers, pool_destinations)
@@ -284,6 +285,8 @@ def build_instance(
             lanes=1 if staggered is None else staggered.lanes,
             max_moves=settings.attention_moves,
             min_move_gain_tokens=settings.attention_move_gain_tokens,
+            host_blocks=0 if tier is None else tier.total_blocks,
+            block_bytes=engine.layout.block_bytes,
             pulls=Pulls(PullBudget(config.transfer.pull_share)),
         ),
         runner=engine.runner,
@@ -291,6 +294,7 @@ def build_instance(
         kv=kv,
         inheritance=inheritance,
         mover=mover,
+        swapper=None if tier is None else Swapper(tier, engine.thread, metrics),
         homes=homes,
         hand_on=lambda command: prefill.take_over(_as_left(command)),
         bus=bus,

@@ -61,6 +61,9 @@ async def _start(process: ServiceProcess) -> Running:
         await instance.subscribe()
     count = partial(export_count, process.registry)
     count("kv_moves", "Sequences whose KV is on its way.", lambda: instance.decode.mover.under_way)
+    swapping = instance.decode.state.swapping
+    count("sequences_swapped", "In the host tier, or on the way.", lambda: swapping.away)
+    count("host_kv_blocks", "Blocks of the host tier that are held.", lambda: swapping.host.used_blocks)
     count("transfers_open", "Transfers that have not settled.", lambda: transfer.outstanding)
     process.spawn(instance.reporter.run(instance.publish_load))
 

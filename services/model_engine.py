@@ -7,6 +7,7 @@ import torch
 from common.config import Config, ModelConfig
 from common.engine_thread import EngineThread
 from common.kv.blocks import blocks_for
+from common.kv.host_memory import HostMemory
 from common.kv.layout import KVLayout
 from common.kv.pool import allocate_pool
 from common.messages import SamplingParams
@@ -19,7 +20,14 @@ from common.model.runner import ModelRunner
 from common.profile import profile_path, read_profile
 from common.spec import served_context_length
 from common.steps import Draw, SequenceStep
-from services.engines import DEFAULT_CHUNK_TOKENS, Engine, blocks_in, check_pool, has_remote_attention
+from services.engines import (
+    DEFAULT_CHUNK_TOKENS,
+    Engine,
+    blocks_in,
+    check_pool,
+    has_remote_attention,
+    host_blocks_in,
+)
 
 WARM_UP_TOKENS = 3
 
@@ -44,10 +52,11 @@ def load_model_engine(config: Config, model_directory: Path, thread: EngineThrea
     )
     context_length = served_context_length(spec, config.model.context_length)
     if has_remote_attention(config):
-        total_blocks = blocks_for(WARM_UP_TOKENS, layout.block_size)
+        total_blocks, host_blocks = blocks_for(WARM_UP_TOKENS, layout.block_size), 0
     else:
         total_blocks = blocks_in(config, layout)
         check_pool(config, layout, context_length)
+        host_blocks = host_blocks_in(config, layout, total_blocks)
     pool, buffer = allocate_pool(layout, total_blocks, dtype, device)
     runner = ModelRunner(program, LocalAttention(pool, program.attention_specs), thread.share_cores)
     _warm_up(runner, tuple(range(min(total_blocks, blocks_for(WARM_UP_TOKENS, layout.block_size)))))
@@ -62,6 +71,7 @@ def load_model_engine(config: Config, model_directory: Path, thread: EngineThrea
         context_length=context_length,
         dtype=precision_of(config.model).compute,
         chunk_tokens=_profiled_chunk_tokens(config.model, model_directory),
+        host_tier=HostMemory(pool, host_blocks) if host_blocks else None,
     )
 
 

@@ -25,6 +25,7 @@ IMPURE = {"asyncio", "time", "random", "secrets", "logging", "torch", "nats", "r
 USES_TORCH = (
     "common/model/",
     "common/kv/pool.py",
+    "common/kv/host_memory.py",
     "common/transfer/",
     "decode/remote_attention.py",
     "decode/pipeline.py",
@@ -96,7 +97,15 @@ def decisions() -> list[Path]:
     events = [REPOSITORY / room / "events.py" for room in ("prefill", "decode", "scheduler")]
     parts = [
         REPOSITORY / "decode" / name
-        for name in ("batches.py", "holdings.py", "sequence.py", "moves.py", "pulls.py", "departures.py")
+        for name in (
+            "batches.py",
+            "holdings.py",
+            "sequence.py",
+            "moves.py",
+            "pulls.py",
+            "departures.py",
+            "swapping.py",
+        )
     ]
     prefill = ("sequence.py", "chunks.py", "handover.py", "prompts.py")
     parts += [REPOSITORY / "prefill" / name for name in prefill]

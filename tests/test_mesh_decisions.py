@@ -44,6 +44,7 @@ def shapes(draw: st.DrawFn, spare_blocks: int) -> MeshShape:
         send_failures=draw(st.sampled_from([0.0, 0.2])),
         layerwise_min_tokens=draw(st.sampled_from([1, 8, 1000])),
         least_portion_bytes=draw(st.sampled_from([1, 20, 1000])),
+        host_blocks=draw(st.sampled_from([0, 2, longest + spare_blocks])),
         keeps_kv=draw(st.booleans()),
     )
 

@@ -48,6 +48,11 @@ class PullBudget:
         return max(self.least_bytes, together // pulls)
 
     @property
+    def bytes_per_s(self) -> float | None:
+        """At which KV comes; None: not yet measured."""
+        return self._bytes_per_s if self._portion_s > 0 else None
+
+    @property
     def _bytes_per_s(self) -> float:
         return self._portion_bytes / self._portion_s
 

@@ -30,6 +30,7 @@ def make_state(
     max_moves: int = 0,
     pulls: Pulls | None = None,
     admission: DecodeAdmission = "greedy",
+    host_blocks: int = 0,
 ) -> DecodeState:
     return DecodeState(
         instance_id=InstanceId("decode-0"),
@@ -42,6 +43,7 @@ def make_state(
         lanes=lanes,
         max_moves=max_moves,
         min_move_gain_tokens=1,
+        host_blocks=host_blocks,
         pulls=pulls or Pulls(),
     )
 

@@ -47,13 +47,17 @@ def test_whatever_happens_nothing_is_lost_or_leaked(
     chance = random.Random(seed)
     admission = chance.choice(sorted(ADMISSIONS))
     blocks = 40 // block_size + 1 + spare_blocks
-    state = make_state(blocks, block_size, max_batch, lanes=lanes, admission=admission)
+    host_blocks = chance.choice([0, 1, 2 * blocks])
+    state = make_state(
+        blocks, block_size, max_batch, lanes=lanes, admission=admission, host_blocks=host_blocks
+    )
     walk = Walk(state, chance, flips=True)
     for _ in range(150):
         walk.act()
     walk.finish()
     assert state.is_idle
     assert state.blocks.free_blocks == state.blocks.total_blocks
+    assert state.swapping.host.free_blocks == host_blocks
     assert walk.ended == walk.arrived
 
 
@@ -88,6 +92,7 @@ class Walk:
         self.steps: dict[int, tuple[events.StepRow, ...]] = {}
         self.pulls: list[BlockOwner] = []
         self.moves: list[BlockOwner] = []
+        self.swaps: list[BlockOwner] = []
         self.drains: list[events.PullDrained | events.MoveDrained] = []
         self.portions: dict[BlockOwner, int] = {}
         self.sourceless: set[BlockOwner] = set()
@@ -112,6 +117,11 @@ class Walk:
                     self.pulls.append(owner)
                 case events.MoveSequence(owner):
                     self.moves.append(owner)
+                case events.SwapOut(owner) | events.SwapIn(owner):
+                    computed = {row.owner for step in self.steps.values() for row in step}
+                    assert owner not in computed, "a sequence is copied amid a step"
+                    assert owner not in self.swaps, "two copies of one sequence at once"
+                    self.swaps.append(owner)
                 case events.SeekHome(owner):
                     self.searches.append(owner)
                 case events.HandOn(owner, held_by, request):
@@ -134,6 +144,8 @@ class Walk:
             self.end_search()
         elif choice < 0.12 and self.handed_on:
             self.let_go()
+        elif choice < 0.18 and self.swaps:
+            self.end_swap()
         elif choice < 0.25:
             request_id = RequestId(f"r{len(self.arrived)}")
             make_task = self.chance.choice([task_of, early_of])
@@ -167,7 +179,8 @@ class Walk:
         for owner in here & self.state.sequences.keys():
             sequence = self.state.sequences[owner]
             is_in_the_air = sequence.phase is DecodePhase.PULLING and not self.state.pulls.rests(owner)
-            assert is_in_the_air or sequence.phase in (DecodePhase.RUNNING, DecodePhase.MOVING)
+            has_its_kv = sequence.phase not in (DecodePhase.WAITING, DecodePhase.PULLING)
+            assert is_in_the_air or has_its_kv
 
     def let_go(self) -> None:
         """The prefill room has handed a sequence over."""
@@ -220,6 +233,14 @@ class Walk:
             self.drains.append(events.PullDrained(owner))
         self.do(events.PullFailed(owner, FAILED, is_drained))
 
+    def end_swap(self) -> None:
+        owner = self.swaps.pop(self.chance.randrange(len(self.swaps)))
+        if self.chance.random() < 0.9:
+            self.do(events.SwapFinished(owner, 1, 0.1))
+        else:
+            self.ended.add(owner.request_id)
+            self.do(events.SwapFailed(owner))
+
     def end_move(self) -> None:
         owner = self.moves.pop(self.chance.randrange(len(self.moves)))
         if self.chance.random() < 0.8:
@@ -231,7 +252,9 @@ class Walk:
     def finish(self) -> None:
         """Whatever is under way ends; a state that waits for nothing is a deadlock."""
         while not self.state.is_idle or self.drains or self.handed_on:
-            is_under_way = self.steps or self.pulls or self.moves or self.drains or self.handed_on
+            is_under_way = (
+                self.steps or self.pulls or self.moves or self.swaps or self.drains or self.handed_on
+            )
             assert is_under_way, "sequences wait, and nothing is under way"
             if self.handed_on:
                 self.let_go()
@@ -241,6 +264,8 @@ class Walk:
                 self.end_pull()
             elif self.moves:
                 self.end_move()
+            elif self.swaps:
+                self.end_swap()
             else:
                 self.do(self.drains.pop())
 

@@ -114,6 +114,8 @@ LEFT_OVERS = (
     "lamella_attention_bindings_unsettled",
     "lamella_attention_pools_kept",
     "lamella_kv_moves",
+    "lamella_sequences_swapped",
+    "lamella_host_kv_blocks",
     "lamella_transfers_open",
 )
 

@@ -3,6 +3,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import msgspec
 
@@ -38,6 +39,7 @@ from tests.virtual.memory import Memory
 
 PULL_TIMEOUT_S = 10.0
 INHERIT_S = 0.02
+SWAP_S = 0.01
 QUARANTINE_S = 2.0
 LAYOUT = KVLayout(layers=3, kv_heads=1, head_dim=1, block_size=1, element_bytes=1)
 """Travels with a pull; the virtual memory knows tokens, not bytes."""
@@ -74,8 +76,10 @@ class VirtualDecode:
     runner: EmulatedRunner
     bus: Bus
     memory: Memory
+    host_memory: Memory
     kept: KeptKV
     inherit_failures: float
+    swaps: int = 0
     _is_alive: bool = True
     _pulls: dict[BlockOwner, InstanceGone] = field(default_factory=dict)
 
@@ -170,8 +174,22 @@ class VirtualDecode:
                     max_bytes=max_bytes,
                 )
                 self._pull(owner, pull)
+            case events.SwapOut(owner, blocks, host_blocks):
+                self.swaps += 1
+                copy = partial(self.memory.copy, blocks, self.host_memory, host_blocks)
+                self._after(SWAP_S, lambda: self._end_swap(owner, copy))
+            case events.SwapIn(owner, blocks, host_blocks):
+                copy = partial(self.host_memory.copy, host_blocks, self.memory, blocks)
+                self._after(SWAP_S, lambda: self._end_swap(owner, copy))
             case events.InheritSequence():
                 self._after(INHERIT_S, lambda: self._inherit(command))
+
+    def _end_swap(self, owner: BlockOwner, copy: Callable[[], None]) -> None:
+        if self.bus.timeline.chance.random() < self.inherit_failures:
+            self._handle(events.SwapFailed(owner))
+            return
+        copy()
+        self._handle(events.SwapFinished(owner, 1, SWAP_S))
 
     def _inherit(self, command: events.InheritSequence) -> None:
         owner, tokens = command.owner, command.tokens

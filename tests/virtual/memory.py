@@ -35,6 +35,14 @@ class Memory:
         for position in range(start, start + tokens):
             self._slots[self._slot(block_table, position)] = (request_id, position)
 
+    def copy(self, blocks: Sequence[int], into: "Memory", destination_blocks: Sequence[int]) -> None:
+        """Whatever lies in ``blocks``."""
+        for block, destination in zip(blocks, destination_blocks, strict=True):
+            for offset in range(self.block_size):
+                content = self._slots.get((block, offset))
+                if content is not None:
+                    into._slots[destination, offset] = content
+
     def check(self, block_table: Sequence[int], request_id: RequestId, tokens: int) -> None:
         """The first ``tokens`` positions of the sequence lie in its blocks."""
         for position in range(tokens):

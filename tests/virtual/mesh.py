@@ -49,6 +49,7 @@ class MeshShape:
     send_failures: float = 0.0
     layerwise_min_tokens: int = 1000
     least_portion_bytes: int = 10
+    host_blocks: int = 0
     keeps_kv: bool = False
     """Whether decode instances' KV outlives them."""
 
@@ -143,6 +144,8 @@ class VirtualMesh:
             blocks = node.state.blocks
             assert node.state.is_idle, f"{instance_id} keeps {list(node.state.sequences)}"
             assert blocks.free_blocks == blocks.total_blocks, f"{instance_id} keeps blocks"
+            if isinstance(node, VirtualDecode):
+                assert node.state.swapping.host.used_blocks == 0, f"{instance_id} keeps host blocks"
 
     def _report(self, node: VirtualPrefill | VirtualDecode, sequence: int) -> None:
         instance_id = node.state.instance_id
@@ -179,10 +182,13 @@ class VirtualMesh:
             max_batch=shape.max_batch,
             max_waiting_requests=shape.max_waiting_requests,
             pulls=Pulls(PullBudget(least_bytes=shape.least_portion_bytes)),
+            host_blocks=shape.host_blocks,
         )
         kept = self.kept if shape.keeps_kv else KeptKV()
-        memory = Memory(shape.block_size)
-        return VirtualDecode(state, incarnation, RUNNER, self.bus, memory, kept, shape.send_failures)
+        memory, host_memory = Memory(shape.block_size), Memory(shape.block_size)
+        return VirtualDecode(
+            state, incarnation, RUNNER, self.bus, memory, host_memory, kept, shape.send_failures
+        )
 
 
 def make_mesh(shape: MeshShape, seed: int) -> VirtualMesh:
