@@ -5,24 +5,29 @@ from dataclasses import dataclass, field
 import msgspec
 
 from common.ids import InstanceId, RequestId, request_id_of
-from scheduler.policy.dispatch import Scored
+from scheduler.policy.dispatch import DecodeCandidate, Scored
 
 MOST_CHOICES = 128
 """Of one call."""
 
 
-class Choice(msgspec.Struct, frozen=True):
-    """One rule's: everybody it scored, and whom it took; None: nobody, for ``reason``."""
+class Choice(msgspec.Struct, frozen=True, gc=False):
+    """One rule's: everybody it scored, and whom it took; None: nobody, for ``reason``. Of a decode choice
+    ``loads``, what was known of each, and the ``tpot_s`` that was promised: what is known of an instance is
+    one object until it changes, so that keeping it costs a reference."""
 
     policy: str
     candidates: tuple[Scored, ...]
     taken: InstanceId | None
     reason: str | None = None
+    loads: tuple[DecodeCandidate, ...] = ()
+    tpot_s: float | None = None
 
 
-class Decision(msgspec.Struct, frozen=True):
-    """Where one attempt of a request went. ``predicted_tokens``: the mean of what it was expected to draw;
-    ``output_tokens``: what it drew, once it has ended by itself. ``at_s``: on this scheduler's clock."""
+class Decision(msgspec.Struct, frozen=True, gc=False):
+    """Where one attempt of a request went. ``prompt_tokens`` include ``drawn_tokens``, which it drew before;
+    ``predicted_tokens``: the mean of what it was expected to draw in all; ``output_tokens``: what it drew,
+    once it has ended by itself. ``at_s``: on this scheduler's clock."""
 
     request_id: RequestId
     attempt: int
@@ -31,6 +36,7 @@ class Decision(msgspec.Struct, frozen=True):
     predicted_tokens: float
     choices: tuple[Choice, ...] = ()
     output_tokens: int | None = None
+    drawn_tokens: int = 0
 
 
 @dataclass(slots=True)

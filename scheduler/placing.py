@@ -7,6 +7,8 @@ import hashlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from common.config import ObjectivesConfig, SchedulerConfig
 from common.errors import ContextLengthExceeded, NoInstanceReady, Overloaded, RequestError
 from common.ids import InstanceId, RequestId
@@ -108,6 +110,7 @@ class Placer:
                 arrival.prompt_tokens,
                 arrival.lengths.mean,
                 tuple(choices),
+                drawn_tokens=arrival.drawn_tokens,
             )
         )
 
@@ -166,7 +169,10 @@ class Placer:
             raise
         promised = self.service_classes.get(request.service_class, self.objectives)
         objectives = Objectives(promised.ttft_s, promised.tpot_s)
-        return self._take(policy, DECODE_POLICIES[policy](candidates, arrival, objectives), choices)
+        taken = self._take(policy, DECODE_POLICIES[policy](candidates, arrival, objectives), choices)
+        loads = tuple(candidates)
+        choices[-1] = msgspec.structs.replace(choices[-1], loads=loads, tpot_s=objectives.tpot_s)
+        return taken
 
     def _take(self, policy: str, scored: list[Scored], choices: list[Choice]) -> InstanceView:
         taken = choose(scored)

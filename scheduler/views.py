@@ -6,6 +6,7 @@ from typing import Literal
 from common.ids import GatewayId, InstanceId, RequestId
 from common.lengths import LengthDistribution
 from common.messages import InstanceRecord, LoadReport, Placement, Role
+from scheduler.policy.best_fit import Growth
 from scheduler.policy.dispatch import DecodeCandidate, PrefillCandidate
 
 KVFormat = tuple[str, str, int]
@@ -73,6 +74,7 @@ class InstanceView:
     placed: set[RequestId] = field(default_factory=set)
     booked: BookedWork = field(default_factory=BookedWork)
     kv_format: KVFormat = field(init=False)
+    _decoding: dict[RequestId, PlacedRequest] = field(default_factory=dict)
     _for_prefill: PrefillCandidate | None = None
     _for_decode: DecodeCandidate | None = None
 
@@ -88,12 +90,15 @@ class InstanceView:
     def book(self, request_id: RequestId, placed: PlacedRequest) -> None:
         if request_id not in self.placed:
             self.placed.add(request_id)
+            if placed.placement.decode_instance == self.record.instance_id:
+                self._decoding[request_id] = placed
             self._count(placed, 1)
 
     def unbook(self, request_id: RequestId, placed: PlacedRequest) -> None:
         """One that is not booked here, or was in an earlier life, is left alone."""
         if request_id in self.placed:
             self.placed.remove(request_id)
+            self._decoding.pop(request_id, None)
             self._count(placed, -1)
 
     def expect(
@@ -160,6 +165,20 @@ class InstanceView:
             coming_tokens=max(0, expected - context_tokens),
             heavy=booked.decoding_heavy,
             step_time=None if report is None else report.step_time,
+            sequences=self._sequences(context_tokens, reported_requests),
+        )
+
+    def _sequences(self, context_tokens: int, reported_requests: int) -> tuple[Growth, ...] | None:
+        """Of each booked request, as if all had drawn equally many of the tokens that are held beyond their
+        prompts. None where others' requests are there, too, or the pool would at most be half full."""
+        booked = self.booked
+        expected = booked.decoding_tokens + booked.decoding_expected
+        if 2 * expected <= self.capacity_tokens or reported_requests > booked.decoding:
+            return None
+        drawn = (context_tokens - booked.decoding_tokens) / max(1, booked.decoding)
+        return tuple(
+            (placed.prompt_tokens + drawn, max(0.0, placed.expected_tokens - drawn))
+            for placed in self._decoding.values()
         )
 
     @property

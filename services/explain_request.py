@@ -27,6 +27,10 @@ def explain(
         str | None, typer.Argument(help="The id of an answer, chatcmpl-… or cmpl-…; without: the newest.")
     ] = None,
     newest: Annotated[int, typer.Option(help="How many of the newest.", min=1, max=1000)] = 1,
+    exact: Annotated[
+        bool,
+        typer.Option("--exact", help="Also how few instances the newest need, had they come at once."),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
     state_dir: Annotated[Path, typer.Option(help="Of the mesh that runs there.")] = DEFAULT_STATE_DIRECTORY,
     config: Annotated[Path | None, typer.Option(help="Of the mesh with these settings (TOML).")] = None,
@@ -44,6 +48,11 @@ def explain(
         return
     for decision in found:
         _print(decision)
+    if exact:
+        # The solver takes a second to import, which nobody else should wait for.
+        from services.exactness import describe_exactness
+
+        Console().print(describe_exactness(found), highlight=False)
 
 
 async def _scheduler_urls(mesh: MeshConfig) -> list[str]:

@@ -1,11 +1,12 @@
 """Best fit under latency objectives (Aladdin, 4.2): what a decode instance's load is, and what it refuses.
 
 Of the paper's constraints, those of an instance that decodes only: (b) a step over the batch with half of
-what is still to be drawn keeps the time between tokens; (e) the KV of all it holds, grown to its expected
-end, fits. (c) and (d) bind where prompts are computed beside decodes; elsewhere prompts
-are the prefill rule's.
+what is still to be drawn keeps the time between tokens; (e) the KV of all it holds fits at every step until
+the last has ended, each giving its own back at its expected end. (c) and (d) bind where prompts are computed
+beside decodes; elsewhere prompts are the prefill rule's.
 """
 
+from collections.abc import Iterable
 from math import hypot
 
 from common.performance import FittedTime, largest_context
@@ -17,6 +18,8 @@ THETA = 0.9
 """Kept free against predictions that were too low (the paper's θ)."""
 TOKENS_A_SEQUENCE = 1000.0
 """The norm adds sequences and thousands of tokens."""
+Growth = tuple[float, float]
+"""Of a sequence: the tokens of KV that it has, and those that it is still expected to draw."""
 
 
 def weighted_load(requests: int, context_tokens: int, coming_tokens: float) -> float:
@@ -24,26 +27,40 @@ def weighted_load(requests: int, context_tokens: int, coming_tokens: float) -> f
     return hypot(requests, (context_tokens + GAMMA * coming_tokens) / TOKENS_A_SEQUENCE)
 
 
+def peak_tokens(sequences: Iterable[Growth]) -> float:
+    """The most KV at once if all draw at one pace: the largest element of the sum of the paper's vectors w.
+    It is reached where one of them ends."""
+    held_tokens = peak = 0.0
+    last_to_end_first = sorted(sequences, key=lambda each: -each[1])
+    for present, (tokens, coming) in enumerate(last_to_end_first, start=1):
+        held_tokens += tokens
+        peak = max(peak, held_tokens + present * coming)
+    return peak
+
+
 def refusal_of(
+    newcomer: Growth,
     *,
     requests: int,
     context_tokens: float,
     coming_tokens: float,
+    sequences: tuple[Growth, ...] | None,
     capacity_tokens: int,
     step_time: FittedTime | None,
     tpot_s: float,
 ) -> str | None:
-    """Why an instance should not hold so much, the new request included; None: it may. One that has not
+    """Why an instance with so much should not take the newcomer, too; None: it may. Where ``sequences``
+    are not known one by one, all count as if they had grown to their ends at once. An instance that has not
     measured its steps yet is trusted with anything that fits."""
-    grown = context_tokens + coming_tokens
-    if grown > capacity_tokens:
-        return f"(e) {grown:.0f} tokens of KV, of {capacity_tokens}"
+    context, coming, batch = context_tokens + newcomer[0], coming_tokens + newcomer[1], requests + 1
+    if context + coming > capacity_tokens:
+        peak = context + coming if sequences is None else peak_tokens((*sequences, newcomer))
+        if peak > capacity_tokens:
+            return f"(e) {peak:.0f} tokens of KV, of {capacity_tokens}"
     if step_time is None:
         return None
-    allowed = THETA * largest_context(step_time, requests, tpot_s)
-    weighted = context_tokens + GAMMA * coming_tokens
+    allowed = THETA * largest_context(step_time, batch, tpot_s)
+    weighted = context + GAMMA * coming
     if weighted > allowed:
-        return (
-            f"(b) {weighted:.0f} tokens of context for {requests}, of which {allowed:.0f} keep {tpot_s:g} s"
-        )
+        return f"(b) {weighted:.0f} tokens of context for {batch}, of which {allowed:.0f} keep {tpot_s:g} s"
     return None

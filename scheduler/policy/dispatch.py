@@ -14,7 +14,7 @@ from common.config import DecodePolicy, PrefillPolicy
 from common.ids import InstanceId
 from common.lengths import LengthDistribution
 from common.performance import FittedTime
-from scheduler.policy.best_fit import refusal_of, weighted_load
+from scheduler.policy.best_fit import Growth, refusal_of, weighted_load
 from scheduler.policy.power_of_two import draw_two, heavy_ratio
 
 
@@ -52,7 +52,8 @@ class PrefillCandidate:
 @dataclass(frozen=True, slots=True)
 class DecodeCandidate:
     """``context_tokens``: KV of the ``requests`` that live there or are on their way; ``coming_tokens``: what
-    they are still expected to draw. ``heavy``: how many of them are expected to draw many."""
+    they are still expected to draw; ``sequences``: both of each of them, None where that is not known or the
+    pool is not half full. ``heavy``: how many of them are expected to draw many."""
 
     instance_id: InstanceId
     requests: int
@@ -61,6 +62,7 @@ class DecodeCandidate:
     coming_tokens: float = 0.0
     heavy: int = 0
     step_time: FittedTime | None = None
+    sequences: tuple[Growth, ...] | None = None
 
 
 class Scored(msgspec.Struct, frozen=True, gc=False):
@@ -140,13 +142,15 @@ def _best_fit(
 ) -> list[Scored]:
     """The fullest that keeps what is promised (Aladdin, Alg. 1): fewest instances are used. Where none does,
     the emptiest."""
-    output_tokens = arrival.lengths.mean - arrival.drawn_tokens
+    newcomer = (arrival.prompt_tokens, arrival.lengths.mean - arrival.drawn_tokens)
     loads = [weighted_load(each.requests, each.context_tokens, each.coming_tokens) for each in candidates]
     refusals = [
         refusal_of(
-            requests=each.requests + 1,
-            context_tokens=each.context_tokens + arrival.prompt_tokens,
-            coming_tokens=each.coming_tokens + output_tokens,
+            newcomer,
+            requests=each.requests,
+            context_tokens=each.context_tokens,
+            coming_tokens=each.coming_tokens,
+            sequences=each.sequences,
             capacity_tokens=each.capacity_tokens,
             step_time=each.step_time,
             tpot_s=objectives.tpot_s,

@@ -113,3 +113,14 @@ def test_a_decision_goes_by_the_newest_report_and_bookings() -> None:
     handle(state, events.RequestOver(RequestId("r1"), 10, None))
     handle(state, events.LoadReported(report_of("d1", "decode", 10)))
     assert state.place(make_request("r3", 10), 0.0).decode_instance == "d1"
+
+
+def test_a_long_output_fits_beside_a_long_prompt_that_is_over_before_it_has_grown() -> None:
+    """Their ends add up to 1,076 tokens of KV; d0 has 1,024, and needs 840 at once (Aladdin, Fig. 3)."""
+    state = state_of(SchedulerConfig(decode_policy="best_fit"))
+    long_prompt, long_output = make_request("r0", 700, max_tokens=20), make_request("r1", 100, max_tokens=300)
+    assert state.place(long_prompt, 0.0).decode_instance == "d0"
+    assert state.place(long_output, 0.0).decode_instance == "d0"
+    assert state.place(make_request("r2", 100, max_tokens=300), 0.0).decode_instance == "d0"
+    assert state.place(make_request("r3", 700, max_tokens=20), 0.0).decode_instance == "d1"
+    state.check()
