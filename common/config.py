@@ -251,8 +251,8 @@ class TransferConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     (TetriInfer 4). Ports bound Mooncake's two listening sockets.
 
     A prompt of at least ``layerwise_min_tokens`` hands its KV over layer by layer while it is computed
-    (Splitwise 4.4). While sequences are decoded, their instance pulls others' KV for at most ``pull_share``
-    of each step's time.
+    (Splitwise 4.4); None: of as many as `lamella profile` has found that it pays from, or 512. While
+    sequences are decoded, their instance pulls others' KV for at most ``pull_share`` of each step's time.
     """
 
     path: TransferPath = "auto"
@@ -263,7 +263,7 @@ class TransferConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     deadline_s: float = 60.0
     emulated_bandwidth_bytes_per_s: float | None = None
     emulated_latency_s: float = 0.0
-    layerwise_min_tokens: int = 512
+    layerwise_min_tokens: int | None = None
     pull_share: float = 0.2
 
 

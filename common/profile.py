@@ -7,9 +7,20 @@ from pathlib import Path
 
 import msgspec
 
-from common.config import ModelConfig
+from common.config import ModelConfig, TransferConfig
 from common.performance import FittedTime
 from common.spec import ElementType
+
+
+class HandOverTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """``until_second_s``: medians in seconds until a prompt's second token: (its tokens, with KV handed over
+    in one piece, layer by layer), between instances over ``link``. ``layerwise_min_tokens``: from how many on
+    layer by layer is better; None: it is for none of them.
+    """
+
+    link: str
+    until_second_s: tuple[tuple[int, float, float], ...]
+    layerwise_min_tokens: int | None
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True):
@@ -17,6 +28,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
 
     ``saturation_tokens``: L_m, and the ChunkSize that instances take. ``chunk_time`` and ``step_time`` are
     fitted to all of it, ``…_held_out_error`` is the mean relative error of each case predicted by the others.
+    ``hand_over`` None: not measured.
     """
 
     model: str
@@ -30,6 +42,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     step_time: FittedTime
     chunk_held_out_error: float
     step_held_out_error: float
+    hand_over: HandOverTimes | None = None
 
 
 def profile_path(model: ModelConfig, directory: Path, dtype: ElementType) -> Path:
@@ -38,6 +51,17 @@ def profile_path(model: ModelConfig, directory: Path, dtype: ElementType) -> Pat
     parts = (text, dtype, model.weights, model.kernels, model.device, str(model.threads), machine_name())
     digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
     return model.cache_directory.expanduser() / "profiles" / f"{directory.name}-{digest}.json"
+
+
+def link_of(transfer: TransferConfig) -> str:
+    """What of these settings a hand-over's time depends on."""
+    bandwidth, latency_s = transfer.emulated_bandwidth_bytes_per_s, transfer.emulated_latency_s
+    parts: list[str] = [transfer.path, transfer.protocol]
+    if bandwidth is not None:
+        parts.append(f"{bandwidth:g} bytes/s")
+    if latency_s:
+        parts.append(f"{latency_s:g} s")
+    return ", ".join(parts)
 
 
 def read_profile(path: Path) -> Profile | None:

@@ -19,6 +19,8 @@ from common.transfer.buffers import ForeignMemory, SharedBuffer
 
 DEFAULT_CHUNK_TOKENS = 512
 """Where nothing was measured: TetriInfer's and Splitwise's on their GPUs."""
+DEFAULT_LAYERWISE_MIN_TOKENS = 512
+"""Splitwise's on its H100s (4.4)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +28,8 @@ class Engine:
     """A runner on its thread, and the pool it computes over.
 
     ``buffer`` is the pool's memory as the transfer engine registers it: host memory that other processes can
-    map, or a device's. ``chunk_tokens``: of a chunk that keeps it busy, as far as is known.
+    map, or a device's. ``chunk_tokens``: of a chunk that keeps it busy, and ``layerwise_min_tokens``: of a
+    prompt whose KV is best handed over layer by layer, as far as is known.
     ``host_tier``: where the blocks of preempted sequences can wait, if anywhere.
     """
 
@@ -40,6 +43,7 @@ class Engine:
     context_length: int
     dtype: str
     chunk_tokens: int = DEFAULT_CHUNK_TOKENS
+    layerwise_min_tokens: int = DEFAULT_LAYERWISE_MIN_TOKENS
     host_tier: HostTier | None = None
 
 

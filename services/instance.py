@@ -253,7 +253,7 @@ def build_instance(
                 settings.prefill_order, settings.scheduling_window, settings.prefill_aging_tokens_per_s
             ),
             max_waiting_requests=settings.max_waiting_requests,
-            layerwise_min_tokens=config.transfer.layerwise_min_tokens,
+            layerwise_min_tokens=config.transfer.layerwise_min_tokens or engine.layerwise_min_tokens,
             fill_batch=fill_batch_of(settings.prefill_batching, settings.prefill_order),
             is_admitting=settings.role == "prefill",
             process=HostProcess(host_identity(), os.getpid()),

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from common.config import Config, ModelConfig
+from common.config import Config, ModelConfig, TransferConfig
 from common.engine_thread import EngineThread
 from common.kv.blocks import blocks_for
 from common.kv.host_memory import HostMemory
@@ -17,11 +17,12 @@ from common.model.kernels import use_compiled
 from common.model.precision import precision_of, wants_compiled
 from common.model.program import ModelProgram, load_program
 from common.model.runner import ModelRunner
-from common.profile import profile_path, read_profile
+from common.profile import Profile, link_of, profile_path, read_profile
 from common.spec import served_context_length
 from common.steps import Draw, SequenceStep
 from services.engines import (
     DEFAULT_CHUNK_TOKENS,
+    DEFAULT_LAYERWISE_MIN_TOKENS,
     Engine,
     blocks_in,
     check_pool,
@@ -60,6 +61,7 @@ def load_model_engine(config: Config, model_directory: Path, thread: EngineThrea
     pool, buffer = allocate_pool(layout, total_blocks, dtype, device)
     runner = ModelRunner(program, LocalAttention(pool, program.attention_specs), thread.share_cores)
     _warm_up(runner, tuple(range(min(total_blocks, blocks_for(WARM_UP_TOKENS, layout.block_size)))))
+    profile = read_profile(profile_path(config.model, model_directory, precision_of(config.model).compute))
     return Engine(
         runner=runner,
         thread=thread,
@@ -70,14 +72,18 @@ def load_model_engine(config: Config, model_directory: Path, thread: EngineThrea
         model_name=spec.name,
         context_length=context_length,
         dtype=precision_of(config.model).compute,
-        chunk_tokens=_profiled_chunk_tokens(config.model, model_directory),
+        chunk_tokens=DEFAULT_CHUNK_TOKENS if profile is None else profile.saturation_tokens,
+        layerwise_min_tokens=_layerwise_min_tokens(profile, config.transfer, context_length),
         host_tier=HostMemory(pool, host_blocks) if host_blocks else None,
     )
 
 
-def _profiled_chunk_tokens(config: ModelConfig, model_directory: Path) -> int:
-    profile = read_profile(profile_path(config, model_directory, precision_of(config).compute))
-    return DEFAULT_CHUNK_TOKENS if profile is None else profile.saturation_tokens
+def _layerwise_min_tokens(profile: Profile | None, transfer: TransferConfig, context_length: int) -> int:
+    """As measured over such a link; more than a prompt can have where that was never better."""
+    times = None if profile is None else profile.hand_over
+    if times is None or times.link != link_of(transfer):
+        return DEFAULT_LAYERWISE_MIN_TOKENS
+    return times.layerwise_min_tokens or context_length + 1
 
 
 def load_on(config: ModelConfig, model_directory: Path, device: str) -> ModelProgram:

@@ -1,7 +1,6 @@
 """``lamella predictor train``: collects a target model's output lengths, trains the classifier on them."""
 
 import asyncio
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -119,23 +118,10 @@ def _served(console: Console, target: "str | Config") -> Iterator[str]:
     if isinstance(target, str):
         yield target
         return
-    from services.launch_plan import LaunchPlan
-    from services.local import down, ended_by_any_signal, up_detached
-    from services.prepare import prepare_model
+    from services.passing_mesh import passing_mesh
 
-    # Not in the output: a socket's path has to be short.
-    passing = tempfile.TemporaryDirectory(prefix="lamella-", ignore_cleanup_errors=True)
-    with ended_by_any_signal(), passing as name:
-        state_dir = Path(name)
-        with console.status("starting a mesh"):
-            prepare_model(target, lambda stage: None)
-            mesh = up_detached(state_dir, LaunchPlan(port=0), target)
-        try:
-            assert mesh.url is not None, "a mesh that is ready has a gateway"
-            yield mesh.url
-        finally:
-            with console.status("ending the mesh"):
-                down(state_dir)
+    with passing_mesh(target, console.status) as url:
+        yield url
 
 
 def _train(

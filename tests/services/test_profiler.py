@@ -9,8 +9,9 @@ import pytest
 from common.config import Config, InstanceConfig, ModelConfig
 from common.errors import ConfigError
 from common.performance import step_features
-from common.profile import Profile, machine_name, profile_path, read_profile, write_profile
-from services.engines import DEFAULT_CHUNK_TOKENS, load_engine
+from common.profile import Profile, link_of, machine_name, profile_path, read_profile, write_profile
+from services.engines import DEFAULT_CHUNK_TOKENS, DEFAULT_LAYERWISE_MIN_TOKENS, Engine, load_engine
+from services.hand_over_times import times_of
 from services.profiler import CHUNKS, fit, held_out_error, measure_profile, rows_of
 from tests.common.model.conftest import MakeTiny
 
@@ -53,9 +54,7 @@ def test_an_instance_takes_the_profiles_chunk_size_unless_it_is_told_one(
     assert read_profile(path) is None
 
     async def chunk_tokens() -> int:
-        engine = await load_engine(config, directory)
-        engine.thread.close()
-        return engine.chunk_tokens
+        return (await loaded(config, directory)).chunk_tokens
 
     assert asyncio.run(chunk_tokens()) == DEFAULT_CHUNK_TOKENS
     write_profile(path, msgspec.structs.replace(profile, saturation_tokens=77))
@@ -65,6 +64,32 @@ def test_an_instance_takes_the_profiles_chunk_size_unless_it_is_told_one(
     assert profile_path(other, directory, "float32") != path
     path.write_text("{}")
     assert read_profile(path) is None
+
+
+async def loaded(config: Config, directory: Path) -> Engine:
+    engine = await load_engine(config, directory)
+    engine.thread.close()
+    return engine
+
+
+@pytest.mark.parametrize(
+    ("measured", "taken"), [(None, DEFAULT_LAYERWISE_MIN_TOKENS), ((1.0, 0.5), 99), ((0.5, 1.0), None)]
+)
+def test_an_instance_hands_over_layer_by_layer_from_where_that_was_better_over_its_link(
+    config: Config, profile: Profile, measured: tuple[float, float] | None, taken: int | None
+) -> None:
+    """``taken`` None: no prompt is as long."""
+    directory = config.model.directory
+    assert directory is not None
+    times = None if measured is None else times_of({99: [[each] for each in measured]}, config.transfer)
+    path = profile_path(config.model, directory, "float32")
+    write_profile(path, msgspec.structs.replace(profile, hand_over=times))
+    engine = asyncio.run(loaded(config, directory))
+    assert engine.layerwise_min_tokens == (taken or engine.context_length + 1)
+    slow = msgspec.structs.replace(config.transfer, emulated_bandwidth_bytes_per_s=1e6)
+    assert link_of(slow) != link_of(config.transfer)
+    engine = asyncio.run(loaded(msgspec.structs.replace(config, transfer=slow), directory))
+    assert engine.layerwise_min_tokens == DEFAULT_LAYERWISE_MIN_TOKENS
 
 
 def test_a_case_is_predicted_by_the_others() -> None:
