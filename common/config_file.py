@@ -102,6 +102,7 @@ def _keys_of(table: msgspec.Struct) -> Iterator[str]:
 
 OVER_ZERO = (
     "predictor.timeout_s",
+    "scheduler.max_prefill_wait_s",
     "scaling.window_s",
     # or not set
     "mesh.heartbeat_s",

@@ -452,7 +452,8 @@ class LoadReport(msgspec.Struct, frozen=True, tag="load", kw_only=True):
 
 
 class InstanceRecord(msgspec.Struct, frozen=True, tag="instance", kw_only=True):
-    """What an instance writes into the store under its lease; its pools are as they were at its start."""
+    """What an instance writes into the store under its lease; its pools are as they were at its start.
+    ``device``: the kind that it computes on."""
 
     instance_id: InstanceId
     incarnation: Incarnation
@@ -466,6 +467,7 @@ class InstanceRecord(msgspec.Struct, frozen=True, tag="instance", kw_only=True):
     largest_pool_blocks: int
     context_length: int
     dtype: str
+    device: str = "cpu"
 
     @property
     def kv_format(self) -> tuple[str, str, int]:

@@ -13,6 +13,8 @@ import msgspec
 TOKENS, PAIRS = 1e3, 1e6
 """Units of the features: coefficients are then of one size, about a step's seconds."""
 CHUNK_FEATURES = ("thousand tokens", "million pairs", "chunk")
+QUEUE_CHUNK_TOKENS = 512
+"""As long as chunks are where nothing was profiled (``instance.chunk_tokens``)."""
 STEP_FEATURES = ("thousand tokens of context", "sequence", "step")
 
 
@@ -60,6 +62,13 @@ class PromptTime(msgspec.Struct, frozen=True, array_like=True):
 
     def seconds(self, tokens: int) -> float:
         return prompt_s(self.chunk_time, tokens, self.chunk_tokens)
+
+
+def queue_s(fitted: FittedTime, tokens: int) -> float:
+    """Seconds to compute ``tokens`` of prompts that wait, as far as that depends on their number alone: how
+    long each of them is, and so its attention over itself, is not known of a queue."""
+    per_token, _, per_chunk = fitted.coefficients
+    return max(0.0, per_token * tokens / TOKENS + per_chunk * -(-tokens // QUEUE_CHUNK_TOKENS))
 
 
 def largest_context(fitted: FittedTime, batch: int, tpot_s: float) -> float:

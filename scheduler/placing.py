@@ -14,9 +14,10 @@ from common.errors import ContextLengthExceeded, NoInstanceReady, Overloaded, Re
 from common.ids import InstanceId, RequestId
 from common.lengths import LengthDistribution, capped
 from common.messages import GenerationRequest, Role
+from common.performance import queue_s
 from common.predictions import NewestLengths
 from scheduler.decision_log import Choice, Decision, DecisionLog
-from scheduler.policy.admission import retry_after_s
+from scheduler.policy.admission import prefill_s, retry_after_s
 from scheduler.policy.dispatch import (
     DECODE_POLICIES,
     PREFILL_POLICIES,
@@ -135,16 +136,32 @@ class Placer:
 
     def _within_bound(self, candidates: list[PrefillCandidate], tokens: int) -> list[PrefillCandidate]:
         """Those whose queue has room; an empty one takes any prompt. Raises Overloaded."""
-        bound = self.settings.max_pending_prefill_tokens
-        most = max(0, bound - tokens)
-        within = [each for each in candidates if each.pending_tokens <= most]
+        most = max(0, self.settings.max_pending_prefill_tokens - tokens)
+        most_s = self.settings.max_prefill_wait_s
+        within = [
+            each
+            for each in candidates
+            if each.pending_tokens <= most
+            and (each.chunk_time is None or queue_s(each.chunk_time, each.pending_tokens) <= most_s)
+        ]
         if within:
             return within
-        least = min(candidates, key=lambda each: each.pending_tokens)
-        raise Overloaded(
-            f"{least.pending_tokens} prompt tokens wait at the least busy prefill instance; the bound"
-            f" scheduler.max_pending_prefill_tokens is {bound}",
-            retry_after_s=retry_after_s(least.pending_tokens + tokens - bound, least.tokens_per_s),
+        raise self._queues_full(min(candidates, key=lambda each: each.pending_tokens), most)
+
+    def _queues_full(self, least: PrefillCandidate, most_tokens: int) -> Overloaded:
+        """``least``: with the shortest queue, which has over ``most_tokens`` or takes too long."""
+        settings, known = self.settings, (least.chunk_time, least.tokens_per_s)
+        wait_s = prefill_s(least.pending_tokens, *known)
+        if least.pending_tokens > most_tokens:
+            bound = f"scheduler.max_pending_prefill_tokens is {settings.max_pending_prefill_tokens}"
+            excess_s = prefill_s(least.pending_tokens - most_tokens, *known)
+        else:
+            bound = f"scheduler.max_prefill_wait_s is {settings.max_prefill_wait_s:g}"
+            excess_s = None if wait_s is None else wait_s - settings.max_prefill_wait_s
+        lasting = "" if wait_s is None else f", {wait_s:.1f} s of work,"
+        return Overloaded(
+            f"{least.pending_tokens} prompt tokens{lasting} wait at the least busy prefill instance; {bound}",
+            retry_after_s=retry_after_s(excess_s),
         )
 
     def _choose_decode(

@@ -43,6 +43,7 @@ from scheduler.events import (
     TellLength,
     TimePassed,
 )
+from scheduler.learned_times import LearnedTimes
 from scheduler.placing import Placer
 from scheduler.views import BookedWork, InstanceView, PlacedRequest
 
@@ -65,6 +66,7 @@ class SchedulerState:
     instances: dict[InstanceId, InstanceView] = field(default_factory=dict)
     gateways: dict[GatewayId, float | None] = field(default_factory=dict)
     requests: dict[RequestId, PlacedRequest] = field(default_factory=dict)
+    learned: LearnedTimes = field(default_factory=LearnedTimes)
     placer: Placer = field(init=False)
 
     def __post_init__(self) -> None:
@@ -260,7 +262,7 @@ class SchedulerState:
             return [ReadMembers()]
         if view.report is not None and report.sequence <= view.report.sequence:
             return []
-        view.take_report(report, now)
+        view.take_report(self.learned.complete(view.record, report), now)
         for request_id in view.placed:
             placed = self.requests[request_id]
             is_acknowledged = placed.acknowledged_s is not None

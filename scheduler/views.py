@@ -147,6 +147,7 @@ class InstanceView:
             booked.unreported_tokens + (0 if report is None else report.pending_prefill_tokens),
             booked.unreported + (0 if report is None else report.pending_prefill_requests),
             None if report is None else report.prefill_tokens_per_s,
+            None if report is None else report.chunk_time,
         )
 
     def _decode_candidate(self) -> DecodeCandidate:

@@ -147,6 +147,7 @@ class Instance:
             largest_pool_blocks=self.blocks.largest_pool_blocks,
             context_length=engine.context_length,
             dtype=engine.dtype,
+            device=self.config.model.device.partition(":")[0],
         )
 
     async def _answer(self, call: InstanceCall) -> Acknowledged | KVDelivered | FlipProgress:

@@ -111,7 +111,14 @@ def decisions() -> list[Path]:
     parts += [REPOSITORY / "prefill" / name for name in prefill]
     parts += [
         REPOSITORY / "scheduler" / name
-        for name in ("views.py", "placing.py", "planning.py", "decision_log.py", "lease.py")
+        for name in (
+            "views.py",
+            "placing.py",
+            "learned_times.py",
+            "planning.py",
+            "decision_log.py",
+            "lease.py",
+        )
     ]
     parts.append(REPOSITORY / "gateway" / "service_levels.py")
     policies = list((REPOSITORY / "scheduler" / "policy").glob("*.py"))

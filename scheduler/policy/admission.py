@@ -1,14 +1,19 @@
 """When a request is turned away at once rather than kept waiting: bounded queues, computed retry times."""
 
+from common.performance import FittedTime, queue_s
+
 MIN_RETRY_S = 1.0
 MAX_RETRY_S = 60.0
 
 
-def retry_after_s(excess_tokens: int, tokens_per_s: float | None) -> float:
-    """Seconds until ``excess_tokens`` of prompt will have been computed, between 1 and 60.
+def prefill_s(tokens: int, chunk_time: FittedTime | None, tokens_per_s: float | None) -> float | None:
+    """Seconds to compute ``tokens`` of prompt: by what an instance has learned of its chunks, or else by its
+    newest rate. None without either."""
+    if chunk_time is not None:
+        return queue_s(chunk_time, tokens)
+    return tokens / tokens_per_s if tokens_per_s else None
 
-    Without a measured rate there is nothing to compute from: the lower bound.
-    """
-    if tokens_per_s is None or tokens_per_s <= 0:
-        return MIN_RETRY_S
-    return min(MAX_RETRY_S, max(MIN_RETRY_S, excess_tokens / tokens_per_s))
+
+def retry_after_s(excess_s: float | None) -> float:
+    """``excess_s``, until there is room, but between 1 and 60 s; None, not known: the lower bound."""
+    return min(MAX_RETRY_S, max(MIN_RETRY_S, excess_s or 0.0))

@@ -47,6 +47,7 @@ class PrefillCandidate:
     pending_tokens: int
     requests: int = 0
     tokens_per_s: float | None = None
+    chunk_time: FittedTime | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from scheduler import events
 from scheduler.decision_log import Decision, DecisionLog
 from scheduler.state import SchedulerState
 from tests.requests import make_request
-from tests.scheduler.test_state import LEASE_S, handle, ready, report_of
+from tests.scheduler.test_state import LEASE_S, handle, ready, record_of, report_of
 
 STEP = FittedTime((2e-3, 1e-3, 0.02), 0.0, 100)
 
@@ -124,3 +124,37 @@ def test_a_long_output_fits_beside_a_long_prompt_that_is_over_before_it_has_grow
     assert state.place(make_request("r2", 100, max_tokens=300), 0.0).decode_instance == "d0"
     assert state.place(make_request("r3", 700, max_tokens=20), 0.0).decode_instance == "d1"
     state.check()
+
+
+CHUNK = FittedTime((2.0, 1.0, 0.1), 0.0, 100)
+"""2 s a thousand tokens, 0.1 s a chunk."""
+
+
+def test_a_queue_is_bounded_in_seconds_where_its_instance_has_learned_its_speed() -> None:
+    """4,096 tokens wait at p0, eight chunks of 1.124 s, before that is known and after."""
+    state = SchedulerState(LEASE_S, SchedulerConfig(max_prefill_wait_s=5.0))
+    ready(state, p0=4096, d0=0)
+    assert state.place(make_request("r0", 10), 0.0).prefill_instance == "p0"
+    handle(state, events.RequestOver(RequestId("r0"), 10, None))
+    learned = msgspec.structs.replace(report_of("p0", "prefill", 9, pending=4096), chunk_time=CHUNK)
+    handle(state, events.LoadReported(learned))
+    with pytest.raises(Overloaded, match=r"9\.0 s of work.*max_prefill_wait_s is 5") as refused:
+        state.place(make_request("r1", 10), 0.0)
+    assert refused.value.retry_after_s == pytest.approx(8 * 1.124 - 5.0)
+    learned = msgspec.structs.replace(report_of("p0", "prefill", 10, pending=2048), chunk_time=CHUNK)
+    handle(state, events.LoadReported(learned))
+    assert state.place(make_request("r2", 10), 0.0).prefill_instance == "p0"
+
+
+def test_a_fresh_instance_is_as_fast_as_its_like() -> None:
+    state = SchedulerState(LEASE_S, SchedulerConfig())
+    ready(state, p0=0, d0=0)
+    learned = msgspec.structs.replace(report_of("d0", "decode", 9), chunk_time=CHUNK, step_time=STEP)
+    handle(state, events.LoadReported(learned))
+    ready(state, p1=0)
+    assert state.instances[InstanceId("p1")].for_prefill.chunk_time == CHUNK
+    assert state.instances[InstanceId("p1")].for_decode.step_time == STEP
+    other = msgspec.structs.replace(record_of("p2", "prefill"), device="cuda")
+    handle(state, events.MembersRead((other,)))
+    handle(state, events.LoadReported(report_of("p2", "prefill")))
+    assert state.instances[InstanceId("p2")].for_prefill.chunk_time is None
