@@ -29,6 +29,8 @@ Beside prefill, where there is a length predictor::
 
     scheduler --PredictLength-->  predictor                              (call, answered by PredictedLength)
     scheduler --LengthPredicted>  decode                                 (publish)
+
+Where several schedulers run, each tells the others what it books (``common.booking_messages``).
 """
 
 from typing import Literal
@@ -362,6 +364,13 @@ class GatewayGone(msgspec.Struct, frozen=True, tag="gateway-gone"):
     gateway_id: GatewayId
 
 
+class SchedulerGone(msgspec.Struct, frozen=True, tag="scheduler-gone"):
+    """scheduler → gateways: that one has died; who waits for an answer to a submission may wait in vain."""
+
+    scheduler_id: str
+    incarnation: Incarnation
+
+
 class CancelRequest(msgspec.Struct, frozen=True, tag="cancel"):
     """gateway → instances: forget this request, in whatever phase it is, up to and including ``attempt``.
 
@@ -394,7 +403,8 @@ class RequestEnded(msgspec.Struct, frozen=True, tag="ended"):
     """gateway → scheduler and predictor: the request is over, however it ended. ``output_tokens``: what it
     drew in all, where it came to its own end and not to that of its client's patience, or an error.
     ``is_cut``: that end was its ``max_tokens``, and it might have drawn more. ``ttft_s`` and ``tpot_s``: what
-    its client saw, where it came to its own end."""
+    its client saw, where it came to its own end. A submission that was not answered ends its ``attempt``; a
+    later one may come."""
 
     request_id: RequestId
     prompt_tokens: int = 0
@@ -402,6 +412,7 @@ class RequestEnded(msgspec.Struct, frozen=True, tag="ended"):
     is_cut: bool = False
     ttft_s: float | None = None
     tpot_s: float | None = None
+    attempt: int = 0
 
 
 class LeaderAnnounced(msgspec.Struct, frozen=True, tag="leader"):
@@ -491,8 +502,6 @@ InstanceCall = PrefillTask | DecodeTask | ResumeTask | PullKV | FlipRole
 SchedulerCall = SubmitRequest | PlaceMoved
 GatewayEvent = TokenBatch | SequenceFailed | SequenceMoved
 SchedulerEvent = RequestEnded | LoadReport
-Announcement = InstanceGone | GatewayGone
+Announcement = InstanceGone | GatewayGone | SchedulerGone
 """What the scheduler tells everyone."""
-InstanceEvent = (
-    CancelRequest | OfferWithdrawn | LengthPredicted | InstanceGone | GatewayGone | AttentionDraining
-)
+InstanceEvent = CancelRequest | OfferWithdrawn | LengthPredicted | Announcement | AttentionDraining

@@ -19,6 +19,14 @@ class Subjects:
         """LoadReport and RequestEnded, to every scheduler; predictors listen, too."""
         return f"lamella.{self.namespace}.scheduler.events"
 
+    def scheduler_bookings(self) -> str:
+        """BookingsChanged, to every scheduler."""
+        return f"lamella.{self.namespace}.scheduler.bookings"
+
+    def scheduler_calls(self, scheduler_id: str) -> str:
+        """ReadBookings, to one scheduler."""
+        return f"lamella.{self.namespace}.scheduler.{scheduler_id}.call"
+
     def leader(self) -> str:
         """LeaderAnnounced, to schedulers, instances and launchers."""
         return f"lamella.{self.namespace}.leader"
@@ -52,5 +60,5 @@ class Subjects:
         return f"lamella.{self.namespace}.trace.{service_id}.call"
 
     def everyone(self) -> str:
-        """InstanceGone and GatewayGone, to gateways, instances and attention workers."""
+        """InstanceGone, GatewayGone and SchedulerGone, to gateways, instances and attention workers."""
         return f"lamella.{self.namespace}.everyone"

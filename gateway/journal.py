@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from common.bus import Bus
 from common.config import Config
@@ -24,7 +25,7 @@ from common.errors import (
     Overloaded,
     RequestError,
 )
-from common.ids import GatewayId, InstanceId, RequestId
+from common.ids import GatewayId, Incarnation, InstanceId, RequestId
 from common.latency import ServiceObjectives, ttft_s
 from common.messages import (
     Announcement,
@@ -36,6 +37,7 @@ from common.messages import (
     InstanceLife,
     Placement,
     RequestEnded,
+    SchedulerGone,
     SequenceFailed,
     SequenceMoved,
     SubmitRequest,
@@ -78,6 +80,13 @@ DECLARED_GONE = "declared_gone"
 """Instances forgot this gateway's sequences because the scheduler missed its lease."""
 
 
+class Submission(NamedTuple):
+    """``answered`` is what is waited for: the task's end, or that another submission has taken its place."""
+
+    task: asyncio.Task[None]
+    answered: asyncio.Future[None]
+
+
 @dataclass(slots=True)
 class Journal:
     """``spawn`` starts a task in the process's task group.
@@ -95,7 +104,8 @@ class Journal:
     open: dict[RequestId, Generation] = field(default_factory=dict)
     levels: ServiceLevels = field(init=False)
     _objectives: dict[str, ServiceObjectives] = field(init=False)
-    _submitting: dict[RequestId, asyncio.Task[None]] = field(default_factory=dict)
+    _submitting: dict[RequestId, Submission] = field(default_factory=dict)
+    _schedulers_gone: set[Incarnation] = field(default_factory=set)
     _gone_s: dict[InstanceGone, float] = field(default_factory=dict)
     _declared_gone_s: float = -math.inf
     _empty: asyncio.Event = field(default_factory=asyncio.Event)
@@ -133,7 +143,7 @@ class Journal:
             self._tell_ended(generation)
         else:
             # Word of its end that overtakes the submission would find nothing to end.
-            submitting.add_done_callback(lambda _: self._tell_ended(generation))
+            submitting.task.add_done_callback(lambda _: self._tell_ended(generation))
 
     async def wait_empty(self) -> None:
         self._note_size()
@@ -151,6 +161,8 @@ class Journal:
                 self._take_move(message)
             case InstanceGone():
                 self._continue_those_on(message)
+            case SchedulerGone():
+                self._submit_again(message)
             case GatewayGone():
                 if message.gateway_id == self.gateway_id:
                     self._declared_gone_s = time.monotonic()
@@ -317,14 +329,36 @@ class Journal:
         Kept going when the client leaves: only its end tells where there is something to cancel.
         """
         request_id = generation.request.request_id
+        answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         task = asyncio.ensure_future(self._place(generation, generation.request))
-        self._submitting[request_id] = task
-        task.add_done_callback(lambda done: self._forget_submission(request_id, done))
-        await asyncio.shield(task)
+        submission = self._submitting[request_id] = Submission(task, answered)
+        task.add_done_callback(lambda _: self._end_submission(request_id, submission))
+        await answered
 
-    def _forget_submission(self, request_id: RequestId, done: asyncio.Task[None]) -> None:
-        if self._submitting.get(request_id) is done:
+    def _end_submission(self, request_id: RequestId, submission: Submission) -> None:
+        if self._submitting.get(request_id) is submission:
             del self._submitting[request_id]
+        task, answered = submission
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        if answered.done():
+            return
+        if error is None:
+            answered.set_result(None)
+        else:
+            answered.set_exception(error)
+
+    def _submit_again(self, gone: SchedulerGone) -> None:
+        """What has no answer yet may have been that scheduler's: the next attempt is anybody's. Each of the
+        others says that it is gone."""
+        if gone.incarnation in self._schedulers_gone:
+            return
+        self._schedulers_gone.add(gone.incarnation)
+        for request_id, submission in list(self._submitting.items()):
+            generation = self.open.get(request_id)
+            if generation is not None and generation.placement is None and not generation.is_over:
+                self._continue(generation, "scheduler_gone")
+                if not submission.answered.done():
+                    submission.answered.set_result(None)
 
     async def _place(self, generation: Generation, request: GenerationRequest) -> None:
         started_s = time.monotonic()
@@ -346,7 +380,8 @@ class Journal:
         except BusError as exc:
             generation.lost_instances = lost + generation.lost_instances
             # It may have been placed nevertheless; its tokens would be answered with a cancellation.
-            self._publish(self.subjects.scheduler_events(), RequestEnded(request.request_id))
+            ended = RequestEnded(request.request_id, attempt=request.attempt)
+            self._publish(self.subjects.scheduler_events(), ended)
             raise from_bus(exc) from exc
         timeline.end(began_ns, PLACE_REQUEST, request.attempt, requests=request.request_id)
         timeline.mark(PLACED, request.request_id)
@@ -447,7 +482,8 @@ class Journal:
         drawn = None if generation.finish_reason is None else len(generation.output_ids)
         is_cut = generation.finish_reason == "length"
         measured = (None, None) if drawn is None else (generation.ttft_s, generation.tpot_s)
-        ended = RequestEnded(request.request_id, len(request.prompt_ids), drawn, is_cut, *measured)
+        prompt_tokens, attempt = len(request.prompt_ids), request.attempt
+        ended = RequestEnded(request.request_id, prompt_tokens, drawn, is_cut, *measured, attempt)
         self._publish(self.subjects.scheduler_events(), ended)
 
     def _cancel_attempt(self, generation: Generation) -> None:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from common.booking_messages import Booking, BookingsChanged
 from common.ids import GatewayId, Incarnation, InstanceId, RequestId
 from common.lengths import LengthDistribution
 from common.messages import GenerationRequest, LoadReport, MemberRecord
@@ -50,6 +51,7 @@ class RequestOver:
     prompt_tokens: int = 0
     output_tokens: int | None = None
     is_cut: bool = False
+    attempt: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,26 @@ class LengthPredicted:
 
     request: GenerationRequest
     lengths: LengthDistribution
+
+
+@dataclass(frozen=True, slots=True)
+class PeerHeard:
+    """Another scheduler, or oneself, tells what it has booked."""
+
+    message: BookingsChanged
+
+
+@dataclass(frozen=True, slots=True)
+class PeerRead:
+    """All that another scheduler knows; None: it did not answer."""
+
+    incarnation: Incarnation
+    bookings: tuple[Booking, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class MessagesLost:
+    """To this scheduler, from anybody."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +100,9 @@ SchedulerStateEvent = (
     | InstanceSuspected
     | RequestOver
     | LengthPredicted
+    | PeerHeard
+    | PeerRead
+    | MessagesLost
     | TimePassed
     | BusRestored
 )
@@ -100,6 +125,22 @@ class AnnounceGatewayGone:
 
 
 @dataclass(frozen=True, slots=True)
+class AnnounceSchedulerGone:
+    """Submissions that it may have had are to be made again."""
+
+    scheduler_id: str
+    incarnation: Incarnation
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPeer:
+    """Ask it for everything it knows; answered by PeerRead."""
+
+    scheduler_id: str
+    incarnation: Incarnation
+
+
+@dataclass(frozen=True, slots=True)
 class TellLength:
     """To the decode instance of that attempt. ``lengths``: of its whole output."""
 
@@ -109,4 +150,6 @@ class TellLength:
     lengths: LengthDistribution
 
 
-SchedulerCommand = ReadMembers | AnnounceInstanceGone | AnnounceGatewayGone | TellLength
+SchedulerCommand = (
+    ReadMembers | AnnounceInstanceGone | AnnounceGatewayGone | AnnounceSchedulerGone | ReadPeer | TellLength
+)

@@ -1,6 +1,7 @@
 """The scheduler's voice: places requests, watches who lives, tells everyone who is gone.
 
-Calls arrive at a queue group, so several schedulers may run; each hears every report.
+Calls arrive at a queue group, so several schedulers may run; each hears every report, and of the others'
+bookings (``scheduler.sharing``).
 """
 
 import asyncio
@@ -25,6 +26,7 @@ from common.errors import (
 from common.ids import InstanceId, RequestId
 from common.messages import (
     Acknowledged,
+    Announcement,
     CancelRequest,
     GatewayGone,
     GenerationRequest,
@@ -32,6 +34,7 @@ from common.messages import (
     InstanceLife,
     LengthPredicted,
     LoadReport,
+    MemberRecord,
     Placement,
     PlaceMoved,
     PredictedLength,
@@ -41,6 +44,7 @@ from common.messages import (
     ResumeTask,
     SchedulerCall,
     SchedulerEvent,
+    SchedulerGone,
     SubmitRequest,
 )
 from common.store import Store
@@ -50,6 +54,7 @@ from common.timeline import timeline
 from common.timeline_events import DISPATCH, OPEN_REQUESTS
 from scheduler import events
 from scheduler.scaling import Scaling
+from scheduler.sharing import Sharing
 from scheduler.state import SchedulerState
 
 log = logging.getLogger("lamella.scheduler")
@@ -64,6 +69,7 @@ MAX_QUESTIONS = 256
 class SchedulerService:
     """``spawn`` starts a task in the process's task group."""
 
+    scheduler_id: str
     state: SchedulerState
     bus: Bus
     store: Store
@@ -73,11 +79,20 @@ class SchedulerService:
     is_read_due: asyncio.Event
     spawn: Callable[[Coroutine[None, None, None]], None]
     scaling: Scaling | None = None
+    sharing: Sharing = field(init=False)
     _questions: set[RequestId] = field(default_factory=set)
 
+    def __post_init__(self) -> None:
+        call_timeout_s = self.config.mesh.call_timeout_s
+        self.sharing = Sharing(
+            self.scheduler_id, self.state, self.bus, self.subjects, call_timeout_s, self._handle
+        )
+
     async def start(self) -> None:
-        """Subscribes; returns when every subscription is active."""
+        """Subscribes; returns when every subscription is active, and what other schedulers have booked is
+        known."""
         await self.bus.subscribe(self.subjects.scheduler_events(), SchedulerEvent, self._take_event)
+        await self.sharing.start(await self._read_members())
         await self.bus.serve(self.subjects.submit(), SchedulerCall, self._answer, queue=QUEUE_GROUP)
 
     async def watch(self) -> None:
@@ -90,6 +105,7 @@ class SchedulerService:
                     self._handle(events.BusRestored())
                 await self._read_members()
                 self._handle(events.TimePassed())
+                self.sharing.beat()
             was_heard = is_heard
             try:
                 async with asyncio.timeout(self.config.mesh.heartbeat_s):
@@ -113,7 +129,9 @@ class SchedulerService:
             case SubmitRequest():
                 return await self.submit(call)
             case PlaceMoved(request, former):
-                return self.state.place_moved(request, former, asyncio.get_running_loop().time())
+                placement = self.state.place_moved(request, former, asyncio.get_running_loop().time())
+                self.sharing.tell()
+                return placement
 
     async def submit(self, message: SubmitRequest) -> Placement:
         """Places a request and delivers it. Raises the reason when nobody can take it."""
@@ -138,6 +156,7 @@ class SchedulerService:
                 placement = self.state.place(request, asyncio.get_running_loop().time(), excluded)
             except NoInstanceReady as exc:
                 raise (refusal if excluded else exc) from None
+            self.sharing.tell()
             self._ask_length(request)
             try:
                 await self._deliver(self._task(request, placement), placement)
@@ -172,6 +191,7 @@ class SchedulerService:
             placement = self.state.place_resumed(request, asyncio.get_running_loop().time())
         except (NoInstanceReady, Overloaded, InvalidRequest):
             return None
+        self.sharing.tell()
         self._ask_length(request)
         try:
             await self._deliver(ResumeTask(request, former, self.state.placer.predict(request)), placement)
@@ -248,19 +268,21 @@ class SchedulerService:
                 self._handle(events.LoadReported(message))
             case RequestEnded():
                 ended = (message.request_id, message.prompt_tokens, message.output_tokens, message.is_cut)
-                self._handle(events.RequestOver(*ended))
+                self._handle(events.RequestOver(*ended, message.attempt))
                 if self.scaling is not None and message.output_tokens is not None:
                     self.scaling.planner.profiler.end(message.output_tokens)
 
-    async def _read_members(self) -> None:
+    async def _read_members(self) -> list[MemberRecord]:
+        """Nobody where the store does not answer."""
         try:
             records = await self.store.members()
         except StoreError as exc:
             log.warning("members_unread", extra={"error": str(exc)})
-            return
+            return []
         self._handle(events.MembersRead(tuple(records)))
         if self.scaling is not None:
             self.scaling.note_members(records)
+        return records
 
     def _handle(self, event: events.SchedulerStateEvent) -> None:
         now = asyncio.get_running_loop().time()
@@ -274,17 +296,23 @@ class SchedulerService:
                 case events.AnnounceGatewayGone(gateway_id):
                     log.warning("gateway_gone", extra={"gateway": gateway_id})
                     self._announce(GatewayGone(gateway_id))
+                case events.AnnounceSchedulerGone(scheduler_id, gone):
+                    log.warning("scheduler_gone", extra={"scheduler": scheduler_id})
+                    self._announce(SchedulerGone(scheduler_id, gone))
+                case events.ReadPeer(scheduler_id, incarnation):
+                    self.spawn(self.sharing.read(scheduler_id, incarnation))
                 case events.TellLength(decode_instance, request_id, attempt, lengths):
                     subject = self.subjects.instance_events(decode_instance)
                     self._publish(subject, LengthPredicted(request_id, attempt, lengths))
+        self.sharing.tell()
         ready = sum(view.is_ready for view in self.state.instances.values())
         self.metrics.observe_mesh(ready, len(self.state.requests))
         timeline.count(OPEN_REQUESTS, len(self.state.requests))
 
-    def _announce(self, message: InstanceGone | GatewayGone) -> None:
+    def _announce(self, message: Announcement) -> None:
         self._publish(self.subjects.everyone(), message)
 
-    def _publish(self, subject: str, message: InstanceGone | GatewayGone | LengthPredicted) -> None:
+    def _publish(self, subject: str, message: Announcement | LengthPredicted) -> None:
         try:
             self.bus.publish(subject, message)
         except BusError as exc:

@@ -8,14 +8,17 @@ change; TetriInfer 3.2). So losing the store stops nothing that runs, and a sile
 A placement counts against its instances from the moment it is made: pending tokens are what the last
 report said plus what was sent there since. A report that was sent after a task was acknowledged contains
 it, because one connection's messages keep their order.
+
+Several schedulers may run. Each knows the bookings of all (``scheduler.bookings``, ``scheduler.peers``).
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from common.booking_messages import Booking, BookingVersion
 from common.config import ObjectivesConfig, SchedulerConfig
-from common.errors import NoInstanceReady, RequestCancelled
-from common.ids import GatewayId, InstanceId, RequestId
+from common.errors import NoInstanceReady
+from common.ids import GatewayId, Incarnation, InstanceId, RequestId
 from common.lengths import LengthDistribution
 from common.messages import (
     GenerationRequest,
@@ -26,6 +29,7 @@ from common.messages import (
     Placement,
     ServiceRecord,
 )
+from scheduler.bookings import Bookings
 from scheduler.events import (
     AnnounceGatewayGone,
     AnnounceInstanceGone,
@@ -34,6 +38,9 @@ from scheduler.events import (
     LengthPredicted,
     LoadReported,
     MembersRead,
+    MessagesLost,
+    PeerHeard,
+    PeerRead,
     ReadMembers,
     RequestOver,
     SchedulerCommand,
@@ -44,8 +51,9 @@ from scheduler.events import (
     TimePassed,
 )
 from scheduler.learned_times import LearnedTimes
+from scheduler.peers import Peers
 from scheduler.placing import Placer
-from scheduler.views import BookedWork, InstanceView, PlacedRequest
+from scheduler.views import InstanceView, PlacedRequest
 
 STALE_AFTER_S = 5.0
 """A hand-over is in nobody's report for a moment. A booking of so long ago, on instances that both report no
@@ -54,8 +62,9 @@ work at all, is of a request whose end was never heard."""
 
 @dataclass(slots=True)
 class SchedulerState:
-    """Instances, gateways and the requests placed from here. Bounded by the queue bounds.
+    """Instances, gateways and the requests that any scheduler has placed. Bounded by the queue bounds.
 
+    ``incarnation`` is this scheduler's own.
     ``gateways`` maps to the time since which the store lacks the gateway's record; None: it is there.
     """
 
@@ -65,27 +74,21 @@ class SchedulerState:
     service_classes: Mapping[str, ObjectivesConfig] = field(default_factory=dict)
     instances: dict[InstanceId, InstanceView] = field(default_factory=dict)
     gateways: dict[GatewayId, float | None] = field(default_factory=dict)
-    requests: dict[RequestId, PlacedRequest] = field(default_factory=dict)
     learned: LearnedTimes = field(default_factory=LearnedTimes)
+    incarnation: Incarnation = field(default=Incarnation(""))
+    bookings: Bookings = field(init=False)
+    peers: Peers = field(init=False)
     placer: Placer = field(init=False)
 
     def __post_init__(self) -> None:
+        self.bookings = Bookings(self.incarnation, self.instances)
+        self.peers = Peers(self.lease_s, self.bookings)
         self.placer = Placer(self.settings, self.objectives, self.instances, self.service_classes)
 
     def check(self) -> None:
         """Invariants, called by tests after every event."""
-        for request_id, placed in self.requests.items():
-            for instance_id in (placed.placement.prefill_instance, placed.placement.decode_instance):
-                view = self.instances.get(instance_id)
-                is_counted = view is not None and request_id in view.placed
-                assert is_counted or view is None or placed.is_void, "an instance lost a placed request"
-                assert not (is_counted and placed.is_void), "an instance counts a void placement"
+        self.bookings.check()
         for view in self.instances.values():
-            assert view.placed <= self.requests.keys(), "an instance keeps a request that is over"
-            booked = BookedWork()
-            for request_id in view.placed:
-                booked.add(view.record.instance_id, self.requests[request_id], 1)
-            assert view.booked == booked, "the sums of what is booked are wrong"
             view.check()
 
     def handle(self, event: SchedulerStateEvent, now: float) -> list[SchedulerCommand]:
@@ -98,15 +101,23 @@ class SchedulerState:
             case TaskAcknowledged(request_id, attempt):
                 if self.is_placed(request_id, attempt):
                     self._acknowledge(request_id, now)
+            case PeerHeard(message):
+                commands = self.peers.hear(message, now)
+                self._learn(message.bookings)
+                return commands
+            case PeerRead(incarnation, bookings):
+                self.peers.take_all(incarnation, bookings, now)
+                self._learn(bookings or ())
+            case MessagesLost():
+                return self.peers.ask_all()
             case InstanceSuspected(instance_id):
                 if view := self.instances.get(instance_id):
                     view.is_suspect = True
             case TaskUndelivered(request_id, attempt):
                 if self.is_placed(request_id, attempt):
-                    self._forget(request_id)
+                    self.bookings.unbook(request_id)
             case RequestOver(request_id):
                 self._end(event)
-                self._forget(request_id)
             case LengthPredicted(request, lengths):
                 return self._expect(request, lengths)
             case TimePassed():
@@ -114,6 +125,8 @@ class SchedulerState:
             case BusRestored():
                 for view in self.instances.values():
                     view.last_heard_s = now
+                self.peers.excuse(now)
+                return self.peers.ask_all()
         return []
 
     def place(
@@ -143,7 +156,7 @@ class SchedulerState:
 
     def place_moved(self, request: GenerationRequest, former: InstanceLife, now: float) -> Placement:
         """Chooses another decode instance for a running sequence, and books it there. One that is not booked
-        here stays so: another scheduler has it, or its end has been heard.
+        stays so: its end has been heard.
 
         Raises as ``place``.
         """
@@ -153,72 +166,82 @@ class SchedulerState:
         decode = self.placer.choose_decode(request, now, view).record
         placement = Placement(former.instance_id, former.incarnation, decode.instance_id, decode.incarnation)
         known = self.requests.get(request.request_id)
-        if known is not None and known.attempt == request.attempt and known.acknowledged_s is not None:
-            self._forget(request.request_id)
-            self._book(request, placement, acknowledged_s=now)
+        if known is not None and known.attempt == request.attempt and not known.is_void:
+            # It runs, so it was delivered, whether or not its deliverer has said so yet.
+            self._book(request, placement, known.deliverer, acknowledged_s=now)
         return placement
+
+    @property
+    def requests(self) -> dict[RequestId, PlacedRequest]:
+        """Those that are booked, by whichever scheduler."""
+        return self.bookings.requests
 
     # placing
 
     def _supersede(self, request: GenerationRequest) -> None:
-        known = self.requests.get(request.request_id)
-        if known is not None and known.attempt > request.attempt:
-            raise RequestCancelled(f"request {request.request_id} has been submitted again since")
-        self._forget(request.request_id)
+        self.bookings.check_wanted(request.request_id, request.attempt)
+        if request.request_id in self.requests:
+            self.bookings.unbook(request.request_id)
 
     def _book(
-        self, request: GenerationRequest, placement: Placement, acknowledged_s: float | None = None
+        self,
+        request: GenerationRequest,
+        placement: Placement,
+        deliverer: Incarnation | None = None,
+        acknowledged_s: float | None = None,
     ) -> Placement:
         placed = PlacedRequest(
             placement,
-            request.attempt,
+            BookingVersion.NONE,
             request.gateway_id,
             request.tokens,
+            deliverer or self.incarnation,
             acknowledged_s=acknowledged_s,
             is_reported=acknowledged_s is not None,
+            predicted=self.placer.predicted.find(request.request_id),
         )
         placed.expect(self.placer.predict(request), len(request.output_ids))
-        self.requests[request.request_id] = placed
-        for instance_id in (placement.prefill_instance, placement.decode_instance):
-            self.instances[instance_id].book(request.request_id, placed)
+        self.bookings.book(request.request_id, request.attempt, placed)
         return placement
 
     def _expect(self, request: GenerationRequest, lengths: LengthDistribution) -> list[SchedulerCommand]:
         """Later attempts at the request are placed by it, too. Of one that is over nobody wants to know."""
-        if not self.is_placed(request.request_id, request.attempt):
+        placed = self.requests.get(request.request_id)
+        if placed is None or placed.attempt != request.attempt:
             return []
         self.placer.predicted.keep(request.request_id, lengths)
-        placed = self.requests[request.request_id]
+        placed.predicted = lengths
         if placed.is_void:
             return []
         decode, expected = placed.placement.decode_instance, self.placer.predict(request)
         self.instances[decode].expect(request.request_id, placed, expected, len(request.output_ids))
+        self.bookings.note_changed(request.request_id, placed)
         return [TellLength(decode, request.request_id, request.attempt, expected)]
+
+    def _learn(self, bookings: Iterable[Booking]) -> None:
+        """What others' predictor said: later attempts may be placed here."""
+        for booking in bookings:
+            predicted = None if booking.booked is None else booking.booked.predicted
+            if predicted is not None and booking.request_id in self.requests:
+                self.placer.predicted.keep(booking.request_id, predicted)
 
     def _acknowledge(self, request_id: RequestId, now: float) -> None:
         """Of a void placement the gateway hears that its instance is gone, and submits it again."""
         placed = self.requests[request_id]
         if placed.is_void:
-            self._forget(request_id)
+            self.bookings.unbook(request_id)
         else:
             placed.acknowledged_s = now
+            self.bookings.note_changed(request_id, placed)
 
     def _end(self, over: RequestOver) -> None:
         """What it drew says what others will, unless its client cut it short."""
-        self.placer.predicted.forget(over.request_id)
+        self.bookings.end(over.request_id, over.attempt)
+        if over.request_id not in self.requests:
+            self.placer.predicted.forget(over.request_id)
         if over.output_tokens is not None:
             self.placer.lengths.add(over.prompt_tokens, over.output_tokens, is_cut=over.is_cut)
             self.placer.log.end(over.request_id, over.output_tokens)
-
-    def _forget(self, request_id: RequestId) -> None:
-        placed = self.requests.pop(request_id, None)
-        if placed is not None:
-            self._uncount(request_id, placed)
-
-    def _uncount(self, request_id: RequestId, placed: PlacedRequest) -> None:
-        for instance_id in (placed.placement.prefill_instance, placed.placement.decode_instance):
-            if view := self.instances.get(instance_id):
-                view.unbook(request_id, placed)
 
     # membership
 
@@ -232,15 +255,19 @@ class SchedulerState:
                 case InstanceRecord():
                     view = self.instances.get(record.instance_id)
                     if view is None:
-                        self.instances[record.instance_id] = InstanceView(record, now)
+                        self._add(record, now)
                     elif view.record.incarnation == record.incarnation:
                         view.record = record
                     else:
                         commands.append(self._remove(view))
-                        self.instances[record.instance_id] = InstanceView(record, now)
+                        self._add(record, now)
                 case _:
                     continue
         return commands + self._notice_absent_gateways(present, now)
+
+    def _add(self, record: InstanceRecord, now: float) -> None:
+        view = self.instances[record.instance_id] = InstanceView(record, now)
+        self.bookings.count_known(view)
 
     def _notice_absent_gateways(self, present: set[GatewayId], now: float) -> list[SchedulerCommand]:
         """A gateway is gone once successful reads have lacked it for a whole lease: a store that was
@@ -279,15 +306,15 @@ class SchedulerState:
             views = [self.instances.get(instance_id) for instance_id in both]
             is_idle = all(each is None or each.is_idle for each in views)
             if is_idle and placed.acknowledged_s is not None and now - placed.acknowledged_s > STALE_AFTER_S:
-                self._forget(request_id)
+                self.bookings.drop(request_id)
 
     def is_placed(self, request_id: RequestId, attempt: int) -> bool:
-        """Whether that attempt's booking stands: nobody ended or replaced it."""
+        """Whether the booking of that attempt from here stands: nobody ended or replaced it."""
         placed = self.requests.get(request_id)
-        return placed is not None and placed.attempt == attempt
+        return placed is not None and placed.attempt == attempt and placed.deliverer == self.incarnation
 
     def _notice_silence(self, now: float) -> list[SchedulerCommand]:
-        commands: list[SchedulerCommand] = []
+        commands = self.peers.notice_silence(now)
         for view in list(self.instances.values()):
             if now - view.last_heard_s > self.lease_s:
                 commands.append(self._remove(view))
@@ -297,10 +324,9 @@ class SchedulerState:
         for request_id in list(view.placed):
             placed = self.requests[request_id]
             if placed.acknowledged_s is None:
-                placed.is_void = True
-                self._uncount(request_id, placed)
+                self.bookings.void(request_id)
             else:
-                self._forget(request_id)
+                self.bookings.drop(request_id)
         del self.instances[view.record.instance_id]
         return AnnounceInstanceGone(view.record.instance_id, view.record.incarnation)
 
@@ -308,5 +334,5 @@ class SchedulerState:
         del self.gateways[gateway_id]
         for request_id, placed in list(self.requests.items()):
             if placed.gateway_id == gateway_id:
-                self._forget(request_id)
+                self.bookings.drop(request_id)
         return AnnounceGatewayGone(gateway_id)

@@ -3,7 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from common.ids import GatewayId, InstanceId, RequestId
+from common.booking_messages import BookingVersion
+from common.ids import GatewayId, Incarnation, InstanceId, RequestId
 from common.lengths import LengthDistribution
 from common.messages import InstanceRecord, LoadReport, Placement, Role
 from scheduler.policy.best_fit import Growth
@@ -17,17 +18,24 @@ KVFormat = tuple[str, str, int]
 class PlacedRequest:
     """``acknowledged_s``: when the prefill instance took it over. ``is_reported``: a load report has it.
     ``is_void``: an instance of the placement left before that; nobody counts it, and it only says that the
-    request is still wanted. ``expected_tokens``: that it will draw."""
+    request is still wanted. ``expected_tokens``: that it will draw, ``predicted``: the predictor's word.
+    ``deliverer``: the scheduler that hands it over, or has."""
 
     placement: Placement
-    attempt: int
+    version: BookingVersion
     gateway_id: GatewayId
     prompt_tokens: int
+    deliverer: Incarnation
     expected_tokens: int = 0
     is_heavy: bool = False
     acknowledged_s: float | None = None
     is_reported: bool = False
     is_void: bool = False
+    predicted: LengthDistribution | None = None
+
+    @property
+    def attempt(self) -> int:
+        return self.version.attempt
 
     def expect(self, lengths: LengthDistribution, drawn_tokens: int) -> None:
         """``lengths``: of its whole output, of which it has drawn so much."""

@@ -21,11 +21,13 @@ async def run_scheduler(config: Config) -> None:
 async def _start(process: ServiceProcess) -> Running:
     config = process.config
     scheduler = SchedulerService(
+        scheduler_id=process.service_id,
         state=SchedulerState(
             lease_s=config.mesh.lease_s,
             settings=config.scheduler,
             objectives=config.objectives,
             service_classes=config.service_classes,
+            incarnation=process.incarnation,
         ),
         bus=process.bus,
         store=process.store,
@@ -56,6 +58,7 @@ async def _start(process: ServiceProcess) -> Running:
 
     async def drain(timeout_s: float) -> None:
         """Nothing waits in a scheduler: calls at hand are answered when the bus closes."""
+        scheduler.sharing.leave()
         await leadership.resign()
 
     async def close() -> None:

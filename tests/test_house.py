@@ -118,6 +118,8 @@ def decisions() -> list[Path]:
             "planning.py",
             "decision_log.py",
             "lease.py",
+            "bookings.py",
+            "peers.py",
         )
     ]
     parts.append(REPOSITORY / "gateway" / "service_levels.py")
@@ -127,6 +129,7 @@ def decisions() -> list[Path]:
         "attention_messages.py",
         "attempts.py",
         "epochs.py",
+        "booking_messages.py",
         "lifecycle.py",
         "latency.py",
         "performance.py",

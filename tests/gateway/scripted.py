@@ -24,6 +24,7 @@ from common.messages import (
     RequestEnded,
     SampledToken,
     SchedulerEvent,
+    SchedulerGone,
     SequenceFailed,
     SequenceMoved,
     SubmitRequest,
@@ -145,6 +146,9 @@ class ScriptedPeer:
 
     def announce_gone(self, instance_id: InstanceId, incarnation: Incarnation = LIFE) -> None:
         self.bus.publish(self.subjects.everyone(), InstanceGone(instance_id, incarnation))
+
+    def announce_scheduler_gone(self, incarnation: Incarnation) -> None:
+        self.bus.publish(self.subjects.everyone(), SchedulerGone("scheduler-0", incarnation))
 
     def announce_gateway_gone(self, gateway_id: GatewayId) -> None:
         self.bus.publish(self.subjects.everyone(), GatewayGone(gateway_id))

@@ -51,7 +51,7 @@ def test_a_prediction_of_an_attempt_that_is_over_changes_nothing() -> None:
     late = events.LengthPredicted(make_request("r1", 10, max_tokens=900), certain(40))
     state.place(make_request("r1", 10, max_tokens=900, attempt=1), 0.0)
     assert handle(state, late) == []
-    handle(state, events.RequestOver(R1))
+    handle(state, events.RequestOver(R1, attempt=1))
     assert handle(state, late) == []
     assert len(state.placer.predicted) == 0
 

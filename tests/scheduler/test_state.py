@@ -153,7 +153,7 @@ def test_a_resumed_sequence_is_booked_on_the_least_loaded_decode_instance_alone(
     handle(state, events.TaskUndelivered(RequestId("r1"), 1))
     assert state.place(make_request("r1", 20, attempt=1), 0.0).prefill_instance == "p0"
     for number in range(4):
-        handle(state, events.RequestOver(RequestId(f"r{number}")))
+        handle(state, events.RequestOver(RequestId(f"r{number}"), attempt=1))
     assert all(not view.placed for view in state.instances.values())
     handle(state, events.InstanceSuspected(InstanceId("d0")))
     handle(state, events.InstanceSuspected(InstanceId("d1")))

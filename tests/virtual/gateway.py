@@ -201,7 +201,9 @@ class VirtualGateway:
     def _tell_ended(self, entry: Entry) -> None:
         if entry.placement is not None:
             self._cancel(entry.request, entry.placement)
-        self.bus.publish(GATEWAY, SCHEDULER, RequestEnded(entry.request.request_id))
+        self.bus.publish(
+            GATEWAY, SCHEDULER, RequestEnded(entry.request.request_id, attempt=entry.request.attempt)
+        )
 
     def _cancel(self, request: GenerationRequest, placement: Placement) -> None:
         for instance_id in (placement.prefill_instance, placement.decode_instance):

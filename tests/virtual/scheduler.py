@@ -51,11 +51,8 @@ class VirtualScheduler:
             case LoadReport():
                 self._handle(events.LoadReported(message))
             case RequestEnded():
-                self._handle(
-                    events.RequestOver(
-                        message.request_id, message.prompt_tokens, message.output_tokens, message.is_cut
-                    )
-                )
+                ended = (message.request_id, message.prompt_tokens, message.output_tokens, message.is_cut)
+                self._handle(events.RequestOver(*ended, message.attempt))
 
     def serve(self, message: msgspec.Struct, reply: Callable[[Reply], None]) -> None:
         if isinstance(message, PlaceMoved):
