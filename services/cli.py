@@ -100,6 +100,7 @@ def up(
     prefill: Annotated[int, typer.Option(help="Prefill instances.", min=0)] = 1,
     decode: Annotated[int, typer.Option(help="Decode instances.", min=0)] = 1,
     attention: Annotated[int, typer.Option(help="Attention workers that hold decode's KV.", min=0)] = 0,
+    schedulers: Annotated[int, typer.Option(help="Schedulers: each places requests, one leads.", min=1)] = 1,
     partition: Annotated[
         AttentionPartition | None,
         typer.Option(
@@ -149,6 +150,7 @@ def up(
         prefill=prefill,
         decode=decode,
         attention=attention,
+        schedulers=schedulers,
         port=port,
         nats_url=nats or os.environ.get("NATS_URL"),
         redis_url=redis or os.environ.get("REDIS_URL"),
@@ -331,7 +333,10 @@ def _print_status(mesh: "MeshStatus") -> None:
     table = Table("process", "role", "pid", "state", "restarts", box=None)
     for process in mesh.processes:
         shown = instances.get(process.id, process)
-        table.add_row(process.id, shown.role, str(process.pid), shown.state, str(process.restarts))
+        state = shown.state
+        if mesh.leader is not None and mesh.leader.id == process.id:
+            state += ", leads"
+        table.add_row(process.id, shown.role, str(process.pid), state, str(process.restarts))
     console.print(table)
 
 

@@ -51,15 +51,24 @@ class ProcessStatus(msgspec.Struct, frozen=True):
     restarts: int = 0
 
 
+class LeaderStatus(msgspec.Struct, frozen=True):
+    """The scheduler that does what only one may."""
+
+    id: str
+    epoch: int
+
+
 class MeshStatus(msgspec.Struct, frozen=True, tag="mesh"):
     """A local mesh as its supervisor sees it. ``url`` is None until the gateway is known. ``service_levels``:
-    of the last minute, which the command line asks the gateways for."""
+    of the last minute, which the command line asks the gateways for. ``leader`` is None between two of them,
+    and where the store is away."""
 
     state: MeshState
     url: str | None
     instances: list[InstanceStatus]
     processes: list[ProcessStatus]
     service_levels: list[ServiceLevel] = []
+    leader: LeaderStatus | None = None
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):

@@ -16,7 +16,7 @@ from common.messages import Role
 MAX_INSTANCES = 64
 """Of one role on one machine; a typing error should not start a thousand processes."""
 ROLES: tuple[Role, ...] = ("prefill", "decode")
-ScaledRole = Literal["prefill", "decode", "attention"]
+ScaledRole = Literal["prefill", "decode", "attention", "scheduler"]
 """What there may be several of on a machine."""
 
 ALLOCATOR_ENVIRONMENT = {
@@ -31,7 +31,8 @@ ALLOCATOR_ENVIRONMENT = {
 
 
 class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """``attention`` workers, if any, serve every decode instance. ``port`` is the gateway's.
+    """``attention`` workers, if any, serve every decode instance. ``port`` is the gateway's. Of several
+    ``schedulers`` one leads.
 
     ``nats_url`` and ``redis_url`` None start embedded servers.
 
@@ -41,6 +42,7 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
     prefill: int = 1
     decode: int = 1
     attention: int = 0
+    schedulers: int = 1
     port: int = 8000
     nats_url: str | None = None
     redis_url: str | None = None
@@ -53,7 +55,7 @@ def parse_counts(counts: Sequence[str]) -> dict[ScaledRole, int]:
     for item in counts:
         role, _, number = item.partition("=")
         if role not in get_args(ScaledRole) or not (number.isascii() and number.isdecimal()):
-            raise ConfigError("scale", item, "must be prefill=N, decode=N or attention=N")
+            raise ConfigError("scale", item, "must be prefill=N, decode=N, attention=N or scheduler=N")
         if role in wanted:
             raise ConfigError("scale", item, f"{role} is said twice")
         wanted[role] = int(number)  # type: ignore[index]  # it is one of them
@@ -65,11 +67,20 @@ def check_counts(counts: Mapping[ScaledRole, int]) -> None:
     for role, count in counts.items():
         if not 0 <= count <= MAX_INSTANCES:
             raise ConfigError(role, count, f"must be 0..{MAX_INSTANCES} instances")
+        if role == "scheduler" and count == 0:
+            raise ConfigError(role, count, "must be at least 1: nobody else places requests")
 
 
 def check_plan(plan: LaunchPlan, config: Config) -> None:
     """Raises ConfigError for a plan that cannot be run."""
-    check_counts({"prefill": plan.prefill, "decode": plan.decode, "attention": plan.attention})
+    check_counts(
+        {
+            "prefill": plan.prefill,
+            "decode": plan.decode,
+            "attention": plan.attention,
+            "scheduler": plan.schedulers,
+        }
+    )
     pipeline = config.instance.pipeline
     if pipeline != "off" and not plan.attention:
         raise ConfigError("instance.pipeline", pipeline, "needs attention workers: --attention N")

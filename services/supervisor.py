@@ -70,7 +70,7 @@ class Supervisor:
         """Starts every service and returns when the mesh serves. Raises LauncherError, with a log's end."""
         predictors = int(self.config.predictor.kind != "none")
         for role, count in (
-            ("scheduler", 1),
+            ("scheduler", self.plan.schedulers),
             ("gateway", 1),
             ("predictor", predictors),
             ("attention", self.plan.attention),
@@ -165,7 +165,8 @@ class Supervisor:
         state: control.MeshState = "ready" if self.has_launched else "starting"
         if self.is_stopping:
             state = "stopping"
-        return control.MeshStatus(state, self.url, list(instances.values()), processes)
+        leader = None if self.is_stopping else await self._leader()
+        return control.MeshStatus(state, self.url, list(instances.values()), processes, leader=leader)
 
     async def stop(self, grace_s: float) -> None:
         """Ends everything in order; each step takes at most the drain and ``grace_s``."""
@@ -236,6 +237,14 @@ class Supervisor:
             for record in members
         }
 
+    async def _leader(self) -> control.LeaderStatus | None:
+        try:
+            leader = await self.store.leader()
+        except StoreError as exc:
+            log.warning("leader_unread", extra={"error": str(exc)})
+            return None
+        return None if leader is None else control.LeaderStatus(leader.service_id, leader.epoch)
+
     async def _wait_registered(self, service_ids: set[str]) -> None:
         """A service registers when it is ready to be used, so the store tells."""
         missing = set(service_ids)
@@ -253,21 +262,21 @@ class Supervisor:
         await until(are_registered, f"{', '.join(sorted(service_ids))} to register")
 
     async def _wait_known(self) -> None:
-        """Returns when the scheduler has heard of every registered instance, so that it places on them."""
+        """Returns when every scheduler has heard of every registered instance, so that it places on them."""
         records = await self._records()
         registered = sum(isinstance(record, InstanceRecord) for record in records.values())
-        url = self._url_of("scheduler", records)
 
         async def are_known() -> bool:
-            status, body = await fetch(f"{url}/metrics")
-            known = re.search(rb"^lamella_instances (\S+)$", body, re.MULTILINE)
-            return status == 200 and known is not None and float(known[1]) >= registered
+            urls = self._urls_of("scheduler", await self._records())
+            answers = await asyncio.gather(*(fetch(f"{url}/metrics") for url in urls))
+            return all(status == 200 and _instances_known(body) >= registered for status, body in answers)
 
         await until(are_known, f"the scheduler to know {registered} instances")
 
     async def _wait_gateway(self) -> None:
         """The gateway knows best whether it can serve."""
-        url = self.url = self._url_of("gateway", await self._records())
+        [url] = self._urls_of("gateway", await self._records())
+        self.url = url
 
         async def is_ready() -> bool:
             return (await fetch(f"{url}/health/ready"))[0] == 200
@@ -293,11 +302,18 @@ class Supervisor:
 
         await until(is_served, f"{url} to serve a first request")
 
-    def _url_of(self, role: str, records: Mapping[str, MemberRecord]) -> str:
-        for child in self._instances(role):
-            if child.service_id in records:
-                return records[child.service_id].http_url
-        raise LauncherError(f"the {role}'s record is gone from the store")
+    def _urls_of(self, role: str, records: Mapping[str, MemberRecord]) -> list[str]:
+        children = self._instances(role)
+        urls = [records[child.service_id].http_url for child in children if child.service_id in records]
+        if not urls:
+            raise LauncherError(f"the {role}'s record is gone from the store")
+        return urls
+
+
+def _instances_known(metrics: bytes) -> float:
+    """By a scheduler."""
+    known = re.search(rb"^lamella_instances (\S+)$", metrics, re.MULTILINE)
+    return -1.0 if known is None else float(known[1])
 
 
 def _registered_role(child: Child, records: Mapping[str, MemberRecord]) -> Role | None:
