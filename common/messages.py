@@ -24,6 +24,7 @@ A request's walk, by message::
     prefill room of the same instance  --DecodeTask-->  decode           (and on as above)
 
 A computed prompt whose decode instance refuses it, as it is full or has another role by now, goes on so, too.
+A mixed instance decodes the prompts that it computes: of these nothing is sent.
 
 Beside prefill, where there is a length predictor::
 
@@ -45,11 +46,19 @@ from common.performance import FittedTime, PromptTime
 
 ServiceKind = Literal["gateway", "scheduler", "attention", "predictor"]
 """What runs without weights of its own."""
-Role = Literal["prefill", "decode"]
-"""What an instance admits. Both rooms exist in every instance, so a role is a rule, not a deployment."""
+Phase = Literal["prefill", "decode"]
+"""Of a request."""
+Role = Literal["prefill", "decode", "mixed"]
+"""What an instance admits; mixed: both. Both rooms exist in every instance, so a role is a rule, not a
+deployment."""
 
 FinishReason = Literal["stop", "length"]
 """Why a sequence ended by itself: an end-of-sequence or stop token, or its ``max_tokens``."""
+
+
+def has_phase(role: Role, phase: Phase) -> bool:
+    """Whether requests come to an instance of that role for that phase."""
+    return role in (phase, "mixed")
 
 
 class InstanceLife(msgspec.Struct, frozen=True):
@@ -162,7 +171,7 @@ class SubmitRequest(msgspec.Struct, frozen=True, tag="submit"):
 
 class Placement(msgspec.Struct, frozen=True, tag="placement"):
     """Where a request lives. Both instances are chosen at once (Splitwise IV-A); a sequence that is resumed
-    has its decode instance for both.
+    has its decode instance for both, and so has one that is decoded where its prompt is computed.
 
     The incarnations are those that were chosen: word that one is gone says nothing of its successor.
     """
@@ -174,8 +183,8 @@ class Placement(msgspec.Struct, frozen=True, tag="placement"):
 
 
 class PrefillTask(msgspec.Struct, frozen=True, tag="prefill"):
-    """scheduler → prefill: compute this prompt, then hand it to ``decode_instance``. ``lengths``: how many
-    tokens it is expected to have drawn in the end."""
+    """scheduler → prefill: compute this prompt, then hand it to ``decode_instance``, which may be the same.
+    ``lengths``: how many tokens it is expected to have drawn in the end."""
 
     request: GenerationRequest
     decode_instance: InstanceId

@@ -25,6 +25,15 @@ class TaskArrived:
 
 
 @dataclass(frozen=True, slots=True)
+class SequenceStayed:
+    """This instance's prefill room has computed the prompt of a sequence that is to be decoded here.
+    ``held_by``: who holds its blocks, which are this room's from now on."""
+
+    held_by: BlockOwner
+    task: DecodeTask
+
+
+@dataclass(frozen=True, slots=True)
 class ResumeArrived:
     """The workers of that pool keep the sequence's KV, from another life's pool."""
 
@@ -238,6 +247,7 @@ class DrainExpired:
 
 DecodeEvent = (
     TaskArrived
+    | SequenceStayed
     | ResumeArrived
     | LengthPredicted
     | PortionPulled

@@ -118,6 +118,10 @@ class DecodeService:
         self.handle(events.TaskArrived(task))
         return Acknowledged()
 
+    def take_over(self, stayed: events.SequenceStayed) -> None:
+        """Decodes what this instance's prefill room has computed."""
+        self.handle(stayed)
+
     async def resume(self, task: ResumeTask) -> Acknowledged:
         """Takes a sequence over from a life that is gone. Raises as ``decode``, HandoverFailed without KV."""
         pool = await self.inheritance.find_pool(task)

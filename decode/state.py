@@ -6,10 +6,10 @@ RequestError (for its sender) or ValueError (a defect) and changes nothing.
 A sequence's walk (``common.lifecycle``): WAITING, its KV still in the prefill instance's pool, or kept by
 attention workers where it is resumed, until blocks and a batch slot are free; PULLING while the bytes are on
 their way; RUNNING, one token a step (continuous batching), until it ends; amid that MOVING, where its KV goes
-from one pool to another (``decode.moves``). Where the instance is to decode no more, those that run leave
-(``decode.departures``). Blocks grow with the sequence; when none is left the latest arrivals are preempted:
-their KV waits in the host tier (``decode.swapping``), or they go back to their gateway, which continues them
-elsewhere with the tokens they already have.
+from one pool to another (``decode.moves``). One whose prompt was computed here comes in RUNNING. Where the
+instance is to decode no more, those that run leave (``decode.departures``). Blocks grow with the sequence;
+when none is left the latest arrivals are preempted: their KV waits in the host tier (``decode.swapping``), or
+they go back to their gateway, which continues them elsewhere with the tokens they already have.
 """
 
 from collections.abc import Callable
@@ -65,6 +65,7 @@ from decode.events import (
     RunStep,
     SearchEnded,
     SequenceEnded,
+    SequenceStayed,
     StepFailed,
     StepFinished,
     StepRow,
@@ -164,6 +165,8 @@ class DecodeState:
         match event:
             case TaskArrived(task):
                 self._take_in(task, now)
+            case SequenceStayed(held_by, task):
+                self._take_over(held_by, task, now)
             case ResumeArrived(task, pool):
                 self._take_in(task, now, pool)
             case LengthPredicted(owner, lengths):
@@ -260,15 +263,30 @@ class DecodeState:
             raise HandoverFailed(
                 f"the sequence may need {needed} KV blocks; instance {self.instance_id} has {room} for it"
             )
+        self._keep(DecodeSequence(owner, task, now, list(request.output_ids), pool=pool))
+
+    def _take_over(self, held_by: BlockOwner, task: DecodeTask, now: float) -> None:
+        """It is in the batch at once, whoever is admitted: it has its KV here. A later attempt may have
+        overtaken it."""
+        request = task.request
+        owner = BlockOwner(ROOM, request.request_id, request.attempt)
+        if self._ended.is_superseded(request, self.sequences.values()):
+            self.blocks.release(held_by)
+            return
+        self.blocks.rename(held_by, owner)
+        self._keep(DecodeSequence(owner, task, now, list(request.output_ids), DecodePhase.RUNNING))
+
+    def _keep(self, sequence: DecodeSequence) -> None:
+        """It takes the place of earlier attempts."""
+        request = sequence.request
         self.held.discard_all(
-            lambda sequence: (
-                sequence.request.request_id == request.request_id
-                and sequence.request.attempt < request.attempt
+            lambda other: (
+                other.request.request_id == request.request_id and other.request.attempt < request.attempt
             )
         )
-        sequence = DecodeSequence(owner, task, now, list(request.output_ids), pool=pool)
-        sequence.predicted = self._early_lengths.forget(owner)
-        self.sequences[owner] = sequence
+        sequence.predicted = self._early_lengths.forget(sequence.owner)
+        self.sequences[sequence.owner] = sequence
+        task = sequence.task
         if isinstance(task, DecodeTask) and task.prompt_time is not None:
             self.swapping.prompt_time = task.prompt_time
 
@@ -479,7 +497,8 @@ class DecodeState:
         idle = self.batches.idle_lanes
         if not idle:
             return
-        ready = self._make_room(commands)
+        # Those whose prompts were computed here come without being admitted.
+        ready = self._make_room(commands)[: self.max_batch]
         self.batches.even_out(self.held.running(), ready)
         for lane in idle:
             rows = tuple(

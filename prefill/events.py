@@ -223,6 +223,15 @@ class PublishMove:
 
 
 @dataclass(frozen=True, slots=True)
+class KeepHere:
+    """This instance is to decode the sequence: its decode room is to take the blocks from ``held_by``. The
+    sequence is this room's no more."""
+
+    held_by: BlockOwner
+    task: DecodeTask
+
+
+@dataclass(frozen=True, slots=True)
 class WithdrawOffer:
     """The sequence has ended here: its decode instance need not wait for it."""
 
@@ -256,6 +265,7 @@ PrefillCommand = (
     | PublishMove
     | OfferSequence
     | SeekDecode
+    | KeepHere
     | WithdrawOffer
     | SendKV
     | AnswerPull

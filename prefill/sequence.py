@@ -10,6 +10,8 @@ from common.messages import GenerationRequest
 from prefill.handover import HandOver
 
 ROOM = "prefill"
+KEPT_ROOM = "kept"
+"""Of blocks that this room has given up and decode has yet to take: it does so before the next event."""
 
 
 @dataclass(slots=True)

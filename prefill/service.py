@@ -65,7 +65,8 @@ RATE_WEIGHT = 0.2
 
 @dataclass(slots=True)
 class PrefillService:
-    """``spawn`` starts a task in the process's task group; ``on_change`` asks for a load report."""
+    """``spawn`` starts a task in the process's task group; ``on_change`` asks for a load report;
+    ``keep_here`` gives a sequence that is to be decoded here to the decode room, at once."""
 
     state: PrefillState
     runner: Runner
@@ -77,6 +78,7 @@ class PrefillService:
     call_timeout_s: float
     spawn: Callable[[Coroutine[None, None, None]], None]
     on_change: Callable[[], None]
+    keep_here: Callable[[events.KeepHere], None]
     tokens_per_s: float | None = None
     chunk_time: LinearFit = field(default_factory=lambda: LinearFit(len(CHUNK_FEATURES)))
     _pulls: dict[tuple[BlockOwner, int], asyncio.Future[KVDelivered]] = field(default_factory=dict)
@@ -170,6 +172,9 @@ class PrefillService:
                 self.spawn(self._seek_decode(command))
             case events.OfferSequence():
                 self.spawn(self._offer(command))
+            case events.KeepHere(held_by, task):
+                task = msgspec.structs.replace(task, prompt_time=self._prompt_time)
+                self.keep_here(events.KeepHere(held_by, task))
             case events.WithdrawOffer(owner, decode_instance):
                 self._withdraw(owner, decode_instance)
             case events.SendKV():

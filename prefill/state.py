@@ -10,7 +10,8 @@ there when it is computed, a long prompt already when its first chunk begins; th
 chunks (``prefill.handover``), and the blocks that the transfer engine reads are pinned. A sequence that ends
 with its first token is withdrawn, or was never offered. Where its decode instance refuses it then, another
 one is sought, and its KV stays here meanwhile. One that ran in this instance's decode room and is to
-go on elsewhere comes in COMPUTED.
+go on elsewhere comes in COMPUTED. One that is to be decoded here is offered to nobody: once it is computed
+its blocks become the decode room's (``KeepHere``).
 """
 
 from collections.abc import Callable
@@ -58,6 +59,7 @@ from prefill.events import (
     DrainExpired,
     DrainStarted,
     GatewayGone,
+    KeepHere,
     LayersComputed,
     OfferRefused,
     OfferSequence,
@@ -78,7 +80,7 @@ from prefill.events import (
 )
 from prefill.handover import HandOver, KVCursor, check_destination
 from prefill.prompts import PromptQueue
-from prefill.sequence import ROOM, PrefillSequence
+from prefill.sequence import KEPT_ROOM, ROOM, PrefillSequence
 from scheduler.policy.hand_over import is_layerwise, layers_per_report
 from scheduler.policy.prefill_batching import FillBatch, fill_chunk
 
@@ -129,6 +131,11 @@ class PrefillState:
     def moving(self) -> int:
         """Sequences that ran here and wait for another instance to have their KV."""
         return sum(sequence.is_moving for sequence in self.sequences.values())
+
+    @property
+    def staying(self) -> int:
+        """Prompts of sequences that are to be decoded here."""
+        return sum(map(self._stays, self.sequences.values()))
 
     @property
     def is_idle(self) -> bool:
@@ -302,7 +309,7 @@ class PrefillState:
         for sequence in sequences:
             if sequence.computed_tokens == 0:
                 sequence.started_s = now
-                if self._is_layerwise(sequence.request):
+                if self._is_layerwise(sequence.request) and not self._stays(sequence):
                     self._offer(sequence, commands)
         tokens = sum(
             piece.tokens for piece, sequence in zip(slices, sequences, strict=True) if sequence.is_offered
@@ -373,6 +380,8 @@ class PrefillState:
         sequence.first_token = token.token_id
         if finish is not None:
             self._discard(sequence, commands)
+        elif self._stays(sequence):
+            self._keep_here(sequence, commands)
         elif not sequence.is_offered:
             self._offer(sequence, commands)
 
@@ -385,10 +394,21 @@ class PrefillState:
 
     # hand-over
 
-    def _offer(self, sequence: PrefillSequence, commands: list[PrefillCommand]) -> None:
+    def _stays(self, sequence: PrefillSequence) -> bool:
+        """Whether it is to be decoded here."""
+        return sequence.decode_instance == self.instance_id
+
+    def _keep_here(self, sequence: PrefillSequence, commands: list[PrefillCommand]) -> None:
+        owner = sequence.owner
+        kept = BlockOwner(KEPT_ROOM, owner.request_id, owner.attempt)
+        self.blocks.rename(owner, kept)
+        del self.sequences[owner]
+        commands.append(KeepHere(kept, self._task_of(sequence)))
+
+    def _task_of(self, sequence: PrefillSequence) -> DecodeTask:
         """With its first token, if that is there."""
         request, token = sequence.request, sequence.first_token
-        task = DecodeTask(
+        return DecodeTask(
             request=request if token is None else continued_with(request, token),
             prefill_instance=self.instance_id,
             prefill_incarnation=self.incarnation,
@@ -396,8 +416,10 @@ class PrefillState:
             sender=self.process,
             lengths=sequence.lengths,
         )
+
+    def _offer(self, sequence: PrefillSequence, commands: list[PrefillCommand]) -> None:
         sequence.is_offered = True
-        commands.append(OfferSequence(sequence.owner, sequence.decode_instance, task))
+        commands.append(OfferSequence(sequence.owner, sequence.decode_instance, self._task_of(sequence)))
 
     def _take_refusal(self, refused: OfferRefused, commands: list[PrefillCommand]) -> None:
         """An early offer that only came too early is made again when the prompt is computed. One that is
@@ -434,7 +456,10 @@ class PrefillState:
         drawn = len(request.output_ids) + 1
         moved = SequenceMoved(request.request_id, request.attempt, placement, drawn)
         commands.append(PublishMove(request.gateway_id, moved))
-        self._offer(sequence, commands)
+        if self._stays(sequence):
+            self._keep_here(sequence, commands)
+        else:
+            self._offer(sequence, commands)
 
     def _give_up(self, owner: BlockOwner, error: ErrorReply, commands: list[PrefillCommand]) -> None:
         """Nobody else has room: it is computed again where and when somebody has."""

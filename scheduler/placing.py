@@ -5,7 +5,7 @@ Every choice is kept with its candidates and their scores (``scheduler.decision_
 
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
@@ -13,11 +13,12 @@ from common.config import ObjectivesConfig, SchedulerConfig
 from common.errors import ContextLengthExceeded, NoInstanceReady, Overloaded, RequestError
 from common.ids import InstanceId, RequestId
 from common.lengths import LengthDistribution, capped
-from common.messages import GenerationRequest, Role
+from common.messages import GenerationRequest, Phase, has_phase
 from common.performance import queue_s
 from common.predictions import NewestLengths
 from scheduler.decision_log import Choice, Decision, DecisionLog
 from scheduler.policy.admission import prefill_s, retry_after_s
+from scheduler.policy.coupling import choose_coupled
 from scheduler.policy.dispatch import (
     DECODE_POLICIES,
     PREFILL_POLICIES,
@@ -67,6 +68,7 @@ class Placer:
         try:
             decodes = self._ready("decode", excluded)
             prefill = self._choose_prefill(request, arrival, excluded, decodes, choices)
+            arrival = _at_home(arrival, prefill)
             decode = self._choose_decode(request, arrival, decodes, {prefill.kv_format}, choices)
         finally:
             self._keep(request, arrival, choices, now)
@@ -76,11 +78,14 @@ class Placer:
     def choose_decode(
         self, request: GenerationRequest, now: float, former: InstanceView | None = None
     ) -> InstanceView:
-        """For a sequence whose KV need not be computed: ``former``, if any, has it and is to hand it over.
-        Raises as ``choose_both``."""
+        """For a sequence whose KV need not be computed: ``former``, if any, has it and is to hand it over,
+        or where it is mixed may decode it itself. Raises as ``choose_both``."""
         arrival = self._arrival(request)
         choices: list[Choice] = []
-        excluded = frozenset({former.record.instance_id} if former is not None else ())
+        excluded: frozenset[InstanceId] = frozenset()
+        if former is not None:
+            arrival = _at_home(arrival, former)
+            excluded = frozenset({former.record.instance_id} - {arrival.home})
         decodes = self._ready("decode", excluded)
         kv_formats = {former.kv_format} if former is not None else {view.kv_format for view in decodes}
         try:
@@ -128,11 +133,36 @@ class Placer:
             partners = {view.kv_format for view in decodes}
             prefills = self._ready("prefill", excluded)
             views = self._fitting("prefill", prefills, request.tokens, partners)
+            views = self._with_room_after(views, request)
             candidates = self._within_bound([view.for_prefill for view in views], request.tokens)
         except RequestError as exc:
             choices.append(Choice(policy, (), None, exc.message))
             raise
-        return self._take(policy, PREFILL_POLICIES[policy](candidates, arrival), choices)
+        scored = PREFILL_POLICIES[policy](candidates, arrival)
+        return self._take(policy, scored, choose(scored), choices)
+
+    def _with_room_after(
+        self, views: Sequence[InstanceView], request: GenerationRequest
+    ) -> list[InstanceView]:
+        """A mixed instance that could not decode the sequence itself does not compute its prompt. Raises
+        Overloaded or ContextLengthExceeded where nobody else can."""
+        bound, tokens = self.settings.max_requests_per_decode, request.max_total_tokens
+        able = [
+            view
+            for view in views
+            if view.role == "prefill" or (view.longest_tokens >= tokens and view.for_decode.requests < bound)
+        ]
+        if not able:
+            self._fitting("decode", views, tokens, {view.kv_format for view in views})
+            raise self._decode_overloaded()
+        return able
+
+    def _decode_overloaded(self) -> Overloaded:
+        bound = self.settings.max_requests_per_decode
+        return Overloaded(
+            f"every decode instance has scheduler.max_requests_per_decode = {bound} requests",
+            retry_after_s=DECODE_FULL_RETRY_S,
+        )
 
     def _within_bound(self, candidates: list[PrefillCandidate], tokens: int) -> list[PrefillCandidate]:
         """Those whose queue has room; an empty one takes any prompt. Raises Overloaded."""
@@ -175,44 +205,50 @@ class Placer:
         policy, bound = self.settings.decode_policy, self.settings.max_requests_per_decode
         try:
             views = self._fitting("decode", decodes, request.max_total_tokens, kv_formats)
+            if arrival.home is not None:
+                # Not to another mixed one: see ``policy.coupling``.
+                views = [
+                    view for view in views if view.role == "decode" or view.record.instance_id == arrival.home
+                ]
             candidates = [view.for_decode for view in views if view.for_decode.requests < bound]
             if not candidates:
-                raise Overloaded(
-                    f"every decode instance has scheduler.max_requests_per_decode = {bound} requests",
-                    retry_after_s=DECODE_FULL_RETRY_S,
-                )
+                raise self._decode_overloaded()
         except RequestError as exc:
             choices.append(Choice(policy, (), None, exc.message))
             raise
         promised = self.service_classes.get(request.service_class, self.objectives)
         objectives = Objectives(promised.ttft_s, promised.tpot_s)
-        taken = self._take(policy, DECODE_POLICIES[policy](candidates, arrival, objectives), choices)
-        loads = tuple(candidates)
-        choices[-1] = msgspec.structs.replace(choices[-1], loads=loads, tpot_s=objectives.tpot_s)
-        return taken
+        scored = DECODE_POLICIES[policy](candidates, arrival, objectives)
+        home = arrival.home
+        taken = choose(scored) if home is None else choose_coupled(scored, home, policy)
+        view = self._take(policy, scored, taken, choices)
+        choices[-1] = msgspec.structs.replace(choices[-1], loads=tuple(candidates), tpot_s=objectives.tpot_s)
+        return view
 
-    def _take(self, policy: str, scored: list[Scored], choices: list[Choice]) -> InstanceView:
-        taken = choose(scored)
+    def _take(
+        self, policy: str, scored: list[Scored], taken: Scored | None, choices: list[Choice]
+    ) -> InstanceView:
         assert taken is not None, f"{policy} took none of {scored}"
-        choices.append(Choice(policy, tuple(scored), taken.instance_id))
+        shown = tuple(taken if each.instance_id == taken.instance_id else each for each in scored)
+        choices.append(Choice(policy, shown, taken.instance_id))
         return self.instances[taken.instance_id]
 
     # who could
 
-    def _ready(self, role: Role, excluded: frozenset[InstanceId]) -> list[InstanceView]:
+    def _ready(self, phase: Phase, excluded: frozenset[InstanceId]) -> list[InstanceView]:
         return [
             view
             for view in self.instances.values()
-            if view.role == role and view.is_ready and view.record.instance_id not in excluded
+            if has_phase(view.role, phase) and view.is_ready and view.record.instance_id not in excluded
         ]
 
     def _fitting(
-        self, role: Role, ready: Sequence[InstanceView], tokens: int, kv_formats: Collection[KVFormat]
+        self, phase: Phase, ready: Sequence[InstanceView], tokens: int, kv_formats: Collection[KVFormat]
     ) -> list[InstanceView]:
-        """Of a role's ``ready`` those that can exchange KV, and of which a pool could hold ``tokens``."""
+        """Of a phase's ``ready`` those that can exchange KV, and of which a pool could hold ``tokens``."""
         partners = [view for view in ready if view.kv_format in kv_formats]
         if not partners:
-            missing = "no decode instance" if ready and not kv_formats else f"no {role} instance"
+            missing = "no decode instance" if ready and not kv_formats else f"no {phase} instance"
             why = " with a partner's model, dtype and block size" if ready and kv_formats else ""
             raise NoInstanceReady(f"{missing}{why} is ready", retry_after_s=NO_INSTANCE_RETRY_S)
         fitting = [view for view in partners if view.longest_tokens >= tokens]
@@ -221,13 +257,18 @@ class Placer:
         largest = max(
             max(view.longest_tokens, view.longest_tokens_at_start)
             for view in self.instances.values()
-            if view.role == role
+            if has_phase(view.role, phase)
         )
         if largest >= tokens:
             raise NoInstanceReady(
-                f"no {role} instance that holds {tokens} tokens is ready", retry_after_s=NO_INSTANCE_RETRY_S
+                f"no {phase} instance that holds {tokens} tokens is ready", retry_after_s=NO_INSTANCE_RETRY_S
             )
         raise ContextLengthExceeded(
-            f"the sequence needs KV memory for {tokens} tokens; the largest {role} instance holds {largest}",
-            param="max_tokens" if role == "decode" else "prompt",
+            f"the sequence needs KV memory for {tokens} tokens; the largest {phase} instance holds {largest}",
+            param="max_tokens" if phase == "decode" else "prompt",
         )
+
+
+def _at_home(arrival: Arrival, prefill: InstanceView) -> Arrival:
+    """Of a prompt that is computed there."""
+    return replace(arrival, home=prefill.record.instance_id) if prefill.role == "mixed" else arrival

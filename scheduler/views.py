@@ -1,6 +1,6 @@
 """An instance, and a request that was placed, as the scheduler sees them."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from common.booking_messages import BookingVersion
@@ -150,13 +150,18 @@ class InstanceView:
 
     def _prefill_candidate(self) -> PrefillCandidate:
         report, booked = self.report, self.booked
-        return PrefillCandidate(
+        candidate = PrefillCandidate(
             self.record.instance_id,
             booked.unreported_tokens + (0 if report is None else report.pending_prefill_tokens),
             booked.unreported + (0 if report is None else report.pending_prefill_requests),
             None if report is None else report.prefill_tokens_per_s,
             None if report is None else report.chunk_time,
         )
+        if self.role != "mixed":
+            return candidate
+        # It mostly decodes what it computes: these are counted once.
+        requests = max(candidate.requests, self.for_decode.requests)
+        return replace(candidate, requests=requests, coming_tokens=self.for_decode.coming_tokens)
 
     def _decode_candidate(self) -> DecodeCandidate:
         """Own bookings or the instance's report, whichever knows of more (another scheduler's, or ours

@@ -97,8 +97,13 @@ def up(
     model: Annotated[Path | None, typer.Option(help="A local transformers directory.")] = None,
     dtype: Annotated[Dtype | None, typer.Option(help="Of the weights; default bf16.")] = None,
     weights: Annotated[Weights | None, typer.Option(help="int8: weight-only; w8a8: activations too.")] = None,
-    prefill: Annotated[int, typer.Option(help="Prefill instances.", min=0)] = 1,
-    decode: Annotated[int, typer.Option(help="Decode instances.", min=0)] = 1,
+    prefill: Annotated[
+        int | None, typer.Option(help="Prefill instances; default 1, beside --mixed 0.", min=0)
+    ] = None,
+    decode: Annotated[
+        int | None, typer.Option(help="Decode instances; default 1, beside --mixed 0.", min=0)
+    ] = None,
+    mixed: Annotated[int, typer.Option(help="Instances that do both.", min=0)] = 0,
     attention: Annotated[int, typer.Option(help="Attention workers that hold decode's KV.", min=0)] = 0,
     schedulers: Annotated[int, typer.Option(help="Schedulers: each places requests, one leads.", min=1)] = 1,
     partition: Annotated[
@@ -146,9 +151,11 @@ def up(
         predictor=_chosen_predictor(settings.predictor, predictor, predictor_from),
     )
     check_config(settings)
+    usual = 0 if mixed else 1
     plan = LaunchPlan(
-        prefill=prefill,
-        decode=decode,
+        prefill=usual if prefill is None else prefill,
+        decode=usual if decode is None else decode,
+        mixed=mixed,
         attention=attention,
         schedulers=schedulers,
         port=port,

@@ -15,12 +15,21 @@ from rich.console import Console
 from common.config import MeshConfig
 from common.errors import LauncherError
 from common.ids import InstanceId
-from common.messages import FlipProgress, FlipRole, InstanceRecord, MemberRecord, Role
+from common.messages import (
+    FlipProgress,
+    FlipRole,
+    InstanceRecord,
+    MemberRecord,
+    Phase,
+    Role,
+    has_phase,
+)
 from common.subjects import Subjects
 from services.members import members_of
 from services.state_directory import DEFAULT_STATE_DIRECTORY
 from services.trace import mesh_of
 
+PHASES: tuple[Phase, ...] = ("prefill", "decode")
 CONNECT_TIMEOUT_S = 5.0
 ASK_INTERVAL_S = 0.05
 
@@ -37,7 +46,7 @@ def flip(
     instance: Annotated[str, typer.Argument(help="Its name, as `lamella status` shows it.")],
     role: Annotated[Role, typer.Argument(help="What it is to do from now on.")],
     force: Annotated[
-        bool, typer.Option("--force", help="Also the last instance that has the other role.")
+        bool, typer.Option("--force", help="Also the last instance that prefills, or decodes.")
     ] = False,
     state_dir: Annotated[Path, typer.Option(help="Of the mesh that runs there.")] = DEFAULT_STATE_DIRECTORY,
     config: Annotated[Path | None, typer.Option(help="Of the mesh with these settings (TOML).")] = None,
@@ -88,7 +97,9 @@ def check_flip(members: list[MemberRecord], name: str, role: Role, *, force: boo
     former = found[0].role
     if former == role:
         raise FlipRefused(f"{name} is a {role} instance already")
-    if not force and sum(each.role == former for each in instances) == 1:
-        raise FlipRefused(
-            f"{name} is the last {former} instance: without one no request is served; --force flips it"
-        )
+    for phase in PHASES:
+        others = [each for each in instances if each.instance_id != name and has_phase(each.role, phase)]
+        if has_phase(former, phase) and not (force or others or has_phase(role, phase)):
+            raise FlipRefused(
+                f"{name} is the last {phase} instance: without one no request is served; --force flips it"
+            )

@@ -1,4 +1,4 @@
-"""One instance: a model, a KV pool, and both rooms over them. Its role says which room admits work.
+"""One instance: a model, a KV pool, and both rooms over them. Its role says which rooms admit work.
 
 Start-up order matters: the model and the pool first, then the wires, then the subscriptions, and only then
 the record in the store, so whoever finds the instance can use it.
@@ -36,6 +36,7 @@ from common.messages import (
     PullKV,
     ResumeTask,
     Role,
+    has_phase,
 )
 from common.subjects import Subjects
 from common.telemetry import InstanceMetrics
@@ -43,7 +44,7 @@ from common.timeline import timeline
 from common.timeline_events import KV_BLOCKS, QUEUES, RUNNING
 from common.transfer.buffers import host_identity
 from common.transfer.endpoint import TransferEndpoint
-from decode.events import HandOn
+from decode.events import HandOn, SequenceStayed
 from decode.homes import Homes
 from decode.inheritance import Inheritance
 from decode.mover import Mover
@@ -103,7 +104,11 @@ class Instance:
     async def drain(self, timeout_s: float) -> None:
         """Both rooms finish or give back what they hold."""
         self.is_draining = True
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + timeout_s
         await asyncio.gather(self.prefill.drain(timeout_s), self.decode.drain(timeout_s))
+        # What was computed last may have stayed to be decoded.
+        await self.decode.drain(max(0.0, deadline_s - loop.time()))
         self.publish_load()
 
     async def flip(self, role: Role) -> FlipProgress:
@@ -122,16 +127,25 @@ class Instance:
         if role != self.role:
             began_s = asyncio.get_running_loop().time()
             self.role = role
-            self.prefill.change_role(is_prefill=role == "prefill")
-            self.decode.change_role(is_decode=role == "decode")
+            self.prefill.change_role(is_prefill=has_phase(role, "prefill"))
+            self.decode.change_role(is_decode=has_phase(role, "decode"))
             self.publish_load()
             self.switch_s = asyncio.get_running_loop().time() - began_s
             log.info("role_flipped", extra={"role": role, "switch_s": self.switch_s})
             if self.write_role is not None:
                 await self.write_role(role)
+        return FlipProgress(self.switch_s, self._left(role), self.decode.state.departures.departed)
+
+    def _left(self, role: Role) -> int:
+        """Sequences that such an instance would not have here."""
         prefill, decode = self.prefill.state, self.decode.state
-        left = len(decode.sequences) + prefill.moving if role == "prefill" else len(prefill.sequences)
-        return FlipProgress(self.switch_s, left, decode.departures.departed)
+        match role:
+            case "prefill":
+                return len(decode.sequences) + prefill.moving + prefill.staying
+            case "decode":
+                return len(prefill.sequences)
+            case "mixed":
+                return 0
 
     def record(self, http_url: str, host: str, pid: int, engine: Engine) -> InstanceRecord:
         return InstanceRecord(
@@ -256,7 +270,7 @@ def build_instance(
             max_waiting_requests=settings.max_waiting_requests,
             layerwise_min_tokens=config.transfer.layerwise_min_tokens or engine.layerwise_min_tokens,
             fill_batch=fill_batch_of(settings.prefill_batching, settings.prefill_order),
-            is_admitting=settings.role == "prefill",
+            is_admitting=has_phase(settings.role, "prefill"),
             process=HostProcess(host_identity(), os.getpid()),
         ),
         runner=engine.runner,
@@ -268,6 +282,7 @@ def build_instance(
         call_timeout_s=config.mesh.call_timeout_s,
         spawn=spawn,
         on_change=note_prefill,
+        keep_here=lambda command: decode.take_over(SequenceStayed(command.held_by, command.task)),
     )
     call_timeout_s, tier = config.mesh.call_timeout_s, engine.host_tier
     homes = Homes(bus, subjects, InstanceLife(instance_id, incarnation), call_timeout_s)
@@ -282,7 +297,7 @@ def build_instance(
             max_batch=settings.max_decode_batch,
             max_waiting_requests=settings.max_waiting_requests,
             admission=settings.decode_admission,
-            is_admitting=settings.role == "decode",
+            is_admitting=has_phase(settings.role, "decode"),
             lanes=1 if staggered is None else staggered.lanes,
             max_moves=settings.attention_moves,
             min_move_gain_tokens=settings.attention_move_gain_tokens,

@@ -15,8 +15,8 @@ from common.messages import Role
 
 MAX_INSTANCES = 64
 """Of one role on one machine; a typing error should not start a thousand processes."""
-ROLES: tuple[Role, ...] = ("prefill", "decode")
-ScaledRole = Literal["prefill", "decode", "attention", "scheduler"]
+ROLES: tuple[Role, ...] = ("prefill", "decode", "mixed")
+ScaledRole = Literal["prefill", "decode", "mixed", "attention", "scheduler"]
 """What there may be several of on a machine."""
 
 ALLOCATOR_ENVIRONMENT = {
@@ -41,6 +41,7 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     prefill: int = 1
     decode: int = 1
+    mixed: int = 0
     attention: int = 0
     schedulers: int = 1
     port: int = 8000
@@ -55,7 +56,7 @@ def parse_counts(counts: Sequence[str]) -> dict[ScaledRole, int]:
     for item in counts:
         role, _, number = item.partition("=")
         if role not in get_args(ScaledRole) or not (number.isascii() and number.isdecimal()):
-            raise ConfigError("scale", item, "must be prefill=N, decode=N, attention=N or scheduler=N")
+            raise ConfigError("scale", item, f"must be ROLE=N, of {', '.join(get_args(ScaledRole))}")
         if role in wanted:
             raise ConfigError("scale", item, f"{role} is said twice")
         wanted[role] = int(number)  # type: ignore[index]  # it is one of them
@@ -77,6 +78,7 @@ def check_plan(plan: LaunchPlan, config: Config) -> None:
         {
             "prefill": plan.prefill,
             "decode": plan.decode,
+            "mixed": plan.mixed,
             "attention": plan.attention,
             "scheduler": plan.schedulers,
         }

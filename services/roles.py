@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from common.config import Config
 
-ServiceRole = Literal["gateway", "scheduler", "prefill", "decode", "attention", "predictor"]
+ServiceRole = Literal["gateway", "scheduler", "prefill", "decode", "mixed", "attention", "predictor"]
 
 
 def service_of(role: ServiceRole, config: Config) -> Coroutine[Any, Any, None]:
@@ -28,7 +28,7 @@ def service_of(role: ServiceRole, config: Config) -> Coroutine[Any, Any, None]:
             from services.length_predictor.service import run_predictor
 
             return run_predictor(config)
-        case "prefill" | "decode":
+        case "prefill" | "decode" | "mixed":
             from services.instance_host import run_instance
 
             return run_instance(config, role)

@@ -78,6 +78,7 @@ class Supervisor:
             self._add_services(role, count)
         self._add_services("prefill", self.plan.prefill)
         self._add_services("decode", self.plan.decode)
+        self._add_services("mixed", self.plan.mixed)
         await self._wait_registered(set(self.children) - set(SERVER_ROLES))
         await self._wait_known()
         await self._wait_gateway()
@@ -288,7 +289,8 @@ class Supervisor:
 
         The first user then finds every connection made, and no instance that was heard of but not from.
         """
-        if self.url is None or not (self.plan.prefill and self.plan.decode):
+        plan = self.plan
+        if self.url is None or not (plan.mixed or (plan.prefill and plan.decode)):
             return
         url = f"{self.url}/v1/completions"
 

@@ -12,7 +12,7 @@ from heapq import heappop, heappush
 from common.timeline import EventKind, ThreadRecords, records_of
 from services.trace_collect import MeshTrace, ServiceTrace, Silent
 
-KINDS = ("gateway", "scheduler", "prefill", "decode", "attention", "predictor")
+KINDS = ("gateway", "scheduler", "prefill", "decode", "mixed", "attention", "predictor")
 """The order of a request's walk."""
 TAKING_TURNS: tuple[EventKind, ...] = ("step", "waiting")
 """Kinds that overlap on a thread where several batches are under way."""

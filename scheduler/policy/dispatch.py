@@ -22,13 +22,15 @@ from scheduler.policy.power_of_two import draw_two, heavy_ratio
 class Arrival:
     """A request that is to be placed. Of its ``prompt_tokens`` it has itself drawn ``drawn_tokens`` before,
     which in the end will be as many as ``lengths`` say. ``number``: how many were placed before. ``salt``: 64
-    bits that are the request's own, for rules that draw lots: every scheduler draws the same."""
+    bits that are the request's own, for rules that draw lots: every scheduler draws the same. ``home``: the
+    mixed instance that is to compute its prompt, if it is one."""
 
     number: int
     salt: int
     prompt_tokens: int
     drawn_tokens: int
     lengths: LengthDistribution
+    home: InstanceId | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +43,15 @@ class Objectives:
 
 @dataclass(frozen=True, slots=True)
 class PrefillCandidate:
-    """``pending_tokens``: prompt tokens queued or on their way there, not yet computed."""
+    """``pending_tokens``: prompt tokens queued or on their way there, not yet computed. ``coming_tokens``:
+    that are still to be drawn there, on a mixed instance. ``requests``: of both phases."""
 
     instance_id: InstanceId
     pending_tokens: int
     requests: int = 0
     tokens_per_s: float | None = None
     chunk_time: FittedTime | None = None
+    coming_tokens: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +103,7 @@ def _by_requests(candidates: Sequence[PrefillCandidate | DecodeCandidate], _: Ar
 
 def _by_pending_tokens(candidates: Sequence[PrefillCandidate], _: Arrival) -> list[Scored]:
     """Join the shortest queue, counted in pending tokens (Splitwise IV-A, DistServe 4.3)."""
-    return [Scored(each.instance_id, float(each.pending_tokens)) for each in candidates]
+    return [Scored(each.instance_id, each.pending_tokens + each.coming_tokens) for each in candidates]
 
 
 def _by_load(candidates: Sequence[DecodeCandidate], _: Arrival, __: Objectives) -> list[Scored]:
@@ -125,6 +129,7 @@ def _two_by_heaviness(candidates: Sequence[DecodeCandidate], arrival: Arrival, _
     free = [each.capacity_tokens - each.context_tokens - each.coming_tokens for each in candidates]
     able = [index for index, room in enumerate(free) if room >= needed] or list(range(len(candidates)))
     drawn = {able[index] for index in draw_two(len(able), arrival.salt)}
+    drawn |= {index for index in able if candidates[index].instance_id == arrival.home}
     scored = []
     for index, each in enumerate(candidates):
         ratio = heavy_ratio(each.heavy + 1, each.requests - each.heavy)

@@ -88,8 +88,12 @@ def test_attention_workers_are_there_for_who_asks() -> None:
     assert load_config(None, {"LAMELLA_ATTENTION_WORKERS": "2"}).instance.attention_workers == 2
 
 
+def test_what_not_every_mesh_has_is_there_for_who_asks() -> None:
+    of_profiles = {name for name in SERVICES if "profiles" in SERVICES[name]}
+    assert of_profiles == {"attention", "mixed", "predictor"}
+
+
 def test_a_length_predictor_is_there_for_who_asks_and_the_scheduler_asks_it_then() -> None:
-    assert {name for name in SERVICES if "profiles" in SERVICES[name]} == {"attention", "predictor"}
     for name in ("scheduler", "predictor"):
         assert SERVICES[name]["environment"]["LAMELLA_PREDICTOR"] == "${LAMELLA_PREDICTOR:-none}"
     assert load_config(None, {"LAMELLA_PREDICTOR": "history"}).predictor.kind == "history"

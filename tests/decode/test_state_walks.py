@@ -144,8 +144,10 @@ class Walk:
             self.end_search()
         elif choice < 0.12 and self.handed_on:
             self.let_go()
-        elif choice < 0.18 and self.swaps:
+        elif choice < 0.15 and self.swaps:
             self.end_swap()
+        elif choice < 0.18 and self.flips:
+            self.stay()
         elif choice < 0.25:
             request_id = RequestId(f"r{len(self.arrived)}")
             make_task = self.chance.choice([task_of, early_of])
@@ -181,6 +183,16 @@ class Walk:
             is_in_the_air = sequence.phase is DecodePhase.PULLING and not self.state.pulls.rests(owner)
             has_its_kv = sequence.phase not in (DecodePhase.WAITING, DecodePhase.PULLING)
             assert is_in_the_air or has_its_kv
+
+    def stay(self) -> None:
+        """A prompt was computed here, in as many blocks as its tokens need, where these are free."""
+        request_id = RequestId(f"r{len(self.arrived)}")
+        task = task_of(request_id, self.chance.randint(1, 25), self.chance.randint(2, 12))
+        held_by = BlockOwner("kept", request_id, 0)
+        needed = blocks_for(task.kv_tokens, self.state.block_size)
+        if self.state.blocks.try_allocate(held_by, needed):
+            self.arrived.add(request_id)
+            self.do(events.SequenceStayed(held_by, task))
 
     def let_go(self) -> None:
         """The prefill room has handed a sequence over."""

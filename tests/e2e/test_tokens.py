@@ -61,6 +61,19 @@ SHAPES = {
         "mooncake",
         (8, OUTPUT_TOKENS),
     ),
+    "mixed instances alone, small chunks and blocks": (
+        ("--mixed", "2"),
+        "[instance]\nchunk_tokens = 96\nblock_size = 16\n",
+        "auto",
+        (8, OUTPUT_TOKENS),
+    ),
+    "a mixed instance beside one of each, by turns": (
+        ("--mixed", "1", "--prefill", "1", "--decode", "1"),
+        '[scheduler]\nprefill_policy = "round_robin"\ndecode_policy = "least_outstanding"\n'
+        "[instance]\nchunk_tokens = 96\n",
+        "auto",
+        (8, 24),
+    ),
     "attention on three workers": (
         ("--attention", "3"),
         "[instance]\nchunk_tokens = 96\nblock_size = 16\n",

@@ -82,6 +82,7 @@ class Walk:
         self.asked: set[BlockOwner] = set()
         self.sends: list[BlockOwner] = []
         self.received: dict[BlockOwner, set[tuple[int, int]]] = {}
+        self.kept: list[BlockOwner] = []
         self.arrived: set[RequestId] = set()
         self.ended: set[RequestId] = set()
 
@@ -100,6 +101,12 @@ class Walk:
                     self.sought.append(owner)
                 case events.WithdrawOffer(owner):
                     self.offers.pop(owner, None)
+                case events.KeepHere(held_by, task):
+                    assert task.request.output_ids, "a sequence stays without its first token"
+                    held = len(self.state.blocks.block_table(held_by)) * self.state.layout.block_size
+                    assert held >= task.kv_tokens, "KV was left behind"
+                    self.kept.append(held_by)
+                    self.ended.add(task.request.request_id)
                 case events.SendKV(owner, pull, _, spans):
                     assert owner in self.asked
                     assert owner not in self.sends
@@ -172,10 +179,14 @@ class Walk:
             request_id = self.chance.choice(sorted(self.arrived))
             self.ended.add(request_id)
             self.do(events.CancelArrived(request_id, 0))
+        elif choice < 0.963 and self.kept:
+            self.let_go()
         elif choice < 0.964:
             self.do(events.RoleChanged(is_prefill=not self.state.is_admitting))
         elif choice < 0.965:
-            self.ended |= self.arrived
+            sequences = self.state.sequences.values()
+            staying = {each.request.request_id for each in sequences if each.decode_instance != DECODE}
+            self.ended |= self.arrived - staying
             self.do(events.DecodeInstanceGone(DECODE, LIFE))
         elif choice < 0.97:
             self.ended |= self.arrived
@@ -184,13 +195,19 @@ class Walk:
     def arrive(self) -> None:
         request_id = RequestId(f"r{len(self.arrived)}")
         request = make_request(request_id, self.chance.randint(1, 30), self.chance.choice([1, 5]))
-        task = events.TaskArrived(PrefillTask(request, DECODE, LIFE))
+        decode_instance = self.chance.choice([DECODE, self.state.instance_id])
+        task = events.TaskArrived(PrefillTask(request, decode_instance, LIFE))
         if not self.state.is_admitting:
             with pytest.raises(NoInstanceReady):
                 handle(self.state, task)
             return
         self.arrived.add(request_id)
         self.do(task)
+
+    def let_go(self) -> None:
+        """The decode room has ended a sequence that stayed."""
+        self.state.blocks.release(self.kept.pop())
+        self.do(events.BlocksFreed())
 
     def take_over(self) -> None:
         """A sequence that ran in the decode room, which holds its blocks."""
@@ -247,14 +264,17 @@ class Walk:
         """Everybody pulls to the end; a state that waits for nothing is a deadlock."""
         while not self.state.is_idle:
             waiting = [owner for owner in self.offers if owner not in self.asked]
-            assert self.chunk or self.sends or waiting or self.sought, (
-                "sequences wait, and nothing is under way"
-            )
+            is_under_way = self.chunk or self.sends or waiting or self.sought or self.kept
+            assert is_under_way, "sequences wait, and nothing is under way"
             if self.sends:
                 self.end_send()
             elif self.chunk:
                 self.end_chunk()
             elif self.sought:
                 self.end_search()
+            elif self.kept:
+                self.let_go()
             else:
                 self.ask(waiting[0])
+        while self.kept:
+            self.let_go()

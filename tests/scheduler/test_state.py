@@ -24,6 +24,7 @@ from scheduler.state import STALE_AFTER_S, SchedulerState
 from tests.requests import GATEWAY, make_request
 
 LEASE_S = 3.0
+ROLES: dict[str, Role] = {"p": "prefill", "d": "decode", "m": "mixed"}
 
 
 def make_state(max_pending: int = 1000, max_requests: int = 100) -> SchedulerState:
@@ -97,14 +98,13 @@ def handle(
 
 
 def ready(state: SchedulerState, **pending: int) -> None:
-    """Makes members p0, p1, … and d0, d1, … known and heard of, with that many pending tokens."""
+    """Makes members p0, p1, …, d0, … and m0, … (mixed) known and heard of, with that many pending tokens."""
     records: list[MemberRecord] = [gateway_record()]
     for name in pending:
-        records.append(record_of(name, "prefill" if name[0] == "p" else "decode"))
+        records.append(record_of(name, ROLES[name[0]]))
     handle(state, events.MembersRead(tuple(records)))
     for name, tokens in pending.items():
-        role: Role = "prefill" if name[0] == "p" else "decode"
-        handle(state, events.LoadReported(report_of(name, role, pending=tokens)))
+        handle(state, events.LoadReported(report_of(name, ROLES[name[0]], pending=tokens)))
 
 
 def test_a_prompt_joins_the_shortest_queue_counting_what_was_just_sent() -> None:

@@ -28,6 +28,15 @@ def test_a_flip_that_makes_no_sense_is_refused_with_the_reason(name: str, role: 
         check_flip(TWO_AND_ONE, name, role, force=False)
 
 
+def test_a_mixed_instance_can_stand_in_for_the_last_of_a_role_and_may_become_the_last() -> None:
+    mixed = record_of("mixed-0", "mixed")
+    check_flip([*TWO_AND_ONE, mixed], "prefill-0", "decode", force=False)
+    check_flip(TWO_AND_ONE, "prefill-0", "mixed", force=False)
+    check_flip([mixed], "mixed-0", "prefill", force=True)
+    with pytest.raises(FlipRefused, match="mixed-0 is the last decode instance"):
+        check_flip([mixed], "mixed-0", "prefill", force=False)
+
+
 def test_one_of_several_is_flipped_and_the_last_one_by_force() -> None:
     check_flip(TWO_AND_ONE, "decode-1", "prefill", force=False)
     check_flip(TWO_AND_ONE, "prefill-0", "decode", force=True)

@@ -4,7 +4,7 @@ import pytest
 
 from common.config import Config, InstanceConfig, Pipeline
 from common.errors import ConfigError
-from services.launch_plan import LaunchPlan, check_plan
+from services.launch_plan import LaunchPlan, check_plan, parse_counts
 
 
 def staggered(pipeline: Pipeline, batches: int = 2) -> Config:
@@ -28,6 +28,13 @@ def test_batches_that_take_turns_need_attention_workers(pipeline: Pipeline) -> N
 def test_more_than_one_batch_needs_a_pipeline() -> None:
     with pytest.raises(ConfigError, match="staggered_batches = 3: needs --pipeline fixed or rotational"):
         check_plan(LaunchPlan(attention=1), staggered("off", batches=3))
+
+
+def test_mixed_instances_alone_are_a_mesh_and_can_be_scaled() -> None:
+    check_plan(LaunchPlan(prefill=0, decode=0, mixed=2), Config())
+    assert parse_counts(["mixed=3", "decode=0"]) == {"mixed": 3, "decode": 0}
+    with pytest.raises(ConfigError, match="mixed = 65"):
+        check_plan(LaunchPlan(mixed=65), Config())
 
 
 def test_a_partition_without_workers_is_refused() -> None:

@@ -1,0 +1,54 @@
+"""Sequences whose prompts were computed here: they run at once, over the blocks that they have."""
+
+from common.kv.blocks import BlockOwner
+from common.messages import DecodeTask
+from decode import events
+from decode.state import DecodeState
+from tests.decode.states import end_step, handle, kinds, make_state, owner_of, start, task_of
+
+KEPT = BlockOwner("kept", owner_of("r9").request_id, 0)
+
+
+def stay(state: DecodeState, task: DecodeTask, held_by: BlockOwner = KEPT) -> list[events.DecodeCommand]:
+    assert state.blocks.try_allocate(held_by, -(-task.kv_tokens // state.block_size))
+    return handle(state, events.SequenceStayed(held_by, task))
+
+
+def test_it_is_in_the_next_step_with_its_blocks_and_nothing_is_pulled() -> None:
+    state = make_state()
+    start(state, "r1")
+    held = stay(state, task_of("r9", prompt_tokens=7))
+    assert not held
+    [step] = kinds(end_step(state), events.RunStep)
+    assert [row.owner for row in step.rows] == [owner_of("r1"), owner_of("r9")]
+    assert (step.rows[1].position, step.rows[1].output_ids) == (7, [7])
+
+
+def test_where_the_batch_is_full_it_waits_for_its_turn_with_its_kv() -> None:
+    state = make_state(max_batch=1)
+    start(state, "r1", max_tokens=3)
+    stay(state, task_of("r9"))
+    [step] = kinds(end_step(state), events.RunStep)
+    assert [row.owner for row in step.rows] == [owner_of("r1")]
+    [step] = kinds(end_step(state), events.RunStep)
+    assert [row.owner for row in step.rows] == [owner_of("r9")]
+
+
+def test_one_whose_later_attempt_is_here_or_that_was_cancelled_leaves_nothing() -> None:
+    state = make_state()
+    start(state, "r1")
+    later = task_of("r9", attempt=1)
+    handle(state, events.TaskArrived(later))
+    assert not stay(state, task_of("r9"))
+    assert owner_of("r9") not in state.sequences
+    handle(state, events.CancelArrived(later.request.request_id, 1))
+    stay(state, later, BlockOwner("kept", later.request.request_id, 1))
+    assert list(state.sequences) == [owner_of("r1")]
+    assert state.blocks.used_blocks == len(state.blocks.block_table(owner_of("r1")))
+
+
+def test_it_takes_the_place_of_an_earlier_attempt() -> None:
+    state = make_state()
+    start(state, "r1", "r9")
+    stay(state, task_of("r9", attempt=1), BlockOwner("kept", owner_of("r9").request_id, 1))
+    assert list(state.sequences) == [owner_of("r1"), owner_of("r9", 1)]

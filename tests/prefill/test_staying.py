@@ -1,0 +1,63 @@
+"""Prompts of sequences that are to be decoded here: their blocks change rooms, and nothing is sent."""
+
+from common.errors import Overloaded
+from common.ids import Incarnation, InstanceId
+from common.kv.blocks import BlockOwner
+from common.messages import ErrorReply, Placement, PrefillTask, SampledToken
+from prefill import events
+from prefill.sequence import KEPT_ROOM
+from prefill.state import PrefillState
+from tests.prefill.states import EOS, LIFE, TOKEN, handle, make_state, offered, only, owner_of
+from tests.requests import make_request
+
+HERE = InstanceId("prefill-0")
+
+
+def arrive_to_stay(state: PrefillState, prompt_tokens: int = 6) -> list[events.PrefillCommand]:
+    request = make_request("r1", prompt_tokens)
+    return handle(state, events.TaskArrived(PrefillTask(request, HERE, LIFE)))
+
+
+def test_a_computed_prompt_gives_its_blocks_and_its_first_token_to_the_other_room() -> None:
+    state = make_state()
+    arrive_to_stay(state)
+    held = list(state.blocks.block_table(owner_of("r1")))
+    assert state.staying == 1
+    commands = handle(state, events.ChunkFinished((TOKEN,)))
+    assert [type(command) for command in commands] == [events.PublishToken, events.KeepHere]
+    kept = only(commands, events.KeepHere)
+    assert kept.held_by == BlockOwner(KEPT_ROOM, owner_of("r1").request_id, 0)
+    assert state.blocks.block_table(kept.held_by) == held
+    assert (kept.task.request.output_ids, kept.task.kv_tokens) == ((TOKEN.token_id,), 6)
+    assert state.is_idle
+    assert state.staying == state.handovers_waiting == 0
+
+
+def test_a_long_prompt_that_stays_is_offered_to_nobody() -> None:
+    state = make_state(layerwise_min_tokens=1)
+    run = only(arrive_to_stay(state, 20), events.RunChunk)
+    assert run.report_every is None
+    for tokens in (None, None):
+        assert only(handle(state, events.ChunkFinished((tokens,))), events.RunChunk).report_every is None
+    commands = handle(state, events.ChunkFinished((TOKEN,)))
+    assert [type(command) for command in commands] == [events.PublishToken, events.KeepHere]
+
+
+def test_a_sequence_that_ends_with_its_first_token_stays_nowhere() -> None:
+    state = make_state()
+    arrive_to_stay(state)
+    commands = handle(state, events.ChunkFinished((SampledToken(EOS),)))
+    assert [type(command) for command in commands] == [events.PublishToken]
+    assert state.blocks.free_blocks == state.blocks.total_blocks
+
+
+def test_a_sequence_that_is_refused_elsewhere_may_be_placed_here_after_all() -> None:
+    state = make_state()
+    offered(state, "r1")
+    full = ErrorReply(Overloaded.code, "full")
+    assert only(handle(state, events.OfferRefused(owner_of("r1"), full)), events.SeekDecode)
+    home = Placement(HERE, Incarnation("i1"), HERE, Incarnation("i1"))
+    commands = handle(state, events.DecodeFound(owner_of("r1"), home))
+    assert [type(command) for command in commands] == [events.PublishMove, events.KeepHere]
+    assert only(commands, events.KeepHere).task.request.output_ids == (TOKEN.token_id,)
+    assert state.is_idle

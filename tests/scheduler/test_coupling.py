@@ -1,0 +1,101 @@
+"""Prompts on mixed instances are decoded there, unless that is refused or another one is much better."""
+
+import msgspec
+import pytest
+
+from common.config import DecodePolicy, SchedulerConfig
+from common.errors import ContextLengthExceeded, Overloaded
+from common.ids import Incarnation, InstanceId
+from common.messages import InstanceLife
+from scheduler import events
+from scheduler.policy.coupling import STAYS, choose_coupled
+from scheduler.policy.dispatch import DECODE_POLICIES, Scored
+from scheduler.state import SchedulerState
+from tests.requests import make_request
+from tests.scheduler.test_state import LEASE_S, handle, ready, record_of, report_of
+
+HOME, OTHER = InstanceId("m0"), InstanceId("d0")
+
+
+def state_of(settings: SchedulerConfig | None = None, **pending: int) -> SchedulerState:
+    state = SchedulerState(LEASE_S, settings or SchedulerConfig())
+    ready(state, **pending)
+    return state
+
+
+def place(state: SchedulerState, name: str, prompt_tokens: int = 10) -> tuple[str, str]:
+    placement = state.place(make_request(name, prompt_tokens), 0.0)
+    state.check()
+    return str(placement.prefill_instance), str(placement.decode_instance)
+
+
+@pytest.mark.parametrize("policy", DECODE_POLICIES)
+def test_among_mixed_instances_alone_all_are_decoded_where_they_are_computed(policy: DecodePolicy) -> None:
+    state = state_of(SchedulerConfig(decode_policy=policy), m0=0, m1=0, m2=0)
+    placed = [place(state, f"r{number}") for number in range(9)]
+    assert all(prefill == decode for prefill, decode in placed)
+    assert sorted(prefill for prefill, _ in placed) == [f"m{number // 3}" for number in range(9)]
+
+
+def test_what_is_to_be_drawn_counts_where_a_prompt_finds_nobody_waiting() -> None:
+    """Else the first of them would compute and decode all that come one at a time."""
+    state = state_of(m0=0, m1=0)
+    state.place(make_request("r0", 10), 0.0)
+    report = msgspec.structs.replace(report_of("m0", "mixed", 2), decode_running=1, decode_tokens=11)
+    handle(state, events.TaskAcknowledged(make_request("r0").request_id, 0))
+    handle(state, events.LoadReported(report))
+    assert place(state, "r1") == ("m1", "m1")
+
+
+def test_a_mixed_instance_s_prompt_goes_to_a_much_emptier_decode_instance_but_to_no_mixed_one() -> None:
+    state = state_of(p0=900, m0=0, m1=800, d0=0)
+    assert place(state, "r0") == ("m0", "m0")
+    [decision] = state.placer.log.find("r0")
+    notes = {each.instance_id: each.note for each in decision.choices[1].candidates}
+    assert notes == {HOME: STAYS, OTHER: None}
+    busy = msgspec.structs.replace(report_of("m0", "mixed", 2), decode_running=9, decode_tokens=700)
+    handle(state, events.LoadReported(busy))
+    assert place(state, "r1") == ("m0", "d0")
+
+
+def test_a_prefill_instance_s_prompts_are_decoded_by_mixed_ones_as_by_others() -> None:
+    state = state_of(p0=0, m0=500, d0=0)
+    assert {place(state, f"r{number}", 100) for number in range(2)} == {("p0", "d0"), ("p0", "m0")}
+
+
+def test_a_mixed_instance_that_cannot_decode_the_sequence_does_not_compute_its_prompt() -> None:
+    state = state_of(SchedulerConfig(max_requests_per_decode=1), m0=0, m1=0)
+    assert [place(state, f"r{number}")[0] for number in range(2)] == ["m0", "m1"]
+    with pytest.raises(Overloaded, match="max_requests_per_decode"):
+        place(state, "r2")
+    state = state_of()
+    small = record_of("m0", "mixed", total_blocks=2)
+    handle(state, events.MembersRead((small,)))
+    handle(state, events.LoadReported(report_of("m0", "mixed", total_blocks=2)))
+    with pytest.raises(ContextLengthExceeded):
+        state.place(make_request("r0", 10, max_tokens=30), 0.0)
+    handle(state, events.MembersRead((small, record_of("m1", "mixed"))))
+    handle(state, events.LoadReported(report_of("m1", "mixed", pending=500)))
+    assert state.place(make_request("r0", 10, max_tokens=30), 0.0).prefill_instance == "m1"
+
+
+def test_what_a_mixed_instance_computed_for_one_that_refuses_it_may_be_decoded_there() -> None:
+    state = state_of(m0=0, m1=0, d0=0)
+    request = make_request("r0", 10, output_ids=(7,))
+    former = InstanceLife(HOME, Incarnation("i1"))
+    assert state.place_moved(request, former, 0.0).decode_instance == HOME
+    busy = msgspec.structs.replace(report_of("m0", "mixed", 2), decode_running=9, decode_tokens=700)
+    handle(state, events.LoadReported(busy))
+    assert state.place_moved(request, former, 0.0).decode_instance == OTHER
+
+
+def test_home_is_left_only_where_it_is_refused_or_another_score_is_less_by_a_transfer_s_worth() -> None:
+    def chosen(own: Scored, score: float, policy: DecodePolicy) -> InstanceId | None:
+        taken = choose_coupled([own, Scored(OTHER, score)], HOME, policy)
+        return None if taken is None else taken.instance_id
+
+    assert chosen(Scored(HOME, 5.0), 4.0, "least_outstanding") == HOME
+    assert chosen(Scored(HOME, 5.0), 3.9, "least_outstanding") == OTHER
+    assert chosen(Scored(HOME, 5.0), 0.0, "round_robin") == HOME
+    assert chosen(Scored(HOME, 0.0, "(b) too slow"), 9.0, "best_fit") == OTHER
+    assert choose_coupled([Scored(HOME, 0.0, "no")], HOME, "best_fit") is None
