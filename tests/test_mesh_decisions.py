@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from common.config import PrefillBatching
 from common.ids import InstanceId
 from common.kv.blocks import blocks_for
-from decode.state import DecodeState
 from scheduler.policy.prefill_batching import PROMPT_ORDERS
 from tests.virtual.mesh import MeshShape, VirtualMesh, expected_tokens, make_mesh, sequence_of
 
@@ -18,6 +17,8 @@ REQUESTS = 30
 MAX_PROMPT = 24
 MAX_OUTPUT = 24
 FAULTS_END_S = 12.0
+ROLES_SETTLE_S = 20.0
+"""From then on every instance that is there has its first role: before, one role may be nobody's."""
 LIMIT_S = 300.0
 """Virtual seconds; a request that has not ended by then starves."""
 SETTLE_S = 12.0
@@ -46,6 +47,8 @@ def shapes(draw: st.DrawFn, spare_blocks: int) -> MeshShape:
         least_portion_bytes=draw(st.sampled_from([1, 20, 1000])),
         host_blocks=draw(st.sampled_from([0, 2, longest + spare_blocks])),
         keeps_kv=draw(st.booleans()),
+        decode_admission=draw(st.sampled_from(["greedy", "reserve_static", "reserve_dynamic"])),
+        predictor=draw(st.sampled_from(["none", "right", "wrong"])),
     )
 
 
@@ -96,12 +99,13 @@ def test_in_pools_for_one_sequence_nobody_starves(shape: MeshShape, seed: int) -
 @settings(max_examples=150, deadline=None)
 @given(shapes(spare_blocks=10), SEEDS)
 def test_whatever_is_lost_every_request_gets_its_tokens_once(shape: MeshShape, seed: int) -> None:
-    """Instances die, come back, drain and fall silent; clients leave; transfers fail."""
+    """Instances die, come back, drain, fall silent and change their roles; clients leave; transfers fail."""
     chance = random.Random(seed)
     mesh = make_mesh(shape, seed)
     submit(mesh, chance, REQUESTS, within_s=FAULTS_END_S)
     for _ in range(chance.randint(1, 12)):
         befall(mesh, chance)
+    mesh.bus.timeline.at(ROLES_SETTLE_S, mesh.restore_roles)
     finish(mesh, REQUESTS)
 
 
@@ -114,20 +118,36 @@ def test_what_a_dead_decode_instance_had_drawn_is_not_computed_again(seed: int) 
         sampling = msgspec.structs.replace(request.sampling, ignore_eos=True)
         mesh.gateway.start(msgspec.structs.replace(request, sampling=sampling))
     mesh.bus.timeline.run_until(4.0)
-    dead = mesh.instances[InstanceId("decode-0")].state
-    assert isinstance(dead, DecodeState)
-    lost = dead.running
+    lost = mesh.instances[InstanceId("decode-0")].decode.state.running
     assert lost > 0
     mesh.kill(InstanceId("decode-0"), away_s=5.0)
     finish(mesh, 4)
     assert mesh.kept.copies == lost
 
 
+@settings(max_examples=20, deadline=None)
+@given(SEEDS)
+def test_when_a_decode_instance_s_role_changes_its_sequences_go_on_elsewhere_as_they_are(seed: int) -> None:
+    mesh = make_mesh(MeshShape(decodes=2, decode_blocks=400, prefill_blocks=400, predictor="right"), seed)
+    for number in range(4):
+        request = sequence_of(f"r{number}", 20, 300, seed=number)
+        sampling = msgspec.structs.replace(request.sampling, ignore_eos=True)
+        mesh.gateway.start(msgspec.structs.replace(request, sampling=sampling))
+    mesh.bus.timeline.run_until(4.0)
+    flipped = mesh.instances[InstanceId("decode-0")]
+    ran = flipped.decode.state.running
+    assert ran > 0
+    mesh.flip(InstanceId("decode-0"), "prefill")
+    finish(mesh, 4)
+    assert flipped.decode.state.departures.departed == ran
+    assert mesh.gateway.causes == [], "nothing was computed again"
+
+
 def befall(mesh: VirtualMesh, chance: random.Random) -> None:
     """One fault at some time. The last instance of a role may die for good if it is not the only one."""
     name = chance.choice(sorted(mesh.instances))
     at_s, away_s = chance.uniform(0.5, FAULTS_END_S), chance.uniform(0.1, 6.0)
-    fault = chance.choice(["kill", "drain", "silence", "leave", "leave", "end"])
+    fault = chance.choice(["kill", "drain", "silence", "leave", "leave", "end", "flip", "flip"])
     timeline = mesh.bus.timeline
     if fault == "kill":
         timeline.at(at_s, lambda: mesh.kill(name, away_s))
@@ -135,6 +155,8 @@ def befall(mesh: VirtualMesh, chance: random.Random) -> None:
         timeline.at(at_s, lambda: mesh.drain(name, away_s))
     elif fault == "silence":
         timeline.at(at_s, lambda: mesh.silence(name, away_s))
+    elif fault == "flip":
+        timeline.at(at_s, lambda: flip_one(mesh, chance))
     elif fault == "leave":
         timeline.at(at_s, lambda: leave_one(mesh, chance))
     elif mesh.shape.decodes > 1:
@@ -147,3 +169,12 @@ def leave_one(mesh: VirtualMesh, chance: random.Random) -> None:
     waiting = sorted(name for name, entry in mesh.gateway.entries.items() if entry.end is None)
     if waiting:
         mesh.gateway.leave(chance.choice(waiting))
+
+
+def flip_one(mesh: VirtualMesh, chance: random.Random) -> None:
+    """Mostly one that has something running, which must leave."""
+    names = sorted(mesh.instances)
+    running = [name for name in names if mesh.instances[name].decode.state.running]
+    if names:
+        name = chance.choice(running or names)
+        mesh.flip(name, "decode" if mesh.instances[name].role == "prefill" else "prefill")

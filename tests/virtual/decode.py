@@ -18,24 +18,30 @@ from common.messages import (
     CancelRequest,
     DecodeTask,
     ErrorReply,
+    GenerationRequest,
     InstanceGone,
     InstanceLife,
     KVDelivered,
     KVDestination,
-    LoadReport,
+    LengthPredicted,
     OfferWithdrawn,
+    Placement,
+    PlaceMoved,
     PullKV,
     ResumeTask,
+    SequenceMoved,
     TokenBatch,
     error_reply,
 )
 from common.sequences import PublishFailure
 from decode import events
 from decode.engine import run_step
+from decode.homes import HOME_RETRY_S
 from decode.sequence import ROOM
 from decode.state import DecodeState
 from tests.virtual.bus import Bus, Reply
 from tests.virtual.memory import Memory
+from tests.virtual.scheduler import CALL_TIMEOUT_S, SCHEDULER
 
 PULL_TIMEOUT_S = 10.0
 INHERIT_S = 0.02
@@ -80,18 +86,24 @@ class VirtualDecode:
     kept: KeptKV
     inherit_failures: float
     swaps: int = 0
+    on_change: Callable[[], None] = lambda: None
+    hand_on: Callable[[events.HandOn], None] = lambda _: None
     _is_alive: bool = True
     _pulls: dict[BlockOwner, InstanceGone] = field(default_factory=dict)
 
     def hear(self, message: msgspec.Struct) -> None:
         match message:
             case CancelRequest():
-                self._handle(events.CancelArrived(message.request_id, message.attempt))
+                self.handle(events.CancelArrived(message.request_id, message.attempt))
             case OfferWithdrawn():
                 owner = BlockOwner(ROOM, message.request_id, message.attempt)
                 source = (message.prefill_instance, message.prefill_incarnation)
-                self._handle(events.OfferWithdrawn(owner, *source))
+                self.handle(events.OfferWithdrawn(owner, *source))
+            case LengthPredicted():
+                owner = BlockOwner(ROOM, message.request_id, message.attempt)
+                self.handle(events.LengthPredicted(owner, message.lengths))
             case InstanceGone():
+                self.handle(events.PrefillGone(message.instance_id, message.incarnation))
                 for owner, loss in list(self._pulls.items()):
                     if loss == message:
                         self._quarantine(owner, loss.instance_id)
@@ -100,9 +112,9 @@ class VirtualDecode:
         assert isinstance(message, DecodeTask | ResumeTask)
         try:
             if isinstance(message, DecodeTask):
-                self._handle(events.TaskArrived(message))
+                self.handle(events.TaskArrived(message))
             elif self.kept.has(message):
-                self._handle(events.ResumeArrived(message, 0))
+                self.handle(events.ResumeArrived(message, 0))
             else:
                 raise HandoverFailed("no attention worker keeps the KV")
         except RequestError as exc:
@@ -111,8 +123,8 @@ class VirtualDecode:
             reply(Acknowledged())
 
     def drain(self, timeout_s: float) -> None:
-        self._handle(events.DrainStarted())
-        self._after(timeout_s, lambda: self._handle(events.DrainExpired()))
+        self.handle(events.DrainStarted())
+        self._after(timeout_s, lambda: self.handle(events.DrainExpired()))
 
     def die(self) -> None:
         self._is_alive = False
@@ -123,32 +135,14 @@ class VirtualDecode:
         }
         self.kept.lives[InstanceLife(self.state.instance_id, self.incarnation)] = (self.memory, held)
 
-    def load(self, sequence: int) -> LoadReport:
-        state = self.state
-        return LoadReport(
-            instance_id=state.instance_id,
-            incarnation=self.incarnation,
-            sequence=sequence,
-            role="decode",
-            is_draining=not state.is_admitting,
-            pending_prefill_tokens=0,
-            pending_prefill_requests=0,
-            handovers_waiting=0,
-            decode_running=state.running,
-            decode_waiting=state.waiting,
-            decode_tokens=state.context_tokens,
-            total_blocks=state.blocks.total_blocks,
-            largest_pool_blocks=state.blocks.largest_pool_blocks,
-            free_blocks=state.blocks.free_blocks,
-        )
-
-    def _handle(self, event: events.DecodeEvent) -> None:
+    def handle(self, event: events.DecodeEvent) -> None:
         try:
             commands = self.state.handle(event, self.bus.timeline.now)
         finally:
             self.state.check()
         for command in commands:
             self._execute(command)
+        self.on_change()
 
     def _execute(self, command: events.DecodeCommand) -> None:
         name = self.state.instance_id
@@ -183,19 +177,40 @@ class VirtualDecode:
                 self._after(SWAP_S, lambda: self._end_swap(owner, copy))
             case events.InheritSequence():
                 self._after(INHERIT_S, lambda: self._inherit(command))
+            case events.SeekHome(owner, request):
+                self._seek_home(owner, request)
+            case events.HandOn(owner, _, request, home):
+                moved = SequenceMoved(owner.request_id, owner.attempt, home, len(request.output_ids))
+                self.bus.publish(name, request.gateway_id, moved)
+                self.hand_on(command)
+
+    def _seek_home(self, owner: BlockOwner, request: GenerationRequest) -> None:
+        def answer(reply: Reply) -> None:
+            if not self._is_alive:
+                return
+            if isinstance(reply, Placement):
+                self.handle(events.HomeFound(owner, reply))
+            else:
+                self._after(HOME_RETRY_S, lambda: self._seek_home(owner, request))
+
+        if not self.state.departures.is_sought(owner):
+            self.handle(events.SearchEnded(owner))
+            return
+        call = PlaceMoved(request, InstanceLife(self.state.instance_id, self.incarnation))
+        self.bus.call(self.state.instance_id, SCHEDULER, call, answer, CALL_TIMEOUT_S)
 
     def _end_swap(self, owner: BlockOwner, copy: Callable[[], None]) -> None:
         if self.bus.timeline.chance.random() < self.inherit_failures:
-            self._handle(events.SwapFailed(owner))
+            self.handle(events.SwapFailed(owner))
             return
         copy()
-        self._handle(events.SwapFinished(owner, 1, SWAP_S))
+        self.handle(events.SwapFinished(owner, 1, SWAP_S))
 
     def _inherit(self, command: events.InheritSequence) -> None:
         owner, tokens = command.owner, command.tokens
         if self.bus.timeline.chance.random() < self.inherit_failures:
             error = ErrorReply(HandoverFailed.code, "the KV was dropped")
-            self._handle(events.PullFailed(owner, error, is_drained=True))
+            self.handle(events.PullFailed(owner, error, is_drained=True))
             return
         self.kept.copy(
             command.former,
@@ -203,14 +218,14 @@ class VirtualDecode:
             tokens,
             lambda: self.memory.write(command.blocks, owner.request_id, 0, tokens),
         )
-        self._handle(events.PullFinished(owner))
+        self.handle(events.PullFinished(owner))
 
     def _end_step(self, rows: tuple[events.StepRow, ...], tables: list[tuple[int, ...]]) -> None:
         for row, table in zip(rows, tables, strict=True):
             assert table == tuple(row.block_table), "a block table changed while the engine used it"
             self.memory.check(table, row.owner.request_id, row.position)
             self.memory.write(table, row.owner.request_id, row.position, 1)
-        self._handle(events.StepFinished(run_step(self.runner, rows)))
+        self.handle(events.StepFinished(run_step(self.runner, rows)))
 
     def _pull(self, owner: BlockOwner, pull: PullKV) -> None:
         def answer(reply: Reply) -> None:
@@ -222,15 +237,15 @@ class VirtualDecode:
                 del self._pulls[owner]
                 measured = (reply.kv_bytes, reply.transfer_s)
                 if reply.is_last:
-                    self._handle(events.PullFinished(owner, reply.first_token, *measured))
+                    self.handle(events.PullFinished(owner, reply.first_token, *measured))
                 else:
-                    self._handle(events.PortionPulled(owner, *measured))
+                    self.handle(events.PortionPulled(owner, *measured))
             elif isinstance(reply, RequestCancelled):
                 del self._pulls[owner]
-                self._handle(events.SequenceEnded(owner))
+                self.handle(events.SequenceEnded(owner))
             elif isinstance(reply, RequestError) and not isinstance(reply, HandoverFailed | InstanceLost):
                 del self._pulls[owner]
-                self._handle(events.PullFailed(owner, error_reply(reply), is_drained=True))
+                self.handle(events.PullFailed(owner, error_reply(reply), is_drained=True))
             else:
                 self._quarantine(owner, None if isinstance(reply, RequestError) else sender)
 
@@ -240,8 +255,8 @@ class VirtualDecode:
     def _quarantine(self, owner: BlockOwner, lost: InstanceId | None) -> None:
         del self._pulls[owner]
         error = ErrorReply(HandoverFailed.code, "the pull failed")
-        self._handle(events.PullFailed(owner, error, is_drained=False, lost_instance=lost))
-        self._after(QUARANTINE_S, lambda: self._handle(events.PullDrained(owner)))
+        self.handle(events.PullFailed(owner, error, is_drained=False, lost_instance=lost))
+        self._after(QUARANTINE_S, lambda: self.handle(events.PullDrained(owner)))
 
     def _after(self, delay_s: float, action: Callable[[], None]) -> None:
         self.bus.timeline.after(delay_s, lambda: action() if self._is_alive else None)

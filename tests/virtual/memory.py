@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
 
 from common.ids import RequestId
 from common.kv.layout import KVSpan
@@ -58,3 +59,11 @@ class Memory:
 
     def _slot(self, block_table: Sequence[int], position: int) -> tuple[int, int]:
         return block_table[position // self.block_size], position % self.block_size
+
+
+@runtime_checkable
+class HasMemory(Protocol):
+    """Somebody on the bus whose blocks others write into."""
+
+    @property
+    def memory(self) -> Memory: ...

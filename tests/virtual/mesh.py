@@ -1,13 +1,18 @@
 """One scheduler, one gateway and some instances over one virtual bus, and what may befall them."""
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
-from common.config import EmulationConfig, PrefillBatching, PrefillOrder, SchedulerConfig
+import msgspec
+
+from common.config import DecodeAdmission, EmulationConfig, PrefillBatching, PrefillOrder, SchedulerConfig
 from common.emulation import EmulatedRunner
 from common.ids import Incarnation, InstanceId, RequestId
 from common.kv.blocks import BlockAllocator
-from common.messages import GenerationRequest, InstanceRecord, SamplingParams, ServiceRecord
+from common.lengths import LengthDistribution, certain
+from common.messages import GenerationRequest, InstanceRecord, Role, SamplingParams, ServiceRecord
 from common.sequences import finish_reason_of
 from common.steps import Draw, SequenceStep
 from decode.pulls import Pulls
@@ -21,6 +26,7 @@ from tests.requests import GATEWAY
 from tests.virtual.bus import Bus, Timeline
 from tests.virtual.decode import LAYOUT, KeptKV, VirtualDecode
 from tests.virtual.gateway import VirtualGateway
+from tests.virtual.instance import VirtualInstance
 from tests.virtual.memory import Memory
 from tests.virtual.prefill import VirtualPrefill
 from tests.virtual.scheduler import SCHEDULER, VirtualScheduler
@@ -52,6 +58,8 @@ class MeshShape:
     host_blocks: int = 0
     keeps_kv: bool = False
     """Whether decode instances' KV outlives them."""
+    decode_admission: DecodeAdmission = "greedy"
+    predictor: Literal["none", "right", "wrong"] = "none"
 
 
 @dataclass(slots=True)
@@ -61,7 +69,7 @@ class VirtualMesh:
     scheduler: VirtualScheduler
     gateway: VirtualGateway
     kept: KeptKV = field(default_factory=KeptKV)
-    instances: dict[InstanceId, VirtualPrefill | VirtualDecode] = field(default_factory=dict)
+    instances: dict[InstanceId, VirtualInstance] = field(default_factory=dict)
     silent_until_s: dict[InstanceId, float] = field(default_factory=dict)
     lives: int = 0
     preempted: int = 0
@@ -81,27 +89,25 @@ class VirtualMesh:
         """A new life of an instance; its record replaces that of the last one."""
         self.lives += 1
         incarnation = Incarnation(f"life-{self.lives}")
-        is_prefill = instance_id.startswith("prefill")
-        node = (
-            self._prefill(instance_id, incarnation) if is_prefill else self._decode(instance_id, incarnation)
-        )
+        role = first_role(instance_id)
+        node = self._instance(instance_id, incarnation, role)
         self.instances[instance_id] = node
         self.bus.nodes[instance_id] = node
         self.scheduler.records[instance_id] = InstanceRecord(
             instance_id=instance_id,
             incarnation=incarnation,
-            role="prefill" if is_prefill else "decode",
+            role=role,
             model="m",
             host="h",
             pid=1,
             http_url="",
             block_size=self.shape.block_size,
-            total_blocks=node.state.blocks.total_blocks,
-            largest_pool_blocks=node.state.blocks.largest_pool_blocks,
+            total_blocks=node.blocks.total_blocks,
+            largest_pool_blocks=node.blocks.largest_pool_blocks,
             context_length=8192,
             dtype="fp32",
         )
-        self._report(node, 1)
+        self._report(node)
 
     def kill(self, instance_id: InstanceId, away_s: float | None) -> None:
         """Ends a life without a word; after ``away_s`` the next one begins, or never."""
@@ -123,7 +129,7 @@ class VirtualMesh:
 
     def drain(self, instance_id: InstanceId, away_s: float) -> None:
         node = self.instances.get(instance_id)
-        if node is None or not node.state.is_admitting:
+        if node is None or node.is_draining:
             return
         node.drain(DRAIN_S)
 
@@ -133,6 +139,20 @@ class VirtualMesh:
 
         self.bus.timeline.after(2 * DRAIN_S, leave)
 
+    def flip(self, instance_id: InstanceId, role: Role) -> None:
+        """Another role for an instance that is there and stays; the store and the scheduler hear of it."""
+        node = self.instances.get(instance_id)
+        if node is None or node.is_draining:
+            return
+        node.flip(role)
+        record = self.scheduler.records[instance_id]
+        self.scheduler.records[instance_id] = msgspec.structs.replace(record, role=role)
+        self.bus.publish(instance_id, SCHEDULER, node.load())
+
+    def restore_roles(self) -> None:
+        for instance_id in self.instances:
+            self.flip(instance_id, first_role(instance_id))
+
     def silence(self, instance_id: InstanceId, duration_s: float) -> None:
         """Its reports stay away though it works."""
         self.silent_until_s[instance_id] = self.bus.timeline.now + duration_s
@@ -141,27 +161,29 @@ class VirtualMesh:
         """Nobody holds anything any more."""
         assert not self.scheduler.state.requests, "the scheduler keeps a booking"
         for instance_id, node in self.instances.items():
-            blocks = node.state.blocks
-            assert node.state.is_idle, f"{instance_id} keeps {list(node.state.sequences)}"
+            blocks = node.blocks
+            kept = [*node.prefill.state.sequences, *node.decode.state.sequences]
+            assert node.is_idle, f"{instance_id} keeps {kept}"
             assert blocks.free_blocks == blocks.total_blocks, f"{instance_id} keeps blocks"
-            if isinstance(node, VirtualDecode):
-                assert node.state.swapping.host.used_blocks == 0, f"{instance_id} keeps host blocks"
+            assert node.decode.state.swapping.host.used_blocks == 0, f"{instance_id} keeps host blocks"
 
-    def _report(self, node: VirtualPrefill | VirtualDecode, sequence: int) -> None:
-        instance_id = node.state.instance_id
+    def _report(self, node: VirtualInstance) -> None:
+        instance_id = node.prefill.state.instance_id
         if self.instances.get(instance_id) is not node:
             return
         timeline = self.bus.timeline
         if timeline.now >= self.silent_until_s.get(instance_id, 0.0):
-            self.bus.publish(instance_id, SCHEDULER, node.load(sequence))
-        timeline.after(REPORT_S, lambda: self._report(node, sequence + 1))
+            self.bus.publish(instance_id, SCHEDULER, node.load())
+        timeline.after(REPORT_S, lambda: self._report(node))
 
-    def _prefill(self, instance_id: InstanceId, incarnation: Incarnation) -> VirtualPrefill:
+    def _instance(self, instance_id: InstanceId, incarnation: Incarnation, role: Role) -> VirtualInstance:
         shape = self.shape
-        state = PrefillState(
+        blocks = BlockAllocator(shape.prefill_blocks if role == "prefill" else shape.decode_blocks)
+        memory, host_memory = Memory(shape.block_size), Memory(shape.block_size)
+        prefill = PrefillState(
             instance_id=instance_id,
             incarnation=incarnation,
-            blocks=BlockAllocator(shape.prefill_blocks),
+            blocks=blocks,
             layout=replace(LAYOUT, block_size=shape.block_size),
             eos_token_ids=EOS_TOKEN_IDS,
             chunk_tokens=shape.chunk_tokens,
@@ -169,26 +191,32 @@ class VirtualMesh:
             max_waiting_requests=shape.max_waiting_requests,
             layerwise_min_tokens=shape.layerwise_min_tokens,
             fill_batch=fill_batch_of(shape.batching, shape.order),
+            is_admitting=role == "prefill",
         )
-        return VirtualPrefill(state, RUNNER, self.bus, Memory(shape.block_size), shape.send_failures)
-
-    def _decode(self, instance_id: InstanceId, incarnation: Incarnation) -> VirtualDecode:
-        shape = self.shape
-        state = DecodeState(
+        decode = DecodeState(
             instance_id=instance_id,
-            blocks=BlockAllocator(shape.decode_blocks),
+            blocks=blocks,
             block_size=shape.block_size,
             eos_token_ids=EOS_TOKEN_IDS,
             max_batch=shape.max_batch,
             max_waiting_requests=shape.max_waiting_requests,
+            admission=shape.decode_admission,
+            is_admitting=role == "decode",
             pulls=Pulls(PullBudget(least_bytes=shape.least_portion_bytes)),
             host_blocks=shape.host_blocks,
         )
         kept = self.kept if shape.keeps_kv else KeptKV()
-        memory, host_memory = Memory(shape.block_size), Memory(shape.block_size)
-        return VirtualDecode(
-            state, incarnation, RUNNER, self.bus, memory, host_memory, kept, shape.send_failures
+        failures = shape.send_failures
+        return VirtualInstance(
+            role,
+            VirtualPrefill(prefill, RUNNER, self.bus, memory, failures),
+            VirtualDecode(decode, incarnation, RUNNER, self.bus, memory, host_memory, kept, failures),
+            self.bus,
         )
+
+
+def first_role(instance_id: InstanceId) -> Role:
+    return "prefill" if instance_id.startswith("prefill") else "decode"
 
 
 def make_mesh(shape: MeshShape, seed: int) -> VirtualMesh:
@@ -200,7 +228,8 @@ def make_mesh(shape: MeshShape, seed: int) -> VirtualMesh:
             max_requests_per_decode=shape.max_requests_per_decode,
         ),
     )
-    mesh = VirtualMesh(shape, bus, VirtualScheduler(state, bus), VirtualGateway(bus))
+    scheduler = VirtualScheduler(state, bus, predict=PREDICTORS[shape.predictor])
+    mesh = VirtualMesh(shape, bus, scheduler, VirtualGateway(bus))
     mesh.start()
     return mesh
 
@@ -225,3 +254,15 @@ def expected_tokens(request: GenerationRequest) -> tuple[list[int], str]:
         output_ids.append(token.token_id)
         if finish is not None:
             return output_ids, finish
+
+
+def _predict_wrongly(request: GenerationRequest) -> LengthDistribution:
+    """Far too little of some, far too much of others."""
+    return certain(1 if request.sampling.seed % 2 else 10 * request.sampling.max_tokens)
+
+
+PREDICTORS: dict[str, Callable[[GenerationRequest], LengthDistribution] | None] = {
+    "none": None,
+    "right": lambda request: certain(len(expected_tokens(request)[0])),
+    "wrong": _predict_wrongly,
+}

@@ -16,7 +16,6 @@ from common.messages import (
     GenerationRequest,
     InstanceGone,
     InstanceLife,
-    LoadReport,
     OfferWithdrawn,
     Placement,
     PlaceMoved,
@@ -32,8 +31,8 @@ from prefill.engine import run_chunk
 from prefill.sequence import ROOM
 from prefill.state import PrefillState
 from tests.virtual.bus import Bus, Reply
-from tests.virtual.decode import LAYOUT, VirtualDecode
-from tests.virtual.memory import LANDING_S, Memory
+from tests.virtual.decode import LAYOUT
+from tests.virtual.memory import LANDING_S, HasMemory, Memory
 from tests.virtual.scheduler import SCHEDULER
 
 CALL_TIMEOUT_S = 5.0
@@ -46,6 +45,7 @@ class VirtualPrefill:
     bus: Bus
     memory: Memory
     send_failures: float
+    on_change: Callable[[], None] = lambda: None
     _is_alive: bool = True
     _pulls: dict[tuple[BlockOwner, int], list[Callable[[Reply], None]]] = field(default_factory=dict)
     _chunk: tuple[events.ChunkSlice, ...] = ()
@@ -55,14 +55,14 @@ class VirtualPrefill:
     def hear(self, message: msgspec.Struct) -> None:
         match message:
             case CancelRequest():
-                self._handle(events.CancelArrived(message.request_id, message.attempt))
+                self.handle(events.CancelArrived(message.request_id, message.attempt))
             case InstanceGone():
-                self._handle(events.DecodeInstanceGone(message.instance_id, message.incarnation))
+                self.handle(events.DecodeInstanceGone(message.instance_id, message.incarnation))
 
     def serve(self, message: msgspec.Struct, reply: Callable[[Reply], None]) -> None:
         try:
             if isinstance(message, PrefillTask):
-                self._handle(events.TaskArrived(message))
+                self.handle(events.TaskArrived(message))
                 reply(Acknowledged())
                 return
             assert isinstance(message, PullKV)
@@ -72,7 +72,7 @@ class VirtualPrefill:
             self._pulls.setdefault(key, []).append(reply)
             if not is_asked:
                 try:
-                    self._handle(events.PullArrived(message))
+                    self.handle(events.PullArrived(message))
                 except RequestError:
                     del self._pulls[key]
                     raise
@@ -80,9 +80,9 @@ class VirtualPrefill:
             reply(exc)
 
     def drain(self, timeout_s: float) -> None:
-        self._handle(events.DrainStarted())
+        self.handle(events.DrainStarted())
         expired = events.DrainExpired()
-        self.bus.timeline.after(timeout_s, lambda: self._handle(expired) if self._is_alive else None)
+        self.bus.timeline.after(timeout_s, lambda: self.handle(expired) if self._is_alive else None)
 
     def die(self) -> None:
         """Bytes in the air may land for a while."""
@@ -90,33 +90,14 @@ class VirtualPrefill:
         for pull in self._in_air.values():
             self._spoil_soon(pull)
 
-    def load(self, sequence: int) -> LoadReport:
-        state = self.state
-        return LoadReport(
-            instance_id=state.instance_id,
-            incarnation=state.incarnation,
-            sequence=sequence,
-            role="prefill",
-            is_draining=not state.is_admitting,
-            pending_prefill_tokens=state.pending_tokens,
-            pending_prefill_requests=state.pending_requests,
-            handovers_waiting=state.handovers_waiting,
-            decode_running=0,
-            decode_waiting=0,
-            decode_tokens=0,
-            total_blocks=state.blocks.total_blocks,
-            largest_pool_blocks=state.blocks.largest_pool_blocks,
-            free_blocks=state.blocks.free_blocks,
-            prefill_tokens_per_s=1000.0,
-        )
-
-    def _handle(self, event: events.PrefillEvent) -> None:
+    def handle(self, event: events.PrefillEvent) -> None:
         try:
             commands = self.state.handle(event, self.bus.timeline.now)
         finally:
             self.state.check()
         for command in commands:
             self._execute(command)
+        self.on_change()
 
     def _execute(self, command: events.PrefillCommand) -> None:
         timeline = self.bus.timeline
@@ -140,10 +121,10 @@ class VirtualPrefill:
 
                 def answer(reply: Reply) -> None:
                     if isinstance(reply, RequestError):
-                        self._handle(events.OfferRefused(owner, error_reply(reply), is_early=task.is_early))
+                        self.handle(events.OfferRefused(owner, error_reply(reply), is_early=task.is_early))
                     elif isinstance(reply, BusError):
                         lost = ErrorReply(HandoverFailed.code, "the decode instance did not answer")
-                        self._handle(events.OfferRefused(owner, lost, is_lost=True, is_early=task.is_early))
+                        self.handle(events.OfferRefused(owner, lost, is_lost=True, is_early=task.is_early))
 
                 self.bus.call(self.state.instance_id, decode_instance, task, answer, CALL_TIMEOUT_S)
             case events.WithdrawOffer(owner, decode_instance):
@@ -163,12 +144,12 @@ class VirtualPrefill:
     def _seek_decode(self, owner: BlockOwner, request: GenerationRequest) -> None:
         def answer(reply: Reply) -> None:
             if isinstance(reply, Placement):
-                self._handle(events.DecodeFound(owner, reply))
+                self.handle(events.DecodeFound(owner, reply))
             elif isinstance(reply, RequestError):
-                self._handle(events.DecodeNotFound(owner, error_reply(reply)))
+                self.handle(events.DecodeNotFound(owner, error_reply(reply)))
             else:
                 silent = ErrorReply(HandoverFailed.code, "the scheduler did not answer")
-                self._handle(events.DecodeNotFound(owner, silent))
+                self.handle(events.DecodeNotFound(owner, silent))
 
         call = PlaceMoved(request, InstanceLife(self.state.instance_id, self.state.incarnation))
         self.bus.call(self.state.instance_id, SCHEDULER, call, answer, CALL_TIMEOUT_S)
@@ -181,12 +162,12 @@ class VirtualPrefill:
             request_id = piece.owner.request_id
             self.memory.check(piece.block_table, request_id, piece.start)
             self.memory.write(piece.block_table, request_id, piece.start, piece.tokens)
-        self._handle(events.ChunkFinished(run_chunk(self.runner, slices)))
+        self.handle(events.ChunkFinished(run_chunk(self.runner, slices)))
 
     def _end_layer(self) -> None:
         if self._is_alive:
             self._layers += 1
-            self._handle(events.LayersComputed(self._layers))
+            self.handle(events.LayersComputed(self._layers))
 
     def _check_source(self, command: events.SendKV) -> None:
         """What is to be sent stands in the pool, or in the chunk's layers that are computed."""
@@ -205,21 +186,20 @@ class VirtualPrefill:
             return
         owner, pull = command.owner, command.pull
         del self._in_air[owner]
-        is_there = (
-            isinstance(receiver, VirtualDecode) and self.bus.nodes.get(pull.decode_instance) is receiver
-        )
+        is_same_life = self.bus.nodes.get(pull.decode_instance) is receiver
+        is_there = is_same_life and isinstance(receiver, HasMemory)
         if is_there and self.bus.timeline.chance.random() >= self.send_failures:
-            assert isinstance(receiver, VirtualDecode)
+            assert isinstance(receiver, HasMemory)
             for span in command.spans:
                 receiver.memory.write_layers(pull.blocks, owner.request_id, span, LAYOUT.layers)
             parts = sum(len(span.layers) * len(span.positions) for span in command.spans)
-            self._handle(events.SendFinished(owner, parts * LAYOUT.token_layer_bytes, 0.001))
+            self.handle(events.SendFinished(owner, parts * LAYOUT.token_layer_bytes, 0.001))
         else:
             self._spoil_soon(pull)
-            self._handle(events.SendFailed(owner, ErrorReply(HandoverFailed.code, "the transfer failed")))
+            self.handle(events.SendFailed(owner, ErrorReply(HandoverFailed.code, "the transfer failed")))
 
     def _spoil_soon(self, pull: PullKV) -> None:
         receiver = self.bus.nodes.get(pull.decode_instance)
-        if isinstance(receiver, VirtualDecode):
+        if isinstance(receiver, HasMemory):
             delay_s = self.bus.timeline.chance.random() * LANDING_S
             self.bus.timeline.after(delay_s, lambda: receiver.memory.spoil(pull.blocks))

@@ -7,6 +7,7 @@ import msgspec
 
 from common.errors import BusError, BusTimeout, NoInstanceReady, Overloaded, RequestCancelled, RequestError
 from common.ids import InstanceId
+from common.lengths import LengthDistribution
 from common.messages import (
     CancelRequest,
     GatewayGone,
@@ -14,6 +15,7 @@ from common.messages import (
     InstanceGone,
     InstanceLife,
     InstanceRecord,
+    LengthPredicted,
     LoadReport,
     MemberRecord,
     PlaceMoved,
@@ -30,6 +32,8 @@ SCHEDULER = "scheduler"
 CALL_TIMEOUT_S = 5.0
 HEARTBEAT_S = 1.0
 DISPATCH_ATTEMPTS = 3
+PREDICTED_WITHIN_S = 0.5
+"""Before a short prompt is computed, or long after."""
 
 
 @dataclass(slots=True)
@@ -40,6 +44,8 @@ class VirtualScheduler:
     bus: Bus
     records: dict[InstanceId, InstanceRecord] = field(default_factory=dict)
     gateway: MemberRecord | None = None
+    predict: Callable[[GenerationRequest], LengthDistribution] | None = None
+    """What a predictor says of a request, some time after it is placed."""
 
     def beat(self) -> None:
         self._read_members()
@@ -59,12 +65,19 @@ class VirtualScheduler:
             self._place_moved(message, reply)
             return
         assert isinstance(message, SubmitRequest)
+        self._ask_length(message.request)
         for instance_id in message.lost_instances:
             self._handle(events.InstanceSuspected(instance_id))
         if message.former is None:
             self._place(message.request, reply)
         else:
             self._resume(message.request, message.former, reply)
+
+    def _ask_length(self, request: GenerationRequest) -> None:
+        if self.predict is None:
+            return
+        chance, event = self.bus.timeline.chance, events.LengthPredicted(request, self.predict(request))
+        self.bus.timeline.after(chance.random() * PREDICTED_WITHIN_S, lambda: self._handle(event))
 
     def _place_moved(self, message: PlaceMoved, reply: Callable[[Reply], None]) -> None:
         try:
@@ -147,7 +160,8 @@ class VirtualScheduler:
                 self._handle(events.TaskAcknowledged(request.request_id, request.attempt))
                 reply(placement)
 
-        task = PrefillTask(request, placement.decode_instance, placement.decode_incarnation)
+        lengths = self.state.placer.predict(request)
+        task = PrefillTask(request, placement.decode_instance, placement.decode_incarnation, lengths)
         self.bus.call(SCHEDULER, prefill, task, answer, CALL_TIMEOUT_S)
 
     def _read_members(self) -> None:
@@ -163,5 +177,8 @@ class VirtualScheduler:
                     self.bus.timeline.after(0.01, self._read_members)
                 case events.AnnounceInstanceGone(instance_id, incarnation):
                     self.bus.publish_to_all(SCHEDULER, InstanceGone(instance_id, incarnation))
+                case events.TellLength(decode_instance, request_id, attempt, lengths):
+                    told = LengthPredicted(request_id, attempt, lengths)
+                    self.bus.publish(SCHEDULER, decode_instance, told)
                 case events.AnnounceGatewayGone(gateway_id):
                     self.bus.publish_to_all(SCHEDULER, GatewayGone(gateway_id))

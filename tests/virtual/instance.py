@@ -1,0 +1,125 @@
+"""One life of an instance in virtual time: both rooms over one pool, as ``services.instance`` has them.
+
+What one room frees the other may wait for, and a sequence that leaves the decode room leaves by the other.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from common.kv.blocks import BlockAllocator
+from common.messages import DecodeTask, LoadReport, ResumeTask, Role
+from decode import events as decode_events
+from prefill.events import BlocksFreed, RoleChanged, SequenceLeft
+from tests.virtual.bus import Bus, Reply
+from tests.virtual.decode import VirtualDecode
+from tests.virtual.memory import Memory
+from tests.virtual.prefill import VirtualPrefill
+
+
+@dataclass(slots=True, eq=False)
+class VirtualInstance:
+    """``flips``: how often its role has changed."""
+
+    role: Role
+    prefill: VirtualPrefill
+    decode: VirtualDecode
+    bus: Bus
+    reports_sent: int = 0
+    flips: int = 0
+    _free_blocks: int = 0
+    _is_draining: bool = False
+    _is_alive: bool = True
+
+    def __post_init__(self) -> None:
+        self._free_blocks = self.blocks.free_blocks
+        self.prefill.on_change = lambda: self._share(self._tell_decode)
+        self.decode.on_change = lambda: self._share(self._tell_prefill)
+        self.decode.hand_on = self._hand_on
+
+    @property
+    def memory(self) -> Memory:
+        return self.prefill.memory
+
+    @property
+    def blocks(self) -> BlockAllocator:
+        return self.prefill.state.blocks
+
+    @property
+    def is_idle(self) -> bool:
+        return self.prefill.state.is_idle and self.decode.state.is_idle
+
+    @property
+    def is_draining(self) -> bool:
+        return self._is_draining
+
+    def hear(self, message: msgspec.Struct) -> None:
+        self.prefill.hear(message)
+        self.decode.hear(message)
+
+    def serve(self, message: msgspec.Struct, reply: Callable[[Reply], None]) -> None:
+        if isinstance(message, DecodeTask | ResumeTask):
+            self.decode.serve(message, reply)
+        else:
+            self.prefill.serve(message, reply)
+
+    def flip(self, role: Role) -> None:
+        """Has that role from now on, unless it is about to end."""
+        if self._is_draining or role == self.role:
+            return
+        self.role = role
+        self.flips += 1
+        self.prefill.handle(RoleChanged(role == "prefill"))
+        self.decode.handle(decode_events.RoleChanged(role == "decode"))
+
+    def drain(self, timeout_s: float) -> None:
+        self._is_draining = True
+        self.prefill.drain(timeout_s)
+        self.decode.drain(timeout_s)
+
+    def die(self) -> None:
+        self._is_alive = False
+        self.prefill.die()
+        self.decode.die()
+
+    def load(self) -> LoadReport:
+        prefill, decode = self.prefill.state, self.decode.state
+        self.reports_sent += 1
+        return LoadReport(
+            instance_id=prefill.instance_id,
+            incarnation=prefill.incarnation,
+            sequence=self.reports_sent,
+            role=self.role,
+            is_draining=self._is_draining,
+            pending_prefill_tokens=prefill.pending_tokens,
+            pending_prefill_requests=prefill.pending_requests,
+            handovers_waiting=prefill.handovers_waiting,
+            decode_running=decode.running,
+            decode_waiting=decode.waiting,
+            decode_tokens=decode.context_tokens,
+            total_blocks=self.blocks.total_blocks,
+            largest_pool_blocks=self.blocks.largest_pool_blocks,
+            free_blocks=self.blocks.free_blocks,
+            prefill_tokens_per_s=1000.0,
+        )
+
+    def _hand_on(self, command: decode_events.HandOn) -> None:
+        home = command.home
+        left = SequenceLeft(
+            command.held_by, command.request, home.decode_instance, home.decode_incarnation, command.lengths
+        )
+        self.prefill.handle(left)
+
+    def _share(self, tell_other: Callable[[], None]) -> None:
+        before, self._free_blocks = self._free_blocks, self.blocks.free_blocks
+        if self._free_blocks > before:
+            self.bus.timeline.after(0.0, lambda: tell_other() if self._is_alive else None)
+
+    def _tell_prefill(self) -> None:
+        if self.prefill.state.pending_requests:
+            self.prefill.handle(BlocksFreed())
+
+    def _tell_decode(self) -> None:
+        if self.decode.state.waiting:
+            self.decode.handle(decode_events.BlocksFreed())
