@@ -95,6 +95,7 @@ class Planner:
     began_s: float
     profiler: WorkloadProfiler = field(init=False)
     scalers: dict[ScaledService, ServiceScaler] = field(init=False)
+    _known: set[ScaledService] = field(default_factory=set)
     _looks: int = 0
     _late: Counter[ScaledService] = field(default_factory=Counter)
     _chunk_time: FittedTime | None = None
@@ -120,7 +121,8 @@ class Planner:
         self._capacity_tokens = sight.capacity_tokens or self._capacity_tokens
 
     def plan(self, sight: MeshSight, now: float) -> Plan:
-        """Ends the window. To be called at times that rise."""
+        """Ends the window. To be called at times that rise. Services that were never there are not planned:
+        they are still starting, or the mesh is of another kind."""
         self.look(sight)
         changed = self.profiler.close(now)
         workload = self.profiler.workload
@@ -128,8 +130,11 @@ class Planner:
         if set(changed) - {"rate"}:
             for scaler in self.scalers.values():
                 scaler.forget_law()
+        self._known.update(service for service, count in sight.workers.items() if count)
         counts = tuple(
-            self._count(service, sight, workload, bool(changed), now) for service in self._services(sight)
+            self._count(service, sight, workload, bool(changed), now)
+            for service in self._services(sight)
+            if service in self._known
         )
         self._looks = 0
         self._late.clear()

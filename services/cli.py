@@ -16,9 +16,19 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from common.config import AttentionPartition, Config, Dtype, Pipeline, PredictorConfig, PredictorKind, Weights
+from common.config import (
+    AttentionPartition,
+    Config,
+    Dtype,
+    Pipeline,
+    PredictorConfig,
+    PredictorKind,
+    ScalingConfig,
+    ScalingMode,
+    Weights,
+)
 from common.config_file import check_config, load_config
-from common.errors import ConfigError, LamellaError
+from common.errors import ConfigError, LamellaError, LauncherError
 from services.analyze import analyze
 from services.bench.command import bench
 from services.compare.command import compare
@@ -32,6 +42,7 @@ from services.state_directory import DEFAULT_STATE_DIRECTORY
 from services.trace import trace
 
 if TYPE_CHECKING:
+    from common.scaling import DesiredCounts
     from services.control import MeshStatus
 
 app = typer.Typer(
@@ -129,6 +140,18 @@ def up(
     predictor_from: Annotated[
         Path | None, typer.Option(help="The classifier's directory, or the oracle's file of lengths.")
     ] = None,
+    autoscale: Annotated[
+        bool, typer.Option("--autoscale", help="As many instances as the load needs.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="With --autoscale: only log what it would do.")
+    ] = False,
+    least: Annotated[
+        list[str] | None, typer.Option("--min", metavar="ROLE=N", help="With --autoscale: at least so many.")
+    ] = None,
+    most: Annotated[
+        list[str] | None, typer.Option("--max", metavar="ROLE=N", help="At most; default 4 of each.")
+    ] = None,
     config: ConfigOption = None,
     nats: Annotated[str | None, typer.Option(help="Use this NATS instead of an embedded one.")] = None,
     redis: Annotated[str | None, typer.Option(help="Use this Redis instead of an embedded one.")] = None,
@@ -149,6 +172,7 @@ def up(
             staggered_batches=instance.staggered_batches if batches is None else batches,
         ),
         predictor=_chosen_predictor(settings.predictor, predictor, predictor_from),
+        scaling=_chosen_scaling(settings.scaling, autoscale, dry_run, least or [], most or []),
     )
     check_config(settings)
     usual = 0 if mixed else 1
@@ -212,13 +236,22 @@ def status(
 
 @app.command()
 def scale(
-    counts: Annotated[list[str], typer.Argument(metavar="ROLE=N …", help="For example prefill=2 decode=3.")],
+    counts: Annotated[
+        list[str] | None, typer.Argument(metavar="ROLE=N …", help="For example prefill=2 decode=3.")
+    ] = None,
+    show: Annotated[bool, typer.Option("--show", help="Show the scheduler's plan; change nothing.")] = False,
     state_dir: StateOption = DEFAULT_STATE_DIRECTORY,
 ) -> None:
     """Change how many instances run; returns when they are ready and the surplus has drained."""
     from services.launch_plan import parse_counts
     from services.local import scale as scale_mesh
+    from services.local import status as mesh_status
 
+    if show:
+        _print_plan(mesh_status(state_dir).plan)
+        return
+    if not counts:
+        raise ConfigError("scale", None, "must be ROLE=N, or --show")
     wanted = parse_counts(counts)
     with messages.status("scaling"):
         mesh = scale_mesh(state_dir, wanted)
@@ -316,6 +349,27 @@ def _chosen_predictor(
             raise ConfigError("--predictor-from", str(source), "needs --predictor classifier or oracle")
 
 
+def _chosen_scaling(
+    scaling: ScalingConfig, is_on: bool, is_dry_run: bool, least: list[str], most: list[str]
+) -> ScalingConfig:
+    """Raises ConfigError for limits that are none, or that nothing asks for."""
+    from services.launch_plan import check_counts, parse_counts
+
+    limits: dict[str, int] = {}
+    for option, name, counts in (("--min", "min", least), ("--max", "max", most)):
+        parsed = parse_counts(counts, option)
+        check_counts(parsed)
+        if "scheduler" in parsed:
+            raise ConfigError(option, "scheduler", "is not scaled by load")
+        limits |= {f"{name}_{role}": count for role, count in parsed.items()}
+    policy: ScalingMode = scaling.policy
+    if is_on:
+        policy = "dry_run" if is_dry_run else "on"
+    if policy == "off" and (limits or is_dry_run):
+        raise ConfigError("--min, --max, --dry-run", None, "need --autoscale")
+    return msgspec.structs.replace(scaling, policy=policy, **limits)
+
+
 def _prepare(config: Config) -> None:
     """What takes long only the first time, before any process waits for it: weights and the program."""
     from services.prepare import prepare_model
@@ -344,6 +398,24 @@ def _print_status(mesh: "MeshStatus") -> None:
         if mesh.leader is not None and mesh.leader.id == process.id:
             state += ", leads"
         table.add_row(process.id, shown.role, str(process.pid), state, str(process.restarts))
+    console.print(table)
+    if mesh.plan is not None:
+        _print_plan(mesh.plan)
+
+
+def _print_plan(plan: "DesiredCounts | None") -> None:
+    """Raises LauncherError where there is none."""
+    if plan is None:
+        raise LauncherError("nothing is planned (yet): `lamella up --autoscale`, and a window of requests")
+    console = Console()
+    console.print(
+        f"{plan.rate_per_s:.3g} requests/s of {plan.prompt_tokens:.0f} + {plan.output_tokens:.0f} tokens"
+        + (f"; changed: {', '.join(plan.changed)}" if plan.changed else ""),
+        highlight=False,
+    )
+    table = Table("service", "ready", "wanted", "why", box=None)
+    for each in plan.counts:
+        table.add_row(each.service, str(each.current), str(each.desired), each.reason)
     console.print(table)
 
 

@@ -14,6 +14,7 @@ import msgspec
 
 from common.errors import LamellaError, LauncherError
 from common.messages import Role
+from common.scaling import DesiredCounts
 from gateway.service_levels import ServiceLevel
 from services.launch_plan import ScaledRole
 
@@ -61,7 +62,7 @@ class LeaderStatus(msgspec.Struct, frozen=True):
 class MeshStatus(msgspec.Struct, frozen=True, tag="mesh"):
     """A local mesh as its supervisor sees it. ``url`` is None until the gateway is known. ``service_levels``:
     of the last minute, which the command line asks the gateways for. ``leader`` is None between two of them,
-    and where the store is away."""
+    and where the store is away. ``plan``: its latest for the number of workers, where it makes any."""
 
     state: MeshState
     url: str | None
@@ -69,6 +70,7 @@ class MeshStatus(msgspec.Struct, frozen=True, tag="mesh"):
     processes: list[ProcessStatus]
     service_levels: list[ServiceLevel] = []
     leader: LeaderStatus | None = None
+    plan: DesiredCounts | None = None
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):

@@ -18,6 +18,7 @@ MAX_INSTANCES = 64
 ROLES: tuple[Role, ...] = ("prefill", "decode", "mixed")
 ScaledRole = Literal["prefill", "decode", "mixed", "attention", "scheduler"]
 """What there may be several of on a machine."""
+SCALED_ROLES: tuple[ScaledRole, ...] = get_args(ScaledRole)
 
 ALLOCATOR_ENVIRONMENT = {
     # glibc gives freed memory back to the kernel and faults it in again at the next step; keeping it took the
@@ -50,16 +51,16 @@ class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
     command: tuple[str, ...] = (sys.executable, "-m", "services.cli", "serve")
 
 
-def parse_counts(counts: Sequence[str]) -> dict[ScaledRole, int]:
+def parse_counts(counts: Sequence[str], option: str = "scale") -> dict[ScaledRole, int]:
     """Of ``role=N``. Raises ConfigError."""
     wanted: dict[ScaledRole, int] = {}
     for item in counts:
         role, _, number = item.partition("=")
-        if role not in get_args(ScaledRole) or not (number.isascii() and number.isdecimal()):
-            raise ConfigError("scale", item, f"must be ROLE=N, of {', '.join(get_args(ScaledRole))}")
+        if role not in SCALED_ROLES or not (number.isascii() and number.isdecimal()):
+            raise ConfigError(option, item, f"must be ROLE=N, of {', '.join(SCALED_ROLES)}")
         if role in wanted:
-            raise ConfigError("scale", item, f"{role} is said twice")
-        wanted[role] = int(number)  # type: ignore[index]  # it is one of them
+            raise ConfigError(option, item, f"{role} is said twice")
+        wanted[role] = int(number)
     return wanted
 
 
@@ -99,10 +100,12 @@ def configured(config: Config, plan: LaunchPlan) -> Config:
     if not plan.attention:
         return config
     replace = msgspec.structs.replace
+    # Their memory is shared out at the start, also to instances that may be added.
+    most = config.scaling.max_decode if config.scaling.policy == "on" else 1
     return replace(
         config,
         instance=replace(config.instance, attention_workers=plan.attention),
-        attention=replace(config.attention, decode_instances=max(1, plan.decode)),
+        attention=replace(config.attention, decode_instances=max(most, plan.decode)),
     )
 
 

@@ -9,7 +9,7 @@ import logging
 import os
 import secrets
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -21,9 +21,11 @@ from common.config import Config
 from common.config_file import load_config, to_toml
 from common.errors import ConfigError, LamellaError, LauncherError, StoreError
 from common.logs import configure_logging
+from common.scaling import ScaledService
 from common.service import listen_to_signals
 from common.store import Store
 from services import control, embedded
+from services.autoscale import follow_plans
 from services.launch_plan import LaunchPlan, check_plan, configured
 from services.probes import until
 from services.state_directory import StateDirectory, end_process, locked, write_private
@@ -34,6 +36,8 @@ log = logging.getLogger("lamella.supervisor")
 OnReady = Callable[[control.MeshStatus], None]
 
 STORE_TRIES = 15
+FOLLOWING_LOAD: frozenset[ScaledService] = frozenset(("prefill", "decode", "mixed", "attention"))
+"""Of the services that are planned, those there may be several of here: a gateway has the port."""
 
 
 async def supervise(state: StateDirectory, plan: LaunchPlan, config: Config, on_ready: OnReady) -> None:
@@ -121,6 +125,25 @@ async def _launch(supervisor: Supervisor, servers: list[embedded.EmbeddedServer]
     await supervisor.launch()
     log.info("mesh_ready", extra={"url": supervisor.url})
     on_ready(await supervisor.status())
+    await _autoscale(supervisor)
+
+
+async def _autoscale(supervisor: Supervisor) -> None:
+    """Follows the scheduler's plans, where it makes any, by the way of `lamella scale`."""
+    scaling = supervisor.config.scaling
+    if scaling.policy == "off":
+        return
+
+    async def scale(counts: Mapping[ScaledService, int]) -> None:
+        await supervisor.scale({service: count for service, count in counts.items() if service != "gateway"})
+
+    await follow_plans(
+        supervisor.store.read_plan,
+        scale,
+        FOLLOWING_LOAD,
+        scaling.window_s,
+        is_dry_run=scaling.policy == "dry_run",
+    )
 
 
 async def _kill_when(abort: asyncio.Event, supervisor: Supervisor) -> None:

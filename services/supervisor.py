@@ -18,6 +18,7 @@ from common.config import Config
 from common.config_file import to_toml
 from common.errors import LauncherError, StoreError
 from common.messages import InstanceRecord, MemberRecord, Role
+from common.scaling import DesiredCounts
 from common.store import Store
 from services import control, embedded
 from services.children import Child
@@ -167,7 +168,19 @@ class Supervisor:
         if self.is_stopping:
             state = "stopping"
         leader = None if self.is_stopping else await self._leader()
-        return control.MeshStatus(state, self.url, list(instances.values()), processes, leader=leader)
+        plan = None if self.is_stopping else await self._latest_plan()
+        return control.MeshStatus(
+            state, self.url, list(instances.values()), processes, leader=leader, plan=plan
+        )
+
+    async def _latest_plan(self) -> DesiredCounts | None:
+        if self.config.scaling.policy == "off":
+            return None
+        try:
+            return await self.store.read_plan()
+        except StoreError as exc:
+            log.warning("plan_unread", extra={"error": str(exc)})
+            return None
 
     async def stop(self, grace_s: float) -> None:
         """Ends everything in order; each step takes at most the drain and ``grace_s``."""

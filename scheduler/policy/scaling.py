@@ -76,6 +76,7 @@ class ServiceScaler:
     most: int
     law: WorkerLaw = field(default_factory=WorkerLaw)
     desired: int | None = None
+    _has_moved: bool = False
     _changed_s: float = -math.inf
     _held_until_s: float = -math.inf
     _enough: deque[tuple[float, int]] = field(default_factory=deque)
@@ -86,15 +87,18 @@ class ServiceScaler:
 
     def keep(self, current: int, why: str) -> tuple[int, str]:
         """Nothing is known: as many as there are, within the limits."""
-        if self.desired is None:
-            self.desired = current
+        if self.desired is None or not self._has_moved:
+            self.desired = max(self.desired or 0, current)
         self.desired = self._within(self.desired)
         return self.desired, why
 
     def decide(self, current: int, asked: Asked, now: float) -> tuple[int, str]:
         """How many there should be from now on, and why. To be called at every window's end."""
         if self.desired is None:
-            self.desired, self._changed_s = self._within(current), now
+            self.desired, self._changed_s = current, now
+        if not self._has_moved:
+            # The operator's own, of which some may still have been starting.
+            self.desired = max(self.desired, current)
         before = self.desired = self._within(self.desired)
         was_missed = asked.was_missed and current >= before
         self._learn(current, asked, was_missed)
@@ -107,7 +111,7 @@ class ServiceScaler:
         self._note_enough(max(wanted, enough), now)
         self.desired, said = self._moved(before, wanted, asked.has_changed, now)
         if self.desired != before:
-            self._changed_s = now
+            self._changed_s, self._has_moved = now, True
         return self.desired, f"{asked.need.why}: {wanted} needed ({how}){said}"
 
     @property
@@ -151,4 +155,4 @@ class ServiceScaler:
         is_calm = now - self._changed_s >= self.settings.down_after_s and now >= self._held_until_s
         if not is_calm:
             return before, f"{said}, fewer once {self.settings.down_after_s:g} s were calm"
-        return enough, said
+        return enough, said if enough == target else f", {enough} within {self.settings.down_after_s:g} s"

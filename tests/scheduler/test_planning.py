@@ -150,6 +150,16 @@ def test_without_learned_speeds_nothing_changes_and_the_reason_says_so() -> None
     assert day.workers["decode"] > 1, "whose speed is known"
 
 
+def test_what_has_not_come_up_yet_is_not_planned() -> None:
+    day = Day(workers={"gateway": 1})
+    assert set(reasons(day.poisson(1.0))) == {"gateway"}
+    day.workers |= {"prefill": 1, "decode": 1}
+    assert set(reasons(day.poisson(1.0))) == {"gateway", "prefill", "decode"}
+    day.workers["decode"] = 0
+    plan = day.poisson(1.0)
+    assert {each.service: each.desired for each in plan.counts}["decode"] == 1, "it was lost"
+
+
 def test_late_objectives_bring_one_more_than_the_estimate() -> None:
     day = Day()
     for _ in range(10):

@@ -178,3 +178,22 @@ def test_what_kept_the_objectives_corrects_an_estimate_that_is_too_high_or_too_l
 def test_without_anything_known_there_stay_as_many_as_there_are_within_the_limits() -> None:
     assert ServiceScaler(SETTINGS, 1, 4).keep(3, "nothing known") == (3, "nothing known")
     assert ServiceScaler(SETTINGS, 1, 4).keep(9, "nothing known")[0] == 4
+
+
+def test_instances_that_were_still_starting_when_it_began_are_not_taken_for_a_surplus() -> None:
+    scaler = ServiceScaler(SETTINGS, 1, 8)
+    assert scaler.decide(1, asked(2.0), 10.0)[0] == 1
+    assert scaler.decide(3, asked(2.0), 20.0)[0] == 3, "two more have come up"
+    assert scaler.decide(2, asked(2.0), 30.0)[0] == 3, "one is away"
+    assert [scaler.decide(3, asked(2.0), 40.0 + 10.0 * window)[0] for window in range(4)][-1] == 1
+    assert scaler.decide(3, asked(2.0), 80.0)[0] == 1, "who drains is no reason to stay"
+
+
+def test_a_step_down_says_what_held_it_up() -> None:
+    service = Service(workers=4)
+    for rate_per_s in (14.0, 6.0, 2.0, 2.0, 2.0, 2.0, 2.0):
+        service.window(asked(rate_per_s))
+    assert service.workers == 4
+    service.window(asked(2.0))
+    assert service.workers == 2
+    assert service.reason == "so many requests: 1 needed (estimated), 2 within 60 s"

@@ -1,0 +1,69 @@
+"""Carries out the scheduler's plans: how many workers there are follows how many are wanted.
+
+Whoever starts and ends workers gives ``follow_plans`` two functions: one reads the latest plan, one makes the
+counts so. A plan of an earlier leader is refused, and so is one that was there before: it is of another life.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+
+from common.epochs import EpochFence
+from common.errors import LauncherError, LeaderSuperseded, StoreError
+from common.scaling import DesiredCounts, ScaledService
+
+log = logging.getLogger("lamella.autoscale")
+
+MOST_INTERVAL_S = 1.0
+
+ReadPlan = Callable[[], Awaitable[DesiredCounts | None]]
+Scale = Callable[[Mapping[ScaledService, int]], Awaitable[None]]
+"""Returns when there are as many; raises LauncherError where that cannot be."""
+
+
+async def follow_plans(
+    read_plan: ReadPlan, scale: Scale, scaled: frozenset[ScaledService], window_s: float, *, is_dry_run: bool
+) -> None:
+    """Runs until cancelled. ``scaled``: what this place can have more or fewer of; ``window_s``: how often
+    there is a new plan. A plan that fails is not tried again: the next one knows more."""
+    fence = EpochFence()
+    seen = await _try_read(read_plan)
+    if seen is not None:
+        fence.note(seen.epoch)
+    while True:
+        await asyncio.sleep(min(MOST_INTERVAL_S, window_s / 4))
+        plan = await _try_read(read_plan)
+        if plan is None or plan == seen:
+            continue
+        seen = plan
+        try:
+            fence.admit(plan.epoch)
+            await _carry_out(plan, scale, scaled, is_dry_run)
+        except (LeaderSuperseded, LauncherError) as exc:
+            log.warning("plan_not_carried_out", extra={"error": str(exc)})
+
+
+async def _try_read(read_plan: ReadPlan) -> DesiredCounts | None:
+    try:
+        return await read_plan()
+    except StoreError as exc:
+        log.warning("plan_unread", extra={"error": str(exc)})
+        return None
+
+
+async def _carry_out(
+    plan: DesiredCounts, scale: Scale, scaled: frozenset[ScaledService], is_dry_run: bool
+) -> None:
+    due = [each for each in plan.counts if each.desired != each.current and each.service in scaled]
+    for each in due:
+        log.info(
+            "would_scale" if is_dry_run else "scaling",
+            extra={
+                "service": each.service,
+                "current": each.current,
+                "desired": each.desired,
+                "reason": each.reason,
+            },
+        )
+    if due and not is_dry_run:
+        await scale({each.service: each.desired for each in due})
