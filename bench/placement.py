@@ -1,7 +1,8 @@
 """How long the scheduler decides where a request goes, by policy, with many instances and running requests.
 
 One process, no IO: events and placements as ``scheduler.service`` gives them to the state. Between two
-decisions a request ends and an instance reports, whose time is not counted.
+decisions a request ends and an instance reports, whose time is not counted. Then what it costs to judge, at
+``--rate`` requests a second, what the other policies would have done (``scheduler.regret``).
 
     python bench/placement.py [--instances 100] [--running 1000] [--decisions 3000]
 """
@@ -16,6 +17,7 @@ from common.messages import GenerationRequest, InstanceRecord, LoadReport, Role,
 from common.performance import FittedTime
 from scheduler import events
 from scheduler.policy.dispatch import DECODE_POLICIES
+from scheduler.regret import RegretLog
 from scheduler.state import SchedulerState
 
 BLOCKS, BLOCK_SIZE = 4096, 256
@@ -106,6 +108,26 @@ def measure(instances: int, running: int, decisions: int, policy: DecodePolicy) 
     return taken
 
 
+def measure_shadow(instances: int, running: int, decisions: int, rate: float) -> RegretLog:
+    """What the other policies would have done, judged as live at ``rate`` requests a second."""
+    state = mesh_of(instances, "least_loaded")
+    regret = state.placer.regret
+    for number in range(running + decisions):
+        now = number / rate
+        if number >= running:
+            over = request_of(number - running)
+            ended = events.RequestOver(over.request_id, len(over.prompt_ids), 50, ttft_s=0.1, tpot_s=0.03)
+            state.handle(ended, now)
+        state.place(request_of(number), now)
+        state.handle(events.TaskAcknowledged(RequestId(f"r{number}"), 0), now)
+        look = state.placer.look
+        if number >= running and look is not None and regret.budget.may_spend(now):
+            began_s = time.thread_time()
+            regret.judge(look)
+            regret.spend(time.thread_time() - began_s)
+    return regret
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -113,6 +135,7 @@ def main() -> None:
     parser.add_argument("--instances", type=int, default=100)
     parser.add_argument("--running", type=int, default=1000)
     parser.add_argument("--decisions", type=int, default=3000)
+    parser.add_argument("--rate", type=float, default=50.0, help="Requests a second, for the shadow's share.")
     options = parser.parse_args()
     for policy in DECODE_POLICIES:
         taken = measure(options.instances, options.running, options.decisions, policy)
@@ -121,6 +144,13 @@ def main() -> None:
             f"{policy:17}: p50 {1e6 * statistics.median(taken):6.0f} µs, p99 {1e6 * p99_s:6.0f} µs,"
             f" {len(taken) / sum(taken):,.0f} decisions/s"
         )
+    regret = measure_shadow(options.instances, options.running, options.decisions, options.rate)
+    judged = max(each.decisions for each in regret.policies.values())
+    share = regret.spent_s * options.rate / options.decisions
+    print(
+        f"other policies   : {judged:,} of {options.decisions:,} decisions judged at {options.rate:g}/s,"
+        f" {1e6 * regret.spent_s / judged:.0f} µs each, {share:.2%} of one core"
+    )
 
 
 if __name__ == "__main__":

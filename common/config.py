@@ -96,13 +96,15 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``prefill_policy`` and ``decode_policy``: where requests go (``scheduler.policy.dispatch``).
-    ``decisions_kept``: how many of the newest placements can be explained afterwards. Queue bounds of early
-    rejection: prompt tokens waiting per prefill instance, and the seconds that these take by what it has
-    learned of its chunks; requests per decode."""
+    ``decisions_kept``: how many of the newest placements can be explained afterwards; ``shadow_share``: of
+    one core, for what the other policies would have done (``scheduler.regret``), 0: never. Queue bounds of
+    early rejection: prompt tokens waiting per prefill instance, and the seconds that these take by what it
+    has learned of its chunks; requests per decode."""
 
     prefill_policy: PrefillPolicy = "shortest_queue"
     decode_policy: DecodePolicy = "least_loaded"
     decisions_kept: int = 4096
+    shadow_share: float = 0.005
     max_pending_prefill_tokens: int = 65_536
     max_prefill_wait_s: float = 60.0
     max_requests_per_decode: int = 512

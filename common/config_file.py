@@ -196,6 +196,7 @@ def check_config(config: Config) -> None:
         require(key, "must be at least 1", lambda v: v is None or v >= 1)
     for key in ("transfer.min_port", "transfer.max_port"):
         require(key, "must be 1..65535", lambda v: 1 <= v <= 65_535)
+    require("scheduler.shadow_share", "must be 0..0.1", lambda v: 0 <= v <= 0.1)
     require("transfer.pull_share", "must be over 0 and at most 1", lambda v: 0 < v <= 1)
     require("scaling.utilisation", "must be over 0 and under 1", lambda v: 0 < v < 1)
     for service in SCALED_SERVICES:

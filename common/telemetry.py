@@ -9,12 +9,13 @@ in the event loop's thread; the text is made when it is scraped.
 
 import asyncio
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector, disable_created_metrics
-from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, SummaryMetricFamily
 from prometheus_client.registry import Collector
 
 from common.latency import (
@@ -115,6 +116,41 @@ def new_registry(kind: str) -> CollectorRegistry:
 def export_count(registry: CollectorRegistry, name: str, help_text: str, count: Callable[[], int]) -> None:
     """A gauge that is asked on the event loop, whenever it is scraped."""
     Gauge(f"lamella_{name}", help_text, registry=registry).set_function(count)
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """Of one set of labels' values: how many observations, and their total."""
+
+    labels: tuple[str, ...]
+    count: int
+    total: float
+
+
+class SumsCollector(Collector):
+    """Observations that somebody else counts and adds up."""
+
+    def __init__(
+        self, name: str, help_text: str, labels: tuple[str, ...], read: Callable[[], Iterable[Sums]]
+    ) -> None:
+        self._name, self._help_text, self._labels, self._read = name, help_text, labels, read
+
+    def collect(self) -> Iterator[SummaryMetricFamily]:
+        family = SummaryMetricFamily(self._name, self._help_text, labels=self._labels)
+        for each in self._read():
+            family.add_metric(each.labels, each.count, each.total)
+        yield family
+
+
+def export_sums(
+    registry: CollectorRegistry,
+    name: str,
+    help_text: str,
+    labels: tuple[str, ...],
+    read: Callable[[], Iterable[Sums]],
+) -> None:
+    """Sum and count by labels, read on the event loop whenever they are scraped."""
+    registry.register(SumsCollector(f"lamella_{name}", help_text, labels, read))
 
 
 async def sample_loop_lag(registry: CollectorRegistry) -> None:

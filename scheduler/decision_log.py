@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from common.ids import InstanceId, RequestId, request_id_of
+from common.messages import Phase
 from scheduler.policy.dispatch import DecodeCandidate, Scored
 
 MOST_CHOICES = 128
@@ -12,22 +13,27 @@ MOST_CHOICES = 128
 
 
 class Choice(msgspec.Struct, frozen=True, gc=False):
-    """One rule's: everybody it scored, and whom it took; None: nobody, for ``reason``. Of a decode choice
-    ``loads``, what was known of each, and the ``tpot_s`` that was promised: what is known of an instance is
-    one object until it changes, so that keeping it costs a reference."""
+    """One rule's: everybody it scored (the least is the best; a refused one says which constraint it breaks),
+    and whom it took; None: nobody, for ``reason``. ``predicted_s``: what the request was to see of the one
+    that was taken, TTFT of prefill and TPOT of decode; None where that one had measured nothing yet. Of a
+    decode choice ``loads``, what was known of each, and the ``tpot_s`` that was promised: what is known of an
+    instance is one object until it changes, so that keeping it costs a reference."""
 
+    phase: Phase
     policy: str
     candidates: tuple[Scored, ...]
     taken: InstanceId | None
     reason: str | None = None
+    predicted_s: float | None = None
     loads: tuple[DecodeCandidate, ...] = ()
     tpot_s: float | None = None
 
 
 class Decision(msgspec.Struct, frozen=True, gc=False):
-    """Where one attempt of a request went. ``prompt_tokens`` include ``drawn_tokens``, which it drew before;
-    ``predicted_tokens``: the mean of what it was expected to draw in all; ``output_tokens``: what it drew,
-    once it has ended by itself. ``at_s``: on this scheduler's clock."""
+    """Where one attempt of a request went. ``at_s``: on this scheduler's clock. ``prompt_tokens`` include
+    ``drawn_tokens``, which it drew before; ``predicted_tokens``: the mean of what it was expected to draw in
+    all. The last three are the outcome, once it has ended by itself: what it drew, and the TTFT and TPOT that
+    its gateway measured (no TPOT with fewer than two tokens)."""
 
     request_id: RequestId
     attempt: int
@@ -35,8 +41,16 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
     prompt_tokens: int
     predicted_tokens: float
     choices: tuple[Choice, ...] = ()
-    output_tokens: int | None = None
+    service_class: str = "default"
     drawn_tokens: int = 0
+    output_tokens: int | None = None
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+
+    def concerns(self, instance_id: str) -> bool:
+        """Whether it took that instance, or could have."""
+        scored = (each for choice in self.choices for each in choice.candidates)
+        return any(each.instance_id == instance_id for each in scored)
 
 
 @dataclass(slots=True)
@@ -55,10 +69,16 @@ class DecisionLog:
         while len(self._decisions) > self.kept:
             del self._decisions[next(iter(self._decisions))]
 
-    def end(self, request_id: RequestId, output_tokens: int) -> None:
+    def end(
+        self, request_id: RequestId, output_tokens: int, ttft_s: float | None, tpot_s: float | None
+    ) -> Decision | None:
+        """The decision with its outcome; None where it is forgotten, or another scheduler's."""
         decision = self._decisions.get(request_id)
-        if decision is not None:
-            self._decisions[request_id] = msgspec.structs.replace(decision, output_tokens=output_tokens)
+        if decision is None:
+            return None
+        ended = msgspec.structs.replace(decision, output_tokens=output_tokens, ttft_s=ttft_s, tpot_s=tpot_s)
+        self._decisions[request_id] = ended
+        return ended
 
     def find(self, call_id: str) -> list[Decision]:
         """Of all choices of a client's call; none where they are forgotten, or another scheduler's."""
@@ -69,6 +89,15 @@ class DecisionLog:
                 found.append(decision)
         return found
 
-    def newest(self, count: int) -> list[Decision]:
-        """The newest first."""
-        return list(self._decisions.values())[: -count - 1 : -1] if count > 0 else []
+    def newest(
+        self, count: int, service_class: str | None = None, instance_id: str | None = None
+    ) -> list[Decision]:
+        """The newest first; only those of a class, or that looked at an instance, where one is given."""
+        found: list[Decision] = []
+        for decision in reversed(self._decisions.values()):
+            if len(found) >= count:
+                break
+            is_of_class = service_class is None or decision.service_class == service_class
+            if is_of_class and (instance_id is None or decision.concerns(instance_id)):
+                found.append(decision)
+        return found

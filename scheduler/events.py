@@ -52,6 +52,8 @@ class RequestOver:
     output_tokens: int | None = None
     is_cut: bool = False
     attempt: int = 0
+    ttft_s: float | None = None
+    tpot_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

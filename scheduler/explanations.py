@@ -1,25 +1,68 @@
-"""``/decisions`` of a scheduler: why requests went where they went."""
+"""``/decisions`` and ``/regret`` of a scheduler: why requests went where they went, and where else."""
+
+from collections.abc import Iterator
+from typing import Annotated
 
 import msgspec
-from fastapi import FastAPI, Response
+from fastapi import FastAPI, Query, Response
+from prometheus_client import CollectorRegistry
 
 from common.http import READ
-from scheduler.decision_log import DecisionLog
+from common.telemetry import Sums, export_sums
+from scheduler.placing import Placer
+from scheduler.regret import RegretLog
 
 NEWEST, MOST_NEWEST = 20, 1000
 
 
-def add_routes(app: FastAPI, log: DecisionLog) -> None:
-    """``/decisions`` (the newest first, ``?newest=N``) and ``/decisions/CALL`` (each choice of that call)."""
+def add_routes(app: FastAPI, placer: Placer) -> None:
+    """``/decisions`` (the newest first; ``?newest=N``, ``?class=NAME``, ``?instance=ID``: those that looked
+    at it), ``/decisions/CALL`` (each choice of that call), ``/regret`` (a ``RegretReport``)."""
+    settings = placer.settings
 
     @app.api_route("/decisions", methods=READ)
-    async def newest(newest: int = NEWEST) -> Response:
-        return _json(log.newest(min(newest, MOST_NEWEST)))
+    async def newest(
+        newest: int = NEWEST,
+        service_class: Annotated[str | None, Query(alias="class")] = None,
+        instance: str | None = None,
+    ) -> Response:
+        return _json(placer.log.newest(min(newest, MOST_NEWEST), service_class, instance))
 
     @app.api_route("/decisions/{call_id}", methods=READ)
     async def of_call(call_id: str) -> Response:
-        found = log.find(call_id)
+        found = placer.log.find(call_id)
         return _json(found, 200 if found else 404)
+
+    @app.api_route("/regret", methods=READ)
+    async def regret() -> Response:
+        return _json(placer.regret.report(settings.prefill_policy, settings.decode_policy))
+
+
+def export_regret(registry: CollectorRegistry, log: RegretLog) -> None:
+    """As metrics, summed when they are scraped."""
+
+    def regrets() -> Iterator[Sums]:
+        for each in log.policies.values():
+            yield Sums((each.phase, each.policy), each.decisions, each.regret_s)
+
+    def errors() -> Iterator[Sums]:
+        for each in log.hindsight.values():
+            yield Sums((each.phase,), each.requests, each.error_s)
+
+    export_sums(
+        registry,
+        "policy_regret_seconds",
+        "By how much a policy's choice would have been worse than the best, as predicted.",
+        ("phase", "policy"),
+        regrets,
+    )
+    export_sums(
+        registry,
+        "placement_prediction_error_seconds",
+        "By how much TTFT (prefill) and TPOT (decode) missed what was predicted of the choice taken.",
+        ("phase",),
+        errors,
+    )
 
 
 def _json(content: object, status: int = 200) -> Response:

@@ -29,6 +29,8 @@ from scheduler.policy.dispatch import (
     choose,
 )
 from scheduler.policy.length_history import LengthHistory
+from scheduler.policy.shadow import Look, predicted_tpot_s, predicted_ttft_s
+from scheduler.regret import RegretLog, TimeBudget
 from scheduler.views import InstanceView, KVFormat
 
 NO_INSTANCE_RETRY_S = 2.0
@@ -39,7 +41,7 @@ DECODE_FULL_RETRY_S = 2.0
 class Placer:
     """``instances`` are the state's own. ``objectives`` are those of every class that is not among
     ``service_classes``. ``lengths``: what outputs have been like; ``predicted``: what a predictor said of
-    single requests."""
+    single requests. ``look``: what the newest decision saw, for whoever judges it (``scheduler.regret``)."""
 
     settings: SchedulerConfig
     objectives: ObjectivesConfig
@@ -48,10 +50,14 @@ class Placer:
     lengths: LengthHistory = field(default_factory=LengthHistory)
     predicted: NewestLengths[RequestId] = field(default_factory=NewestLengths)
     log: DecisionLog = field(init=False)
+    regret: RegretLog = field(init=False)
+    look: Look | None = None
+    _prefills: Sequence[PrefillCandidate] = ()
     _chosen: int = 0
 
     def __post_init__(self) -> None:
         self.log = DecisionLog(self.settings.decisions_kept)
+        self.regret = RegretLog(TimeBudget(self.settings.shadow_share))
 
     def predict(self, request: GenerationRequest) -> LengthDistribution:
         """Tokens that it will have drawn in the end: by the predictor's word or else by what like prompts
@@ -81,6 +87,7 @@ class Placer:
         """For a sequence whose KV need not be computed: ``former``, if any, has it and is to hand it over,
         or where it is mixed may decode it itself. Raises as ``choose_both``."""
         arrival = self._arrival(request)
+        self._prefills = ()
         choices: list[Choice] = []
         excluded: frozenset[InstanceId] = frozenset()
         if former is not None:
@@ -116,6 +123,7 @@ class Placer:
                 arrival.prompt_tokens,
                 arrival.lengths.mean,
                 tuple(choices),
+                service_class=request.service_class,
                 drawn_tokens=arrival.drawn_tokens,
             )
         )
@@ -136,10 +144,14 @@ class Placer:
             views = self._with_room_after(views, request)
             candidates = self._within_bound([view.for_prefill for view in views], request.tokens)
         except RequestError as exc:
-            choices.append(Choice(policy, (), None, exc.message))
+            choices.append(Choice("prefill", policy, (), None, exc.message))
             raise
+        self._prefills = candidates
         scored = PREFILL_POLICIES[policy](candidates, arrival)
-        return self._take(policy, scored, choose(scored), choices)
+        view = self._take("prefill", policy, scored, choose(scored), choices)
+        predicted_s = predicted_ttft_s(view.for_prefill, arrival)
+        choices[-1] = msgspec.structs.replace(choices[-1], predicted_s=predicted_s)
+        return view
 
     def _with_room_after(
         self, views: Sequence[InstanceView], request: GenerationRequest
@@ -214,23 +226,34 @@ class Placer:
             if not candidates:
                 raise self._decode_overloaded()
         except RequestError as exc:
-            choices.append(Choice(policy, (), None, exc.message))
+            choices.append(Choice("decode", policy, (), None, exc.message))
             raise
         promised = self.service_classes.get(request.service_class, self.objectives)
         objectives = Objectives(promised.ttft_s, promised.tpot_s)
         scored = DECODE_POLICIES[policy](candidates, arrival, objectives)
         home = arrival.home
         taken = choose(scored) if home is None else choose_coupled(scored, home, policy)
-        view = self._take(policy, scored, taken, choices)
-        choices[-1] = msgspec.structs.replace(choices[-1], loads=tuple(candidates), tpot_s=objectives.tpot_s)
+        view = self._take("decode", policy, scored, taken, choices)
+        choices[-1] = msgspec.structs.replace(
+            choices[-1],
+            predicted_s=predicted_tpot_s(view.for_decode, arrival),
+            loads=tuple(candidates),
+            tpot_s=objectives.tpot_s,
+        )
+        self.look = Look(arrival, self._prefills, candidates, objectives)
         return view
 
     def _take(
-        self, policy: str, scored: list[Scored], taken: Scored | None, choices: list[Choice]
+        self,
+        phase: Phase,
+        policy: str,
+        scored: list[Scored],
+        taken: Scored | None,
+        choices: list[Choice],
     ) -> InstanceView:
         assert taken is not None, f"{policy} took none of {scored}"
         shown = tuple(taken if each.instance_id == taken.instance_id else each for each in scored)
-        choices.append(Choice(policy, shown, taken.instance_id))
+        choices.append(Choice(phase, policy, shown, taken.instance_id))
         return self.instances[taken.instance_id]
 
     # who could

@@ -6,6 +6,7 @@ bookings (``scheduler.sharing``).
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 
@@ -217,6 +218,17 @@ class SchedulerService:
         self.metrics.observe_placement(asyncio.get_running_loop().time() - started_s)
         peer = placement.prefill_instance
         timeline.end(began_ns, DISPATCH, request.attempt, requests=request.request_id, peer=peer)
+        self._judge_policies()
+
+    def _judge_policies(self) -> None:
+        """After the delivery, on time that is its own: by what the newest decision saw."""
+        placer = self.state.placer
+        look, placer.look = placer.look, None
+        if look is None or not placer.regret.budget.may_spend(asyncio.get_running_loop().time()):
+            return
+        began_s = time.thread_time()
+        placer.regret.judge(look)
+        placer.regret.spend(time.thread_time() - began_s)
 
     def _ask_length(self, request: GenerationRequest) -> None:
         """Beside the delivery. Until the predictor answers, and where it does not, history's word holds."""
@@ -267,8 +279,9 @@ class SchedulerService:
             case LoadReport():
                 self._handle(events.LoadReported(message))
             case RequestEnded():
-                ended = (message.request_id, message.prompt_tokens, message.output_tokens, message.is_cut)
-                self._handle(events.RequestOver(*ended, message.attempt))
+                drew = (message.prompt_tokens, message.output_tokens, message.is_cut, message.attempt)
+                measured = (message.ttft_s, message.tpot_s)
+                self._handle(events.RequestOver(message.request_id, *drew, *measured))
                 if self.scaling is not None and message.output_tokens is not None:
                     self.scaling.planner.profiler.end(message.output_tokens)
 

@@ -241,7 +241,9 @@ class SchedulerState:
             self.placer.predicted.forget(over.request_id)
         if over.output_tokens is not None:
             self.placer.lengths.add(over.prompt_tokens, over.output_tokens, is_cut=over.is_cut)
-            self.placer.log.end(over.request_id, over.output_tokens)
+            ended = self.placer.log.end(over.request_id, over.output_tokens, over.ttft_s, over.tpot_s)
+            if ended is not None:
+                self.placer.regret.compare(ended)
 
     # membership
 

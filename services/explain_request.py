@@ -2,9 +2,10 @@
 
 import asyncio
 import urllib.error
+import urllib.parse
 import urllib.request
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import msgspec
 import typer
@@ -15,9 +16,13 @@ from common.config import MeshConfig
 from common.errors import LauncherError
 from common.messages import ServiceRecord
 from scheduler.decision_log import Choice, Decision
+from scheduler.regret import RegretReport
+from services.explain_policies import add_up_regrets, print_regrets
 from services.members import members_of
 from services.state_directory import DEFAULT_STATE_DIRECTORY
 from services.trace import mesh_of
+
+Answer = TypeVar("Answer")
 
 TIMEOUT_S = 5.0
 
@@ -31,14 +36,25 @@ def explain(
         bool,
         typer.Option("--exact", help="Also how few instances the newest need, had they come at once."),
     ] = False,
+    service_class: Annotated[str | None, typer.Option("--class", help="Of that class of service.")] = None,
+    instance: Annotated[str | None, typer.Option(help="Those for which it was looked at.")] = None,
+    policies: Annotated[
+        bool, typer.Option("--policies", help="What every policy would have cost instead.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
     state_dir: Annotated[Path, typer.Option(help="Of the mesh that runs there.")] = DEFAULT_STATE_DIRECTORY,
     config: Annotated[Path | None, typer.Option(help="Of the mesh with these settings (TOML).")] = None,
 ) -> None:
     """Show where a request was placed: every candidate, its score, and what spoke against it."""
     mesh = mesh_of(state_dir, config, None, None)
-    path = f"/decisions?newest={newest}" if request is None else f"/decisions/{request.split('-', 1)[-1]}"
-    found = [decision for url in asyncio.run(_scheduler_urls(mesh)) for decision in _ask(url + path)]
+    urls = asyncio.run(_scheduler_urls(mesh))
+    if policies:
+        _explain_policies(urls, as_json)
+        return
+    wanted = {"newest": newest, "class": service_class, "instance": instance}
+    query = urllib.parse.urlencode({key: value for key, value in wanted.items() if value is not None})
+    path = f"/decisions?{query}" if request is None else f"/decisions/{request.split('-', 1)[-1]}"
+    found = [each for url in urls for each in _ask(url + path, list[Decision]) or ()]
     if not found:
         raise LauncherError(
             f"no scheduler remembers {request or 'any request'}: scheduler.decisions_kept bounds how many are"
@@ -60,13 +76,24 @@ async def _scheduler_urls(mesh: MeshConfig) -> list[str]:
     return [each.http_url for each in members if isinstance(each, ServiceRecord) and each.kind == "scheduler"]
 
 
-def _ask(url: str) -> list[Decision]:
+def _explain_policies(urls: list[str], as_json: bool) -> None:
+    reports = [each for url in urls if (each := _ask(f"{url}/regret", RegretReport)) is not None]
+    if not reports:
+        raise LauncherError("no scheduler answers")
+    report = add_up_regrets(reports)
+    if as_json:
+        print(msgspec.json.format(msgspec.json.encode(report)).decode())
+    else:
+        print_regrets(report)
+
+
+def _ask(url: str, kind: type[Answer]) -> Answer | None:
     """None where that scheduler knows nothing, or is gone."""
     try:
         with urllib.request.urlopen(url, timeout=TIMEOUT_S) as response:
-            return msgspec.json.decode(response.read(), type=list[Decision])
+            return msgspec.json.decode(response.read(), type=kind)
     except (urllib.error.URLError, OSError):
-        return []
+        return None
 
 
 def _print(decision: Decision) -> None:
@@ -74,15 +101,22 @@ def _print(decision: Decision) -> None:
     drawn = "not over yet" if decision.output_tokens is None else f"{decision.output_tokens} drawn"
     console.print(
         f"request {decision.request_id}, attempt {decision.attempt}: {decision.prompt_tokens} prompt tokens,"
-        f" {decision.predicted_tokens:.0f} predicted to be drawn, {drawn}",
+        f" {decision.predicted_tokens:.0f} predicted to be drawn, {drawn}; class {decision.service_class}",
         highlight=False,
     )
-    for phase, choice in zip(("prefill", "decode"), decision.choices[-2:], strict=False):
-        console.print(_table(phase if len(decision.choices) > 1 else "decode", choice))
+    measured = {"prefill": decision.ttft_s, "decode": decision.tpot_s}
+    for choice in decision.choices:
+        console.print(_table(choice, measured[choice.phase]))
 
 
-def _table(phase: str, choice: Choice) -> Table:
-    table = Table(title=f"{phase}: {choice.policy}", title_justify="left", caption=choice.reason)
+def _table(choice: Choice, measured_s: float | None) -> Table:
+    what = "TTFT" if choice.phase == "prefill" else "TPOT"
+    told = [f"{choice.phase}: {choice.policy}"]
+    if choice.predicted_s is not None:
+        told.append(f"{what} predicted {1e3 * choice.predicted_s:.1f} ms")
+    if measured_s is not None:
+        told.append(f"{what} measured {1e3 * measured_s:.1f} ms")
+    table = Table(title=", ".join(told), title_justify="left", caption=choice.reason)
     for column in ("instance", "score", ""):
         table.add_column(column)
     for each in sorted(choice.candidates, key=lambda each: (each.refusal is not None, each.score)):

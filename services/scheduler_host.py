@@ -5,7 +5,7 @@ import asyncio
 from common.config import Config
 from common.service import Running, ServiceProcess, run_service
 from common.telemetry import LeaderMetrics, ScalingMetrics, SchedulerMetrics
-from scheduler.explanations import add_routes
+from scheduler.explanations import add_routes, export_regret
 from scheduler.leadership import Leadership
 from scheduler.planning import Planner
 from scheduler.scaling import Scaling
@@ -46,7 +46,8 @@ async def _start(process: ServiceProcess) -> Running:
         config.mesh,
         LeaderMetrics(process.registry),
     )
-    add_routes(process.app, scheduler.state.placer.log)
+    add_routes(process.app, scheduler.state.placer)
+    export_regret(process.registry, scheduler.state.placer.regret)
     await leadership.start()
     await scheduler.start()
     process.spawn(scheduler.watch())

@@ -120,6 +120,7 @@ def decisions() -> list[Path]:
             "lease.py",
             "bookings.py",
             "peers.py",
+            "regret.py",
         )
     ]
     parts.append(REPOSITORY / "gateway" / "service_levels.py")

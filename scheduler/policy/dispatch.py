@@ -44,7 +44,8 @@ class Objectives:
 @dataclass(frozen=True, slots=True)
 class PrefillCandidate:
     """``pending_tokens``: prompt tokens queued or on their way there, not yet computed. ``coming_tokens``:
-    that are still to be drawn there, on a mixed instance. ``requests``: of both phases."""
+    that are still to be drawn there, on a mixed instance. ``requests``: of both phases. ``tokens_per_s`` and
+    ``chunk_time``: how fast it has measured that it computes prompts."""
 
     instance_id: InstanceId
     pending_tokens: int

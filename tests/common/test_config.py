@@ -72,6 +72,7 @@ BROKEN = [
         {"instance": {"replica_devices": ["cuda:1"]}},
         "the first of them model.device = 'cpu'",
     ),
+    ({"scheduler": {"shadow_share": 0.5}}, "scheduler.shadow_share = 0.5: must be 0..0.1"),
     ({"objectives": {"ttft_s": 0}}, "objectives.ttft_s = 0.0: must be finite and over 0"),
     (
         {"service_classes": {"batch": {"tpot_s": -1}}},

@@ -92,6 +92,24 @@ def test_a_choice_is_kept_with_its_outcome_and_so_is_a_refusal() -> None:
     assert "scheduler.max_requests_per_decode = 1" in str(newest[0].choices[1].reason)
 
 
+def test_decisions_are_found_by_their_class_and_by_who_was_looked_at() -> None:
+    state = state_of(SchedulerConfig())
+    for number, service_class in enumerate(("default", "batch", "default", "batch")):
+        request = msgspec.structs.replace(make_request(f"r{number}", 5), service_class=service_class)
+        excluded = frozenset({InstanceId("d1")} if number < 2 else ())
+        state.place(request, float(number), excluded)
+    log = state.placer.log
+
+    def newest(count: int, *wanted: str | None) -> list[str]:
+        return [each.request_id for each in log.newest(count, *wanted)]
+
+    assert newest(9, "batch") == ["r3", "r1"]
+    assert newest(1, "batch") == ["r3"]
+    assert newest(9, None, "d1") == ["r3", "r2"]
+    assert newest(9, "default", "d1") == ["r2"]
+    assert newest(9, None, "nobody") == []
+
+
 def test_only_the_newest_are_kept() -> None:
     log = DecisionLog(3)
     for number in (0, 1, 2, 0, 3):

@@ -57,8 +57,9 @@ class VirtualScheduler:
             case LoadReport():
                 self._handle(events.LoadReported(message))
             case RequestEnded():
-                ended = (message.request_id, message.prompt_tokens, message.output_tokens, message.is_cut)
-                self._handle(events.RequestOver(*ended, message.attempt))
+                drew = (message.prompt_tokens, message.output_tokens, message.is_cut, message.attempt)
+                measured = (message.ttft_s, message.tpot_s)
+                self._handle(events.RequestOver(message.request_id, *drew, *measured))
 
     def serve(self, message: msgspec.Struct, reply: Callable[[Reply], None]) -> None:
         if isinstance(message, PlaceMoved):

@@ -1,0 +1,129 @@
+"""What the rules that were not asked would have cost, and how right predictions were: sums over decisions.
+
+A sample of decisions is judged (``scheduler.policy.shadow``), as many as a share of one core's time allows:
+whoever drives this says how long each took, and asks before the next. Nothing here changes a decision.
+"""
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+from common.messages import Phase
+from scheduler.decision_log import Decision
+from scheduler.policy.shadow import Look, Regret, judge_policies
+
+MOST_SAVED_S = 0.02
+"""Of time that was not used: what was idle for an hour is not judged for minutes then."""
+
+
+@dataclass(slots=True)
+class TimeBudget:
+    """``share`` of one core. A single judgement may overdraw it, which is then waited for."""
+
+    share: float
+    _credit_s: float = 0.0
+    _seen_s: float | None = None
+
+    def may_spend(self, now: float) -> bool:
+        earned_s = 0.0 if self._seen_s is None else self.share * (now - self._seen_s)
+        self._seen_s = now
+        self._credit_s = min(MOST_SAVED_S, self._credit_s + earned_s)
+        return self._credit_s > 0.0
+
+    def spend(self, seconds: float) -> None:
+        self._credit_s -= seconds
+
+
+class PolicyRegret(msgspec.Struct, frozen=True):
+    """Sums over the ``decisions`` that were judged, in predicted seconds to the first token (prefill) or per
+    output token (decode). ``best``: how often nobody's choice would have been better."""
+
+    phase: Phase
+    policy: str
+    decisions: int = 0
+    best: int = 0
+    cost_s: float = 0.0
+    regret_s: float = 0.0
+
+    def plus(self, other: "PolicyRegret") -> "PolicyRegret":
+        return msgspec.structs.replace(
+            self,
+            decisions=self.decisions + other.decisions,
+            best=self.best + other.best,
+            cost_s=self.cost_s + other.cost_s,
+            regret_s=self.regret_s + other.regret_s,
+        )
+
+
+class Hindsight(msgspec.Struct, frozen=True):
+    """Sums over ``requests`` that ended by themselves where they were first placed: what was predicted of the
+    choice that was taken, what their clients saw, and by how much the one missed the other."""
+
+    phase: Phase
+    requests: int = 0
+    predicted_s: float = 0.0
+    measured_s: float = 0.0
+    error_s: float = 0.0
+
+    def plus(self, other: "Hindsight") -> "Hindsight":
+        return msgspec.structs.replace(
+            self,
+            requests=self.requests + other.requests,
+            predicted_s=self.predicted_s + other.predicted_s,
+            measured_s=self.measured_s + other.measured_s,
+            error_s=self.error_s + other.error_s,
+        )
+
+
+class RegretReport(msgspec.Struct, frozen=True):
+    """What ``/regret`` answers. ``prefill_policy`` and ``decode_policy`` are those that decide. ``spent_s``:
+    CPU time that judging took since the scheduler began."""
+
+    prefill_policy: str
+    decode_policy: str
+    spent_s: float
+    policies: list[PolicyRegret]
+    hindsight: list[Hindsight]
+
+
+@dataclass(slots=True)
+class RegretLog:
+    budget: TimeBudget
+    spent_s: float = 0.0
+    policies: dict[tuple[Phase, str], PolicyRegret] = field(default_factory=dict)
+    hindsight: dict[Phase, Hindsight] = field(default_factory=dict)
+
+    def judge(self, look: Look) -> list[Regret]:
+        regrets = judge_policies(look)
+        for each in regrets:
+            key = each.phase, each.policy
+            one = PolicyRegret(each.phase, each.policy, 1, each.regret_s <= 0.0, each.cost_s, each.regret_s)
+            self.policies[key] = one if key not in self.policies else self.policies[key].plus(one)
+        return regrets
+
+    def spend(self, seconds: float) -> None:
+        """CPU time of the last judgement."""
+        self.budget.spend(seconds)
+        self.spent_s += seconds
+
+    def compare(self, decision: Decision) -> None:
+        """One whose request has ended. Of a later attempt the first token came long before."""
+        if decision.attempt != 0:
+            return
+        measured = {"prefill": decision.ttft_s, "decode": decision.tpot_s}
+        for choice in decision.choices:
+            measured_s, predicted_s = measured[choice.phase], choice.predicted_s
+            if measured_s is None or predicted_s is None:
+                continue
+            one = Hindsight(choice.phase, 1, predicted_s, measured_s, abs(measured_s - predicted_s))
+            known = self.hindsight.get(choice.phase)
+            self.hindsight[choice.phase] = one if known is None else known.plus(one)
+
+    def report(self, prefill_policy: str, decode_policy: str) -> RegretReport:
+        return RegretReport(
+            prefill_policy,
+            decode_policy,
+            self.spent_s,
+            list(self.policies.values()),
+            list(self.hindsight.values()),
+        )
