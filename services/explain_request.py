@@ -55,6 +55,8 @@ def explain(
     query = urllib.parse.urlencode({key: value for key, value in wanted.items() if value is not None})
     path = f"/decisions?{query}" if request is None else f"/decisions/{request.split('-', 1)[-1]}"
     found = [each for url in urls for each in _ask(url + path, list[Decision]) or ()]
+    if request is None:
+        found = sorted(found, key=lambda each: -each.at_s)[:newest]
     if not found:
         raise LauncherError(
             f"no scheduler remembers {request or 'any request'}: scheduler.decisions_kept bounds how many are"

@@ -1,0 +1,213 @@
+"""Several schedulers: the leader dies or hangs, another leads, and requests are placed all along."""
+
+import asyncio
+import datetime
+import json
+import os
+import re
+import signal
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+
+import openai
+import pytest
+
+from common.bus import Bus
+from common.config import MeshConfig
+from common.config_file import load_config
+from common.errors import LeaderSuperseded
+from common.ids import InstanceId
+from common.messages import FlipProgress, FlipRole, ServiceRecord
+from common.store import Leader, Store
+from common.subjects import Subjects
+from tests.e2e.meshes import Mesh, get_text, running_mesh
+
+CONFIG = """
+[instance]
+engine = "emulated"
+block_size = 16
+[emulation]
+decode_base_s = 0.005
+prefill_base_s = 0.01
+total_blocks = 256
+"""
+FAILOVER_S = 3.0
+"""With the lease that is the default."""
+WAIT_S = 30.0
+POLL_S = 0.02
+CLIENTS = 4
+OUTPUT_TOKENS = 40
+
+
+@pytest.fixture(scope="module")
+def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
+    directory = tmp_path_factory.mktemp("schedulers") / "mesh"
+    with running_mesh(directory, "--schedulers", "2", config=CONFIG) as mesh:
+        yield mesh
+
+
+def test_a_leader_that_is_killed_is_followed_and_every_request_is_served(mesh: Mesh) -> None:
+    async def work() -> None:
+        before = await leader_of(mesh)
+        async with load(mesh) as texts:
+            await until_more(texts)
+            pid = pid_of(mesh, before.service_id)
+            killed_unix_s = time.time()
+            os.kill(pid, signal.SIGKILL)
+            after = await leader_of(mesh, before.epoch)
+            await until_more(texts)
+        assert failover_s(mesh, after, killed_unix_s) <= FAILOVER_S
+        # All were alike, so one that lost a token or had one twice would differ.
+        assert len(set(texts)) == 1
+        status = json.loads(mesh.lamella("status", "--json"))
+        assert status["leader"] == {"id": after.service_id, "epoch": after.epoch}
+        assert "leads" in mesh.lamella("status")
+
+    asyncio.run(work())
+    asyncio.run(mesh.wait_ready(2))
+    assert asyncio.run(mesh.left_over()) == {}
+
+
+def test_a_leader_that_hung_and_wakes_commands_nobody(mesh: Mesh) -> None:
+    async def work() -> None:
+        before = await leader_of(mesh)
+        pid = pid_of(mesh, before.service_id)
+        async with load(mesh) as texts:
+            await until_more(texts)
+            os.kill(pid, signal.SIGSTOP)
+            try:
+                after = await leader_of(mesh, before.epoch)
+                # Instances have heard of it: what the old one was about to send comes too late.
+                with pytest.raises(LeaderSuperseded):
+                    await flip_with(mesh, before.epoch)
+            finally:
+                os.kill(pid, signal.SIGCONT)
+            await until_more(texts)
+        assert len(set(texts)) == 1
+        epochs = await epochs_of(mesh)
+        assert epochs[after.service_id] == after.epoch
+        assert epochs[before.service_id] == 0
+        assert (await leader_of(mesh)).epoch == after.epoch
+
+    asyncio.run(work())
+    assert asyncio.run(mesh.left_over()) == {}
+
+
+def test_decisions_of_all_schedulers_are_found(mesh: Mesh) -> None:
+    async def work() -> list[str]:
+        async with client_of(mesh) as client:
+            answers = [await ask_one(client) for _ in range(8)]
+        return [each.id for each in answers]
+
+    ids = asyncio.run(work())
+    for each in ids:
+        assert len(json.loads(mesh.lamella("explain", each, "--json"))) == 1
+    newest = json.loads(mesh.lamella("explain", "--newest", "8", "--json"))
+    assert {each["request_id"] for each in newest} == {each.split("-", 1)[1] for each in ids}
+
+
+@asynccontextmanager
+async def load(mesh: Mesh) -> AsyncIterator[list[str]]:
+    """Clients that ask one after another for the same text, all along; what they were answered."""
+    texts: list[str] = []
+    is_over = asyncio.Event()
+
+    async def ask(client: openai.AsyncOpenAI) -> None:
+        while not is_over.is_set():
+            texts.append(await complete(client))
+
+    async with client_of(mesh) as client, asyncio.TaskGroup() as tasks:
+        for _ in range(CLIENTS):
+            tasks.create_task(ask(client))
+        yield texts
+        is_over.set()
+
+
+async def until_more(texts: list[str]) -> None:
+    """Until as many more have been answered as clients ask."""
+    wanted = len(texts) + 2 * CLIENTS
+    async with asyncio.timeout(WAIT_S):
+        while True:
+            if len(texts) >= wanted:
+                return
+            await asyncio.sleep(POLL_S)
+
+
+async def complete(client: openai.AsyncOpenAI) -> str:
+    answer = await ask_one(client)
+    return answer.choices[0].text
+
+
+async def ask_one(client: openai.AsyncOpenAI) -> openai.types.Completion:
+    return await client.completions.create(
+        model="default",
+        prompt=list(range(100, 140)),
+        max_tokens=OUTPUT_TOKENS,
+        seed=7,
+        extra_body={"ignore_eos": True},
+        timeout=WAIT_S,
+    )
+
+
+async def leader_of(mesh: Mesh, after_epoch: int = 0) -> Leader:
+    """Once somebody leads with a higher epoch than that."""
+    async with asyncio.timeout(WAIT_S):
+        while True:
+            leader = await read_leader(mesh)
+            if leader is not None and leader.epoch > after_epoch:
+                return leader
+            await asyncio.sleep(POLL_S)
+
+
+async def read_leader(mesh: Mesh) -> Leader | None:
+    settings = settings_of(mesh)
+    store = Store(settings.redis_url, settings.namespace)
+    try:
+        return await store.leader()
+    finally:
+        await store.close()
+
+
+async def flip_with(mesh: Mesh, epoch: int) -> FlipProgress:
+    settings = settings_of(mesh)
+    subjects = Subjects(settings.namespace)
+    bus = Bus(settings.nats_url, name="test", subjects=subjects)
+    await bus.connect()
+    try:
+        calls = subjects.instance_calls(InstanceId("decode-0"))
+        return await bus.call(calls, FlipRole("decode", epoch), FlipProgress, 5.0)
+    finally:
+        await bus.close()
+
+
+async def epochs_of(mesh: Mesh) -> dict[str, float]:
+    """By scheduler, as it says itself; 0: it does not lead."""
+    epochs = {}
+    for each in await mesh.members():
+        if isinstance(each, ServiceRecord) and each.kind == "scheduler":
+            metrics = get_text(f"{each.http_url}/metrics")
+            found = re.search(r"^lamella_leader_epoch (\S+)$", metrics, re.MULTILINE)
+            assert found is not None
+            epochs[each.service_id] = float(found[1])
+    return epochs
+
+
+def failover_s(mesh: Mesh, leader: Leader, since_unix_s: float) -> float:
+    """Until it led, as it logged."""
+    lines = (mesh.state_dir / "logs" / f"{leader.service_id}.log").read_text().splitlines()
+    events = [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
+    [led] = [each for each in events if each["event"] == "leads" and each["epoch"] == leader.epoch]
+    return datetime.datetime.fromisoformat(led["time"]).timestamp() - since_unix_s
+
+
+def pid_of(mesh: Mesh, service_id: str) -> int:
+    return next(int(str(each["pid"])) for each in mesh.status()["processes"] if each["id"] == service_id)
+
+
+def client_of(mesh: Mesh) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=f"{mesh.url}/v1", api_key="none", max_retries=0)
+
+
+def settings_of(mesh: Mesh) -> MeshConfig:
+    return load_config(mesh.state_dir / "mesh.toml", {}).mesh
