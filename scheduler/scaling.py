@@ -12,11 +12,12 @@ from dataclasses import dataclass
 import msgspec
 from fastapi import FastAPI, Response
 
+from common.booking_messages import BookingsChanged, BookingVersion
 from common.bus import Bus
 from common.config import Config
 from common.errors import BusError, StoreError
 from common.http import READ
-from common.messages import MemberRecord, ServiceRecord
+from common.messages import GenerationRequest, MemberRecord, RequestEnded, ServiceRecord
 from common.scaling import DesiredCounts
 from common.store import Store
 from common.subjects import Subjects
@@ -43,6 +44,25 @@ class Scaling:
     leading_epoch: Callable[[], int | None]
     latest: DesiredCounts | None = None
     _attention_workers: int = 0
+
+    def note_submitted(self, request: GenerationRequest) -> None:
+        """To this scheduler. A later attempt is no new request."""
+        if request.attempt == 0:
+            self._arrive(len(request.prompt_ids))
+
+    def note_peer(self, message: BookingsChanged) -> None:
+        """What another scheduler was given. To be heard before the state hears it: it is news only once."""
+        bookings = self.state.bookings
+        if message.incarnation == bookings.incarnation:
+            return
+        for each in message.bookings:
+            is_known = bookings.version_of(each.request_id) != BookingVersion.NONE
+            if each.booked is not None and each.version.attempt == 0 and not is_known:
+                self._arrive(each.booked.prompt_tokens)
+
+    def note_ended(self, message: RequestEnded) -> None:
+        if message.output_tokens is not None:
+            self.planner.profiler.end(message.output_tokens)
 
     def note_members(self, records: list[MemberRecord]) -> None:
         kinds = [record.kind for record in records if isinstance(record, ServiceRecord)]
@@ -71,6 +91,9 @@ class Scaling:
         async def latest() -> Response:
             status = 404 if self.latest is None else 200
             return Response(msgspec.json.encode(self.latest), status, media_type="application/json")
+
+    def _arrive(self, prompt_tokens: int) -> None:
+        self.planner.profiler.arrive(prompt_tokens, asyncio.get_running_loop().time())
 
     def _look(self) -> MeshSight:
         objectives = self.config.objectives

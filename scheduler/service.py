@@ -137,8 +137,8 @@ class SchedulerService:
     async def submit(self, message: SubmitRequest) -> Placement:
         """Places a request and delivers it. Raises the reason when nobody can take it."""
         request = message.request
-        if self.scaling is not None and request.attempt == 0:
-            self.scaling.planner.profiler.arrive(len(request.prompt_ids), asyncio.get_running_loop().time())
+        if self.scaling is not None:
+            self.scaling.note_submitted(request)
         for instance_id in message.lost_instances:
             self._handle(events.InstanceSuspected(instance_id))
         loop = asyncio.get_running_loop()
@@ -282,8 +282,8 @@ class SchedulerService:
                 drew = (message.prompt_tokens, message.output_tokens, message.is_cut, message.attempt)
                 measured = (message.ttft_s, message.tpot_s)
                 self._handle(events.RequestOver(message.request_id, *drew, *measured))
-                if self.scaling is not None and message.output_tokens is not None:
-                    self.scaling.planner.profiler.end(message.output_tokens)
+                if self.scaling is not None:
+                    self.scaling.note_ended(message)
 
     async def _read_members(self) -> list[MemberRecord]:
         """Nobody where the store does not answer."""
@@ -299,6 +299,8 @@ class SchedulerService:
 
     def _handle(self, event: events.SchedulerStateEvent) -> None:
         now = asyncio.get_running_loop().time()
+        if self.scaling is not None and isinstance(event, events.PeerHeard):
+            self.scaling.note_peer(event.message)
         for command in self.state.handle(event, now):
             match command:
                 case events.ReadMembers():

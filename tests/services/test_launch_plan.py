@@ -1,10 +1,11 @@
 """Plans of a local mesh that cannot be run are refused with the setting that is wrong."""
 
+import msgspec
 import pytest
 
-from common.config import Config, InstanceConfig, Pipeline
+from common.config import Config, InstanceConfig, Pipeline, ScalingConfig
 from common.errors import ConfigError
-from services.launch_plan import LaunchPlan, check_plan, parse_counts
+from services.launch_plan import LaunchPlan, check_plan, configured, parse_counts
 
 
 def staggered(pipeline: Pipeline, batches: int = 2) -> Config:
@@ -42,3 +43,13 @@ def test_a_partition_without_workers_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"attention_partition = 'requests': needs attention workers"):
         check_plan(LaunchPlan(), config)
     check_plan(LaunchPlan(attention=2), config)
+
+
+def test_attention_workers_keep_memory_for_decode_instances_that_may_come() -> None:
+    config = Config(instance=InstanceConfig(attention_partition="requests"))
+    plan = LaunchPlan(decode=2, attention=1)
+    assert configured(config, plan).attention.decode_instances == 2
+    for policy, shares in (("on", 5), ("dry_run", 2)):
+        scaling = msgspec.convert({"policy": policy, "max_decode": 5}, ScalingConfig)
+        growing = msgspec.structs.replace(config, scaling=scaling)
+        assert configured(growing, plan).attention.decode_instances == shares
