@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from common.config import PrefillBatching
 from common.ids import InstanceId
 from common.kv.blocks import blocks_for
+from common.messages import Role
 from scheduler.policy.prefill_batching import PROMPT_ORDERS
 from tests.virtual.mesh import MeshShape, VirtualMesh, expected_tokens, make_mesh, sequence_of
 
@@ -19,6 +20,7 @@ MAX_OUTPUT = 24
 FAULTS_END_S = 12.0
 ROLES_SETTLE_S = 20.0
 """From then on every instance that is there has its first role: before, one role may be nobody's."""
+ROLES: tuple[Role, ...] = ("prefill", "decode", "mixed")
 LIMIT_S = 300.0
 """Virtual seconds; a request that has not ended by then starves."""
 SETTLE_S = 12.0
@@ -31,9 +33,11 @@ def shapes(draw: st.DrawFn, spare_blocks: int) -> MeshShape:
     """Meshes whose pools hold one longest sequence and at most ``spare_blocks`` more."""
     block_size = draw(st.sampled_from([1, 4, 16]))
     longest = blocks_for(MAX_PROMPT + MAX_OUTPUT, block_size)
+    is_coupled = draw(st.booleans())
     return MeshShape(
-        prefills=draw(st.integers(1, 2)),
-        decodes=draw(st.integers(1, 3)),
+        prefills=draw(st.integers(0 if is_coupled else 1, 2)),
+        decodes=draw(st.integers(0 if is_coupled else 1, 3)),
+        mixed=draw(st.integers(1, 2)) if is_coupled else 0,
         block_size=block_size,
         prefill_blocks=longest + draw(st.integers(0, spare_blocks)),
         decode_blocks=longest + draw(st.integers(0, spare_blocks)),
@@ -159,7 +163,7 @@ def befall(mesh: VirtualMesh, chance: random.Random) -> None:
         timeline.at(at_s, lambda: flip_one(mesh, chance))
     elif fault == "leave":
         timeline.at(at_s, lambda: leave_one(mesh, chance))
-    elif mesh.shape.decodes > 1:
+    elif mesh.shape.decodes > 1 - bool(mesh.shape.mixed):
         last = InstanceId(f"decode-{mesh.shape.decodes - 1}")
         timeline.at(at_s, lambda: mesh.kill(last, None))
 
@@ -177,4 +181,4 @@ def flip_one(mesh: VirtualMesh, chance: random.Random) -> None:
     running = [name for name in names if mesh.instances[name].decode.state.running]
     if names:
         name = chance.choice(running or names)
-        mesh.flip(name, "decode" if mesh.instances[name].role == "prefill" else "prefill")
+        mesh.flip(name, chance.choice([role for role in ROLES if role != mesh.instances[name].role]))

@@ -9,7 +9,7 @@ import hashlib
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -20,10 +20,11 @@ from common.ids import is_valid_id
 from common.latency import ServiceObjectives
 from services.bench.config import BenchConfig
 from services.bench.lengths import WORKLOADS
-from services.launch_plan import LaunchPlan, ScaledRole, check_plan
+from services.launch_plan import LaunchPlan, check_plan
 
 Settings = dict[str, dict[str, Any]]
 """Sections of a configuration file, as they are read: checked by ``common.config_file``."""
+InstanceRole = Literal["prefill", "decode", "mixed", "attention"]
 
 
 class Offer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -40,7 +41,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """One configuration. ``knows_lengths``: a predictor that is always right runs beside the scheduler."""
 
     name: str
-    instances: dict[ScaledRole, int]
+    instances: dict[InstanceRole, int]
     settings: Settings = {}
     knows_lengths: bool = False
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import msgspec
 
 from common.kv.blocks import BlockAllocator
-from common.messages import DecodeTask, LoadReport, ResumeTask, Role
+from common.messages import DecodeTask, LoadReport, ResumeTask, Role, has_phase
 from decode import events as decode_events
-from prefill.events import BlocksFreed, RoleChanged, SequenceLeft
+from prefill.events import BlocksFreed, KeepHere, RoleChanged, SequenceLeft
 from tests.virtual.bus import Bus, Reply
 from tests.virtual.decode import VirtualDecode
 from tests.virtual.memory import Memory
@@ -20,14 +20,14 @@ from tests.virtual.prefill import VirtualPrefill
 
 @dataclass(slots=True, eq=False)
 class VirtualInstance:
-    """``flips``: how often its role has changed."""
+    """``kept``: sequences that were decoded where they were prefilled."""
 
     role: Role
     prefill: VirtualPrefill
     decode: VirtualDecode
     bus: Bus
     reports_sent: int = 0
-    flips: int = 0
+    kept: int = 0
     _free_blocks: int = 0
     _is_draining: bool = False
     _is_alive: bool = True
@@ -37,6 +37,7 @@ class VirtualInstance:
         self.prefill.on_change = lambda: self._share(self._tell_decode)
         self.decode.on_change = lambda: self._share(self._tell_prefill)
         self.decode.hand_on = self._hand_on
+        self.prefill.keep_here = self._keep_here
 
     @property
     def memory(self) -> Memory:
@@ -69,9 +70,8 @@ class VirtualInstance:
         if self._is_draining or role == self.role:
             return
         self.role = role
-        self.flips += 1
-        self.prefill.handle(RoleChanged(role == "prefill"))
-        self.decode.handle(decode_events.RoleChanged(role == "decode"))
+        self.prefill.handle(RoleChanged(has_phase(role, "prefill")))
+        self.decode.handle(decode_events.RoleChanged(has_phase(role, "decode")))
 
     def drain(self, timeout_s: float) -> None:
         self._is_draining = True
@@ -110,6 +110,10 @@ class VirtualInstance:
             command.held_by, command.request, home.decode_instance, home.decode_incarnation, command.lengths
         )
         self.prefill.handle(left)
+
+    def _keep_here(self, command: KeepHere) -> None:
+        self.kept += 1
+        self.decode.handle(decode_events.SequenceStayed(command.held_by, command.task))
 
     def _share(self, tell_other: Callable[[], None]) -> None:
         before, self._free_blocks = self._free_blocks, self.blocks.free_blocks

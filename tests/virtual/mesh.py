@@ -12,7 +12,7 @@ from common.emulation import EmulatedRunner
 from common.ids import Incarnation, InstanceId, RequestId
 from common.kv.blocks import BlockAllocator
 from common.lengths import LengthDistribution, certain
-from common.messages import GenerationRequest, InstanceRecord, Role, SamplingParams, ServiceRecord
+from common.messages import GenerationRequest, InstanceRecord, Role, SamplingParams, ServiceRecord, has_phase
 from common.sequences import finish_reason_of
 from common.steps import Draw, SequenceStep
 from decode.pulls import Pulls
@@ -42,6 +42,7 @@ RUNNER = EmulatedRunner(EmulationConfig(vocab_size=61), wait=lambda _: None)
 class MeshShape:
     prefills: int = 1
     decodes: int = 1
+    mixed: int = 0
     block_size: int = 4
     prefill_blocks: int = 16
     decode_blocks: int = 16
@@ -83,6 +84,8 @@ class VirtualMesh:
             self.join(InstanceId(f"prefill-{number}"))
         for number in range(self.shape.decodes):
             self.join(InstanceId(f"decode-{number}"))
+        for number in range(self.shape.mixed):
+            self.join(InstanceId(f"mixed-{number}"))
         self.scheduler.beat()
 
     def join(self, instance_id: InstanceId) -> None:
@@ -191,7 +194,7 @@ class VirtualMesh:
             max_waiting_requests=shape.max_waiting_requests,
             layerwise_min_tokens=shape.layerwise_min_tokens,
             fill_batch=fill_batch_of(shape.batching, shape.order),
-            is_admitting=role == "prefill",
+            is_admitting=has_phase(role, "prefill"),
         )
         decode = DecodeState(
             instance_id=instance_id,
@@ -201,7 +204,7 @@ class VirtualMesh:
             max_batch=shape.max_batch,
             max_waiting_requests=shape.max_waiting_requests,
             admission=shape.decode_admission,
-            is_admitting=role == "decode",
+            is_admitting=has_phase(role, "decode"),
             pulls=Pulls(PullBudget(least_bytes=shape.least_portion_bytes)),
             host_blocks=shape.host_blocks,
         )
@@ -216,7 +219,13 @@ class VirtualMesh:
 
 
 def first_role(instance_id: InstanceId) -> Role:
-    return "prefill" if instance_id.startswith("prefill") else "decode"
+    match instance_id.partition("-")[0]:
+        case "prefill":
+            return "prefill"
+        case "decode":
+            return "decode"
+        case _:
+            return "mixed"
 
 
 def make_mesh(shape: MeshShape, seed: int) -> VirtualMesh:

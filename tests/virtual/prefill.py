@@ -46,6 +46,7 @@ class VirtualPrefill:
     memory: Memory
     send_failures: float
     on_change: Callable[[], None] = lambda: None
+    keep_here: Callable[[events.KeepHere], None] = lambda _: None
     _is_alive: bool = True
     _pulls: dict[tuple[BlockOwner, int], list[Callable[[Reply], None]]] = field(default_factory=dict)
     _chunk: tuple[events.ChunkSlice, ...] = ()
@@ -115,6 +116,8 @@ class VirtualPrefill:
                 self.bus.publish(self.state.instance_id, gateway_id, failure)
             case events.PublishMove(gateway_id, moved):
                 self.bus.publish(self.state.instance_id, gateway_id, moved)
+            case events.KeepHere():
+                self.keep_here(command)
             case events.SeekDecode(owner, request):
                 self._seek_decode(owner, request)
             case events.OfferSequence(owner, decode_instance, task):
