@@ -106,8 +106,10 @@ async def _until_second_token_s(
         async with session.post(f"{url}/v1/completions", json=body) as response:
             async for data in response.content.iter_any():
                 stream.feed(data, time.perf_counter())
-    except (aiohttp.ClientError, TimeoutError) as exc:
-        raise HandOverError(f"{url}: {exc or 'no answer in time'}") from exc
+    except TimeoutError as exc:
+        raise HandOverError(f"{url}: no answer in time") from exc
+    except aiohttp.ClientError as exc:
+        raise HandOverError(f"{url}: {exc}") from exc
     stream.finish()
     if len(stream.token_times_s) < 2:
         raise HandOverError(f"{url} answered with {response.status} {stream.error_message}")

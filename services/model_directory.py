@@ -1,11 +1,14 @@
 """Which model a process serves: the configured directory, or the embedded default."""
 
+import hashlib
 from collections.abc import Callable
 from pathlib import Path
 
 from common.config import ModelConfig
 from common.errors import ConfigError
 from common.spec import read_spec
+
+IDENTIFYING_FILES = ("config.json", "tokenizer.json")
 
 
 def model_directory(config: ModelConfig, progress: Callable[[str], None] = lambda stage: None) -> Path:
@@ -22,3 +25,13 @@ def model_directory(config: ModelConfig, progress: Callable[[str], None] = lambd
         raise ConfigError("model.directory", str(config.directory), "must be a model's directory")
     read_spec(directory)
     return directory
+
+
+def model_identity(directory: Path) -> str:
+    """Its name, and a digest of its architecture and tokenizer: what was learned of one model says nothing of
+    another."""
+    digest = hashlib.blake2b(digest_size=6)
+    for file in IDENTIFYING_FILES:
+        path = directory / file
+        digest.update(path.read_bytes() if path.exists() else b"")
+    return f"{directory.name}-{digest.hexdigest()}"

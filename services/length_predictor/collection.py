@@ -1,7 +1,10 @@
 """How long a target model's outputs are: asked over HTTP, and kept in a file as they come.
 
-Prompts go as token ids to ``/v1/completions``, greedily, ``max_tokens`` at most. A run that is ended goes on
-where it was: what is in the file is not asked again. The file is one that the oracle reads, too.
+Prompts go as token ids to ``/v1/completions``, ``max_tokens`` at most. A run that is ended goes on where it
+was: what is in the file is not asked again. The file is one that the oracle reads, too.
+
+They are asked at one temperature: small models that draw greedily fall into a circle, and their outputs are
+as long as they may be. Each prompt has a seed of its own, so that asking again gives the same.
 """
 
 import asyncio
@@ -18,10 +21,13 @@ from services.length_predictor.oracle import KnownLength, digest_of, read_length
 from services.server_url import parse_url
 
 CONNECT_TIMEOUT_S = 5.0
-ANSWER_TIMEOUT_S = 900.0
+ANSWER_TIMEOUT_S = 3600.0
+"""All prompts share the target, and on a busy machine one has waited for more than a quarter of an hour."""
 TRIES = 20
 """Of one prompt, where the server is full."""
 LONGEST_PAUSE_S = 10.0
+SEED_DIGITS = 7
+"""Of a digest, in hexadecimal: every server takes a seed of so many bits."""
 
 
 class CollectionError(LamellaError):
@@ -42,15 +48,21 @@ class _Completion(msgspec.Struct):
 
 
 class KnownLengths:
-    """A file of lengths that grows. Used by one process at a time."""
+    """A file of lengths that grows. Used by one process at a time; of what was drawn at another
+    ``temperature`` it knows nothing."""
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: Path, temperature: float) -> None:
+        self.temperature = temperature
         self._file = file
         self._known: dict[str, KnownLength] = {}
         if file.exists():
             _drop_torn_line(file)
             lines = read_lengths(file, "--output")
-            self._known = {known.prompt: known for known in lines if known.prompt is not None}
+            self._known = {
+                known.prompt: known
+                for known in lines
+                if known.prompt is not None and known.temperature == temperature
+            }
 
     def length_of(self, prompt_ids: Sequence[int], max_tokens: int) -> int | None:
         """As it would be with that bound; None where that is not known."""
@@ -105,7 +117,7 @@ async def collect_lengths(
     async def ask_in_turn(session: aiohttp.ClientSession, out: BinaryIO) -> None:
         nonlocal refused
         for prompt_ids in asked:
-            found = await _ask(session, endpoint, prompt_ids, max_tokens)
+            found = await _ask(session, endpoint, prompt_ids, max_tokens, known.temperature)
             if found is None:
                 refused += 1
             else:
@@ -124,24 +136,33 @@ async def collect_lengths(
 
 
 async def _ask(
-    session: aiohttp.ClientSession, endpoint: str, prompt_ids: tuple[int, ...], max_tokens: int
+    session: aiohttp.ClientSession,
+    endpoint: str,
+    prompt_ids: tuple[int, ...],
+    max_tokens: int,
+    temperature: float,
 ) -> KnownLength | None:
     """None: the prompt is refused."""
+    digest = digest_of(prompt_ids)
     body = {
         "model": "default",
         "prompt": prompt_ids,
         "max_tokens": max_tokens,
-        "temperature": 0,
+        "temperature": temperature,
+        "seed": int(digest[:SEED_DIGITS], 16),
     }
     for _ in range(TRIES):
         try:
             async with session.post(endpoint, json=body) as response:
                 content = await response.read()
                 status, retry_after = response.status, response.headers.get("retry-after", "1")
-        except (aiohttp.ClientError, TimeoutError) as exc:
-            raise CollectionError(f"{endpoint}: {exc or 'no answer in time'}") from exc
+        except TimeoutError as exc:
+            raise CollectionError(f"{endpoint}: no answer in time") from exc
+        except aiohttp.ClientError as exc:
+            raise CollectionError(f"{endpoint}: {exc}") from exc
         if status == 200:
-            return _known_of(endpoint, prompt_ids, content)
+            output_tokens, is_cut = _read_completion(endpoint, content)
+            return KnownLength(output_tokens, digest, is_cut, temperature)
         if status in (400, 413, 422):
             return None
         if status not in (429, 503):
@@ -151,10 +172,10 @@ async def _ask(
     raise CollectionError(f"{endpoint} was full {TRIES} times in a row")
 
 
-def _known_of(endpoint: str, prompt_ids: tuple[int, ...], content: bytes) -> KnownLength:
+def _read_completion(endpoint: str, content: bytes) -> tuple[int, bool]:
+    """How long it is, and whether it was cut short there."""
     try:
         answer = msgspec.json.decode(content, type=_Completion)
-        is_cut = answer.choices[0].finish_reason == "length"
+        return max(1, answer.usage.completion_tokens), answer.choices[0].finish_reason == "length"
     except (msgspec.DecodeError, IndexError) as exc:
         raise CollectionError(f"{endpoint}: no completion: {content[:300]!r}") from exc
-    return KnownLength(max(1, answer.usage.completion_tokens), digest_of(prompt_ids), is_cut)

@@ -17,6 +17,7 @@ from common.errors import ConfigError
 
 if TYPE_CHECKING:
     from common.config import Config
+    from services.length_predictor.collection import KnownLengths
     from services.length_predictor.training import Sample, Trained
 
 predictor_app = typer.Typer(help="The output length predictor.", no_args_is_help=True)
@@ -44,14 +45,16 @@ def train_command(
     max_tokens: Annotated[int, typer.Option(help="Bound of an output.", min=1)] = 1024,
     limit: Annotated[int | None, typer.Option(help="Use so many prompts at most.", min=1)] = None,
     epochs: Annotated[int, typer.Option(min=1)] = 15,
+    temperature: Annotated[float, typer.Option(help="Of what is collected.", min=0, max=2)] = 1.0,
     concurrency: Annotated[int, typer.Option(help="Prompts at the target at once.", min=1)] = 8,
     config: Annotated[Path | None, typer.Option(help="Settings of the mesh that MODEL is run in.")] = None,
 ) -> None:
     """Train the length classifier for a target model. What was collected before is not asked again."""
     from common.model.tokens import Tokenizer
     from services.length_predictor.buckets import GRANULARITIES
+    from services.length_predictor.collection import KnownLengths
     from services.length_predictor.prompts import encode_prompts, read_prompts
-    from services.model_directory import model_directory
+    from services.model_directory import model_directory, model_identity
 
     if granularity not in GRANULARITIES:
         raise ConfigError("--granularity", granularity, "must be 100, 200 or 400")
@@ -65,10 +68,13 @@ def train_command(
         rule = "must be http://… or https://…, a model's directory, or default"
         settings = _serving(settings, "--target", Path(target), rule)
     console = Console(stderr=True)
-    tokenizer = Tokenizer(model_directory(settings.model))
+    directory = model_directory(settings.model)
+    tokenizer = Tokenizer(directory)
     encoded = encode_prompts(read_prompts(prompts, limit), tokenizer)
-    samples = _collect(console, target if is_url else settings, encoded, output, max_tokens, concurrency)
-    trained = _train(console, samples, tokenizer.vocab_size, granularity, max_tokens, epochs)
+    known = KnownLengths(output / LENGTHS_FILE, temperature)
+    samples = _collect(console, target if is_url else settings, encoded, known, max_tokens, concurrency)
+    whose = (model_identity(directory), tokenizer.vocab_size)
+    trained = _train(console, samples, whose, granularity, max_tokens, epochs)
     _write(output, trained)
     _report(trained, granularity)
 
@@ -84,14 +90,13 @@ def _collect(
     console: Console,
     target: "str | Config",
     prompts: list[tuple[int, ...]],
-    output: Path,
+    known: "KnownLengths",
     max_tokens: int,
     concurrency: int,
 ) -> "list[Sample]":
-    from services.length_predictor.collection import KnownLengths, collect_lengths
+    from services.length_predictor.collection import collect_lengths
     from services.length_predictor.training import Sample
 
-    known = KnownLengths(output / LENGTHS_FILE)
     missing = sum(known.length_of(prompt_ids, max_tokens) is None for prompt_ids in prompts)
     if missing:
         with _served(console, target) as url, _progress(console) as bar:
@@ -127,18 +132,20 @@ def _served(console: Console, target: "str | Config") -> Iterator[str]:
 def _train(
     console: Console,
     samples: "list[Sample]",
-    vocab_size: int,
+    whose: tuple[str, int],
     granularity: int,
     max_tokens: int,
     epochs: int,
 ) -> "Trained":
+    """``whose``: the target's identity, and how many tokens it knows."""
     from services.length_predictor.training import train
 
     with _progress(console) as bar:
         task = bar.add_task("training", total=epochs)
         return train(
             samples,
-            vocab_size=vocab_size,
+            target=whose[0],
+            vocab_size=whose[1],
             granularity=granularity,
             max_tokens=max_tokens,
             epochs=epochs,

@@ -26,8 +26,10 @@ LEAST_PROBABILITY = 1e-4
 
 class ClassifierShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``window``: how many of a prompt's last tokens are read. ``max_tokens``: the longest output that was
-    looked at. ``bucket_tokens``: the mean output in each bucket of the served ``granularity``."""
+    looked at. ``bucket_tokens``: the mean output in each bucket of the served ``granularity``. ``target``:
+    whose outputs they were (``services.model_directory.model_identity``)."""
 
+    target: str
     vocab_size: int
     granularity: int
     max_tokens: int
@@ -109,8 +111,9 @@ def save_encoder(encoder: LengthEncoder, directory: Path) -> None:
     (directory / SHAPE_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(encoder.shape)))
 
 
-def load_classifier(directory: Path, key: str = "predictor.directory") -> LengthClassifier:
-    """Raises ConfigError for a directory that holds no trained classifier."""
+def load_classifier(directory: Path, served: str, key: str = "predictor.directory") -> LengthClassifier:
+    """Raises ConfigError for a directory that holds no trained classifier, or one of another model than is
+    ``served``."""
     try:
         shape = msgspec.json.decode((directory / SHAPE_FILE).read_bytes(), type=ClassifierShape)
         encoder = LengthEncoder(shape)
@@ -122,4 +125,7 @@ def load_classifier(directory: Path, key: str = "predictor.directory") -> Length
         shape.granularity, shape.max_tokens
     ):
         raise ConfigError(key, str(directory), f"{SHAPE_FILE} does not fit itself: its buckets")
+    if shape.target != served:
+        rule = f"was trained on the outputs of {shape.target}, and {served} is served: train one for it"
+        raise ConfigError(key, str(directory), rule)
     return LengthClassifier(encoder)

@@ -19,11 +19,12 @@ from common.messages import PredictLength
 
 
 class KnownLength(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A line. ``is_cut``: the output was cut short at that length."""
+    """A line. ``is_cut``: the output was cut short at that length. ``temperature``: at which it was drawn."""
 
     output_tokens: int
     prompt: str | None = None
     is_cut: bool = False
+    temperature: float = 0.0
 
 
 def digest_of(prompt_ids: Sequence[int]) -> str:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from common.config import PredictorConfig
+from common.config import ModelConfig, PredictorConfig
 from common.engine_thread import EngineThread
 from common.errors import ConfigError
 from common.lengths import LengthDistribution
@@ -11,6 +11,7 @@ from common.messages import PredictLength
 from scheduler.policy.length_history import LengthHistory
 from services.length_predictor.classifier import ClassifierPredictor
 from services.length_predictor.oracle import OraclePredictor, read_lengths
+from services.model_directory import model_directory, model_identity
 
 
 class LengthPredictor(Protocol):
@@ -41,8 +42,8 @@ class HistoryPredictor:
         """Holds nothing."""
 
 
-def predictor_of(settings: PredictorConfig) -> LengthPredictor:
-    """The one that is configured. Raises ConfigError where it cannot be had."""
+def predictor_of(settings: PredictorConfig, model: ModelConfig) -> LengthPredictor:
+    """The one that is configured, for that model's outputs. Raises ConfigError where it cannot be had."""
     match settings.kind:
         case "history":
             return HistoryPredictor()
@@ -54,6 +55,8 @@ def predictor_of(settings: PredictorConfig) -> LengthPredictor:
             # Only now: it loads torch, which the others do without.
             from services.length_predictor.engine import load_classifier
 
-            return ClassifierPredictor(load_classifier(settings.directory), EngineThread(name="predictor"))
+            served = model_identity(model_directory(model))
+            classifier = load_classifier(settings.directory, served)
+            return ClassifierPredictor(classifier, EngineThread(name="predictor"))
         case "none":
             raise ConfigError("predictor.kind", settings.kind, "must be history, classifier or oracle here")

@@ -60,7 +60,7 @@ async def run_predictor(config: Config) -> None:
 
 
 async def _start(process: ServiceProcess) -> Running:
-    predictor = await asyncio.to_thread(predictor_of, process.config.predictor)
+    predictor = await asyncio.to_thread(predictor_of, process.config.predictor, process.config.model)
     service = PredictorService(predictor, PredictorMetrics(process.registry))
     subjects = process.subjects
     await process.bus.subscribe(subjects.scheduler_events(), SchedulerEvent, service.take_event)

@@ -61,6 +61,7 @@ class _Side:
 def train(
     samples: Sequence[Sample],
     *,
+    target: str,
     vocab_size: int,
     granularity: int,
     max_tokens: int,
@@ -68,13 +69,15 @@ def train(
     on_epoch: Callable[[int, float], None],
     seed: int = 0,
 ) -> Trained:
-    """The encoder of the best epoch. ``on_epoch``: epochs done, and the loss on the validation prompts.
+    """The encoder of the best epoch. ``target``: the model's identity. ``on_epoch``: epochs done, and the
+    loss on the validation prompts.
 
     Raises ConfigError where there are too few samples.
     """
     learn, validate, judge = _split(samples, max_tokens)
     lengths = [sample.output_tokens for sample in learn.samples]
     shape = ClassifierShape(
+        target=target,
         vocab_size=vocab_size,
         granularity=granularity,
         max_tokens=max_tokens,

@@ -11,6 +11,13 @@ from aiohttp import web
 START_TIMEOUT_S = 20.0
 
 
+@dataclass(frozen=True, slots=True)
+class AskedWith:
+    prompt: tuple[int, ...]
+    temperature: float
+    seed: int
+
+
 @dataclass(slots=True)
 class Target:
     """``length_of`` says what a prompt draws; 0: it is refused. The first ``full_times`` requests find it
@@ -20,12 +27,13 @@ class Target:
     full_times: int = 0
     status: int = 200
     asked: list[list[int]] = field(default_factory=list)
+    asked_with: list[AskedWith] = field(default_factory=list)
     url: str = ""
 
     async def complete(self, request: web.Request) -> web.Response:
         body = await request.json()
-        assert body["temperature"] == 0
         self.asked.append(body["prompt"])
+        self.asked_with.append(AskedWith(tuple(body["prompt"]), body["temperature"], body["seed"]))
         if self.full_times:
             self.full_times -= 1
             return web.json_response({"error": {}}, status=503, headers={"retry-after": "0"})

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from common.config import PredictorConfig
+from common.config import ModelConfig, PredictorConfig
 from common.config_file import config_from_tree
 from common.errors import ConfigError, UnknownRequest
 from common.ids import RequestId
@@ -23,7 +23,7 @@ def mean_of(predictor: LengthPredictor, *prompt_ids: int) -> float:
 
 
 def test_history_says_what_prompts_of_like_length_drew() -> None:
-    predictor = predictor_of(PredictorConfig(kind="history"))
+    predictor = predictor_of(PredictorConfig(kind="history"), ModelConfig())
     assert isinstance(predictor, HistoryPredictor)
     for _ in range(50):
         predictor.learn(2, 10, is_cut=False)
@@ -38,7 +38,7 @@ def test_the_oracle_knows_prompts_by_their_digest_and_others_in_the_order_of_req
         f'{{"prompt": "{digest_of((1, 2))}", "output_tokens": 12}}\n'
         '{"output_tokens": 30}\n\n{"output_tokens": 40}\n'
     )
-    predictor = predictor_of(PredictorConfig(kind="oracle", lengths_file=file))
+    predictor = predictor_of(PredictorConfig(kind="oracle", lengths_file=file), ModelConfig())
     assert isinstance(predictor, OraclePredictor)
     assert [mean_of(predictor, *ids) for ids in ((1, 2), (9,), (1, 2), (8,))] == [12, 30, 12, 40]
     with pytest.raises(UnknownRequest, match="request r1 is not in the oracle's file"):
@@ -79,4 +79,4 @@ def test_a_predictor_without_what_it_needs_is_refused(kind: str, key: str) -> No
 
 def test_a_service_that_is_to_predict_nothing_does_not_start() -> None:
     with pytest.raises(ConfigError, match="must be history, classifier or oracle here"):
-        predictor_of(PredictorConfig())
+        predictor_of(PredictorConfig(), ModelConfig())

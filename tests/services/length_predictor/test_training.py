@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from common.config import PredictorConfig
+from common.config import ModelConfig, PredictorConfig
 from common.errors import ConfigError, InvalidRequest
 from common.ids import RequestId
 from common.messages import PredictLength
@@ -16,10 +16,17 @@ from services.length_predictor.confusion import write_confusion
 from services.length_predictor.engine import SHAPE_FILE, WEIGHTS_FILE, save_encoder
 from services.length_predictor.predictors import predictor_of
 from services.length_predictor.training import Sample, Trained, train
+from services.model_directory import model_directory, model_identity
+from tests.common.model.conftest import MakeTiny
 
 VOCABULARY = 64
 LENGTH_OF_WORD = {5: 30, 6: 250, 7: 460}
 """A prompt with that token draws about so much."""
+MODEL = ModelConfig()
+
+
+def settings_of(directory: Path) -> PredictorConfig:
+    return PredictorConfig(kind="classifier", directory=directory)
 
 
 def samples_of(count: int, seed: int = 3) -> list[Sample]:
@@ -38,6 +45,7 @@ def trained() -> Trained:
     losses: list[float] = []
     result = train(
         samples_of(200),
+        target=model_identity(model_directory(MODEL)),
         vocab_size=VOCABULARY,
         granularity=200,
         max_tokens=600,
@@ -60,7 +68,7 @@ def test_lengths_that_a_prompt_gives_away_are_learned_beyond_the_commonest_bucke
 def test_what_was_trained_is_saved_without_pickle_and_predicts(trained: Trained, tmp_path: Path) -> None:
     save_encoder(trained.encoder, tmp_path / "model")
     assert {each.name for each in (tmp_path / "model").iterdir()} == {WEIGHTS_FILE, SHAPE_FILE}
-    predictor = predictor_of(PredictorConfig(kind="classifier", directory=tmp_path / "model"))
+    predictor = predictor_of(settings_of(tmp_path / "model"), MODEL)
     try:
         for word, length in LENGTH_OF_WORD.items():
             question = PredictLength(RequestId("r"), (20, word, 30, 31), 1000)
@@ -75,7 +83,7 @@ def test_what_was_trained_is_saved_without_pickle_and_predicts(trained: Trained,
 
 def test_a_prompt_longer_than_the_window_is_read_from_its_end(trained: Trained, tmp_path: Path) -> None:
     save_encoder(trained.encoder, tmp_path)
-    predictor = predictor_of(PredictorConfig(kind="classifier", directory=tmp_path))
+    predictor = predictor_of(settings_of(tmp_path), MODEL)
     try:
         window = trained.encoder.shape.window
         ends = [
@@ -103,20 +111,37 @@ def test_filling_up_a_batch_changes_no_prompt_s_prediction(trained: Trained) -> 
 def test_a_directory_without_a_whole_classifier_is_refused(
     trained: Trained, tmp_path: Path, broken: str
 ) -> None:
-    settings = PredictorConfig(kind="classifier", directory=tmp_path)
+    settings = settings_of(tmp_path)
     with pytest.raises(ConfigError, match="holds no trained length classifier"):
-        predictor_of(settings)
+        predictor_of(settings, MODEL)
     save_encoder(trained.encoder, tmp_path)
     (tmp_path / broken).write_text("{}")
     with pytest.raises(ConfigError, match="holds no trained length classifier") as caught:
-        predictor_of(settings)
+        predictor_of(settings, MODEL)
     assert caught.value.key == "predictor.directory"
+
+
+def test_a_classifier_of_another_models_outputs_is_refused(
+    trained: Trained, tmp_path: Path, tiny: MakeTiny
+) -> None:
+    save_encoder(trained.encoder, tmp_path)
+    other = ModelConfig(directory=tiny("llama").directory)
+    with pytest.raises(ConfigError, match=r"was trained on the outputs of SmolLM2.* is served: train one"):
+        predictor_of(settings_of(tmp_path), other)
 
 
 def test_too_few_prompts_are_refused() -> None:
     few = [*samples_of(19), *samples_of(19)]
     with pytest.raises(ConfigError, match="must be at least 20 different prompts"):
-        train(few, vocab_size=64, granularity=200, max_tokens=600, epochs=1, on_epoch=lambda *_: None)
+        train(
+            few,
+            target="any",
+            vocab_size=64,
+            granularity=200,
+            max_tokens=600,
+            epochs=1,
+            on_epoch=lambda *_: None,
+        )
 
 
 def test_buckets_count_from_zero_and_the_last_one_holds_what_is_longer() -> None:
