@@ -23,7 +23,7 @@ A request's walk, by message::
     decode    --SequenceMoved->  gateway                                 (publish)
     prefill room of the same instance  --DecodeTask-->  decode           (and on as above)
 
-A computed prompt whose decode instance refuses it, as it is full or has another role by now, goes on so, too.
+A computed prompt whose decode instance refuses it, as it is full or about to end, goes on so, too.
 A mixed instance decodes the prompts that it computes: of these nothing is sent.
 
 Beside prefill, where there is a length predictor::

@@ -423,7 +423,7 @@ class PrefillState:
 
     def _take_refusal(self, refused: OfferRefused, commands: list[PrefillCommand]) -> None:
         """An early offer that only came too early is made again when the prompt is computed. One that is
-        refused then, by an instance that is full or has another role by now, goes to another instance."""
+        refused then, by an instance that is full or about to end, goes to another instance."""
         sequence = self.sequences.get(refused.owner)
         if sequence is None or sequence.is_cancelled or sequence.hand_over.has_begun:
             return

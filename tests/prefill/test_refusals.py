@@ -22,17 +22,17 @@ from tests.prefill.states import (
 )
 from tests.requests import GATEWAY
 
-FLIPPED = ErrorReply(NoInstanceReady.code, "instance decode-0 admits no sequences now")
+DRAINING = ErrorReply(NoInstanceReady.code, "instance decode-0 admits no sequences now")
 FULL = ErrorReply(Overloaded.code, "full")
 
 
-def refused(state: PrefillState, error: ErrorReply = FLIPPED) -> list[events.PrefillCommand]:
+def refused(state: PrefillState, error: ErrorReply = DRAINING) -> list[events.PrefillCommand]:
     return handle(state, events.OfferRefused(owner_of("r1"), error))
 
 
-@pytest.mark.parametrize("error", [FLIPPED, FULL])
+@pytest.mark.parametrize("error", [DRAINING, FULL])
 def test_a_computed_prompt_that_is_refused_goes_to_another_instance_with_its_kv(error: ErrorReply) -> None:
-    """Not computed again: decode-0 was flipped between the placement and the offer, or is full."""
+    """Not computed again: decode-0 began to drain between the placement and the offer, or is full."""
     state = make_state()
     offered(state)
     [seek] = refused(state, error)
@@ -50,8 +50,8 @@ def test_where_nobody_else_is_ready_the_sequence_goes_back_to_the_gateway() -> N
     state = make_state()
     offered(state)
     refused(state)
-    failure = only(handle(state, events.DecodeNotFound(owner_of("r1"), FLIPPED)), PublishFailure).failure
-    assert (failure.error, failure.can_continue) == (FLIPPED, True)
+    failure = only(handle(state, events.DecodeNotFound(owner_of("r1"), DRAINING)), PublishFailure).failure
+    assert (failure.error, failure.can_continue) == (DRAINING, True)
     assert state.is_idle
     assert state.blocks.free_blocks == 8
 
@@ -78,11 +78,11 @@ def test_what_ends_while_another_instance_is_sought_is_neither_offered_nor_withd
     assert handle(state, end) == []
     assert state.is_idle
     assert handle(state, events.DecodeFound(owner_of("r1"), HOME)) == []
-    assert handle(state, events.DecodeNotFound(owner_of("r1"), FLIPPED)) == []
+    assert handle(state, events.DecodeNotFound(owner_of("r1"), DRAINING)) == []
 
 
 def test_an_offer_made_early_that_is_refused_waits_for_the_first_token() -> None:
     state = make_state(layerwise_min_tokens=8)
     assert only(arrive(state, "r1", 8), events.OfferSequence)
-    early = events.OfferRefused(owner_of("r1"), FLIPPED, is_early=True)
+    early = events.OfferRefused(owner_of("r1"), DRAINING, is_early=True)
     assert handle(state, early) == []

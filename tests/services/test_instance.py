@@ -141,7 +141,7 @@ def test_a_scheduler_that_does_not_lead_any_more_changes_no_role(nats_url: str, 
     run(work())
 
 
-def test_a_sequence_refused_by_an_instance_of_another_role_by_now_goes_where_the_scheduler_says(
+def test_a_sequence_that_its_next_instance_refuses_goes_where_the_scheduler_says(
     nats_url: str, namespace: str
 ) -> None:
     async def work() -> None:
