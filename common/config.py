@@ -96,6 +96,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``prefill_policy`` and ``decode_policy``: where requests go (``scheduler.policy.dispatch``).
+    ``grouped``: each of several schedulers chooses among its own part of the instances first.
     ``decisions_kept``: how many of the newest placements can be explained afterwards; ``shadow_share``: of
     one core, for what the other policies would have done (``scheduler.regret``), 0: never. Queue bounds of
     early rejection: prompt tokens waiting per prefill instance, and the seconds that these take by what it
@@ -103,6 +104,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     prefill_policy: PrefillPolicy = "shortest_queue"
     decode_policy: DecodePolicy = "least_loaded"
+    grouped: bool = False
     decisions_kept: int = 4096
     shadow_share: float = 0.005
     max_pending_prefill_tokens: int = 65_536

@@ -13,11 +13,12 @@ Several schedulers may run. Each knows the bookings of all (``scheduler.bookings
 """
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from common.booking_messages import Booking, BookingVersion
 from common.config import ObjectivesConfig, SchedulerConfig
-from common.errors import NoInstanceReady
+from common.errors import ContextLengthExceeded, NoInstanceReady, Overloaded
 from common.ids import GatewayId, Incarnation, InstanceId, RequestId
 from common.lengths import LengthDistribution
 from common.messages import (
@@ -53,6 +54,7 @@ from scheduler.events import (
 from scheduler.learned_times import LearnedTimes
 from scheduler.peers import Peers
 from scheduler.placing import Placer
+from scheduler.policy.grouping import others_instances
 from scheduler.views import InstanceView, PlacedRequest
 
 STALE_AFTER_S = 5.0
@@ -138,7 +140,7 @@ class SchedulerState:
         ContextLengthExceeded; then nothing is booked.
         """
         self._supersede(request)
-        prefill, decode = (view.record for view in self.placer.choose_both(request, excluded, now))
+        prefill, decode = (view.record for view in self._choose_both(request, excluded, now))
         return self._book(
             request,
             Placement(prefill.instance_id, prefill.incarnation, decode.instance_id, decode.incarnation),
@@ -177,6 +179,17 @@ class SchedulerState:
         return self.bookings.requests
 
     # placing
+
+    def _choose_both(
+        self, request: GenerationRequest, excluded: frozenset[InstanceId], now: float
+    ) -> tuple[InstanceView, InstanceView]:
+        """Of this scheduler's own group, if there are groups and it has somebody for the request."""
+        if self.settings.grouped and self.peers.known:
+            instances = ((view.role, view.record.instance_id) for view in self.instances.values())
+            others = others_instances(instances, (*self.peers.known, self.incarnation), self.incarnation)
+            with suppress(Overloaded, NoInstanceReady, ContextLengthExceeded):
+                return self.placer.choose_both(request, excluded | others, now)
+        return self.placer.choose_both(request, excluded, now)
 
     def _supersede(self, request: GenerationRequest) -> None:
         self.bookings.check_wanted(request.request_id, request.attempt)
