@@ -23,8 +23,8 @@ rate_per_s = 20.0
 ttft_s = 30.0
 tpot_s = 30.0
 [[configuration]]
-name = "plain"
-instances = { prefill = 1, decode = 1 }
+name = "coupled"
+instances = { mixed = 1 }
 [[configuration]]
 name = "knowing"
 instances = { prefill = 1, decode = 1 }
@@ -51,18 +51,19 @@ def test_meshes_take_turns_at_the_same_requests_and_what_was_run_is_not_run_agai
     done = compare(str(file), "--output", str(output))
     assert done.returncode == 0, done.stderr
     assert done.stdout == (output / "table.md").read_text()
-    assert "| LPLD | plain |" in done.stdout
+    assert "| LPLD | coupled |" in done.stdout
     assert "| LPLD | knowing |" in done.stdout
     assert "<svg" in (output / "picture.svg").read_text()[:500]
     records = read_runs(output / "runs.jsonl", read_comparison(file))
-    assert [record.key for record in records] == [(0, "lpld", "plain"), (0, "lpld", "knowing")]
-    for record in records:
-        assert record.load.served == 3
-        assert {use.instance_id for use in record.uses} == {"prefill-0", "decode-0"}
-        assert 0 < record.resource_time_s <= 2 * record.duration_s
-    plain, knowing = records
-    assert plain.load.prompt_tokens == knowing.load.prompt_tokens
-    assert plain.load.output_tokens == knowing.load.output_tokens
+    assert [record.key for record in records] == [(0, "lpld", "coupled"), (0, "lpld", "knowing")]
+    assert all(record.load.served == 3 for record in records)
+    coupled, knowing = records
+    assert {use.instance_id for use in coupled.uses} == {"mixed-0"}
+    assert {use.instance_id for use in knowing.uses} == {"prefill-0", "decode-0"}
+    assert 0 < coupled.resource_time_s <= coupled.duration_s
+    assert 0 < knowing.resource_time_s <= 2 * knowing.duration_s
+    assert coupled.load.prompt_tokens == knowing.load.prompt_tokens
+    assert coupled.load.output_tokens == knowing.load.output_tokens
     assert not any(is_locked(StateDirectory(each)) for each in (output / "meshes").iterdir())
     lengths = [json.loads(line) for line in (output / "lengths.jsonl").read_bytes().splitlines()]
     assert all(line["output_tokens"] >= 1 and line["prompt"] for line in lengths)
