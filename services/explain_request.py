@@ -108,17 +108,22 @@ def _print(decision: Decision) -> None:
     )
     measured = {"prefill": decision.ttft_s, "decode": decision.tpot_s}
     for choice in decision.choices:
-        console.print(_table(choice, measured[choice.phase]))
+        console.print(_headline(choice, measured[choice.phase]), highlight=False, soft_wrap=True)
+        console.print(_table(choice))
 
 
-def _table(choice: Choice, measured_s: float | None) -> Table:
+def _headline(choice: Choice, measured_s: float | None) -> str:
     what = "TTFT" if choice.phase == "prefill" else "TPOT"
     told = [f"{choice.phase}: {choice.policy}"]
     if choice.predicted_s is not None:
         told.append(f"{what} predicted {1e3 * choice.predicted_s:.1f} ms")
     if measured_s is not None:
         told.append(f"{what} measured {1e3 * measured_s:.1f} ms")
-    table = Table(title=", ".join(told), title_justify="left", caption=choice.reason)
+    return ", ".join(told)
+
+
+def _table(choice: Choice) -> Table:
+    table = Table(caption=choice.reason)
     for column in ("instance", "score", ""):
         table.add_column(column)
     for each in sorted(choice.candidates, key=lambda each: (each.refusal is not None, each.score)):
