@@ -100,7 +100,10 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     ``decisions_kept``: how many of the newest placements can be explained afterwards; ``shadow_share``: of
     one core, for what the other policies would have done (``scheduler.regret``), 0: never. Queue bounds of
     early rejection: prompt tokens waiting per prefill instance, and the seconds that these take by what it
-    has learned of its chunks; requests per decode."""
+    has learned of its chunks; requests per decode.
+
+    ``rebalance_decodes``: sequences leave a decode instance that is expected to run out of memory for one
+    that keeps a fifth of its own to spare (``scheduler.policy.decode_rebalancing``), not to be preempted."""
 
     prefill_policy: PrefillPolicy = "shortest_queue"
     decode_policy: DecodePolicy = "least_loaded"
@@ -111,6 +114,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     max_prefill_wait_s: float = 60.0
     max_requests_per_decode: int = 512
     dispatch_attempts: int = 3
+    rebalance_decodes: bool = True
 
 
 class PredictorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -25,6 +25,10 @@ A request's walk, by message::
 
 A computed prompt whose decode instance refuses it, as it is full or about to end, goes on so, too.
 A mixed instance decodes the prompts that it computes: of these nothing is sent.
+And so do sequences of an instance that is expected to run out of memory, where another has room::
+
+    scheduler --LeaveSequence->  decode                                  (publish, by the leader)
+    decode    --OfferDeclined->  prefill                                 (publish, of one that has not begun)
 
 Beside prefill, where there is a length predictor::
 
@@ -296,10 +300,11 @@ class KVDelivered(msgspec.Struct, frozen=True, tag="delivered"):
 class PlaceMoved(msgspec.Struct, frozen=True, tag="place-moved"):
     """instance → scheduler: find this sequence, which runs here or was refused where it was to run, another
     decode instance. Answered by a Placement, whose prefill instance is ``former``, which has the KV.
-    ``request.output_ids``: all that was drawn."""
+    ``request.output_ids``: all that was drawn. ``wanted``: to be chosen if it still can take it."""
 
     request: GenerationRequest
     former: InstanceLife
+    wanted: InstanceId | None = None
 
 
 class FlipRole(msgspec.Struct, frozen=True, tag="flip"):
@@ -399,6 +404,26 @@ class OfferWithdrawn(msgspec.Struct, frozen=True, tag="offer-withdrawn"):
     prefill_incarnation: Incarnation
 
 
+class LeaveSequence(msgspec.Struct, frozen=True, tag="leave"):
+    """leading scheduler → decode: let this sequence go on at ``wanted``, if it still runs or waits with you.
+    Of others nothing is to be done. ``epoch``: with which the scheduler leads."""
+
+    request_id: RequestId
+    attempt: int
+    wanted: InstanceId
+    epoch: int
+
+
+class OfferDeclined(msgspec.Struct, frozen=True, tag="offer-declined"):
+    """decode → prefill: the computed sequence that you offered, and that I had acknowledged, is to go on at
+    ``wanted``. Nothing of its KV was asked for."""
+
+    request_id: RequestId
+    attempt: int
+    decode_instance: InstanceId
+    wanted: InstanceId
+
+
 class LengthPredicted(msgspec.Struct, frozen=True, tag="length-predicted"):
     """scheduler → decode: what the predictor says of a sequence that is yours, or is about to be. It takes
     the place of its task's ``lengths``."""
@@ -441,6 +466,17 @@ class AttentionDraining(msgspec.Struct, frozen=True, tag="attention-draining"):
     binding_id: BindingId
 
 
+class MovableSequence(msgspec.Struct, frozen=True, array_like=True):
+    """A sequence that could go on elsewhere: its ``tokens``, and how many it is expected to draw.
+    ``has_begun``: its KV lies with the decode instance."""
+
+    request_id: RequestId
+    attempt: int
+    tokens: int
+    coming_tokens: int
+    has_begun: bool
+
+
 class LoadReport(msgspec.Struct, frozen=True, tag="load", kw_only=True):
     """instance → scheduler, every 100 ms or on change (TetriInfer 3.2).
 
@@ -448,7 +484,10 @@ class LoadReport(msgspec.Struct, frozen=True, tag="load", kw_only=True):
     over recent chunks, None before the first. ``chunk_time`` and ``step_time`` are what its own chunks and
     decode steps have taught it (``common.performance``). ``decode_tokens`` is the context held by running and
     waiting decodes. ``total_blocks`` are of all its KV pools, of which one sequence uses one:
-    ``largest_pool_blocks`` bounds what it can take in.
+    ``largest_pool_blocks`` bounds what it can take in. ``decode_coming_tokens`` are still to be drawn, and
+    ``decode_need_tokens`` the most KV at one of the next steps, both by predictions made again where they
+    were outlived; ``length_error_tokens`` and ``batch_error``: by how much and of how many sequences.
+    ``movable`` could leave; none is named where all fit (``decode.forecast``).
     """
 
     instance_id: InstanceId
@@ -469,6 +508,11 @@ class LoadReport(msgspec.Struct, frozen=True, tag="load", kw_only=True):
     decode_step_s: float | None = None
     chunk_time: FittedTime | None = None
     step_time: FittedTime | None = None
+    decode_coming_tokens: int = 0
+    decode_need_tokens: int = 0
+    length_error_tokens: int = 0
+    batch_error: int = 0
+    movable: tuple[MovableSequence, ...] = ()
 
 
 class InstanceRecord(msgspec.Struct, frozen=True, tag="instance", kw_only=True):
@@ -513,4 +557,12 @@ GatewayEvent = TokenBatch | SequenceFailed | SequenceMoved
 SchedulerEvent = RequestEnded | LoadReport
 Announcement = InstanceGone | GatewayGone | SchedulerGone
 """What the scheduler tells everyone."""
-InstanceEvent = CancelRequest | OfferWithdrawn | LengthPredicted | Announcement | AttentionDraining
+InstanceEvent = (
+    CancelRequest
+    | OfferWithdrawn
+    | OfferDeclined
+    | LeaveSequence
+    | LengthPredicted
+    | Announcement
+    | AttentionDraining
+)

@@ -178,6 +178,7 @@ class InstanceMetrics:
         self._decode_steps = count("decode_steps", "Decode steps run.")
         self._step_s = count("decode_busy_seconds", "Time the engine spent in decode steps.")
         self._preemptions = count("preemptions", "Sequences that lost their blocks to older ones.")
+        self._left = count("sequences_left", "Sequences that this instance passed on to another.")
         self._moves = count("moves", "Running sequences moved to another attention worker.")
         self._move_bytes = count("move_bytes", "KV bytes moved with them.")
         self._move_s = count("move_seconds", "Time that they stood still for it.")
@@ -202,6 +203,14 @@ class InstanceMetrics:
         self._waiting = Gauge("lamella_requests_waiting", "Waiting, by room.", ["room"], registry=registry)
         self._pending = Gauge(
             "lamella_pending_prefill_tokens", "Prompt tokens not yet computed.", registry=registry
+        )
+        self._length_error = Gauge(
+            "lamella_length_error_tokens",
+            "By how much sequences that outlived their predictions are to exceed them.",
+            registry=registry,
+        )
+        self._batch_error = Gauge(
+            "lamella_batch_error", "Sequences that outlived their predictions.", registry=registry
         )
         self._model_error = Gauge(
             "lamella_performance_model_relative_error",
@@ -251,6 +260,9 @@ class InstanceMetrics:
         self._swap_bytes.labels(direction).inc(kv_bytes)
         self._swap_s.labels(direction).inc(elapsed_s)
 
+    def left(self) -> None:
+        self._left.inc()
+
     def preempted(self, sequences: int) -> None:
         self._preemptions.inc(sequences)
 
@@ -264,6 +276,8 @@ class InstanceMetrics:
         self._waiting.labels("handover").set(report.handovers_waiting)
         self._waiting.labels("decode").set(report.decode_waiting)
         self._pending.set(report.pending_prefill_tokens)
+        self._length_error.set(report.length_error_tokens)
+        self._batch_error.set(report.batch_error)
         for model, fitted in (("chunk", report.chunk_time), ("step", report.step_time)):
             if fitted is not None:
                 self._model_error.labels(model).set(fitted.relative_error)
@@ -276,6 +290,11 @@ class SchedulerMetrics:
         self._queue = LatencyHistogram(QUEUE_TIME, registry, "phase", ("placement",))
         self._instances = Gauge("lamella_instances", "Instances that are ready.", registry=registry)
         self._requests = Gauge("lamella_requests_placed", "Placed and not yet over.", registry=registry)
+        self._rebalanced = Counter(
+            "lamella_sequences_rebalanced_total",
+            "Sequences asked to leave a decode instance that is expected to run out of memory.",
+            registry=registry,
+        )
         self._length_questions = Counter(
             "lamella_length_questions_total",
             "Asked of the length predictor; history's word holds where it did not answer.",
@@ -285,6 +304,9 @@ class SchedulerMetrics:
 
     def observe_placement(self, elapsed_s: float) -> None:
         self._queue.observe(elapsed_s, "placement")
+
+    def asked_to_leave(self) -> None:
+        self._rebalanced.inc()
 
     def asked_length(self, outcome: LengthOutcome) -> None:
         self._length_questions.labels(outcome).inc()

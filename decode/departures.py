@@ -1,4 +1,5 @@
-"""Running sequences that leave, as the instance's role has changed: part of the decode room's decisions.
+"""Running sequences that leave, as the instance's role has changed or its memory is expected to run out: part
+of the decode room's decisions.
 
 While a sequence runs on, a home is sought for it (``SeekHome``); once the scheduler has named one it leaves
 between two steps. Its blocks then change their owner: the instance's prefill room hands them over as it does
@@ -10,6 +11,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from common.ids import InstanceId
 from common.kv.blocks import BlockAllocator, BlockOwner
 from common.messages import GenerationRequest, Placement
 from decode.events import HandOn, SeekHome
@@ -27,11 +29,13 @@ class Departures:
     is_leaving: bool = False
     departed: int = 0
     _sought: set[BlockOwner] = field(default_factory=set)
+    _asked: set[BlockOwner] = field(default_factory=set)
     _homes: dict[BlockOwner, Placement] = field(default_factory=dict)
 
     def check(self, sequences: Mapping[BlockOwner, DecodeSequence]) -> None:
         """Invariants, called by tests after every event."""
         assert self._homes.keys() <= self._sought, "a home that nobody sought"
+        assert self._asked <= self._sought, "one that was asked to leave is forgotten"
         assert self._sought <= sequences.keys(), "a home is sought for a sequence that is gone"
 
     def change_role(self, *, is_decode: bool) -> None:
@@ -46,9 +50,17 @@ class Departures:
         self._sought.update(sequence.owner for sequence in leaving)
         return [SeekHome(sequence.owner, _as_it_stands(sequence)) for sequence in leaving]
 
+    def ask(self, sequence: DecodeSequence, wanted: InstanceId) -> list[SeekHome]:
+        """Of a running one. For whom a home is sought already, nothing changes."""
+        if sequence.owner in self._sought or sequence.is_cancelled:
+            return []
+        self._sought.add(sequence.owner)
+        self._asked.add(sequence.owner)
+        return [SeekHome(sequence.owner, _as_it_stands(sequence), wanted)]
+
     def is_sought(self, owner: BlockOwner) -> bool:
         """Whether a home is still wanted."""
-        return self.is_leaving and owner in self._sought
+        return owner in self._sought and (self.is_leaving or owner in self._asked)
 
     def find(self, owner: BlockOwner, home: Placement) -> None:
         """Of a sequence that has ended meanwhile, nothing is wanted any more."""
@@ -85,6 +97,7 @@ class Departures:
     def forget(self, owner: BlockOwner) -> None:
         """It is here no more, or nobody seeks for it any more."""
         self._sought.discard(owner)
+        self._asked.discard(owner)
         self._homes.pop(owner, None)
 
 

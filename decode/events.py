@@ -221,6 +221,14 @@ class RoleChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class LeaveAsked:
+    """The sequence had better go on at ``wanted``: here memory is expected to run out."""
+
+    owner: BlockOwner
+    wanted: InstanceId
+
+
+@dataclass(frozen=True, slots=True)
 class HomeFound:
     """Another instance expects the sequence: it can leave."""
 
@@ -272,6 +280,7 @@ DecodeEvent = (
     | GatewayGone
     | BlocksFreed
     | RoleChanged
+    | LeaveAsked
     | HomeFound
     | SearchEnded
     | DrainStarted
@@ -335,10 +344,21 @@ class SwapIn:
 
 @dataclass(frozen=True, slots=True)
 class SeekHome:
-    """Ask who can take this sequence, until HomeFound or, where it is to leave no more, SearchEnded."""
+    """Ask who can take this sequence, until HomeFound or, where it is to leave no more, SearchEnded.
+    ``wanted``: who should, if it can; then one question is enough."""
 
     owner: BlockOwner
     request: GenerationRequest
+    wanted: InstanceId | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeclineOffer:
+    """A sequence that has not begun here is given back to its prefill instance, for ``wanted`` to take."""
+
+    owner: BlockOwner
+    prefill_instance: InstanceId
+    wanted: InstanceId
 
 
 @dataclass(frozen=True, slots=True)
@@ -393,6 +413,7 @@ DecodeCommand = (
     | SwapOut
     | SwapIn
     | SeekHome
+    | DeclineOffer
     | HandOn
     | RunStep
     | PublishTokens

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from common.bus import Bus
+from common.ids import InstanceId
 from common.messages import GenerationRequest, InstanceLife, Placement, PlaceMoved
 from common.subjects import Subjects
 
@@ -19,7 +20,10 @@ class Homes:
     life: InstanceLife
     call_timeout_s: float
 
-    async def find(self, request: GenerationRequest) -> Placement:
-        """Who expects the sequence now. Raises Overloaded, NoInstanceReady, InvalidRequest, BusError."""
-        call = PlaceMoved(request, self.life)
+    async def find(self, request: GenerationRequest, wanted: InstanceId | None) -> Placement:
+        """Who expects the sequence now: ``wanted`` if it can.
+
+        Raises Overloaded, NoInstanceReady, InvalidRequest, BusError.
+        """
+        call = PlaceMoved(request, self.life, wanted)
         return await self.bus.call(self.subjects.submit(), call, Placement, self.call_timeout_s)

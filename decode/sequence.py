@@ -67,6 +67,14 @@ class DecodeSequence:
         return left if lengths is None else min(left, max(1, round(lengths.mean_beyond(drawn) - drawn)))
 
     @property
+    def length_error_tokens(self) -> int | None:
+        """By how much it is to exceed what was predicted of it; None: it has not outlived that yet."""
+        drawn, lengths = len(self.output_ids), self.predicted or self.task.lengths
+        if lengths is None or drawn <= lengths.mean:
+            return None
+        return drawn + self.coming_tokens - round(lengths.mean)
+
+    @property
     def tokens(self) -> int:
         return len(self.request.prompt_ids) + len(self.output_ids)
 

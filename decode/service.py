@@ -37,7 +37,9 @@ from common.messages import (
     InstanceEvent,
     InstanceGone,
     KVDelivered,
+    LeaveSequence,
     LengthPredicted,
+    OfferDeclined,
     OfferWithdrawn,
     PullKV,
     ResumeTask,
@@ -137,6 +139,9 @@ class DecodeService:
                 owner = BlockOwner(ROOM, message.request_id, message.attempt)
                 source = (message.prefill_instance, message.prefill_incarnation)
                 self.handle(events.OfferWithdrawn(owner, *source))
+            case LeaveSequence():
+                owner = BlockOwner(ROOM, message.request_id, message.attempt)
+                self.handle(events.LeaveAsked(owner, message.wanted))
             case LengthPredicted():
                 owner = BlockOwner(ROOM, message.request_id, message.attempt)
                 self.handle(events.LengthPredicted(owner, message.lengths))
@@ -207,7 +212,13 @@ class DecodeService:
             case events.HandOn(owner, _, request, home):
                 moved = SequenceMoved(owner.request_id, owner.attempt, home, len(request.output_ids))
                 self._publish(request.gateway_id, moved)
+                self.metrics.left()
                 self.hand_on(command)
+            case events.DeclineOffer(owner, prefill_instance, wanted):
+                self.metrics.left()
+                subject = self.subjects.instance_events(prefill_instance)
+                declined = OfferDeclined(owner.request_id, owner.attempt, self.state.instance_id, wanted)
+                publish_surely(self.bus, subject, declined, self.spawn)
             case events.ObserveAdmission(queue_s):
                 self.metrics.observe_decode_queue(queue_s)
 
@@ -311,9 +322,11 @@ class DecodeService:
         owner = command.owner
         while self.state.departures.is_sought(owner):
             try:
-                home = await self.homes.find(command.request)
+                home = await self.homes.find(command.request, command.wanted)
             except (RequestError, BusError) as exc:
                 log.info("home_not_found", extra={"request": owner.request_id, "error": str(exc)})
+                if not self.state.departures.is_leaving:
+                    break
                 await asyncio.sleep(HOME_RETRY_S)
             else:
                 self.handle(events.HomeFound(owner, home))

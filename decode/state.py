@@ -36,6 +36,7 @@ from decode.departures import Departures
 from decode.events import (
     BlocksFreed,
     CancelArrived,
+    DeclineOffer,
     DecodeCommand,
     DecodeEvent,
     DrainExpired,
@@ -43,6 +44,7 @@ from decode.events import (
     GatewayGone,
     HomeFound,
     InheritSequence,
+    LeaveAsked,
     LengthPredicted,
     MoveDrained,
     MoveFailed,
@@ -73,6 +75,7 @@ from decode.events import (
     SwapFinished,
     TaskArrived,
 )
+from decode.forecast import has_begun, is_movable
 from decode.holdings import Holdings
 from decode.moves import Moves
 from decode.pulls import Pulls
@@ -220,6 +223,8 @@ class DecodeState:
             case RoleChanged(is_decode):
                 self.is_admitting = True
                 self.departures.change_role(is_decode=is_decode)
+            case LeaveAsked(owner, wanted):
+                self._ask_to_leave(owner, wanted, commands)
             case HomeFound(owner, home):
                 self.departures.find(owner, home)
             case SearchEnded(owner):
@@ -396,6 +401,18 @@ class DecodeState:
         elif self.blocks.is_lost(owner):
             commands.append(failure_of(sequence.request, KV_LOST, can_continue=True))
             self.held.drop(sequence)
+
+    def _ask_to_leave(self, owner: BlockOwner, wanted: InstanceId, commands: list[DecodeCommand]) -> None:
+        """Of one that has ended, or is on some way already, nothing is done."""
+        sequence = self.sequences.get(owner)
+        if sequence is None or not is_movable(sequence, can_hand_on=True):
+            return
+        if has_begun(sequence):
+            commands.extend(self.departures.ask(sequence, wanted))
+            return
+        prefill_instance, _ = source_of(sequence.task)
+        self.held.drop(sequence)
+        commands.append(DeclineOffer(owner, prefill_instance, wanted))
 
     def _let_leave(self, commands: list[DecodeCommand]) -> None:
         if not self.departures.has_homes:

@@ -70,6 +70,15 @@ class OfferRefused:
 
 
 @dataclass(frozen=True, slots=True)
+class OfferDeclined:
+    """A decode instance gives back what it was offered: ``wanted`` has more room."""
+
+    owner: BlockOwner
+    decode_instance: InstanceId
+    wanted: InstanceId
+
+
+@dataclass(frozen=True, slots=True)
 class DecodeFound:
     """Another decode instance expects the sequence now."""
 
@@ -153,6 +162,7 @@ PrefillEvent = (
     | ChunkFinished
     | ChunkFailed
     | OfferRefused
+    | OfferDeclined
     | DecodeFound
     | DecodeNotFound
     | PullArrived
@@ -207,11 +217,12 @@ class OfferSequence:
 
 @dataclass(frozen=True, slots=True)
 class SeekDecode:
-    """Find the sequence another decode instance: its KV stays here until then. ``request.output_ids``: all
-    that was drawn."""
+    """Find the sequence another decode instance, ``wanted`` if it can: its KV stays here until then.
+    ``request.output_ids``: all that was drawn."""
 
     owner: BlockOwner
     request: GenerationRequest
+    wanted: InstanceId | None = None
 
 
 @dataclass(frozen=True, slots=True)

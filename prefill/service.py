@@ -34,6 +34,7 @@ from common.messages import (
     InstanceGone,
     InstanceLife,
     KVDelivered,
+    OfferDeclined,
     OfferWithdrawn,
     Placement,
     PlaceMoved,
@@ -116,6 +117,9 @@ class PrefillService:
         match message:
             case CancelRequest():
                 self._handle(events.CancelArrived(message.request_id, message.attempt))
+            case OfferDeclined():
+                owner = BlockOwner(ROOM, message.request_id, message.attempt)
+                self._handle(events.OfferDeclined(owner, message.decode_instance, message.wanted))
             case InstanceGone():
                 self._handle(events.DecodeInstanceGone(message.instance_id, message.incarnation))
             case GatewayGone():
@@ -231,7 +235,7 @@ class PrefillService:
     async def _seek_decode(self, command: events.SeekDecode) -> None:
         """Asks the scheduler once: it knows who is ready, and the gateway tries again where nobody is."""
         owner, life = command.owner, InstanceLife(self.state.instance_id, self.state.incarnation)
-        call = PlaceMoved(command.request, life)
+        call = PlaceMoved(command.request, life, command.wanted)
         try:
             placement = await self.bus.call(self.subjects.submit(), call, Placement, self.call_timeout_s)
         except (RequestError, BusError) as exc:

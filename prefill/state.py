@@ -61,6 +61,7 @@ from prefill.events import (
     GatewayGone,
     KeepHere,
     LayersComputed,
+    OfferDeclined,
     OfferRefused,
     OfferSequence,
     PrefillCommand,
@@ -183,6 +184,8 @@ class PrefillState:
                 self._fail_chunk(error, commands)
             case OfferRefused():
                 self._take_refusal(event, commands)
+            case OfferDeclined():
+                self._take_back(event, commands)
             case DecodeFound(owner, placement):
                 self._offer_anew(owner, placement, commands)
             case DecodeNotFound(owner, error):
@@ -443,6 +446,18 @@ class PrefillState:
         sequence.is_offered = refused.is_lost
         commands.append(failure_of(sequence.request, refused.error, can_continue=True, lost_instance=lost))
         self._discard(sequence, commands)
+
+    def _take_back(self, declined: OfferDeclined, commands: list[PrefillCommand]) -> None:
+        """What its decode instance has not begun with goes where there is more room."""
+        sequence = self.sequences.get(declined.owner)
+        if sequence is None or sequence.is_cancelled or not sequence.is_offered:
+            return
+        is_from_its_own = sequence.decode_instance == declined.decode_instance
+        if not is_from_its_own or sequence.hand_over.has_begun or sequence.first_token is None:
+            return
+        sequence.is_offered, sequence.is_seeking = False, True
+        request = continued_with(sequence.request, sequence.first_token)
+        commands.append(SeekDecode(sequence.owner, request, declined.wanted))
 
     def _offer_anew(self, owner: BlockOwner, placement: Placement, commands: list[PrefillCommand]) -> None:
         """To where the scheduler has placed the sequence now. Of one that has ended, nothing is wanted."""

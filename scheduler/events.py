@@ -6,6 +6,7 @@ from common.booking_messages import Booking, BookingsChanged
 from common.ids import GatewayId, Incarnation, InstanceId, RequestId
 from common.lengths import LengthDistribution
 from common.messages import GenerationRequest, LoadReport, MemberRecord
+from scheduler.policy.decode_rebalancing import Departure
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +95,11 @@ class BusRestored:
     """The bus was away, so everybody's silence until now says nothing about them."""
 
 
+@dataclass(frozen=True, slots=True)
+class RebalanceDue:
+    """This scheduler leads: it may ask sequences to leave one decode instance for another."""
+
+
 SchedulerStateEvent = (
     MembersRead
     | LoadReported
@@ -106,6 +112,7 @@ SchedulerStateEvent = (
     | PeerRead
     | MessagesLost
     | TimePassed
+    | RebalanceDue
     | BusRestored
 )
 
@@ -152,6 +159,19 @@ class TellLength:
     lengths: LengthDistribution
 
 
+@dataclass(frozen=True, slots=True)
+class AskToLeave:
+    """Of a decode instance: let the sequence go on at another."""
+
+    departure: Departure
+
+
 SchedulerCommand = (
-    ReadMembers | AnnounceInstanceGone | AnnounceGatewayGone | AnnounceSchedulerGone | ReadPeer | TellLength
+    ReadMembers
+    | AnnounceInstanceGone
+    | AnnounceGatewayGone
+    | AnnounceSchedulerGone
+    | ReadPeer
+    | TellLength
+    | AskToLeave
 )

@@ -33,6 +33,7 @@ from common.messages import (
     GenerationRequest,
     InstanceGone,
     InstanceLife,
+    LeaveSequence,
     LengthPredicted,
     LoadReport,
     MemberRecord,
@@ -54,6 +55,7 @@ from common.telemetry import SchedulerMetrics
 from common.timeline import timeline
 from common.timeline_events import DISPATCH, OPEN_REQUESTS
 from scheduler import events
+from scheduler.policy.decode_rebalancing import Departure
 from scheduler.scaling import Scaling
 from scheduler.sharing import Sharing
 from scheduler.state import SchedulerState
@@ -68,7 +70,7 @@ MAX_QUESTIONS = 256
 
 @dataclass(slots=True)
 class SchedulerService:
-    """``spawn`` starts a task in the process's task group."""
+    """``spawn`` starts a task in the process's task group. ``leading_epoch``: None where it does not lead."""
 
     scheduler_id: str
     state: SchedulerState
@@ -79,6 +81,7 @@ class SchedulerService:
     config: Config
     is_read_due: asyncio.Event
     spawn: Callable[[Coroutine[None, None, None]], None]
+    leading_epoch: Callable[[], int | None] = lambda: None
     scaling: Scaling | None = None
     sharing: Sharing = field(init=False)
     _questions: set[RequestId] = field(default_factory=set)
@@ -107,6 +110,8 @@ class SchedulerService:
                 await self._read_members()
                 self._handle(events.TimePassed())
                 self.sharing.beat()
+                if self.config.scheduler.rebalance_decodes and self.leading_epoch() is not None:
+                    self._handle(events.RebalanceDue())
             was_heard = is_heard
             try:
                 async with asyncio.timeout(self.config.mesh.heartbeat_s):
@@ -129,8 +134,9 @@ class SchedulerService:
         match call:
             case SubmitRequest():
                 return await self.submit(call)
-            case PlaceMoved(request, former):
-                placement = self.state.place_moved(request, former, asyncio.get_running_loop().time())
+            case PlaceMoved(request, former, wanted):
+                now = asyncio.get_running_loop().time()
+                placement = self.state.place_moved(request, former, now, wanted)
                 self.sharing.tell()
                 return placement
 
@@ -319,15 +325,36 @@ class SchedulerService:
                 case events.TellLength(decode_instance, request_id, attempt, lengths):
                     subject = self.subjects.instance_events(decode_instance)
                     self._publish(subject, LengthPredicted(request_id, attempt, lengths))
+                case events.AskToLeave(departure):
+                    self._ask_to_leave(departure)
         self.sharing.tell()
         ready = sum(view.is_ready for view in self.state.instances.values())
         self.metrics.observe_mesh(ready, len(self.state.requests))
         timeline.count(OPEN_REQUESTS, len(self.state.requests))
 
+    def _ask_to_leave(self, departure: Departure) -> None:
+        """Whoever has lost the lead meanwhile asks nobody."""
+        epoch, sequence = self.leading_epoch(), departure.sequence
+        if epoch is None:
+            return
+        log.info(
+            "sequence_asked_to_leave",
+            extra={
+                "request": sequence.request_id,
+                "from_instance": departure.source,
+                "to_instance": departure.destination,
+                "tokens": sequence.tokens,
+                "has_begun": sequence.has_begun,
+            },
+        )
+        self.metrics.asked_to_leave()
+        leave = LeaveSequence(sequence.request_id, sequence.attempt, departure.destination, epoch)
+        self._publish(self.subjects.instance_events(departure.source), leave)
+
     def _announce(self, message: Announcement) -> None:
         self._publish(self.subjects.everyone(), message)
 
-    def _publish(self, subject: str, message: Announcement | LengthPredicted) -> None:
+    def _publish(self, subject: str, message: Announcement | LengthPredicted | LeaveSequence) -> None:
         try:
             self.bus.publish(subject, message)
         except BusError as exc:

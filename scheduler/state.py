@@ -34,6 +34,7 @@ from scheduler.bookings import Bookings
 from scheduler.events import (
     AnnounceGatewayGone,
     AnnounceInstanceGone,
+    AskToLeave,
     BusRestored,
     InstanceSuspected,
     LengthPredicted,
@@ -43,6 +44,7 @@ from scheduler.events import (
     PeerHeard,
     PeerRead,
     ReadMembers,
+    RebalanceDue,
     RequestOver,
     SchedulerCommand,
     SchedulerStateEvent,
@@ -54,6 +56,7 @@ from scheduler.events import (
 from scheduler.learned_times import LearnedTimes
 from scheduler.peers import Peers
 from scheduler.placing import Placer
+from scheduler.policy.decode_rebalancing import choose_departures
 from scheduler.policy.grouping import others_instances
 from scheduler.views import InstanceView, PlacedRequest
 
@@ -124,6 +127,8 @@ class SchedulerState:
                 return self._expect(request, lengths)
             case TimePassed():
                 return self._notice_silence(now)
+            case RebalanceDue():
+                return self._rebalance()
             case BusRestored():
                 for view in self.instances.values():
                     view.last_heard_s = now
@@ -156,7 +161,13 @@ class SchedulerState:
         life = (decode.instance_id, decode.incarnation)
         return self._book(request, Placement(*life, *life))
 
-    def place_moved(self, request: GenerationRequest, former: InstanceLife, now: float) -> Placement:
+    def place_moved(
+        self,
+        request: GenerationRequest,
+        former: InstanceLife,
+        now: float,
+        wanted: InstanceId | None = None,
+    ) -> Placement:
         """Chooses another decode instance for a running sequence, and books it there. One that is not booked
         stays so: its end has been heard.
 
@@ -165,7 +176,7 @@ class SchedulerState:
         view = self.instances.get(former.instance_id)
         if view is None or view.record.incarnation != former.incarnation:
             raise NoInstanceReady(f"{former.instance_id} is not known yet, or is gone")
-        decode = self.placer.choose_decode(request, now, view).record
+        decode = self.placer.choose_decode(request, now, view, wanted).record
         placement = Placement(former.instance_id, former.incarnation, decode.instance_id, decode.incarnation)
         known = self.requests.get(request.request_id)
         if known is not None and known.attempt == request.attempt and not known.is_void:
@@ -177,6 +188,17 @@ class SchedulerState:
     def requests(self) -> dict[RequestId, PlacedRequest]:
         """Those that are booked, by whichever scheduler."""
         return self.bookings.requests
+
+    # balance
+
+    def _rebalance(self) -> list[SchedulerCommand]:
+        most = self.settings.max_requests_per_decode
+        workers = [
+            view.as_decode_worker(most)
+            for view in self.instances.values()
+            if view.role == "decode" and view.report is not None
+        ]
+        return [AskToLeave(departure) for departure in choose_departures(workers)]
 
     # placing
 

@@ -8,6 +8,7 @@ from common.ids import GatewayId, Incarnation, InstanceId, RequestId
 from common.lengths import LengthDistribution
 from common.messages import InstanceRecord, LoadReport, Placement, Role
 from scheduler.policy.best_fit import Growth
+from scheduler.policy.decode_rebalancing import DecodeWorker
 from scheduler.policy.dispatch import DecodeCandidate, PrefillCandidate
 
 KVFormat = tuple[str, str, int]
@@ -165,10 +166,11 @@ class InstanceView:
 
     def _decode_candidate(self) -> DecodeCandidate:
         """Own bookings or the instance's report, whichever knows of more (another scheduler's, or ours
-        before a restart)."""
+        before a restart; what will still be drawn by those that outlived their predictions)."""
         report, booked = self.report, self.booked
         reported_requests = 0 if report is None else report.decode_running + report.decode_waiting
         reported_tokens = 0 if report is None else report.decode_tokens
+        reported_coming = 0 if report is None else report.decode_coming_tokens
         context_tokens = max(booked.decoding_tokens, reported_tokens)
         expected = booked.decoding_tokens + booked.decoding_expected
         return DecodeCandidate(
@@ -176,7 +178,7 @@ class InstanceView:
             requests=max(booked.decoding, reported_requests),
             context_tokens=context_tokens,
             capacity_tokens=self.capacity_tokens,
-            coming_tokens=max(0, expected - context_tokens),
+            coming_tokens=max(0, expected - context_tokens, reported_coming),
             heavy=booked.decoding_heavy,
             step_time=None if report is None else report.step_time,
             sequences=self._sequences(context_tokens, reported_requests),
@@ -193,6 +195,22 @@ class InstanceView:
         return tuple(
             (placed.prompt_tokens + drawn, max(0.0, placed.expected_tokens - drawn))
             for placed in self._decoding.values()
+        )
+
+    def as_decode_worker(self, most_requests: int) -> DecodeWorker:
+        """What is still on its way here counts in full; what its report does not know cannot leave."""
+        candidate, report = self.for_decode, self.report
+        need_tokens = 0 if report is None else report.decode_need_tokens
+        movable = () if report is None else report.movable
+        if not movable:
+            need_tokens = max(need_tokens, round(candidate.context_tokens + candidate.coming_tokens))
+        return DecodeWorker(
+            self.record.instance_id,
+            self.kv_format,
+            self.capacity_tokens,
+            need_tokens,
+            self.is_ready and candidate.requests < most_requests,
+            movable,
         )
 
     @property

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from common.bus import Bus
 from common.config import Config
 from common.epochs import EpochFence
-from common.errors import BusError, InvalidRequest, NoInstanceReady
+from common.errors import BusError, InvalidRequest, LeaderSuperseded, NoInstanceReady
 from common.ids import Incarnation, InstanceId
 from common.kv.blocks import BlockAllocator
 from common.kv.endpoint import KVEndpoint
@@ -31,6 +31,7 @@ from common.messages import (
     KVDelivered,
     KVDestination,
     LeaderAnnounced,
+    LeaveSequence,
     LoadReport,
     PrefillTask,
     PullKV,
@@ -45,6 +46,7 @@ from common.timeline_events import KV_BLOCKS, QUEUES, RUNNING
 from common.transfer.buffers import host_identity
 from common.transfer.endpoint import TransferEndpoint
 from decode.events import HandOn, SequenceStayed
+from decode.forecast import make_forecast
 from decode.homes import Homes
 from decode.inheritance import Inheritance
 from decode.mover import Mover
@@ -182,12 +184,25 @@ class Instance:
         self.leaders.note(message.epoch)
 
     def _take_event(self, message: InstanceEvent) -> None:
+        if isinstance(message, LeaveSequence):
+            try:
+                self.leaders.admit(message.epoch)
+            except LeaderSuperseded as exc:
+                log.warning("leader_superseded", extra={"request": message.request_id, "error": str(exc)})
+                return
         self.prefill.take_event(message)
         self.decode.take_event(message)
 
     def publish_load(self) -> None:
         prefill, decode = self.prefill.state, self.decode.state
         self.reports_sent += 1
+        block_size = self.config.instance.block_size
+        forecast = make_forecast(
+            decode.sequences.values(),
+            block_size,
+            self.blocks.total_blocks * block_size,
+            can_hand_on=self.has_own_kv,
+        )
         report = LoadReport(
             instance_id=self.instance_id,
             incarnation=self.incarnation,
@@ -207,6 +222,11 @@ class Instance:
             decode_step_s=self.decode.step_s,
             chunk_time=self.prefill.chunk_time.fitted,
             step_time=self.decode.step_time.fitted,
+            decode_coming_tokens=forecast.coming_tokens,
+            decode_need_tokens=forecast.need_tokens,
+            length_error_tokens=forecast.length_error_tokens,
+            batch_error=forecast.batch_error,
+            movable=forecast.movable,
         )
         self.metrics.observe_load(report, self.blocks.quarantined_blocks)
         self._count(report)
@@ -284,7 +304,8 @@ def build_instance(
         on_change=note_prefill,
         keep_here=lambda command: decode.take_over(SequenceStayed(command.held_by, command.task)),
     )
-    call_timeout_s, tier = config.mesh.call_timeout_s, engine.host_tier
+    call_timeout_s = config.mesh.call_timeout_s
+    tier = engine.host_tier if engine.total_blocks else None
     homes = Homes(bus, subjects, InstanceLife(instance_id, incarnation), call_timeout_s)
     inheritance = Inheritance(bus, subjects, call_timeout_s)
     mover = Mover(bus, subjects, metrics, call_timeout_s, inheritance.workers, pool_destinations)

@@ -51,6 +51,7 @@ async def _start(process: ServiceProcess) -> Running:
     await leadership.start()
     await scheduler.start()
     process.spawn(scheduler.watch())
+    scheduler.leading_epoch = lambda: leadership.epoch
     process.spawn(leadership.keep())
     if config.scaling.policy != "off":
         scheduler.scaling = _scaling(process, scheduler.state, leadership)

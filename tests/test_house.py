@@ -105,6 +105,7 @@ def decisions() -> list[Path]:
             "pulls.py",
             "departures.py",
             "swapping.py",
+            "forecast.py",
         )
     ]
     prefill = ("sequence.py", "chunks.py", "handover.py", "prompts.py")

@@ -21,6 +21,8 @@ from common.messages import (
     InstanceGone,
     InstanceLife,
     KVDestination,
+    LeaveSequence,
+    OfferDeclined,
     Placement,
     PlaceMoved,
     PrefillTask,
@@ -45,6 +47,8 @@ POOL = KVDestination(b"\x00\xff", 0, 3, 64)
 LAYOUT = KVLayout(layers=2, kv_heads=3, head_dim=4, block_size=16, element_bytes=2)
 TOKEN = TokenEvent(REQUEST, 1, 4, SampledToken(9, -0.5, ((9, -0.5), (3, -1.25))), "length")
 TRAVELLERS: list[tuple[UnionType, msgspec.Struct]] = [
+    (InstanceEvent, LeaveSequence(REQUEST, 1, INSTANCE, epoch=3)),
+    (InstanceEvent, OfferDeclined(REQUEST, 1, INSTANCE, INSTANCE)),
     (InstanceCall, PrefillTask(make_request(stop_token_ids=(1, 2)), INSTANCE, Incarnation("i"))),
     (InstanceCall, DecodeTask(make_request(output_ids=(5,)), INSTANCE, Incarnation("i"), 4)),
     (

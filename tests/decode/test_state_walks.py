@@ -8,13 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.errors import HandoverFailed, NoInstanceReady, RequestError
-from common.ids import RequestId
+from common.ids import InstanceId, RequestId
 from common.kv.blocks import BlockOwner, blocks_for
 from common.lengths import certain
 from common.lifecycle import DecodePhase
 from common.messages import DecodeTask, ErrorReply, SampledToken
 from common.sequences import PublishFailure
 from decode import events
+from decode.sequence import ROOM
 from decode.state import DecodeState
 from scheduler.policy.decode_admission import ADMISSIONS
 from tests.decode.states import (
@@ -122,6 +123,8 @@ class Walk:
                     assert owner not in computed, "a sequence is copied amid a step"
                     assert owner not in self.swaps, "two copies of one sequence at once"
                     self.swaps.append(owner)
+                case events.DeclineOffer(owner):
+                    self.ended.add(owner.request_id)
                 case events.SeekHome(owner):
                     self.searches.append(owner)
                 case events.HandOn(owner, held_by, request):
@@ -144,7 +147,10 @@ class Walk:
             self.end_search()
         elif choice < 0.12 and self.handed_on:
             self.let_go()
-        elif choice < 0.15 and self.swaps:
+        elif self.flips and choice < 0.14 and self.arrived:
+            owner = BlockOwner(ROOM, RequestId(self.chance.choice(sorted(self.arrived))), 0)
+            self.do(events.LeaveAsked(owner, InstanceId("decode-1")))
+        elif choice < 0.16 and self.swaps:
             self.end_swap()
         elif choice < 0.18 and self.flips:
             self.stay()

@@ -107,6 +107,7 @@ class Mesh:
 LEFT_OVERS = (
     "lamella_kv_blocks",
     "lamella_requests_running",
+    "lamella_batch_error",
     "lamella_requests_waiting",
     "lamella_pending_prefill_tokens",
     "lamella_open_requests",

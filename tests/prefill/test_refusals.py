@@ -86,3 +86,24 @@ def test_an_offer_made_early_that_is_refused_waits_for_the_first_token() -> None
     assert only(arrive(state, "r1", 8), events.OfferSequence)
     early = events.OfferRefused(owner_of("r1"), DRAINING, is_early=True)
     assert handle(state, early) == []
+
+
+def test_what_a_decode_instance_has_not_begun_with_goes_where_it_is_wanted() -> None:
+    state = make_state()
+    offered(state)
+    [seek] = handle(state, events.OfferDeclined(owner_of("r1"), DECODE, HOME.decode_instance))
+    assert isinstance(seek, events.SeekDecode)
+    assert (seek.wanted, seek.request.output_ids) == (HOME.decode_instance, (7,))
+    _, offer = handle(state, events.DecodeFound(owner_of("r1"), HOME))
+    assert isinstance(offer, events.OfferSequence)
+    assert offer.decode_instance == HOME.decode_instance
+
+
+def test_who_was_not_offered_a_sequence_or_has_asked_for_its_kv_cannot_decline_it() -> None:
+    state = make_state()
+    offered(state)
+    other = events.OfferDeclined(owner_of("r1"), HOME.decode_instance, DECODE)
+    assert not handle(state, other)
+    assert not handle(state, events.OfferDeclined(owner_of("r2"), DECODE, HOME.decode_instance))
+    handle(state, events.PullArrived(pull_of("r1")))
+    assert not handle(state, events.OfferDeclined(owner_of("r1"), DECODE, HOME.decode_instance))

@@ -171,6 +171,8 @@ class Walk:
             self.ask(self.chance.choice(list(self.offers)))
         elif choice < 0.78 and self.offers:
             self.refuse(self.chance.choice(list(self.offers)))
+        elif choice < 0.79 and self.offers:
+            self.decline(self.chance.choice(list(self.offers)))
         elif choice < 0.82 and self.sought:
             self.end_search()
         elif choice < 0.9 and self.sends:
@@ -236,6 +238,19 @@ class Walk:
         is_early = self.offers.pop(owner)
         error = self.chance.choice([FAILED, ErrorReply(Overloaded.code, "full")])
         self.do(events.OfferRefused(owner, error, is_early=is_early))
+
+    def decline(self, owner: BlockOwner) -> None:
+        """Only what is computed and nobody has asked for yet; here one of another instance says so, too."""
+        is_early = self.offers[owner]
+        if owner in self.asked or self.portions.get(owner) or is_early:
+            return
+        if self.chance.random() < 0.2:
+            self.do(events.OfferDeclined(owner, HOME.decode_instance, DECODE))
+            return
+        sequence = self.state.sequences[owner]
+        if sequence.decode_instance == DECODE:
+            del self.offers[owner]
+            self.do(events.OfferDeclined(owner, DECODE, HOME.decode_instance))
 
     def end_search(self) -> None:
         """Of a sequence that is gone, too."""

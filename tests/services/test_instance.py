@@ -21,7 +21,9 @@ from common.messages import (
     GatewayEvent,
     InstanceLife,
     LeaderAnnounced,
+    LeaveSequence,
     LoadReport,
+    OfferDeclined,
     Placement,
     PlaceMoved,
     Role,
@@ -34,7 +36,7 @@ from prefill.events import SequenceLeft
 from services.engines import load_engine
 from services.instance import Instance, build_instance
 from tests.common.buses import connected, run, until
-from tests.decode.states import task_of
+from tests.decode.states import PREFILL, task_of
 from tests.requests import GATEWAY, make_request
 
 NOBODY = InstanceId("decode-9")
@@ -175,5 +177,62 @@ def test_a_sequence_that_its_next_instance_refuses_goes_where_the_scheduler_says
             await until(lambda: len(offers) == 2 and heard, bus)
         assert offers == [NOBODY, home.decode_instance]
         assert heard == [SequenceMoved(RequestId("r1"), 0, home, output_tokens=2)]
+
+    run(work())
+
+
+def test_a_sequence_that_waits_is_given_back_when_the_leader_asks_and_nobody_else(
+    nats_url: str, namespace: str
+) -> None:
+    async def work() -> None:
+        declined: list[OfferDeclined] = []
+        async with decode_instance(nats_url, namespace) as instance:
+            await instance.subscribe()
+            bus, subjects, decode = instance.bus, instance.subjects, instance.decode
+            await bus.subscribe(subjects.instance_events(PREFILL), OfferDeclined, declined.append)
+            assert instance.blocks.try_allocate(
+                BlockOwner("prefill", RequestId("r1"), 0), instance.blocks.total_blocks
+            )
+            await decode.decode(task_of("r2"))
+            instance.leaders.note(7)
+            for epoch in (6, 7):
+                leave = LeaveSequence(RequestId("r2"), 0, NOBODY, epoch)
+                bus.publish(subjects.instance_events(instance.instance_id), leave)
+                assert not declined, "a scheduler that leads no more was obeyed"
+                await bus.flush(5.0)
+            await until(lambda: declined, bus)
+            assert declined == [OfferDeclined(RequestId("r2"), 0, instance.instance_id, NOBODY)]
+            assert decode.state.is_idle
+
+    run(work())
+
+
+def test_what_was_offered_and_given_back_goes_where_it_is_wanted(nats_url: str, namespace: str) -> None:
+    async def work() -> None:
+        offers: list[InstanceId] = []
+        wanted = InstanceId("decode-2")
+
+        async def take(task: DecodeTask) -> Acknowledged:
+            offers.append(NOBODY if not offers else wanted)
+            return Acknowledged()
+
+        async def place(call: PlaceMoved) -> Placement:
+            assert call.wanted == wanted
+            return Placement(InstanceId("decode-0"), LIFE, wanted, LIFE)
+
+        async with decode_instance(nats_url, namespace) as instance:
+            await instance.subscribe()
+            bus, subjects = instance.bus, instance.subjects
+            for instance_id in (NOBODY, wanted):
+                await bus.serve(subjects.instance_calls(instance_id), DecodeTask, take)
+            await bus.serve(subjects.submit(), PlaceMoved, place)
+            held_by = BlockOwner("handed-on", RequestId("r1"), 0)
+            assert instance.blocks.try_allocate(held_by, 1)
+            request = make_request("r1", 5, 9, output_ids=(7, 8))
+            instance.prefill.take_over(SequenceLeft(held_by, request, NOBODY, LIFE, None))
+            await until(lambda: len(offers) == 1, bus)
+            declined = OfferDeclined(RequestId("r1"), 0, NOBODY, wanted)
+            bus.publish(subjects.instance_events(instance.instance_id), declined)
+            await until(lambda: len(offers) == 2, bus)
 
     run(work())

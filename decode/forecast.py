@@ -1,0 +1,73 @@
+"""What a decode instance's sequences will come to need, and who could go on elsewhere: for its load reports.
+
+A prediction that a sequence has outlived is made again: the mean of those that got as far (Aladdin 4.3).
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from common.lifecycle import DecodePhase
+from common.messages import DecodeTask, MovableSequence
+from decode.sequence import DecodeSequence
+from scheduler.policy.decode_admission import Growing
+from scheduler.policy.decode_rebalancing import HORIZON_STEPS, LEAST_STEPS, peak_need
+
+MOST_MOVABLE = 16
+"""That a report names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """``coming_tokens``: still to be drawn. ``need_tokens``: the most KV at one of the next steps.
+    ``length_error_tokens`` and ``batch_error``: l^e and b^e of Aladdin's algorithm 2, over the sequences that
+    have outlived their predictions: how many they are, and by how many tokens they will. Those that ended
+    early left the scheduler's books with their requests, so nothing of them is to be corrected.
+    ``movable``: none where all fit."""
+
+    coming_tokens: int
+    need_tokens: int
+    length_error_tokens: int
+    batch_error: int
+    movable: tuple[MovableSequence, ...] = ()
+
+
+def make_forecast(
+    sequences: Collection[DecodeSequence], block_size: int, capacity_tokens: int, *, can_hand_on: bool
+) -> Forecast:
+    """``can_hand_on``: sequences that run can leave."""
+    staying = [each for each in sequences if not each.is_cancelled]
+    growing = [_growing(each) for each in staying]
+    need_tokens, step = peak_need(growing, block_size)
+    movable: list[MovableSequence] = []
+    if need_tokens > capacity_tokens:
+        movable = [
+            MovableSequence(each.owner.request_id, each.owner.attempt, *counts, has_begun=has_begun(each))
+            for each, grows in zip(staying, growing, strict=True)
+            for counts in [(grows.tokens, grows.coming_tokens)]
+            if is_movable(each, can_hand_on=can_hand_on) and min(grows.coming_tokens, HORIZON_STEPS) >= step
+        ]
+    errors = [error for each in staying if (error := each.length_error_tokens) is not None]
+    return Forecast(
+        sum(each.coming_tokens for each in staying),
+        need_tokens,
+        sum(errors),
+        len(errors),
+        tuple(movable[-MOST_MOVABLE:]),
+    )
+
+
+def is_movable(sequence: DecodeSequence, *, can_hand_on: bool) -> bool:
+    """Whether it runs, or its KV lies complete with its prefill instance and nobody has asked for it."""
+    if sequence.phase is DecodePhase.RUNNING:
+        return can_hand_on
+    task = sequence.task
+    return sequence.phase is DecodePhase.WAITING and isinstance(task, DecodeTask) and not task.is_early
+
+
+def has_begun(sequence: DecodeSequence) -> bool:
+    return sequence.phase is not DecodePhase.WAITING
+
+
+def _growing(sequence: DecodeSequence) -> Growing:
+    left = max(1, sequence.request.sampling.max_tokens - len(sequence.output_ids))
+    return Growing(sequence.tokens, max(sequence.coming_tokens, min(left, LEAST_STEPS)))
