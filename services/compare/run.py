@@ -6,6 +6,7 @@ comparison that was ended goes on where it was.
 """
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -71,7 +72,10 @@ def run_comparison(
         for mesh in meshes:
             uvloop.run(_warm_up(comparison, mesh))
         for round_number, offer in product(range(chosen.rounds), chosen.workload):
-            left = [mesh for mesh in meshes if (round_number, offer.name, mesh.candidate.name) not in done]
+            # Each round begins with another one: whoever comes after whom is nobody's advantage.
+            turns = deque(meshes)
+            turns.rotate(-round_number)
+            left = [mesh for mesh in turns if (round_number, offer.name, mesh.candidate.name) not in done]
             if time.monotonic() + len(left) * _expected_s(records, offer) > ends_s:
                 tell(f"round {round_number}, {offer.name}: left out, it would not end in time")
                 continue
@@ -103,7 +107,7 @@ def _running_mesh(
     """With servers and ports of its own."""
     directory = output / "meshes" / candidate.name
     config = config_of(comparison, candidate, output / LENGTHS_FILE)
-    prepare_model(config, lambda stage: tell(f"{stage} (once)"))
+    prepare_model(config, lambda stage: tell(f"{candidate.name}: {stage}"))
     tell(f"starting {candidate.name}")
     status = local.up_detached(directory, plan_of(candidate), config)
     assert status.url is not None, "it serves"
