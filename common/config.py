@@ -19,6 +19,7 @@ DecodePolicy = Literal["round_robin", "least_outstanding", "least_loaded", "powe
 DecodeAdmission = Literal["greedy", "reserve_static", "reserve_dynamic"]
 PredictorKind = Literal["none", "history", "classifier", "oracle"]
 AttentionPartition = Literal["heads", "requests"]
+RolePolicyName = Literal["fixed", "overflow", "idle_flip"]
 Kernels = Literal["auto", "torch"]
 Pipeline = Literal["off", "fixed", "rotational"]
 ScalingMode = Literal["off", "dry_run", "on"]
@@ -145,6 +146,33 @@ SERVICE_CLASSES = {
     "interactive": ObjectivesConfig(ttft_s=0.5, tpot_s=0.1, head_start_s=2.0),
     "batch": ObjectivesConfig(ttft_s=60.0, tpot_s=1.0, head_start_s=-10.0),
 }
+
+
+class RolesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How the leading scheduler changes instances' roles (``scheduler.policy.roles``); fixed: not at all.
+
+    It looks every ``look_s``, and waits ``cool_down_s`` after a change. ``overflow``: over
+    ``overflow_queue_s`` of prompts (``overflow_queue_tokens`` while nothing is known of times) or
+    ``overflow_kv_share`` of decode's memory one of the other kind helps; it returns once these are under
+    ``return_share`` of their bounds and its share of the work is done, or ``settle_s`` later, and belongs to
+    the others after ``repurpose_s``. ``idle_flip``: one that worked for less than ``idle_share`` of
+    ``idle_s`` flips while all of the other kind worked for at least ``loaded_share``.
+    """
+
+    policy: RolePolicyName = "fixed"
+    look_s: float = 0.25
+    cool_down_s: float = 2.0
+    overflow_queue_s: float = 2.0
+    overflow_queue_tokens: int = 8192
+    overflow_kv_share: float = 0.9
+    return_share: float = 0.5
+    settle_s: float = 10.0
+    repurpose_s: float = 300.0
+    idle_s: float = 60.0
+    idle_share: float = 0.1
+    loaded_share: float = 0.5
+    min_prefill: int = 1
+    min_decode: int = 1
 
 
 class ScalingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -289,6 +317,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     predictor: PredictorConfig = PredictorConfig()
     objectives: ObjectivesConfig = ObjectivesConfig()
     service_classes: dict[str, ObjectivesConfig] = msgspec.field(default_factory=SERVICE_CLASSES.copy)
+    roles: RolesConfig = RolesConfig()
     scaling: ScalingConfig = ScalingConfig()
     instance: InstanceConfig = InstanceConfig()
     attention: AttentionConfig = AttentionConfig()

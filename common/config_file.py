@@ -104,6 +104,10 @@ OVER_ZERO = (
     "predictor.timeout_s",
     "scheduler.max_prefill_wait_s",
     "scaling.window_s",
+    "roles.look_s",
+    "roles.overflow_queue_s",
+    "roles.overflow_kv_share",
+    "roles.idle_s",
     # or not set
     "mesh.heartbeat_s",
     "mesh.call_timeout_s",
@@ -121,6 +125,9 @@ SCALED_SERVICES: tuple[str, ...] = get_args(ScaledService)
 DEVICE = re.compile("cpu|cuda(:[0-9]{1,2})?")
 
 AT_LEAST_ONE = (
+    "roles.overflow_queue_tokens",
+    "roles.min_prefill",
+    "roles.min_decode",
     "attention.kv_bytes",
     "attention.exchange_bytes",
     "attention.decode_instances",
@@ -157,6 +164,9 @@ NOT_NEGATIVE = (
     "gateway.max_stop_strings",
     "gateway.max_continuations",
     "scaling.up_cooldown_s",
+    "roles.cool_down_s",
+    "roles.settle_s",
+    "roles.repurpose_s",
     "scaling.down_after_s",
     "scaling.down_margin",
     "emulation.prefill_base_s",
@@ -198,6 +208,8 @@ def check_config(config: Config) -> None:
         require(key, "must be 1..65535", lambda v: 1 <= v <= 65_535)
     require("scheduler.shadow_share", "must be 0..0.1", lambda v: 0 <= v <= 0.1)
     require("transfer.pull_share", "must be over 0 and at most 1", lambda v: 0 < v <= 1)
+    for key in ("roles.return_share", "roles.idle_share", "roles.loaded_share"):
+        require(key, "must be over 0 and at most 1", lambda v: 0 < v <= 1)
     require("scaling.utilisation", "must be over 0 and under 1", lambda v: 0 < v < 1)
     for service in SCALED_SERVICES:
         least: int = getattr(config.scaling, f"min_{service}")

@@ -309,10 +309,12 @@ class PlaceMoved(msgspec.Struct, frozen=True, tag="place-moved"):
 
 class FlipRole(msgspec.Struct, frozen=True, tag="flip"):
     """command line or leading scheduler → instance: have this role from now on. Answered by a FlipProgress,
-    and as often as asked again. ``epoch``: with which the scheduler leads; LeaderSuperseded: another does."""
+    and as often as asked again. ``epoch``: with which the scheduler leads; LeaderSuperseded: another does.
+    ``keeps_home``: it is to come back to its home role, which otherwise becomes ``role``, too."""
 
     role: Role
     epoch: int | None = None
+    keeps_home: bool = False
 
 
 class FlipProgress(msgspec.Struct, frozen=True, tag="flip-progress"):
@@ -513,11 +515,12 @@ class LoadReport(msgspec.Struct, frozen=True, tag="load", kw_only=True):
     length_error_tokens: int = 0
     batch_error: int = 0
     movable: tuple[MovableSequence, ...] = ()
+    home: Role | None = None
 
 
 class InstanceRecord(msgspec.Struct, frozen=True, tag="instance", kw_only=True):
     """What an instance writes into the store under its lease; its pools are as they were at its start.
-    ``device``: the kind that it computes on."""
+    ``device``: the kind that it computes on. ``home``: the role that it goes back to."""
 
     instance_id: InstanceId
     incarnation: Incarnation
@@ -532,6 +535,7 @@ class InstanceRecord(msgspec.Struct, frozen=True, tag="instance", kw_only=True):
     context_length: int
     dtype: str
     device: str = "cpu"
+    home: Role | None = None
 
     @property
     def kv_format(self) -> tuple[str, str, int]:

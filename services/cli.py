@@ -397,7 +397,11 @@ def _print_status(mesh: "MeshStatus") -> None:
         state = shown.state
         if mesh.leader is not None and mesh.leader.id == process.id:
             state += ", leads"
-        table.add_row(process.id, shown.role, str(process.pid), state, str(process.restarts))
+        instance = instances.get(process.id)
+        role = shown.role
+        if instance is not None and instance.home not in (None, instance.role):
+            role += f" (home: {instance.home})"
+        table.add_row(process.id, role, str(process.pid), state, str(process.restarts))
     console.print(table)
     if mesh.plan is not None:
         _print_plan(mesh.plan)

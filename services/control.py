@@ -35,11 +35,13 @@ class Scale(msgspec.Struct, frozen=True, tag="scale"):
 
 class InstanceStatus(msgspec.Struct, frozen=True):
     """``state``: starting, ready, unregistered (it was ready, and its lease ran out or the store is away),
-    restarting or stopping. Instances of other machines are always ready."""
+    restarting or stopping. Instances of other machines are always ready. ``home``: the role that
+    it goes back to."""
 
     id: str
     role: Role
     state: str
+    home: Role | None = None
 
 
 class ProcessStatus(msgspec.Struct, frozen=True):

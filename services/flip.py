@@ -95,7 +95,7 @@ def check_flip(members: list[MemberRecord], name: str, role: Role, *, force: boo
         known = ", ".join(sorted(each.instance_id for each in instances)) or "none"
         raise FlipRefused(f"there is no instance {name}; registered: {known}")
     former = found[0].role
-    if former == role:
+    if former == role and found[0].home in (None, role):
         raise FlipRefused(f"{name} is a {role} instance already")
     for phase in PHASES:
         others = [each for each in instances if each.instance_id != name and has_phase(each.role, phase)]

@@ -69,7 +69,7 @@ log = logging.getLogger("lamella.instance")
 @dataclass(slots=True)
 class Instance:
     """Both rooms and the load report that speaks for them. ``has_own_kv``: not attention workers hold it.
-    ``write_role``: into its record, once there is one."""
+    ``home``: the role that it goes back to. ``write_role``: both, into its record, once there is one."""
 
     instance_id: InstanceId
     incarnation: Incarnation
@@ -85,10 +85,14 @@ class Instance:
     reporter: LoadReporter
     pool_destinations: dict[int, tuple[KVDestination, ...]]
     reports_sent: int = 0
-    write_role: Callable[[Role], Awaitable[None]] | None = None
+    write_role: Callable[[Role, Role], Awaitable[None]] | None = None
     is_draining: bool = False
     switch_s: float = 0.0
     leaders: EpochFence = field(default_factory=EpochFence)
+    home: Role = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.home = self.role
 
     async def subscribe(self) -> None:
         """Returns when every subscription is active."""
@@ -113,7 +117,7 @@ class Instance:
         await self.decode.drain(max(0.0, deadline_s - loop.time()))
         self.publish_load()
 
-    async def flip(self, role: Role) -> FlipProgress:
+    async def flip(self, role: Role, *, keeps_home: bool = False) -> FlipProgress:
         """Has that role from now on, which the scheduler hears at once; what the former one has here goes on.
 
         Raises InvalidRequest where the KV is not its own, NoInstanceReady where it is about to end.
@@ -126,16 +130,18 @@ class Instance:
             )
         if self.is_draining:
             raise NoInstanceReady(f"instance {self.instance_id} is draining")
-        if role != self.role:
+        home = self.home if keeps_home else role
+        if (role, home) != (self.role, self.home):
             began_s = asyncio.get_running_loop().time()
-            self.role = role
-            self.prefill.change_role(is_prefill=has_phase(role, "prefill"))
-            self.decode.change_role(is_decode=has_phase(role, "decode"))
+            if role != self.role:
+                self.prefill.change_role(is_prefill=has_phase(role, "prefill"))
+                self.decode.change_role(is_decode=has_phase(role, "decode"))
+            self.role, self.home = role, home
             self.publish_load()
             self.switch_s = asyncio.get_running_loop().time() - began_s
-            log.info("role_flipped", extra={"role": role, "switch_s": self.switch_s})
+            log.info("role_flipped", extra={"role": role, "home": home, "switch_s": self.switch_s})
             if self.write_role is not None:
-                await self.write_role(role)
+                await self.write_role(role, home)
         return FlipProgress(self.switch_s, self._left(role), self.decode.state.departures.departed)
 
     def _left(self, role: Role) -> int:
@@ -164,6 +170,7 @@ class Instance:
             context_length=engine.context_length,
             dtype=engine.dtype,
             device=self.config.model.device.partition(":")[0],
+            home=self.home,
         )
 
     async def _answer(self, call: InstanceCall) -> Acknowledged | KVDelivered | FlipProgress:
@@ -176,9 +183,9 @@ class Instance:
                 return await self.decode.resume(call)
             case PullKV():
                 return await self.prefill.pull(call)
-            case FlipRole(role, epoch):
+            case FlipRole(role, epoch, keeps_home):
                 self.leaders.admit(epoch)
-                return await self.flip(role)
+                return await self.flip(role, keeps_home=keeps_home)
 
     def _note_leader(self, message: LeaderAnnounced) -> None:
         self.leaders.note(message.epoch)
@@ -227,6 +234,7 @@ class Instance:
             length_error_tokens=forecast.length_error_tokens,
             batch_error=forecast.batch_error,
             movable=forecast.movable,
+            home=self.home,
         )
         self.metrics.observe_load(report, self.blocks.quarantined_blocks)
         self._count(report)

@@ -79,9 +79,9 @@ async def _start(process: ServiceProcess) -> Running:
 
     record = instance.record(process.http_url, config.service.advertise_host, os.getpid(), engine)
 
-    async def write_role(role: Role) -> None:
+    async def write_role(role: Role, home: Role) -> None:
         try:
-            await process.store.update(msgspec.structs.replace(record, role=role))
+            await process.store.update(msgspec.structs.replace(record, role=role, home=home))
         except StoreUnavailable as exc:
             # The next heartbeat writes it.
             log.warning("role_unwritten", extra={"role": role, "error": str(exc)})

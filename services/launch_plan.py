@@ -87,6 +87,9 @@ def check_plan(plan: LaunchPlan, config: Config) -> None:
     pipeline = config.instance.pipeline
     if pipeline != "off" and not plan.attention:
         raise ConfigError("instance.pipeline", pipeline, "needs attention workers: --attention N")
+    roles = config.roles.policy
+    if roles != "fixed" and plan.attention:
+        raise ConfigError("roles.policy", roles, "needs instances that hold their KV: without --attention")
     partition = config.instance.attention_partition
     if partition != InstanceConfig().attention_partition and not plan.attention:
         raise ConfigError("instance.attention_partition", partition, "needs attention workers: --attention N")

@@ -8,6 +8,7 @@ from common.telemetry import LeaderMetrics, ScalingMetrics, SchedulerMetrics
 from scheduler.explanations import add_routes, export_regret
 from scheduler.leadership import Leadership
 from scheduler.planning import Planner
+from scheduler.role_changes import RoleChanges
 from scheduler.scaling import Scaling
 from scheduler.service import SchedulerService
 from scheduler.state import SchedulerState
@@ -57,6 +58,18 @@ async def _start(process: ServiceProcess) -> Running:
         scheduler.scaling = _scaling(process, scheduler.state, leadership)
         scheduler.scaling.add_routes(process.app)
         process.spawn(scheduler.scaling.run())
+
+    if config.roles.policy != "fixed":
+        roles = RoleChanges(
+            config.roles,
+            scheduler.state,
+            process.bus,
+            process.subjects,
+            config.mesh,
+            lambda: leadership.epoch,
+        )
+        roles.add_routes(process.app)
+        process.spawn(roles.run())
 
     async def drain(timeout_s: float) -> None:
         """Nothing waits in a scheduler: calls at hand are answered when the bus closes."""

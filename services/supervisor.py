@@ -145,7 +145,9 @@ class Supervisor:
     async def status(self) -> control.MeshStatus:
         records = {} if self.is_stopping else await self._records()
         instances = {
-            str(record.instance_id): control.InstanceStatus(record.instance_id, record.role, "ready")
+            str(record.instance_id): control.InstanceStatus(
+                record.instance_id, record.role, "ready", record.home
+            )
             for record in records.values()
             if isinstance(record, InstanceRecord)
         }
@@ -158,8 +160,10 @@ class Supervisor:
                     if _is_registered(child, records):
                         shown = "ready"
                         self._registered.add(records[child.service_id].pid)
-                role_now = _registered_role(child, records) or role
-                instances[child.service_id] = control.InstanceStatus(child.service_id, role_now, shown)
+                role_now, home = _registered_role(child, records) or role, role
+                if child.service_id in instances:
+                    home = instances[child.service_id].home or role
+                instances[child.service_id] = control.InstanceStatus(child.service_id, role_now, shown, home)
         processes = [
             control.ProcessStatus(child.service_id, child.role, child.pid, child.state, child.restarts)
             for child in self.children.values()

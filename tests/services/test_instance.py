@@ -73,7 +73,8 @@ def test_a_flip_is_told_to_the_scheduler_at_once_and_written_down(nats_url: str,
         reports: list[LoadReport] = []
         written: list[Role] = []
 
-        async def write_role(role: Role) -> None:
+        async def write_role(role: Role, home: Role) -> None:
+            assert home == role
             written.append(role)
 
         async with decode_instance(nats_url, namespace) as instance:
