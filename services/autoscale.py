@@ -9,7 +9,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 
 from common.epochs import EpochFence
-from common.errors import LauncherError, LeaderSuperseded, StoreError
+from common.errors import LamellaError, StoreError
 from common.scaling import DesiredCounts, ScaledService
 
 log = logging.getLogger("lamella.autoscale")
@@ -18,7 +18,7 @@ MOST_INTERVAL_S = 1.0
 
 ReadPlan = Callable[[], Awaitable[DesiredCounts | None]]
 Scale = Callable[[Mapping[ScaledService, int]], Awaitable[None]]
-"""Returns when there are as many; raises LauncherError where that cannot be."""
+"""Returns when there are as many; raises a LamellaError where that cannot be."""
 
 
 async def follow_plans(
@@ -39,7 +39,7 @@ async def follow_plans(
         try:
             fence.admit(plan.epoch)
             await _carry_out(plan, scale, scaled, is_dry_run)
-        except (LeaderSuperseded, LauncherError) as exc:
+        except LamellaError as exc:
             log.warning("plan_not_carried_out", extra={"error": str(exc)})
 
 

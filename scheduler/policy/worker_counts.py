@@ -45,10 +45,9 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Chunks:
-    """Of a mean prompt: seconds of prefill, and in how many chunks. ``variation``: squared, of the time."""
+    """Of a mean prompt: seconds of prefill. ``variation``: squared, of that time."""
 
     seconds: float
-    chunks: float
     variation: float
 
 
@@ -92,7 +91,7 @@ def chunks_of(workload: Workload, chunk_time: FittedTime, chunk_tokens: int) -> 
     pairs = (prompts.variance + prompts.mean**2 - prompts.mean) / 2
     chunks = max(1.0, prompts.mean / chunk_tokens)
     seconds = chunk_time.seconds((prompts.mean / TOKENS, pairs / PAIRS, chunks))
-    return Chunks(seconds, chunks, prompts.squared_variation)
+    return Chunks(seconds, prompts.squared_variation)
 
 
 def steps_of(workload: Workload, step_time: FittedTime) -> Steps:
@@ -109,7 +108,7 @@ def prefill_need(workload: Workload, chunks: Chunks, bounds: Bounds) -> Need:
     offered = workload.rate_per_s * chunks.seconds
 
     def keeps(workers: int) -> bool:
-        return _is_served_in_time(workload, chunks, bounds, workers, chunks.seconds)
+        return _is_served_in_time(workload, chunks, bounds, workers)
 
     why = (
         f"prompts of {workload.prompts.mean:.0f} tokens take {chunks.seconds:.3g} s each,"
@@ -135,26 +134,10 @@ def decode_need(workload: Workload, steps: Steps, bounds: Bounds) -> Need:
 
 
 def mixed_need(workload: Workload, chunks: Chunks, steps: Steps, bounds: Bounds) -> Need:
-    """Of instances that do both: chunks and steps take turns, so each slows the other down."""
-    most = steps.most(bounds)
-    drawn_per_s = workload.rate_per_s * workload.outputs.mean
-
-    def keeps(workers: int) -> bool:
-        left = 1 - workload.rate_per_s * chunks.seconds / workers
-        if left <= 1 - bounds.utilisation:
-            return False
-        slowed = Steps(steps.base_s / left, steps.per_sequence_s / left, steps.context_tokens)
-        batch = _batch(drawn_per_s / workers, slowed)
-        largest = _largest(batch, workload, bounds)
-        is_fluent = largest <= min(most, slowed.most(bounds))
-        taken_s = chunks.seconds + chunks.chunks * steps.seconds(batch) if is_fluent else math.inf
-        return is_fluent and _is_served_in_time(workload, chunks, bounds, workers, taken_s)
-
-    why = (
-        f"{workload.rate_per_s:.3g} requests/s of {workload.prompts.mean:.0f} + {workload.outputs.mean:.0f}"
-        f" tokens within {bounds.ttft_s:g} s and {bounds.tpot_s:g} s a token"
-    )
-    return Need(_least(keeps), why)
+    """Of instances that do both. What these have learned of chunks and steps has in it how long one waits for
+    the other: as many as either half needs will do."""
+    halves = prefill_need(workload, chunks, bounds), decode_need(workload, steps, bounds)
+    return max(halves, key=lambda need: need.workers)
 
 
 def attention_need(
@@ -190,19 +173,17 @@ def _least(keeps: Callable[[int], bool]) -> int:
     return high
 
 
-def _is_served_in_time(
-    workload: Workload, chunks: Chunks, bounds: Bounds, workers: int, service_s: float
-) -> bool:
-    """Whether the goal's share of prompts, of ``service_s`` each, waits no longer than the TTFT leaves. Where
-    it leaves nothing, no number of workers helps, and utilisation alone decides."""
-    offered = workload.rate_per_s * service_s
+def _is_served_in_time(workload: Workload, chunks: Chunks, bounds: Bounds, workers: int) -> bool:
+    """Whether the goal's share of prompts waits no longer than their own time leaves of the TTFT. Where it
+    leaves nothing, no number of workers helps, and utilisation alone decides."""
+    offered = workload.rate_per_s * chunks.seconds
     if offered > workers * bounds.utilisation:
         return False
-    left_s = bounds.ttft_s - service_s
+    left_s = bounds.ttft_s - chunks.seconds
     if offered == 0 or left_s <= 0:
         return True
     variation = max(0.1, workload.arrival_variation + chunks.variation)
-    drained = (workers - offered) / service_s * left_s * 2 / variation
+    drained = (workers - offered) / chunks.seconds * left_s * 2 / variation
     return waiting_share(workers, offered) * math.exp(-drained) <= 1 - ATTAINMENT_GOAL
 
 

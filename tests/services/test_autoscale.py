@@ -10,7 +10,7 @@ import pytest
 import redis.asyncio
 
 from common.cancellation import cancel_and_wait
-from common.errors import LauncherError
+from common.errors import ConfigError, LamellaError, LauncherError
 from common.scaling import DesiredCounts, ScaledService, ServiceCount
 from common.store import Store
 from services.autoscale import follow_plans
@@ -26,13 +26,14 @@ class Place:
 
     store: Store
     impossible: int = 99
+    refusal: LamellaError = field(default_factory=lambda: LauncherError("they do not start"))
     asked: list[Mapping[ScaledService, int]] = field(default_factory=list)
     written: int = 0
 
     async def scale(self, counts: Mapping[ScaledService, int]) -> None:
         self.asked.append(counts)
         if self.impossible in counts.values():
-            raise LauncherError("they do not start")
+            raise self.refusal
 
     async def write(self, epoch: int, gateway: int = 1, prefill: int = 1, decode: int = 1) -> None:
         """A plan of a scheduler that sees one worker of each kind."""
@@ -116,9 +117,15 @@ async def test_an_earlier_leader_s_plan_is_refused_even_when_the_store_has_forgo
 
 
 @pytest.mark.anyio
+@pytest.mark.parametrize(
+    "refusal",
+    [LauncherError("they do not start"), ConfigError("decode", 99, "must be 0..64 instances")],
+    ids=["not started", "too many"],
+)
 async def test_counts_that_cannot_be_are_said_and_the_next_plan_is_carried_out(
-    place: Place, caplog: pytest.LogCaptureFixture
+    place: Place, caplog: pytest.LogCaptureFixture, refusal: LamellaError
 ) -> None:
+    place.refusal = refusal
     with caplog.at_level(logging.WARNING):
         async with following(place):
             await place.write(5, decode=place.impossible)
@@ -127,7 +134,7 @@ async def test_counts_that_cannot_be_are_said_and_the_next_plan_is_carried_out(
             await place.write(5, decode=2)
             await place.wait_asked(2)
     assert place.asked == [{"decode": 99}, {"decode": 2}]
-    assert any("they do not start" in str(record.__dict__.get("error")) for record in caplog.records)
+    assert any(str(refusal) == str(record.__dict__.get("error")) for record in caplog.records)
 
 
 @pytest.mark.anyio
