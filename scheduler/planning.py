@@ -160,6 +160,7 @@ class Planner:
         self, service: ScaledService, sight: MeshSight, workload: Workload, has_changed: bool, now: float
     ) -> ServiceCount:
         current, scaler = sight.workers.get(service, 0), self.scalers[service]
+        workload = replace(workload, rate_per_s=workload.busy_rate_per_s)
         higher = replace(workload, rate_per_s=workload.rate_per_s * (1 + self.config.scaling.down_margin))
         need, need_higher = (self._need(service, sight, each) for each in (workload, higher))
         if need is None or need_higher is None:

@@ -13,11 +13,9 @@ from dataclasses import dataclass
 
 from common.latency import ATTAINMENT_GOAL
 from common.performance import PAIRS, TOKENS, FittedTime
-from scheduler.policy.workload import Workload
+from scheduler.policy.workload import SPREAD, Workload
 
 MOST_WORKERS = 1024
-SPREAD = 1.2816
-"""Standard deviations that 90 % of a normal count stay under: the attainment goal."""
 GATEWAY_TOKENS_PER_S = 40_000.0
 """One carried 59,500 on a core, within 2 ms of delay up to this (docs/benchmarks.md)."""
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 KEPT_WINDOWS = 12
 SLACK, ALARM = 0.5, 5.0
 """Standard errors that are noise, and that add up to a change: by chance alone one in some 460 windows."""
+SPREAD = 1.2816
+"""Standard deviations that 90 % of a normal count stay under: the attainment goal."""
 TOLERANCE = 0.1
 """Changes of less than this share need no new plan, however sure they are."""
 LEAST_LENGTHS = 4
@@ -54,10 +56,13 @@ class Moments:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """``arrival_variation`` is the squared coefficient of variation of the gaps between arrivals: 1 for
-    Poisson's. ``prompts`` and ``outputs``: tokens of requests, those of outputs by their own end."""
+    """``busy_rate_per_s``: that of a window which the goal's share of windows does not exceed; bursts and
+    drifts raise it over the mean, Poisson's chance alone does not. ``arrival_variation`` is the squared
+    coefficient of variation of the gaps between arrivals: 1 for Poisson's. ``prompts`` and ``outputs``:
+    tokens of requests, those of outputs by their own end."""
 
     rate_per_s: float
+    busy_rate_per_s: float
     arrival_variation: float
     prompts: Moments
     outputs: Moments
@@ -181,9 +186,13 @@ class WorkloadProfiler:
         gaps = Moments()
         for window in self._gaps:
             gaps.join(window)
-        arrivals = round(self._rates.joined.total)
+        counts = self._rates.joined
+        excess = max(0.0, counts.variance - counts.mean)
+        busy = counts.total + SPREAD * math.sqrt(excess) * counts.count
+        arrivals = round(counts.total)
         return Workload(
             rate_per_s=arrivals / elapsed_s,
+            busy_rate_per_s=busy / elapsed_s,
             arrival_variation=gaps.squared_variation if gaps.count >= LEAST_LENGTHS else 1.0,
             prompts=self._prompts.joined,
             outputs=self._outputs.joined,

@@ -251,7 +251,7 @@ def windows_of(path: Path) -> Iterator[list[tuple[float, int, int]]]:
         window.append((request.arrival_s, request.prompt_tokens, request.output_tokens))
 
 
-MOST_LATE = {"conv": 0.02, "code": 0.15}
+MOST_LATE = {"conv": 0.01, "code": 0.1}
 """Code comes in bursts shorter than a window: who only follows is late for their first."""
 
 

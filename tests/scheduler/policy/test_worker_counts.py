@@ -43,7 +43,9 @@ def lengths(*values: int) -> Moments:
 
 
 def workload(rate_per_s: float, arrival_variation: float = 1.0) -> Workload:
-    return Workload(rate_per_s, arrival_variation, lengths(200, 800, 1000), lengths(50, 150, 400), 1000)
+    return Workload(
+        rate_per_s, rate_per_s, arrival_variation, lengths(200, 800, 1000), lengths(50, 150, 400), 1000
+    )
 
 
 def test_a_single_server_waits_as_the_textbook_says() -> None:

@@ -45,6 +45,20 @@ def test_a_known_workload_is_told() -> None:
     assert found.relative_error < 0.06
 
 
+def test_bursts_are_planned_for_and_the_chance_of_single_arrivals_is_not() -> None:
+    even, bursts = Traffic(3), Traffic(3)
+    for window in range(KEPT_WINDOWS):
+        even.window(20.0)
+        bursts.window(12.0 if window % 2 else 28.0)
+    found = even.profiler.workload
+    assert found is not None
+    assert found.busy_rate_per_s == pytest.approx(found.rate_per_s, rel=0.15)
+    found = bursts.profiler.workload
+    assert found is not None
+    assert found.rate_per_s == pytest.approx(20.0, rel=0.1)
+    assert found.busy_rate_per_s == pytest.approx(28.0, rel=0.15)
+
+
 def test_nothing_is_said_before_the_first_window_has_ended() -> None:
     profiler = WorkloadProfiler(0.0)
     profiler.arrive(10, 1.0)
