@@ -107,16 +107,11 @@ class ServiceScaler:
             self._held_until_s = now + self.settings.down_after_s
             if current + 1 > wanted:
                 wanted, how = current + 1, "one more: objectives were missed"
-        enough, _ = self._wanted(asked.rate_per_s * self._margin, asked.need_higher, asked.is_sure)
-        self._note_enough(max(wanted, enough), now)
+        self._note_enough(max(wanted, self._enough_for(asked)), now)
         self.desired, said = self._moved(before, wanted, asked.has_changed, now)
         if self.desired != before:
             self._changed_s, self._has_moved = now, True
         return self.desired, f"{asked.need.why}: {wanted} needed ({how}){said}"
-
-    @property
-    def _margin(self) -> float:
-        return 1 + self.settings.down_margin
 
     def _within(self, count: int) -> int:
         return min(self.most, max(self.least, count))
@@ -135,6 +130,15 @@ class ServiceScaler:
     def _wanted(self, rate_per_s: float, need: Need, is_sure: bool) -> tuple[int, str]:
         workers = self.law.workers(rate_per_s, need.workers) if is_sure else None
         return (need.workers, "estimated") if workers is None else (workers, "by what kept the objectives")
+
+    def _enough_for(self, asked: Asked) -> int:
+        """At the higher rate. Who is not sure enough of the rate to grow by the line does not shrink against
+        it either: the two would take turns."""
+        estimate = asked.need_higher.workers
+        known = self.law.workers(asked.rate_per_s * (1 + self.settings.down_margin), estimate)
+        if known is None:
+            return estimate
+        return known if asked.is_sure else max(known, estimate)
 
     def _note_enough(self, workers: int, now: float) -> None:
         self._enough.append((now, workers))

@@ -197,3 +197,16 @@ def test_a_step_down_says_what_held_it_up() -> None:
     service.window(asked(2.0))
     assert service.workers == 2
     assert service.reason == "so many requests: 1 needed (estimated), 2 within 60 s"
+
+
+def test_line_and_estimate_do_not_take_turns_when_few_requests_make_the_rate_unsure() -> None:
+    service, chance = Service(workers=2), random.Random(5)
+    for _ in range(200):
+        rate_per_s = chance.uniform(1.0, 12.0)
+        service.scaler.law.observe(rate_per_s, needed_times(2.0, rate_per_s).workers)
+    counts = [
+        service.window(asked(6.0, is_sure=is_sure))
+        for is_sure in (True, False, True, False)
+        for _ in range(12)
+    ]
+    assert set(counts[2:]) == {3}, "the line says three, the estimate two"
