@@ -210,6 +210,12 @@ def check_config(config: Config) -> None:
     require("transfer.pull_share", "must be over 0 and at most 1", lambda v: 0 < v <= 1)
     for key in ("roles.return_share", "roles.idle_share", "roles.loaded_share"):
         require(key, "must be over 0 and at most 1", lambda v: 0 < v <= 1)
+    # A flip would be mended by an instance that starts, and one that drains.
+    require(
+        "scaling.policy",
+        f"on cannot be combined with roles.policy = {config.roles.policy!r}: both change counts",
+        lambda v: v != "on" or config.roles.policy == "fixed",
+    )
     require("scaling.utilisation", "must be over 0 and under 1", lambda v: 0 < v < 1)
     for service in SCALED_SERVICES:
         least: int = getattr(config.scaling, f"min_{service}")

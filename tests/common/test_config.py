@@ -18,6 +18,15 @@ BROKEN = [
     ({"instance": {"block_size": "x"}}, "instance.block_size = 'x': Expected `int`, got `str`"),
     ({"instance": {"block_size": 0}}, "instance.block_size = 0: must be at least 1"),
     ({"instance": {"role": "boss"}}, "instance.role = 'boss': must be one of 'prefill', 'decode'"),
+    (
+        {"scaling": {"policy": "on"}, "roles": {"policy": "overflow"}},
+        "scaling.policy = 'on': on cannot be combined with roles.policy = 'overflow': both change counts",
+    ),
+    (
+        {"scaling": {"min_decode": 5}},
+        "scaling.max_decode = 4: must be at least scaling.min_decode = 5",
+    ),
+    ({"scaling": {"utilisation": 1.0}}, "scaling.utilisation = 1.0: must be over 0 and under 1"),
     ({"mesh": {"lease_s": 1.0}}, "mesh.lease_s = 1.0: must be at least 2 x mesh.heartbeat_s = 2.0"),
     ({"mesh": {"namespace": "A b"}}, "mesh.namespace = 'A b': must match"),
     ({"service": {"port": 70_000}}, "service.port = 70000: must be 0..65535"),
