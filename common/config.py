@@ -21,6 +21,7 @@ PredictorKind = Literal["none", "history", "classifier", "oracle"]
 AttentionPartition = Literal["heads", "requests"]
 RolePolicyName = Literal["fixed", "overflow", "idle_flip"]
 Kernels = Literal["auto", "torch"]
+MixedPolicy = Literal["prefill_first", "chunked"]
 Pipeline = Literal["off", "fixed", "rotational"]
 ScalingMode = Literal["off", "dry_run", "on"]
 TransferPath = Literal["auto", "mooncake", "shared_memory"]
@@ -214,6 +215,10 @@ class InstanceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     ``prefill_aging_tokens_per_s`` less left. ``decode_admission`` is when decode takes one more sequence in
     (3.4). ``engine`` emulated replaces the model by a cost model (see EmulationConfig).
 
+    ``mixed_policy``: what a mixed instance computes where prompts and decodes wait
+    (``scheduler.policy.mixed_batching``). prefill_first: prompts, for which decodes wait at most
+    ``mixed_max_wait_s``; chunked: decodes, and in what they leave of ``chunk_tokens`` a chunk beside them.
+
     ``attention_workers`` is how many hold the KV of every decode instance and compute its attention; 0: it
     does so itself. ``attention_partition``: each has some KV heads of every sequence, or every head of some
     sequences (Lamina 2, section 5). ``attention_mini_batches``: a step's exchange in so many parts, so that
@@ -241,6 +246,8 @@ class InstanceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     prefill_aging_tokens_per_s: float = 200.0
     decode_admission: DecodeAdmission = "greedy"
     max_decode_batch: int = 64
+    mixed_policy: MixedPolicy = "chunked"
+    mixed_max_wait_s: float = 1.0
     max_waiting_requests: int = 1024
     attention_workers: int = 0
     attention_partition: AttentionPartition = "heads"

@@ -101,6 +101,7 @@ def _keys_of(table: msgspec.Struct) -> Iterator[str]:
 
 
 OVER_ZERO = (
+    "instance.mixed_max_wait_s",
     "predictor.timeout_s",
     "scheduler.max_prefill_wait_s",
     "scaling.window_s",

@@ -1,7 +1,6 @@
 """A thread that runs the model, and the event loop's way to it: one a process, or one a model replica.
 
-Both rooms of an instance share it, so forward passes never overlap. Work waits in the executor's queue; each
-room keeps at most one piece of work there, so the queue is bounded by two.
+Both rooms of an instance share it (``common.shared_engine``), so forward passes never overlap.
 """
 
 import asyncio

@@ -1,24 +1,24 @@
-"""What the decode room computes: one token for every sequence of the batch, as one forward pass."""
+"""What the decode room computes: one token for every sequence of the batch, in one forward pass."""
 
 from collections.abc import Sequence
 
 from common.ids import sequence_key
-from common.messages import SampledToken
-from common.steps import Draw, Runner, SequenceStep
+from common.shared_engine import EngineWork
+from common.steps import Draw, SequenceStep
 from common.timeline import timeline
 from common.timeline_events import DECODE_STEP
 from decode.events import StepRow
 
 
-def run_step(runner: Runner, rows: Sequence[StepRow]) -> tuple[SampledToken | None, ...]:
-    """Runs on the engine's thread. One token per row, in order; None where the row's KV was lost."""
-    began_ns = timeline.begin()
-    tokens = tuple(runner.run([as_step(row) for row in rows]))
-    if began_ns:
+def step_work(rows: Sequence[StepRow]) -> EngineWork:
+    """It draws one token per row; None where the row's KV was lost."""
+
+    def note(began_ns: int) -> None:
         context_tokens = sum(row.position for row in rows)
         ids = " ".join(row.request.request_id for row in rows)
         timeline.end(began_ns, DECODE_STEP, len(rows), context_tokens, requests=ids)
-    return tokens
+
+    return EngineWork(lambda: [as_step(row) for row in rows], note)
 
 
 def as_step(row: StepRow) -> SequenceStep:

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from common.bus import Bus
-from common.engine_thread import EngineThread
 from common.errors import (
     AttentionLost,
     BusError,
@@ -51,14 +50,15 @@ from common.messages import (
 from common.performance import STEP_FEATURES, step_features
 from common.redelivery import publish_surely
 from common.sequences import PublishFailure
-from common.steps import Runner, SequenceStep
+from common.shared_engine import Computed, SharedEngine
+from common.steps import SequenceStep
 from common.subjects import Subjects
 from common.telemetry import InstanceMetrics
 from common.timeline import timeline
 from common.timeline_events import DECIDE, PULL_KV
 from common.transfer.interface import SOCKET_GRACE_S
 from decode import events
-from decode.engine import as_step, run_step
+from decode.engine import as_step, step_work
 from decode.homes import HOME_RETRY_S, Homes
 from decode.inheritance import Inheritance
 from decode.mover import Mover
@@ -91,12 +91,11 @@ class DecodeService:
     gives a sequence that leaves to the prefill room, at once. ``swapper`` is there where the state has host
     blocks.
 
-    ``staggered`` computes the steps of several lanes; without it there is one, which ``runner`` computes.
+    ``staggered`` computes the steps of several lanes; without it there is one, which ``engine`` computes.
     """
 
     state: DecodeState
-    runner: Runner
-    engine: EngineThread
+    engine: SharedEngine
     kv: KVEndpoint
     inheritance: Inheritance
     mover: Mover
@@ -227,26 +226,28 @@ class DecodeService:
         started_s = loop.time()
         try:
             if self.staggered is None:
-                tokens = await self.engine.run(run_step, self.runner, rows)
+                computed = await self.engine.compute("decode", step_work(rows))
             else:
                 ids = " ".join(row.request.request_id for row in rows) if timeline.is_on else ""
                 tokens = tuple(await self.staggered.run(lane, [as_step(row) for row in rows], ids))
+                computed = Computed(tokens, loop.time() - started_s, is_alone=True)
         except AttentionLost as exc:
             log.error("attention_lost", extra={"rows": len(rows), "error": str(exc)})
-            tokens = (None,) * len(rows)
+            computed = Computed((None,) * len(rows), loop.time() - started_s, is_alone=True)
         except Exception:
             log.exception("step_failed", extra={"rows": len(rows)})
             self.handle(
                 events.StepFailed(ErrorReply(InternalError.code, "the decode step failed"), lane=lane)
             )
             return
-        elapsed_s = loop.time() - started_s
+        elapsed_s = computed.elapsed_s
         old = elapsed_s if self.step_s is None else self.step_s
         self.step_s = old + RATE_WEIGHT * (elapsed_s - old)
         context_tokens = sum(row.position + 1 for row in rows)
-        self.step_time.observe(step_features(len(rows), context_tokens), elapsed_s)
+        if computed.is_alone:
+            self.step_time.observe(step_features(len(rows), context_tokens), elapsed_s)
         self.metrics.observe_step(len(rows), elapsed_s)
-        self.handle(events.StepFinished(tokens, lane))
+        self.handle(events.StepFinished(computed.tokens, lane))
 
     async def _pull(self, command: events.PullSequence) -> None:
         """Asks until the prefill instance answers for certain: delivered, or nothing of it in the air."""

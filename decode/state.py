@@ -30,6 +30,7 @@ from common.messages import (
     TokenEvent,
 )
 from common.predictions import NewestLengths
+from common.room_mates import RoomMates
 from common.sequences import failure_of, finish_reason_of
 from decode.batches import Batches
 from decode.departures import Departures
@@ -102,6 +103,7 @@ class DecodeState:
     sequences: dict[BlockOwner, DecodeSequence] = field(default_factory=dict)
     lanes: int = 1
     pulls: Pulls = field(default_factory=Pulls)
+    mates: RoomMates = field(default_factory=RoomMates)
     max_moves: int = 0
     min_move_gain_tokens: int = 256
     host_blocks: int = 0
@@ -240,6 +242,7 @@ class DecodeState:
         self._start_steps(now, commands)
         self._ask_portions(commands)
         commands.extend(self.departures.seek(self.held.running()))
+        self.mates.decoding = min(self.running, self.max_batch)
         return commands
 
     # arrivals

@@ -1,25 +1,23 @@
-"""What the prefill room computes: a planned chunk as one forward pass."""
+"""What the prefill room computes: a planned chunk, alone in a forward pass or beside the decodes' step."""
 
 from collections.abc import Sequence
 
-from common.messages import SampledToken
-from common.steps import Draw, LayerReports, Runner, SequenceStep
+from common.shared_engine import EngineWork
+from common.steps import Draw, LayerReports, SequenceStep
 from common.timeline import timeline
 from common.timeline_events import PREFILL_STEP
 from prefill.events import ChunkSlice
 
 
-def run_chunk(
-    runner: Runner, slices: Sequence[ChunkSlice], reports: LayerReports | None = None
-) -> tuple[SampledToken | None, ...]:
-    """Runs on the engine's thread. A token for each slice that ends its prompt, else None."""
-    began_ns = timeline.begin()
-    tokens = tuple(runner.run([_as_step(piece) for piece in slices], reports))
-    if began_ns:
+def chunk_work(slices: Sequence[ChunkSlice], reports: LayerReports | None = None) -> EngineWork:
+    """It draws a token for each slice that ends its prompt, else None."""
+
+    def note(began_ns: int) -> None:
         chunk_tokens = sum(piece.tokens for piece in slices)
         ids = " ".join(piece.request.request_id for piece in slices)
         timeline.end(began_ns, PREFILL_STEP, len(slices), chunk_tokens, requests=ids)
-    return tokens
+
+    return EngineWork(lambda: [_as_step(piece) for piece in slices], note, reports)
 
 
 def _as_step(piece: ChunkSlice) -> SequenceStep:

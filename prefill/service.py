@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 import msgspec
 
 from common.bus import Bus
-from common.engine_thread import EngineThread
 from common.errors import (
     BusError,
     HandoverFailed,
@@ -47,13 +46,14 @@ from common.messages import (
 from common.performance import CHUNK_FEATURES, PromptTime, chunk_features, pairs_of
 from common.redelivery import publish_surely
 from common.sequences import PublishFailure
-from common.steps import LayerReports, Runner
+from common.shared_engine import Computed, SharedEngine
+from common.steps import LayerReports
 from common.subjects import Subjects
 from common.telemetry import InstanceMetrics
 from common.timeline import timeline
 from common.timeline_events import DECIDE, OFFER_SEQUENCE, TRANSFER_KV
 from prefill import events
-from prefill.engine import run_chunk
+from prefill.engine import chunk_work
 from prefill.sequence import ROOM
 from prefill.state import PrefillState
 from scheduler.policy.fitting import LinearFit
@@ -70,8 +70,7 @@ class PrefillService:
     ``keep_here`` gives a sequence that is to be decoded here to the decode room, at once."""
 
     state: PrefillState
-    runner: Runner
-    engine: EngineThread
+    engine: SharedEngine
     kv: KVEndpoint
     bus: Bus
     subjects: Subjects
@@ -188,25 +187,26 @@ class PrefillService:
 
     async def _compute(self, slices: tuple[events.ChunkSlice, ...], report_every: int | None) -> None:
         loop = asyncio.get_running_loop()
-        started_s = loop.time()
 
         def tell(layers: int) -> None:
             loop.call_soon_threadsafe(self._handle, events.LayersComputed(layers))
 
         reports = None if report_every is None else LayerReports(report_every, tell)
         try:
-            tokens = await self.engine.run(run_chunk, self.runner, slices, reports)
+            computed = await self.engine.compute("prefill", chunk_work(slices, reports))
         except Exception:
             log.exception("chunk_failed", extra={"slices": len(slices)})
             self._handle(events.ChunkFailed(ErrorReply(InternalError.code, "the prefill chunk failed")))
             return
-        self._measure(slices, loop.time() - started_s)
-        self._handle(events.ChunkFinished(tokens))
+        self._measure(slices, computed)
+        self._handle(events.ChunkFinished(computed.tokens))
 
-    def _measure(self, slices: tuple[events.ChunkSlice, ...], elapsed_s: float) -> None:
-        chunk_tokens = sum(piece.tokens for piece in slices)
-        pairs = sum(pairs_of(piece.start, piece.tokens) for piece in slices)
-        self.chunk_time.observe(chunk_features(chunk_tokens, pairs), elapsed_s)
+    def _measure(self, slices: tuple[events.ChunkSlice, ...], computed: Computed) -> None:
+        """A pass that took decodes along says nothing of what a chunk takes."""
+        chunk_tokens, elapsed_s = sum(piece.tokens for piece in slices), computed.elapsed_s
+        if computed.is_alone:
+            pairs = sum(pairs_of(piece.start, piece.tokens) for piece in slices)
+            self.chunk_time.observe(chunk_features(chunk_tokens, pairs), elapsed_s)
         rate = chunk_tokens / max(elapsed_s, 1e-6)
         old = rate if self.tokens_per_s is None else self.tokens_per_s
         self.tokens_per_s = old + RATE_WEIGHT * (rate - old)

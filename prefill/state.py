@@ -44,6 +44,7 @@ from common.messages import (
     SequenceMoved,
     TokenEvent,
 )
+from common.room_mates import RoomMates
 from common.sequences import continued_with, failure_of, finish_reason_of, without_last_token
 from prefill.chunks import ChunkInFlight
 from prefill.events import (
@@ -83,6 +84,7 @@ from prefill.handover import HandOver, KVCursor, check_destination
 from prefill.prompts import PromptQueue
 from prefill.sequence import KEPT_ROOM, ROOM, PrefillSequence
 from scheduler.policy.hand_over import is_layerwise, layers_per_report
+from scheduler.policy.mixed_batching import prompt_tokens_beside
 from scheduler.policy.prefill_batching import FillBatch, fill_chunk
 
 MAX_REFUSALS = 3
@@ -105,6 +107,7 @@ class PrefillState:
     fill_batch: FillBatch = fill_chunk
     is_admitting: bool = True
     process: HostProcess | None = None
+    mates: RoomMates = field(default_factory=RoomMates)
     sequences: dict[BlockOwner, PrefillSequence] = field(default_factory=dict)
     chunk: ChunkInFlight = field(init=False)
     _ended: EndedAttempts = field(default_factory=EndedAttempts)
@@ -292,8 +295,9 @@ class PrefillState:
         """Plans the next chunk if none is in flight, and offers the long prompts that begin in it."""
         if self.chunk.is_computing:
             return
-        ready = self._give_blocks(now)
-        sizes = self.fill_batch([sequence.remaining_tokens for sequence in ready], self.chunk_tokens)
+        room = prompt_tokens_beside(self.mates.policy, self.chunk_tokens, self.mates.decoding)
+        ready = self._give_blocks(now, room)
+        sizes = self.fill_batch([sequence.remaining_tokens for sequence in ready], room)
         slices = tuple(
             ChunkSlice(
                 owner=sequence.owner,
@@ -324,13 +328,13 @@ class PrefillState:
         output_tokens = request.sampling.max_tokens - len(request.output_ids)
         return is_layerwise(request.tokens, output_tokens, self.layerwise_min_tokens)
 
-    def _give_blocks(self, now: float) -> list[PrefillSequence]:
-        """The window's head for as long as blocks last: nobody who has yet to get any overtakes a prompt that
-        waits for memory."""
+    def _give_blocks(self, now: float, chunk_tokens: int) -> list[PrefillSequence]:
+        """The window's head for as long as blocks last, enough for a chunk: nobody who has yet to get any
+        overtakes a prompt that waits for memory."""
         ready: list[PrefillSequence] = []
         tokens, is_full = 0, False
         for sequence in self.prompts.window(now):
-            if tokens >= self.chunk_tokens:
+            if tokens >= chunk_tokens:
                 break
             if sequence.phase is PrefillPhase.QUEUED:
                 if is_full:

@@ -39,6 +39,8 @@ from common.messages import (
     Role,
     has_phase,
 )
+from common.room_mates import RoomMates
+from common.shared_engine import SharedEngine
 from common.subjects import Subjects
 from common.telemetry import InstanceMetrics
 from common.timeline import timeline
@@ -58,6 +60,7 @@ from prefill.events import SequenceLeft
 from prefill.prompts import PromptQueue
 from prefill.service import PrefillService
 from prefill.state import PrefillState
+from scheduler.policy.mixed_batching import choose_pass
 from scheduler.policy.prefill_batching import fill_batch_of
 from scheduler.policy.pull_budget import PullBudget
 from services.engines import Engine
@@ -276,6 +279,13 @@ def build_instance(
     settings = config.instance
     reporter, shared = LoadReporter(settings.report_interval_s), SharedBlocks(blocks)
 
+    shared_engine = SharedEngine(
+        engine.runner,
+        engine.thread,
+        lambda waited_s: choose_pass(settings.mixed_policy, waited_s, settings.mixed_max_wait_s),
+    )
+    mates = RoomMates(settings.mixed_policy)
+
     def note_prefill() -> None:
         reporter.note_change()
         shared.note_change(decode.note_freed)
@@ -300,9 +310,9 @@ def build_instance(
             fill_batch=fill_batch_of(settings.prefill_batching, settings.prefill_order),
             is_admitting=has_phase(settings.role, "prefill"),
             process=HostProcess(host_identity(), os.getpid()),
+            mates=mates,
         ),
-        runner=engine.runner,
-        engine=engine.thread,
+        engine=shared_engine,
         kv=kv,
         bus=bus,
         subjects=subjects,
@@ -333,9 +343,9 @@ def build_instance(
             host_blocks=0 if tier is None else tier.total_blocks,
             block_bytes=engine.layout.block_bytes,
             pulls=Pulls(PullBudget(config.transfer.pull_share)),
+            mates=mates,
         ),
-        runner=engine.runner,
-        engine=engine.thread,
+        engine=shared_engine,
         kv=kv,
         inheritance=inheritance,
         mover=mover,

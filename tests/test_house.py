@@ -137,6 +137,7 @@ def decisions() -> list[Path]:
         "performance.py",
         "lengths.py",
         "predictions.py",
+        "room_mates.py",
         "scaling.py",
     )
     words = [REPOSITORY / "common" / name for name in names]

@@ -61,9 +61,15 @@ SHAPES = {
         "mooncake",
         (8, OUTPUT_TOKENS),
     ),
-    "mixed instances alone, small chunks and blocks": (
+    "mixed instances alone, chunks beside decodes": (
         ("--mixed", "2"),
         "[instance]\nchunk_tokens = 96\nblock_size = 16\n",
+        "auto",
+        (8, OUTPUT_TOKENS),
+    ),
+    "mixed instances alone, prompts first": (
+        ("--mixed", "2"),
+        '[instance]\nchunk_tokens = 96\nmixed_policy = "prefill_first"\nmixed_max_wait_s = 0.1\n',
         "auto",
         (8, OUTPUT_TOKENS),
     ),

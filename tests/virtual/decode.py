@@ -34,8 +34,9 @@ from common.messages import (
     error_reply,
 )
 from common.sequences import PublishFailure
+from common.shared_engine import compute_together
 from decode import events
-from decode.engine import run_step
+from decode.engine import step_work
 from decode.homes import HOME_RETRY_S
 from decode.sequence import ROOM
 from decode.state import DecodeState
@@ -225,7 +226,8 @@ class VirtualDecode:
             assert table == tuple(row.block_table), "a block table changed while the engine used it"
             self.memory.check(table, row.owner.request_id, row.position)
             self.memory.write(table, row.owner.request_id, row.position, 1)
-        self.handle(events.StepFinished(run_step(self.runner, rows)))
+        [tokens] = compute_together(self.runner, [step_work(rows)])
+        self.handle(events.StepFinished(tokens))
 
     def _pull(self, owner: BlockOwner, pull: PullKV) -> None:
         def answer(reply: Reply) -> None:

@@ -26,8 +26,9 @@ from common.messages import (
     error_reply,
 )
 from common.sequences import PublishFailure
+from common.shared_engine import compute_together
 from prefill import events
-from prefill.engine import run_chunk
+from prefill.engine import chunk_work
 from prefill.sequence import ROOM
 from prefill.state import PrefillState
 from tests.virtual.bus import Bus, Reply
@@ -165,7 +166,8 @@ class VirtualPrefill:
             request_id = piece.owner.request_id
             self.memory.check(piece.block_table, request_id, piece.start)
             self.memory.write(piece.block_table, request_id, piece.start, piece.tokens)
-        self.handle(events.ChunkFinished(run_chunk(self.runner, slices)))
+        [tokens] = compute_together(self.runner, [chunk_work(slices)])
+        self.handle(events.ChunkFinished(tokens))
 
     def _end_layer(self) -> None:
         if self._is_alive:

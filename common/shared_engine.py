@@ -1,0 +1,101 @@
+"""An instance's engine, which computes for both its rooms: one pass at a time, for one of them or for both.
+
+Each room has at most one piece of work here. Where both have, ``choose_pass`` says whose goes next; a pass
+for both is one run of the model over the prompts' chunk and the decodes' step.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+
+from common.engine_thread import EngineThread
+from common.messages import Phase, SampledToken
+from common.steps import LayerReports, Runner, SequenceStep
+from common.timeline import timeline
+
+Tokens = tuple[SampledToken | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineWork:
+    """``batch`` makes its part of a pass and ``note`` writes down that it was computed, both on the engine's
+    thread: ``note`` is called with when the pass began, where a timeline is recorded."""
+
+    batch: Callable[[], Sequence[SequenceStep]]
+    note: Callable[[int], None]
+    reports: LayerReports | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """``elapsed_s`` is the pass's. ``is_alone``: nobody else's work was in it."""
+
+    tokens: Tokens
+    elapsed_s: float
+    is_alone: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    work: EngineWork
+    since_s: float
+    done: asyncio.Future[Computed]
+
+
+def compute_together(runner: Runner, works: Sequence[EngineWork]) -> list[Tokens]:
+    """Runs on the engine's thread: the tokens of each."""
+    began_ns = timeline.begin()
+    batches = [work.batch() for work in works]
+    reports = next((work.reports for work in works if work.reports is not None), None)
+    drawn = iter(runner.run([step for batch in batches for step in batch], reports))
+    if began_ns:
+        for work in works:
+            work.note(began_ns)
+    return [tuple(islice(drawn, len(batch))) for batch in batches]
+
+
+@dataclass(slots=True)
+class SharedEngine:
+    """``choose_pass``: see ``scheduler.policy.mixed_batching``; it is given for how long, in seconds, the
+    decode step has waited."""
+
+    runner: Runner
+    thread: EngineThread
+    choose_pass: Callable[[float], tuple[Phase, ...]]
+    _waiting: dict[Phase, _Waiting] = field(default_factory=dict)
+    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def compute(self, phase: Phase, work: EngineWork) -> Computed:
+        """Once its turn has come. Raises what the runner raised."""
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[Computed] = loop.create_future()
+        self._waiting[phase] = _Waiting(work, loop.time(), done)
+        while not done.done():
+            async with self._turn:
+                if not done.done():
+                    # What the last pass has brought about comes in before the next one is chosen.
+                    await asyncio.sleep(0)
+                    await self._run_pass()
+        return done.result()
+
+    async def _run_pass(self) -> None:
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        chosen = self._take_next(began_s)
+        works = [each.work for each in chosen]
+        try:
+            drawn = await self.thread.run(compute_together, self.runner, works)
+        except Exception as exc:
+            for each in chosen:
+                each.done.set_exception(exc)
+            return
+        elapsed_s = loop.time() - began_s
+        for each, tokens in zip(chosen, drawn, strict=True):
+            each.done.set_result(Computed(tokens, elapsed_s, len(chosen) == 1))
+
+    def _take_next(self, now: float) -> list[_Waiting]:
+        phases = tuple(self._waiting)
+        if len(phases) > 1:
+            phases = self.choose_pass(now - self._waiting["decode"].since_s)
+        return [self._waiting.pop(phase) for phase in phases]

@@ -1,0 +1,140 @@
+"""One engine for both rooms: what goes into a pass, under both policies, and that nobody waits for ever."""
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from functools import partial
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from common.config import MixedPolicy
+from common.engine_thread import EngineThread
+from common.messages import Phase, SampledToken
+from common.shared_engine import EngineWork, SharedEngine
+from common.steps import LayerReports, SequenceStep
+from scheduler.policy.mixed_batching import choose_pass, prompt_tokens_beside
+
+MAX_WAIT_S = 0.05
+
+
+class Recorder:
+    """A Runner that keeps what each pass was of, by the steps' tokens; its passes wait for ``gate``."""
+
+    def __init__(self) -> None:
+        self.passes: list[list[int]] = []
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def run(
+        self, batch: Sequence[SequenceStep], reports: LayerReports | None = None
+    ) -> list[SampledToken | None]:
+        self.gate.wait()
+        self.passes.append([step.token_ids[0] for step in batch])
+        if 13 in self.passes[-1]:
+            raise RuntimeError("unlucky")
+        return [SampledToken(step.token_ids[0]) for step in batch]
+
+
+def engine_of(recorder: Recorder, policy: MixedPolicy) -> SharedEngine:
+    return SharedEngine(recorder, EngineThread(), partial(choose_pass, policy, max_wait_s=MAX_WAIT_S))
+
+
+def work_of(*tokens: int) -> EngineWork:
+    return EngineWork(lambda: [SequenceStep((token,), 0, (), None) for token in tokens], lambda _: None)
+
+
+async def keep_asking(engine: SharedEngine, phase: Phase, tokens: tuple[int, ...], times: int) -> None:
+    """As a room does: the next work is there as soon as the last has been taken in."""
+    for _ in range(times):
+        computed = await engine.compute(phase, work_of(*tokens))
+        assert computed.tokens == tuple(SampledToken(token) for token in tokens)
+
+
+def test_chunked_takes_both_rooms_into_every_pass() -> None:
+    async def work() -> None:
+        recorder = Recorder()
+        engine = engine_of(recorder, "chunked")
+        both = keep_asking(engine, "prefill", (1, 2), 50), keep_asking(engine, "decode", (3,), 50)
+        await asyncio.gather(*both)
+        engine.thread.close()
+        assert recorder.passes == [[1, 2, 3]] * 50
+
+    asyncio.run(work())
+
+
+def test_prefill_first_lets_decodes_wait_but_not_for_ever_though_prompts_never_end() -> None:
+    async def work() -> None:
+        recorder = Recorder()
+        engine = engine_of(recorder, "prefill_first")
+        prompts = asyncio.create_task(keep_asking(engine, "prefill", (1,), 1 << 30))
+        began_s = asyncio.get_running_loop().time()
+        await keep_asking(engine, "decode", (3,), 4)
+        waited_s = asyncio.get_running_loop().time() - began_s
+        prompts.cancel()
+        engine.thread.close()
+        assert recorder.passes.count([3]) == 4
+        assert recorder.passes.count([1]) > 4
+        assert [1, 3] not in recorder.passes
+        assert waited_s >= 3 * MAX_WAIT_S
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize("policy", ["prefill_first", "chunked"])
+def test_a_room_alone_has_the_engine_to_itself(policy: MixedPolicy) -> None:
+    async def work() -> None:
+        engine = engine_of(Recorder(), policy)
+        for phase in ("prefill", "decode"):
+            assert (await engine.compute(phase, work_of(1))).is_alone
+        engine.thread.close()
+
+    asyncio.run(work())
+
+
+def test_a_pass_that_fails_fails_all_that_was_in_it_and_no_more() -> None:
+    async def work() -> None:
+        recorder = Recorder()
+        engine = engine_of(recorder, "chunked")
+        both = engine.compute("prefill", work_of(13)), engine.compute("decode", work_of(3))
+        failed = await asyncio.gather(*both, return_exceptions=True)
+        assert [type(each) for each in failed] == [RuntimeError, RuntimeError]
+        assert (await engine.compute("decode", work_of(3))).tokens == (SampledToken(3),)
+        engine.thread.close()
+
+    asyncio.run(work())
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.sampled_from(["prefill_first", "chunked"]),
+    st.floats(0.1, 5.0),
+    st.lists(st.tuples(st.floats(0.001, 2.0), st.floats(0.001, 0.1)), min_size=1, max_size=60),
+)
+def test_both_phases_go_on_however_long_chunks_and_steps_are(
+    policy: MixedPolicy, max_wait_s: float, passes: list[tuple[float, float]]
+) -> None:
+    """Prompts and decodes are always there. ``passes``: how long a chunk and a step take each time."""
+    now = decode_since_s = prompt_since_s = 0.0
+    for chunk_s, step_s in passes:
+        chosen = choose_pass(policy, now - decode_since_s, max_wait_s)
+        assert chosen
+        if "decode" in chosen:
+            assert now - decode_since_s <= max_wait_s + 2.0
+            now += step_s
+        else:
+            assert now - decode_since_s < max_wait_s
+        if "prefill" in chosen:
+            assert now - prompt_since_s <= 2 * 0.1
+            now += chunk_s
+            prompt_since_s = now
+        if "decode" in chosen:
+            decode_since_s = now
+
+
+@given(st.integers(1, 4096), st.integers(0, 512))
+def test_a_chunk_and_the_decodes_fill_the_pass_together(chunk_tokens: int, decoding: int) -> None:
+    beside = prompt_tokens_beside("chunked", chunk_tokens, decoding)
+    assert beside + decoding == chunk_tokens or (beside == 1 and decoding >= chunk_tokens)
+    assert prompt_tokens_beside("prefill_first", chunk_tokens, decoding) == chunk_tokens
