@@ -7,12 +7,34 @@ event.
 from dataclasses import dataclass
 
 from common.config import MixedPolicy
+from common.kv.blocks import BlockOwner
 
 
 @dataclass(slots=True)
 class RoomMates:
     """``decoding``: sequences in the batch, each of which takes a token of a pass. ``policy``: who goes first
-    (``scheduler.policy.mixed_batching``)."""
+    (``scheduler.policy.mixed_batching``).
+
+    ``wanted_blocks``: of the prompt whose turn it is, where there is not room for it; on a mixed instance
+    (``is_mixed``) decodes give way to it. ``away_blocks``: of the first sequence that waits for memory to be
+    decoded, and ``away_since_s``: since when it is the first. From ``max_wait_s`` on prompts leave it those.
+    """
 
     policy: MixedPolicy = "chunked"
+    max_wait_s: float = 1.0
+    is_mixed: bool = False
     decoding: int = 0
+    wanted_blocks: int = 0
+    away_blocks: int = 0
+    away_since_s: float = 0.0
+    _away: BlockOwner | None = None
+
+    def note_away(self, owner: BlockOwner | None, blocks: int, now: float) -> None:
+        """None: nobody waits for memory to be decoded."""
+        if owner != self._away:
+            self._away, self.away_since_s = owner, now
+        self.away_blocks = blocks
+
+    def owed_blocks(self, now: float) -> int:
+        """That no prompt may take."""
+        return self.away_blocks if now - self.away_since_s >= self.max_wait_s else 0

@@ -13,7 +13,7 @@ from common.lifecycle import DecodePhase
 from common.messages import DecodeTask
 from decode.batches import Batches
 from decode.departures import Departures
-from decode.moves import Moves
+from decode.moves import DESTINATION_ROOM, Moves
 from decode.pulls import Pulls
 from decode.sequence import ROOM, DecodeSequence
 from decode.swapping import Swapping
@@ -70,7 +70,8 @@ class Holdings:
             sequence.has_blocks and sequence.phase is not DecodePhase.RUNNING
             for sequence in self.sequences.values()
         )
-        assert self.batches.is_computing or is_under_way or not self.running(), "nothing is under way"
+        is_under_way |= self.batches.is_computing or any(map(self._other_room_holds, self.blocks.pools))
+        assert is_under_way or not self.running(), "nothing is under way"
         for sequence in self.at_rest():
             is_next = sequence.lane in self.batches.steps
             pool = self.blocks.pool_of(sequence.owner)
@@ -116,10 +117,18 @@ class Holdings:
         return is_short and not self.has_others_in(pool, sequence)
 
     def has_others_in(self, pool: int, sequence: DecodeSequence) -> bool:
-        return any(
+        """Whether somebody else holds blocks there, be it in the instance's other room."""
+        is_held_here = any(
             pool in (self.blocks.pool_of(other.owner), self.moves.pool_of(other))
             for other in self.sequences.values()
             if other is not sequence and other.has_blocks
+        )
+        return is_held_here or self._other_room_holds(pool)
+
+    def _other_room_holds(self, pool: int) -> bool:
+        own = (ROOM, DESTINATION_ROOM)
+        return any(
+            owner.room not in own and self.blocks.pool_of(owner) == pool for owner in self.blocks.owners()
         )
 
     def discard_all(self, matches: Callable[[DecodeSequence], bool]) -> None:

@@ -19,7 +19,8 @@ PREEMPTED = ErrorReply(code=Overloaded.code, message="preempted: the decode inst
 class DecodeSequence:
     """``pool``: the only one where its KV can be, as its workers keep it; None: any. ``failed_moves``
     count towards giving up to move it. ``is_source_gone``: no further portion of its KV comes.
-    ``predicted``: how much it will draw, as was heard after its task."""
+    ``predicted``: how much it will draw, as was heard after its task. ``preemptions``: how often it has been
+    given up for memory, here."""
 
     owner: BlockOwner
     task: DecodeTask | ResumeTask
@@ -32,6 +33,7 @@ class DecodeSequence:
     failed_moves: int = 0
     is_source_gone: bool = False
     predicted: LengthDistribution | None = None
+    preemptions: int = 0
 
     @property
     def has_blocks(self) -> bool:

@@ -154,7 +154,7 @@ class DecodeService:
 
     def note_freed(self) -> None:
         """The instance's other room has freed blocks."""
-        if self.state.waiting:
+        if self.state.sequences:
             self.handle(events.BlocksFreed())
 
     def change_role(self, *, is_decode: bool) -> None:

@@ -84,6 +84,7 @@ from decode.sequence import KV_LOST, PREEMPTED, PREFILL_GONE, ROOM, DecodeSequen
 from decode.swapping import Swapping
 from scheduler.policy.decode_admission import Growing, Pool, can_admit
 from scheduler.policy.decode_batching import choose_victims
+from scheduler.policy.mixed_batching import choose_to_give_way
 
 
 @dataclass(slots=True)
@@ -242,8 +243,16 @@ class DecodeState:
         self._start_steps(now, commands)
         self._ask_portions(commands)
         commands.extend(self.departures.seek(self.held.running()))
-        self.mates.decoding = min(self.running, self.max_batch)
+        self._tell_mates(now)
         return commands
+
+    def _tell_mates(self, now: float) -> None:
+        self.mates.decoding = min(self.running, self.max_batch)
+        away = next((each for each in self.sequences.values() if not each.has_blocks), None)
+        if away is None:
+            self.mates.note_away(None, 0, now)
+        else:
+            self.mates.note_away(away.owner, blocks_for(away.tokens + 1, self.block_size), now)
 
     # arrivals
 
@@ -518,6 +527,7 @@ class DecodeState:
         if not idle:
             return
         # Those whose prompts were computed here come without being admitted.
+        self._give_way(commands)
         ready = self._make_room(commands)[: self.max_batch]
         self.batches.even_out(self.held.running(), ready)
         for lane in idle:
@@ -536,6 +546,17 @@ class DecodeState:
                 self.batches.begin(lane, rows)
                 self.pulls.step_began(lane, now)
                 commands.append(RunStep(rows, lane))
+
+    def _give_way(self, commands: list[DecodeCommand]) -> None:
+        """On a mixed instance a prompt that lacks memory comes first."""
+        if not (self.mates.is_mixed and self.mates.wanted_blocks):
+            return
+        free = self.blocks.free_blocks + sum(map(self.swapping.coming_blocks, self.blocks.pools))
+        resting = self.held.at_rest()
+        relief = [len(self.blocks.block_table(each.owner)) for each in resting]
+        ages = [each.request.attempt + each.preemptions for each in resting]
+        for index in choose_to_give_way(relief, ages, self.mates.wanted_blocks - free):
+            self._preempt(resting[index], commands, may_swap=True)
 
     def _make_room(self, commands: list[DecodeCommand]) -> list[DecodeSequence]:
         """Gives every sequence at rest a block for its next position, preempting where none is left.
@@ -569,6 +590,7 @@ class DecodeState:
     def _preempt(self, sequence: DecodeSequence, commands: list[DecodeCommand], *, may_swap: bool) -> None:
         """To the host tier and back, or to be computed again, whichever is cheaper."""
         self._preempted += 1
+        sequence.preemptions += 1
         pull_rate = self.pulls.budget.bytes_per_s
         swap = self.swapping.try_swap_out(sequence, pull_rate) if may_swap else None
         if swap is not None:

@@ -332,7 +332,8 @@ class PrefillState:
         """The window's head for as long as blocks last, enough for a chunk: nobody who has yet to get any
         overtakes a prompt that waits for memory."""
         ready: list[PrefillSequence] = []
-        tokens, is_full = 0, False
+        tokens, is_full, owed = 0, False, self.mates.owed_blocks(now)
+        self.mates.wanted_blocks = 0
         for sequence in self.prompts.window(now):
             if tokens >= chunk_tokens:
                 break
@@ -340,8 +341,11 @@ class PrefillState:
                 if is_full:
                     continue
                 needed = blocks_for(sequence.request.tokens, self.layout.block_size)
-                if not self.blocks.try_allocate(sequence.owner, needed):
+                has_room = self.blocks.free_blocks - needed >= owed
+                if not (has_room and self.blocks.try_allocate(sequence.owner, needed)):
                     is_full = True
+                    # Who has waited so long gives way to nobody.
+                    self.mates.wanted_blocks = 0 if owed else needed
                     continue
                 sequence.phase = next_prefill_phase(sequence.phase, PrefillPhase.COMPUTING)
             ready.append(sequence)

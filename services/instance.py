@@ -137,6 +137,7 @@ class Instance:
         if (role, home) != (self.role, self.home):
             began_s = asyncio.get_running_loop().time()
             if role != self.role:
+                self.decode.state.mates.is_mixed = role == "mixed"
                 self.prefill.change_role(is_prefill=has_phase(role, "prefill"))
                 self.decode.change_role(is_decode=has_phase(role, "decode"))
             self.role, self.home = role, home
@@ -284,7 +285,7 @@ def build_instance(
         engine.thread,
         lambda waited_s: choose_pass(settings.mixed_policy, waited_s, settings.mixed_max_wait_s),
     )
-    mates = RoomMates(settings.mixed_policy)
+    mates = RoomMates(settings.mixed_policy, settings.mixed_max_wait_s, is_mixed=settings.role == "mixed")
 
     def note_prefill() -> None:
         reporter.note_change()

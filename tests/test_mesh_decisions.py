@@ -7,7 +7,7 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.config import PrefillBatching
+from common.config import MixedPolicy, PrefillBatching
 from common.ids import InstanceId
 from common.kv.blocks import blocks_for
 from common.messages import Role
@@ -38,6 +38,7 @@ def shapes(draw: st.DrawFn, spare_blocks: int) -> MeshShape:
         prefills=draw(st.integers(0 if is_coupled else 1, 2)),
         decodes=draw(st.integers(0 if is_coupled else 1, 3)),
         mixed=draw(st.integers(1, 2)) if is_coupled else 0,
+        mixed_policy=draw(st.sampled_from(get_args(MixedPolicy))),
         block_size=block_size,
         prefill_blocks=longest + draw(st.integers(0, spare_blocks)),
         decode_blocks=longest + draw(st.integers(0, spare_blocks)),

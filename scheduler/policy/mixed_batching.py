@@ -6,8 +6,13 @@ token each, and what is left of its tokens is a chunk of prompts. Under both, wh
 nobody comes before it, so none waits for ever.
 """
 
+from collections.abc import Sequence
+
 from common.config import MixedPolicy
 from common.messages import Phase
+
+MAX_PREEMPTIONS = 2
+"""Of one request for prompts. Each makes it older, and one so old gives way to none any more."""
 
 
 def choose_pass(policy: MixedPolicy, decodes_waited_s: float, max_wait_s: float) -> tuple[Phase, ...]:
@@ -21,3 +26,19 @@ def choose_pass(policy: MixedPolicy, decodes_waited_s: float, max_wait_s: float)
 def prompt_tokens_beside(policy: MixedPolicy, chunk_tokens: int, decoding: int) -> int:
     """Of the next chunk, at least 1, where so many sequences are decoded: with these it fills the pass."""
     return chunk_tokens if policy == "prefill_first" else max(1, chunk_tokens - decoding)
+
+
+def choose_to_give_way(relief_blocks: Sequence[int], ages: Sequence[int], missing_blocks: int) -> list[int]:
+    """Indices of the decodes that are preempted for a prompt (Splitwise IV-B), latest arrival first.
+
+    ``relief_blocks``, in arrival order, is what each one holds, ``ages`` how often it has been given up
+    before. The oldest sequence stays, so somebody always ends. Empty where the prompt would lack room still.
+    """
+    victims: list[int] = []
+    for index in range(len(relief_blocks) - 1, 0, -1):
+        if missing_blocks <= 0:
+            break
+        if ages[index] < MAX_PREEMPTIONS:
+            victims.append(index)
+            missing_blocks -= relief_blocks[index]
+    return [] if missing_blocks > 0 else victims

@@ -70,6 +70,7 @@ class VirtualInstance:
         if self._is_draining or role == self.role:
             return
         self.role = role
+        self.decode.state.mates.is_mixed = role == "mixed"
         self.prefill.handle(RoleChanged(has_phase(role, "prefill")))
         self.decode.handle(decode_events.RoleChanged(has_phase(role, "decode")))
 
@@ -125,5 +126,5 @@ class VirtualInstance:
             self.prefill.handle(BlocksFreed())
 
     def _tell_decode(self) -> None:
-        if self.decode.state.waiting:
+        if self.decode.state.sequences:
             self.decode.handle(decode_events.BlocksFreed())

@@ -7,12 +7,20 @@ from typing import Literal
 
 import msgspec
 
-from common.config import DecodeAdmission, EmulationConfig, PrefillBatching, PrefillOrder, SchedulerConfig
+from common.config import (
+    DecodeAdmission,
+    EmulationConfig,
+    MixedPolicy,
+    PrefillBatching,
+    PrefillOrder,
+    SchedulerConfig,
+)
 from common.emulation import EmulatedRunner
 from common.ids import Incarnation, InstanceId, RequestId
 from common.kv.blocks import BlockAllocator
 from common.lengths import LengthDistribution, certain
 from common.messages import GenerationRequest, InstanceRecord, Role, SamplingParams, ServiceRecord, has_phase
+from common.room_mates import RoomMates
 from common.sequences import finish_reason_of
 from common.steps import Draw, SequenceStep
 from decode.pulls import Pulls
@@ -43,6 +51,7 @@ class MeshShape:
     prefills: int = 1
     decodes: int = 1
     mixed: int = 0
+    mixed_policy: MixedPolicy = "chunked"
     block_size: int = 4
     prefill_blocks: int = 16
     decode_blocks: int = 16
@@ -182,6 +191,7 @@ class VirtualMesh:
     def _instance(self, instance_id: InstanceId, incarnation: Incarnation, role: Role) -> VirtualInstance:
         shape = self.shape
         blocks = BlockAllocator(shape.prefill_blocks if role == "prefill" else shape.decode_blocks)
+        mates = RoomMates(shape.mixed_policy, is_mixed=role == "mixed")
         memory, host_memory = Memory(shape.block_size), Memory(shape.block_size)
         prefill = PrefillState(
             instance_id=instance_id,
@@ -195,6 +205,7 @@ class VirtualMesh:
             layerwise_min_tokens=shape.layerwise_min_tokens,
             fill_batch=fill_batch_of(shape.batching, shape.order),
             is_admitting=has_phase(role, "prefill"),
+            mates=mates,
         )
         decode = DecodeState(
             instance_id=instance_id,
@@ -205,6 +216,7 @@ class VirtualMesh:
             max_waiting_requests=shape.max_waiting_requests,
             admission=shape.decode_admission,
             is_admitting=has_phase(role, "decode"),
+            mates=mates,
             pulls=Pulls(PullBudget(least_bytes=shape.least_portion_bytes)),
             host_blocks=shape.host_blocks,
         )
