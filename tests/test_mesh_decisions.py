@@ -11,6 +11,7 @@ from common.config import MixedPolicy, PrefillBatching
 from common.ids import InstanceId
 from common.kv.blocks import blocks_for
 from common.messages import Role
+from decode.events import LeaveAsked
 from scheduler.policy.prefill_batching import PROMPT_ORDERS
 from tests.virtual.mesh import MeshShape, VirtualMesh, expected_tokens, make_mesh, sequence_of
 
@@ -152,7 +153,7 @@ def befall(mesh: VirtualMesh, chance: random.Random) -> None:
     """One fault at some time. The last instance of a role may die for good if it is not the only one."""
     name = chance.choice(sorted(mesh.instances))
     at_s, away_s = chance.uniform(0.5, FAULTS_END_S), chance.uniform(0.1, 6.0)
-    fault = chance.choice(["kill", "drain", "silence", "leave", "leave", "end", "flip", "flip"])
+    fault = chance.choice(["kill", "drain", "silence", "leave", "leave", "end", "flip", "flip", "ask", "ask"])
     timeline = mesh.bus.timeline
     if fault == "kill":
         timeline.at(at_s, lambda: mesh.kill(name, away_s))
@@ -162,6 +163,8 @@ def befall(mesh: VirtualMesh, chance: random.Random) -> None:
         timeline.at(at_s, lambda: mesh.silence(name, away_s))
     elif fault == "flip":
         timeline.at(at_s, lambda: flip_one(mesh, chance))
+    elif fault == "ask":
+        timeline.at(at_s, lambda: ask_one(mesh, chance))
     elif fault == "leave":
         timeline.at(at_s, lambda: leave_one(mesh, chance))
     elif mesh.shape.decodes > 1 - bool(mesh.shape.mixed):
@@ -174,6 +177,16 @@ def leave_one(mesh: VirtualMesh, chance: random.Random) -> None:
     waiting = sorted(name for name, entry in mesh.gateway.entries.items() if entry.end is None)
     if waiting:
         mesh.gateway.leave(chance.choice(waiting))
+
+
+def ask_one(mesh: VirtualMesh, chance: random.Random) -> None:
+    """A sequence is asked to leave for some instance, whatever that is like."""
+    names = sorted(name for name in mesh.instances if mesh.instances[name].decode.state.sequences)
+    if names:
+        instance = mesh.instances[chance.choice(names)]
+        owner = chance.choice(list(instance.decode.state.sequences))
+        wanted = InstanceId(chance.choice(sorted(mesh.scheduler.records)))
+        instance.decode.handle(LeaveAsked(owner, wanted))
 
 
 def flip_one(mesh: VirtualMesh, chance: random.Random) -> None:

@@ -18,12 +18,13 @@ from common.messages import (
     CancelRequest,
     DecodeTask,
     ErrorReply,
-    GenerationRequest,
     InstanceGone,
     InstanceLife,
     KVDelivered,
     KVDestination,
+    LeaveSequence,
     LengthPredicted,
+    OfferDeclined,
     OfferWithdrawn,
     Placement,
     PlaceMoved,
@@ -96,6 +97,9 @@ class VirtualDecode:
         match message:
             case CancelRequest():
                 self.handle(events.CancelArrived(message.request_id, message.attempt))
+            case LeaveSequence():
+                owner = BlockOwner(ROOM, message.request_id, message.attempt)
+                self.handle(events.LeaveAsked(owner, message.wanted))
             case OfferWithdrawn():
                 owner = BlockOwner(ROOM, message.request_id, message.attempt)
                 source = (message.prefill_instance, message.prefill_incarnation)
@@ -178,26 +182,34 @@ class VirtualDecode:
                 self._after(SWAP_S, lambda: self._end_swap(owner, copy))
             case events.InheritSequence():
                 self._after(INHERIT_S, lambda: self._inherit(command))
-            case events.SeekHome(owner, request):
-                self._seek_home(owner, request)
+            case events.SeekHome():
+                self._seek_home(command)
+            case events.DeclineOffer(owner, prefill_instance, wanted):
+                declined = OfferDeclined(owner.request_id, owner.attempt, name, wanted)
+                self.bus.publish(name, prefill_instance, declined)
             case events.HandOn(owner, _, request, home):
                 moved = SequenceMoved(owner.request_id, owner.attempt, home, len(request.output_ids))
                 self.bus.publish(name, request.gateway_id, moved)
                 self.hand_on(command)
 
-    def _seek_home(self, owner: BlockOwner, request: GenerationRequest) -> None:
+    def _seek_home(self, command: events.SeekHome) -> None:
+        owner = command.owner
+
         def answer(reply: Reply) -> None:
             if not self._is_alive:
                 return
             if isinstance(reply, Placement):
                 self.handle(events.HomeFound(owner, reply))
+            elif self.state.departures.is_leaving:
+                self._after(HOME_RETRY_S, lambda: self._seek_home(command))
             else:
-                self._after(HOME_RETRY_S, lambda: self._seek_home(owner, request))
+                self.handle(events.SearchEnded(owner))
 
         if not self.state.departures.is_sought(owner):
             self.handle(events.SearchEnded(owner))
             return
-        call = PlaceMoved(request, InstanceLife(self.state.instance_id, self.incarnation))
+        life = InstanceLife(self.state.instance_id, self.incarnation)
+        call = PlaceMoved(command.request, life, command.wanted)
         self.bus.call(self.state.instance_id, SCHEDULER, call, answer, CALL_TIMEOUT_S)
 
     def _end_swap(self, owner: BlockOwner, copy: Callable[[], None]) -> None:

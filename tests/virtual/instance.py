@@ -11,6 +11,7 @@ import msgspec
 from common.kv.blocks import BlockAllocator
 from common.messages import DecodeTask, LoadReport, ResumeTask, Role, has_phase
 from decode import events as decode_events
+from decode.forecast import make_forecast
 from prefill.events import BlocksFreed, KeepHere, RoleChanged, SequenceLeft
 from tests.virtual.bus import Bus, Reply
 from tests.virtual.decode import VirtualDecode
@@ -87,6 +88,10 @@ class VirtualInstance:
     def load(self) -> LoadReport:
         prefill, decode = self.prefill.state, self.decode.state
         self.reports_sent += 1
+        block_size = decode.block_size
+        forecast = make_forecast(
+            decode.sequences.values(), block_size, self.blocks.total_blocks * block_size, can_hand_on=True
+        )
         return LoadReport(
             instance_id=prefill.instance_id,
             incarnation=prefill.incarnation,
@@ -103,6 +108,9 @@ class VirtualInstance:
             largest_pool_blocks=self.blocks.largest_pool_blocks,
             free_blocks=self.blocks.free_blocks,
             prefill_tokens_per_s=1000.0,
+            decode_coming_tokens=forecast.coming_tokens,
+            decode_need_tokens=forecast.need_tokens,
+            movable=forecast.movable,
         )
 
     def _hand_on(self, command: decode_events.HandOn) -> None:

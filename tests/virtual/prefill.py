@@ -13,9 +13,9 @@ from common.messages import (
     Acknowledged,
     CancelRequest,
     ErrorReply,
-    GenerationRequest,
     InstanceGone,
     InstanceLife,
+    OfferDeclined,
     OfferWithdrawn,
     Placement,
     PlaceMoved,
@@ -58,6 +58,9 @@ class VirtualPrefill:
         match message:
             case CancelRequest():
                 self.handle(events.CancelArrived(message.request_id, message.attempt))
+            case OfferDeclined():
+                owner = BlockOwner(ROOM, message.request_id, message.attempt)
+                self.handle(events.OfferDeclined(owner, message.decode_instance, message.wanted))
             case InstanceGone():
                 self.handle(events.DecodeInstanceGone(message.instance_id, message.incarnation))
 
@@ -119,8 +122,8 @@ class VirtualPrefill:
                 self.bus.publish(self.state.instance_id, gateway_id, moved)
             case events.KeepHere():
                 self.keep_here(command)
-            case events.SeekDecode(owner, request):
-                self._seek_decode(owner, request)
+            case events.SeekDecode():
+                self._seek_decode(command)
             case events.OfferSequence(owner, decode_instance, task):
 
                 def answer(reply: Reply) -> None:
@@ -145,7 +148,9 @@ class VirtualPrefill:
                 receiver = self.bus.nodes.get(pull.decode_instance)
                 timeline.after(timeline.chance.random() * 0.3, lambda: self._end_send(command, receiver))
 
-    def _seek_decode(self, owner: BlockOwner, request: GenerationRequest) -> None:
+    def _seek_decode(self, command: events.SeekDecode) -> None:
+        owner = command.owner
+
         def answer(reply: Reply) -> None:
             if isinstance(reply, Placement):
                 self.handle(events.DecodeFound(owner, reply))
@@ -155,7 +160,8 @@ class VirtualPrefill:
                 silent = ErrorReply(HandoverFailed.code, "the scheduler did not answer")
                 self.handle(events.DecodeNotFound(owner, silent))
 
-        call = PlaceMoved(request, InstanceLife(self.state.instance_id, self.state.incarnation))
+        life = InstanceLife(self.state.instance_id, self.state.incarnation)
+        call = PlaceMoved(command.request, life, command.wanted)
         self.bus.call(self.state.instance_id, SCHEDULER, call, answer, CALL_TIMEOUT_S)
 
     def _end_chunk(self, slices: tuple[events.ChunkSlice, ...]) -> None:

@@ -15,6 +15,7 @@ from common.messages import (
     InstanceGone,
     InstanceLife,
     InstanceRecord,
+    LeaveSequence,
     LengthPredicted,
     LoadReport,
     MemberRecord,
@@ -46,10 +47,13 @@ class VirtualScheduler:
     gateway: MemberRecord | None = None
     predict: Callable[[GenerationRequest], LengthDistribution] | None = None
     """What a predictor says of a request, some time after it is placed."""
+    departures: int = 0
+    """Sequences that were asked to leave."""
 
     def beat(self) -> None:
         self._read_members()
         self._handle(events.TimePassed())
+        self._handle(events.RebalanceDue())
         self.bus.timeline.after(HEARTBEAT_S, self.beat)
 
     def hear(self, message: msgspec.Struct) -> None:
@@ -82,7 +86,9 @@ class VirtualScheduler:
 
     def _place_moved(self, message: PlaceMoved, reply: Callable[[Reply], None]) -> None:
         try:
-            placement = self.state.place_moved(message.request, message.former, self.bus.timeline.now)
+            placement = self.state.place_moved(
+                message.request, message.former, self.bus.timeline.now, message.wanted
+            )
         except RequestError as exc:
             reply(exc)
         else:
@@ -181,5 +187,10 @@ class VirtualScheduler:
                 case events.TellLength(decode_instance, request_id, attempt, lengths):
                     told = LengthPredicted(request_id, attempt, lengths)
                     self.bus.publish(SCHEDULER, decode_instance, told)
+                case events.AskToLeave(departure):
+                    self.departures += 1
+                    left = departure.sequence
+                    leave = LeaveSequence(left.request_id, left.attempt, departure.destination, epoch=1)
+                    self.bus.publish(SCHEDULER, departure.source, leave)
                 case events.AnnounceGatewayGone(gateway_id):
                     self.bus.publish_to_all(SCHEDULER, GatewayGone(gateway_id))
