@@ -196,3 +196,25 @@ def flip_one(mesh: VirtualMesh, chance: random.Random) -> None:
     if names:
         name = chance.choice(running or names)
         mesh.flip(name, chance.choice([role for role in ROLES if role != mesh.instances[name].role]))
+
+
+@settings(max_examples=8, deadline=None)
+@given(st.sampled_from(get_args(MixedPolicy)), st.sampled_from([0, 40]), SEEDS)
+def test_prompts_that_never_stop_coming_starve_nobody_on_a_mixed_instance(
+    policy: MixedPolicy, host_blocks: int, seed: int
+) -> None:
+    """They lack memory all the time, and decodes give way to them."""
+    shape = MeshShape(
+        prefills=0, decodes=0, mixed=1, mixed_policy=policy, decode_blocks=24, host_blocks=host_blocks
+    )
+    mesh = make_mesh(shape, seed)
+    chance = random.Random(seed)
+    requests = 50
+    for number in range(requests):
+        request = sequence_of(f"r{number}", chance.randint(1, MAX_PROMPT), MAX_OUTPUT, seed=number)
+        mesh.bus.timeline.at(1.0 + number / 10, lambda request=request: mesh.gateway.start(request))  # type: ignore[misc]
+    mesh.bus.timeline.run_until(6.0)
+    waiting = [name for name, entry in mesh.gateway.entries.items() if entry.end is None]
+    assert len(waiting) < requests
+    assert "r0" not in waiting, "the first one waits for all that came later"
+    finish(mesh, requests)
