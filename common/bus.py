@@ -18,7 +18,7 @@ import secrets
 from collections.abc import Callable
 from functools import cache
 from types import UnionType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 import msgspec
 
@@ -113,10 +113,20 @@ class Bus:
         """Raises BusUnavailable when the connection has ended for good; otherwise never returns."""
         await self._connection.wait_lost()
 
+    @overload
     async def call(
         self, subject: str, message: msgspec.Struct, reply_type: type[Reply], timeout_s: float
-    ) -> Reply:
-        """The reply to ``message``.
+    ) -> Reply: ...
+
+    @overload
+    async def call(
+        self, subject: str, message: msgspec.Struct, reply_type: UnionType, timeout_s: float
+    ) -> msgspec.Struct: ...
+
+    async def call(
+        self, subject: str, message: msgspec.Struct, reply_type: MessageTypes, timeout_s: float
+    ) -> msgspec.Struct:
+        """The reply to ``message``: one of ``reply_type``.
 
         Raises the RequestError that the other side raised; BusTimeout; NoResponder (nobody serves the
         subject); BusUnavailable (not connected, or the connection was lost meanwhile: the message may or
@@ -230,12 +240,12 @@ class Bus:
         if future is not None and not future.done():
             future.set_result(message)
 
-    def _read_reply(self, subject: str, payload: bytes, reply_type: type[Reply]) -> Reply:
+    def _read_reply(self, subject: str, payload: bytes, reply_type: MessageTypes) -> msgspec.Struct:
         try:
             reply = _decoder(reply_type | ErrorReply).decode(payload)
         except (msgspec.DecodeError, RecursionError) as exc:
             self._count_malformed(subject, exc)
-            raise BusError(f"{subject}: the reply is no {reply_type.__name__}: {exc}") from exc
+            raise BusError(f"{subject}: the reply is no {reply_type}: {exc}") from exc
         if isinstance(reply, ErrorReply):
             raise as_request_error(reply)
         assert isinstance(reply, reply_type)

@@ -14,7 +14,7 @@ Dtype = Literal["bf16", "fp32"]
 Weights = Literal["model", "int8", "w8a8"]
 PrefillOrder = Literal["fcfs", "sjf", "ljf", "srpt"]
 PrefillBatching = Literal["chunks", "saturation"]
-PrefillPolicy = Literal["round_robin", "least_outstanding", "shortest_queue"]
+PrefillPolicy = Literal["round_robin", "least_outstanding", "shortest_queue", "deferred"]
 DecodePolicy = Literal["round_robin", "least_outstanding", "least_loaded", "power_of_two", "best_fit"]
 DecodeAdmission = Literal["greedy", "reserve_static", "reserve_dynamic"]
 PredictorKind = Literal["none", "history", "classifier", "oracle"]
@@ -102,7 +102,8 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     ``decisions_kept``: how many of the newest placements can be explained afterwards; ``shadow_share``: of
     one core, for what the other policies would have done (``scheduler.regret``), 0: never. Queue bounds of
     early rejection: prompt tokens waiting per prefill instance, and the seconds that these take by what it
-    has learned of its chunks; requests per decode.
+    has learned of its chunks; requests per decode. With ``deferred`` at most ``max_deferred_requests`` wait
+    at the scheduler, until fewer than ``bind_below_tokens`` of prompts wait at an instance.
 
     ``rebalance_decodes``: sequences leave a decode instance that is expected to run out of memory for one
     that keeps a fifth of its own to spare (``scheduler.policy.decode_rebalancing``), not to be preempted."""
@@ -115,6 +116,8 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     max_pending_prefill_tokens: int = 65_536
     max_prefill_wait_s: float = 60.0
     max_requests_per_decode: int = 512
+    max_deferred_requests: int = 1024
+    bind_below_tokens: int = 512
     dispatch_attempts: int = 3
     rebalance_decodes: bool = True
 

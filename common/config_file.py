@@ -149,6 +149,8 @@ AT_LEAST_ONE = (
     "gateway.tokenizer_threads",
     "scheduler.max_pending_prefill_tokens",
     "scheduler.max_requests_per_decode",
+    "scheduler.max_deferred_requests",
+    "scheduler.bind_below_tokens",
     "scheduler.dispatch_attempts",
     "scheduler.decisions_kept",
     *(f"scaling.min_{service}" for service in SCALED_SERVICES),

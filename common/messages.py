@@ -161,7 +161,7 @@ class Acknowledged(msgspec.Struct, frozen=True, tag="ack"):
 
 
 class SubmitRequest(msgspec.Struct, frozen=True, tag="submit"):
-    """gateway → scheduler: place this request. Answered by a Placement.
+    """gateway → scheduler: place this request. Answered by a Placement, or Queued.
 
     ``lost_instances`` did not answer somebody who worked on an earlier attempt: they are not to be trusted
     before they are heard of again. ``former`` decoded the sequence until it was gone: its attention workers
@@ -184,6 +184,14 @@ class Placement(msgspec.Struct, frozen=True, tag="placement"):
     prefill_incarnation: Incarnation
     decode_instance: InstanceId
     decode_incarnation: Incarnation
+
+
+class Queued(msgspec.Struct, frozen=True, tag="queued"):
+    """scheduler → gateway, instead of a Placement: the request waits here until an instance has hardly
+    anything to do. Ask again at once, with the same message: who does not ask gives its place up."""
+
+
+SubmitAnswer = Placement | Queued
 
 
 class PrefillTask(msgspec.Struct, frozen=True, tag="prefill"):

@@ -48,9 +48,9 @@ PROGRESS_TOKENS = 16
 class Generation:
     """``notify`` is called whenever there is something to read; it belongs to whoever delivers the text.
 
-    ``moved``: where this attempt went on, if it did. ``former``: the life that decoded the sequence until it
-    was gone, for the placement that is to come. ``continuations``: in a row, each broken before
-    ``PROGRESS_TOKENS`` came.
+    ``is_queued``: it waits at a scheduler, which has said so. ``moved``: where this attempt went on, if it
+    did. ``former``: the life that decoded the sequence until it was gone, for the placement that is to come.
+    ``continuations``: in a row, each broken before ``PROGRESS_TOKENS`` came.
     """
 
     index: int
@@ -60,6 +60,7 @@ class Generation:
     arrived_s: float = field(default_factory=time.monotonic)
     notify: Callable[["Generation"], None] = _ignore
     placement: Placement | None = None
+    is_queued: bool = False
     moved: SequenceMoved | None = None
     lost_instances: tuple[InstanceId, ...] = ()
     former: InstanceLife | None = None
@@ -126,6 +127,7 @@ class Generation:
 
     def place(self, placement: Placement) -> Placement:
         """Where it is: word that the attempt has moved since may have overtaken that of its placement."""
+        self.is_queued = False
         self.placement = placement if self.moved is None else self.moved.placement
         return self.placement
 

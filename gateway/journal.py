@@ -17,12 +17,14 @@ from common.bus import Bus
 from common.config import Config
 from common.errors import (
     BusError,
+    DeadlineExceeded,
     InstanceLost,
     InternalError,
     InvalidRequest,
     MessageTooLarge,
     NoInstanceReady,
     Overloaded,
+    RequestCancelled,
     RequestError,
 )
 from common.ids import GatewayId, Incarnation, InstanceId, RequestId
@@ -40,6 +42,7 @@ from common.messages import (
     SchedulerGone,
     SequenceFailed,
     SequenceMoved,
+    SubmitAnswer,
     SubmitRequest,
     TokenBatch,
     TokenEvent,
@@ -127,10 +130,16 @@ class Journal:
         attempt = generation.request.attempt
         try:
             await self._submit(generation)
-        except RequestError:
-            if generation.request.attempt == attempt:
-                self._close(generation, is_refused=True)
-                raise
+        except RequestError as exc:
+            if generation.request.attempt != attempt:
+                return
+            if generation.is_queued and isinstance(exc, NoInstanceReady):
+                # It waited at a scheduler that is gone: another one is asked, as for a stream that broke.
+                generation.next_attempt()
+                await self._place_again(generation, CONTINUE_BACKOFF_S)
+                return
+            self._close(generation, is_refused=True)
+            raise
 
     def end(self, generation: Generation) -> None:
         """Closes the entry and tells whoever still works for it. Safe to call twice."""
@@ -142,6 +151,8 @@ class Journal:
         if submitting is None:
             self._tell_ended(generation)
         else:
+            if generation.is_queued:
+                self._publish_ended(generation)
             # Word of its end that overtakes the submission would find nothing to end.
             submitting.task.add_done_callback(lambda _: self._tell_ended(generation))
 
@@ -369,12 +380,8 @@ class Journal:
         # Told once: an instance that has begun anew since, and is heard of, is not to be suspected again.
         lost, generation.lost_instances = generation.lost_instances, ()
         try:
-            placement = await self.bus.call(
-                self.subjects.submit(),
-                SubmitRequest(request, lost, generation.former),
-                Placement,
-                timeout_s,
-            )
+            message = SubmitRequest(request, lost, generation.former)
+            placement = await self._ask_placement(generation, message, timeout_s)
         except MessageTooLarge as exc:
             raise InvalidRequest(f"the prompt does not fit a message: {exc}", param="prompt") from exc
         except BusError as exc:
@@ -386,6 +393,23 @@ class Journal:
         timeline.end(began_ns, PLACE_REQUEST, request.attempt, requests=request.request_id)
         timeline.mark(PLACED, request.request_id)
         self._settle(generation, request, placement, started_s)
+
+    async def _ask_placement(
+        self, generation: Generation, message: SubmitRequest, timeout_s: float
+    ) -> Placement:
+        """As often as its scheduler says that it still waits. Raises BusError, the refusal, RequestCancelled
+        once nobody waits for it, and DeadlineExceeded."""
+        request = message.request
+        while True:
+            answer = await self.bus.call(self.subjects.submit(), message, SubmitAnswer, timeout_s)
+            if isinstance(answer, Placement):
+                return answer
+            if generation.request.attempt != request.attempt or request.request_id not in self.open:
+                raise RequestCancelled("nobody waits for it any more")
+            generation.is_queued = True
+            if time.monotonic() - generation.arrived_s > self.config.gateway.token_timeout_s:
+                raise DeadlineExceeded("no instance had room within gateway.token_timeout_s")
+            message = SubmitRequest(request)
 
     def _settle(
         self, generation: Generation, request: GenerationRequest, placement: Placement, started_s: float
@@ -478,6 +502,9 @@ class Journal:
 
     def _tell_scheduler(self, generation: Generation) -> None:
         generation.is_told = True
+        self._publish_ended(generation)
+
+    def _publish_ended(self, generation: Generation) -> None:
         request = generation.request
         drawn = None if generation.finish_reason is None else len(generation.output_ids)
         is_cut = generation.finish_reason == "length"

@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 
 from common.booking_messages import Booking, BookingsChanged
+from common.errors import RequestError
 from common.ids import GatewayId, Incarnation, InstanceId, RequestId
 from common.lengths import LengthDistribution
-from common.messages import GenerationRequest, LoadReport, MemberRecord
+from common.messages import GenerationRequest, LoadReport, MemberRecord, Placement
 from scheduler.policy.decode_rebalancing import Departure
 
 
@@ -86,6 +87,13 @@ class MessagesLost:
 
 
 @dataclass(frozen=True, slots=True)
+class CallAnswered:
+    """A request waits, and its gateway was told to ask again."""
+
+    request_id: RequestId
+
+
+@dataclass(frozen=True, slots=True)
 class TimePassed:
     """Now and then: silence is noticed here."""
 
@@ -111,6 +119,7 @@ SchedulerStateEvent = (
     | PeerHeard
     | PeerRead
     | MessagesLost
+    | CallAnswered
     | TimePassed
     | RebalanceDue
     | BusRestored
@@ -166,6 +175,15 @@ class AskToLeave:
     departure: Departure
 
 
+@dataclass(frozen=True, slots=True)
+class EndWait:
+    """Answer the call that is held for a request that waited: it is booked, or refused."""
+
+    request_id: RequestId
+    attempt: int
+    outcome: Placement | RequestError
+
+
 SchedulerCommand = (
     ReadMembers
     | AnnounceInstanceGone
@@ -174,4 +192,5 @@ SchedulerCommand = (
     | ReadPeer
     | TellLength
     | AskToLeave
+    | EndWait
 )

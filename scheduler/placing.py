@@ -66,14 +66,20 @@ class Placer:
         return capped(whole.beyond(len(request.output_ids)), request.sampling.max_tokens)
 
     def choose_both(
-        self, request: GenerationRequest, excluded: frozenset[InstanceId], now: float
+        self,
+        request: GenerationRequest,
+        excluded: frozenset[InstanceId],
+        now: float,
+        *,
+        is_patient: bool = False,
     ) -> tuple[InstanceView, InstanceView]:
-        """(prefill, decode). Raises Overloaded, NoInstanceReady or ContextLengthExceeded."""
+        """(prefill, decode); for who is patient, a prefill instance with a short queue or none at all.
+        Raises Overloaded, NoInstanceReady or ContextLengthExceeded."""
         arrival = self._arrival(request)
         choices: list[Choice] = []
         try:
             decodes = self._ready("decode", excluded)
-            prefill = self._choose_prefill(request, arrival, excluded, decodes, choices)
+            prefill = self._choose_prefill(request, arrival, excluded, decodes, choices, is_patient)
             arrival = _at_home(arrival, prefill)
             decode = self._choose_decode(request, arrival, decodes, {prefill.kv_format}, choices)
         finally:
@@ -141,6 +147,7 @@ class Placer:
         excluded: frozenset[InstanceId],
         decodes: Sequence[InstanceView],
         choices: list[Choice],
+        is_patient: bool,
     ) -> InstanceView:
         policy = self.settings.prefill_policy
         try:
@@ -148,7 +155,12 @@ class Placer:
             prefills = self._ready("prefill", excluded)
             views = self._fitting("prefill", prefills, request.tokens, partners)
             views = self._with_room_after(views, request)
-            candidates = self._within_bound([view.for_prefill for view in views], request.tokens)
+            everyone = [view.for_prefill for view in views]
+            candidates = (
+                self._with_short_queue(everyone)
+                if is_patient
+                else self._within_bound(everyone, request.tokens)
+            )
         except RequestError as exc:
             choices.append(Choice("prefill", policy, (), None, exc.message))
             raise
@@ -181,6 +193,21 @@ class Placer:
             f"every decode instance has scheduler.max_requests_per_decode = {bound} requests",
             retry_after_s=DECODE_FULL_RETRY_S,
         )
+
+    def has_short_queue(self) -> bool:
+        """Whether there is an instance that who waits is waiting for."""
+        below = self.settings.bind_below_tokens
+        return any(view.for_prefill.pending_tokens < below for view in self._ready("prefill", frozenset()))
+
+    def _with_short_queue(self, candidates: list[PrefillCandidate]) -> list[PrefillCandidate]:
+        """Raises Overloaded."""
+        below = self.settings.bind_below_tokens
+        short = [each for each in candidates if each.pending_tokens < below]
+        if not short:
+            raise Overloaded(
+                f"scheduler.bind_below_tokens = {below} prompt tokens wait at every prefill instance"
+            )
+        return short
 
     def _within_bound(self, candidates: list[PrefillCandidate], tokens: int) -> list[PrefillCandidate]:
         """Those whose queue has room; an empty one takes any prompt. Raises Overloaded."""

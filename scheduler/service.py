@@ -7,7 +7,7 @@ bookings (``scheduler.sharing``).
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 
 from common.bus import Bus
@@ -42,11 +42,13 @@ from common.messages import (
     PredictedLength,
     PredictLength,
     PrefillTask,
+    Queued,
     RequestEnded,
     ResumeTask,
     SchedulerCall,
     SchedulerEvent,
     SchedulerGone,
+    SubmitAnswer,
     SubmitRequest,
 )
 from common.store import Store
@@ -59,11 +61,14 @@ from scheduler.policy.decode_rebalancing import Departure
 from scheduler.scaling import Scaling
 from scheduler.sharing import Sharing
 from scheduler.state import SchedulerState
+from scheduler.turns import HOLD_S, Turns
 
 log = logging.getLogger("lamella.scheduler")
 
 QUEUE_GROUP = "scheduler"
 NO_ANSWER_RETRY_S = 1.0
+MAX_CALLS = 256
+"""That are answered at once, beside those that are held."""
 MAX_QUESTIONS = 256
 """To the predictor at once. Beyond that it is not asked: it would be too late, too."""
 
@@ -84,10 +89,12 @@ class SchedulerService:
     leading_epoch: Callable[[], int | None] = lambda: None
     scaling: Scaling | None = None
     sharing: Sharing = field(init=False)
+    turns: Turns = field(init=False)
     _questions: set[RequestId] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         call_timeout_s = self.config.mesh.call_timeout_s
+        self.turns = Turns(min(HOLD_S, call_timeout_s))
         self.sharing = Sharing(
             self.scheduler_id, self.state, self.bus, self.subjects, call_timeout_s, self._handle
         )
@@ -97,7 +104,13 @@ class SchedulerService:
         known."""
         await self.bus.subscribe(self.subjects.scheduler_events(), SchedulerEvent, self._take_event)
         await self.sharing.start(await self._read_members())
-        await self.bus.serve(self.subjects.submit(), SchedulerCall, self._answer, queue=QUEUE_GROUP)
+        await self.bus.serve(
+            self.subjects.submit(),
+            SchedulerCall,
+            self._answer,
+            queue=QUEUE_GROUP,
+            max_concurrent=MAX_CALLS + self.config.scheduler.max_deferred_requests,
+        )
 
     async def watch(self) -> None:
         """Reads the members and notices silence, every heartbeat and when somebody unknown speaks."""
@@ -130,7 +143,7 @@ class SchedulerService:
             return False
         return True
 
-    async def _answer(self, call: SchedulerCall) -> Placement:
+    async def _answer(self, call: SchedulerCall) -> SubmitAnswer:
         match call:
             case SubmitRequest():
                 return await self.submit(call)
@@ -140,10 +153,11 @@ class SchedulerService:
                 self.sharing.tell()
                 return placement
 
-    async def submit(self, message: SubmitRequest) -> Placement:
-        """Places a request and delivers it. Raises the reason when nobody can take it."""
+    async def submit(self, message: SubmitRequest) -> SubmitAnswer:
+        """Places a request and delivers it, at once or when its turn has come. Raises the reason when nobody
+        can take it."""
         request = message.request
-        if self.scaling is not None:
+        if self.scaling is not None and request.request_id not in self.state.waiting:
             self.scaling.note_submitted(request)
         for instance_id in message.lost_instances:
             self._handle(events.InstanceSuspected(instance_id))
@@ -158,9 +172,15 @@ class SchedulerService:
         refusal: RequestError = NoInstanceReady(
             "no prefill instance answered", retry_after_s=NO_ANSWER_RETRY_S
         )
+        bound: Placement | None = None
+        if self._is_deferred(request):
+            bound = await self._wait_turn(request)
+            if bound is None:
+                return Queued()
         for _ in range(self.config.scheduler.dispatch_attempts):
             try:
-                placement = self.state.place(request, asyncio.get_running_loop().time(), excluded)
+                placement = bound or self.state.place(request, loop.time(), excluded)
+                bound = None
             except NoInstanceReady as exc:
                 raise (refusal if excluded else exc) from None
             self.sharing.tell()
@@ -188,6 +208,21 @@ class SchedulerService:
                 self._note_placed(request, placement, began_ns, started_s)
                 return placement
         raise refusal
+
+    def _is_deferred(self, request: GenerationRequest) -> bool:
+        """A stream that broke does not wait behind those that have not begun."""
+        return self.config.scheduler.prefill_policy == "deferred" and not request.output_ids
+
+    async def _wait_turn(self, request: GenerationRequest) -> Placement | None:
+        """Booked; None: it waits, and its gateway is to ask again. Raises the refusal."""
+        request_id, loop = request.request_id, asyncio.get_running_loop()
+        is_new = request_id not in self.state.waiting
+        turn = self.turns.begin(request_id)
+        try:
+            self._carry_out(self.state.wait(request, loop.time()))
+            return await self.turns.wait(request_id, turn, is_new=is_new)
+        finally:
+            self._handle(events.CallAnswered(request_id))
 
     async def _try_resume(self, request: GenerationRequest, former: InstanceLife) -> Placement | None:
         """On the least loaded decode instance; None where it finds no KV, or there is none.
@@ -304,10 +339,12 @@ class SchedulerService:
         return records
 
     def _handle(self, event: events.SchedulerStateEvent) -> None:
-        now = asyncio.get_running_loop().time()
         if self.scaling is not None and isinstance(event, events.PeerHeard):
             self.scaling.note_peer(event.message)
-        for command in self.state.handle(event, now):
+        self._carry_out(self.state.handle(event, asyncio.get_running_loop().time()))
+
+    def _carry_out(self, commands: Sequence[events.SchedulerCommand]) -> None:
+        for command in commands:
             match command:
                 case events.ReadMembers():
                     self.is_read_due.set()
@@ -327,6 +364,9 @@ class SchedulerService:
                     self._publish(subject, LengthPredicted(request_id, attempt, lengths))
                 case events.AskToLeave(departure):
                     self._ask_to_leave(departure)
+                case events.EndWait(request_id, attempt):
+                    if not self.turns.end(command):
+                        self._handle(events.TaskUndelivered(request_id, attempt))
         self.sharing.tell()
         ready = sum(view.is_ready for view in self.state.instances.values())
         self.metrics.observe_mesh(ready, len(self.state.requests))

@@ -18,7 +18,13 @@ from dataclasses import dataclass, field
 
 from common.booking_messages import Booking, BookingVersion
 from common.config import ObjectivesConfig, SchedulerConfig
-from common.errors import ContextLengthExceeded, NoInstanceReady, Overloaded
+from common.errors import (
+    ContextLengthExceeded,
+    NoInstanceReady,
+    Overloaded,
+    RequestCancelled,
+    RequestError,
+)
 from common.ids import GatewayId, Incarnation, InstanceId, RequestId
 from common.lengths import LengthDistribution
 from common.messages import (
@@ -36,6 +42,8 @@ from scheduler.events import (
     AnnounceInstanceGone,
     AskToLeave,
     BusRestored,
+    CallAnswered,
+    EndWait,
     InstanceSuspected,
     LengthPredicted,
     LoadReported,
@@ -59,7 +67,10 @@ from scheduler.placing import Placer
 from scheduler.policy.decode_rebalancing import choose_departures
 from scheduler.policy.grouping import others_instances
 from scheduler.views import InstanceView, PlacedRequest
+from scheduler.waiting_room import WaitingRoom
 
+MOST_WAITING = 1024
+"""Where nothing else is said."""
 STALE_AFTER_S = 5.0
 """A hand-over is in nobody's report for a moment. A booking of so long ago, on instances that both report no
 work at all, is of a request whose end was never heard."""
@@ -83,6 +94,7 @@ class SchedulerState:
     incarnation: Incarnation = field(default=Incarnation(""))
     bookings: Bookings = field(init=False)
     peers: Peers = field(init=False)
+    waiting: WaitingRoom = field(default_factory=lambda: WaitingRoom(MOST_WAITING))
     placer: Placer = field(init=False)
 
     def __post_init__(self) -> None:
@@ -93,11 +105,15 @@ class SchedulerState:
     def check(self) -> None:
         """Invariants, called by tests after every event."""
         self.bookings.check()
+        self.waiting.check()
         for view in self.instances.values():
             view.check()
 
     def handle(self, event: SchedulerStateEvent, now: float) -> list[SchedulerCommand]:
         """Takes an event in and says what to do. ``now``: seconds, monotonic."""
+        return self._take(event, now) + self._bind(now)
+
+    def _take(self, event: SchedulerStateEvent, now: float) -> list[SchedulerCommand]:
         match event:
             case MembersRead(records):
                 return self._read_members(records, now)
@@ -121,11 +137,15 @@ class SchedulerState:
             case TaskUndelivered(request_id, attempt):
                 if self.is_placed(request_id, attempt):
                     self.bookings.unbook(request_id)
-            case RequestOver(request_id):
+            case RequestOver(request_id, attempt=attempt):
                 self._end(event)
+                return self._stop_waiting(request_id, attempt)
             case LengthPredicted(request, lengths):
                 return self._expect(request, lengths)
+            case CallAnswered(request_id):
+                self.waiting.note_answered(request_id, now)
             case TimePassed():
+                self.waiting.forget_unasked(now)
                 return self._notice_silence(now)
             case RebalanceDue():
                 return self._rebalance()
@@ -136,16 +156,55 @@ class SchedulerState:
                 return self.peers.ask_all()
         return []
 
+    def wait(self, request: GenerationRequest, now: float) -> list[SchedulerCommand]:
+        """A call is held for the request until its turn has come (``EndWait``): at once, where nobody is
+        before it and an instance has hardly anything to do. Raises Overloaded or RequestCancelled."""
+        self._supersede(request)
+        self.waiting.enter(request, now)
+        return self._bind(now)
+
+    def _bind(self, now: float) -> list[SchedulerCommand]:
+        """Those whose turn it is, as long as there are instances for them."""
+        commands: list[SchedulerCommand] = []
+        while (
+            len(self.waiting)
+            and self.placer.has_short_queue()
+            and (request := self.waiting.next_in_turn(now)) is not None
+        ):
+            outcome: Placement | RequestError
+            try:
+                outcome = self.place(request, now, is_patient=True)
+            except Overloaded:
+                break
+            except RequestError as exc:
+                outcome = exc
+            self.waiting.leave(request.request_id)
+            commands.append(EndWait(request.request_id, request.attempt, outcome))
+        return commands
+
+    def _stop_waiting(self, request_id: RequestId, attempt: int) -> list[SchedulerCommand]:
+        waiting = self.waiting.find(request_id)
+        if waiting is None or waiting.attempt > attempt:
+            return []
+        self.waiting.leave(request_id)
+        return [EndWait(request_id, waiting.attempt, RequestCancelled(f"request {request_id} has ended"))]
+
     def place(
-        self, request: GenerationRequest, now: float, excluded: frozenset[InstanceId] = frozenset()
+        self,
+        request: GenerationRequest,
+        now: float,
+        excluded: frozenset[InstanceId] = frozenset(),
+        *,
+        is_patient: bool = False,
     ) -> Placement:
-        """Chooses both instances and books the request on them.
+        """Chooses both instances and books the request on them. Who is patient takes no long queue.
 
         ``excluded``: instances that were just tried in vain. Raises Overloaded, NoInstanceReady or
         ContextLengthExceeded; then nothing is booked.
         """
         self._supersede(request)
-        prefill, decode = (view.record for view in self._choose_both(request, excluded, now))
+        both = self._choose_both(request, excluded, now, is_patient=is_patient)
+        prefill, decode = (view.record for view in both)
         return self._book(
             request,
             Placement(prefill.instance_id, prefill.incarnation, decode.instance_id, decode.incarnation),
@@ -203,15 +262,15 @@ class SchedulerState:
     # placing
 
     def _choose_both(
-        self, request: GenerationRequest, excluded: frozenset[InstanceId], now: float
+        self, request: GenerationRequest, excluded: frozenset[InstanceId], now: float, *, is_patient: bool
     ) -> tuple[InstanceView, InstanceView]:
         """Of this scheduler's own group, if there are groups and it has somebody for the request."""
         if self.settings.grouped and self.peers.known:
             instances = ((view.role, view.record.instance_id) for view in self.instances.values())
             others = others_instances(instances, (*self.peers.known, self.incarnation), self.incarnation)
             with suppress(Overloaded, NoInstanceReady, ContextLengthExceeded):
-                return self.placer.choose_both(request, excluded | others, now)
-        return self.placer.choose_both(request, excluded, now)
+                return self.placer.choose_both(request, excluded | others, now, is_patient=is_patient)
+        return self.placer.choose_both(request, excluded, now, is_patient=is_patient)
 
     def _supersede(self, request: GenerationRequest) -> None:
         self.bookings.check_wanted(request.request_id, request.attempt)
@@ -369,6 +428,7 @@ class SchedulerState:
 
     def _remove_gateway(self, gateway_id: GatewayId) -> AnnounceGatewayGone:
         del self.gateways[gateway_id]
+        self.waiting.leave_gateway(gateway_id)
         for request_id, placed in list(self.requests.items()):
             if placed.gateway_id == gateway_id:
                 self.bookings.drop(request_id)

@@ -12,6 +12,7 @@ from scheduler.role_changes import RoleChanges
 from scheduler.scaling import Scaling
 from scheduler.service import SchedulerService
 from scheduler.state import SchedulerState
+from scheduler.waiting_room import WaitingRoom
 
 
 async def run_scheduler(config: Config) -> None:
@@ -29,6 +30,7 @@ async def _start(process: ServiceProcess) -> Running:
             objectives=config.objectives,
             service_classes=config.service_classes,
             incarnation=process.incarnation,
+            waiting=_waiting_room(config),
         ),
         bus=process.bus,
         store=process.store,
@@ -72,7 +74,8 @@ async def _start(process: ServiceProcess) -> Running:
         process.spawn(roles.run())
 
     async def drain(timeout_s: float) -> None:
-        """Nothing waits in a scheduler: calls at hand are answered when the bus closes."""
+        """Who waits is told to ask another one; other calls at hand are answered when the bus closes."""
+        scheduler.turns.leave()
         scheduler.sharing.leave()
         await leadership.resign()
 
@@ -80,6 +83,17 @@ async def _start(process: ServiceProcess) -> Running:
         """Holds nothing but its wires, which the process closes."""
 
     return Running(process.record("scheduler"), drain, close)
+
+
+def _waiting_room(config: Config) -> WaitingRoom:
+    """In the order in which an instance would compute the prompts."""
+    instance = config.instance
+    return WaitingRoom(
+        config.scheduler.max_deferred_requests,
+        instance.prefill_order,
+        instance.scheduling_window,
+        instance.prefill_aging_tokens_per_s,
+    )
 
 
 def _scaling(process: ServiceProcess, state: SchedulerState, leadership: Leadership) -> Scaling:

@@ -116,6 +116,7 @@ def decisions() -> list[Path]:
             "views.py",
             "placing.py",
             "learned_times.py",
+            "waiting_room.py",
             "planning.py",
             "decision_log.py",
             "lease.py",

@@ -1,6 +1,7 @@
 """The states as one mesh: whatever is lost, refused or given up, each request gets its tokens once."""
 
 import random
+from dataclasses import replace
 from typing import get_args
 
 import msgspec
@@ -45,6 +46,7 @@ def shapes(draw: st.DrawFn, spare_blocks: int) -> MeshShape:
         decode_blocks=longest + draw(st.integers(0, spare_blocks)),
         chunk_tokens=draw(st.sampled_from([1, 7, 64])),
         order=draw(st.sampled_from(sorted(PROMPT_ORDERS))),
+        policy=draw(st.sampled_from(["shortest_queue", "deferred"])),
         batching=draw(st.sampled_from(get_args(PrefillBatching))),
         max_batch=draw(st.sampled_from([1, 2, 8])),
         max_waiting_requests=draw(st.sampled_from([3, 20])),
@@ -218,3 +220,16 @@ def test_prompts_that_never_stop_coming_starve_nobody_on_a_mixed_instance(
     assert len(waiting) < requests
     assert "r0" not in waiting, "the first one waits for all that came later"
     finish(mesh, requests)
+
+
+@settings(max_examples=40, deadline=None)
+@given(shapes(spare_blocks=10), SEEDS)
+def test_who_waits_at_a_scheduler_that_dies_waits_at_the_next(shape: MeshShape, seed: int) -> None:
+    chance = random.Random(seed)
+    mesh = make_mesh(replace(shape, policy="deferred"), seed)
+    submit(mesh, chance, REQUESTS, within_s=2.0)
+    for _ in range(chance.randint(0, 4)):
+        befall(mesh, chance)
+    mesh.bus.timeline.at(chance.uniform(0.6, 4.0), lambda: mesh.kill_scheduler(chance.uniform(0.1, 3.0)))
+    finish(mesh, REQUESTS)
+    assert len(mesh.scheduler.state.waiting) == 0

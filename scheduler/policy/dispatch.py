@@ -180,6 +180,8 @@ PREFILL_POLICIES: dict[PrefillPolicy, Callable[[Sequence[PrefillCandidate], Arri
     "round_robin": _in_turn,
     "least_outstanding": _by_requests,
     "shortest_queue": _by_pending_tokens,
+    # When, not where: ``scheduler.waiting_room``.
+    "deferred": _by_pending_tokens,
 }
 
 DECODE_POLICIES: dict[

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from common.errors import NoInstanceReady, Overloaded, RequestError
+from common.errors import BusError, NoInstanceReady, Overloaded, RequestError
 from common.ids import InstanceId, RequestId
 from common.messages import (
     CancelRequest,
@@ -14,6 +14,7 @@ from common.messages import (
     InstanceGone,
     InstanceLife,
     Placement,
+    Queued,
     RequestEnded,
     SequenceFailed,
     SequenceMoved,
@@ -128,18 +129,33 @@ class VirtualGateway:
             # Told once: told again with every retry, it would keep an instance that came back suspect.
             entry.lost_instances = entry.lost_instances[len(told) :]
             entry.is_submitting = entry.is_submitting and not is_current
-            if isinstance(reply, Placement):
+            if isinstance(reply, Queued) and is_current and entry.end is None:
+                entry.is_submitting = True
+                self._ask(request, (), None, answer)
+            elif isinstance(reply, Placement):
                 self._settle(entry, request, reply, started_s)
             elif entry.end is not None:
                 self._tell_ended(entry)
+            elif is_current and isinstance(reply, BusError):
+                ended = RequestEnded(request.request_id, attempt=request.attempt)
+                self.bus.publish(GATEWAY, SCHEDULER, ended)
+                self.bus.timeline.after(RETRY_S, lambda: self._submit_again(entry, request))
             elif is_current and isinstance(reply, Overloaded | NoInstanceReady):
                 self.bus.timeline.after(RETRY_S, lambda: self._submit_again(entry, request))
             elif is_current:
                 raise AssertionError(f"{request.request_id} was refused: {reply!r}")
 
         told = entry.lost_instances
-        message = SubmitRequest(request, told, entry.former)
-        self.bus.call(GATEWAY, SCHEDULER, message, answer, SUBMIT_TIMEOUT_S)
+        self._ask(request, told, entry.former, answer)
+
+    def _ask(
+        self,
+        request: GenerationRequest,
+        told: tuple[InstanceId, ...],
+        former: InstanceLife | None,
+        answer: Callable[[Reply], None],
+    ) -> None:
+        self.bus.call(GATEWAY, SCHEDULER, SubmitRequest(request, told, former), answer, SUBMIT_TIMEOUT_S)
 
     def _submit_again(self, entry: Entry, request: GenerationRequest) -> None:
         if entry.end is None and entry.request is request:

@@ -13,6 +13,7 @@ from common.config import (
     MixedPolicy,
     PrefillBatching,
     PrefillOrder,
+    PrefillPolicy,
     SchedulerConfig,
 )
 from common.emulation import EmulatedRunner
@@ -29,7 +30,8 @@ from prefill.prompts import PromptQueue
 from prefill.state import PrefillState
 from scheduler.policy.prefill_batching import fill_batch_of
 from scheduler.policy.pull_budget import PullBudget
-from scheduler.state import SchedulerState
+from scheduler.state import MOST_WAITING, SchedulerState
+from scheduler.waiting_room import WaitingRoom
 from tests.requests import GATEWAY
 from tests.virtual.bus import Bus, Timeline
 from tests.virtual.decode import LAYOUT, KeptKV, VirtualDecode
@@ -57,6 +59,7 @@ class MeshShape:
     decode_blocks: int = 16
     chunk_tokens: int = 8
     order: PrefillOrder = "fcfs"
+    policy: PrefillPolicy = "shortest_queue"
     batching: PrefillBatching = "chunks"
     max_batch: int = 8
     max_waiting_requests: int = 4
@@ -138,6 +141,21 @@ class VirtualMesh:
         timeline.after(LEASE_S, forget)
         if away_s is not None:
             timeline.after(away_s, lambda: self.join(instance_id))
+
+    def kill_scheduler(self, away_s: float) -> None:
+        """Who asks meanwhile hears that nobody is there; who had asked hears nothing. The next one knows what
+        the store holds and what is reported."""
+        former = self.bus.nodes.pop(SCHEDULER)
+        assert former is self.scheduler
+        self.scheduler = VirtualScheduler(
+            state_of(self.shape), self.bus, former.records, former.gateway, former.predict
+        )
+
+        def join() -> None:
+            self.bus.nodes[SCHEDULER] = self.scheduler
+            self.scheduler.beat()
+
+        self.bus.timeline.after(away_s, join)
 
     def drain(self, instance_id: InstanceId, away_s: float) -> None:
         node = self.instances.get(instance_id)
@@ -242,17 +260,23 @@ def first_role(instance_id: InstanceId) -> Role:
 
 def make_mesh(shape: MeshShape, seed: int) -> VirtualMesh:
     bus = Bus(Timeline(random.Random(seed)))
-    state = SchedulerState(
-        LEASE_S,
-        SchedulerConfig(
-            max_pending_prefill_tokens=shape.max_pending_prefill_tokens,
-            max_requests_per_decode=shape.max_requests_per_decode,
-        ),
-    )
-    scheduler = VirtualScheduler(state, bus, predict=PREDICTORS[shape.predictor])
+    scheduler = VirtualScheduler(state_of(shape), bus, predict=PREDICTORS[shape.predictor])
     mesh = VirtualMesh(shape, bus, scheduler, VirtualGateway(bus))
     mesh.start()
     return mesh
+
+
+def state_of(shape: MeshShape) -> SchedulerState:
+    return SchedulerState(
+        LEASE_S,
+        SchedulerConfig(
+            prefill_policy=shape.policy,
+            bind_below_tokens=shape.chunk_tokens,
+            max_pending_prefill_tokens=shape.max_pending_prefill_tokens,
+            max_requests_per_decode=shape.max_requests_per_decode,
+        ),
+        waiting=WaitingRoom(MOST_WAITING, shape.order, window_size=3),
+    )
 
 
 def sequence_of(name: str, prompt_tokens: int, max_tokens: int, seed: int) -> GenerationRequest:

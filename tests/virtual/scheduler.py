@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from common.errors import BusError, BusTimeout, NoInstanceReady, Overloaded, RequestCancelled, RequestError
-from common.ids import InstanceId
+from common.ids import InstanceId, RequestId
 from common.lengths import LengthDistribution
 from common.messages import (
     CancelRequest,
@@ -19,14 +19,17 @@ from common.messages import (
     LengthPredicted,
     LoadReport,
     MemberRecord,
+    Placement,
     PlaceMoved,
     PrefillTask,
+    Queued,
     RequestEnded,
     ResumeTask,
     SubmitRequest,
 )
 from scheduler import events
 from scheduler.state import SchedulerState
+from scheduler.turns import HOLD_S
 from tests.virtual.bus import Bus, Reply
 
 SCHEDULER = "scheduler"
@@ -49,8 +52,11 @@ class VirtualScheduler:
     """What a predictor says of a request, some time after it is placed."""
     departures: int = 0
     """Sequences that were asked to leave."""
+    held: dict[RequestId, Callable[[Placement | RequestError], None]] = field(default_factory=dict)
 
     def beat(self) -> None:
+        if self.bus.nodes.get(SCHEDULER) is not self:
+            return
         self._read_members()
         self._handle(events.TimePassed())
         self._handle(events.RebalanceDue())
@@ -73,7 +79,9 @@ class VirtualScheduler:
         self._ask_length(message.request)
         for instance_id in message.lost_instances:
             self._handle(events.InstanceSuspected(instance_id))
-        if message.former is None:
+        if self.state.settings.prefill_policy == "deferred" and not message.request.output_ids:
+            self._wait_turn(message.request, reply)
+        elif message.former is None:
             self._place(message.request, reply)
         else:
             self._resume(message.request, message.former, reply)
@@ -94,6 +102,35 @@ class VirtualScheduler:
         else:
             self.state.check()
             reply(placement)
+
+    def _wait_turn(self, request: GenerationRequest, reply: Callable[[Reply], None]) -> None:
+        is_new = request.request_id not in self.state.waiting
+
+        def end(outcome: Placement | RequestError) -> None:
+            if isinstance(outcome, Placement):
+                refusal = NoInstanceReady("no prefill instance answered")
+                self._dispatch(request, frozenset(), DISPATCH_ATTEMPTS, refusal, reply, outcome)
+            else:
+                reply(outcome)
+
+        def ask_again() -> None:
+            if self.held.get(request.request_id) is end:
+                del self.held[request.request_id]
+                reply(Queued())
+                self._handle(events.CallAnswered(request.request_id))
+
+        self.held[request.request_id] = end
+        try:
+            commands = self.state.wait(request, self.bus.timeline.now)
+        except RequestError as exc:
+            del self.held[request.request_id]
+            reply(exc)
+            return
+        self._carry_out(commands)
+        if is_new:
+            ask_again()
+        else:
+            self.bus.timeline.after(HOLD_S, ask_again)
 
     def _place(self, request: GenerationRequest, reply: Callable[[Reply], None]) -> None:
         refusal = NoInstanceReady("no prefill instance answered")
@@ -135,12 +172,13 @@ class VirtualScheduler:
         attempts: int,
         refusal: RequestError,
         reply: Callable[[Reply], None],
+        bound: Placement | None = None,
     ) -> None:
         if attempts == 0:
             reply(refusal)
             return
         try:
-            placement = self.state.place(request, self.bus.timeline.now, excluded)
+            placement = bound or self.state.place(request, self.bus.timeline.now, excluded)
         except RequestError as exc:
             reply(refusal if excluded and isinstance(exc, NoInstanceReady) else exc)
             return
@@ -176,12 +214,20 @@ class VirtualScheduler:
         self._handle(events.MembersRead((*self.records.values(), *gateways)))
 
     def _handle(self, event: events.SchedulerStateEvent) -> None:
-        commands = self.state.handle(event, self.bus.timeline.now)
+        self._carry_out(self.state.handle(event, self.bus.timeline.now))
+
+    def _carry_out(self, commands: list[events.SchedulerCommand]) -> None:
         self.state.check()
         for command in commands:
             match command:
                 case events.ReadMembers():
                     self.bus.timeline.after(0.01, self._read_members)
+                case events.EndWait(request_id, attempt, outcome):
+                    end = self.held.pop(request_id, None)
+                    if end is None:
+                        self._handle(events.TaskUndelivered(request_id, attempt))
+                    else:
+                        end(outcome)
                 case events.AnnounceInstanceGone(instance_id, incarnation):
                     self.bus.publish_to_all(SCHEDULER, InstanceGone(instance_id, incarnation))
                 case events.TellLength(decode_instance, request_id, attempt, lengths):
