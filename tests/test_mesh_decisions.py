@@ -222,7 +222,7 @@ def test_prompts_that_never_stop_coming_starve_nobody_on_a_mixed_instance(
     finish(mesh, requests)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(shapes(spare_blocks=10), SEEDS)
 def test_who_waits_at_a_scheduler_that_dies_waits_at_the_next(shape: MeshShape, seed: int) -> None:
     chance = random.Random(seed)
@@ -231,5 +231,6 @@ def test_who_waits_at_a_scheduler_that_dies_waits_at_the_next(shape: MeshShape, 
     for _ in range(chance.randint(0, 4)):
         befall(mesh, chance)
     mesh.bus.timeline.at(chance.uniform(0.6, 4.0), lambda: mesh.kill_scheduler(chance.uniform(0.1, 3.0)))
+    mesh.bus.timeline.at(ROLES_SETTLE_S, mesh.restore_roles)
     finish(mesh, REQUESTS)
     assert len(mesh.scheduler.state.waiting) == 0

@@ -21,12 +21,14 @@ from common.messages import (
     InstanceGone,
     InstanceLife,
     Placement,
+    Queued,
     RequestEnded,
     SampledToken,
     SchedulerEvent,
     SchedulerGone,
     SequenceFailed,
     SequenceMoved,
+    SubmitAnswer,
     SubmitRequest,
     TokenBatch,
     TokenEvent,
@@ -45,14 +47,15 @@ TIMEOUT_S = 10.0
 
 @dataclass(slots=True)
 class ScriptedPeer:
-    """``gate``: submissions are answered only while it is set. ``refusals``: raised one by one, first.
-    ``formers``: of all submissions, who decoded the sequence before. A sequence that somebody did is resumed
-    by the decode instance alone."""
+    """``gate``: submissions are answered only while it is set. ``queued``: so many are told to ask again,
+    before ``refusals`` are raised one by one. ``formers``: of all submissions, who decoded the sequence
+    before. A sequence that somebody did is resumed by the decode instance alone."""
 
     bus: Bus
     subjects: Subjects
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     refusals: list[RequestError] = field(default_factory=list)
+    queued: int = 0
     formers: list[InstanceLife | None] = field(default_factory=list)
     lost: list[tuple[InstanceId, ...]] = field(default_factory=list)
     submissions: asyncio.Queue[GenerationRequest] = field(default_factory=asyncio.Queue)
@@ -153,7 +156,7 @@ class ScriptedPeer:
     def announce_gateway_gone(self, gateway_id: GatewayId) -> None:
         self.bus.publish(self.subjects.everyone(), GatewayGone(gateway_id))
 
-    async def _submit(self, message: SubmitRequest) -> Placement:
+    async def _submit(self, message: SubmitRequest) -> SubmitAnswer:
         self.formers.append(message.former)
         self.lost.append(message.lost_instances)
         if self.gate.is_set():
@@ -162,6 +165,9 @@ class ScriptedPeer:
         else:
             self.submissions.put_nowait(message.request)
             await self.gate.wait()
+        if self.queued:
+            self.queued -= 1
+            return Queued()
         if self.refusals:
             raise self.refusals.pop(0)
         return Placement(PREFILL if message.former is None else DECODE, LIFE, DECODE, LIFE)

@@ -54,8 +54,12 @@ class VirtualScheduler:
     """Sequences that were asked to leave."""
     held: dict[RequestId, Callable[[Placement | RequestError], None]] = field(default_factory=dict)
 
+    @property
+    def is_alive(self) -> bool:
+        return self.bus.nodes.get(SCHEDULER) is self
+
     def beat(self) -> None:
-        if self.bus.nodes.get(SCHEDULER) is not self:
+        if not self.is_alive:
             return
         self._read_members()
         self._handle(events.TimePassed())
@@ -114,7 +118,7 @@ class VirtualScheduler:
                 reply(outcome)
 
         def ask_again() -> None:
-            if self.held.get(request.request_id) is end:
+            if self.is_alive and self.held.get(request.request_id) is end:
                 del self.held[request.request_id]
                 reply(Queued())
                 self._handle(events.CallAnswered(request.request_id))
@@ -214,6 +218,8 @@ class VirtualScheduler:
         self._handle(events.MembersRead((*self.records.values(), *gateways)))
 
     def _handle(self, event: events.SchedulerStateEvent) -> None:
+        if not self.is_alive:
+            return
         self._carry_out(self.state.handle(event, self.bus.timeline.now))
 
     def _carry_out(self, commands: list[events.SchedulerCommand]) -> None:
