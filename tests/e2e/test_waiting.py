@@ -16,6 +16,7 @@ CONFIG = f"""
 [mesh]
 heartbeat_s = 0.5
 lease_s = 1.0
+call_timeout_s = 2.0
 [scheduler]
 prefill_policy = "deferred"
 bind_below_tokens = {BIND_BELOW_TOKENS}
@@ -24,11 +25,11 @@ engine = "emulated"
 block_size = 16
 [emulation]
 decode_base_s = 0.002
-prefill_base_s = 0.1
+prefill_base_s = 0.3
 total_blocks = 256
 """
 REQUESTS = 40
-"""0.1 s each, at two instances: two seconds of work."""
+"""0.3 s each, at two instances: six seconds of work."""
 OUTPUT_TOKENS = 5
 
 
@@ -46,7 +47,7 @@ async def burst(client: openai.AsyncOpenAI) -> list[str]:
             model="default",
             prompt=prompt,
             max_tokens=OUTPUT_TOKENS,
-            temperature=0,
+            seed=number,
             extra_body={"ignore_eos": True},
         )
         assert answer.usage is not None
@@ -76,7 +77,8 @@ def test_who_waits_at_a_scheduler_that_dies_waits_at_the_next_one(mesh: Mesh) ->
     async def run() -> None:
         async with openai.AsyncOpenAI(base_url=f"{mesh.url}/v1", api_key="none", max_retries=0) as client:
             before = asyncio.create_task(burst(client))
-            await asyncio.sleep(0.7)
+            # All have been told that they wait: one that has heard nothing yet would be refused.
+            await asyncio.sleep(3.0)
             os.kill(scheduler, signal.SIGKILL)
             texts = await before
             assert texts == await burst(client)
