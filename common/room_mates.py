@@ -16,8 +16,9 @@ class RoomMates:
     (``scheduler.policy.mixed_batching``).
 
     ``wanted_blocks``: of the prompt whose turn it is, where there is not room for it; on a mixed instance
-    (``is_mixed``) decodes give way to it. ``away_blocks``: of the first sequence that waits for memory to be
-    decoded, and ``away_since_s``: since when it is the first. From ``max_wait_s`` on prompts leave it those.
+    (``is_mixed``) decodes give way to it. ``away_blocks``: that let the first sequence in which waits for
+    memory to be decoded, and ``away_since_s``: since when it is the first. From ``max_wait_s`` on prompts
+    leave it those; before, it leaves the prompt what that wants.
     """
 
     policy: MixedPolicy = "chunked"
@@ -38,3 +39,8 @@ class RoomMates:
     def owed_blocks(self, now: float) -> int:
         """That no prompt may take."""
         return self.away_blocks if now - self.away_since_s >= self.max_wait_s else 0
+
+    def reserved_blocks(self, now: float) -> int:
+        """That no sequence may take which is to be decoded beside others: whoever gave way to a prompt would
+        be back before it."""
+        return 0 if self.owed_blocks(now) else self.wanted_blocks

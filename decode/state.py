@@ -238,7 +238,7 @@ class DecodeState:
             case DrainExpired():
                 self._send_back(lambda sequence: True, commands)
         self._let_leave(commands)
-        self._admit(commands)
+        self._admit(now, commands)
         self._start_moves(commands)
         self._start_steps(now, commands)
         self._ask_portions(commands)
@@ -251,6 +251,9 @@ class DecodeState:
         away = next((each for each in self.sequences.values() if not each.has_blocks), None)
         if away is None:
             self.mates.note_away(None, 0, now)
+        elif away.is_swapped:
+            present = [each for each in self.sequences.values() if each.has_blocks]
+            self.mates.note_away(away.owner, self.swapping.blocks_wanted_by(away, present), now)
         else:
             self.mates.note_away(away.owner, blocks_for(away.tokens + 1, self.block_size), now)
 
@@ -314,13 +317,15 @@ class DecodeState:
         else:
             self._early_lengths.keep(owner, lengths)
 
-    def _admit(self, commands: list[DecodeCommand]) -> None:
+    def _admit(self, now: float, commands: list[DecodeCommand]) -> None:
         """Takes waiting sequences in, in arrival order: nobody overtakes one that waits for memory, or
-        was swapped out."""
-        entered = sum(sequence.has_blocks for sequence in self.sequences.values())
+        was swapped out, and none a prompt that waits for it here."""
+        reserved = self.mates.reserved_blocks(now)
         if self.swapping.away:
-            self._swap_in(entered, commands)
+            arrivals = list(self.sequences.values())
+            commands.extend(self.swapping.swap_in(arrivals, self.max_batch, reserved))
             return
+        entered = sum(sequence.has_blocks for sequence in self.sequences.values())
         for sequence in self.sequences.values():
             if sequence.phase is not DecodePhase.WAITING:
                 continue
@@ -330,7 +335,7 @@ class DecodeState:
                 pool = self.blocks.pool_for_newcomer(self.held.longest_blocks(sequence))
             if pool is None:
                 break
-            if entered >= self.max_batch or not self._has_room(pool, sequence):
+            if entered >= self.max_batch or not self._has_room(pool, sequence, reserved):
                 break
             self.blocks.try_allocate(sequence.owner, needed, pool)
             sequence.phase = next_decode_phase(sequence.phase, DecodePhase.PULLING)
@@ -340,14 +345,15 @@ class DecodeState:
             else:
                 commands.append(self._inherit(sequence, sequence.task))
 
-    def _has_room(self, pool: int, sequence: DecodeSequence) -> bool:
+    def _has_room(self, pool: int, sequence: DecodeSequence, reserved_blocks: int) -> bool:
         present = [
             Growing(each.tokens, each.coming_tokens)
             for each in self.sequences.values()
             if each.has_blocks and self.moves.pool_of(each) == pool
         ]
         newcomer = Growing(sequence.tokens + sequence.awaits_first_token, sequence.coming_tokens)
-        room = Pool(self.blocks.free_blocks_in(pool), self.block_size)
+        free = self.blocks.free_blocks_in(pool) - (reserved_blocks if present else 0)
+        room = Pool(free, self.block_size)
         return can_admit(self.admission, room, newcomer, present)
 
     def _inherit(self, sequence: DecodeSequence, task: ResumeTask) -> InheritSequence:
@@ -378,11 +384,6 @@ class DecodeState:
                 self.held.drop(sequence)
 
     # the host tier
-
-    def _swap_in(self, entered: int, commands: list[DecodeCommand]) -> None:
-        present = [each for each in self.sequences.values() if each.has_blocks]
-        arrivals = list(self.sequences.values())
-        commands.extend(self.swapping.swap_in(arrivals, present, self.max_batch - entered))
 
     def _end_swap(self, ended: SwapFinished | SwapFailed, commands: list[DecodeCommand]) -> None:
         sequence = self.sequences.get(ended.owner)

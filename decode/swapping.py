@@ -18,8 +18,8 @@ from common.lifecycle import DecodePhase, next_decode_phase
 from common.performance import PromptTime
 from decode.events import SwapIn, SwapOut
 from decode.sequence import DecodeSequence
-from scheduler.policy.decode_admission import Growing, Pool
-from scheduler.policy.preemption import Holder, Rates, can_return, is_swap_cheaper
+from scheduler.policy.decode_admission import Growing
+from scheduler.policy.preemption import Holder, Rates, blocks_to_return, is_swap_cheaper
 
 OWN_POOL = 0
 NEWEST_WEIGHT = 0.2
@@ -84,22 +84,28 @@ class Swapping:
         return SwapOut(owner, tuple(self.blocks.block_table(owner)[:filled]), self._host_blocks(owner))
 
     def swap_in(
-        self, sequences: Sequence[DecodeSequence], present: Iterable[DecodeSequence], free_slots: int
+        self, sequences: Sequence[DecodeSequence], max_batch: int, reserved_blocks: int
     ) -> list[SwapIn]:
-        """Those that come back now, of all ``sequences`` in the order of arrival. ``present``: who holds
-        blocks."""
+        """Those that come back now, of all ``sequences`` in the order of arrival; what is reserved they leave
+        to a prompt, unless they would be alone. Of the batch's slots those count that earlier ones have:
+        sequences that stayed here come without being admitted, and might never leave one free."""
         commands: list[SwapIn] = []
-        holders = [self._as_holder(each) for each in present]
+        present = [each for each in sequences if each.has_blocks]
+        earlier = 0
         for sequence in sequences:
-            if sequence.phase is not DecodePhase.SWAPPED:
-                continue
-            room = Pool(self.blocks.free_blocks_in(OWN_POOL), self.block_size)
-            growing = Growing(sequence.tokens, sequence.coming_tokens)
-            if len(commands) >= free_slots or not can_return(room, growing, holders):
-                break
-            commands.append(self._begin_swap_in(sequence))
-            holders.append(self._as_holder(sequence))
+            if sequence.phase is DecodePhase.SWAPPED:
+                free = self.blocks.free_blocks_in(OWN_POOL) - (reserved_blocks if present else 0)
+                if earlier >= max_batch or self.blocks_wanted_by(sequence, present) > free:
+                    break
+                commands.append(self._begin_swap_in(sequence))
+                present.append(sequence)
+            earlier += sequence.has_blocks
         return commands
+
+    def blocks_wanted_by(self, sequence: DecodeSequence, present: Iterable[DecodeSequence]) -> int:
+        """Which is swapped, to come back. ``present``: who holds blocks."""
+        growing = Growing(sequence.tokens, sequence.coming_tokens)
+        return blocks_to_return(growing, [self._as_holder(each) for each in present], self.block_size)
 
     def end_copy(self, sequence: DecodeSequence, kv_bytes: int, copy_s: float) -> None:
         """Its KV has arrived, on whichever way it was."""

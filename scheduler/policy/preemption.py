@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from common.kv.blocks import blocks_for
 from common.performance import PromptTime
-from scheduler.policy.decode_admission import Growing, Pool
+from scheduler.policy.decode_admission import Growing
 
 STEPS_BEFORE_GROWTH = 32
 """Who comes back stays for so many steps at least: two copies are to buy more than a token."""
@@ -42,11 +42,11 @@ class Holder:
     blocks: int
 
 
-def can_return(pool: Pool, swapped: Growing, present: Sequence[Holder]) -> bool:
-    """Whether a swapped sequence and everybody present fit, with what they draw next. Alone it comes back
-    if it fits at all, so nobody stays away for ever."""
+def blocks_to_return(swapped: Growing, present: Sequence[Holder], block_size: int) -> int:
+    """That have to be free for a swapped sequence to come back: for it and everybody present, with what they
+    draw next. Alone it comes back if it fits at all, so nobody stays away for ever."""
     if not present:
-        return blocks_for(swapped.tokens, pool.block_size) <= pool.free
+        return blocks_for(swapped.tokens, block_size)
     steps = STEPS_BEFORE_GROWTH
-    lacking = sum(max(0, each.growing.blocks(steps, pool.block_size) - each.blocks) for each in present)
-    return swapped.blocks(steps, pool.block_size) + lacking <= pool.free
+    lacking = sum(max(0, each.growing.blocks(steps, block_size) - each.blocks) for each in present)
+    return swapped.blocks(steps, block_size) + lacking

@@ -1,9 +1,12 @@
 """Decodes of a mixed instance that are preempted for a prompt: which, how often, and by whom not."""
 
+from common.kv.blocks import BlockOwner
 from common.sequences import PublishFailure
+from decode import events
 from decode.state import DecodeState
 from scheduler.policy.mixed_batching import MAX_PREEMPTIONS
-from tests.decode.states import end_step, kinds, make_state, owner_of, start
+from tests.decode.states import end_step, handle, kinds, make_state, owner_of, start, task_of
+from tests.decode.test_staying import stay
 
 
 def wanting_state(wanted_blocks: int, *, is_mixed: bool = True) -> DecodeState:
@@ -36,3 +39,50 @@ def test_one_that_was_given_up_so_often_stays() -> None:
     state = wanting_state(4)
     state.sequences[owner_of("r3")].preemptions = MAX_PREEMPTIONS
     assert preempted(state) == ["r2"]
+
+
+def copying_state(total_blocks: int = 24) -> DecodeState:
+    """Of three sequences the third has given way to a prompt that lacks 3 blocks, and its KV
+    is being copied out."""
+    state = make_state(total_blocks=total_blocks, block_size=2, host_blocks=24, max_batch=3)
+    start(state, "r1", "r2", "r3", prompt_tokens=8)
+    state.mates.is_mixed, state.mates.wanted_blocks = True, total_blocks - 12
+    [swap] = kinds(end_step(state), events.SwapOut)
+    assert swap.owner == owner_of("r3")
+    return state
+
+
+def test_who_gave_way_does_not_come_back_before_the_prompt_until_it_has_waited_so_long() -> None:
+    state = copying_state()
+    copied = events.SwapFinished(owner_of("r3"), 4, 0.1)
+    assert not kinds(handle(state, copied), events.SwapIn)
+    assert state.blocks.free_blocks >= 12
+    state.mates.max_wait_s = 2.0
+    assert not kinds(handle(state, events.BlocksFreed(), now=1.9), events.SwapIn)
+    assert kinds(handle(state, events.BlocksFreed(), now=2.0), events.SwapIn)
+
+
+def test_no_newcomer_takes_what_a_prompt_waits_for() -> None:
+    state = wanting_state(4)
+    end_step(state)
+    assert not kinds(handle(state, events.TaskArrived(task_of("r4", 4, 4))), events.PullSequence)
+    state.mates.wanted_blocks = 0
+    assert kinds(handle(state, events.BlocksFreed()), events.PullSequence)
+
+
+def test_what_prompts_owe_to_who_is_away_lets_it_come_back_beside_those_that_grow() -> None:
+    state = copying_state(26)
+    handle(state, events.SwapFinished(owner_of("r3"), 4, 0.1))
+    state.mates.wanted_blocks = 0
+    prompts = BlockOwner("prefill", owner_of("r9").request_id, 0)
+    state.blocks.try_allocate(prompts, state.blocks.free_blocks - state.mates.owed_blocks(2.0))
+    assert kinds(handle(state, events.BlocksFreed(), now=2.0), events.SwapIn)
+
+
+def test_who_is_away_comes_back_though_later_ones_that_stayed_fill_the_batch() -> None:
+    state = copying_state(40)
+    for name in ("s1", "s2"):
+        stay(state, task_of(name, 2, 4), BlockOwner("kept", owner_of(name).request_id, 0))
+    state.mates.wanted_blocks = 0
+    copied = events.SwapFinished(owner_of("r3"), 4, 0.1)
+    assert kinds(handle(state, copied), events.SwapIn)

@@ -3,8 +3,8 @@
 import msgspec
 
 from common.performance import FittedTime, PromptTime
-from scheduler.policy.decode_admission import Growing, Pool
-from scheduler.policy.preemption import STEPS_BEFORE_GROWTH, Holder, Rates, can_return, is_swap_cheaper
+from scheduler.policy.decode_admission import Growing
+from scheduler.policy.preemption import STEPS_BEFORE_GROWTH, Holder, Rates, blocks_to_return, is_swap_cheaper
 
 PROMPT_TIME = PromptTime(FittedTime((0.5, 0.0, 0.0), 0.1, 20), chunk_tokens=100)
 """Half a second for 1,000 tokens."""
@@ -32,19 +32,16 @@ def test_what_was_never_measured_is_tried() -> None:
 
 def test_who_comes_back_leaves_room_for_what_everybody_draws_next() -> None:
     swapped, present = Growing(8, 1000), [Holder(Growing(8, 1000), blocks=8)]
-    needed = 8 + 2 * STEPS_BEFORE_GROWTH
-    assert can_return(Pool(needed, 1), swapped, present)
-    assert not can_return(Pool(needed - 1, 1), swapped, present)
+    assert blocks_to_return(swapped, present, 1) == 8 + 2 * STEPS_BEFORE_GROWTH
 
 
 def test_one_that_is_about_to_end_needs_no_more_room_than_to_its_end() -> None:
     present = [Holder(Growing(8, 2), blocks=8)]
-    assert can_return(Pool(8 + 1 + 2, 1), Growing(8, 1), present)
+    assert blocks_to_return(Growing(8, 1), present, 1) == 8 + 1 + 2
 
 
 def test_alone_a_sequence_comes_back_wherever_it_fits() -> None:
-    assert can_return(Pool(2, 4), Growing(8, 1000), [])
-    assert not can_return(Pool(1, 4), Growing(8, 1000), [])
+    assert blocks_to_return(Growing(8, 1000), [], 4) == 2
 
 
 def test_the_prompt_time_travels() -> None:
