@@ -95,7 +95,8 @@ class Journal:
     """``spawn`` starts a task in the process's task group.
 
     ``_gone_s``: when incarnations left, for placements that were made before and are told after;
-    ``_declared_gone_s``: when this gateway was said to have left, though it lives.
+    ``schedulers_gone_s``: when schedulers fell silent; ``_declared_gone_s``: when this gateway was said to
+    have left, though it lives.
     """
 
     gateway_id: GatewayId
@@ -105,10 +106,10 @@ class Journal:
     metrics: GatewayMetrics
     spawn: Callable[[Coroutine[None, None, None]], None]
     open: dict[RequestId, Generation] = field(default_factory=dict)
+    schedulers_gone_s: dict[Incarnation, float] = field(default_factory=dict)
     levels: ServiceLevels = field(init=False)
     _objectives: dict[str, ServiceObjectives] = field(init=False)
     _submitting: dict[RequestId, Submission] = field(default_factory=dict)
-    _schedulers_gone: set[Incarnation] = field(default_factory=set)
     _gone_s: dict[InstanceGone, float] = field(default_factory=dict)
     _declared_gone_s: float = -math.inf
     _empty: asyncio.Event = field(default_factory=asyncio.Event)
@@ -360,10 +361,13 @@ class Journal:
 
     def _submit_again(self, gone: SchedulerGone) -> None:
         """What has no answer yet may have been that scheduler's: the next attempt is anybody's. Each of the
-        others says that it is gone."""
-        if gone.incarnation in self._schedulers_gone:
+        others says that it is gone; a lease later it is another silence."""
+        now, lease_s = time.monotonic(), self.config.mesh.lease_s
+        known_s = self.schedulers_gone_s
+        self.schedulers_gone_s = {each: gone_s for each, gone_s in known_s.items() if now - gone_s < lease_s}
+        if gone.incarnation in self.schedulers_gone_s:
             return
-        self._schedulers_gone.add(gone.incarnation)
+        self.schedulers_gone_s[gone.incarnation] = now
         for request_id, submission in list(self._submitting.items()):
             generation = self.open.get(request_id)
             if generation is not None and generation.placement is None and not generation.is_over:
