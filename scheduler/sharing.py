@@ -32,6 +32,7 @@ class Sharing:
     subjects: Subjects
     call_timeout_s: float
     handle: Handle
+    has_left: bool = False
 
     async def start(self, members: Iterable[MemberRecord]) -> None:
         """Returns when it hears the others, and knows what those of ``members`` know that answer."""
@@ -59,7 +60,9 @@ class Sharing:
         self._publish(self.state.bookings.take_changes())
 
     def leave(self) -> None:
-        self._publish(self.state.bookings.take_changes(), is_leaving=True)
+        """What it still delivers it tells as who has left: nobody is to miss it then."""
+        self.has_left = True
+        self.beat()
 
     async def read(self, scheduler_id: str, incarnation: Incarnation) -> None:
         """Everything that one knows. One that does not answer is asked again when it is next heard."""
@@ -96,9 +99,9 @@ class Sharing:
         if message.incarnation != self.state.incarnation:
             self.handle(events.PeerHeard(message))
 
-    def _publish(self, bookings: tuple[Booking, ...], *, is_leaving: bool = False) -> None:
+    def _publish(self, bookings: tuple[Booking, ...]) -> None:
         changed = self.state.bookings.changed
-        message = BookingsChanged(self.scheduler_id, self.state.incarnation, changed, bookings, is_leaving)
+        message = BookingsChanged(self.scheduler_id, self.state.incarnation, changed, bookings, self.has_left)
         try:
             self.bus.publish(self.subjects.scheduler_bookings(), message)
         except BusError as exc:

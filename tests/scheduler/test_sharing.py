@@ -105,3 +105,22 @@ def test_who_leaves_is_forgotten_without_being_missed(nats_url: str, namespace: 
             await until(lambda: not b.state.peers.known, b.bus)
 
     run(work())
+
+
+def test_what_is_still_delivered_by_who_has_left_is_told_and_brings_nobody_back(
+    nats_url: str, namespace: str
+) -> None:
+    async def work() -> None:
+        async with scheduler(nats_url, namespace, "a") as a, scheduler(nats_url, namespace, "b", "a") as b:
+            a.beat()
+            b.beat()
+            await until(lambda: a.state.peers.known and b.state.peers.known, a.bus)
+            a.leave()
+            await until(lambda: not b.state.peers.known, b.bus)
+            a.beat()
+            place(a, "r0")
+            a.tell()
+            await until(lambda: RequestId("r0") in b.state.requests, b.bus)
+            assert not b.state.peers.known, "in a lease's time it would be said to have died"
+
+    run(work())
