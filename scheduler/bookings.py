@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from common.booking_messages import BookedRequest, Booking, BookingVersion
 from common.errors import RequestCancelled
 from common.ids import Incarnation, InstanceId, RequestId
+from common.lengths import LengthDistribution
 from common.messages import Placement
 from scheduler.views import BookedWork, InstanceView, PlacedRequest
 
@@ -71,6 +72,15 @@ class Bookings:
         """Of its deliverer, its expected length or its acknowledgement."""
         placed.version = self._next(request_id, placed.version.attempt)
         self._tell(request_id)
+
+    def expect(
+        self, request_id: RequestId, placed: PlacedRequest, lengths: LengthDistribution, drawn_tokens: int
+    ) -> None:
+        """Of one that is not void. Another scheduler may have moved it to an instance not known here."""
+        self._uncount(request_id, placed)
+        placed.expect(lengths, drawn_tokens)
+        self._count(request_id, placed)
+        self.note_changed(request_id, placed)
 
     def unbook(self, request_id: RequestId) -> None:
         """That placement came to nothing; the attempt may be booked again."""
@@ -159,8 +169,7 @@ class Bookings:
         self.unbooked.pop(request_id, None)
         self.requests[request_id] = placed
         if not placed.is_void:
-            for view in self._views(placed.placement):
-                view.book(request_id, placed)
+            self._count(request_id, placed)
 
     def _remember(self, request_id: RequestId, version: BookingVersion) -> None:
         """It is booked no more, with that version."""
@@ -171,6 +180,10 @@ class Bookings:
         self.unbooked[request_id] = version
         if len(self.unbooked) > REMEMBERED:
             self.unbooked.popitem(last=False)
+
+    def _count(self, request_id: RequestId, placed: PlacedRequest) -> None:
+        for view in self._views(placed.placement):
+            view.book(request_id, placed)
 
     def _uncount(self, request_id: RequestId, placed: PlacedRequest) -> None:
         for view in self._views(placed.placement):

@@ -307,9 +307,9 @@ class SchedulerState:
         placed.predicted = lengths
         if placed.is_void:
             return []
-        decode, expected = placed.placement.decode_instance, self.placer.predict(request)
-        self.instances[decode].expect(request.request_id, placed, expected, len(request.output_ids))
-        self.bookings.note_changed(request.request_id, placed)
+        expected = self.placer.predict(request)
+        self.bookings.expect(request.request_id, placed, expected, len(request.output_ids))
+        decode = placed.placement.decode_instance
         return [TellLength(decode, request.request_id, request.attempt, expected)]
 
     def _learn(self, bookings: Iterable[Booking]) -> None:

@@ -110,14 +110,6 @@ class InstanceView:
             self._decoding.pop(request_id, None)
             self._count(placed, -1)
 
-    def expect(
-        self, request_id: RequestId, placed: PlacedRequest, lengths: LengthDistribution, drawn_tokens: int
-    ) -> None:
-        """Of one that is booked here."""
-        self.unbook(request_id, placed)
-        placed.expect(lengths, drawn_tokens)
-        self.book(request_id, placed)
-
     def note_reported(self, placed: PlacedRequest) -> None:
         """Its own report counts the prompt from now on."""
         if not placed.is_reported:

@@ -128,6 +128,23 @@ def test_a_running_sequence_may_be_moved_by_any_scheduler() -> None:
     assert b.requests[R1].placement == moved
 
 
+def test_a_prediction_that_comes_after_a_move_to_an_instance_unknown_here_is_kept_for_later() -> None:
+    a, b = acquainted("a", "b")
+    placement = a.place(make_request("r1", 10, max_tokens=900), 0.0)
+    tell(a, b)
+    ready(b, d2=0)
+    former = InstanceLife(placement.decode_instance, LIFE)
+    running = make_request("r1", 10, max_tokens=900, output_ids=(1, 2))
+    b.place_moved(running, former, 1.0, InstanceId("d2"))
+    tell(b, a)
+    told = handle(a, events.LengthPredicted(make_request("r1", 10, max_tokens=900), certain(40)))
+    assert told == [events.TellLength(InstanceId("d2"), R1, 0, certain(40))]
+    ready(a, d2=0)
+    assert a.instances[InstanceId("d2")].booked.decoding_expected == 40
+    tell(a, b)
+    assert b.requests[R1].expected_tokens == 40
+
+
 def test_who_begins_learns_everything_also_what_a_dead_scheduler_had_booked() -> None:
     a, b = acquainted("a", "b")
     a.place(make_request("r1", 300), 0.0)
