@@ -164,7 +164,7 @@ class Planner:
         higher = replace(workload, rate_per_s=workload.rate_per_s * (1 + self.config.scaling.down_margin))
         need, need_higher = (self._need(service, sight, each) for each in (workload, higher))
         if need is None or need_higher is None:
-            desired, reason = scaler.keep(current, NOTHING_KNOWN)
+            desired, reason = scaler.keep(current, NOTHING_KNOWN, now)
         else:
             asked = Asked(
                 rate_per_s=workload.rate_per_s,

@@ -85,8 +85,9 @@ class ServiceScaler:
         """Requests are of another kind now."""
         self.law = WorkerLaw()
 
-    def keep(self, current: int, why: str) -> tuple[int, str]:
-        """Nothing is known: as many as there are, within the limits."""
+    def keep(self, current: int, why: str, now: float) -> tuple[int, str]:
+        """Nothing is known: as many as there are, within the limits. A single window says little after it."""
+        self._held_until_s = now + self.settings.down_after_s
         if self.desired is None or not self._has_moved:
             self.desired = max(self.desired or 0, current)
         self.desired = self._within(self.desired)

@@ -176,8 +176,14 @@ def test_what_kept_the_objectives_corrects_an_estimate_that_is_too_high_or_too_l
 
 
 def test_without_anything_known_there_stay_as_many_as_there_are_within_the_limits() -> None:
-    assert ServiceScaler(SETTINGS, 1, 4).keep(3, "nothing known") == (3, "nothing known")
-    assert ServiceScaler(SETTINGS, 1, 4).keep(9, "nothing known")[0] == 4
+    assert ServiceScaler(SETTINGS, 1, 4).keep(3, "nothing known", 0.0) == (3, "nothing known")
+    assert ServiceScaler(SETTINGS, 1, 4).keep(9, "nothing known", 0.0)[0] == 4
+
+
+def test_the_first_that_is_known_after_a_while_in_the_dark_is_no_reason_to_shrink_at_once() -> None:
+    scaler = ServiceScaler(SETTINGS, 1, 8)
+    scaler.keep(4, "nothing known", 90.0)
+    assert [scaler.decide(4, asked(2.0), 100.0 + 10.0 * window)[0] for window in range(6)] == [4] * 5 + [1]
 
 
 def test_instances_that_were_still_starting_when_it_began_are_not_taken_for_a_surplus() -> None:
