@@ -8,6 +8,7 @@ Keys of one mesh, all under ``lamella:<namespace>:``::
 
     member:<id>     incarnation, newline, the record as JSON; expires with the lease
     members         sorted set of ids by the server's second of their last renewal
+    lives           sorted set of kind, id and incarnation, a line each, likewise; those that left are not in it
     leader          epoch, incarnation and id of the scheduler that leads, a line each; expires with its lease
     leader-epoch    the last leader's epoch
     plan            epoch, newline, the scheduler's latest DesiredCounts as JSON; stays
@@ -30,8 +31,8 @@ from redis.backoff import ExponentialBackoff
 
 from common.cancellation import keep_cancellation
 from common.errors import StoreError, StoreUnavailable
-from common.ids import Incarnation
-from common.messages import InstanceRecord, MemberRecord
+from common.ids import Incarnation, InstanceId
+from common.messages import InstanceLife, InstanceRecord, MemberRecord
 from common.scaling import DesiredCounts
 
 log = logging.getLogger("lamella.store")
@@ -44,13 +45,19 @@ CONNECT_TIMEOUT_S = 0.3
 RETRIES = 3
 FORGET_LEASES = 10
 """An id leaves the index after this many silent leases; its record has expired long before."""
+LIVES_KEPT_S = 600
+"""For so long a scheduler that begins can tell whose sequences are lost (``departed``)."""
 MAX_CONNECTIONS = 8
+INSTANCE = "instance"
+"""The kind of a life that is no service's."""
 
 JOIN = """
 redis.call('SET', KEYS[1], ARGV[1] .. '\\n' .. ARGV[2], 'PX', ARGV[3])
 local now = tonumber(redis.call('TIME')[1])
 redis.call('ZADD', KEYS[2], now, ARGV[4])
 redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', now - tonumber(ARGV[5]))
+redis.call('ZADD', KEYS[3], now, ARGV[6])
+redis.call('ZREMRANGEBYSCORE', KEYS[3], '-inf', now - tonumber(ARGV[7]))
 return 1
 """
 RENEW = (
@@ -66,6 +73,7 @@ if held and string.sub(held, 1, #ARGV[1]) == ARGV[1] then
   redis.call('DEL', KEYS[1])
   redis.call('ZREM', KEYS[2], ARGV[2])
 end
+redis.call('ZREM', KEYS[3], ARGV[3])
 return 1
 """
 
@@ -176,14 +184,23 @@ class Store:
         if self._record is None:
             return
         member_id = self._member_id
-        keys = [f"{self._prefix}member:{member_id}", f"{self._prefix}members"]
-        arguments = [_incarnation(self._record), member_id]
+        keys = self._keys_of(member_id)
+        arguments = [_incarnation(self._record), member_id, _life(self._record)]
         await self._run(lambda: self._leave(keys=keys, args=arguments))
         self._record = None
 
     async def members(self) -> list[MemberRecord]:
         """Every member whose lease runs. Values that are no record are skipped and counted."""
         return await self._run(self._read_members)
+
+    async def departed(self) -> list[InstanceLife]:
+        """Instances' lives of the last ``LIVES_KEPT_S`` that ended without leaving: no record is theirs."""
+        key = f"{self._prefix}lives"
+        lives = cast(list[bytes], await self._run(lambda: self._client.zrange(key, 0, -1)))
+        present = {_life(record) for record in await self.members()}
+        ended = [each for each in (life.decode() for life in lives) if each not in present]
+        parts = [each.split("\n") for each in ended]
+        return [InstanceLife(InstanceId(name), Incarnation(of)) for kind, name, of in parts if kind == INSTANCE]
 
     async def claim_lead(
         self, service_id: str, incarnation: Incarnation, lease_s: float, seen_epoch: int
@@ -234,15 +251,19 @@ class Store:
     async def _write(self, script: Callable[..., Awaitable[Any]]) -> bool:
         member_id = self._member_id
         assert self._record is not None
-        keys = [f"{self._prefix}member:{member_id}", f"{self._prefix}members"]
         arguments = [
             _incarnation(self._record),
             msgspec.json.encode(self._record),
             round(self._lease_s * 1000),
             member_id,
             round(self._lease_s * FORGET_LEASES),
+            _life(self._record),
+            LIVES_KEPT_S,
         ]
-        return bool(await script(keys=keys, args=arguments))
+        return bool(await script(keys=self._keys_of(member_id), args=arguments))
+
+    def _keys_of(self, member_id: str) -> list[str]:
+        return [f"{self._prefix}member:{member_id}", f"{self._prefix}members", f"{self._prefix}lives"]
 
     async def _read_members(self) -> list[MemberRecord]:
         ids = cast(list[bytes], await self._client.zrange(f"{self._prefix}members", 0, -1))
@@ -285,6 +306,11 @@ def _member_id(record: MemberRecord) -> str:
 
 def _incarnation(record: MemberRecord) -> Incarnation:
     return record.incarnation
+
+
+def _life(record: MemberRecord) -> str:
+    kind = INSTANCE if isinstance(record, InstanceRecord) else record.kind
+    return f"{kind}\n{_member_id(record)}\n{record.incarnation}"
 
 
 def _leader(held: bytes, remaining_ms: int) -> Leader:

@@ -6,7 +6,7 @@ from common.booking_messages import Booking, BookingsChanged
 from common.errors import RequestError
 from common.ids import GatewayId, Incarnation, InstanceId, RequestId
 from common.lengths import LengthDistribution
-from common.messages import GenerationRequest, LoadReport, MemberRecord, Placement
+from common.messages import GenerationRequest, InstanceLife, LoadReport, MemberRecord, Placement
 from scheduler.policy.decode_rebalancing import Departure
 
 
@@ -15,6 +15,13 @@ class MembersRead:
     """What the store holds now."""
 
     records: tuple[MemberRecord, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DepartedRead:
+    """Lives that the store knows to be over, of which no scheduler may have told anybody."""
+
+    lives: tuple[InstanceLife, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +117,7 @@ class RebalanceDue:
 
 SchedulerStateEvent = (
     MembersRead
+    | DepartedRead
     | LoadReported
     | TaskAcknowledged
     | TaskUndelivered

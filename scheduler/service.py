@@ -91,6 +91,7 @@ class SchedulerService:
     sharing: Sharing = field(init=False)
     turns: Turns = field(init=False)
     _questions: set[RequestId] = field(default_factory=set)
+    _has_told_departed: bool = False
 
     def __post_init__(self) -> None:
         call_timeout_s = self.config.mesh.call_timeout_s
@@ -114,7 +115,7 @@ class SchedulerService:
 
     async def watch(self) -> None:
         """Reads the members and notices silence, every heartbeat and when somebody unknown speaks."""
-        was_heard = True
+        was_heard, began_s = True, asyncio.get_running_loop().time()
         while True:
             is_heard = await self._hears_everyone()
             if is_heard:
@@ -122,6 +123,8 @@ class SchedulerService:
                     self._handle(events.BusRestored())
                 await self._read_members()
                 self._handle(events.TimePassed())
+                if not self._has_told_departed:
+                    await self._tell_departed(began_s)
                 self.sharing.beat()
                 if self.config.scheduler.rebalance_decodes and self.leading_epoch() is not None:
                     self._handle(events.RebalanceDue())
@@ -132,6 +135,19 @@ class SchedulerService:
             except TimeoutError:
                 pass
             self.is_read_due.clear()
+
+    async def _tell_departed(self, began_s: float) -> None:
+        """Once, after a lease in which whoever lives has been heard: of instances that died while no scheduler
+        lived, or the one that knew them, nobody else tells their gateways."""
+        if asyncio.get_running_loop().time() - began_s < self.config.mesh.lease_s:
+            return
+        try:
+            departed = await self.store.departed()
+        except StoreError as exc:
+            log.warning("departed_unread", extra={"error": str(exc)})
+            return
+        self._has_told_departed = True
+        self._handle(events.DepartedRead(tuple(departed)))
 
     async def _hears_everyone(self) -> bool:
         """Whether the bus answers, and so has delivered what was sent: a NATS that hangs makes all silent."""

@@ -43,6 +43,7 @@ from scheduler.events import (
     AskToLeave,
     BusRestored,
     CallAnswered,
+    DepartedRead,
     EndWait,
     InstanceSuspected,
     LengthPredicted,
@@ -117,6 +118,8 @@ class SchedulerState:
         match event:
             case MembersRead(records):
                 return self._read_members(records, now)
+            case DepartedRead(lives):
+                return self._tell_departed(lives)
             case LoadReported(report):
                 return self._take_report(report, now)
             case TaskAcknowledged(request_id, attempt):
@@ -360,6 +363,15 @@ class SchedulerState:
                 case _:
                     continue
         return commands + self._notice_absent_gateways(present, now)
+
+    def _tell_departed(self, lives: Iterable[InstanceLife]) -> list[SchedulerCommand]:
+        """Of those who are not heard. They died while no scheduler lived that knew them."""
+        commands: list[SchedulerCommand] = []
+        for life in lives:
+            view = self.instances.get(life.instance_id)
+            if view is None or view.record.incarnation != life.incarnation:
+                commands.append(AnnounceInstanceGone(life.instance_id, life.incarnation))
+        return commands
 
     def _add(self, record: InstanceRecord, now: float) -> None:
         view = self.instances[record.instance_id] = InstanceView(record, now)

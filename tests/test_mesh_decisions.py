@@ -181,6 +181,11 @@ def leave_one(mesh: VirtualMesh, chance: random.Random) -> None:
         mesh.gateway.leave(chance.choice(waiting))
 
 
+def kill_one(mesh: VirtualMesh, chance: random.Random) -> None:
+    if mesh.instances:
+        mesh.kill(chance.choice(sorted(mesh.instances)), chance.uniform(0.1, 6.0))
+
+
 def ask_one(mesh: VirtualMesh, chance: random.Random) -> None:
     """A sequence is asked to leave for some instance, whatever that is like."""
     names = sorted(name for name in mesh.instances if mesh.instances[name].decode.state.sequences)
@@ -225,12 +230,14 @@ def test_prompts_that_never_stop_coming_starve_nobody_on_a_mixed_instance(
 @settings(max_examples=20, deadline=None)
 @given(shapes(spare_blocks=10), SEEDS)
 def test_who_waits_at_a_scheduler_that_dies_waits_at_the_next(shape: MeshShape, seed: int) -> None:
-    """Clients leave. Instances stay: of one that died just before, nobody would be left to tell."""
+    """Clients leave, and instances die, also just before: the next scheduler tells whom nobody told."""
     chance = random.Random(seed)
     mesh = make_mesh(replace(shape, policy="deferred"), seed)
     submit(mesh, chance, REQUESTS, within_s=2.0)
     for _ in range(chance.randint(0, 4)):
         mesh.bus.timeline.at(chance.uniform(0.5, 4.0), lambda: leave_one(mesh, chance))
+    for _ in range(chance.randint(0, 3)):
+        mesh.bus.timeline.at(chance.uniform(0.5, 4.0), lambda: kill_one(mesh, chance))
     mesh.bus.timeline.at(chance.uniform(0.6, 4.0), lambda: mesh.kill_scheduler(chance.uniform(0.1, 3.0)))
     finish(mesh, REQUESTS)
     assert len(mesh.scheduler.state.waiting) == 0

@@ -14,7 +14,7 @@ import redis.asyncio
 
 from common.errors import StoreError, StoreUnavailable
 from common.ids import Incarnation, InstanceId
-from common.messages import InstanceRecord, MemberRecord, ServiceRecord
+from common.messages import InstanceLife, InstanceRecord, MemberRecord, ServiceRecord
 from common.scaling import DesiredCounts, ServiceCount
 from common.store import MemberSuperseded, Store
 from services import embedded
@@ -69,6 +69,10 @@ def gateway(name: str) -> ServiceRecord:
     )
 
 
+def life(name: str, incarnation: str) -> InstanceLife:
+    return InstanceLife(InstanceId(name), Incarnation(incarnation))
+
+
 def by_id(records: list[MemberRecord]) -> list[MemberRecord]:
     return sorted(records, key=lambda record: record.http_url)
 
@@ -97,6 +101,29 @@ def test_an_unrenewed_lease_ends_and_a_renewal_brings_the_member_back(redis_url:
             await store.renew()
             await store.join(instance("i"), LONG_S)
             assert await store.members() == [instance("i")]
+
+    run(work())
+
+
+def test_instances_that_ended_without_leaving_are_known_by_each_of_their_lives(
+    redis_url: str, namespace: str
+) -> None:
+    async def work() -> None:
+        async with (
+            opened(redis_url, namespace) as one,
+            opened(redis_url, namespace) as other,
+            opened(redis_url, namespace) as third,
+        ):
+            await one.join(instance("i"), LONG_S)
+            await other.join(instance("j"), lease_s=0.05)
+            await third.join(gateway("g"), lease_s=0.05)
+            while await one.members() != [instance("i")]:
+                pass
+            assert await one.departed() == [life("j", "1" * 16)]
+            await other.join(instance("i", "3" * 16), LONG_S)
+            assert {each.instance_id for each in await one.departed()} == {"i", "j"}
+            await other.leave()
+            assert life("i", "3" * 16) not in await one.departed()
 
     run(work())
 

@@ -450,3 +450,17 @@ def test_instances_are_balanced_by_all_their_pools_together() -> None:
     handle(state, events.LoadReported(report_of("d1", "decode", total_blocks=16)))
     chosen = [state.place(make_request(f"r{number}", 20), 0.0).decode_instance for number in range(5)]
     assert chosen == ["d0", "d1", "d0", "d0", "d0"]
+
+
+def test_lives_that_ended_before_this_scheduler_began_are_told_of_but_not_those_that_are_heard() -> None:
+    state = make_state()
+    ready(state, p0=0, d0=0)
+    ended = InstanceLife(InstanceId("d0"), Incarnation("i0"))
+    unknown = InstanceLife(InstanceId("d9"), Incarnation("i1"))
+    heard = InstanceLife(InstanceId("d0"), Incarnation("i1"))
+    commands = handle(state, events.DepartedRead((ended, unknown, heard)))
+    assert commands == [
+        events.AnnounceInstanceGone(InstanceId("d0"), Incarnation("i0")),
+        events.AnnounceInstanceGone(InstanceId("d9"), Incarnation("i1")),
+    ]
+    assert set(state.instances) == {"p0", "d0"}

@@ -20,7 +20,15 @@ from common.emulation import EmulatedRunner
 from common.ids import Incarnation, InstanceId, RequestId
 from common.kv.blocks import BlockAllocator
 from common.lengths import LengthDistribution, certain
-from common.messages import GenerationRequest, InstanceRecord, Role, SamplingParams, ServiceRecord, has_phase
+from common.messages import (
+    GenerationRequest,
+    InstanceLife,
+    InstanceRecord,
+    Role,
+    SamplingParams,
+    ServiceRecord,
+    has_phase,
+)
 from common.room_mates import RoomMates
 from common.sequences import finish_reason_of
 from common.steps import Draw, SequenceStep
@@ -108,6 +116,7 @@ class VirtualMesh:
         node = self._instance(instance_id, incarnation, role)
         self.instances[instance_id] = node
         self.bus.nodes[instance_id] = node
+        self.scheduler.lives.append(InstanceLife(instance_id, incarnation))
         self.scheduler.records[instance_id] = InstanceRecord(
             instance_id=instance_id,
             incarnation=incarnation,
@@ -148,7 +157,7 @@ class VirtualMesh:
         former = self.bus.nodes.pop(SCHEDULER)
         assert former is self.scheduler
         self.scheduler = VirtualScheduler(
-            state_of(self.shape), self.bus, former.records, former.gateway, former.predict
+            state_of(self.shape), self.bus, former.records, former.lives, former.gateway, former.predict
         )
 
         def join() -> None:

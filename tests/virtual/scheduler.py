@@ -42,17 +42,20 @@ PREDICTED_WITHIN_S = 0.5
 
 @dataclass(slots=True)
 class VirtualScheduler:
-    """``records`` is the store: dead instances stay in it until their lease is over."""
+    """``records`` and ``lives`` are the store: dead instances stay in the one until their lease is over, and in
+    the other."""
 
     state: SchedulerState
     bus: Bus
     records: dict[InstanceId, InstanceRecord] = field(default_factory=dict)
+    lives: list[InstanceLife] = field(default_factory=list)
     gateway: MemberRecord | None = None
     predict: Callable[[GenerationRequest], LengthDistribution] | None = None
     """What a predictor says of a request, some time after it is placed."""
     departures: int = 0
     """Sequences that were asked to leave."""
     held: dict[RequestId, Callable[[Placement | RequestError], None]] = field(default_factory=dict)
+    beats: int = 0
 
     @property
     def is_alive(self) -> bool:
@@ -63,6 +66,11 @@ class VirtualScheduler:
             return
         self._read_members()
         self._handle(events.TimePassed())
+        self.beats += 1
+        if self.beats == round(self.state.lease_s / HEARTBEAT_S) + 1:
+            present = {(each.instance_id, each.incarnation) for each in self.records.values()}
+            departed = [life for life in self.lives if (life.instance_id, life.incarnation) not in present]
+            self._handle(events.DepartedRead(tuple(departed)))
         self._handle(events.RebalanceDue())
         self.bus.timeline.after(HEARTBEAT_S, self.beat)
 
