@@ -497,7 +497,9 @@ class LoadReport(msgspec.Struct, frozen=True, tag="load", kw_only=True):
     ``largest_pool_blocks`` bounds what it can take in. ``decode_coming_tokens`` are still to be drawn, and
     ``decode_need_tokens`` the most KV at one of the next steps, both by predictions made again where they
     were outlived; ``length_error_tokens`` and ``batch_error``: by how much and of how many sequences.
-    ``movable`` could leave; none is named where all fit (``decode.forecast``).
+    ``movable`` could leave; none is named where all fit (``decode.forecast``). ``decode_spare_s``: for how
+    long decodes could stand still before one of them falls behind the pace that it was promised, negative
+    where one is behind; None where none runs.
     """
 
     instance_id: InstanceId
@@ -523,6 +525,7 @@ class LoadReport(msgspec.Struct, frozen=True, tag="load", kw_only=True):
     length_error_tokens: int = 0
     batch_error: int = 0
     movable: tuple[MovableSequence, ...] = ()
+    decode_spare_s: float | None = None
     home: Role | None = None
 
 

@@ -8,7 +8,7 @@ Keys of one mesh, all under ``lamella:<namespace>:``::
 
     member:<id>     incarnation, newline, the record as JSON; expires with the lease
     members         sorted set of ids by the server's second of their last renewal
-    lives           sorted set of kind, id and incarnation, a line each, likewise; those that left are not in it
+    lives           likewise of kind, id and incarnation, a line each; those that left are not in it
     leader          epoch, incarnation and id of the scheduler that leads, a line each; expires with its lease
     leader-epoch    the last leader's epoch
     plan            epoch, newline, the scheduler's latest DesiredCounts as JSON; stays
@@ -200,7 +200,9 @@ class Store:
         present = {_life(record) for record in await self.members()}
         ended = [each for each in (life.decode() for life in lives) if each not in present]
         parts = [each.split("\n") for each in ended]
-        return [InstanceLife(InstanceId(name), Incarnation(of)) for kind, name, of in parts if kind == INSTANCE]
+        return [
+            InstanceLife(InstanceId(name), Incarnation(of)) for kind, name, of in parts if kind == INSTANCE
+        ]
 
     async def claim_lead(
         self, service_id: str, incarnation: Incarnation, lease_s: float, seen_epoch: int

@@ -3,7 +3,7 @@
 A prediction that a sequence has outlived is made again: the mean of those that got as far (Aladdin 4.3).
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from common.lifecycle import DecodePhase
@@ -53,6 +53,22 @@ def make_forecast(
         sum(errors),
         len(errors),
         tuple(movable[-MOST_MOVABLE:]),
+    )
+
+
+def least_spare_s(
+    sequences: Iterable[DecodeSequence], tpot_s: Callable[[str], float], now: float
+) -> float | None:
+    """The least of T_dec · l_out − t_dec (Aladdin 4.2, constraint d) over those that run: by how much each is
+    ahead of its pace since it came here. ``tpot_s``: promised to a class of service."""
+    return min(
+        (
+            tpot_s(each.request.service_class) * (len(each.output_ids) - len(each.request.output_ids))
+            - (now - each.arrived_s)
+            for each in sequences
+            if each.phase is DecodePhase.RUNNING
+        ),
+        default=None,
     )
 
 

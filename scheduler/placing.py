@@ -165,11 +165,15 @@ class Placer:
             choices.append(Choice("prefill", policy, (), None, exc.message))
             raise
         self._prefills = candidates
-        scored = PREFILL_POLICIES[policy](candidates, arrival)
+        scored = PREFILL_POLICIES[policy](candidates, arrival, self._promised(request))
         view = self._take("prefill", policy, scored, choose(scored), choices)
         predicted_s = predicted_ttft_s(view.for_prefill, arrival)
         choices[-1] = msgspec.structs.replace(choices[-1], predicted_s=predicted_s)
         return view
+
+    def _promised(self, request: GenerationRequest) -> Objectives:
+        promised = self.service_classes.get(request.service_class, self.objectives)
+        return Objectives(promised.ttft_s, promised.tpot_s)
 
     def _with_room_after(
         self, views: Sequence[InstanceView], request: GenerationRequest
@@ -261,8 +265,7 @@ class Placer:
         except RequestError as exc:
             choices.append(Choice("decode", policy, (), None, exc.message))
             raise
-        promised = self.service_classes.get(request.service_class, self.objectives)
-        objectives = Objectives(promised.ttft_s, promised.tpot_s)
+        objectives = self._promised(request)
         scored = DECODE_POLICIES[policy](candidates, arrival, objectives)
         home = arrival.home
         taken = choose(scored) if home is None else choose_coupled(scored, home, policy)

@@ -137,8 +137,8 @@ class SchedulerService:
             self.is_read_due.clear()
 
     async def _tell_departed(self, began_s: float) -> None:
-        """Once, after a lease in which whoever lives has been heard: of instances that died while no scheduler
-        lived, or the one that knew them, nobody else tells their gateways."""
+        """Once, after a lease in which whoever lives has been heard: of instances that died while nobody who
+        knew them lived, no other scheduler tells their gateways."""
         if asyncio.get_running_loop().time() - began_s < self.config.mesh.lease_s:
             return
         try:

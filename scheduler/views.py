@@ -153,8 +153,14 @@ class InstanceView:
         if self.role != "mixed":
             return candidate
         # It mostly decodes what it computes: these are counted once.
-        requests = max(candidate.requests, self.for_decode.requests)
-        return replace(candidate, requests=requests, coming_tokens=self.for_decode.coming_tokens)
+        beside = self.for_decode
+        return replace(
+            candidate,
+            requests=max(candidate.requests, beside.requests),
+            coming_tokens=beside.coming_tokens,
+            beside=beside,
+            spare_s=None if report is None else report.decode_spare_s,
+        )
 
     def _decode_candidate(self) -> DecodeCandidate:
         """Own bookings or the instance's report, whichever knows of more (another scheduler's, or ours

@@ -48,7 +48,7 @@ from common.timeline_events import KV_BLOCKS, QUEUES, RUNNING
 from common.transfer.buffers import host_identity
 from common.transfer.endpoint import TransferEndpoint
 from decode.events import HandOn, SequenceStayed
-from decode.forecast import make_forecast
+from decode.forecast import least_spare_s, make_forecast
 from decode.homes import Homes
 from decode.inheritance import Inheritance
 from decode.mover import Mover
@@ -238,6 +238,11 @@ class Instance:
             length_error_tokens=forecast.length_error_tokens,
             batch_error=forecast.batch_error,
             movable=forecast.movable,
+            decode_spare_s=least_spare_s(
+                decode.sequences.values(),
+                lambda name: self.config.service_classes.get(name, self.config.objectives).tpot_s,
+                asyncio.get_running_loop().time(),
+            ),
             home=self.home,
         )
         self.metrics.observe_load(report, self.blocks.quarantined_blocks)

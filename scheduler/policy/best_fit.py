@@ -1,15 +1,16 @@
 """Best fit under latency objectives (Aladdin, 4.2): what a decode instance's load is, and what it refuses.
 
-Of the paper's constraints, those of an instance that decodes only: (b) a step over the batch with half of
-what is still to be drawn keeps the time between tokens; (e) the KV of all it holds fits at every step until
-the last has ended, each giving its own back at its expected end. (c) and (d) bind where prompts are computed
-beside decodes; elsewhere prompts are the prefill rule's.
+The paper's constraints. Where sequences are decoded: (b) a step over the batch with half of what is still to
+be drawn keeps the time between tokens; (e) the KV of all it holds fits at every step until the last has
+ended, each giving its own back at its expected end. Where prompts are computed: (c) the new ones are done
+within the time to the first token; (d) if that is beside decodes, which stand still meanwhile, none of these
+falls behind its pace.
 """
 
 from collections.abc import Iterable
 from math import hypot
 
-from common.performance import FittedTime, largest_context
+from common.performance import QUEUE_CHUNK_TOKENS, FittedTime, largest_context, prompt_s, queue_s
 
 GAMMA = 0.5
 """The share of what is still to be drawn that counts as context: 0 promises the next token's time, 1 the last
@@ -36,6 +37,27 @@ def peak_tokens(sequences: Iterable[Growth]) -> float:
         held_tokens += tokens
         peak = max(peak, held_tokens + present * coming)
     return peak
+
+
+def prompt_refusal_of(
+    prompt_tokens: int,
+    *,
+    pending_tokens: int,
+    chunk_time: FittedTime | None,
+    ttft_s: float,
+    spare_s: float | None,
+) -> str | None:
+    """Why an instance should not compute the prompt after those that wait there; None: it may. ``spare_s``:
+    for how long its decodes can stand still, None where it has none. One that has not measured its chunks yet
+    is trusted with anything."""
+    if chunk_time is None:
+        return None
+    taken_s = queue_s(chunk_time, pending_tokens) + prompt_s(chunk_time, prompt_tokens, QUEUE_CHUNK_TOKENS)
+    if taken_s > ttft_s:
+        return f"(c) {taken_s:.3g} s of prompts, of {ttft_s:g} s"
+    if spare_s is not None and taken_s > THETA * spare_s:
+        return f"(d) {taken_s:.3g} s of prompts, where decodes have {spare_s:.3g} s to spare"
+    return None
 
 
 def refusal_of(

@@ -14,7 +14,7 @@ from common.config import DecodePolicy, PrefillPolicy
 from common.ids import InstanceId
 from common.lengths import LengthDistribution
 from common.performance import FittedTime
-from scheduler.policy.best_fit import Growth, refusal_of, weighted_load
+from scheduler.policy.best_fit import Growth, prompt_refusal_of, refusal_of, weighted_load
 from scheduler.policy.power_of_two import draw_two, heavy_ratio
 
 
@@ -53,6 +53,8 @@ class PrefillCandidate:
     tokens_per_s: float | None = None
     chunk_time: FittedTime | None = None
     coming_tokens: float = 0.0
+    beside: "DecodeCandidate | None" = None
+    spare_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +104,7 @@ def _by_requests(candidates: Sequence[PrefillCandidate | DecodeCandidate], _: Ar
     return [Scored(each.instance_id, float(each.requests)) for each in candidates]
 
 
-def _by_pending_tokens(candidates: Sequence[PrefillCandidate], _: Arrival) -> list[Scored]:
+def _by_pending_tokens(candidates: Sequence[PrefillCandidate], _: Arrival, __: Objectives) -> list[Scored]:
     """Join the shortest queue, counted in pending tokens (Splitwise IV-A, DistServe 4.3)."""
     return [Scored(each.instance_id, each.pending_tokens + each.coming_tokens) for each in candidates]
 
@@ -149,37 +151,69 @@ def _best_fit(
 ) -> list[Scored]:
     """The fullest that keeps what is promised (Aladdin, Alg. 1): fewest instances are used. Where none does,
     the emptiest."""
-    newcomer = (arrival.prompt_tokens, arrival.lengths.mean - arrival.drawn_tokens)
+    names = [each.instance_id for each in candidates]
     loads = [weighted_load(each.requests, each.context_tokens, each.coming_tokens) for each in candidates]
-    refusals = [
-        refusal_of(
-            newcomer,
-            requests=each.requests,
-            context_tokens=each.context_tokens,
-            coming_tokens=each.coming_tokens,
-            sequences=each.sequences,
-            capacity_tokens=each.capacity_tokens,
-            step_time=each.step_time,
-            tpot_s=objectives.tpot_s,
+    refusals = [_decode_refusal(each, arrival, objectives) for each in candidates]
+    return _fullest(names, loads, refusals)
+
+
+def _best_fit_prompts(
+    candidates: Sequence[PrefillCandidate], arrival: Arrival, objectives: Objectives
+) -> list[Scored]:
+    """The same for whoever computes the prompt; a mixed instance is to decode it, too."""
+    names = [each.instance_id for each in candidates]
+    loads, refusals = [], []
+    for each in candidates:
+        refusal = prompt_refusal_of(
+            arrival.prompt_tokens,
+            pending_tokens=each.pending_tokens,
+            chunk_time=each.chunk_time,
+            ttft_s=objectives.ttft_s,
+            spare_s=each.spare_s,
         )
-        for each in candidates
-    ]
+        beside, held_tokens = each.beside, 0
+        if beside is not None:
+            held_tokens = beside.context_tokens
+            refusal = refusal or _decode_refusal(beside, arrival, objectives)
+        loads.append(weighted_load(each.requests, each.pending_tokens + held_tokens, each.coming_tokens))
+        refusals.append(refusal)
+    return _fullest(names, loads, refusals)
+
+
+def _decode_refusal(candidate: DecodeCandidate, arrival: Arrival, objectives: Objectives) -> str | None:
+    return refusal_of(
+        (arrival.prompt_tokens, arrival.lengths.mean - arrival.drawn_tokens),
+        requests=candidate.requests,
+        context_tokens=candidate.context_tokens,
+        coming_tokens=candidate.coming_tokens,
+        sequences=candidate.sequences,
+        capacity_tokens=candidate.capacity_tokens,
+        step_time=candidate.step_time,
+        tpot_s=objectives.tpot_s,
+    )
+
+
+def _fullest(
+    names: Sequence[InstanceId], loads: Sequence[float], refusals: Sequence[str | None]
+) -> list[Scored]:
     if not all(refusals):
         return [
-            Scored(each.instance_id, -load, refusal)
-            for each, load, refusal in zip(candidates, loads, refusals, strict=True)
+            Scored(name, -load, refusal) for name, load, refusal in zip(names, loads, refusals, strict=True)
         ]
     emptiest = min(loads)
     return [
-        Scored(each.instance_id, load, None if load == emptiest else refusal, refusal)
-        for each, load, refusal in zip(candidates, loads, refusals, strict=True)
+        Scored(name, load, None if load == emptiest else refusal, refusal)
+        for name, load, refusal in zip(names, loads, refusals, strict=True)
     ]
 
 
-PREFILL_POLICIES: dict[PrefillPolicy, Callable[[Sequence[PrefillCandidate], Arrival], list[Scored]]] = {
-    "round_robin": _in_turn,
-    "least_outstanding": _by_requests,
+PREFILL_POLICIES: dict[
+    PrefillPolicy, Callable[[Sequence[PrefillCandidate], Arrival, Objectives], list[Scored]]
+] = {
+    "round_robin": lambda candidates, arrival, _: _in_turn(candidates, arrival),
+    "least_outstanding": lambda candidates, arrival, _: _by_requests(candidates, arrival),
     "shortest_queue": _by_pending_tokens,
+    "best_fit": _best_fit_prompts,
     # When, not where: ``scheduler.waiting_room``.
     "deferred": _by_pending_tokens,
 }

@@ -40,6 +40,7 @@ class Look:
     prefills: Sequence[PrefillCandidate] = ()
     decodes: Sequence[DecodeCandidate] = ()
     objectives: Objectives | None = None
+    """None where no decode instance was chosen: then nothing was placed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +81,10 @@ def judge_policies(look: Look) -> list[Regret]:
         for each in look.prefills
         if (cost_s := predicted_ttft_s(each, look.arrival)) is not None
     }
-    if prefill_costs:
+    if prefill_costs and look.objectives is not None:
         prefills = [each for each in look.prefills if each.instance_id in prefill_costs]
         for policy, rule in PREFILL_POLICIES.items():
-            taken = choose(rule(prefills, look.arrival))
+            taken = choose(rule(prefills, look.arrival, look.objectives))
             regrets.append(_regret("prefill", policy, taken, prefill_costs))
     decode_costs = {
         each.instance_id: cost_s

@@ -115,8 +115,8 @@ def test_instances_that_ended_without_leaving_are_known_by_each_of_their_lives(
             opened(redis_url, namespace) as third,
         ):
             await one.join(instance("i"), LONG_S)
-            await other.join(instance("j"), lease_s=0.05)
-            await third.join(gateway("g"), lease_s=0.05)
+            await other.join(instance("j"), lease_s=0.3)
+            await third.join(gateway("g"), lease_s=0.3)
             while await one.members() != [instance("i")]:
                 pass
             assert await one.departed() == [life("j", "1" * 16)]

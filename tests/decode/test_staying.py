@@ -1,8 +1,11 @@
 """Sequences whose prompts were computed here: they run at once, over the blocks that they have."""
 
+import pytest
+
 from common.kv.blocks import BlockOwner
 from common.messages import DecodeTask
 from decode import events
+from decode.forecast import least_spare_s
 from decode.state import DecodeState
 from tests.decode.states import end_step, handle, kinds, make_state, owner_of, start, task_of
 
@@ -52,3 +55,19 @@ def test_it_takes_the_place_of_an_earlier_attempt() -> None:
     start(state, "r1", "r9")
     stay(state, task_of("r9", attempt=1), BlockOwner("kept", owner_of("r9").request_id, 1))
     assert list(state.sequences) == [owner_of("r1"), owner_of("r9", 1)]
+
+
+def test_how_long_it_can_stand_still_is_what_it_is_ahead_of_its_pace_since_it_came() -> None:
+    """At 0.5 s a token: one that took 0.3 s leaves 0.2 s."""
+    state = make_state()
+
+    def spare_s(now: float) -> float | None:
+        return least_spare_s(state.sequences.values(), lambda service_class: 0.5, now)
+
+    assert spare_s(0.0) is None
+    assert state.blocks.try_allocate(KEPT, 1)
+    handle(state, events.SequenceStayed(KEPT, task_of("r9")), now=10.0)
+    assert spare_s(10.0) == 0.0
+    end_step(state)
+    assert spare_s(10.3) == pytest.approx(0.5 - 0.3)
+    assert spare_s(12.3) == pytest.approx(0.5 - 2.3)

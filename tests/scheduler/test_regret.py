@@ -9,6 +9,7 @@ from common.config import SchedulerConfig
 from common.ids import RequestId
 from common.performance import FittedTime
 from scheduler import events
+from scheduler.policy.dispatch import DECODE_POLICIES, PREFILL_POLICIES
 from scheduler.regret import MOST_SAVED_S, TimeBudget
 from scheduler.state import SchedulerState
 from tests.requests import make_request
@@ -58,7 +59,7 @@ def test_what_a_placement_saw_is_judged_for_every_policy_and_summed_up() -> None
     report = placer.regret.report("shortest_queue", "least_loaded")
     found = {(each.phase, each.policy): each for each in report.policies}
     assert {each.decisions for each in report.policies} == {4}
-    assert len(found) == 8
+    assert len(found) == len(PREFILL_POLICIES) + len(DECODE_POLICIES)
     shortest = found["prefill", "shortest_queue"]
     assert (shortest.regret_s, shortest.best) == (0.0, 4)
     # Queues are 0 and 0, 500 and 0, 500 and 500, 1,000 and 500 tokens; a prompt takes half a second itself.

@@ -42,7 +42,7 @@ PREDICTED_WITHIN_S = 0.5
 
 @dataclass(slots=True)
 class VirtualScheduler:
-    """``records`` and ``lives`` are the store: dead instances stay in the one until their lease is over, and in
+    """``records`` and ``lives`` are the store: the dead stay in the one until their lease is over, and in
     the other."""
 
     state: SchedulerState

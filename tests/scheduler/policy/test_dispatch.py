@@ -1,6 +1,7 @@
 """Where requests go: each rule on the case it was made for, and what must hold of all of them."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -25,6 +26,8 @@ from scheduler.policy.power_of_two import draw_two
 OBJECTIVES = Objectives(ttft_s=2.0, tpot_s=0.1)
 STEP = FittedTime((2e-3, 1e-3, 0.02), 0.0, 100)
 """2 µs a token of context, 1 ms a sequence, 20 ms a step: 0.1 s allow 32,000 tokens to a batch of 16."""
+CHUNK = FittedTime((1.0, 0.0, 0.0), 0.0, 100)
+"""A second for a thousand tokens."""
 LIGHT, HEAVY = certain(20), certain(500)
 
 
@@ -36,6 +39,16 @@ def arrival_of(
 
 def prefill(name: str, pending_tokens: int = 0, requests: int = 0) -> PrefillCandidate:
     return PrefillCandidate(InstanceId(name), pending_tokens, requests)
+
+
+def mixed(
+    name: str, pending_tokens: int = 0, spare_s: float | None = None, **beside: float
+) -> PrefillCandidate:
+    """``beside``: what it decodes."""
+    load = replace(decode(name), **beside)  # type: ignore[arg-type]
+    return replace(
+        prefill(name, pending_tokens, load.requests), chunk_time=CHUNK, beside=load, spare_s=spare_s
+    )
 
 
 def decode(
@@ -58,7 +71,7 @@ def chosen(policy: DecodePolicy, candidates: list[DecodeCandidate], arrival: Arr
 
 
 def chosen_prefill(policy: PrefillPolicy, candidates: list[PrefillCandidate], number: int = 0) -> str:
-    taken = choose(PREFILL_POLICIES[policy](candidates, arrival_of(number)))
+    taken = choose(PREFILL_POLICIES[policy](candidates, arrival_of(number), OBJECTIVES))
     assert taken is not None
     return taken.instance_id
 
@@ -203,3 +216,32 @@ def test_best_fit_never_breaks_a_constraint_that_somebody_keeps(
 @pytest.mark.parametrize("policy", sorted(PREFILL_POLICIES))
 def test_one_candidate_is_the_choice(policy: PrefillPolicy) -> None:
     assert chosen_prefill(policy, [prefill("only", 10_000, 50)], number=7) == "only"
+
+
+@pytest.mark.parametrize(
+    ("fuller", "constraint"),
+    [
+        (mixed("a", pending_tokens=1_950), "(c)"),
+        (mixed("a", requests=2, context_tokens=400, spare_s=0.1), "(d)"),
+        (mixed("a", requests=30, context_tokens=34_000, spare_s=5.0), "(b)"),
+        (mixed("a", requests=2, context_tokens=990, capacity_tokens=1_000, spare_s=5.0), "(e)"),
+    ],
+)
+def test_best_fit_takes_the_fullest_for_a_prompt_unless_it_breaks_a_constraint(
+    fuller: PrefillCandidate, constraint: str
+) -> None:
+    """Of 100 tokens, a tenth of a second: Aladdin's b to e for an instance that does both."""
+    emptier = mixed("b", requests=1, context_tokens=100, spare_s=5.0)
+    [refused, taken] = PREFILL_POLICIES["best_fit"]([fuller, emptier], arrival_of(), OBJECTIVES)
+    assert (refused.refusal or "").startswith(constraint)
+    assert taken.refusal is None
+    assert chosen_prefill("best_fit", [fuller, emptier]) == "b"
+    roomy = mixed("a", pending_tokens=300, requests=2, context_tokens=400, spare_s=5.0)
+    assert chosen_prefill("best_fit", [roomy, emptier]) == "a"
+
+
+def test_where_every_prompt_queue_breaks_a_promise_best_fit_takes_the_emptiest_and_says_so() -> None:
+    candidates = [mixed("a", 5_000), mixed("b", 3_000)]
+    taken = choose(PREFILL_POLICIES["best_fit"](candidates, arrival_of(), OBJECTIVES))
+    assert taken is not None
+    assert (taken.instance_id, (taken.note or "")[:3]) == ("b", "(c)")

@@ -77,12 +77,14 @@ def test_each_rule_is_charged_what_its_own_choice_costs_over_the_best() -> None:
         PrefillCandidate(InstanceId("b"), 0, requests=2, tokens_per_s=1000.0),
         PrefillCandidate(InstanceId("new"), 0, requests=0),
     ]
-    regrets = judge_policies(Look(ARRIVAL, prefills))
+    regrets = judge_policies(Look(ARRIVAL, prefills, objectives=OBJECTIVES))
     found = {each.policy: (each.cost_s, each.regret_s) for each in regrets}
     assert found == {
         "round_robin": (4.0, 3.0),
         "least_outstanding": (4.0, 3.0),
         "shortest_queue": (1.0, 0.0),
+        "best_fit": (4.0, 3.0),
+        "deferred": (1.0, 0.0),
     }
 
 
