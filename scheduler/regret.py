@@ -97,7 +97,8 @@ class RegretLog:
         regrets = judge_policies(look)
         for each in regrets:
             key = each.phase, each.policy
-            one = PolicyRegret(each.phase, each.policy, 1, each.regret_s <= 0.0, each.cost_s, each.regret_s)
+            best = int(each.regret_s <= 0.0)
+            one = PolicyRegret(each.phase, each.policy, 1, best, each.cost_s, each.regret_s)
             self.policies[key] = one if key not in self.policies else self.policies[key].plus(one)
         return regrets
 

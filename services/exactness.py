@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from scheduler.decision_log import Choice, Decision
 from scheduler.policy.best_fit import Growth
+from scheduler.policy.coupling import STAYS
 from services.exact_placement import ExactPlacement, Worker, place_exactly
 
 
@@ -54,7 +55,10 @@ def compare_exactly(decisions: Sequence[Decision]) -> Exactness | None:
 
 
 def _is_overfull(choice: Choice) -> bool:
-    return any(each.instance_id == choice.taken and each.note is not None for each in choice.candidates)
+    """What it says of whom it took is a constraint, or that no KV needs to move."""
+    return any(
+        each.instance_id == choice.taken and each.note not in (None, STAYS) for each in choice.candidates
+    )
 
 
 def describe_exactness(decisions: Sequence[Decision]) -> str:

@@ -10,7 +10,7 @@ from common.ids import RequestId
 from common.performance import FittedTime
 from scheduler import events
 from scheduler.policy.dispatch import DECODE_POLICIES, PREFILL_POLICIES
-from scheduler.regret import MOST_SAVED_S, TimeBudget
+from scheduler.regret import MOST_SAVED_S, RegretReport, TimeBudget
 from scheduler.state import SchedulerState
 from tests.requests import make_request
 from tests.scheduler.test_state import LEASE_S, handle, ready, report_of
@@ -92,3 +92,12 @@ def test_a_later_attempt_and_an_end_without_times_say_nothing_of_predictions() -
     assert [(each.phase, each.requests) for each in state.placer.regret.report("", "").hindsight] == [
         ("prefill", 1)
     ]
+
+
+def test_a_report_reads_back_as_it_was_written_after_a_single_decision() -> None:
+    state = measured_state()
+    state.place(make_request("r0", 500), 0.0)
+    assert state.placer.look is not None
+    state.placer.regret.judge(state.placer.look)
+    report = state.placer.regret.report("shortest_queue", "least_loaded")
+    assert msgspec.json.decode(msgspec.json.encode(report), type=RegretReport) == report

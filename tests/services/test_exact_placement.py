@@ -160,6 +160,13 @@ def test_placements_that_nothing_could_have_kept_are_said_to_be_so() -> None:
     )
 
 
+def test_that_a_mixed_instance_keeps_its_own_breaks_no_constraint() -> None:
+    state = SchedulerState(LEASE_S, SchedulerConfig())
+    ready(state, m0=0)
+    state.place(make_request("r0", 40, max_tokens=20), 0.0)
+    assert "broke a constraint" not in describe_exactness(state.placer.log.newest(1))
+
+
 def through_json(decisions: list[Decision]) -> list[Decision]:
     """As the command line gets them."""
     return msgspec.json.decode(msgspec.json.encode(decisions), type=list[Decision])
