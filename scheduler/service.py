@@ -226,19 +226,24 @@ class SchedulerService:
         raise refusal
 
     def _is_deferred(self, request: GenerationRequest) -> bool:
-        """A stream that broke does not wait behind those that have not begun."""
-        return self.config.scheduler.prefill_policy == "deferred" and not request.output_ids
+        """A stream that broke does not wait behind those that have not begun. Where this scheduler leaves,
+        whoever still comes is placed at once: one that has not waited yet would be refused for good."""
+        is_policy = self.config.scheduler.prefill_policy == "deferred"
+        return is_policy and not request.output_ids and not self.turns.is_leaving
 
     async def _wait_turn(self, request: GenerationRequest) -> Placement | None:
         """Booked; None: it waits, and its gateway is to ask again. Raises the refusal."""
         request_id, loop = request.request_id, asyncio.get_running_loop()
         is_new = request_id not in self.state.waiting
+        # A call that is refused here is not held, and takes nobody's place.
+        commands = self.state.wait(request, loop.time())
         turn = self.turns.begin(request_id)
         try:
-            self._carry_out(self.state.wait(request, loop.time()))
-            return await self.turns.wait(request_id, turn, is_new=is_new)
+            self._carry_out(commands)
+            return await self.turns.wait(turn, is_new=is_new)
         finally:
-            self._handle(events.CallAnswered(request_id))
+            if self.turns.end_call(request_id, turn):
+                self._handle(events.CallAnswered(request_id))
 
     async def _try_resume(self, request: GenerationRequest, former: InstanceLife) -> Placement | None:
         """On the least loaded decode instance; None where it finds no KV, or there is none.

@@ -18,26 +18,30 @@ class Turns:
     """``hold_s``: at most so long, which is less than a caller's timeout."""
 
     hold_s: float
+    is_leaving: bool = False
     _held: dict[RequestId, Turn] = field(default_factory=dict)
-    _is_leaving: bool = False
+
+    def __len__(self) -> int:
+        return len(self._held)
 
     def begin(self, request_id: RequestId) -> Turn:
-        """Raises NoInstanceReady once this scheduler leaves."""
-        if self._is_leaving:
-            raise _leaving()
+        """Holds a call for it, instead of an earlier one that is forgotten. ``end_call`` has to follow."""
         turn: Turn = asyncio.get_running_loop().create_future()
         self._held[request_id] = turn
         return turn
 
-    async def wait(self, request_id: RequestId, turn: Turn, *, is_new: bool) -> Placement | None:
+    def end_call(self, request_id: RequestId, turn: Turn) -> bool:
+        """Whether no later call is held for the request."""
+        is_newest = self._held.get(request_id) is turn
+        if is_newest:
+            del self._held[request_id]
+        return is_newest
+
+    async def wait(self, turn: Turn, *, is_new: bool) -> Placement | None:
         """None: it has not come. Whoever is new hears so at once, and knows from then on that it waits.
         Raises the refusal."""
-        try:
-            if not is_new:
-                await asyncio.wait({turn}, timeout=self.hold_s)
-        finally:
-            if self._held.get(request_id) is turn:
-                del self._held[request_id]
+        if not is_new:
+            await asyncio.wait({turn}, timeout=self.hold_s)
         if not turn.done():
             return None
         outcome = turn.result()
@@ -54,12 +58,10 @@ class Turns:
         return True
 
     def leave(self) -> None:
-        """Everybody asks somebody else, from now on."""
-        self._is_leaving = True
+        """Everybody asks somebody else, and nobody waits here from now on."""
+        self.is_leaving = True
         for turn in self._held.values():
             if not turn.done():
-                turn.set_result(_leaving())
-
-
-def _leaving() -> NoInstanceReady:
-    return NoInstanceReady("this scheduler is shutting down", retry_after_s=LEAVING_RETRY_S)
+                turn.set_result(
+                    NoInstanceReady("this scheduler is shutting down", retry_after_s=LEAVING_RETRY_S)
+                )
