@@ -5,6 +5,8 @@ import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+import msgspec
+
 from common.booking_messages import Booking, BookingsChanged, BookingsPage, ReadBookings
 from common.bus import Bus
 from common.errors import BusError, NoResponder, RequestError
@@ -17,7 +19,9 @@ from scheduler.state import SchedulerState
 log = logging.getLogger("lamella.scheduler")
 
 PAGE_BOOKINGS = 1000
-"""At about 200 bytes each, a fraction of the largest message."""
+"""At about 200 bytes each, a fraction of the largest message; a predicted distribution may be kilobytes."""
+PAGE_SHARE = 0.5
+"""Of the largest message, for a page."""
 
 Handle = Callable[[events.SchedulerStateEvent], None]
 
@@ -92,8 +96,14 @@ class Sharing:
             after = page.bookings[-1].request_id
 
     async def _answer(self, question: ReadBookings) -> BookingsPage:
-        bookings, is_last = self.state.bookings.read(question.after, PAGE_BOOKINGS)
-        return BookingsPage(self.state.incarnation, bookings, is_last)
+        most = PAGE_BOOKINGS
+        while True:
+            bookings, is_last = self.state.bookings.read(question.after, most)
+            page = BookingsPage(self.state.incarnation, bookings, is_last)
+            size = len(msgspec.msgpack.encode(page))
+            if len(bookings) <= 1 or size <= PAGE_SHARE * self.bus.max_message_bytes:
+                return page
+            most = len(bookings) // 2
 
     def _hear(self, message: BookingsChanged) -> None:
         if message.incarnation != self.state.incarnation:

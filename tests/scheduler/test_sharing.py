@@ -8,6 +8,7 @@ import pytest
 
 from common.bus import Bus
 from common.ids import Incarnation, RequestId
+from common.lengths import LengthDistribution
 from common.messages import ServiceRecord
 from common.subjects import Subjects
 from scheduler import events, sharing
@@ -75,6 +76,22 @@ def test_who_begins_reads_all_pages_and_hears_what_comes_after(
                 a.handle(events.TaskAcknowledged(RequestId("r5"), 0))
                 a.tell()
                 await until(lambda: b.state.requests[RequestId("r5")].acknowledged_s is not None, b.bus)
+
+    run(work())
+
+
+def test_bookings_with_long_predictions_fit_their_pages(nats_url: str, namespace: str) -> None:
+    """In one message of a thousand they would be three times as much as NATS takes."""
+    lengths = LengthDistribution(tuple((32.0 * place, 1 / 512) for place in range(512)))
+
+    async def work() -> None:
+        async with scheduler(nats_url, namespace, "a") as a:
+            for number in range(300):
+                request = make_request(f"r{number}", 10)
+                a.state.place(request, 0.0)
+                a.handle(events.LengthPredicted(request, lengths))
+            async with scheduler(nats_url, namespace, "b", "a") as b:
+                assert b.state.requests.keys() == a.state.requests.keys()
 
     run(work())
 
