@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import get_args
 
 from common.config import Config
+from common.messages import has_phase
 from common.performance import FittedTime
 from common.scaling import ScaledService, ServiceCount
 from scheduler.policy.scaling import LATE_SHARE, TRUSTED_ERROR, Asked, ServiceScaler
@@ -55,17 +56,21 @@ def look_at(
     open_requests: int,
     ttft_s: float,
     tpot_s: float,
+    waiting_tokens: int = 0,
 ) -> MeshSight:
-    """Of the instances that are ready."""
+    """Of the instances that are ready. ``waiting_tokens``: of prompts that wait at the scheduler for them."""
     ready = [each for each in instances if each.is_ready]
     workers: Counter[ScaledService] = Counter({"gateway": gateways, "attention": attention_workers})
     workers.update(each.role for each in ready)
     reports = [each.report for each in ready if each.report is not None]
     late: set[ScaledService] = set()
+    share = waiting_tokens / max(1, sum(has_phase(report.role, "prefill") for report in reports))
     for report in reports:
-        wait_s = report.pending_prefill_tokens / (report.prefill_tokens_per_s or float("inf"))
+        queued = report.pending_prefill_tokens + share * has_phase(report.role, "prefill")
+        wait_s = queued / (report.prefill_tokens_per_s or float("inf"))
         is_slow = report.decode_running > 1 and (report.decode_step_s or 0.0) > tpot_s
-        if (report.pending_prefill_requests > 1 and wait_s > ttft_s) or is_slow or report.decode_waiting:
+        has_queue = report.pending_prefill_requests > 1 or share > 0
+        if (has_queue and wait_s > ttft_s) or is_slow or report.decode_waiting:
             late.add(report.role)
     decoding = [each.capacity_tokens for each in ready if each.role != "prefill"]
     return MeshSight(

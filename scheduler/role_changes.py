@@ -14,7 +14,7 @@ from common.config import MeshConfig, RolesConfig
 from common.errors import BusError, RequestError
 from common.http import READ
 from common.ids import InstanceId
-from common.messages import FlipProgress, FlipRole, Role
+from common.messages import FlipProgress, FlipRole, Role, has_phase
 from common.performance import queue_s
 from common.subjects import Subjects
 from scheduler.policy.roles import RoleChange, RolePolicy, Worker, role_policy
@@ -68,8 +68,7 @@ class RoleChanges:
             policy = policy or role_policy(self.settings)
             if policy is None:
                 return
-            views = self.state.instances.values()
-            change = policy.decide([worker_of(view) for view in views if view.is_ready], loop.time())
+            change = policy.decide(workers_of(self.state), loop.time())
             if change is not None:
                 await self._carry_out(change)
 
@@ -96,17 +95,25 @@ class RoleChanges:
         self.changes.append(RoleChanged(now, change.instance_id, change.role, change.reason, refusal))
 
 
-def worker_of(view: InstanceView) -> Worker:
-    """Of one that is ready."""
+def workers_of(state: SchedulerState) -> list[Worker]:
+    """Those that are ready. What waits at the scheduler for those that prefill counts as in their queues."""
+    views = [view for view in state.instances.values() if view.is_ready]
+    serving = sum(has_phase(view.role, "prefill") for view in views)
+    return [worker_of(view, state.waiting.tokens // max(1, serving)) for view in views]
+
+
+def worker_of(view: InstanceView, waiting_tokens: int) -> Worker:
+    """Of one that is ready. ``waiting_tokens``: its share of what waits at the scheduler, if it prefills."""
     report, prefill, decode = view.report, view.for_prefill, view.for_decode
     assert report is not None, "it is ready"
     chunk_time = prefill.chunk_time
-    waiting_s = None if chunk_time is None else queue_s(chunk_time, prefill.pending_tokens)
+    queue_tokens = prefill.pending_tokens + waiting_tokens * has_phase(view.role, "prefill")
+    waiting_s = None if chunk_time is None else queue_s(chunk_time, queue_tokens)
     return Worker(
         instance_id=view.record.instance_id,
         role=report.role,
         home=report.home or report.role,
-        queue_tokens=prefill.pending_tokens,
+        queue_tokens=queue_tokens,
         queue_s=waiting_s,
         prompts=view.booked.unreported + report.pending_prefill_requests + report.handovers_waiting,
         kv_share=decode.context_tokens / max(1, view.capacity_tokens),

@@ -56,7 +56,9 @@ class Scaling:
         if message.incarnation == bookings.incarnation:
             return
         for each in message.bookings:
-            is_known = bookings.version_of(each.request_id) != BookingVersion.NONE
+            is_booked = bookings.version_of(each.request_id) != BookingVersion.NONE
+            # One that asks several in turn has been counted when it came to wait here.
+            is_known = is_booked or each.request_id in self.state.waiting
             if each.booked is not None and each.version.attempt == 0 and not is_known:
                 self._arrive(each.booked.prompt_tokens)
 
@@ -104,6 +106,7 @@ class Scaling:
             len(self.state.requests),
             objectives.ttft_s,
             objectives.tpot_s,
+            self.state.waiting.tokens,
         )
 
     async def _publish(self, plan: Plan, epoch: int) -> None:

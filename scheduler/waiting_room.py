@@ -48,6 +48,11 @@ class WaitingRoom:
     def __contains__(self, request_id: RequestId) -> bool:
         return request_id in self._waiting
 
+    @property
+    def tokens(self) -> int:
+        """Of prompts: what would wait at instances if nobody waited here."""
+        return sum(each.request.tokens for each in self._waiting.values())
+
     def check(self) -> None:
         assert len(self._waiting) <= self.most, "more wait than there is room for"
         assert set(self._window) <= self._waiting.keys(), "it is the turn of one that does not wait"

@@ -203,6 +203,9 @@ def test_what_is_seen_of_a_mesh_are_its_ready_instances_and_who_is_late() -> Non
     assert sight.capacity_tokens == 64 * 16
     slow = view_of("d2", "decode", decode_running=2, decode_step_s=0.2)
     assert look_at([slow], 1, 0, 0, 2.0, 0.1).late == {"decode"}
+    idle = [view_of("p0", "prefill"), view_of("p1", "prefill"), slow]
+    assert look_at(idle, 1, 0, 0, 2.0, 0.3, waiting_tokens=4000).late == set()
+    assert look_at(idle, 1, 0, 0, 2.0, 0.3, waiting_tokens=4002).late == {"prefill"}, "at the scheduler"
 
 
 def view_of(name: str, role: Role, **load: object) -> InstanceView:

@@ -118,6 +118,25 @@ def test_a_request_that_another_scheduler_was_given_is_counted_once(
     run(work())
 
 
+def test_one_that_waits_here_and_is_booked_elsewhere_is_counted_once(
+    nats_url: str, redis_url: str, namespace: str
+) -> None:
+    async def work() -> None:
+        a, b = acquainted("a", "b")
+        async with planning(nats_url, redis_url, namespace, a, 7) as scaling:
+            request = make_request("r1", 300)
+            scaling.note_submitted(request)
+            a.waiting.enter(request, 0.0)
+            b.place(request, 0.0)
+            hear(scaling, word_of(b))
+            scaling.planner.profiler.close(asyncio.get_running_loop().time() + 1.0)
+            workload = scaling.planner.profiler.workload
+            assert workload is not None
+            assert workload.arrivals == 1
+
+    run(work())
+
+
 def hear(scaling: Scaling, message: BookingsChanged) -> None:
     """As the service does."""
     assert message.incarnation in (Incarnation("a"), Incarnation("b"))

@@ -7,6 +7,7 @@ from common.errors import ContextLengthExceeded, Overloaded, RequestCancelled
 from common.ids import RequestId
 from common.messages import GenerationRequest, Placement
 from scheduler import events
+from scheduler.role_changes import workers_of
 from scheduler.state import SchedulerState
 from scheduler.waiting_room import ASKED_AGAIN_WITHIN_S, WaitingRoom
 from tests.requests import make_request
@@ -148,3 +149,14 @@ def test_one_that_fits_nowhere_is_refused_and_holds_nobody_up() -> None:
     assert isinstance(refused, events.EndWait)
     assert isinstance(refused.outcome, ContextLengthExceeded)
     assert ask(state, make_request("r1", 10)) == ["r1 p0"]
+
+
+def test_what_waits_here_counts_where_roles_are_decided_as_in_the_queues_it_waits_for() -> None:
+    state = state_of(p0=500, m0=500, d0=0)
+    for number in range(3):
+        ask(state, make_request(f"r{number}", 50), float(number))
+    assert {each.instance_id: each.queue_tokens for each in workers_of(state)} == {
+        "p0": 575,
+        "m0": 575,
+        "d0": 0,
+    }
