@@ -1,18 +1,22 @@
 """An instance's engine, which computes for both its rooms: one pass at a time, for one of them or for both.
 
 Each room has at most one piece of work here. Where both have, ``choose_pass`` says whose goes next; a pass
-for both is one run of the model over the prompts' chunk and the decodes' step.
+for both is one run of the model over the prompts' chunk and the decodes' step. Where that fails each is run
+by itself: one room's fault is not the other's.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from common.engine_thread import EngineThread
 from common.messages import Phase, SampledToken
 from common.steps import LayerReports, Runner, SequenceStep
 from common.timeline import timeline
+
+log = logging.getLogger("lamella.engine")
 
 Tokens = tuple[SampledToken | None, ...]
 
@@ -83,16 +87,35 @@ class SharedEngine:
         loop = asyncio.get_running_loop()
         began_s = loop.time()
         chosen = self._take_next(began_s)
-        works = [each.work for each in chosen]
         try:
-            drawn = await self.thread.run(compute_together, self.runner, works)
+            drawn = await self._compute(chosen)
         except Exception as exc:
-            for each in chosen:
-                each.done.set_exception(exc)
+            await self._run_apart(chosen, exc)
             return
         elapsed_s = loop.time() - began_s
         for each, tokens in zip(chosen, drawn, strict=True):
             each.done.set_result(Computed(tokens, elapsed_s, len(chosen) == 1))
+
+    async def _run_apart(self, chosen: Sequence[_Waiting], failed: Exception) -> None:
+        """After a pass that failed: it has drawn nothing, and what it wrote is written again. Its layers may
+        have been told of already: they are not told of twice."""
+        if len(chosen) == 1:
+            chosen[0].done.set_exception(failed)
+            return
+        log.error("pass_failed", exc_info=failed, extra={"works": len(chosen)})
+        for each in chosen:
+            began_s = asyncio.get_running_loop().time()
+            alone = replace(each, work=replace(each.work, reports=None))
+            try:
+                [tokens] = await self._compute([alone])
+            except Exception as exc:
+                each.done.set_exception(exc)
+            else:
+                elapsed_s = asyncio.get_running_loop().time() - began_s
+                each.done.set_result(Computed(tokens, elapsed_s, is_alone=True))
+
+    async def _compute(self, chosen: Sequence[_Waiting]) -> list[Tokens]:
+        return await self.thread.run(compute_together, self.runner, [each.work for each in chosen])
 
     def _take_next(self, now: float) -> list[_Waiting]:
         phases = tuple(self._waiting)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from common.config import MixedPolicy
 from common.engine_thread import EngineThread
 from common.messages import Phase, SampledToken
-from common.shared_engine import EngineWork, SharedEngine
+from common.shared_engine import Computed, EngineWork, SharedEngine
 from common.steps import LayerReports, SequenceStep
 from scheduler.policy.mixed_batching import choose_pass, prompt_tokens_beside
 
@@ -93,14 +93,19 @@ def test_a_room_alone_has_the_engine_to_itself(policy: MixedPolicy) -> None:
     asyncio.run(work())
 
 
-def test_a_pass_that_fails_fails_all_that_was_in_it_and_no_more() -> None:
+def test_where_a_pass_fails_only_the_room_fails_whose_work_fails_alone() -> None:
     async def work() -> None:
         recorder = Recorder()
         engine = engine_of(recorder, "chunked")
         both = engine.compute("prefill", work_of(13)), engine.compute("decode", work_of(3))
-        failed = await asyncio.gather(*both, return_exceptions=True)
-        assert [type(each) for each in failed] == [RuntimeError, RuntimeError]
+        failed, computed = await asyncio.gather(*both, return_exceptions=True)
+        assert isinstance(failed, RuntimeError)
+        assert isinstance(computed, Computed)
+        assert computed.tokens == (SampledToken(3),)
+        assert recorder.passes == [[13, 3], [13], [3]]
         assert (await engine.compute("decode", work_of(3))).tokens == (SampledToken(3),)
+        with pytest.raises(RuntimeError, match="unlucky"):
+            await engine.compute("decode", work_of(13))
         engine.thread.close()
 
     asyncio.run(work())
