@@ -308,11 +308,13 @@ class KVDelivered(msgspec.Struct, frozen=True, tag="delivered"):
 class PlaceMoved(msgspec.Struct, frozen=True, tag="place-moved"):
     """instance → scheduler: find this sequence, which runs here or was refused where it was to run, another
     decode instance. Answered by a Placement, whose prefill instance is ``former``, which has the KV.
-    ``request.output_ids``: all that was drawn. ``wanted``: to be chosen if it still can take it."""
+    ``request.output_ids``: all that was drawn. ``wanted``: to be chosen if it still can take it. ``refused``:
+    has just not taken it, which its reports may not say yet; to be chosen where nobody else is ready."""
 
     request: GenerationRequest
     former: InstanceLife
     wanted: InstanceId | None = None
+    refused: InstanceId | None = None
 
 
 class FlipRole(msgspec.Struct, frozen=True, tag="flip"):

@@ -235,7 +235,7 @@ class PrefillService:
     async def _seek_decode(self, command: events.SeekDecode) -> None:
         """Asks the scheduler once: it knows who is ready, and the gateway tries again where nobody is."""
         owner, life = command.owner, InstanceLife(self.state.instance_id, self.state.incarnation)
-        call = PlaceMoved(command.request, life, command.wanted)
+        call = PlaceMoved(command.request, life, command.wanted, command.refused)
         try:
             placement = await self.bus.call(self.subjects.submit(), call, Placement, self.call_timeout_s)
         except (RequestError, BusError) as exc:

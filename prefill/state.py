@@ -448,7 +448,7 @@ class PrefillState:
             sequence.is_offered, sequence.is_seeking = False, True
             sequence.refusals += 1
             request = continued_with(sequence.request, sequence.first_token)
-            commands.append(SeekDecode(sequence.owner, request))
+            commands.append(SeekDecode(sequence.owner, request, sequence.decode_instance))
             return
         lost = sequence.decode_instance if refused.is_lost else None
         sequence.is_offered = refused.is_lost
@@ -465,7 +465,7 @@ class PrefillState:
             return
         sequence.is_offered, sequence.is_seeking = False, True
         request = continued_with(sequence.request, sequence.first_token)
-        commands.append(SeekDecode(sequence.owner, request, declined.wanted))
+        commands.append(SeekDecode(sequence.owner, request, declined.decode_instance, declined.wanted))
 
     def _offer_anew(self, owner: BlockOwner, placement: Placement, commands: list[PrefillCommand]) -> None:
         """To where the scheduler has placed the sequence now. Of one that has ended, nothing is wanted."""

@@ -93,10 +93,11 @@ class Placer:
         now: float,
         former: InstanceView | None = None,
         wanted: InstanceId | None = None,
+        refused: InstanceId | None = None,
     ) -> InstanceView:
         """For a sequence whose KV need not be computed: ``former``, if any, has it and is to hand it over,
-        or where it is mixed may decode it itself; ``wanted``, if it is ready, takes it. Raises as
-        ``choose_both``."""
+        or where it is mixed may decode it itself; ``wanted``, if it is ready, takes it, and ``refused`` only
+        if nobody else is. Raises as ``choose_both``."""
         arrival = self._arrival(request)
         self._prefills = ()
         choices: list[Choice] = []
@@ -106,6 +107,7 @@ class Placer:
             excluded = frozenset({former.record.instance_id} - {arrival.home})
         decodes = self._ready("decode", excluded)
         decodes = [view for view in decodes if view.record.instance_id == wanted] or decodes
+        decodes = [view for view in decodes if view.record.instance_id != refused] or decodes
         kv_formats = {former.kv_format} if former is not None else {view.kv_format for view in decodes}
         try:
             decode = self._choose_decode(request, arrival, decodes, kv_formats, choices)

@@ -163,9 +163,9 @@ class SchedulerService:
         match call:
             case SubmitRequest():
                 return await self.submit(call)
-            case PlaceMoved(request, former, wanted):
+            case PlaceMoved(request, former, wanted, refused):
                 now = asyncio.get_running_loop().time()
-                placement = self.state.place_moved(request, former, now, wanted)
+                placement = self.state.place_moved(request, former, now, wanted, refused)
                 self.sharing.tell()
                 return placement
 

@@ -229,6 +229,7 @@ class SchedulerState:
         former: InstanceLife,
         now: float,
         wanted: InstanceId | None = None,
+        refused: InstanceId | None = None,
     ) -> Placement:
         """Chooses another decode instance for a running sequence, and books it there. One that is not booked
         stays so: its end has been heard.
@@ -238,7 +239,7 @@ class SchedulerState:
         view = self.instances.get(former.instance_id)
         if view is None or view.record.incarnation != former.incarnation:
             raise NoInstanceReady(f"{former.instance_id} is not known yet, or is gone")
-        decode = self.placer.choose_decode(request, now, view, wanted).record
+        decode = self.placer.choose_decode(request, now, view, wanted, refused).record
         placement = Placement(former.instance_id, former.incarnation, decode.instance_id, decode.incarnation)
         known = self.requests.get(request.request_id)
         if known is not None and known.attempt == request.attempt and not known.is_void:

@@ -37,7 +37,7 @@ def test_a_computed_prompt_that_is_refused_goes_to_another_instance_with_its_kv(
     offered(state)
     [seek] = refused(state, error)
     assert isinstance(seek, events.SeekDecode)
-    assert seek.request.output_ids == (7,)
+    assert (seek.refused, seek.request.output_ids) == (DECODE, (7,))
     assert state.blocks.free_blocks == 7
     move, offer = handle(state, events.DecodeFound(owner_of("r1"), HOME))
     assert move == events.PublishMove(GATEWAY, SequenceMoved(RequestId("r1"), 0, HOME, output_tokens=1))
@@ -93,7 +93,8 @@ def test_what_a_decode_instance_has_not_begun_with_goes_where_it_is_wanted() -> 
     offered(state)
     [seek] = handle(state, events.OfferDeclined(owner_of("r1"), DECODE, HOME.decode_instance))
     assert isinstance(seek, events.SeekDecode)
-    assert (seek.wanted, seek.request.output_ids) == (HOME.decode_instance, (7,))
+    assert (seek.wanted, seek.refused) == (HOME.decode_instance, DECODE)
+    assert seek.request.output_ids == (7,)
     _, offer = handle(state, events.DecodeFound(owner_of("r1"), HOME))
     assert isinstance(offer, events.OfferSequence)
     assert offer.decode_instance == HOME.decode_instance

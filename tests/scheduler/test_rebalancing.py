@@ -75,3 +75,16 @@ def test_a_sequence_that_leaves_goes_where_it_is_wanted_unless_that_is_gone() ->
     for wanted, chosen in (("d1", "d1"), ("d2", "d2"), ("d9", "d1")):
         placement = state.place_moved(drawn, former, 1.0, InstanceId(wanted))
         assert placement.decode_instance == chosen
+
+
+def test_who_has_just_refused_a_sequence_gets_it_again_only_where_nobody_else_is_ready() -> None:
+    """Its next report is still on its way, and it would be the least loaded."""
+    refused, former = InstanceId("d1"), InstanceLife(InstanceId("p0"), Incarnation("i1"))
+    for others, chosen in (((), "d1"), (("d2",), "d2")):
+        state = make_state()
+        ready(state, p0=0, d1=0, **dict.fromkeys(others, 0))
+        for name in others:
+            told = msgspec.structs.replace(report_of(name, "decode", 2), decode_tokens=100)
+            handle(state, events.LoadReported(told))
+        placement = state.place_moved(make_request("r0", 20), former, 1.0, refused=refused)
+        assert placement.decode_instance == chosen

@@ -161,7 +161,7 @@ class VirtualPrefill:
                 self.handle(events.DecodeNotFound(owner, silent))
 
         life = InstanceLife(self.state.instance_id, self.state.incarnation)
-        call = PlaceMoved(command.request, life, command.wanted)
+        call = PlaceMoved(command.request, life, command.wanted, command.refused)
         self.bus.call(self.state.instance_id, SCHEDULER, call, answer, CALL_TIMEOUT_S)
 
     def _end_chunk(self, slices: tuple[events.ChunkSlice, ...]) -> None:

@@ -107,7 +107,7 @@ class VirtualScheduler:
     def _place_moved(self, message: PlaceMoved, reply: Callable[[Reply], None]) -> None:
         try:
             placement = self.state.place_moved(
-                message.request, message.former, self.bus.timeline.now, message.wanted
+                message.request, message.former, self.bus.timeline.now, message.wanted, message.refused
             )
         except RequestError as exc:
             reply(exc)
