@@ -287,10 +287,11 @@ class DecodeState:
 
     def _take_over(self, held_by: BlockOwner, task: DecodeTask, now: float) -> None:
         """It is in the batch at once, whoever is admitted: it has its KV here. A later attempt may have
-        overtaken it."""
+        overtaken it; or the same one is here from another instance, which was slow to say that it has it."""
         request = task.request
         owner = BlockOwner(ROOM, request.request_id, request.attempt)
-        if self._ended.is_superseded(request, self.sequences.values()):
+        is_here = owner in self.sequences or self.blocks.is_quarantined(owner)
+        if is_here or self._ended.is_superseded(request, self.sequences.values()):
             self.blocks.release(held_by)
             return
         self.blocks.rename(held_by, owner)

@@ -71,3 +71,19 @@ def test_how_long_it_can_stand_still_is_what_it_is_ahead_of_its_pace_since_it_ca
     end_step(state)
     assert spare_s(10.3) == pytest.approx(0.5 - 0.3)
     assert spare_s(12.3) == pytest.approx(0.5 - 2.3)
+
+
+def test_an_attempt_that_another_instance_has_computed_too_is_decoded_once() -> None:
+    """A prefill instance was slow to say that it has the prompt, so this one was given it as well."""
+    state = make_state()
+    start(state, "r9")
+    assert not stay(state, task_of("r9"))
+    assert list(state.sequences) == [owner_of("r9")]
+    assert state.blocks.owners() == [owner_of("r9")]
+    [step] = kinds(end_step(state), events.RunStep)
+    assert [row.owner for row in step.rows] == [owner_of("r9")]
+    waiting = make_state(total_blocks=4)
+    start(waiting, "r1", prompt_tokens=11, max_tokens=4)
+    handle(waiting, events.TaskArrived(task_of("r9", prompt_tokens=4)))
+    assert not stay(waiting, task_of("r9", prompt_tokens=4))
+    assert KEPT not in waiting.blocks.owners()
