@@ -82,7 +82,7 @@ from decode.moves import Moves
 from decode.pulls import Pulls
 from decode.sequence import KV_LOST, PREEMPTED, PREFILL_GONE, ROOM, DecodeSequence, source_of
 from decode.swapping import Swapping
-from scheduler.policy.decode_admission import Growing, Pool, can_admit
+from scheduler.policy.decode_admission import Growing, Pool, blocks_to_enter, can_admit
 from scheduler.policy.decode_batching import choose_victims
 from scheduler.policy.mixed_batching import choose_to_give_way
 
@@ -251,11 +251,16 @@ class DecodeState:
         away = next((each for each in self.sequences.values() if not each.has_blocks), None)
         if away is None:
             self.mates.note_away(None, 0, now)
-        elif away.is_swapped:
-            present = [each for each in self.sequences.values() if each.has_blocks]
-            self.mates.note_away(away.owner, self.swapping.blocks_wanted_by(away, present), now)
         else:
-            self.mates.note_away(away.owner, blocks_for(away.tokens + 1, self.block_size), now)
+            self.mates.note_away(away.owner, self._blocks_wanted_by(away), now)
+
+    def _blocks_wanted_by(self, away: DecodeSequence) -> int:
+        """That have to be free for it to come in, or back, beside those that are there."""
+        present = [each for each in self.sequences.values() if each.has_blocks]
+        if away.is_swapped:
+            return self.swapping.blocks_wanted_by(away, present)
+        growing = [Growing(each.tokens, each.coming_tokens) for each in present]
+        return blocks_to_enter(self.admission, _as_newcomer(away), growing, self.block_size)
 
     # arrivals
 
@@ -319,32 +324,50 @@ class DecodeState:
             self._early_lengths.keep(owner, lengths)
 
     def _admit(self, now: float, commands: list[DecodeCommand]) -> None:
-        """Takes waiting sequences in, in arrival order: nobody overtakes one that waits for memory, or
-        was swapped out, and none a prompt that waits for it here."""
+        """Takes sequences in, or back from the host tier, in arrival order: nobody overtakes one that waits
+        for memory, and no newcomer a copy that is under way, or a prompt that waits for memory here.
+
+        Of the batch's slots those count that earlier ones have: sequences that stayed here come without being
+        admitted, and might never leave one free.
+        """
         reserved = self.mates.reserved_blocks(now)
-        if self.swapping.away:
-            arrivals = list(self.sequences.values())
-            commands.extend(self.swapping.swap_in(arrivals, self.max_batch, reserved))
-            return
-        entered = sum(sequence.has_blocks for sequence in self.sequences.values())
-        for sequence in self.sequences.values():
-            if sequence.phase is not DecodePhase.WAITING:
-                continue
-            needed = blocks_for(sequence.tokens + sequence.awaits_first_token, self.block_size)
-            pool = sequence.pool
-            if pool is None:
-                pool = self.blocks.pool_for_newcomer(self.held.longest_blocks(sequence))
-            if pool is None:
+        is_one_away = False
+        for earlier, sequence in enumerate(self.sequences.values()):
+            has_come = sequence.has_blocks
+            if not has_come and earlier < self.max_batch:
+                if sequence.is_swapped:
+                    has_come = self._try_swap_in(sequence, reserved, commands)
+                elif not is_one_away:
+                    has_come = self._try_enter(sequence, reserved, commands)
+            if not has_come:
                 break
-            if entered >= self.max_batch or not self._has_room(pool, sequence, reserved):
-                break
-            self.blocks.try_allocate(sequence.owner, needed, pool)
-            sequence.phase = next_decode_phase(sequence.phase, DecodePhase.PULLING)
-            entered += 1
-            if isinstance(sequence.task, DecodeTask):
-                self.pulls.begin(sequence.owner)
-            else:
-                commands.append(self._inherit(sequence, sequence.task))
+            is_one_away |= sequence.is_swapped
+
+    def _try_enter(
+        self, sequence: DecodeSequence, reserved_blocks: int, commands: list[DecodeCommand]
+    ) -> bool:
+        pool = sequence.pool
+        if pool is None:
+            pool = self.blocks.pool_for_newcomer(self.held.longest_blocks(sequence))
+        if pool is None or not self._has_room(pool, sequence, reserved_blocks):
+            return False
+        self.blocks.try_allocate(sequence.owner, _as_newcomer(sequence).blocks(0, self.block_size), pool)
+        sequence.phase = next_decode_phase(sequence.phase, DecodePhase.PULLING)
+        if isinstance(sequence.task, DecodeTask):
+            self.pulls.begin(sequence.owner)
+        else:
+            commands.append(self._inherit(sequence, sequence.task))
+        return True
+
+    def _try_swap_in(
+        self, sequence: DecodeSequence, reserved_blocks: int, commands: list[DecodeCommand]
+    ) -> bool:
+        present = [each for each in self.sequences.values() if each.has_blocks]
+        swap = self.swapping.try_swap_in(sequence, present, reserved_blocks)
+        if swap is None:
+            return False
+        commands.append(swap)
+        return True
 
     def _has_room(self, pool: int, sequence: DecodeSequence, reserved_blocks: int) -> bool:
         present = [
@@ -352,10 +375,9 @@ class DecodeState:
             for each in self.sequences.values()
             if each.has_blocks and self.moves.pool_of(each) == pool
         ]
-        newcomer = Growing(sequence.tokens + sequence.awaits_first_token, sequence.coming_tokens)
         free = self.blocks.free_blocks_in(pool) - (reserved_blocks if present else 0)
         room = Pool(free, self.block_size)
-        return can_admit(self.admission, room, newcomer, present)
+        return can_admit(self.admission, room, _as_newcomer(sequence), present)
 
     def _inherit(self, sequence: DecodeSequence, task: ResumeTask) -> InheritSequence:
         filled = blocks_for(sequence.position, self.block_size)
@@ -646,3 +668,7 @@ class DecodeState:
                 error = ErrorReply(NoInstanceReady.code, f"instance {self.instance_id} is draining")
                 commands.append(failure_of(sequence.request, error, can_continue=True))
             self.held.discard(sequence)
+
+
+def _as_newcomer(sequence: DecodeSequence) -> Growing:
+    return Growing(sequence.tokens + sequence.awaits_first_token, sequence.coming_tokens)

@@ -6,7 +6,7 @@
 
 A sequence that is swapped out keeps its blocks, pinned, until the copy has ended; then it holds blocks of the
 host tier alone, which have an allocator of their own. On its way back these are pinned. It is in no step
-meanwhile and its stream pauses. Whoever was swapped comes back in the order of arrival, before any newcomer
+meanwhile and its stream pauses. Whoever was swapped comes back in the order of arrival, before any later one
 comes in. Only the instance's own pool has a host tier: the KV of attention workers has none.
 """
 
@@ -58,7 +58,7 @@ class Swapping:
 
     @property
     def away(self) -> int:
-        """Sequences in the host tier or on the way there or back; newcomers wait for them."""
+        """Sequences in the host tier or on the way there or back; whoever came later waits for them."""
         return len(self._phases)
 
     def coming_blocks(self, pool: int) -> int:
@@ -83,24 +83,19 @@ class Swapping:
         self.swaps += 1
         return SwapOut(owner, tuple(self.blocks.block_table(owner)[:filled]), self._host_blocks(owner))
 
-    def swap_in(
-        self, sequences: Sequence[DecodeSequence], max_batch: int, reserved_blocks: int
-    ) -> list[SwapIn]:
-        """Those that come back now, of all ``sequences`` in the order of arrival; what is reserved they leave
-        to a prompt, unless they would be alone. Of the batch's slots those count that earlier ones have:
-        sequences that stayed here come without being admitted, and might never leave one free."""
-        commands: list[SwapIn] = []
-        present = [each for each in sequences if each.has_blocks]
-        earlier = 0
-        for sequence in sequences:
-            if sequence.phase is DecodePhase.SWAPPED:
-                free = self.blocks.free_blocks_in(OWN_POOL) - (reserved_blocks if present else 0)
-                if earlier >= max_batch or self.blocks_wanted_by(sequence, present) > free:
-                    break
-                commands.append(self._begin_swap_in(sequence))
-                present.append(sequence)
-            earlier += sequence.has_blocks
-        return commands
+    def try_swap_in(
+        self, sequence: DecodeSequence, present: Sequence[DecodeSequence], reserved_blocks: int
+    ) -> SwapIn | None:
+        """Of one that is swapped, beside those ``present`` that hold blocks. What is reserved it leaves to a
+        prompt, unless it would be alone."""
+        free = self.blocks.free_blocks_in(OWN_POOL) - (reserved_blocks if present else 0)
+        if self.blocks_wanted_by(sequence, present) > free:
+            return None
+        owner, host_blocks = sequence.owner, self._host_blocks(sequence.owner)
+        self.blocks.try_allocate(owner, blocks_for(sequence.tokens, self.block_size), OWN_POOL)
+        self.host.pin(owner)
+        self._enter(sequence, DecodePhase.SWAPPING_IN)
+        return SwapIn(owner, tuple(self.blocks.block_table(owner)[: len(host_blocks)]), host_blocks)
 
     def blocks_wanted_by(self, sequence: DecodeSequence, present: Iterable[DecodeSequence]) -> int:
         """Which is swapped, to come back. ``present``: who holds blocks."""
@@ -135,14 +130,6 @@ class Swapping:
     @property
     def _weight(self) -> float:
         return NEWEST_WEIGHT if self._copied_s > 0 else 1.0
-
-    def _begin_swap_in(self, sequence: DecodeSequence) -> SwapIn:
-        owner = sequence.owner
-        host_blocks = self._host_blocks(owner)
-        self.blocks.try_allocate(owner, blocks_for(sequence.tokens, self.block_size), OWN_POOL)
-        self.host.pin(owner)
-        self._enter(sequence, DecodePhase.SWAPPING_IN)
-        return SwapIn(owner, tuple(self.blocks.block_table(owner)[: len(host_blocks)]), host_blocks)
 
     def _as_holder(self, sequence: DecodeSequence) -> Holder:
         growing = Growing(sequence.tokens, sequence.coming_tokens)

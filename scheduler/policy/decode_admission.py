@@ -33,34 +33,39 @@ class Pool:
     block_size: int
 
 
-def fits_now(pool: Pool, newcomer: Growing, present: Sequence[Growing]) -> bool:
-    """Greedy: its blocks are free, and one more for every sequence that is there."""
-    needed = blocks_for(newcomer.tokens, pool.block_size)
-    return needed + len(present) <= pool.free
+def wanted_now(newcomer: Growing, present: Sequence[Growing], block_size: int) -> int:
+    """Greedy: its blocks, and one more for every sequence that is there."""
+    return newcomer.blocks(0, block_size) + len(present)
 
 
-def fits_to_its_end(pool: Pool, newcomer: Growing, present: Sequence[Growing]) -> bool:
+def wanted_to_its_end(newcomer: Growing, present: Sequence[Growing], block_size: int) -> int:
     """Reserve-static."""
-    whole = newcomer.blocks(newcomer.coming_tokens, pool.block_size)
-    return fits_now(pool, newcomer, present) and whole <= pool.free
+    whole = newcomer.blocks(newcomer.coming_tokens, block_size)
+    return max(whole, wanted_now(newcomer, present, block_size))
 
 
-def fits_until_one_ends(pool: Pool, newcomer: Growing, present: Sequence[Growing]) -> bool:
+def wanted_until_one_ends(newcomer: Growing, present: Sequence[Growing], block_size: int) -> int:
     """Reserve-dynamic."""
-    size = pool.block_size
     steps = min(each.coming_tokens for each in (newcomer, *present))
-    growth = sum(each.blocks(steps, size) - each.blocks(0, size) for each in present)
-    return fits_now(pool, newcomer, present) and newcomer.blocks(steps, size) + growth <= pool.free
+    growth = sum(each.blocks(steps, block_size) - each.blocks(0, block_size) for each in present)
+    return max(newcomer.blocks(steps, block_size) + growth, wanted_now(newcomer, present, block_size))
 
 
-ADMISSIONS: dict[DecodeAdmission, Callable[[Pool, Growing, Sequence[Growing]], bool]] = {
-    "greedy": fits_now,
-    "reserve_static": fits_to_its_end,
-    "reserve_dynamic": fits_until_one_ends,
+ADMISSIONS: dict[DecodeAdmission, Callable[[Growing, Sequence[Growing], int], int]] = {
+    "greedy": wanted_now,
+    "reserve_static": wanted_to_its_end,
+    "reserve_dynamic": wanted_until_one_ends,
 }
 
 
-def can_admit(admission: DecodeAdmission, pool: Pool, newcomer: Growing, present: Sequence[Growing]) -> bool:
+def blocks_to_enter(
+    admission: DecodeAdmission, newcomer: Growing, present: Sequence[Growing], block_size: int
+) -> int:
+    """That have to be free for it to be taken in."""
     if not present:
-        return blocks_for(newcomer.tokens, pool.block_size) <= pool.free
-    return ADMISSIONS[admission](pool, newcomer, present)
+        return newcomer.blocks(0, block_size)
+    return ADMISSIONS[admission](newcomer, present, block_size)
+
+
+def can_admit(admission: DecodeAdmission, pool: Pool, newcomer: Growing, present: Sequence[Growing]) -> bool:
+    return blocks_to_enter(admission, newcomer, present, pool.block_size) <= pool.free

@@ -1,12 +1,18 @@
 """Decodes of a mixed instance that are preempted for a prompt: which, how often, and by whom not."""
 
+import pytest
+
+from common.config import DecodeAdmission
 from common.kv.blocks import BlockOwner
+from common.lifecycle import DecodePhase
 from common.sequences import PublishFailure
 from decode import events
 from decode.state import DecodeState
 from scheduler.policy.mixed_batching import MAX_PREEMPTIONS
 from tests.decode.states import end_step, handle, kinds, make_state, owner_of, start, task_of
 from tests.decode.test_staying import stay
+
+PROMPTS = BlockOwner("prefill", owner_of("r9").request_id, 0)
 
 
 def wanting_state(wanted_blocks: int, *, is_mixed: bool = True) -> DecodeState:
@@ -74,8 +80,7 @@ def test_what_prompts_owe_to_who_is_away_lets_it_come_back_beside_those_that_gro
     state = copying_state(26)
     handle(state, events.SwapFinished(owner_of("r3"), 4, 0.1))
     state.mates.wanted_blocks = 0
-    prompts = BlockOwner("prefill", owner_of("r9").request_id, 0)
-    state.blocks.try_allocate(prompts, state.blocks.free_blocks - state.mates.owed_blocks(2.0))
+    state.blocks.try_allocate(PROMPTS, state.blocks.free_blocks - state.mates.owed_blocks(2.0))
     assert kinds(handle(state, events.BlocksFreed(), now=2.0), events.SwapIn)
 
 
@@ -86,3 +91,36 @@ def test_who_is_away_comes_back_though_later_ones_that_stayed_fill_the_batch() -
     state.mates.wanted_blocks = 0
     copied = events.SwapFinished(owner_of("r3"), 4, 0.1)
     assert kinds(handle(state, copied), events.SwapIn)
+
+
+@pytest.mark.parametrize("admission", ["greedy", "reserve_static", "reserve_dynamic"])
+def test_what_prompts_owe_to_a_newcomer_lets_it_in_beside_those_that_run(admission: DecodeAdmission) -> None:
+    state = make_state(total_blocks=26, block_size=2, admission=admission)
+    start(state, "r1", "r2", prompt_tokens=8)
+    state.blocks.try_allocate(PROMPTS, state.blocks.free_blocks)
+    handle(state, events.TaskArrived(task_of("r3", 8)))
+    state.blocks.release(PROMPTS)
+    state.blocks.try_allocate(PROMPTS, state.blocks.free_blocks - state.mates.owed_blocks(2.0))
+    handle(state, events.BlocksFreed(), now=2.0)
+    assert state.sequences[owner_of("r3")].phase is DecodePhase.PULLING
+
+
+def test_one_that_came_earlier_waits_for_nobody_who_was_preempted_later() -> None:
+    """Prompts that stay here are preempted again and again: there may always be somebody away."""
+    state = make_state(total_blocks=24, block_size=2, host_blocks=24)
+    start(state, "r1", prompt_tokens=8)
+    other = BlockOwner("prefill", owner_of("r8").request_id, 0)
+    state.blocks.try_allocate(PROMPTS, 10)
+    state.blocks.try_allocate(other, 4)
+    handle(state, events.TaskArrived(task_of("waits", 8)))
+    stay(state, task_of("later", 8), BlockOwner("kept", owner_of("later").request_id, 0))
+    state.mates.is_mixed, state.mates.wanted_blocks = True, 3
+    [swap] = kinds(end_step(state), events.SwapOut)
+    assert swap.owner == owner_of("later")
+    state.mates.wanted_blocks = 0
+    handle(state, events.SwapFinished(swap.owner, 4, 0.1))
+    assert state.sequences[owner_of("waits")].phase is DecodePhase.WAITING
+    state.blocks.release(other)
+    handle(state, events.BlocksFreed())
+    phases = {str(owner.request_id): each.phase for owner, each in state.sequences.items()}
+    assert (phases["waits"], phases["later"]) == (DecodePhase.PULLING, DecodePhase.SWAPPED)
