@@ -18,7 +18,8 @@ class RoomMates:
     ``wanted_blocks``: of the prompt whose turn it is, where there is not room for it; on a mixed instance
     (``is_mixed``) decodes give way to it. ``away_blocks``: that let the first sequence in which waits for
     memory to be decoded, and ``away_since_s``: since when it is the first. From ``max_wait_s`` on prompts
-    leave it those; before, it leaves the prompt what that wants.
+    leave it those; before, it leaves the prompt what that wants. ``stuck_since_s``: since when all that
+    are to be decoded here wait for memory; None: somebody gets on.
     """
 
     policy: MixedPolicy = "chunked"
@@ -28,6 +29,7 @@ class RoomMates:
     wanted_blocks: int = 0
     away_blocks: int = 0
     away_since_s: float = 0.0
+    stuck_since_s: float | None = None
     _away: BlockOwner | None = None
 
     def note_away(self, owner: BlockOwner | None, blocks: int, now: float) -> None:
@@ -35,6 +37,12 @@ class RoomMates:
         if owner != self._away:
             self._away, self.away_since_s = owner, now
         self.away_blocks = blocks
+
+    def note_stuck(self, *, is_stuck: bool, now: float) -> None:
+        if not is_stuck:
+            self.stuck_since_s = None
+        elif self.stuck_since_s is None:
+            self.stuck_since_s = now
 
     def owed_blocks(self, now: float) -> int:
         """That no prompt may take."""

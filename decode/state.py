@@ -253,6 +253,12 @@ class DecodeState:
             self.mates.note_away(None, 0, now)
         else:
             self.mates.note_away(away.owner, self._blocks_wanted_by(away), now)
+        self.mates.note_stuck(is_stuck=bool(self.sequences) and not self._is_anybody_busy(), now=now)
+
+    def _is_anybody_busy(self) -> bool:
+        """Whether a step computes, or KV is on its way: else all that are here wait for memory."""
+        resting = (DecodePhase.WAITING, DecodePhase.RUNNING, DecodePhase.SWAPPED)
+        return self.batches.is_computing or any(each.phase not in resting for each in self.sequences.values())
 
     def _blocks_wanted_by(self, away: DecodeSequence) -> int:
         """That have to be free for it to come in, or back, beside those that are there."""

@@ -146,6 +146,11 @@ class RoleChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class TimePassed:
+    """Now and then."""
+
+
+@dataclass(frozen=True, slots=True)
 class DrainStarted:
     """Admit nothing more; finish what is here."""
 
@@ -172,6 +177,7 @@ PrefillEvent = (
     | DecodeInstanceGone
     | GatewayGone
     | BlocksFreed
+    | TimePassed
     | RoleChanged
     | DrainStarted
     | DrainExpired

@@ -133,6 +133,11 @@ class PrefillService:
         if self.state.pending_requests:
             self._handle(events.BlocksFreed())
 
+    def note_time(self) -> None:
+        """Called with every load report."""
+        if self.state.mates.stuck_since_s is not None:
+            self._handle(events.TimePassed())
+
     def change_role(self, *, is_prefill: bool) -> None:
         """Admits prompts from now on, or only finishes those that are here."""
         self._handle(events.RoleChanged(is_prefill))

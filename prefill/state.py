@@ -78,6 +78,7 @@ from prefill.events import (
     SendKV,
     SequenceLeft,
     TaskArrived,
+    TimePassed,
     WithdrawOffer,
 )
 from prefill.handover import HandOver, KVCursor, check_destination
@@ -87,6 +88,11 @@ from scheduler.policy.hand_over import is_layerwise, layers_per_report
 from scheduler.policy.mixed_batching import prompt_tokens_beside
 from scheduler.policy.prefill_batching import FillBatch, fill_chunk
 
+STUCK_AFTER_S = 5.0
+"""Whoever waits for an instance that is only busy is decoded, or ends, sooner; if not, it costs a prompt."""
+NO_ROOM = ErrorReply(
+    code=Overloaded.code, message="no decode instance had room, and others waited for its memory"
+)
 MAX_REFUSALS = 3
 """Of one sequence's offers, after which its KV is given up: whoever has room in word has none in deed."""
 
@@ -210,6 +216,8 @@ class PrefillState:
                 self._discard_all(lambda sequence: sequence.request.gateway_id == gateway_id, commands)
             case BlocksFreed():
                 pass
+            case TimePassed():
+                self._break_circle(now, commands)
             case RoleChanged(is_prefill):
                 self.is_admitting = is_prefill
             case DrainStarted():
@@ -491,6 +499,21 @@ class PrefillState:
             return
         commands.append(failure_of(sequence.request, error, can_continue=True))
         self._discard(sequence, commands)
+
+    def _break_circle(self, now: float, commands: list[PrefillCommand]) -> None:
+        """Two instances that changed their roles may each hold, computed or run before, what waits for room
+        in the other. Where nobody can be decoded here for so long, the latest of these is computed again."""
+        since_s = self.mates.stuck_since_s
+        if since_s is None or now - since_s < STUCK_AFTER_S:
+            return
+        waiting = [
+            each
+            for each in self.sequences.values()
+            if each.phase is PrefillPhase.COMPUTED and not each.is_cancelled and not each.hand_over.has_begun
+        ]
+        if waiting:
+            commands.append(failure_of(waiting[-1].request, NO_ROOM, can_continue=True))
+            self._discard(waiting[-1], commands)
 
     def _take_pull(self, pull: PullKV, commands: list[PrefillCommand]) -> None:
         if pull.prefill_incarnation != self.incarnation:

@@ -205,6 +205,7 @@ class Instance:
         self.decode.take_event(message)
 
     def publish_load(self) -> None:
+        self.prefill.note_time()
         prefill, decode = self.prefill.state, self.decode.state
         self.reports_sent += 1
         block_size = self.config.instance.block_size

@@ -151,6 +151,34 @@ def test_when_a_decode_instance_s_role_changes_its_sequences_go_on_elsewhere_as_
     assert mesh.gateway.causes == [], "nothing was computed again"
 
 
+@settings(max_examples=20, deadline=None)
+@given(st.integers(48, 52), st.integers(48, 52), st.booleans(), SEEDS)
+def test_two_instances_that_change_roles_with_full_pools_do_not_wait_for_each_other_for_ever(
+    prefill_blocks: int, decode_blocks: int, is_restored: bool, seed: int
+) -> None:
+    """Each holds, computed or run before, what waits for room in the other."""
+    shape = MeshShape(
+        prefill_blocks=prefill_blocks, decode_blocks=decode_blocks, block_size=1, max_waiting_requests=20
+    )
+    mesh, chance = make_mesh(shape, seed), random.Random(seed)
+    for number in range(20):
+        request = sequence_of(f"r{number}", chance.randint(1, MAX_PROMPT), MAX_OUTPUT, seed=number)
+        sampling = msgspec.structs.replace(request.sampling, ignore_eos=True)
+        request = msgspec.structs.replace(request, sampling=sampling)
+        start_s = chance.uniform(0.5, 1.5)
+        mesh.bus.timeline.at(start_s, lambda request=request: mesh.gateway.start(request))  # type: ignore[misc]
+    swapped_s = chance.uniform(0.6, 2.5)
+    mesh.bus.timeline.at(swapped_s, lambda: swap_roles(mesh))
+    if is_restored:
+        mesh.bus.timeline.at(swapped_s + chance.uniform(0.1, 2.0), mesh.restore_roles)
+    finish(mesh, 20)
+
+
+def swap_roles(mesh: VirtualMesh) -> None:
+    mesh.flip(InstanceId("decode-0"), "prefill")
+    mesh.flip(InstanceId("prefill-0"), "decode")
+
+
 def befall(mesh: VirtualMesh, chance: random.Random) -> None:
     """One fault at some time. The last instance of a role may die for good if it is not the only one."""
     name = chance.choice(sorted(mesh.instances))

@@ -87,3 +87,16 @@ def test_an_attempt_that_another_instance_has_computed_too_is_decoded_once() -> 
     handle(waiting, events.TaskArrived(task_of("r9", prompt_tokens=4)))
     assert not stay(waiting, task_of("r9", prompt_tokens=4))
     assert KEPT not in waiting.blocks.owners()
+
+
+def test_all_wait_for_memory_while_no_step_computes_and_no_kv_is_on_its_way() -> None:
+    """Here the prefill room has the blocks that they lack."""
+    state = make_state(total_blocks=3)
+    theirs = BlockOwner("prefill", owner_of("r0").request_id, 0)
+    assert state.blocks.try_allocate(theirs, 3)
+    handle(state, events.TaskArrived(task_of("r1")), now=1.0)
+    handle(state, events.BlocksFreed(), now=2.0)
+    assert state.mates.stuck_since_s == 1.0
+    state.blocks.release(theirs)
+    handle(state, events.BlocksFreed(), now=3.0)
+    assert state.mates.stuck_since_s is None

@@ -7,7 +7,7 @@ from common.ids import RequestId
 from common.messages import ErrorReply, SequenceMoved
 from common.sequences import PublishFailure
 from prefill import events
-from prefill.state import MAX_REFUSALS, PrefillState
+from prefill.state import MAX_REFUSALS, NO_ROOM, STUCK_AFTER_S, PrefillState
 from tests.prefill.states import (
     DECODE,
     HOME,
@@ -108,3 +108,20 @@ def test_who_was_not_offered_a_sequence_or_has_asked_for_its_kv_cannot_decline_i
     assert not handle(state, events.OfferDeclined(owner_of("r2"), DECODE, HOME.decode_instance))
     handle(state, events.PullArrived(pull_of("r1")))
     assert not handle(state, events.OfferDeclined(owner_of("r1"), DECODE, HOME.decode_instance))
+
+
+def test_where_nobody_can_be_decoded_here_for_long_the_latest_that_waits_for_others_gives_its_memory() -> (
+    None
+):
+    state = make_state()
+    offered(state, "r1")
+    offered(state, "r2")
+    state.mates.note_stuck(is_stuck=True, now=10.0)
+    assert not handle(state, events.TimePassed(), now=10.0 + STUCK_AFTER_S - 0.1)
+    commands = handle(state, events.TimePassed(), now=10.0 + STUCK_AFTER_S)
+    failure = only(commands, PublishFailure).failure
+    assert (failure.request_id, failure.error, failure.can_continue) == ("r2", NO_ROOM, True)
+    assert only(commands, events.WithdrawOffer).owner == owner_of("r2")
+    assert list(state.sequences) == [owner_of("r1")]
+    handle(state, events.PullArrived(pull_of("r1")))
+    assert not handle(state, events.TimePassed(), now=99.0), "what is being sent is not given up"

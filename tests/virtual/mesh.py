@@ -34,6 +34,7 @@ from common.sequences import finish_reason_of
 from common.steps import Draw, SequenceStep
 from decode.pulls import Pulls
 from decode.state import DecodeState
+from prefill.events import TimePassed
 from prefill.prompts import PromptQueue
 from prefill.state import PrefillState
 from scheduler.policy.prefill_batching import fill_batch_of
@@ -210,6 +211,7 @@ class VirtualMesh:
         instance_id = node.prefill.state.instance_id
         if self.instances.get(instance_id) is not node:
             return
+        node.prefill.handle(TimePassed())
         timeline = self.bus.timeline
         if timeline.now >= self.silent_until_s.get(instance_id, 0.0):
             self.bus.publish(instance_id, SCHEDULER, node.load())
