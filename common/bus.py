@@ -18,7 +18,7 @@ import secrets
 from collections.abc import Callable
 from functools import cache
 from types import UnionType
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar, get_args, overload
 
 import msgspec
 
@@ -44,6 +44,10 @@ WAITING_CALLS = 1024
 CLOSE_TIMEOUT_S = 10.0
 
 _encode = msgspec.msgpack.Encoder().encode
+
+
+def _named(types: MessageTypes) -> str:
+    return " or ".join(each.__name__ for each in (get_args(types) or (types,)))
 
 
 @cache
@@ -245,7 +249,7 @@ class Bus:
             reply = _decoder(reply_type | ErrorReply).decode(payload)
         except (msgspec.DecodeError, RecursionError) as exc:
             self._count_malformed(subject, exc)
-            raise BusError(f"{subject}: the reply is no {reply_type}: {exc}") from exc
+            raise BusError(f"{subject}: the reply is no {_named(reply_type)}: {exc}") from exc
         if isinstance(reply, ErrorReply):
             raise as_request_error(reply)
         assert isinstance(reply, reply_type)

@@ -92,6 +92,7 @@ class SchedulerService:
     turns: Turns = field(init=False)
     _questions: set[RequestId] = field(default_factory=set)
     _has_told_departed: bool = False
+    _reported: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
         call_timeout_s = self.config.mesh.call_timeout_s
@@ -101,10 +102,11 @@ class SchedulerService:
         )
 
     async def start(self) -> None:
-        """Subscribes; returns when every subscription is active, and what other schedulers have booked is
-        known."""
+        """Subscribes; returns when every subscription is active, and what other schedulers have booked and
+        instances report is known."""
         await self.bus.subscribe(self.subjects.scheduler_events(), SchedulerEvent, self._take_event)
         await self.sharing.start(await self._read_members())
+        await self._hear_instances()
         await self.bus.serve(
             self.subjects.submit(),
             SchedulerCall,
@@ -112,6 +114,18 @@ class SchedulerService:
             queue=QUEUE_GROUP,
             max_concurrent=MAX_CALLS + self.config.scheduler.max_deferred_requests,
         )
+
+    async def _hear_instances(self) -> None:
+        """Until each has reported, or a heartbeat has passed: whoever takes calls sooner refuses what another
+        scheduler would place."""
+        try:
+            async with asyncio.timeout(self.config.mesh.heartbeat_s):
+                while any(view.report is None for view in self.state.instances.values()):
+                    self._reported.clear()
+                    await self._reported.wait()
+        except TimeoutError:
+            unheard = [name for name, view in self.state.instances.items() if view.report is None]
+            log.warning("instances_unheard", extra={"instances": ", ".join(unheard)})
 
     async def watch(self) -> None:
         """Reads the members and notices silence, every heartbeat and when somebody unknown speaks."""
@@ -340,6 +354,7 @@ class SchedulerService:
         match message:
             case LoadReport():
                 self._handle(events.LoadReported(message))
+                self._reported.set()
             case RequestEnded():
                 drew = (message.prompt_tokens, message.output_tokens, message.is_cut, message.attempt)
                 measured = (message.ttft_s, message.tpot_s)

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from common.config import Config, PredictorConfig, SchedulerConfig
-from common.errors import NoInstanceReady, Overloaded, RequestCancelled
+from common.errors import NoInstanceReady, NoResponder, Overloaded, RequestCancelled
 from common.ids import InstanceId
 from common.messages import Acknowledged, Placement, PrefillTask, Queued, SubmitRequest
 from common.store import Store
@@ -97,6 +97,31 @@ def test_who_waits_where_a_scheduler_leaves_is_told_so_and_who_comes_then_is_pla
                 await waiting
             answer = await scheduler.submit(SubmitRequest(make_request("r1")))
             assert isinstance(answer, Placement)
+
+    run(work())
+
+
+def test_a_scheduler_takes_calls_once_it_has_heard_the_instances(
+    nats_url: str, redis_url: str, namespace: str
+) -> None:
+    """Until then another one does, which knows whom to give a request."""
+
+    async def work() -> None:
+        async with busy_scheduler(nats_url, redis_url, namespace) as scheduler:
+            bus, subjects = scheduler.bus, scheduler.subjects
+            call = SubmitRequest(make_request("r0"))
+            for view in scheduler.state.instances.values():
+                view.report = None
+            starting = asyncio.create_task(scheduler.start())
+            await bus.flush(1.0)
+            with pytest.raises(NoResponder):
+                await bus.call(subjects.submit(), call, Placement | Queued, 5.0)
+            for name, role in (("p0", "prefill"), ("d0", "decode")):
+                assert not starting.done()
+                bus.publish(subjects.scheduler_events(), report_of(name, role, 2))  # type: ignore[arg-type]
+                await bus.flush(1.0)
+            await starting
+            assert isinstance(await bus.call(subjects.submit(), call, Placement | Queued, 5.0), Placement)
 
     run(work())
 
