@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import openai
+
 from common.config_file import load_config
 from common.messages import InstanceRecord, MemberRecord
 from services.members import members_of
@@ -158,3 +160,29 @@ def running_mesh(state_dir: Path, *arguments: str, config: str = "") -> Iterator
         yield Mesh(state_dir, answer["url"])
     finally:
         lamella("down", "--state-dir", str(state_dir))
+
+
+async def stream_text(
+    client: openai.AsyncOpenAI,
+    prompt: list[int],
+    output_tokens: int,
+    begun: asyncio.Event,
+    begun_chunks: int = 1,
+) -> str:
+    """What a greedy stream says that its end-of-sequence token does not end. ``begun`` is set with the
+    ``begun_chunks``-th chunk."""
+    stream = await client.completions.create(
+        model="default",
+        prompt=prompt,
+        max_tokens=output_tokens,
+        temperature=0,
+        stream=True,
+        timeout=120,
+        extra_body={"ignore_eos": True},
+    )
+    texts = []
+    async for chunk in stream:
+        texts.append(chunk.choices[0].text)
+        if len(texts) == begun_chunks:
+            begun.set()
+    return "".join(texts)

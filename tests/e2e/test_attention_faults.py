@@ -12,7 +12,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from tests.e2e.meshes import Mesh, running_mesh
+from tests.e2e.meshes import Mesh, running_mesh, stream_text
 
 CONFIG = """
 [instance]
@@ -158,18 +158,4 @@ def test_attention_workers_come_and_go_under_running_streams(mesh: Mesh, undistu
 
 async def one_stream(client: openai.AsyncOpenAI, index: int, begun: asyncio.Event) -> str:
     """Its text. ``begun`` is set once it is being decoded."""
-    stream = await client.completions.create(
-        model="default",
-        prompt=list(range(100, 140 + index)),
-        max_tokens=OUTPUT_TOKENS,
-        temperature=0,
-        stream=True,
-        timeout=120,
-        extra_body={"ignore_eos": True},
-    )
-    texts = []
-    async for chunk in stream:
-        texts.append(chunk.choices[0].text)
-        if len(texts) == BEGUN_CHUNKS:
-            begun.set()
-    return "".join(texts)
+    return await stream_text(client, list(range(100, 140 + index)), OUTPUT_TOKENS, begun, BEGUN_CHUNKS)

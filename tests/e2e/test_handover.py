@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from common.model.tokens import Tokenizer
-from tests.e2e.meshes import Mesh, running_mesh
+from tests.e2e.meshes import Mesh, running_mesh, stream_text
 from tests.e2e.reference import greedy_tokens
 
 PROMPT_TOKENS = (700, 130, 520, 96)
@@ -142,17 +142,4 @@ async def text_of(
     client: openai.AsyncOpenAI, index: int, begun: asyncio.Event, output_tokens: int = OUTPUT_TOKENS
 ) -> str:
     """What a stream says. ``begun`` is set with its first token."""
-    stream = await client.completions.create(
-        model="default",
-        prompt=prompt_of(index),
-        max_tokens=output_tokens,
-        temperature=0,
-        stream=True,
-        timeout=120,
-        extra_body={"ignore_eos": True},
-    )
-    texts = []
-    async for chunk in stream:
-        texts.append(chunk.choices[0].text)
-        begun.set()
-    return "".join(texts)
+    return await stream_text(client, prompt_of(index), output_tokens, begun)

@@ -6,7 +6,7 @@ from pathlib import Path
 import openai
 
 from common.model.tokens import Tokenizer
-from tests.e2e.meshes import Mesh, running_mesh
+from tests.e2e.meshes import Mesh, running_mesh, stream_text
 from tests.e2e.reference import greedy_tokens
 
 LONG, SHORT = 480, 2
@@ -67,20 +67,7 @@ async def run_pairs(mesh: Mesh) -> list[str]:
 async def one_stream(
     client: openai.AsyncOpenAI, index: int, output_tokens: int, has_begun: asyncio.Event
 ) -> str:
-    stream = await client.completions.create(
-        model="default",
-        prompt=prompt_of(index),
-        max_tokens=output_tokens,
-        temperature=0,
-        stream=True,
-        timeout=120,
-        extra_body={"ignore_eos": True},
-    )
-    texts = []
-    async for chunk in stream:
-        texts.append(chunk.choices[0].text)
-        has_begun.set()
-    return "".join(texts)
+    return await stream_text(client, prompt_of(index), output_tokens, has_begun)
 
 
 def prompt_of(index: int) -> list[int]:
