@@ -24,6 +24,7 @@ from common.errors import (
     RequestError,
 )
 from common.ids import GatewayId, InstanceId
+from common.instance_metrics import InstanceMetrics
 from common.kv.blocks import BlockOwner, in_pool, pool_of
 from common.kv.endpoint import KVEndpoint
 from common.messages import (
@@ -53,7 +54,6 @@ from common.sequences import PublishFailure
 from common.shared_engine import Computed, SharedEngine
 from common.steps import SequenceStep
 from common.subjects import Subjects
-from common.telemetry import InstanceMetrics
 from common.timeline import timeline
 from common.timeline_events import DECIDE, PULL_KV
 from common.transfer.interface import SOCKET_GRACE_S

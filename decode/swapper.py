@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from common.engine_thread import EngineThread
+from common.instance_metrics import InstanceMetrics
 from common.kv.tier import HostTier
-from common.telemetry import InstanceMetrics
 from common.timeline import timeline
 from common.timeline_events import SWAP_KV
 from decode.events import DecodeEvent, SwapFailed, SwapFinished, SwapIn, SwapOut

@@ -25,12 +25,12 @@ from common.errors import (
     RequestError,
 )
 from common.service_classes import CLASS_HEADER
-from common.telemetry import GatewayMetrics
 from gateway.calls import Call, CallFactory
 from gateway.delivery import Delivery
 from gateway.errors import MethodNotAllowed, RouteNotFound, error_body, error_headers, status_of
 from gateway.exchange import Exchange, Receive, Scope, Send, new_exchange
 from gateway.journal import Journal
+from gateway.metrics import GatewayMetrics
 from gateway.openai import (
     ChatRequest,
     CompletionRequest,

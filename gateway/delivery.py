@@ -14,11 +14,11 @@ from common.config import GatewayConfig
 from common.errors import DeadlineExceeded, RequestCancelled
 from common.latency import end_to_end_s
 from common.service_classes import CLASS_HEADER
-from common.telemetry import GatewayMetrics
 from gateway.calls import Call
 from gateway.exchange import REQUEST_ID, Exchange, Headers
 from gateway.generation import Generation
 from gateway.journal import Journal
+from gateway.metrics import GatewayMetrics
 from gateway.responses import DONE, EMPTY_PIECE, KEEP_ALIVE, Usage
 
 STREAM_HEADERS = [

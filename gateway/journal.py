@@ -50,7 +50,6 @@ from common.messages import (
 )
 from common.service_classes import objectives_of, service_classes_of
 from common.subjects import Subjects
-from common.telemetry import GatewayMetrics
 from common.timeline import timeline
 from common.timeline_events import (
     CONTINUED,
@@ -65,6 +64,7 @@ from common.timeline_events import (
 )
 from gateway.errors import from_bus
 from gateway.generation import Generation
+from gateway.metrics import GatewayMetrics
 from gateway.service_levels import Ended, ServiceLevels
 
 log = logging.getLogger("lamella.gateway")

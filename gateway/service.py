@@ -18,12 +18,12 @@ from common.model.tokens import Tokenizer
 from common.service import Running, ServiceProcess, run_service
 from common.service_classes import service_classes_of
 from common.spec import read_spec, served_context_length
-from common.telemetry import GatewayMetrics
 from gateway.app import Endpoint, GatewayApp
 from gateway.calls import CallFactory
 from gateway.errors import error_body, error_headers, status_of
 from gateway.exchange import Exchange, Receive, Scope, Send, new_exchange
 from gateway.journal import Journal
+from gateway.metrics import GatewayMetrics
 from gateway.protocol import guarded_protocol
 
 READ = ("GET", "HEAD")

@@ -21,6 +21,7 @@ from common.errors import (
     TransferError,
 )
 from common.ids import GatewayId, InstanceId
+from common.instance_metrics import InstanceMetrics
 from common.kv.blocks import BlockOwner
 from common.kv.endpoint import KVEndpoint
 from common.messages import (
@@ -49,7 +50,6 @@ from common.sequences import PublishFailure
 from common.shared_engine import Computed, SharedEngine
 from common.steps import LayerReports
 from common.subjects import Subjects
-from common.telemetry import InstanceMetrics
 from common.timeline import timeline
 from common.timeline_events import DECIDE, OFFER_SEQUENCE, TRANSFER_KV
 from prefill import events

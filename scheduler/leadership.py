@@ -17,8 +17,8 @@ from common.ids import Incarnation
 from common.messages import LeaderAnnounced
 from common.store import Store
 from common.subjects import Subjects
-from common.telemetry import LeaderMetrics
 from scheduler.lease import LeaderLease
+from scheduler.metrics import LeaderMetrics
 
 log = logging.getLogger("lamella.scheduler")
 

@@ -21,7 +21,7 @@ from common.messages import GenerationRequest, MemberRecord, RequestEnded, Servi
 from common.scaling import DesiredCounts
 from common.store import Store
 from common.subjects import Subjects
-from common.telemetry import ScalingMetrics
+from scheduler.metrics import ScalingMetrics
 from scheduler.planning import MeshSight, Plan, Planner, look_at
 from scheduler.state import SchedulerState
 

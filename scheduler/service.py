@@ -53,10 +53,10 @@ from common.messages import (
 )
 from common.store import Store
 from common.subjects import Subjects
-from common.telemetry import SchedulerMetrics
 from common.timeline import timeline
 from common.timeline_events import DISPATCH, OPEN_REQUESTS
 from scheduler import events
+from scheduler.metrics import SchedulerMetrics
 from scheduler.policy.decode_rebalancing import Departure
 from scheduler.scaling import Scaling
 from scheduler.sharing import Sharing

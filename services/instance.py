@@ -15,6 +15,7 @@ from common.config import Config
 from common.epochs import EpochFence
 from common.errors import BusError, InvalidRequest, LeaderSuperseded, NoInstanceReady
 from common.ids import Incarnation, InstanceId
+from common.instance_metrics import InstanceMetrics
 from common.kv.blocks import BlockAllocator
 from common.kv.endpoint import KVEndpoint
 from common.load import LoadReporter
@@ -42,7 +43,6 @@ from common.messages import (
 from common.room_mates import RoomMates
 from common.shared_engine import SharedEngine
 from common.subjects import Subjects
-from common.telemetry import InstanceMetrics
 from common.timeline import timeline
 from common.timeline_events import KV_BLOCKS, QUEUES, RUNNING
 from common.transfer.buffers import host_identity

@@ -9,10 +9,11 @@ import msgspec
 from common.config import Config
 from common.errors import StoreUnavailable
 from common.ids import InstanceId
+from common.instance_metrics import InstanceMetrics
 from common.kv.endpoint import KV_REGION
 from common.messages import Role
 from common.service import Running, ServiceProcess, run_service
-from common.telemetry import InstanceMetrics, export_count
+from common.telemetry import export_count
 from common.transfer.buffers import SharedBuffer
 from common.transfer.endpoint import TransferEndpoint
 from services.engines import has_remote_attention, load_engine

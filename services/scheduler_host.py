@@ -4,9 +4,9 @@ import asyncio
 
 from common.config import Config
 from common.service import Running, ServiceProcess, run_service
-from common.telemetry import LeaderMetrics, ScalingMetrics, SchedulerMetrics
 from scheduler.explanations import add_routes, export_regret
 from scheduler.leadership import Leadership
+from scheduler.metrics import LeaderMetrics, ScalingMetrics, SchedulerMetrics
 from scheduler.planning import Planner
 from scheduler.role_changes import RoleChanges
 from scheduler.scaling import Scaling

@@ -11,7 +11,7 @@ from common.lengths import capped
 from common.messages import PredictedLength, PredictLength, RequestEnded, SchedulerEvent
 from common.predictions import NewestLengths
 from common.service import Running, ServiceProcess, run_service
-from common.telemetry import PredictorMetrics
+from services.length_predictor.metrics import PredictorMetrics
 from services.length_predictor.predictors import LengthPredictor, predictor_of
 
 QUEUE_GROUP = "predictor"

@@ -16,7 +16,7 @@ from common.errors import EngineError
 from common.ids import InstanceId
 from common.messages import InstanceRecord, MemberRecord, ServiceRecord
 from common.service import Running, ServiceProcess, run_process, run_service
-from common.telemetry import SchedulerMetrics
+from scheduler.metrics import SchedulerMetrics
 
 
 class Sleepy(msgspec.Struct, frozen=True, tag="sleepy"):

@@ -22,8 +22,8 @@ from common.ids import GatewayId, Incarnation, new_request_id
 from common.messages import CancelRequest, SampledToken, SchedulerGone, TokenBatch, TokenEvent
 from common.model.tokens import Tokenizer
 from common.subjects import Subjects
-from common.telemetry import GatewayMetrics
 from gateway.journal import Journal
+from gateway.metrics import GatewayMetrics
 from tests.e2e.meshes import get_text
 from tests.gateway.clients import PROMPT, TEXT, client_of, complete, in_background, with_peer
 from tests.gateway.processes import GatewayProcess, send

@@ -12,8 +12,9 @@ from common.ids import Incarnation
 from common.messages import LeaderAnnounced
 from common.store import Store
 from common.subjects import Subjects
-from common.telemetry import LeaderMetrics, new_registry
+from common.telemetry import new_registry
 from scheduler.leadership import Leadership
+from scheduler.metrics import LeaderMetrics
 from services import embedded
 from tests.common.buses import connected, run, until
 

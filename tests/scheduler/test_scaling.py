@@ -17,8 +17,9 @@ from common.messages import RequestEnded
 from common.scaling import DesiredCounts
 from common.store import Store
 from common.subjects import Subjects
-from common.telemetry import ScalingMetrics, new_registry
+from common.telemetry import new_registry
 from scheduler import events
+from scheduler.metrics import ScalingMetrics
 from scheduler.planning import Planner
 from scheduler.scaling import Scaling
 from scheduler.state import SchedulerState

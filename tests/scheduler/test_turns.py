@@ -12,8 +12,9 @@ from common.ids import InstanceId
 from common.messages import Acknowledged, Placement, PrefillTask, Queued, SubmitRequest
 from common.store import Store
 from common.subjects import Subjects
-from common.telemetry import SchedulerMetrics, new_registry
+from common.telemetry import new_registry
 from scheduler import events
+from scheduler.metrics import SchedulerMetrics
 from scheduler.service import SchedulerService
 from scheduler.state import SchedulerState
 from scheduler.waiting_room import WaitingRoom

@@ -10,9 +10,10 @@ import pytest
 from common.config import Config, InstanceConfig, MeshConfig
 from common.errors import ConfigError
 from common.ids import Incarnation, InstanceId
+from common.instance_metrics import InstanceMetrics
 from common.messages import LoadReport
 from common.subjects import Subjects
-from common.telemetry import InstanceMetrics, new_registry
+from common.telemetry import new_registry
 from common.transfer.endpoint import TransferEndpoint
 from decode import events
 from services.engines import check_attention_pools, load_engine

@@ -11,6 +11,7 @@ import pytest
 from common.config import Config, InstanceConfig, MeshConfig
 from common.errors import InvalidRequest, LeaderSuperseded, NoInstanceReady
 from common.ids import Incarnation, InstanceId, RequestId
+from common.instance_metrics import InstanceMetrics
 from common.kv.blocks import BlockOwner
 from common.lifecycle import DecodePhase
 from common.messages import (
@@ -30,7 +31,7 @@ from common.messages import (
     SequenceMoved,
 )
 from common.subjects import Subjects
-from common.telemetry import InstanceMetrics, new_registry
+from common.telemetry import new_registry
 from common.transfer.endpoint import TransferEndpoint
 from prefill.events import SequenceLeft
 from services.engines import load_engine

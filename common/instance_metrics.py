@@ -1,0 +1,132 @@
+"""What an instance counts: both of its rooms, the KV pool that they share, and what moves in and out."""
+
+from typing import Literal
+
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+from common.latency import QUEUE_PHASES, QUEUE_TIME, TRANSFER_TIME
+from common.messages import LoadReport
+from common.telemetry import LatencyHistogram, counter_factory
+
+SwapDirection = Literal["out", "in"]
+DIRECTIONS = ["direction"]
+
+
+class InstanceMetrics:
+    """Prefill and decode rooms, the KV pool and its transfers."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        count = counter_factory(registry)
+        self._queue = LatencyHistogram(QUEUE_TIME, registry, "phase", QUEUE_PHASES)
+        self._transfer = LatencyHistogram(TRANSFER_TIME, registry)
+        self._prefill_compute_s = count("prefill_compute_seconds", "Time from first chunk to first token.")
+        self._prefill_tokens = count("prefill_tokens", "Prompt tokens computed.")
+        self._prefill_chunks = count("prefill_chunks", "Chunks run.")
+        self._chunk_s = count("prefill_busy_seconds", "Time the engine spent in chunks.")
+        self._decode_tokens = count("decode_tokens", "Tokens drawn in decode steps.")
+        self._decode_steps = count("decode_steps", "Decode steps run.")
+        self._step_s = count("decode_busy_seconds", "Time the engine spent in decode steps.")
+        self._preemptions = count("preemptions", "Sequences that lost their blocks to older ones.")
+        self._left = count("sequences_left", "Sequences that this instance passed on to another.")
+        self._moves = count("moves", "Running sequences moved to another attention worker.")
+        self._move_bytes = count("move_bytes", "KV bytes moved with them.")
+        self._move_s = count("move_seconds", "Time that they stood still for it.")
+        self._move_failures = count("move_failures", "Moves that failed.")
+        self._swaps = Counter(
+            "lamella_swaps_total",
+            "Sequences copied to the host tier or back.",
+            DIRECTIONS,
+            registry=registry,
+        )
+        self._swap_bytes = Counter(
+            "lamella_swap_bytes_total", "KV bytes copied with them.", DIRECTIONS, registry=registry
+        )
+        self._swap_s = Counter(
+            "lamella_swap_seconds_total", "Time that copying them took.", DIRECTIONS, registry=registry
+        )
+        self._transfer_bytes = count("transfer_bytes", "KV bytes sent.")
+        self._transfer_s = count("transfer_seconds", "Time spent sending KV.")
+        self._transfer_failures = count("transfer_failures", "KV transfers that failed.")
+        self._blocks = Gauge("lamella_kv_blocks", "Blocks of the KV pool.", ["state"], registry=registry)
+        self._running = Gauge("lamella_requests_running", "Sequences in decode steps.", registry=registry)
+        self._waiting = Gauge("lamella_requests_waiting", "Waiting, by room.", ["room"], registry=registry)
+        self._pending = Gauge(
+            "lamella_pending_prefill_tokens", "Prompt tokens not yet computed.", registry=registry
+        )
+        self._length_error = Gauge(
+            "lamella_length_error_tokens",
+            "By how much sequences that outlived their predictions are to exceed them.",
+            registry=registry,
+        )
+        self._batch_error = Gauge(
+            "lamella_batch_error", "Sequences that outlived their predictions.", registry=registry
+        )
+        self._model_error = Gauge(
+            "lamella_performance_model_relative_error",
+            "Of what was predicted of the newest steps' time, the mean.",
+            ["model"],
+            registry=registry,
+        )
+
+    def observe_prefill(self, queue_s: float, compute_s: float) -> None:
+        self._queue.observe(queue_s, "prefill")
+        self._prefill_compute_s.inc(compute_s)
+
+    def observe_chunk(self, chunk_tokens: int, elapsed_s: float) -> None:
+        self._prefill_chunks.inc()
+        self._prefill_tokens.inc(chunk_tokens)
+        self._chunk_s.inc(elapsed_s)
+
+    def observe_handover_queue(self, queue_s: float) -> None:
+        self._queue.observe(queue_s, "handover")
+
+    def observe_decode_queue(self, queue_s: float) -> None:
+        self._queue.observe(queue_s, "decode")
+
+    def observe_step(self, sequences: int, elapsed_s: float) -> None:
+        self._decode_steps.inc()
+        self._decode_tokens.inc(sequences)
+        self._step_s.inc(elapsed_s)
+
+    def observe_transfer(self, kv_bytes: int, elapsed_s: float) -> None:
+        self._transfer.observe(elapsed_s)
+        self._transfer_bytes.inc(kv_bytes)
+        self._transfer_s.inc(elapsed_s)
+
+    def transfer_failed(self) -> None:
+        self._transfer_failures.inc()
+
+    def observe_move(self, kv_bytes: int, elapsed_s: float) -> None:
+        self._moves.inc()
+        self._move_bytes.inc(kv_bytes)
+        self._move_s.inc(elapsed_s)
+
+    def move_failed(self) -> None:
+        self._move_failures.inc()
+
+    def observe_swap(self, direction: SwapDirection, kv_bytes: int, elapsed_s: float) -> None:
+        self._swaps.labels(direction).inc()
+        self._swap_bytes.labels(direction).inc(kv_bytes)
+        self._swap_s.labels(direction).inc(elapsed_s)
+
+    def left(self) -> None:
+        self._left.inc()
+
+    def preempted(self, sequences: int) -> None:
+        self._preemptions.inc(sequences)
+
+    def observe_load(self, report: LoadReport, quarantined_blocks: int) -> None:
+        used = report.total_blocks - report.free_blocks - quarantined_blocks
+        self._blocks.labels("free").set(report.free_blocks)
+        self._blocks.labels("used").set(used)
+        self._blocks.labels("quarantined").set(quarantined_blocks)
+        self._running.set(report.decode_running)
+        self._waiting.labels("prefill").set(report.pending_prefill_requests)
+        self._waiting.labels("handover").set(report.handovers_waiting)
+        self._waiting.labels("decode").set(report.decode_waiting)
+        self._pending.set(report.pending_prefill_tokens)
+        self._length_error.set(report.length_error_tokens)
+        self._batch_error.set(report.batch_error)
+        for model, fitted in (("chunk", report.chunk_time), ("step", report.step_time)):
+            if fitted is not None:
+                self._model_error.labels(model).set(fitted.relative_error)

@@ -1,0 +1,90 @@
+"""What the user sees, in numbers: latencies, tokens, how requests end, and if that is what was promised."""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+from common.latency import (
+    END_TO_END,
+    TBT,
+    TPOT,
+    TTFT,
+    RequestLatency,
+    ServiceObjectives,
+    has_met,
+    is_within,
+)
+from common.messages import FinishReason
+from common.telemetry import LatencyHistogram, counter_factory
+
+
+class GatewayMetrics:
+    """What the user sees: latencies, tokens and how requests end. ``classes``: of service, by name."""
+
+    def __init__(self, registry: CollectorRegistry, classes: tuple[str, ...] = ("default",)) -> None:
+        count = counter_factory(registry)
+        self.ttft = LatencyHistogram(TTFT, registry, "class", classes)
+        self.tpot = LatencyHistogram(TPOT, registry, "class", classes)
+        self.tbt = LatencyHistogram(TBT, registry)
+        self.end_to_end = LatencyHistogram(END_TO_END, registry)
+        self.prompt_tokens = count("prompt_tokens", "Tokens of accepted prompts.")
+        self.generation_tokens = count("generation_tokens", "Tokens sent to clients.")
+        self.disconnects = count("client_disconnects", "Clients that left before the end.")
+        self.stream_gaps = count("stream_gaps", "Streams in which a token was missing.")
+        self.continuations = Counter(
+            "lamella_requests_resumed_total", "Sequences continued elsewhere.", ["cause"], registry=registry
+        )
+        self.open_requests = Gauge("lamella_open_requests", "Requests in the journal.", registry=registry)
+        self._success = Counter(
+            "lamella_request_success_total", "Choices that finished.", ["finish_reason"], registry=registry
+        )
+        self._responses = Counter(
+            "lamella_http_responses_total", "Responses by status.", ["status"], registry=registry
+        )
+
+        self._judged = Counter(
+            "lamella_requests_judged_total",
+            "Choices that ended, failed or were refused; not those whose clients left.",
+            ["class"],
+            registry=registry,
+        )
+        self._met = Counter(
+            "lamella_requests_within_objectives_total",
+            "Of those judged, how many met an objective, or all: the rate of the latter is goodput.",
+            ["class", "objective"],
+            registry=registry,
+        )
+        self._met_tokens = Counter(
+            "lamella_tokens_within_objectives_total",
+            "Tokens of those that met all: the rate is goodput in tokens.",
+            ["class"],
+            registry=registry,
+        )
+        for each in classes:
+            self._judged.labels(each)
+            self._met_tokens.labels(each)
+
+    def judge(
+        self,
+        service_class: str,
+        objectives: ServiceObjectives,
+        latency: RequestLatency | None,
+        output_tokens: int,
+    ) -> None:
+        """One choice. Without a ``latency`` it was not served, and met nothing."""
+        self._judged.labels(service_class).inc()
+        if latency is None:
+            return
+        is_good = has_met(latency, objectives)
+        for objective, is_met in (
+            ("ttft", is_within(latency.ttft_s, objectives.ttft_s)),
+            ("tpot", is_within(latency.tpot_s, objectives.tpot_s)),
+            ("end_to_end", is_within(latency.end_to_end_s, objectives.end_to_end_s)),
+            ("all", is_good),
+        ):
+            self._met.labels(service_class, objective).inc(is_met)
+        self._met_tokens.labels(service_class).inc(output_tokens if is_good else 0)
+
+    def finished(self, reason: FinishReason) -> None:
+        self._success.labels(reason).inc()
+
+    def responded(self, status: int) -> None:
+        self._responses.labels(str(status)).inc()

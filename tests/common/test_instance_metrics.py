@@ -1,0 +1,46 @@
+"""What an instance shows of itself."""
+
+from common.ids import Incarnation, InstanceId
+from common.instance_metrics import InstanceMetrics
+from common.messages import LoadReport
+from common.telemetry import new_registry
+from tests.metric_samples import samples
+
+
+def test_an_instance_shows_its_pool_its_queues_and_its_work() -> None:
+    registry = new_registry("prefill")
+    metrics = InstanceMetrics(registry)
+    metrics.observe_chunk(128, 0.5)
+    metrics.observe_prefill(0.01, 0.5)
+    metrics.observe_step(4, 0.02)
+    metrics.observe_transfer(1 << 20, 0.1)
+    metrics.transfer_failed()
+    metrics.preempted(2)
+    report = LoadReport(
+        instance_id=InstanceId("i"),
+        incarnation=Incarnation("1"),
+        sequence=1,
+        role="prefill",
+        is_draining=False,
+        pending_prefill_tokens=77,
+        pending_prefill_requests=3,
+        handovers_waiting=1,
+        decode_running=4,
+        decode_waiting=2,
+        decode_tokens=100,
+        total_blocks=10,
+        largest_pool_blocks=10,
+        free_blocks=6,
+    )
+    metrics.observe_load(report, quarantined_blocks=1)
+    read = samples(registry)
+    assert read[("lamella_kv_blocks", (("state", "used"),))] == 3
+    assert read[("lamella_kv_blocks", (("state", "free"),))] == 6
+    assert read[("lamella_kv_blocks", (("state", "quarantined"),))] == 1
+    assert read[("lamella_transfer_bytes_total", ())] == 1 << 20
+    assert read[("lamella_transfer_failures_total", ())] == 1
+    assert read[("lamella_preemptions_total", ())] == 2
+    assert read[("lamella_requests_running", ())] == 4
+    assert read[("lamella_requests_waiting", (("room", "handover"),))] == 1
+    assert read[("lamella_pending_prefill_tokens", ())] == 77
+    assert read[("lamella_decode_tokens_total", ())] == 4
