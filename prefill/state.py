@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from common.attempts import EndedAttempts
 from common.errors import (
     ContextLengthExceeded,
+    HandoverFailed,
     InstanceLost,
     InvalidRequest,
     NoInstanceReady,
@@ -92,6 +93,9 @@ STUCK_AFTER_S = 5.0
 """Whoever waits for an instance that is only busy is decoded, or ends, sooner; if not, it costs a prompt."""
 NO_ROOM = ErrorReply(
     code=Overloaded.code, message="no decode instance had room, and others waited for its memory"
+)
+HELD_TWICE = ErrorReply(
+    code=HandoverFailed.code, message="the sequence was to leave an instance that was still handing it over"
 )
 MAX_REFUSALS = 3
 """Of one sequence's offers, after which its KV is given up: whoever has room in word has none in deed."""
@@ -273,9 +277,22 @@ class PrefillState:
         self.prompts.add(sequence)
 
     def _take_over(self, left: SequenceLeft, now: float, commands: list[PrefillCommand]) -> None:
-        """A sequence that ran here is handed over like a prompt that has just been computed."""
+        """A sequence that ran here is handed over like a prompt that has just been computed.
+
+        Delivered twice, its prompt may be here still. Where nobody else knows of that one, it is forgotten;
+        else an answer could mean either, so both end and the sequence is computed again.
+        """
         request, last_token = without_last_token(left.request)
         owner = BlockOwner(ROOM, request.request_id, request.attempt)
+        twin = self.sequences.get(owner)
+        if twin is not None:
+            is_known = twin.is_offered
+            self._discard(twin, commands)
+            if is_known or owner in self.sequences:
+                self._ended.note(request.request_id, request.attempt)
+                self.blocks.release(left.held_by)
+                commands.append(failure_of(left.request, HELD_TWICE, can_continue=True))
+                return
         self.blocks.rename(left.held_by, owner)
         sequence = PrefillSequence(
             owner,

@@ -11,8 +11,7 @@ from common.errors import (
     RequestCancelled,
 )
 from common.ids import Incarnation, RequestId
-from common.kv.blocks import BlockOwner
-from common.messages import KVDelivered, SampledToken
+from common.messages import SampledToken
 from prefill import events
 from tests.prefill.states import (
     DECODE,
@@ -25,10 +24,8 @@ from tests.prefill.states import (
     offered,
     only,
     owner_of,
-    pull_of,
     sent,
 )
-from tests.requests import make_request
 
 
 def test_a_prompt_is_computed_in_chunks_and_offered_with_its_first_token() -> None:
@@ -151,25 +148,6 @@ def test_an_instance_of_another_role_finishes_its_prompts_and_takes_none_until_i
     handle(state, events.RoleChanged(is_prefill=True))
     arrive(state, "r2")
     assert owner_of("r2") in state.sequences
-
-
-def test_a_sequence_that_ran_here_is_handed_over_with_all_its_kv_and_nothing_is_computed() -> None:
-    """Five prompt tokens and three drawn, of which the last has no KV yet: two blocks of four."""
-    state = make_state()
-    held_by = BlockOwner("handed-on", RequestId("r1"), 0)
-    state.blocks.try_allocate(held_by, 3)
-    request = make_request("r1", 5, 9, output_ids=(7, 8, 9))
-    commands = handle(state, events.SequenceLeft(held_by, request, DECODE, LIFE, None))
-    task = only(commands, events.OfferSequence).task
-    assert (task.request, task.kv_tokens, task.is_early) == (request, 7, False)
-    assert (state.moving, state.handovers_waiting, state.pending_tokens) == (1, 1, 0)
-    send = only(handle(state, events.PullArrived(pull_of("r1"))), events.SendKV)
-    assert send.source_blocks == (0, 1)
-    answer = only(handle(state, sent("r1")), events.AnswerPull).answer
-    assert isinstance(answer, KVDelivered)
-    assert (answer.is_last, answer.first_token) == (True, 9)
-    assert state.is_idle
-    assert state.blocks.free_blocks == 8
 
 
 def test_nobody_overtakes_a_prompt_that_waits_for_memory() -> None:

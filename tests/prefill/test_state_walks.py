@@ -212,8 +212,10 @@ class Walk:
         self.do(events.BlocksFreed())
 
     def take_over(self) -> None:
-        """A sequence that ran in the decode room, which holds its blocks."""
+        """A sequence that ran in the decode room, which holds its blocks; its prompt may be here, too."""
         request_id = RequestId(f"r{len(self.arrived)}")
+        if self.state.sequences and self.chance.random() < 0.3:
+            request_id = self.chance.choice(list(self.state.sequences)).request_id
         tokens = self.chance.randint(1, 30)
         request = make_request(request_id, tokens, 40, output_ids=tuple(range(self.chance.randint(1, 9))))
         held_by = BlockOwner("handed-on", request_id, 0)
@@ -244,11 +246,11 @@ class Walk:
         is_early = self.offers[owner]
         if owner in self.asked or self.portions.get(owner) or is_early:
             return
-        if self.chance.random() < 0.2:
-            self.do(events.OfferDeclined(owner, HOME.decode_instance, DECODE))
-            return
         sequence = self.state.sequences[owner]
-        if sequence.decode_instance == DECODE:
+        if self.chance.random() < 0.2:
+            stranger = DECODE if sequence.decode_instance != DECODE else HOME.decode_instance
+            self.do(events.OfferDeclined(owner, stranger, self.state.instance_id))
+        elif sequence.decode_instance == DECODE:
             del self.offers[owner]
             self.do(events.OfferDeclined(owner, DECODE, HOME.decode_instance))
 
