@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from attention.engine import Held
-from common.attention_messages import HoldKV, MoveKV
 from common.errors import HandoverFailed, InvalidRequest, TransferError, UnknownRequest
 from common.kv.endpoint import KV_REGION
 from common.kv.layout import KVLayout
 from common.messages import KVDelivered
+from common.messages.attention import HoldKV, MoveKV
 from common.transfer.endpoint import TransferEndpoint
 from common.transfer.interface import Run, decode_peer_info
 

@@ -19,7 +19,14 @@ from attention import state as decisions
 from attention.engine import AttentionLoop, KeptKV, ServedLane, kept_kv
 from attention.moves import MovedSequences
 from attention.state import AttentionState, DropKV, KeepKV, StartServing, StopServing, TellDraining
-from common.attention_messages import (
+from common.config import Config
+from common.errors import EngineError, InternalError, LamellaError, ServiceError, UnknownRequest
+from common.host_cores import open_host_cores
+from common.ids import BindingId
+from common.kv.endpoint import KV_REGION
+from common.kv.pool import KVPool, allocate_pool
+from common.messages import Acknowledged, AttentionDraining, InstanceEvent, InstanceGone, KVDelivered
+from common.messages.attention import (
     AttentionBound,
     AttentionCall,
     BindAttention,
@@ -33,13 +40,6 @@ from common.attention_messages import (
     request_region,
     response_region,
 )
-from common.config import Config
-from common.errors import EngineError, InternalError, LamellaError, ServiceError, UnknownRequest
-from common.host_cores import open_host_cores
-from common.ids import BindingId
-from common.kv.endpoint import KV_REGION
-from common.kv.pool import KVPool, allocate_pool
-from common.messages import Acknowledged, AttentionDraining, InstanceEvent, InstanceGone, KVDelivered
 from common.model.device import device_of
 from common.model.exchange import Lane, Pace
 from common.model.kernels import use_compiled

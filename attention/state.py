@@ -9,10 +9,10 @@ own (Lamina 2, section 5).
 
 from dataclasses import dataclass, field
 
-from common.attention_messages import BindAttention
 from common.errors import HandoverFailed, InvalidRequest, NoInstanceReady, Overloaded, UnknownRequest
 from common.ids import BindingId, Incarnation, InstanceId
 from common.messages import InstanceLife
+from common.messages.attention import BindAttention
 
 KEEP_S = 30.0
 """As long as a gateway tries to have a broken sequence continued."""

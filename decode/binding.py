@@ -6,17 +6,17 @@ import select
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from common.attention_messages import (
+from common.bus import Bus
+from common.errors import BusError, InvalidRequest, RequestError, ServiceError, TransferError
+from common.ids import BindingId, Incarnation, InstanceId, new_binding_id
+from common.messages import Acknowledged, KVDestination, ServiceRecord
+from common.messages.attention import (
     AttentionBound,
     BindAttention,
     UnbindAttention,
     request_region,
     response_region,
 )
-from common.bus import Bus
-from common.errors import BusError, InvalidRequest, RequestError, ServiceError, TransferError
-from common.ids import BindingId, Incarnation, InstanceId, new_binding_id
-from common.messages import Acknowledged, KVDestination, ServiceRecord
 from common.model.exchange import Lane, Pace
 from common.subjects import Subjects
 from common.transfer.buffers import SharedBuffer, host_identity

@@ -7,12 +7,12 @@ instance: nothing is computed anew, and nothing crosses a network.
 import asyncio
 from dataclasses import dataclass, field
 
-from common.attention_messages import FindKV, InheritKV, KVFound
 from common.bus import Bus
 from common.errors import BusError, BusTimeout, HandoverFailed, RequestError
 from common.ids import BindingId, sequence_key
 from common.kv.blocks import in_pool, pool_of
 from common.messages import Acknowledged, ResumeTask
+from common.messages.attention import FindKV, InheritKV, KVFound
 from common.subjects import Subjects
 from decode.events import InheritSequence
 from decode.settling import RECONNECT_BACKOFF_S

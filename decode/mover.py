@@ -11,13 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from common.attention_messages import HoldKV, MoveKV, SettleKV
 from common.bus import Bus
 from common.errors import BusError, BusTimeout, HandoverFailed, RequestError
 from common.ids import sequence_key
 from common.instance_metrics import InstanceMetrics
 from common.kv.blocks import BlockOwner, in_pool, pool_of
 from common.messages import Acknowledged, HostProcess, KVDelivered, KVDestination
+from common.messages.attention import HoldKV, MoveKV, SettleKV
 from common.subjects import Subjects
 from common.timeline import timeline
 from common.timeline_events import MOVE_KV

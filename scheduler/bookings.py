@@ -9,11 +9,11 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from common.booking_messages import BookedRequest, Booking, BookingVersion
 from common.errors import RequestCancelled
 from common.ids import Incarnation, InstanceId, RequestId
 from common.lengths import LengthDistribution
 from common.messages import Placement
+from common.messages.bookings import BookedRequest, Booking, BookingVersion
 from scheduler.views import BookedWork, InstanceView, PlacedRequest
 
 REMEMBERED = 4096

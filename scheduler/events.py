@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-from common.booking_messages import Booking, BookingsChanged
 from common.errors import RequestError
 from common.ids import GatewayId, Incarnation, InstanceId, RequestId
 from common.lengths import LengthDistribution
 from common.messages import GenerationRequest, InstanceLife, LoadReport, MemberRecord, Placement
+from common.messages.bookings import Booking, BookingsChanged
 from scheduler.policy.decode_rebalancing import Departure
 
 

@@ -7,8 +7,8 @@ begins, or has lost messages. What a peer does not know any more of its own book
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from common.booking_messages import Booking, BookingsChanged, BookingVersion
 from common.ids import Incarnation, RequestId
+from common.messages.bookings import Booking, BookingsChanged, BookingVersion
 from scheduler.bookings import Bookings
 from scheduler.events import AnnounceSchedulerGone, ReadPeer, SchedulerCommand
 

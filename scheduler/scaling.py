@@ -12,12 +12,12 @@ from dataclasses import dataclass
 import msgspec
 from fastapi import FastAPI, Response
 
-from common.booking_messages import BookingsChanged, BookingVersion
 from common.bus import Bus
 from common.config import Config
 from common.errors import BusError, StoreError
 from common.http import READ
 from common.messages import GenerationRequest, MemberRecord, RequestEnded, ServiceRecord
+from common.messages.bookings import BookingsChanged, BookingVersion
 from common.scaling import DesiredCounts
 from common.store import Store
 from common.subjects import Subjects

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import msgspec
 
-from common.booking_messages import Booking, BookingsChanged, BookingsPage, ReadBookings
 from common.bus import Bus
 from common.errors import BusError, NoResponder, RequestError
 from common.ids import Incarnation, RequestId
 from common.messages import MemberRecord, ServiceRecord
+from common.messages.bookings import Booking, BookingsChanged, BookingsPage, ReadBookings
 from common.subjects import Subjects
 from scheduler import events
 from scheduler.state import SchedulerState

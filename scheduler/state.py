@@ -16,7 +16,6 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from common.booking_messages import Booking, BookingVersion
 from common.config import ObjectivesConfig, SchedulerConfig
 from common.errors import (
     ContextLengthExceeded,
@@ -36,6 +35,7 @@ from common.messages import (
     Placement,
     ServiceRecord,
 )
+from common.messages.bookings import Booking, BookingVersion
 from scheduler.bookings import Bookings
 from scheduler.events import (
     AnnounceGatewayGone,

@@ -3,10 +3,10 @@
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from common.booking_messages import BookingVersion
 from common.ids import GatewayId, Incarnation, InstanceId, RequestId
 from common.lengths import LengthDistribution
 from common.messages import InstanceRecord, LoadReport, Placement, Role
+from common.messages.bookings import BookingVersion
 from scheduler.policy.best_fit import Growth
 from scheduler.policy.decode_rebalancing import DecodeWorker
 from scheduler.policy.dispatch import DecodeCandidate, PrefillCandidate

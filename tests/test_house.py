@@ -128,11 +128,8 @@ def decisions() -> list[Path]:
     parts.append(REPOSITORY / "gateway" / "service_levels.py")
     policies = list((REPOSITORY / "scheduler" / "policy").glob("*.py"))
     names = (
-        "messages.py",
-        "attention_messages.py",
         "attempts.py",
         "epochs.py",
-        "booking_messages.py",
         "lifecycle.py",
         "latency.py",
         "performance.py",
@@ -142,6 +139,7 @@ def decisions() -> list[Path]:
         "scaling.py",
     )
     words = [REPOSITORY / "common" / name for name in names]
+    words += (REPOSITORY / "common" / "messages").glob("*.py")
     return [*states, *events, *parts, *policies, *words]
 
 

@@ -9,11 +9,11 @@ from dataclasses import replace
 
 import pytest
 
-from common.attention_messages import UnbindAttention
 from common.config import AttentionConfig, TransferConfig
 from common.errors import EngineError
 from common.ids import BindingId
 from common.messages import Acknowledged, InstanceGone
+from common.messages.attention import UnbindAttention
 from common.model.exchange import Pace
 from common.model.interface import SequenceChunk
 from common.subjects import Subjects

@@ -24,7 +24,6 @@ from attention.state import (
     TellDraining,
     UnbindArrived,
 )
-from common.attention_messages import BindAttention
 from common.errors import (
     HandoverFailed,
     InvalidRequest,
@@ -37,6 +36,7 @@ from common.exchange_shape import ExchangeShape
 from common.ids import BindingId, Incarnation, InstanceId
 from common.kv.layout import KVLayout
 from common.messages import InstanceLife
+from common.messages.attention import BindAttention
 from common.spec import AttentionSpec
 
 LAYOUT = KVLayout(layers=2, kv_heads=1, head_dim=8, block_size=4, element_bytes=4)

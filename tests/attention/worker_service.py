@@ -11,13 +11,13 @@ from prometheus_client import CollectorRegistry
 
 from attention.service import AttentionService
 from attention.state import AttentionState
-from common.attention_messages import AttentionCall
 from common.bus import Bus
 from common.config import AttentionConfig, Config, ModelConfig, TransferConfig
 from common.http import Health
 from common.ids import InstanceId, new_incarnation
 from common.kv.layout import KVLayout
 from common.messages import InstanceEvent, ServiceRecord
+from common.messages.attention import AttentionCall
 from common.model.exchange import Pace
 from common.service import ServiceProcess
 from common.spec import AttentionSpec

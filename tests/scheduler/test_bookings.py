@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.booking_messages import BookingsChanged
 from common.config import SchedulerConfig
 from common.errors import RequestCancelled, RequestError
 from common.ids import Incarnation, InstanceId, RequestId
 from common.lengths import certain
 from common.messages import GenerationRequest, InstanceLife, Role
+from common.messages.bookings import BookingsChanged
 from scheduler import events
 from scheduler.state import SchedulerState
 from tests.requests import make_request

@@ -2,9 +2,9 @@
 
 import msgspec
 
-from common.booking_messages import BookingsChanged
 from common.config import SchedulerConfig
 from common.ids import Incarnation, InstanceId
+from common.messages.bookings import BookingsChanged
 from scheduler import events
 from scheduler.state import SchedulerState
 from tests.requests import make_request

@@ -9,11 +9,11 @@ import pytest
 from fastapi import FastAPI
 from prometheus_client import generate_latest
 
-from common.booking_messages import BookingsChanged
 from common.cancellation import cancel_and_wait
 from common.config import Config, ScalingConfig
 from common.ids import Incarnation, RequestId
 from common.messages import RequestEnded
+from common.messages.bookings import BookingsChanged
 from common.scaling import DesiredCounts
 from common.store import Store
 from common.subjects import Subjects

@@ -10,7 +10,7 @@ import msgspec
 
 from common.ids import GatewayId, Incarnation, RequestId
 from common.lengths import LengthDistribution
-from common.messages import Placement
+from common.messages.placement import Placement
 
 
 class BookingVersion(msgspec.Struct, frozen=True, array_like=True, order=True):

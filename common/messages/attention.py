@@ -1,4 +1,4 @@
-"""What decode instances ask attention workers, over NATS: to serve them, and to pass KV on.
+"""Between decode instances and attention workers, over NATS: to be served, to pass KV on, to be left.
 
 Nothing of a step is here: that goes through registered memory (``common.model.exchange``).
 """
@@ -8,7 +8,8 @@ import msgspec
 from common.exchange_shape import ExchangeShape
 from common.ids import BindingId, Incarnation, InstanceId
 from common.kv.layout import KVLayout
-from common.messages import InstanceLife, KVDestination
+from common.messages.hand_over import KVDestination
+from common.messages.members import InstanceLife
 from common.spec import AttentionSpec
 
 
@@ -108,6 +109,13 @@ class SettleKV(msgspec.Struct, frozen=True, tag="settle_kv"):
 
     binding_id: BindingId
     key: int
+
+
+class AttentionDraining(msgspec.Struct, frozen=True, tag="attention-draining"):
+    """attention worker → decode: give me no new sequences; unbind me when none is left."""
+
+    worker_id: str
+    binding_id: BindingId
 
 
 def request_region(lane: int) -> str:

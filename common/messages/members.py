@@ -1,0 +1,91 @@
+"""Who is there: the records under their leases, and word of who leaves and who leads."""
+
+from typing import Literal
+
+import msgspec
+
+from common.ids import GatewayId, Incarnation, InstanceId
+from common.messages.roles import Role
+
+ServiceKind = Literal["gateway", "scheduler", "attention", "predictor"]
+"""What runs without weights of its own."""
+
+
+class InstanceLife(msgspec.Struct, frozen=True):
+    """One incarnation of one instance."""
+
+    instance_id: InstanceId
+    incarnation: Incarnation
+
+
+class InstanceRecord(msgspec.Struct, frozen=True, tag="instance", kw_only=True):
+    """What an instance writes into the store under its lease; its pools are as they were at its start.
+    ``device``: the kind that it computes on. ``home``: the role that it goes back to."""
+
+    instance_id: InstanceId
+    incarnation: Incarnation
+    role: Role
+    model: str
+    host: str
+    pid: int
+    http_url: str
+    block_size: int
+    total_blocks: int
+    largest_pool_blocks: int
+    context_length: int
+    dtype: str
+    device: str = "cpu"
+    home: Role | None = None
+
+    @property
+    def kv_format(self) -> tuple[str, str, int]:
+        """KV moves only between equal ones: model, element type, tokens per block."""
+        return self.model, self.dtype, self.block_size
+
+
+class ServiceRecord(msgspec.Struct, frozen=True, tag="service", kw_only=True):
+    """What a gateway or scheduler writes into the store under its lease."""
+
+    service_id: str
+    incarnation: Incarnation
+    kind: ServiceKind
+    host: str
+    pid: int
+    http_url: str
+
+
+MemberRecord = InstanceRecord | ServiceRecord
+
+
+class LeaderAnnounced(msgspec.Struct, frozen=True, tag="leader"):
+    """scheduler → schedulers, instances, launchers, as long as it leads: lower epochs are over.
+    ``is_leaving``: it leads no more."""
+
+    scheduler_id: str
+    incarnation: Incarnation
+    epoch: int
+    is_leaving: bool = False
+
+
+class InstanceGone(msgspec.Struct, frozen=True, tag="gone"):
+    """scheduler → everyone: this incarnation is no longer a member. Another one may be."""
+
+    instance_id: InstanceId
+    incarnation: Incarnation
+
+
+class GatewayGone(msgspec.Struct, frozen=True, tag="gateway-gone"):
+    """scheduler → instances: nobody reads this gateway's tokens any more."""
+
+    gateway_id: GatewayId
+
+
+class SchedulerGone(msgspec.Struct, frozen=True, tag="scheduler-gone"):
+    """scheduler → gateways: that one has died; who waits for an answer to a submission may wait in vain."""
+
+    scheduler_id: str
+    incarnation: Incarnation
+
+
+Announcement = InstanceGone | GatewayGone | SchedulerGone
+"""What the scheduler tells everyone."""
