@@ -86,7 +86,7 @@ class GatewayApp:
 
     async def service_levels(self, exchange: Exchange) -> None:
         """Attainment and goodput of the last minute, by class of service (``gateway.service_levels``)."""
-        levels = self.journal.levels.read(time.monotonic())
+        levels = self.journal.judge.levels.read(time.monotonic())
         await exchange.respond(200, msgspec.json.encode(levels))
 
     async def tokenize(self, exchange: Exchange) -> None:

@@ -24,6 +24,7 @@ from gateway.errors import error_body, error_headers, status_of
 from gateway.exchange import Exchange, Receive, Scope, Send, new_exchange
 from gateway.journal import Journal
 from gateway.metrics import GatewayMetrics
+from gateway.outages import Outages
 from gateway.protocol import guarded_protocol
 
 READ = ("GET", "HEAD")
@@ -76,9 +77,10 @@ async def _start(process: ServiceProcess, model_directory: Path) -> Running:
     )
     await process.bus.subscribe(process.subjects.gateway_events(gateway_id), GatewayEvent, journal.take)
     await process.bus.subscribe(process.subjects.everyone(), Announcement, journal.take)
-    process.bus.on_disconnect.append(journal.note_disconnect)
-    process.bus.on_reconnect.append(journal.note_reconnect)
-    process.bus.on_loss.append(journal.note_loss)
+    outages = Outages(journal, config.gateway.bus_timeout_s)
+    process.bus.on_disconnect.append(outages.note_disconnect)
+    process.bus.on_reconnect.append(outages.note_reconnect)
+    process.bus.on_loss.append(outages.note_loss)
     process.app.router.routes.extend(routes(gateway))
     process.app.router.default = Endpoint(gateway, gateway.not_found, ())
     process.spawn(gateway.watch_calls())
@@ -90,7 +92,7 @@ async def _start(process: ServiceProcess, model_directory: Path) -> Running:
             async with asyncio.timeout(timeout_s):
                 await gateway.wait_quiet()
         except TimeoutError:
-            journal.fail_all()
+            journal.fail_all("this gateway is shutting down")
             await gateway.wait_quiet()
 
     async def close() -> None:

@@ -125,7 +125,7 @@ def decisions() -> list[Path]:
             "regret.py",
         )
     ]
-    parts.append(REPOSITORY / "gateway" / "service_levels.py")
+    parts += [REPOSITORY / "gateway" / name for name in ("service_levels.py", "losses.py")]
     policies = list((REPOSITORY / "scheduler" / "policy").glob("*.py"))
     names = (
         "attempts.py",

@@ -13,8 +13,8 @@ from common.errors import (
 from common.ids import GatewayId, Incarnation, InstanceId
 from common.messages import InstanceLife
 from common.model.tokens import Tokenizer
+from gateway.attempts import CONTINUE_BACKOFF_S
 from gateway.generation import PROGRESS_TOKENS
-from gateway.journal import CONTINUE_BACKOFF_S
 from tests.gateway.clients import TEXT, complete, in_background, with_peer
 from tests.gateway.processes import GatewayProcess
 from tests.gateway.scripted import DECODE, LIFE, PREFILL, ScriptedPeer

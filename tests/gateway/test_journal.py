@@ -2,15 +2,11 @@
 
 import asyncio
 import json
-import time
 
 import msgspec
 import openai
 import pytest
-from prometheus_client import CollectorRegistry
 
-from common.bus import Bus
-from common.config import Config, MeshConfig
 from common.errors import (
     ContextLengthExceeded,
     HandoverFailed,
@@ -18,12 +14,9 @@ from common.errors import (
     Overloaded,
     RequestError,
 )
-from common.ids import GatewayId, Incarnation, new_request_id
-from common.messages import CancelRequest, SampledToken, SchedulerGone, TokenBatch, TokenEvent
+from common.ids import new_request_id
+from common.messages import CancelRequest, SampledToken, TokenBatch, TokenEvent
 from common.model.tokens import Tokenizer
-from common.subjects import Subjects
-from gateway.journal import Journal
-from gateway.metrics import GatewayMetrics
 from tests.e2e.meshes import get_text
 from tests.gateway.clients import PROMPT, TEXT, client_of, complete, in_background, with_peer
 from tests.gateway.processes import GatewayProcess, send
@@ -328,22 +321,3 @@ def test_a_class_travels_with_its_request_and_is_judged_by_its_own_objectives(
     levels = {each["service_class"]: each for each in json.loads(get_text(f"{gateway.url}/service-levels"))}
     assert (levels["interactive"]["requests"], levels["interactive"]["met"]) == (1, 0)
     assert list(levels) == ["default", "interactive", "batch"]
-
-
-def test_schedulers_that_fell_silent_are_remembered_for_a_lease_only() -> None:
-    config = Config(mesh=MeshConfig(lease_s=0.02))
-    subjects = Subjects("unconnected")
-    journal = Journal(
-        GatewayId("gateway-0"),
-        config,
-        Bus("nats://127.0.0.1:1", name="gateway-0", subjects=subjects),
-        subjects,
-        GatewayMetrics(CollectorRegistry(), ("default",)),
-        lambda work: work.close(),
-    )
-    for number in range(100):
-        journal.take(SchedulerGone("scheduler-0", Incarnation(f"i{number}")))
-    time.sleep(2 * config.mesh.lease_s)
-    # One of them had been stopped and woken, and falls silent again.
-    journal.take(SchedulerGone("scheduler-0", Incarnation("i7")))
-    assert list(journal.schedulers_gone_s) == ["i7"]

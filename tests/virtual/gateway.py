@@ -1,4 +1,4 @@
-"""What ``gateway.journal`` does for its requests, in virtual time: submit, collect, continue, end."""
+"""What ``gateway.journal`` and ``gateway.attempts`` do, in virtual time: submit, collect, continue, end."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

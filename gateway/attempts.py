@@ -1,0 +1,191 @@
+"""One attempt after another: where a request goes, and that it goes on elsewhere when that broke.
+
+An attempt that broke (preempted, hand-over failed, instance drained or dead, a token missing) is placed anew
+with the tokens that came so far, at most ``max_continuations`` times in a row without getting on.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
+
+from common.bus import Bus
+from common.config import Config
+from common.errors import InstanceLost, NoInstanceReady, Overloaded, RequestError
+from common.ids import RequestId
+from common.messages import (
+    GenerationRequest,
+    InstanceGone,
+    Placement,
+    SchedulerGone,
+    SequenceFailed,
+    SequenceMoved,
+)
+from common.subjects import Subjects
+from common.timeline import timeline
+from common.timeline_events import CONTINUED
+from gateway.generation import Generation
+from gateway.losses import Losses, find_former, is_needed
+from gateway.metrics import GatewayMetrics
+from gateway.notices import Notices
+from gateway.submissions import Submissions
+
+log = logging.getLogger("lamella.gateway")
+
+CONTINUE_DEADLINE_S = 30.0
+"""How long a broken sequence waits for an instance that can take it over."""
+CONTINUE_BACKOFF_S = 0.2
+"""Before it asks again, where nobody could take it over; twice as long each time that who took it had no room
+after all: what the scheduler knows is a moment old."""
+MOVED_WITHIN_S = 10.0
+"""Longer than it takes from the choice of a sequence's new home until the gateway hears of it."""
+DECLARED_GONE = "declared_gone"
+"""Instances forgot this gateway's sequences because the scheduler missed its lease."""
+
+
+@dataclass(slots=True)
+class Attempts:
+    """``open``: the journal's entries, whose clients wait. ``spawn`` starts a task in the process's task
+    group."""
+
+    config: Config
+    bus: Bus
+    subjects: Subjects
+    notices: Notices
+    metrics: GatewayMetrics
+    open: Mapping[RequestId, Generation]
+    spawn: Callable[[Coroutine[None, None, None]], None]
+    submissions: Submissions = field(init=False)
+    losses: Losses = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.submissions = Submissions(
+            self.config, self.bus, self.subjects, self.notices, self.open, self._settle
+        )
+        self.losses = Losses(self.config.mesh.lease_s)
+
+    async def start(self, generation: Generation) -> None:
+        """The first one. Raises the refusal."""
+        attempt = generation.request.attempt
+        try:
+            await self.submissions.submit(generation)
+        except RequestError as exc:
+            if generation.request.attempt != attempt:
+                return
+            if not (generation.is_queued and isinstance(exc, NoInstanceReady)):
+                raise
+            # It waited at a scheduler that is gone: another one is asked, as for a stream that broke.
+            generation.next_attempt()
+            await self._place_again(generation, CONTINUE_BACKOFF_S)
+
+    # why one ends and the next begins
+
+    def take_failure(self, generation: Generation, message: SequenceFailed) -> None:
+        """Of one that may continue."""
+        # The attempt that was to go on with its KV, if it was one, has failed.
+        generation.former = None
+        if message.lost_instance is not None:
+            generation.lost_instances = (*generation.lost_instances, message.lost_instance)
+        is_refusal = message.error.code in (Overloaded.code, NoInstanceReady.code)
+        backoff_s = CONTINUE_BACKOFF_S * 2**generation.continuations if is_refusal else 0.0
+        self.continue_elsewhere(generation, message.error.code, backoff_s)
+
+    def take_move(self, generation: Generation, message: SequenceMoved) -> None:
+        generation.move(message)
+        if generation.placement is not None:
+            # One that was declared gone and lives comes back as itself: what is longer ago says nothing.
+            self._continue_if_lost(generation, generation.placement, time.monotonic() - MOVED_WITHIN_S)
+
+    def take_instance_gone(self, gone: InstanceGone) -> None:
+        self.losses.note_instance(gone, time.monotonic())
+        for generation in list(self.open.values()):
+            placement = generation.placement
+            if placement is None or generation.is_over:
+                continue
+            if is_needed(placement, generation.attempt_tokens, gone):
+                self._continue_without(generation, placement, gone)
+
+    def take_scheduler_gone(self, gone: SchedulerGone) -> None:
+        """What has no answer yet may have been that scheduler's: the next attempt is anybody's."""
+        if self.losses.note_scheduler(gone.incarnation, time.monotonic()):
+            self.submissions.take_over(lambda each: self.continue_elsewhere(each, "scheduler_gone"))
+
+    def take_declared_gone(self) -> None:
+        """This gateway is said to have left, though it lives."""
+        self.losses.declared_gone_s = time.monotonic()
+        self.continue_placed(DECLARED_GONE)
+
+    def continue_placed(self, cause: str) -> None:
+        for generation in list(self.open.values()):
+            if generation.placement is not None and not generation.is_over:
+                self.continue_elsewhere(generation, cause)
+
+    def _continue_if_lost(self, generation: Generation, placement: Placement, since_s: float) -> None:
+        gone = self.losses.find_lost(placement, generation.attempt_tokens, since_s)
+        if gone is not None:
+            self._continue_without(generation, placement, gone)
+
+    def _continue_without(self, generation: Generation, placement: Placement, gone: InstanceGone) -> None:
+        former = find_former(placement, generation.attempt_tokens, gone)
+        if former is not None:
+            generation.former = former
+        self.continue_elsewhere(generation, InstanceLost.code)
+
+    # placing
+
+    def _settle(
+        self, generation: Generation, request: GenerationRequest, placement: Placement, started_s: float
+    ) -> None:
+        """Keeps the placement of the current attempt; one that nobody wants any more is cancelled there."""
+        if generation.request.attempt != request.attempt:
+            self.notices.cancel_placement(request, placement)
+            return
+        placement = generation.place(placement)
+        generation.former = None
+        if generation.is_over:
+            # Its stop string overtook this placement.
+            self.notices.tell_ended(generation)
+            return
+        if request.request_id not in self.open:
+            return
+        if self.losses.declared_gone_s >= started_s:
+            self.continue_elsewhere(generation, DECLARED_GONE)
+            return
+        self._continue_if_lost(generation, placement, started_s)
+
+    def continue_elsewhere(self, generation: Generation, cause: str, backoff_s: float = 0.0) -> None:
+        if generation.continuations >= self.config.gateway.max_continuations:
+            generation.fail(InstanceLost(f"the sequence broke {generation.continuations + 1} times: {cause}"))
+            return
+        log.warning("sequence_continued", extra={"request": generation.request.request_id, "cause": cause})
+        self.metrics.continuations.labels(cause).inc()
+        self.notices.cancel_attempt(generation)
+        timeline.mark(CONTINUED, generation.request.request_id, generation.request.attempt)
+        generation.continue_elsewhere()
+        self.spawn(self._place_again(generation, backoff_s))
+
+    async def _place_again(self, generation: Generation, backoff_s: float) -> None:
+        """Until it is placed, refused for good, or superseded by yet another attempt."""
+        deadline_s = time.monotonic() + CONTINUE_DEADLINE_S
+        attempt = generation.request.attempt
+        request_id = generation.request.request_id
+        await asyncio.sleep(backoff_s)
+        while not generation.is_over and generation.request.attempt == attempt and request_id in self.open:
+            try:
+                await self.submissions.submit(generation)
+            except (Overloaded, NoInstanceReady) as exc:
+                if generation.request.attempt != attempt:
+                    return
+                if time.monotonic() > deadline_s:
+                    generation.fail(exc)
+                    return
+                await asyncio.sleep(CONTINUE_BACKOFF_S)
+                if not generation.is_over and generation.request.attempt == attempt:
+                    attempt = generation.next_attempt().attempt
+            except RequestError as exc:
+                if generation.request.attempt == attempt:
+                    generation.fail(exc)
+                return
+            else:
+                return
