@@ -108,8 +108,20 @@ def decisions() -> list[Path]:
             "forecast.py",
         )
     ]
-    prefill = ("sequence.py", "chunks.py", "handover.py", "prompts.py")
-    parts += [REPOSITORY / "prefill" / name for name in prefill]
+    parts += [
+        REPOSITORY / "prefill" / name
+        for name in (
+            "sequence.py",
+            "chunks.py",
+            "handover.py",
+            "prompts.py",
+            "holdings.py",
+            "arrivals.py",
+            "batching.py",
+            "offers.py",
+            "sends.py",
+        )
+    ]
     parts += [
         REPOSITORY / "scheduler" / name
         for name in (

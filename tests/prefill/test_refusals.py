@@ -7,7 +7,8 @@ from common.ids import RequestId
 from common.messages import ErrorReply, SequenceMoved
 from common.sequences import PublishFailure
 from prefill import events
-from prefill.state import MAX_REFUSALS, NO_ROOM, STUCK_AFTER_S, PrefillState
+from prefill.offers import MAX_REFUSALS, NO_ROOM, STUCK_AFTER_S
+from prefill.state import PrefillState
 from tests.prefill.states import (
     DECODE,
     HOME,
