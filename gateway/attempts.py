@@ -1,7 +1,8 @@
 """One attempt after another: where a request goes, and that it goes on elsewhere when that broke.
 
 An attempt that broke (preempted, hand-over failed, instance drained or dead, a token missing) is placed anew
-with the tokens that came so far, at most ``max_continuations`` times in a row without getting on.
+with the tokens that came so far, at most ``max_continuations`` times in a row without getting on. Whose
+scheduler died before it said where the attempt goes is only submitted again, which costs none of these.
 """
 
 import asyncio
@@ -12,7 +13,7 @@ from dataclasses import dataclass, field
 
 from common.bus import Bus
 from common.config import Config
-from common.errors import InstanceLost, NoInstanceReady, Overloaded, RequestError
+from common.errors import InstanceLost, InternalError, NoInstanceReady, Overloaded, RequestError
 from common.ids import RequestId
 from common.messages import (
     GenerationRequest,
@@ -38,6 +39,8 @@ CONTINUE_DEADLINE_S = 30.0
 CONTINUE_BACKOFF_S = 0.2
 """Before it asks again, where nobody could take it over; twice as long each time that who took it had no room
 after all: what the scheduler knows is a moment old."""
+MAX_RESUBMISSIONS = 3
+"""In a row. One that has seen more schedulers die before it was placed may be what they died of."""
 MOVED_WITHIN_S = 10.0
 """Longer than it takes from the choice of a sequence's new home until the gateway hears of it."""
 DECLARED_GONE = "declared_gone"
@@ -109,7 +112,7 @@ class Attempts:
     def take_scheduler_gone(self, gone: SchedulerGone) -> None:
         """What has no answer yet may have been that scheduler's: the next attempt is anybody's."""
         if self.losses.note_scheduler(gone.incarnation, time.monotonic()):
-            self.submissions.take_over(lambda each: self.continue_elsewhere(each, "scheduler_gone"))
+            self.submissions.take_over(self._submit_again)
 
     def take_declared_gone(self) -> None:
         """This gateway is said to have left, though it lives."""
@@ -158,12 +161,27 @@ class Attempts:
         if generation.continuations >= self.config.gateway.max_continuations:
             generation.fail(InstanceLost(f"the sequence broke {generation.continuations + 1} times: {cause}"))
             return
-        log.warning("sequence_continued", extra={"request": generation.request.request_id, "cause": cause})
-        self.metrics.continuations.labels(cause).inc()
+        self._note_continued(generation, cause)
         self.notices.cancel_attempt(generation)
-        timeline.mark(CONTINUED, generation.request.request_id, generation.request.attempt)
         generation.continue_elsewhere()
         self.spawn(self._place_again(generation, backoff_s))
+
+    def _submit_again(self, generation: Generation) -> None:
+        if generation.resubmissions >= MAX_RESUBMISSIONS:
+            # No error that invites its client to try again.
+            generation.fail(
+                InternalError(f"{generation.resubmissions + 1} schedulers died before it was placed")
+            )
+            return
+        self._note_continued(generation, "scheduler_gone")
+        generation.submit_again()
+        self.spawn(self._place_again(generation, 0.0))
+
+    def _note_continued(self, generation: Generation, cause: str) -> None:
+        request = generation.request
+        log.warning("sequence_continued", extra={"request": request.request_id, "cause": cause})
+        self.metrics.continuations.labels(cause).inc()
+        timeline.mark(CONTINUED, request.request_id, request.attempt)
 
     async def _place_again(self, generation: Generation, backoff_s: float) -> None:
         """Until it is placed, refused for good, or superseded by yet another attempt."""

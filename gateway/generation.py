@@ -50,7 +50,8 @@ class Generation:
 
     ``is_queued``: it waits at a scheduler, which has said so. ``moved``: where this attempt went on, if it
     did. ``former``: the life that decoded the sequence until it was gone, for the placement that is to come.
-    ``continuations``: in a row, each broken before ``PROGRESS_TOKENS`` came.
+    ``continuations``: in a row, each broken before ``PROGRESS_TOKENS`` came. ``resubmissions``: in a row, each
+    as a scheduler had died before the placement came.
     """
 
     index: int
@@ -65,6 +66,7 @@ class Generation:
     lost_instances: tuple[InstanceId, ...] = ()
     former: InstanceLife | None = None
     continuations: int = 0
+    resubmissions: int = 0
     finish_reason: str | None = None
     error: RequestError | None = None
     is_told: bool = False
@@ -128,6 +130,7 @@ class Generation:
     def place(self, placement: Placement) -> Placement:
         """Where it is: word that the attempt has moved since may have overtaken that of its placement."""
         self.is_queued = False
+        self.resubmissions = 0
         self.placement = placement if self.moved is None else self.moved.placement
         return self.placement
 
@@ -156,6 +159,11 @@ class Generation:
         """The next attempt: what has come so far becomes part of what is computed anew. One that got on well
         before it broke is no sign that the next will not."""
         self.continuations = 1 if self.attempt_tokens >= PROGRESS_TOKENS else self.continuations + 1
+        return self.next_attempt()
+
+    def submit_again(self) -> GenerationRequest:
+        """The next attempt, of one that may never have begun: nothing says that it broke."""
+        self.resubmissions += 1
         return self.next_attempt()
 
     def next_attempt(self) -> GenerationRequest:

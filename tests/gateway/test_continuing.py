@@ -260,29 +260,3 @@ def test_a_lost_instance_is_named_once_however_often_the_sequence_is_submitted(
         assert peer.lost == [(), (PREFILL,), (), ()]
 
     with_peer(gateway, script)
-
-
-def test_a_submission_that_a_dead_scheduler_may_have_had_is_made_again_once(
-    gateway: GatewayProcess, tokenizer: Tokenizer
-) -> None:
-    ids = tokenizer.encode(TEXT)
-
-    async def script(peer: ScriptedPeer) -> None:
-        peer.gate.clear()
-        answer = in_background(complete(gateway))
-        first = await peer.next_request()
-        # Two others say so.
-        peer.announce_scheduler_gone(Incarnation(first.request_id))
-        peer.announce_scheduler_gone(Incarnation(first.request_id))
-        second = await peer.next_request()
-        assert (second.request_id, second.attempt) == (first.request_id, 1)
-        peer.gate.set()
-        # The answer that came after all is taken back.
-        await peer.wait_cancelled(first)
-        peer.tokens(second, ids, finish="length")
-        assert await answer == TEXT
-        ended = await peer.next_end()
-        assert (ended.request_id, ended.attempt) == (first.request_id, 1)
-        assert peer.submissions.empty()
-
-    with_peer(gateway, script)

@@ -1,0 +1,84 @@
+"""Schedulers that die before they have said where a request goes: the gateway submits it again."""
+
+import openai
+import pytest
+
+from common.errors import HandoverFailed
+from common.ids import Incarnation
+from common.model.tokens import Tokenizer
+from gateway.attempts import MAX_RESUBMISSIONS
+from tests.gateway.clients import TEXT, complete, in_background, with_peer
+from tests.gateway.processes import GatewayProcess
+from tests.gateway.scripted import ScriptedPeer
+
+
+def test_a_submission_that_a_dead_scheduler_may_have_had_is_made_again_once(
+    gateway: GatewayProcess, tokenizer: Tokenizer
+) -> None:
+    ids = tokenizer.encode(TEXT)
+
+    async def script(peer: ScriptedPeer) -> None:
+        peer.gate.clear()
+        answer = in_background(complete(gateway))
+        first = await peer.next_request()
+        # Two others say so.
+        peer.announce_scheduler_gone(Incarnation(first.request_id))
+        peer.announce_scheduler_gone(Incarnation(first.request_id))
+        second = await peer.next_request()
+        assert (second.request_id, second.attempt) == (first.request_id, 1)
+        peer.gate.set()
+        # The answer that came after all is taken back.
+        await peer.wait_cancelled(first)
+        peer.tokens(second, ids, finish="length")
+        assert await answer == TEXT
+        ended = await peer.next_end()
+        assert (ended.request_id, ended.attempt) == (first.request_id, 1)
+        assert peer.submissions.empty()
+
+    with_peer(gateway, script)
+
+
+def test_a_scheduler_that_dies_costs_none_of_the_continuations_that_are_for_sequences_that_break(
+    gateway: GatewayProcess, tokenizer: Tokenizer
+) -> None:
+    ids = tokenizer.encode(TEXT)
+
+    async def script(peer: ScriptedPeer) -> None:
+        peer.gate.clear()
+        answer = in_background(complete(gateway))
+        first = await peer.next_request()
+        for death in range(MAX_RESUBMISSIONS):
+            peer.announce_scheduler_gone(Incarnation(f"{first.request_id}-{death}"))
+            if death == MAX_RESUBMISSIONS - 1:
+                peer.gate.set()
+            request = await peer.next_request()
+        for _ in range(gateway.config.gateway.max_continuations):
+            peer.tokens(request, ids[len(request.output_ids) :][:1])
+            peer.fail(request, HandoverFailed("again"), can_continue=True)
+            request = await peer.next_request()
+        peer.tokens(request, ids[len(request.output_ids) :], finish="length")
+        assert await answer == TEXT
+
+    with_peer(gateway, script)
+
+
+def test_a_request_that_schedulers_may_die_of_is_given_up_and_its_client_told_not_to_try_again(
+    gateway: GatewayProcess,
+) -> None:
+    async def script(peer: ScriptedPeer) -> None:
+        peer.gate.clear()
+        answer = in_background(complete(gateway))
+        for death in range(MAX_RESUBMISSIONS + 1):
+            request = await peer.next_request()
+            assert request.attempt == death
+            peer.announce_scheduler_gone(Incarnation(f"{request.request_id}-{death}"))
+        with pytest.raises(openai.InternalServerError) as caught:
+            await answer
+        assert caught.value.status_code == 500
+        assert caught.value.response.headers["x-should-retry"] == "false"
+        peer.gate.set()
+        ended = await peer.next_end()
+        assert (ended.request_id, ended.attempt) == (request.request_id, MAX_RESUBMISSIONS)
+        assert peer.submissions.empty()
+
+    with_peer(gateway, script)
