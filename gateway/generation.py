@@ -50,8 +50,8 @@ class Generation:
 
     ``is_queued``: it waits at a scheduler, which has said so. ``moved``: where this attempt went on, if it
     did. ``former``: the life that decoded the sequence until it was gone, for the placement that is to come.
-    ``continuations``: in a row, each broken before ``PROGRESS_TOKENS`` came. ``resubmissions``: in a row, each
-    as a scheduler had died before the placement came.
+    ``continuations``: in a row, each broken before ``PROGRESS_TOKENS`` came. ``resubmissions``: in a row, as
+    a scheduler had died before the placement came.
     """
 
     index: int
