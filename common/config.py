@@ -105,8 +105,8 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     has learned of its chunks; requests per decode. With ``deferred`` at most ``max_deferred_requests`` wait
     at the scheduler, until fewer than ``bind_below_tokens`` of prompts wait at an instance.
 
-    ``rebalance_decodes``: sequences leave a decode instance that is expected to run out of memory for one
-    that keeps a fifth of its own to spare (``scheduler.policy.decode_rebalancing``), not to be preempted."""
+    ``rebalance_decodes``: sequences leave an instance that is expected to run out of memory for one that
+    keeps a fifth of its own to spare (``scheduler.policy.decode_rebalancing``), not to be preempted."""
 
     prefill_policy: PrefillPolicy = "shortest_queue"
     decode_policy: DecodePolicy = "least_loaded"

@@ -53,6 +53,15 @@ def certain(tokens: int) -> LengthDistribution:
     return LengthDistribution(((float(tokens), 1.0),))
 
 
+def coming_tokens(lengths: LengthDistribution | None, drawn_tokens: int, max_tokens: int) -> int:
+    """That a request which has drawn so many is still expected to, at least one; where it has outlived its
+    prediction, as those like it that did. Without a prediction: all that it may."""
+    left = max(1, max_tokens - drawn_tokens)
+    if lengths is None:
+        return left
+    return min(left, max(1, round(lengths.mean_beyond(drawn_tokens) - drawn_tokens)))
+
+
 def capped(lengths: LengthDistribution, max_tokens: int) -> LengthDistribution:
     """Of requests that end at ``max_tokens`` at the latest."""
     below = tuple(point for point in lengths.points if point[0] < max_tokens)

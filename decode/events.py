@@ -230,7 +230,7 @@ class LeaveAsked:
 
 @dataclass(frozen=True, slots=True)
 class HomeFound:
-    """Another instance expects the sequence: it can leave."""
+    """Another instance expects the sequence: it can leave. Or this one is to keep it."""
 
     owner: BlockOwner
     home: Placement

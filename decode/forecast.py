@@ -3,14 +3,14 @@
 A prediction that a sequence has outlived is made again: the mean of those that got as far (Aladdin 4.3).
 """
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from common.lifecycle import DecodePhase
 from common.messages import DecodeTask, MovableSequence
 from decode.sequence import DecodeSequence
 from scheduler.policy.decode_admission import Growing
-from scheduler.policy.decode_rebalancing import HORIZON_STEPS, LEAST_STEPS, peak_need
+from scheduler.policy.decode_rebalancing import HORIZON_STEPS, as_growing, peak_need
 
 MOST_MOVABLE = 16
 """That a report names."""
@@ -18,7 +18,8 @@ MOST_MOVABLE = 16
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """``coming_tokens``: still to be drawn. ``need_tokens``: the most KV at one of the next steps.
+    """``coming_tokens``: still to be drawn by those that are here. ``need_tokens``: the most KV at one of the
+    next steps, with that of the instance's prompts.
     ``length_error_tokens`` and ``batch_error``: l^e and b^e of Aladdin's algorithm 2, over the sequences that
     have outlived their predictions: how many they are, and by how many tokens they will. Those that ended
     early left the scheduler's books with their requests, so nothing of them is to be corrected.
@@ -32,12 +33,18 @@ class Forecast:
 
 
 def make_forecast(
-    sequences: Collection[DecodeSequence], block_size: int, capacity_tokens: int, *, can_hand_on: bool
+    sequences: Collection[DecodeSequence],
+    prompts: Sequence[Growing],
+    block_size: int,
+    capacity_tokens: int,
+    *,
+    can_hand_on: bool,
 ) -> Forecast:
-    """``can_hand_on``: sequences that run can leave."""
+    """``prompts``: of the instance's other room, which all stay. ``can_hand_on``: sequences that run can
+    leave."""
     staying = [each for each in sequences if not each.is_cancelled]
     growing = [_growing(each) for each in staying]
-    need_tokens, step = peak_need(growing, block_size)
+    need_tokens, step = peak_need([*growing, *prompts], block_size)
     movable: list[MovableSequence] = []
     if need_tokens > capacity_tokens:
         movable = [
@@ -86,4 +93,4 @@ def has_begun(sequence: DecodeSequence) -> bool:
 
 def _growing(sequence: DecodeSequence) -> Growing:
     left = max(1, sequence.request.sampling.max_tokens - len(sequence.output_ids))
-    return Growing(sequence.tokens, max(sequence.coming_tokens, min(left, LEAST_STEPS)))
+    return as_growing(sequence.tokens, sequence.coming_tokens, left)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from common.errors import HandoverFailed, Overloaded
 from common.ids import Incarnation, InstanceId
 from common.kv.blocks import BlockOwner
-from common.lengths import LengthDistribution
+from common.lengths import LengthDistribution, coming_tokens
 from common.lifecycle import DecodePhase
 from common.messages import DecodeTask, ErrorReply, GenerationRequest, ResumeTask
 
@@ -61,12 +61,9 @@ class DecodeSequence:
 
     @property
     def coming_tokens(self) -> int:
-        """That it is still expected to draw; one that has outlived its prediction, as those like it that did.
-        Without a prediction: all that it may."""
-        drawn = len(self.output_ids)
-        left = max(1, self.request.sampling.max_tokens - drawn)
-        lengths = self.predicted or self.task.lengths
-        return left if lengths is None else min(left, max(1, round(lengths.mean_beyond(drawn) - drawn)))
+        """That it is still expected to draw."""
+        lengths, most = self.predicted or self.task.lengths, self.request.sampling.max_tokens
+        return coming_tokens(lengths, len(self.output_ids), most)
 
     @property
     def length_error_tokens(self) -> int | None:

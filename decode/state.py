@@ -229,7 +229,11 @@ class DecodeState:
             case LeaveAsked(owner, wanted):
                 self._ask_to_leave(owner, wanted, commands)
             case HomeFound(owner, home):
-                self.departures.find(owner, home)
+                # A mixed instance may be told that nobody else is better than itself.
+                if home.decode_instance == self.instance_id:
+                    self.departures.forget(owner)
+                else:
+                    self.departures.find(owner, home)
             case SearchEnded(owner):
                 self.departures.forget(owner)
             case DrainStarted():

@@ -110,7 +110,7 @@ class Placer:
         decodes = [view for view in decodes if view.record.instance_id != refused] or decodes
         kv_formats = {former.kv_format} if former is not None else {view.kv_format for view in decodes}
         try:
-            decode = self._choose_decode(request, arrival, decodes, kv_formats, choices)
+            decode = self._choose_decode(request, arrival, decodes, kv_formats, choices, wanted)
         finally:
             self._keep(request, arrival, choices, now)
         self._chosen += 1
@@ -252,14 +252,17 @@ class Placer:
         decodes: Sequence[InstanceView],
         kv_formats: Collection[KVFormat],
         choices: list[Choice],
+        wanted: InstanceId | None = None,
     ) -> InstanceView:
         policy, bound = self.settings.decode_policy, self.settings.max_requests_per_decode
         try:
             views = self._fitting("decode", decodes, request.max_total_tokens, kv_formats)
             if arrival.home is not None:
-                # Not to another mixed one: see ``policy.coupling``.
+                # Not to another mixed one that is not wanted: see ``policy.coupling``.
                 views = [
-                    view for view in views if view.role == "decode" or view.record.instance_id == arrival.home
+                    view
+                    for view in views
+                    if view.role == "decode" or view.record.instance_id in (arrival.home, wanted)
                 ]
             candidates = [view.for_decode for view in views if view.for_decode.requests < bound]
             if not candidates:

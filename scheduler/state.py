@@ -34,6 +34,7 @@ from common.messages import (
     MemberRecord,
     Placement,
     ServiceRecord,
+    has_phase,
 )
 from common.messages.bookings import Booking, BookingVersion
 from scheduler.bookings import Bookings
@@ -259,7 +260,7 @@ class SchedulerState:
         workers = [
             view.as_decode_worker(most)
             for view in self.instances.values()
-            if view.role == "decode" and view.report is not None
+            if has_phase(view.role, "decode") and view.report is not None
         ]
         return [AskToLeave(departure) for departure in choose_departures(workers)]
 

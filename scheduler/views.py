@@ -201,7 +201,8 @@ class InstanceView:
         need_tokens = 0 if report is None else report.decode_need_tokens
         movable = () if report is None else report.movable
         if not movable:
-            need_tokens = max(need_tokens, round(candidate.context_tokens + candidate.coming_tokens))
+            booked_tokens = round(candidate.context_tokens + candidate.coming_tokens)
+            need_tokens = max(need_tokens + self.booked.unreported_tokens, booked_tokens)
         return DecodeWorker(
             self.record.instance_id,
             self.kv_format,

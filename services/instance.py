@@ -57,6 +57,7 @@ from decode.service import DecodeService, Staggered
 from decode.state import DecodeState
 from decode.swapper import Swapper
 from prefill.events import SequenceLeft
+from prefill.forecast import needs_of_prompts
 from prefill.prompts import PromptQueue
 from prefill.service import PrefillService
 from prefill.state import PrefillState
@@ -211,6 +212,7 @@ class Instance:
         block_size = self.config.instance.block_size
         forecast = make_forecast(
             decode.sequences.values(),
+            needs_of_prompts(prefill.sequences.values(), self.instance_id),
             block_size,
             self.blocks.total_blocks * block_size,
             can_hand_on=self.has_own_kv,

@@ -115,6 +115,7 @@ def decisions() -> list[Path]:
             "chunks.py",
             "handover.py",
             "prompts.py",
+            "forecast.py",
             "holdings.py",
             "arrivals.py",
             "batching.py",

@@ -2,7 +2,7 @@
 
 import random
 from dataclasses import replace
-from typing import get_args
+from typing import Literal, get_args
 
 import msgspec
 from hypothesis import given, settings
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from common.config import MixedPolicy, PrefillBatching
 from common.ids import InstanceId
 from common.kv.blocks import blocks_for
-from common.messages import Role
+from common.messages import GenerationRequest, Role
 from decode.events import LeaveAsked
 from scheduler.policy.prefill_batching import PROMPT_ORDERS
 from tests.virtual.mesh import MeshShape, VirtualMesh, expected_tokens, make_mesh, sequence_of
@@ -149,6 +149,47 @@ def test_when_a_decode_instance_s_role_changes_its_sequences_go_on_elsewhere_as_
     finish(mesh, 4)
     assert flipped.decode.state.departures.departed == ran
     assert mesh.gateway.causes == [], "nothing was computed again"
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.sampled_from(get_args(MixedPolicy)), st.sampled_from(["right", "wrong", "none"]), SEEDS)
+def test_sequences_of_a_full_mixed_instance_leave_once_for_one_that_comes_and_nothing_is_computed_again(
+    policy: MixedPolicy, predictor: Literal["none", "right", "wrong"], seed: int
+) -> None:
+    """Prompts go on coming to both meanwhile."""
+    shape = MeshShape(
+        prefills=0,
+        decodes=0,
+        mixed=1,
+        mixed_policy=policy,
+        decode_blocks=420,
+        max_requests_per_decode=20,
+        max_waiting_requests=20,
+        max_pending_prefill_tokens=1000,
+        predictor=predictor,
+    )
+    mesh = make_mesh(shape, seed)
+    for number in range(8):
+        mesh.gateway.start(endless(f"r{number}", 20, 250, seed=number))
+    mesh.bus.timeline.run_until(2.0)
+    mesh.join(InstanceId("mixed-1"))
+    for number in range(8, 12):
+        start_s, late = 3.0 + number / 10, endless(f"r{number}", 20, 50, seed=number)
+        mesh.bus.timeline.at(start_s, lambda late=late: mesh.gateway.start(late))  # type: ignore[misc]
+    finish(mesh, 12)
+    left, taken = (mesh.instances[InstanceId(f"mixed-{number}")].decode.state for number in range(2))
+    assert left.departures.departed >= 2
+    assert taken.departures.departed == 0, "to and fro"
+    assert left.preempted == taken.preempted == 0
+    assert mesh.gateway.causes == []
+
+
+def endless(name: str, prompt_tokens: int, output_tokens: int, seed: int) -> GenerationRequest:
+    """It draws as many as it may."""
+    request = sequence_of(name, prompt_tokens, output_tokens, seed)
+    return msgspec.structs.replace(
+        request, sampling=msgspec.structs.replace(request.sampling, ignore_eos=True)
+    )
 
 
 @settings(max_examples=20, deadline=None)

@@ -26,8 +26,8 @@ class LoadReport(msgspec.Struct, frozen=True, tag="load", kw_only=True):
     decode steps have taught it (``common.performance``). ``decode_tokens`` is the context held by running and
     waiting decodes. ``total_blocks`` are of all its KV pools, of which one sequence uses one:
     ``largest_pool_blocks`` bounds what it can take in. ``decode_coming_tokens`` are still to be drawn, and
-    ``decode_need_tokens`` the most KV at one of the next steps, both by predictions made again where they
-    were outlived; ``length_error_tokens`` and ``batch_error``: by how much and of how many sequences.
+    ``decode_need_tokens`` the most KV at one of the next steps, prompts' with it, by predictions made again
+    where they were outlived; ``length_error_tokens``, ``batch_error``: by how much and of how many sequences.
     ``movable`` could leave; none is named where all fit (``decode.forecast``). ``decode_spare_s``: for how
     long decodes could stand still before one of them falls behind the pace that it was promised, negative
     where one is behind; None where none runs.

@@ -1,7 +1,8 @@
 """Whether a sequence is decoded where its prompt is computed: on a mixed instance its KV is there already.
 
 Such an instance gives prompts only to itself or to decode instances, never to another mixed one: two that had
-each filled up with what waits for room in the other would wait for ever. Splitwise (IV-A) runs its mixed pool
+each filled up with what waits for room in the other would wait for ever. What its memory will not hold may
+go to one that has some to spare (``policy.decode_rebalancing``). Splitwise (IV-A) runs its mixed pool
 as machines that know no split; a mesh of nothing else is the coupled baseline.
 """
 

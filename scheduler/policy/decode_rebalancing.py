@@ -6,7 +6,10 @@ Its errors of output length and batch size are in what an instance says of its o
 outlived its prediction counts with the mean of those that got as far, and one that has ended early counts no
 more. What is compared is the KV that each instance comes to hold, at the worst of the next steps.
 
-Only instances of the role decode take part: a mixed one is given nothing by others (``policy.coupling``).
+Mixed instances take part, too. What their prompts hold, or are owed once their turn comes, counts with what
+those that stay will draw; prompts themselves go nowhere. Otherwise two mixed instances exchange nothing, as
+each might wait for the other's memory (``policy.coupling``); here whoever is given something has room to
+spare.
 
 Moves end. One is made only where it takes KV from a step at which its source is over its memory, and where
 the destination stays below its own by a fifth at every step: so the KV that is too much, summed over
@@ -39,6 +42,11 @@ def peak_need(growing: Sequence[Growing], block_size: int) -> tuple[int, int]:
         if tokens + running * step > most:
             most, at = tokens + running * step, step
     return most, at
+
+
+def as_growing(tokens: int, coming_tokens: int, left_tokens: int) -> Growing:
+    """A sequence that may draw ``left_tokens`` more and is expected to draw ``coming_tokens``."""
+    return Growing(tokens, max(coming_tokens, min(left_tokens, LEAST_STEPS)))
 
 
 def need_of(sequence: Growing | MovableSequence, block_size: int) -> int:

@@ -7,6 +7,7 @@ from common.lengths import LengthDistribution, certain
 from decode import events
 from decode.forecast import Forecast, make_forecast
 from decode.state import DecodeState
+from scheduler.policy.decode_admission import Growing
 from scheduler.policy.decode_rebalancing import LEAST_STEPS
 from tests.decode.states import (
     PREFILL,
@@ -24,8 +25,10 @@ from tests.decode.test_departures import HOME
 ELSEWHERE = InstanceId("decode-1")
 
 
-def forecast_of(state: DecodeState, capacity_tokens: int = 32, *, can_hand_on: bool = True) -> Forecast:
-    return make_forecast(state.sequences.values(), 1, capacity_tokens, can_hand_on=can_hand_on)
+def forecast_of(
+    state: DecodeState, capacity_tokens: int = 32, *prompts: Growing, can_hand_on: bool = True
+) -> Forecast:
+    return make_forecast(state.sequences.values(), prompts, 1, capacity_tokens, can_hand_on=can_hand_on)
 
 
 def test_what_is_needed_is_what_everybody_has_and_will_draw() -> None:
@@ -35,6 +38,17 @@ def test_what_is_needed_is_what_everybody_has_and_will_draw() -> None:
     assert (found.coming_tokens, found.need_tokens) == (14, 24)
     assert found.movable == ()
     assert [each.request_id for each in forecast_of(state, capacity_tokens=23).movable] == ["r1", "r2"]
+
+
+def test_the_memory_of_a_mixed_instance_s_prompts_is_not_there_for_its_sequences() -> None:
+    """It grows beside them where the prompt stays; else it is given back at the next step."""
+    state = make_state(total_blocks=40)
+    start(state, "r1", "r2", prompt_tokens=4, max_tokens=8)
+    found = forecast_of(state, 34, Growing(3, 10))
+    assert (found.coming_tokens, found.need_tokens, found.movable) == (14, 34, ())
+    found = forecast_of(state, 33, Growing(3, 10))
+    assert [each.request_id for each in found.movable] == ["r1", "r2"]
+    assert forecast_of(state, 33, Growing(8, 1)).need_tokens == 24
 
 
 def test_who_outlives_its_prediction_counts_as_those_that_got_as_far() -> None:
@@ -92,6 +106,17 @@ def test_one_that_finds_no_home_stays_and_can_be_asked_again() -> None:
     start(state, "r1")
     handle(state, events.LeaveAsked(owner_of("r1"), ELSEWHERE))
     handle(state, events.SearchEnded(owner_of("r1")))
+    assert not state.departures.is_sought(owner_of("r1"))
+    assert len(kinds(handle(state, events.LeaveAsked(owner_of("r1"), ELSEWHERE)), events.SeekHome)) == 1
+
+
+def test_one_that_is_to_stay_after_all_runs_on_and_can_be_asked_again() -> None:
+    state = make_state()
+    start(state, "r1")
+    handle(state, events.LeaveAsked(owner_of("r1"), ELSEWHERE))
+    here = msgspec.structs.replace(HOME, decode_instance=state.instance_id)
+    handle(state, events.HomeFound(owner_of("r1"), here))
+    assert not kinds(end_step(state), events.HandOn)
     assert not state.departures.is_sought(owner_of("r1"))
     assert len(kinds(handle(state, events.LeaveAsked(owner_of("r1"), ELSEWHERE)), events.SeekHome)) == 1
 

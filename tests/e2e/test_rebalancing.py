@@ -1,9 +1,10 @@
-"""Two decode instances, one of which gets all the long streams: some leave it amid, and no token changes."""
+"""Two instances that decode, one of which gets all the long streams: some leave it, and no token changes."""
 
 import asyncio
 from pathlib import Path
 
 import openai
+import pytest
 
 from common.model.tokens import Tokenizer
 from tests.e2e.meshes import Mesh, running_mesh, stream_text
@@ -23,6 +24,7 @@ heartbeat_s = 0.25
 [model]
 context_length = {POOL_BLOCKS * BLOCK_SIZE}
 [scheduler]
+prefill_policy = "round_robin"
 decode_policy = "round_robin"
 [instance]
 block_size = {BLOCK_SIZE}
@@ -32,8 +34,9 @@ max_continuations = 100
 """
 
 
+@pytest.mark.parametrize("role", ["decode", "mixed"])
 def test_streams_that_outlive_their_predictions_leave_a_full_instance_with_the_tokens_of_transformers(
-    tiny_model: Path, tmp_path: Path
+    role: str, tiny_model: Path, tmp_path: Path
 ) -> None:
     """History knows only short outputs; round robin gives every long stream to the same instance."""
     tokenizer = Tokenizer(tiny_model)
@@ -41,12 +44,11 @@ def test_streams_that_outlive_their_predictions_leave_a_full_instance_with_the_t
         tokenizer.decode(each, skip_special_tokens=True)
         for each in greedy_tokens(tiny_model, [prompt_of(index) for index in range(PAIRS)], LONG)
     ]
-    options = ("--model", str(tiny_model), "--dtype", "fp32", "--decode", "2")
+    options = ("--model", str(tiny_model), "--dtype", "fp32", f"--{role}", "2")
     with running_mesh(tmp_path / "mesh", *options, config=CONFIG) as mesh:
         assert asyncio.run(run_pairs(mesh)) == truth
-        asked = mesh.logged("scheduler", "sequence_asked_to_leave")
-        assert asked
-        assert asyncio.run(mesh.metric("decode", "lamella_sequences_left_total")) >= 1
+        assert mesh.logged("scheduler", "sequence_asked_to_leave")
+        assert asyncio.run(mesh.metric(role, "lamella_sequences_left_total")) >= 1
         assert asyncio.run(mesh.left_over()) == {}
 
 

@@ -13,6 +13,7 @@ from common.messages import DecodeTask, LoadReport, ResumeTask, Role, has_phase
 from decode import events as decode_events
 from decode.forecast import make_forecast
 from prefill.events import BlocksFreed, KeepHere, RoleChanged, SequenceLeft
+from prefill.forecast import needs_of_prompts
 from tests.virtual.bus import Bus, Reply
 from tests.virtual.decode import VirtualDecode
 from tests.virtual.memory import Memory
@@ -90,7 +91,11 @@ class VirtualInstance:
         self.reports_sent += 1
         block_size = decode.block_size
         forecast = make_forecast(
-            decode.sequences.values(), block_size, self.blocks.total_blocks * block_size, can_hand_on=True
+            decode.sequences.values(),
+            needs_of_prompts(prefill.sequences.values(), prefill.instance_id),
+            block_size,
+            self.blocks.total_blocks * block_size,
+            can_hand_on=True,
         )
         return LoadReport(
             instance_id=prefill.instance_id,

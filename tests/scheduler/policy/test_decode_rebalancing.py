@@ -1,6 +1,6 @@
 """Which sequences leave a decode instance that is about to run out of memory, and that this ends."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -71,47 +71,67 @@ def test_nobody_goes_where_less_than_a_fifth_would_be_left_or_nobody_is_taken_or
     assert names([full, replace(worker("other", 0), kv_format=("m", "bf16", 1))]) == []
 
 
-def growing_lists() -> st.SearchStrategy[list[Growing]]:
-    return st.lists(st.builds(Growing, st.integers(1, 300), st.integers(1, 300)), max_size=8)
+@dataclass(frozen=True, slots=True)
+class Resident:
+    """``is_prompt``: of a mixed instance's other room, so it goes nowhere."""
+
+    growing: Growing
+    is_prompt: bool
+    has_begun: bool
+
+    @property
+    def needs_at(self) -> range:
+        """Steps."""
+        return range(min(self.growing.coming_tokens, HORIZON_STEPS) + 1)
+
+
+def instances() -> st.SearchStrategy[dict[str, Resident]]:
+    growing = st.builds(Growing, st.integers(1, 300), st.integers(1, 300))
+    residents = st.builds(Resident, growing, st.booleans(), st.booleans())
+    return st.dictionaries(st.uuids().map(str), residents, max_size=8)
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.lists(growing_lists(), min_size=2, max_size=4), st.integers(300, 1500))
-def test_every_move_lessens_what_is_too_much_so_moves_end(
-    placed: list[list[Growing]], capacity_tokens: int
+@given(st.lists(instances(), min_size=2, max_size=4), st.integers(300, 1500))
+def test_every_move_lessens_what_is_too_much_so_moves_end_and_nobody_moves_twice(
+    placed: list[dict[str, Resident]], capacity_tokens: int
 ) -> None:
-    """Each instance's sequences as its reports tell them, with nobody coming or ending meanwhile."""
+    """As instances' reports tell of sequences and prompts, with nobody coming or ending meanwhile."""
+    moved: set[str] = set()
     while True:
-        workers = [as_worker(number, growing, capacity_tokens) for number, growing in enumerate(placed)]
+        workers = [as_worker(number, each, capacity_tokens) for number, each in enumerate(placed)]
         departures = choose_departures(workers)
         if not departures:
             return
         for departure in departures:
             before = too_much(placed, capacity_tokens)
-            moved = Growing(departure.sequence.tokens, departure.sequence.coming_tokens)
-            placed[int(departure.source)].remove(moved)
-            placed[int(departure.destination)].append(moved)
+            name = departure.sequence.request_id
+            resident = placed[int(departure.source)].pop(name)
+            placed[int(departure.destination)][name] = resident
+            assert not resident.is_prompt
             assert too_much(placed, capacity_tokens) < before
+            assert name not in moved, "to and fro"
+            moved.add(name)
 
 
-def as_worker(number: int, growing: list[Growing], capacity_tokens: int) -> DecodeWorker:
-    need_tokens, step = peak_need(growing, 1)
+def as_worker(number: int, residents: dict[str, Resident], capacity_tokens: int) -> DecodeWorker:
+    need_tokens, step = peak_need([each.growing for each in residents.values()], 1)
     movable = tuple(
-        MovableSequence(RequestId(f"{number}-{index}"), 0, each.tokens, each.coming_tokens, True)
-        for index, each in enumerate(growing)
-        if min(each.coming_tokens, HORIZON_STEPS) >= step and need_tokens > capacity_tokens
+        MovableSequence(RequestId(name), 0, each.growing.tokens, each.growing.coming_tokens, each.has_begun)
+        for name, each in residents.items()
+        if need_tokens > capacity_tokens and not each.is_prompt and step in each.needs_at
     )
     return worker(str(number), need_tokens, *movable, capacity_tokens=capacity_tokens)
 
 
-def too_much(placed: list[list[Growing]], capacity_tokens: int) -> int:
+def too_much(placed: list[dict[str, Resident]], capacity_tokens: int) -> int:
     """KV over memory, summed over instances and steps."""
     return sum(
         max(
             0,
-            sum(each.tokens + step for each in growing if min(each.coming_tokens, HORIZON_STEPS) >= step)
+            sum(each.growing.tokens + step for each in residents.values() if step in each.needs_at)
             - capacity_tokens,
         )
-        for growing in placed
+        for residents in placed
         for step in range(HORIZON_STEPS + 1)
     )

@@ -1,0 +1,23 @@
+"""What an instance's prompts will come to need of its memory: for its load reports."""
+
+from collections.abc import Iterable
+
+from common.ids import InstanceId
+from common.lengths import coming_tokens
+from prefill.sequence import PrefillSequence
+from scheduler.policy.decode_admission import Growing
+from scheduler.policy.decode_rebalancing import as_growing
+
+
+def needs_of_prompts(sequences: Iterable[PrefillSequence], instance_id: InstanceId) -> list[Growing]:
+    """Of each that is here: what it holds, or is owed once its turn has come. One that is to be decoded by
+    ``instance_id``, which this is, grows; others give their memory back as soon as their KV is elsewhere."""
+    return [_need_of(each, instance_id) for each in sequences if not each.is_cancelled]
+
+
+def _need_of(sequence: PrefillSequence, instance_id: InstanceId) -> Growing:
+    request = sequence.request
+    if sequence.decode_instance != instance_id:
+        return Growing(request.tokens, 1)
+    drawn, most = len(request.output_ids), request.sampling.max_tokens
+    return as_growing(request.tokens, coming_tokens(sequence.lengths, drawn, most), max(1, most - drawn))
