@@ -19,7 +19,8 @@ STEP_FEATURES = ("thousand tokens of context", "sequence", "step")
 
 
 class FittedTime(msgspec.Struct, frozen=True, array_like=True):
-    """``relative_error``: of what was predicted before each of the newest of ``samples`` steps, the mean."""
+    """``relative_error``: of what was predicted before each of the newest of ``samples`` steps, the mean.
+    With no samples it is a profile's: whoever tells it has measured too few steps of its own."""
 
     coefficients: tuple[float, ...]
     relative_error: float

@@ -44,10 +44,10 @@ from common.messages import (
     as_request_error,
     error_reply,
 )
-from common.performance import CHUNK_FEATURES, PromptTime, chunk_features, pairs_of
+from common.performance import PromptTime
 from common.redelivery import publish_surely
 from common.sequences import PublishFailure
-from common.shared_engine import Computed, SharedEngine
+from common.shared_engine import SharedEngine
 from common.steps import LayerReports
 from common.subjects import Subjects
 from common.timeline import timeline
@@ -55,13 +55,10 @@ from common.timeline_events import DECIDE, OFFER_SEQUENCE, TRANSFER_KV
 from prefill import events
 from prefill.engine import chunk_work
 from prefill.sequence import ROOM
+from prefill.speed import PrefillSpeed
 from prefill.state import PrefillState
-from scheduler.policy.fitting import LinearFit
 
 log = logging.getLogger("lamella.prefill")
-
-RATE_WEIGHT = 0.2
-"""Weight of the newest chunk in the measured prefill rate."""
 
 
 @dataclass(slots=True)
@@ -79,10 +76,12 @@ class PrefillService:
     spawn: Callable[[Coroutine[None, None, None]], None]
     on_change: Callable[[], None]
     keep_here: Callable[[events.KeepHere], None]
-    tokens_per_s: float | None = None
-    chunk_time: LinearFit = field(default_factory=lambda: LinearFit(len(CHUNK_FEATURES)))
+    speed: PrefillSpeed = field(init=False)
     _pulls: dict[tuple[BlockOwner, int], asyncio.Future[KVDelivered]] = field(default_factory=dict)
     _idle: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.speed = PrefillSpeed(self.state.chunk_tokens)
 
     async def prefill(self, task: PrefillTask) -> Acknowledged:
         """Takes a prompt over. Raises Overloaded, NoInstanceReady, RequestCancelled."""
@@ -203,23 +202,13 @@ class PrefillService:
             log.exception("chunk_failed", extra={"slices": len(slices)})
             self._handle(events.ChunkFailed(ErrorReply(InternalError.code, "the prefill chunk failed")))
             return
-        self._measure(slices, computed)
+        self.speed.observe(slices, computed.elapsed_s, is_alone=computed.is_alone)
+        self.metrics.observe_chunk(sum(piece.tokens for piece in slices), computed.elapsed_s)
         self._handle(events.ChunkFinished(computed.tokens))
-
-    def _measure(self, slices: tuple[events.ChunkSlice, ...], computed: Computed) -> None:
-        """A pass that took decodes along says nothing of what a chunk takes."""
-        chunk_tokens, elapsed_s = sum(piece.tokens for piece in slices), computed.elapsed_s
-        if computed.is_alone:
-            pairs = sum(pairs_of(piece.start, piece.tokens) for piece in slices)
-            self.chunk_time.observe(chunk_features(chunk_tokens, pairs), elapsed_s)
-        rate = chunk_tokens / max(elapsed_s, 1e-6)
-        old = rate if self.tokens_per_s is None else self.tokens_per_s
-        self.tokens_per_s = old + RATE_WEIGHT * (rate - old)
-        self.metrics.observe_chunk(chunk_tokens, elapsed_s)
 
     @property
     def _prompt_time(self) -> PromptTime | None:
-        fitted = self.chunk_time.fitted
+        fitted = self.speed.chunk_time
         return None if fitted is None else PromptTime(fitted, self.state.chunk_tokens)
 
     async def _offer(self, command: events.OfferSequence) -> None:

@@ -19,16 +19,18 @@ class LearnedTimes:
     _steps: dict[Kind, FittedTime] = field(default_factory=dict)
 
     def complete(self, record: InstanceRecord, report: LoadReport) -> LoadReport:
-        """With its like's times where it has none of its own yet."""
+        """With its like's times where it has none of its own yet, which say more than a profile: that was
+        measured of a machine that did nothing else."""
         kind = (record.model, record.dtype, record.device)
-        if report.chunk_time is not None:
-            self._chunks[kind] = report.chunk_time
-        if report.step_time is not None:
-            self._steps[kind] = report.step_time
-        if report.chunk_time is not None and report.step_time is not None:
+        chunk_time = _newest(self._chunks, kind, report.chunk_time)
+        step_time = _newest(self._steps, kind, report.step_time)
+        if chunk_time is report.chunk_time and step_time is report.step_time:
             return report
-        return msgspec.structs.replace(
-            report,
-            chunk_time=report.chunk_time or self._chunks.get(kind),
-            step_time=report.step_time or self._steps.get(kind),
-        )
+        return msgspec.structs.replace(report, chunk_time=chunk_time, step_time=step_time)
+
+
+def _newest(learned: dict[Kind, FittedTime], kind: Kind, told: FittedTime | None) -> FittedTime | None:
+    if told is None or not told.samples:
+        return learned.get(kind, told)
+    learned[kind] = told
+    return told

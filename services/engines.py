@@ -14,6 +14,7 @@ from common.host_cores import open_host_cores
 from common.kv.blocks import blocks_for
 from common.kv.layout import KVLayout
 from common.kv.tier import HostTier
+from common.performance import FittedTime
 from common.steps import Runner
 from common.transfer.buffers import ForeignMemory, SharedBuffer
 
@@ -29,7 +30,8 @@ class Engine:
 
     ``buffer`` is the pool's memory as the transfer engine registers it: host memory that other processes can
     map, or a device's. ``chunk_tokens``: of a chunk that keeps it busy, and ``layerwise_min_tokens``: of a
-    prompt whose KV is best handed over layer by layer, as far as is known.
+    prompt whose KV is best handed over layer by layer, as far as is known. ``chunk_time`` and ``step_time``:
+    as profiled on such a machine, if that was done.
     ``host_tier``: where the blocks of preempted sequences can wait, if anywhere.
     """
 
@@ -45,6 +47,8 @@ class Engine:
     chunk_tokens: int = DEFAULT_CHUNK_TOKENS
     layerwise_min_tokens: int = DEFAULT_LAYERWISE_MIN_TOKENS
     host_tier: HostTier | None = None
+    chunk_time: FittedTime | None = None
+    step_time: FittedTime | None = None
 
 
 async def load_engine(config: Config, model_directory: Path) -> Engine:

@@ -40,6 +40,7 @@ from common.messages import (
     Role,
     has_phase,
 )
+from common.performance import FittedTime
 from common.room_mates import RoomMates
 from common.shared_engine import SharedEngine
 from common.subjects import Subjects
@@ -88,6 +89,8 @@ class Instance:
     metrics: InstanceMetrics
     reporter: LoadReporter
     pool_destinations: dict[int, tuple[KVDestination, ...]]
+    profiled_chunk_time: FittedTime | None = None
+    profiled_step_time: FittedTime | None = None
     reports_sent: int = 0
     write_role: Callable[[Role, Role], Awaitable[None]] | None = None
     is_draining: bool = False
@@ -232,10 +235,10 @@ class Instance:
             total_blocks=self.blocks.total_blocks,
             largest_pool_blocks=self.blocks.largest_pool_blocks,
             free_blocks=self.blocks.free_blocks,
-            prefill_tokens_per_s=self.prefill.tokens_per_s,
+            prefill_tokens_per_s=self.prefill.speed.tokens_per_s,
             decode_step_s=self.decode.step_s,
-            chunk_time=self.prefill.chunk_time.fitted,
-            step_time=self.decode.step_time.fitted,
+            chunk_time=self.prefill.speed.chunk_time or self.profiled_chunk_time,
+            step_time=self.decode.step_time.fitted or self.profiled_step_time,
             decode_coming_tokens=forecast.coming_tokens,
             decode_need_tokens=forecast.need_tokens,
             length_error_tokens=forecast.length_error_tokens,
@@ -383,6 +386,8 @@ def build_instance(
         metrics,
         reporter,
         pool_destinations,
+        engine.chunk_time,
+        engine.step_time,
     )
 
 

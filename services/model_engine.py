@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import msgspec
 import torch
 
 from common.config import Config, ModelConfig, TransferConfig
@@ -17,6 +18,7 @@ from common.model.kernels import use_compiled
 from common.model.precision import precision_of, wants_compiled
 from common.model.program import ModelProgram, load_program
 from common.model.runner import ModelRunner
+from common.performance import FittedTime
 from common.profile import Profile, link_of, profile_path, read_profile
 from common.spec import served_context_length
 from common.steps import Draw, SequenceStep
@@ -52,7 +54,8 @@ def load_model_engine(config: Config, model_directory: Path, thread: EngineThrea
         element_bytes=dtype.itemsize,
     )
     context_length = served_context_length(spec, config.model.context_length)
-    if has_remote_attention(config):
+    is_remote = has_remote_attention(config)
+    if is_remote:
         total_blocks, host_blocks = blocks_for(WARM_UP_TOKENS, layout.block_size), 0
     else:
         total_blocks = blocks_in(config, layout)
@@ -75,6 +78,8 @@ def load_model_engine(config: Config, model_directory: Path, thread: EngineThrea
         chunk_tokens=DEFAULT_CHUNK_TOKENS if profile is None else profile.saturation_tokens,
         layerwise_min_tokens=_layerwise_min_tokens(profile, config.transfer, context_length),
         host_tier=HostMemory(pool, host_blocks) if host_blocks else None,
+        chunk_time=None if profile is None else _as_profiled(profile.chunk_time),
+        step_time=None if profile is None or is_remote else _as_profiled(profile.step_time),
     )
 
 
@@ -84,6 +89,11 @@ def _layerwise_min_tokens(profile: Profile | None, transfer: TransferConfig, con
     if times is None or times.link != link_of(transfer):
         return DEFAULT_LAYERWISE_MIN_TOKENS
     return times.layerwise_min_tokens or context_length + 1
+
+
+def _as_profiled(fitted: FittedTime) -> FittedTime:
+    """Of no samples that the instance took itself."""
+    return msgspec.structs.replace(fitted, samples=0)
 
 
 def load_on(config: ModelConfig, model_directory: Path, device: str) -> ModelProgram:

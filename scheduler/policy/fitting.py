@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 
 from common.performance import FittedTime
 
-FIRST_VARIANCE = 1e3
-"""Of coefficients before anything is known: much more than any has."""
+FIRST_VARIANCE = 10.0
+"""Of coefficients before anything is known: more than any has. With much more, a few cold steps of nearly
+one size would seem to say what steps a hundred times as large take."""
 FORGETTING = 0.998
 """Weight of a step after the next one: half after some 350."""
 MOST_VARIANCE = 1e4

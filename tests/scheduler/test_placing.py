@@ -9,6 +9,7 @@ from common.ids import InstanceId, RequestId
 from common.performance import FittedTime
 from scheduler import events
 from scheduler.decision_log import Decision, DecisionLog
+from scheduler.policy.worker_counts import mean_fit
 from scheduler.state import SchedulerState
 from tests.requests import make_request
 from tests.scheduler.test_state import LEASE_S, handle, ready, record_of, report_of
@@ -176,3 +177,21 @@ def test_a_fresh_instance_is_as_fast_as_its_like() -> None:
     handle(state, events.MembersRead((other,)))
     handle(state, events.LoadReported(report_of("p2", "prefill")))
     assert state.instances[InstanceId("p2")].for_prefill.chunk_time is None
+
+
+def test_a_profile_counts_until_an_instance_or_its_like_has_learned_more() -> None:
+    """It is of no samples, was measured of a machine that did nothing else, and nobody scales by it."""
+    state = SchedulerState(LEASE_S, SchedulerConfig())
+    ready(state, p0=0, p1=0, d0=0)
+    profiled = msgspec.structs.replace(CHUNK, coefficients=(0.5, 0.1, 0.01), samples=0)
+    for name in ("p0", "p1"):
+        told = msgspec.structs.replace(report_of(name, "prefill", 9), chunk_time=profiled)
+        handle(state, events.LoadReported(told))
+        assert state.instances[InstanceId(name)].for_prefill.chunk_time == profiled
+    assert mean_fit([profiled, profiled]) is None
+    learned = msgspec.structs.replace(report_of("p0", "prefill", 10), chunk_time=CHUNK)
+    handle(state, events.LoadReported(learned))
+    told = msgspec.structs.replace(report_of("p1", "prefill", 10), chunk_time=profiled)
+    handle(state, events.LoadReported(told))
+    assert state.instances[InstanceId("p0")].for_prefill.chunk_time == CHUNK
+    assert state.instances[InstanceId("p1")].for_prefill.chunk_time == CHUNK
