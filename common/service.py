@@ -12,7 +12,6 @@ import asyncio
 import logging
 import os
 import secrets
-import signal
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -30,6 +29,7 @@ from common.http import Health, HttpServer, bind, port_of, service_app
 from common.ids import Incarnation, new_incarnation
 from common.logs import configure_logging
 from common.messages import MemberRecord, ServiceKind, ServiceRecord
+from common.signals import listen_to_signals
 from common.store import Store
 from common.subjects import Subjects
 from common.telemetry import WireCounters, new_registry, sample_loop_lag
@@ -253,21 +253,6 @@ async def _unless(event: asyncio.Event, work: Coroutine[Any, Any, Result]) -> Re
     finally:
         await cancel_and_wait(task)
         await cancel_and_wait(waiter)
-
-
-def listen_to_signals() -> tuple[asyncio.Event, asyncio.Event]:
-    """``stop`` is set by the first SIGTERM, SIGINT or SIGHUP, ``abort`` by the second."""
-    stop, abort = asyncio.Event(), asyncio.Event()
-
-    def on_signal() -> None:
-        (abort if stop.is_set() else stop).set()
-
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        # nohup and the like ignore SIGHUP for whoever they start.
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            loop.add_signal_handler(number, on_signal)
-    return stop, abort
 
 
 def _leaves(error: BaseException) -> list[BaseException]:

@@ -2,7 +2,6 @@
 
 import os
 import secrets
-import select
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -25,6 +24,7 @@ from common.transfer.interface import PeerInfo, decode_peer_info, encode_peer_in
 from common.transfer.mirror import MappedMirror, MooncakeMirror
 from common.transfer.shared_memory import open_pidfd
 from decode.attention_needs import AttentionNeeds
+from decode.process_exit import has_exited
 from decode.remote_attention import WorkerExchange
 
 SALT_BITS = 61
@@ -151,17 +151,3 @@ class Binder:
             assert peer is not None
             await self.transfer.close_mirror(peer, name, mirror)
         self.transfer.withdraw(offered)
-
-
-def has_exited(pidfd: int | None) -> Callable[[], bool]:
-    """Asks whether that very process has ended; across hosts only silence tells."""
-    if pidfd is None:
-        return lambda: False
-
-    def is_gone() -> bool:
-        # Asked by two threads, and a poll object refuses the second.
-        exits = select.poll()
-        exits.register(pidfd, select.POLLIN)
-        return bool(exits.poll(0))
-
-    return is_gone

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from common.errors import BusError, BusTimeout, InternalError, Overloaded, RequestError
 from common.messages import HostProcess
 from common.transfer.buffers import host_identity
-from decode.binding import has_exited
+from decode.process_exit import has_exited
 
 log = logging.getLogger("lamella.decode")
 

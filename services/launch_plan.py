@@ -15,6 +15,8 @@ from common.messages import Role
 
 MAX_INSTANCES = 64
 """Of one role on one machine; a typing error should not start a thousand processes."""
+STOP_GRACE_S = 10.0
+"""Beyond the drain, before a service is killed."""
 ROLES: tuple[Role, ...] = ("prefill", "decode", "mixed")
 ScaledRole = Literal["prefill", "decode", "mixed", "attention", "scheduler"]
 """What there may be several of on a machine."""

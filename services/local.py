@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import msgspec
 import uvloop
@@ -23,11 +24,12 @@ from common.errors import ConfigError, LauncherError
 from services import control
 from services.control import AskStatus, MeshStatus, Refused, Scale
 from services.embedded import STOP_TIMEOUT_S
-from services.launch_plan import LaunchPlan, ScaledRole, check_counts, check_plan
+from services.launch_plan import STOP_GRACE_S, LaunchPlan, ScaledRole, check_counts, check_plan
 from services.probes import READY_TIMEOUT_S
 from services.state_directory import StateDirectory, end_process, is_alive, is_locked, write_private
-from services.supervise import OnReady, supervise
-from services.supervisor import STOP_GRACE_S
+
+if TYPE_CHECKING:
+    from services.supervise import OnReady
 
 STATUS_TIMEOUT_S = 10.0
 MARGIN_S = 10.0
@@ -37,11 +39,14 @@ class MeshNotRunning(LauncherError):
     """No supervisor lives in that state directory."""
 
 
-def up(directory: Path, plan: LaunchPlan, config: Config, on_ready: OnReady) -> None:
+def up(directory: Path, plan: LaunchPlan, config: Config, on_ready: "OnReady") -> None:
     """Runs the mesh in the foreground until Ctrl-C or SIGTERM; everything has ended when it returns.
 
     Raises ConfigError and LauncherError (a mesh already runs there; a service did not start, with its log).
     """
+    # Only here: the other commands do without its wires, whose import takes as long as all that they do.
+    from services.supervise import supervise
+
     uvloop.run(supervise(_state(directory), plan, config, on_ready))
 
 

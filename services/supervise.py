@@ -22,14 +22,14 @@ from common.config_file import load_config, to_toml
 from common.errors import ConfigError, LamellaError, LauncherError, StoreError
 from common.logs import configure_logging
 from common.scaling import ScaledService
-from common.service import listen_to_signals
+from common.signals import listen_to_signals
 from common.store import Store
 from services import control, embedded
 from services.autoscale import follow_plans
-from services.launch_plan import LaunchPlan, check_plan, configured
+from services.launch_plan import STOP_GRACE_S, LaunchPlan, check_plan, configured
 from services.probes import until
 from services.state_directory import StateDirectory, end_process, locked, write_private
-from services.supervisor import SERVER_ROLES, STOP_GRACE_S, Supervisor
+from services.supervisor import SERVER_ROLES, Supervisor
 
 log = logging.getLogger("lamella.supervisor")
 

@@ -25,6 +25,7 @@ from services.children import Child
 from services.embedded import log_tail
 from services.launch_plan import (
     ROLES,
+    STOP_GRACE_S,
     LaunchPlan,
     ScaledRole,
     check_counts,
@@ -44,8 +45,6 @@ MAX_ERROR_BODY = 300
 FIRST_REQUEST_TIMEOUT_S = 60.0
 MAX_FAILED_STARTS = 2
 """Of a new instance, before scaling up gives up on it."""
-STOP_GRACE_S = 10.0
-"""Beyond the drain, before a service is killed."""
 SERVER_GRACE_S = 5.0
 SERVER_ROLES = ("nats", "redis")
 

@@ -1,15 +1,9 @@
-import os
-import subprocess
-import sys
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
 
 from common.errors import ConfigError
 from common.kv.layout import KVLayout
 from common.spec import AttentionSpec
 from decode.attention_needs import AttentionNeeds
-from decode.binding import has_exited
 
 
 def needs_of(workers: int, partition: str = "heads") -> AttentionNeeds:
@@ -57,21 +51,3 @@ def test_heads_that_do_not_divide_are_refused_with_what_would() -> None:
         match=r"attention_workers = 3: must divide the model's 4 KV heads \(1, 2, 4\), or .*requests",
     ):
         needs_of(3).check()
-
-
-def test_a_workers_end_is_seen_from_the_loop_and_from_the_engines_thread_at_once() -> None:
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        is_gone = has_exited(os.pidfd_open(process.pid))
-
-        def ask() -> bool:
-            return any(is_gone() for _ in range(20_000))
-
-        with ThreadPoolExecutor(2) as threads:
-            assert list(threads.map(lambda _: ask(), range(2))) == [False, False]
-        process.kill()
-        process.wait()
-        assert is_gone()
-
-
-def test_across_hosts_nobody_knows_of_an_end() -> None:
-    assert not has_exited(None)()
