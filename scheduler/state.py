@@ -64,6 +64,7 @@ from scheduler.events import (
     TimePassed,
 )
 from scheduler.learned_times import LearnedTimes
+from scheduler.overdue import find_overdue
 from scheduler.peers import Peers
 from scheduler.placing import Placer
 from scheduler.policy.decode_rebalancing import choose_departures
@@ -428,6 +429,9 @@ class SchedulerState:
         for view in list(self.instances.values()):
             if now - view.last_heard_s > self.lease_s:
                 commands.append(self._remove(view))
+        reported_s = now - max(STALE_AFTER_S, self.lease_s)
+        for request_id in find_overdue(self.requests, self.instances.values(), reported_s):
+            self.bookings.drop(request_id)
         return commands
 
     def _remove(self, view: InstanceView) -> AnnounceInstanceGone:

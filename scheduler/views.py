@@ -217,15 +217,18 @@ class InstanceView:
         return self.report is not None and not self.report.is_draining and not self.is_suspect
 
     @property
+    def reported_requests(self) -> int | None:
+        """In any phase, those that change instances at both; None before the first report."""
+        report = self.report
+        if report is None:
+            return None
+        prefilled = report.pending_prefill_requests + report.handovers_waiting
+        return prefilled + report.decode_running + report.decode_waiting
+
+    @property
     def is_idle(self) -> bool:
         """It reported no work of any kind."""
-        report = self.report
-        return report is not None and not (
-            report.pending_prefill_requests
-            or report.handovers_waiting
-            or report.decode_running
-            or report.decode_waiting
-        )
+        return self.reported_requests == 0
 
     @property
     def role(self) -> Role:

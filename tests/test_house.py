@@ -139,6 +139,7 @@ def decisions() -> list[Path]:
             "decision_log.py",
             "lease.py",
             "bookings.py",
+            "overdue.py",
             "peers.py",
             "regret.py",
         )

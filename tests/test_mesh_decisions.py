@@ -8,7 +8,7 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.config import MixedPolicy, PrefillBatching
+from common.config import DecodePolicy, MixedPolicy, PrefillBatching, PrefillPolicy, RolePolicyName
 from common.ids import InstanceId
 from common.kv.blocks import blocks_for
 from common.messages import GenerationRequest, Role
@@ -46,7 +46,12 @@ def shapes(draw: st.DrawFn, spare_blocks: int) -> MeshShape:
         decode_blocks=longest + draw(st.integers(0, spare_blocks)),
         chunk_tokens=draw(st.sampled_from([1, 7, 64])),
         order=draw(st.sampled_from(sorted(PROMPT_ORDERS))),
-        policy=draw(st.sampled_from(["shortest_queue", "deferred"])),
+        policy=draw(st.sampled_from(get_args(PrefillPolicy))),
+        decode_policy=draw(st.sampled_from(get_args(DecodePolicy))),
+        is_learned=draw(st.booleans()),
+        schedulers=draw(st.sampled_from([1, 1, 2, 3])),
+        roles=draw(st.sampled_from(get_args(RolePolicyName))),
+        is_grouped=draw(st.booleans()),
         batching=draw(st.sampled_from(get_args(PrefillBatching))),
         max_batch=draw(st.sampled_from([1, 2, 8])),
         max_waiting_requests=draw(st.sampled_from([3, 20])),
@@ -261,7 +266,7 @@ def ask_one(mesh: VirtualMesh, chance: random.Random) -> None:
     if names:
         instance = mesh.instances[chance.choice(names)]
         owner = chance.choice(list(instance.decode.state.sequences))
-        wanted = InstanceId(chance.choice(sorted(mesh.scheduler.records)))
+        wanted = InstanceId(chance.choice(sorted(mesh.store.records)))
         instance.decode.handle(LeaveAsked(owner, wanted))
 
 
@@ -309,4 +314,28 @@ def test_who_waits_at_a_scheduler_that_dies_waits_at_the_next(shape: MeshShape, 
         mesh.bus.timeline.at(chance.uniform(0.5, 4.0), lambda: kill_one(mesh, chance))
     mesh.bus.timeline.at(chance.uniform(0.6, 4.0), lambda: mesh.kill_scheduler(chance.uniform(0.1, 3.0)))
     finish(mesh, REQUESTS)
-    assert len(mesh.scheduler.state.waiting) == 0
+    assert all(len(scheduler.state.waiting) == 0 for scheduler in mesh.schedulers)
+
+
+@settings(max_examples=30, deadline=None)
+@given(shapes(spare_blocks=10), st.integers(2, 3), SEEDS)
+def test_schedulers_that_die_or_are_cut_off_lose_no_request_and_keep_no_booking(
+    shape: MeshShape, schedulers: int, seed: int
+) -> None:
+    """One that was cut off does not know what has ended, and places what others have placed meanwhile."""
+    chance = random.Random(seed)
+    mesh = make_mesh(replace(shape, schedulers=schedulers), seed)
+    submit(mesh, chance, REQUESTS, within_s=FAULTS_END_S)
+    timeline = mesh.bus.timeline
+    for _ in range(chance.randint(0, 6)):
+        befall(mesh, chance)
+    for _ in range(chance.randint(1, 4)):
+        away_s = chance.uniform(0.1, 6.0)
+        timeline.at(chance.uniform(0.5, FAULTS_END_S), lambda away_s=away_s: mesh.kill_scheduler(away_s))  # type: ignore[misc]
+        cut_off, cut_s = chance.choice(mesh.schedulers).name, chance.uniform(0.1, 8.0)
+        timeline.at(
+            chance.uniform(0.5, FAULTS_END_S),
+            lambda name=cut_off, cut_s=cut_s: mesh.cut_scheduler_off(name, cut_s),  # type: ignore[misc]
+        )
+    timeline.at(ROLES_SETTLE_S, mesh.restore_roles)
+    finish(mesh, REQUESTS)

@@ -14,7 +14,7 @@ from common.lengths import certain
 from common.messages import GenerationRequest, InstanceLife, Role
 from common.messages.bookings import BookingsChanged
 from scheduler import events
-from scheduler.state import SchedulerState
+from scheduler.state import STALE_AFTER_S, SchedulerState
 from tests.requests import make_request
 from tests.scheduler.test_state import LEASE_S, handle, ready, report_of
 
@@ -170,6 +170,22 @@ def test_a_scheduler_that_dies_amid_a_delivery_is_announced_and_its_booking_goes
     # The gateway submits it again.
     b.place(make_request("r1", 300, attempt=1), LEASE_S + 0.2)
     handle(b, events.RequestOver(R1, attempt=1))
+    assert not b.requests
+
+
+def test_a_delivery_of_which_nobody_will_tell_holds_no_booking_after_its_instance_either() -> None:
+    """The instance goes first, then the scheduler that delivers, and the word of the end is lost."""
+    a, b = acquainted("a", "b")
+    lost = a.place(make_request("r1", 300), 0.0).prefill_instance
+    tell(a, b)
+    b.peers.known[a.incarnation].heard_s = 1.0
+    for view in b.instances.values():
+        view.last_heard_s = 0.0 if view.record.instance_id == lost else 3 * LEASE_S
+    handle(b, events.TimePassed(), LEASE_S + 0.1)
+    assert b.requests[R1].is_void
+    handle(b, events.TimePassed(), 2 * LEASE_S)
+    assert b.requests[R1].is_void, "word of its delivery may be under way"
+    handle(b, events.TimePassed(), 2.1 * LEASE_S + STALE_AFTER_S)
     assert not b.requests
 
 

@@ -397,6 +397,26 @@ def test_a_booking_whose_end_was_never_heard_goes_when_both_instances_report_no_
     assert not state.requests
 
 
+def test_bookings_whose_ends_were_never_heard_go_though_their_instances_always_have_work() -> None:
+    """Of ten, four ends were lost with a connection; two run, the others end as they should."""
+    state = make_state()
+    ready(state, p0=0, d0=0)
+    for number in range(10):
+        state.place(make_request(f"r{number}"), 0.0)
+        handle(state, events.TaskAcknowledged(RequestId(f"r{number}"), 0), number / 10)
+    for number in range(4, 8):
+        handle(state, events.RequestOver(RequestId(f"r{number}")))
+    busy = msgspec.structs.replace(report_of("d0", "decode", 2), decode_running=1, decode_waiting=1)
+    handle(state, events.LoadReported(busy), 1.0)
+    state.place(make_request("r10"), 5.9)
+    handle(state, events.TaskAcknowledged(RequestId("r10"), 0), 5.9)
+    for now in (2.0, 4.0, 6.0):
+        for view in state.instances.values():
+            view.last_heard_s = now
+        handle(state, events.TimePassed(), now)
+    assert sorted(state.requests) == ["r10", "r8", "r9"]
+
+
 def test_a_large_instance_that_is_away_makes_one_wait_instead_of_refusing_for_good() -> None:
     state = make_state()
     records: list[MemberRecord] = [

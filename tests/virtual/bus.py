@@ -57,11 +57,17 @@ class Bus:
     timeline: Timeline
     nodes: dict[str, Node] = field(default_factory=dict)
     """Who is there, by name."""
+    hearing: dict[str, list[str]] = field(default_factory=dict)
+    serving: dict[str, list[str]] = field(default_factory=dict)
+    """Subjects of several: what is published there reaches all that hear it, a call any that serves it."""
+    cut_off: set[str] = field(default_factory=set)
+    """Whom the server does not reach, nor they it. They do not know."""
     _into_server_s: dict[str, float] = field(default_factory=dict)
     _out_of_server_s: dict[str, float] = field(default_factory=dict)
 
     def publish(self, sender: str, receiver: str, message: msgspec.Struct) -> None:
-        self._send(sender, receiver, lambda node: node.hear(message), lambda: None)
+        for member in self.hearing.get(receiver, [receiver]):
+            self._send(sender, member, lambda node: node.hear(message), lambda: None)
 
     def publish_to_all(self, sender: str, message: msgspec.Struct) -> None:
         for receiver in list(self.nodes):
@@ -91,6 +97,7 @@ class Bus:
         def nobody() -> None:
             self._send("server", sender, lambda _: finish(NoResponder(receiver)), lambda: None)
 
+        receiver = self.timeline.chance.choice(self.serving.get(receiver) or [receiver])
         self._send(sender, receiver, lambda node: node.serve(message, send_back), nobody)
         self.timeline.after(timeout_s, lambda: finish(BusTimeout(receiver)))
 
@@ -99,6 +106,8 @@ class Bus:
     ) -> None:
         def route() -> None:
             node = self.nodes.get(receiver)
+            if sender in self.cut_off or receiver in self.cut_off:
+                return
             if node is None:
                 nobody()
                 return

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from common.errors import BusError, NoInstanceReady, Overloaded, RequestError
-from common.ids import InstanceId, RequestId
+from common.ids import Incarnation, InstanceId, RequestId
 from common.messages import (
     CancelRequest,
     FinishReason,
@@ -16,6 +16,7 @@ from common.messages import (
     Placement,
     Queued,
     RequestEnded,
+    SchedulerGone,
     SequenceFailed,
     SequenceMoved,
     SubmitRequest,
@@ -52,6 +53,7 @@ class VirtualGateway:
     entries: dict[RequestId, Entry] = field(default_factory=dict)
     causes: list[str] = field(default_factory=list)
     _gone_s: dict[InstanceGone, float] = field(default_factory=dict)
+    _schedulers_gone: set[Incarnation] = field(default_factory=set)
 
     @property
     def is_done(self) -> bool:
@@ -84,6 +86,11 @@ class VirtualGateway:
                 self._continue(entry, message.error.message)
             case SequenceMoved():
                 self._move(message)
+            case SchedulerGone() if message.incarnation not in self._schedulers_gone:
+                self._schedulers_gone.add(message.incarnation)
+                for entry in self.entries.values():
+                    if entry.end is None and entry.placement is None and entry.is_submitting:
+                        self._continue(entry, "scheduler gone")
             case InstanceGone():
                 self._gone_s[message] = self.bus.timeline.now
                 for entry in self.entries.values():
@@ -111,6 +118,10 @@ class VirtualGateway:
             if event.finish_reason is None:
                 cancel = CancelRequest(event.request_id, event.attempt)
                 self.bus.publish(GATEWAY, instance_id, cancel)
+            return
+        if event.index < len(entry.output_ids):
+            # A call that was answered too late was made again: the same attempt is computed twice.
+            assert entry.output_ids[event.index] == event.token.token_id, f"{event} was another before"
             return
         assert entry.end is None, f"a token after the end of {event.request_id}"
         assert event.index == len(entry.output_ids), f"{event} after {len(entry.output_ids)} tokens"

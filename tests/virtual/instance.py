@@ -4,12 +4,13 @@ What one room frees the other may wait for, and a sequence that leaves the decod
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
 from common.kv.blocks import BlockAllocator
 from common.messages import DecodeTask, LoadReport, ResumeTask, Role, has_phase
+from common.performance import FittedTime
 from decode import events as decode_events
 from decode.forecast import make_forecast
 from prefill.events import BlocksFreed, KeepHere, RoleChanged, SequenceLeft
@@ -19,15 +20,20 @@ from tests.virtual.decode import VirtualDecode
 from tests.virtual.memory import Memory
 from tests.virtual.prefill import VirtualPrefill
 
+CHUNK_TIME, STEP_TIME = FittedTime((5.0, 0.0, 0.05), 0.05, 99), FittedTime((1.0, 0.01, 0.05), 0.05, 99)
+
 
 @dataclass(slots=True, eq=False)
 class VirtualInstance:
-    """``kept``: sequences that were decoded where they were prefilled."""
+    """``is_learned``: it tells how long its chunks and steps take. ``kept``: sequences that were decoded
+    where they were prefilled."""
 
     role: Role
     prefill: VirtualPrefill
     decode: VirtualDecode
     bus: Bus
+    is_learned: bool = False
+    home: Role = field(init=False)
     reports_sent: int = 0
     kept: int = 0
     _free_blocks: int = 0
@@ -35,6 +41,7 @@ class VirtualInstance:
     _is_alive: bool = True
 
     def __post_init__(self) -> None:
+        self.home = self.role
         self._free_blocks = self.blocks.free_blocks
         self.prefill.on_change = lambda: self._share(self._tell_decode)
         self.decode.on_change = lambda: self._share(self._tell_prefill)
@@ -67,11 +74,11 @@ class VirtualInstance:
         else:
             self.prefill.serve(message, reply)
 
-    def flip(self, role: Role) -> None:
+    def flip(self, role: Role, *, keeps_home: bool = False) -> None:
         """Has that role from now on, unless it is about to end."""
         if self._is_draining or role == self.role:
             return
-        self.role = role
+        self.role, self.home = role, self.home if keeps_home else role
         self.decode.state.mates.is_mixed = role == "mixed"
         self.prefill.handle(RoleChanged(has_phase(role, "prefill")))
         self.decode.handle(decode_events.RoleChanged(has_phase(role, "decode")))
@@ -113,6 +120,9 @@ class VirtualInstance:
             largest_pool_blocks=self.blocks.largest_pool_blocks,
             free_blocks=self.blocks.free_blocks,
             prefill_tokens_per_s=1000.0,
+            chunk_time=CHUNK_TIME if self.is_learned else None,
+            step_time=STEP_TIME if self.is_learned else None,
+            home=self.home,
             decode_coming_tokens=forecast.coming_tokens,
             decode_need_tokens=forecast.need_tokens,
             movable=forecast.movable,

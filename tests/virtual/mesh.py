@@ -9,11 +9,14 @@ import msgspec
 
 from common.config import (
     DecodeAdmission,
+    DecodePolicy,
     EmulationConfig,
     MixedPolicy,
     PrefillBatching,
     PrefillOrder,
     PrefillPolicy,
+    RolePolicyName,
+    RolesConfig,
     SchedulerConfig,
 )
 from common.emulation import EmulatedRunner
@@ -39,6 +42,7 @@ from prefill.prompts import PromptQueue
 from prefill.state import PrefillState
 from scheduler.policy.prefill_batching import fill_batch_of
 from scheduler.policy.pull_budget import PullBudget
+from scheduler.policy.roles import RoleChange, role_policy
 from scheduler.state import MOST_WAITING, SchedulerState
 from scheduler.waiting_room import WaitingRoom
 from tests.requests import GATEWAY
@@ -48,7 +52,7 @@ from tests.virtual.gateway import VirtualGateway
 from tests.virtual.instance import VirtualInstance
 from tests.virtual.memory import Memory
 from tests.virtual.prefill import VirtualPrefill
-from tests.virtual.scheduler import SCHEDULER, VirtualScheduler
+from tests.virtual.scheduler import HEARTBEAT_S, SCHEDULER, VirtualScheduler, VirtualStore
 
 LEASE_S = 3.0
 REPORT_S = 0.25
@@ -69,6 +73,12 @@ class MeshShape:
     chunk_tokens: int = 8
     order: PrefillOrder = "fcfs"
     policy: PrefillPolicy = "shortest_queue"
+    decode_policy: DecodePolicy = "least_loaded"
+    is_learned: bool = False
+    """Whether instances tell how long their chunks and steps take."""
+    schedulers: int = 1
+    is_grouped: bool = False
+    roles: RolePolicyName = "fixed"
     batching: PrefillBatching = "chunks"
     max_batch: int = 8
     max_waiting_requests: int = 4
@@ -88,8 +98,9 @@ class MeshShape:
 class VirtualMesh:
     shape: MeshShape
     bus: Bus
-    scheduler: VirtualScheduler
     gateway: VirtualGateway
+    store: VirtualStore = field(default_factory=VirtualStore)
+    schedulers: list[VirtualScheduler] = field(default_factory=list)
     kept: KeptKV = field(default_factory=KeptKV)
     instances: dict[InstanceId, VirtualInstance] = field(default_factory=dict)
     silent_until_s: dict[InstanceId, float] = field(default_factory=dict)
@@ -97,8 +108,8 @@ class VirtualMesh:
     preempted: int = 0
 
     def start(self) -> None:
-        self.bus.nodes |= {GATEWAY: self.gateway, SCHEDULER: self.scheduler}
-        self.scheduler.gateway = ServiceRecord(
+        self.bus.nodes[GATEWAY] = self.gateway
+        self.store.gateway = ServiceRecord(
             service_id=GATEWAY, incarnation=Incarnation("g"), kind="gateway", host="h", pid=1, http_url=""
         )
         for number in range(self.shape.prefills):
@@ -107,7 +118,22 @@ class VirtualMesh:
             self.join(InstanceId(f"decode-{number}"))
         for number in range(self.shape.mixed):
             self.join(InstanceId(f"mixed-{number}"))
-        self.scheduler.beat()
+        names = [f"{SCHEDULER}-{number}" for number in range(self.shape.schedulers)]
+        self.bus.hearing[SCHEDULER], self.bus.serving[SCHEDULER] = names, list(names)
+        self.schedulers = [self._scheduler(name) for name in names]
+        for scheduler in self.schedulers:
+            self.bus.nodes[scheduler.name] = scheduler
+            scheduler.beat()
+
+    def _scheduler(self, name: str) -> VirtualScheduler:
+        self.lives += 1
+        state = state_of(self.shape, Incarnation(f"life-{self.lives}"))
+        roles = role_policy(roles_of(self.shape))
+        predict = PREDICTORS[self.shape.predictor]
+        return VirtualScheduler(name, state, self.bus, self.store, roles, self._follow, predict)
+
+    def _follow(self, change: RoleChange) -> None:
+        self.flip(change.instance_id, change.role, keeps_home=change.keeps_home)
 
     def join(self, instance_id: InstanceId) -> None:
         """A new life of an instance; its record replaces that of the last one."""
@@ -117,8 +143,8 @@ class VirtualMesh:
         node = self._instance(instance_id, incarnation, role)
         self.instances[instance_id] = node
         self.bus.nodes[instance_id] = node
-        self.scheduler.lives.append(InstanceLife(instance_id, incarnation))
-        self.scheduler.records[instance_id] = InstanceRecord(
+        self.store.lives.append(InstanceLife(instance_id, incarnation))
+        self.store.records[instance_id] = InstanceRecord(
             instance_id=instance_id,
             incarnation=incarnation,
             role=role,
@@ -141,31 +167,47 @@ class VirtualMesh:
             return
         node.die()
         del self.bus.nodes[instance_id]
-        record = self.scheduler.records[instance_id]
+        record = self.store.records[instance_id]
         timeline = self.bus.timeline
 
         def forget() -> None:
-            if self.scheduler.records.get(instance_id) is record:
-                del self.scheduler.records[instance_id]
+            if self.store.records.get(instance_id) is record:
+                del self.store.records[instance_id]
 
         timeline.after(LEASE_S, forget)
         if away_s is not None:
             timeline.after(away_s, lambda: self.join(instance_id))
 
     def kill_scheduler(self, away_s: float) -> None:
-        """Who asks meanwhile hears that nobody is there; who had asked hears nothing. The next one knows what
-        the store holds and what is reported."""
-        former = self.bus.nodes.pop(SCHEDULER)
-        assert former is self.scheduler
-        self.scheduler = VirtualScheduler(
-            state_of(self.shape), self.bus, former.records, former.lives, former.gateway, former.predict
-        )
+        """The first one. Where there is no other, who asks meanwhile hears that nobody is there; who had
+        asked hears nothing. The next one knows what the store holds and what is reported."""
+        name = self.schedulers[0].name
+        if self.bus.nodes.pop(name, None) is None:
+            return
+        if name in self.bus.serving[SCHEDULER]:
+            self.bus.serving[SCHEDULER].remove(name)
+        successor = self.schedulers[0] = self._scheduler(name)
 
         def join() -> None:
-            self.bus.nodes[SCHEDULER] = self.scheduler
-            self.scheduler.beat()
+            self.bus.nodes[name] = successor
+            successor.start()
 
         self.bus.timeline.after(away_s, join)
+
+    def cut_scheduler_off(self, name: str, duration_s: float) -> None:
+        """It works on, and neither hears nor is heard; then it is told that it was away."""
+        cut_off = self.bus.cut_off
+        if name in cut_off:
+            return
+        cut_off.add(name)
+
+        def reconnect() -> None:
+            cut_off.discard(name)
+            node = self.bus.nodes.get(name)
+            if isinstance(node, VirtualScheduler):
+                node.reconnect()
+
+        self.bus.timeline.after(duration_s, reconnect)
 
     def drain(self, instance_id: InstanceId, away_s: float) -> None:
         node = self.instances.get(instance_id)
@@ -179,14 +221,14 @@ class VirtualMesh:
 
         self.bus.timeline.after(2 * DRAIN_S, leave)
 
-    def flip(self, instance_id: InstanceId, role: Role) -> None:
+    def flip(self, instance_id: InstanceId, role: Role, *, keeps_home: bool = False) -> None:
         """Another role for an instance that is there and stays; the store and the scheduler hear of it."""
         node = self.instances.get(instance_id)
         if node is None or node.is_draining:
             return
-        node.flip(role)
-        record = self.scheduler.records[instance_id]
-        self.scheduler.records[instance_id] = msgspec.structs.replace(record, role=role)
+        node.flip(role, keeps_home=keeps_home)
+        record = self.store.records[instance_id]
+        self.store.records[instance_id] = msgspec.structs.replace(record, role=role)
         self.bus.publish(instance_id, SCHEDULER, node.load())
 
     def restore_roles(self) -> None:
@@ -199,7 +241,8 @@ class VirtualMesh:
 
     def check_empty(self) -> None:
         """Nobody holds anything any more."""
-        assert not self.scheduler.state.requests, "the scheduler keeps a booking"
+        for scheduler in self.schedulers:
+            assert not scheduler.state.requests, f"{scheduler.name} keeps a booking"
         for instance_id, node in self.instances.items():
             blocks = node.blocks
             kept = [*node.prefill.state.sequences, *node.decode.state.sequences]
@@ -256,6 +299,7 @@ class VirtualMesh:
             VirtualPrefill(prefill, RUNNER, self.bus, memory, failures),
             VirtualDecode(decode, incarnation, RUNNER, self.bus, memory, host_memory, kept, failures),
             self.bus,
+            shape.is_learned,
         )
 
 
@@ -271,21 +315,39 @@ def first_role(instance_id: InstanceId) -> Role:
 
 def make_mesh(shape: MeshShape, seed: int) -> VirtualMesh:
     bus = Bus(Timeline(random.Random(seed)))
-    scheduler = VirtualScheduler(state_of(shape), bus, predict=PREDICTORS[shape.predictor])
-    mesh = VirtualMesh(shape, bus, scheduler, VirtualGateway(bus))
+    mesh = VirtualMesh(shape, bus, VirtualGateway(bus))
     mesh.start()
     return mesh
 
 
-def state_of(shape: MeshShape) -> SchedulerState:
+def roles_of(shape: MeshShape) -> RolesConfig:
+    """Changes that come often: an instance's role is worth little here."""
+    return RolesConfig(
+        policy=shape.roles,
+        look_s=HEARTBEAT_S,
+        cool_down_s=1.0,
+        overflow_queue_s=0.5,
+        overflow_queue_tokens=20,
+        overflow_kv_share=0.5,
+        settle_s=2.0,
+        repurpose_s=6.0,
+        idle_s=3.0,
+        idle_share=0.5,
+    )
+
+
+def state_of(shape: MeshShape, incarnation: Incarnation) -> SchedulerState:
     return SchedulerState(
         LEASE_S,
         SchedulerConfig(
             prefill_policy=shape.policy,
+            decode_policy=shape.decode_policy,
+            grouped=shape.is_grouped,
             bind_below_tokens=shape.chunk_tokens,
             max_pending_prefill_tokens=shape.max_pending_prefill_tokens,
             max_requests_per_decode=shape.max_requests_per_decode,
         ),
+        incarnation=incarnation,
         waiting=WaitingRoom(MOST_WAITING, shape.order, window_size=3),
     )
 

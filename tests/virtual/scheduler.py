@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from common.errors import BusError, BusTimeout, NoInstanceReady, Overloaded, RequestCancelled, RequestError
-from common.ids import InstanceId, RequestId
+from common.ids import Incarnation, InstanceId, RequestId
 from common.lengths import LengthDistribution
 from common.messages import (
     CancelRequest,
@@ -25,31 +25,46 @@ from common.messages import (
     Queued,
     RequestEnded,
     ResumeTask,
+    SchedulerGone,
     SubmitRequest,
 )
+from common.messages.bookings import Booking, BookingsChanged, BookingsPage, ReadBookings
 from scheduler import events
+from scheduler.policy.roles import RoleChange, RolePolicy
+from scheduler.role_changes import workers_of
 from scheduler.state import SchedulerState
 from scheduler.turns import HOLD_S
 from tests.virtual.bus import Bus, Reply
 
 SCHEDULER = "scheduler"
+"""All of them, as calls and words reach them."""
 CALL_TIMEOUT_S = 5.0
 HEARTBEAT_S = 1.0
 DISPATCH_ATTEMPTS = 3
+MOST_BOOKINGS = 10_000
 PREDICTED_WITHIN_S = 0.5
 """Before a short prompt is computed, or long after."""
 
 
 @dataclass(slots=True)
-class VirtualScheduler:
-    """``records`` and ``lives`` are the store: the dead stay in the one until their lease is over, and in
-    the other."""
+class VirtualStore:
+    """The dead stay in ``records`` until their lease is over, and in ``lives``."""
 
-    state: SchedulerState
-    bus: Bus
     records: dict[InstanceId, InstanceRecord] = field(default_factory=dict)
     lives: list[InstanceLife] = field(default_factory=list)
     gateway: MemberRecord | None = None
+
+
+@dataclass(slots=True)
+class VirtualScheduler:
+    """One of those that share the subject. ``roles``: the policy by which it flips, while it leads."""
+
+    name: str
+    state: SchedulerState
+    bus: Bus
+    store: VirtualStore
+    roles: RolePolicy | None = None
+    flip: Callable[[RoleChange], None] = lambda _: None
     predict: Callable[[GenerationRequest], LengthDistribution] | None = None
     """What a predictor says of a request, some time after it is placed."""
     departures: int = 0
@@ -59,20 +74,70 @@ class VirtualScheduler:
 
     @property
     def is_alive(self) -> bool:
-        return self.bus.nodes.get(SCHEDULER) is self
+        return self.bus.nodes.get(self.name) is self
+
+    @property
+    def leads(self) -> bool:
+        """The store's lease, as if it were never late: the first that is there and reaches the others."""
+        there = [name for name in self.bus.hearing[SCHEDULER] if name in self.bus.nodes]
+        return self.name == min(set(there) - self.bus.cut_off, default=None)
+
+    def start(self) -> None:
+        """Takes calls when it has read what the others know, or a while later."""
+        self.beat()
+        self.bus.timeline.after(HEARTBEAT_S, self._serve)
+
+    def _serve(self) -> None:
+        if self.is_alive:
+            self.bus.serving[SCHEDULER].append(self.name)
+
+    def reconnect(self) -> None:
+        """The bus reaches it again."""
+        if self.is_alive:
+            self._handle(events.MessagesLost())
+            self._handle(events.BusRestored())
 
     def beat(self) -> None:
         if not self.is_alive:
+            return
+        self.bus.timeline.after(HEARTBEAT_S, self.beat)
+        if self.name in self.bus.cut_off:
             return
         self._read_members()
         self._handle(events.TimePassed())
         self.beats += 1
         if self.beats == round(self.state.lease_s / HEARTBEAT_S) + 1:
-            present = {(each.instance_id, each.incarnation) for each in self.records.values()}
-            departed = [life for life in self.lives if (life.instance_id, life.incarnation) not in present]
+            store = self.store
+            present = {(each.instance_id, each.incarnation) for each in store.records.values()}
+            departed = [life for life in store.lives if (life.instance_id, life.incarnation) not in present]
             self._handle(events.DepartedRead(tuple(departed)))
-        self._handle(events.RebalanceDue())
-        self.bus.timeline.after(HEARTBEAT_S, self.beat)
+        self._tell(self.state.bookings.take_changes())
+        if self.leads:
+            self._handle(events.RebalanceDue())
+            self._change_roles()
+
+    def _change_roles(self) -> None:
+        if self.roles is not None:
+            change = self.roles.decide(workers_of(self.state), self.bus.timeline.now)
+            if change is not None:
+                self.flip(change)
+
+    def _tell(self, bookings: tuple[Booking, ...]) -> None:
+        """What was placed and has not been told, or that it lives."""
+        told = BookingsChanged(self.name, self.state.incarnation, self.state.bookings.changed, bookings)
+        self.bus.publish(self.name, SCHEDULER, told)
+
+    def _tell_changes(self) -> None:
+        if bookings := self.state.bookings.take_changes():
+            self._tell(bookings)
+
+    def _read_peer(self, name: str, incarnation: Incarnation) -> None:
+        def answer(reply: Reply) -> None:
+            is_its = isinstance(reply, BookingsPage) and reply.incarnation == incarnation
+            bookings = reply.bookings if is_its and isinstance(reply, BookingsPage) else None
+            self._handle(events.PeerRead(incarnation, bookings))
+
+        self.bus.call(self.name, name, ReadBookings(), answer, CALL_TIMEOUT_S)
 
     def hear(self, message: msgspec.Struct) -> None:
         match message:
@@ -82,10 +147,16 @@ class VirtualScheduler:
                 drew = (message.prompt_tokens, message.output_tokens, message.is_cut, message.attempt)
                 measured = (message.ttft_s, message.tpot_s)
                 self._handle(events.RequestOver(message.request_id, *drew, *measured))
+            case BookingsChanged() if message.incarnation != self.state.incarnation:
+                self._handle(events.PeerHeard(message))
 
     def serve(self, message: msgspec.Struct, reply: Callable[[Reply], None]) -> None:
         if isinstance(message, PlaceMoved):
             self._place_moved(message, reply)
+            return
+        if isinstance(message, ReadBookings):
+            known, _ = self.state.bookings.read(None, MOST_BOOKINGS)
+            reply(BookingsPage(self.state.incarnation, known, is_last=True))
             return
         assert isinstance(message, SubmitRequest)
         self._ask_length(message.request)
@@ -113,6 +184,7 @@ class VirtualScheduler:
             reply(exc)
         else:
             self.state.check()
+            self._tell_changes()
             reply(placement)
 
     def _wait_turn(self, request: GenerationRequest, reply: Callable[[Reply], None]) -> None:
@@ -157,6 +229,7 @@ class VirtualScheduler:
             self._place(request, reply)
             return
         self.state.check()
+        self._tell_changes()
         decode = placement.decode_instance
 
         def answer(answered: Reply) -> None:
@@ -170,12 +243,12 @@ class VirtualScheduler:
                 reply(RequestCancelled("ended while it was placed"))
             elif isinstance(answered, BusTimeout):
                 self._handle(events.InstanceSuspected(decode))
-                self.bus.publish(SCHEDULER, decode, CancelRequest(request.request_id, request.attempt))
+                self.bus.publish(self.name, decode, CancelRequest(request.request_id, request.attempt))
                 reply(NoInstanceReady("the decode instance did not answer"))
             else:
                 self._place(request, reply)
 
-        self.bus.call(SCHEDULER, decode, ResumeTask(request, former), answer, CALL_TIMEOUT_S)
+        self.bus.call(self.name, decode, ResumeTask(request, former), answer, CALL_TIMEOUT_S)
 
     def _dispatch(
         self,
@@ -195,6 +268,7 @@ class VirtualScheduler:
             reply(refusal if excluded and isinstance(exc, NoInstanceReady) else exc)
             return
         self.state.check()
+        self._tell_changes()
         prefill = placement.prefill_instance
 
         def answer(answered: Reply) -> None:
@@ -204,7 +278,7 @@ class VirtualScheduler:
                 if isinstance(answered, BusError):
                     self._handle(events.InstanceSuspected(prefill))
                 if isinstance(answered, BusTimeout):
-                    self.bus.publish(SCHEDULER, prefill, CancelRequest(request.request_id, request.attempt))
+                    self.bus.publish(self.name, prefill, CancelRequest(request.request_id, request.attempt))
                 if not is_wanted:
                     reply(RequestCancelled("ended while it was placed"))
                     return
@@ -219,11 +293,11 @@ class VirtualScheduler:
 
         lengths = self.state.placer.predict(request)
         task = PrefillTask(request, placement.decode_instance, placement.decode_incarnation, lengths)
-        self.bus.call(SCHEDULER, prefill, task, answer, CALL_TIMEOUT_S)
+        self.bus.call(self.name, prefill, task, answer, CALL_TIMEOUT_S)
 
     def _read_members(self) -> None:
-        gateways = () if self.gateway is None else (self.gateway,)
-        self._handle(events.MembersRead((*self.records.values(), *gateways)))
+        gateways = () if self.store.gateway is None else (self.store.gateway,)
+        self._handle(events.MembersRead((*self.store.records.values(), *gateways)))
 
     def _handle(self, event: events.SchedulerStateEvent) -> None:
         if not self.is_alive:
@@ -243,14 +317,19 @@ class VirtualScheduler:
                     else:
                         end(outcome)
                 case events.AnnounceInstanceGone(instance_id, incarnation):
-                    self.bus.publish_to_all(SCHEDULER, InstanceGone(instance_id, incarnation))
+                    self.bus.publish_to_all(self.name, InstanceGone(instance_id, incarnation))
                 case events.TellLength(decode_instance, request_id, attempt, lengths):
                     told = LengthPredicted(request_id, attempt, lengths)
-                    self.bus.publish(SCHEDULER, decode_instance, told)
+                    self.bus.publish(self.name, decode_instance, told)
                 case events.AskToLeave(departure):
                     self.departures += 1
                     left = departure.sequence
                     leave = LeaveSequence(left.request_id, left.attempt, departure.destination, epoch=1)
-                    self.bus.publish(SCHEDULER, departure.source, leave)
+                    self.bus.publish(self.name, departure.source, leave)
                 case events.AnnounceGatewayGone(gateway_id):
-                    self.bus.publish_to_all(SCHEDULER, GatewayGone(gateway_id))
+                    self.bus.publish_to_all(self.name, GatewayGone(gateway_id))
+                case events.AnnounceSchedulerGone(name, incarnation):
+                    self.bus.publish_to_all(self.name, SchedulerGone(name, incarnation))
+                case events.ReadPeer(name, incarnation):
+                    self._read_peer(name, incarnation)
+        self._tell_changes()
