@@ -108,7 +108,6 @@ def decisions() -> list[Path]:
             "forecast.py",
         )
     ]
-<<<<<<< HEAD
     parts += [
         REPOSITORY / "prefill" / name
         for name in (
@@ -122,12 +121,9 @@ def decisions() -> list[Path]:
             "batching.py",
             "offers.py",
             "sends.py",
+            "speed.py",
         )
     ]
-=======
-    prefill = ("sequence.py", "chunks.py", "handover.py", "prompts.py", "speed.py")
-    parts += [REPOSITORY / "prefill" / name for name in prefill]
->>>>>>> be8d777 (Rate an instance's prompts by chunks near full alone, and start from its profile: three cold tiny prompts predicted 4.2 s for one that took 0.65)
     parts += [
         REPOSITORY / "scheduler" / name
         for name in (

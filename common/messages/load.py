@@ -22,22 +22,13 @@ class LoadReport(msgspec.Struct, frozen=True, tag="load", kw_only=True):
     """instance → scheduler, every 100 ms or on change (TetriInfer 3.2).
 
     ``pending_prefill_tokens`` are prompt tokens not yet computed; ``prefill_tokens_per_s`` is measured
-<<<<<<< HEAD
-    over recent chunks, None before the first. ``chunk_time`` and ``step_time`` are what its own chunks and
-    decode steps have taught it (``common.performance``). ``decode_tokens`` is the context held by running and
-    waiting decodes. ``total_blocks`` are of all its KV pools, of which one sequence uses one:
-    ``largest_pool_blocks`` bounds what it can take in. ``decode_coming_tokens`` are still to be drawn, and
-    ``decode_need_tokens`` the most KV at one of the next steps, prompts' with it, by predictions made again
-    where they were outlived; ``length_error_tokens``, ``batch_error``: by how much and of how many sequences.
-=======
     over recent chunks that were near full, None before the first. ``chunk_time`` and ``step_time`` are what
     its own chunks and decode steps have taught it, or until then a profile (``common.performance``).
     ``decode_tokens`` is the context held by running and waiting decodes. ``total_blocks`` are of all its KV
     pools, of which one sequence uses one: ``largest_pool_blocks`` bounds what it can take in.
-    ``decode_coming_tokens`` are still to be drawn, and ``decode_need_tokens`` the most KV at one of the
-    next steps, both by predictions made again where they were outlived; ``length_error_tokens`` and
+    ``decode_coming_tokens`` are still to be drawn, and ``decode_need_tokens`` the most KV at one of the next
+    steps, prompts' with it, by predictions made again where they were outlived; ``length_error_tokens``,
     ``batch_error``: by how much and of how many sequences.
->>>>>>> be8d777 (Rate an instance's prompts by chunks near full alone, and start from its profile: three cold tiny prompts predicted 4.2 s for one that took 0.65)
     ``movable`` could leave; none is named where all fit (``decode.forecast``). ``decode_spare_s``: for how
     long decodes could stand still before one of them falls behind the pace that it was promised, negative
     where one is behind; None where none runs.
