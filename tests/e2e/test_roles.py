@@ -2,59 +2,52 @@
 
 import asyncio
 import json
-from collections.abc import Iterator
+from pathlib import Path
 
 import openai
-import pytest
 
 from common.messages import ServiceRecord
-from tests.e2e.meshes import Mesh, get_text, running_mesh
+from common.model.default_model import default_model_directory
+from common.model.tokens import Tokenizer
+from tests.e2e.meshes import Mesh, get_text, running_mesh, stream_text
+from tests.e2e.reference import greedy_tokens
 
 CONFIG = """
 [instance]
-engine = "emulated"
 block_size = 16
-[emulation]
-prefill_base_s = 0.02
-prefill_per_token_s = 0.0005
-decode_base_s = 0.01
-total_blocks = 4096
+chunk_tokens = 128
 [roles]
 policy = "overflow"
 look_s = 0.1
 cool_down_s = 0.5
-overflow_queue_s = 1.0
-overflow_queue_tokens = 2000
+overflow_queue_s = 0.3
+overflow_queue_tokens = 600
 settle_s = 3.0
 """
-PROMPTS = 20
-PROMPT_TOKENS = 800
-OUTPUT_TOKENS = 24
-APART_S = 0.2
+DECODED = 2
+"""Streams that run, one on each decode instance, when the prompts come."""
+PROMPTS = 8
+PROMPT_TOKENS = 250
+OUTPUT_TOKENS = 16
+DECODED_OUTPUT_TOKENS = 100
+APART_S = 0.05
 WAIT_S = 90.0
 HOME = {"prefill-0": "prefill", "decode-0": "decode", "decode-1": "decode"}
 
 
-@pytest.fixture(scope="module")
-def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
-    directory = tmp_path_factory.mktemp("roles") / "mesh"
-    with running_mesh(directory, "--decode", "2", config=CONFIG) as mesh:
-        yield mesh
-
-
 def test_a_burst_of_long_prompts_overflows_into_the_decode_pool_and_everybody_is_home_afterwards(
-    mesh: Mesh,
+    tmp_path: Path,
 ) -> None:
-    async def work() -> None:
-        async with client_of(mesh) as client:
-            undisturbed = [await one_stream(client, seed) for seed in range(PROMPTS)]
-            assert await role_changes(mesh) == []
-            burst = []
-            for seed in range(PROMPTS):
-                burst.append(asyncio.create_task(one_stream(client, seed)))
-                await asyncio.sleep(APART_S)
-            assert await asyncio.gather(*burst) == undisturbed
-        changes = await changes_until_home(mesh)
+    """The default model. Undisturbed, a stream's tokens are those of transformers."""
+    directory = default_model_directory(Path("~/.cache/lamella"))
+    tokenizer = Tokenizer(directory)
+    prompts = prompts_of(tokenizer)
+    tokens = greedy_tokens(directory, prompts[:DECODED], DECODED_OUTPUT_TOKENS)
+    tokens += greedy_tokens(directory, prompts[DECODED:], OUTPUT_TOKENS)
+    truth = [tokenizer.decode(each, skip_special_tokens=True) for each in tokens]
+    with running_mesh(tmp_path / "mesh", "--dtype", "fp32", "--decode", "2", config=CONFIG) as mesh:
+        assert asyncio.run(run_burst(mesh, prompts)) == truth
+        changes = asyncio.run(changes_until_home(mesh))
         for returned, helped in zip(changes[::2], changes[1::2], strict=True):
             assert (helped["role"], helped["refusal"]) == ("mixed", None)
             assert "of its bound" in str(helped["reason"])
@@ -62,12 +55,35 @@ def test_a_burst_of_long_prompts_overflows_into_the_decode_pool_and_everybody_is
             assert "needs no help" in str(returned["reason"])
             # Of the two that decode, one always does nothing else.
             assert returned["instance_id"] == helped["instance_id"] != "prefill-0"
+        assert asyncio.run(mesh.left_over()) == {}
+        assert roles(mesh) == homes(mesh) == HOME
+        # It computed prompts meanwhile.
+        assert asyncio.run(mesh.metric("decode", "lamella_prefill_tokens_total")) > 0
 
-    asyncio.run(work())
-    assert asyncio.run(mesh.left_over()) == {}
-    assert roles(mesh) == homes(mesh) == HOME
-    # It computed prompts meanwhile.
-    assert asyncio.run(mesh.metric("decode", "lamella_prefill_tokens_total")) > 0
+
+async def run_burst(mesh: Mesh, prompts: list[list[int]]) -> list[str]:
+    """Texts: of those that run when the others come, and of these."""
+    streams: list[asyncio.Task[str]] = []
+    async with openai.AsyncOpenAI(base_url=f"{mesh.url}/v1", api_key="none", max_retries=0) as client:
+        for prompt in prompts[:DECODED]:
+            has_begun = asyncio.Event()
+            stream = stream_text(client, prompt, DECODED_OUTPUT_TOKENS, has_begun)
+            streams.append(asyncio.create_task(stream))
+            await has_begun.wait()
+        assert await role_changes(mesh) == []
+        for prompt in prompts[DECODED:]:
+            stream = stream_text(client, prompt, OUTPUT_TOKENS, asyncio.Event())
+            streams.append(asyncio.create_task(stream))
+            await asyncio.sleep(APART_S)
+        return await asyncio.gather(*streams)
+
+
+def prompts_of(tokenizer: Tokenizer) -> list[list[int]]:
+    """Ordinary text: those that are decoded begin short, the others are long."""
+    text = Path(__file__).resolve().parents[2].joinpath("README.md").read_text()
+    words = tokenizer.encode(text)
+    lengths = [20] * DECODED + [PROMPT_TOKENS] * PROMPTS
+    return [words[100 * index : 100 * index + length] for index, length in enumerate(lengths)]
 
 
 async def changes_until_home(mesh: Mesh) -> list[dict[str, object]]:
@@ -93,21 +109,3 @@ async def role_changes(mesh: Mesh) -> list[dict[str, object]]:
     [url] = [each.http_url for each in services if each.kind == "scheduler"]
     changes: list[dict[str, object]] = json.loads(get_text(f"{url}/roles"))
     return changes
-
-
-def client_of(mesh: Mesh) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url=f"{mesh.url}/v1", api_key="none", max_retries=0)
-
-
-async def one_stream(client: openai.AsyncOpenAI, seed: int) -> str:
-    stream = await client.completions.create(
-        model="default",
-        prompt=list(range(100 + seed, 100 + seed + PROMPT_TOKENS)),
-        max_tokens=OUTPUT_TOKENS,
-        temperature=1,
-        seed=seed,
-        stream=True,
-        timeout=WAIT_S,
-        extra_body={"ignore_eos": True},
-    )
-    return "".join([chunk.choices[0].text async for chunk in stream])
