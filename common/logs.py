@@ -1,4 +1,4 @@
-"""Logs: one JSON object a line on standard error.
+"""Logs: one JSON object a line on standard error; before somebody's eyes, one line of words instead.
 
 ``event`` is a constant name, everything that varies is a field (``extra=``). Prompts, completions and
 credentials are never logged; ids, counts and sizes are.
@@ -21,6 +21,10 @@ STANDARD_FIELDS = frozenset(logging.makeLogRecord({}).__dict__) | {
 _encode = msgspec.json.Encoder(enc_hook=str).encode
 
 
+def _fields(record: logging.LogRecord) -> dict[str, Any]:
+    return {key: value for key, value in record.__dict__.items() if key not in STANDARD_FIELDS}
+
+
 class JsonFormatter(logging.Formatter):
     """Escapes every value, so no value can start a line of its own."""
 
@@ -37,10 +41,27 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "event": record.getMessage(),
         }
-        line.update((key, value) for key, value in record.__dict__.items() if key not in STANDARD_FIELDS)
+        line.update(_fields(record))
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return _encode(line).decode()
+
+
+class TerminalFormatter(logging.Formatter):
+    """``process_died: id="decode-0", status=-9``. Values are escaped as in JSON."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        values = ", ".join(f"{key}={_encode(value).decode()}" for key, value in _fields(record).items())
+        line = f"{record.getMessage()}: {values}" if values else record.getMessage()
+        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+
+
+def configure_terminal_logging(informative: str) -> None:
+    """For a command in the foreground: warnings, and whatever the logger ``informative`` says."""
+    stream = logging.StreamHandler(sys.stderr)
+    stream.setFormatter(TerminalFormatter())
+    logging.basicConfig(level=logging.WARNING, handlers=[stream], force=True)
+    logging.getLogger(informative).setLevel(logging.INFO)
 
 
 def configure_logging(service: str, level: int = logging.INFO) -> None:

@@ -259,4 +259,7 @@ def tell_error(errors: list[ErrorDetails]) -> tuple[str | None, str]:
         if isinstance(part, str) and (part in TYPE_NAMES or not part.isidentifier()):
             break
         names.append(str(part))
-    return ".".join(names) or None, error["msg"].removeprefix("Value error, ")
+    # What pydantic says of a value that is no object names our class.
+    is_no_object = error["type"] in ("model_type", "model_attributes_type")
+    text = "should be a JSON object" if is_no_object else error["msg"].removeprefix("Value error, ")
+    return ".".join(names) or None, text

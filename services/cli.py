@@ -157,6 +157,8 @@ def up(
     redis: Annotated[str | None, typer.Option(help="Use this Redis instead of an embedded one.")] = None,
 ) -> None:
     """Run a whole mesh on this machine until Ctrl-C."""
+    from common.logs import configure_terminal_logging
+    from services.autoscale import log as scaling_log
     from services.launch_plan import LaunchPlan
     from services.local import up as run_mesh
     from services.local import up_detached
@@ -192,6 +194,7 @@ def up(
             mesh = up_detached(state_dir, plan, settings)
         _say_ready(mesh)
         return
+    configure_terminal_logging(informative=scaling_log.name)
     with messages.status("starting") as status:
         served: list[MeshStatus] = []
 
@@ -247,11 +250,13 @@ def scale(
     from services.local import scale as scale_mesh
     from services.local import status as mesh_status
 
+    if show and counts:
+        raise LauncherError("--show changes nothing: leave the counts away")
     if show:
         _print_plan(mesh_status(state_dir).plan)
         return
     if not counts:
-        raise ConfigError("scale", None, "must be ROLE=N, or --show")
+        raise LauncherError("say how many of what, for example decode=2, or --show")
     wanted = parse_counts(counts)
     with messages.status("scaling"):
         mesh = scale_mesh(state_dir, wanted)

@@ -58,9 +58,8 @@ def explain(
     if request is None:
         found = sorted(found, key=lambda each: -each.at_s)[:newest]
     if not found:
-        raise LauncherError(
-            f"no scheduler remembers {request or 'any request'}: scheduler.decisions_kept bounds how many are"
-        )
+        what = _name_what_was_asked(request, service_class, instance)
+        raise LauncherError(f"no scheduler remembers {what}: scheduler.decisions_kept bounds how many are")
     if as_json:
         print(msgspec.json.format(msgspec.json.encode(found)).decode())
         return
@@ -71,6 +70,14 @@ def explain(
         from services.exactness import describe_exactness
 
         Console().print(describe_exactness(found), highlight=False)
+
+
+def _name_what_was_asked(request: str | None, service_class: str | None, instance: str | None) -> str:
+    if request is not None:
+        return request
+    of_class = f" of class {service_class}" if service_class else ""
+    looked_at = f" for which {instance} was looked at" if instance else ""
+    return f"any request{of_class}{looked_at}"
 
 
 async def _scheduler_urls(mesh: MeshConfig) -> list[str]:

@@ -53,6 +53,10 @@ def test_where_a_request_went_is_explained_by_the_id_of_its_answer(mesh: Mesh) -
     assert "taken" in mesh.lamella("explain", answer.id)
     with pytest.raises(AssertionError, match="no scheduler remembers cmpl-0"):
         mesh.lamella("explain", "cmpl-0")
+    with pytest.raises(AssertionError, match="remembers any request of class batch for which decode-9 was"):
+        mesh.lamella("explain", "--class", "batch", "--instance", "decode-9")
+    with pytest.raises(AssertionError, match="leave the counts away"):
+        mesh.lamella("scale", "decode=1", "--show")
 
 
 def test_clients_that_leave_in_any_phase_leave_nothing_behind(mesh: Mesh) -> None:

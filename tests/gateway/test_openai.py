@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from gateway.openai import ChatRequest, CompletionRequest
+from gateway.openai import ChatRequest, CompletionRequest, tell_error
 
 
 def chat(**fields: Any) -> ChatRequest:
@@ -87,3 +87,14 @@ def test_a_field_sent_as_null_is_a_field_not_sent() -> None:
     assert completion(**dict.fromkeys((*names, "echo"))) == completion()
     options = {"include_usage": None, "continuous_usage_stats": None}
     assert not chat(stream=True, stream_options=options).wants_usage
+
+
+@pytest.mark.parametrize("body", [[], None, "chat", 5])
+def test_a_body_that_is_no_object_is_told_so_without_a_name_of_ours(body: object) -> None:
+    with pytest.raises(ValidationError) as refused:
+        ChatRequest.model_validate(body)
+    assert tell_error(refused.value.errors()) == (None, "should be a JSON object")
+    messages = ["Hi"]
+    with pytest.raises(ValidationError) as refused:
+        chat(messages=messages)
+    assert tell_error(refused.value.errors()) == ("messages.0", "should be a JSON object")
