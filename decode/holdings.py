@@ -8,9 +8,11 @@ its blocks.
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from common.ids import InstanceId
 from common.kv.blocks import BlockAllocator, BlockOwner, blocks_for
 from common.lifecycle import DecodePhase
-from common.messages import DecodeTask
+from common.messages import DecodeTask, ErrorReply
+from common.sequences import PublishFailure, failure_of
 from decode.batches import Batches
 from decode.departures import Departures
 from decode.moves import DESTINATION_ROOM, Moves
@@ -82,8 +84,19 @@ class Holdings:
             is_waiting = sequence.phase is DecodePhase.WAITING
             assert has_home or may_wait or not is_waiting, "a sequence waits for a pool that there is not"
 
-    def count(self, phase: DecodePhase) -> int:
-        return sum(sequence.phase is phase for sequence in self.sequences.values())
+    @property
+    def in_batch(self) -> int:
+        """Sequences that run, be it that they move."""
+        phases = (DecodePhase.RUNNING, DecodePhase.MOVING)
+        return sum(sequence.phase in phases for sequence in self.sequences.values())
+
+    @property
+    def waiting(self) -> int:
+        """Sequences that are here but not in the batch yet."""
+        return len(self.sequences) - self.in_batch
+
+    def with_blocks(self) -> list[DecodeSequence]:
+        return [sequence for sequence in self.sequences.values() if sequence.has_blocks]
 
     def running(self) -> list[DecodeSequence]:
         return [sequence for sequence in self.sequences.values() if sequence.phase is DecodePhase.RUNNING]
@@ -148,6 +161,20 @@ class Holdings:
             sequence.is_cancelled = True
         else:
             self.drop(sequence)
+
+    def give_back(
+        self,
+        sequence: DecodeSequence,
+        error: ErrorReply,
+        *,
+        can_continue: bool = True,
+        lost_instance: InstanceId | None = None,
+    ) -> list[PublishFailure]:
+        """Forgets it now, and tells its gateway; nobody waits to hear of one that was cancelled."""
+        self.drop(sequence)
+        if sequence.is_cancelled:
+            return []
+        return [failure_of(sequence.request, error, can_continue=can_continue, lost_instance=lost_instance)]
 
     def drop(self, sequence: DecodeSequence) -> None:
         del self.sequences[sequence.owner]

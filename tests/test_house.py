@@ -106,6 +106,11 @@ def decisions() -> list[Path]:
             "departures.py",
             "swapping.py",
             "forecast.py",
+            "arrivals.py",
+            "entering.py",
+            "giving_way.py",
+            "hand_over.py",
+            "stepping.py",
         )
     ]
     parts += [

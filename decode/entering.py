@@ -1,0 +1,106 @@
+"""Who is given blocks next, of those that wait for memory: part of the decode room's decisions.
+
+In the order of arrival: nobody overtakes one that waits for memory, and no newcomer a copy from the host tier
+that is under way, or a prompt that waits for memory here.
+"""
+
+from dataclasses import dataclass
+
+from common.config import DecodeAdmission
+from common.kv.blocks import blocks_for
+from common.lifecycle import DecodePhase, next_decode_phase
+from common.messages import DecodeTask, ResumeTask
+from common.room_mates import RoomMates
+from decode.events import InheritSequence, SwapIn
+from decode.holdings import Holdings
+from decode.sequence import DecodeSequence
+from scheduler.policy.decode_admission import Growing, Pool, blocks_to_enter, can_admit
+
+
+@dataclass(frozen=True, slots=True)
+class Entering:
+    """``max_batch``: sequences that are decoded at once."""
+
+    held: Holdings
+    mates: RoomMates
+    admission: DecodeAdmission
+    max_batch: int
+
+    def enter(self, now: float) -> list[SwapIn | InheritSequence]:
+        """All that have room now, from elsewhere or from the host tier.
+
+        Of the batch's slots those count that earlier ones have: sequences that stayed here come without being
+        admitted, and might never leave one free.
+        """
+        commands: list[SwapIn | InheritSequence] = []
+        reserved = self.mates.reserved_blocks(now)
+        is_one_away = False
+        for earlier, sequence in enumerate(self.held.sequences.values()):
+            has_come = sequence.has_blocks
+            if not has_come and earlier < self.max_batch:
+                if sequence.is_swapped:
+                    has_come = self._try_swap_in(sequence, reserved, commands)
+                elif not is_one_away:
+                    has_come = self._try_enter(sequence, reserved, commands)
+            if not has_come:
+                break
+            is_one_away |= sequence.is_swapped
+        return commands
+
+    def blocks_wanted_by(self, away: DecodeSequence) -> int:
+        """That have to be free for it to come in, or back, beside those that are there."""
+        present = self.held.with_blocks()
+        if away.is_swapped:
+            return self.held.swapping.blocks_wanted_by(away, present)
+        growing = [Growing(each.tokens, each.coming_tokens) for each in present]
+        return blocks_to_enter(self.admission, _as_newcomer(away), growing, self.held.block_size)
+
+    def _try_enter(
+        self,
+        sequence: DecodeSequence,
+        reserved_blocks: int,
+        commands: list[SwapIn | InheritSequence],
+    ) -> bool:
+        held, pool = self.held, sequence.pool
+        if pool is None:
+            pool = held.blocks.pool_for_newcomer(held.longest_blocks(sequence))
+        if pool is None or not self._has_room(pool, sequence, reserved_blocks):
+            return False
+        held.blocks.try_allocate(sequence.owner, _as_newcomer(sequence).blocks(0, held.block_size), pool)
+        sequence.phase = next_decode_phase(sequence.phase, DecodePhase.PULLING)
+        if isinstance(sequence.task, DecodeTask):
+            held.pulls.begin(sequence.owner)
+        else:
+            commands.append(self._inherit(sequence, sequence.task))
+        return True
+
+    def _try_swap_in(
+        self,
+        sequence: DecodeSequence,
+        reserved_blocks: int,
+        commands: list[SwapIn | InheritSequence],
+    ) -> bool:
+        swap = self.held.swapping.try_swap_in(sequence, self.held.with_blocks(), reserved_blocks)
+        if swap is None:
+            return False
+        commands.append(swap)
+        return True
+
+    def _has_room(self, pool: int, sequence: DecodeSequence, reserved_blocks: int) -> bool:
+        present = [
+            Growing(each.tokens, each.coming_tokens)
+            for each in self.held.with_blocks()
+            if self.held.moves.pool_of(each) == pool
+        ]
+        free = self.held.blocks.free_blocks_in(pool) - (reserved_blocks if present else 0)
+        room = Pool(free, self.held.block_size)
+        return can_admit(self.admission, room, _as_newcomer(sequence), present)
+
+    def _inherit(self, sequence: DecodeSequence, task: ResumeTask) -> InheritSequence:
+        filled = blocks_for(sequence.position, self.held.block_size)
+        blocks = tuple(self.held.blocks.block_table(sequence.owner)[:filled])
+        return InheritSequence(sequence.owner, task.former, sequence.position, blocks)
+
+
+def _as_newcomer(sequence: DecodeSequence) -> Growing:
+    return Growing(sequence.tokens + sequence.awaits_first_token, sequence.coming_tokens)
