@@ -1,10 +1,11 @@
-"""Decodes of a mixed instance that are preempted for a prompt: which, how often, and by whom not."""
+"""Sequences that are preempted for memory, or for a prompt: which, how often, and by whom not."""
 
 import pytest
 
 from common.config import DecodeAdmission
 from common.kv.blocks import BlockOwner
 from common.lifecycle import DecodePhase
+from common.messages import SampledToken
 from common.sequences import PublishFailure
 from decode import events
 from decode.state import DecodeState
@@ -124,3 +125,32 @@ def test_one_that_came_earlier_waits_for_nobody_who_was_preempted_later() -> Non
     handle(state, events.BlocksFreed())
     phases = {str(owner.request_id): each.phase for owner, each in state.sequences.items()}
     assert (phases["waits"], phases["later"]) == (DecodePhase.PULLING, DecodePhase.SWAPPED)
+
+
+def test_without_a_free_block_the_latest_arrival_is_given_up_and_can_continue() -> None:
+    state = make_state(total_blocks=5, block_size=2)
+    start(state, "old", "young", prompt_tokens=2, max_tokens=6)
+    preempted: list[PublishFailure] = []
+    while not preempted:
+        rows = len(state.batches.steps[0])
+        preempted = kinds(
+            handle(state, events.StepFinished(tuple(SampledToken(8) for _ in range(rows)))),
+            PublishFailure,
+        )
+    assert [(each.failure.request_id, each.failure.can_continue) for each in preempted] == [("young", True)]
+    assert state.preempted == 1
+    assert list(state.sequences) == [owner_of("old")]
+
+
+def test_no_more_are_given_up_than_memory_asks_for() -> None:
+    """Three sequences lack a block at once: the last one's end gives two and needs none itself."""
+    state = make_state(total_blocks=8, block_size=2)
+    for request_id, prompt_tokens in (("old", 2), ("middle", 3), ("young", 1)):
+        handle(state, events.TaskArrived(task_of(request_id, prompt_tokens, max_tokens=10)))
+    for request_id in ("old", "middle", "young"):
+        handle(state, events.PullFinished(owner_of(request_id)))
+    handle(state, events.StepFinished((SampledToken(8),)))
+    for _ in range(3):
+        assert len(state.sequences) == 3
+        handle(state, events.StepFinished((SampledToken(8),) * 3))
+    assert list(state.sequences) == [owner_of("old"), owner_of("middle")]
