@@ -4,7 +4,7 @@ Every choice is kept with its candidates and their scores (``scheduler.decision_
 """
 
 import hashlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import msgspec
@@ -17,12 +17,13 @@ from common.messages import GenerationRequest, Phase, has_phase
 from common.performance import queue_s
 from common.predictions import NewestLengths
 from scheduler.decision_log import Choice, Decision, DecisionLog
-from scheduler.policy.admission import prefill_s, retry_after_s
+from scheduler.policy.admission import next_end_s, prefill_s, retry_after_s
 from scheduler.policy.coupling import choose_coupled
 from scheduler.policy.dispatch import (
     DECODE_POLICIES,
     PREFILL_POLICIES,
     Arrival,
+    DecodeCandidate,
     Objectives,
     PrefillCandidate,
     Scored,
@@ -34,7 +35,6 @@ from scheduler.regret import RegretLog, TimeBudget
 from scheduler.views import InstanceView, KVFormat
 
 NO_INSTANCE_RETRY_S = 2.0
-DECODE_FULL_RETRY_S = 2.0
 
 
 @dataclass(slots=True)
@@ -190,15 +190,29 @@ class Placer:
         ]
         if not able:
             self._fitting("decode", views, tokens, {view.kv_format for view in views})
-            raise self._decode_overloaded()
+            raise self._decode_overloaded(view.for_decode for view in views)
         return able
 
-    def _decode_overloaded(self) -> Overloaded:
+    def _decode_overloaded(self, full: Iterable[DecodeCandidate]) -> Overloaded:
         bound = self.settings.max_requests_per_decode
+        ends_s = [
+            next_end_s(each.requests, each.context_tokens, each.coming_tokens, each.step_time)
+            for each in full
+        ]
         return Overloaded(
             f"every decode instance has scheduler.max_requests_per_decode = {bound} requests",
-            retry_after_s=DECODE_FULL_RETRY_S,
+            retry_after_s=retry_after_s(min((each for each in ends_s if each is not None), default=None)),
         )
+
+    def next_turn_retry_s(self) -> float:
+        """After which somebody who waits may be bound, and leaves a place to wait."""
+        below = self.settings.bind_below_tokens
+        queues = [view.for_prefill for view in self._ready("prefill", frozenset())]
+        turns_s = [
+            prefill_s(max(0, each.pending_tokens - below), each.chunk_time, each.tokens_per_s)
+            for each in queues
+        ]
+        return retry_after_s(min((each for each in turns_s if each is not None), default=None))
 
     def has_short_queue(self) -> bool:
         """Whether there is an instance that who waits is waiting for."""
@@ -266,7 +280,7 @@ class Placer:
                 ]
             candidates = [view.for_decode for view in views if view.for_decode.requests < bound]
             if not candidates:
-                raise self._decode_overloaded()
+                raise self._decode_overloaded(view.for_decode for view in views)
         except RequestError as exc:
             choices.append(Choice("decode", policy, (), None, exc.message))
             raise

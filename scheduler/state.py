@@ -165,7 +165,10 @@ class SchedulerState:
         """A call is held for the request until its turn has come (``EndWait``): at once, where nobody is
         before it and an instance has hardly anything to do. Raises Overloaded or RequestCancelled."""
         self._supersede(request)
-        self.waiting.enter(request, now)
+        try:
+            self.waiting.enter(request, now)
+        except Overloaded as exc:
+            raise Overloaded(exc.message, retry_after_s=self.placer.next_turn_retry_s()) from None
         return self._bind(now)
 
     def _bind(self, now: float) -> list[SchedulerCommand]:

@@ -19,7 +19,6 @@ from scheduler.policy.prefill_batching import order_by_rest, order_window
 
 ASKED_AGAIN_WITHIN_S = 5.0
 """Longer than a gateway that lives takes from one answer to its next call."""
-FULL_RETRY_S = 5.0
 
 
 @dataclass(slots=True)
@@ -69,8 +68,7 @@ class WaitingRoom:
         if len(self._waiting) >= self.most:
             raise Overloaded(
                 f"{self.most} requests wait for a prefill instance; as many as"
-                " scheduler.max_deferred_requests allows",
-                retry_after_s=FULL_RETRY_S,
+                " scheduler.max_deferred_requests allows"
             )
         self._waiting[request.request_id] = _Waiting(request, now - request.head_start_s)
 

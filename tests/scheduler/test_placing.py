@@ -165,6 +165,21 @@ def test_a_queue_is_bounded_in_seconds_where_its_instance_has_learned_its_speed(
     assert state.place(make_request("r2", 10), 0.0).prefill_instance == "p0"
 
 
+def test_who_finds_every_decode_instance_full_is_told_when_the_first_sequence_is_expected_to_end() -> None:
+    state = SchedulerState(LEASE_S, SchedulerConfig(max_requests_per_decode=1))
+    ready(state, p0=0, d0=0)
+    learned = msgspec.structs.replace(
+        report_of("d0", "decode", 9), step_time=FittedTime((0.0, 0.0, 0.25), 0.0, 100)
+    )
+    handle(state, events.LoadReported(learned))
+    state.place(make_request("r0", 10, max_tokens=40), 0.0)
+    expected = state.instances[InstanceId("d0")].for_decode.coming_tokens
+    assert expected > 4
+    with pytest.raises(Overloaded, match="max_requests_per_decode = 1") as refused:
+        state.place(make_request("r1", 10), 0.0)
+    assert refused.value.retry_after_s == pytest.approx(expected * 0.25)
+
+
 def test_a_fresh_instance_is_as_fast_as_its_like() -> None:
     state = SchedulerState(LEASE_S, SchedulerConfig())
     ready(state, p0=0, d0=0)

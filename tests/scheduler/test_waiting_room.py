@@ -1,11 +1,13 @@
 """Requests that wait at the scheduler until an instance has hardly anything to do."""
 
+import msgspec
 import pytest
 
 from common.config import PrefillOrder, SchedulerConfig
 from common.errors import ContextLengthExceeded, Overloaded, RequestCancelled
 from common.ids import RequestId
 from common.messages import GenerationRequest, Placement
+from common.performance import FittedTime
 from scheduler import events
 from scheduler.role_changes import workers_of
 from scheduler.state import SchedulerState
@@ -80,12 +82,22 @@ def test_turns_come_in_the_prefill_order_within_a_window(order: PrefillOrder, ex
     assert turns == expected
 
 
-def test_a_full_room_turns_requests_away_but_not_those_that_ask_again() -> None:
+def test_a_full_room_turns_requests_away_until_the_next_turn_but_not_those_that_ask_again() -> None:
+    """Of 500 tokens at 100/s all but 100 are to be computed before it; by what was learned that takes 20 ms
+    a token and a second a chunk."""
     state = state_of(most=2)
     for name in ("r0", "r1", "r0"):
         ask(state, make_request(name))
-    with pytest.raises(Overloaded, match="max_deferred_requests"):
+    with pytest.raises(Overloaded, match="max_deferred_requests") as refused:
         state.wait(make_request("r2"), 0.0)
+    assert refused.value.retry_after_s == 4.0
+    learned = msgspec.structs.replace(
+        report_of("p0", "prefill", 9, pending=500), chunk_time=FittedTime((20.0, 0.0, 1.0), 0.0, 100)
+    )
+    handle(state, events.LoadReported(learned))
+    with pytest.raises(Overloaded) as refused:
+        state.wait(make_request("r2"), 0.0)
+    assert refused.value.retry_after_s == 9.0
     state.check()
 
 

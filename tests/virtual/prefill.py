@@ -52,7 +52,8 @@ class VirtualPrefill:
     _pulls: dict[tuple[BlockOwner, int], list[Callable[[Reply], None]]] = field(default_factory=dict)
     _chunk: tuple[events.ChunkSlice, ...] = ()
     _layers: int = 0
-    _in_air: dict[BlockOwner, PullKV] = field(default_factory=dict)
+    _in_air: dict[BlockOwner, tuple[PullKV, object]] = field(default_factory=dict)
+    """With whose life it is written to: into the memory of the next one nothing comes."""
 
     def hear(self, message: msgspec.Struct) -> None:
         match message:
@@ -92,8 +93,8 @@ class VirtualPrefill:
     def die(self) -> None:
         """Bytes in the air may land for a while."""
         self._is_alive = False
-        for pull in self._in_air.values():
-            self._spoil_soon(pull)
+        for pull, receiver in self._in_air.values():
+            self._spoil_soon(pull, receiver)
 
     def handle(self, event: events.PrefillEvent) -> None:
         try:
@@ -144,8 +145,8 @@ class VirtualPrefill:
                     reply(as_request_error(answered) if isinstance(answered, ErrorReply) else answered)
             case events.SendKV(owner, pull):
                 self._check_source(command)
-                self._in_air[owner] = pull
                 receiver = self.bus.nodes.get(pull.decode_instance)
+                self._in_air[owner] = pull, receiver
                 timeline.after(timeline.chance.random() * 0.3, lambda: self._end_send(command, receiver))
 
     def _seek_decode(self, command: events.SeekDecode) -> None:
@@ -206,11 +207,10 @@ class VirtualPrefill:
             parts = sum(len(span.layers) * len(span.positions) for span in command.spans)
             self.handle(events.SendFinished(owner, parts * LAYOUT.token_layer_bytes, 0.001))
         else:
-            self._spoil_soon(pull)
+            self._spoil_soon(pull, receiver)
             self.handle(events.SendFailed(owner, ErrorReply(HandoverFailed.code, "the transfer failed")))
 
-    def _spoil_soon(self, pull: PullKV) -> None:
-        receiver = self.bus.nodes.get(pull.decode_instance)
+    def _spoil_soon(self, pull: PullKV, receiver: object) -> None:
         if isinstance(receiver, HasMemory):
             delay_s = self.bus.timeline.chance.random() * LANDING_S
             self.bus.timeline.after(delay_s, lambda: receiver.memory.spoil(pull.blocks))

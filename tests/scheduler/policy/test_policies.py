@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.performance import FittedTime
-from scheduler.policy.admission import MAX_RETRY_S, MIN_RETRY_S, prefill_s, retry_after_s
+from scheduler.policy.admission import MAX_RETRY_S, MIN_RETRY_S, next_end_s, prefill_s, retry_after_s
 from scheduler.policy.decode_batching import choose_victims
 from scheduler.policy.prefill_batching import PROMPT_ORDERS, fill_chunk, order_window
 
@@ -47,6 +47,15 @@ def test_victims_are_the_latest_and_never_the_oldest(held: list[int], needed: in
 @given(st.one_of(st.none(), st.floats(-1e6, 1e6)))
 def test_retry_times_are_bounded(excess_s: float | None) -> None:
     assert MIN_RETRY_S <= retry_after_s(excess_s) <= MAX_RETRY_S
+
+
+def test_the_first_of_sequences_that_began_at_different_times_is_expected_to_end() -> None:
+    """Alone it draws what it lacks; of 9 that lack 100 on average one lacks 20."""
+    step_time = FittedTime((0.2, 0.01, 0.01), 0.0, 100)
+    assert next_end_s(9, 1000, 900.0, step_time) == pytest.approx(20 * 0.3)
+    assert next_end_s(1, 0, 50.0, step_time) == pytest.approx(50 * 0.02)
+    assert next_end_s(9, 1000, 900.0, None) is None
+    assert next_end_s(0, 0, 0.0, step_time) is None
 
 
 def test_a_queue_takes_as_long_as_its_instance_has_learned_or_else_as_its_rate_says() -> None:
