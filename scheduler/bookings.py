@@ -5,6 +5,7 @@ known. What is not booked any more is remembered by its version for a while, so 
 or from somebody who missed the end, books nothing again.
 """
 
+import heapq
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -16,20 +17,26 @@ from common.messages import Placement
 from common.messages.bookings import BookedRequest, Booking, BookingVersion
 from scheduler.views import BookedWork, InstanceView, PlacedRequest
 
-REMEMBERED = 4096
-"""Requests that are booked no more. Words overtake each other by moments, not by thousands of requests."""
+REMEMBERED_S = 60.0
+"""What is booked no more, at least for so long: longer than a word can be late, of a scheduler that hung or
+was cut off, before it is taken for dead and what it says is asked for anew."""
+MOST_REMEMBERED = 1 << 17
+"""Whatever the rate: some tens of megabytes, and a minute of 2,000 requests a second."""
 
 
 @dataclass(slots=True)
 class Bookings:
     """``incarnation``: whose changes are made here. ``instances`` are the state's own; ``requests`` are
-    those that are booked, ``unbooked`` the versions of those that were. ``changed`` counts this scheduler's
-    changes; ``changes`` are those that are not told yet."""
+    those that are booked, ``unbooked`` the versions of those that were, the latest last, and ``unbooked_s``
+    when they ended. ``changed`` counts this scheduler's changes; ``changes`` are those that are not told yet.
+    """
 
     incarnation: Incarnation
     instances: dict[InstanceId, InstanceView]
     requests: dict[RequestId, PlacedRequest] = field(default_factory=dict)
     unbooked: OrderedDict[RequestId, BookingVersion] = field(default_factory=OrderedDict)
+    unbooked_s: dict[RequestId, float] = field(default_factory=dict)
+    now_s: float = 0.0
     changed: int = 0
     is_heard: bool = False
     """Whether there is another scheduler: to nobody nothing is told."""
@@ -38,6 +45,7 @@ class Bookings:
     def check(self) -> None:
         """Invariants, called by tests after every event."""
         assert not self.unbooked.keys() & self.requests.keys(), "a booking stands that was ended"
+        assert self.unbooked.keys() == self.unbooked_s.keys(), "nobody knows when a booking ended"
         for request_id, placed in self.requests.items():
             for view in self._views(placed.placement):
                 is_counted = request_id in view.placed
@@ -48,6 +56,16 @@ class Bookings:
             for request_id in view.placed:
                 booked.add(view.record.instance_id, self.requests[request_id], 1)
             assert view.booked == booked, "the sums of what is booked are wrong"
+
+    def pass_time(self, now: float) -> None:
+        """To be called with every event: what ends is remembered from the latest one on."""
+        self.now_s = max(now, self.now_s)
+        while self.unbooked:
+            oldest = next(iter(self.unbooked))
+            is_late = self.now_s - self.unbooked_s[oldest] > REMEMBERED_S
+            if not is_late and len(self.unbooked) <= MOST_REMEMBERED:
+                return
+            self._forget(oldest)
 
     def version_of(self, request_id: RequestId) -> BookingVersion:
         placed = self.requests.get(request_id)
@@ -138,8 +156,9 @@ class Bookings:
 
     def read(self, after: RequestId | None, most: int) -> tuple[tuple[Booking, ...], bool]:
         """What is known of requests after that one, and whether that is all."""
-        names = sorted(name for name in (*self.requests, *self.unbooked) if after is None or name > after)
-        return tuple(map(self._booking, names[:most])), len(names) <= most
+        names = (name for name in (*self.requests, *self.unbooked) if after is None or name > after)
+        page = heapq.nsmallest(most + 1, names)
+        return tuple(map(self._booking, page[:most])), len(page) <= most
 
     def take_changes(self) -> tuple[Booking, ...]:
         """To be told to the others now."""
@@ -166,7 +185,7 @@ class Bookings:
         return Booking(request_id, self.version_of(request_id), booked)
 
     def _keep(self, request_id: RequestId, placed: PlacedRequest) -> None:
-        self.unbooked.pop(request_id, None)
+        self._forget(request_id)
         self.requests[request_id] = placed
         if not placed.is_void:
             self._count(request_id, placed)
@@ -176,10 +195,12 @@ class Bookings:
         placed = self.requests.pop(request_id, None)
         if placed is not None:
             self._uncount(request_id, placed)
+        self._forget(request_id)
+        self.unbooked[request_id], self.unbooked_s[request_id] = version, self.now_s
+
+    def _forget(self, request_id: RequestId) -> None:
         self.unbooked.pop(request_id, None)
-        self.unbooked[request_id] = version
-        if len(self.unbooked) > REMEMBERED:
-            self.unbooked.popitem(last=False)
+        self.unbooked_s.pop(request_id, None)
 
     def _count(self, request_id: RequestId, placed: PlacedRequest) -> None:
         for view in self._views(placed.placement):

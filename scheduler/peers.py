@@ -27,9 +27,12 @@ class Peer:
 
 @dataclass(slots=True)
 class Peers:
+    """``strangers``: since when there are deliveries under way of schedulers that were never heard."""
+
     lease_s: float
     bookings: Bookings
     known: dict[Incarnation, Peer] = field(default_factory=dict)
+    strangers: dict[Incarnation, float] = field(default_factory=dict)
 
     def hear(self, message: BookingsChanged, now: float) -> list[SchedulerCommand]:
         incarnation = message.incarnation
@@ -77,6 +80,7 @@ class Peers:
 
     def notice_silence(self, now: float) -> list[SchedulerCommand]:
         silent = [each for each, peer in self.known.items() if now - peer.heard_s > self.lease_s]
+        silent += self._silent_strangers(now)
         commands: list[SchedulerCommand] = [
             AnnounceSchedulerGone(self._forget(incarnation, now).scheduler_id, incarnation)
             for incarnation in silent
@@ -86,8 +90,20 @@ class Peers:
 
     def excuse(self, now: float) -> None:
         """The bus was away: silence until now says nothing."""
+        self.strangers.clear()
         for peer in self.known.values():
             peer.heard_s = now
+
+    def _silent_strangers(self, now: float) -> list[Incarnation]:
+        """Others know of their bookings; all that they said themselves was lost."""
+        delivering = {
+            placed.deliverer
+            for placed in self.bookings.requests.values()
+            if placed.acknowledged_s is None and placed.deliverer not in self.known
+        }
+        delivering.discard(self.bookings.incarnation)
+        self.strangers = {each: self.strangers.get(each, now) for each in delivering}
+        return [each for each, since_s in self.strangers.items() if now - since_s > self.lease_s]
 
     def _ask(self, incarnation: Incarnation, peer: Peer) -> list[SchedulerCommand]:
         if not peer.is_behind or peer.held is not None:
@@ -98,7 +114,8 @@ class Peers:
         return [ReadPeer(peer.scheduler_id, incarnation)]
 
     def _forget(self, incarnation: Incarnation, now: float) -> Peer:
-        peer = self.known.pop(incarnation, None) or Peer("", now, 0)
+        # A stranger's name is not known; nor does anybody need it.
+        peer = self.known.pop(incarnation, None) or Peer(incarnation, now, 0)
         self.bookings.is_heard = bool(self.known)
         for request_id, placed in self.bookings.requests.items():
             if placed.deliverer == incarnation and placed.acknowledged_s is None:

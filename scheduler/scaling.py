@@ -7,7 +7,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 from fastapi import FastAPI, Response
@@ -16,11 +16,13 @@ from common.bus import Bus
 from common.config import Config
 from common.errors import BusError, StoreError
 from common.http import READ
+from common.ids import RequestId
 from common.messages import GenerationRequest, MemberRecord, RequestEnded, ServiceRecord
-from common.messages.bookings import BookingsChanged, BookingVersion
+from common.messages.bookings import BookingsChanged
 from common.scaling import DesiredCounts
 from common.store import Store
 from common.subjects import Subjects
+from scheduler.arrivals import Arrivals
 from scheduler.metrics import ScalingMetrics
 from scheduler.planning import MeshSight, Plan, Planner, look_at
 from scheduler.state import SchedulerState
@@ -43,26 +45,26 @@ class Scaling:
     config: Config
     leading_epoch: Callable[[], int | None]
     latest: DesiredCounts | None = None
+    arrivals: Arrivals = field(default_factory=Arrivals)
     _attention_workers: int = 0
 
     def note_submitted(self, request: GenerationRequest) -> None:
-        """To this scheduler. A later attempt is no new request."""
-        if request.attempt == 0:
-            self._arrive(len(request.prompt_ids))
+        """To this scheduler. One that has drawn tokens is no new request, whoever forgot it."""
+        if not request.output_ids:
+            self._hear(request.request_id, len(request.prompt_ids))
 
     def note_peer(self, message: BookingsChanged) -> None:
         """What another scheduler was given. To be heard before the state hears it: it is news only once."""
-        bookings = self.state.bookings
-        if message.incarnation == bookings.incarnation:
+        if message.incarnation == self.state.bookings.incarnation:
             return
         for each in message.bookings:
-            is_booked = bookings.version_of(each.request_id) != BookingVersion.NONE
-            # One that asks several in turn has been counted when it came to wait here.
-            is_known = is_booked or each.request_id in self.state.waiting
-            if each.booked is not None and each.version.attempt == 0 and not is_known:
-                self._arrive(each.booked.prompt_tokens)
+            if each.booked is not None:
+                self._hear(each.request_id, each.booked.prompt_tokens)
 
     def note_ended(self, message: RequestEnded) -> None:
+        """To be told before the state is."""
+        request_id = message.request_id
+        self.arrivals.note_ended(request_id, _now_s(), is_here=self._is_here(request_id))
         if message.output_tokens is not None:
             self.planner.profiler.end(message.output_tokens)
 
@@ -94,8 +96,14 @@ class Scaling:
             status = 404 if self.latest is None else 200
             return Response(msgspec.json.encode(self.latest), status, media_type="application/json")
 
-    def _arrive(self, prompt_tokens: int) -> None:
-        self.planner.profiler.arrive(prompt_tokens, asyncio.get_running_loop().time())
+    def _hear(self, request_id: RequestId, prompt_tokens: int) -> None:
+        now = _now_s()
+        if self.arrivals.is_new(request_id, now, is_here=self._is_here(request_id)):
+            self.planner.profiler.arrive(prompt_tokens, now)
+
+    def _is_here(self, request_id: RequestId) -> bool:
+        """Booked, or one that waits here while it asks several in turn."""
+        return request_id in self.state.requests or request_id in self.state.waiting
 
     def _look(self) -> MeshSight:
         objectives = self.config.objectives
@@ -139,3 +147,7 @@ class Scaling:
                     "scaling_planned",
                     extra={"service": each.service, "desired": each.desired, "reason": each.reason},
                 )
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()

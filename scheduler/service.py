@@ -107,6 +107,9 @@ class SchedulerService:
         await self.bus.subscribe(self.subjects.scheduler_events(), SchedulerEvent, self._take_event)
         await self.sharing.start(await self._read_members())
         await self._hear_instances()
+        # Whoever takes calls has been heard: one that died before could not be missed, and what it had would
+        # wait for its answer.
+        self.sharing.beat()
         await self.bus.serve(
             self.subjects.submit(),
             SchedulerCall,
@@ -356,11 +359,11 @@ class SchedulerService:
                 self._handle(events.LoadReported(message))
                 self._reported.set()
             case RequestEnded():
+                if self.scaling is not None:
+                    self.scaling.note_ended(message)
                 drew = (message.prompt_tokens, message.output_tokens, message.is_cut, message.attempt)
                 measured = (message.ttft_s, message.tpot_s)
                 self._handle(events.RequestOver(message.request_id, *drew, *measured))
-                if self.scaling is not None:
-                    self.scaling.note_ended(message)
 
     async def _read_members(self) -> list[MemberRecord]:
         """Nobody where the store does not answer."""

@@ -114,6 +114,7 @@ class SchedulerState:
 
     def handle(self, event: SchedulerStateEvent, now: float) -> list[SchedulerCommand]:
         """Takes an event in and says what to do. ``now``: seconds, monotonic."""
+        self.bookings.pass_time(now)
         return self._take(event, now) + self._bind(now)
 
     def _take(self, event: SchedulerStateEvent, now: float) -> list[SchedulerCommand]:

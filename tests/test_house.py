@@ -140,6 +140,7 @@ def decisions() -> list[Path]:
             "decision_log.py",
             "lease.py",
             "bookings.py",
+            "arrivals.py",
             "overdue.py",
             "peers.py",
             "regret.py",

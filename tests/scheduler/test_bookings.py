@@ -14,6 +14,7 @@ from common.lengths import certain
 from common.messages import GenerationRequest, InstanceLife, Role
 from common.messages.bookings import BookingsChanged
 from scheduler import events
+from scheduler.bookings import REMEMBERED_S
 from scheduler.state import STALE_AFTER_S, SchedulerState
 from tests.requests import make_request
 from tests.scheduler.test_state import LEASE_S, handle, ready, report_of
@@ -189,6 +190,37 @@ def test_a_delivery_of_which_nobody_will_tell_holds_no_booking_after_its_instanc
     assert not b.requests
 
 
+def test_a_scheduler_that_was_never_heard_is_announced_once_its_delivery_is_a_lease_old() -> None:
+    """b booked r1 and told a alone, which told c; of what b said nothing reached c."""
+    a, b = acquainted("a", "b")
+    b.place(make_request("r1", 300), 0.0)
+    tell(b, a)
+    c = scheduler("c")
+    tell(a, c)
+    assert c.requests[R1].deliverer == b.incarnation
+    assert b.incarnation not in c.peers.known
+    for now, gone in ((1.0, []), (1.1 + LEASE_S, [events.AnnounceSchedulerGone("b", b.incarnation)])):
+        c.peers.known[a.incarnation].heard_s = now
+        for view in c.instances.values():
+            view.last_heard_s = now
+        assert handle(c, events.TimePassed(), now)[: len(gone) or None] == gone
+    assert c.requests[R1].acknowledged_s == 1.1 + LEASE_S
+
+
+def test_the_end_of_a_request_is_remembered_for_a_minute_however_many_end_meanwhile() -> None:
+    """Its booking, which came from a scheduler that hung, would stand until its instances are idle."""
+    a, b = acquainted("a", "b")
+    a.place(make_request("r1", 300), 0.0)
+    late = word_of(a)
+    handle(b, events.RequestOver(R1))
+    for number in range(10_000):
+        b.handle(events.RequestOver(RequestId(f"other-{number}")), 1.0)
+    handle(b, events.PeerHeard(late), REMEMBERED_S)
+    assert R1 not in b.requests
+    handle(b, events.TimePassed(), 2 * REMEMBERED_S + 1.1)
+    assert not b.bookings.unbooked
+
+
 def test_one_that_leaves_is_not_announced_as_dead() -> None:
     a, b = acquainted("a", "b")
     handle(b, events.PeerHeard(BookingsChanged("a", a.incarnation, 0, is_leaving=True)))
@@ -254,9 +286,10 @@ class Channel:
                 )
 
     def settle(self) -> None:
-        """Nothing is lost any more, and everybody's heart beats, for longer than a lease."""
+        """Nothing is lost any more, and everybody's heart beats, for longer than two leases: in the first one
+        a death is noticed by who had heard the dead, in the second by who knows only its deliveries."""
         self.loss = 0.0
-        for _ in range(8):
+        for _ in range(13):
             self.now += LEASE_S / 5
             for name, state in sorted(self.states.items()):
                 for view in state.instances.values():

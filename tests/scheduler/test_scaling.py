@@ -161,3 +161,29 @@ async def shown(scaling: Scaling) -> dict[str, object]:
     await app(scope, receive, send)  # type: ignore[arg-type]  # ASGI's own types are looser
     body: dict[str, object] = json.loads(sent[1]["body"])  # type: ignore[arg-type]  # it is bytes
     return body
+
+
+def test_one_that_is_booked_elsewhere_by_a_later_attempt_is_counted_once(
+    nats_url: str, redis_url: str, namespace: str
+) -> None:
+    """r1's first attempt was refused by a scheduler that has told nobody, r2's by this one, and r3's died
+    with the scheduler that had it, which its gateway says by an end. r4 is booked again elsewhere."""
+
+    async def work() -> None:
+        a, b = acquainted("a", "b")
+        async with planning(nats_url, redis_url, namespace, a, 7) as scaling:
+            scaling.note_submitted(make_request("r2", 300))
+            scaling.note_ended(RequestEnded(RequestId("r3"), attempt=0))
+            handle(a, events.RequestOver(RequestId("r3"), attempt=0))
+            for name in ("r1", "r2", "r3"):
+                b.place(make_request(name, 300, attempt=1), 0.0)
+                hear(scaling, word_of(b))
+            a.place(make_request("r4", 300), 0.0)
+            b.place(make_request("r4", 300, attempt=1), 0.0)
+            hear(scaling, word_of(b))
+            scaling.planner.profiler.close(asyncio.get_running_loop().time() + 1.0)
+            workload = scaling.planner.profiler.workload
+            assert workload is not None
+            assert workload.arrivals == 3
+
+    run(work())

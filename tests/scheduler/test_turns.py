@@ -10,6 +10,7 @@ from common.config import Config, PredictorConfig, SchedulerConfig
 from common.errors import NoInstanceReady, NoResponder, Overloaded, RequestCancelled
 from common.ids import InstanceId
 from common.messages import Acknowledged, Placement, PrefillTask, Queued, SubmitRequest
+from common.messages.bookings import BookingsChanged
 from common.store import Store
 from common.subjects import Subjects
 from common.telemetry import new_registry
@@ -123,6 +124,27 @@ def test_a_scheduler_takes_calls_once_it_has_heard_the_instances(
                 await bus.flush(1.0)
             await starting
             assert isinstance(await bus.call(subjects.submit(), call, Placement | Queued, 5.0), Placement)
+
+    run(work())
+
+
+def test_a_scheduler_that_takes_calls_has_been_heard_by_the_others(
+    nats_url: str, redis_url: str, namespace: str
+) -> None:
+    """One that dies before its first heartbeat is then missed, too."""
+
+    async def work() -> None:
+        async with (
+            busy_scheduler(nats_url, redis_url, namespace) as scheduler,
+            connected(nats_url, namespace) as other,
+        ):
+            heard: list[BookingsChanged] = []
+            bookings = scheduler.subjects.scheduler_bookings()
+            await other.subscribe(bookings, BookingsChanged, heard.append)
+            await scheduler.start()
+            await scheduler.bus.flush(5.0)
+            await other.flush(5.0)
+            assert [each.scheduler_id for each in heard] == ["scheduler-0"]
 
     run(work())
 
