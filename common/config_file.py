@@ -107,7 +107,6 @@ OVER_ZERO = (
     "scaling.window_s",
     "roles.look_s",
     "roles.overflow_queue_s",
-    "roles.overflow_kv_share",
     "roles.idle_s",
     # or not set
     "mesh.heartbeat_s",
@@ -179,7 +178,14 @@ NOT_NEGATIVE = (
     "emulation.decode_per_context_token_s",
     "transfer.emulated_latency_s",
 )
-
+SHARES = (
+    "transfer.pull_share",
+    "roles.overflow_kv_share",
+    "roles.return_share",
+    "roles.idle_share",
+    "roles.loaded_share",
+)
+HOSTS = ("service.host", "service.advertise_host", "transfer.host")
 
 MOST_CLASSES = 16
 """Each has series of its own in every metric of latency."""
@@ -210,9 +216,10 @@ def check_config(config: Config) -> None:
     for key in ("transfer.min_port", "transfer.max_port"):
         require(key, "must be 1..65535", lambda v: 1 <= v <= 65_535)
     require("scheduler.shadow_share", "must be 0..0.1", lambda v: 0 <= v <= 0.1)
-    require("transfer.pull_share", "must be over 0 and at most 1", lambda v: 0 < v <= 1)
-    for key in ("roles.return_share", "roles.idle_share", "roles.loaded_share"):
+    for key in SHARES:
         require(key, "must be over 0 and at most 1", lambda v: 0 < v <= 1)
+    for key in HOSTS:
+        require(key, "must name a host: an empty one is every address of this machine", bool)
     # A flip would be mended by an instance that starts, and one that drains.
     require(
         "scaling.policy",
@@ -318,7 +325,20 @@ def _conversion_error(tree: Mapping[str, Any], text: str) -> ConfigError:
         rule = "is not a known key"
     if rule.startswith("Invalid enum value"):
         rule = f"must be one of {', '.join(_choices(key))}"
+    if "[...]" in key:
+        table = key.partition("[")[0]
+        key = key.replace("[...]", f".{_broken_entry(tree, table)}")
     value: Any = tree
     for part in key.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
     return ConfigError(key or "(file)", value, rule)
+
+
+def _broken_entry(tree: Mapping[str, Any], table: str) -> str:
+    """The name that msgspec leaves out where a table holds others by names: the first that it refuses."""
+    for name, entry in tree[table].items():
+        try:
+            msgspec.convert({table: {name: entry}}, Config, strict=False, dec_hook=_decode_path)
+        except msgspec.ValidationError:
+            return str(name)
+    raise AssertionError(f"every entry of {table} is as it should be")

@@ -1,5 +1,10 @@
-"""Asks one service over HTTP whether it is healthy. Standard library only: it runs every few seconds."""
+"""Asks one service over HTTP whether it is healthy. Standard library only: it runs every few seconds.
 
+``python -m services.healthcheck URL`` is what containers run: the command line takes several times its processor
+time to be imported, in every container, and more than a check's time where the cores are busy.
+"""
+
+import sys
 import urllib.error
 import urllib.request
 from typing import Literal
@@ -17,3 +22,12 @@ def is_healthy(base_url: str, question: Literal["live", "ready"]) -> bool:
             return bool(response.status == 200)
     except (urllib.error.URLError, OSError, ValueError):
         return False
+
+
+def main() -> int:
+    """Of the service whose URL is the argument: 0 where it is ready, else 1."""
+    return 0 if is_healthy(sys.argv[1], "ready") else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

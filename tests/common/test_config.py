@@ -91,7 +91,17 @@ BROKEN = [
         {"service_classes": {"batch": {"head_start_s": float("inf")}}},
         "service_classes.batch.head_start_s = inf: must be a finite number",
     ),
-    ({"service_classes": {"batch": {"goal_s": 1}}}, "goal_s"),
+    (
+        {"service_classes": {"gold": {"ttft_s": 1}, "batch": {"goal_s": 1}}},
+        "service_classes.batch.goal_s = 1: is not a known key",
+    ),
+    (
+        {"service_classes": {"gold": {"ttft_s": 1}, "batch": {"ttft_s": "soon"}}},
+        "service_classes.batch.ttft_s = 'soon': Expected `float`, got `str`",
+    ),
+    ({"service_classes": {"gold": 1}}, "service_classes.gold = 1: Expected `object`, got `int`"),
+    ({"roles": {"overflow_kv_share": 2}}, "roles.overflow_kv_share = 2.0: must be over 0 and at most 1"),
+    ({"service": {"host": ""}}, "service.host = '': must name a host"),
     ({"service_classes": {"Batch": {}}}, "service_classes.Batch = 'Batch': must match [a-z0-9-]{1,64}"),
     ({"service_classes": {"default": {}}}, "default is what [objectives] says"),
     ({"service_classes": {f"c{number}": {} for number in range(17)}}, "must be at most 16"),
