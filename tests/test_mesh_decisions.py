@@ -14,7 +14,8 @@ from common.kv.blocks import blocks_for
 from common.messages import GenerationRequest, Role
 from decode.events import LeaveAsked
 from scheduler.policy.prefill_batching import PROMPT_ORDERS
-from tests.virtual.mesh import MeshShape, VirtualMesh, expected_tokens, make_mesh, sequence_of
+from tests.virtual.mesh import LEASE_S, MeshShape, VirtualMesh, expected_tokens, make_mesh, sequence_of
+from tests.virtual.scheduler import HEARTBEAT_S
 
 REQUESTS = 30
 MAX_PROMPT = 24
@@ -112,7 +113,8 @@ def test_in_pools_for_one_sequence_nobody_starves(shape: MeshShape, seed: int) -
 @settings(max_examples=150, deadline=None)
 @given(shapes(spare_blocks=10), SEEDS)
 def test_whatever_is_lost_every_request_gets_its_tokens_once(shape: MeshShape, seed: int) -> None:
-    """Instances die, come back, drain, fall silent and change their roles; clients leave; transfers fail."""
+    """Instances die, come back, drain, fall silent and change their roles; clients leave; transfers fail;
+    the store forgets a gateway."""
     chance = random.Random(seed)
     mesh = make_mesh(shape, seed)
     submit(mesh, chance, REQUESTS, within_s=FAULTS_END_S)
@@ -197,6 +199,38 @@ def endless(name: str, prompt_tokens: int, output_tokens: int, seed: int) -> Gen
     )
 
 
+@settings(max_examples=6, deadline=None)
+@given(st.booleans(), SEEDS)
+def test_when_a_gateway_dies_nobody_goes_on_with_its_sequences(is_coupled: bool, seed: int) -> None:
+    shape = MeshShape(prefill_blocks=400, decode_blocks=400, predictor="right")
+    mesh = make_mesh(replace(shape, prefills=0, decodes=0, mixed=2) if is_coupled else shape, seed)
+    for number in range(4):
+        mesh.gateway.start(endless(f"r{number}", 20, 1000, seed=number))
+    timeline = mesh.bus.timeline
+    timeline.run_until(3.0)
+    assert any(node.decode.state.running for node in mesh.instances.values())
+    mesh.kill_gateway()
+    # One lease each until its record is gone, and until that is believed.
+    timeline.run_until(timeline.now + 2 * LEASE_S + 3 * HEARTBEAT_S)
+    mesh.check_empty()
+
+
+@settings(max_examples=20, deadline=None)
+@given(shapes(spare_blocks=10), SEEDS)
+def test_a_gateway_that_is_declared_gone_though_it_lives_has_everything_computed_on(
+    shape: MeshShape, seed: int
+) -> None:
+    """Whatever its requests are doing at that moment."""
+    chance = random.Random(seed)
+    mesh = make_mesh(shape, seed)
+    submit(mesh, chance, REQUESTS, within_s=8.0)
+    mesh.bus.timeline.at(chance.uniform(0.0, 4.0), lambda: mesh.lose_gateway_record(2 * LEASE_S))
+    for _ in range(chance.randint(0, 2)):
+        befall(mesh, chance)
+    mesh.bus.timeline.at(ROLES_SETTLE_S, mesh.restore_roles)
+    finish(mesh, REQUESTS)
+
+
 @settings(max_examples=20, deadline=None)
 @given(st.integers(48, 52), st.integers(48, 52), st.booleans(), SEEDS)
 def test_two_instances_that_change_roles_with_full_pools_do_not_wait_for_each_other_for_ever(
@@ -229,7 +263,9 @@ def befall(mesh: VirtualMesh, chance: random.Random) -> None:
     """One fault at some time. The last instance of a role may die for good if it is not the only one."""
     name = chance.choice(sorted(mesh.instances))
     at_s, away_s = chance.uniform(0.5, FAULTS_END_S), chance.uniform(0.1, 6.0)
-    fault = chance.choice(["kill", "drain", "silence", "leave", "leave", "end", "flip", "flip", "ask", "ask"])
+    fault = chance.choice(
+        ["kill", "drain", "silence", "leave", "leave", "end", "flip", "flip", "ask", "ask", "forget"]
+    )
     timeline = mesh.bus.timeline
     if fault == "kill":
         timeline.at(at_s, lambda: mesh.kill(name, away_s))
@@ -241,6 +277,8 @@ def befall(mesh: VirtualMesh, chance: random.Random) -> None:
         timeline.at(at_s, lambda: flip_one(mesh, chance))
     elif fault == "ask":
         timeline.at(at_s, lambda: ask_one(mesh, chance))
+    elif fault == "forget":
+        timeline.at(at_s, lambda: mesh.lose_gateway_record(2 * away_s))
     elif fault == "leave":
         timeline.at(at_s, lambda: leave_one(mesh, chance))
     elif mesh.shape.decodes > 1 - bool(mesh.shape.mixed):

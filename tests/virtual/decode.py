@@ -18,6 +18,7 @@ from common.messages import (
     CancelRequest,
     DecodeTask,
     ErrorReply,
+    GatewayGone,
     InstanceGone,
     InstanceLife,
     KVDelivered,
@@ -112,6 +113,8 @@ class VirtualDecode:
                 for owner, loss in list(self._pulls.items()):
                     if loss == message:
                         self._quarantine(owner, loss.instance_id)
+            case GatewayGone():
+                self.handle(events.GatewayGone(message.gateway_id))
 
     def serve(self, message: msgspec.Struct, reply: Callable[[Reply], None]) -> None:
         assert isinstance(message, DecodeTask | ResumeTask)

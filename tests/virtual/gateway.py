@@ -1,5 +1,6 @@
 """What ``gateway.journal`` and ``gateway.attempts`` do, in virtual time: submit, collect, continue, end."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -10,6 +11,7 @@ from common.ids import Incarnation, InstanceId, RequestId
 from common.messages import (
     CancelRequest,
     FinishReason,
+    GatewayGone,
     GenerationRequest,
     InstanceGone,
     InstanceLife,
@@ -54,6 +56,7 @@ class VirtualGateway:
     causes: list[str] = field(default_factory=list)
     _gone_s: dict[InstanceGone, float] = field(default_factory=dict)
     _schedulers_gone: set[Incarnation] = field(default_factory=set)
+    _declared_gone_s: float = -math.inf
 
     @property
     def is_done(self) -> bool:
@@ -96,6 +99,11 @@ class VirtualGateway:
                 for entry in self.entries.values():
                     if entry.end is None and self._needs(entry, message):
                         self._continue_without(entry, message)
+            case GatewayGone():
+                self._declared_gone_s = self.bus.timeline.now
+                for entry in self.entries.values():
+                    if entry.end is None and entry.placement is not None:
+                        self._continue(entry, "declared gone")
 
     def _move(self, message: SequenceMoved) -> None:
         entry, to = self.entries[message.request_id], message.placement
@@ -183,8 +191,10 @@ class VirtualGateway:
         entry.former = None
         if entry.end is not None:
             self._tell_ended(entry)
-            return
-        self._continue_if_gone(entry, started_s)
+        elif self._declared_gone_s >= started_s:
+            self._continue(entry, "declared gone")
+        else:
+            self._continue_if_gone(entry, started_s)
 
     def _continue_if_gone(self, entry: Entry, since_s: float) -> None:
         for gone, gone_s in self._gone_s.items():

@@ -1,5 +1,6 @@
 """One scheduler, one gateway and some instances over one virtual bus, and what may befall them."""
 
+import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -208,6 +209,21 @@ class VirtualMesh:
                 node.reconnect()
 
         self.bus.timeline.after(duration_s, reconnect)
+
+    def kill_gateway(self) -> None:
+        """For good, and its clients' streams with it. Its record is there until its lease is over."""
+        del self.bus.nodes[GATEWAY]
+        self.bus.timeline.after(LEASE_S, lambda: self.lose_gateway_record(math.inf))
+
+    def lose_gateway_record(self, away_s: float) -> None:
+        """The gateway lives, but for so long the store does not say so."""
+        record, self.store.gateway = self.store.gateway, None
+
+        def restore() -> None:
+            self.store.gateway = record
+
+        if record is not None:
+            self.bus.timeline.after(away_s, restore)
 
     def drain(self, instance_id: InstanceId, away_s: float) -> None:
         node = self.instances.get(instance_id)

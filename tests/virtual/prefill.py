@@ -13,6 +13,7 @@ from common.messages import (
     Acknowledged,
     CancelRequest,
     ErrorReply,
+    GatewayGone,
     InstanceGone,
     InstanceLife,
     OfferDeclined,
@@ -64,6 +65,8 @@ class VirtualPrefill:
                 self.handle(events.OfferDeclined(owner, message.decode_instance, message.wanted))
             case InstanceGone():
                 self.handle(events.DecodeInstanceGone(message.instance_id, message.incarnation))
+            case GatewayGone():
+                self.handle(events.GatewayGone(message.gateway_id))
 
     def serve(self, message: msgspec.Struct, reply: Callable[[Reply], None]) -> None:
         try:
