@@ -1,7 +1,7 @@
 """Asks one service over HTTP whether it is healthy. Standard library only: it runs every few seconds.
 
-``python -m services.healthcheck URL`` is what containers run: the command line takes several times its processor
-time to be imported, in every container, and more than a check's time where the cores are busy.
+``python -m services.healthcheck URL`` is what containers run: the command line takes several times its
+processor time to be imported, in every container, and more than a check's time where the cores are busy.
 """
 
 import sys
