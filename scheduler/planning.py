@@ -58,11 +58,13 @@ def look_at(
     tpot_s: float,
     waiting_tokens: int = 0,
 ) -> MeshSight:
-    """Of the instances that are ready. ``waiting_tokens``: of prompts that wait at the scheduler for them."""
+    """Of the instances that are ready, by home role: what a role policy changes for a while is no worker more
+    or less. ``waiting_tokens``: of prompts that wait at the scheduler for them."""
     ready = [each for each in instances if each.is_ready]
     workers: Counter[ScaledService] = Counter({"gateway": gateways, "attention": attention_workers})
-    workers.update(each.role for each in ready)
+    workers.update(each.home for each in ready)
     reports = [each.report for each in ready if each.report is not None]
+    is_mixed = not (workers["prefill"] or workers["decode"])
     late: set[ScaledService] = set()
     share = waiting_tokens / max(1, sum(has_phase(report.role, "prefill") for report in reports))
     for report in reports:
@@ -70,8 +72,10 @@ def look_at(
         wait_s = queued / (report.prefill_tokens_per_s or float("inf"))
         is_slow = report.decode_running > 1 and (report.decode_step_s or 0.0) > tpot_s
         has_queue = report.pending_prefill_requests > 1 or share > 0
-        if (has_queue and wait_s > ttft_s) or is_slow or report.decode_waiting:
-            late.add(report.role)
+        if has_queue and wait_s > ttft_s:
+            late.add("mixed" if is_mixed else "prefill")
+        if is_slow or report.decode_waiting:
+            late.add("mixed" if is_mixed else "decode")
     decoding = [each.capacity_tokens for each in ready if each.role != "prefill"]
     return MeshSight(
         workers=dict(workers),

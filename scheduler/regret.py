@@ -5,6 +5,7 @@ whoever drives this says how long each took, and asks before the next. Nothing h
 """
 
 from dataclasses import dataclass, field
+from typing import Self
 
 import msgspec
 
@@ -34,7 +35,20 @@ class TimeBudget:
         self._credit_s -= seconds
 
 
-class PolicyRegret(msgspec.Struct, frozen=True):
+class Totals(msgspec.Struct, frozen=True):
+    """Numbers that add up, of what its texts name."""
+
+    def plus(self, other: Self) -> Self:
+        """Of the same name."""
+        added = {
+            name: value + getattr(other, name)
+            for name in self.__struct_fields__
+            if not isinstance(value := getattr(self, name), str)
+        }
+        return msgspec.structs.replace(self, **added)
+
+
+class PolicyRegret(Totals, frozen=True):
     """Sums over the ``decisions`` that were judged, in predicted seconds to the first token (prefill) or per
     output token (decode). ``best``: how often nobody's choice would have been better."""
 
@@ -45,17 +59,8 @@ class PolicyRegret(msgspec.Struct, frozen=True):
     cost_s: float = 0.0
     regret_s: float = 0.0
 
-    def plus(self, other: "PolicyRegret") -> "PolicyRegret":
-        return msgspec.structs.replace(
-            self,
-            decisions=self.decisions + other.decisions,
-            best=self.best + other.best,
-            cost_s=self.cost_s + other.cost_s,
-            regret_s=self.regret_s + other.regret_s,
-        )
 
-
-class Hindsight(msgspec.Struct, frozen=True):
+class Hindsight(Totals, frozen=True):
     """Sums over ``requests`` that ended by themselves where they were first placed: what was predicted of the
     choice that was taken, what their clients saw, and by how much the one missed the other."""
 
@@ -64,15 +69,6 @@ class Hindsight(msgspec.Struct, frozen=True):
     predicted_s: float = 0.0
     measured_s: float = 0.0
     error_s: float = 0.0
-
-    def plus(self, other: "Hindsight") -> "Hindsight":
-        return msgspec.structs.replace(
-            self,
-            requests=self.requests + other.requests,
-            predicted_s=self.predicted_s + other.predicted_s,
-            measured_s=self.measured_s + other.measured_s,
-            error_s=self.error_s + other.error_s,
-        )
 
 
 class RegretReport(msgspec.Struct, frozen=True):

@@ -112,7 +112,7 @@ def worker_of(view: InstanceView, waiting_tokens: int) -> Worker:
     return Worker(
         instance_id=view.record.instance_id,
         role=report.role,
-        home=report.home or report.role,
+        home=view.home,
         queue_tokens=queue_tokens,
         queue_s=waiting_s,
         prompts=view.booked.unreported + report.pending_prefill_requests + report.handovers_waiting,

@@ -235,6 +235,12 @@ class InstanceView:
         return self.record.role if self.report is None else self.report.role
 
     @property
+    def home(self) -> Role:
+        """The role that it goes back to."""
+        told = self.record if self.report is None else self.report
+        return told.home or told.role
+
+    @property
     def capacity_tokens(self) -> int:
         """Of all sequences together."""
         pools = self.record if self.report is None else self.report

@@ -17,7 +17,7 @@ import msgspec
 from common.config import Config
 from common.config_file import to_toml
 from common.errors import LauncherError, StoreError
-from common.messages import InstanceRecord, MemberRecord, Role
+from common.messages import InstanceRecord, MemberRecord
 from common.scaling import DesiredCounts
 from common.store import Store
 from services import control, embedded
@@ -92,7 +92,8 @@ class Supervisor:
         return await self.status()
 
     async def scale(self, counts: Mapping[ScaledRole, int]) -> None:
-        """Returns when the new instances are ready and the surplus ones have drained."""
+        """By home role: whose role a policy has changed for a while is there nevertheless. Returns when new
+        instances are ready and surplus ones have drained."""
         check_counts(counts)
         self._check_attention(counts)
         async with self._scaling:
@@ -105,7 +106,7 @@ class Supervisor:
                 present = [
                     child
                     for child in self.children.values()
-                    if (_registered_role(child, records) or child.role) == role
+                    if home_of(child, _record_of(child, records)) == role
                 ]
                 started |= self._add_services(role, max(0, count - len(present)))
                 surplus += present[count:]
@@ -159,7 +160,8 @@ class Supervisor:
                     if _is_registered(child, records):
                         shown = "ready"
                         self._registered.add(records[child.service_id].pid)
-                role_now, home = _registered_role(child, records) or role, role
+                record = _record_of(child, records)
+                role_now, home = role if record is None else record.role, role
                 if child.service_id in instances:
                     home = instances[child.service_id].home or role
                 instances[child.service_id] = control.InstanceStatus(child.service_id, role_now, shown, home)
@@ -334,12 +336,16 @@ def _instances_known(metrics: bytes) -> float:
     return -1.0 if known is None else float(known[1])
 
 
-def _registered_role(child: Child, records: Mapping[str, MemberRecord]) -> Role | None:
-    """That of an instance, which may have been flipped since its process began."""
+def home_of(child: Child, record: InstanceRecord | None) -> str:
+    """The role that an instance goes back to, which may have been flipped since its process began, or any
+    other process's own."""
+    return child.role if record is None else record.home or record.role
+
+
+def _record_of(child: Child, records: Mapping[str, MemberRecord]) -> InstanceRecord | None:
+    """Of an instance; not its former process's."""
     record = records.get(child.service_id)
-    if isinstance(record, InstanceRecord) and record.pid == child.pid:
-        return record.role
-    return None
+    return record if isinstance(record, InstanceRecord) and record.pid == child.pid else None
 
 
 def _is_registered(child: Child, records: Mapping[str, MemberRecord]) -> bool:

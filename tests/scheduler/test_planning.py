@@ -208,6 +208,17 @@ def test_what_is_seen_of_a_mesh_are_its_ready_instances_and_who_is_late() -> Non
     assert look_at(idle, 1, 0, 0, 2.0, 0.3, waiting_tokens=4002).late == {"prefill"}, "at the scheduler"
 
 
+def test_an_instance_whose_role_was_changed_for_a_while_counts_by_its_home() -> None:
+    """A decode instance that helps prompts out: one more prefill is missed, no decode, and none is mixed."""
+    guest = view_of("d0", "mixed", home="decode", pending_prefill_tokens=9000, pending_prefill_requests=3)
+    sight = look_at([view_of("p0", "prefill"), guest], 1, 0, 3, 2.0, 0.1)
+    assert (sight.workers["prefill"], sight.workers["decode"]) == (1, 1)
+    assert "mixed" not in sight.workers
+    assert sight.late == {"prefill"}
+    alone = view_of("m0", "mixed", decode_running=2, decode_step_s=0.2)
+    assert look_at([alone], 1, 0, 2, 2.0, 0.1).late == {"mixed"}
+
+
 def view_of(name: str, role: Role, **load: object) -> InstanceView:
     record = InstanceRecord(
         instance_id=InstanceId(name),
