@@ -73,6 +73,8 @@ def submit(mesh: VirtualMesh, chance: random.Random, requests: int, within_s: fl
         prompt_tokens = chance.choice([1, min(block_size, MAX_PROMPT), chance.randint(1, MAX_PROMPT)])
         max_tokens = chance.choice([1, 2, chance.randint(1, MAX_OUTPUT)])
         request = sequence_of(f"r{number}", prompt_tokens, max_tokens, seed=chance.getrandbits(20))
+        # Of classes of service: some count as having come earlier.
+        request = msgspec.structs.replace(request, head_start_s=chance.choice([0.0, 0.0, 3.0]))
         start_s = chance.uniform(0.5, within_s)
         mesh.bus.timeline.at(start_s, lambda request=request: mesh.gateway.start(request))  # type: ignore[misc]
 
