@@ -4,7 +4,7 @@ One process, no IO: events and placements as ``scheduler.service`` gives them to
 decisions a request ends and an instance reports, whose time is not counted. Then what it costs to judge, at
 ``--rate`` requests a second, what the other policies would have done (``scheduler.regret``).
 
-    python bench/placement.py [--instances 100] [--running 1000] [--decisions 3000]
+    python bench/placement.py [--instances 100] [--running 1000] [--decisions 3000] [--peers 0]
 """
 
 import argparse
@@ -14,6 +14,7 @@ import time
 from common.config import DecodePolicy, SchedulerConfig
 from common.ids import GatewayId, Incarnation, InstanceId, RequestId
 from common.messages import GenerationRequest, InstanceRecord, LoadReport, Role, SamplingParams
+from common.messages.bookings import BookingsChanged
 from common.performance import FittedTime
 from scheduler import events
 from scheduler.policy.dispatch import DECODE_POLICIES
@@ -25,8 +26,13 @@ LIFE = Incarnation("1")
 STEP = FittedTime((2e-3, 1e-3, 0.02), 0.02, 1000)
 
 
-def mesh_of(instances: int, policy: DecodePolicy) -> SchedulerState:
-    state = SchedulerState(3600.0, SchedulerConfig(decode_policy=policy))
+def mesh_of(instances: int, policy: DecodePolicy, peers: int = 0) -> SchedulerState:
+    """With ``peers`` other schedulers it has a group of its own."""
+    settings = SchedulerConfig(decode_policy=policy, grouped=peers > 0)
+    state = SchedulerState(3600.0, settings, incarnation=LIFE)
+    for number in range(peers):
+        heard = BookingsChanged(f"scheduler-{number}", Incarnation(f"peer-{number}"), 0)
+        state.handle(events.PeerHeard(heard), 0.0)
     roles: list[Role] = ["prefill", "decode"]
     names = [
         (InstanceId(f"{roles[number % 2]}-{number // 2}"), roles[number % 2]) for number in range(instances)
@@ -86,9 +92,11 @@ def request_of(number: int) -> GenerationRequest:
     )
 
 
-def measure(instances: int, running: int, decisions: int, policy: DecodePolicy) -> list[float]:
+def measure(
+    instances: int, running: int, decisions: int, policy: DecodePolicy, peers: int = 0
+) -> list[float]:
     """CPU seconds of each decision: what else the machine does is not the rule's."""
-    state = mesh_of(instances, policy)
+    state = mesh_of(instances, policy, peers)
     views = list(state.instances.values())
     taken: list[float] = []
     for number in range(running + decisions):
@@ -135,10 +143,11 @@ def main() -> None:
     parser.add_argument("--instances", type=int, default=100)
     parser.add_argument("--running", type=int, default=1000)
     parser.add_argument("--decisions", type=int, default=3000)
+    parser.add_argument("--peers", type=int, default=0, help="Other schedulers: then each has a group.")
     parser.add_argument("--rate", type=float, default=50.0, help="Requests a second, for the shadow's share.")
     options = parser.parse_args()
     for policy in DECODE_POLICIES:
-        taken = measure(options.instances, options.running, options.decisions, policy)
+        taken = measure(options.instances, options.running, options.decisions, policy, options.peers)
         p99_s = statistics.quantiles(taken, n=100)[98]
         print(
             f"{policy:17}: p50 {1e6 * statistics.median(taken):6.0f} µs, p99 {1e6 * p99_s:6.0f} µs,"

@@ -68,7 +68,7 @@ from scheduler.overdue import find_overdue
 from scheduler.peers import Peers
 from scheduler.placing import Placer
 from scheduler.policy.decode_rebalancing import choose_departures
-from scheduler.policy.grouping import others_instances
+from scheduler.policy.grouping import Groups
 from scheduler.views import InstanceView, PlacedRequest
 from scheduler.waiting_room import WaitingRoom
 
@@ -99,10 +99,12 @@ class SchedulerState:
     peers: Peers = field(init=False)
     waiting: WaitingRoom = field(default_factory=lambda: WaitingRoom(MOST_WAITING))
     placer: Placer = field(init=False)
+    groups: Groups = field(init=False)
 
     def __post_init__(self) -> None:
         self.bookings = Bookings(self.incarnation, self.instances)
         self.peers = Peers(self.lease_s, self.bookings)
+        self.groups = Groups(self.incarnation)
         self.placer = Placer(self.settings, self.objectives, self.instances, self.service_classes)
 
     def check(self) -> None:
@@ -277,7 +279,7 @@ class SchedulerState:
         """Of this scheduler's own group, if there are groups and it has somebody for the request."""
         if self.settings.grouped and self.peers.known:
             instances = ((view.role, view.record.instance_id) for view in self.instances.values())
-            others = others_instances(instances, (*self.peers.known, self.incarnation), self.incarnation)
+            others = self.groups.others(instances, self.peers.known)
             with suppress(Overloaded, NoInstanceReady, ContextLengthExceeded):
                 return self.placer.choose_both(request, excluded | others, now, is_patient=is_patient)
         return self.placer.choose_both(request, excluded, now, is_patient=is_patient)
@@ -364,6 +366,7 @@ class SchedulerState:
                         self._add(record, now)
                     elif view.record.incarnation == record.incarnation:
                         view.record = record
+                        self.groups.forget()
                     else:
                         commands.append(self._remove(view))
                         self._add(record, now)
@@ -382,6 +385,7 @@ class SchedulerState:
 
     def _add(self, record: InstanceRecord, now: float) -> None:
         view = self.instances[record.instance_id] = InstanceView(record, now)
+        self.groups.forget()
         self.bookings.count_known(view)
 
     def _notice_absent_gateways(self, present: set[GatewayId], now: float) -> list[SchedulerCommand]:
@@ -404,6 +408,8 @@ class SchedulerState:
             return [ReadMembers()]
         if view.report is not None and report.sequence <= view.report.sequence:
             return []
+        if report.role != view.role:
+            self.groups.forget()
         view.take_report(self.learned.complete(view.record, report), now)
         for request_id in view.placed:
             placed = self.requests[request_id]
@@ -446,6 +452,7 @@ class SchedulerState:
             else:
                 self.bookings.drop(request_id)
         del self.instances[view.record.instance_id]
+        self.groups.forget()
         return AnnounceInstanceGone(view.record.instance_id, view.record.incarnation)
 
     def _remove_gateway(self, gateway_id: GatewayId) -> AnnounceGatewayGone:

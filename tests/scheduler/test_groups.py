@@ -6,6 +6,7 @@ from common.config import SchedulerConfig
 from common.ids import Incarnation, InstanceId
 from common.messages.bookings import BookingsChanged
 from scheduler import events
+from scheduler.policy.grouping import others_instances
 from scheduler.state import SchedulerState
 from tests.requests import make_request
 from tests.scheduler.test_state import LEASE_S, handle, ready, report_of
@@ -51,3 +52,33 @@ def test_when_the_other_scheduler_has_gone_all_are_its_own_again() -> None:
     handle(state, events.PeerHeard(BookingsChanged("scheduler-1", PEER, 0)))
     handle(state, events.PeerHeard(BookingsChanged("scheduler-1", PEER, 0, is_leaving=True)))
     assert place(state, "r0")[0] == "p1"
+
+
+def test_parts_follow_members_and_their_roles() -> None:
+    """They are dealt once for many decisions: every change of members deals them anew."""
+    state = grouped_state()
+    handle(state, events.PeerHeard(BookingsChanged("scheduler-1", PEER, 0)))
+    assert part_of(state) == {"d0", "p0"}
+    ready(state, p2=0)
+    assert part_of(state) == {"d0", "p0", "p2"}
+    flipped = msgspec.structs.replace(report_of("d0", "decode", 2), role="prefill")
+    handle(state, events.LoadReported(flipped))
+    assert part_of(state) == {"d1", "p0", "p2"}
+    handle(state, events.PeerHeard(BookingsChanged("scheduler-2", Incarnation("3"), 0)))
+    assert part_of(state) == {"d1", "p1"}
+    for peer in state.peers.known.values():
+        peer.heard_s = LEASE_S
+    for name, view in state.instances.items():
+        view.last_heard_s = 0.0 if name == "p0" else LEASE_S
+    handle(state, events.TimePassed(), LEASE_S + 0.1)
+    assert part_of(state) == {"d1", "p2"}
+
+
+def part_of(state: SchedulerState) -> set[InstanceId]:
+    """After a decision."""
+    place(state, "r0")
+    members = ((view.role, view.record.instance_id) for view in state.instances.values())
+    kept = state.groups.others(iter(()), state.peers.known)
+    dealt = others_instances(members, (*state.peers.known, OWN), OWN)
+    assert kept == dealt
+    return state.instances.keys() - kept
