@@ -390,12 +390,14 @@ class SchedulerState:
 
     def _notice_absent_gateways(self, present: set[GatewayId], now: float) -> list[SchedulerCommand]:
         """A gateway is gone once successful reads have lacked it for a whole lease: a store that was
-        emptied, or was away, gives it that long to re-assert itself."""
+        emptied, or was away, gives it that long to re-assert itself. One that is only known by another
+        scheduler's word of its requests may have gone before the first read."""
         for gateway_id in present:
             self.gateways[gateway_id] = None
         commands: list[SchedulerCommand] = []
-        for gateway_id in self.gateways.keys() - present:
-            absent_since_s = self.gateways[gateway_id]
+        booked = {placed.gateway_id for placed in self.requests.values()}
+        for gateway_id in (self.gateways.keys() | booked) - present:
+            absent_since_s = self.gateways.get(gateway_id)
             if absent_since_s is None:
                 self.gateways[gateway_id] = now
             elif now - absent_since_s > self.lease_s:

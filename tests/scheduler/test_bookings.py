@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 
 from common.config import SchedulerConfig
 from common.errors import RequestCancelled, RequestError
-from common.ids import Incarnation, InstanceId, RequestId
+from common.ids import GatewayId, Incarnation, InstanceId, RequestId
 from common.lengths import certain
 from common.messages import GenerationRequest, InstanceLife, Role
 from common.messages.bookings import BookingsChanged
 from scheduler import events
 from scheduler.bookings import REMEMBERED_S
 from scheduler.state import STALE_AFTER_S, SchedulerState
-from tests.requests import make_request
+from tests.requests import GATEWAY, make_request
 from tests.scheduler.test_state import LEASE_S, handle, ready, report_of
 
 R1 = RequestId("r1")
@@ -219,6 +219,20 @@ def test_the_end_of_a_request_is_remembered_for_a_minute_however_many_end_meanwh
     assert R1 not in b.requests
     handle(b, events.TimePassed(), 2 * REMEMBERED_S + 1.1)
     assert not b.bookings.unbooked
+
+
+def test_a_dead_gateway_s_booking_goes_where_neither_it_nor_the_instances_were_ever_seen() -> None:
+    """Told by a scheduler that then ends, too; nobody else ever speaks of that request again."""
+    [a] = acquainted("a")
+    a.place(make_request("r1", 10), 0.0)
+    late = SchedulerState(LEASE_S, SchedulerConfig(), incarnation=Incarnation("late"))
+    tell(a, late)
+    assert R1 in late.requests
+    handle(late, events.MembersRead(()), now=1.0)
+    assert R1 in late.requests
+    commands = handle(late, events.MembersRead(()), now=1.1 + LEASE_S)
+    assert commands == [events.AnnounceGatewayGone(GatewayId(GATEWAY))]
+    assert R1 not in late.requests
 
 
 def test_one_that_leaves_is_not_announced_as_dead() -> None:
