@@ -74,7 +74,7 @@ class Attempts:
         try:
             await self.submissions.submit(generation)
         except RequestError as exc:
-            if generation.request.attempt != attempt:
+            if generation.request.attempt != attempt or generation.is_over:
                 return
             if not (generation.is_queued and isinstance(exc, NoInstanceReady)):
                 raise

@@ -8,7 +8,14 @@ from typing import NamedTuple
 
 from common.bus import Bus
 from common.config import Config
-from common.errors import BusError, DeadlineExceeded, InvalidRequest, MessageTooLarge, RequestCancelled
+from common.errors import (
+    BusError,
+    DeadlineExceeded,
+    InternalError,
+    InvalidRequest,
+    MessageTooLarge,
+    RequestCancelled,
+)
 from common.ids import RequestId
 from common.messages import GenerationRequest, Placement, SubmitAnswer, SubmitRequest
 from common.subjects import Subjects
@@ -66,13 +73,16 @@ class Submissions:
         submission.task.add_done_callback(lambda _: self.notices.tell_ended(generation))
 
     def take_over(self, supersede: Callable[[Generation], None]) -> None:
-        """Nobody waits any more for what is under way: ``supersede`` begins each one's next attempt."""
+        """Nobody waits any more for what is under way: ``supersede`` begins each one's next attempt, but for
+        those whose tokens have all come without a placement."""
         for request_id, submission in list(self._under_way.items()):
             generation = self.open.get(request_id)
-            if generation is not None and generation.placement is None and not generation.is_over:
+            if generation is None or generation.placement is not None:
+                continue
+            if not generation.is_over:
                 supersede(generation)
-                if not submission.answered.done():
-                    submission.answered.set_result(None)
+            if not submission.answered.done():
+                submission.answered.set_result(None)
 
     def _end_submission(self, request_id: RequestId, submission: Submission) -> None:
         if self._under_way.get(request_id) is submission:
@@ -99,6 +109,10 @@ class Submissions:
             placement = await self._ask_placement(generation, message, timeout_s)
         except MessageTooLarge as exc:
             raise InvalidRequest(f"the prompt does not fit a message: {exc}", param="prompt") from exc
+        except InternalError:
+            # The scheduler's defect came amid its placing: what is booked would stand for ever.
+            self.notices.end_attempt(request)
+            raise
         except BusError as exc:
             generation.lost_instances = lost + generation.lost_instances
             # It may have been placed nevertheless; its tokens would be answered with a cancellation.

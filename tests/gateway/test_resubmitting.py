@@ -38,6 +38,30 @@ def test_a_submission_that_a_dead_scheduler_may_have_had_is_made_again_once(
     with_peer(gateway, script)
 
 
+@pytest.mark.parametrize("is_announced", [True, False])
+def test_a_request_whose_tokens_all_came_is_answered_though_its_scheduler_died_before_it_said_so(
+    is_announced: bool, gateway: GatewayProcess, tokenizer: Tokenizer
+) -> None:
+    async def script(peer: ScriptedPeer) -> None:
+        peer.gate.clear()
+        answer = in_background(complete(gateway))
+        request = await peer.next_request()
+        peer.tokens(request, tokenizer.encode(TEXT), finish="length")
+        await peer.wait_heard(request.gateway_id)
+        if is_announced:
+            peer.announce_scheduler_gone(Incarnation(request.request_id))
+        assert await answer == TEXT
+        if is_announced:
+            assert peer.ended.empty(), "it waited for its call to time out"
+            peer.gate.set()
+        ended = await peer.next_end()
+        assert (ended.request_id, ended.attempt) == (request.request_id, 0)
+        assert peer.submissions.empty()
+        peer.gate.set()
+
+    with_peer(gateway, script)
+
+
 def test_a_scheduler_that_dies_costs_none_of_the_continuations_that_are_for_sequences_that_break(
     gateway: GatewayProcess, tokenizer: Tokenizer
 ) -> None:

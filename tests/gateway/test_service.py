@@ -211,6 +211,7 @@ def test_streams_that_outlive_the_drain_end_with_an_error(
             assert b'data: {"error":' in rest
             assert b"[DONE]" not in rest
             await peer.wait_cancelled(request)
+            assert await peer.next_ended() == request.request_id
 
     with running_gateway(config, tmp_path_factory.mktemp("outlived")) as gateway:
         asyncio.run(run())
