@@ -15,6 +15,7 @@ Weights = Literal["model", "int8", "w8a8"]
 PrefillOrder = Literal["fcfs", "sjf", "ljf", "srpt"]
 PrefillBatching = Literal["chunks", "saturation"]
 PrefillPolicy = Literal["round_robin", "least_outstanding", "shortest_queue", "best_fit", "deferred"]
+DecodeBinding = Literal["early", "late"]
 DecodePolicy = Literal["round_robin", "least_outstanding", "least_loaded", "power_of_two", "best_fit"]
 DecodeAdmission = Literal["greedy", "reserve_static", "reserve_dynamic"]
 PredictorKind = Literal["none", "history", "classifier", "oracle"]
@@ -98,6 +99,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``prefill_policy`` and ``decode_policy``: where requests go (``scheduler.policy.dispatch``).
+    ``decode_binding``: whether a sequence's decode instance is chosen with its prefill instance, or once its
+    prompt is computed (``scheduler.policy.decode_binding``).
     ``grouped``: each of several schedulers chooses among its own part of the instances first.
     ``decisions_kept``: how many of the newest placements can be explained afterwards; ``shadow_share``: of
     one core, for what the other policies would have done (``scheduler.regret``), 0: never. Queue bounds of
@@ -110,6 +113,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     prefill_policy: PrefillPolicy = "shortest_queue"
     decode_policy: DecodePolicy = "least_loaded"
+    decode_binding: DecodeBinding = "early"
     grouped: bool = False
     decisions_kept: int = 4096
     shadow_share: float = 0.005

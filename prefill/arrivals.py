@@ -60,6 +60,7 @@ class Arrivals:
             now,
             self._hand_over_of(request),
             task.lengths,
+            is_bound_late=task.is_bound_late,
         )
         self.held.sequences[owner] = sequence
         self.held.prompts.add(sequence)

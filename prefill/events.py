@@ -223,12 +223,12 @@ class OfferSequence:
 
 @dataclass(frozen=True, slots=True)
 class SeekDecode:
-    """Find the sequence another decode instance than ``refused``, ``wanted`` if it can: its KV stays here
-    until then. ``request.output_ids``: all that was drawn."""
+    """Find the sequence another decode instance than ``refused``, if it was, ``wanted`` if it can: its KV
+    stays here until then. ``request.output_ids``: all that was drawn."""
 
     owner: BlockOwner
     request: GenerationRequest
-    refused: InstanceId
+    refused: InstanceId | None
     wanted: InstanceId | None = None
 
 

@@ -1,8 +1,8 @@
 """Where a sequence goes on once its prompt is computed: part of the prefill room's decisions.
 
-It is offered to its decode instance. Where that refuses it, or gives it back before it has begun with it,
-another one is sought, and its KV stays here meanwhile. One that is to be decoded here is offered to nobody:
-its blocks become the decode room's (``KeepHere``).
+It is offered to its decode instance, for which the scheduler may have to be asked first. Where that refuses
+it, or gives it back before it has begun with it, another one is sought, and its KV stays here meanwhile. One
+that is to be decoded here is offered to nobody: its blocks become the decode room's (``KeepHere``).
 """
 
 from dataclasses import dataclass
@@ -47,8 +47,15 @@ class Offers:
         """Whether it is to be decoded here."""
         return sequence.decode_instance == self.instance_id
 
-    def hand_over(self, sequence: PrefillSequence) -> PrefillCommand:
-        """To its decode instance, or to this instance's other room: then it is gone from here."""
+    def is_for_others(self, sequence: PrefillSequence) -> bool:
+        """Whether it is certain where else it is to be decoded."""
+        return not (self.stays(sequence) or sequence.is_bound_late)
+
+    def hand_over(self, sequence: PrefillSequence, first_token: int) -> PrefillCommand:
+        """To its decode instance, which may have to be asked for; or to this instance's other room: then it
+        is gone from here."""
+        if sequence.is_bound_late:
+            return self._seek(sequence, first_token, refused=None)
         return self._keep_here(sequence) if self.stays(sequence) else self.offer(sequence)
 
     def offer(self, sequence: PrefillSequence) -> OfferSequence:
@@ -67,7 +74,7 @@ class Offers:
             return [self.offer(sequence)] if sequence.phase is PrefillPhase.COMPUTED else []
         if is_for_others and sequence.first_token is not None and sequence.refusals < MAX_REFUSALS:
             sequence.refusals += 1
-            return [self._seek(sequence, sequence.first_token)]
+            return [self._seek(sequence, sequence.first_token, sequence.decode_instance)]
         lost = sequence.decode_instance if refused.is_lost else None
         sequence.is_offered = refused.is_lost
         failure = failure_of(sequence.request, refused.error, can_continue=True, lost_instance=lost)
@@ -81,26 +88,30 @@ class Offers:
         is_from_its_own = sequence.decode_instance == declined.decode_instance
         if not is_from_its_own or sequence.hand_over.has_begun or sequence.first_token is None:
             return []
-        return [self._seek(sequence, sequence.first_token, declined.wanted)]
+        return [self._seek(sequence, sequence.first_token, declined.decode_instance, declined.wanted)]
 
     def offer_anew(self, owner: BlockOwner, placement: Placement) -> list[PrefillCommand]:
         """To where the scheduler has placed the sequence now. Of one that has ended, nothing is wanted."""
         sequence = self.held.sequences.get(owner)
-        if sequence is None or not sequence.is_seeking:
+        if sequence is None or not sequence.is_seeking or sequence.first_token is None:
             return []
         request = sequence.request
-        sequence.is_seeking = False
+        sequence.is_seeking = sequence.is_bound_late = False
         sequence.decode_instance = placement.decode_instance
         sequence.decode_incarnation = placement.decode_incarnation
         drawn = len(request.output_ids) + 1
         moved = SequenceMoved(request.request_id, request.attempt, placement, drawn)
-        return [PublishMove(request.gateway_id, moved), self.hand_over(sequence)]
+        return [PublishMove(request.gateway_id, moved), self.hand_over(sequence, sequence.first_token)]
 
     def give_up(self, owner: BlockOwner, error: ErrorReply) -> list[PrefillCommand]:
-        """Nobody else has room: it is computed again where and when somebody has."""
+        """Nobody else has room: it is computed again where and when somebody has. Who was only asked for the
+        best one has one."""
         sequence = self.held.sequences.get(owner)
         if sequence is None or not sequence.is_seeking:
             return []
+        if sequence.is_bound_late:
+            sequence.is_seeking = sequence.is_bound_late = False
+            return [self.offer(sequence)]
         return [failure_of(sequence.request, error, can_continue=True), *self.held.discard(sequence)]
 
     def break_circle(self, stuck_since_s: float | None, now: float) -> list[PrefillCommand]:
@@ -119,12 +130,16 @@ class Offers:
         return [failure_of(latest.request, NO_ROOM, can_continue=True), *self.held.discard(latest)]
 
     def _seek(
-        self, sequence: PrefillSequence, first_token: int, wanted: InstanceId | None = None
+        self,
+        sequence: PrefillSequence,
+        first_token: int,
+        refused: InstanceId | None,
+        wanted: InstanceId | None = None,
     ) -> SeekDecode:
-        """Another instance than the one that it was offered to."""
+        """Another instance than the one that it was offered to, if it was."""
         sequence.is_offered, sequence.is_seeking = False, True
         request = continued_with(sequence.request, first_token)
-        return SeekDecode(sequence.owner, request, sequence.decode_instance, wanted)
+        return SeekDecode(sequence.owner, request, refused, wanted)
 
     def _keep_here(self, sequence: PrefillSequence) -> KeepHere:
         owner = sequence.owner

@@ -19,7 +19,8 @@ class PrefillSequence:
     """``is_offered``: the decode instance was told of it, and has not refused it.
     ``is_seeking``: another one is looked for; ``refusals``: how often that was needed.
     ``lengths``: what it is told of how long the sequence will get.
-    ``is_moving``: it ran in this instance's decode room."""
+    ``is_moving``: it ran in this instance's decode room. ``is_bound_late``: whether it had better
+    be decoded elsewhere than by ``decode_instance`` is still to be asked."""
 
     owner: BlockOwner
     request: GenerationRequest
@@ -37,6 +38,7 @@ class PrefillSequence:
     refusals: int = 0
     is_cancelled: bool = False
     is_moving: bool = False
+    is_bound_late: bool = False
 
     @property
     def remaining_tokens(self) -> int:

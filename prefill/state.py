@@ -6,7 +6,8 @@ RequestError (for its sender) or ValueError (a defect) and changes nothing.
 A sequence's walk (``common.lifecycle``): QUEUED until its whole prompt's blocks are free and its turn has
 come; COMPUTING in fixed chunks (TetriInfer 3.3.3); COMPUTED, with its first token drawn, it waits in this
 pool, which is the queue (DistServe 4.3), until its decode instance has pulled all of its KV. It is offered
-there when it is computed, a long prompt already when its first chunk begins; the pulls go on beside the
+there when it is computed, a long prompt already when its first chunk begins, unless which instance that is is
+to be asked when it is computed (``scheduler.policy.decode_binding``); the pulls go on beside the
 chunks (``prefill.handover``), and the blocks that the transfer engine reads are pinned. A sequence that ends
 with its first token is withdrawn, or was never offered. Where its decode instance refuses it then, another
 one is sought, and its KV stays here meanwhile. One that ran in this instance's decode room and is to
@@ -199,7 +200,7 @@ class PrefillState:
         for sequence in sequences:
             if sequence.computed_tokens == 0:
                 sequence.started_s = now
-                if self._is_layerwise(sequence.request) and not self.offers.stays(sequence):
+                if self._is_layerwise(sequence.request) and self.offers.is_for_others(sequence):
                     commands.append(self.offers.offer(sequence))
         tokens = sum(
             piece.tokens for piece, sequence in zip(slices, sequences, strict=True) if sequence.is_offered
@@ -248,7 +249,14 @@ class PrefillState:
         sequence.first_token = token.token_id
         if finish is not None:
             return [published, *self.held.discard(sequence)]
-        return [published] if sequence.is_offered else [published, self.offers.hand_over(sequence)]
+        return (
+            [published]
+            if sequence.is_offered
+            else [
+                published,
+                self.offers.hand_over(sequence, token.token_id),
+            ]
+        )
 
     def _fail_chunk(self, error: ErrorReply) -> list[PrefillCommand]:
         commands: list[PrefillCommand] = []

@@ -7,7 +7,8 @@ or from somebody who missed the end, books nothing again.
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from common.errors import RequestCancelled
@@ -70,6 +71,19 @@ class Bookings:
     def version_of(self, request_id: RequestId) -> BookingVersion:
         placed = self.requests.get(request_id)
         return self.unbooked.get(request_id, BookingVersion.NONE) if placed is None else placed.version
+
+    @contextmanager
+    def uncounted(self, request_id: RequestId) -> Iterator[None]:
+        """Its booking stands, and nobody counts it meanwhile: it is to be chosen where it had better be."""
+        placed = self.requests.get(request_id)
+        if placed is None or placed.is_void:
+            yield
+            return
+        self._uncount(request_id, placed)
+        try:
+            yield
+        finally:
+            self._count(request_id, placed)
 
     def check_wanted(self, request_id: RequestId, attempt: int) -> None:
         """Raises RequestCancelled for an attempt that is over or superseded."""

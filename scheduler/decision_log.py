@@ -47,6 +47,9 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
     ttft_s: float | None = None
     tpot_s: float | None = None
 
+    def has(self, phase: Phase) -> bool:
+        return any(choice.phase == phase for choice in self.choices)
+
     def concerns(self, instance_id: str) -> bool:
         """Whether it took that instance, or could have."""
         scored = (each for choice in self.choices for each in choice.candidates)
@@ -64,7 +67,11 @@ class DecisionLog:
         return len(self._decisions)
 
     def add(self, decision: Decision) -> None:
-        self._decisions.pop(decision.request_id, None)
+        """In the place of what was decided before; of the same attempt, where it is prefilled stays known."""
+        former = self._decisions.pop(decision.request_id, None)
+        if former is not None and former.attempt == decision.attempt and not decision.has("prefill"):
+            prefill = tuple(each for each in former.choices if each.phase == "prefill")
+            decision = msgspec.structs.replace(decision, choices=(*prefill, *decision.choices))
         self._decisions[decision.request_id] = decision
         while len(self._decisions) > self.kept:
             del self._decisions[next(iter(self._decisions))]

@@ -57,6 +57,7 @@ from common.timeline import timeline
 from common.timeline_events import DISPATCH, OPEN_REQUESTS
 from scheduler import events
 from scheduler.metrics import SchedulerMetrics
+from scheduler.policy.decode_binding import is_bound_late
 from scheduler.policy.decode_rebalancing import Departure
 from scheduler.scaling import Scaling
 from scheduler.sharing import Sharing
@@ -183,7 +184,7 @@ class SchedulerService:
             case PlaceMoved(request, former, wanted, refused):
                 now = asyncio.get_running_loop().time()
                 placement = self.state.place_moved(request, former, now, wanted, refused)
-                self.sharing.tell()
+                self._carry_out(self.state.tell_length(request))
                 return placement
 
     async def submit(self, message: SubmitRequest) -> SubmitAnswer:
@@ -340,7 +341,9 @@ class SchedulerService:
 
     def _task(self, request: GenerationRequest, placement: Placement) -> PrefillTask:
         lengths = self.state.placer.predict(request)
-        return PrefillTask(request, placement.decode_instance, placement.decode_incarnation, lengths)
+        decode, binding = placement.decode_instance, self.config.scheduler.decode_binding
+        is_late = is_bound_late(binding, placement.prefill_instance, decode)
+        return PrefillTask(request, decode, placement.decode_incarnation, lengths, is_late)
 
     async def _deliver(self, task: PrefillTask | ResumeTask, placement: Placement) -> None:
         instance_id = placement.prefill_instance

@@ -239,7 +239,8 @@ class SchedulerState:
         wanted: InstanceId | None = None,
         refused: InstanceId | None = None,
     ) -> Placement:
-        """Chooses another decode instance for a running sequence, and books it there. One that is not booked
+        """Chooses another decode instance for a computed sequence, and books it there: as if it were booked
+        nowhere yet. One that is not booked
         stays so: its end has been heard.
 
         Raises as ``place``.
@@ -247,11 +248,12 @@ class SchedulerState:
         view = self.instances.get(former.instance_id)
         if view is None or view.record.incarnation != former.incarnation:
             raise NoInstanceReady(f"{former.instance_id} is not known yet, or is gone")
-        decode = self.placer.choose_decode(request, now, view, wanted, refused).record
+        with self.bookings.uncounted(request.request_id):
+            decode = self.placer.choose_decode(request, now, view, wanted, refused).record
         placement = Placement(former.instance_id, former.incarnation, decode.instance_id, decode.incarnation)
         known = self.requests.get(request.request_id)
         if known is not None and known.attempt == request.attempt and not known.is_void:
-            # It runs, so it was delivered, whether or not its deliverer has said so yet.
+            # It is computed, so it was delivered, whether or not its deliverer has said so yet.
             self._book(request, placement, known.deliverer, acknowledged_s=now)
         return placement
 
@@ -322,6 +324,14 @@ class SchedulerState:
         expected = self.placer.predict(request)
         self.bookings.expect(request.request_id, placed, expected, len(request.output_ids))
         decode = placed.placement.decode_instance
+        return [TellLength(decode, request.request_id, request.attempt, expected)]
+
+    def tell_length(self, request: GenerationRequest) -> list[SchedulerCommand]:
+        """What the predictor said of it, to where it is to be decoded now."""
+        placed = self.requests.get(request.request_id)
+        if placed is None or placed.is_void or self.placer.predicted.find(request.request_id) is None:
+            return []
+        decode, expected = placed.placement.decode_instance, self.placer.predict(request)
         return [TellLength(decode, request.request_id, request.attempt, expected)]
 
     def _learn(self, bookings: Iterable[Booking]) -> None:

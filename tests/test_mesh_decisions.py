@@ -8,7 +8,14 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.config import DecodePolicy, MixedPolicy, PrefillBatching, PrefillPolicy, RolePolicyName
+from common.config import (
+    DecodeBinding,
+    DecodePolicy,
+    MixedPolicy,
+    PrefillBatching,
+    PrefillPolicy,
+    RolePolicyName,
+)
 from common.ids import InstanceId
 from common.kv.blocks import blocks_for
 from common.messages import GenerationRequest, Role
@@ -62,6 +69,7 @@ def shapes(draw: st.DrawFn, spare_blocks: int) -> MeshShape:
         host_blocks=draw(st.sampled_from([0, 2, longest + spare_blocks])),
         keeps_kv=draw(st.booleans()),
         decode_admission=draw(st.sampled_from(["greedy", "reserve_static", "reserve_dynamic"])),
+        decode_binding=draw(st.sampled_from(get_args(DecodeBinding))),
         predictor=draw(st.sampled_from(["none", "right", "wrong"])),
     )
 

@@ -43,9 +43,10 @@ SubmitAnswer = Placement | Queued
 
 class PlaceMoved(msgspec.Struct, frozen=True, tag="place-moved"):
     """instance → scheduler: find this sequence, which runs here or was refused where it was to run, another
-    decode instance. Answered by a Placement, whose prefill instance is ``former``, which has the KV.
-    ``request.output_ids``: all that was drawn. ``wanted``: to be chosen if it still can take it. ``refused``:
-    has just not taken it, which its reports may not say yet; to be chosen where nobody else is ready."""
+    decode instance; or one that was just computed the best one as things are now. Answered by a Placement,
+    whose prefill instance is ``former``, which has the KV. ``request.output_ids``: all that was drawn.
+    ``wanted``: to be chosen if it still can take it. ``refused``: has just not taken it, which its reports
+    may not say yet; to be chosen where nobody else is ready."""
 
     request: GenerationRequest
     former: InstanceLife

@@ -11,12 +11,14 @@ from common.performance import PromptTime
 
 class PrefillTask(msgspec.Struct, frozen=True, tag="prefill"):
     """scheduler → prefill: compute this prompt, then hand it to ``decode_instance``, which may be the same.
-    ``lengths``: how many tokens it is expected to have drawn in the end."""
+    ``lengths``: how many tokens it is expected to have drawn in the end. ``is_bound_late``: the scheduler is
+    to be asked where to, once the prompt is computed; it is ``decode_instance`` if there is no answer."""
 
     request: GenerationRequest
     decode_instance: InstanceId
     decode_incarnation: Incarnation
     lengths: LengthDistribution | None = None
+    is_bound_late: bool = False
 
 
 class HostProcess(msgspec.Struct, frozen=True):

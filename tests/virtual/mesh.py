@@ -10,6 +10,7 @@ import msgspec
 
 from common.config import (
     DecodeAdmission,
+    DecodeBinding,
     DecodePolicy,
     EmulationConfig,
     MixedPolicy,
@@ -92,6 +93,7 @@ class MeshShape:
     keeps_kv: bool = False
     """Whether decode instances' KV outlives them."""
     decode_admission: DecodeAdmission = "greedy"
+    decode_binding: DecodeBinding = "early"
     predictor: Literal["none", "right", "wrong"] = "none"
 
 
@@ -357,6 +359,7 @@ def state_of(shape: MeshShape, incarnation: Incarnation) -> SchedulerState:
         LEASE_S,
         SchedulerConfig(
             prefill_policy=shape.policy,
+            decode_binding=shape.decode_binding,
             decode_policy=shape.decode_policy,
             grouped=shape.is_grouped,
             bind_below_tokens=shape.chunk_tokens,

@@ -30,6 +30,7 @@ from common.messages import (
 )
 from common.messages.bookings import Booking, BookingsChanged, BookingsPage, ReadBookings
 from scheduler import events
+from scheduler.policy.decode_binding import is_bound_late
 from scheduler.policy.roles import RoleChange, RolePolicy
 from scheduler.role_changes import workers_of
 from scheduler.state import SchedulerState
@@ -185,6 +186,7 @@ class VirtualScheduler:
         else:
             self.state.check()
             self._tell_changes()
+            self._carry_out(self.state.tell_length(message.request))
             reply(placement)
 
     def _wait_turn(self, request: GenerationRequest, reply: Callable[[Reply], None]) -> None:
@@ -292,7 +294,9 @@ class VirtualScheduler:
                 reply(placement)
 
         lengths = self.state.placer.predict(request)
-        task = PrefillTask(request, placement.decode_instance, placement.decode_incarnation, lengths)
+        decode, binding = placement.decode_instance, self.state.settings.decode_binding
+        is_late = is_bound_late(binding, prefill, decode)
+        task = PrefillTask(request, decode, placement.decode_incarnation, lengths, is_late)
         self.bus.call(self.name, prefill, task, answer, CALL_TIMEOUT_S)
 
     def _read_members(self) -> None:

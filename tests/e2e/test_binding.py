@@ -1,0 +1,104 @@
+"""A decode instance that is chosen when the prompt is computed: by then another one is the emptier."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import openai
+from openai.types import Completion
+
+from common.messages import ServiceRecord
+from common.model.tokens import Tokenizer
+from tests.e2e.meshes import Mesh, get_text, running_mesh, stream_text
+from tests.e2e.reference import greedy_tokens
+
+CONFIG = """
+[scheduler]
+decode_binding = "late"
+[instance]
+block_size = 16
+chunk_tokens = 8
+prefill_order = "srpt"
+"""
+HEAVY_TOKENS, LONG_TOKENS, SHORT_TOKENS = 1750, 1500, 20
+"""Prompts. In chunks of 8 the long one takes a second or more, and the short one passes it."""
+OUTPUT_TOKENS = 200
+WAIT_S = 60.0
+
+
+def test_a_sequence_is_decoded_where_there_is_room_when_its_prompt_is_computed(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    """One stream holds most of an instance, so that the long prompt and then a short one are placed on the
+    other; it leaves before the long one is computed."""
+    tokenizer = Tokenizer(tiny_model)
+    truth = [
+        tokenizer.decode(tokens, skip_special_tokens=True)
+        for prompt_tokens in (LONG_TOKENS, SHORT_TOKENS)
+        for tokens in greedy_tokens(tiny_model, [prompt_of(prompt_tokens)], OUTPUT_TOKENS)
+    ]
+    options = ("--model", str(tiny_model), "--dtype", "fp32", "--decode", "2")
+    with running_mesh(tmp_path / "mesh", *options, config=CONFIG) as mesh:
+        texts, placed = asyncio.run(run(mesh))
+        assert texts == truth
+        heavy, long, short = placed
+        assert heavy != long == short
+        assert asyncio.run(decode_instance_of(mesh, LONG_TOKENS)) == heavy
+        assert asyncio.run(mesh.left_over()) == {}
+
+
+async def run(mesh: Mesh) -> tuple[list[str], list[str | None]]:
+    """Texts of the long prompt's stream and the short one's, and where all three were to be decoded before
+    the heavy one left."""
+    async with openai.AsyncOpenAI(base_url=f"{mesh.url}/v1", api_key="none", max_retries=0) as client:
+        heavy = await begin(client, prompt_of(HEAVY_TOKENS))
+        long = asyncio.create_task(
+            stream_text(client, prompt_of(LONG_TOKENS), OUTPUT_TOKENS, asyncio.Event())
+        )
+        await wait_placed(mesh, LONG_TOKENS)
+        has_begun = asyncio.Event()
+        short = asyncio.create_task(
+            stream_text(client, prompt_of(SHORT_TOKENS), OUTPUT_TOKENS, has_begun, begun_chunks=2)
+        )
+        await has_begun.wait()
+        placed = [await decode_instance_of(mesh, each) for each in (HEAVY_TOKENS, LONG_TOKENS, SHORT_TOKENS)]
+        await heavy.close()
+        return [await long, await short], placed
+
+
+async def begin(client: openai.AsyncOpenAI, prompt: list[int]) -> openai.AsyncStream[Completion]:
+    """A stream that has drawn its first tokens, and may draw many."""
+    stream = await client.completions.create(
+        model="default",
+        prompt=prompt,
+        max_tokens=240,
+        temperature=0,
+        stream=True,
+        extra_body={"ignore_eos": True},
+    )
+    for _ in range(2):
+        await anext(stream)
+    return stream
+
+
+async def wait_placed(mesh: Mesh, prompt_tokens: int) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while True:
+            if await decode_instance_of(mesh, prompt_tokens) is not None:
+                return
+            await asyncio.sleep(0.01)
+
+
+async def decode_instance_of(mesh: Mesh, prompt_tokens: int) -> str | None:
+    """Of the request with such a prompt, by the scheduler's newest word; None before it is placed."""
+    services = [each for each in await mesh.members() if isinstance(each, ServiceRecord)]
+    [url] = [each.http_url for each in services if each.kind == "scheduler"]
+    for decision in json.loads(get_text(f"{url}/decisions")):
+        if decision["prompt_tokens"] - decision["drawn_tokens"] == prompt_tokens:
+            taken: str = decision["choices"][-1]["taken"]
+            return taken
+    return None
+
+
+def prompt_of(tokens: int) -> list[int]:
+    return [100 + (at * 7 + tokens) % 900 for at in range(tokens)]
