@@ -117,12 +117,15 @@ class Attempts:
     def take_declared_gone(self) -> None:
         """This gateway is said to have left, though it lives."""
         self.losses.declared_gone_s = time.monotonic()
-        self.continue_placed(DECLARED_GONE)
+        for generation in self._placed():
+            self._continue_forgotten(generation)
 
     def continue_placed(self, cause: str) -> None:
-        for generation in list(self.open.values()):
-            if generation.placement is not None and not generation.is_over:
-                self.continue_elsewhere(generation, cause)
+        for generation in self._placed():
+            self.continue_elsewhere(generation, cause)
+
+    def _placed(self) -> list[Generation]:
+        return [each for each in self.open.values() if each.placement is not None and not each.is_over]
 
     def _continue_if_lost(self, generation: Generation, placement: Placement, since_s: float) -> None:
         gone = self.losses.find_lost(placement, generation.attempt_tokens, since_s)
@@ -153,7 +156,7 @@ class Attempts:
         if request.request_id not in self.open:
             return
         if self.losses.declared_gone_s >= started_s:
-            self.continue_elsewhere(generation, DECLARED_GONE)
+            self._continue_forgotten(generation)
             return
         self._continue_if_lost(generation, placement, started_s)
 
@@ -165,6 +168,14 @@ class Attempts:
         self.notices.cancel_attempt(generation)
         generation.continue_elsewhere()
         self.spawn(self._place_again(generation, backoff_s))
+
+    def _continue_forgotten(self, generation: Generation) -> None:
+        """Its instances dropped it with all the others, and will at each other scheduler's word, too: nothing
+        of it has broken. Of itself it does not come again, as a lease must run out first."""
+        self._note_continued(generation, DECLARED_GONE)
+        self.notices.cancel_attempt(generation)
+        generation.next_attempt()
+        self.spawn(self._place_again(generation, 0.0))
 
     def _submit_again(self, generation: Generation) -> None:
         if generation.resubmissions >= MAX_RESUBMISSIONS:

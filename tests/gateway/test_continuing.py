@@ -165,6 +165,29 @@ def test_a_gateway_that_lives_though_it_was_declared_gone_has_its_sequences_plac
     with_peer(gateway, script)
 
 
+def test_each_scheduler_s_word_that_a_living_gateway_is_gone_costs_none_of_the_continuations(
+    gateway: GatewayProcess, tokenizer: Tokenizer
+) -> None:
+    """Instances forget its sequences at each."""
+    schedulers = gateway.config.gateway.max_continuations + 1
+    ids = tokenizer.encode(TEXT)
+
+    async def script(peer: ScriptedPeer) -> None:
+        answer = in_background(complete(gateway))
+        request = await peer.next_request()
+        for _ in range(schedulers):
+            peer.tokens(request, ids[len(request.output_ids) :][:1])
+            await peer.wait_heard(request.gateway_id)
+            peer.announce_gateway_gone(request.gateway_id)
+            former, request = request, await peer.next_request()
+            await peer.wait_cancelled(former)
+        assert request.output_ids == tuple(ids[:schedulers])
+        peer.tokens(request, ids[schedulers:], finish="length")
+        assert await answer == TEXT
+
+    with_peer(gateway, script)
+
+
 def test_a_gateway_that_is_declared_gone_while_it_submits_submits_again(
     gateway: GatewayProcess, tokenizer: Tokenizer
 ) -> None:
