@@ -25,8 +25,9 @@ setup:
 serve: setup
 	@exec $(VENV)/bin/lamella up $(UP)
 
+# Of two workers one takes the tests whose meshes need the machine (tests/two_workers.py).
 test: setup
-	$(VENV)/bin/python -m pytest $(TESTS)
+	$(VENV)/bin/python -m pytest --numprocesses 2 --no-loadscope-reorder $(TESTS)
 
 test-compose: setup
 	LAMELLA_COMPOSE=1 $(VENV)/bin/python -m pytest tests/compose

@@ -9,7 +9,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
@@ -22,6 +22,32 @@ if TYPE_CHECKING:
 # How long an example takes says how busy the machine is, and nothing of what is tested.
 hypothesis.settings.register_profile("busy machine", deadline=None)
 hypothesis.settings.load_profile("busy machine")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    from tests.two_workers import TwoWorkers
+
+    return TwoWorkers(config, log)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if is_worker(config):
+        from tests.two_workers import meshes_first
+
+        meshes_first(items)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if is_worker(item.config):
+        from tests.two_workers import give_way_to_meshes
+
+        give_way_to_meshes(item.nodeid)
+
+
+def is_worker(config: pytest.Config) -> bool:
+    """One of several, of pytest-xdist."""
+    return hasattr(config, "workerinput")
 
 
 @pytest.fixture(scope="session")
