@@ -31,6 +31,7 @@ USES_TORCH = (
     "decode/pipeline.py",
     "attention/service.py",
     "services/model_engine.py",
+    "services/length_predictor/embeddings.py",
     "services/length_predictor/training.py",
 )
 """Besides every room's engine.py. Instances load the model through ``services.model_engine``."""

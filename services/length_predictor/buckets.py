@@ -1,11 +1,15 @@
 """Output lengths in buckets, and how rightly they are told apart (TetriInfer 3.3.2, 5.2.2)."""
 
+import math
+import statistics
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 GRANULARITIES = (100, 200, 400)
 """Tokens a bucket; those of TetriInfer 5.2.2."""
+CONFIDENT = 1.96
+"""Standard deviations to either side that hold 95 %."""
 
 
 def bucket_of(output_tokens: int, granularity: int, max_tokens: int) -> int:
@@ -42,18 +46,26 @@ def mean_lengths(lengths: Sequence[int], granularity: int, max_tokens: int) -> t
 
 @dataclass(frozen=True, slots=True)
 class Accuracy:
-    """Of prompts that no choice in training has seen: how many there are, the share whose bucket was named,
-    and the share that always naming the commonest bucket of the training prompts would have."""
+    """Of prompts that were not learned from: how many there are, the share whose bucket was named, and the
+    share that always naming the commonest bucket of the prompts learned from would have. ``gain_error``: the
+    first share exceeds the other by their difference give or take this, with 95 % confidence."""
 
     granularity: int
     prompts: int
     right: float
     commonest: float
+    gain_error: float
 
 
 def accuracy_of(
-    granularity: int, truth: Sequence[int], named: Sequence[int], commonest_bucket: int
+    granularity: int, truth: Sequence[int], named: Sequence[int], usual: Sequence[int]
 ) -> Accuracy:
-    right = sum(each == other for each, other in zip(truth, named, strict=True))
-    alike = sum(each == commonest_bucket for each in truth)
-    return Accuracy(granularity, len(truth), right / len(truth), alike / len(truth))
+    """``usual``: the commonest bucket, a prompt each."""
+    right = [each == other for each, other in zip(truth, named, strict=True)]
+    alike = [each == other for each, other in zip(truth, usual, strict=True)]
+    # Both are judged by the same prompts: what counts is where they differ.
+    gains = [one - other for one, other in zip(right, alike, strict=True)]
+    deviation = statistics.pstdev(gains) / math.sqrt(len(gains))
+    return Accuracy(
+        granularity, len(truth), sum(right) / len(truth), sum(alike) / len(truth), CONFIDENT * deviation
+    )

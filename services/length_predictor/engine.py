@@ -1,8 +1,9 @@
-"""The length classifier: a small transformer encoder over a prompt's last tokens (TetriInfer 3.3.2).
+"""The length classifier: a small transformer encoder over a prompt's two ends (TetriInfer 3.3.2).
 
-Token embeddings with positions counted from the prompt's end, a few encoder layers, the mean over the tokens
-beside the logarithm of the prompt's whole length, and a linear head a granularity, which learn together. One
-head is served. Weights are safetensors, what they mean is JSON beside them.
+Token embeddings (the target's own, where it has them: ``embeddings``) with positions counted from the end of
+the prompt, an encoder layer or more, the mean over the tokens beside the logarithm of the prompt's whole
+length, and a linear head a granularity, which learn together. One head is served. Weights are safetensors,
+what they mean is JSON beside them.
 """
 
 import math
@@ -20,12 +21,14 @@ from common.lengths import LengthDistribution
 from services.length_predictor.buckets import GRANULARITIES, buckets_for
 
 WEIGHTS_FILE, SHAPE_FILE = "predictor.safetensors", "predictor.json"
+WIDTH = 64
 LEAST_PROBABILITY = 1e-4
 """A bucket that is less likely is left out of an answer."""
 
 
 class ClassifierShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``window``: how many of a prompt's last tokens are read. ``max_tokens``: the longest output that was
+    """``window``: how many tokens of a longer prompt are read, half of them its first and half its last: the
+    task stands before or behind what it is about. ``max_tokens``: the longest output that was
     looked at. ``bucket_tokens``: the mean output in each bucket of the served ``granularity``. ``target``:
     whose outputs they were (``services.model_directory.model_identity``)."""
 
@@ -35,25 +38,36 @@ class ClassifierShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     max_tokens: int
     bucket_tokens: tuple[float, ...]
     granularities: tuple[int, ...] = GRANULARITIES
-    width: int = 128
-    layers: int = 2
+    width: int = WIDTH
+    layers: int = 1
     heads: int = 4
-    window: int = 512
+    window: int = 256
     dropout: float = 0.2
 
 
 class LengthEncoder(nn.Module):
-    def __init__(self, shape: ClassifierShape) -> None:
+    """``embeddings`` [vocab_size, width] are the target's, and stay as they are; without them the encoder
+    learns its own."""
+
+    def __init__(self, shape: ClassifierShape, embeddings: Tensor | None = None) -> None:
         super().__init__()
         self.shape = shape
         # One more than there are tokens: what fills shorter prompts up.
         self.tokens = nn.Embedding(shape.vocab_size + 1, shape.width, padding_idx=shape.vocab_size)
+        if embeddings is not None:
+            with torch.no_grad():
+                self.tokens.weight[:-1] = embeddings
+            self.tokens.weight.requires_grad_(False)
         self.positions = nn.Embedding(shape.window, shape.width)
+        # Beside embeddings of deviation 1: a word says more than where it stands.
+        nn.init.normal_(self.positions.weight, std=0.1)
+        # Dropout only before the heads: within a layer it took three quarters of an epoch's time.
         layer = nn.TransformerEncoderLayer(
-            shape.width, shape.heads, 4 * shape.width, shape.dropout, batch_first=True, norm_first=True
+            shape.width, shape.heads, 2 * shape.width, dropout=0.0, batch_first=True, norm_first=True
         )
         self.encoder = nn.TransformerEncoder(layer, shape.layers, enable_nested_tensor=False)
         self.norm = nn.LayerNorm(shape.width)
+        self.dropout = nn.Dropout(shape.dropout)
         self.heads = nn.ModuleList(
             nn.Linear(shape.width + 1, buckets_for(each, shape.max_tokens)) for each in shape.granularities
         )
@@ -68,13 +82,13 @@ class LengthEncoder(nn.Module):
         weight = (~is_filling).unsqueeze(-1).to(states.dtype)
         mean = (states * weight).sum(1) / weight.sum(1)
         length = (prompt_tokens.to(states.dtype).log2() / 8.0).unsqueeze(-1)
-        pooled = torch.cat((mean, length), dim=-1)
+        pooled = torch.cat((self.dropout(mean), length), dim=-1)
         return [head(pooled) for head in self.heads]
 
 
 def as_batch(shape: ClassifierShape, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
     """What ``LengthEncoder.forward`` takes. Raises InvalidRequest for a token the encoder does not know."""
-    windows = [prompt[-shape.window :] for prompt in prompts]
+    windows = [_ends(prompt, shape.window) for prompt in prompts]
     width = max(map(len, windows))
     if width == 0 or any(max(window, default=shape.vocab_size) >= shape.vocab_size for window in windows):
         raise InvalidRequest(
@@ -82,6 +96,14 @@ def as_batch(shape: ClassifierShape, prompts: Sequence[Sequence[int]]) -> tuple[
         )
     rows = [[shape.vocab_size] * (width - len(window)) + [*window] for window in windows]
     return torch.tensor(rows), torch.tensor([len(prompt) for prompt in prompts])
+
+
+def _ends(prompt: Sequence[int], window: int) -> Sequence[int]:
+    """All of a prompt that is no longer than the window; else its first and its last tokens, half of each."""
+    if len(prompt) <= window:
+        return prompt
+    first = window // 2
+    return [*prompt[:first], *prompt[first - window :]]
 
 
 class LengthClassifier:

@@ -40,7 +40,8 @@ def _parse(file: Path, name: str, text: str) -> list[Prompt]:
         if name.endswith(".json"):
             rows = json.loads(text)
         elif name.endswith(".jsonl"):
-            rows = [json.loads(line) for line in text.splitlines() if line.strip()]
+            # Not splitlines: a JSON text may hold what Unicode, too, calls the end of a line.
+            rows = [json.loads(line) for line in text.split("\n") if line.strip()]
         else:
             raise ConfigError(
                 "--prompts", str(file), "must end in .jsonl, .json or .txt, and .gz behind it or not"

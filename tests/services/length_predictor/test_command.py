@@ -58,7 +58,7 @@ def test_a_classifier_is_trained_against_a_server_and_what_it_said_is_kept(tmp_p
         "predictor.json",
         "confusion.png",
     }
-    assert "always the commonest bucket" in done.stdout
+    assert "always naming the commonest bucket" in done.stdout
     assert "200 (served)" in done.stdout
     assert "100 (served)" in again.stdout
     assert json.loads((output / "predictor.json").read_text())["granularity"] == 100
@@ -115,6 +115,7 @@ def test_a_model_is_served_by_a_mesh_of_its_own_which_ends_with_the_command_even
         (("--granularity", "150"), "--granularity = 150: must be 100, 200 or 400"),
         (("--target", "nowhere"), "--target = 'nowhere': must be http"),
         (("--target", "default", "--model", "x"), "--model = 'x': is for a --target that is a URL"),
+        (("--target", "http://127.0.0.1:1", "--weights", "w8a8"), "--weights = 'w8a8': is for a MODEL"),
         (("--target", "http://127.0.0.1:1", "--model", "nowhere"), "--model = 'nowhere': must be a model's"),
     ],
 )
@@ -147,6 +148,7 @@ def test_a_source_without_a_predictor_that_reads_it_is_refused() -> None:
         ("a.jsonl", '"one"\n{"text": "two"}\n', ["one", "two"]),
         ("a.json", '[{"prompt": "one"}, {"instruction": "two", "input": ""}]', ["one", "two"]),
         ("a.jsonl", '{"instruction": "sum up", "input": "this"}', ["sum up\n\nthis"]),
+        ("a.jsonl", '"one\u2028line\x85 only"\r\n"two"\n', ["one\u2028line\x85 only", "two"]),
     ],
 )
 def test_prompts_are_read_from_files_of_every_form(
@@ -195,7 +197,11 @@ def test_the_shared_prompts_are_read(shared_directory: Path) -> None:
     folder = shared_directory / "data" / "length_prediction"
     counts = [
         len(read_prompts(folder / name, None))
-        for name in ("vicuna80_question.jsonl.gz", "arena_hard_v0.1_question.jsonl.gz")
+        for name in (
+            "vicuna80_question.jsonl.gz",
+            "arena_hard_v0.1_question.jsonl.gz",
+            "arena_hard_v2.0_question.jsonl.gz",
+        )
     ]
-    assert counts == [80, 500]
+    assert counts == [80, 500, 750]
     assert len(read_prompts(folder / "gpteacher_roleplay_simple.json.gz", 100)) == 100

@@ -13,9 +13,9 @@ from common.ids import RequestId
 from common.messages import PredictLength
 from services.length_predictor.buckets import accuracy_of, bucket_of, buckets_for, commonest, mean_lengths
 from services.length_predictor.confusion import write_confusion
-from services.length_predictor.engine import SHAPE_FILE, WEIGHTS_FILE, save_encoder
+from services.length_predictor.engine import SHAPE_FILE, WEIGHTS_FILE, LengthClassifier, save_encoder
 from services.length_predictor.predictors import predictor_of
-from services.length_predictor.training import Sample, Trained, train
+from services.length_predictor.training import TRAININGS, Recipe, Sample, Trained, train
 from services.model_directory import model_directory, model_identity
 from tests.common.model.conftest import MakeTiny
 
@@ -40,29 +40,28 @@ def samples_of(count: int, seed: int = 3) -> list[Sample]:
     return samples
 
 
+def recipe_of(target: str, epochs: int) -> Recipe:
+    return Recipe(target=target, vocab_size=VOCABULARY, granularity=200, max_tokens=600, epochs=epochs)
+
+
 @pytest.fixture(scope="module")
 def trained() -> Trained:
-    losses: list[float] = []
-    result = train(
-        samples_of(200),
-        target=model_identity(model_directory(MODEL)),
-        vocab_size=VOCABULARY,
-        granularity=200,
-        max_tokens=600,
-        epochs=25,
-        on_epoch=lambda epoch, loss: losses.append(loss),
-    )
-    assert len(losses) == 25
+    losses: dict[int, float] = {}
+    epochs = 25
+    recipe = recipe_of(model_identity(model_directory(MODEL)), epochs)
+    result = train(samples_of(200), recipe, losses.__setitem__)
+    firsts = set(range(1, TRAININGS * epochs, epochs))
+    assert firsts < set(losses) <= set(range(1, TRAININGS * epochs + 1))
     return result
 
 
 def test_lengths_that_a_prompt_gives_away_are_learned_beyond_the_commonest_bucket(trained: Trained) -> None:
     assert [each.granularity for each in trained.accuracies] == [100, 200, 400]
     for each in trained.accuracies:
-        assert each.prompts == 40
-        assert each.right > each.commonest + 0.1, each
-    assert sum(map(sum, trained.confusion)) == 40
-    assert trained.learned == 130
+        assert each.prompts == 200
+        assert each.right - each.gain_error > each.commonest + 0.1, each
+    assert sum(map(sum, trained.confusion)) == 200
+    assert trained.learned == 200
 
 
 def test_what_was_trained_is_saved_without_pickle_and_predicts(trained: Trained, tmp_path: Path) -> None:
@@ -81,18 +80,19 @@ def test_what_was_trained_is_saved_without_pickle_and_predicts(trained: Trained,
         predictor.close()
 
 
-def test_a_prompt_longer_than_the_window_is_read_from_its_end(trained: Trained, tmp_path: Path) -> None:
-    save_encoder(trained.encoder, tmp_path)
-    predictor = predictor_of(settings_of(tmp_path), MODEL)
-    try:
-        window = trained.encoder.shape.window
-        ends = [
-            asyncio.run(predictor.predict(PredictLength(RequestId("r"), (word, *(20,) * window), 1000)))
-            for word in LENGTH_OF_WORD
-        ]
-        assert ends[0] == ends[1] == ends[2]
-    finally:
-        predictor.close()
+def test_a_prompt_longer_than_the_window_is_read_at_both_its_ends(trained: Trained) -> None:
+    """The task stands before or behind what it is about."""
+    classifier = LengthClassifier(trained.encoder)
+    half = (20,) * trained.encoder.shape.window
+    for short, tokens in LENGTH_OF_WORD.items():
+        before, amid, behind = (
+            classifier.predict(prompt)
+            for prompt in ((short, *half, *half), (*half, short, *half), (*half, *half, short))
+        )
+        without = classifier.predict((*half, 20, *half))
+        assert amid == without
+        assert before != without, tokens
+        assert behind != without, tokens
 
 
 def test_filling_up_a_batch_changes_no_prompt_s_prediction(trained: Trained) -> None:
@@ -133,15 +133,7 @@ def test_a_classifier_of_another_models_outputs_is_refused(
 def test_too_few_prompts_are_refused() -> None:
     few = [*samples_of(19), *samples_of(19)]
     with pytest.raises(ConfigError, match="must be at least 20 different prompts"):
-        train(
-            few,
-            target="any",
-            vocab_size=64,
-            granularity=200,
-            max_tokens=600,
-            epochs=1,
-            on_epoch=lambda *_: None,
-        )
+        train(few, recipe_of("any", epochs=1))
 
 
 def test_buckets_count_from_zero_and_the_last_one_holds_what_is_longer() -> None:
@@ -149,8 +141,17 @@ def test_buckets_count_from_zero_and_the_last_one_holds_what_is_longer() -> None
     assert buckets_for(200, 450) == 3
     assert commonest([2, 1, 2, 1, 0]) == 1
     assert mean_lengths([10, 20, 600], 200, 450) == (15.0, 300.0, 450.0)
-    found = accuracy_of(200, [0, 0, 1, 2], [0, 1, 1, 2], 0)
+    found = accuracy_of(200, [0, 0, 1, 2], [0, 1, 1, 2], [0, 0, 0, 0])
     assert (found.right, found.commonest, found.prompts) == (0.75, 0.5, 4)
+
+
+def test_a_gain_is_as_sure_as_the_prompts_are_many_on_which_the_two_differ() -> None:
+    same = accuracy_of(200, [0, 1] * 50, [0, 0] * 50, [0, 0] * 50)
+    assert same.gain_error == 0.0
+    few, many = (accuracy_of(200, [0, 1] * half, [0, 1] * half, [0, 0] * half) for half in (50, 5000))
+    assert few.right - few.commonest == 0.5
+    assert few.gain_error == pytest.approx(1.96 * 0.5 / 10)
+    assert many.gain_error == pytest.approx(few.gain_error / 10)
 
 
 def test_the_confusion_is_drawn(tmp_path: Path) -> None:
