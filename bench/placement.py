@@ -26,9 +26,7 @@ LIFE = Incarnation("1")
 STEP = FittedTime((2e-3, 1e-3, 0.02), 0.02, 1000)
 
 
-def mesh_of(
-    instances: int, policy: DecodePolicy, peers: int = 0, lease_s: float = 3600.0
-) -> SchedulerState:
+def mesh_of(instances: int, policy: DecodePolicy, peers: int = 0, lease_s: float = 3600.0) -> SchedulerState:
     """With ``peers`` other schedulers it has a group of its own."""
     settings = SchedulerConfig(decode_policy=policy, grouped=peers > 0)
     state = SchedulerState(lease_s, settings, incarnation=LIFE)

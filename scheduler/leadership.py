@@ -2,7 +2,8 @@
 
 The lead is a lease in the store with an epoch that grows. Who has it says so every half heartbeat, so
 instances refuse what an earlier leader still sends (``common.epochs``): one that was stopped and woken, or
-cut off, commands nobody. Losing the store, or the lease: nobody leads, and all that runs goes on.
+cut off, commands nobody. Who is cut off from the bus alone gives the lead up. Losing the store, or the lease:
+nobody leads, and all that runs goes on.
 """
 
 import asyncio
@@ -77,15 +78,18 @@ class Leadership:
         self.has_resigned = True
         async with self._claiming:
             epoch = self.epoch
-            self.lease.give_up()
-            self._note_change()
             self._is_vacant.set()
-            try:
-                await self.store.resign_lead(self.incarnation)
-            except StoreError as exc:
-                log.warning("lead_not_resigned", extra={"error": str(exc)})
+            await self._give_up()
         if epoch is not None:
             self._announce(epoch, is_leaving=True)
+
+    async def _give_up(self) -> None:
+        self.lease.give_up()
+        self._note_change()
+        try:
+            await self.store.resign_lead(self.incarnation)
+        except StoreError as exc:
+            log.warning("lead_not_resigned", extra={"error": str(exc)})
 
     async def _claim(self) -> float:
         """Seconds after which to try again."""
@@ -93,6 +97,11 @@ class Leadership:
         async with self._claiming:
             if self.has_resigned:
                 return 0.0
+            if not self.bus.is_connected:
+                # Whoever is cut off commands nobody, and keeps nobody else from it.
+                if self.epoch is not None:
+                    await self._give_up()
+                return renewal_s
             asked_s = time.monotonic()
             try:
                 leader = await self.store.claim_lead(

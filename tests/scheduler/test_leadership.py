@@ -84,6 +84,38 @@ def test_a_leader_that_falls_silent_is_followed_and_leads_no_more_when_it_wakes(
     run(work())
 
 
+def test_a_leader_that_the_bus_does_not_reach_is_followed_though_it_has_the_store(
+    nats_url: str, redis_url: str, namespace: str, tmp_path: Path
+) -> None:
+    """It could command nobody, and nobody else would."""
+
+    async def work() -> None:
+        server = embedded.prepare_nats(tmp_path)
+        process = embedded.start(server)
+        try:
+            async with (
+                candidate("a", server.url, redis_url, namespace) as a,
+                connected(nats_url, namespace) as bus,
+            ):
+                await until(lambda: a.epoch is not None, a.bus)
+                before = a.epoch
+                async with candidate("b", nats_url, redis_url, namespace) as b:
+                    embedded.stop(process)
+                    await until(lambda: b.epoch is not None, bus)
+                    assert before is not None
+                    assert b.epoch is not None
+                    assert b.epoch > before
+                    assert a.epoch is None
+                    process = embedded.start(server)
+                    await until(lambda: a.bus.is_connected, bus)
+                    await until(lambda: a.lease.others.highest == b.epoch, bus)
+                    assert a.epoch is None
+        finally:
+            embedded.stop(process)
+
+    run(work())
+
+
 def test_without_the_store_nobody_leads_until_it_is_back_and_then_with_a_higher_epoch(
     nats_url: str, namespace: str, tmp_path: Path
 ) -> None:
