@@ -127,7 +127,7 @@ class Submissions:
     ) -> Placement:
         """As often as its scheduler says that it still waits. Raises BusError, the refusal, RequestCancelled
         once nobody waits for it, and DeadlineExceeded."""
-        request = message.request
+        request, asked_s = message.request, time.monotonic()
         while True:
             answer = await self.bus.call(self.subjects.submit(), message, SubmitAnswer, timeout_s)
             if isinstance(answer, Placement):
@@ -137,4 +137,4 @@ class Submissions:
             generation.is_queued = True
             if time.monotonic() - generation.arrived_s > self.config.gateway.token_timeout_s:
                 raise DeadlineExceeded("no instance had room within gateway.token_timeout_s")
-            message = SubmitRequest(request)
+            message = SubmitRequest(request, waited_s=time.monotonic() - asked_s)

@@ -208,7 +208,7 @@ class SchedulerService:
         )
         bound: Placement | None = None
         if self._is_deferred(request):
-            bound = await self._wait_turn(request)
+            bound = await self._wait_turn(request, message.waited_s)
             if bound is None:
                 return Queued()
         for _ in range(self.config.scheduler.dispatch_attempts):
@@ -249,12 +249,12 @@ class SchedulerService:
         is_policy = self.config.scheduler.prefill_policy == "deferred"
         return is_policy and not request.output_ids and not self.turns.is_leaving
 
-    async def _wait_turn(self, request: GenerationRequest) -> Placement | None:
+    async def _wait_turn(self, request: GenerationRequest, waited_s: float) -> Placement | None:
         """Booked; None: it waits, and its gateway is to ask again. Raises the refusal."""
         request_id, loop = request.request_id, asyncio.get_running_loop()
-        is_new = request_id not in self.state.waiting
+        is_new = request_id not in self.state.waiting and not waited_s
         # A call that is refused here is not held, and takes nobody's place.
-        commands = self.state.wait(request, loop.time())
+        commands = self.state.wait(request, loop.time(), waited_s)
         turn = self.turns.begin(request_id)
         try:
             self._carry_out(commands)

@@ -132,11 +132,10 @@ class SchedulerState:
                     self._acknowledge(request_id, now)
             case PeerHeard(message):
                 commands = self.peers.hear(message, now)
-                self._learn(message.bookings)
-                return commands
+                return commands + self._learn(message.bookings)
             case PeerRead(incarnation, bookings):
                 self.peers.take_all(incarnation, bookings, now)
-                self._learn(bookings or ())
+                return self._learn(bookings or ())
             case MessagesLost():
                 return self.peers.ask_all()
             case InstanceSuspected(instance_id):
@@ -164,12 +163,12 @@ class SchedulerState:
                 return self.peers.ask_all()
         return []
 
-    def wait(self, request: GenerationRequest, now: float) -> list[SchedulerCommand]:
+    def wait(self, request: GenerationRequest, now: float, waited_s: float = 0.0) -> list[SchedulerCommand]:
         """A call is held for the request until its turn has come (``EndWait``): at once, where nobody is
         before it and an instance has hardly anything to do. Raises Overloaded or RequestCancelled."""
         self._supersede(request)
         try:
-            self.waiting.enter(request, now)
+            self.waiting.enter(request, now, waited_s)
         except Overloaded as exc:
             raise Overloaded(exc.message, retry_after_s=self.placer.next_turn_retry_s()) from None
         return self._bind(now)
@@ -334,12 +333,17 @@ class SchedulerState:
         decode, expected = placed.placement.decode_instance, self.placer.predict(request)
         return [TellLength(decode, request.request_id, request.attempt, expected)]
 
-    def _learn(self, bookings: Iterable[Booking]) -> None:
-        """What others' predictor said: later attempts may be placed here."""
+    def _learn(self, bookings: Iterable[Booking]) -> list[SchedulerCommand]:
+        """What others' predictor said: later attempts may be placed here. Whose turn has come elsewhere has
+        none here."""
+        commands: list[SchedulerCommand] = []
         for booking in bookings:
-            predicted = None if booking.booked is None else booking.booked.predicted
-            if predicted is not None and booking.request_id in self.requests:
-                self.placer.predicted.keep(booking.request_id, predicted)
+            if booking.booked is None:
+                continue
+            commands += self._stop_waiting(booking.request_id, booking.version.attempt)
+            if booking.booked.predicted is not None and booking.request_id in self.requests:
+                self.placer.predicted.keep(booking.request_id, booking.booked.predicted)
+        return commands
 
     def _acknowledge(self, request_id: RequestId, now: float) -> None:
         """Of a void placement the gateway hears that its instance is gone, and submits it again."""

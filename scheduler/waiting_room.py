@@ -23,16 +23,18 @@ ASKED_AGAIN_WITHIN_S = 5.0
 
 @dataclass(slots=True)
 class _Waiting:
-    """``answered_s``: since when nobody asks; None: a call is held."""
+    """``answered_s``: since when nobody asks; None: a call is held. ``is_guest``: it had waited before, at
+    another scheduler or here."""
 
     request: GenerationRequest
     came_s: float
+    is_guest: bool
     answered_s: float | None = None
 
 
 @dataclass(slots=True)
 class WaitingRoom:
-    """At most ``most`` requests."""
+    """At most ``most`` requests, beside those that were let in elsewhere or before: they have a turn."""
 
     most: int
     order: PrefillOrder = "fcfs"
@@ -53,24 +55,29 @@ class WaitingRoom:
         return sum(each.request.tokens for each in self._waiting.values())
 
     def check(self) -> None:
-        assert len(self._waiting) <= self.most, "more wait than there is room for"
+        assert self._newcomers <= self.most, "more wait than there is room for"
         assert set(self._window) <= self._waiting.keys(), "it is the turn of one that does not wait"
 
-    def enter(self, request: GenerationRequest, now: float) -> None:
-        """Or ask again: it keeps its place. Raises Overloaded; RequestCancelled for an attempt that has been
-        superseded."""
+    @property
+    def _newcomers(self) -> int:
+        return sum(not each.is_guest for each in self._waiting.values())
+
+    def enter(self, request: GenerationRequest, now: float, waited_s: float = 0.0) -> None:
+        """Or ask again: it keeps its place, also where that has lapsed or is another scheduler's. Raises
+        Overloaded; RequestCancelled for an attempt that has been superseded."""
         known = self._waiting.get(request.request_id)
         if known is not None:
             if known.request.attempt > request.attempt:
                 raise RequestCancelled(f"request {request.request_id} has been submitted again since")
             known.request, known.answered_s = request, None
             return
-        if len(self._waiting) >= self.most:
+        if not waited_s and self._newcomers >= self.most:
             raise Overloaded(
                 f"{self.most} requests wait for a prefill instance; as many as"
                 " scheduler.max_deferred_requests allows"
             )
-        self._waiting[request.request_id] = _Waiting(request, now - request.head_start_s)
+        came_s = now - waited_s - request.head_start_s
+        self._waiting[request.request_id] = _Waiting(request, came_s, is_guest=waited_s > 0)
 
     def note_answered(self, request_id: RequestId, now: float) -> None:
         """Its call was told to ask again."""

@@ -149,6 +149,21 @@ def test_a_scheduler_that_takes_calls_has_been_heard_by_the_others(
     run(work())
 
 
+def test_one_that_waited_at_another_scheduler_is_held_at_once(
+    nats_url: str, redis_url: str, namespace: str
+) -> None:
+    """It knows that it waits: an answer that says so would only be followed by the next call."""
+
+    async def work() -> None:
+        async with busy_scheduler(nats_url, redis_url, namespace) as scheduler:
+            waiting = await held(scheduler, SubmitRequest(make_request("r0"), waited_s=3.0))
+            assert not waiting.done()
+            scheduler._handle(events.LoadReported(report_of("p0", "prefill", 2, pending=0)))
+            assert isinstance(await waiting, Placement)
+
+    run(work())
+
+
 async def held(scheduler: SchedulerService, message: SubmitRequest) -> asyncio.Task[Placement | Queued]:
     """Once its call is."""
     task = asyncio.create_task(scheduler.submit(message))

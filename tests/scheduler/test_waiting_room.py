@@ -5,8 +5,9 @@ import pytest
 
 from common.config import PrefillOrder, SchedulerConfig
 from common.errors import ContextLengthExceeded, Overloaded, RequestCancelled
-from common.ids import RequestId
+from common.ids import Incarnation, RequestId
 from common.messages import GenerationRequest, Placement
+from common.messages.bookings import BookingsChanged
 from common.performance import FittedTime
 from scheduler import events
 from scheduler.role_changes import workers_of
@@ -172,3 +173,29 @@ def test_what_waits_here_counts_where_roles_are_decided_as_in_the_queues_it_wait
         "m0": 575,
         "d0": 0,
     }
+
+
+def test_who_has_waited_elsewhere_keeps_its_turn_and_is_not_refused_by_a_full_room() -> None:
+    """Each ask may reach another scheduler, and what it does not reach lapses."""
+    state = state_of(most=1)
+    assert ask(state, make_request("r0", 10), 10.0) == []
+    state.wait(make_request("r1", 10), 11.0, waited_s=4.0)
+    state.check()
+    with pytest.raises(Overloaded):
+        state.wait(make_request("r2", 10), 11.0)
+    assert report(state, "p0", 9, 95, now=12.0) == ["r1 p0"]
+
+
+def test_whose_turn_has_come_at_another_scheduler_waits_here_no_more() -> None:
+    state, other = state_of(), state_of(p0=0, d0=0)
+    other.bookings.incarnation, other.bookings.is_heard = Incarnation("other"), True
+    assert ask(state, make_request("r0", 10)) == []
+    assert ask(state, make_request("r1", 10)) == []
+    assert ask(other, make_request("r0", 10)) == ["r0 p0"]
+    told = BookingsChanged("other", Incarnation("other"), 1, other.bookings.take_changes())
+    commands = handle(state, events.PeerHeard(told))
+    [ended] = [each for each in commands if isinstance(each, events.EndWait)]
+    assert ended.request_id == "r0"
+    assert isinstance(ended.outcome, RequestCancelled)
+    assert RequestId("r0") not in state.waiting
+    assert report(state, "p0", 9, 0) == ["r1 p0"]
