@@ -7,6 +7,7 @@ coefficients are fitted is ``scheduler.policy.fitting``'s.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import msgspec
 
@@ -16,6 +17,40 @@ CHUNK_FEATURES = ("thousand tokens", "million pairs", "chunk")
 QUEUE_CHUNK_TOKENS = 512
 """As long as chunks are where nothing was profiled (``instance.chunk_tokens``)."""
 STEP_FEATURES = ("thousand tokens of context", "sequence", "step")
+
+
+PASS_FEATURES = (
+    "thousand tokens",
+    "million pairs",
+    "pass with a chunk",
+    "thousand tokens of context",
+    "sequence",
+    "pass of decodes alone",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PassLoad:
+    """What one run of the model computes: of prompts and of decodes. ``chunk_pairs``: as ``pairs_of``;
+    ``context_tokens``: of all ``sequences`` that are decoded."""
+
+    chunk_tokens: int = 0
+    chunk_pairs: int = 0
+    sequences: int = 0
+    context_tokens: int = 0
+
+    @property
+    def is_shared(self) -> bool:
+        return self.chunk_tokens > 0 and self.sequences > 0
+
+    def with_also(self, other: "PassLoad") -> "PassLoad":
+        """Both in one pass."""
+        return PassLoad(
+            self.chunk_tokens + other.chunk_tokens,
+            self.chunk_pairs + other.chunk_pairs,
+            self.sequences + other.sequences,
+            self.context_tokens + other.context_tokens,
+        )
 
 
 class FittedTime(msgspec.Struct, frozen=True, array_like=True):
@@ -45,6 +80,14 @@ def pairs_of(start: int, tokens: int) -> int:
 def step_features(batch: int, context_tokens: int) -> tuple[float, float, float]:
     """Of a decode step over ``context_tokens`` in all."""
     return context_tokens / TOKENS, float(batch), 1.0
+
+
+def pass_features(load: PassLoad) -> tuple[float, float, float, float, float, float]:
+    """Those of its chunk and of its step, whose fixed parts are one where it has both."""
+    tokens, pairs, _ = chunk_features(load.chunk_tokens, load.chunk_pairs)
+    context, sequences, _ = step_features(load.sequences, load.context_tokens)
+    has_chunk = load.chunk_tokens > 0
+    return tokens, pairs, float(has_chunk), context, sequences, float(not has_chunk)
 
 
 def prompt_s(fitted: FittedTime, tokens: int, chunk_tokens: int, computed_tokens: int = 0) -> float:

@@ -9,10 +9,12 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from itertools import islice
 
 from common.engine_thread import EngineThread
 from common.messages import Phase, SampledToken
+from common.performance import PassLoad
 from common.steps import LayerReports, Runner, SequenceStep
 from common.timeline import timeline
 
@@ -24,10 +26,12 @@ Tokens = tuple[SampledToken | None, ...]
 @dataclass(frozen=True, slots=True)
 class EngineWork:
     """``batch`` makes its part of a pass and ``note`` writes down that it was computed, both on the engine's
-    thread: ``note`` is called with when the pass began, where a timeline is recorded."""
+    thread: ``note`` is called with when the pass began, where a timeline is recorded. ``load``: what it
+    adds to a pass."""
 
     batch: Callable[[], Sequence[SequenceStep]]
     note: Callable[[int], None]
+    load: PassLoad
     reports: LayerReports | None = None
 
 
@@ -62,11 +66,12 @@ def compute_together(runner: Runner, works: Sequence[EngineWork]) -> list[Tokens
 @dataclass(slots=True)
 class SharedEngine:
     """``choose_pass``: see ``scheduler.policy.mixed_batching``; it is given for how long, in seconds, the
-    decode step has waited."""
+    decode step has waited. ``note_pass`` is told of every pass what it computed, and its seconds."""
 
     runner: Runner
     thread: EngineThread
     choose_pass: Callable[[float], tuple[Phase, ...]]
+    note_pass: Callable[[PassLoad, float], None]
     _waiting: dict[Phase, _Waiting] = field(default_factory=dict)
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -93,6 +98,7 @@ class SharedEngine:
             await self._run_apart(chosen, exc)
             return
         elapsed_s = loop.time() - began_s
+        self.note_pass(reduce(PassLoad.with_also, (each.work.load for each in chosen)), elapsed_s)
         for each, tokens in zip(chosen, drawn, strict=True):
             each.done.set_result(Computed(tokens, elapsed_s, len(chosen) == 1))
 
@@ -112,6 +118,7 @@ class SharedEngine:
                 each.done.set_exception(exc)
             else:
                 elapsed_s = asyncio.get_running_loop().time() - began_s
+                self.note_pass(each.work.load, elapsed_s)
                 each.done.set_result(Computed(tokens, elapsed_s, is_alone=True))
 
     async def _compute(self, chosen: Sequence[_Waiting]) -> list[Tokens]:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from common.ids import sequence_key
+from common.performance import PassLoad
 from common.shared_engine import EngineWork
 from common.steps import Draw, SequenceStep
 from common.timeline import timeline
@@ -18,7 +19,12 @@ def step_work(rows: Sequence[StepRow]) -> EngineWork:
         ids = " ".join(row.request.request_id for row in rows)
         timeline.end(began_ns, DECODE_STEP, len(rows), context_tokens, requests=ids)
 
-    return EngineWork(lambda: [as_step(row) for row in rows], note)
+    return EngineWork(lambda: [as_step(row) for row in rows], note, load_of(rows))
+
+
+def load_of(rows: Sequence[StepRow]) -> PassLoad:
+    """What a step adds to a pass."""
+    return PassLoad(sequences=len(rows), context_tokens=sum(row.position + 1 for row in rows))
 
 
 def as_step(row: StepRow) -> SequenceStep:

@@ -48,7 +48,7 @@ from common.messages import (
     TokenBatch,
     error_reply,
 )
-from common.performance import STEP_FEATURES, step_features
+from common.performance import STEP_FEATURES, FittedTime, step_features
 from common.redelivery import publish_surely
 from common.sequences import PublishFailure
 from common.shared_engine import Computed, SharedEngine
@@ -58,7 +58,7 @@ from common.timeline import timeline
 from common.timeline_events import DECIDE, PULL_KV
 from common.transfer.interface import SOCKET_GRACE_S
 from decode import events
-from decode.engine import as_step, step_work
+from decode.engine import as_step, load_of, step_work
 from decode.homes import HOME_RETRY_S, Homes
 from decode.inheritance import Inheritance
 from decode.mover import Mover
@@ -67,6 +67,7 @@ from decode.settling import RECONNECT_BACKOFF_S, wait_settled
 from decode.state import DecodeState
 from decode.swapper import Swapper
 from scheduler.policy.fitting import LinearFit
+from scheduler.policy.pass_times import PassTimes
 
 log = logging.getLogger("lamella.decode")
 
@@ -92,6 +93,7 @@ class DecodeService:
     blocks.
 
     ``staggered`` computes the steps of several lanes; without it there is one, which ``engine`` computes.
+    ``passes``: what the instance learns of the engine's.
     """
 
     state: DecodeState
@@ -108,11 +110,17 @@ class DecodeService:
     pull_timeout_s: float
     spawn: Callable[[Coroutine[None, None, None]], None]
     on_change: Callable[[], None]
+    passes: PassTimes
     staggered: Staggered | None = None
     step_s: float | None = None
-    step_time: LinearFit = field(default_factory=lambda: LinearFit(len(STEP_FEATURES)))
+    _step_time: LinearFit = field(default_factory=lambda: LinearFit(len(STEP_FEATURES)))
     _pulls: dict[BlockOwner, tuple[InstanceGone, asyncio.Task[KVDelivered]]] = field(default_factory=dict)
     _idle: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def step_time(self) -> FittedTime | None:
+        """By steps that were computed alone, or, until there were enough of them, by those that were not."""
+        return self._step_time.fitted or self.passes.step_time
 
     async def decode(self, task: DecodeTask) -> Acknowledged:
         """Takes a sequence over. Raises Overloaded, NoInstanceReady, RequestCancelled, HandoverFailed."""
@@ -243,9 +251,9 @@ class DecodeService:
         elapsed_s = computed.elapsed_s
         old = elapsed_s if self.step_s is None else self.step_s
         self.step_s = old + RATE_WEIGHT * (elapsed_s - old)
-        context_tokens = sum(row.position + 1 for row in rows)
         if computed.is_alone:
-            self.step_time.observe(step_features(len(rows), context_tokens), elapsed_s)
+            load = load_of(rows)
+            self._step_time.observe(step_features(load.sequences, load.context_tokens), elapsed_s)
         self.metrics.observe_step(len(rows), elapsed_s)
         self.handle(events.StepFinished(computed.tokens, lane))
 

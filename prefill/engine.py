@@ -7,6 +7,7 @@ from common.steps import Draw, LayerReports, SequenceStep
 from common.timeline import timeline
 from common.timeline_events import PREFILL_STEP
 from prefill.events import ChunkSlice
+from prefill.speed import load_of
 
 
 def chunk_work(slices: Sequence[ChunkSlice], reports: LayerReports | None = None) -> EngineWork:
@@ -17,7 +18,7 @@ def chunk_work(slices: Sequence[ChunkSlice], reports: LayerReports | None = None
         ids = " ".join(piece.request.request_id for piece in slices)
         timeline.end(began_ns, PREFILL_STEP, len(slices), chunk_tokens, requests=ids)
 
-    return EngineWork(lambda: [_as_step(piece) for piece in slices], note, reports)
+    return EngineWork(lambda: [_as_step(piece) for piece in slices], note, load_of(slices), reports)
 
 
 def _as_step(piece: ChunkSlice) -> SequenceStep:

@@ -57,6 +57,7 @@ from prefill.engine import chunk_work
 from prefill.sequence import ROOM
 from prefill.speed import PrefillSpeed
 from prefill.state import PrefillState
+from scheduler.policy.pass_times import PassTimes
 
 log = logging.getLogger("lamella.prefill")
 
@@ -64,7 +65,8 @@ log = logging.getLogger("lamella.prefill")
 @dataclass(slots=True)
 class PrefillService:
     """``spawn`` starts a task in the process's task group; ``on_change`` asks for a load report;
-    ``keep_here`` gives a sequence that is to be decoded here to the decode room, at once."""
+    ``keep_here`` gives a sequence that is to be decoded here to the decode room, at once. ``passes``: what
+    the instance learns of the engine's."""
 
     state: PrefillState
     engine: SharedEngine
@@ -76,12 +78,13 @@ class PrefillService:
     spawn: Callable[[Coroutine[None, None, None]], None]
     on_change: Callable[[], None]
     keep_here: Callable[[events.KeepHere], None]
+    passes: PassTimes
     speed: PrefillSpeed = field(init=False)
     _pulls: dict[tuple[BlockOwner, int], asyncio.Future[KVDelivered]] = field(default_factory=dict)
     _idle: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
-        self.speed = PrefillSpeed(self.state.chunk_tokens)
+        self.speed = PrefillSpeed(self.state.chunk_tokens, self.passes)
 
     async def prefill(self, task: PrefillTask) -> Acknowledged:
         """Takes a prompt over. Raises Overloaded, NoInstanceReady, RequestCancelled."""

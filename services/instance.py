@@ -63,6 +63,7 @@ from prefill.prompts import PromptQueue
 from prefill.service import PrefillService
 from prefill.state import PrefillState
 from scheduler.policy.mixed_batching import choose_pass
+from scheduler.policy.pass_times import PassTimes
 from scheduler.policy.prefill_batching import fill_batch_of
 from scheduler.policy.pull_budget import PullBudget
 from services.engines import Engine
@@ -238,7 +239,7 @@ class Instance:
             prefill_tokens_per_s=self.prefill.speed.tokens_per_s,
             decode_step_s=self.decode.step_s,
             chunk_time=self.prefill.speed.chunk_time or self.profiled_chunk_time,
-            step_time=self.decode.step_time.fitted or self.profiled_step_time,
+            step_time=self.decode.step_time or self.profiled_step_time,
             decode_coming_tokens=forecast.coming_tokens,
             decode_need_tokens=forecast.need_tokens,
             length_error_tokens=forecast.length_error_tokens,
@@ -291,10 +292,12 @@ def build_instance(
     settings = config.instance
     reporter, shared = LoadReporter(settings.report_interval_s), SharedBlocks(blocks)
 
+    passes = PassTimes()
     shared_engine = SharedEngine(
         engine.runner,
         engine.thread,
         lambda waited_s: choose_pass(settings.mixed_policy, waited_s, settings.mixed_max_wait_s),
+        passes.observe,
     )
     mates = RoomMates(settings.mixed_policy, settings.mixed_max_wait_s, is_mixed=settings.role == "mixed")
 
@@ -333,6 +336,7 @@ def build_instance(
         spawn=spawn,
         on_change=note_prefill,
         keep_here=lambda command: decode.take_over(SequenceStayed(command.held_by, command.task)),
+        passes=passes,
     )
     call_timeout_s = config.mesh.call_timeout_s
     tier = engine.host_tier if engine.total_blocks else None
@@ -370,6 +374,7 @@ def build_instance(
         pull_timeout_s=config.transfer.deadline_s + config.mesh.call_timeout_s,
         spawn=spawn,
         on_change=note_decode,
+        passes=passes,
         staggered=staggered,
     )
     return Instance(

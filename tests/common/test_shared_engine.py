@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from common.config import MixedPolicy
 from common.engine_thread import EngineThread
 from common.messages import Phase, SampledToken
+from common.performance import PassLoad
 from common.shared_engine import Computed, EngineWork, SharedEngine
 from common.steps import LayerReports, SequenceStep
 from scheduler.policy.mixed_batching import choose_pass, prompt_tokens_beside
@@ -24,6 +25,7 @@ class Recorder:
 
     def __init__(self) -> None:
         self.passes: list[list[int]] = []
+        self.noted: list[PassLoad] = []
         self.gate = threading.Event()
         self.gate.set()
 
@@ -38,11 +40,14 @@ class Recorder:
 
 
 def engine_of(recorder: Recorder, policy: MixedPolicy) -> SharedEngine:
-    return SharedEngine(recorder, EngineThread(), partial(choose_pass, policy, max_wait_s=MAX_WAIT_S))
+    choose = partial(choose_pass, policy, max_wait_s=MAX_WAIT_S)
+    return SharedEngine(recorder, EngineThread(), choose, lambda load, _: recorder.noted.append(load))
 
 
 def work_of(*tokens: int) -> EngineWork:
-    return EngineWork(lambda: [SequenceStep((token,), 0, (), None) for token in tokens], lambda _: None)
+    """Its load is told by the tokens: decodes' are over 2."""
+    load = PassLoad(sequences=len(tokens)) if tokens[0] > 2 else PassLoad(chunk_tokens=len(tokens))
+    return EngineWork(lambda: [SequenceStep((token,), 0, (), None) for token in tokens], lambda _: None, load)
 
 
 async def keep_asking(engine: SharedEngine, phase: Phase, tokens: tuple[int, ...], times: int) -> None:
@@ -60,6 +65,7 @@ def test_chunked_takes_both_rooms_into_every_pass() -> None:
         await asyncio.gather(*both)
         engine.thread.close()
         assert recorder.passes == [[1, 2, 3]] * 50
+        assert recorder.noted == [PassLoad(chunk_tokens=2, sequences=1)] * 50
 
     asyncio.run(work())
 
@@ -103,6 +109,7 @@ def test_where_a_pass_fails_only_the_room_fails_whose_work_fails_alone() -> None
         assert isinstance(computed, Computed)
         assert computed.tokens == (SampledToken(3),)
         assert recorder.passes == [[13, 3], [13], [3]]
+        assert recorder.noted == [PassLoad(sequences=1)]
         assert (await engine.compute("decode", work_of(3))).tokens == (SampledToken(3),)
         with pytest.raises(RuntimeError, match="unlucky"):
             await engine.compute("decode", work_of(13))
