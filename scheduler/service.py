@@ -18,13 +18,12 @@ from common.errors import (
     InvalidRequest,
     MessageTooLarge,
     NoInstanceReady,
-    NoResponder,
     Overloaded,
     RequestCancelled,
     RequestError,
     StoreError,
 )
-from common.ids import InstanceId, RequestId
+from common.ids import InstanceId
 from common.messages import (
     Acknowledged,
     Announcement,
@@ -39,8 +38,6 @@ from common.messages import (
     MemberRecord,
     Placement,
     PlaceMoved,
-    PredictedLength,
-    PredictLength,
     PrefillTask,
     Queued,
     RequestEnded,
@@ -56,6 +53,7 @@ from common.subjects import Subjects
 from common.timeline import timeline
 from common.timeline_events import DISPATCH, OPEN_REQUESTS
 from scheduler import events
+from scheduler.length_questions import LengthQuestions
 from scheduler.metrics import SchedulerMetrics
 from scheduler.policy.decode_binding import is_bound_late
 from scheduler.policy.decode_rebalancing import Departure
@@ -70,8 +68,6 @@ QUEUE_GROUP = "scheduler"
 NO_ANSWER_RETRY_S = 1.0
 MAX_CALLS = 256
 """That are answered at once, beside those that are held."""
-MAX_QUESTIONS = 256
-"""To the predictor at once. Beyond that it is not asked: it would be too late, too."""
 
 
 @dataclass(slots=True)
@@ -91,7 +87,7 @@ class SchedulerService:
     scaling: Scaling | None = None
     sharing: Sharing = field(init=False)
     turns: Turns = field(init=False)
-    _questions: set[RequestId] = field(default_factory=set)
+    questions: LengthQuestions = field(init=False)
     _has_told_departed: bool = False
     _reported: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -100,6 +96,15 @@ class SchedulerService:
         self.turns = Turns(min(HOLD_S, call_timeout_s))
         self.sharing = Sharing(
             self.scheduler_id, self.state, self.bus, self.subjects, call_timeout_s, self._handle
+        )
+        self.questions = LengthQuestions(
+            self.config.predictor,
+            self.state.placer,
+            self.bus,
+            self.subjects,
+            self.metrics,
+            self.spawn,
+            self._handle,
         )
 
     async def start(self) -> None:
@@ -218,7 +223,7 @@ class SchedulerService:
             except NoInstanceReady as exc:
                 raise (refusal if excluded else exc) from None
             self.sharing.tell()
-            self._ask_length(request)
+            self.questions.ask(request)
             try:
                 await self._deliver(self._task(request, placement), placement)
             except MessageTooLarge as exc:
@@ -273,7 +278,7 @@ class SchedulerService:
         except (NoInstanceReady, Overloaded, InvalidRequest):
             return None
         self.sharing.tell()
-        self._ask_length(request)
+        self.questions.ask(request)
         try:
             await self._deliver(ResumeTask(request, former, self.state.placer.predict(request)), placement)
         except (BusError, RequestError) as exc:
@@ -309,35 +314,6 @@ class SchedulerService:
         began_s = time.thread_time()
         placer.regret.judge(look)
         placer.regret.spend(time.thread_time() - began_s)
-
-    def _ask_length(self, request: GenerationRequest) -> None:
-        """Beside the delivery. Until the predictor answers, and where it does not, history's word holds."""
-        request_id = request.request_id
-        is_known = request_id in self._questions or self.state.placer.predicted.find(request_id) is not None
-        if self.config.predictor.kind == "none" or is_known:
-            return
-        if len(self._questions) >= MAX_QUESTIONS:
-            self.metrics.asked_length("skipped")
-            return
-        self._questions.add(request_id)
-        self.spawn(self._take_length(request))
-
-    async def _take_length(self, request: GenerationRequest) -> None:
-        question = PredictLength(request.request_id, request.prompt_ids, request.sampling.max_tokens)
-        timeout_s = self.config.predictor.timeout_s
-        try:
-            answer = await self.bus.call(self.subjects.predict(), question, PredictedLength, timeout_s)
-        except NoResponder:
-            self.metrics.asked_length("absent")
-        except BusTimeout:
-            self.metrics.asked_length("timeout")
-        except (BusError, RequestError):
-            self.metrics.asked_length("error")
-        else:
-            self.metrics.asked_length("answered")
-            self._handle(events.LengthPredicted(request, answer.lengths))
-        finally:
-            self._questions.discard(request.request_id)
 
     def _task(self, request: GenerationRequest, placement: Placement) -> PrefillTask:
         lengths = self.state.placer.predict(request)
