@@ -1,9 +1,8 @@
 """What an instance shows of itself."""
 
-from common.ids import Incarnation, InstanceId
 from common.instance_metrics import InstanceMetrics
-from common.messages import LoadReport
 from common.telemetry import new_registry
+from tests.load_reports import make_report
 from tests.metric_samples import samples
 
 
@@ -16,20 +15,16 @@ def test_an_instance_shows_its_pool_its_queues_and_its_work() -> None:
     metrics.observe_transfer(1 << 20, 0.1)
     metrics.transfer_failed()
     metrics.preempted(2)
-    report = LoadReport(
-        instance_id=InstanceId("i"),
-        incarnation=Incarnation("1"),
-        sequence=1,
-        role="prefill",
-        is_draining=False,
+    report = make_report(
+        "i",
+        "prefill",
+        10,
         pending_prefill_tokens=77,
         pending_prefill_requests=3,
         handovers_waiting=1,
         decode_running=4,
         decode_waiting=2,
         decode_tokens=100,
-        total_blocks=10,
-        largest_pool_blocks=10,
         free_blocks=6,
     )
     metrics.observe_load(report, quarantined_blocks=1)

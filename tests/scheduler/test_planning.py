@@ -13,12 +13,13 @@ import pytest
 
 from common.config import Config, InstanceConfig, ObjectivesConfig, ScalingConfig
 from common.ids import Incarnation, InstanceId
-from common.messages import InstanceRecord, LoadReport, Role
+from common.messages import InstanceRecord, Role
 from common.performance import FittedTime
 from common.scaling import ScaledService
 from scheduler.planning import NOTHING_KNOWN, MeshSight, Plan, Planner, look_at
 from scheduler.views import InstanceView
 from services.bench.traces import read_trace
+from tests.load_reports import make_report
 
 WINDOW_S = 10.0
 SCALING = ScalingConfig(
@@ -234,24 +235,8 @@ def view_of(name: str, role: Role, **load: object) -> InstanceView:
         context_length=8192,
         dtype="fp32",
     )
-    report = LoadReport(
-        instance_id=record.instance_id,
-        incarnation=record.incarnation,
-        sequence=1,
-        role=role,
-        is_draining=False,
-        pending_prefill_tokens=0,
-        pending_prefill_requests=0,
-        handovers_waiting=0,
-        decode_running=0,
-        decode_waiting=0,
-        decode_tokens=0,
-        total_blocks=64,
-        largest_pool_blocks=64,
-        free_blocks=64,
-        prefill_tokens_per_s=1000.0,
-    )
-    return InstanceView(record, 0.0, msgspec.structs.replace(report, **load))
+    report = make_report(name, role, 64, "i", **{"prefill_tokens_per_s": 1000.0, **load})
+    return InstanceView(record, 0.0, report)
 
 
 def windows_of(path: Path) -> Iterator[list[tuple[float, int, int]]]:

@@ -21,6 +21,7 @@ from common.messages import (
 )
 from scheduler import events
 from scheduler.state import STALE_AFTER_S, SchedulerState
+from tests.load_reports import make_report
 from tests.requests import GATEWAY, make_request
 
 LEASE_S = 3.0
@@ -70,21 +71,15 @@ def report_of(
     total_blocks: int = 64,
     largest_pool_blocks: int = 64,
 ) -> LoadReport:
-    return LoadReport(
-        instance_id=InstanceId(name),
-        incarnation=Incarnation(incarnation),
+    return make_report(
+        name,
+        role,
+        total_blocks,
+        incarnation,
         sequence=sequence,
-        role=role,
         is_draining=draining,
         pending_prefill_tokens=pending,
-        pending_prefill_requests=0,
-        handovers_waiting=0,
-        decode_running=0,
-        decode_waiting=0,
-        decode_tokens=0,
-        total_blocks=total_blocks,
         largest_pool_blocks=min(total_blocks, largest_pool_blocks),
-        free_blocks=total_blocks,
         prefill_tokens_per_s=100.0,
     )
 

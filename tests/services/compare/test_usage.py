@@ -3,34 +3,19 @@
 import os
 import time
 
-import msgspec
 import pytest
 
-from common.ids import Incarnation, InstanceId
-from common.messages import LoadReport
+from common.ids import InstanceId
+from common.messages import LoadReport, Role
 from services.compare.usage import InstanceUse, UseRecorder, processor_s, resource_time_of
+from tests.load_reports import make_report
 
 PREFILL, DECODE, OTHER = InstanceId("prefill-0"), InstanceId("decode-0"), InstanceId("decode-1")
 
 
 def report(instance_id: InstanceId, **counts: int) -> LoadReport:
-    nothing = LoadReport(
-        instance_id=instance_id,
-        incarnation=Incarnation("one"),
-        sequence=1,
-        role="prefill" if instance_id == PREFILL else "decode",
-        is_draining=False,
-        pending_prefill_tokens=0,
-        pending_prefill_requests=0,
-        handovers_waiting=0,
-        decode_running=0,
-        decode_waiting=0,
-        decode_tokens=0,
-        total_blocks=8,
-        largest_pool_blocks=8,
-        free_blocks=8,
-    )
-    return msgspec.structs.replace(nothing, **counts)
+    role: Role = "prefill" if instance_id == PREFILL else "decode"
+    return make_report(instance_id, role, 8, **counts)
 
 
 def test_resource_time_is_from_first_to_last_use_of_every_instance() -> None:
