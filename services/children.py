@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 from common.errors import LauncherError
-from services.embedded import log_tail
+from services.embedded import last_words
 from services.state_directory import ProcessIdentity, identify
 
 log = logging.getLogger("lamella.supervisor")
@@ -64,7 +64,9 @@ class Child:
                 if not self._is_wanted:
                     return
                 if not has_launched():
-                    raise LauncherError(f"{self.service_id} ended with {status}:\n{log_tail(self.log_file)}")
+                    raise LauncherError(
+                        f"{self.service_id} ended with {status}:\n{last_words(self.log_file)}"
+                    )
                 self.state = "restarting"
                 self.restarts += 1
                 if loop.time() - started_s > STEADY_S:

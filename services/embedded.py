@@ -15,6 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from common.errors import LauncherError
 
 READY_TIMEOUT_S = 10.0
@@ -188,6 +190,17 @@ def log_tail(log_file: Path) -> str:
     except OSError as exc:
         return f"(no log: {exc.strerror})"
     return data[-LOG_TAIL_BYTES:].decode(errors="replace").strip() or "(empty log)"
+
+
+def last_words(log_file: Path) -> str:
+    """The error with which a service of ours says that it failed; the log's end where that is not all."""
+    tail = log_tail(log_file)
+    try:
+        line = msgspec.json.decode(tail.splitlines()[-1])
+    except msgspec.DecodeError:
+        return tail
+    is_all = isinstance(line, dict) and line.get("event") == "service_failed" and "exception" not in line
+    return str(line["error"]) if is_all else tail
 
 
 def _write_private(path: Path, text: str) -> None:

@@ -22,7 +22,7 @@ from common.scaling import DesiredCounts
 from common.store import Store
 from services import control, embedded
 from services.children import Child
-from services.embedded import log_tail
+from services.embedded import last_words
 from services.launch_plan import (
     ROLES,
     STOP_GRACE_S,
@@ -275,7 +275,7 @@ class Supervisor:
                     self._registered.add(records[child.service_id].pid)
                     missing.discard(child.service_id)
                 elif child.restarts >= MAX_FAILED_STARTS:
-                    raise LauncherError(f"{child.service_id} does not start:\n{log_tail(child.log_file)}")
+                    raise LauncherError(f"{child.service_id} does not start:\n{last_words(child.log_file)}")
             return not missing
 
         await until(are_registered, f"{', '.join(sorted(service_ids))} to register")

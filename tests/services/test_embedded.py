@@ -87,3 +87,25 @@ def test_a_process_that_ignores_the_request_to_end_is_killed(monkeypatch: pytest
     assert deaf.returncode == -9
     deaf.stdout.close()
     deaf.stdin.close()
+
+
+TOLD = '{"event":"service_failed","error":"ConfigError: a port"}'
+DEFECT = '{"event":"service_failed","error":"TypeError: x","exception":"at line 1"}'
+
+
+@pytest.mark.parametrize(
+    ("log", "words"),
+    [
+        (f'{{"event":"service_listening"}}\n{TOLD}\n', "ConfigError: a port"),
+        (DEFECT, DEFECT),
+        ("Killed", "Killed"),
+        ("3", "3"),
+        ("", "(empty log)"),
+    ],
+)
+def test_a_service_that_said_why_it_failed_is_quoted_without_its_log(
+    tmp_path: Path, log: str, words: str
+) -> None:
+    file = tmp_path / "gateway-0.log"
+    file.write_text(log)
+    assert embedded.last_words(file) == words
