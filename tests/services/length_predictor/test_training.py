@@ -47,7 +47,7 @@ def recipe_of(target: str, epochs: int) -> Recipe:
 @pytest.fixture(scope="module")
 def trained() -> Trained:
     losses: dict[int, float] = {}
-    epochs = 25
+    epochs = 12
     recipe = recipe_of(model_identity(model_directory(MODEL)), epochs)
     result = train(samples_of(200), recipe, losses.__setitem__)
     firsts = set(range(1, TRAININGS * epochs, epochs))
