@@ -25,6 +25,9 @@ OUTLIER, LEAST_ERROR = 4.0, 0.05
 NOVEL = 0.1
 """Of a step that is unlike those before: of one like them it is some thousandths."""
 ERROR_WEIGHT = 0.05
+SURPRISE = 4.0
+"""A step that took more than so many times its prediction is not measured by that. One that a wrong fit
+predicts to take next to nothing would count for thousands of others, and keep the fit wrong."""
 LEAST_S = 1e-6
 """No step is over sooner."""
 
@@ -65,7 +68,9 @@ class LinearFit:
         if len(features) != self.features or not 0 <= seconds < float("inf"):
             raise ValueError(f"{features} took {seconds} s: needs {self.features} features and a time")
         predicted_s = self._predicted_s(features)
-        scale_s = max(LEAST_S, predicted_s if self.samples > WARM_SAMPLES else seconds)
+        scale_s = max(LEAST_S, seconds)
+        if self.samples > WARM_SAMPLES:
+            scale_s = max(LEAST_S, predicted_s, seconds / SURPRISE)
         x = self._scaled(features, scale_s)
         error = (seconds - predicted_s) / scale_s
         gains = self._gains(x)

@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from common.performance import (
@@ -35,6 +35,8 @@ def law(coefficients: tuple[float, float, float], batch: int, context: int) -> f
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 1 << 30), st.floats(1e-4, 1e-2), st.floats(1e-5, 1e-2), st.floats(1e-3, 5e-2))
+# Once warm, this one predicts a step to take less than no time.
+@example(0, 1e-4, 1e-5, 0.0078125)
 def test_a_law_is_learned_through_noise_within_the_papers_error(
     seed: int, per_token: float, per_sequence: float, base: float
 ) -> None:
