@@ -20,8 +20,8 @@ from statistics import median
 
 from common.config import Config, MeshConfig
 from common.config_file import to_toml
-from services import embedded
-from services.launch_plan import child_environment
+from services.launcher import embedded
+from services.launcher.launch_plan import child_environment
 
 POLL_S = 0.005
 TIMEOUT_S = 60.0

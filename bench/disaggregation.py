@@ -42,7 +42,7 @@ from common.transfer.interface import PeerInfo
 from decode.pipeline import Replica, StaggeredEngine
 from decode.remote_attention import Pools, RemoteAttention, WorkerExchange
 from scheduler.policy.staggering import Staggering
-from services.model_engine import use_cores
+from services.hosts.model_engine import use_cores
 
 CACHE = Path("~/.cache/lamella")
 BLOCK_SIZE = 256

@@ -18,7 +18,7 @@ from common.lengths import certain
 from common.performance import FittedTime
 from scheduler.policy.best_fit import Growth
 from scheduler.policy.dispatch import DECODE_POLICIES, Arrival, DecodeCandidate, Objectives, choose
-from services.exact_placement import ExactPlacement, Worker, place_exactly
+from services.explaining.exact_placement import ExactPlacement, Worker, place_exactly
 
 CAPACITY_TOKENS = 4096
 STEP = FittedTime((4.75e-3, 3.35e-3, 0.0206), 0.0, 1000)

@@ -37,7 +37,7 @@ from common.latency import percentiles
 from common.messages import FinishReason, Placement, SampledToken, SubmitRequest, TokenBatch, TokenEvent
 from common.model.tokens import Tokenizer
 from common.subjects import Subjects
-from services import embedded
+from services.launcher import embedded
 from services.model_directory import model_directory
 
 START_TIMEOUT_S = 60.0

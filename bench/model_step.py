@@ -4,7 +4,7 @@
         [--kernels auto|torch]
 
 Prints, for decode batches and prefill chunks, the median time of a pass and the profiler's shares. Run it
-with the environment the launcher gives its instances (services/launch_plan.py) to see what they see.
+with the environment the launcher gives its instances (services/launcher/launch_plan.py) to see what they see.
 """
 
 import argparse

@@ -25,9 +25,9 @@ from common.messages import (
     has_phase,
 )
 from common.subjects import Subjects
+from services.launcher.state_directory import DEFAULT_STATE_DIRECTORY
 from services.members import members_of
-from services.state_directory import DEFAULT_STATE_DIRECTORY
-from services.trace import mesh_of
+from services.tracing.command import mesh_of
 
 PHASES: tuple[Phase, ...] = ("prefill", "decode")
 CONNECT_TIMEOUT_S = 5.0

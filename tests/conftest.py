@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import hypothesis
 import pytest
 
-from services import embedded
+from services.launcher import embedded
 
 if TYPE_CHECKING:
     from tests.common.model.conftest import MakeTiny

@@ -30,11 +30,11 @@ USES_TORCH = (
     "decode/remote_attention.py",
     "decode/pipeline.py",
     "attention/service.py",
-    "services/model_engine.py",
+    "services/hosts/model_engine.py",
     "services/length_predictor/embeddings.py",
     "services/length_predictor/training.py",
 )
-"""Besides every room's engine.py. Instances load the model through ``services.model_engine``."""
+"""Besides every room's engine.py. Instances load the model through ``services.hosts.model_engine``."""
 
 FORBIDDEN_IMPORTS = {"pickle", "cPickle", "dill", "marshal", "shelve"}
 FORBIDDEN_CALLS = {
@@ -234,7 +234,11 @@ def test_rooms_do_not_import_each_other() -> None:
 
 @pytest.mark.parametrize(
     "modules",
-    [("gateway.service", "gateway.app"), ("scheduler.service", "services.scheduler_host"), ("services.cli",)],
+    [
+        ("gateway.service", "gateway.app"),
+        ("scheduler.service", "services.hosts.scheduler_host"),
+        ("services.cli",),
+    ],
     ids=["gateway", "scheduler", "command line"],
 )
 def test_it_starts_where_torch_is_not_installed(modules: tuple[str, ...]) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from common.errors import ConfigError, ServiceError
-from services.state_directory import DEFAULT_STATE_DIRECTORY
+from services.launcher.state_directory import DEFAULT_STATE_DIRECTORY
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -147,7 +147,7 @@ def bench(
 
     from services.bench.config import BenchConfig, parse_objectives
     from services.bench.lengths import parse_length
-    from services.local import local_url
+    from services.launcher.local import local_url
 
     console = Console(stderr=True)
     try:

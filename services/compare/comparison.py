@@ -20,7 +20,7 @@ from common.ids import is_valid_id
 from common.latency import ServiceObjectives
 from services.bench.config import BenchConfig
 from services.bench.lengths import WORKLOADS
-from services.launch_plan import LaunchPlan, check_plan
+from services.launcher.launch_plan import LaunchPlan, check_plan
 
 Settings = dict[str, dict[str, Any]]
 """Sections of a configuration file, as they are read: checked by ``common.config_file``."""

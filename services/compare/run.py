@@ -18,13 +18,13 @@ import msgspec
 import uvloop
 
 from common.config import MeshConfig
-from services import local
 from services.bench.plan import FOREGROUND, RequestMaker, make_foreground, plan_foreground
 from services.bench.prompts import BodyTemplate, TokenIdPrompts
 from services.bench.run import run_bench
 from services.compare.comparison import Candidate, Comparison, Offer, bench_config, config_of, plan_of
 from services.compare.records import RunKey, RunRecord, append_run, read_runs
 from services.compare.usage import processor_s, resource_time_of, watch_use
+from services.launcher import local
 from services.length_predictor.oracle import KnownLength, digest_of
 from services.prepare import prepare_model
 

@@ -134,7 +134,7 @@ def _served(console: Console, target: "str | Config") -> Iterator[str]:
     if isinstance(target, str):
         yield target
         return
-    from services.passing_mesh import passing_mesh
+    from services.launcher.passing_mesh import passing_mesh
 
     with passing_mesh(target, console.status) as url:
         yield url

@@ -16,7 +16,7 @@ from common.errors import (
 )
 from common.outbox import Outbox, Outgoing
 from common.subjects import Subjects
-from services import embedded
+from services.launcher import embedded
 from tests.common.buses import WAIT_S, Answer, Question, connected, echo, pair, run, until
 
 

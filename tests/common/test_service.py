@@ -20,7 +20,7 @@ from common.http import bind
 from common.messages import MemberRecord
 from common.store import Store
 from common.subjects import Subjects
-from services import embedded
+from services.launcher import embedded
 from tests.common.small_service import Fail, Sleepy, Wake, Woken
 
 REPOSITORY = Path(__file__).resolve().parents[2]

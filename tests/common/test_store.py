@@ -17,7 +17,7 @@ from common.ids import Incarnation, InstanceId
 from common.messages import InstanceLife, InstanceRecord, MemberRecord, ServiceRecord
 from common.scaling import DesiredCounts, ServiceCount
 from common.store import MemberSuperseded, Store
-from services import embedded
+from services.launcher import embedded
 
 Result = TypeVar("Result")
 WAIT_S = 20.0

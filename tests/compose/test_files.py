@@ -20,9 +20,9 @@ from common.config_file import ENVIRONMENT, load_config
 from common.http import HTTP_STOP_TIMEOUT_S
 from common.messages import Role
 from common.service import DRAIN_GRACE_S
-from services import embedded
-from services.launch_plan import ALLOCATOR_ENVIRONMENT
-from services.roles import ServiceRole
+from services.hosts.roles import ServiceRole
+from services.launcher import embedded
+from services.launcher.launch_plan import ALLOCATOR_ENVIRONMENT
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCKERFILE = (ROOT / "deploy" / "Dockerfile").read_text()

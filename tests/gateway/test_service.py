@@ -12,7 +12,7 @@ import msgspec
 import openai
 import pytest
 
-from services import embedded
+from services.launcher import embedded
 from tests.e2e.meshes import Mesh, running_mesh
 from tests.gateway.clients import PROMPT as ONE_PROMPT
 from tests.gateway.conftest import gateway_config

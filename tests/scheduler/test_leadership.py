@@ -15,7 +15,7 @@ from common.subjects import Subjects
 from common.telemetry import new_registry
 from scheduler.leadership import Leadership
 from scheduler.metrics import LeaderMetrics
-from services import embedded
+from services.launcher import embedded
 from tests.common.buses import connected, run, until
 
 MESH = MeshConfig(lease_s=0.6, heartbeat_s=0.1)

@@ -11,9 +11,9 @@ WIRES = {"redis", "nats", "aiohttp", "fastapi", "torch"}
 @pytest.mark.parametrize(
     ("modules", "unwanted"),
     [
-        ("services.cli, services.local", WIRES),
-        ("services.supervise", WIRES - {"redis"}),
-        ("services.instance_host", {"torch"}),
+        ("services.cli, services.launcher.local", WIRES),
+        ("services.launcher.supervise", WIRES - {"redis"}),
+        ("services.hosts.instance_host", {"torch"}),
     ],
     ids=["commands", "supervisor", "instance that emulates its engine"],
 )

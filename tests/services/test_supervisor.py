@@ -5,8 +5,8 @@ from pathlib import Path
 import msgspec
 
 from common.messages import InstanceRecord, Role
-from services.children import Child
-from services.supervisor import home_of
+from services.launcher.children import Child
+from services.launcher.supervisor import home_of
 from tests.scheduler.test_state import record_of
 
 CHILD = Child("decode-0", "decode", ("lamella",), {}, Path("decode-0.log"))

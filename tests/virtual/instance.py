@@ -1,4 +1,4 @@
-"""One life of an instance in virtual time: both rooms over one pool, as ``services.instance`` has them.
+"""One life of an instance in virtual time: both rooms over one pool, as ``services.hosts.instance`` has them.
 
 What one room frees the other may wait for, and a sequence that leaves the decode room leaves by the other.
 """

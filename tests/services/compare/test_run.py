@@ -6,7 +6,7 @@ from pathlib import Path
 
 from services.compare.comparison import read_comparison
 from services.compare.records import read_runs
-from services.state_directory import StateDirectory, is_locked
+from services.launcher.state_directory import StateDirectory, is_locked
 from tests.e2e.meshes import LAMELLA, environment
 
 TIMEOUT_S = 200.0

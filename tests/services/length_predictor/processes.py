@@ -25,7 +25,7 @@ from common.messages import (
 )
 from common.store import Store
 from common.subjects import Subjects
-from services.launch_plan import child_environment
+from services.launcher.launch_plan import child_environment
 from tests.common.buses import connected, until
 from tests.gateway.processes import POLL_S, START_TIMEOUT_S, GatewayProcess, _wait_event
 from tests.requests import make_request

@@ -1,0 +1,1 @@
+"""What a model costs on devices, and how it is cut at its attentions."""

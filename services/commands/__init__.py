@@ -1,0 +1,1 @@
+"""Commands that are about the local mesh as a whole, and what all commands share."""

@@ -1,0 +1,104 @@
+"""The commands for a mesh that runs on this machine: ``down``, ``status``, ``scale``."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from common.errors import LauncherError
+from services.commands.options import StateOption, messages
+from services.launcher.state_directory import DEFAULT_STATE_DIRECTORY
+
+if TYPE_CHECKING:
+    from common.scaling import DesiredCounts
+    from services.launcher.control import MeshStatus
+
+
+def down(state_dir: StateOption = DEFAULT_STATE_DIRECTORY) -> None:
+    """End the mesh: running requests finish first."""
+    from services.launcher.local import down as end_mesh
+
+    with messages.status("draining"):
+        end_mesh(state_dir)
+
+
+def status(
+    state_dir: StateOption = DEFAULT_STATE_DIRECTORY,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """Show the mesh's instances and processes, and what it kept of what it promises."""
+    from services.launcher.local import mesh_config
+    from services.launcher.local import status as mesh_status
+    from services.service_levels import read_service_levels, service_table
+
+    mesh = mesh_status(state_dir)
+    levels = read_service_levels(mesh_config(state_dir).mesh)
+    mesh = msgspec.structs.replace(mesh, service_levels=levels)
+    if as_json:
+        print(msgspec.json.format(msgspec.json.encode(mesh)).decode())
+        return
+    print_status(mesh)
+    Console().print(service_table(levels))
+
+
+def scale(
+    counts: Annotated[
+        list[str] | None, typer.Argument(metavar="ROLE=N …", help="For example prefill=2 decode=3.")
+    ] = None,
+    show: Annotated[bool, typer.Option("--show", help="Show the scheduler's plan; change nothing.")] = False,
+    state_dir: StateOption = DEFAULT_STATE_DIRECTORY,
+) -> None:
+    """Change how many instances run; returns when they are ready and the surplus has drained."""
+    from services.launcher.launch_plan import parse_counts
+    from services.launcher.local import scale as scale_mesh
+    from services.launcher.local import status as mesh_status
+
+    if show and counts:
+        raise LauncherError("--show changes nothing: leave the counts away")
+    if show:
+        _print_plan(mesh_status(state_dir).plan)
+        return
+    if not counts:
+        raise LauncherError("say how many of what, for example decode=2, or --show")
+    wanted = parse_counts(counts)
+    with messages.status("scaling"):
+        mesh = scale_mesh(state_dir, wanted)
+    print_status(mesh)
+
+
+def print_status(mesh: "MeshStatus") -> None:
+    console = Console()
+    console.print(mesh.url or f"{mesh.state}: no gateway yet", highlight=False)
+    instances = {instance.id: instance for instance in mesh.instances}
+    table = Table("process", "role", "pid", "state", "restarts", box=None)
+    for process in mesh.processes:
+        shown = instances.get(process.id, process)
+        state = shown.state
+        if mesh.leader is not None and mesh.leader.id == process.id:
+            state += ", leads"
+        instance = instances.get(process.id)
+        role = shown.role
+        if instance is not None and instance.home not in (None, instance.role):
+            role += f" (home: {instance.home})"
+        table.add_row(process.id, role, str(process.pid), state, str(process.restarts))
+    console.print(table)
+    if mesh.plan is not None:
+        _print_plan(mesh.plan)
+
+
+def _print_plan(plan: "DesiredCounts | None") -> None:
+    """Raises LauncherError where there is none."""
+    if plan is None:
+        raise LauncherError("nothing is planned (yet): `lamella up --autoscale`, and a window of requests")
+    console = Console()
+    console.print(
+        f"{plan.rate_per_s:.3g} requests/s of {plan.prompt_tokens:.0f} + {plan.output_tokens:.0f} tokens"
+        + (f"; changed: {', '.join(plan.changed)}" if plan.changed else ""),
+        highlight=False,
+    )
+    table = Table("service", "ready", "wanted", "why", box=None)
+    for each in plan.counts:
+        table.add_row(each.service, str(each.current), str(each.desired), each.reason)
+    console.print(table)

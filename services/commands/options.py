@@ -1,0 +1,29 @@
+"""What several commands share: their common options, and where messages go."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from common.config import Config
+from common.config_file import load_config
+
+messages = Console(stderr=True)
+"""For what is not a command's result."""
+
+ConfigOption = Annotated[Path | None, typer.Option("--config", help="A TOML file of settings.")]
+StateOption = Annotated[Path, typer.Option(help="Tells several meshes on one machine apart.")]
+StateDirOfConfig = Annotated[
+    Path | None, typer.Option("--state-dir", help="Use the settings of the mesh that runs there.")
+]
+UrlOption = Annotated[str | None, typer.Option("--url", help="The server to talk to.")]
+
+
+def config_of(file: Path | None, state_dir: Path | None) -> Config:
+    """Of the file, or of the mesh that runs in a state directory. Raises ConfigError, MeshNotRunning."""
+    if state_dir is None or file is not None:
+        return load_config(file)
+    from services.launcher.local import mesh_config
+
+    return mesh_config(state_dir)

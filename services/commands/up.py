@@ -1,0 +1,207 @@
+"""The ``up`` command: options over the file's settings, then a mesh on this machine."""
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+
+from common.config import (
+    AttentionPartition,
+    Config,
+    Dtype,
+    Pipeline,
+    PredictorConfig,
+    PredictorKind,
+    ScalingConfig,
+    ScalingMode,
+    Weights,
+)
+from common.config_file import check_config, load_config
+from common.errors import ConfigError
+from services.commands.options import ConfigOption, StateOption, messages
+from services.launcher.state_directory import DEFAULT_STATE_DIRECTORY
+
+if TYPE_CHECKING:
+    from services.launcher.control import MeshStatus
+
+INTERRUPTED = 130
+"""The shell's status of a command that Ctrl-C ended: `up` was stopped before it served."""
+
+
+def up(
+    detach: Annotated[bool, typer.Option("--detach", help="Return when it serves.")] = False,
+    port: Annotated[int, typer.Option(help="The gateway's port.", min=0, max=65_535)] = 8000,
+    state_dir: StateOption = DEFAULT_STATE_DIRECTORY,
+    model: Annotated[Path | None, typer.Option(help="A local transformers directory.")] = None,
+    dtype: Annotated[Dtype | None, typer.Option(help="Of the weights; default bf16.")] = None,
+    weights: Annotated[Weights | None, typer.Option(help="int8: weight-only; w8a8: activations too.")] = None,
+    prefill: Annotated[
+        int | None, typer.Option(help="Prefill instances; default 1, beside --mixed 0.", min=0)
+    ] = None,
+    decode: Annotated[
+        int | None, typer.Option(help="Decode instances; default 1, beside --mixed 0.", min=0)
+    ] = None,
+    mixed: Annotated[int, typer.Option(help="Instances that do both.", min=0)] = 0,
+    attention: Annotated[int, typer.Option(help="Attention workers that hold decode's KV.", min=0)] = 0,
+    schedulers: Annotated[int, typer.Option(help="Schedulers: each places requests, one leads.", min=1)] = 1,
+    partition: Annotated[
+        AttentionPartition | None,
+        typer.Option(
+            help="What an attention worker holds: some KV heads of all sequences, or some sequences."
+        ),
+    ] = None,
+    pipeline: Annotated[
+        Pipeline | None,
+        typer.Option(
+            help="Batches of a decode instance take turns at attention: each on a model replica of its own"
+            " (fixed), or rotating over one replica less."
+        ),
+    ] = None,
+    batches: Annotated[
+        int | None, typer.Option(help="With --pipeline: how many take turns; default 2.")
+    ] = None,
+    predictor: Annotated[
+        PredictorKind | None,
+        typer.Option(help="Who predicts how long outputs will be, beside the scheduler's own history."),
+    ] = None,
+    predictor_from: Annotated[
+        Path | None, typer.Option(help="The classifier's directory, or the oracle's file of lengths.")
+    ] = None,
+    autoscale: Annotated[
+        bool, typer.Option("--autoscale", help="As many instances as the load needs.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="With --autoscale: only log what it would do.")
+    ] = False,
+    least: Annotated[
+        list[str] | None, typer.Option("--min", metavar="ROLE=N", help="With --autoscale: at least so many.")
+    ] = None,
+    most: Annotated[
+        list[str] | None, typer.Option("--max", metavar="ROLE=N", help="At most; default 4 of each.")
+    ] = None,
+    config: ConfigOption = None,
+    nats: Annotated[str | None, typer.Option(help="Use this NATS instead of an embedded one.")] = None,
+    redis: Annotated[str | None, typer.Option(help="Use this Redis instead of an embedded one.")] = None,
+) -> None:
+    """Run a whole mesh on this machine until Ctrl-C."""
+    from common.logs import configure_terminal_logging
+    from services.launcher.autoscale import log as scaling_log
+    from services.launcher.launch_plan import LaunchPlan
+    from services.launcher.local import up as run_mesh
+    from services.launcher.local import up_detached
+
+    settings = _with_model(load_config(config), model, dtype, weights)
+    instance = settings.instance
+    settings = msgspec.structs.replace(
+        settings,
+        instance=msgspec.structs.replace(
+            instance,
+            attention_partition=partition or instance.attention_partition,
+            pipeline=pipeline or instance.pipeline,
+            staggered_batches=instance.staggered_batches if batches is None else batches,
+        ),
+        predictor=_chosen_predictor(settings.predictor, predictor, predictor_from),
+        scaling=chosen_scaling(settings.scaling, autoscale, dry_run, least or [], most or []),
+    )
+    check_config(settings)
+    usual = 0 if mixed else 1
+    plan = LaunchPlan(
+        prefill=usual if prefill is None else prefill,
+        decode=usual if decode is None else decode,
+        mixed=mixed,
+        attention=attention,
+        schedulers=schedulers,
+        port=port,
+        nats_url=nats or os.environ.get("NATS_URL"),
+        redis_url=redis or os.environ.get("REDIS_URL"),
+    )
+    _prepare(settings)
+    if detach:
+        with messages.status("starting"):
+            mesh = up_detached(state_dir, plan, settings)
+        _say_ready(mesh)
+        return
+    configure_terminal_logging(informative=scaling_log.name)
+    with messages.status("starting") as status:
+        served: list[MeshStatus] = []
+
+        def on_ready(mesh: "MeshStatus") -> None:
+            served.append(mesh)
+            status.stop()
+            _say_ready(mesh)
+
+        run_mesh(state_dir, plan, settings, on_ready)
+    if not served:
+        sys.exit(INTERRUPTED)
+
+
+def _with_model(
+    config: Config, directory: Path | None, dtype: Dtype | None, weights: Weights | None
+) -> Config:
+    """The configuration with the command line's choices over the file's."""
+    model = config.model
+    if directory is not None:
+        model = msgspec.structs.replace(model, directory=directory.expanduser().absolute())
+    if dtype is not None:
+        model = msgspec.structs.replace(model, dtype=dtype)
+    if weights is not None:
+        model = msgspec.structs.replace(model, weights=weights)
+    return msgspec.structs.replace(config, model=model)
+
+
+def _chosen_predictor(
+    predictor: PredictorConfig, kind: PredictorKind | None, source: Path | None
+) -> PredictorConfig:
+    """Raises ConfigError for a source that the predictor has no use for."""
+    predictor = msgspec.structs.replace(predictor, kind=kind or predictor.kind)
+    if source is None:
+        return predictor
+    path = source.expanduser().absolute()
+    match predictor.kind:
+        case "classifier":
+            return msgspec.structs.replace(predictor, directory=path)
+        case "oracle":
+            return msgspec.structs.replace(predictor, lengths_file=path)
+        case _:
+            raise ConfigError("--predictor-from", str(source), "needs --predictor classifier or oracle")
+
+
+def chosen_scaling(
+    scaling: ScalingConfig, is_on: bool, is_dry_run: bool, least: list[str], most: list[str]
+) -> ScalingConfig:
+    """Raises ConfigError for limits that are none, or that nothing asks for."""
+    from services.launcher.launch_plan import check_counts, parse_counts
+
+    limits: dict[str, int] = {}
+    for option, name, counts in (("--min", "min", least), ("--max", "max", most)):
+        parsed = parse_counts(counts, option)
+        check_counts(parsed)
+        if "scheduler" in parsed:
+            raise ConfigError(option, "scheduler", "is not scaled by load")
+        limits |= {f"{name}_{role}": count for role, count in parsed.items()}
+    policy: ScalingMode = scaling.policy
+    if is_on:
+        policy = "dry_run" if is_dry_run else "on"
+    if policy == "off" and (limits or is_dry_run):
+        raise ConfigError("--min, --max, --dry-run", None, "need --autoscale")
+    return msgspec.structs.replace(scaling, policy=policy, **limits)
+
+
+def _prepare(config: Config) -> None:
+    """What takes long only the first time, before any process waits for it: weights and the program."""
+    from services.prepare import prepare_model
+
+    with messages.status("model") as status:
+        prepare_model(config, lambda stage: status.update(f"model: {stage} (once)"))
+
+
+def _say_ready(mesh: "MeshStatus") -> None:
+    """One line with the URL, one to try."""
+    example = (
+        f"curl {mesh.url}/v1/chat/completions -H 'content-type: application/json' -d "
+        '\'{"model": "default", "messages": [{"role": "user", "content": "Hello!"}]}\''
+    )
+    print(f"lamella is ready at {mesh.url}\n  {example}", flush=True)

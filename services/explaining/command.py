@@ -1,0 +1,146 @@
+"""The ``explain`` command: why a request went where it went."""
+
+import asyncio
+import urllib.error
+import urllib.parse
+import urllib.request
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from common.config import MeshConfig
+from common.errors import LauncherError
+from common.messages import ServiceRecord
+from scheduler.decision_log import Choice, Decision
+from scheduler.regret import RegretReport
+from services.explaining.policies import add_up_regrets, print_regrets
+from services.launcher.state_directory import DEFAULT_STATE_DIRECTORY
+from services.members import members_of
+from services.tracing.command import mesh_of
+
+Answer = TypeVar("Answer")
+
+TIMEOUT_S = 5.0
+
+
+def explain(
+    request: Annotated[
+        str | None, typer.Argument(help="The id of an answer, chatcmpl-… or cmpl-…; without: the newest.")
+    ] = None,
+    newest: Annotated[int, typer.Option(help="How many of the newest.", min=1, max=1000)] = 1,
+    exact: Annotated[
+        bool,
+        typer.Option("--exact", help="Also how few instances the newest need, had they come at once."),
+    ] = False,
+    service_class: Annotated[str | None, typer.Option("--class", help="Of that class of service.")] = None,
+    instance: Annotated[str | None, typer.Option(help="Those for which it was looked at.")] = None,
+    policies: Annotated[
+        bool, typer.Option("--policies", help="What every policy would have cost instead.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    state_dir: Annotated[Path, typer.Option(help="Of the mesh that runs there.")] = DEFAULT_STATE_DIRECTORY,
+    config: Annotated[Path | None, typer.Option(help="Of the mesh with these settings (TOML).")] = None,
+) -> None:
+    """Show where a request was placed: every candidate, its score, and what spoke against it."""
+    mesh = mesh_of(state_dir, config, None, None)
+    urls = asyncio.run(_scheduler_urls(mesh))
+    if policies:
+        _explain_policies(urls, as_json)
+        return
+    wanted = {"newest": newest, "class": service_class, "instance": instance}
+    query = urllib.parse.urlencode({key: value for key, value in wanted.items() if value is not None})
+    path = f"/decisions?{query}" if request is None else f"/decisions/{request.split('-', 1)[-1]}"
+    found = [each for url in urls for each in _ask(url + path, list[Decision]) or ()]
+    if request is None:
+        found = sorted(found, key=lambda each: -each.at_s)[:newest]
+    if not found:
+        what = _name_what_was_asked(request, service_class, instance)
+        raise LauncherError(f"no scheduler remembers {what}: scheduler.decisions_kept bounds how many are")
+    if as_json:
+        print(msgspec.json.format(msgspec.json.encode(found)).decode())
+        return
+    for decision in found:
+        _print(decision)
+    if exact:
+        # The solver takes a second to import, which nobody else should wait for.
+        from services.explaining.exactness import describe_exactness
+
+        Console().print(describe_exactness(found), highlight=False)
+
+
+def _name_what_was_asked(request: str | None, service_class: str | None, instance: str | None) -> str:
+    if request is not None:
+        return request
+    of_class = f" of class {service_class}" if service_class else ""
+    looked_at = f" for which {instance} was looked at" if instance else ""
+    return f"any request{of_class}{looked_at}"
+
+
+async def _scheduler_urls(mesh: MeshConfig) -> list[str]:
+    members = await members_of(mesh)
+    return [each.http_url for each in members if isinstance(each, ServiceRecord) and each.kind == "scheduler"]
+
+
+def _explain_policies(urls: list[str], as_json: bool) -> None:
+    reports = [each for url in urls if (each := _ask(f"{url}/regret", RegretReport)) is not None]
+    if not reports:
+        raise LauncherError("no scheduler answers")
+    report = add_up_regrets(reports)
+    if as_json:
+        print(msgspec.json.format(msgspec.json.encode(report)).decode())
+    else:
+        print_regrets(report)
+
+
+def _ask(url: str, kind: type[Answer]) -> Answer | None:
+    """None where that scheduler knows nothing, or is gone."""
+    try:
+        with urllib.request.urlopen(url, timeout=TIMEOUT_S) as response:
+            return msgspec.json.decode(response.read(), type=kind)
+    except (urllib.error.URLError, OSError):
+        return None
+
+
+def _print(decision: Decision) -> None:
+    console = Console()
+    drawn = "not over yet" if decision.output_tokens is None else f"{decision.output_tokens} drawn"
+    console.print(
+        f"request {decision.request_id}, attempt {decision.attempt}: {decision.prompt_tokens} prompt tokens,"
+        f" {decision.predicted_tokens:.0f} predicted to be drawn, {drawn}; class {decision.service_class}",
+        highlight=False,
+    )
+    measured = {"prefill": decision.ttft_s, "decode": decision.tpot_s}
+    for choice in decision.choices:
+        console.print(_headline(choice, measured[choice.phase]), highlight=False, soft_wrap=True)
+        console.print(_table(choice))
+
+
+def _headline(choice: Choice, measured_s: float | None) -> str:
+    what = "TTFT" if choice.phase == "prefill" else "TPOT"
+    told = [f"{choice.phase}: {choice.policy}"]
+    if choice.predicted_s is not None:
+        told.append(f"{what} predicted {1e3 * choice.predicted_s:.1f} ms")
+    if measured_s is not None:
+        told.append(f"{what} measured {1e3 * measured_s:.1f} ms")
+    return ", ".join(told)
+
+
+def _table(choice: Choice) -> Table:
+    table = Table(caption=choice.reason)
+    for column in ("instance", "score", ""):
+        table.add_column(column)
+    for each in sorted(choice.candidates, key=lambda each: (each.refusal is not None, each.score)):
+        is_taken = each.instance_id == choice.taken
+        said = "taken" if is_taken else ""
+        reason = each.refusal or each.note or ""
+        table.add_row(
+            each.instance_id,
+            f"{each.score:.6g}",
+            ", ".join(filter(None, (said, reason))),
+            style="bold" if is_taken else None,
+        )
+    return table

@@ -1,0 +1,1 @@
+"""What one process of the mesh hosts: its rooms, its engine, and how it is started."""

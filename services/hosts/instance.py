@@ -1,0 +1,404 @@
+"""One instance: a model, a KV pool, and both rooms over them. Its role says which rooms admit work.
+
+Start-up order matters: the model and the pool first, then the wires, then the subscriptions, and only then
+the record in the store, so whoever finds the instance can use it.
+"""
+
+import asyncio
+import logging
+import os
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass, field
+
+from common.bus import Bus
+from common.config import Config
+from common.epochs import EpochFence
+from common.errors import BusError, InvalidRequest, LeaderSuperseded, NoInstanceReady
+from common.ids import Incarnation, InstanceId
+from common.instance_metrics import InstanceMetrics
+from common.kv.blocks import BlockAllocator
+from common.kv.endpoint import KVEndpoint
+from common.load import LoadReporter
+from common.messages import (
+    Acknowledged,
+    DecodeTask,
+    FlipProgress,
+    FlipRole,
+    HostProcess,
+    InstanceCall,
+    InstanceEvent,
+    InstanceLife,
+    InstanceRecord,
+    KVDelivered,
+    KVDestination,
+    LeaderAnnounced,
+    LeaveSequence,
+    LoadReport,
+    PrefillTask,
+    PullKV,
+    ResumeTask,
+    Role,
+    has_phase,
+)
+from common.performance import FittedTime
+from common.room_mates import RoomMates
+from common.shared_engine import SharedEngine
+from common.subjects import Subjects
+from common.timeline import timeline
+from common.timeline_events import KV_BLOCKS, QUEUES, RUNNING
+from common.transfer.buffers import host_identity
+from common.transfer.endpoint import TransferEndpoint
+from decode.events import HandOn, SequenceStayed
+from decode.forecast import least_spare_s, make_forecast
+from decode.homes import Homes
+from decode.inheritance import Inheritance
+from decode.mover import Mover
+from decode.pulls import Pulls
+from decode.service import DecodeService, Staggered
+from decode.state import DecodeState
+from decode.swapper import Swapper
+from prefill.events import SequenceLeft
+from prefill.forecast import needs_of_prompts
+from prefill.prompts import PromptQueue
+from prefill.service import PrefillService
+from prefill.state import PrefillState
+from scheduler.policy.mixed_batching import choose_pass
+from scheduler.policy.pass_times import PassTimes
+from scheduler.policy.prefill_batching import fill_batch_of
+from scheduler.policy.pull_budget import PullBudget
+from services.hosts.engines import Engine
+from services.hosts.shared_blocks import SharedBlocks
+
+log = logging.getLogger("lamella.instance")
+
+
+@dataclass(slots=True)
+class Instance:
+    """Both rooms and the load report that speaks for them. ``has_own_kv``: not attention workers hold it.
+    ``home``: the role that it goes back to. ``write_role``: both, into its record, once there is one."""
+
+    instance_id: InstanceId
+    incarnation: Incarnation
+    role: Role
+    has_own_kv: bool
+    config: Config
+    blocks: BlockAllocator
+    prefill: PrefillService
+    decode: DecodeService
+    bus: Bus
+    subjects: Subjects
+    metrics: InstanceMetrics
+    reporter: LoadReporter
+    pool_destinations: dict[int, tuple[KVDestination, ...]]
+    profiled_chunk_time: FittedTime | None = None
+    profiled_step_time: FittedTime | None = None
+    reports_sent: int = 0
+    write_role: Callable[[Role, Role], Awaitable[None]] | None = None
+    is_draining: bool = False
+    switch_s: float = 0.0
+    leaders: EpochFence = field(default_factory=EpochFence)
+    home: Role = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.home = self.role
+
+    async def subscribe(self) -> None:
+        """Returns when every subscription is active."""
+        await self.bus.subscribe(self.subjects.everyone(), InstanceEvent, self._take_event)
+        await self.bus.subscribe(self.subjects.leader(), LeaderAnnounced, self._note_leader)
+        await self.bus.subscribe(
+            self.subjects.instance_events(self.instance_id), InstanceEvent, self._take_event
+        )
+        await self.bus.serve(self.subjects.instance_calls(self.instance_id), InstanceCall, self._answer)
+
+    async def follow(self, take_event: Callable[[InstanceEvent], None]) -> None:
+        """Somebody else of this process hears what this instance is told, too."""
+        await self.bus.subscribe(self.subjects.instance_events(self.instance_id), InstanceEvent, take_event)
+
+    async def drain(self, timeout_s: float) -> None:
+        """Both rooms finish or give back what they hold."""
+        self.is_draining = True
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + timeout_s
+        await asyncio.gather(self.prefill.drain(timeout_s), self.decode.drain(timeout_s))
+        # What was computed last may have stayed to be decoded.
+        await self.decode.drain(max(0.0, deadline_s - loop.time()))
+        self.publish_load()
+
+    async def flip(self, role: Role, *, keeps_home: bool = False) -> FlipProgress:
+        """Has that role from now on, which the scheduler hears at once; what the former one has here goes on.
+
+        Raises InvalidRequest where the KV is not its own, NoInstanceReady where it is about to end.
+        """
+        if not self.has_own_kv:
+            raise InvalidRequest(
+                f"{self.instance_id} has its KV on attention workers, and no memory for prompts: its role is"
+                " fixed",
+                param="role",
+            )
+        if self.is_draining:
+            raise NoInstanceReady(f"instance {self.instance_id} is draining")
+        home = self.home if keeps_home else role
+        if (role, home) != (self.role, self.home):
+            began_s = asyncio.get_running_loop().time()
+            if role != self.role:
+                self.decode.state.mates.is_mixed = role == "mixed"
+                self.prefill.change_role(is_prefill=has_phase(role, "prefill"))
+                self.decode.change_role(is_decode=has_phase(role, "decode"))
+            self.role, self.home = role, home
+            self.publish_load()
+            self.switch_s = asyncio.get_running_loop().time() - began_s
+            log.info("role_flipped", extra={"role": role, "home": home, "switch_s": self.switch_s})
+            if self.write_role is not None:
+                await self.write_role(role, home)
+        return FlipProgress(self.switch_s, self._left(role), self.decode.state.departures.departed)
+
+    def _left(self, role: Role) -> int:
+        """Sequences that such an instance would not have here."""
+        prefill, decode = self.prefill.state, self.decode.state
+        match role:
+            case "prefill":
+                return len(decode.sequences) + prefill.moving + prefill.staying
+            case "decode":
+                return len(prefill.sequences)
+            case "mixed":
+                return 0
+
+    def record(self, http_url: str, host: str, pid: int, engine: Engine) -> InstanceRecord:
+        return InstanceRecord(
+            instance_id=self.instance_id,
+            incarnation=self.incarnation,
+            role=self.role,
+            model=engine.model_name,
+            host=host,
+            pid=pid,
+            http_url=http_url,
+            block_size=self.config.instance.block_size,
+            total_blocks=self.blocks.total_blocks,
+            largest_pool_blocks=self.blocks.largest_pool_blocks,
+            context_length=engine.context_length,
+            dtype=engine.dtype,
+            device=self.config.model.device.partition(":")[0],
+            home=self.home,
+        )
+
+    async def _answer(self, call: InstanceCall) -> Acknowledged | KVDelivered | FlipProgress:
+        match call:
+            case PrefillTask():
+                return await self.prefill.prefill(call)
+            case DecodeTask():
+                return await self.decode.decode(call)
+            case ResumeTask():
+                return await self.decode.resume(call)
+            case PullKV():
+                return await self.prefill.pull(call)
+            case FlipRole(role, epoch, keeps_home):
+                self.leaders.admit(epoch)
+                return await self.flip(role, keeps_home=keeps_home)
+
+    def _note_leader(self, message: LeaderAnnounced) -> None:
+        self.leaders.note(message.epoch)
+
+    def _take_event(self, message: InstanceEvent) -> None:
+        if isinstance(message, LeaveSequence):
+            try:
+                self.leaders.admit(message.epoch)
+            except LeaderSuperseded as exc:
+                log.warning("leader_superseded", extra={"request": message.request_id, "error": str(exc)})
+                return
+        self.prefill.take_event(message)
+        self.decode.take_event(message)
+
+    def publish_load(self) -> None:
+        self.prefill.note_time()
+        prefill, decode = self.prefill.state, self.decode.state
+        self.reports_sent += 1
+        block_size = self.config.instance.block_size
+        forecast = make_forecast(
+            decode.sequences.values(),
+            needs_of_prompts(prefill.sequences.values(), self.instance_id),
+            block_size,
+            self.blocks.total_blocks * block_size,
+            can_hand_on=self.has_own_kv,
+        )
+        report = LoadReport(
+            instance_id=self.instance_id,
+            incarnation=self.incarnation,
+            sequence=self.reports_sent,
+            role=self.role,
+            is_draining=not (prefill.is_admitting or decode.is_admitting) or not self.blocks.open_pools,
+            pending_prefill_tokens=prefill.pending_tokens,
+            pending_prefill_requests=prefill.pending_requests,
+            handovers_waiting=prefill.handovers_waiting,
+            decode_running=decode.running,
+            decode_waiting=decode.waiting,
+            decode_tokens=decode.context_tokens,
+            total_blocks=self.blocks.total_blocks,
+            largest_pool_blocks=self.blocks.largest_pool_blocks,
+            free_blocks=self.blocks.free_blocks,
+            prefill_tokens_per_s=self.prefill.speed.tokens_per_s,
+            decode_step_s=self.decode.step_s,
+            chunk_time=self.prefill.speed.chunk_time or self.profiled_chunk_time,
+            step_time=self.decode.step_time or self.profiled_step_time,
+            decode_coming_tokens=forecast.coming_tokens,
+            decode_need_tokens=forecast.need_tokens,
+            length_error_tokens=forecast.length_error_tokens,
+            batch_error=forecast.batch_error,
+            movable=forecast.movable,
+            decode_spare_s=least_spare_s(
+                decode.sequences.values(),
+                lambda name: self.config.service_classes.get(name, self.config.objectives).tpot_s,
+                asyncio.get_running_loop().time(),
+            ),
+            home=self.home,
+        )
+        self.metrics.observe_load(report, self.blocks.quarantined_blocks)
+        self._count(report)
+        try:
+            self.bus.publish(self.subjects.scheduler_events(), report)
+        except BusError as exc:
+            log.warning("load_unreported", extra={"error": str(exc)})
+
+    def _count(self, report: LoadReport) -> None:
+        """The load, on the timeline."""
+        queues = (report.pending_prefill_requests, report.handovers_waiting, report.decode_waiting)
+        timeline.count(QUEUES, *queues)
+        timeline.count(RUNNING, report.decode_running)
+        quarantined = self.blocks.quarantined_blocks
+        timeline.count(KV_BLOCKS, report.total_blocks - report.free_blocks - quarantined, quarantined)
+
+
+def build_instance(
+    config: Config,
+    instance_id: InstanceId,
+    incarnation: Incarnation,
+    engine: Engine,
+    transfer: TransferEndpoint,
+    bus: Bus,
+    metrics: InstanceMetrics,
+    spawn: Callable[[Coroutine[None, None, None]], None],
+    staggered: Staggered | None = None,
+) -> Instance:
+    """Puts the rooms together over one engine and one pool, registered as ``KV_REGION``.
+
+    An engine without a pool of its own (``total_blocks`` 0) gets pools of attention workers later, and may
+    compute several batches that take turns.
+    """
+    subjects = Subjects(config.mesh.namespace)
+    blocks = BlockAllocator(engine.total_blocks)
+    pool_destinations: dict[int, tuple[KVDestination, ...]] = {}
+    remote = None if engine.total_blocks else pool_destinations
+    kv = KVEndpoint(transfer, engine.layout, engine.total_blocks, remote)
+    settings = config.instance
+    reporter, shared = LoadReporter(settings.report_interval_s), SharedBlocks(blocks)
+
+    passes = PassTimes()
+    shared_engine = SharedEngine(
+        engine.runner,
+        engine.thread,
+        lambda waited_s: choose_pass(settings.mixed_policy, waited_s, settings.mixed_max_wait_s),
+        passes.observe,
+    )
+    mates = RoomMates(settings.mixed_policy, settings.mixed_max_wait_s, is_mixed=settings.role == "mixed")
+
+    def note_prefill() -> None:
+        reporter.note_change()
+        shared.note_change(decode.note_freed)
+
+    def note_decode() -> None:
+        reporter.note_change()
+        shared.note_change(prefill.note_freed)
+
+    prefill = PrefillService(
+        state=PrefillState(
+            instance_id=instance_id,
+            incarnation=incarnation,
+            blocks=blocks,
+            layout=engine.layout,
+            eos_token_ids=engine.eos_token_ids,
+            chunk_tokens=settings.chunk_tokens or engine.chunk_tokens,
+            prompts=PromptQueue(
+                settings.prefill_order, settings.scheduling_window, settings.prefill_aging_tokens_per_s
+            ),
+            max_waiting_requests=settings.max_waiting_requests,
+            layerwise_min_tokens=config.transfer.layerwise_min_tokens or engine.layerwise_min_tokens,
+            fill_batch=fill_batch_of(settings.prefill_batching, settings.prefill_order),
+            is_admitting=has_phase(settings.role, "prefill"),
+            process=HostProcess(host_identity(), os.getpid()),
+            mates=mates,
+        ),
+        engine=shared_engine,
+        kv=kv,
+        bus=bus,
+        subjects=subjects,
+        metrics=metrics,
+        call_timeout_s=config.mesh.call_timeout_s,
+        spawn=spawn,
+        on_change=note_prefill,
+        keep_here=lambda command: decode.take_over(SequenceStayed(command.held_by, command.task)),
+        passes=passes,
+    )
+    call_timeout_s = config.mesh.call_timeout_s
+    tier = engine.host_tier if engine.total_blocks else None
+    homes = Homes(bus, subjects, InstanceLife(instance_id, incarnation), call_timeout_s)
+    inheritance = Inheritance(bus, subjects, call_timeout_s)
+    mover = Mover(bus, subjects, metrics, call_timeout_s, inheritance.workers, pool_destinations)
+    decode = DecodeService(
+        state=DecodeState(
+            instance_id=instance_id,
+            blocks=blocks,
+            block_size=settings.block_size,
+            eos_token_ids=engine.eos_token_ids,
+            max_batch=settings.max_decode_batch,
+            max_waiting_requests=settings.max_waiting_requests,
+            admission=settings.decode_admission,
+            is_admitting=has_phase(settings.role, "decode"),
+            lanes=1 if staggered is None else staggered.lanes,
+            max_moves=settings.attention_moves,
+            min_move_gain_tokens=settings.attention_move_gain_tokens,
+            host_blocks=0 if tier is None else tier.total_blocks,
+            block_bytes=engine.layout.block_bytes,
+            pulls=Pulls(PullBudget(config.transfer.pull_share)),
+            mates=mates,
+        ),
+        engine=shared_engine,
+        kv=kv,
+        inheritance=inheritance,
+        mover=mover,
+        swapper=None if tier is None else Swapper(tier, engine.thread, metrics),
+        homes=homes,
+        hand_on=lambda command: prefill.take_over(_as_left(command)),
+        bus=bus,
+        subjects=subjects,
+        metrics=metrics,
+        pull_timeout_s=config.transfer.deadline_s + config.mesh.call_timeout_s,
+        spawn=spawn,
+        on_change=note_decode,
+        passes=passes,
+        staggered=staggered,
+    )
+    return Instance(
+        instance_id,
+        incarnation,
+        settings.role,
+        engine.total_blocks > 0,
+        config,
+        blocks,
+        prefill,
+        decode,
+        bus,
+        subjects,
+        metrics,
+        reporter,
+        pool_destinations,
+        engine.chunk_time,
+        engine.step_time,
+    )
+
+
+def _as_left(command: HandOn) -> SequenceLeft:
+    """From one room's words to the other's."""
+    home = command.home
+    return SequenceLeft(
+        command.held_by, command.request, home.decode_instance, home.decode_incarnation, command.lengths
+    )

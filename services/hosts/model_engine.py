@@ -1,0 +1,115 @@
+"""Loads the real model into an Engine. The only part of the instance's start that needs torch."""
+
+from pathlib import Path
+
+import msgspec
+import torch
+
+from common.config import Config, ModelConfig, TransferConfig
+from common.engine_thread import EngineThread
+from common.kv.blocks import blocks_for
+from common.kv.host_memory import HostMemory
+from common.kv.layout import KVLayout
+from common.kv.pool import allocate_pool
+from common.messages import SamplingParams
+from common.model.attention import LocalAttention
+from common.model.device import device_of
+from common.model.kernels import use_compiled
+from common.model.precision import precision_of, wants_compiled
+from common.model.program import ModelProgram, load_program
+from common.model.runner import ModelRunner
+from common.performance import FittedTime
+from common.profile import Profile, link_of, profile_path, read_profile
+from common.spec import served_context_length
+from common.steps import Draw, SequenceStep
+from services.hosts.engines import (
+    DEFAULT_CHUNK_TOKENS,
+    DEFAULT_LAYERWISE_MIN_TOKENS,
+    Engine,
+    blocks_in,
+    check_pool,
+    has_remote_attention,
+    host_blocks_in,
+)
+
+WARM_UP_TOKENS = 3
+
+
+def use_cores(count: int) -> None:
+    """Called on the engine's thread: torch keeps its thread count per calling thread."""
+    torch.set_num_threads(count)
+
+
+def load_model_engine(config: Config, model_directory: Path, thread: EngineThread) -> Engine:
+    """Weights, program, pool and a first pass that touches every kernel. Raises ModelError, ConfigError."""
+    if wants_compiled(config.model):
+        use_compiled(config.model.cache_directory)
+    program = load_on(config.model, model_directory, config.model.device)
+    spec, dtype, device = program.spec, program.dtype, program.device
+    layout = KVLayout(
+        layers=spec.layers,
+        kv_heads=spec.kv_heads,
+        head_dim=spec.head_dim,
+        block_size=config.instance.block_size,
+        element_bytes=dtype.itemsize,
+    )
+    context_length = served_context_length(spec, config.model.context_length)
+    is_remote = has_remote_attention(config)
+    if is_remote:
+        total_blocks, host_blocks = blocks_for(WARM_UP_TOKENS, layout.block_size), 0
+    else:
+        total_blocks = blocks_in(config, layout)
+        check_pool(config, layout, context_length)
+        host_blocks = host_blocks_in(config, layout, total_blocks)
+    pool, buffer = allocate_pool(layout, total_blocks, dtype, device)
+    runner = ModelRunner(program, LocalAttention(pool, program.attention_specs), thread.share_cores)
+    _warm_up(runner, tuple(range(min(total_blocks, blocks_for(WARM_UP_TOKENS, layout.block_size)))))
+    profile = read_profile(profile_path(config.model, model_directory, precision_of(config.model).compute))
+    return Engine(
+        runner=runner,
+        thread=thread,
+        layout=layout,
+        buffer=buffer,
+        total_blocks=total_blocks,
+        eos_token_ids=tuple(spec.eos_token_ids),
+        model_name=spec.name,
+        context_length=context_length,
+        dtype=precision_of(config.model).compute,
+        chunk_tokens=DEFAULT_CHUNK_TOKENS if profile is None else profile.saturation_tokens,
+        layerwise_min_tokens=_layerwise_min_tokens(profile, config.transfer, context_length),
+        host_tier=HostMemory(pool, host_blocks) if host_blocks else None,
+        chunk_time=None if profile is None else _as_profiled(profile.chunk_time),
+        step_time=None if profile is None or is_remote else _as_profiled(profile.step_time),
+    )
+
+
+def _layerwise_min_tokens(profile: Profile | None, transfer: TransferConfig, context_length: int) -> int:
+    """As measured over such a link; more than a prompt can have where that was never better."""
+    times = None if profile is None else profile.hand_over
+    if times is None or times.link != link_of(transfer):
+        return DEFAULT_LAYERWISE_MIN_TOKENS
+    return times.layerwise_min_tokens or context_length + 1
+
+
+def _as_profiled(fitted: FittedTime) -> FittedTime:
+    """Of no samples that the instance took itself."""
+    return msgspec.structs.replace(fitted, samples=0)
+
+
+def load_on(config: ModelConfig, model_directory: Path, device: str) -> ModelProgram:
+    """The model on that device. Raises ModelError, or ConfigError where there is no such device."""
+    precision = precision_of(config)
+    return load_program(
+        model_directory,
+        precision.compute,
+        device_of("model.device", device),
+        config.cache_directory,
+        weights=precision.weights,
+    )
+
+
+def _warm_up(runner: ModelRunner, block_table: tuple[int, ...]) -> None:
+    """One prompt and one step in the first blocks, which nobody holds yet."""
+    greedy = SamplingParams(max_tokens=2, temperature=0.0)
+    runner.run([SequenceStep((1, 1), 0, block_table, Draw(greedy, (1, 1), ()))])
+    runner.run([SequenceStep((1,), 2, block_table, Draw(greedy, (1, 1), (1,)))])

@@ -1,0 +1,1 @@
+"""Runs a whole mesh on this machine: its plan, its servers, its processes, and who commands them."""

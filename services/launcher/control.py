@@ -1,0 +1,141 @@
+"""How the command line talks to a running supervisor: one JSON line each way over a Unix socket.
+
+The socket lies in a directory only its user can enter, so whoever can connect may command.
+"""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from common.errors import LamellaError, LauncherError
+from common.messages import Role
+from common.scaling import DesiredCounts
+from gateway.service_levels import ServiceLevel
+from services.launcher.launch_plan import ScaledRole
+
+MAX_LINE_BYTES = 1 << 20
+
+MeshState = Literal["starting", "ready", "stopping"]
+
+
+class AskStatus(msgspec.Struct, frozen=True, tag="status"):
+    """Answered by a MeshStatus."""
+
+
+class Scale(msgspec.Struct, frozen=True, tag="scale"):
+    """Makes the roles named as many as said; answered by a MeshStatus when that is so."""
+
+    counts: dict[ScaledRole, int]
+
+
+class InstanceStatus(msgspec.Struct, frozen=True):
+    """``state``: starting, ready, unregistered (it was ready, and its lease ran out or the store is away),
+    restarting or stopping. Instances of other machines are always ready. ``home``: the role that
+    it goes back to."""
+
+    id: str
+    role: Role
+    state: str
+    home: Role | None = None
+
+
+class ProcessStatus(msgspec.Struct, frozen=True):
+    """``pid`` is None while a process that died waits to be started again."""
+
+    id: str
+    role: str
+    pid: int | None
+    state: str
+    restarts: int = 0
+
+
+class LeaderStatus(msgspec.Struct, frozen=True):
+    """The scheduler that does what only one may."""
+
+    id: str
+    epoch: int
+
+
+class MeshStatus(msgspec.Struct, frozen=True, tag="mesh"):
+    """A local mesh as its supervisor sees it. ``url`` is None until the gateway is known. ``service_levels``:
+    of the last minute, which the command line asks the gateways for. ``leader`` is None between two of them,
+    and where the store is away. ``plan``: its latest for the number of workers, where it makes any."""
+
+    state: MeshState
+    url: str | None
+    instances: list[InstanceStatus]
+    processes: list[ProcessStatus]
+    service_levels: list[ServiceLevel] = []
+    leader: LeaderStatus | None = None
+    plan: DesiredCounts | None = None
+
+
+class Refused(msgspec.Struct, frozen=True, tag="refused"):
+    """The command failed; ``message`` says why."""
+
+    message: str
+
+
+Command = AskStatus | Scale
+Answer = MeshStatus | Refused
+Carry = Callable[[Command], Awaitable[MeshStatus]]
+
+
+@contextlib.asynccontextmanager
+async def control_server(path: Path, carry_out: Carry) -> AsyncIterator[None]:
+    """Answers commands at ``path`` as long as the context lasts."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            line = await reader.readline()
+            writer.write(msgspec.json.encode(await _answer(line, carry_out)) + b"\n")
+            await writer.drain()
+        except (ConnectionError, ValueError):
+            # The command line went away, or sent a line beyond the limit: it is told by the closed socket.
+            pass
+        finally:
+            writer.close()
+
+    path.unlink(missing_ok=True)
+    server = await asyncio.start_unix_server(answer, str(path), limit=MAX_LINE_BYTES)
+    try:
+        yield
+    finally:
+        server.close()
+        path.unlink(missing_ok=True)
+
+
+async def _answer(line: bytes, carry_out: Carry) -> Answer:
+    try:
+        command = msgspec.json.decode(line, type=Command)
+        return await carry_out(command)
+    except msgspec.DecodeError as exc:
+        return Refused(f"not a command: {exc}")
+    except LamellaError as exc:
+        return Refused(str(exc))
+
+
+def ask(path: Path, command: Command, timeout_s: float) -> MeshStatus:
+    """The supervisor's answer. Raises LauncherError when it refuses, is gone or takes longer."""
+    try:
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(timeout_s)
+            connection.connect(str(path))
+            connection.sendall(msgspec.json.encode(command) + b"\n")
+            with connection.makefile("rb") as answers:
+                line = answers.readline(MAX_LINE_BYTES)
+    except TimeoutError as exc:
+        raise LauncherError(f"the mesh's supervisor did not answer within {timeout_s} s") from exc
+    except OSError as exc:
+        raise LauncherError(f"the mesh's supervisor cannot be reached ({exc.strerror or exc})") from exc
+    if not line:
+        raise LauncherError("the mesh's supervisor ended before it answered")
+    answer: Answer = msgspec.json.decode(line, type=Answer)
+    if isinstance(answer, Refused):
+        raise LauncherError(answer.message)
+    return answer

@@ -1,0 +1,128 @@
+"""What a local mesh is made of: the plan the command line makes and the supervisor carries out."""
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal, get_args
+
+import msgspec
+
+from common.config import Config, InstanceConfig
+from common.config_file import ENVIRONMENT
+from common.errors import ConfigError
+from common.messages import Role
+
+MAX_INSTANCES = 64
+"""Of one role on one machine; a typing error should not start a thousand processes."""
+STOP_GRACE_S = 10.0
+"""Beyond the drain, before a service is killed."""
+ROLES: tuple[Role, ...] = ("prefill", "decode", "mixed")
+ScaledRole = Literal["prefill", "decode", "mixed", "attention", "scheduler"]
+"""What there may be several of on a machine."""
+SCALED_ROLES: tuple[ScaledRole, ...] = get_args(ScaledRole)
+
+ALLOCATOR_ENVIRONMENT = {
+    # glibc gives freed memory back to the kernel and faults it in again at the next step; keeping it took the
+    # linears of a 1,024-token prefill from 190 to 130 ms (docs/benchmarks.md).
+    "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 32),
+    # A core that waits in a spin loop is a core that another instance of the same machine does not get.
+    "OMP_WAIT_POLICY": "PASSIVE",
+    "HF_HUB_OFFLINE": "1",
+}
+
+
+class LaunchPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """``attention`` workers, if any, serve every decode instance. ``port`` is the gateway's. Of several
+    ``schedulers`` one leads.
+
+    ``nats_url`` and ``redis_url`` None start embedded servers.
+
+    ``command`` runs one service when a role and ``--config FILE`` are appended.
+    """
+
+    prefill: int = 1
+    decode: int = 1
+    mixed: int = 0
+    attention: int = 0
+    schedulers: int = 1
+    port: int = 8000
+    nats_url: str | None = None
+    redis_url: str | None = None
+    command: tuple[str, ...] = (sys.executable, "-m", "services.cli", "serve")
+
+
+def parse_counts(counts: Sequence[str], option: str = "scale") -> dict[ScaledRole, int]:
+    """Of ``role=N``. Raises ConfigError."""
+    wanted: dict[ScaledRole, int] = {}
+    for item in counts:
+        role, _, number = item.partition("=")
+        if role not in SCALED_ROLES or not (number.isascii() and number.isdecimal()):
+            raise ConfigError(option, item, f"must be ROLE=N, of {', '.join(SCALED_ROLES)}")
+        if role in wanted:
+            raise ConfigError(option, item, f"{role} is said twice")
+        wanted[role] = int(number)
+    return wanted
+
+
+def check_counts(counts: Mapping[ScaledRole, int]) -> None:
+    """Raises ConfigError for a count that cannot be run."""
+    for role, count in counts.items():
+        if not 0 <= count <= MAX_INSTANCES:
+            raise ConfigError(role, count, f"must be 0..{MAX_INSTANCES} instances")
+        if role == "scheduler" and count == 0:
+            raise ConfigError(role, count, "must be at least 1: nobody else places requests")
+
+
+def check_plan(plan: LaunchPlan, config: Config) -> None:
+    """Raises ConfigError for a plan that cannot be run."""
+    check_counts(
+        {
+            "prefill": plan.prefill,
+            "decode": plan.decode,
+            "mixed": plan.mixed,
+            "attention": plan.attention,
+            "scheduler": plan.schedulers,
+        }
+    )
+    pipeline = config.instance.pipeline
+    if pipeline != "off" and not plan.attention:
+        raise ConfigError("instance.pipeline", pipeline, "needs attention workers: --attention N")
+    roles = config.roles.policy
+    if roles != "fixed" and plan.attention:
+        raise ConfigError("roles.policy", roles, "needs instances that hold their KV: without --attention")
+    partition = config.instance.attention_partition
+    if partition != InstanceConfig().attention_partition and not plan.attention:
+        raise ConfigError("instance.attention_partition", partition, "needs attention workers: --attention N")
+    batches = config.instance.staggered_batches
+    if pipeline == "off" and batches > 2:
+        raise ConfigError("instance.staggered_batches", batches, "needs --pipeline fixed or rotational")
+
+
+def configured(config: Config, plan: LaunchPlan) -> Config:
+    """The settings of the mesh's services, as far as the plan decides them."""
+    if not plan.attention:
+        return config
+    replace = msgspec.structs.replace
+    # Their memory is shared out at the start, also to instances that may be added.
+    most = config.scaling.max_decode if config.scaling.policy == "on" else 1
+    return replace(
+        config,
+        instance=replace(config.instance, attention_workers=plan.attention),
+        attention=replace(config.attention, decode_instances=max(most, plan.decode)),
+    )
+
+
+def child_environment(config: Config, service_id: str, port: int) -> dict[str, str]:
+    """The environment of one service: everything configured is in its file, except its own name and port."""
+    root = str(Path(__file__).resolve().parents[2])
+    inherited = {key: value for key, value in os.environ.items() if key not in ENVIRONMENT}
+    return {
+        **ALLOCATOR_ENVIRONMENT,
+        **inherited,
+        "LAMELLA_SERVICE_ID": service_id,
+        "LAMELLA_PORT": str(port),
+        # The source tree works without being installed, from any directory.
+        "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH")))),
+    }

@@ -1,0 +1,181 @@
+"""A mesh on this machine: what ``lamella up``, ``down``, ``status`` and ``scale`` do.
+
+``up`` supervises in the foreground; ``up_detached`` leaves a supervisor behind. The others talk to it.
+Several meshes live beside each other, one a state directory.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+import msgspec
+import uvloop
+
+from common.config import Config
+from common.config_file import load_config, to_toml
+from common.errors import ConfigError, LauncherError
+from services.launcher import control
+from services.launcher.control import AskStatus, MeshStatus, Refused, Scale
+from services.launcher.embedded import STOP_TIMEOUT_S
+from services.launcher.launch_plan import STOP_GRACE_S, LaunchPlan, ScaledRole, check_counts, check_plan
+from services.launcher.probes import READY_TIMEOUT_S
+from services.launcher.state_directory import StateDirectory, end_process, is_alive, is_locked, write_private
+
+if TYPE_CHECKING:
+    from services.launcher.supervise import OnReady
+
+STATUS_TIMEOUT_S = 10.0
+MARGIN_S = 10.0
+
+
+class MeshNotRunning(LauncherError):
+    """No supervisor lives in that state directory."""
+
+
+def up(directory: Path, plan: LaunchPlan, config: Config, on_ready: "OnReady") -> None:
+    """Runs the mesh in the foreground until Ctrl-C or SIGTERM; everything has ended when it returns.
+
+    Raises ConfigError and LauncherError (a mesh already runs there; a service did not start, with its log).
+    """
+    # Only here: the other commands do without its wires, whose import takes as long as all that they do.
+    from services.launcher.supervise import supervise
+
+    uvloop.run(supervise(_state(directory), plan, config, on_ready))
+
+
+def up_detached(directory: Path, plan: LaunchPlan, config: Config) -> MeshStatus:
+    """Starts the mesh, returns when it serves, and leaves it running. Raises as ``up``."""
+    check_plan(plan, config)
+    state = _state(directory)
+    if is_locked(state):
+        raise LauncherError(
+            f"a mesh already runs in {state.path}: `lamella down` ends it, another --state-dir keeps both"
+        )
+    state.create()
+    write_private(state.plan_file, msgspec.json.encode(plan))
+    write_private(state.config_file, to_toml(config).encode())
+    root = str(Path(__file__).resolve().parents[2])
+    with state.log_file("supervisor").open("wb") as log:
+        supervisor = subprocess.Popen(
+            [sys.executable, "-m", "services.launcher.supervise", str(state.path)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            start_new_session=True,
+            env={**os.environ, "PYTHONPATH": _with_root(root)},
+        )
+    assert supervisor.stdout is not None
+    try:
+        with ended_by_any_signal():
+            line = supervisor.stdout.readline()
+    except KeyboardInterrupt:
+        supervisor.send_signal(signal.SIGINT)
+        supervisor.wait()
+        state.remove_files()
+        raise
+    finally:
+        supervisor.stdout.close()
+    if not line:
+        log_file = state.log_file("supervisor")
+        raise LauncherError(f"the supervisor ended with {supervisor.wait()}, see {log_file}")
+    answer: control.Answer = msgspec.json.decode(line, type=control.Answer)
+    if isinstance(answer, Refused):
+        supervisor.wait()
+        raise LauncherError(answer.message)
+    return answer
+
+
+@contextmanager
+def ended_by_any_signal() -> Iterator[None]:
+    """SIGTERM and SIGHUP end what is being waited for as Ctrl-C does, instead of leaving it behind."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def down(directory: Path) -> None:
+    """Ends the mesh: its supervisor is asked and drains; what is left is killed by its recorded identity.
+
+    Also cleans up after a supervisor that was killed. Raises MeshNotRunning when there is nothing to end.
+    """
+    state = _state(directory)
+    processes = [process for process in state.read_processes() if is_alive(process)]
+    if not processes and not is_locked(state):
+        state.remove_files()
+        raise MeshNotRunning(f"no mesh runs in {state.path}")
+    # The gateway drains first, then the others; then the servers end.
+    grace_s = 2 * (_drain_timeout_s(state) + STOP_GRACE_S) + STOP_TIMEOUT_S + MARGIN_S
+    for process in processes:
+        if process.role == "supervisor":
+            end_process(process, grace_s)
+    if processes:
+        with ThreadPoolExecutor(len(processes)) as waiting:
+            list(waiting.map(lambda process: end_process(process, STOP_GRACE_S), processes))
+    state.remove_files()
+
+
+def status(directory: Path) -> MeshStatus:
+    """The mesh as its supervisor sees it. Raises MeshNotRunning."""
+    return control.ask(_running(directory).control_socket, AskStatus(), STATUS_TIMEOUT_S)
+
+
+def scale(directory: Path, counts: Mapping[ScaledRole, int]) -> MeshStatus:
+    """Makes each named role as many instances; returns when they are ready and the surplus has drained.
+
+    Raises MeshNotRunning, ConfigError for a count out of range, LauncherError when one does not start.
+    """
+    check_counts(counts)
+    state = _running(directory)
+    timeout_s = READY_TIMEOUT_S + _drain_timeout_s(state) + STOP_GRACE_S + MARGIN_S
+    return control.ask(state.control_socket, Scale(dict(counts)), timeout_s)
+
+
+def local_url(directory: Path) -> str:
+    """Where the mesh's gateway answers. Raises MeshNotRunning, LauncherError."""
+    url = status(directory).url
+    if url is None:
+        raise LauncherError(f"the mesh in {directory} has no gateway yet")
+    return url
+
+
+def mesh_config(directory: Path) -> Config:
+    """The settings of the mesh that runs there. Raises MeshNotRunning."""
+    return load_config(_running(directory).config_file)
+
+
+def _drain_timeout_s(state: StateDirectory) -> float:
+    """As the mesh itself was configured; its file may be gone where only processes are left."""
+    path = state.config_file if state.config_file.is_file() else None
+    return load_config(path, environment={}).mesh.drain_timeout_s
+
+
+def _state(directory: Path) -> StateDirectory:
+    path = directory.expanduser().absolute()
+    if path.exists() and not path.is_dir():
+        raise ConfigError("--state-dir", str(directory), "must be a directory")
+    return StateDirectory(path)
+
+
+def _running(directory: Path) -> StateDirectory:
+    state = _state(directory)
+    if not is_locked(state):
+        raise MeshNotRunning(f"no mesh runs in {state.path}")
+    return state
+
+
+def _with_root(root: str) -> str:
+    return os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))

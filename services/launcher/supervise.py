@@ -1,0 +1,190 @@
+"""The process that keeps a local mesh, from its lock on the state directory to the last process's end.
+
+In the foreground under ``lamella serve``, or detached: ``python -m services.launcher.supervise DIRECTORY``.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import msgspec
+import uvloop
+
+from common.cancellation import cancel_and_wait
+from common.config import Config
+from common.config_file import load_config, to_toml
+from common.errors import ConfigError, LamellaError, LauncherError, StoreError
+from common.logs import configure_logging
+from common.scaling import ScaledService
+from common.signals import listen_to_signals
+from common.store import Store
+from services.launcher import control, embedded
+from services.launcher.autoscale import follow_plans
+from services.launcher.launch_plan import STOP_GRACE_S, LaunchPlan, check_plan, configured
+from services.launcher.probes import until
+from services.launcher.state_directory import StateDirectory, end_process, locked, write_private
+from services.launcher.supervisor import SERVER_ROLES, Supervisor
+
+log = logging.getLogger("lamella.supervisor")
+
+OnReady = Callable[[control.MeshStatus], None]
+
+STORE_TRIES = 15
+FOLLOWING_LOAD: frozenset[ScaledService] = frozenset(("prefill", "decode", "mixed", "attention"))
+"""Of the services that are planned, those there may be several of here: a gateway has the port."""
+
+
+async def supervise(state: StateDirectory, plan: LaunchPlan, config: Config, on_ready: OnReady) -> None:
+    """Runs a mesh until SIGTERM or SIGINT; a second one kills it. Raises LauncherError, ConfigError."""
+    check_plan(plan, config)
+    state.create()
+    with locked(state):
+        for process in state.read_processes():
+            end_process(process, grace_s=1.0)
+        state.remove_files()
+        try:
+            await _supervise_locked(state, plan, config, on_ready)
+        except BaseExceptionGroup as group:
+            raise _first_reason(group) from group
+        finally:
+            state.remove_files()
+
+
+async def _supervise_locked(
+    state: StateDirectory, plan: LaunchPlan, config: Config, on_ready: OnReady
+) -> None:
+    _check_url("--nats", plan.nats_url, ("nats", "tls"))
+    _check_url("--redis", plan.redis_url, ("redis", "rediss", "unix"))
+    servers: list[embedded.EmbeddedServer] = []
+    nats_url, redis_url = plan.nats_url, plan.redis_url
+    if nats_url is None:
+        servers.append(embedded.prepare_nats(state.path))
+        nats_url = servers[-1].url
+    if redis_url is None:
+        servers.append(embedded.prepare_redis(state.path))
+        redis_url = servers[-1].url
+    mesh = msgspec.structs.replace(config.mesh, nats_url=nats_url, redis_url=redis_url)
+    config = configured(msgspec.structs.replace(config, mesh=mesh), plan)
+    write_private(state.config_file, to_toml(config).encode())
+    stop, abort = listen_to_signals()
+    async with asyncio.TaskGroup() as tasks:
+        supervisor = Supervisor(
+            state=state,
+            plan=plan,
+            config=config,
+            store=Store(mesh.redis_url, mesh.namespace),
+            tasks=tasks,
+            # Other machines may count their instances in the same store.
+            id_suffix="" if len(servers) == len(SERVER_ROLES) else f"-{secrets.token_hex(2)}",
+        )
+        killer = tasks.create_task(_kill_when(abort, supervisor))
+        launch = tasks.create_task(_launch(supervisor, servers, on_ready))
+        async with control.control_server(state.control_socket, supervisor.carry_out):
+            try:
+                await stop.wait()
+            finally:
+                await cancel_and_wait(launch)
+                await supervisor.stop(STOP_GRACE_S)
+                killer.cancel()
+
+
+def _check_url(option: str, url: str | None, schemes: tuple[str, ...]) -> None:
+    if url is not None and urlsplit(url).scheme not in schemes:
+        raise ConfigError(option, url, f"must begin with {' or '.join(f'{each}://' for each in schemes)}")
+
+
+async def _wait_store(store: Store) -> None:
+    """A server that was given must be there; one of our own is known to answer."""
+    for remaining in reversed(range(STORE_TRIES)):
+        try:
+            await store.connect()
+        except StoreError as exc:
+            if remaining == 0:
+                raise LauncherError(str(exc)) from exc
+            await asyncio.sleep(1.0)
+        else:
+            return
+
+
+async def _launch(supervisor: Supervisor, servers: list[embedded.EmbeddedServer], on_ready: OnReady) -> None:
+    for server in servers:
+        supervisor.add_server(server)
+    for server in servers:
+
+        async def answers(server: embedded.EmbeddedServer = server) -> bool:
+            return embedded.is_answering(server)
+
+        await until(answers, f"{server.name} on port {server.port}")
+    await _wait_store(supervisor.store)
+    await supervisor.launch()
+    log.info("mesh_ready", extra={"url": supervisor.url})
+    on_ready(await supervisor.status())
+    await _autoscale(supervisor)
+
+
+async def _autoscale(supervisor: Supervisor) -> None:
+    """Follows the scheduler's plans, where it makes any, by the way of `lamella scale`."""
+    scaling = supervisor.config.scaling
+    if scaling.policy == "off":
+        return
+
+    async def scale(counts: Mapping[ScaledService, int]) -> None:
+        await supervisor.scale({service: count for service, count in counts.items() if service != "gateway"})
+
+    await follow_plans(
+        supervisor.store.read_plan,
+        scale,
+        FOLLOWING_LOAD,
+        scaling.window_s,
+        is_dry_run=scaling.policy == "dry_run",
+    )
+
+
+async def _kill_when(abort: asyncio.Event, supervisor: Supervisor) -> None:
+    await abort.wait()
+    supervisor.kill()
+
+
+def _first_reason(group: BaseExceptionGroup) -> BaseException:
+    """The error that says what happened, rather than what followed from it."""
+    reasons, others = group.split(LamellaError)
+    error: BaseException = reasons or others or group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def main() -> int:
+    """The detached supervisor: ``python -m services.launcher.supervise DIRECTORY``, with plan and settings.
+
+    One line on standard output says how it went: a MeshStatus when ready, else a Refused.
+    """
+    state = StateDirectory(Path(sys.argv[1]))
+    configure_logging("supervisor")
+    plan = msgspec.json.decode(state.plan_file.read_bytes(), type=LaunchPlan)
+    config = load_config(state.config_file, environment={})
+
+    def tell(answer: control.Answer) -> None:
+        with contextlib.suppress(BrokenPipeError):  # whoever waited has been killed
+            sys.stdout.write(msgspec.json.encode(answer).decode() + "\n")
+            sys.stdout.flush()
+        # Whoever waited may go away now; nothing else is ever written here.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+    try:
+        uvloop.run(supervise(state, plan, config, tell))
+    except LamellaError as exc:
+        log.error("mesh_failed", extra={"error": str(exc)})
+        tell(control.Refused(str(exc)))
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,353 @@
+"""What keeps a local mesh's processes: embedded servers, scheduler, gateway, instances, attention workers.
+
+Order of start: servers, then every service at once. Order of stop: gateway (its streams end), then scheduler
+and instances, servers last. The supervisor takes part in nothing a request does; when it is killed, the
+kernel ends its children.
+"""
+
+import asyncio
+import logging
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+
+from common.config import Config
+from common.config_file import to_toml
+from common.errors import LauncherError, StoreError
+from common.messages import InstanceRecord, MemberRecord
+from common.scaling import DesiredCounts
+from common.store import Store
+from services.launcher import control, embedded
+from services.launcher.children import Child
+from services.launcher.embedded import last_words
+from services.launcher.launch_plan import (
+    ROLES,
+    STOP_GRACE_S,
+    LaunchPlan,
+    ScaledRole,
+    check_counts,
+    child_environment,
+)
+from services.launcher.probes import fetch, until
+from services.launcher.state_directory import (
+    StateDirectory,
+    identify,
+    write_private,
+)
+
+log = logging.getLogger("lamella.supervisor")
+
+FIRST_REQUEST = b'{"model": "default", "prompt": [1], "max_tokens": 2, "ignore_eos": true}'
+MAX_ERROR_BODY = 300
+FIRST_REQUEST_TIMEOUT_S = 60.0
+MAX_FAILED_STARTS = 2
+"""Of a new instance, before scaling up gives up on it."""
+SERVER_GRACE_S = 5.0
+SERVER_ROLES = ("nats", "redis")
+
+
+@dataclass(slots=True)
+class Supervisor:
+    """``children`` is every process, by service id, in the order of their start."""
+
+    state: StateDirectory
+    plan: LaunchPlan
+    config: Config
+    store: Store
+    tasks: asyncio.TaskGroup
+    id_suffix: str
+    children: dict[str, Child] = field(default_factory=dict)
+    has_launched: bool = False
+    is_stopping: bool = False
+    url: str | None = None
+    _scaling: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _registered: set[int] = field(default_factory=set)
+
+    async def launch(self) -> None:
+        """Starts every service and returns when the mesh serves. Raises LauncherError, with a log's end."""
+        predictors = int(self.config.predictor.kind != "none")
+        for role, count in (
+            ("scheduler", self.plan.schedulers),
+            ("gateway", 1),
+            ("predictor", predictors),
+            ("attention", self.plan.attention),
+        ):
+            self._add_services(role, count)
+        self._add_services("prefill", self.plan.prefill)
+        self._add_services("decode", self.plan.decode)
+        self._add_services("mixed", self.plan.mixed)
+        await self._wait_registered(set(self.children) - set(SERVER_ROLES))
+        await self._wait_known()
+        await self._wait_gateway()
+        await self._wait_served()
+        self.has_launched = True
+
+    async def carry_out(self, command: control.Command) -> control.MeshStatus:
+        match command:
+            case control.Scale(counts):
+                await self.scale(counts)
+        return await self.status()
+
+    async def scale(self, counts: Mapping[ScaledRole, int]) -> None:
+        """By home role: whose role a policy has changed for a while is there nevertheless. Returns when new
+        instances are ready and surplus ones have drained."""
+        check_counts(counts)
+        self._check_attention(counts)
+        async with self._scaling:
+            if not self.has_launched or self.is_stopping:
+                raise LauncherError("the mesh is not ready: it can be scaled once it is")
+            started: set[str] = set()
+            surplus: list[Child] = []
+            records = await self._records()
+            for role, count in counts.items():
+                present = [
+                    child
+                    for child in self.children.values()
+                    if home_of(child, _record_of(child, records)) == role
+                ]
+                started |= self._add_services(role, max(0, count - len(present)))
+                surplus += present[count:]
+            try:
+                await asyncio.gather(*(self._remove(child) for child in surplus))
+                await self._wait_registered(started)
+                await self._wait_known()
+            except LauncherError:
+                await asyncio.gather(*(self._remove(self.children[name]) for name in started))
+                raise
+
+    def _check_attention(self, counts: Mapping[ScaledRole, int]) -> None:
+        """What attention workers allow. Instances that start from now on find the new number of them."""
+        shares = self.config.attention.decode_instances
+        if self.plan.attention and counts.get("decode", 0) > shares:
+            raise LauncherError(
+                f"decode = {counts['decode']}: the attention workers' memory is shared out among {shares}"
+                " decode instances; start the mesh with more of them"
+            )
+        if "attention" not in counts:
+            return
+        if not self.plan.attention:
+            raise LauncherError("this mesh was started without attention workers: `lamella up --attention N`")
+        if self.config.instance.attention_partition == "heads":
+            raise LauncherError(
+                "each attention worker holds some KV heads of every sequence, so their number is fixed;"
+                " `lamella up --partition requests` allows any number"
+            )
+        if counts["attention"] < 1:
+            raise LauncherError("attention = 0: decode needs at least one attention worker")
+        self.plan = msgspec.structs.replace(self.plan, attention=counts["attention"])
+        instance = msgspec.structs.replace(self.config.instance, attention_workers=counts["attention"])
+        self.config = msgspec.structs.replace(self.config, instance=instance)
+        write_private(self.state.config_file, to_toml(self.config).encode())
+
+    async def status(self) -> control.MeshStatus:
+        records = {} if self.is_stopping else await self._records()
+        instances = {
+            str(record.instance_id): control.InstanceStatus(
+                record.instance_id, record.role, "ready", record.home
+            )
+            for record in records.values()
+            if isinstance(record, InstanceRecord)
+        }
+        for role in ROLES:
+            for child in self._instances(role):
+                shown: str = child.state
+                if shown == "running":
+                    # One that was there before is not starting: it hangs, or the store is away.
+                    shown = "unregistered" if child.pid in self._registered else "starting"
+                    if _is_registered(child, records):
+                        shown = "ready"
+                        self._registered.add(records[child.service_id].pid)
+                record = _record_of(child, records)
+                role_now, home = role if record is None else record.role, role
+                if child.service_id in instances:
+                    home = instances[child.service_id].home or role
+                instances[child.service_id] = control.InstanceStatus(child.service_id, role_now, shown, home)
+        processes = [
+            control.ProcessStatus(child.service_id, child.role, child.pid, child.state, child.restarts)
+            for child in self.children.values()
+        ]
+        state: control.MeshState = "ready" if self.has_launched else "starting"
+        if self.is_stopping:
+            state = "stopping"
+        leader = None if self.is_stopping else await self._leader()
+        plan = None if self.is_stopping else await self._latest_plan()
+        return control.MeshStatus(
+            state, self.url, list(instances.values()), processes, leader=leader, plan=plan
+        )
+
+    async def _latest_plan(self) -> DesiredCounts | None:
+        if self.config.scaling.policy == "off":
+            return None
+        try:
+            return await self.store.read_plan()
+        except StoreError as exc:
+            log.warning("plan_unread", extra={"error": str(exc)})
+            return None
+
+    async def stop(self, grace_s: float) -> None:
+        """Ends everything in order; each step takes at most the drain and ``grace_s``."""
+        self.is_stopping = True
+        drain_s = self.config.mesh.drain_timeout_s + grace_s
+        services = [child for child in self.children.values() if child.role not in SERVER_ROLES]
+        gateways = [child for child in services if child.role == "gateway"]
+        await asyncio.gather(*(child.stop(drain_s) for child in gateways))
+        await asyncio.gather(*(child.stop(drain_s) for child in services))
+        await self.store.close()
+        await asyncio.gather(*(self.children[name].stop(SERVER_GRACE_S) for name in self._servers()))
+
+    def kill(self) -> None:
+        """Ends everything at once."""
+        self.is_stopping = True
+        for child in self.children.values():
+            child.kill()
+
+    def add_server(self, server: embedded.EmbeddedServer) -> None:
+        self._add(Child(server.name, server.name, server.command, {}, self.state.log_file(server.name)))
+
+    def _servers(self) -> list[str]:
+        return [name for name in SERVER_ROLES if name in self.children]
+
+    def _instances(self, role: str) -> list[Child]:
+        return [child for child in self.children.values() if child.role == role]
+
+    def _add_services(self, role: str, count: int) -> set[str]:
+        added = set()
+        for _ in range(count):
+            service_id = self._free_id(role)
+            port = self.plan.port if role == "gateway" else 0
+            command = (*self.plan.command, role, "--config", str(self.state.config_file))
+            environment = child_environment(self.config, service_id, port)
+            self._add(Child(service_id, role, command, environment, self.state.log_file(service_id)))
+            added.add(service_id)
+        return added
+
+    def _free_id(self, role: str) -> str:
+        """The lowest free number; on shared servers with a suffix, as other machines count there too."""
+        number = 0
+        while f"{role}-{number}{self.id_suffix}" in self.children:
+            number += 1
+        return f"{role}-{number}{self.id_suffix}"
+
+    def _add(self, child: Child) -> None:
+        self.children[child.service_id] = child
+        self.tasks.create_task(child.keep(self._write_processes, lambda: self.has_launched))
+
+    async def _remove(self, child: Child) -> None:
+        await child.stop(self.config.mesh.drain_timeout_s + STOP_GRACE_S)
+        del self.children[child.service_id]
+        self._write_processes()
+
+    def _write_processes(self) -> None:
+        own = identify("supervisor", "supervisor", os.getpid())
+        alive = [child.identity for child in self.children.values() if child.identity is not None]
+        self.state.write_processes([each for each in (own, *alive) if each is not None])
+
+    async def _records(self) -> dict[str, MemberRecord]:
+        try:
+            members = await self.store.members()
+        except StoreError as exc:
+            log.warning("members_unread", extra={"error": str(exc)})
+            return {}
+        return {
+            record.instance_id if isinstance(record, InstanceRecord) else record.service_id: record
+            for record in members
+        }
+
+    async def _leader(self) -> control.LeaderStatus | None:
+        try:
+            leader = await self.store.leader()
+        except StoreError as exc:
+            log.warning("leader_unread", extra={"error": str(exc)})
+            return None
+        return None if leader is None else control.LeaderStatus(leader.service_id, leader.epoch)
+
+    async def _wait_registered(self, service_ids: set[str]) -> None:
+        """A service registers when it is ready to be used, so the store tells."""
+        missing = set(service_ids)
+
+        async def are_registered() -> bool:
+            records = await self._records()
+            for child in [self.children[service_id] for service_id in missing]:
+                if _is_registered(child, records):
+                    self._registered.add(records[child.service_id].pid)
+                    missing.discard(child.service_id)
+                elif child.restarts >= MAX_FAILED_STARTS:
+                    raise LauncherError(f"{child.service_id} does not start:\n{last_words(child.log_file)}")
+            return not missing
+
+        await until(are_registered, f"{', '.join(sorted(service_ids))} to register")
+
+    async def _wait_known(self) -> None:
+        """Returns when every scheduler has heard of every registered instance, so that it places on them."""
+        records = await self._records()
+        registered = sum(isinstance(record, InstanceRecord) for record in records.values())
+
+        async def are_known() -> bool:
+            urls = self._urls_of("scheduler", await self._records())
+            answers = await asyncio.gather(*(fetch(f"{url}/metrics") for url in urls))
+            return all(status == 200 and _instances_known(body) >= registered for status, body in answers)
+
+        await until(are_known, f"the scheduler to know {registered} instances")
+
+    async def _wait_gateway(self) -> None:
+        """The gateway knows best whether it can serve."""
+        [url] = self._urls_of("gateway", await self._records())
+        self.url = url
+
+        async def is_ready() -> bool:
+            return (await fetch(f"{url}/health/ready"))[0] == 200
+
+        await until(is_ready, f"{url}/health/ready")
+
+    async def _wait_served(self) -> None:
+        """Sends one small request through the whole mesh until nobody says that something is missing.
+
+        The first user then finds every connection made, and no instance that was heard of but not from.
+        """
+        plan = self.plan
+        if self.url is None or not (plan.mixed or (plan.prefill and plan.decode)):
+            return
+        url = f"{self.url}/v1/completions"
+
+        async def is_served() -> bool:
+            status, body = await fetch(url, FIRST_REQUEST, FIRST_REQUEST_TIMEOUT_S)
+            if status not in (0, 200, 503):
+                raise LauncherError(
+                    f"{url} answered a first request with {status}: {body[:MAX_ERROR_BODY]!r}"
+                )
+            return status == 200
+
+        await until(is_served, f"{url} to serve a first request")
+
+    def _urls_of(self, role: str, records: Mapping[str, MemberRecord]) -> list[str]:
+        children = self._instances(role)
+        urls = [records[child.service_id].http_url for child in children if child.service_id in records]
+        if not urls:
+            raise LauncherError(f"the {role}'s record is gone from the store")
+        return urls
+
+
+def _instances_known(metrics: bytes) -> float:
+    """By a scheduler."""
+    known = re.search(rb"^lamella_instances (\S+)$", metrics, re.MULTILINE)
+    return -1.0 if known is None else float(known[1])
+
+
+def home_of(child: Child, record: InstanceRecord | None) -> str:
+    """The role that an instance goes back to, which may have been flipped since its process began, or any
+    other process's own."""
+    return child.role if record is None else record.home or record.role
+
+
+def _record_of(child: Child, records: Mapping[str, MemberRecord]) -> InstanceRecord | None:
+    """Of an instance; not its former process's."""
+    record = records.get(child.service_id)
+    return record if isinstance(record, InstanceRecord) and record.pid == child.pid else None
+
+
+def _is_registered(child: Child, records: Mapping[str, MemberRecord]) -> bool:
+    record = records.get(child.service_id)
+    return record is not None and record.pid == child.pid

@@ -1,0 +1,1 @@
+"""``lamella profile``: measures a model and its hand-overs on this machine."""

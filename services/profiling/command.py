@@ -1,0 +1,115 @@
+"""The ``profile`` command: measures a model on this machine for instances, schedulers and planners to use."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from common.config import Dtype
+from common.config_file import load_config
+
+if TYPE_CHECKING:
+    from common.config import Config
+    from common.profile import HandOverTimes
+
+
+def profile(
+    model: Annotated[Path | None, typer.Option(help="A local transformers directory.")] = None,
+    dtype: Annotated[Dtype | None, typer.Option(help="Of the weights; default bf16.")] = None,
+    rounds: Annotated[int, typer.Option(help="Times that every case is measured.", min=1, max=100)] = 5,
+    config: Annotated[Path | None, typer.Option(help="Settings of the instances (TOML).")] = None,
+    hand_overs: Annotated[bool, typer.Option(help="Measure hand-overs, in two meshes of two.")] = True,
+) -> None:
+    """Measure a model on this machine: chunk and step times, saturation length, fitted models, hand-overs."""
+    from common.model.precision import precision_of
+    from common.profile import profile_path, read_profile, write_profile
+    from services.model_directory import model_directory
+    from services.prepare import prepare_model
+    from services.profiling.profiler import measure_profile, rows_of
+
+    messages = Console(stderr=True)
+    settings = load_config(config)
+    given = settings.model
+    if model is not None:
+        given = msgspec.structs.replace(given, directory=model)
+    if dtype is not None:
+        given = msgspec.structs.replace(given, dtype=dtype)
+    instance = msgspec.structs.replace(settings.instance, engine="model", attention_workers=0)
+    settings = msgspec.structs.replace(settings, model=given, instance=instance)
+    with messages.status("preparing the model"):
+        prepare_model(settings, lambda stage: None)
+    directory = model_directory(given)
+    with Progress(console=messages) as bar:
+        task = bar.add_task("measuring", total=rounds)
+        found = asyncio.run(
+            measure_profile(settings, directory, rounds, lambda done, _: bar.update(task, completed=done))
+        )
+    path = profile_path(given, directory, precision_of(given).compute)
+    former = read_profile(path)
+    found = msgspec.structs.replace(found, hand_over=former.hand_over if former is not None else None)
+    # Before the hand-overs: instances are to have their chunks' length from it.
+    write_profile(path, found)
+    if hand_overs:
+        found = msgspec.structs.replace(found, hand_over=_measure_hand_overs(settings, rounds, messages))
+        write_profile(path, found)
+    table = Table(title=f"{found.model}, {found.dtype}, {found.machine}", title_justify="left")
+    for column in ("", "tokens", "ms", "tokens/s"):
+        table.add_column(column, justify="right")
+    for row in rows_of(found):
+        table.add_row(*row)
+    Console().print(table)
+    print(
+        f"saturation length (L_m, ChunkSize): {found.saturation_tokens} tokens\n"
+        f"chunk = {_law(found.chunk_time.coefficients, ('ms/1,000 tokens', 'ms/1,000,000 pairs', 'ms'))},"
+        f" held-out error {found.chunk_held_out_error:.1%}\n"
+        f"step = {_law(found.step_time.coefficients, ('ms/1,000 tokens of context', 'ms/sequence', 'ms'))},"
+        f" held-out error {found.step_held_out_error:.1%}\n{_hand_over_text(found.hand_over)}{path}"
+    )
+
+
+def _measure_hand_overs(config: "Config", rounds: int, messages: Console) -> "HandOverTimes":
+    from common.spec import read_spec, served_context_length
+    from services.model_directory import model_directory
+    from services.profiling.hand_over_times import PROMPT_TOKENS, measure_hand_overs
+
+    spec = read_spec(model_directory(config.model))
+    context_length = served_context_length(spec, config.model.context_length)
+    with Progress(console=messages) as bar:
+        task = bar.add_task("handing over", total=2 * rounds * len(PROMPT_TOKENS))
+
+        @contextmanager
+        def stage(text: str) -> Iterator[None]:
+            bar.update(task, description=text)
+            yield
+
+        return measure_hand_overs(
+            config,
+            context_length,
+            rounds,
+            stage,
+            lambda done: bar.update(task, completed=done, description="handing over"),
+        )
+
+
+def _hand_over_text(times: "HandOverTimes | None") -> str:
+    if times is None:
+        return ""
+    lines = [
+        f"until the second token of {tokens:,}: {1e3 * serialized:.0f} ms in one piece,"
+        f" {1e3 * layerwise:.0f} layer by layer"
+        for tokens, serialized, layerwise in times.until_second_s
+    ]
+    best = times.layerwise_min_tokens
+    lines.append("handed over layer by layer " + ("never" if best is None else f"from {best:,} tokens on"))
+    return "\n".join(lines) + "\n"
+
+
+def _law(coefficients: tuple[float, ...], units: tuple[str, ...]) -> str:
+    return " + ".join(f"{1e3 * each:.3g} {unit}" for each, unit in zip(coefficients, units, strict=True))

@@ -1,0 +1,1 @@
+"""``lamella trace``: collects what the services recorded and draws it."""

@@ -1,0 +1,34 @@
+"""What `lamella up` makes of its options, before anything runs."""
+
+import pytest
+
+from common.config import ScalingConfig
+from common.errors import ConfigError
+from services.commands.up import chosen_scaling
+
+OFF = ScalingConfig()
+
+
+def test_limits_of_scaling_come_from_the_command_line_over_the_file() -> None:
+    file = ScalingConfig(policy="dry_run", max_prefill=9)
+    assert chosen_scaling(file, False, False, [], []) == file
+    chosen = chosen_scaling(file, True, False, ["decode=2"], ["decode=6", "mixed=3"])
+    assert chosen == ScalingConfig(policy="on", max_prefill=9, min_decode=2, max_decode=6, max_mixed=3)
+    assert chosen_scaling(OFF, True, True, [], []).policy == "dry_run"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ((False, False, ["decode=2"], []), "need --autoscale"),
+        ((False, True, [], []), "need --autoscale"),
+        ((True, False, ["decodes=2"], []), "--min = 'decodes=2': must be ROLE=N"),
+        ((True, False, [], ["scheduler=2"]), "--max = 'scheduler': is not scaled by load"),
+        ((True, False, [], ["decode=65"]), "decode = 65"),
+    ],
+)
+def test_limits_that_are_none_or_that_nothing_asks_for_are_refused(
+    options: tuple[bool, bool, list[str], list[str]], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        chosen_scaling(OFF, *options)
