@@ -76,11 +76,11 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What one client may ask for, and how long anybody waits.
 
-    Sizes are bytes, characters or counts. ``header_timeout_s`` bounds a request's head,
-    ``token_timeout_s`` the wait for a stream's next token, ``bus_timeout_s`` that for a bus that is away,
-    ``slow_reader_timeout_s`` a client that takes
-    nothing; ``keep_alive_comment_s`` of silence are bridged by an SSE comment. A sequence that breaks is
-    continued at most ``max_continuations`` times in a row before it gets on.
+    Sizes are bytes, characters or counts. ``header_timeout_s`` bounds a request's head, ``body_timeout_s``
+    its body, ``token_timeout_s`` the wait for a stream's next token, ``bus_timeout_s`` that for a bus that is
+    away, ``slow_reader_timeout_s`` a client that takes nothing; ``keep_alive_comment_s`` of silence are
+    bridged by an SSE comment. A sequence that breaks is continued at most ``max_continuations`` times in a
+    row before it gets on.
     """
 
     max_body_bytes: int = 1 << 20
@@ -94,6 +94,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     bus_timeout_s: float = 30.0
     keep_alive_comment_s: float = 15.0
     header_timeout_s: float = 10.0
+    body_timeout_s: float = 30.0
     max_continuations: int = 3
 
 

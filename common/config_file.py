@@ -120,6 +120,7 @@ OVER_ZERO = (
     "gateway.bus_timeout_s",
     "gateway.keep_alive_comment_s",
     "gateway.header_timeout_s",
+    "gateway.body_timeout_s",
 )
 SCALED_SERVICES: tuple[str, ...] = get_args(ScaledService)
 DEVICE = re.compile("cpu|cuda(:[0-9]{1,2})?")

@@ -117,7 +117,7 @@ class GatewayApp:
         }
 
     async def _read(self, exchange: Exchange, kind: type[Body]) -> Body:
-        body = await exchange.read_json(self.config.max_body_bytes)
+        body = await exchange.read_json(self.config.max_body_bytes, self.config.body_timeout_s)
         try:
             return kind.model_validate(orjson.loads(body))
         except orjson.JSONDecodeError as exc:

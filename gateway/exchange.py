@@ -24,7 +24,6 @@ Headers = list[tuple[bytes, bytes]]
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 JSON = (b"content-type", b"application/json")
-BODY_TIMEOUT_S = 30.0
 RESPONSE_TIMEOUT_S = 30.0
 """How long an answer that is no stream may wait for its client."""
 
@@ -48,7 +47,7 @@ class Exchange:
         """``name`` in small letters; empty where the client did not send it."""
         return next((bytes(value) for key, value in self.scope["headers"] if key == name), b"")
 
-    async def read_json(self, limit: int) -> bytes:
+    async def read_json(self, limit: int, timeout_s: float) -> bytes:
         """The body. Raises PayloadTooLarge, UnsupportedMediaType, DeadlineExceeded, RequestCancelled."""
         kind = self.header(b"content-type").partition(b";")[0].strip().lower()
         is_from_page = bool(self.header(b"origin"))
@@ -58,10 +57,12 @@ class Exchange:
                 f"content-type {kind.decode('latin-1')!r}: only application/json is read"
             )
         try:
-            async with asyncio.timeout(BODY_TIMEOUT_S):
+            async with asyncio.timeout(timeout_s):
                 return await self._read_body(limit)
         except TimeoutError:
-            raise DeadlineExceeded(f"the body was not complete within {BODY_TIMEOUT_S:.0f} s") from None
+            raise DeadlineExceeded(
+                f"the body was not complete within gateway.body_timeout_s = {timeout_s:g}"
+            ) from None
 
     async def watch(self) -> None:
         """Returns when the client is gone. Nothing else may read from ``receive`` meanwhile."""

@@ -1,8 +1,8 @@
-"""uvicorn's protocol with what it lacks: bounds on headers, small send buffers, a way past ASGI.
+"""uvicorn's protocol with what it lacks: bounds on headers and bodies, small send buffers, a way past ASGI.
 
-Without the first two a client that sends half a header keeps its connection for ever, or fills the memory
+Without the first two a client that sends half a request keeps its connection for ever, or fills the memory
 with it, and one that never reads makes the server buffer megabytes of its stream before anybody notices. The
-third, ``Connection``, lets a token go from the bus's callback to the socket without waking a task.
+last, ``Connection``, lets a token go from the bus's callback to the socket without waking a task.
 """
 
 import asyncio
@@ -40,11 +40,12 @@ class Connection:
         self.transport.abort()
 
 
-def guarded_protocol(header_timeout_s: float) -> type[asyncio.Protocol]:
-    """A protocol class with that deadline, for ``common.service.run_service``."""
+def guarded_protocol(header_timeout_s: float, body_timeout_s: float) -> type[asyncio.Protocol]:
+    """A protocol class with these deadlines, for ``common.service.run_service``."""
 
     class GuardedProtocol(HttpToolsProtocol):
         _deadline: asyncio.TimerHandle | None = None
+        _body_deadline: asyncio.TimerHandle | None = None
         _earlier: tuple[RequestResponseCycle, ...] = ()
         _header_bytes = 0
 
@@ -59,6 +60,7 @@ def guarded_protocol(header_timeout_s: float) -> type[asyncio.Protocol]:
         def data_received(self, data: bytes) -> None:
             deadline = self._deadline
             super().data_received(data)
+            self._bound_silence()
             if deadline is None or deadline is not self._deadline or self.transport.is_closing():
                 return
             # The header that was being read before is still being read.
@@ -74,13 +76,21 @@ def guarded_protocol(header_timeout_s: float) -> type[asyncio.Protocol]:
 
         def on_headers_complete(self) -> None:
             self._stop_deadline()
+            self._stop_body_deadline()
+            loop = asyncio.get_running_loop()
+            self._body_deadline = loop.call_later(body_timeout_s, self._give_body_up)
             # uvicorn tells only a connection's last request that the client left; those before it are ours.
             cycles = (*self._earlier, self.cycle)
             self._earlier = tuple(each for each in cycles if each and not each.response_complete)
             super().on_headers_complete()
 
+        def on_message_complete(self) -> None:
+            self._stop_body_deadline()
+            super().on_message_complete()
+
         def connection_lost(self, exc: Exception | None) -> None:
             self._stop_deadline()
+            self._stop_body_deadline()
             for cycle in self._earlier:
                 if not cycle.response_complete:
                     cycle.disconnected = True
@@ -97,5 +107,25 @@ def guarded_protocol(header_timeout_s: float) -> type[asyncio.Protocol]:
             if self._deadline is not None:
                 self._deadline.cancel()
                 self._deadline = None
+
+        def _stop_body_deadline(self) -> None:
+            if self._body_deadline is not None:
+                self._body_deadline.cancel()
+                self._body_deadline = None
+
+        def _give_body_up(self) -> None:
+            """The connection ends with the answer: what else of the body comes is nobody's."""
+            if self.cycle.response_complete:
+                self.transport.close()
+            else:
+                self.cycle.keep_alive = False
+
+        def _bound_silence(self) -> None:
+            """Bytes that begin no request, or end the body of one that was answered, have stopped uvicorn's
+            clock for idle connections for good."""
+            is_idle = self.cycle is None or self.cycle.response_complete
+            is_timed = self._deadline or self._body_deadline or self.timeout_keep_alive_task
+            if is_idle and is_timed is None and not self.transport.is_closing():
+                self._start_deadline()
 
     return GuardedProtocol

@@ -39,7 +39,7 @@ async def run_gateway(config: Config, model_directory: Path) -> None:
     async def start(process: ServiceProcess) -> Running:
         return await _start(process, model_directory)
 
-    protocol = guarded_protocol(config.gateway.header_timeout_s)
+    protocol = guarded_protocol(config.gateway.header_timeout_s, config.gateway.body_timeout_s)
     await run_service(config, "gateway", start, protocol, _refuse_while_starting)
 
 

@@ -50,6 +50,7 @@ def gateway_config(nats_url: str, redis_url: str) -> Config:
             keep_alive_comment_s=0.4,
             slow_reader_timeout_s=1.0,
             header_timeout_s=1.0,
+            body_timeout_s=1.5,
             token_timeout_s=2.5,
         ),
     )

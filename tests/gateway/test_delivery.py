@@ -14,7 +14,7 @@ from common.model.tokens import Tokenizer
 from gateway.protocol import MAX_HEADER_BYTES
 from tests.gateway.clients import PROMPT, TEXT, client_of, complete, in_background, whole, with_peer
 from tests.gateway.processes import GatewayProcess, send
-from tests.gateway.raw_http import raw_client
+from tests.gateway.raw_http import RawClient, raw_client
 from tests.gateway.scripted import ScriptedPeer
 
 CHAT: dict[str, Any] = {"model": "default", "messages": [{"role": "user", "content": "Hi"}]}
@@ -202,6 +202,45 @@ def test_half_a_header_is_closed_after_its_time(gateway: GatewayProcess) -> None
             return await client.read_to_end()
 
     assert b"200" not in asyncio.run(run())
+
+
+@pytest.mark.parametrize("drips", [False, True])
+@pytest.mark.parametrize(("path", "status"), [("/v1/completions", b"408"), ("/v1/nowhere", b"404")])
+def test_half_a_body_is_given_up_after_its_time(
+    path: str, status: bytes, drips: bool, gateway: GatewayProcess
+) -> None:
+    """Also where the answer did not wait for it, and though a byte comes now and then."""
+
+    async def drip(client: RawClient) -> None:
+        with suppress(ConnectionError):
+            while drips:
+                await asyncio.sleep(0.1)
+                await client.send(b" ")
+
+    async def run() -> bytes:
+        async with raw_client(gateway.port) as client:
+            head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+            await client.send(f"{head}content-length: 1000\r\n\r\n{{".encode())
+            dripping = asyncio.create_task(drip(client))
+            answer = await client.read_to_end()
+            dripping.cancel()
+            return answer
+
+    answer = asyncio.run(run())
+    assert answer.startswith(b"HTTP/1.1 " + status)
+    assert (b"gateway.body_timeout_s = 1.5" in answer) == (status == b"408")
+    gateway.wait_metric("lamella_open_requests", 0)
+
+
+def test_bytes_that_begin_no_request_keep_no_connection_open(gateway: GatewayProcess) -> None:
+    async def run() -> bytes:
+        async with raw_client(gateway.port) as client:
+            await client.send(b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n")
+            await client.read_until(b"}]}")
+            await client.send(b"\r\n")
+            return await client.read_to_end()
+
+    assert asyncio.run(run()) == b""
 
 
 def test_a_header_without_end_is_refused_before_its_time(gateway: GatewayProcess) -> None:
