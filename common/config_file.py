@@ -57,22 +57,28 @@ def load_config(path: Path | None, environment: Mapping[str, str] | None = None)
             raise ConfigError("--config", str(path), f"is not TOML: {exc}") from exc
         except UnicodeDecodeError as exc:
             raise ConfigError("--config", str(path), "is not TOML: it is not UTF-8 text") from exc
+    _convert(tree, is_text=False)
     for variable, (section, key) in ENVIRONMENT.items():
-        values = tree.setdefault(section, {}) if variable in environment else None
-        # A section that is no table is for the conversion to refuse.
-        if isinstance(values, dict):
-            values[key] = environment[variable]
-    return config_from_tree(tree)
+        if variable in environment:
+            tree.setdefault(section, {})[key] = environment[variable]
+    config = _convert(tree, is_text=True)
+    check_config(config)
+    return config
 
 
 def config_from_tree(tree: Mapping[str, Any]) -> Config:
     """Builds and checks a Config from nested tables. Raises ConfigError."""
-    try:
-        config = msgspec.convert(tree, Config, strict=False, dec_hook=_decode_path)
-    except msgspec.ValidationError as exc:
-        raise _conversion_error(tree, str(exc)) from exc
+    config = _convert(tree, is_text=False)
     check_config(config)
     return config
+
+
+def _convert(tree: Mapping[str, Any], *, is_text: bool) -> Config:
+    """``is_text``: numbers may be texts, as the environment's are. TOML has types, where 1 is not true."""
+    try:
+        return msgspec.convert(tree, Config, strict=not is_text, dec_hook=_decode_path)
+    except msgspec.ValidationError as exc:
+        raise _conversion_error(tree, str(exc)) from exc
 
 
 def to_toml(config: Config) -> str:
@@ -187,6 +193,8 @@ SHARES = (
     "roles.loaded_share",
 )
 HOSTS = ("service.host", "service.advertise_host", "transfer.host")
+NATS_SCHEMES = ("nats", "tls")
+REDIS_SCHEMES = ("redis", "rediss", "unix")
 
 MOST_CLASSES = 16
 """Each has series of its own in every metric of latency."""
@@ -221,6 +229,8 @@ def check_config(config: Config) -> None:
         require(key, "must be over 0 and at most 1", lambda v: 0 < v <= 1)
     for key in HOSTS:
         require(key, "must name a host: an empty one is every address of this machine", bool)
+    check_url("mesh.nats_url", config.mesh.nats_url, NATS_SCHEMES)
+    check_url("mesh.redis_url", config.mesh.redis_url, REDIS_SCHEMES)
     # A flip would be mended by an instance that starts, and one that drains.
     require(
         "scaling.policy",
@@ -273,6 +283,12 @@ def check_config(config: Config) -> None:
         lambda v: not (v == "shared_memory" and config.transfer.protocol != "tcp"),
     )
     _check_classes(config)
+
+
+def check_url(key: str, url: str, schemes: tuple[str, ...]) -> None:
+    """Raises ConfigError for an address that no server of that kind can have."""
+    if url.partition("://")[0] not in schemes:
+        raise ConfigError(key, url, f"must begin with {' or '.join(f'{each}://' for each in schemes)}")
 
 
 def _check_classes(config: Config) -> None:
@@ -339,7 +355,7 @@ def _broken_entry(tree: Mapping[str, Any], table: str) -> str:
     """The name that msgspec leaves out where a table holds others by names: the first that it refuses."""
     for name, entry in tree[table].items():
         try:
-            msgspec.convert({table: {name: entry}}, Config, strict=False, dec_hook=_decode_path)
+            msgspec.convert({table: {name: entry}}, Config, dec_hook=_decode_path)
         except msgspec.ValidationError:
             return str(name)
     raise AssertionError(f"every entry of {table} is as it should be")

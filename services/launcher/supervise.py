@@ -11,15 +11,14 @@ import secrets
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import msgspec
 import uvloop
 
 from common.cancellation import cancel_and_wait
 from common.config import Config
-from common.config_file import load_config, to_toml
-from common.errors import ConfigError, LamellaError, LauncherError, StoreError
+from common.config_file import NATS_SCHEMES, REDIS_SCHEMES, check_url, load_config, to_toml
+from common.errors import LamellaError, LauncherError, StoreError
 from common.logs import configure_logging
 from common.scaling import ScaledService
 from common.signals import listen_to_signals
@@ -59,8 +58,10 @@ async def supervise(state: StateDirectory, plan: LaunchPlan, config: Config, on_
 async def _supervise_locked(
     state: StateDirectory, plan: LaunchPlan, config: Config, on_ready: OnReady
 ) -> None:
-    _check_url("--nats", plan.nats_url, ("nats", "tls"))
-    _check_url("--redis", plan.redis_url, ("redis", "rediss", "unix"))
+    if plan.nats_url is not None:
+        check_url("--nats", plan.nats_url, NATS_SCHEMES)
+    if plan.redis_url is not None:
+        check_url("--redis", plan.redis_url, REDIS_SCHEMES)
     servers: list[embedded.EmbeddedServer] = []
     nats_url, redis_url = plan.nats_url, plan.redis_url
     if nats_url is None:
@@ -92,11 +93,6 @@ async def _supervise_locked(
                 await cancel_and_wait(launch)
                 await supervisor.stop(STOP_GRACE_S)
                 killer.cancel()
-
-
-def _check_url(option: str, url: str | None, schemes: tuple[str, ...]) -> None:
-    if url is not None and urlsplit(url).scheme not in schemes:
-        raise ConfigError(option, url, f"must begin with {' or '.join(f'{each}://' for each in schemes)}")
 
 
 async def _wait_store(store: Store) -> None:

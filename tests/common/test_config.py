@@ -102,6 +102,13 @@ BROKEN = [
     ({"service_classes": {"gold": 1}}, "service_classes.gold = 1: Expected `object`, got `int`"),
     ({"roles": {"overflow_kv_share": 2}}, "roles.overflow_kv_share = 2.0: must be over 0 and at most 1"),
     ({"service": {"host": ""}}, "service.host = '': must name a host"),
+    ({"scheduler": {"grouped": 1}}, "scheduler.grouped = 1: Expected `bool`, got `int`"),
+    ({"instance": {"block_size": "16"}}, "instance.block_size = '16': Expected `int`, got `str`"),
+    ({"mesh": {"nats_url": "http://x:1"}}, "mesh.nats_url = 'http://x:1': must begin with nats:// or tls://"),
+    (
+        {"mesh": {"redis_url": "x:1"}},
+        "mesh.redis_url = 'x:1': must begin with redis:// or rediss:// or unix://",
+    ),
     ({"service_classes": {"Batch": {}}}, "service_classes.Batch = 'Batch': must match [a-z0-9-]{1,64}"),
     ({"service_classes": {"default": {}}}, "default is what [objectives] says"),
     ({"service_classes": {f"c{number}": {} for number in range(17)}}, "must be at most 16"),
@@ -159,6 +166,9 @@ def test_the_environment_stands_over_the_file_and_is_checked_too(tmp_path: Path)
     assert (config.service.port, config.mesh.namespace) == (2, "file")
     with pytest.raises(ConfigError, match=r"service\.port = 'many'"):
         load_config(path, {"LAMELLA_PORT": "many"})
+    path.write_text('[service]\nport = "1"\n')
+    with pytest.raises(ConfigError, match=r"service\.port = '1': Expected `int`"):
+        load_config(path, {"LAMELLA_PORT": "2"})
 
 
 def test_every_variable_sets_a_key_that_exists() -> None:
