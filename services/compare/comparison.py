@@ -7,7 +7,7 @@ others are compared with.
 
 import hashlib
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -112,11 +112,16 @@ def choose(comparison: Comparison, workloads: Iterable[str], configurations: Ite
         workload=tuple(offer for offer in comparison.workload if offer.name in wanted_workloads),
         configuration=tuple(each for each in comparison.configuration if each.name in wanted_configurations),
     )
-    unknown = wanted_workloads - {offer.name for offer in chosen.workload}
-    unknown |= wanted_configurations - {each.name for each in chosen.configuration}
-    if unknown:
-        raise ConfigError("comparison", ", ".join(sorted(unknown)), f"is not in {comparison.name}")
+    _check_known("--workload", wanted_workloads, comparison.workload)
+    _check_known("--configuration", wanted_configurations, comparison.configuration)
     return chosen
+
+
+def _check_known(option: str, wanted: set[str], there: Sequence[Offer | Candidate]) -> None:
+    names = [each.name for each in there]
+    unknown = wanted - set(names)
+    if unknown:
+        raise ConfigError(option, ", ".join(sorted(unknown)), f"must be one of {', '.join(names)}")
 
 
 def plan_of(candidate: Candidate) -> LaunchPlan:

@@ -84,8 +84,10 @@ def test_some_of_a_comparison_are_still_of_it(two: Comparison) -> None:
     chosen = choose(two, (), ("other",))
     assert [candidate.name for candidate in chosen.configuration] == ["other"]
     assert [offer.name for offer in chosen.workload] == ["mixed"]
-    with pytest.raises(ConfigError, match="lpld"):
+    with pytest.raises(ConfigError, match="--workload = 'lpld': must be one of mixed"):
         choose(two, ("lpld",), ())
+    with pytest.raises(ConfigError, match="--configuration = 'none': must be one of plain, other"):
+        choose(two, (), ("none", "plain"))
     more_rounds = msgspec.structs.replace(two, rounds=9)
     assert more_rounds.fingerprint == two.fingerprint
     assert msgspec.structs.replace(two, seed=1).fingerprint != two.fingerprint
