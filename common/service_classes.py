@@ -14,6 +14,8 @@ from common.latency import ServiceObjectives
 
 DEFAULT_CLASS = "default"
 CLASS_HEADER = "x-lamella-class"
+PROBE_HEADER = "x-lamella-probe"
+"""Of a request by which an operator sees whether the mesh serves: what was promised is not judged by it."""
 TIERS = {"auto": DEFAULT_CLASS, "scale": DEFAULT_CLASS, "priority": "interactive", "flex": "batch"}
 """OpenAI's words, and the class that each means where one is configured; else it is the default one."""
 

@@ -24,7 +24,7 @@ from common.errors import (
     RequestCancelled,
     RequestError,
 )
-from common.service_classes import CLASS_HEADER
+from common.service_classes import CLASS_HEADER, PROBE_HEADER
 from gateway.calls import Call, CallFactory
 from gateway.delivery import Delivery
 from gateway.errors import MethodNotAllowed, RouteNotFound, error_body, error_headers, status_of
@@ -168,6 +168,8 @@ class GatewayApp:
     async def _serve(self, exchange: Exchange, call: Call) -> None:
         """``call``'s first choice is admitted already."""
         with self._admit(len(call.generations) - 1):
+            for generation in call.generations:
+                generation.is_probe = bool(exchange.header(PROBE_HEADER.encode()))
             delivery = Delivery(exchange, call, self.journal, self.metrics, self.config)
             self._open.add(delivery)
             try:

@@ -48,10 +48,10 @@ PROGRESS_TOKENS = 16
 class Generation:
     """``notify`` is called whenever there is something to read; it belongs to whoever delivers the text.
 
-    ``is_queued``: it waits at a scheduler, which has said so. ``moved``: where this attempt went on, if it
-    did. ``former``: the life that decoded the sequence until it was gone, for the placement that is to come.
-    ``continuations``: in a row, each broken before ``PROGRESS_TOKENS`` came. ``resubmissions``: in a row, as
-    a scheduler had died before the placement came.
+    ``is_probe``: no user waits for it. ``is_queued``: it waits at a scheduler, which has said so. ``moved``:
+    where this attempt went on, if it did. ``former``: the life that decoded the sequence until it was gone,
+    for the placement that is to come. ``continuations``: in a row, each broken before ``PROGRESS_TOKENS``
+    came. ``resubmissions``: in a row, as a scheduler had died before the placement came.
     """
 
     index: int
@@ -61,6 +61,7 @@ class Generation:
     arrived_s: float = field(default_factory=time.monotonic)
     notify: Callable[["Generation"], None] = _ignore
     placement: Placement | None = None
+    is_probe: bool = False
     is_queued: bool = False
     moved: SequenceMoved | None = None
     lost_instances: tuple[InstanceId, ...] = ()

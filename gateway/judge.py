@@ -42,10 +42,10 @@ class Judge:
             self.metrics.tpot.observe(generation.tpot_s, generation.request.service_class)
 
     def judge(self, generation: Generation, is_refused: bool) -> None:
-        """By its class's objectives; whom its client left says nothing about them."""
+        """By its class's objectives; whom its client left says nothing about them, nor does a probe."""
         now, service_class = time.monotonic(), generation.request.service_class
         is_served = generation.finish_reason is not None and generation.ttft_s is not None
-        if not (is_served or generation.error is not None or is_refused):
+        if generation.is_probe or not (is_served or generation.error is not None or is_refused):
             return
         latency = generation.latency(now) if is_served else None
         tokens = len(generation.output_ids)

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 from urllib.parse import urlsplit
 
 from common.errors import LauncherError
+from common.service_classes import PROBE_HEADER
 
 READY_TIMEOUT_S = 300.0
 """Loading the largest model from a slow disk; a service that fails says so at once."""
@@ -29,6 +30,7 @@ async def fetch(url: str, body: bytes | None = None, timeout_s: float = PROBE_TI
     parts = urlsplit(url)
     lines = [f"{'GET' if body is None else 'POST'} {parts.path} HTTP/1.1", f"Host: {parts.netloc}"]
     lines += ["Content-Type: application/json", f"Content-Length: {len(body or b'')}", "Connection: close"]
+    lines.append(f"{PROBE_HEADER}: 1")
     try:
         async with asyncio.timeout(timeout_s):
             reader, writer = await asyncio.open_connection(parts.hostname, parts.port)

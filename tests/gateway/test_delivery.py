@@ -278,6 +278,22 @@ def test_finished_choices_and_responses_are_counted(gateway: GatewayProcess, tok
     assert {name: gateway.metric(name) - before[name] for name in names} == names
 
 
+@pytest.mark.parametrize(("headers", "judged"), [({}, 1), ({"x-lamella-probe": "1"}, 0)])
+def test_a_probe_says_nothing_about_what_users_were_promised(
+    headers: dict[str, str], judged: int, gateway: GatewayProcess, tokenizer: Tokenizer
+) -> None:
+    """`lamella status` told a new mesh's user of a request that the launcher had made."""
+    before = gateway.metric("lamella_requests_judged_total")
+
+    async def script(peer: ScriptedPeer) -> None:
+        answer = in_background(whole(gateway, extra_headers=headers))
+        peer.tokens(await peer.next_request(), tokenizer.encode(TEXT), finish="length")
+        assert await answer == TEXT
+
+    with_peer(gateway, script)
+    assert gateway.metric("lamella_requests_judged_total") - before == judged
+
+
 def test_too_many_open_requests_are_refused_with_a_time_to_come_back(gateway: GatewayProcess) -> None:
     limit = gateway.config.gateway.max_open_requests
 
