@@ -156,6 +156,11 @@ class Store:
         """Proves that the store answers. Raises StoreUnavailable."""
         await self._run(self._client.ping)
 
+    async def server_time_s(self) -> float:
+        """The server's clock, in seconds since 1970. Raises StoreUnavailable."""
+        seconds, microseconds = cast(tuple[int, int], await self._run(self._client.time))
+        return seconds + microseconds / 1e6
+
     async def close(self) -> None:
         await self._client.aclose()
 

@@ -29,6 +29,7 @@ from services.commands.options import (
 )
 from services.commands.up import up
 from services.compare.command import compare
+from services.doctor.command import doctor
 from services.explaining.command import explain
 from services.flip import flip
 from services.hosts.roles import ServiceRole
@@ -50,6 +51,7 @@ app.command("up")(up)
 app.command("down")(down)
 app.command("status")(status)
 app.command("scale")(scale)
+app.command("doctor")(doctor)
 app.command("bench")(bench)
 app.command("compare")(compare)
 app.command("analyze")(analyze)

@@ -30,6 +30,7 @@ USES_TORCH = (
     "decode/remote_attention.py",
     "decode/pipeline.py",
     "attention/service.py",
+    "services/doctor/child.py",
     "services/hosts/model_engine.py",
     "services/length_predictor/embeddings.py",
     "services/length_predictor/training.py",

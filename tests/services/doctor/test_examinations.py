@@ -1,0 +1,88 @@
+"""The doctor's own looks at real servers, ports, memory and libraries."""
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from common.config import Config, InstanceConfig, MeshConfig
+from common.config_file import to_toml
+from services.doctor.child import ask_child
+from services.doctor.examination import planned
+from services.doctor.machine import examine_shared_memory
+from services.doctor.servers import examine_embedded, examine_gateway_port, examine_nats, examine_redis
+from services.launcher import embedded
+
+
+@pytest.mark.anyio
+async def test_servers_that_answer_are_good(nats_url: str, redis_url: str, namespace: str) -> None:
+    nats, redis = await examine_nats(nats_url, namespace), await examine_redis(redis_url, namespace)
+    assert (nats.verdict, redis.verdict) == ("good", "good"), (nats, redis)
+
+
+@pytest.mark.anyio
+async def test_a_wrong_password_is_named_and_never_told(
+    nats_url: str, redis_url: str, namespace: str
+) -> None:
+    nats = await examine_nats(nats_url.replace("nats://", "nats://wr0ng"), namespace)
+    redis = await examine_redis(redis_url.replace("redis://:", "redis://:wr0ng"), namespace)
+    for found in (nats, redis):
+        assert found.verdict == "problem", found
+        assert found.advice is not None
+        assert "wr0ng" not in found.seen
+    assert "authorization" in nats.seen.lower()
+    assert "password" in redis.seen
+
+
+def test_servers_of_its_own_are_started_once_and_end(tmp_path: Path) -> None:
+    made: list[embedded.EmbeddedServer] = []
+
+    def prepare(directory: Path) -> embedded.EmbeddedServer:
+        made.append(embedded.prepare_redis(directory))
+        return made[0]
+
+    found = examine_embedded("Redis", prepare, "--redis")
+    assert found.verdict == "good", found
+    assert not embedded.is_answering(made[0])
+    assert not made[0].log_file.parent.exists()
+
+
+def test_a_taken_port_is_a_problem_and_a_free_one_is_left_free() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        found = examine_gateway_port("127.0.0.1", port)
+    assert found.verdict == "problem"
+    assert "lamella up --port" in (found.advice or "")
+    assert examine_gateway_port("127.0.0.1", port).verdict == "good"
+    assert examine_gateway_port("127.0.0.1", port).verdict == "good", "it was given back"
+
+
+def test_memory_is_shared_with_another_process_as_instances_do() -> None:
+    found = examine_shared_memory(Config(instance=InstanceConfig(kv_bytes=1 << 20)))
+    assert found.verdict == "good", found
+    too_much = examine_shared_memory(Config(instance=InstanceConfig(kv_bytes=1 << 62)))
+    assert too_much.verdict == "problem"
+    assert "kv_bytes" in (too_much.advice or "")
+
+
+def test_why_a_child_could_not_look_is_its_answer() -> None:
+    answer = ask_child("memory", "1", '{"name": "x", "base": 0, "nbytes": 4096}')
+    assert not answer.is_good
+    assert answer.text == "region 'x' of process 1 is not shared memory"
+
+
+def test_settings_and_environment_name_servers_and_defaults_do_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable in ("NATS_URL", "REDIS_URL"):
+        monkeypatch.delenv(variable, raising=False)
+    nowhere = tmp_path / "none"
+    plan = planned(None, nowhere, None, None, 8000)
+    assert (plan.nats_url, plan.redis_url, plan.port) == (None, None, 8000)
+    file = tmp_path / "mesh.toml"
+    file.write_text(to_toml(Config(mesh=MeshConfig(nats_url="nats://file:4222"))))
+    assert planned(file, nowhere, None, None, 8000).nats_url == "nats://file:4222"
+    monkeypatch.setenv("NATS_URL", "nats://environment:4222")
+    assert planned(file, nowhere, None, None, 8000).nats_url == "nats://environment:4222"
+    assert planned(file, nowhere, "nats://option:4222", None, 8000).nats_url == "nats://option:4222"
+    assert planned(file, nowhere, None, "redis://option", 8000).redis_url == "redis://option"
