@@ -80,7 +80,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     its body, ``token_timeout_s`` the wait for a stream's next token, ``bus_timeout_s`` that for a bus that is
     away, ``slow_reader_timeout_s`` a client that takes nothing; ``keep_alive_comment_s`` of silence are
     bridged by an SSE comment. A sequence that breaks is continued at most ``max_continuations`` times in a
-    row before it gets on.
+    row before it gets on. ``log_calls``: a line a call in the log, with ids, counts and times.
     """
 
     max_body_bytes: int = 1 << 20
@@ -96,6 +96,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     header_timeout_s: float = 10.0
     body_timeout_s: float = 30.0
     max_continuations: int = 3
+    log_calls: bool = True
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

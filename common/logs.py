@@ -1,7 +1,8 @@
 """Logs: one JSON object a line on standard error; before somebody's eyes, one line of words instead.
 
 ``event`` is a constant name, everything that varies is a field (``extra=``). Prompts, completions and
-credentials are never logged; ids, counts and sizes are.
+credentials are never logged; ids, counts and sizes are. A line about one request has its id as ``request``,
+one about several has theirs as ``requests``.
 """
 
 import datetime
@@ -23,6 +24,12 @@ _encode = msgspec.json.Encoder(enc_hook=str).encode
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:
     return {key: value for key, value in record.__dict__.items() if key not in STANDARD_FIELDS}
+
+
+def request_field(message: object) -> dict[str, str]:
+    """For a line about a message: the id of the one request that the message is about, if it is about one."""
+    request_id = getattr(getattr(message, "request", message), "request_id", None)
+    return {} if request_id is None else {"request": request_id}
 
 
 class JsonFormatter(logging.Formatter):

@@ -8,6 +8,7 @@ import msgspec
 
 from common.bus import Bus
 from common.errors import BusUnavailable
+from common.logs import request_field
 
 log = logging.getLogger("lamella.bus")
 
@@ -25,7 +26,8 @@ def publish_surely(
     try:
         bus.publish(subject, message)
     except BusUnavailable as exc:
-        log.warning("publish_postponed", extra={"subject": subject, "error": str(exc)})
+        facts = {"subject": subject, "error": str(exc), **request_field(message)}
+        log.warning("publish_postponed", extra=facts)
         spawn(_publish_later(bus, subject, message))
 
 
@@ -37,4 +39,4 @@ async def _publish_later(bus: Bus, subject: str, message: msgspec.Struct) -> Non
         except BusUnavailable:
             continue
         return
-    log.error("publish_given_up", extra={"subject": subject})
+    log.error("publish_given_up", extra={"subject": subject, **request_field(message)})

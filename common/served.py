@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from common.errors import InternalError, InvalidRequest, Overloaded, RequestError
+from common.logs import request_field
 from common.messages import ErrorReply, error_reply
 
 log = logging.getLogger("lamella.bus")
@@ -78,5 +79,5 @@ class ServedSubject:
         except RequestError as exc:
             return error_reply(exc)
         except Exception:
-            log.exception("bus_handler_failed", extra={"subject": self.subject})
+            log.exception("bus_handler_failed", extra={"subject": self.subject, **request_field(message)})
             return ErrorReply(InternalError.code, "an internal error; the service's log has it")

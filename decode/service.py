@@ -240,10 +240,11 @@ class DecodeService:
                 tokens = tuple(await self.staggered.run(lane, [as_step(row) for row in rows], ids))
                 computed = Computed(tokens, loop.time() - started_s, is_alone=True)
         except AttentionLost as exc:
-            log.error("attention_lost", extra={"rows": len(rows), "error": str(exc)})
+            requests = [row.request.request_id for row in rows]
+            log.error("attention_lost", extra={"requests": requests, "error": str(exc)})
             computed = Computed((None,) * len(rows), loop.time() - started_s, is_alone=True)
         except Exception:
-            log.exception("step_failed", extra={"rows": len(rows)})
+            log.exception("step_failed", extra={"requests": [row.request.request_id for row in rows]})
             self.handle(
                 events.StepFailed(ErrorReply(InternalError.code, "the decode step failed"), lane=lane)
             )

@@ -38,6 +38,7 @@ from gateway.openai import (
     TokenizeRequest,
     tell_error,
 )
+from gateway.request_log import log_call
 from gateway.responses import sse
 
 log = logging.getLogger("lamella.gateway")
@@ -176,13 +177,16 @@ class GatewayApp:
                 await delivery.run()
             finally:
                 self._open.discard(delivery)
+                if self.config.log_calls:
+                    log_call(exchange, call)
 
     async def refuse(self, exchange: Exchange, error: RequestError) -> None:
         """An error as a status, or, once bytes are out, as the stream's last event."""
         if isinstance(error, RequestCancelled) and exchange.disconnected.is_set():
             return
         if status_of(error) >= 500:
-            log.warning("request_refused", extra={"error": error.message, "code": error.code})
+            facts = {"http_request": exchange.request_id, "error": error.message, "code": error.code}
+            log.warning("request_refused", extra=facts)
         if exchange.has_started:
             await exchange.finish(sse(error_body(error)))
             return
@@ -214,5 +218,6 @@ class Endpoint:
         except RequestError as exc:
             await self.gateway.refuse(exchange, exc)
         except Exception:
-            log.exception("request_failed", extra={"path": scope["path"]})
+            facts = {"http_request": exchange.request_id, "path": scope["path"]}
+            log.exception("request_failed", extra=facts)
             await self.gateway.refuse(exchange, InternalError("internal error"))

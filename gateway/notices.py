@@ -62,4 +62,5 @@ class Notices:
         try:
             self.bus.publish(subject, message)
         except BusError as exc:
-            log.warning("publish_failed", extra={"subject": subject, "error": str(exc)})
+            facts = {"request": message.request_id, "subject": subject, "error": str(exc)}
+            log.warning("publish_failed", extra=facts)

@@ -202,7 +202,8 @@ class PrefillService:
         try:
             computed = await self.engine.compute("prefill", chunk_work(slices, reports))
         except Exception:
-            log.exception("chunk_failed", extra={"slices": len(slices)})
+            requests = [piece.request.request_id for piece in slices]
+            log.exception("chunk_failed", extra={"requests": requests})
             self._handle(events.ChunkFailed(ErrorReply(InternalError.code, "the prefill chunk failed")))
             return
         self.speed.observe(slices, computed.elapsed_s, is_alone=computed.is_alone)

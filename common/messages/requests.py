@@ -52,6 +52,13 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     service_class: str = "default"
     head_start_s: float = 0.0
 
+    def __repr__(self) -> str:
+        """Without what was asked and answered, as errors and logs quote what they are about."""
+        return (
+            f"GenerationRequest({self.request_id!r}, attempt={self.attempt},"
+            f" prompt_tokens={len(self.prompt_ids)}, output_tokens={len(self.output_ids)})"
+        )
+
     @property
     def tokens(self) -> int:
         """Tokens whose KV must exist before the next one can be drawn."""
