@@ -20,16 +20,14 @@ from common.messages import (
     FlipRole,
     InstanceRecord,
     MemberRecord,
-    Phase,
     Role,
-    has_phase,
 )
 from common.subjects import Subjects
 from services.launcher.state_directory import DEFAULT_STATE_DIRECTORY
 from services.members import members_of
+from services.phases import lost_phases
 from services.tracing.command import mesh_of
 
-PHASES: tuple[Phase, ...] = ("prefill", "decode")
 CONNECT_TIMEOUT_S = 5.0
 ASK_INTERVAL_S = 0.05
 
@@ -97,9 +95,9 @@ def check_flip(members: list[MemberRecord], name: str, role: Role, *, force: boo
     former = found[0].role
     if former == role and found[0].home in (None, role):
         raise FlipRefused(f"{name} is a {role} instance already")
-    for phase in PHASES:
-        others = [each for each in instances if each.instance_id != name and has_phase(each.role, phase)]
-        if has_phase(former, phase) and not (force or others or has_phase(role, phase)):
+    others = [each.role for each in instances if each.instance_id != name]
+    for phase in lost_phases([former, *others], [role, *others]):
+        if not force:
             raise FlipRefused(
                 f"{name} is the last {phase} instance: without one no request is served; --force flips it"
             )

@@ -10,6 +10,7 @@ from rich.table import Table
 from common.errors import LauncherError
 from services.commands.options import StateOption, messages
 from services.launcher.state_directory import DEFAULT_STATE_DIRECTORY
+from services.phases import missing_phases
 
 if TYPE_CHECKING:
     from common.scaling import DesiredCounts
@@ -48,6 +49,9 @@ def scale(
         list[str] | None, typer.Argument(metavar="ROLE=N …", help="For example prefill=2 decode=3.")
     ] = None,
     show: Annotated[bool, typer.Option("--show", help="Show the scheduler's plan; change nothing.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Also end the last instance that prefills, or decodes.")
+    ] = False,
     state_dir: StateOption = DEFAULT_STATE_DIRECTORY,
 ) -> None:
     """Change how many instances run; returns when they are ready and the surplus has drained."""
@@ -64,7 +68,7 @@ def scale(
         raise LauncherError("say how many of what, for example decode=2, or --show")
     wanted = parse_counts(counts)
     with messages.status("scaling"):
-        mesh = scale_mesh(state_dir, wanted)
+        mesh = scale_mesh(state_dir, wanted, is_forced=force)
     print_status(mesh)
 
 
@@ -84,8 +88,20 @@ def print_status(mesh: "MeshStatus") -> None:
             role += f" (home: {instance.home})"
         table.add_row(process.id, role, str(process.pid), state, str(process.restarts))
     console.print(table)
+    warn_missing(mesh)
     if mesh.plan is not None:
         _print_plan(mesh.plan)
+
+
+def warn_missing(mesh: "MeshStatus") -> None:
+    """That it serves nothing, where it cannot."""
+    for phase in missing_phases(each.role for each in mesh.instances):
+        messages.print(
+            f"[yellow]no instance does {phase}:[/yellow] every request is answered with 503 until one does,"
+            f" for example after `lamella scale {phase}=1`",
+            highlight=False,
+            soft_wrap=True,
+        )
 
 
 def _print_plan(plan: "DesiredCounts | None") -> None:

@@ -21,6 +21,7 @@ from common.config import (
 )
 from common.config_file import check_config, load_config
 from common.errors import ConfigError
+from services.commands.mesh import warn_missing
 from services.commands.options import ConfigOption, StateOption, messages
 from services.launcher.state_directory import DEFAULT_STATE_DIRECTORY
 
@@ -199,9 +200,10 @@ def _prepare(config: Config) -> None:
 
 
 def _say_ready(mesh: "MeshStatus") -> None:
-    """One line with the URL, one to try."""
+    """One line with the URL, one to try, and what is missing for it to serve."""
     example = (
         f"curl {mesh.url}/v1/chat/completions -H 'content-type: application/json' -d "
         '\'{"model": "default", "messages": [{"role": "user", "content": "Hello!"}]}\''
     )
     print(f"lamella is ready at {mesh.url}\n  {example}", flush=True)
+    warn_missing(mesh)

@@ -28,9 +28,11 @@ class AskStatus(msgspec.Struct, frozen=True, tag="status"):
 
 
 class Scale(msgspec.Struct, frozen=True, tag="scale"):
-    """Makes the roles named as many as said; answered by a MeshStatus when that is so."""
+    """Makes the roles named as many as said; answered by a MeshStatus when that is so. ``is_forced``: also
+    where nobody is left that prefills, or that decodes."""
 
     counts: dict[ScaledRole, int]
+    is_forced: bool = False
 
 
 class InstanceStatus(msgspec.Struct, frozen=True):

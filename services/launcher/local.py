@@ -133,15 +133,16 @@ def status(directory: Path) -> MeshStatus:
     return control.ask(_running(directory).control_socket, AskStatus(), STATUS_TIMEOUT_S)
 
 
-def scale(directory: Path, counts: Mapping[ScaledRole, int]) -> MeshStatus:
+def scale(directory: Path, counts: Mapping[ScaledRole, int], *, is_forced: bool = False) -> MeshStatus:
     """Makes each named role as many instances; returns when they are ready and the surplus has drained.
 
-    Raises MeshNotRunning, ConfigError for a count out of range, LauncherError when one does not start.
+    Raises MeshNotRunning, ConfigError for a count out of range, LauncherError when one does not start or
+    the last of a phase would end and ``is_forced`` does not want that.
     """
     check_counts(counts)
     state = _running(directory)
     timeout_s = READY_TIMEOUT_S + _drain_timeout_s(state) + STOP_GRACE_S + MARGIN_S
-    return control.ask(state.control_socket, Scale(dict(counts)), timeout_s)
+    return control.ask(state.control_socket, Scale(dict(counts), is_forced), timeout_s)
 
 
 def local_url(directory: Path) -> str:

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import os
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -37,6 +38,7 @@ from services.launcher.state_directory import (
     identify,
     write_private,
 )
+from services.phases import lost_phases
 
 log = logging.getLogger("lamella.supervisor")
 
@@ -87,29 +89,32 @@ class Supervisor:
 
     async def carry_out(self, command: control.Command) -> control.MeshStatus:
         match command:
-            case control.Scale(counts):
-                await self.scale(counts)
+            case control.Scale(counts, is_forced):
+                await self.scale(counts, is_forced=is_forced)
         return await self.status()
 
-    async def scale(self, counts: Mapping[ScaledRole, int]) -> None:
+    async def scale(self, counts: Mapping[ScaledRole, int], *, is_forced: bool = False) -> None:
         """By home role: whose role a policy has changed for a while is there nevertheless. Returns when new
         instances are ready and surplus ones have drained."""
         check_counts(counts)
-        self._check_attention(counts)
         async with self._scaling:
             if not self.has_launched or self.is_stopping:
                 raise LauncherError("the mesh is not ready: it can be scaled once it is")
-            started: set[str] = set()
-            surplus: list[Child] = []
             records = await self._records()
+            missing: Counter[ScaledRole] = Counter()
+            surplus: list[Child] = []
             for role, count in counts.items():
                 present = [
                     child
                     for child in self.children.values()
                     if home_of(child, _record_of(child, records)) == role
                 ]
-                started |= self._add_services(role, max(0, count - len(present)))
+                missing[role] = max(0, count - len(present))
                 surplus += present[count:]
+            if not is_forced:
+                self._check_phases(records, missing, surplus)
+            self._check_attention(counts)
+            started = set[str]().union(*(self._add_services(role, count) for role, count in missing.items()))
             try:
                 await asyncio.gather(*(self._remove(child) for child in surplus))
                 await self._wait_registered(started)
@@ -117,6 +122,22 @@ class Supervisor:
             except LauncherError:
                 await asyncio.gather(*(self._remove(self.children[name]) for name in started))
                 raise
+
+    def _check_phases(
+        self, records: Mapping[str, MemberRecord], added: Counter[ScaledRole], removed: list[Child]
+    ) -> None:
+        """By the roles that instances have now, those of other machines among them."""
+        roles = {name: each.role for name, each in records.items() if isinstance(each, InstanceRecord)}
+        for role in ROLES:
+            # Who is being restarted has no record for a while.
+            roles = {child.service_id: role for child in self._instances(role)} | roles
+        gone = {child.service_id for child in removed}
+        left = [role for name, role in roles.items() if name not in gone]
+        for phase in lost_phases(roles.values(), [*left, *(role for role in ROLES if added[role])]):
+            raise LauncherError(
+                f"no instance would be left that does {phase}: without one no request is served; --force ends"
+                " the last"
+            )
 
     def _check_attention(self, counts: Mapping[ScaledRole, int]) -> None:
         """What attention workers allow. Instances that start from now on find the new number of them."""

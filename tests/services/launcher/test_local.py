@@ -229,6 +229,17 @@ def test_a_new_instance_that_cannot_start_fails_the_scaling_and_leaves_the_mesh(
     assert ids(local.status(directory)) == ONE_EACH - {"decode-0"}
 
 
+def test_the_last_instance_of_a_phase_ends_only_by_force(running: Path) -> None:
+    """As it is flipped: every request would be refused from then on."""
+    with pytest.raises(LauncherError, match=r"no instance would be left that does decode.*--force"):
+        local.scale(running, {"decode": 0, "prefill": 2})
+    assert ids(local.status(running)) == ONE_EACH
+    assert ids(local.scale(running, {"decode": 0}, is_forced=True)) == ONE_EACH - {"decode-0"}
+    # Nobody loses what is missing already.
+    assert ids(local.scale(running, {"decode": 0})) == ONE_EACH - {"decode-0"}
+    assert ids(local.scale(running, {"decode": 1})) == ONE_EACH
+
+
 def test_counts_out_of_range_are_refused(directory: Path) -> None:
     with pytest.raises(ConfigError, match=r"prefill = -1: must be 0\.\.64"):
         local.up_detached(directory, plan(prefill=-1), CONFIG)
