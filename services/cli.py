@@ -5,10 +5,11 @@ loads torch.
 """
 
 import asyncio
+import errno
 import gc
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
@@ -62,14 +63,25 @@ app.command("flip")(flip)
 app.command("convert")(convert)
 
 
+DISK_REFUSES = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EROFS))
+
+
 def main() -> None:
-    """Runs a command; a LamellaError becomes one line and exit status 1."""
+    """Runs a command; a LamellaError, or a disk that takes nothing, becomes one line and exit status 1."""
     try:
         app()
     except LamellaError as exc:
-        messages.print("[bold red]error:[/bold red]", end=" ")
-        messages.print(str(exc), highlight=False, markup=False, soft_wrap=True)
-        sys.exit(1)
+        _fail(str(exc))
+    except OSError as exc:
+        if exc.errno not in DISK_REFUSES:
+            raise
+        _fail(f"{exc.filename or 'writing'}: {exc.strerror}")
+
+
+def _fail(reason: str) -> NoReturn:
+    messages.print("[bold red]error:[/bold red]", end=" ")
+    messages.print(reason, highlight=False, markup=False, soft_wrap=True)
+    sys.exit(1)
 
 
 @app.command()

@@ -10,7 +10,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from safetensors import SafetensorError
+
 from common.config import Config
+from common.errors import ModelError
 from common.model.cache import cached_conversion
 from common.model.cpu.library import compile_kernels, kept_kernels
 from common.model.precision import precision_of, wants_compiled
@@ -26,6 +29,14 @@ compile_kernels(Path(sys.argv[1]))
 
 def prepare_model(config: Config, progress: Callable[[str], None]) -> None:
     """Converts, captures and compiles what the cache lacks. Raises ModelError, ConfigError."""
+    try:
+        _prepare(config, progress)
+    except (OSError, SafetensorError) as exc:
+        cache = config.model.cache_directory
+        raise ModelError(f"model.cache_directory = {cache}: cannot be made ready there: {exc}") from exc
+
+
+def _prepare(config: Config, progress: Callable[[str], None]) -> None:
     if config.instance.engine != "model":
         model_directory(config.model, progress)
         return

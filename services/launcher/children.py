@@ -14,7 +14,7 @@ from asyncio.subprocess import Process
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import BinaryIO, Literal
 
 from common.errors import LauncherError
 from services.launcher.embedded import last_words
@@ -105,7 +105,7 @@ class Child:
         self._send(signal.SIGKILL)
 
     async def _run_once(self, on_change: Callable[[], None]) -> int:
-        with self.log_file.open("ab") as output:
+        with self._open_log() as output:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-I",
@@ -135,6 +135,14 @@ class Child:
             self.identity = None
             self._process = None
             on_change()
+
+    def _open_log(self) -> BinaryIO:
+        """A disk that takes nothing costs a service its log, and no more."""
+        try:
+            return self.log_file.open("ab")
+        except OSError as exc:
+            log.warning("log_unwritten", extra={"id": self.service_id, "error": str(exc)})
+            return Path(os.devnull).open("ab")
 
     def _send(self, number: signal.Signals) -> None:
         if self._process is not None and self._process.returncode is None:

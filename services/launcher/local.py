@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 import msgspec
 import uvloop
@@ -62,7 +62,7 @@ def up_detached(directory: Path, plan: LaunchPlan, config: Config) -> MeshStatus
     write_private(state.plan_file, msgspec.json.encode(plan))
     write_private(state.config_file, to_toml(config).encode())
     root = str(Path(__file__).resolve().parents[2])
-    with state.log_file("supervisor").open("wb") as log:
+    with _open_log(state) as log:
         supervisor = subprocess.Popen(
             [sys.executable, "-m", "services.launcher.supervise", str(state.path)],
             stdin=subprocess.DEVNULL,
@@ -92,6 +92,15 @@ def up_detached(directory: Path, plan: LaunchPlan, config: Config) -> MeshStatus
     return answer
 
 
+def _open_log(state: StateDirectory) -> BinaryIO:
+    """The supervisor's. Raises LauncherError."""
+    file = state.log_file("supervisor")
+    try:
+        return file.open("wb")
+    except OSError as exc:
+        raise LauncherError(f"{file} cannot be written: {exc.strerror}") from exc
+
+
 @contextmanager
 def ended_by_any_signal() -> Iterator[None]:
     """SIGTERM and SIGHUP end what is being waited for as Ctrl-C does, instead of leaving it behind."""
@@ -119,12 +128,16 @@ def down(directory: Path) -> None:
         raise MeshNotRunning(f"no mesh runs in {state.path}")
     # The gateway drains first, then the others; then the servers end.
     grace_s = 2 * (_drain_timeout_s(state) + STOP_GRACE_S) + STOP_TIMEOUT_S + MARGIN_S
+    if not processes:
+        raise LauncherError(
+            f"a mesh runs in {state.path}, and {state.processes_file.name} there does not say which processes"
+            " are its: end its supervisor (`services.launcher.supervise`, or `lamella up`) yourself"
+        )
     for process in processes:
         if process.role == "supervisor":
             end_process(process, grace_s)
-    if processes:
-        with ThreadPoolExecutor(len(processes)) as waiting:
-            list(waiting.map(lambda process: end_process(process, STOP_GRACE_S), processes))
+    with ThreadPoolExecutor(len(processes)) as waiting:
+        list(waiting.map(lambda process: end_process(process, STOP_GRACE_S), processes))
     state.remove_files()
 
 

@@ -120,6 +120,7 @@ class StateDirectory:
             return []
 
     def write_processes(self, processes: list[ProcessIdentity]) -> None:
+        """Raises LauncherError."""
         write_private(self.processes_file, msgspec.json.format(msgspec.json.encode(processes)))
 
 
@@ -132,17 +133,23 @@ def make_private_directory(path: Path) -> None:
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """Replaces the file as a whole; readable by its owner only."""
+    """Replaces the file as a whole; readable by its owner only. Raises LauncherError, for example on a full
+    disk."""
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(data)
-    unfinished.replace(path)
+    try:
+        descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+        unfinished.replace(path)
+    except OSError as exc:
+        with contextlib.suppress(OSError):
+            unfinished.unlink()
+        raise LauncherError(f"{path} cannot be written: {exc.strerror}") from exc
 
 
 @contextlib.contextmanager
 def locked(state: StateDirectory) -> Iterator[None]:
-    """Holds the directory for one supervisor. Raises LauncherError when another one has it."""
+    """Holds the directory for one supervisor. Raises LauncherError when another one has it, OSError."""
     with state.lock_file.open("a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

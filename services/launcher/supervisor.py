@@ -264,7 +264,11 @@ class Supervisor:
     def _write_processes(self) -> None:
         own = identify("supervisor", "supervisor", os.getpid())
         alive = [child.identity for child in self.children.values() if child.identity is not None]
-        self.state.write_processes([each for each in (own, *alive) if each is not None])
+        try:
+            self.state.write_processes([each for each in (own, *alive) if each is not None])
+        except LauncherError as exc:
+            # A full disk ends no mesh: the list is for cleaning up after a supervisor that was killed.
+            log.warning("processes_unwritten", extra={"error": str(exc)})
 
     async def _records(self) -> dict[str, MemberRecord]:
         try:

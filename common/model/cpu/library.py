@@ -101,21 +101,25 @@ def compile_kernels(cache_directory: Path, progress: Callable[[str], None] = lam
     if kept is not None:
         return kept
     key, parents = _key(), _places(cache_directory)
+    failure: OSError | None = None
     for parent in parents:
         try:
             parent.mkdir(parents=True, exist_ok=True)
             scratch = Path(tempfile.mkdtemp(dir=parent, prefix=".compiling-"))
-        except OSError:
+            progress("compiling kernels")
+            try:
+                _compile(scratch)
+                scratch.chmod(0o755)  # another user's service may read the cache
+                _move(scratch, parent / key)
+            finally:
+                shutil.rmtree(scratch, ignore_errors=True)
+        except OSError as exc:
+            failure = exc
             continue
-        progress("compiling kernels")
-        try:
-            _compile(scratch)
-            scratch.chmod(0o755)  # another user's service may read the cache
-            _move(scratch, parent / key)
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
         return parent / key
-    raise OSError(f"compiled kernels can be kept neither in {parents[0]} nor in {parents[1]}")
+    raise OSError(
+        f"compiled kernels can be kept neither in {parents[0]} nor in {parents[1]}: {failure}"
+    ) from failure
 
 
 def _move(scratch: Path, target: Path) -> None:

@@ -165,6 +165,32 @@ def test_a_process_that_dies_is_started_again(running: Path) -> None:
     _until(is_back)
 
 
+def test_a_disk_that_takes_nothing_ends_no_mesh(directory: Path) -> None:
+    """A service that died on a full disk took all others with it."""
+    local.up_detached(directory, plan(), CONFIG)
+    before = identities(directory)
+    processes, logs = directory / "processes.json", directory / "logs"
+    kept = processes.rename(directory / "kept.json")
+    processes.mkdir()
+    logs.rename(directory / "earlier-logs")
+
+    def is_back() -> bool:
+        status = local.status(directory)
+        states = [each.state for each in status.instances]
+        return any(each.restarts for each in status.processes) and states == ["ready", "ready"]
+
+    try:
+        os.kill(before["prefill-0"].pid, signal.SIGKILL)
+        _until(is_back)
+        assert all(is_alive(each) for name, each in before.items() if name != "prefill-0")
+        with pytest.raises(LauncherError, match=r"processes\.json there does not say which processes"):
+            local.down(directory)
+        assert (directory / "mesh.toml").exists()
+    finally:
+        processes.rmdir()
+        kept.rename(processes)
+
+
 def test_a_nats_server_that_dies_is_started_again_at_its_address(running: Path) -> None:
     services = {name: each for name, each in identities(running).items() if name not in ("nats", "redis")}
     nats = identities(running)["nats"]
