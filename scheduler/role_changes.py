@@ -119,4 +119,5 @@ def worker_of(view: InstanceView, waiting_tokens: int) -> Worker:
         kv_share=decode.context_tokens / max(1, view.capacity_tokens),
         decodes=decode.requests,
         waiting=report.decode_waiting,
+        coming=decode.requests - report.decode_running - report.decode_waiting,
     )

@@ -21,7 +21,7 @@ OPPOSITE: dict[Phase, Phase] = {"prefill": "decode", "decode": "prefill"}
 class Worker:
     """An instance that is ready. ``queue_s``: seconds of prompts that wait, None before it has learned how
     long they take; ``prompts`` waiting or being handed over. ``kv_share``: of its capacity that decode holds
-    or is to hold; ``decodes`` running or waiting, ``waiting`` for room."""
+    or is to hold; ``decodes`` running, ``waiting`` for room, or ``coming`` once prompts are computed."""
 
     instance_id: InstanceId
     role: Role
@@ -32,6 +32,14 @@ class Worker:
     kv_share: float
     decodes: int
     waiting: int
+    coming: int = 0
+
+    @property
+    def is_busy(self) -> bool:
+        """With what its role is for. What is still being computed elsewhere keeps nobody busy."""
+        decodes = self.decodes - self.coming
+        work = {"prefill": self.prompts, "decode": decodes, "mixed": self.prompts + decodes}
+        return work[self.role] > 0
 
     def work(self, phase: Phase) -> int:
         return self.prompts if phase == "prefill" else self.decodes
@@ -139,8 +147,7 @@ class IdleFlip:
             each.instance_id: self.busy.get(each.instance_id, deque(maxlen=looks)) for each in workers
         }
         for each in workers:
-            work = each.prompts + each.decodes if each.role == "mixed" else each.work(each.role)
-            self.busy[each.instance_id].append(work > 0)
+            self.busy[each.instance_id].append(each.is_busy)
         if any(len(each) < looks for each in self.busy.values()):
             return None
         for phase, other in OPPOSITE.items():

@@ -169,13 +169,14 @@ async def stream_text(
     begun: asyncio.Event,
     begun_chunks: int = 1,
 ) -> str:
-    """What a greedy stream says that its end-of-sequence token does not end. ``begun`` is set with the
-    ``begun_chunks``-th chunk."""
+    """What a greedy stream says (emulated engines go by its seed) that no end-of-sequence token ends.
+    ``begun`` is set with the ``begun_chunks``-th chunk."""
     stream = await client.completions.create(
         model="default",
         prompt=prompt,
         max_tokens=output_tokens,
         temperature=0,
+        seed=0,
         stream=True,
         timeout=120,
         extra_body={"ignore_eos": True},

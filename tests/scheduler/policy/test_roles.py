@@ -148,6 +148,14 @@ def test_the_last_one_stays_and_nobody_flips_to_those_who_idle(workers: list[Wor
     assert all(policy.decide(workers, look) is None for look in range(30))
 
 
+def test_who_waits_for_prompts_that_others_compute_idles_meanwhile() -> None:
+    """Decode instances were booked for all that waited to be prefilled, and never went to help."""
+    policy = IdleFlip(IDLE)
+    workers = [worker("p0", prompts=9), worker("d0", decodes=5, coming=4), worker("d1", decodes=4, coming=4)]
+    changes = [policy.decide(workers, look) for look in range(10)]
+    assert changed(changes[-1]) == ("d1", "prefill", False)
+
+
 def test_fixed_roles_have_no_policy() -> None:
     assert role_policy(RolesConfig()) is None
     assert isinstance(role_policy(SETTINGS), Overflow)
