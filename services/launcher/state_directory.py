@@ -97,9 +97,16 @@ class StateDirectory:
                 )
             self.marker.touch(mode=0o600)
             self.logs.mkdir(exist_ok=True)
-            make_private_directory(self.control_socket.parent)
         except OSError as exc:
             raise LauncherError(f"state directory {self.path}: {exc.strerror or exc}") from exc
+
+    def make_socket_directory(self) -> None:
+        """After ``remove_files``, which takes it away where it is another one. Raises LauncherError."""
+        directory = self.control_socket.parent
+        try:
+            make_private_directory(directory)
+        except OSError as exc:
+            raise LauncherError(f"directory of the control socket {directory}: {exc.strerror or exc}") from exc
 
     def remove_files(self) -> None:
         """Removes what ``up`` made, except the logs and the lock. Nothing where ``up`` never was."""

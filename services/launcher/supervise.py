@@ -47,6 +47,7 @@ async def supervise(state: StateDirectory, plan: LaunchPlan, config: Config, on_
         for process in state.read_processes():
             end_process(process, grace_s=1.0)
         state.remove_files()
+        state.make_socket_directory()
         try:
             await _supervise_locked(state, plan, config, on_ready)
         except BaseExceptionGroup as group:

@@ -15,6 +15,8 @@ from tests.e2e.meshes import Mesh, get_text, running_mesh
 CONFIG = """
 [instance]
 engine = "emulated"
+# Of chunks far from full nothing is predicted.
+chunk_tokens = 4
 [emulation]
 prefill_base_s = 0.01
 decode_base_s = 0.01
