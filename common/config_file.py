@@ -21,6 +21,7 @@ from common.config import Config
 from common.errors import ConfigError
 from common.ids import is_valid_id
 from common.scaling import ScaledService
+from common.secret_files import with_secrets
 
 ENVIRONMENT: dict[str, tuple[str, str]] = {
     "NATS_URL": ("mesh", "nats_url"),
@@ -41,12 +42,12 @@ ENVIRONMENT: dict[str, tuple[str, str]] = {
     "LAMELLA_ATTENTION_DEVICE": ("attention", "device"),
     "LAMELLA_TRANSFER_HOST": ("transfer", "host"),
 }
-"""Every variable that is read, and the key it sets."""
+"""Every variable that is read, and the key it sets; ``common.secret_files`` reads some from files."""
 
 
 def load_config(path: Path | None, environment: Mapping[str, str] | None = None) -> Config:
     """Reads, overlays the environment, checks. Raises ConfigError naming key, value and rule."""
-    environment = os.environ if environment is None else environment
+    environment = with_secrets(os.environ if environment is None else environment)
     tree: dict[str, Any] = {}
     if path is not None:
         try:

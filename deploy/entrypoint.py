@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from common.config import MeshConfig
 from common.errors import ConfigError
+from common.secret_files import with_secrets
 
 ADDRESS_VARIABLES = ("LAMELLA_ADVERTISE_HOST", "LAMELLA_TRANSFER_HOST")
 DEFAULT_NATS_PORT = 4222
@@ -33,7 +34,7 @@ def with_own_address(environment: Mapping[str, str]) -> dict[str, str]:
     missing = [variable for variable in ADDRESS_VARIABLES if variable not in environment]
     if not missing:
         return dict(environment)
-    address = own_address(environment.get("NATS_URL", MeshConfig().nats_url))
+    address = own_address(with_secrets(environment).get("NATS_URL", MeshConfig().nats_url))
     return {**environment, **dict.fromkeys(missing, address)}
 
 

@@ -21,6 +21,7 @@ from common.config import (
 )
 from common.config_file import check_config, load_config
 from common.errors import ConfigError
+from common.secret_files import with_secrets
 from services.commands.mesh import warn_missing
 from services.commands.options import ConfigOption, StateOption, messages
 from services.launcher.state_directory import DEFAULT_STATE_DIRECTORY
@@ -109,6 +110,7 @@ def up(
     )
     check_config(settings)
     usual = 0 if mixed else 1
+    environment = with_secrets(os.environ)
     plan = LaunchPlan(
         prefill=usual if prefill is None else prefill,
         decode=usual if decode is None else decode,
@@ -116,8 +118,8 @@ def up(
         attention=attention,
         schedulers=schedulers,
         port=port,
-        nats_url=nats or os.environ.get("NATS_URL"),
-        redis_url=redis or os.environ.get("REDIS_URL"),
+        nats_url=nats or environment.get("NATS_URL"),
+        redis_url=redis or environment.get("REDIS_URL"),
     )
     _prepare(settings)
     if detach:

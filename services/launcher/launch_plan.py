@@ -12,6 +12,7 @@ from common.config import Config, InstanceConfig
 from common.config_file import ENVIRONMENT
 from common.errors import ConfigError
 from common.messages import Role
+from common.secret_files import FILE_VARIABLES
 
 MAX_INSTANCES = 64
 """Of one role on one machine; a typing error should not start a thousand processes."""
@@ -117,7 +118,8 @@ def configured(config: Config, plan: LaunchPlan) -> Config:
 def child_environment(config: Config, service_id: str, port: int) -> dict[str, str]:
     """The environment of one service: everything configured is in its file, except its own name and port."""
     root = str(Path(__file__).resolve().parents[2])
-    inherited = {key: value for key, value in os.environ.items() if key not in ENVIRONMENT}
+    configured = {*ENVIRONMENT, *FILE_VARIABLES}
+    inherited = {key: value for key, value in os.environ.items() if key not in configured}
     return {
         **ALLOCATOR_ENVIRONMENT,
         **inherited,

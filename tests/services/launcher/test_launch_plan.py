@@ -5,7 +5,13 @@ import pytest
 
 from common.config import Config, InstanceConfig, Pipeline, ScalingConfig
 from common.errors import ConfigError
-from services.launcher.launch_plan import LaunchPlan, check_plan, configured, parse_counts
+from services.launcher.launch_plan import (
+    LaunchPlan,
+    check_plan,
+    child_environment,
+    configured,
+    parse_counts,
+)
 
 
 def staggered(pipeline: Pipeline, batches: int = 2) -> Config:
@@ -53,3 +59,11 @@ def test_attention_workers_keep_memory_for_decode_instances_that_may_come() -> N
         scaling = msgspec.convert({"policy": policy, "max_decode": 5}, ScalingConfig)
         growing = msgspec.structs.replace(config, scaling=scaling)
         assert configured(growing, plan).attention.decode_instances == shares
+
+
+@pytest.mark.parametrize("variable", ["NATS_URL", "NATS_URL_FILE", "REDIS_URL_FILE"])
+def test_a_service_takes_its_servers_from_the_meshs_file_only(
+    variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, "of another mesh")
+    assert variable not in child_environment(Config(), "decode-0", 0)
