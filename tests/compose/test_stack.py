@@ -1,4 +1,5 @@
-"""The mesh in containers, from the published port to KV that crossed from one container to another.
+"""The mesh in containers: answers through the published port, KV from one container to another, passwords,
+scaling, and what is lost where a container or a network is.
 
 One stack serves all tests, in the order of this file.
 """
@@ -6,11 +7,15 @@ One stack serves all tests, in the order of this file.
 import json
 import re
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
-from tests.compose.conftest import PUBLISHED, Stack
+from tests.compose.conftest import COMMAND_TIMEOUT_S, PROJECT, PUBLISHED, Stack
 
 pytestmark = pytest.mark.timeout(2400)
 
@@ -18,13 +23,65 @@ CLIENT = Path(__file__).with_name("client.py")
 PROMPTS = tuple(f"What is the capital of {country}?" for country in ("France", "Japan", "Peru", "Kenya"))
 ROLES = ("gateway", "scheduler", "prefill", "decode")
 METRICS = "import urllib.request as u; print(u.urlopen('http://127.0.0.1:8000/metrics').read().decode())"
+# Asks both servers without a password.
+STRANGER = """
+import socket
+for host, port, words, refusal in (
+    ("nats", 4222, b"CONNECT {}\\r\\nPING\\r\\n", b"-ERR"),
+    ("redis", 6379, b"KEYS *\\r\\n", b"-NOPERM"),
+):
+    with socket.create_connection((host, port), 5) as connection:
+        connection.sendall(words)
+        answer = b""
+        while refusal not in answer:
+            piece = connection.recv(4096)
+            assert piece, answer
+            answer += piece
+    print(host, "refuses")
+"""
+HELD = ("used", "quarantined")
+IDLE_WITHIN_S = 15.0
+"""What still rests because of a lost peer is freed meanwhile."""
+
+Answers = list[dict[str, object]]
 
 
-def ask(stack: Stack, *prompts: str) -> list[dict[str, object]]:
-    answers: list[dict[str, object]] = json.loads(
-        stack.run(sys.executable, str(CLIENT), f"http://{PUBLISHED}/v1", *prompts)
-    )
+def ask(stack: Stack, *prompts: str) -> Answers:
+    answers: Answers = json.loads(stack.run(sys.executable, str(CLIENT), f"http://{PUBLISHED}/v1", *prompts))
     return answers
+
+
+@contextmanager
+def asking(stack: Stack, alone: Answers) -> Iterator[None]:
+    """Meanwhile all prompts are asked over and over; afterwards, every answer was as when asked alone."""
+    command = (sys.executable, str(CLIENT), f"http://{PUBLISHED}/v1", "--until-told", *PROMPTS)
+    with stack.begin(*command) as client:
+        assert client.stdout is not None
+        # From now on somebody is always in the middle of an answer.
+        client.stdout.readline()
+        try:
+            yield
+        finally:
+            output, errors = client.communicate(timeout=COMMAND_TIMEOUT_S)
+    assert client.returncode == 0, errors
+    answers = json.loads(output.splitlines()[-1])
+    assert len(answers) > len(PROMPTS)
+    expected = {answer["prompt"]: answer for answer in alone}
+    for answer in answers:
+        assert answer == expected[answer["prompt"]]
+
+
+def wait_nothing_left(stack: Stack) -> None:
+    """Returns when no running instance holds a block; fails where one does for long."""
+    deadline = time.monotonic() + IDLE_WITHIN_S
+    for instance in (*stack.containers("prefill"), *stack.containers("decode")):
+        while (held := held_blocks(stack, instance)) > 0:
+            assert time.monotonic() < deadline, f"{instance} still holds {held:.0f} blocks"
+
+
+def held_blocks(stack: Stack, instance: str) -> float:
+    """Those of sequences, and those that a transfer which was given up may still write."""
+    return sum(metric(stack, instance, f'lamella_kv_blocks{{state="{each}"}}') for each in HELD)
 
 
 def metric(stack: Stack, container: str, sample: str) -> float:
@@ -35,13 +92,18 @@ def metric(stack: Stack, container: str, sample: str) -> float:
     return float(found.group(1))
 
 
+def scale_decode(stack: Stack, count: int) -> None:
+    """Returns when so many are ready and the others have drained and ended."""
+    stack.compose("up", "--detach", "--wait", "--no-recreate", "--scale", f"decode={count}")
+
+
 @pytest.fixture(scope="module")
-def alone(stack: Stack) -> list[dict[str, object]]:
+def alone(stack: Stack) -> Answers:
     """Every prompt's answer, asked one after the other of one prefill and one decode instance."""
     return [answer for prompt in PROMPTS for answer in ask(stack, prompt)]
 
 
-def test_the_official_client_streams_through_the_published_port(alone: list[dict[str, object]]) -> None:
+def test_the_official_client_streams_through_the_published_port(alone: Answers) -> None:
     assert "Paris" in str(alone[0]["text"])
     for answer in alone:
         assert answer["finish_reason"] in ("stop", "length")
@@ -49,39 +111,72 @@ def test_the_official_client_streams_through_the_published_port(alone: list[dict
         assert answer["completion_tokens"] > 1
 
 
-def test_the_kv_crossed_between_containers_and_nothing_is_left_behind(
-    stack: Stack, alone: list[dict[str, object]]
-) -> None:
+def test_the_kv_crossed_between_containers_and_nothing_is_left_behind(stack: Stack, alone: Answers) -> None:
     assert alone
-    (prefill,), (decode,) = stack.containers("prefill"), stack.containers("decode")
+    (prefill,) = stack.containers("prefill")
     assert metric(stack, prefill, "lamella_transfer_bytes_total") > 0
     assert metric(stack, prefill, "lamella_transfer_failures_total") == 0
-    for instance in (prefill, decode):
-        assert metric(stack, instance, 'lamella_kv_blocks{state="used"}') == 0
+    wait_nothing_left(stack)
 
 
-def test_more_decode_instances_share_the_work_and_say_the_same(
-    stack: Stack, alone: list[dict[str, object]]
-) -> None:
-    stack.compose("up", "--detach", "--wait", "--no-recreate", "--scale", "decode=2")
+def test_who_knows_no_password_is_refused_by_nats_and_redis(stack: Stack) -> None:
+    (gateway,) = stack.containers("gateway")
+    said = stack.run("docker", "exec", gateway, "python", "-c", STRANGER)
+    assert said.splitlines() == ["nats refuses", "redis refuses"]
+
+
+def test_no_password_shows_from_outside(stack: Stack) -> None:
+    (gateway,) = stack.containers("gateway")
+    running = stack.compose("ps", "--all", "--quiet").split()
+    shown = stack.run("docker", "inspect", *running) + stack.compose("logs", "--no-color")
+    for file in ("nats_url", "redis_url"):
+        url = stack.run("docker", "exec", gateway, "cat", f"/run/secrets/{file}")
+        password = urlsplit(url).password
+        assert password
+        assert password not in shown
+
+
+def test_more_decode_instances_share_the_work_and_say_the_same(stack: Stack, alone: Answers) -> None:
+    scale_decode(stack, 3)
     containers = stack.containers("decode")
-    assert len(containers) == 2
+    assert len(containers) == 3
     assert ask(stack, *PROMPTS) == alone
     for container in containers:
         assert metric(stack, container, "lamella_decode_tokens_total") > 0
 
 
-def test_a_killed_instance_is_done_without_and_comes_back(
-    stack: Stack, alone: list[dict[str, object]]
-) -> None:
+def test_scaling_down_under_load_fails_no_request(stack: Stack, alone: Answers) -> None:
+    with asking(stack, alone):
+        scale_decode(stack, 2)
+    assert len(stack.containers("decode")) == 2
+    wait_nothing_left(stack)
+
+
+def test_a_killed_instance_is_done_without_and_comes_back(stack: Stack, alone: Answers) -> None:
     killed = stack.containers("decode")[0]
-    # Not `docker kill`, which counts as the operator's wish; init is the container's process 1.
-    stack.run("docker", "exec", killed, "sh", "-c", "kill -9 $(cat /proc/1/task/1/children)")
-    assert ask(stack, *PROMPTS) == alone
-    stack.compose("up", "--detach", "--wait", "--no-recreate", "--scale", "decode=2")
+    with asking(stack, alone):
+        # Not `docker kill`, which counts as the operator's wish; init is the container's process 1.
+        stack.run("docker", "exec", killed, "sh", "-c", "kill -9 $(cat /proc/1/task/1/children)")
+        assert ask(stack, *PROMPTS) == alone
+    scale_decode(stack, 2)
     state = stack.run("docker", "inspect", "--format", "{{.RestartCount}} {{.State.Health.Status}}", killed)
     assert state.split() == ["1", "healthy"]
     assert ask(stack, *PROMPTS) == alone
+    wait_nothing_left(stack)
+
+
+def test_an_instance_that_is_cut_off_is_done_without_and_comes_back(stack: Stack, alone: Answers) -> None:
+    cut = stack.containers("decode")[0]
+    with asking(stack, alone):
+        stack.run("docker", "network", "disconnect", f"{PROJECT}_mesh", cut)
+        assert ask(stack, *PROMPTS) == alone
+    stack.run("docker", "network", "connect", f"{PROJECT}_mesh", cut)
+    # Its address is another one now, which it looks up when it starts.
+    stack.run("docker", "restart", cut)
+    scale_decode(stack, 2)
+    assert ask(stack, *PROMPTS) == alone
+    assert metric(stack, cut, "lamella_decode_tokens_total") > 0
+    wait_nothing_left(stack)
 
 
 @pytest.mark.parametrize("role", ROLES)
