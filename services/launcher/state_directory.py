@@ -106,7 +106,7 @@ class StateDirectory:
         try:
             make_private_directory(directory)
         except OSError as exc:
-            raise LauncherError(f"directory of the control socket {directory}: {exc.strerror or exc}") from exc
+            raise LauncherError(f"control socket in {directory}: {exc.strerror or exc}") from exc
 
     def remove_files(self) -> None:
         """Removes what ``up`` made, except the logs and the lock. Nothing where ``up`` never was."""
