@@ -333,6 +333,8 @@ def test_a_directory_too_deep_for_a_socket_uses_a_short_private_path(tmp_path: P
     deep = tmp_path.joinpath(*["d" * 40] * 4)
     state = StateDirectory(deep)
     state.create()
+    state.remove_files()
+    state.make_socket_directory()
     assert len(os.fsencode(state.control_socket)) <= MAX_SOCKET_PATH_BYTES
     assert state.control_socket.parent.stat().st_mode & 0o777 == 0o700
     state.remove_files()
