@@ -13,7 +13,14 @@ from dataclasses import dataclass, field
 
 from common.bus import Bus
 from common.config import Config
-from common.errors import InstanceLost, InternalError, NoInstanceReady, Overloaded, RequestError
+from common.errors import (
+    InstanceLost,
+    InternalError,
+    NoInstanceReady,
+    Overloaded,
+    RequestCancelled,
+    RequestError,
+)
 from common.ids import RequestId
 from common.messages import (
     GenerationRequest,
@@ -76,11 +83,17 @@ class Attempts:
         except RequestError as exc:
             if generation.request.attempt != attempt or generation.is_over:
                 return
-            if not (generation.is_queued and isinstance(exc, NoInstanceReady)):
+            if not self._can_ask_again(generation, exc):
                 raise
-            # It waited at a scheduler that is gone: another one is asked, as for a stream that broke.
             generation.next_attempt()
             await self._place_again(generation, CONTINUE_BACKOFF_S)
+
+    def _can_ask_again(self, generation: Generation, refusal: RequestError) -> bool:
+        """Of a first attempt, as of a stream that broke: it waited at a scheduler that is gone, or was taken
+        for one that has ended, though its client waits: this gateway was said to have left meanwhile."""
+        if isinstance(refusal, RequestCancelled):
+            return generation.request.request_id in self.open
+        return generation.is_queued and isinstance(refusal, NoInstanceReady)
 
     # why one ends and the next begins
 
@@ -203,7 +216,7 @@ class Attempts:
         while not generation.is_over and generation.request.attempt == attempt and request_id in self.open:
             try:
                 await self.submissions.submit(generation)
-            except (Overloaded, NoInstanceReady) as exc:
+            except (Overloaded, NoInstanceReady, RequestCancelled) as exc:
                 if generation.request.attempt != attempt:
                     return
                 if time.monotonic() > deadline_s:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Literal, get_args
 
 import msgspec
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from common.config import (
@@ -36,6 +36,24 @@ LIMIT_S = 300.0
 SETTLE_S = 12.0
 
 SEEDS = st.integers(0, 1 << 32)
+
+FORGOTTEN_AMID_PLACING = MeshShape(
+    prefills=0,
+    decodes=0,
+    mixed=1,
+    mixed_policy="prefill_first",
+    block_size=16,
+    prefill_blocks=3,
+    decode_blocks=3,
+    chunk_tokens=1,
+    policy="round_robin",
+    decode_policy="round_robin",
+    max_batch=1,
+    max_waiting_requests=3,
+    layerwise_min_tokens=1,
+    least_portion_bytes=1,
+)
+"""With seed 0 the store forgets the gateway while one of its requests is on its way to an instance."""
 
 
 @st.composite
@@ -122,6 +140,7 @@ def test_in_pools_for_one_sequence_nobody_starves(shape: MeshShape, seed: int) -
 
 @settings(max_examples=150, deadline=None)
 @given(shapes(spare_blocks=10), SEEDS)
+@example(FORGOTTEN_AMID_PLACING, 0)
 def test_whatever_is_lost_every_request_gets_its_tokens_once(shape: MeshShape, seed: int) -> None:
     """Instances die, come back, drain, fall silent and change their roles; clients leave; transfers fail;
     the store forgets a gateway."""

@@ -1,12 +1,14 @@
 """Schedulers that die before they have said where a request goes: the gateway submits it again."""
 
+import asyncio
+
 import openai
 import pytest
 
-from common.errors import HandoverFailed
+from common.errors import HandoverFailed, RequestCancelled
 from common.ids import Incarnation
 from common.model.tokens import Tokenizer
-from gateway.attempts import MAX_RESUBMISSIONS
+from gateway.attempts import CONTINUE_BACKOFF_S, MAX_RESUBMISSIONS
 from tests.gateway.clients import TEXT, complete, in_background, with_peer
 from tests.gateway.processes import GatewayProcess
 from tests.gateway.scripted import ScriptedPeer
@@ -103,6 +105,43 @@ def test_a_request_that_schedulers_may_die_of_is_given_up_and_its_client_told_no
         peer.gate.set()
         ended = await peer.next_end()
         assert (ended.request_id, ended.attempt) == (request.request_id, MAX_RESUBMISSIONS)
+        assert peer.submissions.empty()
+
+    with_peer(gateway, script)
+
+
+def test_a_request_taken_for_one_that_has_ended_is_submitted_again_while_its_client_waits(
+    gateway: GatewayProcess, tokenizer: Tokenizer
+) -> None:
+    """A store that forgot this gateway made its scheduler drop what it was placing."""
+
+    async def script(peer: ScriptedPeer) -> None:
+        peer.refusals += [RequestCancelled("ended while it was placed") for _ in range(2)]
+        answer = in_background(complete(gateway))
+        attempts = [await peer.next_request() for _ in range(3)]
+        assert [each.attempt for each in attempts] == [0, 1, 2]
+        peer.tokens(attempts[-1], tokenizer.encode(TEXT), finish="length")
+        assert await answer == TEXT
+        ended = await peer.next_end()
+        assert (ended.request_id, ended.attempt) == (attempts[0].request_id, 2)
+        assert peer.submissions.empty()
+
+    with_peer(gateway, script)
+
+
+def test_a_request_that_has_ended_is_not_submitted_again_once_its_client_has_left(
+    gateway: GatewayProcess,
+) -> None:
+    async def script(peer: ScriptedPeer) -> None:
+        peer.gate.clear()
+        peer.refusals += [RequestCancelled("ended while it was placed")]
+        answer = in_background(complete(gateway))
+        first = await peer.next_request()
+        answer.cancel()
+        assert await peer.next_ended() == first.request_id
+        peer.gate.set()
+        await peer.wait_heard(first.gateway_id)
+        await asyncio.sleep(2 * CONTINUE_BACKOFF_S)
         assert peer.submissions.empty()
 
     with_peer(gateway, script)

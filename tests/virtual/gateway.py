@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from common.errors import BusError, NoInstanceReady, Overloaded, RequestError
+from common.errors import BusError, NoInstanceReady, Overloaded, RequestCancelled, RequestError
 from common.ids import Incarnation, InstanceId, RequestId
 from common.messages import (
     CancelRequest,
@@ -159,7 +159,7 @@ class VirtualGateway:
                 ended = RequestEnded(request.request_id, attempt=request.attempt)
                 self.bus.publish(GATEWAY, SCHEDULER, ended)
                 self.bus.timeline.after(RETRY_S, lambda: self._submit_again(entry, request))
-            elif is_current and isinstance(reply, Overloaded | NoInstanceReady):
+            elif is_current and isinstance(reply, Overloaded | NoInstanceReady | RequestCancelled):
                 self.bus.timeline.after(RETRY_S, lambda: self._submit_again(entry, request))
             elif is_current:
                 raise AssertionError(f"{request.request_id} was refused: {reply!r}")
