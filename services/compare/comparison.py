@@ -28,7 +28,8 @@ InstanceRole = Literal["prefill", "decode", "mixed", "attention"]
 
 
 class Offer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One workload: Poisson arrivals, and the objectives that goodput counts (seconds)."""
+    """One workload: Poisson arrivals, and the objectives that goodput counts (seconds). Meshes know them, as
+    of a class of service with the workload's name: some rules place by what is promised."""
 
     name: str
     requests: int
@@ -130,7 +131,9 @@ def plan_of(candidate: Candidate) -> LaunchPlan:
 
 def config_of(comparison: Comparison, candidate: Candidate, lengths_file: Path) -> Config:
     """The candidate's own settings over those of all. Raises ConfigError."""
-    tree: Settings = {section: dict(values) for section, values in comparison.settings.items()}
+    classes = {offer.name: {"ttft_s": offer.ttft_s, "tpot_s": offer.tpot_s} for offer in comparison.workload}
+    tree: Settings = {"service_classes": dict(classes)}
+    tree |= {section: dict(values) for section, values in comparison.settings.items()}
     own: list[Mapping[str, Mapping[str, Any]]] = [candidate.settings]
     if candidate.knows_lengths:
         own.append({"predictor": {"kind": "oracle", "lengths_file": str(lengths_file)}})
@@ -150,4 +153,5 @@ def bench_config(comparison: Comparison, offer: Offer, round_number: int, url: s
         length_scale=comparison.length_scale,
         objectives=ServiceObjectives(ttft_s=offer.ttft_s, tpot_s=offer.tpot_s),
         seed=comparison.seed + round_number,
+        extra_body=(("service_tier", offer.name),),
     )

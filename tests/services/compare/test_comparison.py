@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from common.errors import ConfigError
+from common.service_classes import asked_class, service_classes_of
 from services.bench.plan import FOREGROUND, RequestMaker, make_arrivals_s, make_foreground, plan_foreground
 from services.bench.prompts import BodyTemplate, TokenIdPrompts
 from services.compare.comparison import (
@@ -66,6 +67,15 @@ def test_a_configuration_s_own_settings_come_over_those_of_all(two: Comparison) 
     assert other.predictor.lengths_file == LENGTHS
     plan = plan_of(two.configuration[0])
     assert (plan.prefill, plan.decode, plan.attention, plan.port) == (1, 2, 0, 0)
+
+
+def test_a_mesh_is_told_what_its_workloads_are_promised(two: Comparison) -> None:
+    offer = two.workload[0]
+    config = config_of(two, two.configuration[0], LENGTHS)
+    asked = dict(bench_config(two, offer, 0, "http://127.0.0.1:1").extra_body)
+    classes = service_classes_of(config)
+    promised = classes[asked_class(classes, None, str(asked["service_tier"]))]
+    assert (promised.ttft_s, promised.tpot_s) == (offer.ttft_s, offer.tpot_s)
 
 
 def test_each_round_has_its_own_requests_whichever_configuration_gets_them(two: Comparison) -> None:
