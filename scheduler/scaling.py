@@ -109,7 +109,7 @@ class Scaling:
         objectives = self.config.objectives
         return look_at(
             self.state.instances.values(),
-            len(self.state.gateways),
+            len(self.state.members.gateways),
             self._attention_workers,
             len(self.state.requests),
             objectives.ttft_s,

@@ -24,23 +24,19 @@ from common.errors import (
     RequestCancelled,
     RequestError,
 )
-from common.ids import GatewayId, Incarnation, InstanceId, RequestId
+from common.ids import Incarnation, InstanceId, RequestId
 from common.lengths import LengthDistribution
 from common.messages import (
     GenerationRequest,
     InstanceLife,
-    InstanceRecord,
-    LoadReport,
     MemberRecord,
     Placement,
-    ServiceRecord,
     has_phase,
 )
 from common.messages.bookings import Booking, BookingVersion
 from scheduler.bookings import Bookings
 from scheduler.events import (
     AnnounceGatewayGone,
-    AnnounceInstanceGone,
     AskToLeave,
     BusRestored,
     CallAnswered,
@@ -53,7 +49,6 @@ from scheduler.events import (
     MessagesLost,
     PeerHeard,
     PeerRead,
-    ReadMembers,
     RebalanceDue,
     RequestOver,
     SchedulerCommand,
@@ -63,8 +58,7 @@ from scheduler.events import (
     TellLength,
     TimePassed,
 )
-from scheduler.learned_times import LearnedTimes
-from scheduler.overdue import find_overdue
+from scheduler.membership import Membership
 from scheduler.peers import Peers
 from scheduler.placing import Placer
 from scheduler.policy.decode_rebalancing import choose_departures
@@ -74,9 +68,6 @@ from scheduler.waiting_room import WaitingRoom
 
 MOST_WAITING = 1024
 """Where nothing else is said."""
-STALE_AFTER_S = 5.0
-"""A hand-over is in nobody's report for a moment. A booking of so long ago, on instances that both report no
-work at all, is of a request whose end was never heard."""
 
 
 @dataclass(slots=True)
@@ -84,7 +75,6 @@ class SchedulerState:
     """Instances, gateways and the requests that any scheduler has placed. Bounded by the queue bounds.
 
     ``incarnation`` is this scheduler's own.
-    ``gateways`` maps to the time since which the store lacks the gateway's record; None: it is there.
     """
 
     lease_s: float
@@ -92,20 +82,20 @@ class SchedulerState:
     objectives: ObjectivesConfig = field(default_factory=ObjectivesConfig)
     service_classes: Mapping[str, ObjectivesConfig] = field(default_factory=dict)
     instances: dict[InstanceId, InstanceView] = field(default_factory=dict)
-    gateways: dict[GatewayId, float | None] = field(default_factory=dict)
-    learned: LearnedTimes = field(default_factory=LearnedTimes)
     incarnation: Incarnation = field(default=Incarnation(""))
     bookings: Bookings = field(init=False)
     peers: Peers = field(init=False)
     waiting: WaitingRoom = field(default_factory=lambda: WaitingRoom(MOST_WAITING))
     placer: Placer = field(init=False)
     groups: Groups = field(init=False)
+    members: Membership = field(init=False)
 
     def __post_init__(self) -> None:
         self.bookings = Bookings(self.incarnation, self.instances)
         self.peers = Peers(self.lease_s, self.bookings)
         self.groups = Groups(self.incarnation)
         self.placer = Placer(self.settings, self.objectives, self.instances, self.service_classes)
+        self.members = Membership(self.lease_s, self.instances, self.bookings, self.groups)
 
     def check(self) -> None:
         """Invariants, called by tests after every event."""
@@ -124,9 +114,9 @@ class SchedulerState:
             case MembersRead(records):
                 return self._read_members(records, now)
             case DepartedRead(lives):
-                return self._tell_departed(lives)
+                return self.members.tell_departed(lives)
             case LoadReported(report):
-                return self._take_report(report, now)
+                return self.members.take_report(report, now)
             case TaskAcknowledged(request_id, attempt):
                 if self.is_placed(request_id, attempt):
                     self._acknowledge(request_id, now)
@@ -139,8 +129,7 @@ class SchedulerState:
             case MessagesLost():
                 return self.peers.ask_all()
             case InstanceSuspected(instance_id):
-                if view := self.instances.get(instance_id):
-                    view.is_suspect = True
+                self.members.suspect(instance_id)
             case TaskUndelivered(request_id, attempt):
                 if self.is_placed(request_id, attempt):
                     self.bookings.unbook(request_id)
@@ -153,12 +142,11 @@ class SchedulerState:
                 self.waiting.note_answered(request_id, now)
             case TimePassed():
                 self.waiting.forget_unasked(now)
-                return self._notice_silence(now)
+                return self.peers.notice_silence(now) + self.members.notice_silence(now)
             case RebalanceDue():
                 return self._rebalance()
             case BusRestored():
-                for view in self.instances.values():
-                    view.last_heard_s = now
+                self.members.excuse(now)
                 self.peers.excuse(now)
                 return self.peers.ask_all()
         return []
@@ -261,6 +249,15 @@ class SchedulerState:
         """Those that are booked, by whichever scheduler."""
         return self.bookings.requests
 
+    # members
+
+    def _read_members(self, records: tuple[MemberRecord, ...], now: float) -> list[SchedulerCommand]:
+        commands = self.members.read(records, now)
+        for command in commands:
+            if isinstance(command, AnnounceGatewayGone):
+                self.waiting.leave_gateway(command.gateway_id)
+        return commands
+
     # balance
 
     def _rebalance(self) -> list[SchedulerCommand]:
@@ -271,6 +268,11 @@ class SchedulerState:
             if has_phase(view.role, "decode") and view.report is not None
         ]
         return [AskToLeave(departure) for departure in choose_departures(workers)]
+
+    def is_placed(self, request_id: RequestId, attempt: int) -> bool:
+        """Whether the booking of that attempt from here stands: nobody ended or replaced it."""
+        placed = self.requests.get(request_id)
+        return placed is not None and placed.attempt == attempt and placed.deliverer == self.incarnation
 
     # placing
 
@@ -364,117 +366,3 @@ class SchedulerState:
             ended = self.placer.log.end(over.request_id, over.output_tokens, over.ttft_s, over.tpot_s)
             if ended is not None:
                 self.placer.regret.compare(ended)
-
-    # membership
-
-    def _read_members(self, records: tuple[MemberRecord, ...], now: float) -> list[SchedulerCommand]:
-        commands: list[SchedulerCommand] = []
-        present: set[GatewayId] = set()
-        for record in records:
-            match record:
-                case ServiceRecord(kind="gateway"):
-                    present.add(GatewayId(record.service_id))
-                case InstanceRecord():
-                    view = self.instances.get(record.instance_id)
-                    if view is None:
-                        self._add(record, now)
-                    elif view.record.incarnation == record.incarnation:
-                        view.record = record
-                        self.groups.forget()
-                    else:
-                        commands.append(self._remove(view))
-                        self._add(record, now)
-                case _:
-                    continue
-        return commands + self._notice_absent_gateways(present, now)
-
-    def _tell_departed(self, lives: Iterable[InstanceLife]) -> list[SchedulerCommand]:
-        """Of those who are not heard. They died while no scheduler lived that knew them."""
-        commands: list[SchedulerCommand] = []
-        for life in lives:
-            view = self.instances.get(life.instance_id)
-            if view is None or view.record.incarnation != life.incarnation:
-                commands.append(AnnounceInstanceGone(life.instance_id, life.incarnation))
-        return commands
-
-    def _add(self, record: InstanceRecord, now: float) -> None:
-        view = self.instances[record.instance_id] = InstanceView(record, now)
-        self.groups.forget()
-        self.bookings.count_known(view)
-
-    def _notice_absent_gateways(self, present: set[GatewayId], now: float) -> list[SchedulerCommand]:
-        """A gateway is gone once successful reads have lacked it for a whole lease: a store that was
-        emptied, or was away, gives it that long to re-assert itself. One that is only known by another
-        scheduler's word of its requests may have gone before the first read."""
-        for gateway_id in present:
-            self.gateways[gateway_id] = None
-        commands: list[SchedulerCommand] = []
-        booked = {placed.gateway_id for placed in self.requests.values()}
-        for gateway_id in (self.gateways.keys() | booked) - present:
-            absent_since_s = self.gateways.get(gateway_id)
-            if absent_since_s is None:
-                self.gateways[gateway_id] = now
-            elif now - absent_since_s > self.lease_s:
-                commands.append(self._remove_gateway(gateway_id))
-        return commands
-
-    def _take_report(self, report: LoadReport, now: float) -> list[SchedulerCommand]:
-        view = self.instances.get(report.instance_id)
-        if view is None or view.record.incarnation != report.incarnation:
-            return [ReadMembers()]
-        if view.report is not None and report.sequence <= view.report.sequence:
-            return []
-        if report.role != view.role:
-            self.groups.forget()
-        view.take_report(self.learned.complete(view.record, report), now)
-        for request_id in view.placed:
-            placed = self.requests[request_id]
-            is_acknowledged = placed.acknowledged_s is not None
-            if is_acknowledged and placed.placement.prefill_instance == report.instance_id:
-                view.note_reported(placed)
-        if view.is_idle:
-            self._forget_stale(view, now)
-        return []
-
-    def _forget_stale(self, view: InstanceView, now: float) -> None:
-        for request_id in list(view.placed):
-            placed = self.requests[request_id]
-            both = (placed.placement.prefill_instance, placed.placement.decode_instance)
-            views = [self.instances.get(instance_id) for instance_id in both]
-            is_idle = all(each is None or each.is_idle for each in views)
-            if is_idle and placed.acknowledged_s is not None and now - placed.acknowledged_s > STALE_AFTER_S:
-                self.bookings.drop(request_id)
-
-    def is_placed(self, request_id: RequestId, attempt: int) -> bool:
-        """Whether the booking of that attempt from here stands: nobody ended or replaced it."""
-        placed = self.requests.get(request_id)
-        return placed is not None and placed.attempt == attempt and placed.deliverer == self.incarnation
-
-    def _notice_silence(self, now: float) -> list[SchedulerCommand]:
-        commands = self.peers.notice_silence(now)
-        for view in list(self.instances.values()):
-            if now - view.last_heard_s > self.lease_s:
-                commands.append(self._remove(view))
-        reported_s = now - max(STALE_AFTER_S, self.lease_s)
-        for request_id in find_overdue(self.requests, self.instances.values(), reported_s):
-            self.bookings.drop(request_id)
-        return commands
-
-    def _remove(self, view: InstanceView) -> AnnounceInstanceGone:
-        for request_id in list(view.placed):
-            placed = self.requests[request_id]
-            if placed.acknowledged_s is None:
-                self.bookings.void(request_id)
-            else:
-                self.bookings.drop(request_id)
-        del self.instances[view.record.instance_id]
-        self.groups.forget()
-        return AnnounceInstanceGone(view.record.instance_id, view.record.incarnation)
-
-    def _remove_gateway(self, gateway_id: GatewayId) -> AnnounceGatewayGone:
-        del self.gateways[gateway_id]
-        self.waiting.leave_gateway(gateway_id)
-        for request_id, placed in list(self.requests.items()):
-            if placed.gateway_id == gateway_id:
-                self.bookings.drop(request_id)
-        return AnnounceGatewayGone(gateway_id)

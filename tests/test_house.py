@@ -134,6 +134,7 @@ def decisions() -> list[Path]:
     parts += [
         REPOSITORY / "scheduler" / name
         for name in (
+            "membership.py",
             "views.py",
             "placing.py",
             "learned_times.py",

@@ -9,7 +9,7 @@ from common.messages import InstanceLife
 from scheduler import events
 from scheduler.state import SchedulerState
 from tests.requests import make_request
-from tests.scheduler.test_state import LEASE_S, handle, ready, report_of
+from tests.scheduler.states import LEASE_S, handle, ready, report_of
 
 P0 = InstanceLife(InstanceId("p0"), Incarnation("i1"))
 COMPUTED = make_request("r0", 20, output_ids=(7,))

@@ -15,9 +15,10 @@ from common.messages import GenerationRequest, InstanceLife, Role
 from common.messages.bookings import BookingsChanged
 from scheduler import events
 from scheduler.bookings import REMEMBERED_S
-from scheduler.state import STALE_AFTER_S, SchedulerState
+from scheduler.membership import STALE_AFTER_S
+from scheduler.state import SchedulerState
 from tests.requests import GATEWAY, make_request
-from tests.scheduler.test_state import LEASE_S, handle, ready, report_of
+from tests.scheduler.states import LEASE_S, handle, ready, report_of
 
 R1 = RequestId("r1")
 INSTANCES: dict[str, Role] = {"p0": "prefill", "p1": "prefill", "d0": "decode", "d1": "decode"}

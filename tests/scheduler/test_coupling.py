@@ -12,7 +12,7 @@ from scheduler.policy.coupling import STAYS, choose_coupled
 from scheduler.policy.dispatch import DECODE_POLICIES, Scored
 from scheduler.state import SchedulerState
 from tests.requests import make_request
-from tests.scheduler.test_state import LEASE_S, handle, ready, record_of, report_of
+from tests.scheduler.states import LEASE_S, handle, ready, record_of, report_of
 
 HOME, OTHER = InstanceId("m0"), InstanceId("d0")
 

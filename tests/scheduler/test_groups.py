@@ -9,7 +9,7 @@ from scheduler import events
 from scheduler.policy.grouping import others_instances
 from scheduler.state import SchedulerState
 from tests.requests import make_request
-from tests.scheduler.test_state import LEASE_S, handle, ready, report_of
+from tests.scheduler.states import LEASE_S, handle, ready, report_of
 
 OWN, PEER = Incarnation("1"), Incarnation("2")
 

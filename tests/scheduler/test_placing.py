@@ -12,7 +12,7 @@ from scheduler.decision_log import Decision, DecisionLog
 from scheduler.policy.worker_counts import mean_fit
 from scheduler.state import SchedulerState
 from tests.requests import make_request
-from tests.scheduler.test_state import LEASE_S, handle, ready, record_of, report_of
+from tests.scheduler.states import LEASE_S, handle, ready, record_of, report_of
 
 STEP = FittedTime((2e-3, 1e-3, 0.02), 0.0, 100)
 

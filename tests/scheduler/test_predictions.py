@@ -8,7 +8,7 @@ from common.predictions import KEPT, NewestLengths
 from scheduler import events
 from scheduler.state import SchedulerState
 from tests.requests import make_request
-from tests.scheduler.test_state import LEASE_S, gateway_record, handle, make_state, ready, record_of
+from tests.scheduler.states import LEASE_S, gateway_record, handle, make_state, ready, record_of
 
 R1 = RequestId("r1")
 

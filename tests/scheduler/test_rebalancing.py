@@ -7,7 +7,7 @@ from common.messages import InstanceLife, MovableSequence
 from scheduler import events
 from scheduler.state import SchedulerState
 from tests.requests import make_request
-from tests.scheduler.test_state import ROLES, handle, make_state, ready, report_of
+from tests.scheduler.states import ROLES, handle, make_state, ready, report_of
 
 MOVABLE = MovableSequence(RequestId("r0"), 0, 100, 300, has_begun=True)
 """Of pools of 1,024 tokens."""

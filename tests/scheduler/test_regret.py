@@ -13,7 +13,7 @@ from scheduler.policy.dispatch import DECODE_POLICIES, PREFILL_POLICIES
 from scheduler.regret import MOST_SAVED_S, RegretReport, TimeBudget
 from scheduler.state import SchedulerState
 from tests.requests import make_request
-from tests.scheduler.test_state import LEASE_S, handle, ready, report_of
+from tests.scheduler.states import LEASE_S, handle, ready, report_of
 
 STEP = FittedTime((2e-3, 1e-3, 0.02), 0.0, 100)
 STEPS = st.lists(st.tuples(st.floats(0, 2), st.floats(0, 0.01)), max_size=60)

@@ -5,7 +5,7 @@ from scheduler import events
 from scheduler.role_changes import workers_of
 from tests.load_reports import make_report
 from tests.requests import make_request
-from tests.scheduler.test_state import handle, make_state, ready
+from tests.scheduler.states import handle, make_state, ready
 
 
 def test_what_is_booked_for_decode_is_told_apart_from_what_is_there() -> None:

@@ -25,8 +25,8 @@ from scheduler.scaling import Scaling
 from scheduler.state import SchedulerState
 from tests.common.buses import connected, run, until
 from tests.requests import make_request
+from tests.scheduler.states import handle
 from tests.scheduler.test_bookings import acquainted, tell, word_of
-from tests.scheduler.test_state import handle
 
 WINDOW_S = 0.2
 CONFIG = Config(scaling=ScalingConfig(policy="on", window_s=WINDOW_S))

@@ -16,7 +16,7 @@ from scheduler.sharing import Sharing
 from scheduler.state import SchedulerState
 from tests.common.buses import connected, run, until
 from tests.requests import make_request
-from tests.scheduler.test_state import LEASE_S, ready
+from tests.scheduler.states import LEASE_S, ready
 
 CALL_TIMEOUT_S = 10.0
 

@@ -21,7 +21,7 @@ from scheduler.state import SchedulerState
 from scheduler.waiting_room import WaitingRoom
 from tests.common.buses import connected, run
 from tests.requests import make_request
-from tests.scheduler.test_state import LEASE_S, ready, report_of
+from tests.scheduler.states import LEASE_S, ready, report_of
 
 CONFIG = Config(
     scheduler=SchedulerConfig(prefill_policy="deferred", max_deferred_requests=1),

@@ -14,7 +14,7 @@ from scheduler.role_changes import workers_of
 from scheduler.state import SchedulerState
 from scheduler.waiting_room import ASKED_AGAIN_WITHIN_S, WaitingRoom
 from tests.requests import make_request
-from tests.scheduler.test_state import LEASE_S, gateway_record, handle, ready, report_of
+from tests.scheduler.states import LEASE_S, gateway_record, handle, ready, report_of
 
 SETTINGS = SchedulerConfig(prefill_policy="deferred", bind_below_tokens=100)
 

@@ -4,7 +4,7 @@ import pytest
 
 from common.messages import MemberRecord, Role
 from services.flip import FlipRefused, check_flip
-from tests.scheduler.test_state import gateway_record, record_of
+from tests.scheduler.states import gateway_record, record_of
 
 TWO_AND_ONE: list[MemberRecord] = [
     gateway_record(),

@@ -27,7 +27,7 @@ from scheduler.state import SchedulerState
 from services.explaining.exact_placement import Worker, place_exactly
 from services.explaining.exactness import compare_exactly, describe_exactness
 from tests.requests import make_request
-from tests.scheduler.test_state import LEASE_S, ready
+from tests.scheduler.states import LEASE_S, ready
 
 LONG_PROMPT, LONG_OUTPUT = (4.0, 1.0), (1.0, 4.0)
 FIGURE_3 = (LONG_PROMPT, LONG_OUTPUT, LONG_PROMPT, LONG_OUTPUT)

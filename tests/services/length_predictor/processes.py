@@ -29,7 +29,7 @@ from services.launcher.launch_plan import child_environment
 from tests.common.buses import connected, until
 from tests.gateway.processes import POLL_S, START_TIMEOUT_S, GatewayProcess, _wait_event
 from tests.requests import make_request
-from tests.scheduler.test_state import gateway_record, record_of, report_of
+from tests.scheduler.states import gateway_record, record_of, report_of
 
 CALL_TIMEOUT_S = 10.0
 PREFILL, DECODE = "p0", "d0"

@@ -1,0 +1,150 @@
+"""Who is there: instances by their reports, gateways by the store, and whose bookings go with them.
+
+Records under leases in the store say *what* an instance is, its load reports say *that* it lives. A silent
+instance is gone after ``lease_s`` whatever the store says. A gateway sends no reports: only the store says
+that it has left.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from common.ids import GatewayId, InstanceId
+from common.messages import InstanceLife, InstanceRecord, LoadReport, MemberRecord, ServiceRecord
+from scheduler.bookings import Bookings
+from scheduler.events import AnnounceGatewayGone, AnnounceInstanceGone, ReadMembers, SchedulerCommand
+from scheduler.learned_times import LearnedTimes
+from scheduler.overdue import find_overdue
+from scheduler.policy.grouping import Groups
+from scheduler.views import InstanceView
+
+STALE_AFTER_S = 5.0
+"""A hand-over is in nobody's report for a moment. A booking of so long ago, on instances that both report no
+work at all, is of a request whose end was never heard."""
+
+
+@dataclass(slots=True)
+class Membership:
+    """``gateways`` maps to the time since which the store lacks the gateway's record; None: it is there."""
+
+    lease_s: float
+    instances: dict[InstanceId, InstanceView]
+    bookings: Bookings
+    groups: Groups
+    gateways: dict[GatewayId, float | None] = field(default_factory=dict)
+    learned: LearnedTimes = field(default_factory=LearnedTimes)
+
+    def read(self, records: tuple[MemberRecord, ...], now: float) -> list[SchedulerCommand]:
+        commands: list[SchedulerCommand] = []
+        present: set[GatewayId] = set()
+        for record in records:
+            match record:
+                case ServiceRecord(kind="gateway"):
+                    present.add(GatewayId(record.service_id))
+                case InstanceRecord():
+                    view = self.instances.get(record.instance_id)
+                    if view is None:
+                        self._add(record, now)
+                    elif view.record.incarnation == record.incarnation:
+                        view.record = record
+                        self.groups.forget()
+                    else:
+                        commands.append(self._remove(view))
+                        self._add(record, now)
+                case _:
+                    continue
+        return commands + self._notice_absent_gateways(present, now)
+
+    def tell_departed(self, lives: Iterable[InstanceLife]) -> list[SchedulerCommand]:
+        """Of those who are not heard. They died while no scheduler lived that knew them."""
+        commands: list[SchedulerCommand] = []
+        for life in lives:
+            view = self.instances.get(life.instance_id)
+            if view is None or view.record.incarnation != life.incarnation:
+                commands.append(AnnounceInstanceGone(life.instance_id, life.incarnation))
+        return commands
+
+    def take_report(self, report: LoadReport, now: float) -> list[SchedulerCommand]:
+        view = self.instances.get(report.instance_id)
+        if view is None or view.record.incarnation != report.incarnation:
+            return [ReadMembers()]
+        if view.report is not None and report.sequence <= view.report.sequence:
+            return []
+        if report.role != view.role:
+            self.groups.forget()
+        view.take_report(self.learned.complete(view.record, report), now)
+        for request_id in view.placed:
+            placed = self.bookings.requests[request_id]
+            is_acknowledged = placed.acknowledged_s is not None
+            if is_acknowledged and placed.placement.prefill_instance == report.instance_id:
+                view.note_reported(placed)
+        if view.is_idle:
+            self._forget_stale(view, now)
+        return []
+
+    def notice_silence(self, now: float) -> list[SchedulerCommand]:
+        commands: list[SchedulerCommand] = []
+        for view in list(self.instances.values()):
+            if now - view.last_heard_s > self.lease_s:
+                commands.append(self._remove(view))
+        reported_s = now - max(STALE_AFTER_S, self.lease_s)
+        for request_id in find_overdue(self.bookings.requests, self.instances.values(), reported_s):
+            self.bookings.drop(request_id)
+        return commands
+
+    def suspect(self, instance_id: InstanceId) -> None:
+        """It did not answer: it is avoided until it is heard of."""
+        if view := self.instances.get(instance_id):
+            view.is_suspect = True
+
+    def excuse(self, now: float) -> None:
+        """Nobody could be heard while the bus was away."""
+        for view in self.instances.values():
+            view.last_heard_s = now
+
+    def _add(self, record: InstanceRecord, now: float) -> None:
+        view = self.instances[record.instance_id] = InstanceView(record, now)
+        self.groups.forget()
+        self.bookings.count_known(view)
+
+    def _notice_absent_gateways(self, present: set[GatewayId], now: float) -> list[SchedulerCommand]:
+        """A gateway is gone once successful reads have lacked it for a whole lease: a store that was
+        emptied, or was away, gives it that long to re-assert itself. One that is only known by another
+        scheduler's word of its requests may have gone before the first read."""
+        for gateway_id in present:
+            self.gateways[gateway_id] = None
+        commands: list[SchedulerCommand] = []
+        booked = {placed.gateway_id for placed in self.bookings.requests.values()}
+        for gateway_id in (self.gateways.keys() | booked) - present:
+            absent_since_s = self.gateways.get(gateway_id)
+            if absent_since_s is None:
+                self.gateways[gateway_id] = now
+            elif now - absent_since_s > self.lease_s:
+                commands.append(self._remove_gateway(gateway_id))
+        return commands
+
+    def _forget_stale(self, view: InstanceView, now: float) -> None:
+        for request_id in list(view.placed):
+            placed = self.bookings.requests[request_id]
+            both = (placed.placement.prefill_instance, placed.placement.decode_instance)
+            views = [self.instances.get(instance_id) for instance_id in both]
+            is_idle = all(each is None or each.is_idle for each in views)
+            if is_idle and placed.acknowledged_s is not None and now - placed.acknowledged_s > STALE_AFTER_S:
+                self.bookings.drop(request_id)
+
+    def _remove(self, view: InstanceView) -> AnnounceInstanceGone:
+        for request_id in list(view.placed):
+            placed = self.bookings.requests[request_id]
+            if placed.acknowledged_s is None:
+                self.bookings.void(request_id)
+            else:
+                self.bookings.drop(request_id)
+        del self.instances[view.record.instance_id]
+        self.groups.forget()
+        return AnnounceInstanceGone(view.record.instance_id, view.record.incarnation)
+
+    def _remove_gateway(self, gateway_id: GatewayId) -> AnnounceGatewayGone:
+        del self.gateways[gateway_id]
+        for request_id, placed in list(self.bookings.requests.items()):
+            if placed.gateway_id == gateway_id:
+                self.bookings.drop(request_id)
+        return AnnounceGatewayGone(gateway_id)
