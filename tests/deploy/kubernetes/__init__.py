@@ -1,0 +1,1 @@
+"""The Kubernetes manifests as kubectl renders them: their schemas and their promises."""
