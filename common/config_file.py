@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from operator import le
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -47,6 +47,29 @@ ENVIRONMENT: dict[str, tuple[str, str]] = {
 
 def load_config(path: Path | None, environment: Mapping[str, str] | None = None) -> Config:
     """Reads, overlays the environment, checks. Raises ConfigError naming key, value and rule."""
+    config = _convert(_read_tree(path, environment), is_text=True)
+    check_config(config)
+    return config
+
+
+class NamedServers(NamedTuple):
+    """None: nobody says which, so that a mesh on one machine brings its own."""
+
+    nats_url: str | None
+    redis_url: str | None
+
+
+def load_named_servers(path: Path | None, environment: Mapping[str, str] | None = None) -> NamedServers:
+    """Those that file or environment name, also where they are the default. Raises as ``load_config``."""
+    named = _read_tree(path, environment).get("mesh", {})
+    mesh = load_config(path, environment).mesh
+    return NamedServers(
+        mesh.nats_url if "nats_url" in named else None, mesh.redis_url if "redis_url" in named else None
+    )
+
+
+def _read_tree(path: Path | None, environment: Mapping[str, str] | None) -> dict[str, Any]:
+    """What is set, by section and key. Raises ConfigError for a file that is not one of settings."""
     environment = with_secrets(os.environ if environment is None else environment)
     tree: dict[str, Any] = {}
     if path is not None:
@@ -62,9 +85,7 @@ def load_config(path: Path | None, environment: Mapping[str, str] | None = None)
     for variable, (section, key) in ENVIRONMENT.items():
         if variable in environment:
             tree.setdefault(section, {})[key] = environment[variable]
-    config = _convert(tree, is_text=True)
-    check_config(config)
-    return config
+    return tree
 
 
 def config_from_tree(tree: Mapping[str, Any]) -> Config:

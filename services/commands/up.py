@@ -1,6 +1,5 @@
 """The ``up`` command: options over the file's settings, then a mesh on this machine."""
 
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -19,9 +18,8 @@ from common.config import (
     ScalingMode,
     Weights,
 )
-from common.config_file import check_config, load_config
+from common.config_file import check_config, load_config, load_named_servers
 from common.errors import ConfigError
-from common.secret_files import with_secrets
 from services.commands.mesh import warn_missing
 from services.commands.options import ConfigOption, StateOption, messages
 from services.launcher.state_directory import DEFAULT_STATE_DIRECTORY
@@ -110,7 +108,7 @@ def up(
     )
     check_config(settings)
     usual = 0 if mixed else 1
-    environment = with_secrets(os.environ)
+    named = load_named_servers(config)
     plan = LaunchPlan(
         prefill=usual if prefill is None else prefill,
         decode=usual if decode is None else decode,
@@ -118,8 +116,8 @@ def up(
         attention=attention,
         schedulers=schedulers,
         port=port,
-        nats_url=nats or environment.get("NATS_URL"),
-        redis_url=redis or environment.get("REDIS_URL"),
+        nats_url=nats or named.nats_url,
+        redis_url=redis or named.redis_url,
     )
     _prepare(settings)
     if detach:

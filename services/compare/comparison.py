@@ -140,6 +140,9 @@ def config_of(comparison: Comparison, candidate: Candidate, lengths_file: Path) 
     for settings in own:
         for section, values in settings.items():
             tree[section] = {**tree.get(section, {}), **values}
+    for key in ("nats_url", "redis_url"):
+        if key in tree.get("mesh", {}):
+            raise ConfigError(f"mesh.{key}", tree["mesh"][key], "cannot be set: each mesh brings its own")
     return config_from_tree(tree)
 
 

@@ -1,13 +1,12 @@
 """What is examined, in which order, for a mesh that would run here or does."""
 
 import asyncio
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.config import Config, MeshConfig
-from common.config_file import load_config
+from common.config import Config
+from common.config_file import load_config, load_named_servers
 from services.doctor.findings import Finding
 from services.doctor.hardware import examine_gpu, examine_rdma
 from services.doctor.machine import (
@@ -52,11 +51,8 @@ def planned(
     state = StateDirectory(state_dir.expanduser().absolute())
     is_running = config_file is None and is_locked(state)
     config = load_config(state.config_file if is_running else config_file)
-    usual, mesh = MeshConfig(), config.mesh
-    named_nats = None if mesh.nats_url == usual.nats_url else mesh.nats_url
-    named_redis = None if mesh.redis_url == usual.redis_url else mesh.redis_url
-    nats_url = nats or os.environ.get("NATS_URL") or named_nats
-    redis_url = redis or os.environ.get("REDIS_URL") or named_redis
+    named = load_named_servers(state.config_file if is_running else config_file)
+    nats_url, redis_url = nats or named.nats_url, redis or named.redis_url
     return Plan(config, nats_url, redis_url, None if is_running else port)
 
 

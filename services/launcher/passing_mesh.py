@@ -13,7 +13,8 @@ from services.prepare import prepare_model
 
 @contextmanager
 def passing_mesh(config: Config, status: Callable[[str], AbstractContextManager[object]]) -> Iterator[str]:
-    """The URL of a mesh of one prefill and one decode instance. ``status`` tells a person what takes time."""
+    """The URL of a mesh of one prefill and one decode instance, with servers of its own whichever ``config``
+    names: others may use those. ``status`` tells a person what takes time."""
     # Not in a command's output: a socket's path has to be short.
     passing = tempfile.TemporaryDirectory(prefix="lamella-", ignore_cleanup_errors=True)
     with ended_by_any_signal(), passing as name:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.config import Config
-from common.config_file import ENVIRONMENT, config_from_tree, load_config, to_toml
+from common.config_file import ENVIRONMENT, config_from_tree, load_config, load_named_servers, to_toml
 from common.errors import ConfigError
 
 BROKEN = [
@@ -169,6 +169,15 @@ def test_the_environment_stands_over_the_file_and_is_checked_too(tmp_path: Path)
     path.write_text('[service]\nport = "1"\n')
     with pytest.raises(ConfigError, match=r"service\.port = '1': Expected `int`"):
         load_config(path, {"LAMELLA_PORT": "2"})
+
+
+def test_servers_are_named_by_file_or_environment_though_they_are_the_default_ones(tmp_path: Path) -> None:
+    path = tmp_path / "mesh.toml"
+    path.write_text('[mesh]\nnats_url = "nats://127.0.0.1:4222"\n')
+    assert load_named_servers(path, {}) == ("nats://127.0.0.1:4222", None)
+    elsewhere = {"NATS_URL": "nats://elsewhere", "REDIS_URL": "redis://elsewhere"}
+    assert load_named_servers(path, elsewhere) == ("nats://elsewhere", "redis://elsewhere")
+    assert load_named_servers(None, {}) == (None, None)
 
 
 def test_every_variable_sets_a_key_that_exists() -> None:

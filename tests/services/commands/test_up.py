@@ -1,10 +1,14 @@
-"""What `lamella up` makes of its options, before anything runs."""
+"""What `lamella up` makes of its options and its settings."""
+
+from pathlib import Path
 
 import pytest
 
 from common.config import ScalingConfig
+from common.config_file import load_config
 from common.errors import ConfigError
 from services.commands.up import chosen_scaling
+from tests.e2e.meshes import running_mesh
 
 OFF = ScalingConfig()
 
@@ -32,3 +36,16 @@ def test_limits_that_are_none_or_that_nothing_asks_for_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=said):
         chosen_scaling(OFF, *options)
+
+
+def test_servers_that_the_file_names_are_used_and_none_is_started_beside_them(
+    nats_url: str, redis_url: str, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable in ("NATS_URL", "REDIS_URL"):
+        monkeypatch.delenv(variable, raising=False)
+    servers = f'[mesh]\nnamespace = "{namespace}"\nnats_url = "{nats_url}"\nredis_url = "{redis_url}"\n'
+    config = f'{servers}[instance]\nengine = "emulated"\n'
+    with running_mesh(tmp_path / "mesh", "--prefill", "0", "--decode", "0", config=config) as mesh:
+        assert {each["role"] for each in mesh.status()["processes"]} == {"gateway", "scheduler"}
+        running = load_config(mesh.state_dir / "mesh.toml", {}).mesh
+        assert (running.nats_url, running.redis_url) == (nats_url, redis_url)

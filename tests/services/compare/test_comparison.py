@@ -109,6 +109,7 @@ def test_some_of_a_comparison_are_still_of_it(two: Comparison) -> None:
         ('name = "mixed"', 'name = "mix"', "workload.name"),
         ("requests = 4", "requests = 0", "workload.requests"),
         ('name = "other"', 'name = "plain"', "configuration.name"),
+        ("[settings.instance]", '[settings.mesh]\nredis_url = "redis://x"\n[settings.instance]', "its own"),
         ("chunk_tokens = 256", "chunk_tokens = 0", "instance.chunk_tokens"),
         ("chunk_tokens = 256", "chunk_length = 1", "chunk_length"),
         ("decode = 2 }", "decode = 1000 }", "1000"),

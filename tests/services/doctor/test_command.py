@@ -8,17 +8,27 @@ from pathlib import Path
 
 import msgspec
 
-from common.config import Config, InstanceConfig, ModelConfig, TransferConfig
-from common.config_file import to_toml
 from services.doctor.findings import Finding
 
 TIMEOUT_S = 120.0
-SMALL = InstanceConfig(kv_bytes=1 << 20)
+SMALL = """
+[instance]
+kv_bytes = 1_048_576
+"""
+UNFIT = f"""
+{SMALL}
+[model]
+device = "cuda:99"
+[transfer]
+path = "mooncake"
+min_port = 1024
+max_port = 65_535
+"""
 
 
-def run_doctor(config: Config, directory: Path, *options: str) -> subprocess.CompletedProcess[str]:
+def run_doctor(settings: str, directory: Path, *options: str) -> subprocess.CompletedProcess[str]:
     config_file = directory / "mesh.toml"
-    config_file.write_text(to_toml(config))
+    config_file.write_text(settings)
     command = [sys.executable, "-m", "services.cli", "doctor", "--config", str(config_file), *options]
     environment = {name: value for name, value in os.environ.items() if name not in ("NATS_URL", "REDIS_URL")}
     return subprocess.run(
@@ -27,7 +37,7 @@ def run_doctor(config: Config, directory: Path, *options: str) -> subprocess.Com
 
 
 def test_a_machine_that_passes_these_tests_is_fit(tmp_path: Path) -> None:
-    result = run_doctor(Config(instance=SMALL), tmp_path, "--port", "0", "--json")
+    result = run_doctor(SMALL, tmp_path, "--port", "0", "--json")
     findings = msgspec.json.decode(result.stdout, type=list[Finding])
     problems = [finding for finding in findings if finding.verdict == "problem"]
     assert (result.returncode, problems) == (0, []), result.stderr
@@ -52,15 +62,10 @@ def test_a_machine_that_passes_these_tests_is_fit(tmp_path: Path) -> None:
 
 def test_what_would_not_work_is_said_with_advice_and_the_exit_status(tmp_path: Path) -> None:
     """A device that no machine has, a card's protocol on a range the kernel uses, few files, no server."""
-    config = Config(
-        instance=SMALL,
-        model=ModelConfig(device="cuda:99"),
-        transfer=TransferConfig(path="mooncake", min_port=1024, max_port=65_535),
-    )
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (200, hard))
     try:
-        result = run_doctor(config, tmp_path, "--port", "0", "--nats", "nats://127.0.0.1:1")
+        result = run_doctor(UNFIT, tmp_path, "--port", "0", "--nats", "nats://127.0.0.1:1")
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert result.returncode == 1, result.stderr

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from common.config import Config, InstanceConfig, MeshConfig
-from common.config_file import to_toml
 from services.doctor.child import ask_child
 from services.doctor.examination import planned
 from services.doctor.machine import examine_shared_memory
@@ -71,7 +70,7 @@ def test_why_a_child_could_not_look_is_its_answer() -> None:
     assert answer.text == "region 'x' of process 1 is not shared memory"
 
 
-def test_settings_and_environment_name_servers_and_defaults_do_not(
+def test_settings_and_environment_name_servers_and_what_nobody_set_does_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for variable in ("NATS_URL", "REDIS_URL"):
@@ -80,8 +79,9 @@ def test_settings_and_environment_name_servers_and_defaults_do_not(
     plan = planned(None, nowhere, None, None, 8000)
     assert (plan.nats_url, plan.redis_url, plan.port) == (None, None, 8000)
     file = tmp_path / "mesh.toml"
-    file.write_text(to_toml(Config(mesh=MeshConfig(nats_url="nats://file:4222"))))
-    assert planned(file, nowhere, None, None, 8000).nats_url == "nats://file:4222"
+    file.write_text(f'[mesh]\nnats_url = "{MeshConfig().nats_url}"\n')
+    plan = planned(file, nowhere, None, None, 8000)
+    assert (plan.nats_url, plan.redis_url) == (MeshConfig().nats_url, None)
     monkeypatch.setenv("NATS_URL", "nats://environment:4222")
     assert planned(file, nowhere, None, None, 8000).nats_url == "nats://environment:4222"
     assert planned(file, nowhere, "nats://option:4222", None, 8000).nats_url == "nats://option:4222"
