@@ -4,6 +4,7 @@ import asyncio
 import urllib.error
 import urllib.parse
 import urllib.request
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -34,7 +35,9 @@ def explain(
     newest: Annotated[int, typer.Option(help="How many of the newest.", min=1, max=1000)] = 1,
     exact: Annotated[
         bool,
-        typer.Option("--exact", help="Also how few instances the newest need, had they come at once."),
+        typer.Option(
+            "--exact", help="Also how few instances each scheduler's newest need, had they come at once."
+        ),
     ] = False,
     service_class: Annotated[str | None, typer.Option("--class", help="Of that class of service.")] = None,
     instance: Annotated[str | None, typer.Option(help="Those for which it was looked at.")] = None,
@@ -47,29 +50,36 @@ def explain(
 ) -> None:
     """Show where a request was placed: every candidate, its score, and what spoke against it."""
     mesh = mesh_of(state_dir, config, None, None)
-    urls = asyncio.run(_scheduler_urls(mesh))
+    schedulers = asyncio.run(_schedulers(mesh))
     if policies:
-        _explain_policies(urls, as_json)
+        _explain_policies(schedulers.values(), as_json)
         return
     wanted = {"newest": newest, "class": service_class, "instance": instance}
     query = urllib.parse.urlencode({key: value for key, value in wanted.items() if value is not None})
     path = f"/decisions?{query}" if request is None else f"/decisions/{request.split('-', 1)[-1]}"
-    found = [each for url in urls for each in _ask(url + path, list[Decision]) or ()]
+    found = [
+        (scheduler, each)
+        for scheduler, url in schedulers.items()
+        for each in _ask(url + path, list[Decision]) or ()
+    ]
     if request is None:
-        found = sorted(found, key=lambda each: -each.at_s)[:newest]
-    if not found:
+        found = sorted(found, key=lambda each: -each[1].at_s)[:newest]
+    decisions = [decision for _, decision in found]
+    if not decisions:
         what = _name_what_was_asked(request, service_class, instance)
         raise LauncherError(f"no scheduler remembers {what}: scheduler.decisions_kept bounds how many are")
     if as_json:
-        print(msgspec.json.format(msgspec.json.encode(found)).decode())
+        print(msgspec.json.format(msgspec.json.encode(decisions)).decode())
         return
-    for decision in found:
+    for decision in decisions:
         _print(decision)
     if exact:
         # The solver takes a second to import, which nobody else should wait for.
-        from services.explaining.exactness import describe_exactness
+        from services.explaining.exactness import describe_each
 
-        Console().print(describe_exactness(found), highlight=False)
+        made = {name: [each for scheduler, each in found if scheduler == name] for name in schedulers}
+        for line in describe_each(made):
+            Console().print(line, highlight=False, soft_wrap=True)
 
 
 def _name_what_was_asked(request: str | None, service_class: str | None, instance: str | None) -> str:
@@ -80,12 +90,14 @@ def _name_what_was_asked(request: str | None, service_class: str | None, instanc
     return f"any request{of_class}{looked_at}"
 
 
-async def _scheduler_urls(mesh: MeshConfig) -> list[str]:
+async def _schedulers(mesh: MeshConfig) -> dict[str, str]:
+    """Their URLs, by id."""
     members = await members_of(mesh)
-    return [each.http_url for each in members if isinstance(each, ServiceRecord) and each.kind == "scheduler"]
+    services = [each for each in members if isinstance(each, ServiceRecord)]
+    return {each.service_id: each.http_url for each in services if each.kind == "scheduler"}
 
 
-def _explain_policies(urls: list[str], as_json: bool) -> None:
+def _explain_policies(urls: Iterable[str], as_json: bool) -> None:
     reports = [each for url in urls if (each := _ask(f"{url}/regret", RegretReport)) is not None]
     if not reports:
         raise LauncherError("no scheduler answers")

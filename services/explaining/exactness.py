@@ -4,7 +4,7 @@ They count as one heartbeat's (Aladdin, 4.2): all had come when the oldest of th
 ended meanwhile.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from scheduler.decision_log import Choice, Decision
@@ -61,7 +61,17 @@ def _is_overfull(choice: Choice) -> bool:
     )
 
 
+def describe_each(decisions: Mapping[str, Sequence[Decision]]) -> list[str]:
+    """A line a scheduler: each placed by what it knew, and took nobody for what another one placed.
+    ``decisions``: by scheduler, the newest first; those that made none are left out."""
+    made = {scheduler: each for scheduler, each in decisions.items() if each}
+    if len(made) < 2:
+        return [describe_exactness(each) for each in made.values()]
+    return [f"{scheduler}: {describe_exactness(each)}" for scheduler, each in sorted(made.items())]
+
+
 def describe_exactness(decisions: Sequence[Decision]) -> str:
+    """Of one scheduler."""
     found = compare_exactly(decisions)
     if found is None:
         return "exact: no decode instance was chosen"

@@ -97,13 +97,17 @@ def test_a_leader_that_hung_and_wakes_commands_nobody(mesh: Mesh) -> None:
 def test_decisions_of_all_schedulers_are_found(mesh: Mesh) -> None:
     async def work() -> list[str]:
         async with client_of(mesh) as client:
-            answers = [await ask_one(client) for _ in range(8)]
+            # So many that each scheduler has some: who takes a call is drawn.
+            answers = await asyncio.gather(*(ask_one(client) for _ in range(16)))
         return [each.id for each in answers]
 
     ids = asyncio.run(work())
-    for each in ids:
+    for each in ids[:8]:
         assert len(json.loads(mesh.lamella("explain", each, "--json"))) == 1
-    newest = json.loads(mesh.lamella("explain", "--newest", "8", "--json"))
+    told = mesh.lamella("explain", "--newest", "16", "--exact").splitlines()
+    exact = [line for line in told if ": exact: after the newest" in line]
+    assert [line.partition(":")[0] for line in exact] == ["scheduler-0", "scheduler-1"]
+    newest = json.loads(mesh.lamella("explain", "--newest", "16", "--json"))
     assert {each["request_id"] for each in newest} == {each.split("-", 1)[1] for each in ids}
 
 

@@ -25,7 +25,7 @@ from scheduler.policy.best_fit import Growth, peak_tokens
 from scheduler.policy.dispatch import DECODE_POLICIES, Arrival, DecodeCandidate, Objectives, choose
 from scheduler.state import SchedulerState
 from services.explaining.exact_placement import Worker, place_exactly
-from services.explaining.exactness import compare_exactly, describe_exactness
+from services.explaining.exactness import compare_exactly, describe_each, describe_exactness
 from tests.requests import make_request
 from tests.scheduler.states import LEASE_S, ready
 
@@ -148,6 +148,21 @@ def test_the_newest_decisions_are_held_against_the_program() -> None:
         said = describe_exactness(state.placer.log.newest(3))
         assert f"{policy} had {used} of 3 decode instances in use; 1 would have done" in said
     assert "no decode instance was chosen" in describe_exactness([])
+
+
+def test_each_of_several_schedulers_is_held_against_the_program_by_itself() -> None:
+    """Each has one instance in use, and needs one; together they would have had two where one would do."""
+    made: dict[str, list[Decision]] = {"scheduler-2": []}
+    for scheduler, other in (("scheduler-1", "d1"), ("scheduler-0", "d2")):
+        state = SchedulerState(LEASE_S, SchedulerConfig(), ObjectivesConfig(tpot_s=0.1))
+        ready(state, **{"p0": 0, "d0": 0, other: 0})
+        state.place(make_request(scheduler, 40, max_tokens=20), 0.0)
+        made[scheduler] = state.placer.log.newest(1)
+    said = "exact: after the newest 1 placements least_loaded had 1 of 2 decode instances in use;"
+    one, other_one = describe_each(made)
+    assert one.startswith(f"scheduler-0: {said}")
+    assert other_one.startswith(f"scheduler-1: {said}")
+    assert describe_each({"scheduler-0": made["scheduler-0"]}) == [one.removeprefix("scheduler-0: ")]
 
 
 def test_placements_that_nothing_could_have_kept_are_said_to_be_so() -> None:
