@@ -75,8 +75,10 @@ def main() -> None:
     from transformers import AutoModelForCausalLM
 
     directory = default_model_directory(CACHE)
-    load: Any = AutoModelForCausalLM.from_pretrained
-    model = load(directory, dtype=torch.float32, local_files_only=True).eval()
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        directory, dtype=torch.float32, local_files_only=True, use_safetensors=True
+    )
+    model.eval()
     blocks = max(BATCHES) * blocks_for(options.context + 1, BLOCK_SIZE)
     slices = runner_of(directory, "model", blocks)
     kernels.use_compiled(CACHE)

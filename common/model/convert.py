@@ -89,10 +89,15 @@ def _rename_weights(
     import transformers
 
     progress("renaming the weights")
-    load: Any = transformers.AutoModelForCausalLM.from_pretrained
-    loaded, report = load(
-        directory, dtype=dtype, local_files_only=True, trust_remote_code=False, output_loading_info=True
+    answer: Any = transformers.AutoModelForCausalLM.from_pretrained(
+        directory,
+        dtype=dtype,
+        local_files_only=True,
+        trust_remote_code=False,
+        use_safetensors=True,
+        output_loading_info=True,
     )
+    loaded, report = answer
     if report["missing_keys"]:
         raise ModelError(f"{directory}: the weight files lack {', '.join(sorted(report['missing_keys']))}")
     state = loaded.state_dict()

@@ -12,7 +12,9 @@ import transformers
 @functools.cache
 def reference_model(directory: Path) -> Any:
     """In evaluation mode, as from_pretrained leaves it."""
-    model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        directory, dtype=torch.float32, use_safetensors=True
+    )
     # No end token: generate then neither stops early nor touches its logit.
     model.generation_config.eos_token_id = None
     return model

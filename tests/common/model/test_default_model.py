@@ -49,7 +49,7 @@ def test_greedy_tokens_equal_generate(directory: Path) -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(directory, local_files_only=True)
     prompts = [tuple(tokenizer(prompt).input_ids) for prompt in PROMPTS]
     reference: Any = transformers.AutoModelForCausalLM.from_pretrained(
-        directory, dtype=torch.float32, local_files_only=True
+        directory, dtype=torch.float32, local_files_only=True, use_safetensors=True
     )
     expected = [
         reference.generate(
