@@ -7,11 +7,13 @@ from typing import Any
 
 import openai
 
+from common.messages import GenerationRequest
 from tests.gateway.processes import GatewayProcess
 from tests.gateway.scripted import ScriptedPeer, scripted_peer
 
 TEXT = "The quick brown fox jumps over the lazy dog."
 Script = Callable[[ScriptedPeer], Awaitable[None]]
+StreamScript = Callable[[ScriptedPeer, GenerationRequest], Awaitable[None]]
 PROMPT: dict[str, Any] = {"model": "default", "prompt": [10, 11, 12], "max_tokens": 100}
 
 
@@ -43,6 +45,24 @@ def with_peer(gateway: GatewayProcess, script: Script) -> None:
 
 def in_background(work: Coroutine[Any, Any, str]) -> asyncio.Task[str]:
     return asyncio.get_running_loop().create_task(work)
+
+
+def with_stream(
+    gateway: GatewayProcess, script: StreamScript, *, is_held: bool = False, **options: Any
+) -> None:
+    """Runs ``script(peer, request)`` beside a client whose completion that request is, and which must be
+    answered ``TEXT``; no other submission may be left. ``is_held``: the script is to set the peer's gate
+    before anybody's submission is answered."""
+
+    async def run(peer: ScriptedPeer) -> None:
+        if is_held:
+            peer.gate.clear()
+        answer = in_background(complete(gateway, **options))
+        await script(peer, await peer.next_request())
+        assert await answer == TEXT
+        assert peer.submissions.empty()
+
+    with_peer(gateway, run)
 
 
 async def whole(gateway: GatewayProcess, **options: Any) -> str:

@@ -10,6 +10,7 @@ import pytest
 from common.config import Config, GatewayConfig, MeshConfig
 from common.model.default_model import default_model_directory
 from common.model.tokens import Tokenizer
+from tests.gateway.clients import TEXT
 from tests.gateway.processes import GatewayProcess, running_gateway
 
 CACHE = Path(os.environ.get("LAMELLA_CACHE", "~/.cache/lamella"))
@@ -23,6 +24,12 @@ def model_directory() -> Path:
 @pytest.fixture(scope="session")
 def tokenizer(model_directory: Path) -> Tokenizer:
     return Tokenizer(model_directory)
+
+
+@pytest.fixture
+def ids(tokenizer: Tokenizer) -> list[int]:
+    """``TEXT`` as tokens."""
+    return tokenizer.encode(TEXT)
 
 
 @pytest.fixture(scope="module")

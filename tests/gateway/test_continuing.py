@@ -11,11 +11,11 @@ from common.errors import (
     Overloaded,
 )
 from common.ids import GatewayId, Incarnation, InstanceId
-from common.messages import InstanceLife
+from common.messages import GenerationRequest, InstanceLife
 from common.model.tokens import Tokenizer
 from gateway.attempts import CONTINUE_BACKOFF_S
 from gateway.generation import PROGRESS_TOKENS
-from tests.gateway.clients import TEXT, complete, in_background, with_peer
+from tests.gateway.clients import complete, in_background, with_peer, with_stream
 from tests.gateway.processes import GatewayProcess
 from tests.gateway.scripted import DECODE, LIFE, PREFILL, ScriptedPeer
 
@@ -23,14 +23,8 @@ END_TOKEN = 2
 FORMER = InstanceLife(DECODE, LIFE)
 
 
-def test_a_sequence_that_may_continue_goes_on_where_it_broke(
-    gateway: GatewayProcess, tokenizer: Tokenizer
-) -> None:
-    ids = tokenizer.encode(TEXT)
-
-    async def script(peer: ScriptedPeer) -> None:
-        answer = in_background(complete(gateway, seed=5))
-        first = await peer.next_request()
+def test_a_sequence_that_may_continue_goes_on_where_it_broke(gateway: GatewayProcess, ids: list[int]) -> None:
+    async def script(peer: ScriptedPeer, first: GenerationRequest) -> None:
         peer.tokens(first, ids[:4])
         peer.fail(first, HandoverFailed("the link broke"), can_continue=True)
         second = await peer.next_request()
@@ -38,28 +32,22 @@ def test_a_sequence_that_may_continue_goes_on_where_it_broke(
         assert (second.attempt, second.request_id) == (1, first.request_id)
         assert (second.prompt_ids, second.sampling) == (first.prompt_ids, first.sampling)
         peer.tokens(second, [*ids[4:], END_TOKEN], finish="stop")
-        assert await answer == TEXT
 
-    with_peer(gateway, script)
+    with_stream(gateway, script, seed=5)
 
 
 @pytest.mark.parametrize(("lost", "tokens_before"), [(DECODE, 5), (PREFILL, 0), (PREFILL, 1)])
 def test_losing_an_instance_that_is_needed_continues_the_sequence(
-    lost: InstanceId, tokens_before: int, gateway: GatewayProcess, tokenizer: Tokenizer
+    lost: InstanceId, tokens_before: int, gateway: GatewayProcess, ids: list[int]
 ) -> None:
-    ids = tokenizer.encode(TEXT)
-
-    async def script(peer: ScriptedPeer) -> None:
-        answer = in_background(complete(gateway))
-        first = await peer.next_request()
+    async def script(peer: ScriptedPeer, first: GenerationRequest) -> None:
         peer.tokens(first, ids[:tokens_before])
         peer.announce_gone(lost)
         second = await peer.next_request()
         assert second.attempt == 1
         peer.tokens(second, ids[len(second.output_ids) :], finish="length")
-        assert await answer == TEXT
 
-    with_peer(gateway, script)
+    with_stream(gateway, script)
 
 
 @pytest.mark.parametrize(
@@ -70,111 +58,80 @@ def test_a_lost_decode_instance_is_named_if_it_drew_a_token_of_the_attempt(
     tokens: tuple[int, int],
     formers: list[InstanceLife | None],
     gateway: GatewayProcess,
-    tokenizer: Tokenizer,
+    ids: list[int],
 ) -> None:
     """The first token is prefill's, but for an attempt that is resumed."""
-    ids = tokenizer.encode(TEXT)
 
-    async def script(peer: ScriptedPeer) -> None:
-        answer = in_background(complete(gateway))
+    async def script(peer: ScriptedPeer, request: GenerationRequest) -> None:
         for count in tokens:
-            request = await peer.next_request()
             done = len(request.output_ids)
             peer.tokens(request, ids[done : done + count])
             peer.announce_gone(DECODE)
-        request = await peer.next_request()
+            request = await peer.next_request()
         assert request.output_ids == tuple(ids[: sum(tokens)])
-        peer.tokens(request, ids[sum(tokens) :], finish="length")
-        assert await answer == TEXT
         assert peer.formers == formers
+        peer.tokens(request, ids[sum(tokens) :], finish="length")
 
-    with_peer(gateway, script)
+    with_stream(gateway, script)
 
 
-def test_who_decoded_a_sequence_is_named_until_it_is_placed(
-    gateway: GatewayProcess, tokenizer: Tokenizer
-) -> None:
-    ids = tokenizer.encode(TEXT)
-
-    async def script(peer: ScriptedPeer) -> None:
-        answer = in_background(complete(gateway))
-        first = await peer.next_request()
+def test_who_decoded_a_sequence_is_named_until_it_is_placed(gateway: GatewayProcess, ids: list[int]) -> None:
+    async def script(peer: ScriptedPeer, first: GenerationRequest) -> None:
         peer.tokens(first, ids[:2])
         peer.refusals += [NoInstanceReady("not yet"), Overloaded("not yet")]
         peer.announce_gone(DECODE)
         attempts = [await peer.next_request() for _ in range(3)]
         peer.fail(attempts[-1], HandoverFailed("the KV was dropped"), can_continue=True)
         last = await peer.next_request()
-        peer.tokens(last, ids[2:], finish="length")
-        assert await answer == TEXT
         assert peer.formers == [None, FORMER, FORMER, FORMER, None]
+        peer.tokens(last, ids[2:], finish="length")
 
-    with_peer(gateway, script)
+    with_stream(gateway, script)
 
 
 def test_losing_the_prefill_instance_after_the_handover_changes_nothing(
-    gateway: GatewayProcess, tokenizer: Tokenizer
+    gateway: GatewayProcess, ids: list[int]
 ) -> None:
-    ids = tokenizer.encode(TEXT)
-
-    async def script(peer: ScriptedPeer) -> None:
-        answer = in_background(complete(gateway))
-        request = await peer.next_request()
+    async def script(peer: ScriptedPeer, request: GenerationRequest) -> None:
         peer.tokens(request, ids[:2])
         peer.announce_gone(PREFILL)
         peer.tokens(request, ids[2:], start=2, finish="length")
-        assert await answer == TEXT
-        assert peer.submissions.empty()
 
-    with_peer(gateway, script)
+    with_stream(gateway, script)
 
 
 @pytest.mark.parametrize("lost", [DECODE, PREFILL])
 def test_losing_an_earlier_life_of_an_instance_changes_nothing(
-    lost: InstanceId, gateway: GatewayProcess, tokenizer: Tokenizer
+    lost: InstanceId, gateway: GatewayProcess, ids: list[int]
 ) -> None:
-    ids = tokenizer.encode(TEXT)
-
-    async def script(peer: ScriptedPeer) -> None:
-        answer = in_background(complete(gateway))
-        request = await peer.next_request()
+    async def script(peer: ScriptedPeer, request: GenerationRequest) -> None:
         peer.announce_gone(lost, Incarnation("before"))
         peer.tokens(request, ids, finish="length")
-        assert await answer == TEXT
-        assert peer.submissions.empty()
 
-    with_peer(gateway, script)
+    with_stream(gateway, script)
 
 
 def test_a_gateway_that_lives_though_it_was_declared_gone_has_its_sequences_placed_again(
-    gateway: GatewayProcess, tokenizer: Tokenizer
+    gateway: GatewayProcess, ids: list[int]
 ) -> None:
-    ids = tokenizer.encode(TEXT)
-
-    async def script(peer: ScriptedPeer) -> None:
-        answer = in_background(complete(gateway))
-        first = await peer.next_request()
+    async def script(peer: ScriptedPeer, first: GenerationRequest) -> None:
         peer.tokens(first, ids[:3])
         peer.announce_gateway_gone(GatewayId("another"))
         peer.announce_gateway_gone(first.gateway_id)
         second = await peer.next_request()
         assert second.attempt == 1
         peer.tokens(second, ids[len(second.output_ids) :], finish="length")
-        assert await answer == TEXT
 
-    with_peer(gateway, script)
+    with_stream(gateway, script)
 
 
 def test_each_scheduler_s_word_that_a_living_gateway_is_gone_costs_none_of_the_continuations(
-    gateway: GatewayProcess, tokenizer: Tokenizer
+    gateway: GatewayProcess, ids: list[int]
 ) -> None:
     """Instances forget its sequences at each."""
     schedulers = gateway.config.gateway.max_continuations + 1
-    ids = tokenizer.encode(TEXT)
 
-    async def script(peer: ScriptedPeer) -> None:
-        answer = in_background(complete(gateway))
-        request = await peer.next_request()
+    async def script(peer: ScriptedPeer, request: GenerationRequest) -> None:
         for _ in range(schedulers):
             peer.tokens(request, ids[len(request.output_ids) :][:1])
             await peer.wait_heard(request.gateway_id)
@@ -183,35 +140,26 @@ def test_each_scheduler_s_word_that_a_living_gateway_is_gone_costs_none_of_the_c
             await peer.wait_cancelled(former)
         assert request.output_ids == tuple(ids[:schedulers])
         peer.tokens(request, ids[schedulers:], finish="length")
-        assert await answer == TEXT
 
-    with_peer(gateway, script)
+    with_stream(gateway, script)
 
 
 def test_a_gateway_that_is_declared_gone_while_it_submits_submits_again(
-    gateway: GatewayProcess, tokenizer: Tokenizer
+    gateway: GatewayProcess, ids: list[int]
 ) -> None:
-    ids = tokenizer.encode(TEXT)
-
-    async def script(peer: ScriptedPeer) -> None:
-        peer.gate.clear()
-        answer = in_background(complete(gateway))
-        first = await peer.next_request()
+    async def script(peer: ScriptedPeer, first: GenerationRequest) -> None:
         peer.announce_gateway_gone(first.gateway_id)
         peer.gate.set()
         second = await peer.next_request()
         await peer.wait_cancelled(first)
         peer.tokens(second, ids, finish="length")
-        assert await answer == TEXT
 
-    with_peer(gateway, script)
+    with_stream(gateway, script, is_held=True)
 
 
 def test_a_sequence_that_breaks_too_often_ends_in_an_error_event(
-    gateway: GatewayProcess, tokenizer: Tokenizer
+    gateway: GatewayProcess, ids: list[int]
 ) -> None:
-    ids = tokenizer.encode(TEXT)
-
     async def script(peer: ScriptedPeer) -> None:
         answer = in_background(complete(gateway))
         for attempt in range(gateway.config.gateway.max_continuations + 1):
@@ -247,39 +195,28 @@ def test_a_sequence_that_gets_on_between_its_breaks_goes_on_to_its_end(
     with_peer(gateway, script)
 
 
-def test_who_had_no_room_after_all_is_asked_again_ever_later(
-    gateway: GatewayProcess, tokenizer: Tokenizer
-) -> None:
-    ids = tokenizer.encode(TEXT)
-
-    async def script(peer: ScriptedPeer) -> None:
-        answer = in_background(complete(gateway))
+def test_who_had_no_room_after_all_is_asked_again_ever_later(gateway: GatewayProcess, ids: list[int]) -> None:
+    async def script(peer: ScriptedPeer, request: GenerationRequest) -> None:
         began_s = time.monotonic()
         for _ in range(gateway.config.gateway.max_continuations):
-            request = await peer.next_request()
             peer.fail(request, NoInstanceReady("no attention worker"), can_continue=True)
-        request = await peer.next_request()
+            request = await peer.next_request()
         assert time.monotonic() - began_s >= CONTINUE_BACKOFF_S * (1 + 2 + 4)
         peer.tokens(request, ids, finish="length")
-        assert await answer == TEXT
 
-    with_peer(gateway, script)
+    with_stream(gateway, script)
 
 
 def test_a_lost_instance_is_named_once_however_often_the_sequence_is_submitted(
-    gateway: GatewayProcess, tokenizer: Tokenizer
+    gateway: GatewayProcess, ids: list[int]
 ) -> None:
     """Its next life is there by then, and would be suspected again each time."""
-    ids = tokenizer.encode(TEXT)
 
-    async def script(peer: ScriptedPeer) -> None:
-        answer = in_background(complete(gateway))
-        first = await peer.next_request()
+    async def script(peer: ScriptedPeer, first: GenerationRequest) -> None:
         peer.refusals += [NoInstanceReady("not yet"), NoInstanceReady("not yet")]
         peer.fail(first, HandoverFailed("gone"), can_continue=True, lost_instance=PREFILL)
         attempts = [await peer.next_request() for _ in range(3)]
-        peer.tokens(attempts[-1], ids, finish="length")
-        assert await answer == TEXT
         assert peer.lost == [(), (PREFILL,), (), ()]
+        peer.tokens(attempts[-1], ids, finish="length")
 
-    with_peer(gateway, script)
+    with_stream(gateway, script)

@@ -15,20 +15,18 @@ from common.errors import (
     RequestError,
 )
 from common.ids import new_request_id
-from common.messages import CancelRequest, SampledToken, TokenBatch, TokenEvent
+from common.messages import CancelRequest, GenerationRequest, SampledToken, TokenBatch, TokenEvent
 from common.model.tokens import Tokenizer
 from tests.e2e.meshes import get_text
-from tests.gateway.clients import PROMPT, TEXT, client_of, complete, in_background, with_peer
+from tests.gateway.clients import PROMPT, TEXT, client_of, complete, in_background, with_peer, with_stream
 from tests.gateway.processes import GatewayProcess, send
 from tests.gateway.raw_http import raw_client
 from tests.gateway.scripted import DECODE, ScriptedPeer
 
 
 def test_a_finished_request_is_reported_once_and_never_cancelled(
-    gateway: GatewayProcess, tokenizer: Tokenizer
+    gateway: GatewayProcess, ids: list[int]
 ) -> None:
-    ids = tokenizer.encode(TEXT)
-
     async def script(peer: ScriptedPeer) -> None:
         async with client_of(gateway) as client:
             call = asyncio.create_task(client.completions.create(**PROMPT, stream=True))
@@ -47,31 +45,22 @@ def test_a_finished_request_is_reported_once_and_never_cancelled(
     with_peer(gateway, script)
 
 
-def test_a_missing_token_is_computed_anew(gateway: GatewayProcess, tokenizer: Tokenizer) -> None:
-    ids = tokenizer.encode(TEXT)
-
-    async def script(peer: ScriptedPeer) -> None:
-        answer = in_background(complete(gateway))
-        first = await peer.next_request()
+def test_a_missing_token_is_computed_anew(gateway: GatewayProcess, ids: list[int]) -> None:
+    async def script(peer: ScriptedPeer, first: GenerationRequest) -> None:
         peer.tokens(first, ids[:3])
         peer.tokens(first, ids[4:6], start=4)
         second = await peer.next_request()
         assert second.output_ids == tuple(ids[:3])
         await peer.wait_cancelled(first)
         peer.tokens(second, ids[3:], finish="length")
-        assert await answer == TEXT
 
     before = gateway.metric("lamella_stream_gaps_total")
-    with_peer(gateway, script)
+    with_stream(gateway, script)
     assert gateway.metric("lamella_stream_gaps_total") == before + 1
 
 
-def test_repeated_and_superseded_tokens_change_nothing(gateway: GatewayProcess, tokenizer: Tokenizer) -> None:
-    ids = tokenizer.encode(TEXT)
-
-    async def script(peer: ScriptedPeer) -> None:
-        answer = in_background(complete(gateway))
-        first = await peer.next_request()
+def test_repeated_and_superseded_tokens_change_nothing(gateway: GatewayProcess, ids: list[int]) -> None:
+    async def script(peer: ScriptedPeer, first: GenerationRequest) -> None:
         peer.tokens(first, ids[:3])
         peer.tokens(first, ids[1:3], start=1)
         peer.fail(first, HandoverFailed("the link broke"), can_continue=True)
@@ -79,23 +68,19 @@ def test_repeated_and_superseded_tokens_change_nothing(gateway: GatewayProcess, 
         peer.tokens(first, [7, 8], start=3)
         peer.fail(first, InternalError("late"), can_continue=False)
         peer.tokens(second, ids[3:], finish="length")
-        assert await answer == TEXT
 
-    with_peer(gateway, script)
+    with_stream(gateway, script)
 
 
-def test_work_for_an_unknown_request_is_cancelled(gateway: GatewayProcess, tokenizer: Tokenizer) -> None:
-    async def script(peer: ScriptedPeer) -> None:
-        answer = in_background(complete(gateway))
-        request = await peer.next_request()
+def test_work_for_an_unknown_request_is_cancelled(gateway: GatewayProcess, ids: list[int]) -> None:
+    async def script(peer: ScriptedPeer, request: GenerationRequest) -> None:
         unknown = msgspec.structs.replace(request, request_id=new_request_id())
         peer.tokens(unknown, [5])
         async with asyncio.timeout(5):
             assert await peer.cancels.get() == (DECODE, CancelRequest(unknown.request_id, 0))
-        peer.tokens(request, tokenizer.encode(TEXT), finish="length")
-        assert await answer == TEXT
+        peer.tokens(request, ids, finish="length")
 
-    with_peer(gateway, script)
+    with_stream(gateway, script)
 
 
 def test_a_failure_for_good_after_the_first_token_is_an_event_without_done(
@@ -207,10 +192,8 @@ def test_a_stop_string_that_overtakes_the_placement_ends_the_choice_once_it_is_p
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("tokens_before", [0, 3])
 def test_a_client_that_leaves_ends_its_request_everywhere(
-    tokens_before: int, stream: bool, gateway: GatewayProcess, tokenizer: Tokenizer
+    tokens_before: int, stream: bool, gateway: GatewayProcess, ids: list[int]
 ) -> None:
-    ids = tokenizer.encode(TEXT)
-
     async def script(peer: ScriptedPeer) -> None:
         async with raw_client(gateway.port) as client:
             await client.post("/v1/completions", {**PROMPT, "stream": stream})

@@ -5,9 +5,8 @@ import asyncio
 import pytest
 
 from common.ids import Incarnation, InstanceId
-from common.messages import CancelRequest, InstanceLife
-from common.model.tokens import Tokenizer
-from tests.gateway.clients import TEXT, complete, in_background, with_peer
+from common.messages import CancelRequest, GenerationRequest, InstanceLife
+from tests.gateway.clients import TEXT, complete, in_background, with_peer, with_stream
 from tests.gateway.processes import GatewayProcess
 from tests.gateway.scripted import DECODE, NEXT_DECODE, TIMEOUT_S, ScriptedPeer
 
@@ -23,13 +22,9 @@ def test_who_hands_a_sequence_on_is_needed_until_its_next_token_and_its_new_home
     is_continued: bool,
     token_comes_first: bool,
     gateway: GatewayProcess,
-    tokenizer: Tokenizer,
+    ids: list[int],
 ) -> None:
-    ids = tokenizer.encode(TEXT)
-
-    async def script(peer: ScriptedPeer) -> None:
-        answer = in_background(complete(gateway))
-        first = await peer.next_request()
+    async def script(peer: ScriptedPeer, first: GenerationRequest) -> None:
         peer.tokens(first, ids[:3])
         if not token_comes_first:
             peer.move(first, 3)
@@ -48,21 +43,14 @@ def test_who_hands_a_sequence_on_is_needed_until_its_next_token_and_its_new_home
             peer.tokens(second, ids[done:], finish="length")
         else:
             peer.tokens(first, ids[done:], start=done, finish="length")
-        assert await answer == TEXT
-        assert peer.submissions.empty()
 
-    with_peer(gateway, script)
+    with_stream(gateway, script)
 
 
 def test_a_move_that_overtakes_the_placement_or_follows_word_that_its_home_is_gone_is_seen(
-    gateway: GatewayProcess, tokenizer: Tokenizer
+    gateway: GatewayProcess, ids: list[int]
 ) -> None:
-    ids = tokenizer.encode(TEXT)
-
-    async def script(peer: ScriptedPeer) -> None:
-        peer.gate.clear()
-        answer = in_background(complete(gateway))
-        first = await peer.next_request()
+    async def script(peer: ScriptedPeer, first: GenerationRequest) -> None:
         peer.tokens(first, ids[:2])
         peer.move(first, 2)
         peer.tokens(first, ids[2:3], start=2)
@@ -76,16 +64,13 @@ def test_a_move_that_overtakes_the_placement_or_follows_word_that_its_home_is_go
         peer.move(second, 5)
         third = await peer.next_request()
         peer.tokens(third, ids[5:], finish="length")
-        assert await answer == TEXT
 
-    with_peer(gateway, script)
+    with_stream(gateway, script, is_held=True)
 
 
 def test_what_moves_though_nobody_wants_it_any_more_is_cancelled_where_it_goes(
-    gateway: GatewayProcess, tokenizer: Tokenizer
+    gateway: GatewayProcess, ids: list[int]
 ) -> None:
-    ids = tokenizer.encode(TEXT)
-
     async def script(peer: ScriptedPeer) -> None:
         answer = in_background(complete(gateway))
         request = await peer.next_request()

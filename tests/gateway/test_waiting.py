@@ -3,7 +3,6 @@
 import pytest
 
 from common.errors import NoInstanceReady, Overloaded
-from common.model.tokens import Tokenizer
 from tests.gateway.clients import TEXT, complete, in_background, with_peer
 from tests.gateway.processes import GatewayProcess
 from tests.gateway.scripted import ScriptedPeer
@@ -12,10 +11,8 @@ END_TOKEN = 2
 
 
 def test_one_that_waits_is_asked_for_again_until_it_is_placed(
-    gateway: GatewayProcess, tokenizer: Tokenizer
+    gateway: GatewayProcess, ids: list[int]
 ) -> None:
-    ids = tokenizer.encode(TEXT)
-
     async def script(peer: ScriptedPeer) -> None:
         peer.queued = 2
         answer = in_background(complete(gateway))
@@ -47,10 +44,9 @@ def test_the_scheduler_hears_at_once_that_the_client_of_one_that_waits_has_left(
 
 @pytest.mark.parametrize("refusal", [NoInstanceReady("this scheduler is shutting down"), Overloaded("full")])
 def test_one_that_waited_at_a_scheduler_that_left_is_submitted_again(
-    refusal: NoInstanceReady | Overloaded, gateway: GatewayProcess, tokenizer: Tokenizer
+    refusal: NoInstanceReady | Overloaded, gateway: GatewayProcess, ids: list[int]
 ) -> None:
     """The next scheduler may have no room yet."""
-    ids = tokenizer.encode(TEXT)
 
     async def script(peer: ScriptedPeer) -> None:
         peer.queued = 1
