@@ -8,16 +8,21 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import openai
 
+from common.bus import Bus
+from common.config import MeshConfig
 from common.config_file import load_config
 from common.messages import InstanceRecord, MemberRecord
+from common.store import Store
+from common.subjects import Subjects
 from services.members import members_of
+from tests.common.buses import connected
 
 LAMELLA = (sys.executable, "-m", "services.cli")
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,6 +35,30 @@ SETTLE_TIMEOUT_S = 60.0
 class Mesh:
     state_dir: Path
     url: str
+
+    @property
+    def settings(self) -> MeshConfig:
+        return load_config(self.state_dir / "mesh.toml", {}).mesh
+
+    @property
+    def subjects(self) -> Subjects:
+        return Subjects(self.settings.namespace)
+
+    def client(self) -> openai.AsyncOpenAI:
+        """One that tries nothing again."""
+        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
+
+    def bus(self) -> AbstractAsyncContextManager[Bus]:
+        """To speak for somebody of the mesh."""
+        return connected(self.settings.nats_url, self.settings.namespace, "test")
+
+    @asynccontextmanager
+    async def store(self) -> AsyncIterator[Store]:
+        store = Store(self.settings.redis_url, self.settings.namespace)
+        try:
+            yield store
+        finally:
+            await store.close()
 
     def lamella(self, *arguments: str) -> str:
         """Runs a command against this mesh and returns what it printed."""
@@ -53,7 +82,7 @@ class Mesh:
         return [each for each in map(json.loads, lines) if each["event"] == event]
 
     async def members(self) -> list[MemberRecord]:
-        return await members_of(load_config(self.state_dir / "mesh.toml", {}).mesh)
+        return await members_of(self.settings)
 
     async def prompt_tokens_computed(self) -> float:
         """By all prefill instances since they began."""

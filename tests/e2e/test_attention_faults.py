@@ -63,7 +63,7 @@ async def run_streams(mesh: Mesh, disturb: Callable[[], Awaitable[None]] | None 
     """``disturb`` comes when every stream is being decoded, and none has ended."""
     computed = await mesh.prompt_tokens_computed()
     decoding = [asyncio.Event() for _ in range(STREAMS)]
-    async with openai.AsyncOpenAI(base_url=f"{mesh.url}/v1", api_key="none", max_retries=0) as client:
+    async with mesh.client() as client:
         streams = [
             asyncio.create_task(one_stream(client, index, begun)) for index, begun in enumerate(decoding)
         ]

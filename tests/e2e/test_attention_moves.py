@@ -128,7 +128,7 @@ async def run_streams(
     streams go on for a while after it and are then left."""
     begun = [asyncio.Event() for _ in range(STREAMS)]
     disturbed = asyncio.Event()
-    async with openai.AsyncOpenAI(base_url=f"{mesh.url}/v1", api_key="none", max_retries=0) as client:
+    async with mesh.client() as client:
         streams = [
             asyncio.create_task(one_stream(client, index, max_tokens, each, disturbed))
             for index, each in enumerate(begun)

@@ -9,10 +9,8 @@ from typing import Any
 import openai
 import pytest
 
-from common.config_file import load_config
 from common.errors import StoreUnavailable
 from common.scaling import DesiredCounts
-from common.store import Store
 from tests.e2e.meshes import Mesh, running_mesh
 
 CONFIG = """
@@ -82,9 +80,7 @@ class Traffic:
         self.failures: list[str] = []
         self._chance = random.Random(1)
         self._requests = asyncio.TaskGroup()
-        self._client = openai.AsyncOpenAI(
-            base_url=f"{mesh.url}/v1", api_key="none", max_retries=0, timeout=60
-        )
+        self._client = mesh.client().with_options(timeout=60)
 
     async def __aenter__(self) -> "Traffic":
         await self._requests.__aenter__()
@@ -135,11 +131,7 @@ async def wait_decode_instances(mesh: Mesh, count: int) -> None:
 
 
 async def latest_plan(mesh: Mesh) -> DesiredCounts:
-    settings = load_config(mesh.state_dir / "mesh.toml", {}).mesh
-    store = Store(settings.redis_url, settings.namespace)
-    try:
+    async with mesh.store() as store:
         plan = await store.read_plan()
-    finally:
-        await store.close()
     assert plan is not None
     return plan

@@ -50,7 +50,7 @@ def test_a_sequence_is_decoded_where_there_is_room_when_its_prompt_is_computed(
 async def run(mesh: Mesh) -> tuple[list[str], list[str | None]]:
     """Texts of the long prompt's stream and the short one's, and where all three were to be decoded before
     the heavy one left."""
-    async with openai.AsyncOpenAI(base_url=f"{mesh.url}/v1", api_key="none", max_retries=0) as client:
+    async with mesh.client() as client:
         heavy = await begin(client, prompt_of(HEAVY_TOKENS))
         long = asyncio.create_task(
             stream_text(client, prompt_of(LONG_TOKENS), OUTPUT_TOKENS, asyncio.Event())

@@ -66,7 +66,7 @@ def test_clients_that_leave_in_any_phase_leave_nothing_behind(mesh: Mesh) -> Non
                 await one_stream(client, seed=1)
 
     async def all_leave() -> None:
-        async with client_of(mesh) as client:
+        async with mesh.client() as client:
             await asyncio.gather(*(leave_after(client, 0.02 * step) for step in range(1, 40)))
 
     asyncio.run(all_leave())
@@ -76,7 +76,7 @@ def test_clients_that_leave_in_any_phase_leave_nothing_behind(mesh: Mesh) -> Non
 @pytest.mark.parametrize("role", ["decode", "prefill"])
 def test_killing_an_instance_changes_no_token(mesh: Mesh, role: str) -> None:
     async def run(kill: bool) -> list[str]:
-        async with client_of(mesh) as client:
+        async with mesh.client() as client:
             streams = [asyncio.create_task(one_stream(client, seed)) for seed in range(STREAMS)]
             await asyncio.sleep(0.4)
             if kill:
@@ -92,7 +92,7 @@ def test_a_prefill_instance_that_hangs_costs_time_and_no_stream(mesh: Mesh) -> N
     """It is declared gone while calls to it are still under way."""
 
     async def run() -> list[str]:
-        async with client_of(mesh) as client:
+        async with mesh.client() as client:
             streams = [asyncio.create_task(one_stream(client, seed)) for seed in range(STREAMS)]
             return await asyncio.gather(*streams)
 
@@ -104,7 +104,7 @@ def test_a_prefill_instance_that_hangs_costs_time_and_no_stream(mesh: Mesh) -> N
 
 def test_a_nats_that_hangs_for_a_lease_makes_nobody_gone(mesh: Mesh) -> None:
     async def run(pause_s: float) -> list[str]:
-        async with client_of(mesh) as client:
+        async with mesh.client() as client:
             streams = [asyncio.create_task(one_stream(client, seed)) for seed in range(STREAMS)]
             await asyncio.sleep(0.4)
             if pause_s:
@@ -121,14 +121,14 @@ def test_a_nats_that_hangs_for_a_lease_makes_nobody_gone(mesh: Mesh) -> None:
 
 def test_scaling_down_under_load_loses_no_stream(mesh: Mesh) -> None:
     async def run() -> list[str]:
-        async with client_of(mesh) as client:
+        async with mesh.client() as client:
             streams = [asyncio.create_task(one_stream(client, seed)) for seed in range(STREAMS)]
             await asyncio.sleep(0.3)
             await asyncio.to_thread(mesh.lamella, "scale", "decode=1", "prefill=1")
             return await asyncio.gather(*streams)
 
     async def undisturbed() -> list[str]:
-        async with client_of(mesh) as client:
+        async with mesh.client() as client:
             return await asyncio.gather(*(one_stream(client, seed) for seed in range(STREAMS)))
 
     expected = asyncio.run(undisturbed())
@@ -144,10 +144,6 @@ def paused(pid: int) -> Iterator[None]:
         yield
     finally:
         os.kill(pid, signal.SIGCONT)
-
-
-def client_of(mesh: Mesh) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url=f"{mesh.url}/v1", api_key="none", max_retries=0)
 
 
 async def one_stream(client: openai.AsyncOpenAI, seed: int) -> str:

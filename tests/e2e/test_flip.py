@@ -8,8 +8,6 @@ from pathlib import Path
 import openai
 import pytest
 
-from common.config import MeshConfig
-from common.config_file import load_config
 from common.messages import FlipProgress, Role, ServiceRecord
 from common.model.tokens import Tokenizer
 from services.flip import flip_instance
@@ -96,14 +94,14 @@ async def run_moving_twice(mesh: Mesh) -> tuple[list[str], list[FlipProgress]]:
     """From decode-1 to decode-0, and all from there to decode-1."""
     flips: list[FlipProgress] = []
     started = asyncio.Barrier(STREAMS + 1)
-    async with client_of(mesh) as client:
+    async with mesh.client() as client:
         streams = [
             asyncio.create_task(one_stream(client, seed, started, LONG_OUTPUT_TOKENS, temperature=0))
             for seed in range(STREAMS)
         ]
         await started.wait()
         for instance, role in TWICE:
-            flips.append(await flip_instance(settings_of(mesh), instance, role, force=False))
+            flips.append(await flip_instance(mesh.settings, instance, role, force=False))
         return await asyncio.gather(*streams), flips
 
 
@@ -112,11 +110,11 @@ async def run(
 ) -> tuple[list[str], FlipProgress | None]:
     """The texts of all streams, amid which that instance's role changes."""
     started, flip = asyncio.Barrier(STREAMS + 1), None
-    async with client_of(mesh) as client:
+    async with mesh.client() as client:
         streams = [asyncio.create_task(one_stream(client, seed, started)) for seed in range(STREAMS)]
         await started.wait()
         if instance is not None:
-            flip = await flip_instance(settings_of(mesh), instance, role, force=False)
+            flip = await flip_instance(mesh.settings, instance, role, force=False)
         return await asyncio.gather(*streams), flip
 
 
@@ -133,14 +131,6 @@ async def counts(mesh: Mesh) -> tuple[float, float]:
 
 def roles(mesh: Mesh) -> dict[str, str]:
     return {str(each["id"]): str(each["role"]) for each in mesh.status()["instances"]}
-
-
-def client_of(mesh: Mesh) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url=f"{mesh.url}/v1", api_key="none", max_retries=0)
-
-
-def settings_of(mesh: Mesh) -> MeshConfig:
-    return load_config(mesh.state_dir / "mesh.toml", {}).mesh
 
 
 async def one_stream(

@@ -66,7 +66,7 @@ def test_tokens_are_transformers_while_others_come_and_leave(
 async def complete_while_others_leave(mesh: Mesh) -> list[str]:
     """Every prompt joins while the one before is decoded; between them comes one whose client leaves."""
     streams = []
-    async with client_of(mesh) as client:
+    async with mesh.client() as client:
         for index in range(STREAMS):
             begun = asyncio.Event()
             streams.append(asyncio.create_task(text_of(client, index, begun, TINY_OUTPUT_TOKENS)))
@@ -106,7 +106,7 @@ def test_who_dies_amid_a_layerwise_pull_costs_no_token(
 
 
 async def run_two(mesh: Mesh, kill: str | None) -> list[str]:
-    async with client_of(mesh) as client:
+    async with mesh.client() as client:
         streams = [asyncio.create_task(text_of(client, index, asyncio.Event())) for index in range(2)]
         if kill is not None:
             await wait_until_pulled(mesh)
@@ -132,10 +132,6 @@ async def kv_moved_and_prompt_tokens_pending(mesh: Mesh) -> AsyncIterator[tuple[
 def prompt_of(index: int) -> list[int]:
     tokens = PROMPT_TOKENS[index % len(PROMPT_TOKENS)]
     return [100 + 37 * index + (at * 7 + index) % 900 for at in range(tokens)]
-
-
-def client_of(mesh: Mesh) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url=f"{mesh.url}/v1", api_key="none", max_retries=0)
 
 
 async def text_of(

@@ -55,13 +55,13 @@ def test_who_idles_is_flipped_amid_its_streams_and_back_and_no_token_is_another(
 
 
 async def run_streams(mesh: Mesh) -> list[str]:
-    async with client_of(mesh) as client:
+    async with mesh.client() as client:
         return await asyncio.gather(*streams_of(client))
 
 
 async def run_shifting(mesh: Mesh) -> list[str]:
     """Prompts until one that decodes has been flipped; then none, until one is flipped back."""
-    async with client_of(mesh) as client:
+    async with mesh.client() as client:
         async with busy_with_prompts(client):
             streams = streams_of(client)
             await wait_changes(mesh, 1)
@@ -99,10 +99,6 @@ def streams_of(client: openai.AsyncOpenAI) -> list[asyncio.Future[str]]:
         asyncio.ensure_future(stream_text(client, prompt, OUTPUT_TOKENS, asyncio.Event()))
         for prompt in prompts
     ]
-
-
-def client_of(mesh: Mesh) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url=f"{mesh.url}/v1", api_key="none", max_retries=0)
 
 
 async def wait_changes(mesh: Mesh, count: int) -> None:

@@ -8,17 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
-import openai
 import pytest
 
-from common.bus import Bus
-from common.config_file import load_config
 from common.errors import InvalidRequest
 from common.ids import GatewayId, Incarnation, InstanceId, new_request_id
 from common.messages import Acknowledged, GenerationRequest, PrefillTask, SamplingParams
 from common.model.default_model import default_model_directory
 from common.model.tokens import Tokenizer
-from common.subjects import Subjects
 from tests.e2e.meshes import Mesh, running_mesh
 from tests.gateway.processes import send
 
@@ -70,7 +66,7 @@ class Malformed(msgspec.Struct, tag="prefill"):
 
 async def whole_stream(mesh: Mesh, tokens: int, begun: asyncio.Event | None = None) -> tuple[str, str]:
     """The id and the text of the answer."""
-    async with openai.AsyncOpenAI(base_url=f"{mesh.url}/v1", api_key="none", max_retries=0) as client:
+    async with mesh.client() as client:
         stream = await client.chat.completions.create(
             model="default",
             messages=[{"role": "user", "content": SECRET}],
@@ -108,12 +104,8 @@ async def outlive_a_death(mesh: Mesh) -> None:
 
 async def send_what_is_malformed(mesh: Mesh) -> None:
     """To an instance: a message of another shape, and one that its state did not expect."""
-    settings = load_config(mesh.state_dir / "mesh.toml", {}).mesh
-    subjects = Subjects(settings.namespace)
-    calls = subjects.instance_calls(InstanceId("prefill-0"))
-    bus = Bus(settings.nats_url, name="stranger", subjects=subjects)
-    await bus.connect()
-    try:
+    calls = mesh.subjects.instance_calls(InstanceId("prefill-0"))
+    async with mesh.bus() as bus:
         with pytest.raises(InvalidRequest, match="malformed"):
             await bus.call(calls, Malformed(SECRET), Acknowledged, 5.0)
         tokenizer = Tokenizer(default_model_directory(Path("~/.cache/lamella")))
@@ -125,8 +117,6 @@ async def send_what_is_malformed(mesh: Mesh) -> None:
         )
         task = PrefillTask(request, InstanceId("nobody"), Incarnation("none"))
         await bus.call(calls, task, Acknowledged, 5.0)
-    finally:
-        await bus.close()
 
 
 def ask_wrongly(mesh: Mesh) -> list[int]:

@@ -50,7 +50,7 @@ def test_prompts_amid_decodes_and_a_death_change_no_token(
 async def run(mesh: Mesh, prompts: list[list[int]], *, kill: bool) -> list[str]:
     """The streams' texts. ``kill``: an instance, when each stream has begun."""
     begun = asyncio.Barrier(len(prompts) + 1)
-    async with openai.AsyncOpenAI(base_url=f"{mesh.url}/v1", api_key="none", max_retries=0) as client:
+    async with mesh.client() as client:
         streams = [
             asyncio.create_task(one_stream(client, prompt, STAGGER_S * number, begun))
             for number, prompt in enumerate(prompts)

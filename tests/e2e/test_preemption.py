@@ -59,7 +59,7 @@ max_continuations = 100
 
 
 async def run_streams(mesh: Mesh) -> list[str]:
-    async with openai.AsyncOpenAI(base_url=f"{mesh.url}/v1", api_key="none", max_retries=0) as client:
+    async with mesh.client() as client:
         return await asyncio.gather(*(one_stream(client, seed) for seed in range(STREAMS)))
 
 

@@ -55,7 +55,7 @@ def test_streams_that_outlive_their_predictions_leave_a_full_instance_with_the_t
 async def run_pairs(mesh: Mesh) -> list[str]:
     """Texts of the long streams; after each begins a short one, which round robin puts elsewhere."""
     streams: list[asyncio.Task[str]] = []
-    async with openai.AsyncOpenAI(base_url=f"{mesh.url}/v1", api_key="none", max_retries=0) as client:
+    async with mesh.client() as client:
         for number in range(2):
             await one_stream(client, 10 + number, SHORT, asyncio.Event())
         for index in range(PAIRS):

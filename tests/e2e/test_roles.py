@@ -4,8 +4,6 @@ import asyncio
 import json
 from pathlib import Path
 
-import openai
-
 from common.messages import ServiceRecord
 from common.model.default_model import default_model_directory
 from common.model.tokens import Tokenizer
@@ -64,7 +62,7 @@ def test_a_burst_of_long_prompts_overflows_into_the_decode_pool_and_everybody_is
 async def run_burst(mesh: Mesh, prompts: list[list[int]]) -> list[str]:
     """Texts: of those that run when the others come, and of these."""
     streams: list[asyncio.Task[str]] = []
-    async with openai.AsyncOpenAI(base_url=f"{mesh.url}/v1", api_key="none", max_retries=0) as client:
+    async with mesh.client() as client:
         for prompt in prompts[:DECODED]:
             has_begun = asyncio.Event()
             stream = stream_text(client, prompt, DECODED_OUTPUT_TOKENS, has_begun)

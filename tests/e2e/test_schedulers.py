@@ -13,14 +13,10 @@ from contextlib import asynccontextmanager
 import openai
 import pytest
 
-from common.bus import Bus
-from common.config import MeshConfig
-from common.config_file import load_config
 from common.errors import LeaderSuperseded
 from common.ids import InstanceId
 from common.messages import FlipProgress, FlipRole, ServiceRecord
-from common.store import Leader, Store
-from common.subjects import Subjects
+from common.store import Leader
 from tests.e2e.meshes import Mesh, get_text, running_mesh
 
 CONFIG = """
@@ -96,7 +92,7 @@ def test_a_leader_that_hung_and_wakes_commands_nobody(mesh: Mesh) -> None:
 
 def test_decisions_of_all_schedulers_are_found(mesh: Mesh) -> None:
     async def work() -> list[str]:
-        async with client_of(mesh) as client:
+        async with mesh.client() as client:
             # So many that each scheduler has some: who takes a call is drawn.
             answers = await asyncio.gather(*(ask_one(client) for _ in range(16)))
         return [each.id for each in answers]
@@ -121,7 +117,7 @@ async def load(mesh: Mesh) -> AsyncIterator[list[str]]:
         while not is_over.is_set():
             texts.append(await complete(client))
 
-    async with client_of(mesh) as client, asyncio.TaskGroup() as tasks:
+    async with mesh.client() as client, asyncio.TaskGroup() as tasks:
         for _ in range(CLIENTS):
             tasks.create_task(ask(client))
         yield texts
@@ -165,24 +161,14 @@ async def leader_of(mesh: Mesh, after_epoch: int = 0) -> Leader:
 
 
 async def read_leader(mesh: Mesh) -> Leader | None:
-    settings = settings_of(mesh)
-    store = Store(settings.redis_url, settings.namespace)
-    try:
+    async with mesh.store() as store:
         return await store.leader()
-    finally:
-        await store.close()
 
 
 async def flip_with(mesh: Mesh, epoch: int) -> FlipProgress:
-    settings = settings_of(mesh)
-    subjects = Subjects(settings.namespace)
-    bus = Bus(settings.nats_url, name="test", subjects=subjects)
-    await bus.connect()
-    try:
-        calls = subjects.instance_calls(InstanceId("decode-0"))
+    calls = mesh.subjects.instance_calls(InstanceId("decode-0"))
+    async with mesh.bus() as bus:
         return await bus.call(calls, FlipRole("decode", epoch), FlipProgress, 5.0)
-    finally:
-        await bus.close()
 
 
 async def epochs_of(mesh: Mesh) -> dict[str, float]:
@@ -207,11 +193,3 @@ def failover_s(mesh: Mesh, leader: Leader, since_unix_s: float) -> float:
 
 def pid_of(mesh: Mesh, service_id: str) -> int:
     return next(int(str(each["pid"])) for each in mesh.status()["processes"] if each["id"] == service_id)
-
-
-def client_of(mesh: Mesh) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url=f"{mesh.url}/v1", api_key="none", max_retries=0)
-
-
-def settings_of(mesh: Mesh) -> MeshConfig:
-    return load_config(mesh.state_dir / "mesh.toml", {}).mesh

@@ -128,7 +128,7 @@ def test_greedy_tokens_equal_transformers(shape: str, truth: Truth, tmp_path: Pa
 
 async def complete_all(mesh: Mesh, prompts: Sequence[Sequence[int]], tokens: int) -> list[str]:
     """All at once, streamed."""
-    async with openai.AsyncOpenAI(base_url=f"{mesh.url}/v1", api_key="none", max_retries=0) as client:
+    async with mesh.client() as client:
         return await asyncio.gather(*(complete(client, prompt, tokens) for prompt in prompts))
 
 

@@ -10,14 +10,10 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-import openai
 import orjson
 import pytest
 
-from common.bus import Bus
-from common.config_file import load_config
 from common.errors import InvalidRequest, Overloaded
-from common.subjects import Subjects
 from common.tracing import StartTrace, TraceStarted
 from tests.e2e.meshes import LAMELLA, Mesh, environment, running_mesh
 
@@ -45,7 +41,7 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
 
 
 async def stream(mesh: Mesh) -> None:
-    async with openai.AsyncOpenAI(base_url=f"{mesh.url}/v1", api_key="none", max_retries=0) as client:
+    async with mesh.client() as client:
         chunks = await client.completions.create(
             model="default",
             prompt="What is a lamella? " * 8,
@@ -175,20 +171,13 @@ def test_a_killed_command_leaves_nothing_on(mesh: Mesh, tmp_path: Path) -> None:
 
 async def wait_recording(mesh: Mesh, is_wanted: bool) -> None:
     """Until decode records, or does so no more: then it refuses an impossible duration for another reason."""
-    settings = load_config(mesh.state_dir / "mesh.toml", {}).mesh
-    subjects = Subjects(settings.namespace)
-    bus = Bus(settings.nats_url, name="probe", subjects=subjects)
-    await bus.connect()
-    impossible = StartTrace("probe", -1.0)
-    try:
-        async with asyncio.timeout(60):
-            while True:
-                with pytest.raises((Overloaded, InvalidRequest)) as refusal:
-                    await bus.call(subjects.trace_calls("decode-0"), impossible, TraceStarted, 10)
-                if isinstance(refusal.value, Overloaded) == is_wanted:
-                    return
-    finally:
-        await bus.close()
+    impossible, calls = StartTrace("probe", -1.0), mesh.subjects.trace_calls("decode-0")
+    async with mesh.bus() as bus, asyncio.timeout(60):
+        while True:
+            with pytest.raises((Overloaded, InvalidRequest)) as refusal:
+                await bus.call(calls, impossible, TraceStarted, 10)
+            if isinstance(refusal.value, Overloaded) == is_wanted:
+                return
 
 
 @pytest.mark.parametrize(

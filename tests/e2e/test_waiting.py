@@ -59,7 +59,7 @@ async def burst(client: openai.AsyncOpenAI) -> list[str]:
 
 def test_a_burst_waits_at_the_scheduler_and_nobody_is_bound_to_a_queue(mesh: Mesh) -> None:
     async def run() -> None:
-        async with openai.AsyncOpenAI(base_url=f"{mesh.url}/v1", api_key="none", max_retries=0) as client:
+        async with mesh.client() as client:
             await burst(client)
 
     asyncio.run(run())
@@ -75,7 +75,7 @@ def test_who_waits_at_a_scheduler_that_dies_waits_at_the_next_one(mesh: Mesh) ->
     scheduler = mesh.pid_of("scheduler")
 
     async def run() -> None:
-        async with openai.AsyncOpenAI(base_url=f"{mesh.url}/v1", api_key="none", max_retries=0) as client:
+        async with mesh.client() as client:
             before = asyncio.create_task(burst(client))
             # All have been told that they wait: one that has heard nothing yet would be refused.
             await asyncio.sleep(3.0)

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from common.config import ScalingConfig
-from common.config_file import load_config
 from common.errors import ConfigError
 from services.commands.up import chosen_scaling
 from tests.e2e.meshes import running_mesh
@@ -47,5 +46,5 @@ def test_servers_that_the_file_names_are_used_and_none_is_started_beside_them(
     config = f'{servers}[instance]\nengine = "emulated"\n'
     with running_mesh(tmp_path / "mesh", "--prefill", "0", "--decode", "0", config=config) as mesh:
         assert {each["role"] for each in mesh.status()["processes"]} == {"gateway", "scheduler"}
-        running = load_config(mesh.state_dir / "mesh.toml", {}).mesh
+        running = mesh.settings
         assert (running.nats_url, running.redis_url) == (nats_url, redis_url)
