@@ -7,7 +7,15 @@ from common.config import PrefillBatching, PrefillOrder
 from common.ids import Incarnation, InstanceId, RequestId
 from common.kv.blocks import BlockAllocator, BlockOwner
 from common.kv.layout import KVLayout
-from common.messages import ErrorReply, KVDestination, Placement, PrefillTask, PullKV, SampledToken
+from common.messages import (
+    ErrorReply,
+    KVDelivered,
+    KVDestination,
+    Placement,
+    PrefillTask,
+    PullKV,
+    SampledToken,
+)
 from prefill import events
 from prefill.prompts import PromptQueue
 from prefill.sequence import ROOM
@@ -71,6 +79,18 @@ def owner_of(request_id: str, attempt: int = 0) -> BlockOwner:
 def only(commands: list[events.PrefillCommand], kind: type[Command]) -> Command:
     [found] = [command for command in commands if isinstance(command, kind)]
     return found
+
+
+def delivered(commands: list[events.PrefillCommand]) -> KVDelivered:
+    answer = only(commands, events.AnswerPull).answer
+    assert isinstance(answer, KVDelivered)
+    return answer
+
+
+def check_empty(state: PrefillState) -> None:
+    """Nothing is left to do, and no block is held for anybody."""
+    assert state.is_idle
+    assert state.blocks.free_blocks == state.blocks.total_blocks
 
 
 EVERYTHING = 1 << 30

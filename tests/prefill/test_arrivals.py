@@ -16,6 +16,7 @@ from tests.prefill.states import (
     LIFE,
     TOKEN,
     arrive,
+    check_empty,
     handle,
     make_state,
     offered,
@@ -55,7 +56,7 @@ def test_a_repeated_task_is_taken_once_and_never_in_the_name_of_one_that_was_giv
     with pytest.raises(RequestCancelled):
         arrive(state, "r1")
     handle(state, events.ChunkFinished((TOKEN,)))
-    assert state.is_idle
+    check_empty(state)
 
 
 def test_an_empty_prompt_is_refused() -> None:

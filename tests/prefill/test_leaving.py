@@ -5,7 +5,7 @@ import pytest
 from common.errors import Overloaded, RequestCancelled
 from common.ids import RequestId
 from common.kv.blocks import BlockOwner
-from common.messages import ErrorReply, KVDelivered
+from common.messages import ErrorReply
 from common.sequences import PublishFailure
 from prefill import events
 from prefill.state import PrefillState
@@ -15,6 +15,8 @@ from tests.prefill.states import (
     LIFE,
     TOKEN,
     arrive,
+    check_empty,
+    delivered,
     handle,
     make_state,
     offered,
@@ -42,11 +44,9 @@ def test_a_sequence_that_ran_here_is_handed_over_with_all_its_kv_and_nothing_is_
     assert (state.moving, state.handovers_waiting, state.pending_tokens) == (1, 1, 0)
     send = only(handle(state, events.PullArrived(pull_of("r1"))), events.SendKV)
     assert send.source_blocks == (0, 1)
-    answer = only(handle(state, sent("r1")), events.AnswerPull).answer
-    assert isinstance(answer, KVDelivered)
+    answer = delivered(handle(state, sent("r1")))
     assert (answer.is_last, answer.first_token) == (True, 9)
-    assert state.is_idle
-    assert state.blocks.free_blocks == 8
+    check_empty(state)
 
 
 def test_a_prompt_that_came_twice_is_forgotten_when_its_sequence_leaves_from_here() -> None:
@@ -62,8 +62,7 @@ def test_a_prompt_that_came_twice_is_forgotten_when_its_sequence_leaves_from_her
     handle(state, events.ChunkFinished((None,)))
     handle(state, events.ChunkFinished((TOKEN,)))
     handle(state, events.CancelArrived(RequestId("first"), 0))
-    assert state.is_idle
-    assert state.blocks.free_blocks == 8
+    check_empty(state)
 
 
 def test_one_that_is_sought_a_home_for_is_forgotten_too_and_its_new_home_means_nobody() -> None:
@@ -83,8 +82,7 @@ def test_where_a_decode_instance_was_offered_the_same_attempt_both_end_and_it_is
     assert [type(command) for command in commands] == [events.WithdrawOffer, PublishFailure]
     failure = only(commands, PublishFailure).failure
     assert (failure.attempt, failure.can_continue) == (0, True)
-    assert state.is_idle
-    assert state.blocks.free_blocks == 8
+    check_empty(state)
     with pytest.raises(RequestCancelled):
         handle(state, events.PullArrived(pull_of("r1")))
 
@@ -98,5 +96,4 @@ def test_where_the_same_attempt_is_being_computed_or_sent_its_blocks_are_kept_un
         assert only(leave(state), PublishFailure).failure.can_continue
         assert state.blocks.free_blocks < 8
         handle(state, ended)
-        assert state.is_idle
-        assert state.blocks.free_blocks == 8
+        check_empty(state)

@@ -14,6 +14,7 @@ from tests.prefill.states import (
     HOME,
     LIFE,
     arrive,
+    check_empty,
     handle,
     make_state,
     offered,
@@ -53,8 +54,7 @@ def test_where_nobody_else_is_ready_the_sequence_goes_back_to_the_gateway() -> N
     refused(state)
     failure = only(handle(state, events.DecodeNotFound(owner_of("r1"), DRAINING)), PublishFailure).failure
     assert (failure.error, failure.can_continue) == (DRAINING, True)
-    assert state.is_idle
-    assert state.blocks.free_blocks == 8
+    check_empty(state)
 
 
 def test_one_that_everybody_refuses_is_given_up_after_a_few_times() -> None:
@@ -64,7 +64,7 @@ def test_one_that_everybody_refuses_is_given_up_after_a_few_times() -> None:
         assert only(refused(state, FULL), events.SeekDecode)
         handle(state, events.DecodeFound(owner_of("r1"), HOME))
     assert only(refused(state, FULL), PublishFailure).failure.can_continue
-    assert state.is_idle
+    check_empty(state)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_what_ends_while_another_instance_is_sought_is_neither_offered_nor_withd
     offered(state)
     refused(state)
     assert handle(state, end) == []
-    assert state.is_idle
+    check_empty(state)
     assert handle(state, events.DecodeFound(owner_of("r1"), HOME)) == []
     assert handle(state, events.DecodeNotFound(owner_of("r1"), DRAINING)) == []
 

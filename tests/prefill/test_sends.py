@@ -23,6 +23,8 @@ from tests.prefill.states import (
     LIFE,
     TOKEN,
     arrive,
+    check_empty,
+    delivered,
     handle,
     make_state,
     offered,
@@ -43,8 +45,7 @@ def test_blocks_stay_pinned_until_no_byte_is_in_the_air() -> None:
     answer = only(handle(state, sent("r1")), events.AnswerPull).answer
     assert isinstance(answer, ErrorReply)
     assert answer.code == RequestCancelled.code
-    assert state.is_idle
-    assert state.blocks.free_blocks == 8
+    check_empty(state)
 
 
 def test_a_refused_offer_goes_back_to_the_gateway_and_names_a_lost_instance() -> None:
@@ -77,12 +78,6 @@ def layerwise(tokens: int = 12, chunk_tokens: int = 8) -> PrefillState:
     return state
 
 
-def delivered(commands: list[events.PrefillCommand]) -> KVDelivered:
-    answer = only(commands, events.AnswerPull).answer
-    assert isinstance(answer, KVDelivered)
-    return answer
-
-
 def test_a_long_prompts_kv_follows_its_computation_layer_by_layer() -> None:
     """Splitwise 4.4; the first token comes with the last of the KV."""
     state = layerwise()
@@ -104,8 +99,7 @@ def test_a_long_prompts_kv_follows_its_computation_layer_by_layer() -> None:
     assert handle(state, sent("r1")) == [], "the first token is still to come"
     answer = delivered(handle(state, events.ChunkFinished((TOKEN,))))
     assert (answer.is_last, answer.first_token) == (True, 7)
-    assert state.is_idle
-    assert state.blocks.free_blocks == 8
+    check_empty(state)
 
 
 def test_a_portion_holds_no_more_than_was_asked_for_and_is_not_sent_twice() -> None:
@@ -171,7 +165,7 @@ def test_a_sequence_that_its_first_token_ends_is_withdrawn_and_its_pull_answered
     )
     with pytest.raises(RequestCancelled, match="has ended"):
         handle(state, events.PullArrived(pull_of("r1")))
-    assert state.is_idle
+    check_empty(state)
 
 
 def test_what_ends_while_kv_is_in_the_air_is_answered_when_it_is_not() -> None:
@@ -191,8 +185,7 @@ def test_what_ends_while_kv_is_in_the_air_is_answered_when_it_is_not() -> None:
         assert only(handle(state, sent("r1")), events.AnswerPull)
         if state.sequences:
             handle(state, events.ChunkFinished((TOKEN,)))
-        assert state.is_idle
-        assert state.blocks.free_blocks == 8
+        check_empty(state)
 
 
 def test_a_portion_that_fails_ends_the_sequence_and_leaves_the_news_to_the_decode_instance() -> None:
@@ -202,7 +195,7 @@ def test_a_portion_that_fails_ends_the_sequence_and_leaves_the_news_to_the_decod
     [answer] = handle(state, events.SendFailed(owner_of("r1"), FAILED))
     assert answer == events.AnswerPull(owner_of("r1"), 0, FAILED)
     assert handle(state, events.ChunkFinished((None,))) == []
-    assert state.is_idle
+    check_empty(state)
 
 
 def test_a_pull_for_an_earlier_life_or_into_impossible_blocks_is_refused() -> None:

@@ -14,6 +14,7 @@ from tests.prefill.states import (
     LIFE,
     TOKEN,
     arrive,
+    check_empty,
     handle,
     make_state,
     only,
@@ -45,8 +46,7 @@ def test_a_sequence_that_ends_with_its_first_token_is_never_offered() -> None:
         reason = only(commands, events.PublishToken).event.finish_reason
         assert reason == ("length" if ending == TOKEN else "stop")
         assert len(commands) == 1
-        assert state.is_idle
-        assert state.blocks.free_blocks == 8
+        check_empty(state)
 
 
 def test_word_that_an_earlier_life_of_the_decode_instance_is_gone_changes_nothing() -> None:
@@ -56,7 +56,7 @@ def test_word_that_an_earlier_life_of_the_decode_instance_is_gone_changes_nothin
     offer = handle(state, events.ChunkFinished((TOKEN,)))[-1]
     assert isinstance(offer, events.OfferSequence)
     handle(state, events.DecodeInstanceGone(DECODE, LIFE))
-    assert state.is_idle
+    check_empty(state)
 
 
 def test_an_instance_of_another_role_finishes_its_prompts_and_takes_none_until_it_is_back() -> None:
