@@ -32,8 +32,9 @@ class Choice(msgspec.Struct, frozen=True, gc=False):
 class Decision(msgspec.Struct, frozen=True, gc=False):
     """Where one attempt of a request went. ``at_s``: on this scheduler's clock. ``prompt_tokens`` include
     ``drawn_tokens``, which it drew before; ``predicted_tokens``: the mean of what it was expected to draw in
-    all. The last three are the outcome, once it has ended by itself: what it drew, and the TTFT and TPOT that
-    its gateway measured (no TPOT with fewer than two tokens)."""
+    all. ``is_over``: the attempt has ended, by itself, or as its client left or it broke. The last three are
+    the outcome of one that ended by itself: what it drew, and the TTFT and TPOT that its gateway measured (no
+    TPOT with fewer than two tokens)."""
 
     request_id: RequestId
     attempt: int
@@ -43,6 +44,7 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
     choices: tuple[Choice, ...] = ()
     service_class: str = "default"
     drawn_tokens: int = 0
+    is_over: bool = False
     output_tokens: int | None = None
     ttft_s: float | None = None
     tpot_s: float | None = None
@@ -83,9 +85,17 @@ class DecisionLog:
         decision = self._decisions.get(request_id)
         if decision is None:
             return None
-        ended = msgspec.structs.replace(decision, output_tokens=output_tokens, ttft_s=ttft_s, tpot_s=tpot_s)
+        ended = msgspec.structs.replace(
+            decision, is_over=True, output_tokens=output_tokens, ttft_s=ttft_s, tpot_s=tpot_s
+        )
         self._decisions[request_id] = ended
         return ended
+
+    def end_early(self, request_id: RequestId, attempt: int) -> None:
+        """Its client left, or that attempt broke."""
+        decision = self._decisions.get(request_id)
+        if decision is not None and decision.attempt <= attempt:
+            self._decisions[request_id] = msgspec.structs.replace(decision, is_over=True)
 
     def find(self, call_id: str) -> list[Decision]:
         """Of all choices of a client's call; none where they are forgotten, or another scheduler's."""

@@ -361,7 +361,9 @@ class SchedulerState:
         self.bookings.end(over.request_id, over.attempt)
         if over.request_id not in self.requests:
             self.placer.predicted.forget(over.request_id)
-        if over.output_tokens is not None:
+        if over.output_tokens is None:
+            self.placer.log.end_early(over.request_id, over.attempt)
+        else:
             self.placer.lengths.add(over.prompt_tokens, over.output_tokens, is_cut=over.is_cut)
             ended = self.placer.log.end(over.request_id, over.output_tokens, over.ttft_s, over.tpot_s)
             if ended is not None:

@@ -119,7 +119,7 @@ def _ask(url: str, kind: type[Answer]) -> Answer | None:
 
 def _print(decision: Decision) -> None:
     console = Console()
-    drawn = "not over yet" if decision.output_tokens is None else f"{decision.output_tokens} drawn"
+    drawn = _outcome(decision)
     console.print(
         f"request {decision.request_id}, attempt {decision.attempt}: {decision.prompt_tokens} prompt tokens,"
         f" {decision.predicted_tokens:.0f} predicted to be drawn, {drawn}; class {decision.service_class}",
@@ -129,6 +129,14 @@ def _print(decision: Decision) -> None:
     for choice in decision.choices:
         console.print(_headline(choice, measured[choice.phase]), highlight=False, soft_wrap=True)
         console.print(_table(choice))
+
+
+def _outcome(decision: Decision) -> str:
+    if decision.output_tokens is not None:
+        return f"{decision.output_tokens} drawn"
+    if any(choice.taken is None for choice in decision.choices):
+        return "refused"
+    return "over before its own end" if decision.is_over else "not over yet"
 
 
 def _headline(choice: Choice, measured_s: float | None) -> str:

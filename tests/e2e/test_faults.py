@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -27,6 +28,7 @@ total_blocks = 256
 """
 STREAMS = 8
 OUTPUT_TOKENS = 150
+NOTICED_WITHIN_S = 20.0
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +59,17 @@ def test_where_a_request_went_is_explained_by_the_id_of_its_answer(mesh: Mesh) -
         mesh.lamella("explain", "--class", "batch", "--instance", "decode-9")
     with pytest.raises(AssertionError, match="leave the counts away"):
         mesh.lamella("scale", "decode=1", "--show")
+
+
+def test_whose_client_left_is_explained_as_over(mesh: Mesh) -> None:
+    with openai.OpenAI(base_url=f"{mesh.url}/v1", api_key="none", max_retries=0) as client:
+        stream = client.completions.create(model="default", prompt="Stay.", max_tokens=2000, stream=True)
+        first = next(iter(stream))
+        assert "not over yet" in mesh.lamella("explain", first.id)
+        stream.close()
+    deadline_s = time.monotonic() + NOTICED_WITHIN_S
+    while "over before its own end" not in mesh.lamella("explain", first.id):
+        assert time.monotonic() < deadline_s, "nobody noticed that it has ended"
 
 
 def test_clients_that_leave_in_any_phase_leave_nothing_behind(mesh: Mesh) -> None:

@@ -93,6 +93,27 @@ def test_a_choice_is_kept_with_its_outcome_and_so_is_a_refusal() -> None:
     assert "scheduler.max_requests_per_decode = 1" in str(newest[0].choices[1].reason)
 
 
+def test_who_ended_early_is_known_to_be_over_until_it_is_placed_again() -> None:
+    state = state_of(SchedulerConfig())
+    state.place(make_request("r1"), 0.0)
+    state.place(make_request("r2"), 0.0)
+
+    def over() -> dict[str, bool]:
+        return {each.request_id: each.is_over for each in state.placer.log.newest(9)}
+
+    assert over() == {"r1": False, "r2": False}
+    handle(state, events.RequestOver(RequestId("r1"), 5, None))
+    assert over() == {"r1": True, "r2": False}
+    state.place(make_request("r2", attempt=1), 0.0)
+    # The former attempt's end, which comes late.
+    handle(state, events.RequestOver(RequestId("r2"), attempt=0))
+    assert over() == {"r1": True, "r2": False}
+    handle(state, events.RequestOver(RequestId("r2"), attempt=1))
+    assert over() == {"r1": True, "r2": True}
+    state.place(make_request("r2", attempt=2), 0.0)
+    assert not over()["r2"]
+
+
 def test_decisions_are_found_by_their_class_and_by_who_was_looked_at() -> None:
     state = state_of(SchedulerConfig())
     for number, service_class in enumerate(("default", "batch", "default", "batch")):
