@@ -5,6 +5,9 @@ from typing import Literal
 import msgspec
 
 ScaledService = Literal["gateway", "prefill", "decode", "mixed", "attention"]
+"""What follows the load."""
+ScaledRole = Literal["gateway", "scheduler", "prefill", "decode", "mixed", "attention", "predictor"]
+"""What an operator may have more or fewer of."""
 
 
 class ServiceCount(msgspec.Struct, frozen=True):

@@ -35,6 +35,14 @@ class Subjects:
         """DesiredCounts, to whoever starts and ends workers."""
         return f"lamella.{self.namespace}.scaling"
 
+    def admin_scale(self) -> str:
+        """ScaleWish, to whoever starts and ends processes."""
+        return f"lamella.{self.namespace}.admin.scale"
+
+    def admin_drain(self) -> str:
+        """DrainWish, likewise."""
+        return f"lamella.{self.namespace}.admin.drain"
+
     def predict(self) -> str:
         """PredictLength (queue group: any predictor answers)."""
         return f"lamella.{self.namespace}.predictor.predict"

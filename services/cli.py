@@ -19,7 +19,7 @@ from common.errors import LamellaError
 from services.analysis.command import analyze
 from services.analysis.convert_command import convert
 from services.bench.command import bench
-from services.commands.mesh import down, scale, status
+from services.commands.mesh import down, status
 from services.commands.options import (
     ConfigOption,
     StateDirOfConfig,
@@ -28,6 +28,7 @@ from services.commands.options import (
     config_of,
     messages,
 )
+from services.commands.scale import drain, scale
 from services.commands.up import up
 from services.compare.command import compare
 from services.doctor.command import doctor
@@ -53,6 +54,7 @@ app.command("down")(down)
 app.command("status")(status)
 app.command("scale")(scale)
 app.command("doctor")(doctor)
+app.command("drain")(drain)
 app.command("bench")(bench)
 app.command("compare")(compare)
 app.command("analyze")(analyze)

@@ -40,7 +40,7 @@ instances and attention workers say to each other is in ``common.messages.attent
 are their own members' alone, and imported from there.
 
 Reading order: requests, replies, roles, members; then a request's walk by placement, tasks, hand_over and
-streams; lengths and load beside it; addressees at last.
+streams; lengths and load beside it; an operator's wishes (admin) and addressees at last.
 """
 
 from common.messages.addressees import (
@@ -50,6 +50,7 @@ from common.messages.addressees import (
     SchedulerCall,
     SchedulerEvent,
 )
+from common.messages.admin import DrainWish, ScaleWish
 from common.messages.attention import AttentionDraining
 from common.messages.hand_over import KVDelivered, KVDestination, OfferDeclined, OfferWithdrawn, PullKV
 from common.messages.lengths import LengthPredicted, PredictedLength, PredictLength
@@ -79,6 +80,7 @@ __all__ = [
     "AttentionDraining",
     "CancelRequest",
     "DecodeTask",
+    "DrainWish",
     "ErrorReply",
     "FinishReason",
     "FlipProgress",
@@ -115,6 +117,7 @@ __all__ = [
     "Role",
     "SampledToken",
     "SamplingParams",
+    "ScaleWish",
     "SchedulerCall",
     "SchedulerEvent",
     "SchedulerGone",

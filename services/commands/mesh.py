@@ -1,4 +1,4 @@
-"""The commands for a mesh that runs on this machine: ``down``, ``status``, ``scale``."""
+"""The commands for a mesh that runs on this machine: ``down``, ``status``."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -44,39 +44,11 @@ def status(
     Console().print(service_table(levels))
 
 
-def scale(
-    counts: Annotated[
-        list[str] | None, typer.Argument(metavar="ROLE=N …", help="For example prefill=2 decode=3.")
-    ] = None,
-    show: Annotated[bool, typer.Option("--show", help="Show the scheduler's plan; change nothing.")] = False,
-    force: Annotated[
-        bool, typer.Option("--force", help="Also end the last instance that prefills, or decodes.")
-    ] = False,
-    state_dir: StateOption = DEFAULT_STATE_DIRECTORY,
-) -> None:
-    """Change how many instances run; returns when they are ready and the surplus has drained."""
-    from services.launcher.launch_plan import parse_counts
-    from services.launcher.local import scale as scale_mesh
-    from services.launcher.local import status as mesh_status
-
-    if show and counts:
-        raise LauncherError("--show changes nothing: leave the counts away")
-    if show:
-        _print_plan(mesh_status(state_dir).plan)
-        return
-    if not counts:
-        raise LauncherError("say how many of what, for example decode=2, or --show")
-    wanted = parse_counts(counts)
-    with messages.status("scaling"):
-        mesh = scale_mesh(state_dir, wanted, is_forced=force)
-    print_status(mesh)
-
-
 def print_status(mesh: "MeshStatus") -> None:
     console = Console()
     console.print(mesh.url or f"{mesh.state}: no gateway yet", highlight=False)
     instances = {instance.id: instance for instance in mesh.instances}
-    table = Table("process", "role", "pid", "state", "restarts", box=None)
+    table = Table("process", "role", "pid", "state", "restarts", "url", box=None)
     for process in mesh.processes:
         shown = instances.get(process.id, process)
         state = shown.state
@@ -86,11 +58,11 @@ def print_status(mesh: "MeshStatus") -> None:
         role = shown.role
         if instance is not None and instance.home not in (None, instance.role):
             role += f" (home: {instance.home})"
-        table.add_row(process.id, role, str(process.pid), state, str(process.restarts))
+        table.add_row(process.id, role, str(process.pid), state, str(process.restarts), process.url or "")
     console.print(table)
     warn_missing(mesh)
     if mesh.plan is not None:
-        _print_plan(mesh.plan)
+        print_plan(mesh.plan)
 
 
 def warn_missing(mesh: "MeshStatus") -> None:
@@ -104,7 +76,7 @@ def warn_missing(mesh: "MeshStatus") -> None:
         )
 
 
-def _print_plan(plan: "DesiredCounts | None") -> None:
+def print_plan(plan: "DesiredCounts | None") -> None:
     """Raises LauncherError where there is none."""
     if plan is None:
         raise LauncherError("nothing is planned (yet): `lamella up --autoscale`, and a window of requests")

@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, get_args
 
 import msgspec
 import typer
@@ -20,6 +20,7 @@ from common.config import (
 )
 from common.config_file import check_config, load_config, load_named_servers
 from common.errors import ConfigError
+from common.scaling import ScaledService
 from services.commands.mesh import warn_missing
 from services.commands.options import ConfigOption, StateOption, messages
 from services.launcher.state_directory import DEFAULT_STATE_DIRECTORY
@@ -180,8 +181,8 @@ def chosen_scaling(
     for option, name, counts in (("--min", "min", least), ("--max", "max", most)):
         parsed = parse_counts(counts, option)
         check_counts(parsed)
-        if "scheduler" in parsed:
-            raise ConfigError(option, "scheduler", "is not scaled by load")
+        for role in parsed.keys() - get_args(ScaledService):
+            raise ConfigError(option, role, "is not scaled by load")
         limits |= {f"{name}_{role}": count for role, count in parsed.items()}
     policy: ScalingMode = scaling.policy
     if is_on:

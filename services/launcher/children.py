@@ -88,8 +88,9 @@ class Child:
         self._woken.set()
         if self.ended.is_set():
             return
-        self.state = "stopping"
-        self._send(signal.SIGTERM)
+        if self.state != "stopping":  # asked a second time, a service ends without finishing what it has
+            self.state = "stopping"
+            self._send(signal.SIGTERM)
         try:
             async with asyncio.timeout(grace_s):
                 await self.ended.wait()

@@ -5,7 +5,6 @@ The socket lies in a directory only its user can enter, so whoever can connect m
 
 import asyncio
 import contextlib
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Literal
@@ -14,9 +13,9 @@ import msgspec
 
 from common.errors import LamellaError, LauncherError
 from common.messages import Role
-from common.scaling import DesiredCounts
+from common.scaling import DesiredCounts, ScaledRole
 from gateway.service_levels import ServiceLevel
-from services.launcher.launch_plan import ScaledRole
+from services.launcher.wishes import CountWish, RoleChange
 
 MAX_LINE_BYTES = 1 << 20
 
@@ -28,10 +27,18 @@ class AskStatus(msgspec.Struct, frozen=True, tag="status"):
 
 
 class Scale(msgspec.Struct, frozen=True, tag="scale"):
-    """Makes the roles named as many as said; answered by a MeshStatus when that is so. ``is_forced``: also
-    where nobody is left that prefills, or that decodes."""
+    """Makes the roles named as many as said; answered by a MeshStatus with ``changes`` when that is so.
+    ``is_forced``: also where nobody is left that prefills, or that decodes."""
 
-    counts: dict[ScaledRole, int]
+    wishes: dict[ScaledRole, CountWish]
+    is_forced: bool = False
+
+
+class Drain(msgspec.Struct, frozen=True, tag="drain"):
+    """Lets that process finish what it has and end, and starts no other for it; answered when it is so.
+    ``is_forced``: as in Scale."""
+
+    service_id: str
     is_forced: bool = False
 
 
@@ -47,13 +54,15 @@ class InstanceStatus(msgspec.Struct, frozen=True):
 
 
 class ProcessStatus(msgspec.Struct, frozen=True):
-    """``pid`` is None while a process that died waits to be started again."""
+    """``pid`` is None while a process that died waits to be started again. ``url``: of a service that is
+    registered."""
 
     id: str
     role: str
     pid: int | None
     state: str
     restarts: int = 0
+    url: str | None = None
 
 
 class LeaderStatus(msgspec.Struct, frozen=True):
@@ -66,7 +75,8 @@ class LeaderStatus(msgspec.Struct, frozen=True):
 class MeshStatus(msgspec.Struct, frozen=True, tag="mesh"):
     """A local mesh as its supervisor sees it. ``url`` is None until the gateway is known. ``service_levels``:
     of the last minute, which the command line asks the gateways for. ``leader`` is None between two of them,
-    and where the store is away. ``plan``: its latest for the number of workers, where it makes any."""
+    and where the store is away. ``plan``: its latest for the number of workers, where it makes any.
+    ``changes``: what the command that this answers has changed."""
 
     state: MeshState
     url: str | None
@@ -75,6 +85,7 @@ class MeshStatus(msgspec.Struct, frozen=True, tag="mesh"):
     service_levels: list[ServiceLevel] = []
     leader: LeaderStatus | None = None
     plan: DesiredCounts | None = None
+    changes: list[RoleChange] = []
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
@@ -83,7 +94,7 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
     message: str
 
 
-Command = AskStatus | Scale
+Command = AskStatus | Scale | Drain
 Answer = MeshStatus | Refused
 Carry = Callable[[Command], Awaitable[MeshStatus]]
 
@@ -123,14 +134,20 @@ async def _answer(line: bytes, carry_out: Carry) -> Answer:
 
 
 def ask(path: Path, command: Command, timeout_s: float) -> MeshStatus:
+    """``send`` for who has no loop."""
+    return asyncio.run(send(path, command, timeout_s))
+
+
+async def send(path: Path, command: Command, timeout_s: float) -> MeshStatus:
     """The supervisor's answer. Raises LauncherError when it refuses, is gone or takes longer."""
     try:
-        with socket.socket(socket.AF_UNIX) as connection:
-            connection.settimeout(timeout_s)
-            connection.connect(str(path))
-            connection.sendall(msgspec.json.encode(command) + b"\n")
-            with connection.makefile("rb") as answers:
-                line = answers.readline(MAX_LINE_BYTES)
+        async with asyncio.timeout(timeout_s):
+            reader, writer = await asyncio.open_unix_connection(path, limit=MAX_LINE_BYTES)
+            try:
+                writer.write(msgspec.json.encode(command) + b"\n")
+                line = await reader.readline()
+            finally:
+                writer.close()
     except TimeoutError as exc:
         raise LauncherError(f"the mesh's supervisor did not answer within {timeout_s} s") from exc
     except OSError as exc:

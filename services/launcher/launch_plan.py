@@ -4,7 +4,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal, get_args
+from typing import get_args
 
 import msgspec
 
@@ -12,6 +12,7 @@ from common.config import Config, InstanceConfig
 from common.config_file import ENVIRONMENT
 from common.errors import ConfigError
 from common.messages import Role
+from common.scaling import ScaledRole
 from common.secret_files import FILE_VARIABLES
 
 MAX_INSTANCES = 64
@@ -19,9 +20,8 @@ MAX_INSTANCES = 64
 STOP_GRACE_S = 10.0
 """Beyond the drain, before a service is killed."""
 ROLES: tuple[Role, ...] = ("prefill", "decode", "mixed")
-ScaledRole = Literal["prefill", "decode", "mixed", "attention", "scheduler"]
-"""What there may be several of on a machine."""
 SCALED_ROLES: tuple[ScaledRole, ...] = get_args(ScaledRole)
+INDISPENSABLE: Mapping[ScaledRole, str] = {"gateway": "takes requests", "scheduler": "places requests"}
 
 ALLOCATOR_ENVIRONMENT = {
     # glibc gives freed memory back to the kernel and faults it in again at the next step; keeping it took the
@@ -67,13 +67,13 @@ def parse_counts(counts: Sequence[str], option: str = "scale") -> dict[ScaledRol
     return wanted
 
 
-def check_counts(counts: Mapping[ScaledRole, int]) -> None:
+def check_counts(counts: Mapping[ScaledRole, int], most: int = MAX_INSTANCES) -> None:
     """Raises ConfigError for a count that cannot be run."""
     for role, count in counts.items():
-        if not 0 <= count <= MAX_INSTANCES:
-            raise ConfigError(role, count, f"must be 0..{MAX_INSTANCES} instances")
-        if role == "scheduler" and count == 0:
-            raise ConfigError(role, count, "must be at least 1: nobody else places requests")
+        if not 0 <= count <= most:
+            raise ConfigError(role, count, f"must be 0..{most} instances")
+        if role in INDISPENSABLE and count == 0:
+            raise ConfigError(role, count, f"must be at least 1: nobody else {INDISPENSABLE[role]}")
 
 
 def check_plan(plan: LaunchPlan, config: Config) -> None:

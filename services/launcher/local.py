@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,11 +22,12 @@ from common.config import Config
 from common.config_file import load_config, to_toml
 from common.errors import ConfigError, LauncherError
 from services.launcher import control
-from services.launcher.control import AskStatus, MeshStatus, Refused, Scale
+from services.launcher.control import AskStatus, Drain, MeshStatus, Refused, Scale
 from services.launcher.embedded import STOP_TIMEOUT_S
-from services.launcher.launch_plan import STOP_GRACE_S, LaunchPlan, ScaledRole, check_counts, check_plan
+from services.launcher.launch_plan import STOP_GRACE_S, LaunchPlan, check_plan
 from services.launcher.probes import READY_TIMEOUT_S
 from services.launcher.state_directory import StateDirectory, end_process, is_alive, is_locked, write_private
+from services.launcher.wishes import Wishes, check_wishes
 
 if TYPE_CHECKING:
     from services.launcher.supervise import OnReady
@@ -146,16 +147,23 @@ def status(directory: Path) -> MeshStatus:
     return control.ask(_running(directory).control_socket, AskStatus(), STATUS_TIMEOUT_S)
 
 
-def scale(directory: Path, counts: Mapping[ScaledRole, int], *, is_forced: bool = False) -> MeshStatus:
-    """Makes each named role as many instances; returns when they are ready and the surplus has drained.
+async def scale(directory: Path, wishes: Wishes, *, is_forced: bool = False) -> MeshStatus:
+    """Makes each named role as many processes; returns when they are ready and the surplus has drained.
 
     Raises MeshNotRunning, ConfigError for a count out of range, LauncherError when one does not start or
     the last of a phase would end and ``is_forced`` does not want that.
     """
-    check_counts(counts)
+    check_wishes(wishes)
     state = _running(directory)
     timeout_s = READY_TIMEOUT_S + _drain_timeout_s(state) + STOP_GRACE_S + MARGIN_S
-    return control.ask(state.control_socket, Scale(dict(counts), is_forced), timeout_s)
+    return await control.send(state.control_socket, Scale(dict(wishes), is_forced), timeout_s)
+
+
+async def drain(directory: Path, service_id: str, *, is_forced: bool = False) -> MeshStatus:
+    """Ends one process once it has finished what it had, and starts none for it. Raises as ``scale``."""
+    state = _running(directory)
+    timeout_s = _drain_timeout_s(state) + STOP_GRACE_S + MARGIN_S
+    return await control.send(state.control_socket, Drain(service_id, is_forced), timeout_s)
 
 
 def local_url(directory: Path) -> str:

@@ -29,6 +29,7 @@ from services.launcher.launch_plan import STOP_GRACE_S, LaunchPlan, check_plan, 
 from services.launcher.probes import until
 from services.launcher.state_directory import StateDirectory, end_process, locked, write_private
 from services.launcher.supervisor import SERVER_ROLES, Supervisor
+from services.launcher.wishes import CountWish
 
 log = logging.getLogger("lamella.supervisor")
 
@@ -122,7 +123,13 @@ async def _launch(supervisor: Supervisor, servers: list[embedded.EmbeddedServer]
     await supervisor.launch()
     log.info("mesh_ready", extra={"url": supervisor.url})
     on_ready(await supervisor.status())
-    await _autoscale(supervisor)
+    # Only now: the launch is over before the bus's library is needed.
+    from services.launcher.wish_calls import answer_wishes
+
+    name = f"launcher{supervisor.id_suffix}"
+    async with asyncio.TaskGroup() as serving:
+        serving.create_task(_autoscale(supervisor))
+        serving.create_task(answer_wishes(supervisor.config.mesh, name, supervisor.scale, supervisor.drain))
 
 
 async def _autoscale(supervisor: Supervisor) -> None:
@@ -132,7 +139,7 @@ async def _autoscale(supervisor: Supervisor) -> None:
         return
 
     async def scale(counts: Mapping[ScaledService, int]) -> None:
-        await supervisor.scale({service: count for service, count in counts.items() if service != "gateway"})
+        await supervisor.scale({service: CountWish(count) for service, count in counts.items()})
 
     await follow_plans(
         supervisor.store.read_plan,

@@ -9,8 +9,7 @@ import asyncio
 import logging
 import os
 import re
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -19,16 +18,16 @@ from common.config import Config
 from common.config_file import to_toml
 from common.errors import LauncherError, StoreError
 from common.messages import InstanceRecord, MemberRecord
-from common.scaling import DesiredCounts
+from common.scaling import DesiredCounts, ScaledRole
 from common.store import Store
 from services.launcher import control, embedded
 from services.launcher.children import Child
 from services.launcher.embedded import last_words
 from services.launcher.launch_plan import (
     ROLES,
+    SCALED_ROLES,
     STOP_GRACE_S,
     LaunchPlan,
-    ScaledRole,
     check_counts,
     child_environment,
 )
@@ -38,6 +37,7 @@ from services.launcher.state_directory import (
     identify,
     write_private,
 )
+from services.launcher.wishes import RoleChange, Wishes, check_possible, check_wishes
 from services.phases import lost_phases
 
 log = logging.getLogger("lamella.supervisor")
@@ -66,6 +66,7 @@ class Supervisor:
     is_stopping: bool = False
     url: str | None = None
     _scaling: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _leaving: set[str] = field(default_factory=set)
     _registered: set[int] = field(default_factory=set)
 
     async def launch(self) -> None:
@@ -89,77 +90,108 @@ class Supervisor:
 
     async def carry_out(self, command: control.Command) -> control.MeshStatus:
         match command:
-            case control.Scale(counts, is_forced):
-                await self.scale(counts, is_forced=is_forced)
+            case control.Scale(wishes, is_forced):
+                changes = await self.scale(wishes, is_forced=is_forced)
+                return msgspec.structs.replace(await self.status(), changes=changes)
+            case control.Drain(service_id, is_forced):
+                await self.drain(service_id, is_forced=is_forced)
         return await self.status()
 
-    async def scale(self, counts: Mapping[ScaledRole, int], *, is_forced: bool = False) -> None:
+    async def scale(self, wishes: Wishes, *, is_forced: bool = False) -> list[RoleChange]:
         """By home role: whose role a policy has changed for a while is there nevertheless. Returns when new
-        instances are ready and surplus ones have drained."""
-        check_counts(counts)
+        processes are ready and surplus ones have drained."""
+        check_wishes(wishes)
         async with self._scaling:
-            if not self.has_launched or self.is_stopping:
-                raise LauncherError("the mesh is not ready: it can be scaled once it is")
+            self._check_ready()
             records = await self._records()
-            missing: Counter[ScaledRole] = Counter()
-            surplus: list[Child] = []
-            for role, count in counts.items():
-                present = [
-                    child
-                    for child in self.children.values()
-                    if home_of(child, _record_of(child, records)) == role
-                ]
-                missing[role] = max(0, count - len(present))
-                surplus += present[count:]
+            present = {role: self._present(role, records) for role in wishes}
+            counts = {role: wish.count(len(present[role])) for role, wish in wishes.items()}
+            check_counts(counts)
+            check_possible(counts, self.plan, self.config)
+            surplus = [child for role, count in counts.items() for child in present[role][count:]]
             if not is_forced:
-                self._check_phases(records, missing, surplus)
-            self._check_attention(counts)
-            started = set[str]().union(*(self._add_services(role, count) for role, count in missing.items()))
-            try:
-                await asyncio.gather(*(self._remove(child) for child in surplus))
-                await self._wait_registered(started)
-                await self._wait_known()
-            except LauncherError:
-                await asyncio.gather(*(self._remove(self.children[name]) for name in started))
-                raise
+                added = [role for role, count in counts.items() if count > len(present[role])]
+                self._check_phases(records, added, surplus)
+            if "attention" in counts:
+                self._configure_attention(counts["attention"])
+            changes = []
+            for role, count in counts.items():
+                ended = tuple(child.service_id for child in present[role][count:])
+                started = self._add_services(role, max(0, count - len(present[role])))
+                changes.append(RoleChange(role, len(present[role]), count, tuple(sorted(started)), ended))
+            await self._settle(changes)
+            return changes
+
+    async def drain(self, service_id: str, *, is_forced: bool = False) -> None:
+        """Returns when the process has finished what it had and ended; none is started in its place. Does not
+        wait for a scaling: one that never becomes ready is ended so."""
+        self._check_ready()
+        records = await self._records()
+        child = self.children.get(service_id)
+        if child is None or child.role in SERVER_ROLES or child.state == "stopping":
+            raise LauncherError(f"no process {service_id} runs here that could be drained")
+        home = home_of(child, _record_of(child, records))
+        role = next(each for each in SCALED_ROLES if each == home)
+        left = {role: sum(each is not child for each in self._present(role, records))}
+        check_counts(left)
+        check_possible(left, self.plan, self.config)
+        if not is_forced:
+            self._check_phases(records, [], [child])
+        if role == "attention":
+            self._configure_attention(left[role])
+        await self._remove(child)
 
     def _check_phases(
-        self, records: Mapping[str, MemberRecord], added: Counter[ScaledRole], removed: list[Child]
+        self, records: Mapping[str, MemberRecord], added: list[ScaledRole], removed: list[Child]
     ) -> None:
         """By the roles that instances have now, those of other machines among them."""
         roles = {name: each.role for name, each in records.items() if isinstance(each, InstanceRecord)}
         for role in ROLES:
             # Who is being restarted has no record for a while.
             roles = {child.service_id: role for child in self._instances(role)} | roles
-        gone = {child.service_id for child in removed}
+        gone = self._leaving | {child.service_id for child in removed}
+        gone |= {child.service_id for child in self.children.values() if child.state == "stopping"}
         left = [role for name, role in roles.items() if name not in gone]
-        for phase in lost_phases(roles.values(), [*left, *(role for role in ROLES if added[role])]):
+        for phase in lost_phases(roles.values(), [*left, *(role for role in ROLES if role in added)]):
             raise LauncherError(
                 f"no instance would be left that does {phase}: without one no request is served; --force ends"
                 " the last"
             )
 
-    def _check_attention(self, counts: Mapping[ScaledRole, int]) -> None:
-        """What attention workers allow. Instances that start from now on find the new number of them."""
-        shares = self.config.attention.decode_instances
-        if self.plan.attention and counts.get("decode", 0) > shares:
-            raise LauncherError(
-                f"decode = {counts['decode']}: the attention workers' memory is shared out among {shares}"
-                " decode instances; start the mesh with more of them"
-            )
-        if "attention" not in counts:
-            return
-        if not self.plan.attention:
-            raise LauncherError("this mesh was started without attention workers: `lamella up --attention N`")
-        if self.config.instance.attention_partition == "heads":
-            raise LauncherError(
-                "each attention worker holds some KV heads of every sequence, so their number is fixed;"
-                " `lamella up --partition requests` allows any number"
-            )
-        if counts["attention"] < 1:
-            raise LauncherError("attention = 0: decode needs at least one attention worker")
-        self.plan = msgspec.structs.replace(self.plan, attention=counts["attention"])
-        instance = msgspec.structs.replace(self.config.instance, attention_workers=counts["attention"])
+    def _check_ready(self) -> None:
+        if not self.has_launched or self.is_stopping:
+            raise LauncherError("the mesh is not ready: it can be scaled once it is")
+
+    async def _settle(self, changes: list[RoleChange]) -> None:
+        """Who was started becomes ready, and then who is to end drains: there are never fewer than there were
+        or are to be. If somebody does not become ready, nothing has changed."""
+        started = {name for change in changes for name in change.started}
+        ended = {name for change in changes for name in change.ended}
+        self._leaving |= ended
+        try:
+            await self._wait_registered(started)
+            await self._wait_known()
+            await self._remove_all(ended)
+        except LauncherError:
+            await self._remove_all(started)
+            raise
+        finally:
+            self._leaving -= ended
+
+    def _present(self, role: ScaledRole, records: Mapping[str, MemberRecord]) -> list[Child]:
+        """Those that are to stay, as far as anybody knows."""
+        return [
+            child
+            for child in self.children.values()
+            if child.state != "stopping"
+            and child.service_id not in self._leaving
+            and home_of(child, _record_of(child, records)) == role
+        ]
+
+    def _configure_attention(self, workers: int) -> None:
+        """Instances that start from now on find the new number of them."""
+        self.plan = msgspec.structs.replace(self.plan, attention=workers)
+        instance = msgspec.structs.replace(self.config.instance, attention_workers=workers)
         self.config = msgspec.structs.replace(self.config, instance=instance)
         write_private(self.state.config_file, to_toml(self.config).encode())
 
@@ -187,7 +219,14 @@ class Supervisor:
                     home = instances[child.service_id].home or role
                 instances[child.service_id] = control.InstanceStatus(child.service_id, role_now, shown, home)
         processes = [
-            control.ProcessStatus(child.service_id, child.role, child.pid, child.state, child.restarts)
+            control.ProcessStatus(
+                child.service_id,
+                child.role,
+                child.pid,
+                child.state,
+                child.restarts,
+                records[child.service_id].http_url if _is_registered(child, records) else None,
+            )
             for child in self.children.values()
         ]
         state: control.MeshState = "ready" if self.has_launched else "starting"
@@ -238,7 +277,8 @@ class Supervisor:
         added = set()
         for _ in range(count):
             service_id = self._free_id(role)
-            port = self.plan.port if role == "gateway" else 0
+            # Gateways beside the first, which has the port, choose free ones.
+            port = self.plan.port if service_id.startswith("gateway-0") else 0
             command = (*self.plan.command, role, "--config", str(self.state.config_file))
             environment = child_environment(self.config, service_id, port)
             self._add(Child(service_id, role, command, environment, self.state.log_file(service_id)))
@@ -256,9 +296,16 @@ class Supervisor:
         self.children[child.service_id] = child
         self.tasks.create_task(child.keep(self._write_processes, lambda: self.has_launched))
 
+    async def _remove_all(self, service_ids: Iterable[str]) -> None:
+        """Of those that have not been drained meanwhile."""
+        children = [self.children[name] for name in service_ids if name in self.children]
+        await asyncio.gather(*(self._remove(child) for child in children))
+
     async def _remove(self, child: Child) -> None:
         await child.stop(self.config.mesh.drain_timeout_s + STOP_GRACE_S)
-        del self.children[child.service_id]
+        # Two may have waited for its end, and its name may be another's by now.
+        if self.children.get(child.service_id) is child:
+            del self.children[child.service_id]
         self._write_processes()
 
     def _write_processes(self) -> None:
@@ -295,7 +342,10 @@ class Supervisor:
 
         async def are_registered() -> bool:
             records = await self._records()
-            for child in [self.children[service_id] for service_id in missing]:
+            for service_id in sorted(missing):
+                child = self.children.get(service_id)
+                if child is None or child.state == "stopping":
+                    raise LauncherError(f"{service_id} was drained before it was ready")
                 if _is_registered(child, records):
                     self._registered.add(records[child.service_id].pid)
                     missing.discard(child.service_id)

@@ -5,7 +5,7 @@ import socket
 import pytest
 
 from common.errors import ConfigError
-from deploy.entrypoint import own_address, with_own_address
+from deploy.entrypoint import own_address, with_own_address, with_own_name
 
 
 def test_the_address_towards_a_bus_on_this_machine_is_loopback() -> None:
@@ -47,3 +47,10 @@ def test_an_unknown_bus_is_named_without_its_password() -> None:
         own_address("nats://user:secret@nowhere.invalid:4222")
     assert "secret" not in str(caught.value)
     assert isinstance(caught.value.__cause__, socket.gaierror)
+
+
+def test_a_service_is_named_by_its_role_and_its_container_unless_it_has_a_name() -> None:
+    assert with_own_name({}, "decode", "0f8a7a8a0d5c") == {"LAMELLA_SERVICE_ID": "decode-0f8a7a8a0d5c"}
+    given = {"LAMELLA_SERVICE_ID": "decode-5d7c9b6f4-x2x4k"}
+    assert with_own_name(given, "decode", "0f8a7a8a0d5c") == given
+    assert with_own_name({}, "decode", "A.host") == {}

@@ -27,6 +27,7 @@ def test_limits_of_scaling_come_from_the_command_line_over_the_file() -> None:
         ((False, True, [], []), "need --autoscale"),
         ((True, False, ["decodes=2"], []), "--min = 'decodes=2': must be ROLE=N"),
         ((True, False, [], ["scheduler=2"]), "--max = 'scheduler': is not scaled by load"),
+        ((True, False, [], ["predictor=2"]), "--max = 'predictor': is not scaled by load"),
         ((True, False, [], ["decode=65"]), "decode = 65"),
     ],
 )

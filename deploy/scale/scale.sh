@@ -1,0 +1,21 @@
+#!/bin/sh
+# scale.sh ROLE N|+N|-N [OPTION...]: what every other script here calls.
+#
+# Returns when there are as many of ROLE: what is new is ready, what is gone has drained. It then says what
+# changed; where it fails it says why, with another status than 0. Options are those of `lamella scale`:
+# --target local|compose|kubernetes, --state-dir DIR, --namespace NAME.
+set -eu
+role=$1
+shift
+if [ "$#" -eq 0 ]; then
+    echo "usage: $role.sh N|+N|-N [--target auto|local|compose|kubernetes] [OPTION...]" >&2
+    exit 2
+fi
+count=$1
+shift
+# `make setup` puts it beside the checkout; elsewhere it is installed.
+lamella=$(cd "$(dirname "$0")/../.." && pwd)/.venv/bin/lamella
+if [ -n "${LAMELLA:-}" ] || [ ! -x "$lamella" ]; then
+    lamella=${LAMELLA:-lamella}
+fi
+exec "$lamella" scale "$role=$count" "$@"

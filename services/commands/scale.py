@@ -1,0 +1,78 @@
+"""The commands ``scale`` and ``drain``: more or fewer processes, wherever the mesh runs."""
+
+import asyncio
+from typing import Annotated
+
+import typer
+
+from common.errors import LauncherError
+from services.commands.mesh import print_plan
+from services.commands.options import StateOption, messages
+from services.connectors.targets import Target, connector_of
+from services.launcher.state_directory import DEFAULT_STATE_DIRECTORY
+from services.launcher.wishes import RoleChange, parse_wishes, say_change
+
+TargetOption = Annotated[
+    Target,
+    typer.Option(
+        help="Where the mesh runs: by `lamella up` on this machine, under docker compose in this directory,"
+        " or in kubectl's current context. auto: the first of the former two."
+    ),
+]
+ForceOption = Annotated[
+    bool,
+    typer.Option("--force", help="Also end the last instance that prefills, or decodes, of `lamella up`."),
+]
+NamespaceOption = Annotated[str, typer.Option(help="With --target kubernetes.")]
+
+
+def scale(
+    counts: Annotated[
+        list[str] | None, typer.Argument(metavar="ROLE=N …", help="For example prefill=2 decode=+1.")
+    ] = None,
+    show: Annotated[bool, typer.Option("--show", help="Show the scheduler's plan; change nothing.")] = False,
+    force: ForceOption = False,
+    target: TargetOption = "auto",
+    state_dir: StateOption = DEFAULT_STATE_DIRECTORY,
+    namespace: NamespaceOption = "lamella",
+) -> None:
+    """Change how many processes of a role run; returns when they are ready and the surplus has drained."""
+    from services.launcher.local import status
+
+    if show and counts:
+        raise LauncherError("--show changes nothing: leave the counts away")
+    if show:
+        print_plan(status(state_dir).plan)
+        return
+    if not counts:
+        raise LauncherError("say how many of what, for example decode=2 or decode=+1, or --show")
+    wishes = parse_wishes(counts)
+
+    async def carry_out() -> list[RoleChange]:
+        connector = await connector_of(target, state_dir, namespace, is_forced=force)
+        return await connector.apply(wishes)
+
+    with messages.status("scaling"):
+        changes = asyncio.run(carry_out())
+    for change in changes:
+        print(say_change(change))
+
+
+def drain(
+    service: Annotated[
+        str, typer.Argument(help="Its name, as `lamella status` shows it, or its container's or pod's.")
+    ],
+    force: ForceOption = False,
+    target: TargetOption = "auto",
+    state_dir: StateOption = DEFAULT_STATE_DIRECTORY,
+    namespace: NamespaceOption = "lamella",
+) -> None:
+    """End one process once it has finished what it had; none takes its place until you scale."""
+
+    async def carry_out() -> None:
+        connector = await connector_of(target, state_dir, namespace, is_forced=force)
+        await connector.drain(service)
+
+    with messages.status("draining"):
+        asyncio.run(carry_out())
+    print(f"{service} has drained")

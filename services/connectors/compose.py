@@ -1,0 +1,95 @@
+"""A mesh under docker compose: a service a role, changed by `docker compose up --scale`.
+
+Commands run in the directory that lamella is called from, so the project, its `.env` and its variables are
+those that `docker compose` itself would use there.
+"""
+
+import contextlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from common.errors import LauncherError
+from common.scaling import ScaledRole
+from services.connectors.programs import ProgramFailed, output_of
+from services.launcher.launch_plan import SCALED_ROLES, check_counts
+from services.launcher.probes import READY_TIMEOUT_S
+from services.launcher.wishes import RoleChange, Wishes
+
+COMPOSE = ("docker", "compose")
+LIST_TIMEOUT_S = 60.0
+DRAIN_TIMEOUT_S = 300.0
+"""Containers are ended by their own ``stop_grace_period``, well within this."""
+PRESENT = ("running", "restarting", "paused")
+
+
+class Container(msgspec.Struct, frozen=True, rename="pascal"):
+    """A line of ``docker compose ps --format json``, as far as it matters here."""
+
+    id: str = msgspec.field(name="ID")
+    name: str
+    service: str
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
+class ComposeConnector:
+    """A Connector."""
+
+    ready_timeout_s: float = READY_TIMEOUT_S
+
+    async def apply(self, wishes: Wishes) -> list[RoleChange]:
+        """Where new containers do not become healthy, there are as many as before again."""
+        before = await self.containers()
+        present = {role: _names(before, role) for role in wishes}
+        counts = {role: wish.count(len(present[role])) for role, wish in wishes.items()}
+        check_counts(counts)
+        try:
+            await self._up(counts)
+        except LauncherError:
+            with contextlib.suppress(ProgramFailed):  # what went wrong first is what matters
+                await self._up({role: len(names) for role, names in present.items()})
+            raise
+        after = await self.containers()
+        return [_change(role, present[role], _names(after, role)) for role in wishes]
+
+    async def drain(self, service_id: str) -> None:
+        """``service_id``: also a container's name. Ended by hand, a container is not started again."""
+        containers = await self.containers()
+        found = next((each for each in containers if _is(each, service_id)), None)
+        if found is None:
+            raise LauncherError(f"no container of this project is {service_id}")
+        role = next(each for each in SCALED_ROLES if each == found.service)
+        check_counts({role: len(_names(containers, role)) - 1})
+        await output_of("docker", "stop", found.name, timeout_s=DRAIN_TIMEOUT_S)
+        await output_of("docker", "rm", found.name, timeout_s=LIST_TIMEOUT_S)
+
+    async def containers(self) -> list[Container]:
+        """Those of the mesh that run. Raises ProgramFailed."""
+        lines = await output_of(*COMPOSE, "ps", "--all", "--format", "json", timeout_s=LIST_TIMEOUT_S)
+        found = [msgspec.json.decode(line, type=Container) for line in lines.splitlines()]
+        return [each for each in found if each.state in PRESENT and each.service in SCALED_ROLES]
+
+    async def _up(self, counts: Mapping[ScaledRole, int]) -> None:
+        """Touches no other service, and no container that is to stay: that would end what runs there."""
+        scaled = [option for role, count in counts.items() for option in ("--scale", f"{role}={count}")]
+        options = ("--detach", "--wait", "--no-recreate", "--no-deps")
+        limit = ("--wait-timeout", f"{self.ready_timeout_s:.0f}")
+        command = (*COMPOSE, "up", *options, *limit, *scaled, *counts)
+        await output_of(*command, timeout_s=self.ready_timeout_s + DRAIN_TIMEOUT_S)
+
+
+def _is(container: Container, service_id: str) -> bool:
+    """A service's id ends in its container's short one (deploy/entrypoint.py)."""
+    return service_id in (container.name, f"{container.service}-{container.id[:12]}")
+
+
+def _names(containers: list[Container], role: ScaledRole) -> list[str]:
+    return sorted(each.name for each in containers if each.service == role)
+
+
+def _change(role: ScaledRole, before: list[str], after: list[str]) -> RoleChange:
+    started = tuple(name for name in after if name not in before)
+    ended = tuple(name for name in before if name not in after)
+    return RoleChange(role, len(before), len(after), started, ended)

@@ -1,0 +1,21 @@
+"""What every place that can have more or fewer processes of a role promises."""
+
+from typing import Protocol
+
+from services.launcher.wishes import RoleChange, Wishes
+
+
+class Connector(Protocol):
+    """Whoever applies wishes where a mesh runs."""
+
+    async def apply(self, wishes: Wishes) -> list[RoleChange]:
+        """Returns when there are as many: what is new is ready, what is gone has drained. One change a wish.
+
+        Raises ConfigError for a count that cannot be, LauncherError where it did not come about."""
+        ...
+
+    async def drain(self, service_id: str) -> None:
+        """Returns when that process has finished what it had and ended; none is started in its place.
+
+        Raises LauncherError where there is none, ConfigError where it is indispensable."""
+        ...

@@ -1,0 +1,22 @@
+"""A mesh that `lamella up` runs on this machine: its supervisor starts and ends the processes."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from services.launcher import local
+from services.launcher.wishes import RoleChange, Wishes
+
+
+@dataclass(frozen=True, slots=True)
+class LocalConnector:
+    """A Connector."""
+
+    state_dir: Path
+    is_forced: bool = False
+
+    async def apply(self, wishes: Wishes) -> list[RoleChange]:
+        """The supervisor counts who is there, so two operators' `+1` are two more. Raises MeshNotRunning."""
+        return (await local.scale(self.state_dir, wishes, is_forced=self.is_forced)).changes
+
+    async def drain(self, service_id: str) -> None:
+        await local.drain(self.state_dir, service_id, is_forced=self.is_forced)

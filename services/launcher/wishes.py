@@ -1,0 +1,91 @@
+"""How many processes of each role an operator asks for, and what came of it."""
+
+import re
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from common.config import Config
+from common.errors import ConfigError, LauncherError
+from common.scaling import ScaledRole
+from services.launcher.launch_plan import SCALED_ROLES, LaunchPlan, check_counts
+
+WISH = re.compile(rf"({'|'.join(SCALED_ROLES)})=([+-]?)([0-9]{{1,9}})")
+
+
+class CountWish(msgspec.Struct, frozen=True):
+    """So many of a role; with ``is_change`` so many more than there are, or fewer where it is below zero."""
+
+    number: int
+    is_change: bool = False
+
+    def count(self, present: int) -> int:
+        """Below zero where there are not so many to give up."""
+        return present + self.number if self.is_change else self.number
+
+
+class RoleChange(msgspec.Struct, frozen=True):
+    """``before``, ``after``: how many there were, and are. ``started`` are ready, ``ended`` have drained."""
+
+    role: ScaledRole
+    before: int
+    after: int
+    started: tuple[str, ...] = ()
+    ended: tuple[str, ...] = ()
+
+
+Wishes = Mapping[ScaledRole, CountWish]
+
+
+def parse_wishes(items: Sequence[str]) -> dict[ScaledRole, CountWish]:
+    """Of ``role=N``, ``role=+N`` and ``role=-N``. Raises ConfigError."""
+    wishes: dict[ScaledRole, CountWish] = {}
+    for item in items:
+        matched = WISH.fullmatch(item)
+        if matched is None:
+            raise ConfigError("scale", item, f"must be ROLE=N, =+N or =-N, of {', '.join(SCALED_ROLES)}")
+        role = next(each for each in SCALED_ROLES if each == matched[1])
+        if role in wishes:
+            raise ConfigError("scale", item, f"{role} is said twice")
+        wishes[role] = CountWish(int(matched[2] + matched[3]), is_change=bool(matched[2]))
+    return wishes
+
+
+def check_wishes(wishes: Wishes) -> None:
+    """Raises ConfigError for one that cannot be, however many there are."""
+    check_counts({role: wish.number for role, wish in wishes.items() if not wish.is_change})
+
+
+def say_change(change: RoleChange) -> str:
+    """One line for people."""
+    if not change.started and not change.ended:
+        return f"{change.role}: {change.after}, as before"
+    said = []
+    if change.started:
+        said.append(f"{', '.join(change.started)} ready")
+    if change.ended:
+        said.append(f"{', '.join(change.ended)} drained")
+    return f"{change.role}: {change.before} → {change.after} ({'; '.join(said)})"
+
+
+def check_possible(counts: Mapping[ScaledRole, int], plan: LaunchPlan, config: Config) -> None:
+    """Raises LauncherError for counts that a mesh that was started so cannot have."""
+    if counts.get("predictor", 0) and config.predictor.kind == "none":
+        raise LauncherError("this mesh was started without a length predictor: `lamella up --predictor KIND`")
+    shares = config.attention.decode_instances
+    if plan.attention and counts.get("decode", 0) > shares:
+        raise LauncherError(
+            f"decode = {counts['decode']}: the attention workers' memory is shared out among {shares}"
+            " decode instances; start the mesh with more of them"
+        )
+    if "attention" not in counts:
+        return
+    if not plan.attention:
+        raise LauncherError("this mesh was started without attention workers: `lamella up --attention N`")
+    if config.instance.attention_partition == "heads":
+        raise LauncherError(
+            "each attention worker holds some KV heads of every sequence, so their number is fixed;"
+            " `lamella up --partition requests` allows any number"
+        )
+    if counts["attention"] < 1:
+        raise LauncherError("attention = 0: decode needs at least one attention worker")

@@ -1,0 +1,1 @@
+"""Connectors, with programs that stand for what runs where a mesh does."""

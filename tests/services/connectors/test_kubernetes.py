@@ -1,0 +1,93 @@
+"""What is said to kubectl, and when a change of pods counts as done."""
+
+import asyncio
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from common.errors import ConfigError, LauncherError
+from services.connectors import kubernetes
+from services.connectors.kubernetes import KubernetesConnector
+from services.launcher.wishes import RoleChange, parse_wishes
+
+FAKE = Path(__file__).with_name("fake_kubectl.py")
+PODS = {
+    "prefill-a": {"role": "prefill", "is_ending": False, "looks": 0},
+    "decode-a": {"role": "decode", "is_ending": False, "looks": 0},
+    "decode-b": {"role": "decode", "is_ending": False, "looks": 0},
+    # Evicted a week ago, and kept to be looked at.
+    "decode-z": {"role": "decode", "is_ending": False, "looks": 99, "phase": "Failed"},
+}
+
+
+@pytest.fixture
+def kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Its log; new pods are ready at the third look."""
+    program = tmp_path / "bin" / "kubectl"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} {FAKE} "$@"\n')
+    program.chmod(0o700)
+    replicas = {"prefill": 1, "decode": 2, "scheduler": 1}
+    (tmp_path / "state").write_text(json.dumps({"replicas": replicas, "pods": PODS}))
+    monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
+    monkeypatch.setenv("KUBECTL_STATE", str(tmp_path / "state"))
+    monkeypatch.setenv("KUBECTL_LOG", str(tmp_path / "log"))
+    monkeypatch.setenv("KUBECTL_LOOKS", "2")
+    monkeypatch.setattr(kubernetes, "LOOK_INTERVAL_S", 0.01)
+    return tmp_path / "log"
+
+
+def apply(*wishes: str, timeout_s: float = 60.0) -> list[RoleChange]:
+    return asyncio.run(KubernetesConnector("lamella", timeout_s).apply(parse_wishes(wishes)))
+
+
+def scalings(log: Path) -> list[str]:
+    lines = log.read_text().splitlines()
+    return [line.removeprefix("--namespace lamella ") for line in lines if " scale " in line]
+
+
+def test_a_change_is_done_when_new_pods_are_ready_and_surplus_ones_are_gone(kubectl: Path) -> None:
+    assert apply("prefill=2", "decode=-1") == [
+        RoleChange("prefill", 1, 2, ("prefill-new1",)),
+        RoleChange("decode", 2, 1, (), ("decode-b",)),
+    ]
+    assert scalings(kubectl) == [
+        "scale deployment/prefill --replicas=2",
+        "scale deployment/decode --replicas=1",
+    ]
+
+
+def test_pods_that_do_not_become_ready_are_told_of_and_left_to_the_cluster(
+    kubectl: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECTL_LOOKS", "1000000")
+    with pytest.raises(LauncherError, match=r"decode: 2 pods ready instead of 3 after 0\.1 s: the cluster"):
+        apply("decode=+1", timeout_s=0.1)
+    assert scalings(kubectl) == ["scale deployment/decode --replicas=3"]
+
+
+def test_one_pod_is_drained_and_none_takes_its_place(kubectl: Path) -> None:
+    asyncio.run(KubernetesConnector("lamella").drain("decode-a"))
+    assert scalings(kubectl) == ["scale deployment/decode --replicas=1"]
+    assert apply("decode=+0") == [RoleChange("decode", 1, 1)]
+    with pytest.raises(LauncherError, match="no pod of the mesh in the namespace lamella is decode-a"):
+        asyncio.run(KubernetesConnector("lamella").drain("decode-a"))
+
+
+@pytest.mark.parametrize(
+    ("wish", "error", "said"),
+    [
+        ("mixed=1", LauncherError, "no Deployment mixed in the namespace lamella"),
+        ("decode=-3", ConfigError, r"must be 0\.\.1000"),
+        ("scheduler=0", ConfigError, "nobody else places requests"),
+    ],
+)
+def test_what_cannot_be_is_refused_and_nothing_is_done(
+    kubectl: Path, wish: str, error: type[LauncherError], said: str
+) -> None:
+    with pytest.raises(error, match=said):
+        apply(wish)
+    assert scalings(kubectl) == []
