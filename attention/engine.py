@@ -211,7 +211,8 @@ def kept_kv(lanes: Sequence[ServedLane], pool: KVPool) -> KeptKV:
 class AttentionLoop:
     """Serves lanes until ``stop``. ``on_failure`` is told, on the loop's thread, of a binding that ended.
 
-    Computes on its share of ``cores``, taken anew for every step; without them, on ``threads``.
+    Computes on its share of ``cores``, taken anew for every step; without them, on ``threads``. ``steps``: of
+    all lanes there ever were.
     """
 
     def __init__(
@@ -225,6 +226,7 @@ class AttentionLoop:
         self._threads = threads
         self._lanes: tuple[ServedLane, ...] = ()
         self._changes = threading.Lock()
+        self.steps = 0
         self._turns = 0
         self._is_stopped = False
         self._has_ended = False
@@ -267,9 +269,10 @@ class AttentionLoop:
         while not self._is_stopped:
             has_worked = is_step_new = False
             for lane in self._lanes:
-                begun = lane.steps_begun
+                begun, done = lane.steps_begun, lane.steps
                 has_worked |= self._advance(lane)
                 is_step_new |= lane.steps_begun != begun
+                self.steps += lane.steps - done
             is_busy = any(lane.is_in_step for lane in self._lanes)
             if self._cores is not None and (is_step_new or is_busy != has_cores):
                 has_cores = is_busy

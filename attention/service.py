@@ -44,7 +44,7 @@ from common.model.device import device_of
 from common.model.exchange import Lane, Pace
 from common.model.kernels import use_compiled
 from common.service import Running, ServiceProcess, run_service
-from common.telemetry import export_count
+from common.telemetry import export_count, export_total
 from common.transfer.buffers import SharedBuffer, host_identity
 from common.transfer.endpoint import TransferEndpoint
 from common.transfer.interface import PeerInfo, decode_peer_info, encode_peer_info
@@ -113,6 +113,13 @@ class AttentionService:
             lambda: sum(served.moves.under_way for served in self._served.values()),
         )
         count("transfers_open", "Transfers that have not settled.", lambda: self.transfer.outstanding)
+        count("attention_kv_bytes", "Of the KV pools held, for bindings and of lost ones.", self._kv_bytes)
+        help_text = "Decode steps whose attention was computed here."
+        export_total(self.process.registry, "attention_steps", help_text, lambda: self.loop.steps)
+
+    def _kv_bytes(self) -> int:
+        pools = [each.pool for each in self._served.values()] + [each.pool for each in self._kept.values()]
+        return sum(pool.nbytes for pool in pools)
 
     def _run_loop(self, end: "Future[None]") -> None:
         try:

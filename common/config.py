@@ -45,12 +45,14 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """The HTTP side of one process. ``service_id`` None makes one from role and a random part.
 
     ``port`` 0 asks the system for a free one. ``advertise_host`` is how others reach this machine.
+    ``vllm_metrics`` adds to ``/metrics`` what it shows under vLLM's names (``common.vllm_metrics``).
     """
 
     service_id: str | None = None
     host: str = "127.0.0.1"
     port: int = 0
     advertise_host: str = "127.0.0.1"
+    vllm_metrics: bool = False
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

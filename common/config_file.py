@@ -31,6 +31,7 @@ ENVIRONMENT: dict[str, tuple[str, str]] = {
     "LAMELLA_HOST": ("service", "host"),
     "LAMELLA_PORT": ("service", "port"),
     "LAMELLA_ADVERTISE_HOST": ("service", "advertise_host"),
+    "LAMELLA_VLLM_METRICS": ("service", "vllm_metrics"),
     "LAMELLA_MODEL": ("model", "directory"),
     "LAMELLA_CACHE": ("model", "cache_directory"),
     "LAMELLA_DTYPE": ("model", "dtype"),

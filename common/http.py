@@ -12,8 +12,8 @@ from collections.abc import Callable, Generator
 import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
-from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
 
 from common.errors import ConfigError
 
@@ -40,7 +40,7 @@ class Health:
         return {name: reason for name, reason in found.items() if reason is not None}
 
 
-def service_app(health: Health, registry: CollectorRegistry) -> FastAPI:
+def service_app(health: Health, metrics: Collector) -> FastAPI:
     """``/health/live`` (the loop turns), ``/health/ready`` and ``/health`` (503 and reasons until ready),
     ``/metrics``."""
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
@@ -58,9 +58,9 @@ def service_app(health: Health, registry: CollectorRegistry) -> FastAPI:
         return JSONResponse({"status": "ready"})
 
     @app.api_route("/metrics", methods=READ)
-    async def metrics(request: Request) -> Response:
+    async def read_metrics(request: Request) -> Response:
         encode, content_type = choose_encoder(request.headers.get("accept", ""))
-        return Response(encode(registry), media_type=content_type)
+        return Response(encode(metrics), media_type=content_type)
 
     return app
 

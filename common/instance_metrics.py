@@ -1,15 +1,16 @@
 """What an instance counts: both of its rooms, the KV pool that they share, and what moves in and out."""
 
-from typing import Literal
+from typing import Literal, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from common.latency import QUEUE_PHASES, QUEUE_TIME, TRANSFER_TIME
-from common.messages import LoadReport
-from common.telemetry import LatencyHistogram, counter_factory
+from common.latency import PREFILL_TIME, QUEUE_PHASES, QUEUE_TIME, TRANSFER_TIME
+from common.messages import LoadReport, Role
+from common.telemetry import LatencyHistogram, counter_factory, token_histogram
 
 SwapDirection = Literal["out", "in"]
 DIRECTIONS = ["direction"]
+ROLES: tuple[Role, ...] = ("prefill", "decode", "mixed")
 
 
 class InstanceMetrics:
@@ -19,7 +20,12 @@ class InstanceMetrics:
         count = counter_factory(registry)
         self._queue = LatencyHistogram(QUEUE_TIME, registry, "phase", QUEUE_PHASES)
         self._transfer = LatencyHistogram(TRANSFER_TIME, registry)
-        self._prefill_compute_s = count("prefill_compute_seconds", "Time from first chunk to first token.")
+        self._prefill_compute = LatencyHistogram(PREFILL_TIME, registry)
+        self._pass_tokens = token_histogram(
+            registry, "pass_tokens", "Tokens that a chunk, or a decode step, has computed.", ("phase",)
+        )
+        self._chunk_tokens = self._pass_tokens.labels("prefill")
+        self._step_tokens = self._pass_tokens.labels("decode")
         self._prefill_tokens = count("prefill_tokens", "Prompt tokens computed.")
         self._prefill_chunks = count("prefill_chunks", "Chunks run.")
         self._chunk_s = count("prefill_busy_seconds", "Time the engine spent in chunks.")
@@ -44,10 +50,19 @@ class InstanceMetrics:
         self._swap_s = Counter(
             "lamella_swap_seconds_total", "Time that copying them took.", DIRECTIONS, registry=registry
         )
+        for each in (self._swaps, self._swap_bytes, self._swap_s):
+            for direction in get_args(SwapDirection):
+                each.labels(direction)
         self._transfer_bytes = count("transfer_bytes", "KV bytes sent.")
         self._transfer_s = count("transfer_seconds", "Time spent sending KV.")
         self._transfer_failures = count("transfer_failures", "KV transfers that failed.")
         self._blocks = Gauge("lamella_kv_blocks", "Blocks of the KV pool.", ["state"], registry=registry)
+        self._block_tokens = Gauge(
+            "lamella_kv_block_tokens", "Tokens that a block of the KV pool holds.", registry=registry
+        )
+        self._role = Gauge(
+            "lamella_role", "1 for the role that the instance has now.", ["role"], registry=registry
+        )
         self._running = Gauge("lamella_requests_running", "Sequences in decode steps.", registry=registry)
         self._waiting = Gauge("lamella_requests_waiting", "Waiting, by room.", ["room"], registry=registry)
         self._pending = Gauge(
@@ -70,11 +85,12 @@ class InstanceMetrics:
 
     def observe_prefill(self, queue_s: float, compute_s: float) -> None:
         self._queue.observe(queue_s, "prefill")
-        self._prefill_compute_s.inc(compute_s)
+        self._prefill_compute.observe(compute_s)
 
     def observe_chunk(self, chunk_tokens: int, elapsed_s: float) -> None:
         self._prefill_chunks.inc()
         self._prefill_tokens.inc(chunk_tokens)
+        self._chunk_tokens.observe(chunk_tokens)
         self._chunk_s.inc(elapsed_s)
 
     def observe_handover_queue(self, queue_s: float) -> None:
@@ -86,6 +102,7 @@ class InstanceMetrics:
     def observe_step(self, sequences: int, elapsed_s: float) -> None:
         self._decode_steps.inc()
         self._decode_tokens.inc(sequences)
+        self._step_tokens.observe(sequences)
         self._step_s.inc(elapsed_s)
 
     def observe_transfer(self, kv_bytes: int, elapsed_s: float) -> None:
@@ -115,11 +132,18 @@ class InstanceMetrics:
     def preempted(self, sequences: int) -> None:
         self._preemptions.inc(sequences)
 
-    def observe_load(self, report: LoadReport, quarantined_blocks: int) -> None:
-        used = report.total_blocks - report.free_blocks - quarantined_blocks
+    def observe_load(
+        self, report: LoadReport, quarantined_blocks: int, leaked_blocks: int, block_tokens: int
+    ) -> None:
+        """``leaked_blocks`` are held for sequences that no room knows: none, unless there is a defect."""
+        used = report.total_blocks - report.free_blocks - quarantined_blocks - leaked_blocks
         self._blocks.labels("free").set(report.free_blocks)
         self._blocks.labels("used").set(used)
         self._blocks.labels("quarantined").set(quarantined_blocks)
+        self._blocks.labels("leaked").set(leaked_blocks)
+        self._block_tokens.set(block_tokens)
+        for role in ROLES:
+            self._role.labels(role).set(role == report.role)
         self._running.set(report.decode_running)
         self._waiting.labels("prefill").set(report.pending_prefill_requests)
         self._waiting.labels("handover").set(report.handovers_waiting)

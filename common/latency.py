@@ -266,9 +266,17 @@ QUEUE_TIME = LatencyMetric(
     "How long a request waited in a phase (label `phase`: placement, prefill, handover, decode).",
     QUEUE_BOUNDS_S,
 )
+PREFILL_TIME = LatencyMetric(
+    "lamella_prefill_compute_seconds", "From a prompt's first chunk to its first token.", REQUEST_BOUNDS_S
+)
+DECODE_TIME = LatencyMetric(
+    "lamella_decode_time_seconds", "From a request's first token to its last.", REQUEST_BOUNDS_S
+)
 TRANSFER_TIME = LatencyMetric(
     "lamella_kv_transfer_seconds", "From the order to send a sequence's KV to its receipt.", QUEUE_BOUNDS_S
 )
 
-LATENCY_METRICS: tuple[LatencyMetric, ...] = (TTFT, TPOT, TBT, END_TO_END, QUEUE_TIME, TRANSFER_TIME)
+LATENCY_METRICS: tuple[LatencyMetric, ...] = (
+    TTFT, TPOT, TBT, END_TO_END, QUEUE_TIME, PREFILL_TIME, DECODE_TIME, TRANSFER_TIME,
+)  # fmt: skip
 QUEUE_PHASES: tuple[str, ...] = ("placement", "prefill", "handover", "decode")

@@ -32,8 +32,9 @@ from common.messages import MemberRecord, ServiceKind, ServiceRecord
 from common.signals import listen_to_signals
 from common.store import Store
 from common.subjects import Subjects
-from common.telemetry import WireCounters, new_registry, sample_loop_lag
+from common.telemetry import WireCounters, export_count, new_registry, sample_loop_lag
 from common.tracing import Tracing
+from common.vllm_metrics import VllmNames
 
 log = logging.getLogger("lamella.service")
 
@@ -162,6 +163,7 @@ def _new_process(config: Config, kind: str, service_id: str, port: int) -> Servi
     mesh = config.mesh
     subjects = Subjects(mesh.namespace)
     registry, health = new_registry(kind), Health()
+    exported = VllmNames(registry) if config.service.vllm_metrics else registry
     process = ServiceProcess(
         config=config,
         kind=kind,
@@ -173,13 +175,15 @@ def _new_process(config: Config, kind: str, service_id: str, port: int) -> Servi
         subjects=subjects,
         registry=registry,
         health=health,
-        app=service_app(health, registry),
+        app=service_app(health, exported),
     )
     WireCounters(process.bus.counters, process.store, registry)
     health.add("bus", lambda: None if process.bus.is_connected else "not connected")
     health.add("service", lambda: None if process.is_started else "starting")
     health.add("store", lambda: None if process.has_joined else "not registered")
     health.add("drain", lambda: "draining" if process.is_draining else None)
+    export_count(registry, "ready", "Whether /health/ready says so.", lambda: not health.reasons())
+    export_count(registry, "draining", "Whether this process takes no more in.", lambda: process.is_draining)
     return process
 
 

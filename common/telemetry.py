@@ -15,7 +15,14 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector, disable_created_metrics
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+)
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, SummaryMetricFamily
 from prometheus_client.registry import Collector
 
@@ -25,6 +32,9 @@ from common.store import Store
 
 LAG_INTERVAL_S = 0.25
 """How often the event loop's lag is sampled."""
+TOKEN_COUNT_BOUNDS = (
+    1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000,
+)  # fmt: skip
 
 
 class LatencyHistogram(Collector):
@@ -101,9 +111,38 @@ def counter_factory(registry: CollectorRegistry) -> Callable[[str, str], Counter
     return lambda name, help_text: Counter(f"lamella_{name}_total", help_text, registry=registry)
 
 
+def export_model(registry: CollectorRegistry, model_name: str) -> None:
+    """Which model this process serves, for dashboards to choose by."""
+    Gauge("lamella_model_info", "Which model is served.", ["model_name"], registry=registry).labels(
+        model_name
+    ).set(1)
+
+
+def token_histogram(
+    registry: CollectorRegistry, name: str, help_text: str, labels: tuple[str, ...] = ()
+) -> Histogram:
+    """How many tokens something has; observed once a request or once a run of the model."""
+    return Histogram(f"lamella_{name}", help_text, labels, buckets=TOKEN_COUNT_BOUNDS, registry=registry)
+
+
 def export_count(registry: CollectorRegistry, name: str, help_text: str, count: Callable[[], int]) -> None:
     """A gauge that is asked on the event loop, whenever it is scraped."""
     Gauge(f"lamella_{name}", help_text, registry=registry).set_function(count)
+
+
+class TotalCollector(Collector):
+    """A total that somebody else keeps."""
+
+    def __init__(self, name: str, help_text: str, read: Callable[[], float]) -> None:
+        self._name, self._help_text, self._read = name, help_text, read
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        yield CounterMetricFamily(self._name, self._help_text, value=self._read())
+
+
+def export_total(registry: CollectorRegistry, name: str, help_text: str, read: Callable[[], float]) -> None:
+    """A counter that is read on the event loop, whenever it is scraped."""
+    registry.register(TotalCollector(f"lamella_{name}", help_text, read))
 
 
 @dataclass(frozen=True, slots=True)

@@ -184,6 +184,7 @@ class GatewayApp:
         """An error as a status, or, once bytes are out, as the stream's last event."""
         if isinstance(error, RequestCancelled) and exchange.disconnected.is_set():
             return
+        self.metrics.refused(error.code)
         if status_of(error) >= 500:
             facts = {"http_request": exchange.request_id, "error": error.message, "code": error.code}
             log.warning("request_refused", extra=facts)

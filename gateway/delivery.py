@@ -57,8 +57,6 @@ class Delivery:
             else:
                 await self._collect()
             self._count_finished()
-            for generation in self.call.generations:
-                self.metrics.end_to_end.observe(end_to_end_s(generation.arrived_s, time.monotonic()))
         finally:
             watcher.cancel()
             if self.exchange.disconnected.is_set():
@@ -183,8 +181,13 @@ class Delivery:
                 raise generation.error
 
     def _count_finished(self) -> None:
-        for generation in self.call.generations:
+        now, generations = time.monotonic(), self.call.generations
+        for generation in generations:
             self.metrics.finished("length" if generation.finish_reason == "length" else "stop")
+            self.metrics.end_to_end.observe(end_to_end_s(generation.arrived_s, now))
+            if generation.first_token_s is not None and generation.last_token_s is not None:
+                self.metrics.decode_time.observe(generation.last_token_s - generation.first_token_s)
+        self.metrics.served(self.call.prompt_tokens, [len(each.output_ids) for each in generations])
 
     def _usage(self) -> Usage:
         tokens = sum(len(generation.output_ids) for generation in self.call.generations)

@@ -1,8 +1,12 @@
 """What the user sees, in numbers: latencies, tokens, how requests end, and if that is what was promised."""
 
+from collections.abc import Iterable
+
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
+from common.errors import HandoverFailed, InstanceLost, NoInstanceReady, Overloaded
 from common.latency import (
+    DECODE_TIME,
     END_TO_END,
     TBT,
     TPOT,
@@ -13,7 +17,19 @@ from common.latency import (
     is_within,
 )
 from common.messages import FinishReason
-from common.telemetry import LatencyHistogram, counter_factory
+from common.telemetry import LatencyHistogram, counter_factory, token_histogram
+
+RESUME_CAUSES = (
+    InstanceLost.code,
+    HandoverFailed.code,
+    Overloaded.code,
+    NoInstanceReady.code,
+    "gap",
+    "bus_reconnect",
+    "declared_gone",
+    "scheduler_gone",
+)
+"""Those known beforehand begin at zero: a rate does not see a series' first value."""
 
 
 class GatewayMetrics:
@@ -24,7 +40,14 @@ class GatewayMetrics:
         self.ttft = LatencyHistogram(TTFT, registry, "class", classes)
         self.tpot = LatencyHistogram(TPOT, registry, "class", classes)
         self.tbt = LatencyHistogram(TBT, registry)
+        self.decode_time = LatencyHistogram(DECODE_TIME, registry)
         self.end_to_end = LatencyHistogram(END_TO_END, registry)
+        self._request_prompt_tokens = token_histogram(
+            registry, "request_prompt_tokens", "Prompt tokens of a request that finished."
+        )
+        self._request_generation_tokens = token_histogram(
+            registry, "request_generation_tokens", "Output tokens of a choice that finished."
+        )
         self.prompt_tokens = count("prompt_tokens", "Tokens of accepted prompts.")
         self.generation_tokens = count("generation_tokens", "Tokens sent to clients.")
         self.disconnects = count("client_disconnects", "Clients that left before the end.")
@@ -39,7 +62,12 @@ class GatewayMetrics:
         self._responses = Counter(
             "lamella_http_responses_total", "Responses by status.", ["status"], registry=registry
         )
-
+        self._refused = Counter(
+            "lamella_requests_refused_total",
+            "Calls that ended with an error, before their first token or amid a stream, by its code.",
+            ["reason"],
+            registry=registry,
+        )
         self._judged = Counter(
             "lamella_requests_judged_total",
             "Choices that ended, failed or were refused; not those whose clients left.",
@@ -61,6 +89,10 @@ class GatewayMetrics:
         for each in classes:
             self._judged.labels(each)
             self._met_tokens.labels(each)
+        for reason in (Overloaded.code, NoInstanceReady.code):
+            self._refused.labels(reason)
+        for cause in RESUME_CAUSES:
+            self.continuations.labels(cause)
 
     def judge(
         self,
@@ -85,6 +117,16 @@ class GatewayMetrics:
 
     def finished(self, reason: FinishReason) -> None:
         self._success.labels(reason).inc()
+
+    def served(self, prompt_tokens: int, output_tokens: Iterable[int]) -> None:
+        """A call was answered to its end: its prompt, and each of its choices."""
+        self._request_prompt_tokens.observe(prompt_tokens)
+        for each in output_tokens:
+            self._request_generation_tokens.observe(each)
+
+    def refused(self, reason: str) -> None:
+        """``reason``: the code of an error (``common.errors``)."""
+        self._refused.labels(reason).inc()
 
     def responded(self, status: int) -> None:
         self._responses.labels(str(status)).inc()

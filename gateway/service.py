@@ -18,6 +18,7 @@ from common.model.tokens import Tokenizer
 from common.service import Running, ServiceProcess, run_service
 from common.service_classes import service_classes_of
 from common.spec import read_spec, served_context_length
+from common.telemetry import export_model
 from gateway.app import Endpoint, GatewayApp
 from gateway.calls import CallFactory
 from gateway.errors import error_body, error_headers, status_of
@@ -58,6 +59,7 @@ async def _start(process: ServiceProcess, model_directory: Path) -> Running:
     tokenizer = await asyncio.get_running_loop().run_in_executor(threads, Tokenizer, model_directory)
     classes = service_classes_of(config)
     metrics = GatewayMetrics(process.registry, tuple(classes))
+    export_model(process.registry, spec.name)
     journal = Journal(gateway_id, config, process.bus, process.subjects, metrics, process.spawn)
     gateway = GatewayApp(
         factory=CallFactory(

@@ -1,7 +1,7 @@
 """What a scheduler counts: its placements, the size of the mesh, who leads, how many workers are wanted."""
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
@@ -19,6 +19,7 @@ class SchedulerMetrics:
         self._queue = LatencyHistogram(QUEUE_TIME, registry, "phase", ("placement",))
         self._instances = Gauge("lamella_instances", "Instances that are ready.", registry=registry)
         self._requests = Gauge("lamella_requests_placed", "Placed and not yet over.", registry=registry)
+        self._waiting = Gauge("lamella_requests_waiting", "Waiting, by room.", ["room"], registry=registry)
         self._rebalanced = Counter(
             "lamella_sequences_rebalanced_total",
             "Sequences asked to leave a decode instance that is expected to run out of memory.",
@@ -30,6 +31,8 @@ class SchedulerMetrics:
             ["outcome"],
             registry=registry,
         )
+        for outcome in get_args(LengthOutcome):
+            self._length_questions.labels(outcome)
 
     def observe_placement(self, elapsed_s: float) -> None:
         self._queue.observe(elapsed_s, "placement")
@@ -40,9 +43,11 @@ class SchedulerMetrics:
     def asked_length(self, outcome: LengthOutcome) -> None:
         self._length_questions.labels(outcome).inc()
 
-    def observe_mesh(self, instances: int, requests: int) -> None:
+    def observe_mesh(self, instances: int, requests: int, waiting: int) -> None:
+        """``waiting``: placed nowhere yet (``scheduler.waiting_room``)."""
         self._instances.set(instances)
         self._requests.set(requests)
+        self._waiting.labels("scheduler").set(waiting)
 
 
 class LeaderMetrics:

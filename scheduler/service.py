@@ -387,7 +387,7 @@ class SchedulerService:
                         self._handle(events.TaskUndelivered(request_id, attempt))
         self.sharing.tell()
         ready = sum(view.is_ready for view in self.state.instances.values())
-        self.metrics.observe_mesh(ready, len(self.state.requests))
+        self.metrics.observe_mesh(ready, len(self.state.requests), len(self.state.waiting))
         timeline.count(OPEN_REQUESTS, len(self.state.requests))
 
     def _ask_to_leave(self, departure: Departure) -> None:

@@ -67,7 +67,7 @@ from scheduler.policy.pass_times import PassTimes
 from scheduler.policy.prefill_batching import fill_batch_of
 from scheduler.policy.pull_budget import PullBudget
 from services.hosts.engines import Engine
-from services.hosts.shared_blocks import SharedBlocks
+from services.hosts.shared_blocks import SharedBlocks, leaked_blocks
 
 log = logging.getLogger("lamella.instance")
 
@@ -252,7 +252,8 @@ class Instance:
             ),
             home=self.home,
         )
-        self.metrics.observe_load(report, self.blocks.quarantined_blocks)
+        leaked = leaked_blocks(self.blocks, (*prefill.sequences, *decode.sequences))
+        self.metrics.observe_load(report, self.blocks.quarantined_blocks, leaked, block_size)
         self._count(report)
         try:
             self.bus.publish(self.subjects.scheduler_events(), report)

@@ -13,7 +13,7 @@ from common.instance_metrics import InstanceMetrics
 from common.kv.endpoint import KV_REGION
 from common.messages import Role
 from common.service import Running, ServiceProcess, run_service
-from common.telemetry import export_count
+from common.telemetry import export_count, export_model
 from common.transfer.buffers import SharedBuffer
 from common.transfer.endpoint import TransferEndpoint
 from services.hosts.engines import has_remote_attention, load_engine
@@ -60,6 +60,7 @@ async def _start(process: ServiceProcess) -> Running:
     else:
         instance = instance_of(engine=engine)
         await instance.subscribe()
+    export_model(process.registry, engine.model_name)
     count = partial(export_count, process.registry)
     count("kv_moves", "Sequences whose KV is on its way.", lambda: instance.decode.mover.under_way)
     swapping = instance.decode.state.swapping

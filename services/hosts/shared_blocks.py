@@ -1,10 +1,10 @@
 """The one pool that both rooms of an instance take blocks from: what one frees, the other may wait for."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from common.kv.blocks import BlockAllocator
+from common.kv.blocks import BlockAllocator, BlockOwner
 
 
 @dataclass(slots=True)
@@ -22,3 +22,14 @@ class SharedBlocks:
         before, self._free = self._free, self.blocks.free_blocks
         if self._free > before:
             asyncio.get_running_loop().call_soon(tell_other)
+
+
+def leaked_blocks(blocks: BlockAllocator, known: Iterable[BlockOwner]) -> int:
+    """Held for attempts that nobody knows, in whatever room: nobody will free them. Between two events only:
+    amid one, blocks change hands."""
+    attempts = {(owner.request_id, owner.attempt) for owner in known}
+    return sum(
+        len(blocks.block_table(owner))
+        for owner in blocks.owners()
+        if (owner.request_id, owner.attempt) not in attempts
+    )

@@ -76,7 +76,7 @@ async def _count_instances(process: ServiceProcess) -> None:
     metrics = SchedulerMetrics(process.registry)
     while True:
         members = await process.store.members()
-        metrics.observe_mesh(sum(isinstance(member, InstanceRecord) for member in members), 0)
+        metrics.observe_mesh(sum(isinstance(member, InstanceRecord) for member in members), 0, 0)
         await asyncio.sleep(process.config.mesh.heartbeat_s)
 
 

@@ -27,11 +27,20 @@ def test_an_instance_shows_its_pool_its_queues_and_its_work() -> None:
         decode_tokens=100,
         free_blocks=6,
     )
-    metrics.observe_load(report, quarantined_blocks=1)
+    metrics.observe_load(report, quarantined_blocks=1, leaked_blocks=2, block_tokens=16)
     read = samples(registry)
-    assert read[("lamella_kv_blocks", (("state", "used"),))] == 3
+    assert read[("lamella_kv_blocks", (("state", "used"),))] == 1
     assert read[("lamella_kv_blocks", (("state", "free"),))] == 6
     assert read[("lamella_kv_blocks", (("state", "quarantined"),))] == 1
+    assert read[("lamella_kv_blocks", (("state", "leaked"),))] == 2
+    assert read[("lamella_kv_block_tokens", ())] == 16
+    assert {role: read[("lamella_role", (("role", role),))] for role in ("prefill", "decode", "mixed")} == {
+        "prefill": 1,
+        "decode": 0,
+        "mixed": 0,
+    }
+    assert read[("lamella_pass_tokens_sum", (("phase", "prefill"),))] == 128
+    assert read[("lamella_prefill_compute_seconds_count", ())] == 1
     assert read[("lamella_transfer_bytes_total", ())] == 1 << 20
     assert read[("lamella_transfer_failures_total", ())] == 1
     assert read[("lamella_preemptions_total", ())] == 2

@@ -266,6 +266,11 @@ def test_finished_choices_and_responses_are_counted(gateway: GatewayProcess, tok
         "lamella_prompt_tokens_total": 3,
         "lamella_http_responses_total": 1,
         "lamella_client_disconnects_total": 0,
+        "lamella_requests_refused_total": 0,
+        "lamella_request_prompt_tokens_sum": 3,
+        "lamella_request_generation_tokens_sum": len(ids),
+        "lamella_decode_time_seconds_count": 1,
+        "lamella_end_to_end_seconds_count": 1,
     }
     before = {name: gateway.metric(name) for name in names}
 
@@ -297,6 +302,9 @@ def test_a_probe_says_nothing_about_what_users_were_promised(
 def test_too_many_open_requests_are_refused_with_a_time_to_come_back(gateway: GatewayProcess) -> None:
     limit = gateway.config.gateway.max_open_requests
 
+    def refused() -> float:
+        return gateway.metric("lamella_requests_refused_total", 'reason="overloaded"')
+
     async def script(peer: ScriptedPeer) -> None:
         async with client_of(gateway) as client:
             held = asyncio.create_task(client.completions.create(**PROMPT, n=limit))
@@ -309,7 +317,9 @@ def test_too_many_open_requests_are_refused_with_a_time_to_come_back(gateway: Ga
                 peer.tokens(request, [1000], finish="length")
             assert len((await held).choices) == limit
 
+    before = refused()
     with_peer(gateway, script)
+    assert refused() == before + 1
 
 
 def test_a_burst_is_admitted_up_to_the_limit(gateway: GatewayProcess) -> None:
