@@ -29,6 +29,7 @@ from services.commands.options import (
     messages,
 )
 from services.commands.scale import drain, scale
+from services.commands.targets import targets
 from services.commands.up import up
 from services.compare.command import compare
 from services.doctor.command import doctor
@@ -55,6 +56,7 @@ app.command("status")(status)
 app.command("scale")(scale)
 app.command("doctor")(doctor)
 app.command("drain")(drain)
+app.command("targets")(targets)
 app.command("bench")(bench)
 app.command("compare")(compare)
 app.command("analyze")(analyze)

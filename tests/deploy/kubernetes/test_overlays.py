@@ -7,13 +7,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from prometheus_client import CollectorRegistry, generate_latest
 
 from common.config import GatewayConfig, SchedulerConfig
-from common.instance_metrics import InstanceMetrics
 from deploy import credentials
-from gateway.metrics import GatewayMetrics
-from scheduler.metrics import LeaderMetrics, ScalingMetrics
 from services.launcher import embedded
 from tests.deploy.kubernetes.custom_resources import pod_monitor, scaled_object
 from tests.deploy.kubernetes.manifests import (
@@ -31,12 +27,10 @@ from tests.deploy.kubernetes.manifests import (
     settings_of,
     workloads,
 )
-from tests.load_reports import make_report
+from tests.deploy.queries import Query, read_by
 
 NATS_FILES = ("base/nats.conf", "components/high-availability/nats.conf")
 NATS_CONF = Path("/etc/lamella/nats.conf")
-TARGET_LABELS = {"namespace", "pod", "app_kubernetes_io_component"}
-"""What a PodMonitor adds to every metric of a pod."""
 
 
 @pytest.mark.parametrize("file", NATS_FILES)
@@ -166,20 +160,14 @@ def test_keda_acts_before_requests_are_refused(tmp_path: Path) -> None:
     assert thresholds["decode"] < 1
 
 
-def test_keda_asks_for_metrics_and_labels_that_exist() -> None:
-    exported = exported_metrics()
-    for each in of_kind(rendered("ha"), "ScaledObject").values():
+def test_keda_asks_for_this_mesh_only_and_takes_no_answer_for_no_load() -> None:
+    """That a mesh has what it asks for: ``tests/e2e/test_metrics.py``."""
+    for name, each in of_kind(rendered("ha"), "ScaledObject").items():
         for trigger in scaled_object(each).triggers:
-            query = trigger.metadata.query
-            asked = re.findall(r"(lamella_\w+)(?:\{([^}]*)\})?", query)
-            assert asked
-            for name, matchers in asked:
-                labels = set(re.findall(r'(\w+)="', matchers)) - TARGET_LABELS
-                assert labels <= exported[name], f"{name} in {query}"
-                # Of this mesh only, where one Prometheus reads several.
-                assert 'namespace="lamella"' in matchers
-            # A metric that went away must not look like no load.
             assert trigger.metadata.ignore_null_values == "false"
+            for selector in read_by(Query(name, trigger.metadata.query).parse()).selectors:
+                matchers = {matcher.name: matcher.value for matcher in selector.matchers.matchers}
+                assert matchers["namespace"] == "lamella"
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
@@ -192,18 +180,3 @@ def test_prometheus_reads_every_service_where_it_is_asked_to(overlay: str) -> No
             assert each.selector.match_labels.items() <= labels_of(service).items()
             assert endpoint.port in {port["name"] for port in container_of(service)["ports"]}
     assert bool(of_kind(objects, "PodMonitor")) >= bool(of_kind(objects, "ScaledObject"))
-
-
-def exported_metrics() -> dict[str, set[str]]:
-    """Names of metrics that services export, with the labels they have of their own."""
-    registry = CollectorRegistry()
-    GatewayMetrics(registry)
-    LeaderMetrics(registry).follow(lambda: 1)
-    ScalingMetrics(registry).observe("decode", 1, 2)
-    InstanceMetrics(registry).observe_load(make_report("decode-0", "decode"), 0)
-    found: dict[str, set[str]] = {}
-    for name, labels in re.findall(
-        r"^(\w+)(?:\{([^}]*)\})? ", generate_latest(registry).decode(), re.MULTILINE
-    ):
-        found.setdefault(name, set()).update(re.findall(r'(\w+)="', labels))
-    return found

@@ -1,0 +1,74 @@
+"""Where Prometheus finds the metrics of a mesh."""
+
+import asyncio
+import json
+from pathlib import Path
+
+from common.config import MeshConfig
+from common.ids import Incarnation, InstanceId
+from common.messages import InstanceRecord, ServiceRecord
+from common.store import Store
+from services.commands.targets import as_json, keep_written
+from tests.common.buses import run
+
+SCHEDULER = ServiceRecord(
+    service_id="scheduler-0",
+    incarnation=Incarnation("s1"),
+    kind="scheduler",
+    host="10.0.0.7",
+    pid=2,
+    http_url="http://10.0.0.7:4001",
+)
+LENT = InstanceRecord(
+    instance_id=InstanceId("decode-0"),
+    incarnation=Incarnation("d1"),
+    role="mixed",
+    home="decode",
+    model="tiny",
+    host="10.0.0.8",
+    pid=1,
+    http_url="http://10.0.0.8:4002",
+    block_size=16,
+    total_blocks=8,
+    largest_pool_blocks=8,
+    context_length=128,
+    dtype="fp32",
+)
+EXPECTED = [
+    {"targets": ["10.0.0.8:4002"], "labels": {"component": "decode", "instance": "decode-0"}},
+    {"targets": ["10.0.0.7:4001"], "labels": {"component": "scheduler", "instance": "scheduler-0"}},
+]
+WAIT_S = 20.0
+
+
+def test_each_process_is_a_target_under_its_own_name_and_the_role_that_it_was_started_with() -> None:
+    assert json.loads(as_json([SCHEDULER, LENT])) == EXPECTED
+    assert as_json([SCHEDULER, LENT]) == as_json([LENT, SCHEDULER])
+
+
+def test_the_file_follows_who_comes_and_goes(redis_url: str, namespace: str, tmp_path: Path) -> None:
+    file = tmp_path / "targets.json"
+
+    async def wait_for(content: object) -> None:
+        async with asyncio.timeout(WAIT_S):
+            while True:
+                if file.exists() and json.loads(file.read_text()) == content:
+                    return
+                await asyncio.sleep(0.05)
+
+    async def work() -> None:
+        stores = [Store(redis_url, namespace) for _ in range(2)]
+        for store in stores:
+            await store.connect()
+        await stores[0].join(SCHEDULER, WAIT_S)
+        await stores[1].join(LENT, WAIT_S)
+        watch = asyncio.create_task(keep_written(MeshConfig(namespace=namespace, redis_url=redis_url), file))
+        await wait_for(EXPECTED)
+        await stores[1].leave()
+        await wait_for(EXPECTED[1:])
+        watch.cancel()
+        for store in stores:
+            await store.close()
+
+    run(work())
+    assert [each.name for each in tmp_path.iterdir()] == ["targets.json"]
