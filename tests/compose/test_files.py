@@ -29,12 +29,14 @@ SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 ROLES: tuple[str, ...] = get_args(ServiceRole)
 GPU_ROLES = ("prefill", "decode")
 SERVING = (*ROLES, *(f"{role}-gpu" for role in GPU_ROLES))
+OBSERVING = ("prometheus", "grafana")
+PUBLISHED = ("gateway", *OBSERVING)
 STAYING = tuple(name for name in SERVICES if name != "credentials")
 OWN_URL = "http://127.0.0.1:8000"
 
 
 def test_every_role_has_a_service_of_its_name() -> None:
-    assert set(SERVICES) == {"credentials", "nats", "redis", *SERVING}
+    assert set(SERVICES) == {"credentials", "nats", "redis", *SERVING, *OBSERVING}
     for name in SERVING:
         assert SERVICES[name]["command"][:2] == ["serve", name.removesuffix("-gpu")]
 
@@ -92,11 +94,13 @@ def test_a_check_tells_a_service_that_is_ready_from_one_that_is_not() -> None:
 @pytest.mark.parametrize("name", SERVICES)
 def test_a_service_can_be_scaled_unless_it_is_the_published_one(name: str) -> None:
     assert "container_name" not in SERVICES[name]
-    assert ("ports" in SERVICES[name]) == (name == "gateway")
+    assert ("ports" in SERVICES[name]) == (name in PUBLISHED)
 
 
-def test_the_published_port_is_this_machines_own_by_default() -> None:
-    assert SERVICES["gateway"]["ports"] == ["${LAMELLA_PUBLISH:-127.0.0.1:8000}:8000"]
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_port_is_this_machines_own_by_default(name: str) -> None:
+    (port,) = SERVICES[name]["ports"]
+    assert re.fullmatch(r"\$\{LAMELLA_[A-Z]+:-127\.0\.0\.1:(\d+)\}:\1", port)
 
 
 @pytest.mark.parametrize("role", SERVING)
@@ -131,7 +135,24 @@ def test_attention_workers_are_there_for_who_asks() -> None:
 
 def test_what_not_every_mesh_has_is_there_for_who_asks() -> None:
     of_profiles = {name for name in SERVICES if "profiles" in SERVICES[name]}
-    assert of_profiles == {"attention", "mixed", "predictor", "prefill-gpu", "decode-gpu"}
+    assert of_profiles == {"attention", "mixed", "predictor", "prefill-gpu", "decode-gpu", *OBSERVING}
+
+
+def test_the_observers_read_the_files_of_this_repository() -> None:
+    arguments = dict(each.split("=", 1) for each in SERVICES["prometheus"]["command"])
+    mounted = {
+        target: ROOT / source
+        for name in OBSERVING
+        for source, target, _ in (each.split(":") for each in SERVICES[name]["volumes"] if each[0] == ".")
+    }
+    settings = SERVICES["grafana"]["environment"]
+    for place in (arguments["--config.file"], settings["GF_PATHS_PROVISIONING"]):
+        (directory,) = (each for each in mounted if place.startswith(f"{each}/"))
+        assert (mounted[directory] / Path(place).relative_to(directory)).exists()
+    prometheus = yaml.safe_load((ROOT / "deploy" / "prometheus" / "prometheus.yml").read_text())
+    (job,) = prometheus["scrape_configs"]
+    (names,) = job["dns_sd_configs"]
+    assert set(names["names"]) == set(SERVING)
 
 
 def test_an_instance_on_a_gpu_is_of_the_other_image_and_told_so() -> None:
@@ -153,7 +174,9 @@ def test_every_secret_is_a_file_that_only_its_readers_mount() -> None:
         for name, service in SERVICES.items()
     }
     assert secrets == {
-        "credentials": ["service-secrets", "nats-secrets", "redis-secrets"],
+        "credentials": ["service-secrets", "nats-secrets", "redis-secrets", "grafana-secrets"],
+        "prometheus": [],
+        "grafana": ["grafana-secrets"],
         "nats": ["nats-secrets"],
         "redis": ["redis-secrets"],
         **{name: ["service-secrets"] for name in SERVING},
@@ -161,7 +184,7 @@ def test_every_secret_is_a_file_that_only_its_readers_mount() -> None:
     for name in STAYING:
         assert all(each.endswith(":ro") for each in SERVICES[name]["volumes"] if "-secrets:" in each)
         assert not {"NATS_URL", "REDIS_URL"} & set(SERVICES[name].get("environment", {}))
-    for server in ("nats", "redis"):
+    for server in ("nats", "redis", "grafana"):
         condition = SERVICES[server]["depends_on"]["credentials"]
         assert condition == {"condition": "service_completed_successfully"}
 
@@ -186,11 +209,12 @@ def test_the_mesh_has_no_way_out() -> None:
     assert COMPOSE["networks"]["mesh"] == {"internal": True}
     assert SERVICES["credentials"]["network_mode"] == "none"
     for name in STAYING:
-        assert SERVICES[name]["networks"] == (["mesh", "edge"] if name == "gateway" else ["mesh"])
+        assert SERVICES[name]["networks"] == (["mesh", "edge"] if name in PUBLISHED else ["mesh"])
 
 
 def test_only_variables_that_are_read_are_set() -> None:
-    of_compose = ("TAG", "PUBLISH", "MODELS", "PREFILL_GPU", "DECODE_GPU")
+    published = ("PUBLISH", "PROMETHEUS", "GRAFANA")
+    of_compose = ("TAG", *published, "MODELS", "PREFILL_GPU", "DECODE_GPU", "METRICS_KEPT")
     known = {*ENVIRONMENT, *FILE_VARIABLES, *(f"LAMELLA_{each}" for each in of_compose)}
     text = DOCKERFILE + (ROOT / "docker-compose.yml").read_text()
     assert set(re.findall(r"\b(?:LAMELLA_[A-Z_]+|(?:NATS|REDIS)_URL(?:_FILE)?)\b", text)) <= known
