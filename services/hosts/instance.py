@@ -49,7 +49,6 @@ from common.timeline_events import KV_BLOCKS, QUEUES, RUNNING
 from common.transfer.buffers import host_identity
 from common.transfer.endpoint import TransferEndpoint
 from decode.events import HandOn, SequenceStayed
-from decode.forecast import least_spare_s, make_forecast
 from decode.homes import Homes
 from decode.inheritance import Inheritance
 from decode.mover import Mover
@@ -58,7 +57,6 @@ from decode.service import DecodeService, Staggered
 from decode.state import DecodeState
 from decode.swapper import Swapper
 from prefill.events import SequenceLeft
-from prefill.forecast import needs_of_prompts
 from prefill.prompts import PromptQueue
 from prefill.service import PrefillService
 from prefill.state import PrefillState
@@ -67,6 +65,7 @@ from scheduler.policy.pass_times import PassTimes
 from scheduler.policy.prefill_batching import fill_batch_of
 from scheduler.policy.pull_budget import PullBudget
 from services.hosts.engines import Engine
+from services.hosts.load_report import MeasuredSpeed, make_load_report
 from services.hosts.shared_blocks import SharedBlocks, leaked_blocks
 
 log = logging.getLogger("lamella.instance")
@@ -211,54 +210,34 @@ class Instance:
 
     def publish_load(self) -> None:
         self.prefill.note_time()
-        prefill, decode = self.prefill.state, self.decode.state
         self.reports_sent += 1
-        block_size = self.config.instance.block_size
-        forecast = make_forecast(
-            decode.sequences.values(),
-            needs_of_prompts(prefill.sequences.values(), self.instance_id),
-            block_size,
-            self.blocks.total_blocks * block_size,
-            can_hand_on=self.has_own_kv,
-        )
-        report = LoadReport(
-            instance_id=self.instance_id,
-            incarnation=self.incarnation,
+        prefill, decode, speed = self.prefill.state, self.decode.state, self.prefill.speed
+        report = make_load_report(
+            prefill,
+            decode,
+            MeasuredSpeed(
+                prefill_tokens_per_s=speed.tokens_per_s,
+                decode_step_s=self.decode.step_s,
+                chunk_time=speed.chunk_time or self.profiled_chunk_time,
+                step_time=self.decode.step_time or self.profiled_step_time,
+            ),
             sequence=self.reports_sent,
             role=self.role,
-            is_draining=not (prefill.is_admitting or decode.is_admitting) or not self.blocks.open_pools,
-            pending_prefill_tokens=prefill.pending_tokens,
-            pending_prefill_requests=prefill.pending_requests,
-            handovers_waiting=prefill.handovers_waiting,
-            decode_running=decode.running,
-            decode_waiting=decode.waiting,
-            decode_tokens=decode.context_tokens,
-            total_blocks=self.blocks.total_blocks,
-            largest_pool_blocks=self.blocks.largest_pool_blocks,
-            free_blocks=self.blocks.free_blocks,
-            prefill_tokens_per_s=self.prefill.speed.tokens_per_s,
-            decode_step_s=self.decode.step_s,
-            chunk_time=self.prefill.speed.chunk_time or self.profiled_chunk_time,
-            step_time=self.decode.step_time or self.profiled_step_time,
-            decode_coming_tokens=forecast.coming_tokens,
-            decode_need_tokens=forecast.need_tokens,
-            length_error_tokens=forecast.length_error_tokens,
-            batch_error=forecast.batch_error,
-            movable=forecast.movable,
-            decode_spare_s=least_spare_s(
-                decode.sequences.values(),
-                lambda name: self.config.service_classes.get(name, self.config.objectives).tpot_s,
-                asyncio.get_running_loop().time(),
-            ),
             home=self.home,
+            can_hand_on=self.has_own_kv,
+            tpot_s=self._promised_tpot_s,
+            now=asyncio.get_running_loop().time(),
         )
         leaked = leaked_blocks(self.blocks, (*prefill.sequences, *decode.sequences))
-        self.metrics.observe_load(report, self.blocks.quarantined_blocks, leaked, block_size)
+        self.metrics.observe_load(report, self.blocks.quarantined_blocks, leaked, decode.block_size)
         self._count(report)
         try:
             self.bus.publish(self.subjects.scheduler_events(), report)
         except BusError as exc:
             log.warning("load_unreported", extra={"error": str(exc)})
+
+    def _promised_tpot_s(self, service_class: str) -> float:
+        return self.config.service_classes.get(service_class, self.config.objectives).tpot_s
 
     def _count(self, report: LoadReport) -> None:
         """The load, on the timeline."""

@@ -4,23 +4,28 @@ What one room frees the other may wait for, and a sequence that leaves the decod
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
+from common.config import ObjectivesConfig
 from common.kv.blocks import BlockAllocator
 from common.messages import DecodeTask, LoadReport, ResumeTask, Role, has_phase
 from common.performance import FittedTime
 from decode import events as decode_events
-from decode.forecast import make_forecast
 from prefill.events import BlocksFreed, KeepHere, RoleChanged, SequenceLeft
-from prefill.forecast import needs_of_prompts
+from services.hosts.load_report import MeasuredSpeed, make_load_report
 from tests.virtual.bus import Bus, Reply
 from tests.virtual.decode import VirtualDecode
 from tests.virtual.memory import Memory
 from tests.virtual.prefill import VirtualPrefill
 
-CHUNK_TIME, STEP_TIME = FittedTime((5.0, 0.0, 0.05), 0.05, 99), FittedTime((1.0, 0.01, 0.05), 0.05, 99)
+UNLEARNED = MeasuredSpeed(prefill_tokens_per_s=1000.0)
+LEARNED = replace(
+    UNLEARNED,
+    chunk_time=FittedTime((5.0, 0.0, 0.05), 0.05, 99),
+    step_time=FittedTime((1.0, 0.01, 0.05), 0.05, 99),
+)
 
 
 @dataclass(slots=True, eq=False)
@@ -94,38 +99,17 @@ class VirtualInstance:
         self.decode.die()
 
     def load(self) -> LoadReport:
-        prefill, decode = self.prefill.state, self.decode.state
         self.reports_sent += 1
-        block_size = decode.block_size
-        forecast = make_forecast(
-            decode.sequences.values(),
-            needs_of_prompts(prefill.sequences.values(), prefill.instance_id),
-            block_size,
-            self.blocks.total_blocks * block_size,
-            can_hand_on=True,
-        )
-        return LoadReport(
-            instance_id=prefill.instance_id,
-            incarnation=prefill.incarnation,
+        return make_load_report(
+            self.prefill.state,
+            self.decode.state,
+            LEARNED if self.is_learned else UNLEARNED,
             sequence=self.reports_sent,
             role=self.role,
-            is_draining=self._is_draining,
-            pending_prefill_tokens=prefill.pending_tokens,
-            pending_prefill_requests=prefill.pending_requests,
-            handovers_waiting=prefill.handovers_waiting,
-            decode_running=decode.running,
-            decode_waiting=decode.waiting,
-            decode_tokens=decode.context_tokens,
-            total_blocks=self.blocks.total_blocks,
-            largest_pool_blocks=self.blocks.largest_pool_blocks,
-            free_blocks=self.blocks.free_blocks,
-            prefill_tokens_per_s=1000.0,
-            chunk_time=CHUNK_TIME if self.is_learned else None,
-            step_time=STEP_TIME if self.is_learned else None,
             home=self.home,
-            decode_coming_tokens=forecast.coming_tokens,
-            decode_need_tokens=forecast.need_tokens,
-            movable=forecast.movable,
+            can_hand_on=True,
+            tpot_s=lambda service_class: ObjectivesConfig().tpot_s,
+            now=self.bus.timeline.now,
         )
 
     def _hand_on(self, command: decode_events.HandOn) -> None:

@@ -1,0 +1,73 @@
+"""What an instance reports of itself, made from the states of its two rooms. Pure: a mesh in virtual time
+reports as a real one does."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from common.messages import LoadReport, Role
+from common.performance import FittedTime
+from decode.forecast import least_spare_s, make_forecast
+from decode.state import DecodeState
+from prefill.forecast import needs_of_prompts
+from prefill.state import PrefillState
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredSpeed:
+    """Of the instance's own chunks and steps, as ``LoadReport`` has it; None before the first."""
+
+    prefill_tokens_per_s: float | None = None
+    decode_step_s: float | None = None
+    chunk_time: FittedTime | None = None
+    step_time: FittedTime | None = None
+
+
+def make_load_report(
+    prefill: PrefillState,
+    decode: DecodeState,
+    speed: MeasuredSpeed,
+    *,
+    sequence: int,
+    role: Role,
+    home: Role,
+    can_hand_on: bool,
+    tpot_s: Callable[[str], float],
+    now: float,
+) -> LoadReport:
+    """Of an instance whose rooms share their blocks. ``sequence``: of its reports. ``can_hand_on``: sequences
+    that run can leave. ``tpot_s``: promised to a class of service. ``now``: on the rooms' clock."""
+    blocks, block_size = prefill.blocks, decode.block_size
+    forecast = make_forecast(
+        decode.sequences.values(),
+        needs_of_prompts(prefill.sequences.values(), prefill.instance_id),
+        block_size,
+        blocks.total_blocks * block_size,
+        can_hand_on=can_hand_on,
+    )
+    return LoadReport(
+        instance_id=prefill.instance_id,
+        incarnation=prefill.incarnation,
+        sequence=sequence,
+        role=role,
+        is_draining=not (prefill.is_admitting or decode.is_admitting) or not blocks.open_pools,
+        pending_prefill_tokens=prefill.pending_tokens,
+        pending_prefill_requests=prefill.pending_requests,
+        handovers_waiting=prefill.handovers_waiting,
+        decode_running=decode.running,
+        decode_waiting=decode.waiting,
+        decode_tokens=decode.context_tokens,
+        total_blocks=blocks.total_blocks,
+        largest_pool_blocks=blocks.largest_pool_blocks,
+        free_blocks=blocks.free_blocks,
+        prefill_tokens_per_s=speed.prefill_tokens_per_s,
+        decode_step_s=speed.decode_step_s,
+        chunk_time=speed.chunk_time,
+        step_time=speed.step_time,
+        decode_coming_tokens=forecast.coming_tokens,
+        decode_need_tokens=forecast.need_tokens,
+        length_error_tokens=forecast.length_error_tokens,
+        batch_error=forecast.batch_error,
+        movable=forecast.movable,
+        decode_spare_s=least_spare_s(decode.sequences.values(), tpot_s, now),
+        home=home,
+    )
