@@ -21,8 +21,10 @@ from common.kv.blocks import blocks_for
 from common.messages import GenerationRequest, Role
 from decode.events import LeaveAsked
 from scheduler.policy.prefill_batching import PROMPT_ORDERS
-from tests.virtual.mesh import LEASE_S, MeshShape, VirtualMesh, expected_tokens, make_mesh, sequence_of
+from tests.virtual.mesh import VirtualMesh, make_mesh
+from tests.virtual.outputs import expected_tokens, sequence_of
 from tests.virtual.scheduler import HEARTBEAT_S
+from tests.virtual.shape import LEASE_S, MeshShape
 
 REQUESTS = 30
 MAX_PROMPT = 24

@@ -2,41 +2,20 @@
 
 import math
 import random
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Literal
 
 import msgspec
 
-from common.config import (
-    DecodeAdmission,
-    DecodeBinding,
-    DecodePolicy,
-    EmulationConfig,
-    MixedPolicy,
-    PrefillBatching,
-    PrefillOrder,
-    PrefillPolicy,
-    RolePolicyName,
-    RolesConfig,
-    SchedulerConfig,
-)
-from common.emulation import EmulatedRunner
-from common.ids import Incarnation, InstanceId, RequestId
+from common.ids import Incarnation, InstanceId
 from common.kv.blocks import BlockAllocator
-from common.lengths import LengthDistribution, certain
 from common.messages import (
-    GenerationRequest,
     InstanceLife,
     InstanceRecord,
     Role,
-    SamplingParams,
     ServiceRecord,
     has_phase,
 )
 from common.room_mates import RoomMates
-from common.sequences import finish_reason_of
-from common.steps import Draw, SequenceStep
 from decode.pulls import Pulls
 from decode.state import DecodeState
 from prefill.events import TimePassed
@@ -45,56 +24,19 @@ from prefill.state import PrefillState
 from scheduler.policy.prefill_batching import fill_batch_of
 from scheduler.policy.pull_budget import PullBudget
 from scheduler.policy.roles import RoleChange, role_policy
-from scheduler.state import MOST_WAITING, SchedulerState
-from scheduler.waiting_room import WaitingRoom
 from tests.requests import GATEWAY
 from tests.virtual.bus import Bus, Timeline
 from tests.virtual.decode import LAYOUT, KeptKV, VirtualDecode
 from tests.virtual.gateway import VirtualGateway
 from tests.virtual.instance import VirtualInstance
 from tests.virtual.memory import Memory
+from tests.virtual.outputs import EOS_TOKEN_IDS, PREDICTORS, RUNNER
 from tests.virtual.prefill import VirtualPrefill
-from tests.virtual.scheduler import HEARTBEAT_S, SCHEDULER, VirtualScheduler, VirtualStore
+from tests.virtual.scheduler import SCHEDULER, VirtualScheduler, VirtualStore
+from tests.virtual.shape import LEASE_S, MeshShape, roles_of, state_of
 
-LEASE_S = 3.0
 REPORT_S = 0.25
 DRAIN_S = 1.0
-EOS_TOKEN_IDS = (3,)
-RUNNER = EmulatedRunner(EmulationConfig(vocab_size=61), wait=lambda _: None)
-
-
-@dataclass(frozen=True, slots=True)
-class MeshShape:
-    prefills: int = 1
-    decodes: int = 1
-    mixed: int = 0
-    mixed_policy: MixedPolicy = "chunked"
-    block_size: int = 4
-    prefill_blocks: int = 16
-    decode_blocks: int = 16
-    chunk_tokens: int = 8
-    order: PrefillOrder = "fcfs"
-    policy: PrefillPolicy = "shortest_queue"
-    decode_policy: DecodePolicy = "least_loaded"
-    is_learned: bool = False
-    """Whether instances tell how long their chunks and steps take."""
-    schedulers: int = 1
-    is_grouped: bool = False
-    roles: RolePolicyName = "fixed"
-    batching: PrefillBatching = "chunks"
-    max_batch: int = 8
-    max_waiting_requests: int = 4
-    max_pending_prefill_tokens: int = 60
-    max_requests_per_decode: int = 6
-    send_failures: float = 0.0
-    layerwise_min_tokens: int = 1000
-    least_portion_bytes: int = 10
-    host_blocks: int = 0
-    keeps_kv: bool = False
-    """Whether decode instances' KV outlives them."""
-    decode_admission: DecodeAdmission = "greedy"
-    decode_binding: DecodeBinding = "early"
-    predictor: Literal["none", "right", "wrong"] = "none"
 
 
 @dataclass(slots=True)
@@ -336,70 +278,3 @@ def make_mesh(shape: MeshShape, seed: int) -> VirtualMesh:
     mesh = VirtualMesh(shape, bus, VirtualGateway(bus))
     mesh.start()
     return mesh
-
-
-def roles_of(shape: MeshShape) -> RolesConfig:
-    """Changes that come often: an instance's role is worth little here."""
-    return RolesConfig(
-        policy=shape.roles,
-        look_s=HEARTBEAT_S,
-        cool_down_s=1.0,
-        overflow_queue_s=0.5,
-        overflow_queue_tokens=20,
-        overflow_kv_share=0.5,
-        settle_s=2.0,
-        repurpose_s=6.0,
-        idle_s=3.0,
-        idle_share=0.5,
-    )
-
-
-def state_of(shape: MeshShape, incarnation: Incarnation) -> SchedulerState:
-    return SchedulerState(
-        LEASE_S,
-        SchedulerConfig(
-            prefill_policy=shape.policy,
-            decode_binding=shape.decode_binding,
-            decode_policy=shape.decode_policy,
-            grouped=shape.is_grouped,
-            bind_below_tokens=shape.chunk_tokens,
-            max_pending_prefill_tokens=shape.max_pending_prefill_tokens,
-            max_requests_per_decode=shape.max_requests_per_decode,
-        ),
-        incarnation=incarnation,
-        waiting=WaitingRoom(MOST_WAITING, shape.order, window_size=3),
-    )
-
-
-def sequence_of(name: str, prompt_tokens: int, max_tokens: int, seed: int) -> GenerationRequest:
-    return GenerationRequest(
-        request_id=RequestId(name),
-        gateway_id=GATEWAY,
-        prompt_ids=tuple(range(prompt_tokens)),
-        sampling=SamplingParams(max_tokens=max_tokens, seed=seed),
-    )
-
-
-def expected_tokens(request: GenerationRequest) -> tuple[list[int], str]:
-    """What the emulated engine defines for the request, drawn one after another by nobody's state."""
-    output_ids: list[int] = []
-    while True:
-        draw = Draw(request.sampling, request.prompt_ids, output_ids)
-        [token] = RUNNER.run([SequenceStep((0,), 0, (), draw)])
-        assert token is not None
-        finish = finish_reason_of(request, len(output_ids), token, EOS_TOKEN_IDS)
-        output_ids.append(token.token_id)
-        if finish is not None:
-            return output_ids, finish
-
-
-def _predict_wrongly(request: GenerationRequest) -> LengthDistribution:
-    """Far too little of some, far too much of others."""
-    return certain(1 if request.sampling.seed % 2 else 10 * request.sampling.max_tokens)
-
-
-PREDICTORS: dict[str, Callable[[GenerationRequest], LengthDistribution] | None] = {
-    "none": None,
-    "right": lambda request: certain(len(expected_tokens(request)[0])),
-    "wrong": _predict_wrongly,
-}
