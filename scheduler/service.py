@@ -26,14 +26,9 @@ from common.errors import (
 from common.ids import InstanceId
 from common.messages import (
     Acknowledged,
-    Announcement,
     CancelRequest,
-    GatewayGone,
     GenerationRequest,
-    InstanceGone,
     InstanceLife,
-    LeaveSequence,
-    LengthPredicted,
     LoadReport,
     MemberRecord,
     Placement,
@@ -44,7 +39,6 @@ from common.messages import (
     ResumeTask,
     SchedulerCall,
     SchedulerEvent,
-    SchedulerGone,
     SubmitAnswer,
     SubmitRequest,
 )
@@ -53,10 +47,10 @@ from common.subjects import Subjects
 from common.timeline import timeline
 from common.timeline_events import DISPATCH, OPEN_REQUESTS
 from scheduler import events
+from scheduler.announcing import Announcer
 from scheduler.length_questions import LengthQuestions
 from scheduler.metrics import SchedulerMetrics
 from scheduler.policy.decode_binding import is_bound_late
-from scheduler.policy.decode_rebalancing import Departure
 from scheduler.scaling import Scaling
 from scheduler.sharing import Sharing
 from scheduler.state import SchedulerState
@@ -85,6 +79,7 @@ class SchedulerService:
     spawn: Callable[[Coroutine[None, None, None]], None]
     leading_epoch: Callable[[], int | None] = lambda: None
     scaling: Scaling | None = None
+    announcer: Announcer = field(init=False)
     sharing: Sharing = field(init=False)
     turns: Turns = field(init=False)
     questions: LengthQuestions = field(init=False)
@@ -94,6 +89,7 @@ class SchedulerService:
     def __post_init__(self) -> None:
         call_timeout_s = self.config.mesh.call_timeout_s
         self.turns = Turns(min(HOLD_S, call_timeout_s))
+        self.announcer = Announcer(self.bus, self.subjects, self.metrics, self.leading_epoch)
         self.sharing = Sharing(
             self.scheduler_id, self.state, self.bus, self.subjects, call_timeout_s, self._handle
         )
@@ -366,54 +362,14 @@ class SchedulerService:
             match command:
                 case events.ReadMembers():
                     self.is_read_due.set()
-                case events.AnnounceInstanceGone(instance_id, incarnation):
-                    log.warning("instance_gone", extra={"instance": instance_id})
-                    self._announce(InstanceGone(instance_id, incarnation))
-                case events.AnnounceGatewayGone(gateway_id):
-                    log.warning("gateway_gone", extra={"gateway": gateway_id})
-                    self._announce(GatewayGone(gateway_id))
-                case events.AnnounceSchedulerGone(scheduler_id, gone):
-                    log.warning("scheduler_gone", extra={"scheduler": scheduler_id})
-                    self._announce(SchedulerGone(scheduler_id, gone))
                 case events.ReadPeer(scheduler_id, incarnation):
                     self.spawn(self.sharing.read(scheduler_id, incarnation))
-                case events.TellLength(decode_instance, request_id, attempt, lengths):
-                    subject = self.subjects.instance_events(decode_instance)
-                    self._publish(subject, LengthPredicted(request_id, attempt, lengths))
-                case events.AskToLeave(departure):
-                    self._ask_to_leave(departure)
                 case events.EndWait(request_id, attempt):
                     if not self.turns.end(command):
                         self._handle(events.TaskUndelivered(request_id, attempt))
+                case conclusion:
+                    self.announcer.announce(conclusion)
         self.sharing.tell()
         ready = sum(view.is_ready for view in self.state.instances.values())
         self.metrics.observe_mesh(ready, len(self.state.requests), len(self.state.waiting))
         timeline.count(OPEN_REQUESTS, len(self.state.requests))
-
-    def _ask_to_leave(self, departure: Departure) -> None:
-        """Whoever has lost the lead meanwhile asks nobody."""
-        epoch, sequence = self.leading_epoch(), departure.sequence
-        if epoch is None:
-            return
-        log.info(
-            "sequence_asked_to_leave",
-            extra={
-                "request": sequence.request_id,
-                "from_instance": departure.source,
-                "to_instance": departure.destination,
-                "tokens": sequence.tokens,
-                "has_begun": sequence.has_begun,
-            },
-        )
-        self.metrics.asked_to_leave()
-        leave = LeaveSequence(sequence.request_id, sequence.attempt, departure.destination, epoch)
-        self._publish(self.subjects.instance_events(departure.source), leave)
-
-    def _announce(self, message: Announcement) -> None:
-        self._publish(self.subjects.everyone(), message)
-
-    def _publish(self, subject: str, message: Announcement | LengthPredicted | LeaveSequence) -> None:
-        try:
-            self.bus.publish(subject, message)
-        except BusError as exc:
-            log.warning("announcement_unsent", extra={"error": str(exc)})

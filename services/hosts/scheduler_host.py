@@ -22,6 +22,15 @@ async def run_scheduler(config: Config) -> None:
 
 async def _start(process: ServiceProcess) -> Running:
     config = process.config
+    leadership = Leadership(
+        process.store,
+        process.bus,
+        process.subjects,
+        process.service_id,
+        process.incarnation,
+        config.mesh,
+        LeaderMetrics(process.registry),
+    )
     scheduler = SchedulerService(
         scheduler_id=process.service_id,
         state=SchedulerState(
@@ -39,22 +48,13 @@ async def _start(process: ServiceProcess) -> Running:
         config=config,
         is_read_due=asyncio.Event(),
         spawn=process.spawn,
-    )
-    leadership = Leadership(
-        process.store,
-        process.bus,
-        process.subjects,
-        process.service_id,
-        process.incarnation,
-        config.mesh,
-        LeaderMetrics(process.registry),
+        leading_epoch=lambda: leadership.epoch,
     )
     add_routes(process.app, scheduler.state.placer)
     export_regret(process.registry, scheduler.state.placer.regret)
     await leadership.start()
     await scheduler.start()
     process.spawn(scheduler.watch())
-    scheduler.leading_epoch = lambda: leadership.epoch
     process.spawn(leadership.keep())
     if config.scaling.policy != "off":
         scheduler.scaling = _scaling(process, scheduler.state, leadership)
