@@ -2,14 +2,13 @@
 
 from typing import Literal, get_args
 
-from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client import CollectorRegistry
 
 from common.latency import PREFILL_TIME, QUEUE_PHASES, QUEUE_TIME, TRANSFER_TIME
 from common.messages import LoadReport, Role
-from common.telemetry import LatencyHistogram, counter_factory, token_histogram
+from common.telemetry import Instruments, LatencyHistogram, token_histogram
 
 SwapDirection = Literal["out", "in"]
-DIRECTIONS = ["direction"]
 ROLES: tuple[Role, ...] = ("prefill", "decode", "mixed")
 
 
@@ -17,7 +16,8 @@ class InstanceMetrics:
     """Prefill and decode rooms, the KV pool and its transfers."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        count = counter_factory(registry)
+        make = Instruments(registry)
+        count, gauge = make.count, make.gauge
         self._queue = LatencyHistogram(QUEUE_TIME, registry, "phase", QUEUE_PHASES)
         self._transfer = LatencyHistogram(TRANSFER_TIME, registry)
         self._prefill_compute = LatencyHistogram(PREFILL_TIME, registry)
@@ -38,49 +38,29 @@ class InstanceMetrics:
         self._move_bytes = count("move_bytes", "KV bytes moved with them.")
         self._move_s = count("move_seconds", "Time that they stood still for it.")
         self._move_failures = count("move_failures", "Moves that failed.")
-        self._swaps = Counter(
-            "lamella_swaps_total",
-            "Sequences copied to the host tier or back.",
-            DIRECTIONS,
-            registry=registry,
-        )
-        self._swap_bytes = Counter(
-            "lamella_swap_bytes_total", "KV bytes copied with them.", DIRECTIONS, registry=registry
-        )
-        self._swap_s = Counter(
-            "lamella_swap_seconds_total", "Time that copying them took.", DIRECTIONS, registry=registry
-        )
+        self._swaps = count("swaps", "Sequences copied to the host tier or back.", "direction")
+        self._swap_bytes = count("swap_bytes", "KV bytes copied with them.", "direction")
+        self._swap_s = count("swap_seconds", "Time that copying them took.", "direction")
         for each in (self._swaps, self._swap_bytes, self._swap_s):
             for direction in get_args(SwapDirection):
                 each.labels(direction)
         self._transfer_bytes = count("transfer_bytes", "KV bytes sent.")
         self._transfer_s = count("transfer_seconds", "Time spent sending KV.")
         self._transfer_failures = count("transfer_failures", "KV transfers that failed.")
-        self._blocks = Gauge("lamella_kv_blocks", "Blocks of the KV pool.", ["state"], registry=registry)
-        self._block_tokens = Gauge(
-            "lamella_kv_block_tokens", "Tokens that a block of the KV pool holds.", registry=registry
+        self._blocks = gauge("kv_blocks", "Blocks of the KV pool.", "state")
+        self._block_tokens = gauge("kv_block_tokens", "Tokens that a block of the KV pool holds.")
+        self._role = gauge("role", "1 for the role that the instance has now.", "role")
+        self._running = gauge("requests_running", "Sequences in decode steps.")
+        self._waiting = gauge("requests_waiting", "Waiting, by room.", "room")
+        self._pending = gauge("pending_prefill_tokens", "Prompt tokens not yet computed.")
+        self._length_error = gauge(
+            "length_error_tokens", "By how much sequences that outlived their predictions are to exceed them."
         )
-        self._role = Gauge(
-            "lamella_role", "1 for the role that the instance has now.", ["role"], registry=registry
-        )
-        self._running = Gauge("lamella_requests_running", "Sequences in decode steps.", registry=registry)
-        self._waiting = Gauge("lamella_requests_waiting", "Waiting, by room.", ["room"], registry=registry)
-        self._pending = Gauge(
-            "lamella_pending_prefill_tokens", "Prompt tokens not yet computed.", registry=registry
-        )
-        self._length_error = Gauge(
-            "lamella_length_error_tokens",
-            "By how much sequences that outlived their predictions are to exceed them.",
-            registry=registry,
-        )
-        self._batch_error = Gauge(
-            "lamella_batch_error", "Sequences that outlived their predictions.", registry=registry
-        )
-        self._model_error = Gauge(
-            "lamella_performance_model_relative_error",
+        self._batch_error = gauge("batch_error", "Sequences that outlived their predictions.")
+        self._model_error = gauge(
+            "performance_model_relative_error",
             "Of what was predicted of the newest steps' time, the mean.",
-            ["model"],
-            registry=registry,
+            "model",
         )
 
     def observe_prefill(self, queue_s: float, compute_s: float) -> None:

@@ -106,9 +106,17 @@ def new_registry(kind: str) -> CollectorRegistry:
     return registry
 
 
-def counter_factory(registry: CollectorRegistry) -> Callable[[str, str], Counter]:
-    """Makes counters of that registry without labels, from name and help text."""
-    return lambda name, help_text: Counter(f"lamella_{name}_total", help_text, registry=registry)
+@dataclass(frozen=True, slots=True)
+class Instruments:
+    """Makes what one registry shows: ``lamella_NAME``, with ``_total`` at its end where it only grows."""
+
+    registry: CollectorRegistry
+
+    def count(self, name: str, help_text: str, *labels: str) -> Counter:
+        return Counter(f"lamella_{name}_total", help_text, labels, registry=self.registry)
+
+    def gauge(self, name: str, help_text: str, *labels: str) -> Gauge:
+        return Gauge(f"lamella_{name}", help_text, labels, registry=self.registry)
 
 
 def export_model(registry: CollectorRegistry, model_name: str) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client import CollectorRegistry
 
 from common.errors import HandoverFailed, InstanceLost, NoInstanceReady, Overloaded
 from common.latency import (
@@ -17,7 +17,7 @@ from common.latency import (
     is_within,
 )
 from common.messages import FinishReason
-from common.telemetry import LatencyHistogram, counter_factory, token_histogram
+from common.telemetry import Instruments, LatencyHistogram, token_histogram
 
 RESUME_CAUSES = (
     InstanceLost.code,
@@ -36,7 +36,8 @@ class GatewayMetrics:
     """What the user sees: latencies, tokens and how requests end. ``classes``: of service, by name."""
 
     def __init__(self, registry: CollectorRegistry, classes: tuple[str, ...] = ("default",)) -> None:
-        count = counter_factory(registry)
+        make = Instruments(registry)
+        count, gauge = make.count, make.gauge
         self.ttft = LatencyHistogram(TTFT, registry, "class", classes)
         self.tpot = LatencyHistogram(TPOT, registry, "class", classes)
         self.tbt = LatencyHistogram(TBT, registry)
@@ -52,39 +53,30 @@ class GatewayMetrics:
         self.generation_tokens = count("generation_tokens", "Tokens sent to clients.")
         self.disconnects = count("client_disconnects", "Clients that left before the end.")
         self.stream_gaps = count("stream_gaps", "Streams in which a token was missing.")
-        self.continuations = Counter(
-            "lamella_requests_resumed_total", "Sequences continued elsewhere.", ["cause"], registry=registry
-        )
-        self.open_requests = Gauge("lamella_open_requests", "Requests in the journal.", registry=registry)
-        self._success = Counter(
-            "lamella_request_success_total", "Choices that finished.", ["finish_reason"], registry=registry
-        )
-        self._responses = Counter(
-            "lamella_http_responses_total", "Responses by status.", ["status"], registry=registry
-        )
-        self._refused = Counter(
-            "lamella_requests_refused_total",
+        self.continuations = count("requests_resumed", "Sequences continued elsewhere.", "cause")
+        self.open_requests = gauge("open_requests", "Requests in the journal.")
+        self._success = count("request_success", "Choices that finished.", "finish_reason")
+        self._responses = count("http_responses", "Responses by status.", "status")
+        self._refused = count(
+            "requests_refused",
             "Calls that ended with an error, before their first token or amid a stream, by its code.",
-            ["reason"],
-            registry=registry,
+            "reason",
         )
-        self._judged = Counter(
-            "lamella_requests_judged_total",
+        self._judged = count(
+            "requests_judged",
             "Choices that ended, failed or were refused; not those whose clients left.",
-            ["class"],
-            registry=registry,
+            "class",
         )
-        self._met = Counter(
-            "lamella_requests_within_objectives_total",
+        self._met = count(
+            "requests_within_objectives",
             "Of those judged, how many met an objective, or all: the rate of the latter is goodput.",
-            ["class", "objective"],
-            registry=registry,
+            "class",
+            "objective",
         )
-        self._met_tokens = Counter(
-            "lamella_tokens_within_objectives_total",
+        self._met_tokens = count(
+            "tokens_within_objectives",
             "Tokens of those that met all: the rate is goodput in tokens.",
-            ["class"],
-            registry=registry,
+            "class",
         )
         for each in classes:
             self._judged.labels(each)

@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from typing import Literal, get_args
 
-from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client import CollectorRegistry
 
 from common.latency import QUEUE_TIME
-from common.telemetry import LatencyHistogram
+from common.telemetry import Instruments, LatencyHistogram
 
 LengthOutcome = Literal["answered", "absent", "timeout", "error", "skipped"]
 """Of a question to the length predictor: nobody serves, no answer in time, a refusal, or not even asked."""
@@ -17,19 +17,18 @@ class SchedulerMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._queue = LatencyHistogram(QUEUE_TIME, registry, "phase", ("placement",))
-        self._instances = Gauge("lamella_instances", "Instances that are ready.", registry=registry)
-        self._requests = Gauge("lamella_requests_placed", "Placed and not yet over.", registry=registry)
-        self._waiting = Gauge("lamella_requests_waiting", "Waiting, by room.", ["room"], registry=registry)
-        self._rebalanced = Counter(
-            "lamella_sequences_rebalanced_total",
+        make = Instruments(registry)
+        self._instances = make.gauge("instances", "Instances that are ready.")
+        self._requests = make.gauge("requests_placed", "Placed and not yet over.")
+        self._waiting = make.gauge("requests_waiting", "Waiting, by room.", "room")
+        self._rebalanced = make.count(
+            "sequences_rebalanced",
             "Sequences asked to leave a decode instance that is expected to run out of memory.",
-            registry=registry,
         )
-        self._length_questions = Counter(
-            "lamella_length_questions_total",
+        self._length_questions = make.count(
+            "length_questions",
             "Asked of the length predictor; history's word holds where it did not answer.",
-            ["outcome"],
-            registry=registry,
+            "outcome",
         )
         for outcome in get_args(LengthOutcome):
             self._length_questions.labels(outcome)
@@ -54,8 +53,8 @@ class LeaderMetrics:
     """Which scheduler leads."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._epoch = Gauge(
-            "lamella_leader_epoch", "With which this scheduler leads; 0: it does not.", registry=registry
+        self._epoch = Instruments(registry).gauge(
+            "leader_epoch", "With which this scheduler leads; 0: it does not."
         )
 
     def follow(self, epoch: Callable[[], int | None]) -> None:
@@ -67,10 +66,9 @@ class ScalingMetrics:
     """How many workers of each service there are, and are wanted."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._actual = Gauge("lamella_workers", "Ready workers.", ["service"], registry=registry)
-        self._desired = Gauge(
-            "lamella_workers_desired", "As the scheduler plans.", ["service"], registry=registry
-        )
+        make = Instruments(registry)
+        self._actual = make.gauge("workers", "Ready workers.", "service")
+        self._desired = make.gauge("workers_desired", "As the scheduler plans.", "service")
 
     def observe(self, service: str, actual: int, desired: int) -> None:
         self._actual.labels(service).set(actual)

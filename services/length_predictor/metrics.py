@@ -2,14 +2,14 @@
 
 from prometheus_client import CollectorRegistry
 
-from common.telemetry import counter_factory
+from common.telemetry import Instruments
 
 
 class PredictorMetrics:
     """How often, how fast and how rightly lengths are predicted."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        count = counter_factory(registry)
+        count = Instruments(registry).count
         self._predictions = count("length_predictions", "Answered.")
         self._seconds = count("length_prediction_seconds", "Time from question to answer.")
         self._refusals = count("length_prediction_refusals", "Not answered: too many questions at once.")
