@@ -27,6 +27,7 @@ from common.messages import ErrorReply, as_request_error
 from common.nats_connection import BARRIER_TIMEOUT_S, Message, NatsConnection, has_no_responder
 from common.outbox import Outbox, Outgoing
 from common.served import Handler, ServedSubject
+from common.spans import traceparent_of
 from common.subjects import Subjects
 
 log = logging.getLogger("lamella.bus")
@@ -145,7 +146,9 @@ class Bus:
         self._calls[token] = future
         timer = loop.call_later(timeout_s, _expire, future, subject, timeout_s)
         try:
-            self._put(Outgoing(subject, f"{self._inbox}.{token}", _encode(message), is_call=True))
+            self._put(
+                Outgoing(subject, f"{self._inbox}.{token}", _encode(message), True, traceparent_of(message))
+            )
             answer = await future
         finally:
             timer.cancel()

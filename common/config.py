@@ -323,6 +323,15 @@ class TransferConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     pull_share: float = 0.2
 
 
+class TelemetryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Traces for OpenTelemetry (``common.spans``). ``otlp_endpoint``: the base URL of a collector's OTLP over
+    HTTP, None: no traces are made. Of the calls that come without a traceparent of their own
+    ``sampled_share`` are traced; the others as theirs says."""
+
+    otlp_endpoint: str | None = None
+    sampled_share: float = 1.0
+
+
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A whole configuration file. ``objectives`` are of the class of service ``default``; the others are
     ``service_classes``, by name: a file that says any replaces those that are there by default."""
@@ -341,3 +350,4 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     attention: AttentionConfig = AttentionConfig()
     emulation: EmulationConfig = EmulationConfig()
     transfer: TransferConfig = TransferConfig()
+    telemetry: TelemetryConfig = TelemetryConfig()

@@ -42,6 +42,7 @@ ENVIRONMENT: dict[str, tuple[str, str]] = {
     "LAMELLA_ATTENTION_WORKERS": ("instance", "attention_workers"),
     "LAMELLA_ATTENTION_DEVICE": ("attention", "device"),
     "LAMELLA_TRANSFER_HOST": ("transfer", "host"),
+    "OTEL_EXPORTER_OTLP_ENDPOINT": ("telemetry", "otlp_endpoint"),
 }
 """Every variable that is read, and the key it sets; ``common.secret_files`` reads some from files."""
 
@@ -209,6 +210,7 @@ NOT_NEGATIVE = (
     "transfer.emulated_latency_s",
 )
 SHARES = (
+    "telemetry.sampled_share",
     "transfer.pull_share",
     "roles.overflow_kv_share",
     "roles.return_share",
@@ -254,6 +256,8 @@ def check_config(config: Config) -> None:
         require(key, "must name a host: an empty one is every address of this machine", bool)
     check_url("mesh.nats_url", config.mesh.nats_url, NATS_SCHEMES)
     check_url("mesh.redis_url", config.mesh.redis_url, REDIS_SCHEMES)
+    if config.telemetry.otlp_endpoint is not None:
+        check_url("telemetry.otlp_endpoint", config.telemetry.otlp_endpoint, ("http", "https"))
     # A flip would be mended by an instance that starts, and one that drains.
     require(
         "scaling.policy",

@@ -26,6 +26,7 @@ from nats.errors import Error as NatsError
 from common.cancellation import cancel_and_wait
 from common.errors import BusError, BusUnavailable
 from common.outbox import Outgoing
+from common.spans import TRACEPARENT
 
 log = logging.getLogger("lamella.bus")
 
@@ -139,8 +140,9 @@ class NatsConnection:
 
     async def send(self, message: Outgoing) -> bool:
         """Whether the message is dealt with: given to nats-py, or refused for good. False: not now."""
+        headers = None if message.traceparent is None else {TRACEPARENT: message.traceparent}
         try:
-            await self._client.publish(message.subject, message.payload, message.reply_to)
+            await self._client.publish(message.subject, message.payload, message.reply_to, headers)
         except (OutboundBufferLimitError, ConnectionClosedError):
             # The connection is gone and its callback has not run yet.
             return False

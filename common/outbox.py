@@ -13,12 +13,14 @@ from common.cancellation import cancel_and_wait, keep_cancellation
 
 
 class Outgoing(NamedTuple):
-    """``is_call``: somebody waits for the reply, so it must not leave after that wait has failed."""
+    """``is_call``: somebody waits for the reply, so it must not leave after that wait has failed.
+    ``traceparent``: goes into the message's header, for whoever traces NATS itself."""
 
     subject: str
     reply_to: str
     payload: bytes
     is_call: bool
+    traceparent: str | None = None
 
 
 Send = Callable[[Outgoing], Awaitable[bool]]

@@ -30,6 +30,7 @@ from common.ids import Incarnation, new_incarnation
 from common.logs import configure_logging
 from common.messages import MemberRecord, ServiceKind, ServiceRecord
 from common.signals import listen_to_signals
+from common.spans import spans
 from common.store import Store
 from common.subjects import Subjects
 from common.telemetry import WireCounters, export_count, new_registry, sample_loop_lag
@@ -136,6 +137,7 @@ async def run_service(
     service_id = config.service.service_id or f"{kind}-{secrets.token_hex(3)}"
     configure_logging(service_id)
     listener = bind(config.service.host, config.service.port)
+    spans.start(config.telemetry, kind, service_id)
     process = _new_process(config, kind, service_id, port_of(listener))
     if starting is not None:
         process.app.router.default = starting
@@ -155,6 +157,7 @@ async def run_service(
             await process.bus.close(ABORT_CLOSE_S if abort.is_set() else CLOSE_TIMEOUT_S)
             await process.store.close()
             server.stop()
+            await asyncio.to_thread(spans.stop)
         await http_task
     log.info("service_stopped")
 

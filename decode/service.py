@@ -50,6 +50,7 @@ from common.messages import (
 )
 from common.performance import STEP_FEATURES, FittedTime, step_features
 from common.redelivery import publish_surely
+from common.room_spans import RoomSpans
 from common.sequences import PublishFailure
 from common.shared_engine import Computed, SharedEngine
 from common.steps import SequenceStep
@@ -115,6 +116,7 @@ class DecodeService:
     step_s: float | None = None
     _step_time: LinearFit = field(default_factory=lambda: LinearFit(len(STEP_FEATURES)))
     _pulls: dict[BlockOwner, tuple[InstanceGone, asyncio.Task[KVDelivered]]] = field(default_factory=dict)
+    _room_spans: RoomSpans = field(default_factory=lambda: RoomSpans(ROOM))
     _idle: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -125,16 +127,19 @@ class DecodeService:
     async def decode(self, task: DecodeTask) -> Acknowledged:
         """Takes a sequence over. Raises Overloaded, NoInstanceReady, RequestCancelled, HandoverFailed."""
         self.handle(events.TaskArrived(task))
+        self._begin_span(task)
         return Acknowledged()
 
     def take_over(self, stayed: events.SequenceStayed) -> None:
         """Decodes what this instance's prefill room has computed."""
         self.handle(stayed)
+        self._begin_span(stayed.task)
 
     async def resume(self, task: ResumeTask) -> Acknowledged:
         """Takes a sequence over from a life that is gone. Raises as ``decode``, HandoverFailed without KV."""
         pool = await self.inheritance.find_pool(task)
         self.handle(events.ResumeArrived(task, pool))
+        self._begin_span(task)
         return Acknowledged()
 
     def take_event(self, message: InstanceEvent) -> None:
@@ -190,6 +195,7 @@ class DecodeService:
         if isinstance(event, events.PoolLost):
             self.mover.give_up(event.pool)
         timeline.end(began_ns, DECIDE, len(commands))
+        self._room_spans.end_departed(self.state.sequences, asyncio.get_running_loop().time())
         if self.state.is_idle:
             self._idle.set()
         else:
@@ -203,6 +209,7 @@ class DecodeService:
                 self.spawn(self._compute(rows, lane))
             case events.PublishTokens(gateway_id, tokens):
                 self._publish(gateway_id, TokenBatch(self.state.instance_id, tokens))
+                self._room_spans.note_tokens(tokens)
             case PublishFailure(gateway_id, failure):
                 self._publish(gateway_id, failure)
             case events.PullSequence():
@@ -228,6 +235,9 @@ class DecodeService:
                 publish_surely(self.bus, subject, declined, self.spawn)
             case events.ObserveAdmission(queue_s):
                 self.metrics.observe_decode_queue(queue_s)
+
+    def _begin_span(self, task: DecodeTask | ResumeTask) -> None:
+        self._room_spans.begin(task.request, asyncio.get_running_loop().time())
 
     async def _compute(self, rows: tuple[events.StepRow, ...], lane: int) -> None:
         loop = asyncio.get_running_loop()

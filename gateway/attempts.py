@@ -30,6 +30,7 @@ from common.messages import (
     SequenceFailed,
     SequenceMoved,
 )
+from common.spans import SpanEvent
 from common.subjects import Subjects
 from common.timeline import timeline
 from common.timeline_events import CONTINUED
@@ -204,6 +205,7 @@ class Attempts:
     def _note_continued(self, generation: Generation, cause: str) -> None:
         request = generation.request
         log.warning("sequence_continued", extra={"request": request.request_id, "cause": cause})
+        generation.continued.append(SpanEvent("resume", time.monotonic(), {"lamella.cause": cause}))
         self.metrics.continuations.labels(cause).inc()
         timeline.mark(CONTINUED, request.request_id, request.attempt)
 

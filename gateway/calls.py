@@ -29,8 +29,9 @@ SEED_BITS = 63
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One client call: its choices, and how their text becomes bytes."""
+    """One client call: its choices, and how their text becomes bytes. ``head``: its answer's id and model."""
 
+    head: Head
     generations: list[Generation]
     encoder: Encoder
     is_streamed: bool
@@ -70,7 +71,7 @@ class CallFactory:
         generations = self._generations(request, [prompt_ids], "messages", arrived_s, service_class)
         head = self._head("chatcmpl", request, generations)
         encoder = ChatEncoder(head, self.tokenizer, has_logprobs=request.logprobs)
-        return _call(request, generations, encoder, service_class)
+        return _call(request, head, generations, encoder, service_class)
 
     async def completion(
         self, request: CompletionRequest, arrived_s: float, class_header: str | None
@@ -90,7 +91,7 @@ class CallFactory:
         head = self._head("cmpl", request, generations)
         has_logprobs = request.logprobs is not None
         encoder = CompletionEncoder(head, self.tokenizer, has_logprobs=has_logprobs, echoes=echoes)
-        return _call(request, generations, encoder, service_class)
+        return _call(request, head, generations, encoder, service_class)
 
     def check_model(self, model: str) -> None:
         """The model's own name and ``default`` are known. Raises ModelNotFound."""
@@ -228,11 +229,13 @@ class CallFactory:
 
 def _call(
     request: ChatRequest | CompletionRequest,
+    head: Head,
     generations: list[Generation],
     encoder: Encoder,
     service_class: str,
 ) -> Call:
     return Call(
+        head=head,
         generations=generations,
         encoder=encoder,
         is_streamed=request.stream,

@@ -24,6 +24,7 @@ from common.messages import (
     TokenEvent,
 )
 from common.model.tokens import Detokenizer
+from common.spans import SpanEvent
 from gateway.stop_strings import StopStrings
 
 Verdict = Literal["taken", "stale", "gap"]
@@ -51,7 +52,8 @@ class Generation:
     ``is_probe``: no user waits for it. ``is_queued``: it waits at a scheduler, which has said so. ``moved``:
     where this attempt went on, if it did. ``former``: the life that decoded the sequence until it was gone,
     for the placement that is to come. ``continuations``: in a row, each broken before ``PROGRESS_TOKENS``
-    came. ``resubmissions``: in a row, as a scheduler had died before the placement came.
+    came. ``resubmissions``: in a row, as a scheduler had died before the placement came. ``continued``: when
+    and why each attempt but the first began.
     """
 
     index: int
@@ -71,6 +73,7 @@ class Generation:
     finish_reason: str | None = None
     error: RequestError | None = None
     is_told: bool = False
+    continued: list[SpanEvent] = field(default_factory=list)
     output_ids: list[int] = field(default_factory=list)
     attempt_tokens: int = 0
     first_token_s: float | None = None

@@ -41,13 +41,16 @@ from common.messages import (
     PrefillTask,
     PullKV,
     TokenBatch,
+    TokenEvent,
     as_request_error,
     error_reply,
 )
 from common.performance import PromptTime
 from common.redelivery import publish_surely
+from common.room_spans import RoomSpans
 from common.sequences import PublishFailure
 from common.shared_engine import SharedEngine
+from common.spans import Attributes, spans
 from common.steps import LayerReports
 from common.subjects import Subjects
 from common.timeline import timeline
@@ -81,6 +84,7 @@ class PrefillService:
     passes: PassTimes
     speed: PrefillSpeed = field(init=False)
     _pulls: dict[tuple[BlockOwner, int], asyncio.Future[KVDelivered]] = field(default_factory=dict)
+    _room_spans: RoomSpans = field(default_factory=lambda: RoomSpans(ROOM))
     _idle: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
@@ -89,6 +93,7 @@ class PrefillService:
     async def prefill(self, task: PrefillTask) -> Acknowledged:
         """Takes a prompt over. Raises Overloaded, NoInstanceReady, RequestCancelled."""
         self._handle(events.TaskArrived(task))
+        self._room_spans.begin(task.request, asyncio.get_running_loop().time())
         return Acknowledged()
 
     async def pull(self, pull: PullKV) -> KVDelivered:
@@ -161,6 +166,7 @@ class PrefillService:
         for command in commands:
             self._execute(command)
         timeline.end(began_ns, DECIDE, len(commands))
+        self._room_spans.end_departed(self.state.sequences, asyncio.get_running_loop().time())
         if self.state.is_idle:
             self._idle.set()
         else:
@@ -174,6 +180,7 @@ class PrefillService:
             case events.PublishToken(gateway_id, token_event, queue_s, compute_s):
                 self._publish(gateway_id, TokenBatch(self.state.instance_id, (token_event,)))
                 self.metrics.observe_prefill(queue_s, compute_s)
+                self._end_span(token_event, queue_s)
             case PublishFailure(gateway_id, failure):
                 self._publish(gateway_id, failure)
             case events.PublishMove(gateway_id, moved):
@@ -191,6 +198,13 @@ class PrefillService:
                 self.spawn(self._send(command))
             case events.AnswerPull(owner, portion, answer):
                 self._answer(self._pulls.pop((owner, portion)), answer)
+
+    def _end_span(self, event: TokenEvent, queue_s: float) -> None:
+        """Token 0 is drawn: what is left is the hand-over."""
+        self._room_spans.note_tokens((event,))
+        owner = BlockOwner(ROOM, event.request_id, event.attempt)
+        now = asyncio.get_running_loop().time()
+        self._room_spans.end(owner, now, {"lamella.queue_s": queue_s})
 
     async def _compute(self, slices: tuple[events.ChunkSlice, ...], report_every: int | None) -> None:
         loop = asyncio.get_running_loop()
@@ -252,6 +266,8 @@ class PrefillService:
         loop = asyncio.get_running_loop()
         owner = command.owner
         began_ns, started_s = timeline.begin(), loop.time()
+        sequence = self.state.sequences.get(owner)
+        traceparent = None if sequence is None else sequence.request.traceparent
         try:
             nbytes = await self.kv.send(command.pull, command.source_blocks, command.spans)
         except (TransferError, ValueError) as exc:
@@ -261,6 +277,14 @@ class PrefillService:
             return
         elapsed_s = loop.time() - started_s
         self.metrics.observe_transfer(nbytes, elapsed_s)
+        facts: Attributes = {
+            "lamella.request.id": owner.request_id,
+            "lamella.attempt": owner.attempt,
+            "lamella.portion": command.pull.portion,
+            "lamella.transfer.bytes": nbytes,
+            "lamella.transfer.to": command.pull.decode_instance,
+        }
+        spans.record("kv.transfer", traceparent, started_s, facts, loop.time())
         first, last = command.spans[0], command.spans[-1]
         timeline.end(
             began_ns,

@@ -42,6 +42,7 @@ from common.messages import (
     SubmitAnswer,
     SubmitRequest,
 )
+from common.spans import Attributes, spans
 from common.store import Store
 from common.subjects import Subjects
 from common.timeline import timeline
@@ -201,7 +202,7 @@ class SchedulerService:
         if message.former is not None:
             resumed = await self._try_resume(request, message.former)
             if resumed is not None:
-                self._note_placed(request, resumed, began_ns, started_s)
+                self._note_placed(request, resumed, began_ns, started_s, message.waited_s)
                 return resumed
         excluded: frozenset[InstanceId] = frozenset()
         refusal: RequestError = NoInstanceReady(
@@ -240,7 +241,7 @@ class SchedulerService:
                 self._handle(events.TaskUndelivered(request.request_id, request.attempt))
                 raise
             else:
-                self._note_placed(request, placement, began_ns, started_s)
+                self._note_placed(request, placement, began_ns, started_s, message.waited_s)
                 return placement
         raise refusal
 
@@ -293,11 +294,26 @@ class SchedulerService:
         return placement
 
     def _note_placed(
-        self, request: GenerationRequest, placement: Placement, began_ns: int, started_s: float
+        self,
+        request: GenerationRequest,
+        placement: Placement,
+        began_ns: int,
+        started_s: float,
+        waited_s: float,
     ) -> None:
+        """``waited_s``: at schedulers, before this call of its."""
         self._handle(events.TaskAcknowledged(request.request_id, request.attempt))
         self.metrics.observe_placement(asyncio.get_running_loop().time() - started_s)
         peer = placement.prefill_instance
+        facts: Attributes = {
+            "lamella.request.id": request.request_id,
+            "lamella.attempt": request.attempt,
+            "lamella.service_class": request.service_class,
+            "lamella.prefill_instance": placement.prefill_instance,
+            "lamella.decode_instance": placement.decode_instance,
+        }
+        now = asyncio.get_running_loop().time()
+        spans.record("scheduler.queue", request.traceparent, started_s - waited_s, facts, now)
         timeline.end(began_ns, DISPATCH, request.attempt, requests=request.request_id, peer=peer)
         self._judge_policies()
 

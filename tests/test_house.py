@@ -16,6 +16,7 @@ WIRES = {
     "nats": {"common/nats_connection.py"},
     "redis": {"common/store.py"},
     "mooncake": {"common/transfer/"},
+    "opentelemetry": {"common/spans.py"},
 }
 """The only importers of each foreign library: files, or folders with a final slash."""
 

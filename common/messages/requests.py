@@ -41,6 +41,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     continued after a preemption or the loss of an instance. ``attempt`` counts those continuations;
     whoever holds a lower attempt of the same request is superseded. ``service_class`` names what was promised
     (``common.service_classes``); where prompts queue it counts as ``head_start_s`` older than it is.
+    ``traceparent``: the W3C name of the span of its gateway, None where it is not traced (``common.spans``).
     """
 
     request_id: RequestId
@@ -51,6 +52,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     attempt: int = 0
     service_class: str = "default"
     head_start_s: float = 0.0
+    traceparent: str | None = None
 
     def __repr__(self) -> str:
         """Without what was asked and answered, as errors and logs quote what they are about."""
