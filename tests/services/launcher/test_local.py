@@ -1,111 +1,46 @@
 """The local launcher with real processes and servers; the services are small ones without a model."""
 
-import asyncio
-import contextlib
 import json
 import os
-import select
 import signal
 import socket
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from common.bus import Bus
-from common.config import Config, MeshConfig, PredictorConfig
+from common.config import PredictorConfig
 from common.config_file import load_config
-from common.errors import ConfigError, InvalidRequest, LauncherError, NoResponder
-from common.messages import Acknowledged, DrainWish, MemberRecord, ScaleWish
-from common.store import Store
-from common.subjects import Subjects
-from services.launcher import control, local
-from services.launcher.control import AskStatus, MeshStatus, ask
+from common.errors import ConfigError, LauncherError
+from services.launcher import local
+from services.launcher.control import AskStatus, ask
 from services.launcher.launch_plan import LaunchPlan
 from services.launcher.state_directory import (
     MAX_SOCKET_PATH_BYTES,
-    ProcessIdentity,
     StateDirectory,
     end_process,
     identify,
     is_alive,
     is_locked,
 )
-from services.launcher.wishes import RoleChange, parse_wishes
+from services.launcher.wishes import RoleChange
+from tests.services.launcher.small_mesh import (
+    CONFIG,
+    ONE_EACH,
+    WAIT_S,
+    identities,
+    ids,
+    members,
+    plan,
+    scale,
+    until,
+    wait_gone,
+)
 
 REPOSITORY = Path(__file__).resolve().parents[3]
-COMMAND = (sys.executable, "-m", "tests.common.small_service")
-WAIT_S = 60.0
-DRAIN_S = 5.0
-CONFIG = Config(mesh=MeshConfig(drain_timeout_s=DRAIN_S, lease_s=1.0, heartbeat_s=0.2))
-ONE_EACH = {"gateway-0", "scheduler-0", "prefill-0", "decode-0", "nats", "redis"}
-
-
-def plan(**fields: object) -> LaunchPlan:
-    return msgspec.structs.replace(LaunchPlan(port=0, command=COMMAND), **fields)
-
-
-@pytest.fixture
-def directory(tmp_path: Path) -> Iterator[Path]:
-    """A state directory; whatever a test leaves running in it is ended."""
-    yield tmp_path / "mesh"
-    try:
-        local.down(tmp_path / "mesh")
-    except local.MeshNotRunning:
-        return
-
-
-@pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The state directory of one mesh for the tests that leave it as they found it."""
-    directory = tmp_path_factory.mktemp("running") / "mesh"
-    local.up_detached(directory, plan(), CONFIG)
-    yield directory
-    local.down(directory)
-
-
-def identities(directory: Path) -> dict[str, ProcessIdentity]:
-    return {each.service_id: each for each in StateDirectory(directory).read_processes()}
-
-
-def wait_gone(processes: list[ProcessIdentity]) -> None:
-    for process in processes:
-        try:
-            handle = os.pidfd_open(process.pid)
-        except ProcessLookupError:
-            continue
-        try:
-            if is_alive(process):
-                ending = select.poll()
-                ending.register(handle, select.POLLIN)
-                assert ending.poll(1000 * WAIT_S), f"{process.service_id} still runs"
-        finally:
-            os.close(handle)
-
-
-def members(directory: Path) -> list[MemberRecord]:
-    config = load_config(directory / "mesh.toml", environment={})
-
-    async def read() -> list[MemberRecord]:
-        store = Store(config.mesh.redis_url, config.mesh.namespace)
-        try:
-            return await store.members()
-        finally:
-            await store.close()
-
-    return asyncio.run(read())
-
-
-def scale(directory: Path, *wishes: str, is_forced: bool = False) -> MeshStatus:
-    return asyncio.run(local.scale(directory, parse_wishes(wishes), is_forced=is_forced))
-
-
-def ids(status: MeshStatus) -> set[str]:
-    return {process.id for process in status.processes}
 
 
 def test_a_mesh_comes_up_is_seen_scaled_and_taken_down_without_leftovers(directory: Path) -> None:
@@ -175,7 +110,7 @@ def test_a_process_that_dies_is_started_again(running: Path) -> None:
         instance = next(each for each in status.instances if each.id == "prefill-0")
         return prefill.restarts == 1 and prefill.pid not in (None, before.pid) and instance.state == "ready"
 
-    _until(is_back)
+    until(is_back)
 
 
 def test_a_disk_that_takes_nothing_ends_no_mesh(directory: Path) -> None:
@@ -194,7 +129,7 @@ def test_a_disk_that_takes_nothing_ends_no_mesh(directory: Path) -> None:
 
     try:
         os.kill(before["prefill-0"].pid, signal.SIGKILL)
-        _until(is_back)
+        until(is_back)
         assert all(is_alive(each) for name, each in before.items() if name != "prefill-0")
         with pytest.raises(LauncherError, match=r"processes\.json there does not say which processes"):
             local.down(directory)
@@ -216,7 +151,7 @@ def test_a_nats_server_that_dies_is_started_again_at_its_address(running: Path) 
         metrics = urllib.request.urlopen(f"{url}/metrics", timeout=WAIT_S).read().decode()
         return "lamella_bus_reconnects_total 1.0" in metrics
 
-    _until(is_ready_again)
+    until(is_ready_again)
     now = identities(running)
     assert all(now[name] == each for name, each in services.items()), "no service had to start again"
 
@@ -256,151 +191,6 @@ def test_a_role_that_cannot_start_fails_the_launch_with_its_log(
     assert identities(directory) == {}
     with pytest.raises(LauncherError, match="this role is broken"):
         local.up(directory, plan(), CONFIG, print)
-
-
-def test_a_new_instance_that_cannot_start_fails_the_scaling_and_leaves_the_mesh(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("BROKEN_ROLE", "decode")
-    local.up_detached(directory, plan(prefill=2, decode=0), CONFIG)
-    with pytest.raises(LauncherError, match=r"(?s)decode-0 does not start:.*this role is broken"):
-        scale(directory, "decode=1", "prefill=1")
-    assert ids(local.status(directory)) == ONE_EACH - {"decode-0"} | {"prefill-1"}, "none was ended for it"
-
-
-def test_the_last_instance_of_a_phase_ends_only_by_force(running: Path) -> None:
-    """As it is flipped: every request would be refused from then on."""
-    with pytest.raises(LauncherError, match=r"no instance would be left that does decode.*--force"):
-        scale(running, "decode=0", "prefill=2")
-    assert ids(local.status(running)) == ONE_EACH
-    assert ids(scale(running, "decode=0", is_forced=True)) == ONE_EACH - {"decode-0"}
-    # Nobody loses what is missing already.
-    assert ids(scale(running, "decode=0")) == ONE_EACH - {"decode-0"}
-    assert ids(scale(running, "decode=1")) == ONE_EACH
-
-
-def test_counts_out_of_range_are_refused(directory: Path) -> None:
-    with pytest.raises(ConfigError, match=r"prefill = -1: must be 0\.\.64"):
-        local.up_detached(directory, plan(prefill=-1), CONFIG)
-    with pytest.raises(ConfigError, match="decode = 65"):
-        scale(directory, "decode=65")
-
-
-def test_two_operators_who_each_want_one_more_get_two_more(running: Path) -> None:
-    async def both() -> None:
-        wish = parse_wishes(["decode=+1"])
-        await asyncio.gather(local.scale(running, wish), local.scale(running, wish))
-
-    asyncio.run(both())
-    assert ids(local.status(running)) == ONE_EACH | {"decode-1", "decode-2"}
-    scale(running, "decode=1")
-
-
-def test_more_gateways_take_free_ports_and_the_first_and_its_port_stay(running: Path) -> None:
-    url = local.status(running).url
-    grown = scale(running, "gateway=2")
-    urls = {each.id: each.url for each in grown.processes if each.role == "gateway"}
-    assert urls["gateway-0"] == url
-    with urllib.request.urlopen(f"{urls['gateway-1']}/health/ready", timeout=WAIT_S) as response:
-        assert response.status == 200
-    with pytest.raises(LauncherError, match="gateway = 0: must be at least 1: nobody else takes requests"):
-        scale(running, "gateway=-2")
-    assert ids(scale(running, "gateway=1")) == ONE_EACH
-
-
-def test_a_process_that_is_drained_is_not_started_again(running: Path) -> None:
-    scale(running, "decode=2")
-    asyncio.run(local.drain(running, "decode-0"))
-    assert ids(local.status(running)) == ONE_EACH - {"decode-0"} | {"decode-1"}
-    for name, said in (("decode-0", "no process decode-0"), ("nats", "no process nats")):
-        with pytest.raises(LauncherError, match=f"{said} runs here that could be drained"):
-            asyncio.run(local.drain(running, name))
-    with pytest.raises(LauncherError, match="no instance would be left that does decode"):
-        asyncio.run(local.drain(running, "decode-1"))
-    with pytest.raises(LauncherError, match="scheduler = 0: must be at least 1"):
-        asyncio.run(local.drain(running, "scheduler-0"))
-    scale(running, "decode=2")
-    asyncio.run(local.drain(running, "decode-1"))
-    assert ids(local.status(running)) == ONE_EACH
-
-
-def test_one_that_is_drained_before_it_is_ready_fails_who_waits_for_it(running: Path) -> None:
-    async def both() -> None:
-        scaling = asyncio.create_task(local.scale(running, parse_wishes(["decode=2"])))
-        async with asyncio.timeout(WAIT_S):
-            while True:
-                with contextlib.suppress(LauncherError):
-                    await local.drain(running, "decode-1")
-                    break
-                await asyncio.sleep(0)
-        with pytest.raises(LauncherError, match="decode-1 was drained before it was ready"):
-            await scaling
-
-    asyncio.run(both())
-    assert ids(local.status(running)) == ONE_EACH
-
-
-def test_who_is_to_end_once_others_are_ready_is_not_counted_on_meanwhile(running: Path) -> None:
-    scale(running, "decode=2")
-
-    async def both() -> None:
-        scaling = asyncio.create_task(local.scale(running, parse_wishes(["prefill=2", "decode=1"])))
-        socket_file = StateDirectory(running).control_socket
-        async with asyncio.timeout(WAIT_S):
-            while True:
-                if "prefill-1" in ids(await control.send(socket_file, AskStatus(), WAIT_S)):
-                    break
-                await asyncio.sleep(0)
-        with pytest.raises(LauncherError, match="no instance would be left that does decode"):
-            await local.drain(running, "decode-0")
-        await scaling
-
-    asyncio.run(both())
-    assert ids(local.status(running)) == ONE_EACH | {"prefill-1"}
-    scale(running, "prefill=1")
-
-
-def test_wishes_over_the_bus_are_taken_up_or_refused_with_the_reason(running: Path) -> None:
-    asyncio.run(wish_over_the_bus(running))
-    assert ids(local.status(running)) == ONE_EACH
-
-
-async def wish_over_the_bus(running: Path) -> None:
-    mesh = load_config(running / "mesh.toml", environment={}).mesh
-    subjects = Subjects(mesh.namespace)
-    bus = Bus(mesh.nats_url, name="operator", subjects=subjects)
-    await bus.connect(WAIT_S)
-
-    async def wait_decode(names: set[str]) -> None:
-        async with asyncio.timeout(WAIT_S):
-            while True:
-                status = await control.send(StateDirectory(running).control_socket, AskStatus(), WAIT_S)
-                if {each.id for each in status.instances if each.role == "decode"} == names and all(
-                    each.state == "ready" for each in status.instances
-                ):
-                    return
-                await asyncio.sleep(0.1)
-
-    async def wish(subject: str, message: ScaleWish | DrainWish) -> None:
-        async with asyncio.timeout(WAIT_S):
-            while True:
-                # It begins to listen when the mesh is ready, which the command line hears at once.
-                with contextlib.suppress(NoResponder):
-                    await bus.call(subject, message, Acknowledged, WAIT_S)
-                    return
-                await asyncio.sleep(0.1)
-
-    try:
-        await wish(subjects.admin_scale(), ScaleWish("decode", 2))
-        await wait_decode({"decode-0", "decode-1"})
-        await wish(subjects.admin_drain(), DrainWish("decode-1"))
-        await wait_decode({"decode-0"})
-        with pytest.raises(InvalidRequest, match="gateway = 0: must be at least 1"):
-            await wish(subjects.admin_scale(), ScaleWish("gateway", 0))
-        with pytest.raises(InvalidRequest, match="no process nobody"):
-            await wish(subjects.admin_drain(), DrainWish("nobody"))
-    finally:
-        await bus.close()
 
 
 def test_given_servers_are_used_and_ids_cannot_meet_those_of_other_machines(
@@ -486,21 +276,6 @@ def test_a_pid_that_belongs_to_another_process_now_is_not_ended() -> None:
         other.wait()
         assert other.stdin is not None
         other.stdin.close()
-
-
-def _until(condition: object) -> None:
-    """Other processes cannot tell this one: it asks again, paced by a wait that is never met."""
-    assert callable(condition)
-    reader, writer = os.pipe()
-    try:
-        for _ in range(round(WAIT_S / 0.05)):
-            if condition():
-                return
-            select.select([reader], [], [], 0.05)
-    finally:
-        os.close(reader)
-        os.close(writer)
-    raise AssertionError(f"waited {WAIT_S} s")
 
 
 def test_a_directory_that_holds_something_else_is_left_as_it_is(tmp_path: Path) -> None:
