@@ -83,7 +83,17 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     away, ``slow_reader_timeout_s`` a client that takes nothing; ``keep_alive_comment_s`` of silence are
     bridged by an SSE comment. A sequence that breaks is continued at most ``max_continuations`` times in a
     row before it gets on. ``log_calls``: a line a call in the log, with ids, counts and times.
+
+    ``private_port`` is for operators (``/ui``, ``/api``): 0, or one that is taken, is a free one instead. It
+    listens at ``private_host`` only. ``admin_key_file`` holds the key that changes need, without it nobody
+    makes any; ``api_keys_file`` the SHA-256 of the keys of which everything on the public port but health
+    needs one, in hexadecimal digits, a line each. Without it that port is open.
     """
+
+    private_host: str = "127.0.0.1"
+    private_port: int = 0
+    admin_key_file: Path | None = None
+    api_keys_file: Path | None = None
 
     max_body_bytes: int = 1 << 20
     max_choices: int = 8

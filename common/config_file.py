@@ -32,6 +32,10 @@ ENVIRONMENT: dict[str, tuple[str, str]] = {
     "LAMELLA_PORT": ("service", "port"),
     "LAMELLA_ADVERTISE_HOST": ("service", "advertise_host"),
     "LAMELLA_VLLM_METRICS": ("service", "vllm_metrics"),
+    "LAMELLA_PRIVATE_HOST": ("gateway", "private_host"),
+    "LAMELLA_PRIVATE_PORT": ("gateway", "private_port"),
+    "LAMELLA_ADMIN_KEY_FILE": ("gateway", "admin_key_file"),
+    "LAMELLA_API_KEYS_FILE": ("gateway", "api_keys_file"),
     "LAMELLA_MODEL": ("model", "directory"),
     "LAMELLA_CACHE": ("model", "cache_directory"),
     "LAMELLA_DTYPE": ("model", "dtype"),
@@ -217,7 +221,7 @@ SHARES = (
     "roles.idle_share",
     "roles.loaded_share",
 )
-HOSTS = ("service.host", "service.advertise_host", "transfer.host")
+HOSTS = ("service.host", "service.advertise_host", "gateway.private_host", "transfer.host")
 NATS_SCHEMES = ("nats", "tls")
 REDIS_SCHEMES = ("redis", "rediss", "unix")
 
@@ -238,7 +242,13 @@ def check_config(config: Config) -> None:
 
     require("mesh.namespace", "must match [a-z0-9-]{1,64}", is_valid_id)
     require("service.service_id", "must match [a-z0-9-]{1,64}", lambda v: v is None or is_valid_id(v))
-    require("service.port", "must be 0..65535", lambda v: 0 <= v <= 65_535)
+    for key in ("service.port", "gateway.private_port"):
+        require(key, "must be 0..65535", lambda v: 0 <= v <= 65_535)
+    require(
+        "gateway.private_port",
+        f"must not be service.port = {config.service.port}: what is private is not for clients",
+        lambda v: v == 0 or v != config.service.port,
+    )
     for section, field in _floats(config):
         require(f"{section}.{field}", "must be a finite number", math.isfinite)
     for key in OVER_ZERO:

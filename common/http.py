@@ -14,6 +14,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
+from starlette.types import ASGIApp
 
 from common.errors import ConfigError
 
@@ -65,15 +66,13 @@ def service_app(health: Health, metrics: Collector) -> FastAPI:
     return app
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises ConfigError naming the address that cannot be used."""
+def bind(host: str, port: int, setting: str = "service.port") -> socket.socket:
+    """A listening socket. Raises ConfigError naming the setting and the address that cannot be used."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=BACKLOG)
     except OSError as exc:
-        raise ConfigError(
-            "service.port", f"{host}:{port}", f"cannot be listened on ({exc.strerror})"
-        ) from exc
+        raise ConfigError(setting, f"{host}:{port}", f"cannot be listened on ({exc.strerror})") from exc
 
 
 def port_of(listener: socket.socket) -> int:
@@ -84,7 +83,7 @@ def port_of(listener: socket.socket) -> int:
 class HttpServer(uvicorn.Server):
     """uvicorn on httptools, without its signal handling. ``is_listening`` is set once it accepts."""
 
-    def __init__(self, app: FastAPI, protocol: type[Protocol] | None) -> None:
+    def __init__(self, app: ASGIApp, protocol: type[Protocol] | None) -> None:
         super().__init__(
             uvicorn.Config(
                 app,

@@ -128,9 +128,10 @@ async def run_service(
     start: Start,
     protocol: type[asyncio.Protocol] | None = None,
     starting: ASGIApp | None = None,
+    guard: Callable[[ASGIApp], ASGIApp] | None = None,
 ) -> None:
     """Runs one service until SIGTERM or SIGINT. ``protocol`` replaces uvicorn's httptools protocol;
-    ``starting`` answers the paths that ``start`` has not added yet.
+    ``starting`` answers the paths that ``start`` has not added yet; ``guard`` is put before all of them.
 
     Raises ConfigError, BusUnavailable and whatever ``start`` raises, alone or in an ExceptionGroup.
     """
@@ -142,7 +143,7 @@ async def run_service(
     if starting is not None:
         process.app.router.default = starting
     stop, abort = listen_to_signals()
-    server = HttpServer(process.app, protocol)
+    server = HttpServer(process.app if guard is None else guard(process.app), protocol)
     async with process._tasks as tasks:
         http_task = tasks.create_task(server.serve([listener]))
         process.spawn(sample_loop_lag(process.registry))

@@ -60,8 +60,12 @@ class Subjects:
         return f"lamella.{self.namespace}.attention.{worker_id}.call"
 
     def gateway_events(self, gateway_id: GatewayId) -> str:
-        """TokenBatch, SequenceFailed and SequenceMoved, to one gateway."""
+        """TokenBatch, SequenceFailed, SequenceMoved and WorkDone, to one gateway."""
         return f"lamella.{self.namespace}.gateway.{gateway_id}.events"
+
+    def link_traffic(self) -> str:
+        """LinkTraffic, to whoever watches the mesh."""
+        return f"lamella.{self.namespace}.link-traffic"
 
     def trace_calls(self, service_id: str) -> str:
         """ReadClock, StartTrace and ReadTrace, to one service of any kind."""

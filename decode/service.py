@@ -46,6 +46,7 @@ from common.messages import (
     SampledToken,
     SequenceMoved,
     TokenBatch,
+    Work,
     error_reply,
 )
 from common.performance import STEP_FEATURES, FittedTime, step_features
@@ -58,6 +59,7 @@ from common.subjects import Subjects
 from common.timeline import timeline
 from common.timeline_events import DECIDE, PULL_KV
 from common.transfer.interface import SOCKET_GRACE_S
+from common.work_reports import WorkReports
 from decode import events
 from decode.engine import as_step, load_of, step_work
 from decode.homes import HOME_RETRY_S, Homes
@@ -94,7 +96,7 @@ class DecodeService:
     blocks.
 
     ``staggered`` computes the steps of several lanes; without it there is one, which ``engine`` computes.
-    ``passes``: what the instance learns of the engine's.
+    ``passes``: what the instance learns of the engine's; ``reports``: where it tells of what is done.
     """
 
     state: DecodeState
@@ -112,6 +114,7 @@ class DecodeService:
     spawn: Callable[[Coroutine[None, None, None]], None]
     on_change: Callable[[], None]
     passes: PassTimes
+    reports: WorkReports
     staggered: Staggered | None = None
     step_s: float | None = None
     _step_time: LinearFit = field(default_factory=lambda: LinearFit(len(STEP_FEATURES)))
@@ -303,7 +306,7 @@ class DecodeService:
             lost = ErrorReply(HandoverFailed.code, f"prefill instance {command.prefill_instance} is gone")
             await self._quarantine(command, pull, lost, command.prefill_instance)
         elif (error := call.exception()) is None:
-            self._take_portion(owner, call.result())
+            self._take_portion(command, call.result())
         elif isinstance(error, BusError | InternalError):
             log.warning("pull_failed", extra={"request": owner.request_id, "error": str(error)})
             reply = ErrorReply(HandoverFailed.code, f"the pull failed: {error}")
@@ -320,7 +323,18 @@ class DecodeService:
         else:
             raise error
 
-    def _take_portion(self, owner: BlockOwner, delivered: KVDelivered) -> None:
+    def _take_portion(self, command: events.PullSequence, delivered: KVDelivered) -> None:
+        owner, sequence = command.owner, self.state.sequences.get(command.owner)
+        if sequence is not None and delivered.kv_bytes:
+            work = Work(
+                owner.request_id,
+                owner.attempt,
+                "transfer",
+                delivered.transfer_s,
+                kv_bytes=delivered.kv_bytes,
+                peer=command.prefill_instance,
+            )
+            self.reports.tell([(sequence.task.request.gateway_id, work)])
         measured = (delivered.kv_bytes, delivered.transfer_s)
         if delivered.is_last:
             self.handle(events.PullFinished(owner, delivered.first_token, *measured))

@@ -162,6 +162,7 @@ class Attempts:
             self.notices.cancel_placement(request, placement)
             return
         placement = generation.place(placement)
+        generation.history.note_placed(time.monotonic(), placement.prefill_instance)
         generation.former = None
         if generation.is_over:
             # Its stop string overtook this placement.
@@ -204,6 +205,7 @@ class Attempts:
 
     def _note_continued(self, generation: Generation, cause: str) -> None:
         request = generation.request
+        generation.history.note_broken(time.monotonic(), cause)
         log.warning("sequence_continued", extra={"request": request.request_id, "cause": cause})
         generation.continued.append(SpanEvent("resume", time.monotonic(), {"lamella.cause": cause}))
         self.metrics.continuations.labels(cause).inc()

@@ -15,12 +15,29 @@ from common.errors import (
     NoInstanceReady,
     Overloaded,
     RequestError,
+    StoreError,
 )
 
 UNKNOWN_RETRY_S = 1.0
 """Of a 503 that names no time: somebody else will have taken over by then."""
 
+
+class Unauthorized(InvalidRequest):
+    """No key was sent, or a wrong one."""
+
+
+class Forbidden(InvalidRequest):
+    """No key would help."""
+
+
+class Refused(InvalidRequest):
+    """As things are it cannot be done, or would do harm."""
+
+
 STATUS: list[tuple[type[RequestError], int, str, str | None]] = [
+    (Unauthorized, 401, "invalid_request_error", "invalid_api_key"),
+    (Forbidden, 403, "invalid_request_error", "forbidden"),
+    (Refused, 409, "invalid_request_error", "refused"),
     (ContextLengthExceeded, 400, "invalid_request_error", "context_length_exceeded"),
     (InvalidRequest, 400, "invalid_request_error", None),
     (ModelNotFound, 404, "invalid_request_error", "model_not_found"),
@@ -79,10 +96,12 @@ def error_body(error: RequestError) -> bytes:
 
 
 def error_headers(error: RequestError) -> list[tuple[bytes, bytes]]:
-    """``retry-after`` where waiting helps, ``allow`` where another method does. A defect would only repeat
-    itself: clients are told not to try."""
+    """``retry-after`` where waiting helps, ``allow`` where another method does, or that a key is missing. A
+    defect would only repeat itself: clients are told not to try."""
     if isinstance(error, MethodNotAllowed):
         return [(b"allow", ", ".join(error.allowed).encode())]
+    if isinstance(error, Unauthorized):
+        return [(b"www-authenticate", b"Bearer")]
     if status_of(error) == 500:
         return [(b"x-should-retry", b"false")]
     wait_s = error.retry_after_s
@@ -99,3 +118,8 @@ def error_headers(error: RequestError) -> list[tuple[bytes, bytes]]:
 def from_bus(error: BusError) -> RequestError:
     """The control plane did not answer. What was asked may have begun; the caller has told it to end."""
     return NoInstanceReady(f"the mesh does not answer: {error}", retry_after_s=1.0)
+
+
+def from_store(error: StoreError) -> RequestError:
+    """Who is there cannot be told."""
+    return NoInstanceReady(f"the mesh's members cannot be read: {error}", retry_after_s=1.0)

@@ -25,6 +25,7 @@ from common.messages import (
 )
 from common.model.tokens import Detokenizer
 from common.spans import SpanEvent
+from gateway.history import History
 from gateway.stop_strings import StopStrings
 
 Verdict = Literal["taken", "stale", "gap"]
@@ -78,8 +79,12 @@ class Generation:
     attempt_tokens: int = 0
     first_token_s: float | None = None
     last_token_s: float | None = None
+    history: History = field(init=False)
     _texts: list[str] = field(default_factory=list)
     _tokens: list[SampledToken] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.history = History(self.arrived_s)
 
     @property
     def is_over(self) -> bool:
@@ -178,4 +183,5 @@ class Generation:
         self.request = msgspec.structs.replace(
             self.request, output_ids=tuple(self.output_ids), attempt=self.request.attempt + 1
         )
+        self.history.attempt = self.request.attempt
         return self.request

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from common.bus import Bus
 from common.config import Config
 from common.errors import InternalError, NoInstanceReady, RequestError
-from common.ids import GatewayId, RequestId
+from common.ids import GatewayId, InstanceId, RequestId
 from common.messages import (
     Announcement,
     GatewayEvent,
@@ -24,6 +24,7 @@ from common.messages import (
     SequenceMoved,
     TokenBatch,
     TokenEvent,
+    WorkDone,
     as_request_error,
 )
 from common.subjects import Subjects
@@ -34,13 +35,14 @@ from gateway.generation import Generation
 from gateway.judge import Judge
 from gateway.metrics import GatewayMetrics
 from gateway.notices import Notices
+from gateway.request_views import RequestLog
 
 log = logging.getLogger("lamella.gateway")
 
 
 @dataclass(slots=True)
 class Journal:
-    """``spawn`` starts a task in the process's task group."""
+    """``spawn`` starts a task in the process's task group. ``tokens``: taken in so far, of all choices."""
 
     gateway_id: GatewayId
     config: Config
@@ -49,13 +51,16 @@ class Journal:
     metrics: GatewayMetrics
     spawn: Callable[[Coroutine[None, None, None]], None]
     open: dict[RequestId, Generation] = field(default_factory=dict)
+    tokens: int = 0
     judge: Judge = field(init=False)
+    requests: RequestLog = field(init=False)
     _notices: Notices = field(init=False)
     _attempts: Attempts = field(init=False)
     _empty: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
         self.judge = Judge(self.config, self.metrics)
+        self.requests = RequestLog(self.open)
         self._notices = Notices(self.bus, self.subjects)
         self._attempts = Attempts(
             self.config, self.bus, self.subjects, self._notices, self.metrics, self.open, self.spawn
@@ -67,6 +72,7 @@ class Journal:
         """Opens the entry and places it. Raises the refusal; the entry is then closed again."""
         self.open[generation.request.request_id] = generation
         timeline.mark(RECEIVED, generation.request.request_id)
+        self.requests.note_change()
         self._note_size()
         try:
             await self._attempts.start(generation)
@@ -105,6 +111,8 @@ class Journal:
                 self._take_failure(message)
             case SequenceMoved():
                 self._take_move(message)
+            case WorkDone():
+                self._take_work(message)
             case InstanceGone():
                 self._attempts.take_instance_gone(message)
             case SchedulerGone():
@@ -125,19 +133,24 @@ class Journal:
                     self._notices.cancel_at(batch.instance_id, event.request_id, event.attempt)
                 continue
             try:
-                taken += self._take_token(generation, event, now)
+                taken += self._take_token(generation, event, now, batch.instance_id)
             except Exception:
                 # One sequence's defect must not cost the others their tokens.
                 log.exception("token_failed", extra={"request": event.request_id})
                 generation.fail(InternalError("internal error"))
+        self.tokens += taken
         self.metrics.generation_tokens.inc(taken)
         if began_ns:
             ids = " ".join(event.request_id for event in batch.tokens)
             timeline.end(began_ns, TAKE_TOKENS, taken, requests=ids, peer=batch.instance_id)
 
-    def _take_token(self, generation: Generation, event: TokenEvent, now: float) -> bool:
+    def _take_token(
+        self, generation: Generation, event: TokenEvent, now: float, instance_id: InstanceId
+    ) -> bool:
         verdict = generation.take(event)
         if verdict == "taken":
+            if generation.history.note_token(now, instance_id):
+                self.requests.note_change()
             self.judge.note_token(generation, now)
             if generation.is_over:
                 self._take_end(generation, event)
@@ -157,6 +170,13 @@ class Journal:
             # A stop string: only the gateway knows of it.
             self._notices.cancel_attempt(generation)
         self._notices.tell_schedulers(generation)
+
+    def _take_work(self, message: WorkDone) -> None:
+        now = time.monotonic()
+        for work in message.work:
+            generation = self.open.get(work.request_id)
+            if generation is not None:
+                generation.history.note_work(now, message.instance_id, work)
 
     def _take_failure(self, message: SequenceFailed) -> None:
         generation = self.open.get(message.request_id)
@@ -181,6 +201,7 @@ class Journal:
     def _close(self, generation: Generation, *, is_refused: bool = False) -> None:
         self.open.pop(generation.request.request_id, None)
         self.judge.judge(generation, is_refused)
+        self.requests.end(generation, time.monotonic(), is_refused=is_refused)
         timeline.mark(FINISHED, generation.request.request_id)
         self._note_size()
 

@@ -2,11 +2,14 @@
 
 import asyncio
 import gc
+import logging
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+import msgspec
 import orjson
 from starlette.routing import Route
 
@@ -19,6 +22,7 @@ from common.service import Running, ServiceProcess, run_service
 from common.service_classes import service_classes_of
 from common.spec import read_spec, served_context_length
 from common.telemetry import export_model
+from gateway.access import KeyGuard, Keys, read_admin_key, read_api_keys
 from gateway.app import Endpoint, GatewayApp
 from gateway.calls import CallFactory
 from gateway.errors import error_body, error_headers, status_of
@@ -26,7 +30,13 @@ from gateway.exchange import Exchange, Receive, Scope, Send, new_exchange
 from gateway.journal import Journal
 from gateway.metrics import GatewayMetrics
 from gateway.outages import Outages
+from gateway.private.admin import Admin
+from gateway.private.mesh_watch import MeshWatch
+from gateway.private.operator_view import OperatorView
+from gateway.private.server import PrivateServer, private_server
 from gateway.protocol import guarded_protocol
+
+log = logging.getLogger("lamella.gateway")
 
 READ = ("GET", "HEAD")
 STARTING_RETRY_S = 1.0
@@ -35,13 +45,16 @@ GARBAGE_THRESHOLD = 50_000
 
 
 async def run_gateway(config: Config, model_directory: Path) -> None:
-    """Runs one gateway until it is told to stop. Raises ModelError for an unreadable tokenizer."""
+    """Runs one gateway until it is told to stop. Raises ModelError for an unreadable tokenizer, ConfigError
+    for keys that cannot be read or a port that cannot be listened on."""
 
     async def start(process: ServiceProcess) -> Running:
         return await _start(process, model_directory)
 
     protocol = guarded_protocol(config.gateway.header_timeout_s, config.gateway.body_timeout_s)
-    await run_service(config, "gateway", start, protocol, _refuse_while_starting)
+    keys = _api_keys(config)
+    guard = None if keys is None else partial(KeyGuard, keys=keys)
+    await run_service(config, "gateway", start, protocol, _refuse_while_starting, guard)
 
 
 async def _refuse_while_starting(scope: Scope, receive: Receive, send: Send) -> None:
@@ -86,6 +99,8 @@ async def _start(process: ServiceProcess, model_directory: Path) -> Running:
     process.app.router.routes.extend(routes(gateway))
     process.app.router.default = Endpoint(gateway, gateway.not_found, ())
     process.spawn(gateway.watch_calls())
+    private = _private_server(process, gateway)
+    process.spawn(private.run())
     _collect_seldom()
 
     async def drain(timeout_s: float) -> None:
@@ -98,9 +113,32 @@ async def _start(process: ServiceProcess, model_directory: Path) -> Running:
             await gateway.wait_quiet()
 
     async def close() -> None:
+        await private.close()
         threads.shutdown(wait=False, cancel_futures=True)
 
-    return Running(process.record("gateway"), drain, close)
+    record = msgspec.structs.replace(process.record("gateway"), private_url=private.url)
+    return Running(record, drain, close)
+
+
+def _private_server(process: ServiceProcess, gateway: GatewayApp) -> PrivateServer:
+    """Raises ConfigError."""
+    config = process.config
+    watch = MeshWatch(process.service_id, gateway.factory.model_name, config, process.store, process.subjects)
+    view = OperatorView(gateway.journal, watch, process.store, config.gateway.slow_reader_timeout_s)
+    file = config.gateway.admin_key_file
+    keys = None if file is None else read_admin_key(file)
+    admin = Admin(process.bus, process.store, process.subjects, config.mesh, keys)
+    host = config.service.advertise_host
+    private = private_server(gateway, view, admin, process.registry, routes(gateway), _api_keys(config), host)
+    process.spawn(watch.run())
+    process.spawn(view.count_tokens())
+    log.info("private_listening", extra={"url": private.url})
+    return private
+
+
+def _api_keys(config: Config) -> Keys | None:
+    file = config.gateway.api_keys_file
+    return None if file is None else read_api_keys(file)
 
 
 def _collect_seldom() -> None:

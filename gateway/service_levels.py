@@ -66,10 +66,19 @@ class ServiceLevels:
         self._ended.append(ended)
         self._forget(ended.at_s)
 
+    def window_s(self, now: float) -> float:
+        """Over which it can tell."""
+        return min(WINDOW_S, max(1.0, now - self.since_s))
+
+    def recent(self, now: float) -> list[Ended]:
+        """The requests of the last minute."""
+        self._forget(now)
+        return list(self._ended)
+
     def read(self, now: float) -> list[ServiceLevel]:
         """Every class, also those of which no request came."""
         self._forget(now)
-        window_s = min(WINDOW_S, max(1.0, now - self.since_s))
+        window_s = self.window_s(now)
         return [self._level(service_class, window_s) for service_class in self.objectives]
 
     def _level(self, service_class: str, window_s: float) -> ServiceLevel:

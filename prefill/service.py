@@ -6,7 +6,7 @@ end before the next one, so the state needs no lock.
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 
 import msgspec
@@ -42,6 +42,7 @@ from common.messages import (
     PullKV,
     TokenBatch,
     TokenEvent,
+    Work,
     as_request_error,
     error_reply,
 )
@@ -55,6 +56,7 @@ from common.steps import LayerReports
 from common.subjects import Subjects
 from common.timeline import timeline
 from common.timeline_events import DECIDE, OFFER_SEQUENCE, TRANSFER_KV
+from common.work_reports import WorkReports
 from prefill import events
 from prefill.engine import chunk_work
 from prefill.sequence import ROOM
@@ -69,7 +71,7 @@ log = logging.getLogger("lamella.prefill")
 class PrefillService:
     """``spawn`` starts a task in the process's task group; ``on_change`` asks for a load report;
     ``keep_here`` gives a sequence that is to be decoded here to the decode room, at once. ``passes``: what
-    the instance learns of the engine's."""
+    the instance learns of the engine's; ``reports``: where it tells of what is done."""
 
     state: PrefillState
     engine: SharedEngine
@@ -82,6 +84,7 @@ class PrefillService:
     on_change: Callable[[], None]
     keep_here: Callable[[events.KeepHere], None]
     passes: PassTimes
+    reports: WorkReports
     speed: PrefillSpeed = field(init=False)
     _pulls: dict[tuple[BlockOwner, int], asyncio.Future[KVDelivered]] = field(default_factory=dict)
     _room_spans: RoomSpans = field(default_factory=lambda: RoomSpans(ROOM))
@@ -222,6 +225,8 @@ class PrefillService:
             return
         self.speed.observe(slices, computed.elapsed_s, is_alone=computed.is_alone)
         self.metrics.observe_chunk(sum(piece.tokens for piece in slices), computed.elapsed_s)
+        # Before the token that the chunk may end with.
+        self.reports.tell(_work_of(slices, computed.elapsed_s))
         self._handle(events.ChunkFinished(computed.tokens))
 
     @property
@@ -285,6 +290,7 @@ class PrefillService:
             "lamella.transfer.to": command.pull.decode_instance,
         }
         spans.record("kv.transfer", traceparent, started_s, facts, loop.time())
+        self.reports.note_sent(command.pull.decode_instance, nbytes)
         first, last = command.spans[0], command.spans[-1]
         timeline.end(
             began_ns,
@@ -307,6 +313,13 @@ class PrefillService:
 
     def _publish(self, gateway_id: GatewayId, event: GatewayEvent) -> None:
         publish_surely(self.bus, self.subjects.gateway_events(gateway_id), event, self.spawn)
+
+
+def _work_of(slices: tuple[events.ChunkSlice, ...], elapsed_s: float) -> Iterator[tuple[GatewayId, Work]]:
+    for piece in slices:
+        owner = piece.owner
+        work = Work(owner.request_id, owner.attempt, "prefill", elapsed_s, tokens=piece.tokens)
+        yield piece.request.gateway_id, work
 
 
 def _as_handover_error(exc: RequestError | BusError, asked: str) -> ErrorReply:

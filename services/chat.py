@@ -19,12 +19,15 @@ class ChatError(LamellaError):
 
 @dataclass(frozen=True, slots=True)
 class ChatOptions:
+    """``api_key``: for a server that wants one."""
+
     url: str
     model: str = "default"
     system: str | None = None
     max_tokens: int | None = None
     temperature: float | None = None
     seed: int | None = None
+    api_key: str | None = None
 
 
 @dataclass(slots=True)
@@ -56,8 +59,9 @@ async def _stream(
         if (value := getattr(options, name)) is not None:
             body[name] = value
     url = parse_url(options.url).base_url + "/v1/chat/completions"
+    headers = {} if options.api_key is None else {"authorization": f"Bearer {options.api_key}"}
     try:
-        async with session.post(url, json=body) as response:
+        async with session.post(url, json=body, headers=headers) as response:
             if response.status != 200:
                 raise ChatError(_error_text(await response.text(), response.status))
             if response.content_type != "text/event-stream":

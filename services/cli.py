@@ -7,6 +7,7 @@ loads torch.
 import asyncio
 import errno
 import gc
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -137,7 +138,8 @@ def chat(
     from services.chat import chat as converse
     from services.launcher.local import local_url
 
-    options = ChatOptions(url or local_url(state_dir), model, system, max_tokens, temperature, seed)
+    api_key = os.environ.get("OPENAI_API_KEY")
+    options = ChatOptions(url or local_url(state_dir), model, system, max_tokens, temperature, seed, api_key)
     asyncio.run(converse(options, question, Console()))
 
 

@@ -14,18 +14,12 @@ from rich.console import Console
 
 from common.config import MeshConfig
 from common.errors import LauncherError
+from common.flips import why_not_flip
 from common.ids import InstanceId
-from common.messages import (
-    FlipProgress,
-    FlipRole,
-    InstanceRecord,
-    MemberRecord,
-    Role,
-)
+from common.messages import FlipProgress, FlipRole, MemberRecord, Role
 from common.subjects import Subjects
 from services.launcher.state_directory import DEFAULT_STATE_DIRECTORY
 from services.members import members_of
-from services.phases import lost_phases
 from services.tracing.command import mesh_of
 
 CONNECT_TIMEOUT_S = 5.0
@@ -87,17 +81,6 @@ async def flip_instance(mesh: MeshConfig, name: str, role: Role, *, force: bool)
 
 def check_flip(members: list[MemberRecord], name: str, role: Role, *, force: bool) -> None:
     """Raises FlipRefused."""
-    instances = [each for each in members if isinstance(each, InstanceRecord)]
-    found = [each for each in instances if each.instance_id == name]
-    if not found:
-        known = ", ".join(sorted(each.instance_id for each in instances)) or "none"
-        raise FlipRefused(f"there is no instance {name}; registered: {known}")
-    former = found[0].role
-    if former == role and found[0].home in (None, role):
-        raise FlipRefused(f"{name} is a {role} instance already")
-    others = [each.role for each in instances if each.instance_id != name]
-    for phase in lost_phases([former, *others], [role, *others]):
-        if not force:
-            raise FlipRefused(
-                f"{name} is the last {phase} instance: without one no request is served; --force flips it"
-            )
+    reason = why_not_flip(members, name, role, force=force)
+    if reason is not None:
+        raise FlipRefused(reason)

@@ -23,8 +23,16 @@ def read_service_levels(mesh: MeshConfig) -> list[ServiceLevel]:
         members = asyncio.run(members_of(mesh))
     except StoreError:
         return []
-    urls = [each.http_url for each in members if isinstance(each, ServiceRecord) and each.kind == "gateway"]
-    return add_up(level for url in urls for level in _ask(f"{url}/service-levels"))
+    gateways = [each for each in members if isinstance(each, ServiceRecord) and each.kind == "gateway"]
+    return add_up(level for each in gateways for level in _levels_of(each))
+
+
+def _levels_of(gateway: ServiceRecord) -> list[ServiceLevel]:
+    """Where the public port wants a key, by the private one, if that can be reached from here."""
+    levels = _ask(f"{gateway.http_url}/service-levels")
+    if not levels and gateway.private_url is not None:
+        levels = _ask(f"{gateway.private_url}/service-levels")
+    return levels
 
 
 def _ask(url: str) -> list[ServiceLevel]:

@@ -150,14 +150,25 @@ def decisions() -> list[Path]:
             "regret.py",
         )
     ]
-    parts += [REPOSITORY / "gateway" / name for name in ("service_levels.py", "losses.py")]
+    parts += [
+        REPOSITORY / "gateway" / name
+        for name in (
+            "service_levels.py",
+            "losses.py",
+            "history.py",
+            "private/latency_view.py",
+            "private/mesh_view.py",
+        )
+    ]
     policies = list((REPOSITORY / "scheduler" / "policy").glob("*.py"))
     names = (
         "attempts.py",
         "epochs.py",
+        "flips.py",
         "lifecycle.py",
         "latency.py",
         "performance.py",
+        "phases.py",
         "lengths.py",
         "predictions.py",
         "room_mates.py",

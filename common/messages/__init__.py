@@ -40,7 +40,7 @@ instances and attention workers say to each other is in ``common.messages.attent
 are their own members' alone, and imported from there.
 
 Reading order: requests, replies, roles, members; then a request's walk by placement, tasks, hand_over and
-streams; lengths and load beside it; an operator's wishes (admin) and addressees at last.
+streams; lengths, load and work beside it; an operator's wishes (admin) and addressees at last.
 """
 
 from common.messages.addressees import (
@@ -73,6 +73,7 @@ from common.messages.requests import FinishReason, GenerationRequest, SampledTok
 from common.messages.roles import FlipProgress, FlipRole, Phase, Role, has_phase
 from common.messages.streams import SequenceFailed, SequenceMoved, TokenBatch, TokenEvent
 from common.messages.tasks import CancelRequest, DecodeTask, HostProcess, PrefillTask, ResumeTask
+from common.messages.work import LinkTraffic, Work, WorkDone, WorkKind
 
 __all__ = [
     "Acknowledged",
@@ -99,6 +100,7 @@ __all__ = [
     "LeaderAnnounced",
     "LeaveSequence",
     "LengthPredicted",
+    "LinkTraffic",
     "LoadReport",
     "MemberRecord",
     "MovableSequence",
@@ -129,6 +131,9 @@ __all__ = [
     "SubmitRequest",
     "TokenBatch",
     "TokenEvent",
+    "Work",
+    "WorkDone",
+    "WorkKind",
     "as_request_error",
     "error_reply",
     "has_phase",

@@ -9,6 +9,7 @@ from common.messages.placement import PlaceMoved, RequestEnded, SubmitRequest
 from common.messages.roles import FlipRole
 from common.messages.streams import SequenceFailed, SequenceMoved, TokenBatch
 from common.messages.tasks import CancelRequest, DecodeTask, PrefillTask, ResumeTask
+from common.messages.work import WorkDone
 
 InstanceCall = PrefillTask | DecodeTask | ResumeTask | PullKV | FlipRole
 InstanceEvent = (
@@ -22,4 +23,4 @@ InstanceEvent = (
 )
 SchedulerCall = SubmitRequest | PlaceMoved
 SchedulerEvent = RequestEnded | LoadReport
-GatewayEvent = TokenBatch | SequenceFailed | SequenceMoved
+GatewayEvent = TokenBatch | SequenceFailed | SequenceMoved | WorkDone

@@ -44,7 +44,8 @@ class InstanceRecord(msgspec.Struct, frozen=True, tag="instance", kw_only=True):
 
 
 class ServiceRecord(msgspec.Struct, frozen=True, tag="service", kw_only=True):
-    """What a gateway or scheduler writes into the store under its lease."""
+    """What a gateway or scheduler writes into the store under its lease. ``private_url``: a gateway's, for
+    operators."""
 
     service_id: str
     incarnation: Incarnation
@@ -52,6 +53,7 @@ class ServiceRecord(msgspec.Struct, frozen=True, tag="service", kw_only=True):
     host: str
     pid: int
     http_url: str
+    private_url: str | None = None
 
 
 MemberRecord = InstanceRecord | ServiceRecord

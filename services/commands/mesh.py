@@ -8,9 +8,9 @@ from rich.console import Console
 from rich.table import Table
 
 from common.errors import LauncherError
+from common.phases import missing_phases
 from services.commands.options import StateOption, messages
 from services.launcher.state_directory import DEFAULT_STATE_DIRECTORY
-from services.phases import missing_phases
 
 if TYPE_CHECKING:
     from common.scaling import DesiredCounts

@@ -201,10 +201,11 @@ def _prepare(config: Config) -> None:
 
 
 def _say_ready(mesh: "MeshStatus") -> None:
-    """One line with the URL, one to try, and what is missing for it to serve."""
+    """The URL, one to try, one for who operates it, and what is missing for it to serve."""
     example = (
         f"curl {mesh.url}/v1/chat/completions -H 'content-type: application/json' -d "
         '\'{"model": "default", "messages": [{"role": "user", "content": "Hello!"}]}\''
     )
-    print(f"lamella is ready at {mesh.url}\n  {example}", flush=True)
+    page = f"the page is at {mesh.private_url}/ui/, its admin key in {mesh.admin_key_file}"
+    print(f"lamella is ready at {mesh.url}\n  {example}\n  {page}", flush=True)
     warn_missing(mesh)

@@ -48,6 +48,7 @@ from common.timeline import timeline
 from common.timeline_events import KV_BLOCKS, QUEUES, RUNNING
 from common.transfer.buffers import host_identity
 from common.transfer.endpoint import TransferEndpoint
+from common.work_reports import WorkReports
 from decode.events import HandOn, SequenceStayed
 from decode.homes import Homes
 from decode.inheritance import Inheritance
@@ -271,6 +272,7 @@ def build_instance(
     kv = KVEndpoint(transfer, engine.layout, engine.total_blocks, remote)
     settings = config.instance
     reporter, shared = LoadReporter(settings.report_interval_s), SharedBlocks(blocks)
+    reports = WorkReports(instance_id, bus, subjects)
 
     passes = PassTimes()
     shared_engine = SharedEngine(
@@ -317,6 +319,7 @@ def build_instance(
         on_change=note_prefill,
         keep_here=lambda command: decode.take_over(SequenceStayed(command.held_by, command.task)),
         passes=passes,
+        reports=reports,
     )
     call_timeout_s = config.mesh.call_timeout_s
     tier = engine.host_tier if engine.total_blocks else None
@@ -355,6 +358,7 @@ def build_instance(
         spawn=spawn,
         on_change=note_decode,
         passes=passes,
+        reports=reports,
         staggered=staggered,
     )
     return Instance(

@@ -68,6 +68,7 @@ async def _start(process: ServiceProcess) -> Running:
     count("host_kv_blocks", "Blocks of the host tier that are held.", lambda: swapping.host.used_blocks)
     count("transfers_open", "Transfers that have not settled.", lambda: transfer.outstanding)
     process.spawn(instance.reporter.run(instance.publish_load))
+    process.spawn(instance.prefill.reports.run())
 
     async def close() -> None:
         if leave_workers is not None:

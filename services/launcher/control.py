@@ -73,7 +73,8 @@ class LeaderStatus(msgspec.Struct, frozen=True):
 
 
 class MeshStatus(msgspec.Struct, frozen=True, tag="mesh"):
-    """A local mesh as its supervisor sees it. ``url`` is None until the gateway is known. ``service_levels``:
+    """A local mesh as its supervisor sees it. ``url`` is None until the gateway is known, and so is
+    ``private_url``, where operators look; ``admin_key_file`` has the key to change it by. ``service_levels``:
     of the last minute, which the command line asks the gateways for. ``leader`` is None between two of them,
     and where the store is away. ``plan``: its latest for the number of workers, where it makes any.
     ``changes``: what the command that this answers has changed."""
@@ -86,6 +87,8 @@ class MeshStatus(msgspec.Struct, frozen=True, tag="mesh"):
     leader: LeaderStatus | None = None
     plan: DesiredCounts | None = None
     changes: list[RoleChange] = []
+    private_url: str | None = None
+    admin_key_file: str | None = None
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):

@@ -19,6 +19,7 @@ MAX_INSTANCES = 64
 """Of one role on one machine; a typing error should not start a thousand processes."""
 STOP_GRACE_S = 10.0
 """Beyond the drain, before a service is killed."""
+MAX_PORT = 65_535
 ROLES: tuple[Role, ...] = ("prefill", "decode", "mixed")
 SCALED_ROLES: tuple[ScaledRole, ...] = get_args(ScaledRole)
 INDISPENSABLE: Mapping[ScaledRole, str] = {"gateway": "takes requests", "scheduler": "places requests"}
@@ -102,10 +103,14 @@ def check_plan(plan: LaunchPlan, config: Config) -> None:
 
 
 def configured(config: Config, plan: LaunchPlan) -> Config:
-    """The settings of the mesh's services, as far as the plan decides them."""
+    """The settings of the mesh's services, as far as the plan decides them. The private port is the next one
+    after the gateway's, if nobody says another."""
+    replace = msgspec.structs.replace
+    if plan.port and not config.gateway.private_port:
+        private_port = (plan.port + 1) % (MAX_PORT + 1)
+        config = replace(config, gateway=replace(config.gateway, private_port=private_port))
     if not plan.attention:
         return config
-    replace = msgspec.structs.replace
     # Their memory is shared out at the start, also to instances that may be added.
     most = config.scaling.max_decode if config.scaling.policy == "on" else 1
     return replace(

@@ -25,12 +25,15 @@ async def until(check: Callable[[], Awaitable[bool]], what: str) -> None:
         raise LauncherError(f"waited {READY_TIMEOUT_S} s for {what}") from None
 
 
-async def fetch(url: str, body: bytes | None = None, timeout_s: float = PROBE_TIMEOUT_S) -> tuple[int, bytes]:
-    """Status and body of a GET, or of a POST of JSON; status 0 when nobody answers in time."""
+async def fetch(
+    url: str, body: bytes | None = None, timeout_s: float = PROBE_TIMEOUT_S, key: str | None = None
+) -> tuple[int, bytes]:
+    """Status and body of a GET, or of a POST of JSON, with that key; status 0 when nobody answers in time."""
     parts = urlsplit(url)
     lines = [f"{'GET' if body is None else 'POST'} {parts.path} HTTP/1.1", f"Host: {parts.netloc}"]
     lines += ["Content-Type: application/json", f"Content-Length: {len(body or b'')}", "Connection: close"]
     lines.append(f"{PROBE_HEADER}: 1")
+    lines += [] if key is None else [f"Authorization: Bearer {key}"]
     try:
         async with asyncio.timeout(timeout_s):
             reader, writer = await asyncio.open_connection(parts.hostname, parts.port)

@@ -5,6 +5,7 @@
     lamella-state    says that `up` made the directory
     lock             held (flock) by the supervisor as long as it lives
     mesh.toml        the configuration of every service (0600: it holds the servers' passwords)
+    admin-key        what the gateway's private port wants to see before it changes anything (0600)
     plan.json        how many of each role, and which servers were given
     processes.json   every process with its start time, so that a reused pid is never signalled
     control.sock     where the supervisor answers (or a short path in the temporary directory)
@@ -56,6 +57,10 @@ class StateDirectory:
     @property
     def config_file(self) -> Path:
         return self.path / "mesh.toml"
+
+    @property
+    def admin_key_file(self) -> Path:
+        return self.path / "admin-key"
 
     @property
     def plan_file(self) -> Path:
@@ -112,7 +117,13 @@ class StateDirectory:
         """Removes what ``up`` made, except the logs and the lock. Nothing where ``up`` never was."""
         if not self.marker.exists():
             return
-        names = (self.config_file, self.plan_file, self.processes_file, self.control_socket)
+        names = (
+            self.config_file,
+            self.admin_key_file,
+            self.plan_file,
+            self.processes_file,
+            self.control_socket,
+        )
         for file in (*names, self.path / "nats.conf", self.path / "redis.conf"):
             file.unlink(missing_ok=True)
         if self.control_socket.parent != self.path:

@@ -74,6 +74,7 @@ async def _supervise_locked(
         redis_url = servers[-1].url
     mesh = msgspec.structs.replace(config.mesh, nats_url=nats_url, redis_url=redis_url)
     config = configured(msgspec.structs.replace(config, mesh=mesh), plan)
+    config = _with_admin_key(config, state)
     write_private(state.config_file, to_toml(config).encode())
     stop, abort = listen_to_signals()
     async with asyncio.TaskGroup() as tasks:
@@ -95,6 +96,15 @@ async def _supervise_locked(
                 await cancel_and_wait(launch)
                 await supervisor.stop(STOP_GRACE_S)
                 killer.cancel()
+
+
+def _with_admin_key(config: Config, state: StateDirectory) -> Config:
+    """Whoever may read the state directory may change the mesh: the key is made where none was given."""
+    if config.gateway.admin_key_file is not None:
+        return config
+    write_private(state.admin_key_file, secrets.token_urlsafe(32).encode() + b"\n")
+    gateway = msgspec.structs.replace(config.gateway, admin_key_file=state.admin_key_file)
+    return msgspec.structs.replace(config, gateway=gateway)
 
 
 async def _wait_store(store: Store) -> None:

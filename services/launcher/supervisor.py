@@ -17,7 +17,8 @@ import msgspec
 from common.config import Config
 from common.config_file import to_toml
 from common.errors import LauncherError, StoreError
-from common.messages import InstanceRecord, MemberRecord
+from common.messages import InstanceRecord, MemberRecord, ServiceRecord
+from common.phases import lost_phases
 from common.scaling import DesiredCounts, ScaledRole
 from common.store import Store
 from services.launcher import control, embedded
@@ -38,7 +39,6 @@ from services.launcher.state_directory import (
     write_private,
 )
 from services.launcher.wishes import RoleChange, Wishes, check_possible, check_wishes
-from services.phases import lost_phases
 
 log = logging.getLogger("lamella.supervisor")
 
@@ -235,7 +235,14 @@ class Supervisor:
         leader = None if self.is_stopping else await self._leader()
         plan = None if self.is_stopping else await self._latest_plan()
         return control.MeshStatus(
-            state, self.url, list(instances.values()), processes, leader=leader, plan=plan
+            state,
+            self.url,
+            list(instances.values()),
+            processes,
+            leader=leader,
+            plan=plan,
+            private_url=_private_url(records),
+            admin_key_file=str(self.config.gateway.admin_key_file),
         )
 
     async def _latest_plan(self) -> DesiredCounts | None:
@@ -385,10 +392,15 @@ class Supervisor:
         plan = self.plan
         if self.url is None or not (plan.mixed or (plan.prefill and plan.decode)):
             return
-        url = f"{self.url}/v1/completions"
+        url, key = f"{self.url}/v1/completions", None
+        gateway = self.config.gateway
+        if gateway.api_keys_file is not None and gateway.admin_key_file is not None:
+            # Of API keys only the digests are known here; on the private port the admin key does, too.
+            url = f"{_private_url(await self._records())}/v1/completions"
+            key = gateway.admin_key_file.expanduser().read_text(encoding="utf-8").strip()
 
         async def is_served() -> bool:
-            status, body = await fetch(url, FIRST_REQUEST, FIRST_REQUEST_TIMEOUT_S)
+            status, body = await fetch(url, FIRST_REQUEST, FIRST_REQUEST_TIMEOUT_S, key)
             if status not in (0, 200, 503):
                 raise LauncherError(
                     f"{url} answered a first request with {status}: {body[:MAX_ERROR_BODY]!r}"
@@ -403,6 +415,13 @@ class Supervisor:
         if not urls:
             raise LauncherError(f"the {role}'s record is gone from the store")
         return urls
+
+
+def _private_url(records: Mapping[str, MemberRecord]) -> str | None:
+    """The first gateway's, where it is now: a port that was taken is another one after it has begun anew."""
+    services = [records[name] for name in sorted(records)]
+    urls = [each.private_url for each in services if isinstance(each, ServiceRecord)]
+    return next(filter(None, urls), None)
 
 
 def _instances_known(metrics: bytes) -> float:

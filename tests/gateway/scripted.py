@@ -32,6 +32,9 @@ from common.messages import (
     SubmitRequest,
     TokenBatch,
     TokenEvent,
+    Work,
+    WorkDone,
+    WorkKind,
     error_reply,
 )
 from common.subjects import Subjects
@@ -114,6 +117,12 @@ class ScriptedPeer:
             reason = finish if offset == len(tokens) - 1 else None
             event = TokenEvent(request.request_id, request.attempt, first + offset, token, reason)
             self.bus.publish(self.subjects.gateway_events(request.gateway_id), TokenBatch(DECODE, (event,)))
+
+    def work(self, request: GenerationRequest, kind: WorkKind) -> None:
+        """The prefill instance has computed the prompt, or the decode instance pulled its KV."""
+        done = Work(request.request_id, request.attempt, kind, 0.01)
+        instance = PREFILL if kind == "prefill" else DECODE
+        self.bus.publish(self.subjects.gateway_events(request.gateway_id), WorkDone(instance, (done,)))
 
     def fail(
         self,

@@ -3,9 +3,9 @@
 import pytest
 
 from common.messages import Phase, Role
+from common.phases import lost_phases, missing_phases
 from services.commands.mesh import warn_missing
 from services.launcher.control import InstanceStatus, MeshStatus
-from services.phases import lost_phases, missing_phases
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,72 @@
+"""What an operator may ask of the mesh on the private port, with the admin key: flip, drain, scale."""
+
+import logging
+from dataclasses import dataclass
+from typing import TypeVar
+
+import msgspec
+
+from common.bus import Bus
+from common.config import MeshConfig
+from common.errors import BusError, InvalidRequest, StoreError
+from common.flips import why_not_flip
+from common.ids import InstanceId
+from common.messages import FlipProgress, FlipRole, Role
+from common.store import Store
+from common.subjects import Subjects
+from gateway.access import Keys, check_key
+from gateway.errors import Refused, from_bus, from_store
+from gateway.exchange import Exchange
+
+log = logging.getLogger("lamella.gateway")
+
+Wish = TypeVar("Wish", bound=msgspec.Struct)
+
+MAX_BODY_BYTES, BODY_TIMEOUT_S = 4096, 5.0
+ACCEPTED = 202
+
+
+class FlipWish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``force``: also the last instance that prefills, or decodes."""
+
+    instance: InstanceId
+    role: Role
+    force: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Admin:
+    """``keys`` None: no admin key is configured, and nothing may be asked."""
+
+    bus: Bus
+    store: Store
+    subjects: Subjects
+    mesh: MeshConfig
+    keys: Keys | None
+
+    async def flip(self, exchange: Exchange) -> None:
+        """Answers once the role is changed; sequences of the former one may still be there (``left``)."""
+        wish = await self._read(exchange, FlipWish)
+        try:
+            members = await self.store.members()
+        except StoreError as exc:
+            raise from_store(exc) from exc
+        reason = why_not_flip(members, wish.instance, wish.role, force=wish.force)
+        if reason is not None:
+            raise Refused(reason)
+        subject, timeout_s = self.subjects.instance_calls(wish.instance), self.mesh.call_timeout_s
+        try:
+            progress = await self.bus.call(subject, FlipRole(wish.role), FlipProgress, timeout_s)
+        except BusError as exc:
+            raise from_bus(exc) from exc
+        log.info("admin_flip", extra={"instance": wish.instance, "role": wish.role})
+        await exchange.respond(ACCEPTED, msgspec.json.encode(progress))
+
+    async def _read(self, exchange: Exchange, kind: type[Wish]) -> Wish:
+        """Raises Unauthorized, Forbidden, InvalidRequest."""
+        check_key(exchange, self.keys)
+        body = await exchange.read_json(MAX_BODY_BYTES, BODY_TIMEOUT_S)
+        try:
+            return msgspec.json.decode(body, type=kind)
+        except msgspec.DecodeError as exc:
+            raise InvalidRequest(f"the body is no {kind.__name__}: {exc}") from exc

@@ -1,0 +1,42 @@
+"""Why requests went where they went: the schedulers' own words, asked of each over HTTP."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+import aiohttp
+import msgspec
+
+from common.messages import MemberRecord, ServiceRecord
+
+log = logging.getLogger("lamella.gateway")
+
+TIMEOUT_S = 2.0
+
+
+class _Dated(msgspec.Struct, frozen=True):
+    """As much of a decision as is read here."""
+
+    at_s: float
+
+
+async def newest_decisions(members: Sequence[MemberRecord], query: str) -> bytes:
+    """A JSON list, the newest first, of what the schedulers' ``/decisions?query`` say; one that does not
+    answer is left out."""
+    urls = [each.http_url for each in members if isinstance(each, ServiceRecord) and each.kind == "scheduler"]
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(TIMEOUT_S)) as session:
+        answers = await asyncio.gather(*(_ask(session, f"{url}/decisions?{query}") for url in urls))
+    found = [decision for answer in answers for decision in answer]
+    found.sort(key=lambda each: -msgspec.json.decode(each, type=_Dated).at_s)
+    return msgspec.json.encode(found)
+
+
+async def _ask(session: aiohttp.ClientSession, url: str) -> list[msgspec.Raw]:
+    try:
+        async with session.get(url) as response:
+            if response.status != 200:
+                return []
+            return msgspec.json.decode(await response.read(), type=list[msgspec.Raw])
+    except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError) as exc:
+        log.warning("decisions_unread", extra={"url": url, "error": str(exc)})
+        return []

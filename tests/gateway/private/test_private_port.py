@@ -1,0 +1,224 @@
+"""The private port of a gateway: what it shows, and to whom."""
+
+import asyncio
+import json
+import urllib.request
+from typing import Any
+
+from common.errors import InstanceLost
+from tests.gateway.clients import complete, in_background, with_peer
+from tests.gateway.private.conftest import ADMIN, API_KEY, USER, private_url_of
+from tests.gateway.processes import GatewayProcess, send
+from tests.gateway.scripted import DECODE, PREFILL, ScriptedPeer
+
+SECRET = [40, 41, 42, 43]
+"""A prompt, as token ids."""
+
+
+def get(url: str) -> Any:
+    answer = send(url, None)
+    assert answer.status == 200, answer.body
+    return json.loads(answer.body)
+
+
+async def running_in(url: str, phase: str) -> Any:
+    """The only running request, once it is there."""
+    async with asyncio.timeout(10):
+        while True:
+            [shown] = (await asyncio.to_thread(get, f"{url}/api/requests"))["running"]
+            if shown["phase"] == phase:
+                return shown
+
+
+def test_a_running_request_is_shown_with_its_phase_and_then_as_ended(gateway: GatewayProcess) -> None:
+    url = private_url_of(gateway)
+
+    async def requests() -> Any:
+        return await asyncio.to_thread(get, f"{url}/api/requests")
+
+    async def script(peer: ScriptedPeer) -> None:
+        peer.gate.clear()
+        answer = in_background(complete(gateway, prompt=SECRET))
+        request = await peer.next_request()
+        [queued] = (await requests())["running"]
+        assert (queued["id"], queued["phase"], queued["prompt_tokens"]) == (request.request_id, "queue", 4)
+        peer.gate.set()
+        assert (await running_in(url, "prefill"))["prefill_instance"] == PREFILL
+        peer.work(request, "prefill")
+        peer.tokens(request, [11])
+        assert (await running_in(url, "transfer"))["output_tokens"] == 1
+        peer.tokens(request, [12, 13], start=1)
+        decoding = await running_in(url, "decode")
+        assert (decoding["prefill_instance"], decoding["decode_instance"]) == (PREFILL, DECODE)
+        peer.tokens(request, [14], start=3, finish="length")
+        await answer
+        ended = (await requests())["ended"][0]
+        assert (ended["id"], ended["phase"], ended["output_tokens"]) == (request.request_id, "finished", 4)
+        assert ended["finish_reason"] == "length"
+
+    with_peer(gateway, script)
+
+
+def test_a_token_that_overtakes_the_word_of_the_placement_shows_that_the_prompt_is_computed(
+    gateway: GatewayProcess,
+) -> None:
+    url = private_url_of(gateway)
+
+    async def script(peer: ScriptedPeer) -> None:
+        peer.gate.clear()
+        answer = in_background(complete(gateway))
+        request = await peer.next_request()
+        peer.work(request, "prefill")
+        peer.tokens(request, [11])
+        assert (await running_in(url, "transfer"))["prefill_instance"] is None
+        peer.gate.set()
+        peer.tokens(request, [12], start=1, finish="length")
+        await answer
+
+    with_peer(gateway, script)
+
+
+def test_a_timeline_tells_of_the_recovery_of_a_sequence_that_broke(gateway: GatewayProcess) -> None:
+    url = private_url_of(gateway)
+
+    async def script(peer: ScriptedPeer) -> None:
+        answer = in_background(complete(gateway))
+        request = await peer.next_request()
+        peer.tokens(request, [11, 12])
+        peer.fail(request, InstanceLost("gone"), can_continue=True)
+        again = await peer.next_request()
+        peer.tokens(again, [13], finish="length")
+        await answer
+        name = f"cmpl-{request.request_id}"
+        timeline = await asyncio.to_thread(get, f"{url}/api/requests/{name}")
+        assert (timeline["request"]["attempt"], timeline["request"]["phase"]) == (1, "finished")
+        spans = {span["kind"]: span for span in timeline["spans"]}
+        assert spans["recovery"]["cause"] == "instance_lost"
+        assert spans["recovery"]["begin_s"] <= spans["recovery"]["end_s"]
+        assert spans["decode"]["instance"] == DECODE
+        assert all(span["end_s"] is not None for span in timeline["spans"])
+
+    with_peer(gateway, script)
+
+
+def test_a_request_that_nobody_remembers_is_not_found(gateway: GatewayProcess) -> None:
+    assert send(f"{private_url_of(gateway)}/api/requests/chatcmpl-none", None).status == 404
+
+
+def test_latencies_are_of_the_requests_that_ended(gateway: GatewayProcess) -> None:
+    url = f"{private_url_of(gateway)}/api/latency"
+    before = get(url)["all"]["requests"]
+
+    async def script(peer: ScriptedPeer) -> None:
+        answer = in_background(complete(gateway))
+        request = await peer.next_request()
+        peer.tokens(request, [11, 12], finish="length")
+        await answer
+
+    with_peer(gateway, script)
+    after = get(url)
+    assert after["all"]["requests"] == before + 1
+    assert after["all"]["ttft_s"]["p50_s"] > 0
+    assert [each["service_class"] for each in after["classes"]] == ["default", "interactive", "batch"]
+
+
+def test_the_mesh_is_shown_as_the_store_has_it(gateway: GatewayProcess) -> None:
+    mesh = get(f"{private_url_of(gateway)}/api/mesh")
+    assert (mesh["is_bus_connected"], mesh["is_store_answering"]) == (True, True)
+    assert (mesh["instances"], mesh["leader"], mesh["plan"]) == ([], None, None)
+    assert [each["id"] for each in mesh["services"]] == [mesh["gateway"]]
+
+
+def test_events_bring_the_same_every_second(gateway: GatewayProcess) -> None:
+    url = private_url_of(gateway)
+    names: list[str] = []
+    with urllib.request.urlopen(f"{url}/api/events", timeout=10) as stream:
+        assert stream.headers["content-type"].startswith("text/event-stream")
+        while names.count("latency") < 2:
+            line = stream.readline().decode()
+            name, _, content = line.partition(": ")
+            if name == "event":
+                names.append(content.strip())
+            elif name == "data":
+                shown, fetched = json.loads(content), get(f"{url}/api/{names[-1]}")
+                assert set(shown) == set(fetched)
+    assert set(names) == {"mesh", "latency", "requests"}
+
+
+def test_the_page_is_served_and_loads_nothing_from_elsewhere(gateway: GatewayProcess) -> None:
+    page = send(f"{private_url_of(gateway)}/", None)
+    assert (page.status, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
+    assert "default-src 'self'" in page.headers["content-security-policy"]
+
+
+def test_nothing_private_is_on_the_public_port(gateway: GatewayProcess) -> None:
+    for path in ("/api/mesh", "/api/requests", "/api/events", "/ui/", "/ui/index.html"):
+        assert send(f"{gateway.url}{path}", None).status == 404, path
+
+
+def test_a_site_whose_name_leads_here_reads_nothing(gateway: GatewayProcess) -> None:
+    url = f"{private_url_of(gateway)}/api/requests"
+    assert send(url, None, {"host": "evil.example:8001"}).status == 403
+    for host in ("localhost:8001", "127.0.0.1", "[::1]:8001", "gateway-0:8001"):
+        assert send(url, None, {"host": host}).status == 200, host
+
+
+def test_changes_need_the_admin_key_and_are_impossible_without_one(
+    gateway: GatewayProcess, locked_gateway: GatewayProcess
+) -> None:
+    wish: dict[str, object] = {"instance": "decode-0", "role": "prefill"}
+    assert send(f"{private_url_of(gateway)}/api/flip", wish, ADMIN).status == 403
+    url = f"{private_url_of(locked_gateway)}/api/flip"
+    for headers in ({}, USER, {"authorization": "Bearer wrong"}, {"authorization": API_KEY}):
+        refused = send(url, wish, headers)
+        assert (refused.status, refused.error["code"]) == (401, "invalid_api_key")
+    refused = send(url, wish, ADMIN)
+    assert (refused.status, refused.error["code"]) == (409, "refused")
+    assert "no instance decode-0" in str(refused.error["message"])
+    assert send(url, {"instance": "decode-0", "role": "cook"}, ADMIN).status == 400
+
+
+def test_with_keys_everything_public_but_health_needs_one(locked_gateway: GatewayProcess) -> None:
+    url = locked_gateway.url
+    for path in ("/v1/models", "/metrics", "/version", "/service-levels", "/nothing"):
+        refused = send(f"{url}{path}", None)
+        assert (refused.status, refused.error["code"]) == (401, "invalid_api_key"), path
+        assert refused.headers["www-authenticate"] == "Bearer"
+    for path in ("/health", "/health/live", "/health/ready"):
+        assert send(f"{url}{path}", None).status == 200, path
+    assert send(f"{url}/v1/models", None, USER).status == 200
+    assert send(f"{url}/nothing", None, USER).status == 404
+    assert send(f"{url}/v1/models", None, {"authorization": "Bearer wrong"}).status == 401
+    assert send(f"{url}/v1/models", None, ADMIN).status == 401
+
+
+def test_the_model_is_asked_on_the_private_port_with_either_key(
+    gateway: GatewayProcess, locked_gateway: GatewayProcess
+) -> None:
+    assert get(f"{private_url_of(gateway)}/v1/models")["object"] == "list"
+    url = f"{private_url_of(locked_gateway)}/v1/models"
+    assert [send(url, None, headers).status for headers in ({}, USER, ADMIN)] == [401, 200, 200]
+
+
+def test_nothing_that_is_shown_has_a_prompt_or_an_answer(gateway: GatewayProcess) -> None:
+    url = private_url_of(gateway)
+    words = "heliotrope"
+
+    async def script(peer: ScriptedPeer) -> None:
+        answer = in_background(complete(gateway, prompt=words))
+        request = await peer.next_request()
+        peer.tokens(request, [1000, 1001])
+        shown = await asyncio.to_thread(_all_shown, url, request.request_id)
+        peer.tokens(request, [1002], start=2, finish="length")
+        text = await answer
+        shown += await asyncio.to_thread(_all_shown, url, request.request_id)
+        assert text.strip()
+        for secret in (words, text.strip(), json.dumps(list(request.prompt_ids)).strip("[]")):
+            assert secret not in shown
+
+    with_peer(gateway, script)
+
+
+def _all_shown(url: str, request_id: str) -> str:
+    paths = ("mesh", "latency", "requests", f"requests/{request_id}", "decisions")
+    return "".join(send(f"{url}/api/{path}", None).body.decode() for path in paths)
