@@ -1,9 +1,9 @@
 """Makes a composed mesh's passwords: files that NATS, Redis and the services read, each only its own.
 
 ``python -m deploy.credentials DIRECTORY`` fills ``services/`` (the URLs with which services connect),
-``nats/`` and ``redis/`` (whom these two let in) and ``grafana/`` (its administrator's password). What is
-there stays, so that running services stay connected; the servers' files follow from it. Standard library
-only: every `docker compose up` runs it first.
+``nats/`` and ``redis/`` (whom these two let in), ``gateway/`` (the key that changes the mesh) and ``grafana/``
+(its administrator's password). What is there stays, so that running services stay connected; the servers'
+files follow from it. Standard library only: every `docker compose up` runs it first.
 
 Redis learns only the password's SHA-256. NATS would take bcrypt, which Python has not: its file holds the
 password, and only NATS mounts it.
@@ -46,9 +46,8 @@ def fill(directory: Path) -> None:
     _write(directory / "nats" / "users.conf", NATS_USERS.format(user=USER, password=nats_password))
     sha256 = hashlib.sha256(redis_password.encode()).hexdigest()
     _write(directory / "redis" / "users.acl", REDIS_USERS.format(user=USER, sha256=sha256))
-    grafana_file = directory / "grafana" / "admin_password"
-    if not grafana_file.exists():
-        _write(grafana_file, secrets.token_hex(PASSWORD_BYTES))
+    _keep_secret(directory / "gateway" / "admin_key")
+    _keep_secret(directory / "grafana" / "admin_password")
 
 
 def _password(url_file: Path, url: str) -> str:
@@ -60,6 +59,12 @@ def _password(url_file: Path, url: str) -> str:
     password = secrets.token_hex(PASSWORD_BYTES)
     _write(url_file, url.format(user=USER, password=password))
     return password
+
+
+def _keep_secret(path: Path) -> None:
+    """A new one where there is none."""
+    if not path.exists():
+        _write(path, secrets.token_hex(PASSWORD_BYTES))
 
 
 def _write(path: Path, text: str) -> None:

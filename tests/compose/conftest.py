@@ -21,6 +21,7 @@ BUILD_TIMEOUT_S = 1800.0
 COMMAND_TIMEOUT_S = 180.0
 PROJECT = "lamella-test"
 PUBLISHED = "127.0.0.1:18000"
+PRIVATE = "127.0.0.1:18001"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,7 @@ def environment() -> dict[str, str]:
         "COMPOSE_PROJECT_NAME": PROJECT,
         "LAMELLA_TAG": "test",
         "LAMELLA_PUBLISH": PUBLISHED,
+        "LAMELLA_PUBLISH_PRIVATE": PRIVATE,
         "PYTHONPATH": str(ROOT),
     }
 

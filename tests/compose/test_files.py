@@ -98,9 +98,21 @@ def test_a_service_can_be_scaled_unless_it_is_the_published_one(name: str) -> No
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_a_published_port_is_this_machines_own_by_default(name: str) -> None:
-    (port,) = SERVICES[name]["ports"]
-    assert re.fullmatch(r"\$\{LAMELLA_[A-Z]+:-127\.0\.0\.1:(\d+)\}:\1", port)
+def test_published_ports_are_this_machines_own_by_default(name: str) -> None:
+    for port in SERVICES[name]["ports"]:
+        assert re.fullmatch(r"\$\{LAMELLA_[A-Z_]+:-127\.0\.0\.1:(\d+)\}:\1", port)
+
+
+def test_the_gateway_serves_its_page_where_it_is_published_and_knows_an_admin_key() -> None:
+    settings = {
+        key: str(each) for key, each in SERVICES["gateway"]["environment"].items() if each is not None
+    }
+    gateway = load_config(None, {key: settings[key] for key in settings if key.startswith("LAMELLA_PRIVATE")})
+    assert (gateway.gateway.private_host, gateway.gateway.private_port) == ("0.0.0.0", 8001)
+    assert any(each.endswith(":8001") for each in SERVICES["gateway"]["ports"])
+    key_file = Path(settings["LAMELLA_ADMIN_KEY_FILE"])
+    assert f"gateway-secrets:{key_file.parent}:ro" in SERVICES["gateway"]["volumes"]
+    assert set(SERVICES["scheduler"]["volumes"]) < set(SERVICES["gateway"]["volumes"])
 
 
 @pytest.mark.parametrize("role", SERVING)
@@ -174,12 +186,15 @@ def test_every_secret_is_a_file_that_only_its_readers_mount() -> None:
         for name, service in SERVICES.items()
     }
     assert secrets == {
-        "credentials": ["service-secrets", "nats-secrets", "redis-secrets", "grafana-secrets"],
+        "credentials": [
+            *("service-secrets", "nats-secrets", "redis-secrets", "grafana-secrets", "gateway-secrets")
+        ],
         "prometheus": [],
         "grafana": ["grafana-secrets"],
         "nats": ["nats-secrets"],
         "redis": ["redis-secrets"],
         **{name: ["service-secrets"] for name in SERVING},
+        "gateway": ["service-secrets", "gateway-secrets"],
     }
     for name in STAYING:
         assert all(each.endswith(":ro") for each in SERVICES[name]["volumes"] if "-secrets:" in each)
@@ -213,7 +228,7 @@ def test_the_mesh_has_no_way_out() -> None:
 
 
 def test_only_variables_that_are_read_are_set() -> None:
-    published = ("PUBLISH", "PROMETHEUS", "GRAFANA")
+    published = ("PUBLISH", "PUBLISH_PRIVATE", "PROMETHEUS", "GRAFANA")
     of_compose = ("TAG", *published, "MODELS", "PREFILL_GPU", "DECODE_GPU", "METRICS_KEPT")
     known = {*ENVIRONMENT, *FILE_VARIABLES, *(f"LAMELLA_{each}" for each in of_compose)}
     text = DOCKERFILE + (ROOT / "docker-compose.yml").read_text()

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.compose.conftest import COMMAND_TIMEOUT_S, PROJECT, PUBLISHED, Stack
+from tests.compose.conftest import COMMAND_TIMEOUT_S, PRIVATE, PROJECT, PUBLISHED, Stack
 
 pytestmark = pytest.mark.timeout(2400)
 
@@ -23,6 +23,11 @@ CLIENT = Path(__file__).with_name("client.py")
 PROMPTS = tuple(f"What is the capital of {country}?" for country in ("France", "Japan", "Peru", "Kenya"))
 ROLES = ("gateway", "scheduler", "prefill", "decode")
 METRICS = "import urllib.request as u; print(u.urlopen('http://127.0.0.1:8000/metrics').read().decode())"
+PRIVATE_PAGES = f"""
+import urllib.request as u
+for path in ("/ui/", "/api/mesh"):
+    print(u.urlopen("http://{PRIVATE}" + path).read().decode())
+"""
 # Asks both servers without a password.
 STRANGER = """
 import socket
@@ -119,6 +124,12 @@ def test_the_kv_crossed_between_containers_and_nothing_is_left_behind(stack: Sta
     wait_nothing_left(stack)
 
 
+def test_the_page_and_the_mesh_are_on_the_published_private_port(stack: Stack) -> None:
+    page, _, mesh = stack.run(sys.executable, "-c", PRIVATE_PAGES).strip().rpartition("\n")
+    assert "<title>lamella</title>" in page
+    assert [each["role"] for each in json.loads(mesh)["pools"]] == ["prefill", "decode"]
+
+
 def test_who_knows_no_password_is_refused_by_nats_and_redis(stack: Stack) -> None:
     (gateway,) = stack.containers("gateway")
     said = stack.run("docker", "exec", gateway, "python", "-c", STRANGER)
@@ -134,6 +145,7 @@ def test_no_password_shows_from_outside(stack: Stack) -> None:
         password = urlsplit(url).password
         assert password
         assert password not in shown
+    assert stack.run("docker", "exec", gateway, "cat", "/run/gateway-secrets/admin_key") not in shown
 
 
 def test_more_decode_instances_share_the_work_and_say_the_same(stack: Stack, alone: Answers) -> None:

@@ -177,7 +177,7 @@ def refusal(url: str, command: str) -> str:
 
 def test_passwords_that_are_there_stay_and_lost_server_files_are_made_from_them(credentials: Path) -> None:
     before = {path: path.read_text() for path in credentials.rglob("*") if path.is_file()}
-    assert len(before) == 5
+    assert len(before) == 6
     shutil.rmtree(credentials / "nats")
     (credentials / "redis" / "users.acl").write_text("user default on nopass +@all ~*")
     done = subprocess.run(
