@@ -1,9 +1,9 @@
 """Makes a composed mesh's passwords: files that NATS, Redis and the services read, each only its own.
 
 ``python -m deploy.credentials DIRECTORY`` fills ``services/`` (the URLs with which services connect),
-``nats/`` and ``redis/`` (whom these two let in), ``gateway/`` (the key that changes the mesh) and ``grafana/``
-(its administrator's password). What is there stays, so that running services stay connected; the servers'
-files follow from it. Standard library only: every `docker compose up` runs it first.
+``nats/`` and ``redis/`` (whom these two let in), ``gateway/`` (the key that changes the mesh) and
+``grafana/`` (its administrator's password). What is there stays, so that running services stay connected; the
+servers' files follow from it. Standard library only: every `docker compose up` runs it first.
 
 Redis learns only the password's SHA-256. NATS would take bcrypt, which Python has not: its file holds the
 password, and only NATS mounts it.

@@ -129,7 +129,7 @@ def _private_server(process: ServiceProcess, gateway: GatewayApp) -> PrivateServ
     keys = None if file is None else read_admin_key(file)
     admin = Admin(process.bus, process.store, process.subjects, config.mesh, keys)
     host = config.service.advertise_host
-    private = private_server(gateway, view, admin, process.registry, routes(gateway), _api_keys(config), host)
+    private = private_server(gateway, view, admin, process.app, routes(gateway), _api_keys(config), host)
     process.spawn(watch.run())
     process.spawn(view.count_tokens())
     log.info("private_listening", extra={"url": private.url})

@@ -13,11 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import choose_encoder
 from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import RedirectResponse
 from starlette.routing import BaseRoute, Mount, Route, Router
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message
@@ -85,18 +82,18 @@ def private_server(
     gateway: GatewayApp,
     view: OperatorView,
     admin: Admin,
-    registry: CollectorRegistry,
+    metrics: ASGIApp,
     public: Sequence[BaseRoute],
     api_keys: Keys | None,
     advertise_host: str,
 ) -> PrivateServer:
-    """Listens, and serves. ``public``: the routes of the public port, for the page's own chat; they want the
-    same keys as there, or the admin key. Raises ConfigError."""
+    """Listens, and serves. ``metrics`` answers ``/metrics``; ``public``: the routes of the public port, for
+    the page's own chat; they want the same keys as there, or the admin key. Raises ConfigError."""
     config = gateway.config
     listener = listen(config)
     is_local = ipaddress.ip_address(listener.getsockname()[0]).is_loopback
     host = config.private_host if is_local else advertise_host
-    app: ASGIApp = Starlette(routes=_routes(gateway, view, admin, registry, public, api_keys))
+    app: ASGIApp = Starlette(routes=_routes(gateway, view, admin, metrics, public, api_keys))
     app = HostGuard(app, frozenset(("localhost", advertise_host, config.private_host)))
     server = HttpServer(app, guarded_protocol(config.header_timeout_s, config.body_timeout_s))
     url = f"http://{f'[{host}]' if ':' in host else host}:{port_of(listener)}"
@@ -109,14 +106,10 @@ def _routes(
     gateway: GatewayApp,
     view: OperatorView,
     admin: Admin,
-    registry: CollectorRegistry,
+    metrics: ASGIApp,
     public: Sequence[BaseRoute],
     api_keys: Keys | None,
 ) -> list[BaseRoute]:
-    async def metrics(request: Request) -> Response:
-        encode, content_type = choose_encoder(request.headers.get("accept", ""))
-        return Response(encode(registry), media_type=content_type)
-
     model: ASGIApp = Router(public, default=Endpoint(gateway, gateway.not_found, ()))
     if api_keys is not None:
         operators = () if admin.keys is None else admin.keys.digests

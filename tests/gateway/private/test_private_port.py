@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import urllib.request
 from typing import Any
 
@@ -149,6 +150,18 @@ def test_the_page_is_served_and_loads_nothing_from_elsewhere(gateway: GatewayPro
     page = send(f"{private_url_of(gateway)}/", None)
     assert (page.status, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
     assert "default-src 'self'" in page.headers["content-security-policy"]
+
+
+def test_metrics_are_those_of_the_public_port_and_need_no_key(locked_gateway: GatewayProcess) -> None:
+    answers = [
+        send(url, None, headers)
+        for url, headers in (
+            (f"{private_url_of(locked_gateway)}/metrics", {}),
+            (f"{locked_gateway.url}/metrics", USER),
+        )
+    ]
+    names = [set(re.findall(rb"^# TYPE (\S+)", each.body, re.MULTILINE)) for each in answers]
+    assert names[0] == names[1] > {b"lamella_open_requests"}
 
 
 def test_nothing_private_is_on_the_public_port(gateway: GatewayProcess) -> None:
