@@ -8,7 +8,7 @@ export HF_HUB_OFFLINE := 1
 # Packages come without bytecode, which the first run keeps: a shell that forbids it pays at every start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup serve test test-compose lint format clean
+.PHONY: help setup serve test test-compose lint format docs clean
 
 help:
 	@echo "make serve    set up and run the mesh until Ctrl-C (UP='--prefill 2 --decode 2' adds options)"
@@ -16,6 +16,7 @@ help:
 	@echo "make test-compose   build the image, bring the stack up with this machine's container engine, test it"
 	@echo "make lint     style, types and import floors"
 	@echo "make format   apply the style"
+	@echo "make docs     write docs/configuration.md anew"
 	@echo "make setup    create or update .venv only"
 	@echo "make clean    remove .venv and caches"
 
@@ -41,6 +42,9 @@ lint: setup
 format: setup
 	$(VENV)/bin/ruff check --fix $(SOURCES)
 	$(VENV)/bin/ruff format $(SOURCES)
+
+docs: setup
+	$(VENV)/bin/lamella settings >docs/configuration.md
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build *.egg-info

@@ -30,7 +30,13 @@ TransferProtocol = Literal["tcp", "rdma", "nvlink"]
 
 
 class MeshConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What every service of one mesh agrees on. ``lease_s``: how long a silent member still counts."""
+    """What every service of one mesh agrees on.
+
+    ``namespace`` begins all of its NATS subjects and Redis keys, so that several meshes can share the
+    servers at ``nats_url`` and ``redis_url``. A member says every ``heartbeat_s`` that it lives, and counts
+    for ``lease_s`` when it is silent. ``call_timeout_s`` bounds a call over NATS; ``drain_timeout_s`` what
+    a service that is told to end waits for the requests it has.
+    """
 
     namespace: str = "default"
     nats_url: str = "nats://127.0.0.1:4222"
@@ -44,7 +50,8 @@ class MeshConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The HTTP side of one process. ``service_id`` None makes one from role and a random part.
 
-    ``port`` 0 asks the system for a free one. ``advertise_host`` is how others reach this machine.
+    It listens at ``host``; ``port`` 0 asks the system for a free one. ``advertise_host`` is how others reach
+    this machine.
     ``vllm_metrics`` adds to ``/metrics`` what it shows under vLLM's names (``common.vllm_metrics``).
     """
 
@@ -58,9 +65,9 @@ class ServiceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Which model, and where converted weights and captured programs are kept.
 
-    ``directory`` None is the embedded default model. ``dtype`` and ``weights``: see
-    ``common.model.precision`` and ``common.model.linears``. ``context_length`` None is
-    the model's own. ``threads`` None uses the cores that no other
+    ``directory`` None is the embedded default model; conversions go into ``cache_directory``. ``dtype`` and
+    ``weights``: see ``common.model.precision`` and ``common.model.linears``. ``device``: cpu, cuda or
+    cuda:N. ``context_length`` None is the model's own. ``threads`` None uses the cores that no other
     instance of this machine uses at the time. ``kernels`` auto compiles those of few rows on a CPU
     (``common.model.cpu``); torch leaves everything to torch.
     """
@@ -78,11 +85,14 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What one client may ask for, and how long anybody waits.
 
-    Sizes are bytes, characters or counts. ``header_timeout_s`` bounds a request's head, ``body_timeout_s``
-    its body, ``token_timeout_s`` the wait for a stream's next token, ``bus_timeout_s`` that for a bus that is
-    away, ``slow_reader_timeout_s`` a client that takes nothing; ``keep_alive_comment_s`` of silence are
-    bridged by an SSE comment. A sequence that breaks is continued at most ``max_continuations`` times in a
-    row before it gets on. ``log_calls``: a line a call in the log, with ids, counts and times.
+    A request's body has at most ``max_body_bytes`` and asks for at most ``max_choices``, which end at one
+    of at most ``max_stop_strings`` of ``max_stop_characters`` each. A gateway has at most
+    ``max_open_requests`` choices open, and reads prompts in ``tokenizer_threads``. ``header_timeout_s``
+    bounds a request's head, ``body_timeout_s`` its body, ``token_timeout_s`` the wait for a stream's next
+    token, ``bus_timeout_s`` that for a bus that is away, ``slow_reader_timeout_s`` a client that takes
+    nothing; ``keep_alive_comment_s`` of silence are bridged by an SSE comment. A sequence that breaks is
+    continued at most ``max_continuations`` times in a row before it gets on. ``log_calls``: a line a call
+    in the log, with ids, counts and times.
 
     ``private_port`` is for operators (``/ui``, ``/api``): 0, or one that is taken, is a free one instead. It
     listens at ``private_host`` only. ``admin_key_file`` holds the key that changes need, without it nobody
@@ -94,7 +104,6 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     private_port: int = 0
     admin_key_file: Path | None = None
     api_keys_file: Path | None = None
-
     max_body_bytes: int = 1 << 20
     max_choices: int = 8
     max_stop_strings: int = 32
@@ -113,14 +122,16 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``prefill_policy`` and ``decode_policy``: where requests go (``scheduler.policy.dispatch``).
-    ``decode_binding``: whether a sequence's decode instance is chosen with its prefill instance, or once its
-    prompt is computed (``scheduler.policy.decode_binding``).
-    ``grouped``: each of several schedulers chooses among its own part of the instances first.
-    ``decisions_kept``: how many of the newest placements can be explained afterwards; ``shadow_share``: of
-    one core, for what the other policies would have done (``scheduler.regret``), 0: never. Queue bounds of
-    early rejection: prompt tokens waiting per prefill instance, and the seconds that these take by what it
-    has learned of its chunks; requests per decode. With ``deferred`` at most ``max_deferred_requests`` wait
-    at the scheduler, until fewer than ``bind_below_tokens`` of prompts wait at an instance.
+    ``decode_binding``: whether a sequence's decode instance is chosen with its prefill instance, or once
+    its prompt is computed (``scheduler.policy.decode_binding``). ``grouped``: each of several schedulers
+    chooses among its own part of the instances first. ``decisions_kept``: how many of the newest placements
+    can be explained afterwards; ``shadow_share``: of one core, for what the other policies would have done
+    (``scheduler.regret``), 0: never. A request is refused where every prefill instance has over
+    ``max_pending_prefill_tokens`` of prompts waiting, or these take it over ``max_prefill_wait_s`` by what
+    it has learned of its chunks, or every decode instance has ``max_requests_per_decode``; and where
+    ``dispatch_attempts`` instances, one after another, did not take it. With ``deferred`` at most
+    ``max_deferred_requests`` wait at the scheduler, until fewer than ``bind_below_tokens`` of prompts wait
+    at an instance.
 
     ``rebalance_decodes``: sequences leave an instance that is expected to run out of memory for one that
     keeps a fifth of its own to spare (``scheduler.policy.decode_rebalancing``), not to be preempted."""
@@ -141,7 +152,8 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 class PredictorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The length predictor beside the scheduler; none: the scheduler's own history says it all.
+    """The length predictor beside the scheduler, by its ``kind``; none: the scheduler's own history says it
+    all.
 
     ``directory`` holds the classifier's weights (``lamella predictor train``), ``lengths_file`` what the
     oracle knows. A prediction that takes longer than ``timeout_s`` is done without.
@@ -154,9 +166,9 @@ class PredictorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 class ObjectivesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What users of one class of service are promised: seconds to the first token, from token to token on
-    average, and, if set, to the end of the response (``common.latency``). Where prompts queue, a request of
-    the class counts as having come ``head_start_s`` earlier than it did."""
+    """What users of one class of service are promised: ``ttft_s`` to the first token, ``tpot_s`` from token
+    to token on average, and, if set, ``end_to_end_s`` to the end of the response (``common.latency``).
+    Where prompts queue, a request of the class counts as having come ``head_start_s`` earlier than it did."""
 
     ttft_s: float = 2.0
     tpot_s: float = 0.2
@@ -171,13 +183,14 @@ SERVICE_CLASSES = {
 
 
 class RolesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How the leading scheduler changes instances' roles (``scheduler.policy.roles``); fixed: not at all.
+    """How the leading scheduler changes instances' roles (``scheduler.policy.roles``). ``policy`` fixed:
+    not at all. ``min_prefill`` and ``min_decode`` of each kind always stay.
 
     It looks every ``look_s``, and waits ``cool_down_s`` after a change. ``overflow``: over
     ``overflow_queue_s`` of prompts (``overflow_queue_tokens`` while nothing is known of times) or
     ``overflow_kv_share`` of decode's memory one of the other kind helps; it returns once these are under
-    ``return_share`` of their bounds and its share of the work is done, or ``settle_s`` later, and belongs to
-    the others after ``repurpose_s``. ``idle_flip``: one that worked for less than ``idle_share`` of
+    ``return_share`` of their bounds and its share of the work is done, or ``settle_s`` later, and belongs
+    to the others after ``repurpose_s``. ``idle_flip``: one that worked for less than ``idle_share`` of
     ``idle_s`` flips while all of the other kind worked for at least ``loaded_share``.
     """
 
@@ -198,12 +211,15 @@ class RolesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class ScalingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How the number of workers follows the load (``scheduler.policy.scaling``). ``policy`` on: `lamella up`
-    carries out what the scheduler plans; dry_run: it only logs it.
+    """How the number of workers follows the load (``scheduler.policy.scaling``). ``policy`` on: `lamella
+    up` carries out what the scheduler plans; dry_run: it only logs it.
 
     The workload is judged every ``window_s``. ``utilisation`` is how far a worker may be loaded on average.
     After a change the next one up comes ``up_cooldown_s`` later, unless the workload has jumped; one down
-    only when for ``down_after_s`` fewer would have done, even at a rate higher by ``down_margin``.
+    only when for ``down_after_s`` fewer would have done, even at a rate higher by ``down_margin``. The plan
+    keeps to the bounds ``min_gateway`` to ``max_gateway``, ``min_prefill`` to ``max_prefill``,
+    ``min_decode`` to ``max_decode``, ``min_mixed`` to ``max_mixed`` and ``min_attention`` to
+    ``max_attention``.
     """
 
     policy: ScalingMode = "off"
@@ -225,16 +241,18 @@ class ScalingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class InstanceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One instance: its role, its KV pool, and how its two rooms batch.
+    """One instance: the ``role`` that it starts with, its KV pool, and how its two rooms batch.
 
-    ``kv_bytes`` sizes the pool, ``block_size`` is tokens per block (1 = token granularity). ``chunk_tokens``
-    is TetriInfer's fixed ChunkSize (3.3.3), None: what `lamella profile` has found on this machine, or 512.
-    ``prefill_batching`` chunks slices and merges prompts into those; saturation computes short prompts
-    together until there are about so many tokens, L_m, and a longer one alone (DistServe 4.3).
-    ``prefill_order`` and ``scheduling_window`` are its PrefillSchedBatch policies (3.3.1); with ``srpt``
-    whoever has least left goes on at every chunk's end, and waiting counts as having
+    ``kv_bytes`` sizes the pool, ``block_size`` is tokens per block (1 = token granularity).
+    ``chunk_tokens`` is TetriInfer's fixed ChunkSize (3.3.3), None: what `lamella profile` has found on this
+    machine, or 512. ``prefill_batching`` chunks slices and merges prompts into those; saturation computes
+    short prompts together until there are about so many tokens, L_m, and a longer one alone (DistServe
+    4.3). ``prefill_order`` and ``scheduling_window`` are its PrefillSchedBatch policies (3.3.1); with
+    ``srpt`` whoever has least left goes on at every chunk's end, and waiting counts as having
     ``prefill_aging_tokens_per_s`` less left. ``decode_admission`` is when decode takes one more sequence in
-    (3.4). ``engine`` emulated replaces the model by a cost model (see EmulationConfig).
+    (3.4), up to ``max_decode_batch`` in a step; prefill refuses prompts over ``max_waiting_requests``. The
+    load is reported at least every ``report_interval_s``. ``engine`` emulated replaces the model by a cost
+    model (`[emulation]`).
 
     ``mixed_policy``: what a mixed instance computes where prompts and decodes wait
     (``scheduler.policy.mixed_batching``). prefill_first: prompts, for which decodes wait at most
@@ -248,12 +266,12 @@ class InstanceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     rotate over n − 1 model replicas, or are fixed, each on one of n. The replicas' devices are
     ``replica_devices``; none named: all on ``model.device``, with the same weights.
 
-    ``attention_moves``: running sequences that go from one worker to another at once, 0: none ever does. For
-    balance they do where the most context on one worker shrinks by ``attention_move_gain_tokens``.
+    ``attention_moves``: running sequences that go from one worker to another at once, 0: none ever does.
+    For balance they do where the most context on one worker shrinks by ``attention_move_gain_tokens``.
 
-    ``swap_bytes`` of the host's memory, page-locked beside a device, hold the KV of preempted sequences until
-    there is room again, where that is cheaper than to compute it anew; at most as many as ``kv_bytes``, and
-    none where attention workers hold the KV. 0: it always is computed anew.
+    ``swap_bytes`` of the host's memory, page-locked beside a device, hold the KV of preempted sequences
+    until there is room again, where that is cheaper than to compute it anew; at most as many as
+    ``kv_bytes``, and none where attention workers hold the KV. 0: it always is computed anew.
     """
 
     role: Role = "prefill"
@@ -283,10 +301,10 @@ class InstanceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class AttentionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An attention worker: bytes of KV, shared out evenly among so many ``decode_instances``, and the most
-    bytes through which one of these may ask it. The KV of instances that died is kept for a while beside
-    that: at most as much again. ``device``: cpu, cuda or cuda:N, where the KV lies and attention over it is
-    computed; what is exchanged with instances passes through the host's memory."""
+    """An attention worker: ``kv_bytes`` of KV, shared out evenly among so many ``decode_instances``, and
+    the most ``exchange_bytes`` through which one of these may ask it. The KV of instances that died is kept
+    for a while beside that: at most as much again. ``device``: cpu, cuda or cuda:N, where the KV lies and
+    attention over it is computed; what is exchanged with instances passes through the host's memory."""
 
     device: str = "cpu"
     kv_bytes: int = 1 << 30
@@ -295,9 +313,12 @@ class AttentionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 class EmulationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The emulated engine's cost model: a step takes ``base + per_token * tokens + per_context * context``.
+    """The emulated engine's cost model. A chunk takes ``prefill_base_s`` and for each token of it
+    ``prefill_per_token_s``; a decode step ``decode_base_s``, for each sequence in it
+    ``decode_per_sequence_s`` and for each token of their contexts ``decode_per_context_token_s``.
 
-    Seconds. ``total_blocks`` fixes the pool, since no bytes need to be held.
+    ``total_blocks`` fixes the pool, since no bytes need to be held. It draws from ``vocab_size`` tokens,
+    for contexts of up to ``context_length``.
     """
 
     prefill_base_s: float = 0.002
@@ -314,7 +335,8 @@ class TransferConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """How KV moves. ``path`` auto picks shared memory on one host and Mooncake between hosts.
 
     ``emulated_bandwidth_bytes_per_s`` and ``emulated_latency_s`` slow a link down for experiments
-    (TetriInfer 4). Ports bound Mooncake's two listening sockets.
+    (TetriInfer 4). Mooncake speaks ``protocol`` and listens at ``host`` on two ports from ``min_port`` to
+    ``max_port``. A transfer that takes longer than ``deadline_s`` is given up.
 
     A prompt of at least ``layerwise_min_tokens`` hands its KV over layer by layer while it is computed
     (Splitwise 4.4); None: of as many as `lamella profile` has found that it pays from, or 512. While

@@ -30,6 +30,7 @@ from services.commands.options import (
     messages,
 )
 from services.commands.scale import drain, scale
+from services.commands.settings import settings
 from services.commands.targets import targets
 from services.commands.up import up
 from services.compare.command import compare
@@ -58,6 +59,7 @@ app.command("scale")(scale)
 app.command("doctor")(doctor)
 app.command("drain")(drain)
 app.command("targets")(targets)
+app.command("settings")(settings)
 app.command("bench")(bench)
 app.command("compare")(compare)
 app.command("analyze")(analyze)

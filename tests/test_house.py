@@ -163,6 +163,7 @@ def decisions() -> list[Path]:
     policies = list((REPOSITORY / "scheduler" / "policy").glob("*.py"))
     names = (
         "attempts.py",
+        "config_rules.py",
         "epochs.py",
         "flips.py",
         "lifecycle.py",

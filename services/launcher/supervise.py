@@ -17,7 +17,8 @@ import uvloop
 
 from common.cancellation import cancel_and_wait
 from common.config import Config
-from common.config_file import NATS_SCHEMES, REDIS_SCHEMES, check_url, load_config, to_toml
+from common.config_file import check_url, load_config, to_toml
+from common.config_rules import NATS_SCHEMES, REDIS_SCHEMES
 from common.errors import LamellaError, LauncherError, StoreError
 from common.logs import configure_logging
 from common.scaling import ScaledService

@@ -20,7 +20,7 @@ BROKEN = [
     ({"instance": {"role": "boss"}}, "instance.role = 'boss': must be one of 'prefill', 'decode'"),
     (
         {"scaling": {"policy": "on"}, "roles": {"policy": "overflow"}},
-        "scaling.policy = 'on': on cannot be combined with roles.policy = 'overflow': both change counts",
+        "scaling.policy = 'on': on needs roles.policy = 'fixed', as both change counts: it is 'overflow'",
     ),
     (
         {"scaling": {"min_decode": 5}},
@@ -31,12 +31,16 @@ BROKEN = [
     ({"mesh": {"namespace": "A b"}}, "mesh.namespace = 'A b': must match"),
     ({"service": {"port": 70_000}}, "service.port = 70000: must be 0..65535"),
     (
+        {"service": {"port": 8000}, "gateway": {"private_port": 8000}},
+        "gateway.private_port = 8000: must not be service.port",
+    ),
+    (
         {"transfer": {"min_port": 9, "max_port": 9}},
         "transfer.max_port = 9: must be over transfer.min_port = 9",
     ),
     (
         {"transfer": {"path": "shared_memory", "protocol": "rdma"}},
-        "transfer.path = 'shared_memory': shared_memory cannot be combined with transfer.protocol = 'rdma'",
+        "transfer.path = 'shared_memory': shared_memory needs transfer.protocol = 'tcp': it is 'rdma'",
     ),
     ({"attention": {"device": "tpu"}}, "attention.device = 'tpu': must be cpu, cuda or cuda:N"),
     (
@@ -69,17 +73,17 @@ BROKEN = [
     ),
     (
         {"instance": {"staggered_batches": 4, "replica_devices": ["cpu", "cpu"]}},
-        "instance.replica_devices = ('cpu', 'cpu'): must be one device for each of"
-        " instance.staggered_batches - 1 = 3 model replicas",
+        "instance.replica_devices = ('cpu', 'cpu'): must be none, or a device for each model replica (with"
+        " pipeline = 'fixed' as many as instance.staggered_batches, else one less), the first of them"
+        " model.device: 3, beginning with 'cpu'",
     ),
     (
         {"instance": {"pipeline": "fixed", "replica_devices": ["cpu"]}},
-        "instance.replica_devices = ('cpu',): must be one device for each of"
-        " instance.staggered_batches = 2 model replicas",
+        "the first of them model.device: 2, beginning with 'cpu'",
     ),
     (
         {"instance": {"replica_devices": ["cuda:1"]}},
-        "the first of them model.device = 'cpu'",
+        "the first of them model.device: 1, beginning with 'cpu'",
     ),
     ({"scheduler": {"shadow_share": 0.5}}, "scheduler.shadow_share = 0.5: must be 0..0.1"),
     ({"objectives": {"ttft_s": 0}}, "objectives.ttft_s = 0.0: must be finite and over 0"),
