@@ -16,10 +16,10 @@ import msgspec
 
 from common.config import Config
 from common.config_file import to_toml
-from common.errors import LauncherError, StoreError
-from common.messages import InstanceRecord, MemberRecord, ServiceRecord
+from common.errors import LauncherError
+from common.messages import InstanceRecord, MemberRecord
 from common.phases import lost_phases
-from common.scaling import DesiredCounts, ScaledRole
+from common.scaling import ScaledRole
 from common.store import Store
 from services.launcher import control, embedded
 from services.launcher.children import Child
@@ -33,6 +33,15 @@ from services.launcher.launch_plan import (
     child_environment,
 )
 from services.launcher.probes import fetch, until
+from services.launcher.records import (
+    home_of,
+    is_registered,
+    private_url_of,
+    read_leader,
+    read_plan,
+    read_records,
+    record_of,
+)
 from services.launcher.state_directory import (
     StateDirectory,
     identify,
@@ -103,7 +112,7 @@ class Supervisor:
         check_wishes(wishes)
         async with self._scaling:
             self._check_ready()
-            records = await self._records()
+            records = await read_records(self.store)
             present = {role: self._present(role, records) for role in wishes}
             counts = {role: wish.count(len(present[role])) for role, wish in wishes.items()}
             check_counts(counts)
@@ -126,11 +135,11 @@ class Supervisor:
         """Returns when the process has finished what it had and ended; none is started in its place. Does not
         wait for a scaling: one that never becomes ready is ended so."""
         self._check_ready()
-        records = await self._records()
+        records = await read_records(self.store)
         child = self.children.get(service_id)
         if child is None or child.role in SERVER_ROLES or child.state == "stopping":
             raise LauncherError(f"no process {service_id} runs here that could be drained")
-        home = home_of(child, _record_of(child, records))
+        home = home_of(child, record_of(child, records))
         role = next(each for each in SCALED_ROLES if each == home)
         left = {role: sum(each is not child for each in self._present(role, records))}
         check_counts(left)
@@ -185,7 +194,7 @@ class Supervisor:
             for child in self.children.values()
             if child.state != "stopping"
             and child.service_id not in self._leaving
-            and home_of(child, _record_of(child, records)) == role
+            and home_of(child, record_of(child, records)) == role
         ]
 
     def _configure_attention(self, workers: int) -> None:
@@ -196,7 +205,7 @@ class Supervisor:
         write_private(self.state.config_file, to_toml(self.config).encode())
 
     async def status(self) -> control.MeshStatus:
-        records = {} if self.is_stopping else await self._records()
+        records = {} if self.is_stopping else await read_records(self.store)
         instances = {
             str(record.instance_id): control.InstanceStatus(
                 record.instance_id, record.role, "ready", record.home
@@ -210,10 +219,10 @@ class Supervisor:
                 if shown == "running":
                     # One that was there before is not starting: it hangs, or the store is away.
                     shown = "unregistered" if child.pid in self._registered else "starting"
-                    if _is_registered(child, records):
+                    if is_registered(child, records):
                         shown = "ready"
                         self._registered.add(records[child.service_id].pid)
-                record = _record_of(child, records)
+                record = record_of(child, records)
                 role_now, home = role if record is None else record.role, role
                 if child.service_id in instances:
                     home = instances[child.service_id].home or role
@@ -225,15 +234,16 @@ class Supervisor:
                 child.pid,
                 child.state,
                 child.restarts,
-                records[child.service_id].http_url if _is_registered(child, records) else None,
+                records[child.service_id].http_url if is_registered(child, records) else None,
             )
             for child in self.children.values()
         ]
         state: control.MeshState = "ready" if self.has_launched else "starting"
         if self.is_stopping:
             state = "stopping"
-        leader = None if self.is_stopping else await self._leader()
-        plan = None if self.is_stopping else await self._latest_plan()
+        leader = None if self.is_stopping else await read_leader(self.store)
+        is_planned = self.config.scaling.policy != "off" and not self.is_stopping
+        plan = await read_plan(self.store) if is_planned else None
         return control.MeshStatus(
             state,
             self.url,
@@ -241,18 +251,9 @@ class Supervisor:
             processes,
             leader=leader,
             plan=plan,
-            private_url=_private_url(records),
+            private_url=private_url_of(records),
             admin_key_file=str(self.config.gateway.admin_key_file),
         )
-
-    async def _latest_plan(self) -> DesiredCounts | None:
-        if self.config.scaling.policy == "off":
-            return None
-        try:
-            return await self.store.read_plan()
-        except StoreError as exc:
-            log.warning("plan_unread", extra={"error": str(exc)})
-            return None
 
     async def stop(self, grace_s: float) -> None:
         """Ends everything in order; each step takes at most the drain and ``grace_s``."""
@@ -324,36 +325,17 @@ class Supervisor:
             # A full disk ends no mesh: the list is for cleaning up after a supervisor that was killed.
             log.warning("processes_unwritten", extra={"error": str(exc)})
 
-    async def _records(self) -> dict[str, MemberRecord]:
-        try:
-            members = await self.store.members()
-        except StoreError as exc:
-            log.warning("members_unread", extra={"error": str(exc)})
-            return {}
-        return {
-            record.instance_id if isinstance(record, InstanceRecord) else record.service_id: record
-            for record in members
-        }
-
-    async def _leader(self) -> control.LeaderStatus | None:
-        try:
-            leader = await self.store.leader()
-        except StoreError as exc:
-            log.warning("leader_unread", extra={"error": str(exc)})
-            return None
-        return None if leader is None else control.LeaderStatus(leader.service_id, leader.epoch)
-
     async def _wait_registered(self, service_ids: set[str]) -> None:
         """A service registers when it is ready to be used, so the store tells."""
         missing = set(service_ids)
 
         async def are_registered() -> bool:
-            records = await self._records()
+            records = await read_records(self.store)
             for service_id in sorted(missing):
                 child = self.children.get(service_id)
                 if child is None or child.state == "stopping":
                     raise LauncherError(f"{service_id} was drained before it was ready")
-                if _is_registered(child, records):
+                if is_registered(child, records):
                     self._registered.add(records[child.service_id].pid)
                     missing.discard(child.service_id)
                 elif child.restarts >= MAX_FAILED_STARTS:
@@ -364,11 +346,11 @@ class Supervisor:
 
     async def _wait_known(self) -> None:
         """Returns when every scheduler has heard of every registered instance, so that it places on them."""
-        records = await self._records()
+        records = await read_records(self.store)
         registered = sum(isinstance(record, InstanceRecord) for record in records.values())
 
         async def are_known() -> bool:
-            urls = self._urls_of("scheduler", await self._records())
+            urls = self._urls_of("scheduler", await read_records(self.store))
             answers = await asyncio.gather(*(fetch(f"{url}/metrics") for url in urls))
             return all(status == 200 and _instances_known(body) >= registered for status, body in answers)
 
@@ -376,7 +358,7 @@ class Supervisor:
 
     async def _wait_gateway(self) -> None:
         """The gateway knows best whether it can serve."""
-        [url] = self._urls_of("gateway", await self._records())
+        [url] = self._urls_of("gateway", await read_records(self.store))
         self.url = url
 
         async def is_ready() -> bool:
@@ -396,7 +378,7 @@ class Supervisor:
         gateway = self.config.gateway
         if gateway.api_keys_file is not None and gateway.admin_key_file is not None:
             # Of API keys only the digests are known here; on the private port the admin key does, too.
-            url = f"{_private_url(await self._records())}/v1/completions"
+            url = f"{private_url_of(await read_records(self.store))}/v1/completions"
             key = gateway.admin_key_file.expanduser().read_text(encoding="utf-8").strip()
 
         async def is_served() -> bool:
@@ -417,31 +399,7 @@ class Supervisor:
         return urls
 
 
-def _private_url(records: Mapping[str, MemberRecord]) -> str | None:
-    """The first gateway's, where it is now: a port that was taken is another one after it has begun anew."""
-    services = [records[name] for name in sorted(records)]
-    urls = [each.private_url for each in services if isinstance(each, ServiceRecord)]
-    return next(filter(None, urls), None)
-
-
 def _instances_known(metrics: bytes) -> float:
     """By a scheduler."""
     known = re.search(rb"^lamella_instances (\S+)$", metrics, re.MULTILINE)
     return -1.0 if known is None else float(known[1])
-
-
-def home_of(child: Child, record: InstanceRecord | None) -> str:
-    """The role that an instance goes back to, which may have been flipped since its process began, or any
-    other process's own."""
-    return child.role if record is None else record.home or record.role
-
-
-def _record_of(child: Child, records: Mapping[str, MemberRecord]) -> InstanceRecord | None:
-    """Of an instance; not its former process's."""
-    record = records.get(child.service_id)
-    return record if isinstance(record, InstanceRecord) and record.pid == child.pid else None
-
-
-def _is_registered(child: Child, records: Mapping[str, MemberRecord]) -> bool:
-    record = records.get(child.service_id)
-    return record is not None and record.pid == child.pid

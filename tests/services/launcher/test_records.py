@@ -6,7 +6,7 @@ import msgspec
 
 from common.messages import InstanceRecord, Role
 from services.launcher.children import Child
-from services.launcher.supervisor import home_of
+from services.launcher.records import home_of
 from tests.scheduler.states import record_of
 
 CHILD = Child("decode-0", "decode", ("lamella",), {}, Path("decode-0.log"))
