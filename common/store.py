@@ -12,6 +12,8 @@ Keys of one mesh, all under ``lamella:<namespace>:``::
     leader          epoch, incarnation and id of the scheduler that leads, a line each; expires with its lease
     leader-epoch    the last leader's epoch
     plan            epoch, newline, the scheduler's latest DesiredCounts as JSON; stays
+    booked          set of incarnations of schedulers that wrote bookings
+    booked:<inc.>   hash of such a one: by request, the Booking as MessagePack; expires with its silence
 
 A member is its id and its incarnation. The newest incarnation of an id wins: an older one, paused and woken
 again, cannot write over it (MemberSuperseded).
@@ -19,7 +21,7 @@ again, cannot write over it (MemberSuperseded).
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from typing import Any, TypeVar, cast
 from urllib.parse import urlsplit
 
@@ -31,8 +33,9 @@ from redis.backoff import ExponentialBackoff
 
 from common.cancellation import keep_cancellation
 from common.errors import StoreError, StoreUnavailable
-from common.ids import Incarnation, InstanceId
+from common.ids import Incarnation, InstanceId, RequestId
 from common.messages import InstanceLife, InstanceRecord, MemberRecord
+from common.messages.bookings import Booking
 from common.scaling import DesiredCounts
 
 log = logging.getLogger("lamella.store")
@@ -47,6 +50,8 @@ FORGET_LEASES = 10
 """An id leaves the index after this many silent leases; its record has expired long before."""
 LIVES_KEPT_S = 600
 """For so long a scheduler that begins can tell whose sequences are lost (``departed``)."""
+BOOKINGS_KEPT_S = 60
+"""After its last word, of a scheduler's bookings: as long as schedulers remember what has ended."""
 MAX_CONNECTIONS = 8
 INSTANCE = "instance"
 """The kind of a life that is no service's."""
@@ -108,6 +113,16 @@ local held = redis.call('GET', KEYS[1])
 if held and string.match(held, '^%d+\\n([^\\n]*)') == ARGV[1] then redis.call('DEL', KEYS[1]) end
 return 1
 """
+WRITE_BOOKED = """
+if ARGV[3] == '1' then redis.call('DEL', KEYS[1]) end
+local was_there = redis.call('EXISTS', KEYS[1])
+local after = 4 + 2 * tonumber(ARGV[4])
+for at = 5, after, 2 do redis.call('HSET', KEYS[1], ARGV[at], ARGV[at + 1]) end
+for at = after + 1, #ARGV do redis.call('HDEL', KEYS[1], ARGV[at]) end
+redis.call('EXPIRE', KEYS[1], ARGV[2])
+redis.call('SADD', KEYS[2], ARGV[1])
+return was_there
+"""
 
 
 class Leader(msgspec.Struct, frozen=True):
@@ -151,6 +166,8 @@ class Store:
         self._resign_lead = self._client.register_script(RESIGN_LEAD)
         self._write_plan = self._client.register_script(WRITE_PLAN)
         self._decoder: msgspec.json.Decoder[MemberRecord] = msgspec.json.Decoder(MemberRecord)
+        self._write_booked = self._client.register_script(WRITE_BOOKED)
+        self._booking_decoder: msgspec.msgpack.Decoder[Booking] = msgspec.msgpack.Decoder(Booking)
 
     async def connect(self) -> None:
         """Proves that the store answers. Raises StoreUnavailable."""
@@ -245,6 +262,46 @@ class Store:
             return None
         try:
             return msgspec.json.decode(value.partition(b"\n")[2], type=DesiredCounts)
+        except (msgspec.DecodeError, RecursionError) as exc:
+            self._note_malformed(exc)
+            return None
+
+    async def write_bookings(
+        self,
+        writer: Incarnation,
+        booked: Collection[Booking],
+        ended: Collection[RequestId] = (),
+        *,
+        is_whole: bool,
+    ) -> bool:
+        """Adds to what that scheduler has written and takes out of it, or replaces it as a whole. False where
+        there was nothing of it to add to. Raises StoreUnavailable."""
+        keys = [f"{self._prefix}booked:{writer}", f"{self._prefix}booked"]
+        arguments: list[int | str | bytes] = [writer, BOOKINGS_KEPT_S, int(is_whole), len(booked)]
+        for each in booked:
+            arguments += [each.request_id, msgspec.msgpack.encode(each)]
+        return bool(await self._run(lambda: self._write_booked(keys=keys, args=[*arguments, *ended])))
+
+    async def bookings(self) -> list[Booking]:
+        """Those of every scheduler that wrote within ``BOOKINGS_KEPT_S``. Values that are none are skipped
+        and counted. Raises StoreUnavailable."""
+        values = await self._run(self._read_bookings)
+        return [each for value in values if (each := self._decode_booking(value)) is not None]
+
+    async def _read_bookings(self) -> list[bytes]:
+        index = f"{self._prefix}booked"
+        writers = sorted(cast(set[bytes], await self._client.smembers(index)))
+        found: list[bytes] = []
+        for writer in writers:
+            values = await self._client.hvals(f"{self._prefix}booked:{writer.decode(errors='replace')}")
+            found += cast(list[bytes], values)
+            if not values:
+                await self._client.srem(index, writer)
+        return found
+
+    def _decode_booking(self, value: bytes) -> Booking | None:
+        try:
+            return self._booking_decoder.decode(value)
         except (msgspec.DecodeError, RecursionError) as exc:
             self._note_malformed(exc)
             return None

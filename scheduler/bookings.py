@@ -172,13 +172,22 @@ class Bookings:
         """What is known of requests after that one, and whether that is all."""
         names = (name for name in (*self.requests, *self.unbooked) if after is None or name > after)
         page = heapq.nsmallest(most + 1, names)
-        return tuple(map(self._booking, page[:most])), len(page) <= most
+        return self.named(page[:most]), len(page) <= most
+
+    def named(self, names: Iterable[RequestId]) -> tuple[Booking, ...]:
+        """What is known of each."""
+        return tuple(map(self._booking, names))
 
     def take_changes(self) -> tuple[Booking, ...]:
         """To be told to the others now."""
         told, self.changes = dict.fromkeys(self.changes), []
         self.changed += len(told)
-        return tuple(map(self._booking, told))
+        return self.named(told)
+
+    def own(self) -> dict[RequestId, BookingVersion]:
+        """Those that stand and were last changed here."""
+        booked = self.requests.items()
+        return {each: placed.version for each, placed in booked if placed.version.writer == self.incarnation}
 
     # both
 

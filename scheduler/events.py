@@ -89,6 +89,13 @@ class PeerRead:
 
 
 @dataclass(frozen=True, slots=True)
+class BookingsRead:
+    """What the store has of all schedulers, also of those that are gone."""
+
+    bookings: tuple[Booking, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class MessagesLost:
     """To this scheduler, from anybody."""
 
@@ -126,6 +133,7 @@ SchedulerStateEvent = (
     | LengthPredicted
     | PeerHeard
     | PeerRead
+    | BookingsRead
     | MessagesLost
     | CallAnswered
     | TimePassed

@@ -51,6 +51,7 @@ from scheduler import events
 from scheduler.announcing import Announcer
 from scheduler.length_questions import LengthQuestions
 from scheduler.metrics import SchedulerMetrics
+from scheduler.mirror import Mirror
 from scheduler.policy.decode_binding import is_bound_late
 from scheduler.scaling import Scaling
 from scheduler.sharing import Sharing
@@ -83,6 +84,7 @@ class SchedulerService:
     announcer: Announcer = field(init=False)
     sharing: Sharing = field(init=False)
     turns: Turns = field(init=False)
+    mirror: Mirror = field(init=False)
     questions: LengthQuestions = field(init=False)
     _has_told_departed: bool = False
     _reported: asyncio.Event = field(default_factory=asyncio.Event)
@@ -94,6 +96,7 @@ class SchedulerService:
         self.sharing = Sharing(
             self.scheduler_id, self.state, self.bus, self.subjects, call_timeout_s, self._handle
         )
+        self.mirror = Mirror(self.store, self.state.bookings, self.config.mesh.heartbeat_s, self._handle)
         self.questions = LengthQuestions(
             self.config.predictor,
             self.state.placer,
@@ -108,7 +111,10 @@ class SchedulerService:
         """Subscribes; returns when every subscription is active, and what other schedulers have booked and
         instances report is known."""
         await self.bus.subscribe(self.subjects.scheduler_events(), SchedulerEvent, self._take_event)
-        await self.sharing.start(await self._read_members())
+        members = await self._read_members()
+        # Before others are asked: what has ended since, they say.
+        await self.mirror.read()
+        await self.sharing.start(members)
         await self._hear_instances()
         # Whoever takes calls has been heard: one that died before could not be missed, and what it had would
         # wait for its answer.

@@ -38,6 +38,7 @@ from scheduler.bookings import Bookings
 from scheduler.events import (
     AnnounceGatewayGone,
     AskToLeave,
+    BookingsRead,
     BusRestored,
     CallAnswered,
     DepartedRead,
@@ -126,6 +127,10 @@ class SchedulerState:
             case PeerRead(incarnation, bookings):
                 self.peers.take_all(incarnation, bookings, now)
                 return self._learn(bookings or ())
+            case BookingsRead(bookings):
+                for booking in bookings:
+                    self.bookings.merge(booking, now)
+                return self._learn(bookings)
             case MessagesLost():
                 return self.peers.ask_all()
             case InstanceSuspected(instance_id):

@@ -55,6 +55,7 @@ async def _start(process: ServiceProcess) -> Running:
     await leadership.start()
     await scheduler.start()
     process.spawn(scheduler.watch())
+    process.spawn(scheduler.mirror.keep())
     process.spawn(leadership.keep())
     if config.scaling.policy != "off":
         scheduler.scaling = _scaling(process, scheduler.state, leadership)
@@ -77,6 +78,7 @@ async def _start(process: ServiceProcess) -> Running:
         """Who waits is told to ask another one; other calls at hand are answered when the bus closes."""
         scheduler.turns.leave()
         scheduler.sharing.leave()
+        await scheduler.mirror.write()
         await leadership.resign()
 
     async def close() -> None:

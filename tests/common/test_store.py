@@ -13,10 +13,11 @@ import pytest
 import redis.asyncio
 
 from common.errors import StoreError, StoreUnavailable
-from common.ids import Incarnation, InstanceId
+from common.ids import Incarnation, InstanceId, RequestId
 from common.messages import InstanceLife, InstanceRecord, MemberRecord, ServiceRecord
+from common.messages.bookings import Booking, BookingVersion
 from common.scaling import DesiredCounts, ServiceCount
-from common.store import MemberSuperseded, Store
+from common.store import BOOKINGS_KEPT_S, MemberSuperseded, Store
 from services.launcher import embedded
 
 Result = TypeVar("Result")
@@ -336,3 +337,49 @@ def test_a_plan_that_cannot_be_read_is_none(redis_url: str, namespace: str) -> N
             assert await store.write_plan(plan_of(7, 2))
 
     run(scenario())
+
+
+def booking_of(name: str, revision: int = 0) -> Booking:
+    return Booking(RequestId(name), BookingVersion(0, revision=revision, writer=Incarnation("s")))
+
+
+def test_bookings_are_added_to_taken_out_and_replaced_by_their_writer(redis_url: str, namespace: str) -> None:
+    async def scenario() -> None:
+        one, other = Incarnation("s"), Incarnation("t")
+        async with opened(redis_url, namespace) as store:
+            assert await store.bookings() == []
+            assert not await store.write_bookings(one, [booking_of("r0")], is_whole=False)
+            changed = [booking_of("r0", 1), booking_of("r1")]
+            assert await store.write_bookings(one, changed, [RequestId("r9")], is_whole=False)
+            await store.write_bookings(other, [booking_of("r2")], is_whole=True)
+            assert by_request(await store.bookings()) == [*changed, booking_of("r2")]
+            assert await store.write_bookings(one, [], [RequestId("r0")], is_whole=False)
+            assert by_request(await store.bookings()) == [booking_of("r1"), booking_of("r2")]
+            await store.write_bookings(one, [booking_of("r3")], is_whole=True)
+            assert by_request(await store.bookings()) == [booking_of("r2"), booking_of("r3")]
+
+    run(scenario())
+
+
+def test_bookings_end_with_their_writers_silence_and_those_that_are_none_are_skipped(
+    redis_url: str, namespace: str
+) -> None:
+    async def scenario() -> None:
+        client = redis.asyncio.Redis.from_url(redis_url)
+        key = f"lamella:{namespace}:booked:s"
+        async with opened(redis_url, namespace) as store:
+            await store.write_bookings(Incarnation("s"), [booking_of("r0")], is_whole=True)
+            assert 0 < await client.ttl(key) <= BOOKINGS_KEPT_S
+            await client.hset(key, "r1", b"nonsense")
+            assert await store.bookings() == [booking_of("r0")]
+            assert store.malformed == 1
+            await client.delete(key)
+            assert await store.bookings() == []
+            assert await client.smembers(f"lamella:{namespace}:booked") == set()
+        await client.aclose()
+
+    run(scenario())
+
+
+def by_request(bookings: list[Booking]) -> list[Booking]:
+    return sorted(bookings, key=lambda booking: booking.request_id)

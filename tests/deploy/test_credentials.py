@@ -17,8 +17,9 @@ import redis.exceptions
 
 from common.bus import Bus
 from common.errors import BusError, BusUnavailable
-from common.ids import Incarnation
+from common.ids import Incarnation, RequestId
 from common.messages import ServiceRecord
+from common.messages.bookings import Booking, BookingVersion
 from common.scaling import DesiredCounts
 from common.store import Store
 from common.subjects import Subjects
@@ -117,6 +118,9 @@ def test_services_have_their_own_subjects_only(nats: str, subject: str) -> None:
     run(work())
 
 
+BOOKED = Booking(RequestId("r0"), BookingVersion(0))
+
+
 def test_the_store_may_do_all_it_does(store_url: str) -> None:
     incarnation = Incarnation("1" * 16)
     record = ServiceRecord(
@@ -131,6 +135,8 @@ def test_the_store_may_do_all_it_does(store_url: str) -> None:
             await store.renew()
             assert await store.members() == [record]
             assert await store.departed() == []
+            await store.write_bookings(incarnation, [BOOKED], [RequestId("r1")], is_whole=True)
+            assert await store.bookings() == [BOOKED]
             leader = await store.claim_lead("s", incarnation, LEASE_S, 0)
             assert (await store.claim_lead("s", incarnation, LEASE_S, 0)).epoch == leader.epoch
             assert await store.leader() is not None

@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import openai
 import pytest
@@ -17,7 +18,7 @@ from common.errors import LeaderSuperseded
 from common.ids import InstanceId
 from common.messages import FlipProgress, FlipRole, ServiceRecord
 from common.store import Leader
-from tests.e2e.meshes import Mesh, get_text, running_mesh
+from tests.e2e.meshes import Mesh, get_text, running_mesh, stream_text
 
 CONFIG = """
 [instance]
@@ -34,6 +35,7 @@ WAIT_S = 30.0
 POLL_S = 0.02
 CLIENTS = 4
 OUTPUT_TOKENS = 40
+PROMPT, LONG_OUTPUT_TOKENS = list(range(100, 177)), 600
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +89,28 @@ def test_a_leader_that_hung_and_wakes_commands_nobody(mesh: Mesh) -> None:
         assert (await leader_of(mesh)).epoch == after.epoch
 
     asyncio.run(work())
+    assert asyncio.run(mesh.left_over()) == {}
+
+
+def test_schedulers_that_all_died_begin_anew_with_what_they_had_booked(mesh: Mesh) -> None:
+    async def work() -> None:
+        lives = {name: len(bookings_read(mesh, name)) for name in await epochs_of(mesh)}
+        pids = [pid_of(mesh, name) for name in lives]
+        async with mesh.client() as client:
+            begun = [asyncio.Event() for _ in range(CLIENTS)]
+            streams = [
+                asyncio.create_task(stream_text(client, PROMPT, LONG_OUTPUT_TOKENS, each)) for each in begun
+            ]
+            await asyncio.gather(*(each.wait() for each in begun))
+            await until_booked_in_the_store(mesh)
+            for pid in pids:
+                os.kill(pid, signal.SIGKILL)
+            await until_begun_anew(mesh, lives)
+            assert min(bookings_read(mesh, name)[-1] for name in lives) >= CLIENTS
+            assert len(set(await asyncio.gather(*streams))) == 1
+
+    asyncio.run(work())
+    asyncio.run(mesh.wait_ready(2))
     assert asyncio.run(mesh.left_over()) == {}
 
 
@@ -150,6 +174,31 @@ async def ask_one(client: openai.AsyncOpenAI) -> openai.types.Completion:
     )
 
 
+async def until_booked_in_the_store(mesh: Mesh) -> None:
+    """All that have that prompt, delivered."""
+    async with mesh.store() as store, asyncio.timeout(WAIT_S):
+        while True:
+            booked = [each.booked for each in await store.bookings() if each.booked is not None]
+            if sum(each.is_acknowledged and each.prompt_tokens == len(PROMPT) for each in booked) == CLIENTS:
+                return
+            await asyncio.sleep(POLL_S)
+
+
+async def until_begun_anew(mesh: Mesh, lives: dict[str, int]) -> None:
+    """Until each of those schedulers has read the store more often than so."""
+    async with asyncio.timeout(WAIT_S):
+        while True:
+            if all(len(bookings_read(mesh, name)) > count for name, count in lives.items()):
+                return
+            await asyncio.sleep(POLL_S)
+
+
+def bookings_read(mesh: Mesh, scheduler: str) -> list[int]:
+    """How many each life of that scheduler has found in the store."""
+    found = [each for each in logged(mesh, scheduler, "bookings_read") if each["scheduler"] == "store"]
+    return [each["bookings"] for each in found]
+
+
 async def leader_of(mesh: Mesh, after_epoch: int = 0) -> Leader:
     """Once somebody leads with a higher epoch than that."""
     async with asyncio.timeout(WAIT_S):
@@ -185,10 +234,14 @@ async def epochs_of(mesh: Mesh) -> dict[str, float]:
 
 def failover_s(mesh: Mesh, leader: Leader, since_unix_s: float) -> float:
     """Until it led, as it logged."""
-    lines = (mesh.state_dir / "logs" / f"{leader.service_id}.log").read_text().splitlines()
-    events = [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
-    [led] = [each for each in events if each["event"] == "leads" and each["epoch"] == leader.epoch]
+    [led] = [each for each in logged(mesh, leader.service_id, "leads") if each["epoch"] == leader.epoch]
     return datetime.datetime.fromisoformat(led["time"]).timestamp() - since_unix_s
+
+
+def logged(mesh: Mesh, service_id: str, event: str) -> list[dict[str, Any]]:
+    lines = (mesh.state_dir / "logs" / f"{service_id}.log").read_text().splitlines()
+    events = [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
+    return [each for each in events if each["event"] == event]
 
 
 def pid_of(mesh: Mesh, service_id: str) -> int:
