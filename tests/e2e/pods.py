@@ -134,8 +134,11 @@ class Cluster:
         name = f"{role}-{secrets.token_hex(4)}-{secrets.token_hex(2)}"
         address, directory = self._next_place(name)
         places = write_files(workload, objects, directory)
-        variables = variables_of(workload, objects, name, address)
-        self.url_files = {each: places[variables[each]] for each in FILE_VARIABLES}
+        variables = {
+            variable: places.get(value, value)
+            for variable, value in variables_of(workload, objects, name, address).items()
+        }
+        self.url_files = {each: variables[each] for each in FILE_VARIABLES}
         for file in map(Path, self.url_files.values()):
             file.write_text(self._with_addresses(file.read_text()))
         environment = {
@@ -143,9 +146,10 @@ class Cluster:
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
             "PYTHONPATH": str(ROOT),
             "LAMELLA_HOST": address,
+            # A pod's own; here it would be everybody's.
+            "LAMELLA_PRIVATE_HOST": address,
             **OF_THE_IMAGE,
             **variables,
-            **self.url_files,
             **self.overridden,
         }
         arguments = [places.get(each, each) for each in container_of(workload)["args"]]

@@ -33,6 +33,7 @@ pytestmark = pytest.mark.parametrize("overlay", OVERLAYS)
 
 ROLES: tuple[str, ...] = get_args(ServiceRole)
 OLDEST, NEWEST = "1.30", "1.37"
+SECRETS = {"nats": {"nats-users"}, "redis": {"redis-users"}, "gateway": {"service-urls", "admin-key"}}
 NOT_KUBERNETES_OWN = ("ScaledObject", "PodMonitor")
 
 
@@ -185,11 +186,22 @@ def test_every_secret_is_a_file_that_only_its_readers_mount(overlay: str) -> Non
     objects = rendered(overlay)
     for name, each in workloads(objects).items():
         mounted = [volume["secret"] for volume in pod_of(each)["volumes"] if "secret" in volume]
-        secret = {"nats": "nats-users", "redis": "redis-users"}.get(name, "service-urls")
-        assert [secret["secretName"].rpartition("-")[0] for secret in mounted] == [secret]
+        wanted = SECRETS.get(name, {"service-urls"})
+        assert {secret["secretName"].rpartition("-")[0] for secret in mounted} == wanted
         # By its group, which is the pod's user's, and not by who else is in the pod.
-        assert [secret["defaultMode"] for secret in mounted] == [0o440]
+        assert {secret["defaultMode"] for secret in mounted} == {0o440}
         assert pod_of(each)["securityContext"]["fsGroup"] == 10001
+
+
+def test_only_who_may_forward_a_gateways_port_sees_its_private_one(overlay: str, tmp_path: Path) -> None:
+    objects = rendered(overlay)
+    gateway = services(objects)["gateway"]
+    settings = settings_of(gateway, objects, tmp_path).gateway
+    assert (settings.private_host, settings.private_port) == ("127.0.0.1", 8001)
+    assert settings.admin_key_file is not None
+    assert settings.admin_key_file.read_text()
+    for each in of_kind(objects, "Service").values():
+        assert 8001 not in {port["port"] for port in each["spec"]["ports"]}
 
 
 def test_no_password_stands_where_it_shows(overlay: str) -> None:
