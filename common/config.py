@@ -212,7 +212,8 @@ class RolesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 class ScalingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How the number of workers follows the load (``scheduler.policy.scaling``). ``policy`` on: `lamella
-    up` carries out what the scheduler plans; dry_run: it only logs it.
+    up` carries out what the scheduler plans; dry_run: it only logs it, and `lamella
+    autoscale` may carry it out.
 
     The workload is judged every ``window_s``. ``utilisation`` is how far a worker may be loaded on average.
     After a change the next one up comes ``up_cooldown_s`` later, unless the workload has jumped; one down

@@ -183,3 +183,12 @@ class TransferError(ServiceError):
 
 class LauncherError(ServiceError):
     """A local process or an embedded server did not start or stop."""
+
+
+def first_reason(group: BaseExceptionGroup) -> BaseException:
+    """Of what came out of a TaskGroup, the error that says what happened, not what followed from it."""
+    reasons, others = group.split(LamellaError)
+    error: BaseException = reasons or others or group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -20,6 +20,7 @@ from common.errors import LamellaError
 from services.analysis.command import analyze
 from services.analysis.convert_command import convert
 from services.bench.command import bench
+from services.commands.autoscale import autoscale, relay
 from services.commands.mesh import down, status
 from services.commands.options import (
     ConfigOption,
@@ -56,8 +57,10 @@ app.command("up")(up)
 app.command("down")(down)
 app.command("status")(status)
 app.command("scale")(scale)
-app.command("doctor")(doctor)
 app.command("drain")(drain)
+app.command("autoscale")(autoscale)
+app.command("relay", hidden=True)(relay)
+app.command("doctor")(doctor)
 app.command("targets")(targets)
 app.command("settings")(settings)
 app.command("bench")(bench)

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import msgspec
 
 from common.errors import LauncherError
-from common.scaling import ScaledRole
+from common.scaling import ScaledRole, ScaledService
 from services.connectors.programs import ProgramFailed, output_of
+from services.launcher.autoscale import FOLLOWING_LOAD
 from services.launcher.launch_plan import SCALED_ROLES, check_counts
 from services.launcher.probes import READY_TIMEOUT_S
 from services.launcher.wishes import RoleChange, Wishes
@@ -22,6 +23,8 @@ LIST_TIMEOUT_S = 60.0
 DRAIN_TIMEOUT_S = 300.0
 """Containers are ended by their own ``stop_grace_period``, well within this."""
 PRESENT = ("running", "restarting", "paused")
+SETTINGS = "/etc/lamella/compose.toml"
+"""In every container (docker-compose.yml)."""
 
 
 class Container(msgspec.Struct, frozen=True, rename="pascal"):
@@ -64,6 +67,19 @@ class ComposeConnector:
         check_counts({role: len(_names(containers, role)) - 1})
         await output_of("docker", "stop", found.name, timeout_s=DRAIN_TIMEOUT_S)
         await output_of("docker", "rm", found.name, timeout_s=LIST_TIMEOUT_S)
+
+    @property
+    def following_load(self) -> frozenset[ScaledService]:
+        """The gateway has the published port, unless a range of them is published."""
+        return FOLLOWING_LOAD
+
+    @property
+    def hears_wishes(self) -> bool:
+        return False
+
+    def inside(self, *arguments: str) -> tuple[str, ...]:
+        """In the container of a scheduler: there is always one."""
+        return (*COMPOSE, "exec", "-T", "scheduler", "lamella", *arguments, "--config", SETTINGS)
 
     async def containers(self) -> list[Container]:
         """Those of the mesh that run. Raises ProgramFailed."""

@@ -2,6 +2,7 @@
 
 from typing import Protocol
 
+from common.scaling import ScaledService
 from services.launcher.wishes import RoleChange, Wishes
 
 
@@ -18,4 +19,19 @@ class Connector(Protocol):
         """Returns when that process has finished what it had and ended; none is started in its place.
 
         Raises LauncherError where there is none, ConfigError where it is indispensable."""
+        ...
+
+    @property
+    def following_load(self) -> frozenset[ScaledService]:
+        """Of the services that are planned, those there may be several of there."""
+        ...
+
+    @property
+    def hears_wishes(self) -> bool:
+        """Whether somebody there answers operators' wishes over NATS without being told to."""
+        ...
+
+    def inside(self, *arguments: str) -> tuple[str, ...]:
+        """The command that runs ``lamella`` with these arguments and the mesh's settings, with its standard
+        input, where the mesh's NATS can be reached. Raises LauncherError where no mesh runs."""
         ...

@@ -7,11 +7,12 @@ itself: it must be named.
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import get_args
 
 import msgspec
 
 from common.errors import LauncherError
-from common.scaling import ScaledRole
+from common.scaling import ScaledRole, ScaledService
 from services.connectors.programs import output_of
 from services.launcher.launch_plan import SCALED_ROLES, check_counts
 from services.launcher.probes import READY_TIMEOUT_S
@@ -26,6 +27,8 @@ LOOK_INTERVAL_S = 1.0
 DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 FIRST = -1000
 """Pods cost 0 without a word."""
+SETTINGS = "/etc/lamella/lamella.toml"
+"""In every pod (deploy/kubernetes/base/every-service.yaml)."""
 OVER = ("Succeeded", "Failed")
 """Phases of a pod that runs no more, and only stays to be looked at."""
 
@@ -114,6 +117,20 @@ class KubernetesConnector:
         [change] = await self.apply({role: CountWish(-1, is_change=True)})
         if service_id not in change.ended:
             raise LauncherError(f"{', '.join(change.ended)} ended instead of {service_id}: it was not ready")
+
+    @property
+    def following_load(self) -> frozenset[ScaledService]:
+        """Gateways, too: a Service stands before them."""
+        return frozenset(get_args(ScaledService))
+
+    @property
+    def hears_wishes(self) -> bool:
+        return False
+
+    def inside(self, *arguments: str) -> tuple[str, ...]:
+        """In a scheduler's pod: there is always one."""
+        command = ("kubectl", "--namespace", self.namespace, "exec", "--stdin", "deployment/scheduler", "--")
+        return (*command, "lamella", *arguments, "--config", SETTINGS)
 
     async def _replicas(self) -> dict[ScaledRole, int]:
         """How many pods each role's Deployment is to have."""

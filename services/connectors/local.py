@@ -1,9 +1,12 @@
 """A mesh that `lamella up` runs on this machine: its supervisor starts and ends the processes."""
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from common.scaling import ScaledService
 from services.launcher import local
+from services.launcher.autoscale import FOLLOWING_LOAD
 from services.launcher.wishes import RoleChange, Wishes
 
 
@@ -20,3 +23,17 @@ class LocalConnector:
 
     async def drain(self, service_id: str) -> None:
         await local.drain(self.state_dir, service_id, is_forced=self.is_forced)
+
+    @property
+    def following_load(self) -> frozenset[ScaledService]:
+        return FOLLOWING_LOAD
+
+    @property
+    def hears_wishes(self) -> bool:
+        """The supervisor does."""
+        return True
+
+    def inside(self, *arguments: str) -> tuple[str, ...]:
+        """Raises MeshNotRunning."""
+        settings = str(local.settings_file(self.state_dir))
+        return (sys.executable, "-m", "services.cli", *arguments, "--config", settings)

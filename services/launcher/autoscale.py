@@ -6,15 +6,17 @@ counts so. A plan of an earlier leader is refused, and so is one that was there 
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 
 from common.epochs import EpochFence
 from common.errors import LamellaError, StoreError
-from common.scaling import DesiredCounts, ScaledService
+from common.scaling import DesiredCounts, ScaledService, ServiceCount
 
 log = logging.getLogger("lamella.autoscale")
 
 MOST_INTERVAL_S = 1.0
+FOLLOWING_LOAD: frozenset[ScaledService] = frozenset(("prefill", "decode", "mixed", "attention"))
+"""Of the services that are planned, those there may be several of where a gateway has the one port."""
 
 ReadPlan = Callable[[], Awaitable[DesiredCounts | None]]
 Scale = Callable[[Mapping[ScaledService, int]], Awaitable[None]]
@@ -27,6 +29,7 @@ async def follow_plans(
     """Runs until cancelled. ``scaled``: what this place can have more or fewer of; ``window_s``: how often
     there is a new plan. A plan that fails is not tried again: the next one knows more."""
     fence = EpochFence()
+    told: Mapping[ScaledService, int] = {}
     seen = await _try_read(read_plan)
     if seen is not None:
         fence.note(seen.epoch)
@@ -38,7 +41,14 @@ async def follow_plans(
         seen = plan
         try:
             fence.admit(plan.epoch)
-            await _carry_out(plan, scale, scaled, is_dry_run)
+            due = [each for each in plan.counts if each.desired != each.current and each.service in scaled]
+            if is_dry_run:
+                # What has been said is not said again at every window's end.
+                _say([each for each in due if told.get(each.service) != each.desired], "would_scale")
+                told = {each.service: each.desired for each in plan.counts}
+            elif due:
+                _say(due, "scaling")
+                await scale({each.service: each.desired for each in due})
         except LamellaError as exc:
             log.warning("plan_not_carried_out", extra={"error": str(exc)})
 
@@ -51,13 +61,10 @@ async def _try_read(read_plan: ReadPlan) -> DesiredCounts | None:
         return None
 
 
-async def _carry_out(
-    plan: DesiredCounts, scale: Scale, scaled: frozenset[ScaledService], is_dry_run: bool
-) -> None:
-    due = [each for each in plan.counts if each.desired != each.current and each.service in scaled]
+def _say(due: Iterable[ServiceCount], event: str) -> None:
     for each in due:
         log.info(
-            "would_scale" if is_dry_run else "scaling",
+            event,
             extra={
                 "service": each.service,
                 "current": each.current,
@@ -65,5 +72,3 @@ async def _carry_out(
                 "reason": each.reason,
             },
         )
-    if due and not is_dry_run:
-        await scale({each.service: each.desired for each in due})

@@ -176,7 +176,12 @@ def local_url(directory: Path) -> str:
 
 def mesh_config(directory: Path) -> Config:
     """The settings of the mesh that runs there. Raises MeshNotRunning."""
-    return load_config(_running(directory).config_file)
+    return load_config(settings_file(directory))
+
+
+def settings_file(directory: Path) -> Path:
+    """Of the mesh that runs there. Raises MeshNotRunning."""
+    return _running(directory).config_file
 
 
 def _drain_timeout_s(state: StateDirectory) -> float:

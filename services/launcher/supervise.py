@@ -19,13 +19,13 @@ from common.cancellation import cancel_and_wait
 from common.config import Config
 from common.config_file import check_url, load_config, to_toml
 from common.config_rules import NATS_SCHEMES, REDIS_SCHEMES
-from common.errors import LamellaError, LauncherError, StoreError
+from common.errors import LamellaError, LauncherError, StoreError, first_reason
 from common.logs import configure_logging
 from common.scaling import ScaledService
 from common.signals import listen_to_signals
 from common.store import Store
 from services.launcher import control, embedded
-from services.launcher.autoscale import follow_plans
+from services.launcher.autoscale import FOLLOWING_LOAD, follow_plans
 from services.launcher.launch_plan import STOP_GRACE_S, LaunchPlan, check_plan, configured
 from services.launcher.probes import until
 from services.launcher.state_directory import StateDirectory, end_process, locked, write_private
@@ -37,8 +37,6 @@ log = logging.getLogger("lamella.supervisor")
 OnReady = Callable[[control.MeshStatus], None]
 
 STORE_TRIES = 15
-FOLLOWING_LOAD: frozenset[ScaledService] = frozenset(("prefill", "decode", "mixed", "attention"))
-"""Of the services that are planned, those there may be several of here: a gateway has the port."""
 
 
 async def supervise(state: StateDirectory, plan: LaunchPlan, config: Config, on_ready: OnReady) -> None:
@@ -53,7 +51,7 @@ async def supervise(state: StateDirectory, plan: LaunchPlan, config: Config, on_
         try:
             await _supervise_locked(state, plan, config, on_ready)
         except BaseExceptionGroup as group:
-            raise _first_reason(group) from group
+            raise first_reason(group) from group
         finally:
             state.remove_files()
 
@@ -164,15 +162,6 @@ async def _autoscale(supervisor: Supervisor) -> None:
 async def _kill_when(abort: asyncio.Event, supervisor: Supervisor) -> None:
     await abort.wait()
     supervisor.kill()
-
-
-def _first_reason(group: BaseExceptionGroup) -> BaseException:
-    """The error that says what happened, rather than what followed from it."""
-    reasons, others = group.split(LamellaError)
-    error: BaseException = reasons or others or group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 def main() -> int:

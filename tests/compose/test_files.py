@@ -236,7 +236,9 @@ def test_only_variables_that_are_read_are_set() -> None:
 
 
 def test_the_settings_file_is_one_that_lamella_reads() -> None:
-    assert load_config(ROOT / "deploy" / "compose.toml", {}).transfer.path == "mooncake"
+    config = load_config(ROOT / "deploy" / "compose.toml", {})
+    assert config.transfer.path == "mooncake"
+    assert config.scaling.policy == "dry_run"
 
 
 def test_the_image_sets_what_the_launcher_sets() -> None:

@@ -90,12 +90,16 @@ class Mesh:
 
     async def metric(self, role: str, name: str) -> float:
         """The sum over all instances of that role."""
-        total = 0.0
+        return sum((await self.metric_by_instance(role, name)).values())
+
+    async def metric_by_instance(self, role: str, name: str) -> dict[str, float]:
+        found: dict[str, float] = {}
         for member in await self.members():
             if isinstance(member, InstanceRecord) and member.role == role:
                 text = get_text(f"{member.http_url}/metrics")
-                total += sum(map(float, re.findall(rf"^{name}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE)))
-        return total
+                values = re.findall(rf"^{name}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE)
+                found[member.instance_id] = sum(map(float, values))
+        return found
 
     async def wait_ready(self, instances: int) -> None:
         """Until that many instances serve: whoever died has been restarted."""

@@ -2,16 +2,14 @@
 
 import asyncio
 import contextlib
-import random
 from collections.abc import Iterator
-from typing import Any
 
-import openai
 import pytest
 
 from common.errors import StoreUnavailable
 from common.scaling import DesiredCounts
 from tests.e2e.meshes import Mesh, running_mesh
+from tests.e2e.traffic import Traffic
 
 CONFIG = """
 [instance]
@@ -60,7 +58,7 @@ def test_instances_follow_the_load_up_and_down_and_no_request_fails(mesh: Mesh) 
 
 
 async def load_that_rises_and_falls(mesh: Mesh) -> None:
-    async with Traffic(mesh) as traffic:
+    async with Traffic(mesh, CALM_PER_S, PROMPT_TOKENS, OUTPUT_TOKENS) as traffic:
         await asyncio.sleep(8.0)
         assert await decode_instances(mesh) == 1, "what is there suffices"
         traffic.rate_per_s = BUSY_PER_S
@@ -69,51 +67,6 @@ async def load_that_rises_and_falls(mesh: Mesh) -> None:
         await wait_decode_instances(mesh, 1)
     assert traffic.served > 0
     assert traffic.failures == []
-
-
-class Traffic:
-    """Poisson arrivals at a rate that can be changed, each a stream that is read to its end."""
-
-    def __init__(self, mesh: Mesh) -> None:
-        self.rate_per_s = CALM_PER_S
-        self.served = 0
-        self.failures: list[str] = []
-        self._chance = random.Random(1)
-        self._requests = asyncio.TaskGroup()
-        self._client = mesh.client().with_options(timeout=60)
-
-    async def __aenter__(self) -> "Traffic":
-        await self._requests.__aenter__()
-        self._arriving = self._requests.create_task(self._arrive())
-        return self
-
-    async def __aexit__(self, *error: Any) -> None:
-        self._arriving.cancel()
-        await self._requests.__aexit__(*error)
-        await self._client.close()
-
-    async def _arrive(self) -> None:
-        while True:
-            await asyncio.sleep(self._chance.expovariate(self.rate_per_s))
-            self._requests.create_task(self._request())
-
-    async def _request(self) -> None:
-        reasons = []
-        try:
-            stream = await self._client.completions.create(
-                model="default",
-                prompt=[self._chance.randrange(3, 40_000) for _ in range(PROMPT_TOKENS)],
-                max_tokens=OUTPUT_TOKENS,
-                stream=True,
-                extra_body={"ignore_eos": True},
-            )
-            async for chunk in stream:
-                reasons += [choice.finish_reason for choice in chunk.choices if choice.finish_reason]
-        except openai.OpenAIError as exc:
-            self.failures.append(str(exc))
-        else:
-            self.served += reasons == ["length"]
-            self.failures += [] if reasons == ["length"] else [f"ended with {reasons}"]
 
 
 async def decode_instances(mesh: Mesh) -> int:

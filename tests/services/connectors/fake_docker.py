@@ -9,6 +9,8 @@ import os
 import sys
 from pathlib import Path
 
+from tests.services.connectors.inside import run_inside
+
 STATE = Path(os.environ["DOCKER_STATE"])
 LINE = {
     "Command": '"python -m deploy.ent…"',
@@ -49,6 +51,9 @@ def main() -> int:
         return 0
     if arguments[0] in ("stop", "rm"):
         return 0
+    if arguments[:2] == ["compose", "exec"]:
+        assert arguments[2:4] == ["-T", "scheduler"]
+        run_inside(arguments[4:], "/etc/lamella/compose.toml")
     scaled = [arguments[index + 1] for index, each in enumerate(arguments) if each == "--scale"]
     counts |= {service: int(count) for service, _, count in (each.partition("=") for each in scaled)}
     STATE.write_text(json.dumps(counts))

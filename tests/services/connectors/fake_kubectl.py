@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tests.services.connectors.inside import run_inside
+
 STATE = Path(os.environ["KUBECTL_STATE"])
 LABELS = {"app.kubernetes.io/part-of": "lamella", "pod-template-hash": "5d7c9b6f4"}
 
@@ -68,6 +70,9 @@ def main() -> int:
             print(json.dumps({"apiVersion": "v1", "kind": "List", "items": deployments(state)}, indent=4))
         case ["get", "pods"]:
             print(json.dumps({"apiVersion": "v1", "kind": "List", "items": look_at_pods(state)}, indent=4))
+        case ["exec", "--stdin"]:
+            assert arguments[4:6] == ["deployment/scheduler", "--"]
+            run_inside(arguments[6:], "/etc/lamella/lamella.toml")
         case ["annotate", "pod"]:
             state["pods"][arguments[4]]["cost"] = arguments[5].partition("pod-deletion-cost=")[2]
         case ["scale", deployment]:

@@ -1,9 +1,6 @@
 """What is said to docker compose, and what is made of its answers."""
 
 import asyncio
-import json
-import os
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,24 +14,14 @@ from services.connectors.targets import Target, connector_of
 from services.launcher.local import MeshNotRunning
 from services.launcher.state_directory import StateDirectory, locked
 from services.launcher.wishes import RoleChange, parse_wishes
+from tests.services.connectors.programs import pretend_docker
 
-FAKE = Path(__file__).with_name("fake_docker.py")
 UP = "compose up --detach --wait --no-recreate --no-deps --wait-timeout 300"
 
 
 @pytest.fixture
 def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Its log; one prefill and two decode containers run."""
-    program = tmp_path / "bin" / "docker"
-    program.parent.mkdir()
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} {FAKE} "$@"\n')
-    program.chmod(0o700)
-    (tmp_path / "state").write_text(json.dumps({"nats": 1, "prefill": 1, "decode": 2}))
-    monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
-    monkeypatch.setenv("DOCKER_STATE", str(tmp_path / "state"))
-    monkeypatch.setenv("DOCKER_LOG", str(tmp_path / "log"))
-    monkeypatch.setenv("DOCKER_ROOM", "3")
-    return tmp_path / "log"
+    return pretend_docker(tmp_path, monkeypatch)
 
 
 def apply(*wishes: str) -> list[RoleChange]:

@@ -1,9 +1,6 @@
 """What is said to kubectl, and when a change of pods counts as done."""
 
 import asyncio
-import json
-import os
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,32 +9,13 @@ from common.errors import ConfigError, LauncherError
 from services.connectors import kubernetes
 from services.connectors.kubernetes import KubernetesConnector
 from services.launcher.wishes import RoleChange, parse_wishes
-
-FAKE = Path(__file__).with_name("fake_kubectl.py")
-PODS = {
-    "prefill-a": {"role": "prefill", "is_ending": False, "looks": 0},
-    "decode-a": {"role": "decode", "is_ending": False, "looks": 0},
-    "decode-b": {"role": "decode", "is_ending": False, "looks": 0},
-    # Evicted a week ago, and kept to be looked at.
-    "decode-z": {"role": "decode", "is_ending": False, "looks": 99, "phase": "Failed"},
-}
+from tests.services.connectors.programs import pretend_kubectl
 
 
 @pytest.fixture
 def kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Its log; new pods are ready at the third look."""
-    program = tmp_path / "bin" / "kubectl"
-    program.parent.mkdir()
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} {FAKE} "$@"\n')
-    program.chmod(0o700)
-    replicas = {"prefill": 1, "decode": 2, "scheduler": 1}
-    (tmp_path / "state").write_text(json.dumps({"replicas": replicas, "pods": PODS}))
-    monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
-    monkeypatch.setenv("KUBECTL_STATE", str(tmp_path / "state"))
-    monkeypatch.setenv("KUBECTL_LOG", str(tmp_path / "log"))
-    monkeypatch.setenv("KUBECTL_LOOKS", "2")
     monkeypatch.setattr(kubernetes, "LOOK_INTERVAL_S", 0.01)
-    return tmp_path / "log"
+    return pretend_kubectl(tmp_path, monkeypatch)
 
 
 def apply(*wishes: str, timeout_s: float = 60.0) -> list[RoleChange]:

@@ -1,0 +1,1 @@
+"""Follows the schedulers' plans, and operators' wishes, wherever a mesh runs: `lamella autoscale`."""
