@@ -1,6 +1,7 @@
 """What the user sees, in numbers: latencies, tokens, how requests end, and if that is what was promised."""
 
 from collections.abc import Iterable
+from typing import get_args
 
 from prometheus_client import CollectorRegistry
 
@@ -29,7 +30,7 @@ RESUME_CAUSES = (
     "declared_gone",
     "scheduler_gone",
 )
-"""Those known beforehand begin at zero: a rate does not see a series' first value."""
+OBJECTIVES = ("ttft", "tpot", "end_to_end", "all")
 
 
 class GatewayMetrics:
@@ -78,11 +79,20 @@ class GatewayMetrics:
             "Tokens of those that met all: the rate is goodput in tokens.",
             "class",
         )
+        self._begin_at_zero(classes)
+
+    def _begin_at_zero(self, classes: tuple[str, ...]) -> None:
+        """All that is known beforehand: a rate does not see a series' first value, and the share of requests
+        that met their objectives would begin too low."""
         for each in classes:
             self._judged.labels(each)
             self._met_tokens.labels(each)
+            for objective in OBJECTIVES:
+                self._met.labels(each, objective)
         for reason in (Overloaded.code, NoInstanceReady.code):
             self._refused.labels(reason)
+        for finish_reason in get_args(FinishReason):
+            self._success.labels(finish_reason)
         for cause in RESUME_CAUSES:
             self.continuations.labels(cause)
 
@@ -98,12 +108,13 @@ class GatewayMetrics:
         if latency is None:
             return
         is_good = has_met(latency, objectives)
-        for objective, is_met in (
-            ("ttft", is_within(latency.ttft_s, objectives.ttft_s)),
-            ("tpot", is_within(latency.tpot_s, objectives.tpot_s)),
-            ("end_to_end", is_within(latency.end_to_end_s, objectives.end_to_end_s)),
-            ("all", is_good),
-        ):
+        met = (
+            is_within(latency.ttft_s, objectives.ttft_s),
+            is_within(latency.tpot_s, objectives.tpot_s),
+            is_within(latency.end_to_end_s, objectives.end_to_end_s),
+            is_good,
+        )
+        for objective, is_met in zip(OBJECTIVES, met, strict=True):
             self._met.labels(service_class, objective).inc(is_met)
         self._met_tokens.labels(service_class).inc(output_tokens if is_good else 0)
 

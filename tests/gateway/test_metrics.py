@@ -28,3 +28,22 @@ def test_requests_are_judged_by_every_objective_and_refused_ones_meet_none() -> 
     assert of("requests_judged_total", ("class", "default")) == 5
     assert of("tokens_within_objectives_total", ("class", "default")) == 20
     assert of("tokens_within_objectives_total", ("class", "batch")) == 7
+
+
+def test_what_is_known_beforehand_begins_at_zero() -> None:
+    registry = CollectorRegistry()
+    GatewayMetrics(registry, ("default", "batch"))
+    begun = {
+        (name, tuple(value for _, value in labels))
+        for (name, labels), count in samples(registry).items()
+        if count == 0
+    }
+    for expected in (
+        ("lamella_requests_judged_total", ("batch",)),
+        ("lamella_requests_within_objectives_total", ("batch", "all")),
+        ("lamella_requests_within_objectives_total", ("default", "ttft")),
+        ("lamella_requests_refused_total", ("overloaded",)),
+        ("lamella_requests_resumed_total", ("instance_lost",)),
+        ("lamella_request_success_total", ("stop",)),
+    ):
+        assert expected in begun
