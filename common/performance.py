@@ -14,8 +14,8 @@ import msgspec
 TOKENS, PAIRS = 1e3, 1e6
 """Units of the features: coefficients are then of one size, about a step's seconds."""
 CHUNK_FEATURES = ("thousand tokens", "million pairs", "chunk")
-QUEUE_CHUNK_TOKENS = 512
-"""As long as chunks are where nothing was profiled (``instance.chunk_tokens``)."""
+DEFAULT_CHUNK_TOKENS = 512
+"""Of a chunk where nothing was profiled, or set (``instance.chunk_tokens``): as on the papers' devices."""
 STEP_FEATURES = ("thousand tokens of context", "sequence", "step")
 
 
@@ -108,11 +108,12 @@ class PromptTime(msgspec.Struct, frozen=True, array_like=True):
         return prompt_s(self.chunk_time, tokens, self.chunk_tokens)
 
 
-def queue_s(fitted: FittedTime, tokens: int) -> float:
-    """Seconds to compute ``tokens`` of prompts that wait, as far as that depends on their number alone: how
-    long each of them is, and so its attention over itself, is not known of a queue."""
+def queue_s(fitted: FittedTime, tokens: int, chunk_tokens: int) -> float:
+    """Seconds to compute ``tokens`` of prompts that wait, in chunks of ``chunk_tokens``, as far as that
+    depends on their number alone: how long each of them is, and so its attention over itself, is not known of
+    a queue."""
     per_token, _, per_chunk = fitted.coefficients
-    return max(0.0, per_token * tokens / TOKENS + per_chunk * -(-tokens // QUEUE_CHUNK_TOKENS))
+    return max(0.0, per_token * tokens / TOKENS + per_chunk * -(-tokens // chunk_tokens))
 
 
 def largest_context(fitted: FittedTime, batch: int, tpot_s: float) -> float:

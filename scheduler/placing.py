@@ -209,7 +209,9 @@ class Placer:
         below = self.settings.bind_below_tokens
         queues = [view.for_prefill for view in self._ready("prefill", frozenset())]
         turns_s = [
-            prefill_s(max(0, each.pending_tokens - below), each.chunk_time, each.tokens_per_s)
+            prefill_s(
+                max(0, each.pending_tokens - below), each.chunk_time, each.chunk_tokens, each.tokens_per_s
+            )
             for each in queues
         ]
         return retry_after_s(min((each for each in turns_s if each is not None), default=None))
@@ -237,7 +239,10 @@ class Placer:
             each
             for each in candidates
             if each.pending_tokens <= most
-            and (each.chunk_time is None or queue_s(each.chunk_time, each.pending_tokens) <= most_s)
+            and (
+                each.chunk_time is None
+                or queue_s(each.chunk_time, each.pending_tokens, each.chunk_tokens) <= most_s
+            )
         ]
         if within:
             return within
@@ -245,7 +250,7 @@ class Placer:
 
     def _queues_full(self, least: PrefillCandidate, most_tokens: int) -> Overloaded:
         """``least``: with the shortest queue, which has over ``most_tokens`` or takes too long."""
-        settings, known = self.settings, (least.chunk_time, least.tokens_per_s)
+        settings, known = self.settings, (least.chunk_time, least.chunk_tokens, least.tokens_per_s)
         wait_s = prefill_s(least.pending_tokens, *known)
         if least.pending_tokens > most_tokens:
             bound = f"scheduler.max_pending_prefill_tokens is {settings.max_pending_prefill_tokens}"

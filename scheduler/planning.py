@@ -13,7 +13,7 @@ from typing import get_args
 
 from common.config import Config
 from common.messages import has_phase
-from common.performance import FittedTime
+from common.performance import DEFAULT_CHUNK_TOKENS, FittedTime
 from common.scaling import ScaledService, ServiceCount
 from scheduler.policy.scaling import LATE_SHARE, TRUSTED_ERROR, Asked, ServiceScaler
 from scheduler.policy.worker_counts import (
@@ -31,15 +31,14 @@ from scheduler.policy.worker_counts import (
 from scheduler.policy.workload import Workload, WorkloadProfiler
 from scheduler.views import InstanceView
 
-DEFAULT_CHUNK_TOKENS = 512
-"""Where the settings leave it to each instance."""
 NOTHING_KNOWN = "no instance has learned yet how long its work takes, or no request has ended"
 
 
 @dataclass(frozen=True, slots=True)
 class MeshSight:
     """At one moment. ``late``: services whose objectives are being missed; one request alone, which more
-    workers would not make faster, is never late. ``capacity_tokens``: KV of a decode instance, the mean."""
+    workers would not make faster, is never late. ``capacity_tokens``: KV of a decode instance, the mean, as
+    ``chunk_tokens`` is of those that prefill."""
 
     workers: Mapping[ScaledService, int]
     open_requests: int
@@ -47,6 +46,7 @@ class MeshSight:
     capacity_tokens: float
     chunk_time: FittedTime | None
     step_time: FittedTime | None
+    chunk_tokens: float = DEFAULT_CHUNK_TOKENS
 
 
 def look_at(
@@ -76,6 +76,7 @@ def look_at(
             late.add("mixed" if is_mixed else "prefill")
         if is_slow or report.decode_waiting:
             late.add("mixed" if is_mixed else "decode")
+    chunks = [each.chunk_tokens for each in reports if has_phase(each.role, "prefill")]
     decoding = [each.capacity_tokens for each in ready if each.role != "prefill"]
     return MeshSight(
         workers=dict(workers),
@@ -84,6 +85,7 @@ def look_at(
         capacity_tokens=sum(decoding) / len(decoding) if decoding else 0.0,
         chunk_time=mean_fit([each.chunk_time for each in reports if each.chunk_time is not None]),
         step_time=mean_fit([each.step_time for each in reports if each.step_time is not None]),
+        chunk_tokens=sum(chunks) / len(chunks) if chunks else DEFAULT_CHUNK_TOKENS,
     )
 
 
@@ -219,7 +221,7 @@ class Planner:
             ttft_s=config.objectives.ttft_s,
             tpot_s=config.objectives.tpot_s,
             utilisation=config.scaling.utilisation,
-            chunk_tokens=config.instance.chunk_tokens or DEFAULT_CHUNK_TOKENS,
+            chunk_tokens=sight.chunk_tokens,
             max_decode_batch=config.instance.max_decode_batch,
             capacity_tokens=capacity,
         )

@@ -108,7 +108,7 @@ def worker_of(view: InstanceView, waiting_tokens: int) -> Worker:
     assert report is not None, "it is ready"
     chunk_time = prefill.chunk_time
     queue_tokens = prefill.pending_tokens + waiting_tokens * has_phase(view.role, "prefill")
-    waiting_s = None if chunk_time is None else queue_s(chunk_time, queue_tokens)
+    waiting_s = None if chunk_time is None else queue_s(chunk_time, queue_tokens, prefill.chunk_tokens)
     return Worker(
         instance_id=view.record.instance_id,
         role=report.role,

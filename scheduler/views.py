@@ -7,6 +7,7 @@ from common.ids import GatewayId, Incarnation, InstanceId, RequestId
 from common.lengths import LengthDistribution
 from common.messages import InstanceRecord, LoadReport, Placement, Role
 from common.messages.bookings import BookingVersion
+from common.performance import DEFAULT_CHUNK_TOKENS
 from scheduler.policy.best_fit import Growth
 from scheduler.policy.decode_rebalancing import DecodeWorker
 from scheduler.policy.dispatch import DecodeCandidate, PrefillCandidate
@@ -149,6 +150,7 @@ class InstanceView:
             booked.unreported + (0 if report is None else report.pending_prefill_requests),
             None if report is None else report.prefill_tokens_per_s,
             None if report is None else report.chunk_time,
+            DEFAULT_CHUNK_TOKENS if report is None else report.chunk_tokens,
         )
         if self.role != "mixed":
             return candidate

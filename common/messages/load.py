@@ -4,7 +4,7 @@ import msgspec
 
 from common.ids import Incarnation, InstanceId, RequestId
 from common.messages.roles import Role
-from common.performance import FittedTime
+from common.performance import DEFAULT_CHUNK_TOKENS, FittedTime
 
 
 class MovableSequence(msgspec.Struct, frozen=True, array_like=True):
@@ -23,7 +23,8 @@ class LoadReport(msgspec.Struct, frozen=True, tag="load", kw_only=True):
 
     ``pending_prefill_tokens`` are prompt tokens not yet computed; ``prefill_tokens_per_s`` is measured
     over recent chunks that were near full, None before the first. ``chunk_time`` and ``step_time`` are what
-    its own chunks and decode steps have taught it, or until then a profile (``common.performance``).
+    its own chunks and decode steps have taught it, or until then a profile (``common.performance``); its full
+    chunks have ``chunk_tokens``.
     ``decode_tokens`` is the context held by running and waiting decodes. ``total_blocks`` are of all its KV
     pools, of which one sequence uses one: ``largest_pool_blocks`` bounds what it can take in.
     ``decode_coming_tokens`` are still to be drawn, and ``decode_need_tokens`` the most KV at one of the next
@@ -50,6 +51,7 @@ class LoadReport(msgspec.Struct, frozen=True, tag="load", kw_only=True):
     free_blocks: int
     prefill_tokens_per_s: float | None = None
     decode_step_s: float | None = None
+    chunk_tokens: int = DEFAULT_CHUNK_TOKENS
     chunk_time: FittedTime | None = None
     step_time: FittedTime | None = None
     decode_coming_tokens: int = 0

@@ -6,11 +6,13 @@ MIN_RETRY_S = 1.0
 MAX_RETRY_S = 60.0
 
 
-def prefill_s(tokens: int, chunk_time: FittedTime | None, tokens_per_s: float | None) -> float | None:
+def prefill_s(
+    tokens: int, chunk_time: FittedTime | None, chunk_tokens: int, tokens_per_s: float | None
+) -> float | None:
     """Seconds to compute ``tokens`` of prompt: by what an instance has learned of its chunks, or else by its
     newest rate. None without either."""
     if chunk_time is not None:
-        return queue_s(chunk_time, tokens)
+        return queue_s(chunk_time, tokens, chunk_tokens)
     return tokens / tokens_per_s if tokens_per_s else None
 
 

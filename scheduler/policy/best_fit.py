@@ -10,7 +10,7 @@ falls behind its pace.
 from collections.abc import Iterable
 from math import hypot
 
-from common.performance import QUEUE_CHUNK_TOKENS, FittedTime, largest_context, prompt_s, queue_s
+from common.performance import FittedTime, largest_context, prompt_s, queue_s
 
 GAMMA = 0.5
 """The share of what is still to be drawn that counts as context: 0 promises the next token's time, 1 the last
@@ -44,6 +44,7 @@ def prompt_refusal_of(
     *,
     pending_tokens: int,
     chunk_time: FittedTime | None,
+    chunk_tokens: int,
     ttft_s: float,
     spare_s: float | None,
 ) -> str | None:
@@ -52,7 +53,8 @@ def prompt_refusal_of(
     is trusted with anything."""
     if chunk_time is None:
         return None
-    taken_s = queue_s(chunk_time, pending_tokens) + prompt_s(chunk_time, prompt_tokens, QUEUE_CHUNK_TOKENS)
+    waited_s = queue_s(chunk_time, pending_tokens, chunk_tokens)
+    taken_s = waited_s + prompt_s(chunk_time, prompt_tokens, chunk_tokens)
     if taken_s > ttft_s:
         return f"(c) {taken_s:.3g} s of prompts, of {ttft_s:g} s"
     if spare_s is not None and taken_s > THETA * spare_s:

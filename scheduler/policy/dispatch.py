@@ -13,7 +13,7 @@ import msgspec
 from common.config import DecodePolicy, PrefillPolicy
 from common.ids import InstanceId
 from common.lengths import LengthDistribution
-from common.performance import FittedTime
+from common.performance import DEFAULT_CHUNK_TOKENS, FittedTime
 from scheduler.policy.best_fit import Growth, prompt_refusal_of, refusal_of, weighted_load
 from scheduler.policy.power_of_two import draw_two, heavy_ratio
 
@@ -45,13 +45,14 @@ class Objectives:
 class PrefillCandidate:
     """``pending_tokens``: prompt tokens queued or on their way there, not yet computed. ``coming_tokens``:
     that are still to be drawn there, on a mixed instance. ``requests``: of both phases. ``tokens_per_s`` and
-    ``chunk_time``: how fast it has measured that it computes prompts."""
+    ``chunk_time``: how fast it has measured that it computes prompts, in chunks of ``chunk_tokens``."""
 
     instance_id: InstanceId
     pending_tokens: int
     requests: int = 0
     tokens_per_s: float | None = None
     chunk_time: FittedTime | None = None
+    chunk_tokens: int = DEFAULT_CHUNK_TOKENS
     coming_tokens: float = 0.0
     beside: "DecodeCandidate | None" = None
     spare_s: float | None = None
@@ -168,6 +169,7 @@ def _best_fit_prompts(
             arrival.prompt_tokens,
             pending_tokens=each.pending_tokens,
             chunk_time=each.chunk_time,
+            chunk_tokens=each.chunk_tokens,
             ttft_s=objectives.ttft_s,
             spare_s=each.spare_s,
         )

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from common.ids import InstanceId
 from common.messages import Phase
-from common.performance import QUEUE_CHUNK_TOKENS, prompt_s, queue_s, step_features
+from common.performance import prompt_s, queue_s, step_features
 from scheduler.policy.admission import prefill_s
 from scheduler.policy.best_fit import GAMMA
 from scheduler.policy.coupling import choose_coupled
@@ -55,11 +55,11 @@ class Regret:
 
 def predicted_ttft_s(candidate: PrefillCandidate, arrival: Arrival) -> float | None:
     """None where the instance has measured nothing yet."""
-    rate, law = candidate.tokens_per_s, candidate.chunk_time
+    rate, law, chunk_tokens = candidate.tokens_per_s, candidate.chunk_time, candidate.chunk_tokens
     if law is None:
-        return prefill_s(candidate.pending_tokens + arrival.prompt_tokens, None, rate)
-    own_s = prompt_s(law, arrival.prompt_tokens, QUEUE_CHUNK_TOKENS)
-    return queue_s(law, candidate.pending_tokens) + own_s
+        return prefill_s(candidate.pending_tokens + arrival.prompt_tokens, None, chunk_tokens, rate)
+    own_s = prompt_s(law, arrival.prompt_tokens, chunk_tokens)
+    return queue_s(law, candidate.pending_tokens, chunk_tokens) + own_s
 
 
 def predicted_tpot_s(candidate: DecodeCandidate, arrival: Arrival) -> float | None:

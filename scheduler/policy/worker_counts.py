@@ -36,7 +36,7 @@ class Bounds:
     ttft_s: float
     tpot_s: float
     utilisation: float
-    chunk_tokens: int
+    chunk_tokens: float
     max_decode_batch: int
     capacity_tokens: float
 
@@ -83,7 +83,7 @@ def mean_fit(fits: Sequence[FittedTime]) -> FittedTime | None:
     )
 
 
-def chunks_of(workload: Workload, chunk_time: FittedTime, chunk_tokens: int) -> Chunks:
+def chunks_of(workload: Workload, chunk_time: FittedTime, chunk_tokens: float) -> Chunks:
     """Over the workload's prompts: attention's pairs grow by their squares."""
     prompts = workload.prompts
     pairs = (prompts.variance + prompts.mean**2 - prompts.mean) / 2

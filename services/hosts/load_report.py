@@ -61,6 +61,7 @@ def make_load_report(
         free_blocks=blocks.free_blocks,
         prefill_tokens_per_s=speed.prefill_tokens_per_s,
         decode_step_s=speed.decode_step_s,
+        chunk_tokens=prefill.chunk_tokens,
         chunk_time=speed.chunk_time,
         step_time=speed.step_time,
         decode_coming_tokens=forecast.coming_tokens,

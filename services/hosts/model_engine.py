@@ -18,12 +18,11 @@ from common.model.kernels import use_compiled
 from common.model.precision import precision_of, wants_compiled
 from common.model.program import ModelProgram, load_program
 from common.model.runner import ModelRunner
-from common.performance import FittedTime
+from common.performance import DEFAULT_CHUNK_TOKENS, FittedTime
 from common.profile import Profile, link_of, profile_path, read_profile
 from common.spec import served_context_length
 from common.steps import Draw, SequenceStep
 from services.hosts.engines import (
-    DEFAULT_CHUNK_TOKENS,
     DEFAULT_LAYERWISE_MIN_TOKENS,
     Engine,
     blocks_in,

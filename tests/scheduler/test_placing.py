@@ -149,7 +149,7 @@ def test_a_decision_goes_by_the_newest_report_and_bookings() -> None:
     handle(state, events.LoadReported(msgspec.structs.replace(report_of("d1", "decode", 9), decode_tokens=5)))
     assert state.place(make_request("r1", 10), 0.0).decode_instance == "d1"
     handle(state, events.LoadReported(report_of("p1", "prefill", 9, pending=50)))
-    assert state.place(make_request("r2", 10), 0.0).prefill_instance == "p0"
+    assert state.place(make_request("r3", 10), 0.0).prefill_instance == "p0"
     handle(state, events.RequestOver(RequestId("r1"), 10, None))
     handle(state, events.LoadReported(report_of("d1", "decode", 10)))
     assert state.place(make_request("r3", 10), 0.0).decode_instance == "d1"
@@ -181,9 +181,15 @@ def test_a_queue_is_bounded_in_seconds_where_its_instance_has_learned_its_speed(
     with pytest.raises(Overloaded, match=r"9\.0 s of work.*max_prefill_wait_s is 5") as refused:
         state.place(make_request("r1", 10), 0.0)
     assert refused.value.retry_after_s == pytest.approx(8 * 1.124 - 5.0)
-    learned = msgspec.structs.replace(report_of("p0", "prefill", 10, pending=2048), chunk_time=CHUNK)
+    shorter = msgspec.structs.replace(
+        report_of("p0", "prefill", 10, pending=2048), chunk_time=CHUNK, chunk_tokens=128
+    )
+    handle(state, events.LoadReported(shorter))
+    with pytest.raises(Overloaded, match=r"5\.7 s of work"):
+        state.place(make_request("r2", 10), 0.0)
+    learned = msgspec.structs.replace(report_of("p0", "prefill", 11, pending=2048), chunk_time=CHUNK)
     handle(state, events.LoadReported(learned))
-    assert state.place(make_request("r2", 10), 0.0).prefill_instance == "p0"
+    assert state.place(make_request("r3", 10), 0.0).prefill_instance == "p0"
 
 
 def test_who_finds_every_decode_instance_full_is_told_when_the_first_sequence_is_expected_to_end() -> None:

@@ -193,7 +193,7 @@ def test_attention_workers_grow_with_the_context_where_they_hold_whole_sequences
 
 def test_what_is_seen_of_a_mesh_are_its_ready_instances_and_who_is_late() -> None:
     views = [
-        view_of("p0", "prefill", pending_prefill_tokens=9000, pending_prefill_requests=3),
+        view_of("p0", "prefill", pending_prefill_tokens=9000, pending_prefill_requests=3, chunk_tokens=256),
         view_of("p1", "prefill", pending_prefill_tokens=9000, pending_prefill_requests=1),
         view_of("d0", "decode", decode_running=2, decode_step_s=0.05, decode_tokens=100),
         view_of("d1", "decode", is_draining=True, decode_waiting=7),
@@ -202,6 +202,7 @@ def test_what_is_seen_of_a_mesh_are_its_ready_instances_and_who_is_late() -> Non
     assert dict(sight.workers) == {"gateway": 1, "attention": 0, "prefill": 2, "decode": 1}
     assert sight.late == {"prefill"}, "nine seconds of prompts wait at p0; p1's only prompt is just long"
     assert sight.capacity_tokens == 64 * 16
+    assert sight.chunk_tokens == (256 + 512) / 2
     slow = view_of("d2", "decode", decode_running=2, decode_step_s=0.2)
     assert look_at([slow], 1, 0, 0, 2.0, 0.1).late == {"decode"}
     idle = [view_of("p0", "prefill"), view_of("p1", "prefill"), slow]

@@ -28,6 +28,8 @@ STEP = FittedTime((2e-3, 1e-3, 0.02), 0.0, 100)
 """2 µs a token of context, 1 ms a sequence, 20 ms a step: 0.1 s allow 32,000 tokens to a batch of 16."""
 CHUNK = FittedTime((1.0, 0.0, 0.0), 0.0, 100)
 """A second for a thousand tokens."""
+PER_CHUNK = FittedTime((1.0, 0.0, 0.1), 0.0, 100)
+"""And a tenth for each chunk."""
 LIGHT, HEAVY = certain(20), certain(500)
 
 
@@ -222,6 +224,7 @@ def test_one_candidate_is_the_choice(policy: PrefillPolicy) -> None:
     ("fuller", "constraint"),
     [
         (mixed("a", pending_tokens=1_950), "(c)"),
+        (replace(mixed("a", pending_tokens=1_000), chunk_time=PER_CHUNK, chunk_tokens=50), "(c)"),
         (mixed("a", requests=2, context_tokens=400, spare_s=0.1), "(d)"),
         (mixed("a", requests=30, context_tokens=34_000, spare_s=5.0), "(b)"),
         (mixed("a", requests=2, context_tokens=990, capacity_tokens=1_000, spare_s=5.0), "(e)"),

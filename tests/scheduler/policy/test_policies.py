@@ -59,9 +59,10 @@ def test_the_first_of_sequences_that_began_at_different_times_is_expected_to_end
 
 
 def test_a_queue_takes_as_long_as_its_instance_has_learned_or_else_as_its_rate_says() -> None:
-    """1,000 tokens are two chunks."""
+    """1,000 tokens are two chunks of 512, or four of 256."""
     learned = FittedTime((2.0, 5.0, 0.1), 0.0, 100)
-    assert prefill_s(1000, learned, 1e6) == pytest.approx(2.2)
-    assert prefill_s(1000, None, 500.0) == 2.0
-    assert prefill_s(1000, None, None) is None
-    assert prefill_s(0, learned, None) == 0
+    assert prefill_s(1000, learned, 512, 1e6) == pytest.approx(2.2)
+    assert prefill_s(1000, learned, 256, 1e6) == pytest.approx(2.4)
+    assert prefill_s(1000, None, 512, 500.0) == 2.0
+    assert prefill_s(1000, None, 512, None) is None
+    assert prefill_s(0, learned, 512, None) == 0

@@ -1,5 +1,7 @@
 """What other rules would have cost: worked examples, and what must hold for anybody's choices."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -58,6 +60,10 @@ def test_a_first_token_waits_for_the_queue_and_then_for_its_own_prompt() -> None
     lawful = PrefillCandidate(InstanceId("p"), 5000, tokens_per_s=1000.0, chunk_time=law)
     assert predicted_ttft_s(lawful, ARRIVAL) == pytest.approx(
         (5.0 + 10 * 0.01) + (1.0 + 0.5 * 0.4995 + 2 * 0.01)
+    )
+    in_shorter_chunks = replace(lawful, chunk_tokens=100)
+    assert predicted_ttft_s(in_shorter_chunks, ARRIVAL) == pytest.approx(
+        (5.0 + 50 * 0.01) + (1.0 + 0.5 * 0.4995 + 10 * 0.01)
     )
     assert predicted_ttft_s(PrefillCandidate(InstanceId("p"), 0), ARRIVAL) is None
 

@@ -42,6 +42,7 @@ from tests.requests import GATEWAY, make_request
 
 NOBODY = InstanceId("decode-9")
 LIFE = Incarnation("i1")
+CHUNK_TOKENS = 300
 
 
 @asynccontextmanager
@@ -49,7 +50,7 @@ async def decode_instance(
     nats_url: str, namespace: str, total_blocks: int | None = None
 ) -> AsyncIterator[Instance]:
     """``total_blocks`` 0: its KV is attention workers'; None: as configured."""
-    settings = InstanceConfig(role="decode", engine="emulated")
+    settings = InstanceConfig(role="decode", engine="emulated", chunk_tokens=CHUNK_TOKENS)
     config = Config(mesh=MeshConfig(namespace=namespace), instance=settings)
     loaded = await load_engine(config, Path("model"))
     engine = loaded if total_blocks is None else replace(loaded, total_blocks=total_blocks)
@@ -85,6 +86,7 @@ def test_a_flip_is_told_to_the_scheduler_at_once_and_written_down(nats_url: str,
                 assert (await instance.flip("prefill")).left == 0
             await until(lambda: reports, instance.bus)
         assert [(report.role, report.is_draining) for report in reports] == [("prefill", False)]
+        assert reports[0].chunk_tokens == CHUNK_TOKENS
         assert written == ["prefill"]
 
     run(work())

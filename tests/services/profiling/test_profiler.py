@@ -8,9 +8,9 @@ import pytest
 
 from common.config import Config, InstanceConfig, ModelConfig
 from common.errors import ConfigError
-from common.performance import step_features
+from common.performance import DEFAULT_CHUNK_TOKENS, step_features
 from common.profile import Profile, link_of, machine_name, profile_path, read_profile, write_profile
-from services.hosts.engines import DEFAULT_CHUNK_TOKENS, DEFAULT_LAYERWISE_MIN_TOKENS, Engine, load_engine
+from services.hosts.engines import DEFAULT_LAYERWISE_MIN_TOKENS, Engine, load_engine
 from services.profiling.hand_over_times import times_of
 from services.profiling.profiler import CHUNKS, fit, held_out_error, measure_profile, rows_of
 from tests.common.model.conftest import MakeTiny
