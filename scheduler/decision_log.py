@@ -30,11 +30,11 @@ class Choice(msgspec.Struct, frozen=True, gc=False):
 
 
 class Decision(msgspec.Struct, frozen=True, gc=False):
-    """Where one attempt of a request went. ``at_s``: on this scheduler's clock. ``prompt_tokens`` include
-    ``drawn_tokens``, which it drew before; ``predicted_tokens``: the mean of what it was expected to draw in
-    all. ``is_over``: the attempt has ended, by itself, or as its client left or it broke. The last three are
-    the outcome of one that ended by itself: what it drew, and the TTFT and TPOT that its gateway measured (no
-    TPOT with fewer than two tokens)."""
+    """Where one attempt of a request went. ``at_s``: on this scheduler's clock, over HTTP seconds since
+    1970. ``prompt_tokens`` include ``drawn_tokens``, which it drew before; ``predicted_tokens``: the mean of
+    what it was expected to draw in all. ``is_over``: the attempt has ended, by itself, its client left or
+    it broke. The last three are the outcome of one that ended by itself: what it drew, and the TTFT and TPOT
+    that its gateway measured (no TPOT with fewer than two tokens)."""
 
     request_id: RequestId
     attempt: int

@@ -1,5 +1,7 @@
 """``/decisions`` and ``/regret`` of a scheduler: why requests went where they went, and where else."""
 
+import asyncio
+import time
 from collections.abc import Iterator
 from typing import Annotated
 
@@ -9,6 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from common.http import READ
 from common.telemetry import Sums, export_sums
+from scheduler.decision_log import Decision
 from scheduler.placing import Placer
 from scheduler.regret import RegretLog
 
@@ -17,7 +20,8 @@ NEWEST, MOST_NEWEST = 20, 1000
 
 def add_routes(app: FastAPI, placer: Placer) -> None:
     """``/decisions`` (the newest first; ``?newest=N``, ``?class=NAME``, ``?instance=ID``: those that looked
-    at it), ``/decisions/CALL`` (each choice of that call), ``/regret`` (a ``RegretReport``)."""
+    at it), ``/decisions/CALL`` (each choice of that call), ``/regret`` (a ``RegretReport``). Times are those
+    of the wall clock: what schedulers of several hosts decided is put in order by them."""
     settings = placer.settings
 
     @app.api_route("/decisions", methods=READ)
@@ -26,12 +30,12 @@ def add_routes(app: FastAPI, placer: Placer) -> None:
         service_class: Annotated[str | None, Query(alias="class")] = None,
         instance: str | None = None,
     ) -> Response:
-        return _json(placer.log.newest(min(newest, MOST_NEWEST), service_class, instance))
+        return _json(_dated(placer.log.newest(min(newest, MOST_NEWEST), service_class, instance)))
 
     @app.api_route("/decisions/{call_id}", methods=READ)
     async def of_call(call_id: str) -> Response:
         found = placer.log.find(call_id)
-        return _json(found, 200 if found else 404)
+        return _json(_dated(found), 200 if found else 404)
 
     @app.api_route("/regret", methods=READ)
     async def regret() -> Response:
@@ -67,3 +71,9 @@ def export_regret(registry: CollectorRegistry, log: RegretLog) -> None:
 
 def _json(content: object, status: int = 200) -> Response:
     return Response(msgspec.json.encode(content), status, media_type="application/json")
+
+
+def _dated(decisions: list[Decision]) -> list[Decision]:
+    """With seconds since 1970, by what the wall clock says now."""
+    began_s = time.time() - asyncio.get_running_loop().time()
+    return [msgspec.structs.replace(each, at_s=began_s + each.at_s) for each in decisions]

@@ -39,6 +39,7 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
 
 
 def test_where_a_request_went_is_explained_by_the_id_of_its_answer(mesh: Mesh) -> None:
+    began_s = time.time()
     with openai.OpenAI(base_url=f"{mesh.url}/v1", api_key="none", max_retries=0) as client:
         answer = client.completions.create(
             model="default", prompt="Why here?", max_tokens=5, n=2, extra_body={"ignore_eos": True}
@@ -46,6 +47,7 @@ def test_where_a_request_went_is_explained_by_the_id_of_its_answer(mesh: Mesh) -
     decisions = json.loads(mesh.lamella("explain", answer.id, "--json"))
     assert [each["output_tokens"] for each in decisions] == [5, 5]
     for decision in decisions:
+        assert began_s <= decision["at_s"] <= time.time()
         prefill, decode = decision["choices"]
         assert (prefill["policy"], decode["policy"]) == ("shortest_queue", "least_loaded")
         for choice in (prefill, decode):
