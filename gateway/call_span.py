@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import msgspec
 
-from common.errors import RequestError
+from common.errors import RequestCancelled, RequestError
 from common.spans import TRACEPARENT, Attribute, SpanEvent, spans
 from gateway.calls import Call
 from gateway.exchange import Exchange
@@ -30,7 +30,9 @@ def traced(exchange: Exchange, call: Call) -> Iterator[None]:
     try:
         yield
     except RequestError as exc:
-        error = exc.code
+        # Nothing failed where a client left; an event says so.
+        has_left = isinstance(exc, RequestCancelled) and exchange.disconnected.is_set()
+        error = None if has_left else exc.code
         raise
     except Exception as exc:
         error = type(exc).__name__
