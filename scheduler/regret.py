@@ -104,13 +104,15 @@ class RegretLog:
         self.spent_s += seconds
 
     def compare(self, decision: Decision) -> None:
-        """One whose request has ended. Of a later attempt the first token came long before."""
+        """One whose request has ended. Of a later attempt the first token came long before, and of one that
+        was moved as it ran most of its tokens came of where it had been."""
         if decision.attempt != 0:
             return
         measured = {"prefill": decision.ttft_s, "decode": decision.tpot_s}
         for choice in decision.choices:
             measured_s, predicted_s = measured[choice.phase], choice.predicted_s
-            if measured_s is None or predicted_s is None:
+            is_moved = choice.phase == "decode" and decision.drawn_tokens > 1
+            if measured_s is None or predicted_s is None or is_moved:
                 continue
             one = Hindsight(choice.phase, 1, predicted_s, measured_s, abs(measured_s - predicted_s))
             known = self.hindsight.get(choice.phase)

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from common.config import SchedulerConfig
 from common.ids import RequestId
+from common.messages import InstanceLife
 from common.performance import FittedTime
 from scheduler import events
 from scheduler.policy.dispatch import DECODE_POLICIES, PREFILL_POLICIES
@@ -92,6 +93,16 @@ def test_a_later_attempt_and_an_end_without_times_say_nothing_of_predictions() -
     assert [(each.phase, each.requests) for each in state.placer.regret.report("", "").hindsight] == [
         ("prefill", 1)
     ]
+
+
+def test_who_was_moved_as_it_ran_says_nothing_of_what_was_predicted_where_it_ended() -> None:
+    state = measured_state()
+    placed = state.place(make_request("r1", 500), 0.0)
+    handle(state, events.TaskAcknowledged(RequestId("r1"), 0))
+    drawn = make_request("r1", 500, output_ids=(1, 2, 3))
+    state.place_moved(drawn, InstanceLife(placed.decode_instance, placed.decode_incarnation), 1.0)
+    handle(state, events.RequestOver(RequestId("r1"), 500, 8, ttft_s=0.7, tpot_s=0.020))
+    assert [each.phase for each in state.placer.regret.report("", "").hindsight] == ["prefill"]
 
 
 def test_a_report_reads_back_as_it_was_written_after_a_single_decision() -> None:
