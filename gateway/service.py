@@ -123,11 +123,12 @@ async def _start(process: ServiceProcess, model_directory: Path) -> Running:
 def _private_server(process: ServiceProcess, gateway: GatewayApp) -> PrivateServer:
     """Raises ConfigError."""
     config = process.config
-    watch = MeshWatch(process.service_id, gateway.factory.model_name, config, process.store, process.subjects)
-    view = OperatorView(gateway.journal, watch, process.store, config.gateway.slow_reader_timeout_s)
     file = config.gateway.admin_key_file
     keys = None if file is None else read_admin_key(file)
     admin = Admin(process.bus, process.store, process.subjects, config.mesh, keys)
+    model = gateway.factory.model_name
+    watch = MeshWatch(process.service_id, model, config, process.store, process.subjects, admin.wishes)
+    view = OperatorView(gateway.journal, watch, process.store, config.gateway.slow_reader_timeout_s)
     host = config.service.advertise_host
     private = private_server(gateway, view, admin, process.app, routes(gateway), _api_keys(config), host)
     process.spawn(watch.run())

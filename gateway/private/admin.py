@@ -15,6 +15,7 @@ from common.messages import FlipProgress, FlipRole, Role
 from common.store import Store
 from common.subjects import Subjects
 from gateway.access import Keys, check_key
+from gateway.app import Handler
 from gateway.errors import Refused, from_bus, from_store
 from gateway.exchange import Exchange
 
@@ -43,6 +44,16 @@ class Admin:
     subjects: Subjects
     mesh: MeshConfig
     keys: Keys | None
+
+    @property
+    def handlers(self) -> dict[str, Handler]:
+        """What may be asked, by the last part of its address; refused where there is no key."""
+        return {"flip": self.flip}
+
+    @property
+    def wishes(self) -> tuple[str, ...]:
+        """Those that an operator with the key may have."""
+        return () if self.keys is None else tuple(self.handlers)
 
     async def flip(self, exchange: Exchange) -> None:
         """Answers once the role is changed; sequences of the former one may still be there (``left``)."""

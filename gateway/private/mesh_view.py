@@ -82,7 +82,8 @@ class LeaderView(msgspec.Struct, frozen=True):
 
 class MeshView(msgspec.Struct, frozen=True, kw_only=True):
     """``gateway`` is the one that looks. Without the store members are those that were last known, without
-    the bus so are their loads."""
+    the bus so are their loads. ``wishes``: what its private port takes from who has the admin key; none
+    where there is no key."""
 
     gateway: str
     model: str
@@ -96,6 +97,7 @@ class MeshView(msgspec.Struct, frozen=True, kw_only=True):
     services: list[ServiceView]
     leader: LeaderView | None
     plan: DesiredCounts | None
+    wishes: list[str]
 
     @property
     def shape(self) -> tuple[object, ...]:

@@ -29,13 +29,15 @@ CONNECT_TIMEOUT_S = 5.0
 
 @dataclass(slots=True)
 class MeshWatch:
-    """``run`` is to be spawned; ``look`` may then be called as often as one likes."""
+    """``run`` is to be spawned; ``look`` may then be called as often as one likes. ``wishes``: what this
+    gateway takes from operators."""
 
     gateway_id: str
     model: str
     config: Config
     store: Store
     subjects: Subjects
+    wishes: tuple[str, ...]
     news: MeshNews = field(init=False)
     is_bus_connected: bool = False
     is_store_answering: bool = False
@@ -72,6 +74,7 @@ class MeshWatch:
             services=services,
             leader=self.news.leader,
             plan=self.news.plan,
+            wishes=list(self.wishes),
         )
 
     async def run(self) -> None:

@@ -122,7 +122,7 @@ def _routes(
         Route("/api/requests/{name}", Endpoint(gateway, view.request, READ)),
         Route("/api/decisions", Endpoint(gateway, view.decisions, READ)),
         Route("/api/events", Endpoint(gateway, view.events, ("GET",))),
-        Route("/api/flip", Endpoint(gateway, admin.flip)),
+        *(Route(f"/api/{name}", Endpoint(gateway, each)) for name, each in admin.handlers.items()),
         Route("/service-levels", Endpoint(gateway, gateway.service_levels, READ)),
         Route("/metrics", metrics, methods=READ),
         Route("/", RedirectResponse("/ui/")),

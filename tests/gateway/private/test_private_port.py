@@ -130,6 +130,13 @@ def test_the_mesh_is_shown_as_the_store_has_it(gateway: GatewayProcess) -> None:
     assert [each["id"] for each in mesh["services"]] == [mesh["gateway"]]
 
 
+def test_the_mesh_says_what_who_has_the_admin_key_may_wish(
+    gateway: GatewayProcess, locked_gateway: GatewayProcess
+) -> None:
+    assert get(f"{private_url_of(gateway)}/api/mesh")["wishes"] == []
+    assert get(f"{private_url_of(locked_gateway)}/api/mesh")["wishes"] == ["flip"]
+
+
 def test_events_bring_the_same_every_second(gateway: GatewayProcess) -> None:
     url = private_url_of(gateway)
     names: list[str] = []

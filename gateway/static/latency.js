@@ -1,0 +1,83 @@
+// What clients saw within the last minute, as tiles, each with its course since the page was opened.
+
+import { byId, drawn, element, keep, setAttributes, setText } from "./dom.js";
+import { count, rate, roundSeconds, seconds, share } from "./format.js";
+
+const KEPT = 180; // Values of a course, one a second.
+const LEAST_SHOWN = 30;
+const ALL = "all";
+
+const courses = new Map(); // By class and tile.
+let latest = null;
+
+export function startLatency() {
+  byId("class").addEventListener("change", () => latest && draw());
+}
+
+// `view`: as /api/latency tells it.
+export function showLatency(view) {
+  latest = view;
+  const names = [ALL, ...view.classes.map((each) => each.service_class)];
+  keep(byId("class"), names, (name) => name, (name) => element("option", { value: name }, name), () => {});
+  for (const each of [view.all, ...view.classes]) {
+    for (const tile of tilesOf(view, each)) remember(`${each.service_class} ${tile.title}`, tile.course);
+  }
+  draw();
+}
+
+function remember(key, value) {
+  const course = courses.get(key) ?? [];
+  course.push(value);
+  if (course.length > KEPT) course.shift();
+  courses.set(key, course);
+}
+
+function draw() {
+  const name = byId("class").value;
+  const one = latest.classes.find((each) => each.service_class === name) ?? latest.all;
+  keep(byId("tiles"), tilesOf(latest, one), (tile) => tile.title, newTile, (node, tile) =>
+    updateTile(node, tile, courses.get(`${one.service_class} ${tile.title}`)));
+}
+
+function tilesOf(view, one) {
+  const isAll = one.service_class === ALL;
+  return [
+    timeTile("TTFT", one.ttft_s, one.objectives?.ttft_s),
+    timeTile("TPOT", one.tpot_s, one.objectives?.tpot_s),
+    { title: "Goodput", value: rate(one.goodput_requests_per_s), unit: "requests/s", course: one.goodput_requests_per_s,
+      more: one.requests ? `${share(one.attainment)} of ${count(one.requests)} as promised` : "none has ended" },
+    { title: "Tokens", value: rate(isAll ? view.tokens_per_s : one.tokens_per_s), unit: "tokens/s",
+      course: isAll ? view.tokens_per_s : one.tokens_per_s, more: `${rate(one.goodput_tokens_per_s)} of them as promised` },
+    { title: "Open requests", value: count(view.open_requests), unit: "", course: view.open_requests,
+      more: `${count(one.requests)} ended in ${roundSeconds(Math.round(view.window_s))}` },
+  ];
+}
+
+function timeTile(title, times, promised) {
+  const tails = times ? `p90 ${seconds(times.p90_s)} · p99 ${seconds(times.p99_s)}` : "none has ended";
+  return { title, value: seconds(times?.p50_s), unit: "p50", course: times?.p50_s ?? null, more: promised ? `${tails} · promised ${roundSeconds(promised)}` : tails };
+}
+
+function newTile() {
+  return element("div", { class: "tile" }, element("h2"), element("p", { class: "value" }, element("span"), " ", element("small")),
+    drawn("svg", { preserveAspectRatio: "none", "aria-hidden": "true" }, drawn("polyline")), element("p", { class: "more" }));
+}
+
+function updateTile(node, tile, course) {
+  const [title, value, picture, more] = node.children;
+  setText(title, tile.title);
+  setText(value.firstElementChild, tile.value);
+  setText(value.lastElementChild, tile.unit);
+  setText(more, tile.more);
+  more.title = tile.more;
+  const width = Math.max(course.length, LEAST_SHOWN);
+  setAttributes(picture, { viewBox: `0 0 ${width} 24` });
+  setAttributes(picture.firstElementChild, { points: pointsOf(course, width) });
+}
+
+// The newest at the right; what was not known leaves the line where it was.
+function pointsOf(course, width) {
+  const most = Math.max(...course.map((value) => value ?? 0)) || 1;
+  return course.map((value, index) => [width - course.length + index, value]).filter(([, value]) => value !== null)
+    .map(([x, value]) => `${x},${(22 - 20 * (value / most)).toFixed(1)}`).join(" ");
+}

@@ -1,0 +1,102 @@
+// What /api/mesh tells, in the words of the picture and of the control panel.
+
+import { count, NONE, plural, rate, seconds, share } from "./format.js";
+
+// In the order of a request's walk; those of one column stand below each other.
+const POOLS = [
+  ["scheduler", "Schedulers", 0], ["predictor", "Length predictors", 0], ["gateway", "Gateways", 0],
+  ["prefill", "Prefill", 1], ["mixed", "Mixed", 1], ["decode", "Decode", 2], ["attention", "Attention", 3],
+];
+const SCALED = ["gateway", "scheduler", "prefill", "decode", "mixed", "attention"];
+const MOST_IDLE_LINKS = 24; // Beyond that the lines of hand-overs that could be hide those that are.
+
+// {pools: [{name, title, column, hasKV, nodes}], links: [{source, target, bytesPerS}]}; without pools that nobody is in.
+export function scene(mesh) {
+  const nodes = [...mesh.services.map((each) => serviceNode(mesh, each)), ...mesh.instances.map(instanceNode)];
+  const pools = POOLS.map(([name, title, column]) => {
+    const own = nodes.filter((node) => node.pool === name);
+    return { name, title, column, nodes: own, hasKV: own.some((node) => node.kv !== null) };
+  });
+  return { pools: pools.filter((pool) => pool.nodes.length), links: linksOf(mesh) };
+}
+
+function serviceNode(mesh, service) {
+  const isLeader = service.id === mesh.leader?.id;
+  const line = { scheduler: isLeader ? `epoch ${mesh.leader.epoch}` : "stands by", gateway: service.id === mesh.gateway ? "serves this page" : "" }[service.kind];
+  const note = isLeader ? "leads" : "";
+  return { id: service.id, pool: service.kind, isReady: true, note, line: line || service.host, kv: null, description: inWords(service.id, service.kind, note, line) };
+}
+
+function instanceNode(instance) {
+  const kv = kvShare(instance);
+  const isReady = instance.state === "ready";
+  const away = instance.home === instance.role ? "" : `from ${instance.home}`;
+  const note = isReady ? away : instance.state;
+  const line = lineOf(instance);
+  const description = inWords(instance.id, instance.role, note, line, kv === null ? "" : `${share(kv)} of its KV in use`);
+  return { id: instance.id, pool: instance.role, isReady, note, line, kv, description };
+}
+
+const inWords = (id, ...words) => `${id}: ${words.filter(Boolean).join(", ")}`;
+
+const kvShare = ({ kv_used_tokens: used, kv_total_tokens: total }) => (total ? used / total : null);
+
+// Prompt tokens not yet computed, sequences that run and that wait.
+function lineOf(instance) {
+  const parts = [];
+  if (instance.queue_tokens) parts.push(`${count(instance.queue_tokens)} tok`);
+  if (instance.running) parts.push(`${count(instance.running)} run`);
+  if (instance.waiting) parts.push(`${count(instance.waiting)} wait`);
+  return parts.join(" · ") || "idle";
+}
+
+// Over which bytes go, and thin ones for the hand-overs that could be.
+function linksOf(mesh) {
+  const links = mesh.links.map((link) => ({ source: link.source, target: link.target, bytesPerS: link.bytes_per_s }));
+  const known = new Set(links.map((link) => `${link.source} ${link.target}`));
+  const idle = [];
+  for (const source of mesh.instances.filter((each) => each.role !== "decode")) {
+    for (const target of mesh.instances.filter((each) => each.role === "decode")) {
+      if (!known.has(`${source.id} ${target.id}`)) idle.push({ source: source.id, target: target.id, bytesPerS: 0 });
+    }
+  }
+  return idle.length > MOST_IDLE_LINKS ? links : [...idle, ...links];
+}
+
+export function summaryOf(mesh) {
+  const away = [mesh.is_bus_connected ? "" : "NATS does not answer: loads are old", mesh.is_store_answering ? "" : "Redis does not answer: members are old"];
+  const running = mesh.instances.reduce((sum, each) => sum + each.running, 0);
+  return [mesh.model, plural(mesh.instances.length, "instance"), `${count(running)} in decode steps`, ...away].filter(Boolean).join(" · ");
+}
+
+// [{role, current, desired, reason}] of what can be scaled; `desired` null: nothing is planned for it.
+export function servicesOf(mesh) {
+  return SCALED.map((role) => {
+    const plan = mesh.plan?.counts.find((each) => each.service === role);
+    const there = [...mesh.instances.map((each) => each.role), ...mesh.services.map((each) => each.kind)];
+    return { role, current: there.filter((each) => each === role).length, desired: plan?.desired ?? null, reason: plan?.reason ?? "" };
+  });
+}
+
+// What is known of one that was chosen in the picture; null: it is gone.
+export function instanceOf(mesh, id) {
+  const instance = mesh.instances.find((each) => each.id === id);
+  if (instance) return { id, pool: instance.role, isInstance: true, facts: factsOf(instance) };
+  const service = mesh.services.find((each) => each.id === id);
+  if (!service) return null;
+  return { id, pool: service.kind, isInstance: false, facts: [["Service", service.kind], ["Host", service.host], ["Process", String(service.pid)]] };
+}
+
+function factsOf(instance) {
+  const kv = kvShare(instance);
+  return [
+    ["Role", instance.home === instance.role ? instance.role : `${instance.role}, at home ${instance.home}`],
+    ["State", instance.state],
+    ["Queue", `${plural(instance.queue_tokens, "prompt token")}, ${count(instance.waiting)} waiting`],
+    ["Running", plural(instance.running, "sequence")],
+    ["KV", kv === null ? NONE : `${count(instance.kv_used_tokens)} of ${count(instance.kv_total_tokens)} tokens, ${share(kv)}`],
+    ["Prefill", instance.prefill_tokens_per_s === null ? "not measured yet" : `${rate(instance.prefill_tokens_per_s)} tokens/s`],
+    ["Decode step", instance.decode_step_s === null ? "not measured yet" : seconds(instance.decode_step_s)],
+    ["Where", `${instance.host}, process ${instance.pid}, ${instance.device}`],
+  ];
+}

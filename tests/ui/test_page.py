@@ -1,0 +1,240 @@
+"""The page before a recorded gateway: what it shows, what it asks for, and what it does without one."""
+
+import re
+
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Locator, Page, expect
+
+from tests.ui.conftest import DESKTOP, PHONE, OpenPage
+from tests.ui.recorded_gateway import ADMIN_KEY, RecordedGateway
+from tests.ui.recorded_mesh import instance, large_mesh, mesh, small_mesh
+
+SILENCE_MS = 12_000
+"""After five seconds without a word the page says that it waits."""
+
+
+def box(page: Page, name: str) -> Locator:
+    return page.locator(f'#picture .box[data-key="{name}"]')
+
+
+def test_every_member_is_drawn_in_its_pool(recorded: RecordedGateway, open_page: OpenPage) -> None:
+    page = open_page(recorded.url)
+    titles = page.locator("#picture .titles text")
+    expect(titles).to_have_text(["Schedulers", "Gateways", "Prefill", "Mixed", "Decode", "Attention"])
+    view = recorded.shown.mesh
+    expect(page.locator("#picture .box")).to_have_count(len(view.instances) + len(view.services))
+    expect(box(page, "decode-1")).to_have_attribute(
+        "aria-label", re.compile("11 run · 2 wait.*94 % of its KV")
+    )
+    expect(box(page, "prefill-1")).to_have_attribute("aria-label", re.compile("draining"))
+    expect(box(page, "mixed-0").locator(".note")).to_have_text("from decode")
+    expect(box(page, "scheduler-0").locator(".note")).to_have_text("leads")
+
+
+def test_the_bar_of_an_instance_is_as_long_as_its_kv_is_full(
+    recorded: RecordedGateway, open_page: OpenPage
+) -> None:
+    page = open_page(recorded.url)
+    bar, ground = (box(page, "decode-0").locator(name) for name in (".kv", ".kv-ground"))
+    expect(bar).to_be_visible()
+    share = float(bar.get_attribute("width") or 0) / float(ground.get_attribute("width") or 1)
+    assert abs(share - 0.62) < 0.01
+
+
+def test_a_link_says_its_bytes_a_second(recorded: RecordedGateway, open_page: OpenPage) -> None:
+    page = open_page(recorded.url)
+    words = page.locator("#picture .link-words text")
+    expect(words).to_have_count(3)
+    assert set(words.all_text_contents()) == {"48.2 MB/s", "7.7 MB/s", "420 kB/s"}
+    recorded.show(mesh=mesh(list(recorded.shown.mesh.instances), {}, [], None))
+    expect(words).to_have_count(0)
+
+
+def test_tiles_tell_the_class_that_is_chosen(recorded: RecordedGateway, open_page: OpenPage) -> None:
+    page = open_page(recorded.url)
+    goodput = page.locator('.tile[data-key="Goodput"]')
+    expect(goodput).to_contain_text("92 % of 123 as promised")
+    page.get_by_label("of class").select_option("interactive")
+    expect(goodput).to_contain_text("77 % of 31 as promised")
+    page.get_by_label("of class").select_option("batch")
+    expect(page.locator('.tile[data-key="TTFT"]')).to_contain_text("none has ended")
+
+
+def test_a_request_shows_its_phase_and_when_chosen_its_timeline(
+    recorded: RecordedGateway, open_page: OpenPage
+) -> None:
+    page = open_page(recorded.url)
+    row = page.locator('#request-rows tr[data-key="91bb07c2a4d5f6e1"]')
+    expect(row).to_contain_text("recovery")
+    expect(row).to_contain_text("prefill-0 → decode-1")
+    row.get_by_role("button").click()
+    picture = page.get_by_role("img", name=re.compile("queue 110 ms, prefill"))
+    expect(picture).to_be_visible()
+    for kind, bars in {"queue": 1, "prefill": 3, "transfer": 1, "decode": 2, "recovery": 1}.items():
+        expect(picture.locator(f"rect.{kind}")).to_have_count(bars)
+    page.get_by_text("As a table").click()
+    expect(page.locator("#timeline table")).to_contain_text("instance gone")
+
+
+def test_a_decision_names_who_was_refused_and_why(recorded: RecordedGateway, open_page: OpenPage) -> None:
+    page = open_page(recorded.url)
+    entry = page.locator("#decision-list details").first
+    expect(entry.locator("summary")).to_contain_text("prefill-0 → decode-1")
+    entry.locator("summary").click()
+    expect(entry).to_contain_text("prefill: shortest queue, TTFT predicted 310 ms")
+    expect(entry.locator("tr", has_text="prefill-1")).to_contain_text("it is draining")
+
+
+def test_scaling_asks_for_the_admin_key_and_again_when_it_is_wrong(
+    recorded: RecordedGateway, open_page: OpenPage
+) -> None:
+    page = open_page(recorded.url)
+    page.get_by_role("button", name="One decode more").click()
+    dialog = page.locator("#key-dialog")
+    dialog.get_by_label("Key").fill("wrong")
+    dialog.get_by_role("button", name="Use it").click()
+    expect(dialog).to_contain_text("The gateway knows another key")
+    assert recorded.wishes == []
+    dialog.get_by_label("Key").fill(ADMIN_KEY)
+    dialog.get_by_role("button", name="Use it").click()
+    expect(page.locator("#control-answer")).to_contain_text("decode → 3")
+    assert recorded.wishes == [("scale", {"role": "decode", "count": 3})]
+
+
+def test_an_instance_is_flipped_and_drained_from_its_box(
+    recorded: RecordedGateway, open_page: OpenPage
+) -> None:
+    page = open_page(recorded.url)
+    enter_key(page)
+    box(page, "decode-0").focus()
+    page.keyboard.press("Enter")
+    panel = page.locator("#instance")
+    expect(panel).to_contain_text("14 sequences")
+    panel.get_by_label("to").select_option("prefill")
+    panel.get_by_role("button", name="Flip").click()
+    expect(page.locator("#control-answer")).to_contain_text("decode-0 → prefill")
+    panel.get_by_role("button", name="Drain").click()
+    page.locator("#sure-dialog").get_by_role("button", name="Cancel").click()
+    panel.get_by_role("button", name="Drain").click()
+    page.locator("#sure-dialog").get_by_role("button", name="Drain").click()
+    expect(page.locator("#control-answer")).to_contain_text("draining decode-0")
+    flipped, drained = recorded.wishes
+    assert flipped == ("flip", {"instance": "decode-0", "role": "prefill"})
+    assert drained == ("drain", {"instance": "decode-0"})
+
+
+def test_buttons_are_there_for_what_the_gateway_takes(recorded: RecordedGateway, open_page: OpenPage) -> None:
+    view = recorded.shown.mesh
+    page = open_page(recorded.url)
+    box(page, "decode-0").click()
+    more, flip, drain = (
+        page.get_by_role("button", name=name) for name in ("One decode more", "Flip", "Drain")
+    )
+    for wishes in (("flip",), ("flip", "scale", "drain"), ()):
+        recorded.show(mesh=mesh(list(view.instances), {}, list(view.services), None, wishes))
+        for button, name in ((more, "scale"), (flip, "flip"), (drain, "drain")):
+            expect(button).to_be_visible(visible=name in wishes)
+    expect(page.locator("#control")).to_contain_text("no admin key")
+    expect(page.locator("#key-button")).to_be_hidden()
+
+
+def test_the_chat_box_streams_an_answer(recorded: RecordedGateway, open_page: OpenPage) -> None:
+    page = open_page(recorded.url)
+    page.get_by_label("Message").fill("What is a lamella?")
+    page.keyboard.press("Enter")
+    expect(page.locator("#chat-turns .turn").last).to_contain_text("A lamella is a thin plate.")
+    expect(page.locator("#chat-speed")).to_contain_text("first token after")
+
+
+def test_a_stream_that_breaks_off_is_opened_again_and_said_to_be_lost(
+    recorded: RecordedGateway, open_page: OpenPage
+) -> None:
+    page = open_page(recorded.url)
+    expect(page.locator("#connection")).to_have_text("live")
+    recorded.state = "away"
+    expect(page.locator("#connection")).to_have_text("reconnecting")
+    expect(page.get_by_role("alert").filter(has_text="what is shown is old")).to_be_visible()
+    expect(box(page, "decode-0")).to_be_visible()
+    recorded.show(mesh=mesh([instance("decode-7", "decode")], {}, [], None))
+    recorded.state = "well"
+    expect(page.locator("#connection")).to_have_text("live", timeout=SILENCE_MS)
+    expect(box(page, "decode-7")).to_be_visible()
+    expect(page.locator("#stale")).to_be_hidden()
+
+
+def test_a_stream_that_only_falls_silent_is_noticed(recorded: RecordedGateway, open_page: OpenPage) -> None:
+    page = open_page(recorded.url)
+    expect(page.locator("#connection")).to_have_text("live")
+    recorded.state = "silent"
+    expect(page.locator("#connection")).to_have_text("reconnecting", timeout=SILENCE_MS)
+    recorded.state = "well"
+    expect(page.locator("#connection")).to_have_text("live", timeout=SILENCE_MS)
+
+
+def test_nothing_is_wider_than_a_desktop_or_a_phone(recorded: RecordedGateway, open_page: OpenPage) -> None:
+    for shown in (small_mesh(), large_mesh()):
+        recorded.shown = shown
+        for size in (DESKTOP, PHONE):
+            page = open_page(recorded.url, size)
+            expect(page.locator("#picture .box")).to_have_count(
+                len(shown.mesh.instances) + len(shown.mesh.services)
+            )
+            assert page.evaluate("document.documentElement.scrollWidth") == size[0]
+            widest = page.evaluate("document.querySelector('#picture svg').getBoundingClientRect().right")
+            assert widest <= size[0]
+
+
+def test_boxes_of_a_mesh_of_fifty_do_not_lie_on_each_other(
+    recorded: RecordedGateway, open_page: OpenPage
+) -> None:
+    recorded.shown = large_mesh()
+    for size in (DESKTOP, PHONE):
+        page = open_page(recorded.url, size)
+        expect(box(page, "lamella-decode-58d4-39")).to_be_visible()
+        places = page.evaluate(
+            "[...document.querySelectorAll('#picture .box .ground')]"
+            ".map((box) => box.getBoundingClientRect())"
+            ".map(({left, right, top, bottom}) => [left, right, top, bottom])"
+        )
+        for index, (left, right, top, bottom) in enumerate(places):
+            for other in places[:index]:
+                apart = other[1] <= left or other[0] >= right or other[3] <= top or other[2] >= bottom
+                assert apart, (places[index], other)
+
+
+def test_light_and_dark_follow_the_system_until_one_is_chosen(
+    recorded: RecordedGateway, open_page: OpenPage
+) -> None:
+    page = open_page(recorded.url, theme="dark")
+    assert brightness(page) < 60
+    page.get_by_label("Colours").select_option("light")
+    assert brightness(page) > 200
+    page.reload()
+    assert brightness(page) > 200
+    page.get_by_label("Colours").select_option("auto")
+    assert brightness(page) < 60
+
+
+def test_nothing_speaks_against_those_who_see_little_or_use_no_mouse(
+    recorded: RecordedGateway, open_page: OpenPage
+) -> None:
+    for size, theme in ((DESKTOP, "light"), (DESKTOP, "dark"), (PHONE, "light"), (PHONE, "dark")):
+        page = open_page(recorded.url, size, theme)
+        expect(page.locator("#decision-list details")).to_have_count(2)
+        box(page, "decode-1").click()
+        page.locator("#request-rows button").nth(1).click()
+        expect(page.locator("#timeline svg")).to_be_visible()
+        found = Axe().run(page)
+        assert found.violations_count == 0, found.generate_report()
+
+
+def enter_key(page: Page) -> None:
+    page.locator("#key-button").click()
+    page.get_by_label("Key", exact=True).fill(ADMIN_KEY)
+    page.get_by_role("button", name="Use it").click()
+
+
+def brightness(page: Page) -> float:
+    colour = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    red, green, blue = map(float, re.findall(r"[\d.]+", colour)[:3])
+    return (red + green + blue) / 3
