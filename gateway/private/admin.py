@@ -2,16 +2,17 @@
 
 import logging
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 
 from common.bus import Bus
 from common.config import MeshConfig
-from common.errors import BusError, InvalidRequest, StoreError
+from common.errors import BusError, InvalidRequest, NoInstanceReady, NoResponder, StoreError
 from common.flips import why_not_flip
 from common.ids import InstanceId
-from common.messages import FlipProgress, FlipRole, Role
+from common.messages import Acknowledged, DrainWish, FlipProgress, FlipRole, Role, ScaleWish
+from common.scaling import ScaledRole
 from common.store import Store
 from common.subjects import Subjects
 from gateway.access import Keys, check_key
@@ -35,6 +36,19 @@ class FlipWish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     force: bool = False
 
 
+class CountWish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How many processes of that role there are to be."""
+
+    role: ScaledRole
+    count: Annotated[int, msgspec.Meta(ge=0)]
+
+
+class EndWish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Who is to finish what it has, and end."""
+
+    instance: InstanceId
+
+
 @dataclass(frozen=True, slots=True)
 class Admin:
     """``keys`` None: no admin key is configured, and nothing may be asked."""
@@ -48,7 +62,7 @@ class Admin:
     @property
     def handlers(self) -> dict[str, Handler]:
         """What may be asked, by the last part of its address; refused where there is no key."""
-        return {"flip": self.flip}
+        return {"flip": self.flip, "scale": self.scale, "drain": self.drain}
 
     @property
     def wishes(self) -> tuple[str, ...]:
@@ -72,6 +86,32 @@ class Admin:
             raise from_bus(exc) from exc
         log.info("admin_flip", extra={"instance": wish.instance, "role": wish.role})
         await exchange.respond(ACCEPTED, msgspec.json.encode(progress))
+
+    async def scale(self, exchange: Exchange) -> None:
+        """Answers once it is taken up, which may be minutes before it is so."""
+        wish = await self._read(exchange, CountWish)
+        await self._ask_launcher(self.subjects.admin_scale(), ScaleWish(wish.role, wish.count))
+        log.info("admin_scale", extra={"role": wish.role, "count": wish.count})
+        await exchange.respond(ACCEPTED, b"{}")
+
+    async def drain(self, exchange: Exchange) -> None:
+        """Likewise."""
+        wish = await self._read(exchange, EndWish)
+        await self._ask_launcher(self.subjects.admin_drain(), DrainWish(wish.instance))
+        log.info("admin_drain", extra={"instance": wish.instance})
+        await exchange.respond(ACCEPTED, b"{}")
+
+    async def _ask_launcher(self, subject: str, wish: ScaleWish | DrainWish) -> None:
+        """Raises Refused, NoInstanceReady."""
+        try:
+            await self.bus.call(subject, wish, Acknowledged, self.mesh.call_timeout_s)
+        except InvalidRequest as exc:
+            raise Refused(exc.message) from exc
+        except NoResponder as exc:
+            reason = "nobody starts and ends this mesh's processes at a gateway's word: use `lamella scale`"
+            raise NoInstanceReady(reason) from exc
+        except BusError as exc:
+            raise from_bus(exc) from exc
 
     async def _read(self, exchange: Exchange, kind: type[Wish]) -> Wish:
         """Raises Unauthorized, Forbidden, InvalidRequest."""

@@ -7,7 +7,8 @@ const POOLS = [
   ["scheduler", "Schedulers", 0], ["predictor", "Length predictors", 0], ["gateway", "Gateways", 0],
   ["prefill", "Prefill", 1], ["mixed", "Mixed", 1], ["decode", "Decode", 2], ["attention", "Attention", 3],
 ];
-const SCALED = ["gateway", "scheduler", "prefill", "decode", "mixed", "attention"];
+const SCALED = ["gateway", "scheduler", "prefill", "decode", "mixed", "attention", "predictor"];
+const FIXED = ["attention", "predictor"]; // A mesh that was started without them cannot have them later.
 const MOST_IDLE_LINKS = 24; // Beyond that the lines of hand-overs that could be hide those that are.
 
 // {pools: [{name, title, column, hasKV, nodes}], links: [{source, target, bytesPerS}]}; without pools that nobody is in.
@@ -71,11 +72,12 @@ export function summaryOf(mesh) {
 
 // [{role, current, desired, reason}] of what can be scaled; `desired` null: nothing is planned for it.
 export function servicesOf(mesh) {
-  return SCALED.map((role) => {
+  const there = [...mesh.instances.map((each) => each.home), ...mesh.services.map((each) => each.kind)];
+  const services = SCALED.map((role) => {
     const plan = mesh.plan?.counts.find((each) => each.service === role);
-    const there = [...mesh.instances.map((each) => each.role), ...mesh.services.map((each) => each.kind)];
     return { role, current: there.filter((each) => each === role).length, desired: plan?.desired ?? null, reason: plan?.reason ?? "" };
   });
+  return services.filter((each) => each.current > 0 || !FIXED.includes(each.role));
 }
 
 // What is known of one that was chosen in the picture; null: it is gone.

@@ -29,6 +29,7 @@ EXPECTED = {
     r"explain --newest": r"decode-0",
     r"lamella chat": r"\w",
     r"lamella bench": r"TTFT",
+    r"cat .lamella/admin-key": r"^[\w-]{40,}$",
 }
 """What a block with such a command prints."""
 

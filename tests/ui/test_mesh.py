@@ -13,10 +13,13 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect
 
+from common.http import bind, port_of
 from tests.e2e.meshes import Mesh, running_mesh
 from tests.ui.conftest import PHONE, OpenPage
 
 CONFIG = """
+[gateway]
+private_port = PORT
 [instance]
 engine = "emulated"
 block_size = 16
@@ -33,7 +36,10 @@ RESTART_MS = 60_000
 @pytest.fixture(scope="module")
 def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
     directory = tmp_path_factory.mktemp("page")
-    with running_mesh(directory / "mesh", "--decode", "2", config=CONFIG) as mesh:
+    # One that stays when a gateway begins anew, as 8001 does.
+    with bind("127.0.0.1", 0) as listener:
+        config = CONFIG.replace("PORT", str(port_of(listener)))
+    with running_mesh(directory / "mesh", "--decode", "2", config=config) as mesh:
         yield mesh
 
 
@@ -67,6 +73,12 @@ def running_request(mesh: Mesh, output_tokens: int) -> Iterator[None]:
     finally:
         thread.join()
     assert answers == [output_tokens]
+
+
+def give_key(mesh: Mesh, page: Page) -> None:
+    page.locator("#key-button").click()
+    page.get_by_label("Key", exact=True).fill(Path(str(mesh.status()["admin_key_file"])).read_text().strip())
+    page.get_by_role("button", name="Use it").click()
 
 
 def box_of(name: str) -> str:
@@ -119,10 +131,23 @@ def test_an_instance_is_flipped_by_a_button(mesh: Mesh, page: Page) -> None:
         page.locator(box_of("decode-1")).click()
 
 
+def test_another_instance_is_started_and_drained_by_buttons(mesh: Mesh, page: Page) -> None:
+    give_key(mesh, page)
+    page.get_by_role("button", name="One decode more").click()
+    expect(page.locator("#control-answer")).to_have_attribute("data-kind", "good")
+    added = page.locator(box_of("decode-2"))
+    expect(added).to_be_visible(timeout=RESTART_MS)
+    expect(page.locator("#scale .decode output")).to_have_text("3")
+    added.click()
+    page.locator("#instance").get_by_role("button", name="Drain").click()
+    page.locator("#sure-dialog").get_by_role("button", name="Drain").click()
+    expect(page.locator("#control-answer")).to_have_attribute("data-kind", "good")
+    expect(added).to_have_count(0, timeout=RESTART_MS)
+    expect(page.locator("#scale .decode output")).to_have_text("2")
+
+
 def test_what_cannot_be_is_said(mesh: Mesh, page: Page) -> None:
-    page.locator("#key-button").click()
-    page.get_by_label("Key", exact=True).fill(Path(str(mesh.status()["admin_key_file"])).read_text().strip())
-    page.get_by_role("button", name="Use it").click()
+    give_key(mesh, page)
     page.locator(box_of("prefill-0")).click()
     page.locator("#instance").get_by_role("button", name="Flip").click()
     expect(page.locator("#control-answer")).to_have_attribute("data-kind", "bad")

@@ -85,6 +85,15 @@ def test_a_decision_names_who_was_refused_and_why(recorded: RecordedGateway, ope
     expect(entry.locator("tr", has_text="prefill-1")).to_contain_text("it is draining")
 
 
+def test_an_instance_that_a_policy_has_lent_out_counts_where_it_is_at_home(
+    recorded: RecordedGateway, open_page: OpenPage
+) -> None:
+    """As the launcher counts: one more of them is asked for."""
+    page = open_page(recorded.url)
+    expect(page.locator("#scale .decode output")).to_have_text("3")
+    expect(page.locator("#scale .mixed output")).to_have_text("0")
+
+
 def test_scaling_asks_for_the_admin_key_and_again_when_it_is_wrong(
     recorded: RecordedGateway, open_page: OpenPage
 ) -> None:
@@ -97,8 +106,8 @@ def test_scaling_asks_for_the_admin_key_and_again_when_it_is_wrong(
     assert recorded.wishes == []
     dialog.get_by_label("Key").fill(ADMIN_KEY)
     dialog.get_by_role("button", name="Use it").click()
-    expect(page.locator("#control-answer")).to_contain_text("decode → 3")
-    assert recorded.wishes == [("scale", {"role": "decode", "count": 3})]
+    expect(page.locator("#control-answer")).to_contain_text("decode → 4")
+    assert recorded.wishes == [("scale", {"role": "decode", "count": 4})]
 
 
 def test_an_instance_is_flipped_and_drained_from_its_box(
@@ -128,7 +137,7 @@ def test_buttons_are_there_for_what_the_gateway_takes(recorded: RecordedGateway,
     page = open_page(recorded.url)
     box(page, "decode-0").click()
     more, flip, drain = (
-        page.get_by_role("button", name=name) for name in ("One decode more", "Flip", "Drain")
+        page.get_by_role("button", name=name, exact=True) for name in ("One decode more", "Flip", "Drain")
     )
     for wishes in (("flip",), ("flip", "scale", "drain"), ()):
         recorded.show(mesh=mesh(list(view.instances), {}, list(view.services), None, wishes))

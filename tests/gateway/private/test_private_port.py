@@ -6,11 +6,12 @@ import re
 import urllib.request
 from typing import Any
 
-from common.errors import InstanceLost
+from common.errors import InstanceLost, InvalidRequest
+from common.messages import Acknowledged, DrainWish, ScaleWish
 from tests.gateway.clients import complete, in_background, with_peer
 from tests.gateway.private.conftest import ADMIN, API_KEY, USER, private_url_of
 from tests.gateway.processes import GatewayProcess, send
-from tests.gateway.scripted import DECODE, PREFILL, ScriptedPeer
+from tests.gateway.scripted import DECODE, PREFILL, ScriptedPeer, scripted_peer
 
 SECRET = [40, 41, 42, 43]
 """A prompt, as token ids."""
@@ -134,7 +135,7 @@ def test_the_mesh_says_what_who_has_the_admin_key_may_wish(
     gateway: GatewayProcess, locked_gateway: GatewayProcess
 ) -> None:
     assert get(f"{private_url_of(gateway)}/api/mesh")["wishes"] == []
-    assert get(f"{private_url_of(locked_gateway)}/api/mesh")["wishes"] == ["flip"]
+    assert get(f"{private_url_of(locked_gateway)}/api/mesh")["wishes"] == ["flip", "scale", "drain"]
 
 
 def test_events_bring_the_same_every_second(gateway: GatewayProcess) -> None:
@@ -196,6 +197,35 @@ def test_changes_need_the_admin_key_and_are_impossible_without_one(
     assert (refused.status, refused.error["code"]) == (409, "refused")
     assert "no instance decode-0" in str(refused.error["message"])
     assert send(url, {"instance": "decode-0", "role": "cook"}, ADMIN).status == 400
+
+
+def test_wishes_go_to_whoever_starts_processes_and_its_refusal_comes_back(
+    locked_gateway: GatewayProcess,
+) -> None:
+    url = f"{private_url_of(locked_gateway)}/api"
+    taken: list[ScaleWish | DrainWish] = []
+
+    async def take(wish: ScaleWish | DrainWish) -> Acknowledged:
+        taken.append(wish)
+        if isinstance(wish, DrainWish):
+            raise InvalidRequest("the last one stays")
+        return Acknowledged()
+
+    async def wish() -> None:
+        async with scripted_peer(locked_gateway) as peer:
+            await peer.bus.serve(peer.subjects.admin_scale(), ScaleWish, take)
+            await peer.bus.serve(peer.subjects.admin_drain(), DrainWish, take)
+            scaled = await asyncio.to_thread(send, f"{url}/scale", {"role": "decode", "count": 3}, ADMIN)
+            drained = await asyncio.to_thread(send, f"{url}/drain", {"instance": "decode-0"}, ADMIN)
+        assert taken == [ScaleWish("decode", 3), DrainWish("decode-0")]
+        assert (scaled.status, drained.status) == (202, 409)
+        assert drained.error["message"] == "the last one stays"
+
+    assert send(f"{url}/scale", {"role": "decode", "count": 3}).status == 401
+    assert send(f"{url}/scale", {"role": "decode", "count": -1}, ADMIN).status == 400
+    nobody = send(f"{url}/drain", {"instance": "decode-0"}, ADMIN)
+    assert (nobody.status, "nobody starts" in str(nobody.error["message"])) == (503, True)
+    asyncio.run(wish())
 
 
 def test_with_keys_everything_public_but_health_needs_one(locked_gateway: GatewayProcess) -> None:
