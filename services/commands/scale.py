@@ -21,7 +21,7 @@ TargetOption = Annotated[
 ]
 ForceOption = Annotated[
     bool,
-    typer.Option("--force", help="Also end the last instance that prefills, or decodes, of `lamella up`."),
+    typer.Option("--force", help="Also end the last instance that prefills, or decodes."),
 ]
 NamespaceOption = Annotated[str, typer.Option(help="With --target kubernetes.")]
 

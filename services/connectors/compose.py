@@ -14,9 +14,9 @@ from common.errors import LauncherError
 from common.scaling import ScaledRole, ScaledService
 from services.connectors.programs import ProgramFailed, output_of
 from services.launcher.autoscale import FOLLOWING_LOAD
-from services.launcher.launch_plan import SCALED_ROLES, check_counts
+from services.launcher.launch_plan import ROLES, SCALED_ROLES, check_counts
 from services.launcher.probes import READY_TIMEOUT_S
-from services.launcher.wishes import RoleChange, Wishes
+from services.launcher.wishes import RoleChange, Wishes, check_phases
 
 COMPOSE = ("docker", "compose")
 LIST_TIMEOUT_S = 60.0
@@ -35,11 +35,17 @@ class Container(msgspec.Struct, frozen=True, rename="pascal"):
     service: str
     state: str
 
+    @property
+    def role(self) -> str:
+        """Those on GPUs are services of their own."""
+        return self.service.removesuffix("-gpu")
+
 
 @dataclass(frozen=True, slots=True)
 class ComposeConnector:
-    """A Connector."""
+    """A Connector. ``is_forced``: the last container that prefills, or decodes, may be ended."""
 
+    is_forced: bool = False
     ready_timeout_s: float = READY_TIMEOUT_S
 
     async def apply(self, wishes: Wishes) -> list[RoleChange]:
@@ -48,6 +54,7 @@ class ComposeConnector:
         present = {role: _names(before, role) for role in wishes}
         counts = {role: wish.count(len(present[role])) for role, wish in wishes.items()}
         check_counts(counts)
+        self._check_phases(before, counts)
         try:
             await self._up(counts)
         except LauncherError:
@@ -64,7 +71,9 @@ class ComposeConnector:
         if found is None:
             raise LauncherError(f"no container of this project is {service_id}")
         role = next(each for each in SCALED_ROLES if each == found.service)
-        check_counts({role: len(_names(containers, role)) - 1})
+        left = {role: len(_names(containers, role)) - 1}
+        check_counts(left)
+        self._check_phases(containers, left)
         await output_of("docker", "stop", found.name, timeout_s=DRAIN_TIMEOUT_S)
         await output_of("docker", "rm", found.name, timeout_s=LIST_TIMEOUT_S)
 
@@ -85,7 +94,15 @@ class ComposeConnector:
         """Those of the mesh that run. Raises ProgramFailed."""
         lines = await output_of(*COMPOSE, "ps", "--all", "--format", "json", timeout_s=LIST_TIMEOUT_S)
         found = [msgspec.json.decode(line, type=Container) for line in lines.splitlines()]
-        return [each for each in found if each.state in PRESENT and each.service in SCALED_ROLES]
+        return [each for each in found if each.state in PRESENT and each.role in SCALED_ROLES]
+
+    def _check_phases(self, containers: list[Container], counts: Mapping[ScaledRole, int]) -> None:
+        if self.is_forced:
+            return
+        present = [(each.service, role) for each in containers for role in ROLES if role == each.role]
+        left = [role for service, role in present if service not in counts]
+        wanted = [role for role in ROLES for _ in range(counts.get(role, 0))]
+        check_phases([role for _, role in present], [*left, *wanted])
 
     async def _up(self, counts: Mapping[ScaledRole, int]) -> None:
         """Touches no other service, and no container that is to stay: that would end what runs there."""

@@ -12,11 +12,12 @@ from typing import get_args
 import msgspec
 
 from common.errors import LauncherError
+from common.messages import Role
 from common.scaling import ScaledRole, ScaledService
 from services.connectors.programs import output_of
-from services.launcher.launch_plan import SCALED_ROLES, check_counts
+from services.launcher.launch_plan import ROLES, SCALED_ROLES, check_counts
 from services.launcher.probes import READY_TIMEOUT_S
-from services.launcher.wishes import CountWish, RoleChange, Wishes
+from services.launcher.wishes import CountWish, RoleChange, Wishes, check_phases
 
 OF_THE_MESH = ("--selector", "app.kubernetes.io/part-of=lamella", "--output", "json")
 ROLE_LABEL = "app.kubernetes.io/component"
@@ -86,9 +87,10 @@ class Pods(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class KubernetesConnector:
-    """A Connector."""
+    """A Connector. ``is_forced``: the last pod that prefills, or decodes, may be ended."""
 
     namespace: str
+    is_forced: bool = False
     ready_timeout_s: float = READY_TIMEOUT_S
 
     async def apply(self, wishes: Wishes) -> list[RoleChange]:
@@ -99,6 +101,8 @@ class KubernetesConnector:
                 raise LauncherError(f"there is no Deployment {role} in the namespace {self.namespace}")
         counts = {role: wish.count(replicas[role]) for role, wish in wishes.items()}
         check_counts(counts, MAX_PODS)
+        if not self.is_forced:
+            check_phases(_instances(replicas), _instances(replicas | counts))
         before = await self._pods()
         for role, count in counts.items():
             await self._kubectl("scale", f"deployment/{role}", f"--replicas={count}")
@@ -163,6 +167,10 @@ class KubernetesConnector:
     async def _kubectl(self, *arguments: str) -> bytes:
         command = ("kubectl", "--namespace", self.namespace, *arguments)
         return await output_of(*command, timeout_s=REQUEST_TIMEOUT_S)
+
+
+def _instances(replicas: Mapping[ScaledRole, int]) -> list[Role]:
+    return [role for role in ROLES for _ in range(replicas.get(role, 0))]
 
 
 def _of(role: ScaledRole, pods: list[Pod]) -> list[str]:

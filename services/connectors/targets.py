@@ -21,16 +21,15 @@ async def connector_of(
     """Of the place that is named, or of the first in which a mesh runs. Raises MeshNotRunning.
 
     ``namespace``: the mesh's on Kubernetes, which is not looked at unless it is named: kubectl's current
-    context may be anybody's cluster. ``is_forced``: also the last process of a phase may be ended, which
-    compose and Kubernetes never ask about.
+    context may be anybody's cluster. ``is_forced``: also the last process of a phase may be ended.
     """
     match target:
         case "local":
             return LocalConnector(state_dir, is_forced)
         case "compose":
-            return ComposeConnector()
+            return ComposeConnector(is_forced)
         case "kubernetes":
-            return KubernetesConnector(namespace)
+            return KubernetesConnector(namespace, is_forced)
         case "auto":
             return await _find(state_dir, is_forced)
 
@@ -39,7 +38,7 @@ async def _find(state_dir: Path, is_forced: bool) -> Connector:
     if is_locked(StateDirectory(state_dir.expanduser().absolute())):
         return LocalConnector(state_dir, is_forced)
     if shutil.which("docker"):
-        connector = ComposeConnector()
+        connector = ComposeConnector(is_forced)
         try:
             if await connector.containers():
                 return connector

@@ -18,7 +18,6 @@ from common.config import Config
 from common.config_file import to_toml
 from common.errors import LauncherError
 from common.messages import InstanceRecord, MemberRecord
-from common.phases import lost_phases
 from common.scaling import ScaledRole
 from common.store import Store
 from services.launcher import control, embedded
@@ -47,7 +46,7 @@ from services.launcher.state_directory import (
     identify,
     write_private,
 )
-from services.launcher.wishes import RoleChange, Wishes, check_possible, check_wishes
+from services.launcher.wishes import RoleChange, Wishes, check_phases, check_possible, check_wishes
 
 log = logging.getLogger("lamella.supervisor")
 
@@ -161,11 +160,7 @@ class Supervisor:
         gone = self._leaving | {child.service_id for child in removed}
         gone |= {child.service_id for child in self.children.values() if child.state == "stopping"}
         left = [role for name, role in roles.items() if name not in gone]
-        for phase in lost_phases(roles.values(), [*left, *(role for role in ROLES if role in added)]):
-            raise LauncherError(
-                f"no instance would be left that does {phase}: without one no request is served; --force ends"
-                " the last"
-            )
+        check_phases(roles.values(), [*left, *(role for role in ROLES if role in added)])
 
     def _check_ready(self) -> None:
         if not self.has_launched or self.is_stopping:

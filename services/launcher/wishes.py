@@ -1,12 +1,14 @@
 """How many processes of each role an operator asks for, and what came of it."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
 from common.config import Config
 from common.errors import ConfigError, LauncherError
+from common.messages import Role
+from common.phases import lost_phases
 from common.scaling import ScaledRole
 from services.launcher.launch_plan import SCALED_ROLES, LaunchPlan, check_counts
 
@@ -89,3 +91,12 @@ def check_possible(counts: Mapping[ScaledRole, int], plan: LaunchPlan, config: C
         )
     if counts["attention"] < 1:
         raise LauncherError("attention = 0: decode needs at least one attention worker")
+
+
+def check_phases(before: Iterable[Role], after: Iterable[Role]) -> None:
+    """Raises LauncherError where nobody of the instances that are left would prefill, or decode."""
+    for phase in lost_phases(before, after):
+        raise LauncherError(
+            f"no instance would be left that does {phase}: without one no request is served; --force ends the"
+            " last"
+        )

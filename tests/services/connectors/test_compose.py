@@ -50,11 +50,27 @@ def test_a_container_that_has_ended_is_none(docker: Path) -> None:
 
 def test_where_new_containers_do_not_become_healthy_there_are_as_many_as_before(docker: Path) -> None:
     with pytest.raises(ProgramFailed, match="ended with 1: container lamella-decode-4 is unhealthy"):
-        apply("decode=4", "prefill=0")
+        apply("decode=4", "prefill=2")
     assert [line.partition("--scale ")[2] for line in scalings(docker)] == [
-        "decode=4 --scale prefill=0 decode prefill",
+        "decode=4 --scale prefill=2 decode prefill",
         "decode=2 --scale prefill=1 decode prefill",
     ]
+
+
+def test_the_last_container_of_a_phase_ends_only_by_force_or_beside_others_that_do_it(docker: Path) -> None:
+    with pytest.raises(LauncherError, match=r"no instance would be left that does prefill.*--force"):
+        apply("prefill=0", "decode=3")
+    with pytest.raises(LauncherError, match="no instance would be left that does prefill"):
+        asyncio.run(ComposeConnector().drain("lamella-prefill-1"))
+    assert scalings(docker) == []
+    apply("prefill=0", "decode=0", "mixed=1")
+    assert asyncio.run(ComposeConnector(is_forced=True).apply(parse_wishes(["mixed=0"])))[0].after == 0
+
+
+def test_a_service_on_a_gpu_does_what_its_role_does(docker: Path, tmp_path: Path) -> None:
+    (tmp_path / "state").write_text('{"prefill": 1, "prefill-gpu": 1, "decode": 1}')
+    assert apply("prefill=0") == [RoleChange("prefill", 1, 0, (), ("lamella-prefill-1",))]
+    assert len(scalings(docker)) == 1
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ def kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def apply(*wishes: str, timeout_s: float = 60.0) -> list[RoleChange]:
-    return asyncio.run(KubernetesConnector("lamella", timeout_s).apply(parse_wishes(wishes)))
+    return asyncio.run(KubernetesConnector("lamella", ready_timeout_s=timeout_s).apply(parse_wishes(wishes)))
 
 
 def scalings(log: Path) -> list[str]:
@@ -47,6 +47,13 @@ def test_pods_that_do_not_become_ready_are_told_of_and_left_to_the_cluster(
     assert scalings(kubectl) == ["scale deployment/decode --replicas=3"]
 
 
+def test_the_last_pod_of_a_phase_ends_by_force(kubectl: Path) -> None:
+    connector = KubernetesConnector("lamella", is_forced=True)
+    [change] = asyncio.run(connector.apply(parse_wishes(["decode=0"])))
+    assert change.after == 0
+    assert scalings(kubectl) == ["scale deployment/decode --replicas=0"]
+
+
 def test_one_pod_is_drained_and_none_takes_its_place(kubectl: Path) -> None:
     asyncio.run(KubernetesConnector("lamella").drain("decode-a"))
     assert scalings(kubectl) == ["scale deployment/decode --replicas=1"]
@@ -59,6 +66,7 @@ def test_one_pod_is_drained_and_none_takes_its_place(kubectl: Path) -> None:
     ("wish", "error", "said"),
     [
         ("mixed=1", LauncherError, "no Deployment mixed in the namespace lamella"),
+        ("decode=0", LauncherError, "no instance would be left that does decode"),
         ("decode=-3", ConfigError, r"must be 0\.\.1000"),
         ("scheduler=0", ConfigError, "nobody else places requests"),
     ],
