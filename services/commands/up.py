@@ -204,7 +204,7 @@ def _say_ready(mesh: "MeshStatus") -> None:
     """The URL, one to try, one for who operates it, and what is missing for it to serve."""
     example = (
         f"curl {mesh.url}/v1/chat/completions -H 'content-type: application/json' -d "
-        '\'{"model": "default", "messages": [{"role": "user", "content": "Hello!"}]}\''
+        '\'{"model": "default", "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 50}\''
     )
     page = f"the page is at {mesh.private_url}/ui/, its admin key in {mesh.admin_key_file}"
     print(f"lamella is ready at {mesh.url}\n  {example}\n  {page}", flush=True)

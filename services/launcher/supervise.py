@@ -8,6 +8,7 @@ import contextlib
 import logging
 import os
 import secrets
+import socket
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -19,7 +20,7 @@ from common.cancellation import cancel_and_wait
 from common.config import Config
 from common.config_file import check_url, load_config, to_toml
 from common.config_rules import NATS_SCHEMES, REDIS_SCHEMES
-from common.errors import LamellaError, LauncherError, StoreError, first_reason
+from common.errors import ConfigError, LamellaError, LauncherError, StoreError, first_reason
 from common.logs import configure_logging
 from common.scaling import ScaledService
 from common.signals import listen_to_signals
@@ -59,6 +60,7 @@ async def supervise(state: StateDirectory, plan: LaunchPlan, config: Config, on_
 async def _supervise_locked(
     state: StateDirectory, plan: LaunchPlan, config: Config, on_ready: OnReady
 ) -> None:
+    _check_port(config.service.host, plan.port)
     if plan.nats_url is not None:
         check_url("--nats", plan.nats_url, NATS_SCHEMES)
     if plan.redis_url is not None:
@@ -95,6 +97,16 @@ async def _supervise_locked(
                 await cancel_and_wait(launch)
                 await supervisor.stop(STOP_GRACE_S)
                 killer.cancel()
+
+
+def _check_port(host: str, port: int) -> None:
+    """Before anything starts: whoever tries lamella often has another program there. Raises ConfigError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        socket.create_server((host, port), family=family).close()
+    except OSError as exc:
+        rule = f"cannot be listened on at {host} ({exc.strerror}): name another, or 0 for any that is free"
+        raise ConfigError("--port", port, rule) from exc
 
 
 def _with_admin_key(config: Config, state: StateDirectory) -> Config:

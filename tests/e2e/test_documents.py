@@ -28,6 +28,7 @@ EXPECTED = {
     r"flip decode-1 prefill": r"prefill",
     r"explain --newest": r"decode-0",
     r"lamella chat": r"\w",
+    r"api/mesh": r'"decode-0"',
     r"lamella bench": r"TTFT",
     r"cat .lamella/admin-key": r"^[\w-]{40,}$",
 }
@@ -55,8 +56,14 @@ class Terminals:
     def typed(self, text: str) -> str:
         """As a block says, at this test's port."""
         text = text.replace("127.0.0.1:8000", f"127.0.0.1:{self.port}")
+        text = text.replace("http://127.0.0.1:8001/", self.private_url())
         text = text.replace("lamella up ", f"lamella up --port {self.port} ")
         return text.replace("make serve", f"make --assume-old=setup serve UP='--port {self.port}'")
+
+    def private_url(self) -> str:
+        """Where the staying mesh has its page: beside its other port, where that is free."""
+        found = re.search(r"(http://\S+/)ui/", self.log.read_text()) if self.log.exists() else None
+        return "" if found is None else found.group(1)
 
     def run(self, block: Block) -> str:
         """What it printed. Fails the test with all of it where a command failed."""

@@ -193,6 +193,16 @@ def test_a_role_that_cannot_start_fails_the_launch_with_its_log(
         local.up(directory, plan(), CONFIG, print)
 
 
+def test_a_port_that_another_program_has_is_told_of_before_anything_starts(directory: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(LauncherError, match=rf"--port = {port}: .*name another"):
+            local.up_detached(directory, plan(port=port), CONFIG)
+        with pytest.raises(ConfigError, match=rf"--port = {port}: .*name another"):
+            local.up(directory, plan(port=port), CONFIG, print)
+    assert not list(directory.glob("logs/*-0.log"))
+
+
 def test_given_servers_are_used_and_ids_cannot_meet_those_of_other_machines(
     directory: Path, nats_url: str, redis_url: str, namespace: str
 ) -> None:
