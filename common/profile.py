@@ -45,10 +45,14 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     hand_over: HandOverTimes | None = None
 
 
-def profile_path(model: ModelConfig, directory: Path, dtype: ElementType) -> Path:
-    """One file per model, precision, kernels, device, threads and kind of machine."""
+def profile_path(
+    model: ModelConfig, directory: Path, dtype: ElementType, accelerator: str | None = None
+) -> Path:
+    """One file per model, precision, kernels, device, threads and kind of machine. ``accelerator``: what
+    ``model.device`` names, where that is not the processor; unlike ones may share a cache."""
     text = (directory / "config.json").read_text()
-    parts = (text, dtype, model.weights, model.kernels, model.device, str(model.threads), machine_name())
+    settings = (model.weights, model.kernels, model.device, str(model.threads))
+    parts = (text, dtype, *settings, machine_name(accelerator))
     digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
     return model.cache_directory.expanduser() / "profiles" / f"{directory.name}-{digest}.json"
 
@@ -79,11 +83,13 @@ def write_profile(path: Path, profile: Profile) -> None:
     scratch.replace(path)
 
 
-def machine_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """The processor's name and how many cores there are; what is not known is left out."""
+def machine_name(accelerator: str | None = None, cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """The accelerator's and the processor's names, and how many cores there are; what is not known is left
+    out."""
     try:
         lines = cpuinfo.read_text().splitlines()
     except OSError:
         lines = []
     name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "CPU")
-    return f"{os.cpu_count()} x {name}"
+    host = f"{os.cpu_count()} x {name}"
+    return host if accelerator is None else f"{accelerator}, {host}"

@@ -20,6 +20,12 @@ def device_of(key: str, name: str) -> torch.device:
     return device
 
 
+def accelerator_name(name: str) -> str | None:
+    """The model of the device that ``device_of`` has accepted; None: the processor computes."""
+    device = torch.device(name)
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else None
+
+
 def pin_host_memory(memory: torch.Tensor) -> None:
     """Locks the tensor's pages, so that CUDA copies from and to them without a copy between. Raises
     ServiceError where the driver does not."""

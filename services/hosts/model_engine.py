@@ -13,7 +13,7 @@ from common.kv.layout import KVLayout
 from common.kv.pool import allocate_pool
 from common.messages import SamplingParams
 from common.model.attention import LocalAttention
-from common.model.device import device_of
+from common.model.device import accelerator_name, device_of
 from common.model.kernels import use_compiled
 from common.model.precision import precision_of, wants_compiled
 from common.model.program import ModelProgram, load_program
@@ -63,7 +63,8 @@ def load_model_engine(config: Config, model_directory: Path, thread: EngineThrea
     pool, buffer = allocate_pool(layout, total_blocks, dtype, device)
     runner = ModelRunner(program, LocalAttention(pool, program.attention_specs), thread.share_cores)
     _warm_up(runner, tuple(range(min(total_blocks, blocks_for(WARM_UP_TOKENS, layout.block_size)))))
-    profile = read_profile(profile_path(config.model, model_directory, precision_of(config.model).compute))
+    precision, accelerator = precision_of(config.model), accelerator_name(config.model.device)
+    profile = read_profile(profile_path(config.model, model_directory, precision.compute, accelerator))
     return Engine(
         runner=runner,
         thread=thread,
@@ -73,7 +74,7 @@ def load_model_engine(config: Config, model_directory: Path, thread: EngineThrea
         eos_token_ids=tuple(spec.eos_token_ids),
         model_name=spec.name,
         context_length=context_length,
-        dtype=precision_of(config.model).compute,
+        dtype=precision.compute,
         chunk_tokens=DEFAULT_CHUNK_TOKENS if profile is None else profile.saturation_tokens,
         layerwise_min_tokens=_layerwise_min_tokens(profile, config.transfer, context_length),
         host_tier=HostMemory(pool, host_blocks) if host_blocks else None,

@@ -28,6 +28,7 @@ def profile(
     hand_overs: Annotated[bool, typer.Option(help="Measure hand-overs, in two meshes of two.")] = True,
 ) -> None:
     """Measure a model on this machine: chunk and step times, saturation length, fitted models, hand-overs."""
+    from common.model.device import accelerator_name
     from common.model.precision import precision_of
     from common.profile import profile_path, read_profile, write_profile
     from services.model_directory import model_directory
@@ -51,7 +52,7 @@ def profile(
         found = asyncio.run(
             measure_profile(settings, directory, rounds, lambda done, _: bar.update(task, completed=done))
         )
-    path = profile_path(given, directory, precision_of(given).compute)
+    path = profile_path(given, directory, precision_of(given).compute, accelerator_name(given.device))
     former = read_profile(path)
     found = msgspec.structs.replace(found, hand_over=former.hand_over if former is not None else None)
     # Before the hand-overs: instances are to have their chunks' length from it.

@@ -14,6 +14,7 @@ from common.config import Config
 from common.errors import ConfigError
 from common.kv.blocks import blocks_for
 from common.messages import SamplingParams
+from common.model.device import accelerator_name
 from common.performance import chunk_features, pairs_of, step_features
 from common.profile import Profile, machine_name
 from common.steps import Draw, SequenceStep
@@ -58,10 +59,12 @@ async def measure_profile(config: Config, directory: Path, rounds: int, progress
         engine.thread.close()
     chunk_s = {case: taken["chunk", *case] for case in chunks}
     step_s = {case: taken["step", *case] for case in steps}
-    return _profile_of(engine, chunk_s, step_s)
+    return _profile_of(engine, machine_name(accelerator_name(config.model.device)), chunk_s, step_s)
 
 
-def _profile_of(engine: Engine, chunk_s: dict[Case, list[float]], step_s: dict[Case, list[float]]) -> Profile:
+def _profile_of(
+    engine: Engine, machine: str, chunk_s: dict[Case, list[float]], step_s: dict[Case, list[float]]
+) -> Profile:
     def of_chunk(case: Case) -> tuple[float, ...]:
         return chunk_features(case[1], pairs_of(*case))
 
@@ -75,7 +78,7 @@ def _profile_of(engine: Engine, chunk_s: dict[Case, list[float]], step_s: dict[C
     return Profile(
         model=engine.model_name,
         dtype="bfloat16" if engine.dtype == "bfloat16" else "float32",
-        machine=machine_name(),
+        machine=machine,
         measured_on=datetime.datetime.now(datetime.UTC).date().isoformat(),
         chunk_s=tuple((*case, medians[case]) for case in chunk_s),
         step_s=tuple((*case, statistics.median(times)) for case, times in step_s.items()),

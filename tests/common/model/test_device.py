@@ -2,13 +2,19 @@ import pytest
 import torch
 
 from common.errors import ConfigError
-from common.model.device import device_of
+from common.model.device import accelerator_name, device_of
 
 needs_no_cuda = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
 
 
 def test_the_host_is_always_there() -> None:
     assert device_of("attention.device", "cpu") == torch.device("cpu")
+    assert accelerator_name("cpu") is None
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA")
+def test_an_accelerator_is_named_by_its_model() -> None:
+    assert accelerator_name("cuda") == torch.cuda.get_device_properties(0).name
 
 
 @needs_no_cuda

@@ -62,6 +62,9 @@ def test_an_instance_takes_the_profiles_chunk_size_unless_it_is_told_one(
     assert asyncio.run(chunk_tokens()) == 77
     other = msgspec.structs.replace(config.model, dtype="bf16", weights="int8")
     assert profile_path(other, directory, "float32") != path
+    on = {profile_path(config.model, directory, "float32", name) for name in ("A100", "H100", None)}
+    assert len(on) == 3
+    assert path in on
     path.write_text("{}")
     assert read_profile(path) is None
 
@@ -114,5 +117,6 @@ def test_a_pool_that_holds_no_case_is_named(config: Config) -> None:
 def test_a_machine_is_named_by_its_processor(tmp_path: Path) -> None:
     cpuinfo = tmp_path / "cpuinfo"
     cpuinfo.write_text("processor : 0\nmodel name\t: Fast CPU 9\n")
-    assert machine_name(cpuinfo).endswith(" x Fast CPU 9")
-    assert machine_name(tmp_path / "none").endswith(" x CPU")
+    assert machine_name(cpuinfo=cpuinfo).endswith(" x Fast CPU 9")
+    assert machine_name("Fast GPU 7", cpuinfo).startswith("Fast GPU 7, ")
+    assert machine_name(cpuinfo=tmp_path / "none").endswith(" x CPU")
