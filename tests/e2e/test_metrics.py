@@ -129,8 +129,8 @@ def scrape(mesh: Mesh) -> list[Series]:
 
 def labels_of_pod(series: Series) -> dict[str, str]:
     """Its labels where a PodMonitor has Prometheus read pods, which have the services' names."""
-    component, name = series.labels["component"], series.labels["instance"]
-    return {**series.labels, "namespace": "lamella", "pod": name, "app_kubernetes_io_component": component}
+    pod = series.labels["instance"]
+    return {**series.labels, "namespace": "lamella", "pod": pod, "job": "lamella/lamella"}
 
 
 def missing_of(query: Query, series: Sequence[Series]) -> str | None:

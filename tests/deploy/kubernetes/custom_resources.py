@@ -71,16 +71,21 @@ class LabelSelector(Strict):
     match_labels: dict[str, str]
 
 
+class Relabeling(Strict):
+    source_labels: list[str]
+    target_label: str
+
+
 class PodEndpoint(Strict):
     port: str
     path: str
     interval: str
     scrape_timeout: str
+    relabelings: list[Relabeling]
 
 
 class PodMonitor(Strict):
     selector: LabelSelector
-    pod_target_labels: list[str]
     pod_metrics_endpoints: list[PodEndpoint]
 
 

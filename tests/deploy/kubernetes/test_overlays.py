@@ -176,6 +176,8 @@ def test_prometheus_reads_every_service_where_it_is_asked_to(overlay: str) -> No
     for each in map(pod_monitor, of_kind(objects, "PodMonitor").values()):
         (endpoint,) = each.pod_metrics_endpoints
         assert endpoint.path == "/metrics"
+        # As deploy/prometheus has them, so that the same dashboards and rules fit.
+        assert {"component", "instance"} == {rule.target_label for rule in endpoint.relabelings}
         for service in services(objects).values():
             assert each.selector.match_labels.items() <= labels_of(service).items()
             assert endpoint.port in {port["name"] for port in container_of(service)["ports"]}
