@@ -7,6 +7,7 @@ from pathlib import Path
 
 from common.config import Config
 from common.config_file import load_config, load_named_servers
+from services.doctor.collector import examine_collector
 from services.doctor.findings import Finding
 from services.doctor.hardware import examine_gpu, examine_rdma
 from services.doctor.machine import (
@@ -80,3 +81,5 @@ def examine(plan: Plan) -> Iterator[Finding]:
         yield examine_embedded("Redis", embedded.prepare_redis, "--redis")
     else:
         yield asyncio.run(examine_redis(plan.redis_url, config.mesh.namespace))
+    if config.telemetry.otlp_endpoint is not None:
+        yield examine_collector(config.telemetry.otlp_endpoint)

@@ -7,10 +7,12 @@ import pytest
 
 from common.config import Config, InstanceConfig, MeshConfig
 from services.doctor.child import ask_child
+from services.doctor.collector import examine_collector, is_installed
 from services.doctor.examination import planned
 from services.doctor.machine import examine_shared_memory
 from services.doctor.servers import examine_embedded, examine_gateway_port, examine_nats, examine_redis
 from services.launcher import embedded
+from tests.otlp_receiver import otlp_receiver
 
 
 @pytest.mark.anyio
@@ -44,6 +46,21 @@ def test_servers_of_its_own_are_started_once_and_end(tmp_path: Path) -> None:
     assert found.verdict == "good", found
     assert not embedded.is_answering(made[0])
     assert not made[0].log_file.parent.exists()
+
+
+def test_a_collector_that_takes_no_traces_is_worth_a_note() -> None:
+    with otlp_receiver() as receiver:
+        found = examine_collector(receiver.url.replace("://", "://somebody:s3cret@"))
+        assert found.verdict == "good", found
+        assert receiver.bodies == [b""]
+    found = examine_collector(receiver.url.replace("://", "://somebody:s3cret@"))
+    assert (found.verdict, "s3cret" in found.seen) == ("note", False)
+    assert "OTEL_EXPORTER_OTLP_ENDPOINT" in (found.advice or "")
+
+
+def test_a_library_is_looked_for_without_being_loaded() -> None:
+    assert is_installed("common.spans")
+    assert not is_installed("no_such_package.exporter.http")
 
 
 def test_a_taken_port_is_a_problem_and_a_free_one_is_left_free() -> None:
