@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from common.errors import LauncherError
 from common.phases import missing_phases
@@ -48,7 +48,9 @@ def print_status(mesh: "MeshStatus") -> None:
     console = Console()
     console.print(mesh.url or f"{mesh.state}: no gateway yet", highlight=False)
     instances = {instance.id: instance for instance in mesh.instances}
-    table = Table("process", "role", "pid", "state", "restarts", "url", box=None)
+    # A URL that is cut off cannot be copied: where the terminal is narrow other columns wrap.
+    url = Column("url", no_wrap=True)
+    table = Table("process", "role", "pid", "state", "restarts", url, box=None)
     for process in mesh.processes:
         shown = instances.get(process.id, process)
         state = shown.state

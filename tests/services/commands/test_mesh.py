@@ -1,0 +1,17 @@
+"""How the commands for a local mesh show it."""
+
+import pytest
+
+from services.commands.mesh import print_status
+from services.launcher.control import LeaderStatus, MeshStatus, ProcessStatus
+
+URL = "http://127.0.0.1:34769"
+
+
+def test_a_narrow_terminal_cuts_no_url(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "70")
+    process = ProcessStatus("scheduler-0", "scheduler", 12345, "running", url=URL)
+    print_status(MeshStatus("ready", None, [], [process], leader=LeaderStatus("scheduler-0", 3)))
+    assert URL in capsys.readouterr().out
