@@ -42,6 +42,7 @@ from services.hosts.roles import ServiceRole
 from services.launcher.state_directory import DEFAULT_STATE_DIRECTORY
 from services.length_predictor.command import predictor_app
 from services.profiling.command import profile
+from services.top.command import top
 from services.tracing.command import trace
 
 app = typer.Typer(
@@ -56,6 +57,7 @@ app.add_typer(predictor_app, name="predictor")
 app.command("up")(up)
 app.command("down")(down)
 app.command("status")(status)
+app.command("top")(top)
 app.command("scale")(scale)
 app.command("drain")(drain)
 app.command("autoscale")(autoscale)

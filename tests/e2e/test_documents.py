@@ -30,6 +30,7 @@ EXPECTED = {
     r"lamella chat": r"\w",
     r"api/mesh": r'"decode-0"',
     r"lamella bench": r"TTFT",
+    r"lamella top": r"^\s*decode-0 .* ready ",
     r"cat .lamella/admin-key": r"^[\w-]{40,}$",
 }
 """What a block with such a command prints."""
