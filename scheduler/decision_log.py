@@ -6,6 +6,7 @@ import msgspec
 
 from common.ids import InstanceId, RequestId, request_id_of
 from common.messages import Phase
+from scheduler.barring import Barred
 from scheduler.policy.dispatch import DecodeCandidate, Scored
 
 MOST_CHOICES = 128
@@ -17,7 +18,8 @@ class Choice(msgspec.Struct, frozen=True, gc=False):
     and whom it took; None: nobody, for ``reason``. ``predicted_s``: what the request was to see of the one
     that was taken, TTFT of prefill and TPOT of decode; None where that one had measured nothing yet. Of a
     decode choice ``loads``, what was known of each, and the ``tpot_s`` that was promised: what is known of an
-    instance is one object until it changes, so that keeping it costs a reference."""
+    instance is one object until it changes, so that keeping it costs a reference. ``barred``: who has the
+    phase and was not scored; nobody of another scheduler's group, nor who was just tried in vain."""
 
     phase: Phase
     policy: str
@@ -27,6 +29,7 @@ class Choice(msgspec.Struct, frozen=True, gc=False):
     predicted_s: float | None = None
     loads: tuple[DecodeCandidate, ...] = ()
     tpot_s: float | None = None
+    barred: tuple[Barred, ...] = ()
 
 
 class Decision(msgspec.Struct, frozen=True, gc=False):

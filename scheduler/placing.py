@@ -16,6 +16,7 @@ from common.lengths import LengthDistribution, capped
 from common.messages import GenerationRequest, Phase, has_phase
 from common.performance import queue_s
 from common.predictions import NewestLengths
+from scheduler.barring import Barred, barred_of
 from scheduler.decision_log import Choice, Decision, DecisionLog
 from scheduler.policy.admission import next_end_s, prefill_s, retry_after_s
 from scheduler.policy.coupling import choose_coupled
@@ -78,10 +79,11 @@ class Placer:
         arrival = self._arrival(request)
         choices: list[Choice] = []
         try:
-            decodes = self._ready("decode", excluded)
+            members = self._members("decode", excluded)
+            decodes = _ready(members)
             prefill = self._choose_prefill(request, arrival, excluded, decodes, choices, is_patient)
             arrival = _at_home(arrival, prefill)
-            decode = self._choose_decode(request, arrival, decodes, {prefill.kv_format}, choices)
+            decode = self._choose_decode(request, arrival, members, decodes, {prefill.kv_format}, choices)
         finally:
             self._keep(request, arrival, choices, now)
         self._chosen += 1
@@ -105,12 +107,13 @@ class Placer:
         if former is not None:
             arrival = _at_home(arrival, former)
             excluded = frozenset({former.record.instance_id} - {arrival.home})
-        decodes = self._ready("decode", excluded)
+        members = self._members("decode", excluded)
+        decodes = _ready(members)
         decodes = [view for view in decodes if view.record.instance_id == wanted] or decodes
         decodes = [view for view in decodes if view.record.instance_id != refused] or decodes
         kv_formats = {former.kv_format} if former is not None else {view.kv_format for view in decodes}
         try:
-            decode = self._choose_decode(request, arrival, decodes, kv_formats, choices, wanted)
+            decode = self._choose_decode(request, arrival, members, decodes, kv_formats, choices, wanted)
         finally:
             self._keep(request, arrival, choices, now)
         self._chosen += 1
@@ -152,10 +155,10 @@ class Placer:
         is_patient: bool,
     ) -> InstanceView:
         policy = self.settings.prefill_policy
+        partners = {view.kv_format for view in decodes}
+        members = self._members("prefill", excluded)
         try:
-            partners = {view.kv_format for view in decodes}
-            prefills = self._ready("prefill", excluded)
-            views = self._fitting("prefill", prefills, request.tokens, partners)
+            views = self._fitting("prefill", _ready(members), request.tokens, partners)
             views = self._with_room_after(views, request)
             everyone = [view.for_prefill for view in views]
             candidates = (
@@ -164,13 +167,18 @@ class Placer:
                 else self._within_bound(everyone, request.tokens)
             )
         except RequestError as exc:
-            choices.append(Choice("prefill", policy, (), None, exc.message))
+            barred = self._barred("prefill", members, (), request.tokens, partners)
+            choices.append(Choice("prefill", policy, (), None, exc.message, barred=barred))
             raise
         self._prefills = candidates
         scored = PREFILL_POLICIES[policy](candidates, arrival, self._promised(request))
         view = self._take("prefill", policy, scored, choose(scored), choices)
         predicted_s = predicted_ttft_s(view.for_prefill, arrival)
-        choices[-1] = msgspec.structs.replace(choices[-1], predicted_s=predicted_s)
+        choices[-1] = msgspec.structs.replace(
+            choices[-1],
+            predicted_s=predicted_s,
+            barred=self._barred("prefill", members, candidates, request.tokens, partners),
+        )
         return view
 
     def _promised(self, request: GenerationRequest) -> Objectives:
@@ -207,7 +215,7 @@ class Placer:
     def next_turn_retry_s(self) -> float:
         """After which somebody who waits may be bound, and leaves a place to wait."""
         below = self.settings.bind_below_tokens
-        queues = [view.for_prefill for view in self._ready("prefill", frozenset())]
+        queues = [view.for_prefill for view in _ready(self._members("prefill"))]
         turns_s = [
             prefill_s(
                 max(0, each.pending_tokens - below), each.chunk_time, each.chunk_tokens, each.tokens_per_s
@@ -219,7 +227,7 @@ class Placer:
     def has_short_queue(self) -> bool:
         """Whether there is an instance that who waits is waiting for."""
         below = self.settings.bind_below_tokens
-        return any(view.for_prefill.pending_tokens < below for view in self._ready("prefill", frozenset()))
+        return any(view.for_prefill.pending_tokens < below for view in _ready(self._members("prefill")))
 
     def _with_short_queue(self, candidates: list[PrefillCandidate]) -> list[PrefillCandidate]:
         """Raises Overloaded."""
@@ -268,6 +276,7 @@ class Placer:
         self,
         request: GenerationRequest,
         arrival: Arrival,
+        members: Sequence[InstanceView],
         decodes: Sequence[InstanceView],
         kv_formats: Collection[KVFormat],
         choices: list[Choice],
@@ -287,7 +296,8 @@ class Placer:
             if not candidates:
                 raise self._decode_overloaded(view.for_decode for view in views)
         except RequestError as exc:
-            choices.append(Choice("decode", policy, (), None, exc.message))
+            barred = self._barred("decode", members, (), request.max_total_tokens, kv_formats)
+            choices.append(Choice("decode", policy, (), None, exc.message, barred=barred))
             raise
         objectives = self._promised(request)
         scored = DECODE_POLICIES[policy](candidates, arrival, objectives)
@@ -299,6 +309,7 @@ class Placer:
             predicted_s=predicted_tpot_s(view.for_decode, arrival),
             loads=tuple(candidates),
             tpot_s=objectives.tpot_s,
+            barred=self._barred("decode", members, candidates, request.max_total_tokens, kv_formats),
         )
         self.look = Look(arrival, self._prefills, candidates, objectives)
         return view
@@ -316,13 +327,27 @@ class Placer:
         choices.append(Choice(phase, policy, shown, taken.instance_id))
         return self.instances[taken.instance_id]
 
+    def _barred(
+        self,
+        phase: Phase,
+        members: Sequence[InstanceView],
+        candidates: Collection[PrefillCandidate | DecodeCandidate],
+        tokens: int,
+        kv_formats: Collection[KVFormat],
+    ) -> tuple[Barred, ...]:
+        if len(members) == len(candidates):
+            return ()
+        scored = {each.instance_id for each in candidates}
+        most = self.settings.max_requests_per_decode
+        return barred_of(phase, members, scored, tokens, kv_formats, most)
+
     # who could
 
-    def _ready(self, phase: Phase, excluded: frozenset[InstanceId]) -> list[InstanceView]:
+    def _members(self, phase: Phase, excluded: Collection[InstanceId] = ()) -> list[InstanceView]:
         return [
             view
             for view in self.instances.values()
-            if has_phase(view.role, phase) and view.is_ready and view.record.instance_id not in excluded
+            if has_phase(view.role, phase) and view.record.instance_id not in excluded
         ]
 
     def _fitting(
@@ -355,3 +380,7 @@ class Placer:
 def _at_home(arrival: Arrival, prefill: InstanceView) -> Arrival:
     """Of a prompt that is computed there."""
     return replace(arrival, home=prefill.record.instance_id) if prefill.role == "mixed" else arrival
+
+
+def _ready(members: Iterable[InstanceView]) -> list[InstanceView]:
+    return [view for view in members if view.is_ready]

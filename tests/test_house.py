@@ -138,6 +138,7 @@ def decisions() -> list[Path]:
             "membership.py",
             "views.py",
             "placing.py",
+            "barring.py",
             "learned_times.py",
             "waiting_room.py",
             "planning.py",

@@ -163,4 +163,6 @@ def _table(choice: Choice) -> Table:
             ", ".join(filter(None, (said, reason))),
             style="bold" if is_taken else None,
         )
+    for barred in choice.barred:
+        table.add_row(barred.instance_id, "", f"no candidate: {barred.reason}")
     return table

@@ -114,6 +114,35 @@ def test_who_ended_early_is_known_to_be_over_until_it_is_placed_again() -> None:
     assert not over()["r2"]
 
 
+def test_who_was_no_candidate_is_named_beside_them_with_the_reason() -> None:
+    state = state_of(SchedulerConfig(max_pending_prefill_tokens=100))
+    names: dict[str, dict[str, object]] = {
+        "d2": {"is_draining": True},
+        "d3": {"largest_pool_blocks": 1},
+        "d4": {},
+        "d5": {},
+    }
+    records = [view.record for view in state.instances.values()]
+    records += [record_of(each, "decode") for each in names] + [record_of("p2", "prefill")]
+    handle(state, events.MembersRead(tuple(records)))
+    for name, load in names.items():
+        if name != "d5":
+            report = msgspec.structs.replace(report_of(name, "decode"), **load)
+            handle(state, events.LoadReported(report))
+    handle(state, events.LoadReported(report_of("p2", "prefill", pending=99)))
+    handle(state, events.InstanceSuspected(InstanceId("d4")))
+    state.place(make_request("r1", 20), 0.0)
+    [decision] = state.placer.log.find("r1")
+    barred = [{each.instance_id: each.reason for each in choice.barred} for choice in decision.choices]
+    assert barred[0] == {"p2": "99 prompt tokens wait there, over a bound of [scheduler]"}
+    assert barred[1] == {
+        "d2": "drains",
+        "d3": "holds 16 tokens of a sequence, of 28",
+        "d4": "did not answer, and was not heard of since",
+        "d5": "has not reported yet",
+    }
+
+
 def test_decisions_are_found_by_their_class_and_by_who_was_looked_at() -> None:
     state = state_of(SchedulerConfig())
     for number, service_class in enumerate(("default", "batch", "default", "batch")):

@@ -1,0 +1,54 @@
+"""Why an instance was not even scored: said beside the candidates of a decision."""
+
+from collections.abc import Collection, Iterable
+
+import msgspec
+
+from common.ids import InstanceId
+from common.messages import Phase
+from scheduler.views import InstanceView, KVFormat
+
+
+class Barred(msgspec.Struct, frozen=True, gc=False):
+    """An instance of the phase that was no candidate, and the reason, for people."""
+
+    instance_id: InstanceId
+    reason: str
+
+
+def barred_of(
+    phase: Phase,
+    members: Iterable[InstanceView],
+    candidates: Collection[InstanceId],
+    tokens: int,
+    kv_formats: Collection[KVFormat],
+    most_requests: int,
+) -> tuple[Barred, ...]:
+    """Of ``members``, who have the phase, those that are no candidates for a sequence of ``tokens``.
+    ``kv_formats``: of those who could have exchanged KV with it. ``most_requests``: that one may have, while
+    it decodes."""
+    return tuple(
+        Barred(view.record.instance_id, _why(phase, view, tokens, kv_formats, most_requests))
+        for view in members
+        if view.record.instance_id not in candidates
+    )
+
+
+def _why(
+    phase: Phase, view: InstanceView, tokens: int, kv_formats: Collection[KVFormat], most_requests: int
+) -> str:
+    if view.report is None:
+        return "has not reported yet"
+    if view.report.is_draining:
+        return "drains"
+    if view.is_suspect:
+        return "did not answer, and was not heard of since"
+    if kv_formats and view.kv_format not in kv_formats:
+        return "its KV has another model, dtype or block size"
+    if view.longest_tokens < tokens:
+        return f"holds {view.longest_tokens} tokens of a sequence, of {tokens}"
+    if view.role != "prefill" and view.for_decode.requests >= most_requests:
+        return f"has {view.for_decode.requests} requests; scheduler.max_requests_per_decode = {most_requests}"
+    if phase == "prefill":
+        return f"{view.for_prefill.pending_tokens} prompt tokens wait there, over a bound of [scheduler]"
+    return "mixed: decodes what it prefilled itself"
