@@ -49,11 +49,13 @@ ABORT_CLOSE_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A started service. ``drain(timeout_s)`` returns when nothing is left; ``close`` frees what it holds."""
+    """A started service. ``drain(timeout_s)`` returns when nothing is left; ``close`` frees what it holds.
+    ``describe``: its record as it is now, where that changes; each heartbeat writes it."""
 
     record: MemberRecord
     drain: Callable[[float], Awaitable[None]]
     close: Callable[[], Awaitable[None]]
+    describe: Callable[[], MemberRecord] | None = None
 
 
 @dataclass(slots=True)
@@ -202,17 +204,20 @@ async def _bring_up(process: ServiceProcess, start: Start) -> Running:
         process.has_joined = True
     except StoreUnavailable as exc:
         log.warning("store_not_joined", extra={"error": str(exc)})
-    process.spawn(_keep_lease(process))
+    process.spawn(_keep_lease(process, running.describe))
     log.info("service_ready", extra={"kind": process.kind, "url": process.http_url})
     return running
 
 
-async def _keep_lease(process: ServiceProcess) -> None:
+async def _keep_lease(process: ServiceProcess, describe: Callable[[], MemberRecord] | None) -> None:
     """Renews every heartbeat. Ends the process only when a newer incarnation has taken its place."""
     while True:
         await asyncio.sleep(process.config.mesh.heartbeat_s)
         try:
-            await process.store.renew()
+            if describe is None:
+                await process.store.renew()
+            else:
+                await process.store.update(describe())
         except StoreUnavailable as exc:
             log.warning("lease_not_renewed", extra={"error": str(exc)})
         else:

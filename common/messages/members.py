@@ -6,6 +6,7 @@ import msgspec
 
 from common.ids import GatewayId, Incarnation, InstanceId
 from common.messages.roles import Role
+from common.performance import FittedTime
 
 ServiceKind = Literal["gateway", "scheduler", "attention", "predictor"]
 """What runs without weights of its own."""
@@ -20,7 +21,8 @@ class InstanceLife(msgspec.Struct, frozen=True):
 
 class InstanceRecord(msgspec.Struct, frozen=True, tag="instance", kw_only=True):
     """What an instance writes into the store under its lease; its pools are as they were at its start.
-    ``device``: the kind that it computes on. ``home``: the role that it goes back to."""
+    ``device``: the kind that it computes on. ``home``: the role that it goes back to. ``chunk_time`` and
+    ``step_time``: how long its chunks and steps take, as it has learned (Aladdin 3), or of its profile."""
 
     instance_id: InstanceId
     incarnation: Incarnation
@@ -36,6 +38,8 @@ class InstanceRecord(msgspec.Struct, frozen=True, tag="instance", kw_only=True):
     dtype: str
     device: str = "cpu"
     home: Role | None = None
+    chunk_time: FittedTime | None = None
+    step_time: FittedTime | None = None
 
     @property
     def kv_format(self) -> tuple[str, str, int]:

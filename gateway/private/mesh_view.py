@@ -4,6 +4,7 @@ Pure but for being told the time. Who is there stands in the store, what each do
 leads and what is planned in the store again; links are what instances say that they have sent.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
@@ -19,6 +20,7 @@ from common.messages import (
     ServiceKind,
     ServiceRecord,
 )
+from common.performance import CHUNK_FEATURES, STEP_FEATURES, FittedTime
 from common.scaling import DesiredCounts
 
 InstanceState = Literal["ready", "draining", "silent"]
@@ -28,9 +30,18 @@ TRAFFIC_WINDOWS = 2.0
 """After so many silent ones a link carries nothing."""
 
 
+class LawView(msgspec.Struct, frozen=True, kw_only=True):
+    """How long a chunk or a step takes (``common.performance``): ``seconds`` for each of what it is made of,
+    learned from so many ``samples``, 0: a profile's. ``relative_error``: the mean of its newest predictions'."""
+
+    seconds: dict[str, float]
+    relative_error: float
+    samples: int
+
+
 class InstanceView(msgspec.Struct, frozen=True, kw_only=True):
     """``queue_tokens``: of prompts, not yet computed. ``running``: sequences in decode steps; ``waiting``: in
-    any room. ``kv_used_tokens``: places that are not free. The two speeds are None until measured."""
+    any room. ``kv_used_tokens``: places that are not free. Speeds and laws are None until measured."""
 
     id: InstanceId
     role: Role
@@ -46,6 +57,8 @@ class InstanceView(msgspec.Struct, frozen=True, kw_only=True):
     kv_total_tokens: int
     prefill_tokens_per_s: float | None
     decode_step_s: float | None
+    chunk_law: LawView | None = None
+    step_law: LawView | None = None
 
 
 class PoolView(msgspec.Struct, frozen=True, kw_only=True):
@@ -195,7 +208,19 @@ class MeshNews:
             kv_total_tokens=record.block_size * report.total_blocks,
             prefill_tokens_per_s=report.prefill_tokens_per_s,
             decode_step_s=report.decode_step_s,
+            chunk_law=_law(CHUNK_FEATURES, report.chunk_time or record.chunk_time),
+            step_law=_law(STEP_FEATURES, report.step_time or record.step_time),
         )
+
+
+def _law(features: Sequence[str], fitted: FittedTime | None) -> LawView | None:
+    if fitted is None:
+        return None
+    return LawView(
+        seconds=dict(zip(features, fitted.coefficients, strict=True)),
+        relative_error=fitted.relative_error,
+        samples=fitted.samples,
+    )
 
 
 def pools_of(instances: list[InstanceView]) -> list[PoolView]:

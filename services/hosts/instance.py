@@ -75,7 +75,7 @@ log = logging.getLogger("lamella.instance")
 @dataclass(slots=True)
 class Instance:
     """Both rooms and the load report that speaks for them. ``has_own_kv``: not attention workers hold it.
-    ``home``: the role that it goes back to. ``write_role``: both, into its record, once there is one."""
+    ``home``: the role that it goes back to. ``write_record``: that with its role, once there is one."""
 
     instance_id: InstanceId
     incarnation: Incarnation
@@ -93,7 +93,7 @@ class Instance:
     profiled_chunk_time: FittedTime | None = None
     profiled_step_time: FittedTime | None = None
     reports_sent: int = 0
-    write_role: Callable[[Role, Role], Awaitable[None]] | None = None
+    write_record: Callable[[], Awaitable[None]] | None = None
     is_draining: bool = False
     switch_s: float = 0.0
     leaders: EpochFence = field(default_factory=EpochFence)
@@ -149,8 +149,8 @@ class Instance:
             self.publish_load()
             self.switch_s = asyncio.get_running_loop().time() - began_s
             log.info("role_flipped", extra={"role": role, "home": home, "switch_s": self.switch_s})
-            if self.write_role is not None:
-                await self.write_role(role, home)
+            if self.write_record is not None:
+                await self.write_record()
         return FlipProgress(self.switch_s, self._left(role), self.decode.state.departures.departed)
 
     def _left(self, role: Role) -> int:
@@ -180,7 +180,17 @@ class Instance:
             dtype=engine.dtype,
             device=self.config.model.device.partition(":")[0],
             home=self.home,
+            chunk_time=self.chunk_time,
+            step_time=self.step_time,
         )
+
+    @property
+    def chunk_time(self) -> FittedTime | None:
+        return self.prefill.speed.chunk_time or self.profiled_chunk_time
+
+    @property
+    def step_time(self) -> FittedTime | None:
+        return self.decode.step_time or self.profiled_step_time
 
     async def _answer(self, call: InstanceCall) -> Acknowledged | KVDelivered | FlipProgress:
         match call:
@@ -219,8 +229,8 @@ class Instance:
             MeasuredSpeed(
                 prefill_tokens_per_s=speed.tokens_per_s,
                 decode_step_s=self.decode.step_s,
-                chunk_time=speed.chunk_time or self.profiled_chunk_time,
-                step_time=self.decode.step_time or self.profiled_step_time,
+                chunk_time=self.chunk_time,
+                step_time=self.step_time,
             ),
             sequence=self.reports_sent,
             role=self.role,

@@ -80,14 +80,14 @@ async def _start(process: ServiceProcess) -> Running:
         if isinstance(engine.buffer, SharedBuffer):
             engine.buffer.close()
 
-    record = instance.record(process.http_url, config.service.advertise_host, os.getpid(), engine)
+    describe = partial(instance.record, process.http_url, config.service.advertise_host, os.getpid(), engine)
 
-    async def write_role(role: Role, home: Role) -> None:
+    async def write_record() -> None:
         try:
-            await process.store.update(msgspec.structs.replace(record, role=role, home=home))
+            await process.store.update(describe())
         except StoreUnavailable as exc:
             # The next heartbeat writes it.
-            log.warning("role_unwritten", extra={"role": role, "error": str(exc)})
+            log.warning("role_unwritten", extra={"role": instance.role, "error": str(exc)})
 
-    instance.write_role = write_role
-    return Running(record, instance.drain, close)
+    instance.write_record = write_record
+    return Running(describe(), instance.drain, close, describe)

@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import json
+import time
 from collections.abc import Iterator
 from functools import cache
 from itertools import pairwise
@@ -12,11 +13,15 @@ from typing import Any
 import openai
 import pytest
 
+from common.messages import InstanceRecord
+from common.performance import STEP_FEATURES, FittedTime, step_features
 from tests.e2e.meshes import Mesh, running_mesh
 from tests.gateway.processes import send
 
 KEY = "a user's key"
 CHUNK_TOKENS, PROMPT_TOKENS, OUTPUT_TOKENS = 64, 200, 40
+STEP_S = 0.02
+WRITTEN_WITHIN_S = 20.0
 CONFIG = f"""
 [gateway]
 api_keys_file = "KEYS"
@@ -25,7 +30,7 @@ engine = "emulated"
 block_size = 16
 chunk_tokens = {CHUNK_TOKENS}
 [emulation]
-decode_base_s = 0.02
+decode_base_s = {STEP_S}
 prefill_base_s = 0.02
 total_blocks = 256
 """
@@ -110,6 +115,24 @@ def test_the_mesh_shows_its_instances_loads_and_the_link_that_kv_goes_over(mesh:
     assert [each["state"] for each in view["instances"]] == ["ready"] * 3
     assert all(each["kv_total_tokens"] == 256 * 16 for each in view["instances"])
     assert (view["schedulers"], view["leader"]["id"]) == (["scheduler-0"], "scheduler-0")
+
+
+def test_what_an_instance_has_learned_of_its_speed_stands_in_the_store_and_is_shown(mesh: Mesh) -> None:
+    asyncio.run(complete(mesh))
+
+    async def learned() -> FittedTime:
+        deadline_s = time.monotonic() + WRITTEN_WITHIN_S
+        while True:
+            members = [each for each in await mesh.members() if isinstance(each, InstanceRecord)]
+            times = [each.step_time for each in members if each.step_time and each.step_time.samples]
+            if times:
+                return times[0]
+            assert time.monotonic() < deadline_s, members
+            await asyncio.sleep(0.1)
+
+    assert asyncio.run(learned()).seconds(step_features(1, PROMPT_TOKENS)) == pytest.approx(STEP_S, rel=1.0)
+    laws = [each["step_law"] for each in get(mesh, "mesh")["instances"] if each["role"] == "decode"]
+    assert any(law["samples"] and set(law["seconds"]) == set(STEP_FEATURES) for law in laws if law)
 
 
 def test_decisions_are_the_schedulers_own(mesh: Mesh) -> None:

@@ -2,7 +2,8 @@
 
 from common.ids import Incarnation, InstanceId
 from common.messages import InstanceRecord, LinkTraffic, Role, ServiceKind, ServiceRecord
-from gateway.private.mesh_view import LinkView, MeshNews, pools_of
+from common.performance import FittedTime
+from gateway.private.mesh_view import LawView, LinkView, MeshNews, pools_of
 from tests.load_reports import make_report
 
 LIFE = Incarnation("i1")
@@ -47,6 +48,7 @@ def test_an_instance_is_shown_with_what_it_reports() -> None:
         pending_prefill_requests=4,
         pending_prefill_tokens=640,
         decode_step_s=0.02,
+        step_time=FittedTime((0.002, 0.001, 0.02), 0.05, 40),
         home="decode",
     )
     news.take(report, 1.0)
@@ -54,6 +56,12 @@ def test_an_instance_is_shown_with_what_it_reports() -> None:
     assert (view.id, view.role, view.home, view.state) == ("decode-0", "mixed", "decode", "ready")
     assert (view.queue_tokens, view.running, view.waiting, view.decode_step_s) == (640, 3, 7, 0.02)
     assert (view.kv_used_tokens, view.kv_total_tokens) == (25 * 16, 100 * 16)
+    assert view.chunk_law is None
+    assert view.step_law == LawView(
+        seconds={"thousand tokens of context": 0.002, "sequence": 0.001, "step": 0.02},
+        relative_error=0.05,
+        samples=40,
+    )
     assert [each.id for each in news.services()] == ["gateway-0"]
 
 

@@ -75,12 +75,13 @@ def test_a_flip_is_told_to_the_scheduler_at_once_and_written_down(nats_url: str,
         reports: list[LoadReport] = []
         written: list[Role] = []
 
-        async def write_role(role: Role, home: Role) -> None:
-            assert home == role
-            written.append(role)
-
         async with decode_instance(nats_url, namespace) as instance:
-            instance.write_role = write_role
+
+            async def write_record() -> None:
+                assert instance.home == instance.role
+                written.append(instance.role)
+
+            instance.write_record = write_record
             await instance.bus.subscribe(Subjects(namespace).scheduler_events(), LoadReport, reports.append)
             for _ in range(2):
                 assert (await instance.flip("prefill")).left == 0
