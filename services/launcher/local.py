@@ -200,7 +200,8 @@ def _state(directory: Path) -> StateDirectory:
 def _running(directory: Path) -> StateDirectory:
     state = _state(directory)
     if not is_locked(state):
-        raise MeshNotRunning(f"no mesh runs in {state.path}")
+        hint = "`lamella up` starts one, and --state-dir says where else one runs"
+        raise MeshNotRunning(f"no mesh runs in {state.path}: {hint}")
     return state
 
 
