@@ -32,7 +32,7 @@ TRAFFIC_WINDOWS = 2.0
 
 class LawView(msgspec.Struct, frozen=True, kw_only=True):
     """How long a chunk or a step takes (``common.performance``): ``seconds`` for each of what it is made of,
-    learned from so many ``samples``, 0: a profile's. ``relative_error``: the mean of its newest predictions'."""
+    learned from so many ``samples``, 0: a profile's. ``relative_error``: of its newest predictions."""
 
     seconds: dict[str, float]
     relative_error: float
