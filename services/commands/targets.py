@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import msgspec
 import typer
 
-from common.config import MeshConfig
+from common.config import Config
 from common.errors import StoreUnavailable
 from common.messages import InstanceRecord, MemberRecord
 from services.commands.options import ConfigOption, StateOption, config_of, messages
@@ -38,38 +38,47 @@ def targets(
     state_dir: StateOption = DEFAULT_STATE_DIRECTORY,
 ) -> None:
     """Tell Prometheus where this mesh's metrics are (file_sd_configs)."""
-    mesh = config_of(config, state_dir).mesh
+    settings = config_of(config, state_dir)
     if watch is None:
-        print(as_json(asyncio.run(members_of(mesh))).decode())
+        print(as_json(asyncio.run(members_of(settings.mesh)), wants_keys(settings)).decode())
         return
     try:
-        asyncio.run(keep_written(mesh, watch))
+        asyncio.run(keep_written(settings, watch))
     except KeyboardInterrupt:
         return
 
 
-def as_json(members: Iterable[MemberRecord]) -> bytes:
-    """In the order of their names, so that a file changes only with them."""
-    found = sorted((target_of(each) for each in members), key=lambda each: each.labels["instance"])
+def wants_keys(config: Config) -> bool:
+    """Of whoever reads metrics at a gateway's public port."""
+    return config.gateway.api_keys_file is not None
+
+
+def as_json(members: Iterable[MemberRecord], is_locked: bool = False) -> bytes:
+    """In the order of their names, so that a file changes only with them. ``is_locked``: public ports want
+    keys, which Prometheus has none of."""
+    found = sorted((target_of(each, is_locked) for each in members), key=lambda each: each.labels["instance"])
     return msgspec.json.format(msgspec.json.encode(found))
 
 
-def target_of(member: MemberRecord) -> Target:
+def target_of(member: MemberRecord, is_locked: bool) -> Target:
     """``component`` is the service that was started: an instance that was lent to another role keeps it."""
+    url = member.http_url
     if isinstance(member, InstanceRecord):
         labels: dict[str, str] = {"component": member.home or member.role, "instance": member.instance_id}
     else:
         labels = {"component": member.kind, "instance": member.service_id}
-    return Target((urlsplit(member.http_url).netloc,), labels)
+        if is_locked and member.private_url is not None:
+            url = member.private_url
+    return Target((urlsplit(url).netloc,), labels)
 
 
-async def keep_written(mesh: MeshConfig, file: Path) -> None:
+async def keep_written(config: Config, file: Path) -> None:
     """Writes whenever somebody came or went; what was written last stays while the store is away. Runs until
     cancelled."""
     written = b""
     while True:
         try:
-            content = as_json(await members_of(mesh))
+            content = as_json(await members_of(config.mesh), wants_keys(config))
         except StoreUnavailable as exc:
             messages.print(f"not updated: {exc}", highlight=False, markup=False)
         else:

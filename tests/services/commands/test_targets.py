@@ -4,7 +4,9 @@ import asyncio
 import json
 from pathlib import Path
 
-from common.config import MeshConfig
+import msgspec
+
+from common.config import Config, MeshConfig
 from common.ids import Incarnation, InstanceId
 from common.messages import InstanceRecord, ServiceRecord
 from common.store import Store
@@ -46,6 +48,13 @@ def test_each_process_is_a_target_under_its_own_name_and_the_role_that_it_was_st
     assert as_json([SCHEDULER, LENT]) == as_json([LENT, SCHEDULER])
 
 
+def test_a_gateway_whose_public_port_wants_keys_is_read_at_its_private_one() -> None:
+    url, private_url = "http://127.0.0.1:8000", "http://127.0.0.1:8001"
+    gateway = msgspec.structs.replace(SCHEDULER, kind="gateway", http_url=url, private_url=private_url)
+    read = [json.loads(as_json([gateway], is_locked))[0]["targets"] for is_locked in (False, True)]
+    assert read == [["127.0.0.1:8000"], ["127.0.0.1:8001"]]
+
+
 def test_the_file_follows_who_comes_and_goes(redis_url: str, namespace: str, tmp_path: Path) -> None:
     file = tmp_path / "targets.json"
 
@@ -56,13 +65,15 @@ def test_the_file_follows_who_comes_and_goes(redis_url: str, namespace: str, tmp
                     return
                 await asyncio.sleep(0.05)
 
+    config = Config(mesh=MeshConfig(namespace=namespace, redis_url=redis_url))
+
     async def work() -> None:
         stores = [Store(redis_url, namespace) for _ in range(2)]
         for store in stores:
             await store.connect()
         await stores[0].join(SCHEDULER, WAIT_S)
         await stores[1].join(LENT, WAIT_S)
-        watch = asyncio.create_task(keep_written(MeshConfig(namespace=namespace, redis_url=redis_url), file))
+        watch = asyncio.create_task(keep_written(config, file))
         await wait_for(EXPECTED)
         await stores[1].leave()
         await wait_for(EXPECTED[1:])
