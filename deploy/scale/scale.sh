@@ -5,14 +5,13 @@
 # changed; where it fails it says why, with another status than 0. Options are those of `lamella scale`:
 # --target local|compose|kubernetes, --state-dir DIR, --namespace NAME.
 set -eu
-role=$1
-shift
-if [ "$#" -eq 0 ]; then
-    echo "usage: $role.sh N|+N|-N [--target auto|local|compose|kubernetes] [OPTION...]" >&2
+if [ "$#" -lt 2 ]; then
+    echo "usage: ${1:-scale.sh ROLE}${1:+.sh} N|+N|-N [--target auto|local|compose|kubernetes] [OPTION...]" >&2
     exit 2
 fi
-count=$1
-shift
+role=$1
+count=$2
+shift 2
 # `make setup` puts it beside the checkout; elsewhere it is installed.
 lamella=$(cd "$(dirname "$0")/../.." && pwd)/.venv/bin/lamella
 if [ -n "${LAMELLA:-}" ] || [ ! -x "$lamella" ]; then

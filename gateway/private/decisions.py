@@ -7,11 +7,13 @@ from collections.abc import Sequence
 import aiohttp
 import msgspec
 
+from common.errors import InvalidRequest, NoInstanceReady
 from common.messages import MemberRecord, ServiceRecord
 
 log = logging.getLogger("lamella.gateway")
 
 TIMEOUT_S = 2.0
+UNPROCESSABLE = 422
 
 
 class _Dated(msgspec.Struct, frozen=True):
@@ -22,21 +24,25 @@ class _Dated(msgspec.Struct, frozen=True):
 
 async def newest_decisions(members: Sequence[MemberRecord], query: str) -> bytes:
     """A JSON list, the newest first, of what the schedulers' ``/decisions?query`` say; one that does not
-    answer is left out."""
+    answer is left out. Raises NoInstanceReady where none does, InvalidRequest for a query that is none."""
     urls = [each.http_url for each in members if isinstance(each, ServiceRecord) and each.kind == "scheduler"]
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(TIMEOUT_S)) as session:
         answers = await asyncio.gather(*(_ask(session, f"{url}/decisions?{query}") for url in urls))
-    found = [decision for answer in answers for decision in answer]
+    if all(answer is None for answer in answers):
+        raise NoInstanceReady("no scheduler answers")
+    found = [decision for answer in answers if answer is not None for decision in answer]
     found.sort(key=lambda each: -msgspec.json.decode(each, type=_Dated).at_s)
     return msgspec.json.encode(found)
 
 
-async def _ask(session: aiohttp.ClientSession, url: str) -> list[msgspec.Raw]:
+async def _ask(session: aiohttp.ClientSession, url: str) -> list[msgspec.Raw] | None:
+    """None: it does not answer."""
     try:
         async with session.get(url) as response:
-            if response.status != 200:
-                return []
+            if response.status == UNPROCESSABLE:
+                raise InvalidRequest(f"the schedulers refuse that query: {await response.text()}")
+            response.raise_for_status()
             return msgspec.json.decode(await response.read(), type=list[msgspec.Raw])
     except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError) as exc:
         log.warning("decisions_unread", extra={"url": url, "error": str(exc)})
-        return []
+        return None

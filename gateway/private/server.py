@@ -125,7 +125,7 @@ def _routes(
         *(Route(f"/api/{name}", Endpoint(gateway, each)) for name, each in admin.handlers.items()),
         Route("/service-levels", Endpoint(gateway, gateway.service_levels, READ)),
         Route("/metrics", metrics, methods=READ),
-        Route("/", RedirectResponse("/ui/")),
+        *(Route(path, RedirectResponse("/ui/")) for path in ("/", "/ui")),
         Mount("/ui", WithHeaders(page)),
         Mount("/", model),
     ]

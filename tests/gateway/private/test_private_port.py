@@ -155,9 +155,10 @@ def test_events_bring_the_same_every_second(gateway: GatewayProcess) -> None:
 
 
 def test_the_page_is_served_and_loads_nothing_from_elsewhere(gateway: GatewayProcess) -> None:
-    page = send(f"{private_url_of(gateway)}/", None)
-    assert (page.status, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
-    assert "default-src 'self'" in page.headers["content-security-policy"]
+    for path in ("/", "/ui", "/ui/"):
+        page = send(f"{private_url_of(gateway)}{path}", None)
+        assert (page.status, page.headers["content-type"]) == (200, "text/html; charset=utf-8"), path
+        assert "default-src 'self'" in page.headers["content-security-policy"]
 
 
 def test_metrics_are_those_of_the_public_port_and_need_no_key(locked_gateway: GatewayProcess) -> None:
