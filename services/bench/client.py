@@ -19,7 +19,7 @@ from services.bench.stream import UNREADABLE, CompletionStream, Usage, read_erro
 
 LONGEST_ERROR_BYTES = 64 * 1024
 LONGEST_MODELS_BYTES = 4 * 2**20
-HTTP_OK = 200
+HTTP_OK, HTTP_UNAUTHORIZED = 200, 401
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,4 +253,6 @@ async def find_model(
         return ServedModel(chosen.id, chosen.max_model_len or chosen.context_length)
     if wanted is not None:
         return ServedModel(wanted, None)
+    if sink.status == HTTP_UNAUTHORIZED:
+        raise BenchError(f"{url} wants another key than OPENAI_API_KEY has")
     raise ConfigError("--model", None, f"must be named: {url} answered {sink.status} and lists no model")

@@ -121,10 +121,11 @@ def up(
         redis_url=redis or named.redis_url,
     )
     _prepare(settings)
+    wants_keys = settings.gateway.api_keys_file is not None
     if detach:
         with messages.status("starting"):
             mesh = up_detached(state_dir, plan, settings)
-        _say_ready(mesh)
+        _say_ready(mesh, wants_keys)
         return
     configure_terminal_logging(informative=scaling_log.name)
     with messages.status("starting") as status:
@@ -133,7 +134,7 @@ def up(
         def on_ready(mesh: "MeshStatus") -> None:
             served.append(mesh)
             status.stop()
-            _say_ready(mesh)
+            _say_ready(mesh, wants_keys)
 
         run_mesh(state_dir, plan, settings, on_ready)
     if not served:
@@ -200,12 +201,17 @@ def _prepare(config: Config) -> None:
         prepare_model(config, lambda stage: status.update(f"model: {stage} (once)"))
 
 
-def _say_ready(mesh: "MeshStatus") -> None:
-    """The URL, one to try, one for who operates it, and what is missing for it to serve."""
-    example = (
-        f"curl {mesh.url}/v1/chat/completions -H 'content-type: application/json' -d "
+def example_call(url: str | None, wants_keys: bool) -> str:
+    key = '-H "authorization: Bearer $OPENAI_API_KEY" ' if wants_keys else ""
+    return (
+        f"curl {url}/v1/chat/completions {key}-H 'content-type: application/json' -d "
         '\'{"model": "default", "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 50}\''
     )
+
+
+def _say_ready(mesh: "MeshStatus", wants_keys: bool) -> None:
+    """The URL, one to try, one for who operates it, and what is missing for it to serve."""
+    example = example_call(mesh.url, wants_keys)
     page = f"the page is at {mesh.private_url}/ui/, its admin key in {mesh.admin_key_file}"
     print(f"lamella is ready at {mesh.url}\n  {example}\n  {page}", flush=True)
     warn_missing(mesh)

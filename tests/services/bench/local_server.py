@@ -27,6 +27,7 @@ class Behaviour(Enum):
     BREAK_OFF = "break_off"
     NOT_A_STREAM = "not_a_stream"
     NOT_HTTP = "not_http"
+    UNAUTHORIZED = "unauthorized"
 
 
 OVERLOADED_BODY = b'{"error":{"message":"full","type":"server_error","code":"over"}}'
@@ -35,6 +36,7 @@ UNSERVED = {
     Behaviour.OVERLOADED: b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 0.05\r\n"
     + JSON_HEAD % (len(OVERLOADED_BODY), OVERLOADED_BODY),
     Behaviour.NOT_A_STREAM: b"HTTP/1.1 200 OK\r\n" + JSON_HEAD % (2, b"{}"),
+    Behaviour.UNAUTHORIZED: b"HTTP/1.1 401 Unauthorized\r\n" + JSON_HEAD % (2, b"{}"),
     Behaviour.NOT_HTTP: b"SSH-2.0-OpenSSH_9.6\r\n",
 }
 
@@ -89,11 +91,11 @@ class LocalServer:
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
         length = next(line for line in head.lower().split("\r\n") if line.startswith("content-length:"))
         body = await reader.readexactly(int(length.split(":")[1]))
-        if head.startswith("GET /v1/models "):
+        if head.startswith("GET /v1/models ") and self.behaviour is not Behaviour.UNAUTHORIZED:
             card = {"id": "words", "object": "model", "max_model_len": self.context_tokens}
             await _write_json(writer, {"object": "list", "data": [card]})
             return True
-        request = json.loads(body)
+        request = json.loads(body or b"{}")
         self.bodies.append(request)
         self.in_flight += 1
         self.most_in_flight = max(self.most_in_flight, self.in_flight)

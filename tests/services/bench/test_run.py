@@ -261,6 +261,12 @@ async def test_no_server_is_an_error_that_names_its_address(free_tcp_port: int) 
         await run(BenchConfig(f"http://127.0.0.1:{free_tcp_port}", concurrency=1))
 
 
+async def test_a_server_that_wants_a_key_is_not_asked_for_a_models_name() -> None:
+    async with LocalServer(Behaviour.UNAUTHORIZED) as server:
+        with pytest.raises(BenchError, match="OPENAI_API_KEY"):
+            await run(closed(server))
+
+
 @pytest.mark.parametrize(
     ("changes", "key"),
     [

@@ -6,7 +6,7 @@ import pytest
 
 from common.config import ScalingConfig
 from common.errors import ConfigError
-from services.commands.up import chosen_scaling
+from services.commands.up import chosen_scaling, example_call
 from tests.e2e.meshes import running_mesh
 
 OFF = ScalingConfig()
@@ -36,6 +36,11 @@ def test_limits_that_are_none_or_that_nothing_asks_for_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=said):
         chosen_scaling(OFF, *options)
+
+
+def test_the_example_brings_a_key_where_one_is_wanted() -> None:
+    assert "authorization" not in example_call("http://127.0.0.1:8000", wants_keys=False)
+    assert "Bearer $OPENAI_API_KEY" in example_call("http://127.0.0.1:8000", wants_keys=True)
 
 
 def test_servers_that_the_file_names_are_used_and_none_is_started_beside_them(
