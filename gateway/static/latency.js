@@ -47,7 +47,7 @@ function tilesOf(view, one) {
     { title: "Goodput", value: rate(one.goodput_requests_per_s), unit: "requests/s", course: one.goodput_requests_per_s,
       more: one.requests ? `${share(one.attainment)} of ${count(one.requests)} as promised` : "none has ended" },
     { title: "Tokens", value: rate(isAll ? view.tokens_per_s : one.tokens_per_s), unit: "tokens/s",
-      course: isAll ? view.tokens_per_s : one.tokens_per_s, more: `${rate(one.goodput_tokens_per_s)} of them as promised` },
+      course: isAll ? view.tokens_per_s : one.tokens_per_s, more: `${rate(one.goodput_tokens_per_s)} tokens/s as promised` },
     { title: "Open requests", value: count(view.open_requests), unit: "", course: view.open_requests,
       more: `${count(one.requests)} ended in ${roundSeconds(Math.round(view.window_s))}` },
   ];
