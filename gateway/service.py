@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 import orjson
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from common.config import Config
 from common.errors import NoInstanceReady
@@ -52,8 +53,7 @@ async def run_gateway(config: Config, model_directory: Path) -> None:
         return await _start(process, model_directory)
 
     protocol = guarded_protocol(config.gateway.header_timeout_s, config.gateway.body_timeout_s)
-    keys = _api_keys(config)
-    guard = None if keys is None else partial(KeyGuard, keys=keys)
+    guard = partial(_guarded, config)
     await run_service(config, "gateway", start, protocol, _refuse_while_starting, guard)
 
 
@@ -135,6 +135,12 @@ def _private_server(process: ServiceProcess, gateway: GatewayApp) -> PrivateServ
     process.spawn(view.count_tokens())
     log.info("private_listening", extra={"url": private.url})
     return private
+
+
+def _guarded(config: Config, app: ASGIApp) -> ASGIApp:
+    """Raises ConfigError: only once the process can log, which is how it says why it does not start."""
+    keys = _api_keys(config)
+    return app if keys is None else KeyGuard(app, keys)
 
 
 def _api_keys(config: Config) -> Keys | None:

@@ -1,12 +1,15 @@
 """Who may use a gateway."""
 
 import hashlib
+import json
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from common.errors import ConfigError
 from gateway.access import read_admin_key, read_api_keys
+from tests.e2e.meshes import LAMELLA, ROOT, environment
 
 DIGEST = hashlib.sha256(b"a key").hexdigest()
 
@@ -32,6 +35,18 @@ def test_a_file_that_holds_no_digests_is_refused(tmp_path: Path, text: str, rule
     file.write_text(text)
     with pytest.raises(ConfigError, match=rule):
         read_api_keys(file)
+
+
+def test_a_gateway_that_cannot_read_its_keys_says_so_as_it_ends(tmp_path: Path) -> None:
+    config = tmp_path / "gateway.toml"
+    config.write_text(f'[gateway]\napi_keys_file = "{tmp_path}/none"\n')
+    command = [*LAMELLA, "serve", "gateway", "--config", str(config)]
+    ended = subprocess.run(
+        command, check=False, env=environment(), cwd=ROOT, stderr=subprocess.PIPE, timeout=60
+    )
+    last = json.loads(ended.stderr.splitlines()[-1])
+    assert (ended.returncode, last["event"]) == (1, "service_failed")
+    assert "gateway.api_keys_file" in last["error"]
 
 
 def test_a_missing_file_and_a_short_admin_key_are_refused(tmp_path: Path) -> None:
