@@ -25,6 +25,8 @@ log = logging.getLogger("lamella.gateway")
 Wish = TypeVar("Wish", bound=msgspec.Struct)
 
 MAX_BODY_BYTES, BODY_TIMEOUT_S = 4096, 5.0
+MOST_PROCESSES = 1_000_000
+"""That anybody may ask for: the launcher knows how many it can start, but no message holds any number."""
 ACCEPTED = 202
 
 
@@ -40,7 +42,7 @@ class CountWish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How many processes of that role there are to be."""
 
     role: ScaledRole
-    count: Annotated[int, msgspec.Meta(ge=0)]
+    count: Annotated[int, msgspec.Meta(ge=0, le=MOST_PROCESSES)]
 
 
 class EndWish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
