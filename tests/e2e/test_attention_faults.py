@@ -83,10 +83,27 @@ def undisturbed(mesh: Mesh) -> Outcome:
     return outcome
 
 
+@pytest.fixture(scope="module")
+def kv_blocks(mesh: Mesh) -> float:
+    """Of all decode instances' pools, while each has one at every worker."""
+    return asyncio.run(mesh.metric("decode", "lamella_kv_blocks"))
+
+
+async def wait_pools(mesh: Mesh, kv_blocks: float) -> None:
+    """Until no worker that began anew is without a pool of anybody: whoever has none there would not notice
+    that it is lost."""
+    async with asyncio.timeout(WATCH_S):
+        while True:
+            if await mesh.metric("decode", "lamella_kv_blocks") == kv_blocks:
+                return
+            await asyncio.sleep(0.1)
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "paused"])
 def test_losing_an_attention_worker_changes_no_token(
-    mesh: Mesh, undisturbed: Outcome, number: signal.Signals
+    mesh: Mesh, kv_blocks: float, undisturbed: Outcome, number: signal.Signals
 ) -> None:
+    asyncio.run(wait_pools(mesh, kv_blocks))
     pid = mesh.pid_of("attention")
     instances = len(mesh.status()["instances"])
 

@@ -214,10 +214,8 @@ def test_given_servers_are_used_and_ids_cannot_meet_those_of_other_machines(
 
 def test_a_foreground_mesh_ends_at_ctrl_c_and_nothing_of_it_is_left(directory: Path) -> None:
     program = (
-        "import signal, sys; from pathlib import Path; from common.config_file import load_config;"
+        "import sys; from pathlib import Path; from common.config_file import load_config;"
         "from services.launcher import local; from services.launcher.launch_plan import LaunchPlan;"
-        # In the background of a script SIGINT is ignored, and every child inherits that.
-        "signal.signal(signal.SIGINT, signal.default_int_handler);"
         "plan = LaunchPlan(port=0, command=(sys.executable, '-m', 'tests.common.small_service'));"
         "local.up(Path(sys.argv[1]), plan, load_config(None), lambda s: print(s.url, flush=True))"
     )
