@@ -1,7 +1,7 @@
 """A scheduler's state, and what it hears of."""
 
 from common.config import SchedulerConfig
-from common.ids import Incarnation, InstanceId
+from common.ids import Incarnation
 from common.messages import (
     InstanceRecord,
     LoadReport,
@@ -11,6 +11,7 @@ from common.messages import (
 )
 from scheduler import events
 from scheduler.state import SchedulerState
+from tests.instance_records import make_record
 from tests.load_reports import make_report
 from tests.requests import GATEWAY
 
@@ -28,20 +29,8 @@ def make_state(max_pending: int = 1000, max_requests: int = 100) -> SchedulerSta
 def record_of(
     name: str, role: Role, incarnation: str = "i1", total_blocks: int = 64, largest_pool_blocks: int = 64
 ) -> InstanceRecord:
-    return InstanceRecord(
-        instance_id=InstanceId(name),
-        incarnation=Incarnation(incarnation),
-        role=role,
-        model="m",
-        host="h",
-        pid=1,
-        http_url="",
-        block_size=16,
-        total_blocks=total_blocks,
-        largest_pool_blocks=min(total_blocks, largest_pool_blocks),
-        context_length=8192,
-        dtype="fp32",
-    )
+    largest = min(total_blocks, largest_pool_blocks)
+    return make_record(name, role, incarnation, total_blocks=total_blocks, largest_pool_blocks=largest)
 
 
 def gateway_record(name: str = GATEWAY) -> ServiceRecord:

@@ -12,13 +12,13 @@ import msgspec
 import pytest
 
 from common.config import Config, InstanceConfig, ObjectivesConfig, ScalingConfig
-from common.ids import Incarnation, InstanceId
-from common.messages import InstanceRecord, Role
+from common.messages import Role
 from common.performance import FittedTime
 from common.scaling import ScaledService
 from scheduler.planning import NOTHING_KNOWN, MeshSight, Plan, Planner, look_at
 from scheduler.views import InstanceView
 from services.bench.traces import read_trace
+from tests.instance_records import make_record
 from tests.load_reports import make_report
 
 WINDOW_S = 10.0
@@ -222,22 +222,8 @@ def test_an_instance_whose_role_was_changed_for_a_while_counts_by_its_home() -> 
 
 
 def view_of(name: str, role: Role, **load: object) -> InstanceView:
-    record = InstanceRecord(
-        instance_id=InstanceId(name),
-        incarnation=Incarnation("i"),
-        role=role,
-        model="m",
-        host="h",
-        pid=1,
-        http_url="",
-        block_size=16,
-        total_blocks=64,
-        largest_pool_blocks=64,
-        context_length=8192,
-        dtype="fp32",
-    )
     report = make_report(name, role, 64, "i", **{"prefill_tokens_per_s": 1000.0, **load})
-    return InstanceView(record, 0.0, report)
+    return InstanceView(make_record(name, role, "i"), 0.0, report)
 
 
 def windows_of(path: Path) -> Iterator[list[tuple[float, int, int]]]:

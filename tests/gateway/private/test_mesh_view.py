@@ -4,6 +4,7 @@ from common.ids import Incarnation, InstanceId
 from common.messages import InstanceRecord, LinkTraffic, Role, ServiceKind, ServiceRecord
 from common.performance import FittedTime
 from gateway.private.mesh_view import LawView, LinkView, MeshNews, pools_of
+from tests.instance_records import make_record
 from tests.load_reports import make_report
 
 LIFE = Incarnation("i1")
@@ -11,20 +12,8 @@ LEASE_S = 3.0
 
 
 def record(name: str, role: Role, life: Incarnation = LIFE) -> InstanceRecord:
-    return InstanceRecord(
-        instance_id=InstanceId(name),
-        incarnation=life,
-        role=role,
-        model="tiny",
-        host="here",
-        pid=7,
-        http_url="http://here:1",
-        block_size=16,
-        total_blocks=100,
-        largest_pool_blocks=100,
-        context_length=1024,
-        dtype="fp32",
-        home=role,
+    return make_record(
+        name, role, life, host="here", pid=7, total_blocks=100, largest_pool_blocks=100, home=role
     )
 
 

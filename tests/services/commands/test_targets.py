@@ -7,11 +7,12 @@ from pathlib import Path
 import msgspec
 
 from common.config import Config, MeshConfig
-from common.ids import Incarnation, InstanceId
-from common.messages import InstanceRecord, ServiceRecord
+from common.ids import Incarnation
+from common.messages import ServiceRecord
 from common.store import Store
 from services.commands.targets import as_json, keep_written
 from tests.common.buses import run
+from tests.instance_records import make_record
 
 SCHEDULER = ServiceRecord(
     service_id="scheduler-0",
@@ -21,21 +22,7 @@ SCHEDULER = ServiceRecord(
     pid=2,
     http_url="http://10.0.0.7:4001",
 )
-LENT = InstanceRecord(
-    instance_id=InstanceId("decode-0"),
-    incarnation=Incarnation("d1"),
-    role="mixed",
-    home="decode",
-    model="tiny",
-    host="10.0.0.8",
-    pid=1,
-    http_url="http://10.0.0.8:4002",
-    block_size=16,
-    total_blocks=8,
-    largest_pool_blocks=8,
-    context_length=128,
-    dtype="fp32",
-)
+LENT = make_record("decode-0", "mixed", "d1", home="decode", http_url="http://10.0.0.8:4002")
 EXPECTED = [
     {"targets": ["10.0.0.8:4002"], "labels": {"component": "decode", "instance": "decode-0"}},
     {"targets": ["10.0.0.7:4001"], "labels": {"component": "scheduler", "instance": "scheduler-0"}},
