@@ -6,6 +6,7 @@ Numbers, ids and times only: what is asked of the model, and what it answers, is
 import asyncio
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import msgspec
@@ -19,6 +20,7 @@ from gateway.exchange import Exchange
 from gateway.journal import Journal
 from gateway.private.decisions import newest_decisions
 from gateway.private.latency_view import LatencyView, TokenRate, latency_view
+from gateway.private.mesh_view import MeshView
 from gateway.private.mesh_watch import MeshWatch
 
 LOOK_S = 0.2
@@ -39,6 +41,8 @@ class OperatorView:
     write_timeout_s: float
     _rate: TokenRate = field(default_factory=TokenRate)
     _streams: int = 0
+    _edition: "_Edition | None" = None
+    _editing: asyncio.Lock = field(default_factory=asyncio.Lock)
     _closing: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def mesh(self, exchange: Exchange) -> None:
@@ -96,19 +100,28 @@ class OperatorView:
 
     async def _news(self, sent: "_Sent") -> bytes:
         """What has changed since, or has grown old."""
-        view, requests = await self.watch.look(), self.journal.requests
-        now = time.monotonic()
+        edition, now = await self._newest_edition(), time.monotonic()
         is_due = now - sent.at_s >= EVENT_S
         events = []
-        if is_due or view.shape != sent.shape:
-            events.append(_event("mesh", view))
-        if is_due or requests.changes != sent.changes:
-            events.append(_event("requests", requests.newest(now)))
+        if is_due or edition.view.shape != sent.shape:
+            events.append(edition.event("mesh", lambda: edition.view))
+        if is_due or edition.changes != sent.changes:
+            events.append(edition.event("requests", lambda: self.journal.requests.newest(now)))
         if is_due:
-            events.append(_event("latency", self._latency()))
+            events.append(edition.event("latency", self._latency))
             sent.at_s = now
-        sent.shape, sent.changes = view.shape, requests.changes
+        sent.shape, sent.changes = edition.view.shape, edition.changes
         return b"".join(events)
+
+    async def _newest_edition(self) -> "_Edition":
+        """However many streams there are, the mesh is looked at once and each event made once."""
+        async with self._editing:
+            edition = self._edition
+            if edition is None or time.monotonic() - edition.made_s >= LOOK_S:
+                view = await self.watch.look()
+                edition = _Edition(view, self.journal.requests.changes, time.monotonic())
+                self._edition = edition
+            return edition
 
     async def count_tokens(self) -> None:
         """Runs until cancelled."""
@@ -128,13 +141,25 @@ class OperatorView:
 
 
 @dataclass(slots=True)
+class _Edition:
+    """What all streams of events send until the next look; ``changes``: of the requests."""
+
+    view: MeshView
+    changes: int
+    made_s: float
+    _events: dict[str, bytes] = field(default_factory=dict)
+
+    def event(self, name: str, make: Callable[[], msgspec.Struct]) -> bytes:
+        """Made for the first stream that sends it."""
+        if name not in self._events:
+            self._events[name] = b"event: %b\ndata: %b\n\n" % (name.encode(), msgspec.json.encode(make()))
+        return self._events[name]
+
+
+@dataclass(slots=True)
 class _Sent:
     """By one stream."""
 
     at_s: float = -math.inf
     shape: tuple[object, ...] = ()
     changes: int = -1
-
-
-def _event(name: str, content: msgspec.Struct) -> bytes:
-    return b"event: %b\ndata: %b\n\n" % (name.encode(), msgspec.json.encode(content))
