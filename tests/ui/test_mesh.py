@@ -154,12 +154,15 @@ def test_what_cannot_be_is_said(mesh: Mesh, page: Page) -> None:
     expect(page.locator("#control-answer")).to_contain_text("prefill")
 
 
-def test_a_decode_instance_that_dies_is_seen_to_go_and_to_come_back(mesh: Mesh, page: Page) -> None:
+def test_a_decode_instance_that_hangs_and_dies_is_seen_to_go_and_to_come_back(mesh: Mesh, page: Page) -> None:
+    """It hangs first, for its lease to end: one that just dies may be there again before that."""
     expect(page.locator(box_of("decode-0"))).to_be_visible()
     with running_request(mesh, 100):
         expect(page.locator("#request-rows tr:not(.over) .phase")).to_have_text("decode")
-        os.kill(mesh.pid_of("decode"), signal.SIGKILL)
+        hung = mesh.pid_of("decode")
+        os.kill(hung, signal.SIGSTOP)
         expect(page.locator("#picture .box.decode:not(.unready)")).to_have_count(1, timeout=RESTART_MS)
+        os.kill(hung, signal.SIGKILL)
         expect(page.locator("#picture .box.decode:not(.unready)")).to_have_count(2, timeout=RESTART_MS)
     expect(page.locator("#connection")).to_have_text("live")
 

@@ -106,7 +106,7 @@ def test_scaling_asks_for_the_admin_key_and_again_when_it_is_wrong(
     assert recorded.wishes == []
     dialog.get_by_label("Key").fill(ADMIN_KEY)
     dialog.get_by_role("button", name="Use it").click()
-    expect(page.locator("#control-answer")).to_contain_text("decode → 4")
+    expect(page.locator("#control-answer")).to_have_text("decode → 4: accepted")
     assert recorded.wishes == [("scale", {"role": "decode", "count": 4})]
 
 
@@ -121,12 +121,12 @@ def test_an_instance_is_flipped_and_drained_from_its_box(
     expect(panel).to_contain_text("14 sequences")
     panel.get_by_label("to").select_option("prefill")
     panel.get_by_role("button", name="Flip").click()
-    expect(page.locator("#control-answer")).to_contain_text("decode-0 → prefill")
+    expect(page.locator("#control-answer")).to_have_text("decode-0 → prefill: accepted")
     panel.get_by_role("button", name="Drain").click()
     page.locator("#sure-dialog").get_by_role("button", name="Cancel").click()
     panel.get_by_role("button", name="Drain").click()
     page.locator("#sure-dialog").get_by_role("button", name="Drain").click()
-    expect(page.locator("#control-answer")).to_contain_text("draining decode-0")
+    expect(page.locator("#control-answer")).to_have_text("draining decode-0: accepted")
     flipped, drained = recorded.wishes
     assert flipped == ("flip", {"instance": "decode-0", "role": "prefill"})
     assert drained == ("drain", {"instance": "decode-0"})
