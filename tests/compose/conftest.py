@@ -22,6 +22,7 @@ COMMAND_TIMEOUT_S = 180.0
 PROJECT = "lamella-test"
 PUBLISHED = "127.0.0.1:18000"
 PRIVATE = "127.0.0.1:18001"
+PROMETHEUS = "127.0.0.1:18090"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,14 @@ class Stack:
     def compose(self, *arguments: str, timeout_s: float = COMMAND_TIMEOUT_S) -> str:
         return self.run("docker", "compose", *arguments, timeout_s=timeout_s)
 
+    def has_image(self, name: str) -> bool:
+        """Whether it is here, or could be brought here."""
+        commands = (("image", "inspect", name), ("pull", "--quiet", name))
+        return any(
+            subprocess.run((*self.prefix, "docker", *each), capture_output=True, check=False).returncode == 0
+            for each in commands
+        )
+
     def containers(self, service: str) -> list[str]:
         """Ids of the service's containers, ended ones too."""
         return self.compose("ps", "--all", "--quiet", service).split()
@@ -72,6 +81,7 @@ def environment() -> dict[str, str]:
         "LAMELLA_TAG": "test",
         "LAMELLA_PUBLISH": PUBLISHED,
         "LAMELLA_PUBLISH_PRIVATE": PRIVATE,
+        "LAMELLA_PROMETHEUS": PROMETHEUS,
         "PYTHONPATH": str(ROOT),
     }
 
