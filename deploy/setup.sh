@@ -1,6 +1,6 @@
 #!/bin/sh
-# Creates .venv with exactly what requirements.lock names, torch, and this project. Idempotent: a second run
-# with the same lock does nothing. Needs python3 >= 3.11; everything else is installed.
+# Creates .venv with exactly what the two locks name, torch, and this project. Idempotent: a second run with the
+# same locks does nothing. Needs python3 >= 3.11; everything else is installed.
 #
 #   deploy/setup.sh [VENV]          PYTHON=python3.12 deploy/setup.sh
 set -eu
@@ -13,7 +13,7 @@ say() { printf 'lamella setup: %s\n' "$*"; }
 fail() { printf 'lamella setup: %s\n' "$*" >&2; exit 1; }
 
 fingerprint() {
-    cat "$root/requirements.lock" "$root/pyproject.toml" "$root/deploy/setup.sh" | cksum | tr ' ' -
+    cat "$root/requirements.lock" "$root/requirements-dev.lock" "$root/pyproject.toml" "$root/deploy/setup.sh" | cksum | tr ' ' -
 }
 
 find_python() {
@@ -61,10 +61,10 @@ stamp=$venv/.lamella-setup
 
 [ -x "$venv/bin/python" ] && "$venv/bin/python" -c 'import pip' 2>/dev/null || make_venv
 rm -f "$stamp"
-say "packages of requirements.lock and $torch (a minute or two the first time)"
+say "packages of the locks and $torch (a minute or two the first time)"
 # Side by side, as unpacking is what takes long; they have no file in common.
 install_torch & torch_job=$!
-install --require-hashes --no-deps -r "$root/requirements.lock"
+install --require-hashes --no-deps -r "$root/requirements.lock" -r "$root/requirements-dev.lock"
 wait "$torch_job" || fail "$torch could not be installed"
 if ! can_import_torch; then
     say "the package index has only the CUDA build of torch: its libraries are needed too (large)"

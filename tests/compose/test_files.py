@@ -248,15 +248,20 @@ def test_the_image_sets_what_the_launcher_sets() -> None:
         assert f"{key}={value}" in DOCKERFILE
 
 
+def locked(name: str) -> set[str]:
+    """Names of a lock's packages."""
+    return set(re.findall(r"^([\w.-]+)==", (ROOT / name).read_text(), re.MULTILINE))
+
+
 def test_the_image_holds_the_projects_torch_and_none_of_its_development_tools() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     torch = next(each for each in project["dependencies"] if each.startswith("torch=="))
     assert re.search(rf"{re.escape(torch)}\s", DOCKERFILE)
-    removed = (
-        DOCKERFILE.partition("pip uninstall -y --quiet")[2].partition("&&")[0].replace("\\\n", " ").split()
-    )
     tools = {re.split(r"[<>=~!;\[ ]", each)[0] for each in project["optional-dependencies"]["dev"]}
-    assert tools <= set(removed)
+    runs, develops = (locked(name) for name in ("requirements.lock", "requirements-dev.lock"))
+    assert tools <= develops
+    assert runs.isdisjoint(develops)
+    assert re.findall(r"\S*requirements\S*", DOCKERFILE) == ["requirements.lock", "requirements.lock"]
 
 
 def test_the_cuda_image_holds_the_projects_mooncake_of_cuda() -> None:
