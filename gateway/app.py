@@ -29,7 +29,7 @@ from gateway.call_span import traced
 from gateway.calls import Call, CallFactory
 from gateway.delivery import Delivery
 from gateway.errors import MethodNotAllowed, RouteNotFound, error_body, error_headers, status_of
-from gateway.exchange import Exchange, Receive, Scope, Send, new_exchange
+from gateway.exchange import BodyLimits, Exchange, Receive, Scope, Send, new_exchange
 from gateway.journal import Journal
 from gateway.metrics import GatewayMetrics
 from gateway.openai import (
@@ -119,7 +119,7 @@ class GatewayApp:
         }
 
     async def _read(self, exchange: Exchange, kind: type[Body]) -> Body:
-        body = await exchange.read_json(self.config.max_body_bytes, self.config.body_timeout_s)
+        body = await exchange.read_json(_body_limits(self.config))
         try:
             return kind.model_validate(orjson.loads(body))
         except orjson.JSONDecodeError as exc:
@@ -195,6 +195,11 @@ class GatewayApp:
             return
         self.metrics.responded(status_of(error))
         await exchange.respond(status_of(error), error_body(error), error_headers(error))
+
+
+def _body_limits(config: GatewayConfig) -> BodyLimits:
+    settings = ("gateway.max_body_bytes", "gateway.body_timeout_s")
+    return BodyLimits(config.max_body_bytes, config.body_timeout_s, *settings)
 
 
 def _asked_class(exchange: Exchange) -> str | None:

@@ -11,7 +11,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from common.errors import DeadlineExceeded, RequestCancelled
 from gateway.errors import PayloadTooLarge, UnsupportedMediaType
@@ -26,6 +26,26 @@ REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 JSON = (b"content-type", b"application/json")
 RESPONSE_TIMEOUT_S = 30.0
 """How long an answer that is no stream may wait for its client."""
+
+
+class BodyLimits(NamedTuple):
+    """Of a request's body, and the settings that say so; without these nobody can change them."""
+
+    max_bytes: int
+    timeout_s: float
+    bytes_setting: str | None = None
+    timeout_setting: str | None = None
+
+    @property
+    def most(self) -> str:
+        if self.bytes_setting is None:
+            return f"the {self.max_bytes} bytes that are read here"
+        return f"{self.bytes_setting} = {self.max_bytes}"
+
+    @property
+    def longest(self) -> str:
+        seconds = f"{self.timeout_s:g}"
+        return f"{seconds} s" if self.timeout_setting is None else f"{self.timeout_setting} = {seconds}"
 
 
 @dataclass(slots=True, eq=False)
@@ -47,7 +67,7 @@ class Exchange:
         """``name`` in small letters; empty where the client did not send it."""
         return next((bytes(value) for key, value in self.scope["headers"] if key == name), b"")
 
-    async def read_json(self, limit: int, timeout_s: float) -> bytes:
+    async def read_json(self, limits: BodyLimits) -> bytes:
         """The body. Raises PayloadTooLarge, UnsupportedMediaType, DeadlineExceeded, RequestCancelled."""
         kind = self.header(b"content-type").partition(b";")[0].strip().lower()
         is_from_page = bool(self.header(b"origin"))
@@ -57,12 +77,10 @@ class Exchange:
                 f"content-type {kind.decode('latin-1')!r}: only application/json is read"
             )
         try:
-            async with asyncio.timeout(timeout_s):
-                return await self._read_body(limit)
+            async with asyncio.timeout(limits.timeout_s):
+                return await self._read_body(limits)
         except TimeoutError:
-            raise DeadlineExceeded(
-                f"the body was not complete within gateway.body_timeout_s = {timeout_s:g}"
-            ) from None
+            raise DeadlineExceeded(f"the body was not complete within {limits.longest}") from None
 
     async def watch(self) -> None:
         """Returns when the client is gone. Nothing else may read from ``receive`` meanwhile."""
@@ -110,10 +128,10 @@ class Exchange:
         if self.connection is not None:
             self.connection.abort()
 
-    async def _read_body(self, limit: int) -> bytes:
+    async def _read_body(self, limits: BodyLimits) -> bytes:
         declared = self.header(b"content-length")
-        if declared.isdigit() and int(declared) > limit:
-            raise PayloadTooLarge(f"the body has {int(declared)} bytes; gateway.max_body_bytes = {limit}")
+        if declared.isdigit() and int(declared) > limits.max_bytes:
+            raise PayloadTooLarge(f"the body has {int(declared)} bytes, over {limits.most}")
         body = bytearray()
         while True:
             message = await self.receive()
@@ -121,8 +139,8 @@ class Exchange:
                 self.disconnected.set()
                 raise RequestCancelled("the client left before its request was complete")
             body += message.get("body", b"")
-            if len(body) > limit:
-                raise PayloadTooLarge(f"the body is over gateway.max_body_bytes = {limit}")
+            if len(body) > limits.max_bytes:
+                raise PayloadTooLarge(f"the body is over {limits.most}")
             if not message.get("more_body", False):
                 return bytes(body)
 

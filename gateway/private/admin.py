@@ -18,13 +18,13 @@ from common.subjects import Subjects
 from gateway.access import Keys, check_key
 from gateway.app import Handler
 from gateway.errors import Refused, from_bus, from_store
-from gateway.exchange import Exchange
+from gateway.exchange import BodyLimits, Exchange
 
 log = logging.getLogger("lamella.gateway")
 
 Wish = TypeVar("Wish", bound=msgspec.Struct)
 
-MAX_BODY_BYTES, BODY_TIMEOUT_S = 4096, 5.0
+BODY_LIMITS = BodyLimits(max_bytes=4096, timeout_s=5.0)
 MOST_PROCESSES = 1_000_000
 """That anybody may ask for: the launcher knows how many it can start, but no message holds any number."""
 ACCEPTED = 202
@@ -118,7 +118,7 @@ class Admin:
     async def _read(self, exchange: Exchange, kind: type[Wish]) -> Wish:
         """Raises Unauthorized, Forbidden, InvalidRequest."""
         check_key(exchange, self.keys)
-        body = await exchange.read_json(MAX_BODY_BYTES, BODY_TIMEOUT_S)
+        body = await exchange.read_json(BODY_LIMITS)
         try:
             return msgspec.json.decode(body, type=kind)
         except msgspec.DecodeError as exc:

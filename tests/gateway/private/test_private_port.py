@@ -200,6 +200,16 @@ def test_changes_need_the_admin_key_and_are_impossible_without_one(
     assert send(url, {"instance": "decode-0", "role": "cook"}, ADMIN).status == 400
 
 
+def test_a_wish_that_is_too_long_is_not_refused_in_the_name_of_a_setting(
+    locked_gateway: GatewayProcess,
+) -> None:
+    for name in ("flip", "scale", "drain"):
+        refused = send(f"{private_url_of(locked_gateway)}/api/{name}", {"instance": "x" * 5000}, ADMIN)
+        assert refused.status == 413
+        assert "gateway." not in str(refused.error["message"])
+        assert "over the 4096 bytes that are read here" in str(refused.error["message"])
+
+
 def test_wishes_go_to_whoever_starts_processes_and_its_refusal_comes_back(
     locked_gateway: GatewayProcess,
 ) -> None:
