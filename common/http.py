@@ -16,11 +16,10 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 from starlette.types import ASGIApp
 
-from common.errors import ConfigError
+from common.listening import BACKLOG
 
 HTTP_STOP_TIMEOUT_S = 2
 """How long open connections may last after the drain, which is where requests are waited for."""
-BACKLOG = 2048
 READ = ["GET", "HEAD"]
 
 Check = Callable[[], str | None]
@@ -64,20 +63,6 @@ def service_app(health: Health, metrics: Collector) -> FastAPI:
         return Response(encode(metrics), media_type=content_type)
 
     return app
-
-
-def bind(host: str, port: int, setting: str = "service.port") -> socket.socket:
-    """A listening socket. Raises ConfigError naming the setting and the address that cannot be used."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        return socket.create_server((host, port), family=family, backlog=BACKLOG)
-    except OSError as exc:
-        raise ConfigError(setting, f"{host}:{port}", f"cannot be listened on ({exc.strerror})") from exc
-
-
-def port_of(listener: socket.socket) -> int:
-    port: int = listener.getsockname()[1]
-    return port
 
 
 class HttpServer(uvicorn.Server):

@@ -25,8 +25,9 @@ from common.bus import CLOSE_TIMEOUT_S, Bus
 from common.cancellation import cancel_and_wait
 from common.config import Config
 from common.errors import BusError, LamellaError, StoreError, StoreUnavailable
-from common.http import Health, HttpServer, bind, port_of, service_app
+from common.http import Health, HttpServer, service_app
 from common.ids import Incarnation, new_incarnation
+from common.listening import bind, port_of
 from common.logs import configure_logging
 from common.messages import MemberRecord, ServiceKind, ServiceRecord
 from common.signals import listen_to_signals

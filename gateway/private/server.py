@@ -21,7 +21,8 @@ from starlette.types import ASGIApp, Message
 
 from common.config import GatewayConfig
 from common.errors import ConfigError
-from common.http import HttpServer, bind, port_of
+from common.http import HttpServer
+from common.listening import Place, bind, port_of
 from gateway.access import KeyGuard, Keys
 from gateway.app import Endpoint, GatewayApp
 from gateway.errors import Forbidden, error_body, status_of
@@ -33,6 +34,7 @@ from gateway.protocol import guarded_protocol
 log = logging.getLogger("lamella.gateway")
 
 READ = ("GET", "HEAD")
+PLACE = Place("gateway.private_host", "gateway.private_port")
 STATIC = Path(__file__).resolve().parents[1] / "static"
 LOOPBACK = "127.0.0.1"
 PAGE_HEADERS = [
@@ -48,12 +50,12 @@ PAGE_HEADERS = [
 def listen(config: GatewayConfig) -> socket.socket:
     """On ``private_port``; where that is taken, on a free one. Raises ConfigError for a host that is none."""
     try:
-        return bind(config.private_host, config.private_port, "gateway.private_port")
+        return bind(config.private_host, config.private_port, PLACE)
     except ConfigError as exc:
-        if config.private_port == 0:
+        if config.private_port == 0 or exc.key != PLACE.port:
             raise
         log.warning("private_port_taken", extra={"error": str(exc)})
-        return bind(config.private_host, 0, "gateway.private_port")
+        return bind(config.private_host, 0, PLACE)
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from common.config import TransferConfig
 from common.errors import BusError, ConfigError, LauncherError, StoreError
-from common.http import bind
+from common.listening import SERVICE, bind
 from common.subjects import Subjects
 from services.doctor.findings import Finding, good, note, problem
 from services.launcher import embedded
@@ -101,11 +101,10 @@ def examine_gateway_port(host: str, port: int) -> Finding:
     try:
         bind(host, port).close()
     except ConfigError as exc:
-        return problem(
-            "gateway's port",
-            str(exc),
-            "`lamella up --port N` takes another (0: any); `ss -ltnp` says who has it",
-        )
+        advice = "`lamella up --port N` takes another (0: any); `ss -ltnp` says who has it"
+        if exc.key == SERVICE.host:
+            advice = "correct `[service] host` or LAMELLA_HOST; 0.0.0.0 is every address of this machine"
+        return problem("gateway's port", str(exc), advice)
     return good("gateway's port", f"{host}:{port} is free")
 
 

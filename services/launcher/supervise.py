@@ -8,7 +8,6 @@ import contextlib
 import logging
 import os
 import secrets
-import socket
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -21,6 +20,7 @@ from common.config import Config
 from common.config_file import check_url, load_config, to_toml
 from common.config_rules import NATS_SCHEMES, REDIS_SCHEMES
 from common.errors import ConfigError, LamellaError, LauncherError, StoreError, first_reason
+from common.listening import Place, bind
 from common.logs import configure_logging
 from common.scaling import ScaledService
 from common.signals import listen_to_signals
@@ -37,6 +37,7 @@ log = logging.getLogger("lamella.supervisor")
 
 OnReady = Callable[[control.MeshStatus], None]
 
+PLACE = Place("service.host", "--port")
 STORE_TRIES = 15
 
 
@@ -101,12 +102,13 @@ async def _supervise_locked(
 
 def _check_port(host: str, port: int) -> None:
     """Before anything starts: whoever tries lamella often has another program there. Raises ConfigError."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        socket.create_server((host, port), family=family).close()
-    except OSError as exc:
-        rule = f"cannot be listened on at {host} ({exc.strerror}): name another, or 0 for any that is free"
-        raise ConfigError("--port", port, rule) from exc
+        bind(host, port, PLACE).close()
+    except ConfigError as exc:
+        if exc.key != PLACE.port:
+            raise
+        rule = f"{exc.rule}: name another, or 0 for any that is free"
+        raise ConfigError(exc.key, exc.value, rule) from exc
 
 
 def _with_admin_key(config: Config, state: StateDirectory) -> Config:

@@ -15,8 +15,6 @@ from pathlib import Path
 import pytest
 
 from common.bus import Bus
-from common.errors import ConfigError
-from common.http import bind
 from common.messages import MemberRecord
 from common.store import Store
 from common.subjects import Subjects
@@ -229,10 +227,3 @@ def test_a_bus_that_is_not_there_fails_the_start_by_name(tmp_path: Path, environ
     with small_service(tmp_path, **{**environment, "NATS_URL": f"nats://wrong@{address}"}) as process:
         assert process.popen.wait(WAIT_S) == 1
         assert address in str(process.wait_event("service_failed")["error"])
-
-
-def test_a_port_in_use_is_a_config_error() -> None:
-    with bind("127.0.0.1", 0) as listener:
-        port = listener.getsockname()[1]
-        with pytest.raises(ConfigError, match=rf"service\.port = '127\.0\.0\.1:{port}'"):
-            bind("127.0.0.1", port)

@@ -19,7 +19,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from common.http import bind, port_of
+from common.listening import bind, port_of
 from gateway.private.latency_view import LatencyView
 from gateway.private.mesh_view import MeshView
 from gateway.private.server import STATIC

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect
 
-from common.http import bind, port_of
+from common.listening import bind, port_of
 from tests.e2e.meshes import Mesh, running_mesh
 from tests.ui.conftest import PHONE, OpenPage
 

@@ -6,8 +6,13 @@ import re
 import urllib.request
 from typing import Any
 
-from common.errors import InstanceLost, InvalidRequest
+import pytest
+
+from common.config import GatewayConfig
+from common.errors import ConfigError, InstanceLost, InvalidRequest
+from common.listening import bind, port_of
 from common.messages import Acknowledged, DrainWish, ScaleWish
+from gateway.private.server import listen
 from tests.gateway.clients import complete, in_background, with_peer
 from tests.gateway.private.conftest import ADMIN, API_KEY, USER, private_url_of
 from tests.gateway.processes import GatewayProcess, send
@@ -171,6 +176,24 @@ def test_metrics_are_those_of_the_public_port_and_need_no_key(locked_gateway: Ga
     ]
     names = [set(re.findall(rb"^# TYPE (\S+)", each.body, re.MULTILINE)) for each in answers]
     assert names[0] == names[1] > {b"lamella_open_requests"}
+
+
+def test_an_address_of_another_machine_is_refused_by_the_key_that_names_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    config = GatewayConfig(private_host="192.0.2.1", private_port=8001)
+    with pytest.raises(
+        ConfigError, match=r"gateway\.private_host = '192\.0\.2\.1': must be an address of this"
+    ):
+        listen(config)
+    assert not caplog.records, "its port is not taken"
+
+
+def test_where_its_port_is_taken_it_listens_on_a_free_one() -> None:
+    with bind("127.0.0.1", 0) as other:
+        taken = port_of(other)
+        with listen(GatewayConfig(private_port=taken)) as listener:
+            assert port_of(listener) not in (0, taken)
 
 
 def test_nothing_private_is_on_the_public_port(gateway: GatewayProcess) -> None:

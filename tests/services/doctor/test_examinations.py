@@ -73,6 +73,12 @@ def test_a_taken_port_is_a_problem_and_a_free_one_is_left_free() -> None:
     assert examine_gateway_port("127.0.0.1", port).verdict == "good", "it was given back"
 
 
+def test_an_address_of_another_machine_is_a_problem_that_no_other_port_solves() -> None:
+    found = examine_gateway_port("192.0.2.1", 8000)
+    assert (found.verdict, "service.host = '192.0.2.1'" in found.seen) == ("problem", True)
+    assert "[service] host" in (found.advice or "")
+
+
 def test_memory_is_shared_with_another_process_as_instances_do() -> None:
     found = examine_shared_memory(Config(instance=InstanceConfig(kv_bytes=1 << 20)))
     assert found.verdict == "good", found

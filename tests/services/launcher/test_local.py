@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from common.config import PredictorConfig
+from common.config import PredictorConfig, ServiceConfig
 from common.config_file import load_config
 from common.errors import ConfigError, LauncherError
 from services.launcher import local
@@ -200,6 +200,15 @@ def test_a_port_that_another_program_has_is_told_of_before_anything_starts(direc
             local.up_detached(directory, plan(port=port), CONFIG)
         with pytest.raises(ConfigError, match=rf"--port = {port}: .*name another"):
             local.up(directory, plan(port=port), CONFIG, print)
+    assert not list(directory.glob("logs/*-0.log"))
+
+
+def test_an_address_of_another_machine_is_told_of_before_anything_starts(directory: Path) -> None:
+    config = msgspec.structs.replace(CONFIG, service=ServiceConfig(host="192.0.2.1"))
+    with pytest.raises(
+        ConfigError, match=r"service\.host = '192\.0\.2\.1': must be an address of this machine"
+    ):
+        local.up(directory, plan(port=8000), config, print)
     assert not list(directory.glob("logs/*-0.log"))
 
 

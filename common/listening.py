@@ -1,0 +1,40 @@
+"""Sockets to listen on, and which setting is to blame where there can be none."""
+
+import errno
+import socket
+from typing import NamedTuple
+
+from common.errors import ConfigError
+
+BACKLOG = 2048
+OF_THE_ADDRESS = frozenset((errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.EINVAL))
+"""Whatever the port. Errors of names that nobody resolves are below zero."""
+
+
+class Place(NamedTuple):
+    """The settings that say where."""
+
+    host: str
+    port: str
+
+
+SERVICE = Place("service.host", "service.port")
+
+
+def bind(host: str, port: int, place: Place = SERVICE) -> socket.socket:
+    """A listening socket. Raises ConfigError naming the setting of ``place`` that cannot be used."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except OSError as exc:
+        # Python appends the address, which stands before the rule.
+        reason = (exc.strerror or str(exc)).partition(" (while ")[0]
+        if exc.errno in OF_THE_ADDRESS or (exc.errno or 0) < 0:
+            rule = f"must be an address of this machine, or a name of one ({reason})"
+            raise ConfigError(place.host, host, rule) from exc
+        raise ConfigError(place.port, port, f"cannot be listened on at {host} ({reason})") from exc
+
+
+def port_of(listener: socket.socket) -> int:
+    port: int = listener.getsockname()[1]
+    return port
