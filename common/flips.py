@@ -6,8 +6,11 @@ from common.messages import InstanceRecord, MemberRecord, Role
 from common.phases import lost_phases
 
 
-def why_not_flip(members: Sequence[MemberRecord], name: str, role: Role, *, force: bool) -> str | None:
-    """A sentence for people; None where nothing speaks against it. ``force``: also the last of a phase."""
+def why_not_flip(
+    members: Sequence[MemberRecord], name: str, role: Role, *, force: bool, forcing: str
+) -> str | None:
+    """A sentence for people; None where nothing speaks against it. ``force``: also the last of a phase, and
+    ``forcing`` is how who asks says that."""
     instances = [each for each in members if isinstance(each, InstanceRecord)]
     found = [each for each in instances if each.instance_id == name]
     if not found:
@@ -19,5 +22,6 @@ def why_not_flip(members: Sequence[MemberRecord], name: str, role: Role, *, forc
     others = [each.role for each in instances if each.instance_id != name]
     for phase in lost_phases([former, *others], [role, *others]):
         if not force:
-            return f"{name} is the last {phase} instance: without one no request is served; --force flips it"
+            reason = "without one no request is served"
+            return f"{name} is the last {phase} instance: {reason}; {forcing} flips it"
     return None

@@ -81,6 +81,6 @@ async def flip_instance(mesh: MeshConfig, name: str, role: Role, *, force: bool)
 
 def check_flip(members: list[MemberRecord], name: str, role: Role, *, force: bool) -> None:
     """Raises FlipRefused."""
-    reason = why_not_flip(members, name, role, force=force)
+    reason = why_not_flip(members, name, role, force=force, forcing="--force")
     if reason is not None:
         raise FlipRefused(reason)

@@ -28,6 +28,8 @@ BODY_LIMITS = BodyLimits(max_bytes=4096, timeout_s=5.0)
 MOST_PROCESSES = 1_000_000
 """That anybody may ask for: the launcher knows how many it can start, but no message holds any number."""
 ACCEPTED = 202
+FORCING = '"force": true'
+"""The word of a wish to flip."""
 
 
 class FlipWish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -78,7 +80,7 @@ class Admin:
             members = await self.store.members()
         except StoreError as exc:
             raise from_store(exc) from exc
-        reason = why_not_flip(members, wish.instance, wish.role, force=wish.force)
+        reason = why_not_flip(members, wish.instance, wish.role, force=wish.force, forcing=FORCING)
         if reason is not None:
             raise Refused(reason)
         subject, timeout_s = self.subjects.instance_calls(wish.instance), self.mesh.call_timeout_s
@@ -110,7 +112,10 @@ class Admin:
         except InvalidRequest as exc:
             raise Refused(exc.message) from exc
         except NoResponder as exc:
-            reason = "nobody starts and ends this mesh's processes at a gateway's word: use `lamella scale`"
+            reason = (
+                "nobody starts and ends this mesh's processes at a gateway's word: run `lamella autoscale`"
+                " for it, or use `lamella scale` and `lamella drain`"
+            )
             raise NoInstanceReady(reason) from exc
         except BusError as exc:
             raise from_bus(exc) from exc

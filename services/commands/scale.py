@@ -1,6 +1,8 @@
 """The commands ``scale`` and ``drain``: more or fewer processes, wherever the mesh runs."""
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated
 
 import typer
@@ -10,7 +12,7 @@ from services.commands.mesh import print_plan
 from services.commands.options import StateOption, messages
 from services.connectors.targets import Target, connector_of
 from services.launcher.state_directory import DEFAULT_STATE_DIRECTORY
-from services.launcher.wishes import RoleChange, parse_wishes, say_change
+from services.launcher.wishes import LastOfPhase, RoleChange, parse_wishes, say_change
 
 TargetOption = Annotated[
     Target,
@@ -52,7 +54,7 @@ def scale(
         connector = await connector_of(target, state_dir, namespace, is_forced=force)
         return await connector.apply(wishes)
 
-    with messages.status("scaling"):
+    with messages.status("scaling"), telling_of_force():
         changes = asyncio.run(carry_out())
     for change in changes:
         print(say_change(change))
@@ -73,6 +75,15 @@ def drain(
         connector = await connector_of(target, state_dir, namespace, is_forced=force)
         await connector.drain(service)
 
-    with messages.status("draining"):
+    with messages.status("draining"), telling_of_force():
         asyncio.run(carry_out())
     print(f"{service} has drained")
+
+
+@contextmanager
+def telling_of_force() -> Iterator[None]:
+    """Only the command line has that option: wishes from elsewhere are refused without its name."""
+    try:
+        yield
+    except LastOfPhase as exc:
+        raise LauncherError(f"{exc}; --force ends the last") from exc

@@ -15,7 +15,7 @@ from common.errors import LamellaError, LauncherError
 from common.messages import Role
 from common.scaling import DesiredCounts, ScaledRole
 from gateway.service_levels import ServiceLevel
-from services.launcher.wishes import CountWish, RoleChange
+from services.launcher.wishes import CountWish, LastOfPhase, RoleChange
 
 MAX_LINE_BYTES = 1 << 20
 
@@ -92,9 +92,10 @@ class MeshStatus(msgspec.Struct, frozen=True, tag="mesh"):
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
-    """The command failed; ``message`` says why."""
+    """The command failed; ``message`` says why. ``can_be_forced``: nothing but its ``is_forced`` lacked."""
 
     message: str
+    can_be_forced: bool = False
 
 
 Command = AskStatus | Scale | Drain
@@ -133,7 +134,7 @@ async def _answer(line: bytes, carry_out: Carry) -> Answer:
     except msgspec.DecodeError as exc:
         return Refused(f"not a command: {exc}")
     except LamellaError as exc:
-        return Refused(str(exc))
+        return Refused(str(exc), can_be_forced=isinstance(exc, LastOfPhase))
 
 
 def ask(path: Path, command: Command, timeout_s: float) -> MeshStatus:
@@ -142,7 +143,8 @@ def ask(path: Path, command: Command, timeout_s: float) -> MeshStatus:
 
 
 async def send(path: Path, command: Command, timeout_s: float) -> MeshStatus:
-    """The supervisor's answer. Raises LauncherError when it refuses, is gone or takes longer."""
+    """The supervisor's answer. Raises LauncherError when it refuses, is gone or takes longer; LastOfPhase
+    where it would not refuse by force."""
     try:
         async with asyncio.timeout(timeout_s):
             reader, writer = await asyncio.open_unix_connection(path, limit=MAX_LINE_BYTES)
@@ -159,5 +161,5 @@ async def send(path: Path, command: Command, timeout_s: float) -> MeshStatus:
         raise LauncherError("the mesh's supervisor ended before it answered")
     answer: Answer = msgspec.json.decode(line, type=Answer)
     if isinstance(answer, Refused):
-        raise LauncherError(answer.message)
+        raise (LastOfPhase if answer.can_be_forced else LauncherError)(answer.message)
     return answer

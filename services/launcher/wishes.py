@@ -15,6 +15,10 @@ from services.launcher.launch_plan import SCALED_ROLES, LaunchPlan, check_counts
 WISH = re.compile(rf"({'|'.join(SCALED_ROLES)})=([+-]?)([0-9]{{1,9}})")
 
 
+class LastOfPhase(LauncherError):
+    """Who asks may be able to have it nevertheless, and says how in words of its own."""
+
+
 class CountWish(msgspec.Struct, frozen=True):
     """So many of a role; with ``is_change`` so many more than there are, or fewer where it is below zero."""
 
@@ -94,9 +98,6 @@ def check_possible(counts: Mapping[ScaledRole, int], plan: LaunchPlan, config: C
 
 
 def check_phases(before: Iterable[Role], after: Iterable[Role]) -> None:
-    """Raises LauncherError where nobody of the instances that are left would prefill, or decode."""
+    """Raises LastOfPhase where nobody of the instances that are left would prefill, or decode."""
     for phase in lost_phases(before, after):
-        raise LauncherError(
-            f"no instance would be left that does {phase}: without one no request is served; --force ends the"
-            " last"
-        )
+        raise LastOfPhase(f"no instance would be left that does {phase}: without one no request is served")

@@ -12,11 +12,13 @@ from common.config import GatewayConfig
 from common.errors import ConfigError, InstanceLost, InvalidRequest
 from common.listening import bind, port_of
 from common.messages import Acknowledged, DrainWish, ScaleWish
+from common.store import Store
 from gateway.private.server import listen
 from tests.gateway.clients import complete, in_background, with_peer
 from tests.gateway.private.conftest import ADMIN, API_KEY, USER, private_url_of
-from tests.gateway.processes import GatewayProcess, send
+from tests.gateway.processes import Answer, GatewayProcess, send
 from tests.gateway.scripted import DECODE, PREFILL, ScriptedPeer, scripted_peer
+from tests.instance_records import make_record
 
 SECRET = [40, 41, 42, 43]
 """A prompt, as token ids."""
@@ -221,6 +223,26 @@ def test_changes_need_the_admin_key_and_are_impossible_without_one(
     assert (refused.status, refused.error["code"]) == (409, "refused")
     assert "no instance decode-0" in str(refused.error["message"])
     assert send(url, {"instance": "decode-0", "role": "cook"}, ADMIN).status == 400
+
+
+def test_the_last_of_a_phase_is_flipped_by_the_word_that_its_refusal_says(
+    locked_gateway: GatewayProcess,
+) -> None:
+    url = f"{private_url_of(locked_gateway)}/api/flip"
+    mesh = locked_gateway.config.mesh
+
+    async def wish() -> Answer:
+        store = Store(mesh.redis_url, mesh.namespace)
+        await store.join(make_record("decode-0", "decode"), 10.0)
+        try:
+            return await asyncio.to_thread(send, url, {"instance": "decode-0", "role": "prefill"}, ADMIN)
+        finally:
+            await store.leave()
+            await store.close()
+
+    refused = asyncio.run(wish())
+    assert refused.status == 409
+    assert str(refused.error["message"]).endswith('no request is served; "force": true flips it')
 
 
 def test_a_wish_that_is_too_long_is_not_refused_in_the_name_of_a_setting(

@@ -13,7 +13,7 @@ from services.connectors.programs import ProgramFailed, output_of
 from services.connectors.targets import Target, connector_of
 from services.launcher.local import MeshNotRunning
 from services.launcher.state_directory import StateDirectory, locked
-from services.launcher.wishes import RoleChange, parse_wishes
+from services.launcher.wishes import LastOfPhase, RoleChange, parse_wishes
 from tests.services.connectors.programs import pretend_docker
 
 UP = "compose up --detach --wait --no-recreate --no-deps --wait-timeout 300"
@@ -58,7 +58,7 @@ def test_where_new_containers_do_not_become_healthy_there_are_as_many_as_before(
 
 
 def test_the_last_container_of_a_phase_ends_only_by_force_or_beside_others_that_do_it(docker: Path) -> None:
-    with pytest.raises(LauncherError, match=r"no instance would be left that does prefill.*--force"):
+    with pytest.raises(LastOfPhase, match="no instance would be left that does prefill"):
         apply("prefill=0", "decode=3")
     with pytest.raises(LauncherError, match="no instance would be left that does prefill"):
         asyncio.run(ComposeConnector().drain("lamella-prefill-1"))

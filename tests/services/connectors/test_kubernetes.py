@@ -8,7 +8,7 @@ import pytest
 from common.errors import ConfigError, LauncherError
 from services.connectors import kubernetes
 from services.connectors.kubernetes import KubernetesConnector
-from services.launcher.wishes import RoleChange, parse_wishes
+from services.launcher.wishes import LastOfPhase, RoleChange, parse_wishes
 from tests.services.connectors.programs import pretend_kubectl
 
 
@@ -66,7 +66,7 @@ def test_one_pod_is_drained_and_none_takes_its_place(kubectl: Path) -> None:
     ("wish", "error", "said"),
     [
         ("mixed=1", LauncherError, "no Deployment mixed in the namespace lamella"),
-        ("decode=0", LauncherError, "no instance would be left that does decode"),
+        ("decode=0", LastOfPhase, "no instance would be left that does decode"),
         ("decode=-3", ConfigError, r"must be 0\.\.1000"),
         ("scheduler=0", ConfigError, "nobody else places requests"),
     ],

@@ -15,7 +15,7 @@ from common.subjects import Subjects
 from services.launcher import control, local
 from services.launcher.control import AskStatus
 from services.launcher.state_directory import StateDirectory
-from services.launcher.wishes import parse_wishes
+from services.launcher.wishes import LastOfPhase, parse_wishes
 from tests.services.launcher.small_mesh import CONFIG, ONE_EACH, WAIT_S, ids, plan, scale
 
 
@@ -31,7 +31,7 @@ def test_a_new_instance_that_cannot_start_fails_the_scaling_and_leaves_the_mesh(
 
 def test_the_last_instance_of_a_phase_ends_only_by_force(running: Path) -> None:
     """As it is flipped: every request would be refused from then on."""
-    with pytest.raises(LauncherError, match=r"no instance would be left that does decode.*--force"):
+    with pytest.raises(LastOfPhase, match="no instance would be left that does decode"):
         scale(running, "decode=0", "prefill=2")
     assert ids(local.status(running)) == ONE_EACH
     assert ids(scale(running, "decode=0", is_forced=True)) == ONE_EACH - {"decode-0"}
@@ -160,5 +160,8 @@ async def wish_over_the_bus(running: Path) -> None:
             await wish(subjects.admin_scale(), ScaleWish("gateway", 0))
         with pytest.raises(InvalidRequest, match="no process nobody"):
             await wish(subjects.admin_drain(), DrainWish("nobody"))
+        # Wishes have no force, so none is spoken of.
+        with pytest.raises(InvalidRequest, match=r"without one no request is served$"):
+            await wish(subjects.admin_drain(), DrainWish("decode-0"))
     finally:
         await bus.close()
