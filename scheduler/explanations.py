@@ -3,34 +3,36 @@
 import asyncio
 import time
 from collections.abc import Iterator
-from typing import Annotated
 
 import msgspec
-from fastapi import FastAPI, Query, Response
+from fastapi import FastAPI, Request, Response
 from prometheus_client import CollectorRegistry
 
+from common.decision_query import read_query
+from common.errors import InvalidRequest
 from common.http import READ
 from common.telemetry import Sums, export_sums
 from scheduler.decision_log import Decision
 from scheduler.placing import Placer
 from scheduler.regret import RegretLog
 
-NEWEST, MOST_NEWEST = 20, 1000
+BAD_REQUEST = 400
 
 
 def add_routes(app: FastAPI, placer: Placer) -> None:
     """``/decisions`` (the newest first; ``?newest=N``, ``?class=NAME``, ``?instance=ID``: those that looked
-    at it), ``/decisions/CALL`` (each choice of that call), ``/regret`` (a ``RegretReport``). Times are those
-    of the wall clock: what schedulers of several hosts decided is put in order by them."""
+    at it; ``common.decision_query``), ``/decisions/CALL`` (each choice of that call), ``/regret`` (a
+    ``RegretReport``). Times are those of the wall clock: what schedulers of several hosts decided is put in
+    order by them."""
     settings = placer.settings
 
     @app.api_route("/decisions", methods=READ)
-    async def newest(
-        newest: int = NEWEST,
-        service_class: Annotated[str | None, Query(alias="class")] = None,
-        instance: str | None = None,
-    ) -> Response:
-        return _json(_dated(placer.log.newest(min(newest, MOST_NEWEST), service_class, instance)))
+    async def newest(request: Request) -> Response:
+        try:
+            asked = read_query(request.query_params)
+        except InvalidRequest as exc:
+            return _json({"detail": exc.message}, BAD_REQUEST)
+        return _json(_dated(placer.log.newest(*asked)))
 
     @app.api_route("/decisions/{call_id}", methods=READ)
     async def of_call(call_id: str) -> Response:

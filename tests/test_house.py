@@ -165,6 +165,7 @@ def decisions() -> list[Path]:
     names = (
         "attempts.py",
         "config_rules.py",
+        "decision_query.py",
         "epochs.py",
         "flips.py",
         "lifecycle.py",

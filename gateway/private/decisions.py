@@ -3,17 +3,19 @@
 import asyncio
 import logging
 from collections.abc import Sequence
+from urllib.parse import urlencode
 
 import aiohttp
 import msgspec
 
+from common.decision_query import KEYS, DecisionQuery
 from common.errors import InvalidRequest, NoInstanceReady
 from common.messages import MemberRecord, ServiceRecord
 
 log = logging.getLogger("lamella.gateway")
 
 TIMEOUT_S = 2.0
-UNPROCESSABLE = 422
+BAD_REQUEST = 400
 
 
 class _Dated(msgspec.Struct, frozen=True):
@@ -22,9 +24,11 @@ class _Dated(msgspec.Struct, frozen=True):
     at_s: float
 
 
-async def newest_decisions(members: Sequence[MemberRecord], query: str) -> bytes:
-    """A JSON list, the newest first, of what the schedulers' ``/decisions?query`` say; one that does not
-    answer is left out. Raises NoInstanceReady where none does, InvalidRequest for a query that is none."""
+async def newest_decisions(members: Sequence[MemberRecord], asked: DecisionQuery) -> bytes:
+    """A JSON list, the newest first, of what the schedulers' ``/decisions`` say; one that does not answer is
+    left out. Raises NoInstanceReady where none does, InvalidRequest for a query that they refuse."""
+    given = {key: value for key, value in zip(KEYS, asked, strict=True) if value is not None}
+    query = urlencode(given)
     urls = [each.http_url for each in members if isinstance(each, ServiceRecord) and each.kind == "scheduler"]
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(TIMEOUT_S)) as session:
         answers = await asyncio.gather(*(_ask(session, f"{url}/decisions?{query}") for url in urls))
@@ -39,7 +43,7 @@ async def _ask(session: aiohttp.ClientSession, url: str) -> list[msgspec.Raw] | 
     """None: it does not answer."""
     try:
         async with session.get(url) as response:
-            if response.status == UNPROCESSABLE:
+            if response.status == BAD_REQUEST:
                 raise InvalidRequest(f"the schedulers refuse that query: {await response.text()}")
             response.raise_for_status()
             return msgspec.json.decode(await response.read(), type=list[msgspec.Raw])

@@ -10,7 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import msgspec
+from starlette.datastructures import QueryParams
 
+from common.decision_query import read_query
 from common.errors import Overloaded, StoreError
 from common.store import Store
 from gateway.app import FULL_RETRY_S
@@ -64,12 +66,12 @@ class OperatorView:
 
     async def decisions(self, exchange: Exchange) -> None:
         """As the schedulers answer, to the same query."""
+        asked = read_query(QueryParams(exchange.scope["query_string"]))
         try:
             members = await self.store.members()
         except StoreError as exc:
             raise from_store(exc) from exc
-        query = exchange.scope["query_string"].decode("latin-1")
-        await exchange.respond(200, await newest_decisions(members, query))
+        await exchange.respond(200, await newest_decisions(members, asked))
 
     async def events(self, exchange: Exchange) -> None:
         """Server-sent events: ``mesh``, ``latency`` and ``requests``, each with the JSON of its address."""

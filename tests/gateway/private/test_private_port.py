@@ -114,6 +114,13 @@ def test_a_request_that_nobody_remembers_is_not_found(gateway: GatewayProcess) -
     assert send(f"{private_url_of(gateway)}/api/requests/chatcmpl-none", None).status == 404
 
 
+@pytest.mark.parametrize("newest", ["-1", "0", "some", "9" * 30])
+def test_a_query_that_cannot_be_meant_is_refused_by_name(newest: str, gateway: GatewayProcess) -> None:
+    refused = send(f"{private_url_of(gateway)}/api/decisions?newest={newest}", None)
+    assert (refused.status, refused.error["param"]) == (400, "newest")
+    assert refused.error["message"] == f"newest = {newest!r}: must be a whole number, 1..1000"
+
+
 def test_latencies_are_of_the_requests_that_ended(gateway: GatewayProcess) -> None:
     url = f"{private_url_of(gateway)}/api/latency"
     before = get(url)["all"]["requests"]
