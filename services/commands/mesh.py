@@ -7,7 +7,6 @@ import typer
 from rich.console import Console
 from rich.table import Column, Table
 
-from common.errors import LauncherError
 from common.phases import missing_phases
 from services.commands.options import StateOption, messages
 from services.launcher.state_directory import DEFAULT_STATE_DIRECTORY
@@ -78,10 +77,7 @@ def warn_missing(mesh: "MeshStatus") -> None:
         )
 
 
-def print_plan(plan: "DesiredCounts | None") -> None:
-    """Raises LauncherError where there is none."""
-    if plan is None:
-        raise LauncherError("nothing is planned (yet): `lamella up --autoscale`, and a window of requests")
+def print_plan(plan: "DesiredCounts") -> None:
     console = Console()
     console.print(
         f"{plan.rate_per_s:.3g} requests/s of {plan.prompt_tokens:.0f} + {plan.output_tokens:.0f} tokens"

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -10,9 +11,10 @@ import typer
 from common.errors import LauncherError
 from services.commands.mesh import print_plan
 from services.commands.options import StateOption, messages
+from services.connectors.connector import Standing
 from services.connectors.targets import Target, connector_of
 from services.launcher.state_directory import DEFAULT_STATE_DIRECTORY
-from services.launcher.wishes import LastOfPhase, RoleChange, parse_wishes, say_change
+from services.launcher.wishes import LastOfPhase, RoleChange, parse_wishes, say_change, say_count
 
 TargetOption = Annotated[
     Target,
@@ -32,19 +34,19 @@ def scale(
     counts: Annotated[
         list[str] | None, typer.Argument(metavar="ROLE=N …", help="For example prefill=2 decode=+1.")
     ] = None,
-    show: Annotated[bool, typer.Option("--show", help="Show the scheduler's plan; change nothing.")] = False,
+    show: Annotated[
+        bool, typer.Option("--show", help="Show how many run, and the scheduler's plan; change nothing.")
+    ] = False,
     force: ForceOption = False,
     target: TargetOption = "auto",
     state_dir: StateOption = DEFAULT_STATE_DIRECTORY,
     namespace: NamespaceOption = "lamella",
 ) -> None:
     """Change how many processes of a role run; returns when they are ready and the surplus has drained."""
-    from services.launcher.local import status
-
     if show and counts:
         raise LauncherError("--show changes nothing: leave the counts away")
     if show:
-        print_plan(status(state_dir).plan)
+        _print_standing(asyncio.run(_standing(target, state_dir, namespace)))
         return
     if not counts:
         raise LauncherError("say how many of what, for example decode=2 or decode=+1, or --show")
@@ -58,6 +60,20 @@ def scale(
         changes = asyncio.run(carry_out())
     for change in changes:
         print(say_change(change))
+
+
+async def _standing(target: Target, state_dir: Path, namespace: str) -> Standing:
+    return await (await connector_of(target, state_dir, namespace)).standing()
+
+
+def _print_standing(standing: Standing) -> None:
+    for count in standing.counts:
+        print(say_count(count))
+    if standing.plan is not None:
+        print_plan(standing.plan)
+        return
+    hint = "`lamella autoscale --dry-run` says the scheduler's next one, or why there is none"
+    messages.print(f"no plan to show: {hint}", highlight=False, soft_wrap=True)
 
 
 def drain(

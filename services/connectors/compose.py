@@ -12,11 +12,12 @@ import msgspec
 
 from common.errors import LauncherError
 from common.scaling import ScaledRole, ScaledService
+from services.connectors.connector import Standing
 from services.connectors.programs import ProgramFailed, output_of
 from services.launcher.autoscale import FOLLOWING_LOAD
 from services.launcher.launch_plan import ROLES, SCALED_ROLES, check_counts
 from services.launcher.probes import READY_TIMEOUT_S
-from services.launcher.wishes import RoleChange, Wishes, check_phases
+from services.launcher.wishes import RoleChange, RoleCount, Wishes, check_phases
 
 COMPOSE = ("docker", "compose")
 LIST_TIMEOUT_S = 60.0
@@ -34,11 +35,16 @@ class Container(msgspec.Struct, frozen=True, rename="pascal"):
     name: str
     service: str
     state: str
+    health: str = ""
 
     @property
     def role(self) -> str:
         """Those on GPUs are services of their own."""
         return self.service.removesuffix("-gpu")
+
+    @property
+    def is_ready(self) -> bool:
+        return self.state == "running" and self.health in ("healthy", "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +82,18 @@ class ComposeConnector:
         self._check_phases(containers, left)
         await output_of("docker", "stop", found.name, timeout_s=DRAIN_TIMEOUT_S)
         await output_of("docker", "rm", found.name, timeout_s=LIST_TIMEOUT_S)
+
+    async def standing(self) -> Standing:
+        """With those on GPUs."""
+        containers = await self.containers()
+        if not containers:
+            raise LauncherError("no container of the mesh runs in this directory's compose project")
+        counts = []
+        for role in SCALED_ROLES:
+            mine = [each.is_ready for each in containers if each.role == role]
+            if mine:
+                counts.append(RoleCount(role, sum(mine), len(mine)))
+        return Standing(counts)
 
     @property
     def following_load(self) -> frozenset[ScaledService]:

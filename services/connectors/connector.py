@@ -2,8 +2,18 @@
 
 from typing import Protocol
 
-from common.scaling import ScaledService
-from services.launcher.wishes import RoleChange, Wishes
+import msgspec
+
+from common.scaling import DesiredCounts, ScaledService
+from services.launcher.wishes import RoleChange, RoleCount, Wishes
+
+
+class Standing(msgspec.Struct, frozen=True):
+    """How many there are of each role that is there. ``plan``: the scheduler's latest, where that can be read
+    from outside the mesh."""
+
+    counts: list[RoleCount]
+    plan: DesiredCounts | None = None
 
 
 class Connector(Protocol):
@@ -19,6 +29,10 @@ class Connector(Protocol):
         """Returns when that process has finished what it had and ended; none is started in its place.
 
         Raises LauncherError where there is none, ConfigError where it is indispensable."""
+        ...
+
+    async def standing(self) -> Standing:
+        """As it is now; changes nothing. Raises LauncherError where no mesh runs."""
         ...
 
     @property

@@ -14,10 +14,11 @@ import msgspec
 from common.errors import LauncherError
 from common.messages import Role
 from common.scaling import ScaledRole, ScaledService
+from services.connectors.connector import Standing
 from services.connectors.programs import output_of
 from services.launcher.launch_plan import ROLES, SCALED_ROLES, check_counts
 from services.launcher.probes import READY_TIMEOUT_S
-from services.launcher.wishes import CountWish, RoleChange, Wishes, check_phases
+from services.launcher.wishes import CountWish, RoleChange, RoleCount, Wishes, check_phases
 
 OF_THE_MESH = ("--selector", "app.kubernetes.io/part-of=lamella", "--output", "json")
 ROLE_LABEL = "app.kubernetes.io/component"
@@ -121,6 +122,14 @@ class KubernetesConnector:
         [change] = await self.apply({role: CountWish(-1, is_change=True)})
         if service_id not in change.ended:
             raise LauncherError(f"{', '.join(change.ended)} ended instead of {service_id}: it was not ready")
+
+    async def standing(self) -> Standing:
+        """Of every Deployment, also one that is to have no pod."""
+        replicas = await self._replicas()
+        if not replicas:
+            raise LauncherError(f"there is no Deployment of the mesh in the namespace {self.namespace}")
+        ready = [each.role for each in await self._pods() if each.is_ready]
+        return Standing([RoleCount(role, ready.count(role), count) for role, count in replicas.items()])
 
     @property
     def following_load(self) -> frozenset[ScaledService]:

@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common.scaling import ScaledService
+from services.connectors.connector import Standing
 from services.launcher import local
 from services.launcher.autoscale import FOLLOWING_LOAD
-from services.launcher.wishes import RoleChange, Wishes
+from services.launcher.launch_plan import SCALED_ROLES
+from services.launcher.wishes import RoleChange, RoleCount, Wishes
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +25,18 @@ class LocalConnector:
 
     async def drain(self, service_id: str) -> None:
         await local.drain(self.state_dir, service_id, is_forced=self.is_forced)
+
+    async def standing(self) -> Standing:
+        """By home role, as ``apply`` counts. Raises MeshNotRunning."""
+        mesh = await local.ask_status(self.state_dir)
+        homes = {each.id: each.home or each.role for each in mesh.instances}
+        stay = [each for each in mesh.processes if each.state != "stopping"]
+        counts = []
+        for role in SCALED_ROLES:
+            mine = [each for each in stay if homes.get(each.id, each.role) == role]
+            if mine:
+                counts.append(RoleCount(role, sum(each.url is not None for each in mine), len(mine)))
+        return Standing(counts, mesh.plan)
 
     @property
     def following_load(self) -> frozenset[ScaledService]:

@@ -147,6 +147,11 @@ def status(directory: Path) -> MeshStatus:
     return control.ask(_running(directory).control_socket, AskStatus(), STATUS_TIMEOUT_S)
 
 
+async def ask_status(directory: Path) -> MeshStatus:
+    """``status`` for who has a loop."""
+    return await control.send(_running(directory).control_socket, AskStatus(), STATUS_TIMEOUT_S)
+
+
 async def scale(directory: Path, wishes: Wishes, *, is_forced: bool = False) -> MeshStatus:
     """Makes each named role as many processes; returns when they are ready and the surplus has drained.
 

@@ -40,6 +40,14 @@ class RoleChange(msgspec.Struct, frozen=True):
     ended: tuple[str, ...] = ()
 
 
+class RoleCount(msgspec.Struct, frozen=True):
+    """``wanted``: how many there are to be; ``ready``: that take work."""
+
+    role: ScaledRole
+    ready: int
+    wanted: int
+
+
 Wishes = Mapping[ScaledRole, CountWish]
 
 
@@ -72,6 +80,13 @@ def say_change(change: RoleChange) -> str:
     if change.ended:
         said.append(f"{', '.join(change.ended)} drained")
     return f"{change.role}: {change.before} → {change.after} ({'; '.join(said)})"
+
+
+def say_count(count: RoleCount) -> str:
+    """Likewise."""
+    if count.ready == count.wanted:
+        return f"{count.role}: {count.wanted}"
+    return f"{count.role}: {count.wanted}, {count.ready} of them ready"
 
 
 def check_possible(counts: Mapping[ScaledRole, int], plan: LaunchPlan, config: Config) -> None:

@@ -36,7 +36,9 @@ def list_containers(counts: dict[str, int]) -> None:
     for service, count in counts.items():
         for number in range(1, count + 1):
             name = f"lamella-{service}-{number}"
-            print(json.dumps({**LINE, "Name": name, "Names": name, "Service": service, "State": "running"}))
+            health = "healthy" if number <= int(os.environ["DOCKER_ROOM"]) else "unhealthy"
+            names = {"Name": name, "Names": name, "Service": service}
+            print(json.dumps({**LINE, **names, "State": "running", "Health": health}))
     ended = {"Name": "lamella-decode-9", "Service": "decode", "State": "exited", "Health": ""}
     print(json.dumps({**LINE, **ended}))
 

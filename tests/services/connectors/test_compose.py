@@ -7,13 +7,13 @@ import pytest
 
 from common.errors import ConfigError, LauncherError
 from services.connectors.compose import ComposeConnector
-from services.connectors.connector import Connector
+from services.connectors.connector import Connector, Standing
 from services.connectors.local import LocalConnector
 from services.connectors.programs import ProgramFailed, output_of
 from services.connectors.targets import Target, connector_of
 from services.launcher.local import MeshNotRunning
 from services.launcher.state_directory import StateDirectory, locked
-from services.launcher.wishes import LastOfPhase, RoleChange, parse_wishes
+from services.launcher.wishes import LastOfPhase, RoleChange, RoleCount, parse_wishes
 from tests.services.connectors.programs import pretend_docker
 
 UP = "compose up --detach --wait --no-recreate --no-deps --wait-timeout 300"
@@ -94,6 +94,23 @@ def test_what_is_no_container_of_the_mesh_cannot_be_drained(docker: Path, name: 
     with pytest.raises(LauncherError, match=f"no container of this project is {name}"):
         asyncio.run(ComposeConnector().drain(name))
     assert len(docker.read_text().splitlines()) == 1
+
+
+def test_how_many_there_are_is_told_with_those_on_gpus_and_nothing_is_changed(
+    docker: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "state").write_text('{"nats": 1, "gateway": 1, "prefill": 1, "prefill-gpu": 1, "decode": 4}')
+    assert asyncio.run(ComposeConnector().standing()) == Standing(
+        [RoleCount("gateway", 1, 1), RoleCount("prefill", 2, 2), RoleCount("decode", 3, 4)]
+    )
+    assert docker.read_text().splitlines() == ["compose ps --all --format json"]
+
+
+@pytest.mark.usefixtures("docker")
+def test_where_no_container_of_the_mesh_runs_nothing_is_counted(tmp_path: Path) -> None:
+    (tmp_path / "state").write_text('{"nats": 1}')
+    with pytest.raises(LauncherError, match="no container of the mesh runs in this directory"):
+        asyncio.run(ComposeConnector().standing())
 
 
 @pytest.mark.usefixtures("docker")

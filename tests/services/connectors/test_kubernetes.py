@@ -1,6 +1,7 @@
 """What is said to kubectl, and when a change of pods counts as done."""
 
 import asyncio
+import json
 from pathlib import Path
 
 import pytest
@@ -8,8 +9,8 @@ import pytest
 from common.errors import ConfigError, LauncherError
 from services.connectors import kubernetes
 from services.connectors.kubernetes import KubernetesConnector
-from services.launcher.wishes import LastOfPhase, RoleChange, parse_wishes
-from tests.services.connectors.programs import pretend_kubectl
+from services.launcher.wishes import LastOfPhase, RoleChange, RoleCount, parse_wishes
+from tests.services.connectors.programs import PODS, pretend_kubectl
 
 
 @pytest.fixture
@@ -60,6 +61,29 @@ def test_one_pod_is_drained_and_none_takes_its_place(kubectl: Path) -> None:
     assert apply("decode=+0") == [RoleChange("decode", 1, 1)]
     with pytest.raises(LauncherError, match="no pod of the mesh in the namespace lamella is decode-a"):
         asyncio.run(KubernetesConnector("lamella").drain("decode-a"))
+
+
+def test_how_many_there_are_is_told_and_nothing_is_changed(kubectl: Path, tmp_path: Path) -> None:
+    """A pod is missing, and a Deployment is to have none."""
+    replicas = {"gateway": 1, "prefill": 1, "decode": 3, "mixed": 0}
+    (tmp_path / "state").write_text(json.dumps({"replicas": replicas, "pods": PODS}))
+    assert asyncio.run(KubernetesConnector("lamella").standing()).counts == [
+        RoleCount("gateway", 1, 1),
+        RoleCount("prefill", 1, 1),
+        RoleCount("decode", 2, 3),
+        RoleCount("mixed", 0, 0),
+    ]
+    said = [
+        line.removeprefix("--namespace lamella ").split()[:2] for line in kubectl.read_text().splitlines()
+    ]
+    assert said == [["get", "deployments"], ["get", "pods"]]
+
+
+@pytest.mark.usefixtures("kubectl")
+def test_where_there_is_no_deployment_of_the_mesh_nothing_is_counted(tmp_path: Path) -> None:
+    (tmp_path / "state").write_text('{"replicas": {}, "pods": {}}')
+    with pytest.raises(LauncherError, match="no Deployment of the mesh in the namespace lamella"):
+        asyncio.run(KubernetesConnector("lamella").standing())
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,13 @@ from common.bus import Bus
 from common.config_file import load_config
 from common.errors import ConfigError, InvalidRequest, LauncherError, NoResponder
 from common.messages import Acknowledged, DrainWish, ScaleWish
+from common.scaling import ScaledRole
 from common.subjects import Subjects
+from services.connectors.local import LocalConnector
 from services.launcher import control, local
 from services.launcher.control import AskStatus
 from services.launcher.state_directory import StateDirectory
-from services.launcher.wishes import LastOfPhase, parse_wishes
+from services.launcher.wishes import LastOfPhase, RoleCount, parse_wishes
 from tests.services.launcher.small_mesh import CONFIG, ONE_EACH, WAIT_S, ids, plan, scale
 
 
@@ -67,6 +69,12 @@ def test_more_gateways_take_free_ports_and_the_first_and_its_port_stay(running: 
     with pytest.raises(LauncherError, match="gateway = 0: must be at least 1: nobody else takes requests"):
         scale(running, "gateway=-2")
     assert ids(scale(running, "gateway=1")) == ONE_EACH
+
+
+def test_how_many_there_are_is_told_of_each_that_is_there(running: Path) -> None:
+    standing = asyncio.run(LocalConnector(running).standing())
+    roles: list[ScaledRole] = ["gateway", "scheduler", "prefill", "decode"]
+    assert (standing.counts, standing.plan) == ([RoleCount(role, 1, 1) for role in roles], None)
 
 
 def test_a_process_that_is_drained_is_not_started_again(running: Path) -> None:
