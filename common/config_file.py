@@ -44,6 +44,8 @@ ENVIRONMENT: dict[str, tuple[str, str]] = {
     "OTEL_EXPORTER_OTLP_ENDPOINT": ("telemetry", "otlp_endpoint"),
 }
 """Every variable that is read, and the key it sets; ``common.secret_files`` reads some from files."""
+OTEL = "OTEL_"
+"""Variables of OpenTelemetry, by whose rules an empty one is as one that is not set."""
 
 
 def load_config(path: Path | None, environment: Mapping[str, str] | None = None) -> Config:
@@ -84,7 +86,7 @@ def _read_tree(path: Path | None, environment: Mapping[str, str] | None) -> dict
             raise ConfigError("--config", str(path), "is not TOML: it is not UTF-8 text") from exc
     _convert(tree, is_text=False)
     for variable, (section, key) in ENVIRONMENT.items():
-        if variable in environment:
+        if variable in environment and (environment[variable] or not variable.startswith(OTEL)):
             tree.setdefault(section, {})[key] = environment[variable]
     return tree
 

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import nats
 import pytest
@@ -92,6 +93,29 @@ def test_an_endpoint_comes_from_the_variable_that_others_read_too() -> None:
     assert config.telemetry.otlp_endpoint == "http://collector:4318"
     with pytest.raises(ConfigError, match=r"telemetry.otlp_endpoint = .* must begin with http"):
         load_config(None, {"OTEL_EXPORTER_OTLP_ENDPOINT": "collector:4318"})
+
+
+def test_an_empty_endpoint_is_none_and_leaves_the_file_s(tmp_path: Path) -> None:
+    empty = {"OTEL_EXPORTER_OTLP_ENDPOINT": ""}
+    assert load_config(None, empty).telemetry.otlp_endpoint is None
+    file = tmp_path / "lamella.toml"
+    file.write_text('[telemetry]\notlp_endpoint = "http://collector:4318"\n')
+    assert load_config(file, empty).telemetry.otlp_endpoint == "http://collector:4318"
+
+
+def test_empty_variables_of_the_library_s_own_are_as_if_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So the library has it since the version that is asked for (pyproject.toml)."""
+    for name in ("ENDPOINT", "COMPRESSION", "TIMEOUT", "HEADERS", "CERTIFICATE"):
+        monkeypatch.setenv(f"OTEL_EXPORTER_OTLP_TRACES_{name}", "")
+    with otlp_receiver() as receiver:
+        spans = Spans()
+        spans.start(TelemetryConfig(otlp_endpoint=receiver.url), "gateway", "gateway-0")
+        root = spans.begin("gateway.request", time.monotonic(), client_says(is_sampled=True))
+        assert root is not None
+        root.end({"lamella.attempt": 1})
+        spans.stop()
+        [span] = receiver.wait_spans(TRACE_ID, {"gateway.request"})
+    assert span.attributes == {"lamella.attempt": 1}
 
 
 def test_calls_about_a_traced_request_say_so_in_their_nats_header(nats_url: str, namespace: str) -> None:
