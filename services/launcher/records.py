@@ -3,6 +3,7 @@ which is logged: whoever looks is to go on."""
 
 import logging
 from collections.abc import Mapping
+from urllib.parse import urlsplit
 
 from common.errors import StoreError
 from common.messages import InstanceRecord, MemberRecord, ServiceRecord
@@ -45,10 +46,19 @@ async def read_plan(store: Store) -> DesiredCounts | None:
 
 
 def private_url_of(records: Mapping[str, MemberRecord]) -> str | None:
-    """The first gateway's, where it is now: a port that was taken is another one after it has begun anew."""
+    """The first gateway's, where it is now: begun anew, it may have found its port taken."""
     services = [records[name] for name in sorted(records)]
     urls = [each.private_url for each in services if isinstance(each, ServiceRecord)]
     return next(filter(None, urls), None)
+
+
+def keep_ports(child: Child, record: MemberRecord) -> None:
+    """Of a gateway: where it is now it is found again after it has died, though it was free to choose."""
+    if not isinstance(record, ServiceRecord) or record.kind != "gateway":
+        return
+    urls = {"LAMELLA_PORT": record.http_url, "LAMELLA_PRIVATE_PORT": record.private_url}
+    ports = {variable: str(urlsplit(url).port) for variable, url in urls.items() if url is not None}
+    child.environment = {**child.environment, **ports}
 
 
 def home_of(child: Child, record: InstanceRecord | None) -> str:

@@ -35,17 +35,14 @@ from services.launcher.probes import fetch, until
 from services.launcher.records import (
     home_of,
     is_registered,
+    keep_ports,
     private_url_of,
     read_leader,
     read_plan,
     read_records,
     record_of,
 )
-from services.launcher.state_directory import (
-    StateDirectory,
-    identify,
-    write_private,
-)
+from services.launcher.state_directory import StateDirectory, identify, write_private
 from services.launcher.wishes import RoleChange, Wishes, check_phases, check_possible, check_wishes
 
 log = logging.getLogger("lamella.supervisor")
@@ -332,6 +329,7 @@ class Supervisor:
                     raise LauncherError(f"{service_id} was drained before it was ready")
                 if is_registered(child, records):
                     self._registered.add(records[child.service_id].pid)
+                    keep_ports(child, records[child.service_id])
                     missing.discard(child.service_id)
                 elif child.restarts >= MAX_FAILED_STARTS:
                     raise LauncherError(f"{child.service_id} does not start:\n{last_words(child.log_file)}")

@@ -3,6 +3,8 @@
 import asyncio
 import hashlib
 import json
+import os
+import signal
 import time
 from collections.abc import Iterator
 from functools import cache
@@ -166,3 +168,18 @@ def test_the_command_line_sends_the_key_that_its_environment_has(
         mesh.lamella("chat", "Hello?", "--max-tokens", "3")
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     mesh.lamella("chat", "Hello?", "--max-tokens", "3")
+
+
+def test_the_private_port_is_where_it_was_after_its_gateway_has_died(mesh: Mesh) -> None:
+    """The last test here: nobody else is to wait for the gateway's return."""
+    before, url = mesh.pid_of("gateway"), private_url(mesh)
+    os.kill(before, signal.SIGKILL)
+    deadline_s = time.monotonic() + WRITTEN_WITHIN_S
+    while True:
+        [gateway] = [each for each in mesh.status()["processes"] if each["role"] == "gateway"]
+        if gateway["pid"] not in (None, before) and gateway["url"] is not None:
+            break
+        assert time.monotonic() < deadline_s, gateway
+        time.sleep(0.1)
+    assert (gateway["url"], str(mesh.status()["private_url"])) == (mesh.url, url)
+    assert get(mesh, "requests") == {"running": [], "ended": []}

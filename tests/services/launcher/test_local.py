@@ -16,7 +16,7 @@ from common.config import PredictorConfig, ServiceConfig
 from common.config_file import load_config
 from common.errors import ConfigError, LauncherError
 from services.launcher import local
-from services.launcher.control import AskStatus, ask
+from services.launcher.control import AskStatus, MeshStatus, ask
 from services.launcher.launch_plan import LaunchPlan
 from services.launcher.state_directory import (
     MAX_SOCKET_PATH_BYTES,
@@ -111,6 +111,24 @@ def test_a_process_that_dies_is_started_again(running: Path) -> None:
         return prefill.restarts == 1 and prefill.pid not in (None, before.pid) and instance.state == "ready"
 
     until(is_back)
+
+
+def test_a_gateway_that_dies_is_found_again_where_it_was(directory: Path) -> None:
+    """Each at a port that it chose itself, the second as well."""
+    local.up_detached(directory, plan(), CONFIG)
+    urls = gateway_urls(scale(directory, "gateway=2"))
+    before = [each for each in identities(directory).values() if each.role == "gateway"]
+    for each in before:
+        os.kill(each.pid, signal.SIGKILL)
+    wait_gone(before)
+    until(lambda: None not in gateway_urls(local.status(directory)).values())
+    assert gateway_urls(local.status(directory)) == urls
+    assert urls["gateway-0"] == local.status(directory).url
+
+
+def gateway_urls(status: MeshStatus) -> dict[str, str | None]:
+    """None while one is not registered."""
+    return {each.id: each.url for each in status.processes if each.role == "gateway"}
 
 
 def test_a_disk_that_takes_nothing_ends_no_mesh(directory: Path) -> None:
