@@ -7,7 +7,7 @@ which it is heard of, and no two machines' clocks are compared. Holds no text an
 
 from array import array
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -24,8 +24,9 @@ class Span(msgspec.Struct, frozen=True):
     """Seconds from the request's arrival; ``end_s`` None: it still lasts.
 
     ``queue`` is at the scheduler without an ``instance``. ``transfer``: KV from ``peer``. ``decode``: a stay
-    at an instance, with the end of each step; a step begins where the last one ended. ``recovery``: from what
-    broke the sequence (``cause``) to its next token; what is done for it meanwhile has spans of its own.
+    at an instance, with the end of each step; a step begins where the last one ended. ``recovery``: from the
+    last token, work or queue of an attempt that broke (``cause``) to the next token. That it broke may be
+    noticed much later (``noticed_s``); what is done for it from then on has spans of its own.
     """
 
     kind: SpanKind
@@ -37,7 +38,19 @@ class Span(msgspec.Struct, frozen=True):
     tokens: int = 0
     kv_bytes: int = 0
     cause: str | None = None
+    noticed_s: float | None = None
     step_ends_s: list[float] = []
+
+
+class Break(NamedTuple):
+    """Of the latest attempt. ``began_s``: the last sign of it."""
+
+    began_s: float
+    noticed_s: float
+    cause: str
+
+    def as_span(self, end_s: float | None, attempt: int) -> Span:
+        return Span("recovery", self.began_s, end_s, attempt, cause=self.cause, noticed_s=self.noticed_s)
 
 
 @dataclass(slots=True)
@@ -73,7 +86,7 @@ class History:
     _stays: list[Stay] = field(default_factory=list)
     _queued_at: InstanceId | None = None
     _queued_since_s: float | None = 0.0
-    _broken: tuple[float, str] | None = None
+    _broken: Break | None = None
     _is_prompt_due: bool = False
     _worked_s: float = 0.0
 
@@ -120,9 +133,10 @@ class History:
     def note_broken(self, now: float, cause: str) -> None:
         """The attempt; the next one begins."""
         at_s = now - self.arrived_s
+        last_sign_s = at_s if self._queued_since_s is not None else min(at_s, self._last_sign_s)
         self._end_queue(at_s)
         if self._broken is None:
-            self._broken = (at_s, cause)
+            self._broken = Break(last_sign_s, at_s, cause)
         self._is_prompt_due = False
         self._queued_at, self._queued_since_s = None, at_s
 
@@ -140,9 +154,14 @@ class History:
         if self._queued_since_s is not None and self.ended_s is None:
             spans.append(Span("queue", self._queued_since_s, None, self.attempt, self._queued_at))
         if self._broken is not None:
-            began_s, cause = self._broken
-            spans.append(Span("recovery", began_s, None, self.attempt, cause=cause))
+            spans.append(self._broken.as_span(None, self.attempt))
         return sorted(spans, key=lambda span: span.begin_s)
+
+    @property
+    def _last_sign_s(self) -> float:
+        """The end of the last work or step that was heard of."""
+        last_step_s = self._stays[-1].step_ends_s[-1] if self._stays else 0.0
+        return max(last_step_s, self._worked_s)
 
     def _note_first(self, at_s: float, instance: InstanceId) -> None:
         """Of an attempt, or at an instance."""
@@ -151,8 +170,7 @@ class History:
         if self._is_prompt_due:
             self._is_prompt_due, self._worked_s = False, at_s
             return
-        last_s = self._stays[-1].step_ends_s[-1] if self._stays else 0.0
-        stay = Stay(instance, self.attempt, min(at_s, max(last_s, self._worked_s)))
+        stay = Stay(instance, self.attempt, min(at_s, self._last_sign_s))
         stay.step_ends_s.append(at_s)
         self._stays.append(stay)
 
@@ -165,8 +183,8 @@ class History:
     def _end_recovery(self, at_s: float) -> None:
         if self._broken is None:
             return
-        (began_s, cause), self._broken = self._broken, None
-        self._add(Span("recovery", began_s, at_s, self.attempt, cause=cause))
+        broken, self._broken = self._broken, None
+        self._add(broken.as_span(at_s, self.attempt))
 
     def _add(self, span: Span) -> None:
         if len(self._spans) < MOST_SPANS:

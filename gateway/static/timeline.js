@@ -65,6 +65,7 @@ function tell(span) {
 function detailsOf(span) {
   const parts = [];
   if (span.cause) parts.push(span.cause.replaceAll("_", " "));
+  if (typeof span.noticed_s === "number") parts.push(`noticed after ${seconds(span.noticed_s - span.begin_s)}`);
   if (span.kind === "decode" && span.tokens) parts.push(plural(span.tokens, "step"));
   else if (span.tokens) parts.push(plural(span.tokens, "token"));
   if (span.kv_bytes) parts.push(`${bytes(span.kv_bytes)} of KV`);

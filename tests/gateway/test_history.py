@@ -67,13 +67,37 @@ def test_a_broken_request_recovers_until_its_next_token_and_is_computed_anew_mea
     history.note_token(ARRIVED_S + 7.0, PREFILL)
     history.note_token(ARRIVED_S + 7.5, NEXT)
     assert times_of(history.spans())[6:] == [
+        ("recovery", 5.0, 7.0, None),
         ("queue", 6.0, 6.25, None),
-        ("recovery", 6.0, 7.0, None),
         ("queue", 6.25, 6.5, PREFILL),
         ("prefill", 6.5, 7.0, PREFILL),
         ("decode", 7.0, None, NEXT),
     ]
-    assert [span.cause for span in history.spans() if span.kind == "recovery"] == ["instance_lost"]
+    [recovery] = [span for span in history.spans() if span.kind == "recovery"]
+    assert (recovery.cause, recovery.noticed_s) == ("instance_lost", 6.0), "a second after its last token"
+
+
+def test_what_breaks_while_it_waits_or_is_computed_leaves_no_gap_either() -> None:
+    waiting, computed = History(ARRIVED_S), History(ARRIVED_S)
+    waiting.note_placed(ARRIVED_S + 1.0, PREFILL)
+    for history in (waiting, computed):
+        if history is computed:
+            history.note_work(ARRIVED_S + 2.0, PREFILL, work("prefill", 0.5))
+        history.note_broken(ARRIVED_S + 6.0, "instance_lost")
+    assert times_of(waiting.spans())[1:3] == [("queue", 1.0, 6.0, PREFILL), ("queue", 6.0, None, None)]
+    assert times_of(waiting.spans())[3] == ("recovery", 6.0, None, None)
+    assert times_of(computed.spans())[2:] == [("recovery", 2.0, None, None), ("queue", 6.0, None, None)]
+
+
+def test_what_breaks_again_before_its_next_token_recovers_once() -> None:
+    history = served()
+    for at_s in (6.0, 9.0):
+        history.note_broken(ARRIVED_S + at_s, f"cause at {at_s}")
+        history.attempt += 1
+    history.note_token(ARRIVED_S + 10.0, NEXT)
+    [recovery] = [span for span in history.spans() if span.kind == "recovery"]
+    assert (recovery.begin_s, recovery.noticed_s, recovery.end_s) == (5.0, 6.0, 10.0)
+    assert recovery.cause == "cause at 6.0"
 
 
 def test_a_sequence_that_goes_on_elsewhere_has_a_stay_at_each_instance() -> None:

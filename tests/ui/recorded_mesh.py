@@ -209,7 +209,7 @@ def recovered_timeline(view: RequestView) -> RequestTimeline:
             Span("prefill", 0.24, 0.41, instance=prefill, tokens=300),
             Span("transfer", 0.41, 0.47, instance=first, peer=prefill, kv_bytes=18_874_368, tokens=812),
             Span("decode", 0.47, 6.52, instance=first, tokens=len(steps), step_ends_s=steps),
-            Span("recovery", 6.52, 8.05, cause="instance_gone"),
+            Span("recovery", 6.52, 8.05, cause="instance_gone", noticed_s=7.52),
             Span("prefill", 7.6, 7.9, attempt=1, instance=prefill, tokens=932),
             Span("decode", 8.05, None, attempt=1, instance=second, tokens=len(later), step_ends_s=later),
         ],

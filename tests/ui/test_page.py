@@ -73,7 +73,7 @@ def test_a_request_shows_its_phase_and_when_chosen_its_timeline(
     for kind, bars in {"queue": 1, "prefill": 3, "transfer": 1, "decode": 2, "recovery": 1}.items():
         expect(picture.locator(f"rect.{kind}")).to_have_count(bars)
     page.get_by_text("As a table").click()
-    expect(page.locator("#timeline table")).to_contain_text("instance gone")
+    expect(page.locator("#timeline table")).to_contain_text("instance gone, noticed after 1.00 s")
 
 
 def test_a_decision_names_who_was_refused_and_why(recorded: RecordedGateway, open_page: OpenPage) -> None:
