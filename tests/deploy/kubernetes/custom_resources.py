@@ -72,8 +72,12 @@ class LabelSelector(Strict):
 
 
 class Relabeling(Strict):
+    """``action`` replace needs a ``target_label``, drop a ``regex`` of the whole value."""
+
     source_labels: list[str]
-    target_label: str
+    target_label: str | None = None
+    regex: str | None = None
+    action: Literal["replace", "drop"] = "replace"
 
 
 class PodEndpoint(Strict):

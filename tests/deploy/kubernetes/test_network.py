@@ -103,7 +103,16 @@ def test_prometheus_reads_metrics_where_it_is_there(overlay: str) -> None:
     is_there = bool(of_kind(network.objects, "PodMonitor"))
     for role in set(ROLES) - {"gateway"}:
         assert may_connect(network.policies, prometheus, network.pods[role], 8000) is is_there
+    assert may_connect(network.policies, prometheus, network.pods["gateway"], 8001) is is_there
     assert not may_connect(network.policies, prometheus, network.pods["nats"], 4222)
+
+
+def test_whoever_lives_beside_prometheus_does_not_reach_what_is_private(overlay: str) -> None:
+    network = Network(overlay)
+    neighbour = Peer("monitoring", {"app.kubernetes.io/name": "grafana"})
+    impostor = Peer(NAMESPACE, {"app.kubernetes.io/name": "prometheus"})
+    for each in (neighbour, impostor):
+        assert not may_connect(network.policies, each, network.pods["gateway"], 8001)
 
 
 def test_nats_servers_reach_each_other_where_they_are_several(overlay: str) -> None:

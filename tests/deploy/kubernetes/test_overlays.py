@@ -11,11 +11,12 @@ import pytest
 from common.config import GatewayConfig, SchedulerConfig
 from deploy import credentials
 from services.launcher import embedded
-from tests.deploy.kubernetes.custom_resources import pod_monitor, scaled_object
+from tests.deploy.kubernetes.custom_resources import PodMonitor, pod_monitor, scaled_object
 from tests.deploy.kubernetes.manifests import (
     KUBERNETES,
     OVERLAYS,
     ROOT,
+    Manifest,
     container_of,
     environment_of,
     files_of,
@@ -171,14 +172,47 @@ def test_keda_asks_for_this_mesh_only_and_takes_no_answer_for_no_load() -> None:
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_prometheus_reads_every_service_where_it_is_asked_to(overlay: str) -> None:
+def test_prometheus_reads_every_service_once_where_it_is_asked_to(overlay: str) -> None:
+    """Gateways where no key is asked for."""
     objects = rendered(overlay)
-    for each in map(pod_monitor, of_kind(objects, "PodMonitor").values()):
-        (endpoint,) = each.pod_metrics_endpoints
-        assert endpoint.path == "/metrics"
-        # As deploy/prometheus has them, so that the same dashboards and rules fit.
-        assert {"component", "instance"} == {rule.target_label for rule in endpoint.relabelings}
-        for service in services(objects).values():
-            assert each.selector.match_labels.items() <= labels_of(service).items()
-            assert endpoint.port in {port["name"] for port in container_of(service)["ports"]}
-    assert bool(of_kind(objects, "PodMonitor")) >= bool(of_kind(objects, "ScaledObject"))
+    monitors = [pod_monitor(each) for each in of_kind(objects, "PodMonitor").values()]
+    for monitor in monitors:
+        for name, service in services(objects).items():
+            assert monitor.selector.match_labels.items() <= labels_of(service).items()
+            expected = 8001 if name == "gateway" else 8000
+            assert ports_read(monitor, service) == [expected]
+        for endpoint in monitor.pod_metrics_endpoints:
+            assert endpoint.path == "/metrics"
+            # As deploy/prometheus has them, so that the same dashboards and rules fit.
+            targets = {rule.target_label for rule in endpoint.relabelings if rule.action == "replace"}
+            assert targets == {"component", "instance"}
+    assert bool(monitors) >= bool(of_kind(objects, "ScaledObject"))
+
+
+def ports_read(monitor: PodMonitor, service: Manifest) -> list[int]:
+    """Of each pod of a service, by the ports' names and the labels that are dropped."""
+    labels = {_meta_label(name): value for name, value in labels_of(service).items()}
+    found = []
+    for endpoint in monitor.pod_metrics_endpoints:
+        drops = [rule for rule in endpoint.relabelings if rule.action == "drop"]
+        values = [";".join(labels[label] for label in rule.source_labels) for rule in drops]
+        if any(re.fullmatch(str(rule.regex), value) for rule, value in zip(drops, values, strict=True)):
+            continue
+        ports = container_of(service)["ports"]
+        found += [port["containerPort"] for port in ports if port["name"] == endpoint.port]
+    return found
+
+
+def _meta_label(name: str) -> str:
+    """As Prometheus calls a label of a pod."""
+    return "__meta_kubernetes_pod_label_" + re.sub("[^a-zA-Z0-9]", "_", name)
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_a_gateways_private_port_is_beside_its_loopback_address_only_where_prometheus_reads_it(
+    overlay: str, tmp_path: Path
+) -> None:
+    objects = rendered(overlay)
+    settings = settings_of(services(objects)["gateway"], objects, tmp_path).gateway
+    is_read = bool(of_kind(objects, "PodMonitor"))
+    assert (settings.private_host, settings.private_port) == ("0.0.0.0" if is_read else "127.0.0.1", 8001)
