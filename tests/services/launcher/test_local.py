@@ -334,7 +334,8 @@ def test_a_file_is_no_state_directory(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "plan"), [("--nats", LaunchPlan(nats_url="foo")), ("--redis", LaunchPlan(redis_url="foo"))]
+    ("option", "plan"),
+    [("--nats", LaunchPlan(port=0, nats_url="foo")), ("--redis", LaunchPlan(port=0, redis_url="foo"))],
 )
 def test_a_url_of_another_kind_is_refused_at_once(tmp_path: Path, option: str, plan: LaunchPlan) -> None:
     with pytest.raises(ConfigError, match=f"{option} = 'foo': must begin with"):
