@@ -13,8 +13,8 @@ The field's words differ; these are ours:
 - **end-to-end**: the response's end − the request's arrival; TetriInfer's job completion time (5.1).
 - **queue time**: a phase's start − its entry; Vidur's scheduling delay, per phase (5).
 - **attainment**: share of requests that meet every objective; a failed request meets none (DistServe 1, 6.1).
-- **goodput**: requests a second that meet every objective; over a sweep of rates, the highest rate whose
-  attainment reaches the goal, 90 % there (DistServe 1).
+- **goodput**: requests a second that meet every objective (in DistServe 1 the highest rate whose attainment
+  reaches the goal, 90 % there).
 """
 
 import math
@@ -55,11 +55,6 @@ def normalized_latency_s(arrival_s: float, finished_s: float, output_tokens: int
     if output_tokens < 1:
         return None
     return (finished_s - arrival_s) / output_tokens
-
-
-def queue_time_s(entered_s: float, started_s: float) -> float:
-    """How long a sequence waited in a phase before somebody worked on it."""
-    return started_s - entered_s
 
 
 def resource_time_s(busy_s: Iterable[float]) -> float:
@@ -217,14 +212,6 @@ def goodput_per_s(met: int, elapsed_s: float) -> float:
     return met / elapsed_s
 
 
-def goodput_of_sweep(points: Iterable[tuple[float, float]], goal: float = ATTAINMENT_GOAL) -> float | None:
-    """DistServe's goodput: of (rate per second, attainment share) points, the highest rate at the goal.
-
-    None where no measured rate does. Nothing is interpolated: a rate that was not run is not claimed.
-    """
-    return max((rate for rate, share in points if share >= goal), default=None)
-
-
 @dataclass(frozen=True, slots=True)
 class LatencyMetric:
     """One exported histogram. ``bounds_s`` are Prometheus upper bounds; +Inf is implied."""
@@ -276,7 +263,4 @@ TRANSFER_TIME = LatencyMetric(
     "lamella_kv_transfer_seconds", "From the order to send a sequence's KV to its receipt.", QUEUE_BOUNDS_S
 )
 
-LATENCY_METRICS: tuple[LatencyMetric, ...] = (
-    TTFT, TPOT, TBT, END_TO_END, QUEUE_TIME, PREFILL_TIME, DECODE_TIME, TRANSFER_TIME,
-)  # fmt: skip
 QUEUE_PHASES: tuple[str, ...] = ("placement", "prefill", "handover", "decode")

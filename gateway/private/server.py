@@ -36,7 +36,6 @@ log = logging.getLogger("lamella.gateway")
 READ = ("GET", "HEAD")
 PLACE = Place("gateway.private_host", "gateway.private_port")
 STATIC = Path(__file__).resolve().parents[1] / "static"
-LOOPBACK = "127.0.0.1"
 PAGE_HEADERS = [
     (b"content-security-policy", b"default-src 'self'; style-src 'self' 'unsafe-inline';"
         b" img-src 'self' data:; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"),
