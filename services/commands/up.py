@@ -11,6 +11,7 @@ from common.config import (
     AttentionPartition,
     Config,
     Dtype,
+    InstanceConfig,
     Pipeline,
     PredictorConfig,
     PredictorKind,
@@ -27,9 +28,41 @@ from services.launcher.state_directory import DEFAULT_STATE_DIRECTORY
 
 if TYPE_CHECKING:
     from services.launcher.control import MeshStatus
+    from services.launcher.launch_plan import LaunchPlan
 
 INTERRUPTED = 130
 """The shell's status of a command that Ctrl-C ended: `up` was stopped before it served."""
+
+
+OfPrefill = Annotated[int | None, typer.Option(help="Prefill instances; default 1, beside --mixed 0.", min=0)]
+OfDecode = Annotated[int | None, typer.Option(help="Decode instances; default 1, beside --mixed 0.", min=0)]
+PartitionOption = Annotated[
+    AttentionPartition | None,
+    typer.Option(help="What an attention worker holds: some KV heads of all sequences, or some sequences."),
+]
+PipelineOption = Annotated[
+    Pipeline | None,
+    typer.Option(
+        help="Batches of a decode instance take turns at attention: each on a model replica of its own"
+        " (fixed), or rotating over one replica less."
+    ),
+]
+BatchesOption = Annotated[int | None, typer.Option(help="With --pipeline: how many take turns; default 2.")]
+PredictorOption = Annotated[
+    PredictorKind | None,
+    typer.Option(help="Who predicts how long outputs will be, beside the scheduler's own history."),
+]
+PredictorFromOption = Annotated[
+    Path | None, typer.Option(help="The classifier's directory, or the oracle's file of lengths.")
+]
+AutoscaleOption = Annotated[bool, typer.Option("--autoscale", help="As many instances as the load needs.")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="With --autoscale: only log what it would do.")]
+AtLeastOption = Annotated[
+    list[str] | None, typer.Option("--min", metavar="ROLE=N", help="With --autoscale: at least so many.")
+]
+AtMostOption = Annotated[
+    list[str] | None, typer.Option("--max", metavar="ROLE=N", help="At most; default 4 of each.")
+]
 
 
 def up(
@@ -39,71 +72,31 @@ def up(
     model: Annotated[Path | None, typer.Option(help="A local transformers directory.")] = None,
     dtype: Annotated[Dtype | None, typer.Option(help="Of the weights; default bf16.")] = None,
     weights: Annotated[Weights | None, typer.Option(help="int8: weight-only; w8a8: activations too.")] = None,
-    prefill: Annotated[
-        int | None, typer.Option(help="Prefill instances; default 1, beside --mixed 0.", min=0)
-    ] = None,
-    decode: Annotated[
-        int | None, typer.Option(help="Decode instances; default 1, beside --mixed 0.", min=0)
-    ] = None,
+    prefill: OfPrefill = None,
+    decode: OfDecode = None,
     mixed: Annotated[int, typer.Option(help="Instances that do both.", min=0)] = 0,
     attention: Annotated[int, typer.Option(help="Attention workers that hold decode's KV.", min=0)] = 0,
     schedulers: Annotated[int, typer.Option(help="Schedulers: each places requests, one leads.", min=1)] = 1,
-    partition: Annotated[
-        AttentionPartition | None,
-        typer.Option(
-            help="What an attention worker holds: some KV heads of all sequences, or some sequences."
-        ),
-    ] = None,
-    pipeline: Annotated[
-        Pipeline | None,
-        typer.Option(
-            help="Batches of a decode instance take turns at attention: each on a model replica of its own"
-            " (fixed), or rotating over one replica less."
-        ),
-    ] = None,
-    batches: Annotated[
-        int | None, typer.Option(help="With --pipeline: how many take turns; default 2.")
-    ] = None,
-    predictor: Annotated[
-        PredictorKind | None,
-        typer.Option(help="Who predicts how long outputs will be, beside the scheduler's own history."),
-    ] = None,
-    predictor_from: Annotated[
-        Path | None, typer.Option(help="The classifier's directory, or the oracle's file of lengths.")
-    ] = None,
-    autoscale: Annotated[
-        bool, typer.Option("--autoscale", help="As many instances as the load needs.")
-    ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="With --autoscale: only log what it would do.")
-    ] = False,
-    least: Annotated[
-        list[str] | None, typer.Option("--min", metavar="ROLE=N", help="With --autoscale: at least so many.")
-    ] = None,
-    most: Annotated[
-        list[str] | None, typer.Option("--max", metavar="ROLE=N", help="At most; default 4 of each.")
-    ] = None,
+    partition: PartitionOption = None,
+    pipeline: PipelineOption = None,
+    batches: BatchesOption = None,
+    predictor: PredictorOption = None,
+    predictor_from: PredictorFromOption = None,
+    autoscale: AutoscaleOption = False,
+    dry_run: DryRunOption = False,
+    least: AtLeastOption = None,
+    most: AtMostOption = None,
     config: ConfigOption = None,
     nats: Annotated[str | None, typer.Option(help="Use this NATS instead of an embedded one.")] = None,
     redis: Annotated[str | None, typer.Option(help="Use this Redis instead of an embedded one.")] = None,
 ) -> None:
     """Run a whole mesh on this machine until Ctrl-C."""
-    from common.logs import configure_terminal_logging
-    from services.launcher.autoscale import log as scaling_log
     from services.launcher.launch_plan import LaunchPlan
-    from services.launcher.local import up as run_mesh
-    from services.launcher.local import up_detached
 
     settings = _with_model(load_config(config), model, dtype, weights)
-    instance = settings.instance
     settings = msgspec.structs.replace(
         settings,
-        instance=msgspec.structs.replace(
-            instance,
-            attention_partition=partition or instance.attention_partition,
-            pipeline=pipeline or instance.pipeline,
-            staggered_batches=instance.staggered_batches if batches is None else batches,
-        ),
+        instance=_chosen_attention(settings.instance, partition, pipeline, batches),
         predictor=_chosen_predictor(settings.predictor, predictor, predictor_from),
         scaling=chosen_scaling(settings.scaling, autoscale, dry_run, least or [], most or []),
     )
@@ -121,24 +114,10 @@ def up(
         redis_url=redis or named.redis_url,
     )
     _prepare(settings)
-    wants_keys = settings.gateway.api_keys_file is not None
     if detach:
-        with messages.status("starting"):
-            mesh = up_detached(state_dir, plan, settings)
-        _say_ready(mesh, wants_keys)
-        return
-    configure_terminal_logging(informative=scaling_log.name)
-    with messages.status("starting") as status:
-        served: list[MeshStatus] = []
-
-        def on_ready(mesh: "MeshStatus") -> None:
-            served.append(mesh)
-            status.stop()
-            _say_ready(mesh, wants_keys)
-
-        run_mesh(state_dir, plan, settings, on_ready)
-    if not served:
-        sys.exit(INTERRUPTED)
+        _run_detached(state_dir, plan, settings)
+    else:
+        _run_until_interrupted(state_dir, plan, settings)
 
 
 def _with_model(
@@ -153,6 +132,20 @@ def _with_model(
     if weights is not None:
         model = msgspec.structs.replace(model, weights=weights)
     return msgspec.structs.replace(config, model=model)
+
+
+def _chosen_attention(
+    instance: InstanceConfig,
+    partition: AttentionPartition | None,
+    pipeline: Pipeline | None,
+    batches: int | None,
+) -> InstanceConfig:
+    return msgspec.structs.replace(
+        instance,
+        attention_partition=partition or instance.attention_partition,
+        pipeline=pipeline or instance.pipeline,
+        staggered_batches=instance.staggered_batches if batches is None else batches,
+    )
 
 
 def _chosen_predictor(
@@ -199,6 +192,33 @@ def _prepare(config: Config) -> None:
 
     with messages.status("model") as status:
         prepare_model(config, lambda stage: status.update(f"model: {stage} (once)"))
+
+
+def _run_detached(state_dir: Path, plan: "LaunchPlan", settings: Config) -> None:
+    from services.launcher.local import up_detached
+
+    with messages.status("starting"):
+        mesh = up_detached(state_dir, plan, settings)
+    _say_ready(mesh, settings.gateway.api_keys_file is not None)
+
+
+def _run_until_interrupted(state_dir: Path, plan: "LaunchPlan", settings: Config) -> None:
+    from common.logs import configure_terminal_logging
+    from services.launcher.autoscale import log as scaling_log
+    from services.launcher.local import up as run_mesh
+
+    configure_terminal_logging(informative=scaling_log.name)
+    with messages.status("starting") as status:
+        served: list[MeshStatus] = []
+
+        def on_ready(mesh: "MeshStatus") -> None:
+            served.append(mesh)
+            status.stop()
+            _say_ready(mesh, settings.gateway.api_keys_file is not None)
+
+        run_mesh(state_dir, plan, settings, on_ready)
+    if not served:
+        sys.exit(INTERRUPTED)
 
 
 def example_call(url: str | None, wants_keys: bool) -> str:
