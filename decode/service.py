@@ -14,19 +14,13 @@ from common.bus import Bus
 from common.errors import (
     AttentionLost,
     BusError,
-    BusTimeout,
-    BusUnavailable,
     HandoverFailed,
-    InstanceLost,
     InternalError,
-    Overloaded,
-    RequestCancelled,
     RequestError,
 )
-from common.ids import GatewayId, InstanceId
+from common.ids import GatewayId
 from common.instance_metrics import InstanceMetrics
-from common.kv.blocks import BlockOwner, in_pool, pool_of
-from common.kv.endpoint import KVEndpoint
+from common.kv.blocks import BlockOwner
 from common.messages import (
     Acknowledged,
     CancelRequest,
@@ -41,7 +35,6 @@ from common.messages import (
     LengthPredicted,
     OfferDeclined,
     OfferWithdrawn,
-    PullKV,
     ResumeTask,
     SampledToken,
     SequenceMoved,
@@ -57,16 +50,15 @@ from common.shared_engine import Computed, SharedEngine
 from common.steps import SequenceStep
 from common.subjects import Subjects
 from common.timeline import timeline
-from common.timeline_events import DECIDE, PULL_KV
-from common.transfer.interface import SOCKET_GRACE_S
+from common.timeline_events import DECIDE
 from common.work_reports import WorkReports
 from decode import events
 from decode.engine import as_step, load_of, step_work
 from decode.homes import HOME_RETRY_S, Homes
 from decode.inheritance import Inheritance
 from decode.mover import Mover
+from decode.puller import Puller
 from decode.sequence import ROOM
-from decode.settling import RECONNECT_BACKOFF_S, wait_settled
 from decode.state import DecodeState
 from decode.swapper import Swapper
 from scheduler.policy.fitting import LinearFit
@@ -101,7 +93,7 @@ class DecodeService:
 
     state: DecodeState
     engine: SharedEngine
-    kv: KVEndpoint
+    puller: Puller
     inheritance: Inheritance
     mover: Mover
     swapper: Swapper | None
@@ -110,7 +102,6 @@ class DecodeService:
     bus: Bus
     subjects: Subjects
     metrics: InstanceMetrics
-    pull_timeout_s: float
     spawn: Callable[[Coroutine[None, None, None]], None]
     on_change: Callable[[], None]
     passes: PassTimes
@@ -118,7 +109,6 @@ class DecodeService:
     staggered: Staggered | None = None
     step_s: float | None = None
     _step_time: LinearFit = field(default_factory=lambda: LinearFit(len(STEP_FEATURES)))
-    _pulls: dict[BlockOwner, tuple[InstanceGone, asyncio.Task[KVDelivered]]] = field(default_factory=dict)
     _room_spans: RoomSpans = field(default_factory=lambda: RoomSpans(ROOM))
     _idle: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -162,9 +152,7 @@ class DecodeService:
                 self.handle(events.LengthPredicted(owner, message.lengths))
             case InstanceGone():
                 self.handle(events.PrefillGone(message.instance_id, message.incarnation))
-                for loss, call in list(self._pulls.values()):
-                    if loss == message:
-                        call.cancel()
+                self.puller.give_up(message)
             case GatewayGone():
                 self.handle(events.GatewayGone(message.gateway_id))
 
@@ -216,7 +204,7 @@ class DecodeService:
             case PublishFailure(gateway_id, failure):
                 self._publish(gateway_id, failure)
             case events.PullSequence():
-                self.spawn(self._pull(command))
+                self.spawn(self.puller.carry_out(command, self.handle, self._take_portion))
             case events.InheritSequence():
                 self.spawn(self._inherit(command))
             case events.MoveSequence():
@@ -271,58 +259,6 @@ class DecodeService:
         self.metrics.observe_step(len(rows), elapsed_s)
         self.handle(events.StepFinished(computed.tokens, lane))
 
-    async def _pull(self, command: events.PullSequence) -> None:
-        """Asks until the prefill instance answers for certain: delivered, or nothing of it in the air."""
-        owner, began_ns = command.owner, timeline.begin()
-        pull = PullKV(
-            request_id=owner.request_id,
-            attempt=owner.attempt,
-            prefill_incarnation=command.prefill_incarnation,
-            decode_instance=self.state.instance_id,
-            blocks=in_pool(command.blocks),
-            layout=self.kv.layout,
-            destinations=self.kv.destinations(pool_of(command.blocks[0])),
-            portion=command.portion,
-            max_bytes=command.max_bytes,
-        )
-        call = asyncio.create_task(self._ask_until_certain(command.prefill_instance, pull))
-        self._pulls[owner] = (InstanceGone(command.prefill_instance, command.prefill_incarnation), call)
-        try:
-            await asyncio.wait({call})
-        finally:
-            call.cancel()
-            del self._pulls[owner]
-        is_delivered = not call.cancelled() and call.exception() is None
-        timeline.end(
-            began_ns,
-            PULL_KV,
-            owner.attempt,
-            command.portion,
-            call.result().kv_bytes if is_delivered else 0,
-            requests=owner.request_id,
-            peer=command.prefill_instance,
-        )
-        if call.cancelled():
-            lost = ErrorReply(HandoverFailed.code, f"prefill instance {command.prefill_instance} is gone")
-            await self._quarantine(command, pull, lost, command.prefill_instance)
-        elif (error := call.exception()) is None:
-            self._take_portion(command, call.result())
-        elif isinstance(error, BusError | InternalError):
-            log.warning("pull_failed", extra={"request": owner.request_id, "error": str(error)})
-            reply = ErrorReply(HandoverFailed.code, f"the pull failed: {error}")
-            lost_instance = command.prefill_instance if isinstance(error, BusError) else None
-            await self._quarantine(command, pull, reply, lost_instance)
-        elif isinstance(error, HandoverFailed | InstanceLost):
-            log.warning("pull_failed", extra={"request": owner.request_id, "error": str(error)})
-            self.handle(events.PullFailed(owner, error_reply(error), is_drained=False))
-            await self._rest(owner)
-        elif isinstance(error, RequestCancelled):
-            self.handle(events.SequenceEnded(owner))
-        elif isinstance(error, RequestError):
-            self.handle(events.PullFailed(owner, error_reply(error), is_drained=True))
-        else:
-            raise error
-
     def _take_portion(self, command: events.PullSequence, delivered: KVDelivered) -> None:
         owner, sequence = command.owner, self.state.sequences.get(command.owner)
         if sequence is not None and delivered.kv_bytes:
@@ -366,38 +302,6 @@ class DecodeService:
                 self.handle(events.HomeFound(owner, home))
                 return
         self.handle(events.SearchEnded(owner))
-
-    async def _ask_until_certain(self, prefill_instance: InstanceId, pull: PullKV) -> KVDelivered:
-        subject = self.subjects.instance_calls(prefill_instance)
-        while True:
-            try:
-                return await self.bus.call(subject, pull, KVDelivered, self.pull_timeout_s)
-            except BusTimeout:
-                log.warning("pull_asked_again", extra={"request": pull.request_id})
-            except (BusUnavailable, Overloaded):
-                await asyncio.sleep(RECONNECT_BACKOFF_S)
-
-    async def _quarantine(
-        self,
-        command: events.PullSequence,
-        pull: PullKV,
-        error: ErrorReply,
-        lost_instance: InstanceId | None,
-    ) -> None:
-        """The sender does not answer. It may be dead, or stopped and about to go on writing: its destination
-        stays reserved until it, or its next life, says that nothing is in the air, or it has ended."""
-        owner = command.owner
-        self.handle(events.PullFailed(owner, error, is_drained=False, lost_instance=lost_instance))
-        subject = self.subjects.instance_calls(command.prefill_instance)
-        await wait_settled(
-            command.sender, lambda: self.bus.call(subject, pull, KVDelivered, self.pull_timeout_s)
-        )
-        await self._rest(owner)
-
-    async def _rest(self, owner: BlockOwner) -> None:
-        """What a sender that has given up left in its sockets may still arrive."""
-        await asyncio.sleep(SOCKET_GRACE_S)
-        self.handle(events.PullDrained(owner))
 
     def _publish(self, gateway_id: GatewayId, event: GatewayEvent) -> None:
         publish_surely(self.bus, self.subjects.gateway_events(gateway_id), event, self.spawn)

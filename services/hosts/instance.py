@@ -53,6 +53,7 @@ from decode.events import HandOn, SequenceStayed
 from decode.homes import Homes
 from decode.inheritance import Inheritance
 from decode.mover import Mover
+from decode.puller import Puller
 from decode.pulls import Pulls
 from decode.service import DecodeService, Staggered
 from decode.state import DecodeState
@@ -355,7 +356,7 @@ def build_instance(
             mates=mates,
         ),
         engine=shared_engine,
-        kv=kv,
+        puller=Puller(instance_id, bus, subjects, kv, config.transfer.deadline_s + call_timeout_s),
         inheritance=inheritance,
         mover=mover,
         swapper=None if tier is None else Swapper(tier, engine.thread, metrics),
@@ -364,7 +365,6 @@ def build_instance(
         bus=bus,
         subjects=subjects,
         metrics=metrics,
-        pull_timeout_s=config.transfer.deadline_s + config.mesh.call_timeout_s,
         spawn=spawn,
         on_change=note_decode,
         passes=passes,
