@@ -3,10 +3,11 @@
 #
 #   deploy/libibverbs.sh VENV
 #
-# In this order: already loadable or unpacked earlier -> nothing; root with apt-get -> the packages; no root but
-# apt-get -> the packages (not libcurl, which is on every desktop and server) are downloaded and unpacked into VENV/lib/lamella-native/, from where
-# common/transfer/mooncake.py loads them. If none of it works the script says what that costs and still succeeds:
-# on one host lamella hands KV over through shared memory and needs no Mooncake.
+# In this order: already loadable or unpacked earlier -> nothing; root with apt-get -> the packages; no root
+# but apt-get -> the packages (not libcurl, which is on every desktop and server) are downloaded and unpacked
+# into VENV/lib/lamella-native/, from where common/transfer/mooncake.py loads them. If none of it works the
+# script says what that costs and still succeeds: on one host lamella hands KV over through shared memory and
+# needs no Mooncake.
 set -u
 
 venv=${1:?usage: libibverbs.sh VENV (the virtual environment lamella is installed in)}
@@ -51,7 +52,8 @@ unpack_without_root() {
     done
     # Only the libraries themselves: the loader needs neither the plug-ins nor the documentation beside them.
     mkdir -p "$native" &&
-        find "$work/root" -name 'lib*.so.*' ! -path '*/libibverbs/*' ! -path '*/libnl/*' -exec cp -a {} "$native/" \;
+        find "$work/root" -name 'lib*.so.*' ! -path '*/libibverbs/*' ! -path '*/libnl/*' \
+            -exec cp -a {} "$native/" \;
     rm -rf "$work"
     is_unpacked
 }
@@ -67,7 +69,8 @@ else
 warning: libibverbs, libnuma or libcurl is missing and could not be installed.
   Lost: KV transfer through Mooncake, so instances on different hosts cannot hand requests over.
   Still there: everything on one host, where KV moves through shared memory.
-  To repair: apt-get install -y libibverbs1 libnuma1 libcurl4   (Fedora: dnf install libibverbs numactl-libs libcurl; then run set-up again)
+  To repair: apt-get install -y libibverbs1 libnuma1 libcurl4
+             (Fedora: dnf install libibverbs numactl-libs libcurl; then run set-up again)
 EOT
 fi
 exit 0

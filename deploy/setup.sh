@@ -1,6 +1,6 @@
 #!/bin/sh
-# Creates .venv with exactly what the two locks name, torch, and this project. Idempotent: a second run with the
-# same locks does nothing. Needs python3 >= 3.11; everything else is installed.
+# Creates .venv with exactly what the two locks name, torch, and this project. Idempotent: a second run with
+# the same locks does nothing. Needs python3 >= 3.11; everything else is installed.
 #
 #   deploy/setup.sh [VENV]          PYTHON=python3.12 deploy/setup.sh
 set -eu
@@ -13,7 +13,8 @@ say() { printf 'lamella setup: %s\n' "$*"; }
 fail() { printf 'lamella setup: %s\n' "$*" >&2; exit 1; }
 
 fingerprint() {
-    cat "$root/requirements.lock" "$root/requirements-dev.lock" "$root/pyproject.toml" "$root/deploy/setup.sh" | cksum | tr ' ' -
+    (cd "$root" && cat requirements.lock requirements-dev.lock pyproject.toml deploy/setup.sh) |
+        cksum | tr ' ' -
 }
 
 find_python() {
@@ -40,7 +41,7 @@ install() {
 
 can_import_torch() { "$venv/bin/python" -c 'import torch' 2>/dev/null; }
 
-# torch is installed by version, not by hash: machines without and with CUDA get different files under one version.
+# torch is installed by version, not by hash: machines without and with CUDA get other files of one version.
 install_torch() {
     if command -v nvidia-smi >/dev/null 2>&1; then
         install "$torch"
@@ -49,7 +50,8 @@ install_torch() {
     fi
 }
 
-# On a GPU machine Mooncake must know device memory. Both builds are the package `mooncake`, so one replaces the other.
+# On a GPU machine Mooncake must know device memory. Both builds are the package `mooncake`: one replaces the
+# other.
 install_mooncake_for_cuda() {
     mooncake=$(sed -n 's/^cuda = \["\(.*\)"\]$/\1/p' "$root/pyproject.toml")
     "$venv/bin/python" -m pip uninstall --quiet --yes mooncake-transfer-engine-non-cuda

@@ -38,6 +38,13 @@ USES_TORCH = (
 )
 """Besides every room's engine.py. Instances load the model through ``services.hosts.model_engine``."""
 
+WRITTEN = {".py", ".js", ".css", ".sh", ".yaml", ".yml", ".toml", ".conf"}
+"""By hand, line by line: dashboards are Grafana's, locks pip's, tables and pages as wide as their cells."""
+LONGEST_LINE = 110
+NOT_YET_SHORT = {
+    f"gateway/static/{name}.js" for name in ("control", "decisions", "mesh", "page", "requests", "timeline")
+}
+
 FORBIDDEN_IMPORTS = {"pickle", "cPickle", "dill", "marshal", "shelve"}
 FORBIDDEN_CALLS = {
     "eval",
@@ -183,6 +190,17 @@ def decisions() -> list[Path]:
     return [*states, *events, *parts, *policies, *words, *reports]
 
 
+def committed() -> list[Path]:
+    """Skips the test where git cannot tell."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=REPOSITORY, capture_output=True, text=True, check=False, timeout=60
+    )
+    if listed.returncode != 0:
+        pytest.skip("not a git checkout: cannot tell which files are committed")
+    paths = [REPOSITORY / name for name in listed.stdout.split("\0") if name]
+    return [path for path in paths if path.is_file()]
+
+
 def test_every_room_is_a_package_with_a_purpose() -> None:
     for room in ROOMS:
         init = REPOSITORY / room / "__init__.py"
@@ -274,14 +292,21 @@ def test_it_starts_where_torch_is_not_installed(modules: tuple[str, ...]) -> Non
 
 def test_nothing_that_is_committed_names_a_machine() -> None:
     """A path of the machine it was made on would mean nothing to anybody else."""
-    listed = subprocess.run(
-        ["git", "ls-files", "-z"], cwd=REPOSITORY, capture_output=True, text=True, check=False, timeout=60
-    )
-    if listed.returncode != 0:
-        pytest.skip("not a git checkout: cannot tell which files are committed")
     words = tuple("/" + word for word in ("work/", "opt/wheels", "opt/pypi"))
-    for name in filter(None, listed.stdout.split("\0")):
-        path = REPOSITORY / name
-        if path.is_file() and path.stat().st_size < 1 << 20:
+    for path in committed():
+        if path.stat().st_size < 1 << 20:
             text = path.read_text(errors="replace")
-            assert not any(word in text for word in words), name
+            assert not any(word in text for word in words), name_of(path)
+
+
+def test_no_line_is_longer_than_can_be_read() -> None:
+    """In characters, as the linter counts Python's."""
+    long = [
+        f"{name_of(path)}:{number}"
+        for path in committed()
+        if path.suffix in WRITTEN or path.name in ("Dockerfile", "Makefile")
+        if name_of(path) not in NOT_YET_SHORT
+        for number, line in enumerate(path.read_text().split("\n"), 1)
+        if len(line) > LONGEST_LINE
+    ]
+    assert long == []

@@ -6,7 +6,8 @@
 # --target local|compose|kubernetes, --state-dir DIR, --namespace NAME.
 set -eu
 if [ "$#" -lt 2 ]; then
-    echo "usage: ${1:-scale.sh ROLE}${1:+.sh} N|+N|-N [--target auto|local|compose|kubernetes] [OPTION...]" >&2
+    script=${1:-scale.sh ROLE}${1:+.sh}
+    echo "usage: $script N|+N|-N [--target auto|local|compose|kubernetes] [OPTION...]" >&2
     exit 2
 fi
 role=$1

@@ -43,7 +43,8 @@ async function ask(question) {
     // What has no answer is not asked again with the next question.
     turns.pop();
     answer.parentElement.classList.add("bad");
-    answer.append(error.name === "AbortError" ? " (stopped)" : ` (${error.message || "the gateway cannot be reached"})`);
+    const reason = error.name === "AbortError" ? "stopped" : error.message || "the gateway cannot be reached";
+    answer.append(` (${reason})`);
   } finally {
     running = null;
     setBusy(false);

@@ -32,8 +32,8 @@ export function setText(node, text) {
   if (node.textContent !== text) node.textContent = text;
 }
 
-// `parent`'s children become one for each item, in order. A node stays its item's as long as the key does, with its
-// focus. `make(item)` makes one, `update(node, item)` is then called for all.
+// `parent`'s children become one for each item, in order. A node stays its item's as long as the key does,
+// with its focus. `make(item)` makes one, `update(node, item)` is then called for all.
 export function keep(parent, items, keyOf, make, update) {
   const known = new Map([...parent.children].map((node) => [node.dataset.key, node]));
   let place = parent.firstElementChild;

@@ -18,9 +18,11 @@ export function seconds(value) {
   if (value < 0.9995) return `${(value * 1e3).toFixed(0)} ms`;
   if (value < 9.995) return `${value.toFixed(2)} s`;
   if (value < 99.5) return `${value.toFixed(1)} s`;
-  if (value < 3600) return `${Math.floor(value / 60)} min ${String(Math.floor(value % 60)).padStart(2, "0")} s`;
-  return `${Math.floor(value / 3600)} h ${String(Math.floor((value % 3600) / 60)).padStart(2, "0")} min`;
+  if (value < 3600) return `${Math.floor(value / 60)} min ${twoDigits(value % 60)} s`;
+  return `${Math.floor(value / 3600)} h ${twoDigits((value % 3600) / 60)} min`;
 }
+
+const twoDigits = (value) => String(Math.floor(value)).padStart(2, "0");
 
 // The same of a round number: 5 s, not 5.00 s.
 export const roundSeconds = (value) => seconds(value).replace(/\.0+ /, " ");

@@ -40,14 +40,17 @@ function draw() {
 }
 
 function tilesOf(view, one) {
-  const isAll = one.service_class === ALL;
+  const tokensPerS = one.service_class === ALL ? view.tokens_per_s : one.tokens_per_s;
+  const kept = one.requests
+    ? `${share(one.attainment)} of ${count(one.requests)} as promised`
+    : "none has ended";
   return [
     timeTile("TTFT", one.ttft_s, one.objectives?.ttft_s),
     timeTile("TPOT", one.tpot_s, one.objectives?.tpot_s),
-    { title: "Goodput", value: rate(one.goodput_requests_per_s), unit: "requests/s", course: one.goodput_requests_per_s,
-      more: one.requests ? `${share(one.attainment)} of ${count(one.requests)} as promised` : "none has ended" },
-    { title: "Tokens", value: rate(isAll ? view.tokens_per_s : one.tokens_per_s), unit: "tokens/s",
-      course: isAll ? view.tokens_per_s : one.tokens_per_s, more: `${rate(one.goodput_tokens_per_s)} tokens/s as promised` },
+    { title: "Goodput", value: rate(one.goodput_requests_per_s), unit: "requests/s",
+      course: one.goodput_requests_per_s, more: kept },
+    { title: "Tokens", value: rate(tokensPerS), unit: "tokens/s",
+      course: tokensPerS, more: `${rate(one.goodput_tokens_per_s)} tokens/s as promised` },
     { title: "Open requests", value: count(view.open_requests), unit: "", course: view.open_requests,
       more: `${count(one.requests)} ended in ${roundSeconds(Math.round(view.window_s))}` },
   ];
@@ -55,12 +58,14 @@ function tilesOf(view, one) {
 
 function timeTile(title, times, promised) {
   const tails = times ? `p90 ${seconds(times.p90_s)} · p99 ${seconds(times.p99_s)}` : "none has ended";
-  return { title, value: seconds(times?.p50_s), unit: "p50", course: times?.p50_s ?? null, more: promised ? `${tails} · promised ${roundSeconds(promised)}` : tails };
+  const more = promised ? `${tails} · promised ${roundSeconds(promised)}` : tails;
+  return { title, value: seconds(times?.p50_s), unit: "p50", course: times?.p50_s ?? null, more };
 }
 
 function newTile() {
-  return element("div", { class: "tile" }, element("h2"), element("p", { class: "value" }, element("span"), " ", element("small")),
-    drawn("svg", { preserveAspectRatio: "none", "aria-hidden": "true" }, drawn("polyline")), element("p", { class: "more" }));
+  const value = element("p", { class: "value" }, element("span"), " ", element("small"));
+  const picture = drawn("svg", { preserveAspectRatio: "none", "aria-hidden": "true" }, drawn("polyline"));
+  return element("div", { class: "tile" }, element("h2"), value, picture, element("p", { class: "more" }));
 }
 
 function updateTile(node, tile, course) {
@@ -78,6 +83,7 @@ function updateTile(node, tile, course) {
 // The newest at the right; what was not known leaves the line where it was.
 function pointsOf(course, width) {
   const most = Math.max(...course.map((value) => value ?? 0)) || 1;
-  return course.map((value, index) => [width - course.length + index, value]).filter(([, value]) => value !== null)
+  return course.map((value, index) => [width - course.length + index, value])
+    .filter(([, value]) => value !== null)
     .map(([x, value]) => `${x},${(22 - 20 * (value / most)).toFixed(1)}`).join(" ");
 }

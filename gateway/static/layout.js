@@ -11,9 +11,10 @@ const COLUMN_SHARE = 0.74; // Of a column's width is its boxes'.
 const SLIM = 40;
 const HEIGHTS = [[5, 58], [9, SLIM], [Infinity, 24]]; // Of a box, by how many the largest column has.
 
-// `pools`: [{name, title, column, hasKV, nodes}], those of one column below each other. `links`: [{source, target}].
-// Answers {width, height, titles: [{name, title, x, y}], boxes: Map id → {x, y, width, height}, curves: [{link, path,
-// x, y}]}, where x and y are the words' middle.
+// `pools`: [{name, title, column, hasKV, nodes}], those of one column below each other.
+// `links`: [{source, target}].
+// Answers {width, height, titles: [{name, title, x, y}], boxes: Map id → {x, y, width, height},
+// curves: [{link, path, x, y}]}, where x and y are the words' middle.
 export function layOut(pools, links, width) {
   const placed = width < NARROW ? inBands(pools, width) : inColumns(pools, width);
   return { width, ...placed, curves: curvesOf(links, placed.boxes, width < NARROW) };
@@ -24,7 +25,8 @@ function inColumns(pools, width) {
   const columns = numbers.map((number) => pools.filter((pool) => pool.column === number));
   const boxWidth = clamp(((width - 2 * PAD) / columns.length) * COLUMN_SHARE, 118, 200);
   const step = columns.length > 1 ? (width - 2 * PAD - boxWidth) / (columns.length - 1) : 0;
-  const longest = Math.max(...columns.map((column) => column.reduce((sum, pool) => sum + pool.nodes.length, 0)), 1);
+  const lengths = columns.map((column) => column.reduce((sum, pool) => sum + pool.nodes.length, 0));
+  const longest = Math.max(...lengths, 1);
   const boxHeight = heightFor(longest);
   const heights = columns.map((column) => column.reduce((sum, pool) => sum + heightOf(pool, boxHeight), 0));
   const height = Math.max(...heights, 0) + 2 * PAD;
@@ -64,7 +66,8 @@ function inBands(pools, width) {
     const boxHeight = heightIn(pool, heightFor(rows));
     pool.nodes.forEach((node, index) => {
       const x = PAD + (index % 2) * (boxWidth + SPACE);
-      boxes.set(node.id, { x, y: y + Math.floor(index / 2) * (boxHeight + SPACE), width: boxWidth, height: boxHeight });
+      const row = Math.floor(index / 2);
+      boxes.set(node.id, { x, y: y + row * (boxHeight + SPACE), width: boxWidth, height: boxHeight });
     });
     below = pool.hasKV ? BAND_SPACE : SPACE;
     y += rows * (boxHeight + SPACE) + below;
@@ -79,7 +82,8 @@ function curvesOf(links, boxes, isNarrow) {
   for (const link of links) {
     const from = boxes.get(link.source);
     const to = boxes.get(link.target);
-    if (from && to && from !== to) curves.push({ link, ...(isNarrow ? downward(from, to) : sideways(from, to)) });
+    if (!from || !to || from === to) continue;
+    curves.push({ link, ...(isNarrow ? downward(from, to) : sideways(from, to)) });
   }
   return curves;
 }
@@ -90,7 +94,8 @@ function sideways(from, to) {
   if (from.x === to.x) {
     // Of one pool: a bow beside it.
     const x = from.x + from.width;
-    return { path: `M${x} ${startY}C${x + 44} ${startY} ${x + 44} ${endY} ${x} ${endY}`, x: x + 34, y: (startY + endY) / 2 };
+    const path = `M${x} ${startY}C${x + 44} ${startY} ${x + 44} ${endY} ${x} ${endY}`;
+    return { path, x: x + 34, y: (startY + endY) / 2 };
   }
   const isRight = to.x > from.x;
   const startX = isRight ? from.x + from.width : from.x;
@@ -105,7 +110,8 @@ function downward(from, to) {
   const endX = to.x + to.width / 2;
   if (from.y === to.y) {
     const y = from.y + from.height;
-    return { path: `M${startX} ${y}C${startX} ${y + 24} ${endX} ${y + 24} ${endX} ${y}`, x: (startX + endX) / 2, y: y + 20 };
+    const path = `M${startX} ${y}C${startX} ${y + 24} ${endX} ${y + 24} ${endX} ${y}`;
+    return { path, x: (startX + endX) / 2, y: y + 20 };
   }
   const isDown = to.y > from.y;
   const startY = isDown ? from.y + from.height : from.y;

@@ -36,7 +36,8 @@ export class Picture {
     const { pools, links } = this.#shown;
     const width = Math.max(this.#root.parentElement.clientWidth, 280);
     const plan = layOut(pools, links, width);
-    setAttributes(this.#root, { viewBox: `0 0 ${plan.width} ${plan.height}`, width: plan.width, height: plan.height });
+    const { width: planned, height } = plan;
+    setAttributes(this.#root, { viewBox: `0 0 ${planned} ${height}`, width: planned, height });
     keep(this.#titles, plan.titles, (each) => each.name, () => drawn("text"), (node, each) => {
       setAttributes(node, { x: each.x, y: each.y });
       setText(node, each.title);
@@ -46,7 +47,11 @@ export class Picture {
     keep(this.#links, plan.curves, nameOf, () => drawn("path", {}, drawn("title")), (node, each) => {
       const flow = each.link.bytesPerS / most;
       const isAside = !this.#concerns(each.link);
-      setAttributes(node, { d: each.path, class: `${flow > 0 ? "flows" : ""}${isAside ? " aside" : ""}`, "stroke-width": flow > 0 ? 1.5 + 4.5 * Math.sqrt(flow) : 1 });
+      setAttributes(node, {
+        d: each.path,
+        class: `${flow > 0 ? "flows" : ""}${isAside ? " aside" : ""}`,
+        "stroke-width": flow > 0 ? 1.5 + 4.5 * Math.sqrt(flow) : 1,
+      });
       setText(node.firstChild, `${each.link.source} → ${each.link.target}: ${bytes(each.link.bytesPerS)}/s`);
     });
     const flowing = plan.curves.filter((each) => each.link.bytesPerS > 0 && this.#concerns(each.link))
@@ -68,9 +73,15 @@ export class Picture {
 
   #newBox({ id }) {
     const choose = () => this.#onChoose(id);
-    const box = drawn("g", { role: "button", tabindex: 0, onclick: choose }, drawn("title"), drawn("rect", { class: "ground", rx: 6 }),
-      drawn("rect", { class: "stripe", rx: 1.5 }), drawn("text", { class: "name" }), drawn("text", { class: "note" }),
-      drawn("text", { class: "line" }), drawn("rect", { class: "kv-ground", rx: 2 }), drawn("rect", { class: "kv", rx: 2 }),
+    const box = drawn("g", { role: "button", tabindex: 0, onclick: choose },
+      drawn("title"),
+      drawn("rect", { class: "ground", rx: 6 }),
+      drawn("rect", { class: "stripe", rx: 1.5 }),
+      drawn("text", { class: "name" }),
+      drawn("text", { class: "note" }),
+      drawn("text", { class: "line" }),
+      drawn("rect", { class: "kv-ground", rx: 2 }),
+      drawn("rect", { class: "kv", rx: 2 }),
       drawn("text", { class: "kv-words" }));
     box.addEventListener("keydown", (event) => {
       if (event.key === "Enter" || event.key === " ") {
@@ -104,9 +115,12 @@ export class Picture {
     setText(line, clip(node.line, (width - 20 - (isTall || !hasKV ? 0 : 32)) / 5.9));
     const room = width - (isTall ? 58 : 20);
     const y = isTall ? 42 : height - KV_HEIGHT - (hasLine ? 0.5 : 1);
-    setAttributes(kvGround, { x: 13, y, width: room, height: isTall ? 7 : 3, visibility: hasKV ? null : "hidden" });
-    setAttributes(kv, { x: 13, y, width: hasKV ? Math.min(node.kv, 1) * room : 0, height: isTall ? 7 : 3, class: node.kv > 0.9 ? "kv full" : "kv" });
-    setAttributes(kvWords, { x: width - 7, y: isTall ? 49 : 32, visibility: hasKV && hasLine ? null : "hidden" });
+    const bar = { x: 13, y, height: isTall ? 7 : 3 };
+    const filled = hasKV ? Math.min(node.kv, 1) * room : 0;
+    setAttributes(kvGround, { ...bar, width: room, visibility: hasKV ? null : "hidden" });
+    setAttributes(kv, { ...bar, width: filled, class: node.kv > 0.9 ? "kv full" : "kv" });
+    const visibility = hasKV && hasLine ? null : "hidden";
+    setAttributes(kvWords, { x: width - 7, y: isTall ? 49 : 32, visibility });
     setText(kvWords, hasKV ? share(node.kv) : "");
   }
 }
@@ -122,4 +136,6 @@ function apart(curves) {
   });
 }
 
-const clip = (text, most) => (text.length <= most ? text : `${text.slice(0, Math.max(Math.floor(most) - 1, 1))}…`);
+function clip(text, most) {
+  return text.length <= most ? text : `${text.slice(0, Math.max(Math.floor(most) - 1, 1))}…`;
+}

@@ -1,11 +1,11 @@
-// The gateway's events, and whether they still come. EventSource tries again by itself only after some failures, and
-// says nothing of a connection that stands still: both are ours here.
+// The gateway's events, and whether they still come. EventSource tries again by itself only after some
+// failures, and says nothing of a connection that stands still: both are ours here.
 
 const SILENCE_S = 5; // The gateway speaks once a second.
 const RETRY_S = [0.5, 1, 2, 4];
 
-// `on`: event name → what takes its JSON. `onState(state, silentForS)`: "connecting", "live" or "lost"; of the last
-// one told again every second.
+// `on`: event name → what takes its JSON. `onState(state, silentForS)`: "connecting", "live" or "lost"; of
+// the last one told again every second.
 export function openStream(url, on, onState) {
   let source = null;
   let state = "connecting";

@@ -50,7 +50,9 @@ def test_what_a_predictor_has_said_meanwhile_is_told_where_it_is_decoded() -> No
     told = msgspec.structs.replace(report_of("d0", "decode", 2), decode_tokens=100)
     handle(state, events.LoadReported(told))
     assert bind(state) == "d1"
-    assert [each.decode_instance for each in state.tell_length(COMPUTED)] == ["d1"]  # type: ignore[union-attr]
+    [command] = state.tell_length(COMPUTED)
+    assert isinstance(command, events.TellLength)
+    assert command.decode_instance == "d1"
 
 
 def test_where_its_prompt_was_computed_stays_explained() -> None:

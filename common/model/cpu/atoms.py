@@ -47,7 +47,8 @@ def widened(typingctx: Any, value: Any) -> Any:
 
 
 def _word_at(context: Any, builder: Any, address: Any) -> Any:
-    return builder.inttoptr(address, context.get_value_type(types.CPointer(types.int64)))  # type: ignore[attr-defined]
+    pointer = types.CPointer(types.int64)  # type: ignore[attr-defined]
+    return builder.inttoptr(address, context.get_value_type(pointer))
 
 
 @intrinsic
