@@ -25,7 +25,7 @@ EXPECTED = {
     r'"stream": true': r"^data: \[DONE\]$",
     r"lamella status": r"^\s*decode-0 .* ready ",
     r"scale decode=2": r"decode-1 ready",
-    r"flip decode-1 prefill": r"prefill",
+    r"flip decode-1 prefill": r"^decode-1 is a prefill instance",
     r"explain --newest": r"decode-0",
     r"lamella chat": r"\w",
     r"api/mesh": r'"decode-0"',
