@@ -4,12 +4,14 @@ from typing import Literal, get_args
 
 from prometheus_client import CollectorRegistry
 
-from common.latency import PREFILL_TIME, QUEUE_PHASES, QUEUE_TIME, TRANSFER_TIME
+from common.latency import PREFILL_TIME, QUEUE_TIME, TRANSFER_TIME
 from common.messages import LoadReport, Role
 from common.telemetry import Instruments, LatencyHistogram, token_histogram
 
 SwapDirection = Literal["out", "in"]
 ROLES: tuple[Role, ...] = ("prefill", "decode", "mixed")
+QUEUE_PHASES = ("prefill", "handover", "decode")
+"""Placement is the schedulers'."""
 
 
 class InstanceMetrics:

@@ -95,6 +95,7 @@ class Arrivals:
             phase=PrefillPhase.COMPUTED,
             started_s=now,
             computed_tokens=request.tokens,
+            computed_s=now,
             first_token=last_token,
             is_moving=True,
         )

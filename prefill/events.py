@@ -258,6 +258,13 @@ class WithdrawOffer:
 
 
 @dataclass(frozen=True, slots=True)
+class HandOverBegun:
+    """The first portion was asked for, ``queue_s`` after the prompt was computed; 0: while it was."""
+
+    queue_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class SendKV:
     """Write those parts of the sequence's KV from ``source_blocks`` into the puller's blocks."""
 
@@ -285,6 +292,7 @@ PrefillCommand = (
     | SeekDecode
     | KeepHere
     | WithdrawOffer
+    | HandOverBegun
     | SendKV
     | AnswerPull
 )

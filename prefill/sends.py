@@ -12,7 +12,7 @@ from common.errors import InstanceLost, RequestCancelled, UnknownRequest
 from common.ids import Incarnation
 from common.kv.blocks import BlockOwner, blocks_for
 from common.messages import ErrorReply, PullKV
-from prefill.events import AnswerPull, PrefillCommand, SendKV
+from prefill.events import AnswerPull, HandOverBegun, PrefillCommand, SendKV
 from prefill.handover import check_destination
 from prefill.holdings import Holdings
 from prefill.sequence import ROOM, PrefillSequence
@@ -26,13 +26,15 @@ class Sends:
     block_size: int
     held: Holdings
 
-    def take_pull(self, pull: PullKV) -> list[PrefillCommand]:
+    def take_pull(self, pull: PullKV, now: float) -> list[PrefillCommand]:
         """Raises InstanceLost, RequestCancelled, UnknownRequest, HandoverFailed, InvalidRequest."""
         sequence = self._asked_for(pull)
         check_destination(pull, blocks_for(sequence.request.tokens, self.block_size))
+        is_first = not sequence.hand_over.has_begun
         answered = sequence.hand_over.take_ask(pull)
+        begun = [HandOverBegun(_waited_s(sequence, now))] if is_first else []
         again = [] if answered is None else [AnswerPull(sequence.owner, pull.portion, answered)]
-        return [*again, *self.go_on(sequence)]
+        return [*begun, *again, *self.go_on(sequence)]
 
     def go_on(self, sequence: PrefillSequence) -> list[PrefillCommand]:
         """Sends what is there for the portion asked for, or answers it."""
@@ -89,3 +91,8 @@ class Sends:
             raise ValueError(f"{owner} is not being sent")
         self.held.blocks.unpin(owner)
         return sequence
+
+
+def _waited_s(sequence: PrefillSequence, now: float) -> float:
+    """For its decode instance; the KV of a prompt that is still computed waits for nobody."""
+    return 0.0 if sequence.computed_s is None else now - sequence.computed_s

@@ -19,8 +19,9 @@ class PrefillSequence:
     """``is_offered``: the decode instance was told of it, and has not refused it.
     ``is_seeking``: another one is looked for; ``refusals``: how often that was needed.
     ``lengths``: what it is told of how long the sequence will get.
-    ``is_moving``: it ran in this instance's decode room. ``is_bound_late``: whether it had better
-    be decoded elsewhere than by ``decode_instance`` is still to be asked."""
+    ``computed_s``: when its KV was complete. ``is_moving``: it ran in this instance's decode room.
+    ``is_bound_late``: whether it had better be decoded elsewhere than by ``decode_instance`` is still to be
+    asked."""
 
     owner: BlockOwner
     request: GenerationRequest
@@ -31,6 +32,7 @@ class PrefillSequence:
     lengths: LengthDistribution | None = None
     phase: PrefillPhase = PrefillPhase.QUEUED
     started_s: float = 0.0
+    computed_s: float | None = None
     computed_tokens: int = 0
     first_token: int | None = None
     is_offered: bool = False

@@ -197,6 +197,8 @@ class PrefillService:
                 self.keep_here(events.KeepHere(held_by, task))
             case events.WithdrawOffer(owner, decode_instance):
                 self._withdraw(owner, decode_instance)
+            case events.HandOverBegun(queue_s):
+                self.metrics.observe_handover_queue(queue_s)
             case events.SendKV():
                 self.spawn(self._send(command))
             case events.AnswerPull(owner, portion, answer):

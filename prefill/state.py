@@ -161,7 +161,7 @@ class PrefillState:
             case DecodeNotFound(owner, error):
                 return self.offers.give_up(owner, error)
             case PullArrived(pull):
-                return self.sends.take_pull(pull)
+                return self.sends.take_pull(pull, now)
             case SendFinished(owner, kv_bytes, transfer_s):
                 return self.sends.finish(owner, kv_bytes, transfer_s)
             case SendFailed(owner, error):
@@ -246,7 +246,7 @@ class PrefillState:
             compute_s=now - sequence.started_s,
         )
         sequence.phase = next_prefill_phase(sequence.phase, PrefillPhase.COMPUTED)
-        sequence.first_token = token.token_id
+        sequence.first_token, sequence.computed_s = token.token_id, now
         if finish is not None:
             return [published, *self.held.discard(sequence)]
         return (

@@ -61,6 +61,7 @@ class Series:
     labels: dict[str, str]
     family: str
     kind: str
+    value: float
 
 
 @dataclass(slots=True)
@@ -117,11 +118,11 @@ def scrape(mesh: Mesh) -> list[Series]:
     found = []
     for target in targets_of(mesh):
         labels = {**target.labels, "job": "lamella"}
-        found.append(Series("up", labels, "up", "gauge"))
+        found.append(Series("up", labels, "up", "gauge", 1.0))
         for family in text_string_to_metric_families(get_text(f"http://{target.targets[0]}/metrics")):
             name = f"{family.name}_total" if family.type == "counter" else family.name
             found += [
-                Series(sample.name, {**sample.labels, **labels}, name, family.type)
+                Series(sample.name, {**sample.labels, **labels}, name, family.type, sample.value)
                 for sample in family.samples
             ]
     return found
@@ -155,6 +156,21 @@ def test_every_service_is_a_target(mesh: Mesh) -> None:
 def test_what_dashboards_alerts_and_scalers_ask_for_is_there(series: list[Series]) -> None:
     missing = [missing_of(query, series) for query in all_queries()]
     assert [each for each in missing if each is not None] == []
+
+
+def test_requests_are_seen_to_wait_in_every_phase_at_whom_they_wait(series: list[Series]) -> None:
+    """A phase that nobody observes is drawn as one in which nobody waits."""
+    counts: dict[tuple[str, str], float] = {}
+    for each in series:
+        if each.name == "lamella_queue_time_seconds_count":
+            of = (
+                "schedulers" if each.labels["component"] == "scheduler" else "instances",
+                each.labels["phase"],
+            )
+            counts[of] = counts.get(of, 0.0) + each.value
+    expected = {("instances", phase) for phase in ("prefill", "handover", "decode")}
+    assert counts.keys() == expected | {("schedulers", "placement")}
+    assert min(counts.values()) > 0, counts
 
 
 def test_nothing_would_be_found_under_a_wrong_name_label_or_value(series: list[Series]) -> None:

@@ -48,6 +48,17 @@ def test_blocks_stay_pinned_until_no_byte_is_in_the_air() -> None:
     check_empty(state)
 
 
+def test_kv_waits_from_its_computation_until_its_first_portion_is_asked_for() -> None:
+    state = make_state()
+    arrive(state, "r1")
+    handle(state, events.ChunkFinished((TOKEN,)), now=2.0)
+    pull = pull_of("r1", max_bytes=4)
+    assert only(handle(state, events.PullArrived(pull), now=2.5), events.HandOverBegun).queue_s == 0.5
+    handle(state, sent("r1"), now=3.0)
+    again = handle(state, events.PullArrived(pull_of("r1", portion=1)), now=4.0)
+    assert not [each for each in again if isinstance(each, events.HandOverBegun)]
+
+
 def test_a_refused_offer_goes_back_to_the_gateway_and_names_a_lost_instance() -> None:
     state = make_state()
     offered(state)
@@ -81,7 +92,7 @@ def layerwise(tokens: int = 12, chunk_tokens: int = 8) -> PrefillState:
 def test_a_long_prompts_kv_follows_its_computation_layer_by_layer() -> None:
     """Splitwise 4.4; the first token comes with the last of the KV."""
     state = layerwise()
-    assert handle(state, events.PullArrived(pull_of("r1", 3))) == []
+    assert handle(state, events.PullArrived(pull_of("r1", 3))) == [events.HandOverBegun(0.0)]
     [send] = handle(state, events.LayersComputed(1))
     assert isinstance(send, events.SendKV)
     assert send.spans == (KVSpan(range(1), range(8)),)
@@ -111,8 +122,7 @@ def test_a_portion_holds_no_more_than_was_asked_for_and_is_not_sent_twice() -> N
     answer = None
     while answer is None or not answer.is_last:
         pull = pull_of("r1", portion=portion, max_bytes=19)
-        [send] = handle(state, events.PullArrived(pull))
-        assert isinstance(send, events.SendKV)
+        send = only(handle(state, events.PullArrived(pull)), events.SendKV)
         spans.append(send.spans)
         answer = delivered(handle(state, sent("r1")))
         if not answer.is_last:
