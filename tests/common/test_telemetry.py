@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from common.instance_metrics import InstanceMetrics
-from common.latency import QUEUE_PHASES, QUEUE_TIME, TTFT
+from common.latency import QUEUE_TIME, TTFT
 from common.nats_connection import BusCounters
 from common.store import Store
 from common.telemetry import LatencyHistogram, WireCounters, new_registry
@@ -34,7 +34,7 @@ def test_a_histogram_counts_every_observation_in_the_first_bucket_that_holds_it(
 
 def test_queue_times_are_kept_apart_by_phase_and_unknown_phases_refused() -> None:
     registry = CollectorRegistry()
-    histogram = LatencyHistogram(QUEUE_TIME, registry, "phase", QUEUE_PHASES)
+    histogram = LatencyHistogram(QUEUE_TIME, registry, "phase", ("prefill", "decode"))
     histogram.observe(0.2, "decode")
     read = samples(registry)
     assert read[(f"{QUEUE_TIME.name}_count", (("phase", "decode"),))] == 1
