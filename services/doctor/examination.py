@@ -7,6 +7,7 @@ from pathlib import Path
 
 from common.config import Config
 from common.config_file import load_config, load_named_servers
+from services.doctor.child import ask_child
 from services.doctor.collector import examine_collector
 from services.doctor.findings import Finding
 from services.doctor.hardware import examine_gpu, examine_rdma
@@ -25,9 +26,9 @@ from services.doctor.servers import (
 )
 from services.doctor.software import (
     examine_libibverbs,
-    examine_mooncake,
     examine_packages,
     examine_python,
+    judge_mooncake,
 )
 from services.launcher import embedded
 from services.launcher.state_directory import StateDirectory, is_locked
@@ -70,7 +71,7 @@ def examine(plan: Plan) -> Iterator[Finding]:
         yield examine_gateway_port(config.service.host, plan.port)
     yield examine_transfer_ports(config.transfer)
     yield examine_libibverbs()
-    yield examine_mooncake(config.transfer)
+    yield judge_mooncake(ask_child("mooncake"), config.transfer)
     yield examine_rdma(config)
     yield examine_gpu(config)
     if plan.nats_url is None:

@@ -10,7 +10,7 @@ from packaging.requirements import Requirement
 
 from common.config import TransferConfig
 from common.transfer.mooncake import NATIVE_DIRECTORY
-from services.doctor.child import ask_child
+from services.doctor.child import ChildAnswer
 from services.doctor.findings import Finding, good, note, problem
 
 DISTRIBUTION = "lamella"
@@ -83,12 +83,16 @@ def is_loadable(library: str) -> bool:
     return True
 
 
-def examine_mooncake(transfer: TransferConfig) -> Finding:
-    answer = ask_child("mooncake")
+def judge_mooncake(answer: ChildAnswer, transfer: TransferConfig) -> Finding:
+    """``answer``: whether it can be loaded."""
     if answer.is_good:
         return good("Mooncake", "can be loaded: instances on different machines can hand KV over")
     if transfer.path == "mooncake":
-        return problem("Mooncake", answer.text, 'or leave `[transfer] path = "mooncake"` away on one machine')
+        return problem(
+            "Mooncake",
+            answer.text,
+            'install what it lacks; on one machine leave `[transfer] path = "mooncake"` away instead',
+        )
     return note(
         "Mooncake", answer.text, "on one machine KV moves through shared memory, and nothing is lost without"
     )

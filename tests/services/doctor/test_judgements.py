@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from common.config import TransferConfig
-from services.doctor.child import TorchDevices
+from services.doctor.child import ChildAnswer, TorchDevices
 from services.doctor.hardware import judge_gpu, judge_rdma, rdma_ports
 from services.doctor.machine import FEWEST_FILES, judge_memory, judge_open_files
 from services.doctor.servers import judge_transfer_ports
-from services.doctor.software import unmet
+from services.doctor.software import judge_mooncake, unmet
 
 GIB = 1 << 30
 CPU_BUILD = TorchDevices("2.13.0+cpu", None, [], [])
@@ -92,6 +92,17 @@ def test_ports_that_the_kernel_gives_out_are_no_ports_for_mooncake() -> None:
     assert judge_transfer_ports(outside, 32_000, 60_999).verdict == "note"
     needed = TransferConfig(path="mooncake", min_port=20_000, max_port=40_000)
     assert judge_transfer_ports(needed, 32_768, 60_999).verdict == "problem"
+
+
+def test_mooncake_that_cannot_be_loaded_is_a_problem_where_it_is_needed() -> None:
+    """Each advice is read by itself, in ``--json``."""
+    absent = ChildAnswer(False, "libibverbs.so.1: cannot open shared object file")
+    needed = judge_mooncake(absent, TransferConfig(path="mooncake"))
+    assert needed.verdict == "problem"
+    assert needed.advice is not None
+    assert needed.advice.startswith("install what it lacks; on one machine leave")
+    assert judge_mooncake(absent, TransferConfig()).verdict == "note"
+    assert judge_mooncake(ChildAnswer(True, "loaded"), TransferConfig(path="mooncake")).verdict == "good"
 
 
 def test_packages_of_extras_and_of_other_systems_are_not_missed() -> None:
