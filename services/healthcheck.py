@@ -4,8 +4,8 @@
 processor time to be imported, in every container, and more than a check's time where the cores are busy.
 """
 
+import http.client
 import sys
-import urllib.error
 import urllib.request
 from typing import Literal
 
@@ -20,7 +20,7 @@ def is_healthy(base_url: str, question: Literal["live", "ready"]) -> bool:
     try:
         with urllib.request.urlopen(url, timeout=TIMEOUT_S) as response:
             return bool(response.status == 200)
-    except (urllib.error.URLError, OSError, ValueError):
+    except (OSError, http.client.HTTPException, ValueError):
         return False
 
 

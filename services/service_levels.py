@@ -1,19 +1,15 @@
 """What a mesh's gateways keep of what they promise, asked of each over HTTP: for ``lamella status``."""
 
 import asyncio
-import urllib.error
-import urllib.request
 
-import msgspec
 from rich.table import Table
 
 from common.config import MeshConfig
 from common.errors import StoreError
 from common.messages import ServiceRecord
 from gateway.service_levels import ServiceLevel, add_up
+from services.asking import NoAnswer, ask_service
 from services.members import members_of
-
-TIMEOUT_S = 5.0
 
 
 def read_service_levels(mesh: MeshConfig) -> list[ServiceLevel]:
@@ -24,10 +20,10 @@ def read_service_levels(mesh: MeshConfig) -> list[ServiceLevel]:
     except StoreError:
         return []
     gateways = [each for each in members if isinstance(each, ServiceRecord) and each.kind == "gateway"]
-    return add_up(level for each in gateways for level in _levels_of(each))
+    return add_up(level for each in gateways for level in levels_of(each))
 
 
-def _levels_of(gateway: ServiceRecord) -> list[ServiceLevel]:
+def levels_of(gateway: ServiceRecord) -> list[ServiceLevel]:
     """Where the public port wants a key, by the private one, if that can be reached from here."""
     levels = _ask(f"{gateway.http_url}/service-levels")
     if not levels and gateway.private_url is not None:
@@ -37,9 +33,8 @@ def _levels_of(gateway: ServiceRecord) -> list[ServiceLevel]:
 
 def _ask(url: str) -> list[ServiceLevel]:
     try:
-        with urllib.request.urlopen(url, timeout=TIMEOUT_S) as response:
-            return msgspec.json.decode(response.read(), type=list[ServiceLevel])
-    except (urllib.error.URLError, OSError, msgspec.DecodeError):
+        return ask_service(url, list[ServiceLevel])
+    except NoAnswer:
         return []
 
 

@@ -1,9 +1,7 @@
 """The ``explain`` command: why a request went where it went."""
 
 import asyncio
-import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -18,14 +16,13 @@ from common.errors import LauncherError
 from common.messages import ServiceRecord
 from scheduler.decision_log import Choice, Decision
 from scheduler.regret import RegretReport
+from services.asking import NoAnswer, ask_service
 from services.explaining.policies import add_up_regrets, print_regrets
 from services.launcher.state_directory import DEFAULT_STATE_DIRECTORY
 from services.members import members_of
 from services.tracing.command import mesh_of
 
 Answer = TypeVar("Answer")
-
-TIMEOUT_S = 5.0
 
 
 def explain(
@@ -111,9 +108,8 @@ def _explain_policies(urls: Iterable[str], as_json: bool) -> None:
 def _ask(url: str, kind: type[Answer]) -> Answer | None:
     """None where that scheduler knows nothing, or is gone."""
     try:
-        with urllib.request.urlopen(url, timeout=TIMEOUT_S) as response:
-            return msgspec.json.decode(response.read(), type=kind)
-    except (urllib.error.URLError, OSError):
+        return ask_service(url, kind)
+    except NoAnswer:
         return None
 
 

@@ -3,21 +3,20 @@
 import asyncio
 import sys
 import time
-import urllib.error
-import urllib.request
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated
 
-import msgspec
 import typer
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
 from common.errors import LamellaError, LauncherError
-from common.messages import ServiceRecord
+from common.messages import MemberRecord, ServiceRecord
 from gateway.private.latency_view import LatencyView
 from gateway.private.mesh_view import MeshView
+from services.asking import ask_service
 from services.commands.options import ConfigOption, UrlOption
 from services.launcher.state_directory import DEFAULT_STATE_DIRECTORY
 from services.members import members_of
@@ -25,10 +24,7 @@ from services.server_url import parse_url
 from services.top.screen import screen
 from services.tracing.command import mesh_of
 
-View = TypeVar("View")
-
 EVERY_S = 1.0
-TIMEOUT_S = 5.0
 FILE_WIDTH = 160
 
 
@@ -67,28 +63,27 @@ def top(
 
 
 def _private_url(state_dir: Path, config: Path | None) -> str:
-    """Of the first gateway that says it. Raises LauncherError, StoreError."""
-    members = asyncio.run(members_of(mesh_of(state_dir, config, None, None)))
-    services = [each for each in members if isinstance(each, ServiceRecord)]
-    found = next((each.private_url for each in services if each.private_url is not None), None)
-    if found is None:
+    """Raises LauncherError, StoreError."""
+    return private_url_of(asyncio.run(members_of(mesh_of(state_dir, config, None, None))))
+
+
+def private_url_of(members: Iterable[MemberRecord]) -> str:
+    """Of the first gateway that says it. Raises LauncherError."""
+    gateways = [each for each in members if isinstance(each, ServiceRecord) and each.kind == "gateway"]
+    if not gateways:
         raise LauncherError("no gateway is registered: without one nobody looks at the mesh")
+    found = next((each.private_url for each in gateways if each.private_url is not None), None)
+    if found is None:
+        raise LauncherError(
+            f"{', '.join(each.service_id for each in gateways)}: registered without a private port, as older"
+            " gateways are; `lamella top --url` asks one that you know"
+        )
     return found
 
 
 def _look(url: str) -> Group:
     """Raises LauncherError."""
-    return screen(_ask(f"{url}/api/mesh", MeshView), _ask(f"{url}/api/latency", LatencyView))
-
-
-def _ask(url: str, kind: type[View]) -> View:
-    try:
-        with urllib.request.urlopen(url, timeout=TIMEOUT_S) as response:
-            return msgspec.json.decode(response.read(), type=kind)
-    except (urllib.error.URLError, OSError) as exc:
-        raise LauncherError(f"{url} does not answer: {exc}") from exc
-    except msgspec.DecodeError as exc:
-        raise LauncherError(f"{url} is no gateway's private port: {exc}") from exc
+    return screen(ask_service(f"{url}/api/mesh", MeshView), ask_service(f"{url}/api/latency", LatencyView))
 
 
 def _old(shown: RenderableType, error: LamellaError) -> Group:

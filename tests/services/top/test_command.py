@@ -10,6 +10,12 @@ import termios
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
+import pytest
+
+from common.errors import LauncherError
+from common.ids import Incarnation
+from common.messages import ServiceKind, ServiceRecord
+from services.top.command import private_url_of
 from tests.e2e.meshes import LAMELLA, environment, lamella
 from tests.ui.recorded_gateway import running_recorded_gateway
 from tests.ui.recorded_mesh import instance, mesh, small_mesh
@@ -87,3 +93,23 @@ def test_an_address_that_is_no_private_port_is_said_to_be_none() -> None:
         )
     assert done.returncode == 1
     assert "does not answer" in done.stderr
+
+
+def service(kind: ServiceKind, private_url: str | None = None) -> ServiceRecord:
+    return ServiceRecord(
+        service_id=f"{kind}-0",
+        incarnation=Incarnation("i1"),
+        kind=kind,
+        host="here",
+        pid=7,
+        http_url="http://here:1",
+        private_url=private_url,
+    )
+
+
+def test_a_gateway_that_names_no_private_port_is_told_from_none() -> None:
+    assert private_url_of([service("scheduler"), service("gateway", "http://here:2")]) == "http://here:2"
+    with pytest.raises(LauncherError, match="no gateway is registered"):
+        private_url_of([service("scheduler")])
+    with pytest.raises(LauncherError, match="gateway-0: registered without a private port"):
+        private_url_of([service("scheduler"), service("gateway")])
