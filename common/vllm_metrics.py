@@ -4,9 +4,7 @@ Opt-in (``[service] vllm_metrics``). They are made from the process's own whenev
 is counted twice and no token pays for them. Each name comes from one kind of service only, so that a sum over
 all processes is right: gateways export what clients see, instances what a model server holds.
 
-Not there, as nothing here means the same: ``prefix_cache_*`` (prompts share no KV), ``num_requests_swapped``,
-``request_inference_time_seconds`` (prefill and decode are two processes, with a hand-over in between) and
-``num_requests_waiting_by_reason``.
+Which of vLLM's are not there, as nothing here means the same, docs/metrics.md says.
 """
 
 from collections.abc import Iterator, Mapping
@@ -29,13 +27,14 @@ class Alias:
     """vLLM's name of one of our families; both without a counter's ``_total``.
 
     ``labels`` stay, by our name and theirs; over all others it is summed. ``only``: the samples counted, by
-    the values of a label.
+    the values of a label; ``documentation`` then says what they are.
     """
 
     ours: str
     theirs: str
     labels: Mapping[str, str] = field(default_factory=dict)
     only: tuple[str, frozenset[str]] | None = None
+    documentation: str | None = None
 
 
 ALIASES = (
@@ -55,13 +54,26 @@ ALIASES = (
         "admission_rejections",
         {"reason": "reason"},
         ("reason", frozenset((Overloaded.code, NoInstanceReady.code))),
+        "Calls refused since the mesh was full, or no instance was ready.",
     ),
     # of instances: what is handed over waits at the decode instance, too
     Alias("lamella_requests_running", "num_requests_running"),
-    Alias("lamella_requests_waiting", "num_requests_waiting", {}, ("room", frozenset(("prefill", "decode")))),
+    Alias(
+        "lamella_requests_waiting",
+        "num_requests_waiting",
+        {},
+        ("room", frozenset(("prefill", "decode"))),
+        "Prompts not yet computed, and sequences that no decode step has had yet.",
+    ),
     Alias("lamella_preemptions", "num_preemptions"),
     Alias("lamella_pass_tokens", "iteration_tokens_total"),
-    Alias(QUEUE_TIME.name, "request_queue_time_seconds", {}, ("phase", frozenset(("prefill",)))),
+    Alias(
+        QUEUE_TIME.name,
+        "request_queue_time_seconds",
+        {},
+        ("phase", frozenset(("prefill",))),
+        "From a prompt's arrival at a prefill instance to its first chunk.",
+    ),
     Alias(PREFILL_TIME.name, "request_prefill_time_seconds"),
 )
 
@@ -103,7 +115,7 @@ def _renamed(family: Metric, alias: Alias, labels: Mapping[str, str]) -> Metric:
         told = {theirs: sample.labels[ours] for ours, theirs in kept.items() if ours in sample.labels}
         key = (name + sample.name.removeprefix(family.name), tuple({**labels, **told}.items()))
         sums[key] = sums.get(key, 0.0) + sample.value
-    renamed = Metric(name, family.documentation, family.type)
+    renamed = Metric(name, alias.documentation or family.documentation, family.type)
     renamed.samples = [Sample(each, dict(told), value) for (each, told), value in sums.items()]
     return renamed
 

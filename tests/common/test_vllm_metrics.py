@@ -1,5 +1,7 @@
 """A process's metrics under vLLM's names."""
 
+from pathlib import Path
+
 import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
@@ -15,6 +17,34 @@ from tests.load_reports import make_report
 from tests.metric_samples import Labels, samples
 
 MODEL: Labels = (("engine", "0"), ("model_name", "tiny"))
+ROOT = Path(__file__).resolve().parents[2]
+ASKED_FOR = (
+    "num_requests_running",
+    "num_requests_waiting",
+    "num_requests_waiting_by_reason",
+    "num_requests_swapped",
+    "kv_cache_usage_perc",
+    "prefix_cache_queries_total",
+    "prefix_cache_hits_total",
+    "num_preemptions_total",
+    "prompt_tokens_total",
+    "generation_tokens_total",
+    "iteration_tokens_total",
+    "cache_config_info",
+    "request_success_total",
+    "time_to_first_token_seconds",
+    "inter_token_latency_seconds",
+    "request_time_per_output_token_seconds",
+    "e2e_request_latency_seconds",
+    "request_queue_time_seconds",
+    "request_prefill_time_seconds",
+    "request_decode_time_seconds",
+    "request_inference_time_seconds",
+    "request_prompt_tokens",
+    "request_generation_tokens",
+    "admission_rejections_total",
+)
+"""By vLLM's own list of what it exports, llm-d's and production-stack's dashboards and scalers."""
 KV_CACHE = {"kv_cache_usage_perc", "cache_config_info"}
 
 
@@ -100,6 +130,22 @@ def test_every_alias_names_a_family_that_one_kind_of_service_has() -> None:
     told = [{family.name.removeprefix("vllm:") for family in VllmNames(kind).collect()} for kind in kinds]
     assert {alias.theirs for alias in ALIASES} | KV_CACHE <= told[0] | told[1]
     assert not {alias.theirs for alias in ALIASES} & told[0] & told[1]
+
+
+def test_what_counts_a_part_of_ours_says_which_part() -> None:
+    """Whoever reads `admission_rejections` is not told of every error."""
+    told = {family.name: family for family in VllmNames(served_gateway()).collect()}
+    told |= {family.name: family for family in VllmNames(loaded_instance(1, 1, 1)).collect()}
+    for alias in ALIASES:
+        is_same = told[f"vllm:{alias.theirs}"].documentation == told[alias.ours].documentation
+        assert is_same == (alias.only is None), alias.theirs
+
+
+def test_every_name_that_vllms_dashboards_ask_for_is_documented_as_there_or_as_absent() -> None:
+    there, _, absent = (ROOT / "docs" / "metrics.md").read_text().partition("are not there")
+    names = {f"vllm:{each}" for each in ASKED_FOR}
+    is_there = {name for name in names if f"| `{name}` |" in there}
+    assert {name for name in names if f"`{name}`" in absent} == names - is_there
 
 
 def test_openmetrics_readers_take_the_names_too() -> None:

@@ -36,7 +36,8 @@ VLLM_NAMES_OF_MODEL_SERVERS = {
 }
 """What llm-d's endpoint picker and KEDA objects made for vLLM ask each pod for."""
 ROW = re.compile(
-    r"^\| `(?P<name>[\w:]+)` \| (?P<kind>\w+) \| (?P<labels>.*?) ?\| (?P<of>.+?) \|", re.MULTILINE
+    r"^\| `(?P<name>[\w:]+)` \| (?P<kind>\w+) \| (?P<labels>.*?) ?\| (?P<of>.+?) \| (?P<what>.+) \|$",
+    re.MULTILINE,
 )
 """Of a table in docs/metrics.md."""
 COMPONENTS = {
@@ -55,13 +56,14 @@ OF_EACH_ALIAS = OF_EACH_TARGET | {"model_name", "engine"}
 @dataclass(frozen=True, slots=True)
 class Series:
     """One sample as Prometheus would keep it: with the labels of its target. ``family``: its name without the
-    endings of a histogram's or a summary's samples. ``kind``: as its process declares it."""
+    endings of a histogram's or a summary's samples. ``kind``, ``what``: as its process declares it."""
 
     name: str
     labels: dict[str, str]
     family: str
     kind: str
     value: float
+    what: str
 
 
 @dataclass(slots=True)
@@ -69,6 +71,7 @@ class Documented:
     """One row of docs/metrics.md: ``labels`` of its own, ``of`` whom it comes."""
 
     kind: str
+    what: str
     labels: set[str] = field(default_factory=set)
     of: set[str] = field(default_factory=set)
 
@@ -118,11 +121,18 @@ def scrape(mesh: Mesh) -> list[Series]:
     found = []
     for target in targets_of(mesh):
         labels = {**target.labels, "job": "lamella"}
-        found.append(Series("up", labels, "up", "gauge", 1.0))
+        found.append(Series("up", labels, "up", "gauge", 1.0, ""))
         for family in text_string_to_metric_families(get_text(f"http://{target.targets[0]}/metrics")):
             name = f"{family.name}_total" if family.type == "counter" else family.name
             found += [
-                Series(sample.name, {**sample.labels, **labels}, name, family.type, sample.value)
+                Series(
+                    sample.name,
+                    {**sample.labels, **labels},
+                    name,
+                    family.type,
+                    sample.value,
+                    family.documentation,
+                )
                 for sample in family.samples
             ]
     return found
@@ -197,7 +207,7 @@ def test_the_documentation_tells_every_metric_as_it_is_and_no_other(series: list
     text = (ROOT / "docs" / "metrics.md").read_text()
     documented = {
         row["name"]: Documented(
-            row["kind"], set(re.findall(r"`(\w+)`", row["labels"])), set(row["of"].split(", "))
+            row["kind"], row["what"], set(re.findall(r"`(\w+)`", row["labels"])), set(row["of"].split(", "))
         )
         for row in ROW.finditer(text)
     }
@@ -210,7 +220,7 @@ def exported(series: Sequence[Series]) -> dict[str, Documented]:
     for each in series:
         if each.family.startswith(("lamella_", "vllm:")):
             implied = OF_EACH_TARGET if each.family.startswith("lamella_") else OF_EACH_ALIAS
-            row = found.setdefault(each.family, Documented(each.kind))
+            row = found.setdefault(each.family, Documented(each.kind, each.what))
             row.labels |= each.labels.keys() - implied
             row.of.add(COMPONENTS[each.labels["component"]])
     for row in found.values():
