@@ -77,6 +77,9 @@ class RequestLog:
             del self._ended[next(iter(self._ended))]
         self.note_change()
 
+    def is_open(self, request_id: RequestId) -> bool:
+        return request_id in self.open
+
     def newest(self, now: float) -> RequestList:
         running = [_view(each, phase_of(each), now) for each in islice(self.open.values(), SHOWN_RUNNING)]
         ended = [view for view, _ in islice(reversed(self._ended.values()), SHOWN_ENDED)]

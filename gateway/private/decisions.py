@@ -3,17 +3,20 @@
 import asyncio
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from urllib.parse import urlencode
 
 import aiohttp
 import msgspec
 
 from common.decision_query import KEYS, DecisionQuery
-from common.errors import InvalidRequest, NoInstanceReady
+from common.errors import InvalidRequest, NoInstanceReady, RequestError, StoreError
 from common.messages import MemberRecord, ServiceRecord
+from common.store import Store
 
 log = logging.getLogger("lamella.gateway")
 
+EVERY_S = 1.0
 TIMEOUT_S = 2.0
 BAD_REQUEST = 400
 
@@ -22,6 +25,24 @@ class _Dated(msgspec.Struct, frozen=True):
     """As much of a decision as is read here."""
 
     at_s: float
+
+
+@dataclass(slots=True)
+class DecisionNews:
+    """For streams of events: what the schedulers say, asked once however many read it. ``answer``: the latest
+    (``newest_decisions``); None before the first."""
+
+    store: Store
+    answer: bytes | None = None
+
+    async def follow(self) -> None:
+        """Until cancelled. While no scheduler answers the last answer stays: the mesh says who is there."""
+        while True:
+            try:
+                self.answer = await newest_decisions(await self.store.members(), DecisionQuery())
+            except (StoreError, RequestError) as exc:
+                log.info("decisions_unknown", extra={"error": str(exc)})
+            await asyncio.sleep(EVERY_S)
 
 
 async def newest_decisions(members: Sequence[MemberRecord], asked: DecisionQuery) -> bytes:

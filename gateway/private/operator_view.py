@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import msgspec
 from starlette.datastructures import QueryParams
 
+from common.cancellation import cancel_and_wait
 from common.decision_query import read_query
 from common.errors import Overloaded, StoreError
 from common.store import Store
@@ -20,7 +21,7 @@ from gateway.delivery import STREAM_HEADERS
 from gateway.errors import RouteNotFound, from_store
 from gateway.exchange import Exchange
 from gateway.journal import Journal
-from gateway.private.decisions import newest_decisions
+from gateway.private.decisions import DecisionNews, newest_decisions
 from gateway.private.latency_view import LatencyView, TokenRate, latency_view
 from gateway.private.mesh_view import MeshView
 from gateway.private.mesh_watch import MeshWatch
@@ -41,11 +42,16 @@ class OperatorView:
     watch: MeshWatch
     store: Store
     write_timeout_s: float
+    decision_news: DecisionNews = field(init=False)
     _rate: TokenRate = field(default_factory=TokenRate)
     _streams: int = 0
+    _following: asyncio.Task[None] | None = None
     _edition: "_Edition | None" = None
     _editing: asyncio.Lock = field(default_factory=asyncio.Lock)
     _closing: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.decision_news = DecisionNews(self.store)
 
     async def mesh(self, exchange: Exchange) -> None:
         await exchange.respond(200, msgspec.json.encode(await self.watch.look()))
@@ -74,21 +80,31 @@ class OperatorView:
         await exchange.respond(200, await newest_decisions(members, asked))
 
     async def events(self, exchange: Exchange) -> None:
-        """Server-sent events: ``mesh``, ``latency`` and ``requests``, each with the JSON of its address."""
+        """Server-sent events: ``mesh``, ``latency``, ``requests`` and ``decisions``, each with the JSON of
+        its address; ``timeline`` with that of ``?request=ID``, null where nobody remembers it."""
+        followed = QueryParams(exchange.scope["query_string"]).get("request")
         if self._streams >= MOST_STREAMS:
             raise Overloaded(f"{MOST_STREAMS} streams of events are open", retry_after_s=FULL_RETRY_S)
         self._streams += 1
+        if self._following is None:
+            self._following = asyncio.create_task(self.decision_news.follow())
         watcher = asyncio.create_task(exchange.watch())
         try:
             await exchange.start(200, STREAM_HEADERS)
-            await self._send_events(exchange)
+            await self._send_events(exchange, _Sent(followed))
         finally:
-            self._streams -= 1
             watcher.cancel()
+            await self._end_stream()
 
-    async def _send_events(self, exchange: Exchange) -> None:
+    async def _end_stream(self) -> None:
+        """Nobody asks the schedulers for who is gone."""
+        self._streams -= 1
+        if self._streams == 0 and self._following is not None:
+            following, self._following = self._following, None
+            await cancel_and_wait(following)
+
+    async def _send_events(self, exchange: Exchange, sent: "_Sent") -> None:
         """Until the client leaves, does not read any more, or this gateway ends."""
-        sent = _Sent()
         while not (exchange.disconnected.is_set() or self._closing.is_set()):
             body = await self._news(sent)
             try:
@@ -109,11 +125,24 @@ class OperatorView:
             events.append(edition.event("mesh", lambda: edition.view))
         if is_due or edition.changes != sent.changes:
             events.append(edition.event("requests", lambda: self.journal.requests.newest(now)))
+            events += self._timeline(sent, now)
+        decided = self.decision_news.answer
+        if decided is not None and decided != sent.decided:
+            events.append(_event("decisions", decided))
+            sent.decided = decided
         if is_due:
             events.append(edition.event("latency", self._latency))
             sent.at_s = now
         sent.shape, sent.changes = edition.view.shape, edition.changes
         return b"".join(events)
+
+    def _timeline(self, sent: "_Sent", now: float) -> list[bytes]:
+        """Of the request that is followed; once it is over, it stands still."""
+        if sent.request is None or sent.is_request_over:
+            return []
+        found = self.journal.requests.find(sent.request, now)
+        sent.is_request_over = found is None or not self.journal.requests.is_open(found.request.id)
+        return [_event("timeline", msgspec.json.encode(found))]
 
     async def _newest_edition(self) -> "_Edition":
         """However many streams there are, the mesh is looked at once and each event made once."""
@@ -154,14 +183,21 @@ class _Edition:
     def event(self, name: str, make: Callable[[], msgspec.Struct]) -> bytes:
         """Made for the first stream that sends it."""
         if name not in self._events:
-            self._events[name] = b"event: %b\ndata: %b\n\n" % (name.encode(), msgspec.json.encode(make()))
+            self._events[name] = _event(name, msgspec.json.encode(make()))
         return self._events[name]
 
 
 @dataclass(slots=True)
 class _Sent:
-    """By one stream."""
+    """By one stream. ``request``: whose timeline is wanted, too."""
 
+    request: str | None
+    is_request_over: bool = False
+    decided: bytes | None = None
     at_s: float = -math.inf
     shape: tuple[object, ...] = ()
     changes: int = -1
+
+
+def _event(name: str, content: bytes) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), content)

@@ -7,11 +7,6 @@ const TIMEOUT_MS = 10000;
 
 export class Refused extends Error {}
 
-// The JSON of a GET. Raises Refused with what was said.
-export async function read(path) {
-  return answerOf(await fetch(path, { signal: AbortSignal.timeout(TIMEOUT_MS), cache: "no-store" }));
-}
-
 // Tells the gateway, asking for the key where it is not known. Null: the operator would rather not.
 export async function wish(path, body, timeoutMs) {
   let said = "";

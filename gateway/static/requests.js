@@ -1,6 +1,5 @@
 // The requests that run and the newest that ended, and the timeline of the one that was chosen.
 
-import { read, wordsOf } from "./api.js";
 import { byId, element, keep, setText } from "./dom.js";
 import { count, NONE, plural, seconds, shortId } from "./format.js";
 import { drawTimeline, timelineTable } from "./timeline.js";
@@ -8,32 +7,41 @@ import { drawTimeline, timelineTable } from "./timeline.js";
 const SHOWN = 100;
 const RUNNING_PHASES = new Set(["queue", "prefill", "transfer", "decode", "recovery"]);
 
-let chosen = null;
-let isAsking = false;
+let chosen = null; // An id.
+let onChoose = null;
+
+// `choose(id)`: the timeline of that request is wanted, or of none: null.
+export function startRequests(choose) {
+  onChoose = choose;
+}
 
 // `list`: as /api/requests tells it.
 export function showRequests(list) {
   const shown = [...list.running, ...list.ended].slice(0, SHOWN);
   byId("requests-none").hidden = shown.length > 0;
-  setText(byId("requests-summary"), `${count(list.running.length)} running, ${count(list.ended.length)} of the newest that ended`);
+  const running = `${count(list.running.length)} running`;
+  setText(byId("requests-summary"), `${running}, ${count(list.ended.length)} of the newest that ended`);
   keep(byId("request-rows"), shown, (each) => each.id, newRow, updateRow);
-  // Who ended is asked for once more, then its timeline stands still.
-  if (chosen && !chosen.isOver) showTimeline();
 }
 
 function newRow({ id }) {
-  const choose = element("button", { type: "button", class: "link", title: id, onclick: () => chooseRequest(id) }, shortId(id));
-  return element("tr", {}, element("td", {}, choose), element("td", {}, element("span", { class: "phase" })), element("td", { class: "spare" }),
-    element("td", { class: "number" }), element("td", { class: "number" }), element("td", { class: "id spare" }), element("td", { class: "number" }));
+  const onclick = () => chooseRequest(id);
+  const choose = element("button", { type: "button", class: "link", title: id, onclick }, shortId(id));
+  const phase = element("span", { class: "phase" });
+  const classes = ["spare", "number", "number", "id spare", "number"];
+  const others = classes.map((each) => element("td", { class: each }));
+  return element("tr", {}, element("td", {}, choose), element("td", {}, phase), ...others);
 }
 
 function updateRow(row, request) {
   const [id, phase, serviceClass, prompt, output, instances, age] = row.children;
-  const isChosen = chosen?.id === request.id;
-  row.className = [RUNNING_PHASES.has(request.phase) ? "" : "over", isChosen ? "chosen" : ""].join(" ").trim();
+  const isChosen = chosen === request.id;
+  const isOver = !RUNNING_PHASES.has(request.phase);
+  row.className = [isOver ? "over" : "", isChosen ? "chosen" : ""].join(" ").trim();
   id.firstChild.setAttribute("aria-pressed", String(isChosen));
   phase.firstChild.dataset.phase = request.phase;
-  setText(phase.firstChild, request.error ? `${request.phase}: ${request.error.replaceAll("_", " ")}` : request.phase);
+  const error = request.error ? `: ${request.error.replaceAll("_", " ")}` : "";
+  setText(phase.firstChild, request.phase + error);
   setText(serviceClass, request.service_class);
   setText(prompt, count(request.prompt_tokens));
   setText(output, `${count(request.output_tokens)} / ${count(request.max_tokens)}`);
@@ -47,33 +55,24 @@ function walkOf({ prefill_instance: prefill, decode_instance: decode }) {
 }
 
 function chooseRequest(id) {
-  chosen = chosen?.id === id ? null : { id, isOver: false };
+  chosen = chosen === id ? null : id;
   for (const row of byId("request-rows").children) {
-    row.classList.toggle("chosen", row.dataset.key === chosen?.id);
-    row.querySelector("button").setAttribute("aria-pressed", String(row.dataset.key === chosen?.id));
+    row.classList.toggle("chosen", row.dataset.key === chosen);
+    row.querySelector("button").setAttribute("aria-pressed", String(row.dataset.key === chosen));
   }
-  if (chosen) showTimeline();
-  else forgetTimeline();
+  forgetTimeline();
+  onChoose(chosen);
 }
 
-async function showTimeline() {
-  if (isAsking) return;
-  isAsking = true;
-  const asked = chosen;
-  try {
-    const answer = await read(`/api/requests/${encodeURIComponent(asked.id)}`);
-    if (asked === chosen) drawChosen(answer);
-  } catch (error) {
-    if (asked === chosen) forgetTimeline(element("p", { class: "hint" }, `No timeline of ${asked.id}: ${wordsOf(error)}`));
-  } finally {
-    isAsking = false;
-  }
-  // Another one was chosen meanwhile.
-  if (chosen && asked !== chosen) showTimeline();
+// `told`: as /api/requests/ID tells it; null: the gateway, or the one in its place, remembers none.
+export function showTimeline(told) {
+  if (chosen === null) return;
+  const nobody = `This gateway remembers no request ${chosen}.`;
+  if (told === null) forgetTimeline(element("p", { class: "hint" }, nobody));
+  else if (told.request.id === chosen) drawChosen(told);
 }
 
 function drawChosen({ request, spans }) {
-  chosen.isOver = !RUNNING_PHASES.has(request.phase);
   const place = byId("timeline");
   if (place.dataset.of !== request.id) makeTimeline(place, request.id);
   const [, facts, picture, table] = place.children;
@@ -84,8 +83,10 @@ function drawChosen({ request, spans }) {
 
 function makeTimeline(place, id) {
   place.dataset.of = id;
-  place.replaceChildren(element("h3", {}, "Timeline of ", element("span", { class: "id" }, id)), element("p", { class: "hint" }), element("div"),
-    element("details", {}, element("summary", {}, "As a table"), element("div", { class: "scroller" })));
+  const title = element("h3", {}, "Timeline of ", element("span", { class: "id" }, id));
+  const table = element("div", { class: "scroller" });
+  place.replaceChildren(title, element("p", { class: "hint" }), element("div"),
+    element("details", {}, element("summary", {}, "As a table"), table));
 }
 
 function forgetTimeline(...words) {
@@ -94,7 +95,8 @@ function forgetTimeline(...words) {
 }
 
 function factsOf(request) {
-  const facts = [request.phase, `TTFT ${seconds(request.ttft_s)}`, `TPOT ${seconds(request.tpot_s)}`, plural(request.output_tokens, "output token")];
+  const latencies = [`TTFT ${seconds(request.ttft_s)}`, `TPOT ${seconds(request.tpot_s)}`];
+  const facts = [request.phase, ...latencies, plural(request.output_tokens, "output token")];
   if (request.attempt) facts.push(`continued ${request.attempt === 1 ? "once" : `${request.attempt} times`}`);
   return facts.join(" · ");
 }

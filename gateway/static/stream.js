@@ -4,8 +4,8 @@
 const SILENCE_S = 5; // The gateway speaks once a second.
 const RETRY_S = [0.5, 1, 2, 4];
 
-// `on`: event name → what takes its JSON. `onState(state, silentForS)`: "connecting", "live" or "lost"; of
-// the last one told again every second.
+// `on`: event name → what takes its JSON. `onState(state, silentForS)`: "connecting", "live" or "lost"; of the
+// last one told again every second. Returns what goes on with another URL's events.
 export function openStream(url, on, onState) {
   let source = null;
   let state = "connecting";
@@ -57,6 +57,12 @@ export function openStream(url, on, onState) {
     else if (state === "lost") onState(state, silentForS());
   }
 
+  function follow(next) {
+    url = next;
+    // Who waits to try again will; else the state stays until the new connection says a word, or fails to.
+    if (retry === null) connect();
+  }
+
   connect();
   onState(state, 0);
   setInterval(look, 1000);
@@ -65,4 +71,5 @@ export function openStream(url, on, onState) {
   document.addEventListener("visibilitychange", () => {
     if (!document.hidden && state === "lost") connect();
   });
+  return follow;
 }

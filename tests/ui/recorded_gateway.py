@@ -28,6 +28,7 @@ from scheduler.decision_log import Decision
 
 ADMIN_KEY = "recorded-admin-key"
 EVENT_S = 0.2
+EVENTS = ("mesh", "latency", "requests", "decisions")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +74,11 @@ class RecordedGateway:
 
     async def _timeline(self, request: Request) -> Response:
         name = request.path_params["name"]
-        found = next((each for each in self.shown.timelines if each.request.id == name), None)
+        found = self._find(name)
         return _refusal(404, f"no request {name}") if found is None else _json(found)
+
+    def _find(self, name: str) -> RequestTimeline | None:
+        return next((each for each in self.shown.timelines if each.request.id == name), None)
 
     async def _wish(self, request: Request) -> Response:
         if request.headers.get("authorization") != f"Bearer {ADMIN_KEY}":
@@ -89,11 +93,14 @@ class RecordedGateway:
         return StreamingResponse(self._told(request), media_type="text/event-stream")
 
     async def _told(self, request: Request) -> AsyncIterator[bytes]:
+        asked = request.query_params.get("request")
         while self.state != "away" and not await request.is_disconnected():
             if self.state == "well":
-                for name in ("mesh", "latency", "requests"):
-                    content = msgspec.json.encode(getattr(self.shown, name))
-                    yield b"event: %b\ndata: %b\n\n" % (name.encode(), content)
+                told = {name: getattr(self.shown, name) for name in EVENTS}
+                if asked is not None:
+                    told["timeline"] = self._find(asked)
+                for name, content in told.items():
+                    yield b"event: %b\ndata: %b\n\n" % (name.encode(), msgspec.json.encode(content))
             await asyncio.sleep(EVENT_S)
 
     async def _chat(self, request: Request) -> Response:

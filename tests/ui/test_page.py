@@ -76,6 +76,37 @@ def test_a_request_shows_its_phase_and_when_chosen_its_timeline(
     expect(page.locator("#timeline table")).to_contain_text("instance gone, noticed after 1.00 s")
 
 
+def test_the_page_asks_for_nothing_but_its_files_and_one_stream_of_events(
+    recorded: RecordedGateway, open_page: OpenPage
+) -> None:
+    page = open_page(recorded.url)
+    expect(page.locator("#connection")).to_have_text("live")
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url.removeprefix(recorded.url)))
+    page.reload()
+    page.locator('#request-rows tr[data-key="91bb07c2a4d5f6e1"]').get_by_role("button").click()
+    expect(page.locator("#timeline svg")).to_be_visible()
+    expect(page.locator("#decision-list details")).to_have_count(2)
+    recorded.show(decisions=recorded.shown.decisions[:1])
+    expect(page.locator("#decision-list details")).to_have_count(1)
+    expect(page.locator("#connection")).to_have_text("live")
+    assert [each for each in asked if not each.startswith("/ui/")] == [
+        "/api/events",
+        "/api/events?request=91bb07c2a4d5f6e1",
+    ]
+
+
+def test_a_timeline_that_nobody_remembers_is_said_to_be_gone(
+    recorded: RecordedGateway, open_page: OpenPage
+) -> None:
+    """As after a gateway's restart."""
+    page = open_page(recorded.url)
+    page.locator('#request-rows tr[data-key="91bb07c2a4d5f6e1"]').get_by_role("button").click()
+    expect(page.locator("#timeline svg")).to_be_visible()
+    recorded.show(timelines=())
+    expect(page.locator("#timeline")).to_contain_text("remembers no request 91bb07c2a4d5f6e1")
+
+
 def test_a_decision_names_who_was_refused_and_why(recorded: RecordedGateway, open_page: OpenPage) -> None:
     page = open_page(recorded.url)
     entry = page.locator("#decision-list details").first
