@@ -43,6 +43,10 @@ class Subjects:
         """DrainWish, likewise."""
         return f"lamella.{self.namespace}.admin.drain"
 
+    def admin_news(self) -> str:
+        """WishNews, to every gateway."""
+        return f"lamella.{self.namespace}.admin.news"
+
     def predict(self) -> str:
         """PredictLength (queue group: any predictor answers)."""
         return f"lamella.{self.namespace}.predictor.predict"

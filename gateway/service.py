@@ -17,7 +17,7 @@ from starlette.types import ASGIApp
 from common.config import Config
 from common.errors import NoInstanceReady
 from common.ids import GatewayId
-from common.messages import Announcement, GatewayEvent
+from common.messages import Announcement, GatewayEvent, WishNews
 from common.model.tokens import Tokenizer
 from common.service import Running, ServiceProcess, run_service
 from common.service_classes import service_classes_of
@@ -35,6 +35,7 @@ from gateway.private.admin import Admin
 from gateway.private.mesh_watch import MeshWatch
 from gateway.private.operator_view import OperatorView
 from gateway.private.server import PrivateServer, private_server
+from gateway.private.wishes import WishLog
 from gateway.protocol import guarded_protocol
 
 log = logging.getLogger("lamella.gateway")
@@ -99,7 +100,9 @@ async def _start(process: ServiceProcess, model_directory: Path) -> Running:
     process.app.router.routes.extend(routes(gateway))
     process.app.router.default = Endpoint(gateway, gateway.not_found, ())
     process.spawn(gateway.watch_calls())
-    private = _private_server(process, gateway)
+    wish_log = WishLog(time.monotonic)
+    await process.bus.subscribe(process.subjects.admin_news(), WishNews, wish_log.take)
+    private = _private_server(process, gateway, wish_log)
     process.spawn(private.run())
     _collect_seldom()
 
@@ -120,14 +123,16 @@ async def _start(process: ServiceProcess, model_directory: Path) -> Running:
     return Running(record, drain, close)
 
 
-def _private_server(process: ServiceProcess, gateway: GatewayApp) -> PrivateServer:
+def _private_server(process: ServiceProcess, gateway: GatewayApp, wish_log: WishLog) -> PrivateServer:
     """Raises ConfigError."""
     config = process.config
     file = config.gateway.admin_key_file
     keys = None if file is None else read_admin_key(file)
     admin = Admin(process.bus, process.store, process.subjects, config.mesh, keys)
     model = gateway.factory.model_name
-    watch = MeshWatch(process.service_id, model, config, process.store, process.subjects, admin.wishes)
+    watch = MeshWatch(
+        process.service_id, model, config, process.store, process.subjects, admin.wishes, wish_log
+    )
     view = OperatorView(gateway.journal, watch, process.store, config.gateway.slow_reader_timeout_s)
     host = config.service.advertise_host
     private = private_server(gateway, view, admin, process.app, routes(gateway), _api_keys(config), host)

@@ -50,7 +50,7 @@ from common.messages.addressees import (
     SchedulerCall,
     SchedulerEvent,
 )
-from common.messages.admin import DrainWish, ScaleWish
+from common.messages.admin import DrainWish, ScaleWish, WishNews, WishState
 from common.messages.attention import AttentionDraining
 from common.messages.hand_over import KVDelivered, KVDestination, OfferDeclined, OfferWithdrawn, PullKV
 from common.messages.lengths import LengthPredicted, PredictedLength, PredictLength
@@ -131,6 +131,8 @@ __all__ = [
     "SubmitRequest",
     "TokenBatch",
     "TokenEvent",
+    "WishNews",
+    "WishState",
     "Work",
     "WorkDone",
     "WorkKind",

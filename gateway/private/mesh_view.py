@@ -22,6 +22,7 @@ from common.messages import (
 )
 from common.performance import CHUNK_FEATURES, STEP_FEATURES, FittedTime
 from common.scaling import DesiredCounts
+from gateway.private.wishes import WishView
 
 InstanceState = Literal["ready", "draining", "silent"]
 """``silent``: registered, and not heard of for a lease."""
@@ -96,7 +97,7 @@ class LeaderView(msgspec.Struct, frozen=True):
 class MeshView(msgspec.Struct, frozen=True, kw_only=True):
     """``gateway`` is the one that looks. Without the store members are those that were last known, without
     the bus so are their loads. ``wishes``: what its private port takes from who has the admin key; none
-    where there is no key."""
+    where there is no key. ``wished``: what comes of the newest that were taken up."""
 
     gateway: str
     model: str
@@ -111,6 +112,7 @@ class MeshView(msgspec.Struct, frozen=True, kw_only=True):
     leader: LeaderView | None
     plan: DesiredCounts | None
     wishes: list[str]
+    wished: list[WishView] = []
 
     @property
     def shape(self) -> tuple[object, ...]:
@@ -118,7 +120,8 @@ class MeshView(msgspec.Struct, frozen=True, kw_only=True):
         instances = tuple((each.id, each.role, each.state, each.pid) for each in self.instances)
         plan = None if self.plan is None else self.plan.decided_unix_s
         connected = (self.is_bus_connected, self.is_store_answering)
-        return (instances, *(each.pid for each in self.services), self.leader, plan, connected)
+        wished = tuple((each.id, each.state) for each in self.wished)
+        return (instances, *(each.pid for each in self.services), self.leader, plan, connected, wished)
 
 
 @dataclass(slots=True)

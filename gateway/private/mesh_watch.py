@@ -17,6 +17,7 @@ from common.messages import LinkTraffic, LoadReport, RequestEnded, SchedulerEven
 from common.store import Store
 from common.subjects import Subjects
 from gateway.private.mesh_view import LeaderView, MeshNews, MeshView, pools_of
+from gateway.private.wishes import WishLog
 
 log = logging.getLogger("lamella.gateway")
 
@@ -30,7 +31,7 @@ CONNECT_TIMEOUT_S = 5.0
 @dataclass(slots=True)
 class MeshWatch:
     """``run`` is to be spawned; ``look`` may then be called as often as one likes. ``wishes``: what this
-    gateway takes from operators."""
+    gateway takes from operators; ``wish_log``: what has come of that."""
 
     gateway_id: str
     model: str
@@ -38,6 +39,7 @@ class MeshWatch:
     store: Store
     subjects: Subjects
     wishes: tuple[str, ...]
+    wish_log: WishLog
     news: MeshNews = field(init=False)
     is_bus_connected: bool = False
     is_store_answering: bool = False
@@ -75,6 +77,7 @@ class MeshWatch:
             leader=self.news.leader,
             plan=self.news.plan,
             wishes=list(self.wishes),
+            wished=self.wish_log.views(),
         )
 
     async def run(self) -> None:

@@ -2,14 +2,15 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass
+import secrets
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
 from typing import Any
 
 from common.bus import Bus
 from common.config import MeshConfig
 from common.errors import BusError, InvalidRequest, LamellaError
-from common.messages import Acknowledged, DrainWish, ScaleWish
+from common.messages import Acknowledged, DrainWish, ScaleWish, WishNews
 from common.subjects import Subjects
 from services.launcher.wishes import CountWish, RoleChange, Wishes
 
@@ -24,37 +25,68 @@ Scale = Callable[[Wishes], Coroutine[Any, Any, list[RoleChange]]]
 Drain = Callable[[str], Coroutine[Any, Any, None]]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class WishCalls:
-    """``scale`` and ``drain`` return when it is so, and raise a LamellaError where that cannot be."""
+    """``scale`` and ``drain`` return when it is so, and raise a LamellaError where that cannot be.
+    ``untold``: what came of wishes while the bus was away."""
 
     scale: Scale
     drain: Drain
     tasks: asyncio.TaskGroup
+    bus: Bus | None = None
+    subject: str = ""
+    untold: list[WishNews] = field(default_factory=list)
 
     async def serve(self, bus: Bus, subjects: Subjects) -> None:
         """Returns when the subscriptions are active. Raises BusError."""
+        self.bus, self.subject = bus, subjects.admin_news()
+        untold, self.untold = self.untold, []
+        for news in untold:
+            self._tell(news)
         await bus.serve(subjects.admin_scale(), ScaleWish, self._scale, queue=QUEUE)
         await bus.serve(subjects.admin_drain(), DrainWish, self._drain, queue=QUEUE)
 
     async def _scale(self, wish: ScaleWish) -> Acknowledged:
         log.info("scale_wished", extra={"role": wish.role, "count": wish.count})
-        return await self._take_up(self.scale({wish.role: CountWish(wish.count)}))
+        return await self._take_up(wish, self.scale({wish.role: CountWish(wish.count)}))
 
     async def _drain(self, wish: DrainWish) -> Acknowledged:
         log.info("drain_wished", extra={"id": wish.service_id})
-        return await self._take_up(self.drain(wish.service_id))
+        return await self._take_up(wish, self.drain(wish.service_id))
 
-    async def _take_up(self, work: Coroutine[Any, Any, object]) -> Acknowledged:
+    async def _take_up(self, wish: ScaleWish | DrainWish, work: Coroutine[Any, Any, object]) -> Acknowledged:
+        begun = WishNews(secrets.token_hex(4), wish, "under_way")
         task = self.tasks.create_task(_carry_out(work))
         await asyncio.wait({task}, timeout=REFUSAL_S)
-        reason = task.result() if task.done() else None
+        if not task.done():
+            self._tell(begun)
+            self.tasks.create_task(self._tell_end(begun, task))
+            return Acknowledged()
+        reason = task.result()
         if reason is not None:
             raise InvalidRequest(reason)
+        self._tell(_ended(begun, None))
         return Acknowledged()
 
+    async def _tell_end(self, begun: WishNews, carrying_out: "asyncio.Task[str | None]") -> None:
+        self._tell(_ended(begun, await carrying_out))
 
-async def _carry_out(work: Awaitable[object]) -> str | None:
+    def _tell(self, news: WishNews) -> None:
+        assert self.bus is not None
+        try:
+            self.bus.publish(self.subject, news)
+        except BusError as exc:
+            log.warning("wish_untold", extra={"wish": news.id, "error": str(exc)})
+            self.untold.append(news)
+
+
+def _ended(begun: WishNews, reason: str | None) -> WishNews:
+    if reason is None:
+        return WishNews(begun.id, begun.wish, "done")
+    return WishNews(begun.id, begun.wish, "failed", reason)
+
+
+async def _carry_out(work: Coroutine[Any, Any, object]) -> str | None:
     """Why it did not come about."""
     try:
         await work

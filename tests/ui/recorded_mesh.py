@@ -4,7 +4,7 @@ from itertools import accumulate, repeat
 
 from common.ids import InstanceId, RequestId
 from common.latency import ServiceObjectives, describe
-from common.messages import Role
+from common.messages import DrainWish, Role, ScaleWish, WishState
 from common.scaling import DesiredCounts, ServiceCount
 from gateway.history import Span
 from gateway.private.latency_view import ClassLatency, LatencyView
@@ -17,6 +17,7 @@ from gateway.private.mesh_view import (
     ServiceView,
     pools_of,
 )
+from gateway.private.wishes import WishView
 from gateway.request_views import RequestList, RequestPhase, RequestTimeline, RequestView
 from scheduler.decision_log import Choice, Decision
 from scheduler.policy.dispatch import Scored
@@ -133,6 +134,7 @@ def mesh(
     services: list[ServiceView],
     plan: DesiredCounts | None,
     wishes: tuple[str, ...] = WISHES,
+    wished: tuple[WishView, ...] = (),
 ) -> MeshView:
     return MeshView(
         gateway="gateway-0",
@@ -148,7 +150,13 @@ def mesh(
         leader=LeaderView("scheduler-0", 7),
         plan=plan,
         wishes=list(wishes),
+        wished=list(wished),
     )
+
+
+def wished(wish: ScaleWish | DrainWish, state: WishState, since_s: float, reason: str = "") -> WishView:
+    name = wish.role if isinstance(wish, ScaleWish) else wish.service_id
+    return WishView(id=f"wish of {name}", wish=wish, state=state, reason=reason, since_s=since_s)
 
 
 def latency(name: str, requests: int, met: int, *, is_sum: bool = False) -> ClassLatency:

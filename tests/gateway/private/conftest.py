@@ -2,7 +2,9 @@
 
 import asyncio
 import hashlib
+import json
 from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 import pytest
@@ -10,7 +12,7 @@ import pytest
 from common.messages import ServiceRecord
 from common.store import Store
 from tests.gateway.conftest import gateway_config
-from tests.gateway.processes import GatewayProcess, running_gateway
+from tests.gateway.processes import GatewayProcess, running_gateway, send
 
 ADMIN_KEY = "an admin's key of some length"
 API_KEY = "a user's key"
@@ -48,3 +50,9 @@ def private_url_of(gateway: GatewayProcess) -> str:
         return record.private_url
 
     return asyncio.run(read())
+
+
+def get(url: str) -> Any:
+    answer = send(url, None)
+    assert answer.status == 200, answer.body
+    return json.loads(answer.body)
