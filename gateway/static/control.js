@@ -7,39 +7,72 @@ const WISH_TIMEOUT_MS = 60000; // An instance may have to load its model before 
 const FLIPPED = ["prefill", "decode", "mixed"];
 
 let rows = new Map();
+let asked = {};
+const sent = new Map(); // By role: the count that was asked for last, and the newest wish known then.
 
 // `wishes`: what the gateway takes from who has the admin key; only for that there are buttons. `services`:
-// [{role, current, desired, reason}] as `servicesOf` makes them (mesh.js).
-export function showScale(services, wishes) {
+// [{role, current, desired, reason}] as `servicesOf` makes them (mesh.js); `counts`: as `countsAsked` does
+// (wishes.js).
+export function showScale(services, wishes, counts) {
   rows = new Map(services.map((each) => [each.role, each]));
-  setText(byId("control-hint"), wishes.length ? "needs the admin key" : "the gateway was given no admin key: nobody may change anything");
+  asked = counts;
+  for (const [role, each] of sent) {
+    const newest = asked[role];
+    if (newest && newest.id !== each.after && newest.count === each.count) sent.delete(role);
+  }
+  const nobody = "the gateway was given no admin key: nobody may change anything";
+  setText(byId("control-hint"), wishes.length ? "needs the admin key" : nobody);
   byId("key-button").hidden = !wishes.length;
-  keep(byId("scale"), services, (each) => each.role, newRow, (row, service) => updateRow(row, service, wishes.includes("scale")));
+  const update = (row, service) => updateRow(row, service, wishes.includes("scale"));
+  keep(byId("scale"), services, (each) => each.role, newRow, update);
+}
+
+// How many there are to be once what was asked for has come about; null: nothing is open.
+function openCount(role) {
+  if (sent.has(role)) return sent.get(role).count;
+  return asked[role]?.isOpen ? asked[role].count : null;
+}
+
+function newButton(label, onclick, text) {
+  return element("button", { type: "button", "aria-label": label, onclick }, text);
 }
 
 function newRow({ role }) {
-  const fewer = element("button", { type: "button", "aria-label": `One ${role} fewer`, onclick: () => scale(role, -1) }, "−");
-  const more = element("button", { type: "button", "aria-label": `One ${role} more`, onclick: () => scale(role, 1) }, "+");
-  return element("div", { class: `scale-row ${role}` }, element("span", { class: "name" }, role), fewer, element("output"), more, element("span", { class: "hint" }));
+  const fewer = newButton(`One ${role} fewer`, () => scale(role, -1), "−");
+  const more = newButton(`One ${role} more`, () => scale(role, 1), "+");
+  const name = element("span", { class: "name" }, role);
+  const parts = [name, fewer, element("output"), more, element("span", { class: "hint" })];
+  return element("div", { class: `scale-row ${role}` }, ...parts);
 }
 
 function updateRow(row, service, canScale) {
   const [, fewer, current, more, hint] = row.children;
+  const open = openCount(service.role);
   fewer.hidden = more.hidden = !canScale;
-  fewer.disabled = service.current === 0;
+  fewer.disabled = (open ?? service.current) === 0;
   setText(current, String(service.current));
   const isWanted = service.desired !== null && service.desired !== service.current;
-  setText(hint, isWanted ? `the scheduler wants ${service.desired}: ${service.reason}` : "");
-  hint.hidden = !isWanted;
+  const words = [
+    open !== null && open !== service.current ? `${open} asked for` : "",
+    isWanted ? `the scheduler wants ${service.desired}: ${service.reason}` : "",
+  ].filter(Boolean).join("; ");
+  setText(hint, words);
+  hint.hidden = !words;
 }
 
+// From what was asked for last: who presses twice wants two, however long the first takes to come.
 async function scale(role, change) {
-  const count = Math.max(rows.get(role).current + change, 0);
-  if (change < 0 && !(await isSure(`End one ${role}? What runs there is finished or moved first.`, "End one"))) return;
-  await tell(`${role} → ${count}`, "/api/scale", { role, count });
+  const surely = `End one ${role}? What runs there is finished or moved first.`;
+  if (change < 0 && !(await isSure(surely, "End one"))) return;
+  const count = Math.max((openCount(role) ?? rows.get(role).current) + change, 0);
+  const mine = { count, after: asked[role]?.id };
+  sent.set(role, mine);
+  const isTaken = await tell(`${role} → ${count}`, "/api/scale", { role, count });
+  if (!isTaken && sent.get(role) === mine) sent.delete(role);
 }
 
-// `instance`: {id, pool, facts: [[name, words]], isInstance}, or null: none is chosen. Others than instances are only shown.
+// `instance`: {id, pool, facts: [[name, words]], isInstance, servesPage}, or null: none is chosen. Only
+// instances have a role to change.
 export function showInstance(instance, wishes) {
   const place = byId("instance");
   if (!instance) {
@@ -50,36 +83,51 @@ export function showInstance(instance, wishes) {
   const of = [instance.id, instance.pool, ...wishes].join(" ");
   if (place.dataset.of !== of) makeInstance(place, instance, wishes);
   place.dataset.of = of;
-  const facts = place.querySelector("dl");
-  keep(facts, instance.facts.flatMap(([name, words]) => [["dt", name, name], ["dd", name, words]]), ([tag, name]) => `${tag} ${name}`,
+  const facts = instance.facts.flatMap(([name, words]) => [["dt", name, name], ["dd", name, words]]);
+  keep(place.querySelector("dl"), facts, ([tag, name]) => `${tag} ${name}`,
     ([tag]) => element(tag), (node, [, , words]) => setText(node, words));
 }
 
-function makeInstance(place, { id, pool, isInstance }, wishes) {
-  place.replaceChildren(element("h3", {}, element("span", { class: "id" }, id)), element("dl", { class: "facts" }));
-  if (!isInstance) return;
-  const role = element("select", {}, ...FLIPPED.filter((each) => each !== pool).map((each) => element("option", {}, each)));
-  const flip = element("button", { type: "button", onclick: () => tell(`${id} → ${role.value}`, "/api/flip", { instance: id, role: role.value }) }, "Flip");
-  const drain = element("button", { type: "button", class: "danger", onclick: () => askDrain(id) }, "Drain");
-  const hands = { flip: [element("label", {}, "to ", role), flip], drain: [element("span", { class: "push" }), drain] };
-  place.append(element("div", { class: "row" }, ...["flip", "drain"].filter((each) => wishes.includes(each)).flatMap((each) => hands[each])));
+function makeInstance(place, instance, wishes) {
+  const title = element("h3", {}, element("span", { class: "id" }, instance.id));
+  const hands = [];
+  if (instance.isInstance && wishes.includes("flip")) hands.push(...flipOf(instance));
+  if (wishes.includes("drain")) hands.push(...drainOf(instance));
+  place.replaceChildren(title, element("dl", { class: "facts" }), element("div", { class: "row" }, ...hands));
 }
 
-async function askDrain(id) {
-  if (await isSure(`Drain ${id}? It takes nothing new, finishes what it has, ends, and does not come back by itself.`, "Drain")) {
+function flipOf({ id, pool }) {
+  const others = FLIPPED.filter((each) => each !== pool).map((each) => element("option", {}, each));
+  const role = element("select", {}, ...others);
+  const flip = () => tell(`${id} → ${role.value}`, "/api/flip", { instance: id, role: role.value });
+  return [element("label", {}, "to ", role), element("button", { type: "button", onclick: flip }, "Flip")];
+}
+
+function drainOf(instance) {
+  const onclick = () => askDrain(instance);
+  const drain = element("button", { type: "button", class: "danger", onclick }, "Drain");
+  return [element("span", { class: "push" }), drain];
+}
+
+async function askDrain({ id, servesPage }) {
+  const here = servesPage ? " It serves this page." : "";
+  const ends = "It takes nothing new, finishes what it has, ends, and does not come back by itself.";
+  if (await isSure(`Drain ${id}? ${ends}${here}`, "Drain")) {
     await tell(`draining ${id}`, "/api/drain", { instance: id });
   }
 }
 
-// Asks, and says what became of it.
+// Asks, and says what was answered. Whether it was taken up.
 async function tell(what, path, body) {
   answer("", `${what} …`);
   try {
     const said = await wish(path, body, WISH_TIMEOUT_MS);
     if (said === null) answer("", "");
     else answer("good", said.message ?? `${what}: accepted`);
+    return said !== null;
   } catch (error) {
     answer("bad", `${what}: ${wordsOf(error)}`);
+    return false;
   }
 }
 
@@ -94,5 +142,7 @@ function isSure(words, yes) {
   setText(byId("sure-yes"), yes);
   dialog.returnValue = "no";
   dialog.showModal();
-  return new Promise((resolve) => dialog.addEventListener("close", () => resolve(dialog.returnValue === "yes"), { once: true }));
+  return new Promise((resolve) => {
+    dialog.addEventListener("close", () => resolve(dialog.returnValue === "yes"), { once: true });
+  });
 }

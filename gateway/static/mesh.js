@@ -86,7 +86,8 @@ export function instanceOf(mesh, id) {
   if (instance) return { id, pool: instance.role, isInstance: true, facts: factsOf(instance) };
   const service = mesh.services.find((each) => each.id === id);
   if (!service) return null;
-  return { id, pool: service.kind, isInstance: false, facts: [["Service", service.kind], ["Host", service.host], ["Process", String(service.pid)]] };
+  const facts = [["Service", service.kind], ["Where", `${service.host}, process ${service.pid}`]];
+  return { id, pool: service.kind, isInstance: false, servesPage: id === mesh.gateway, facts };
 }
 
 function factsOf(instance) {

@@ -4,8 +4,8 @@
 const SILENCE_S = 5; // The gateway speaks once a second.
 const RETRY_S = [0.5, 1, 2, 4];
 
-// `on`: event name → what takes its JSON. `onState(state, silentForS)`: "connecting", "live" or "lost"; of the
-// last one told again every second. Returns what goes on with another URL's events.
+// `on`: event name → what takes its JSON. `onState(state, silentForS)`: "connecting", "live" or "lost"; of
+// the last one told again every second. Returns what goes on with another URL's events.
 export function openStream(url, on, onState) {
   let source = null;
   let state = "connecting";

@@ -46,11 +46,12 @@ class Shown:
 @dataclass(slots=True)
 class RecordedGateway:
     """``state`` "silent" keeps streams open and says nothing; "away" breaks them off and refuses new ones.
-    ``wishes``: what was asked of it, by path and body."""
+    ``refusal``: of whatever is wished; ``wishes``: what was asked of it, by path and body."""
 
     shown: Shown
     url: str = ""
     state: str = "well"
+    refusal: str | None = None
     wishes: list[tuple[str, Any]] = field(default_factory=list)
 
     def show(self, **changed: Any) -> None:
@@ -84,6 +85,8 @@ class RecordedGateway:
         if request.headers.get("authorization") != f"Bearer {ADMIN_KEY}":
             return _refusal(401, "another admin key is needed")
         wish = request.path_params["wish"]
+        if self.refusal is not None:
+            return _refusal(409, self.refusal)
         self.wishes.append((wish, await request.json()))
         return Response(b"{}", 202, media_type="application/json")
 

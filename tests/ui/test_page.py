@@ -5,9 +5,11 @@ import re
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Locator, Page, expect
 
+from common.messages import DrainWish, ScaleWish
+from gateway.private.wishes import WishView
 from tests.ui.conftest import DESKTOP, PHONE, OpenPage
 from tests.ui.recorded_gateway import ADMIN_KEY, RecordedGateway
-from tests.ui.recorded_mesh import instance, large_mesh, mesh, small_mesh
+from tests.ui.recorded_mesh import instance, large_mesh, mesh, small_mesh, wished
 
 SILENCE_MS = 12_000
 """After five seconds without a word the page says that it waits."""
@@ -139,6 +141,75 @@ def test_scaling_asks_for_the_admin_key_and_again_when_it_is_wrong(
     dialog.get_by_role("button", name="Use it").click()
     expect(page.locator("#control-answer")).to_have_text("decode → 4: accepted")
     assert recorded.wishes == [("scale", {"role": "decode", "count": 4})]
+
+
+def test_who_presses_twice_asks_for_two_more_and_a_refusal_takes_its_own_back(
+    recorded: RecordedGateway, open_page: OpenPage
+) -> None:
+    page = open_page(recorded.url)
+    enter_key(page)
+    more = page.get_by_role("button", name="One decode more")
+    row = page.locator("#scale .decode")
+    more.dblclick()
+    expect(row.locator(".hint")).to_contain_text("5 asked for")
+    expect(page.locator("#control-answer")).to_have_text("decode → 5: accepted")
+    assert [body["count"] for _, body in recorded.wishes] == [4, 5]
+    recorded.refusal = "there is no room for another"
+    more.click()
+    expect(page.locator("#control-answer")).to_have_text("decode → 6: there is no room for another")
+    recorded.refusal = None
+    # Somebody else's wish, or one of before a reload, counts as well.
+    open_ = wished(ScaleWish("decode", 7), "under_way", 3.0)
+    recorded.show(mesh=mesh([instance("decode-0", "decode")], {}, [], None, wished=(open_,)))
+    page.reload()
+    expect(row.locator(".hint")).to_have_text("7 asked for")
+    more.click()
+    expect(page.locator("#control-answer")).to_have_text("decode → 8: accepted")
+    assert recorded.wishes[-1] == ("scale", {"role": "decode", "count": 8})
+
+
+def test_what_comes_of_a_wish_is_said_long_after_it_was_accepted(
+    recorded: RecordedGateway, open_page: OpenPage
+) -> None:
+    page = open_page(recorded.url)
+    enter_key(page)
+    hint = page.locator("#scale .decode .hint")
+    page.get_by_role("button", name="One decode more").click()
+    expect(hint).to_contain_text("4 asked for")
+    view = recorded.shown.mesh
+    draining = wished(DrainWish("attention-1"), "under_way", 75.0)
+
+    def show(scaling: WishView) -> None:
+        instances, services = list(view.instances), list(view.services)
+        recorded.show(mesh=mesh(instances, {}, services, None, wished=(scaling, draining)))
+
+    lines = page.locator("#wished li")
+    show(wished(ScaleWish("decode", 4), "under_way", 2.0))
+    expect(lines).to_have_text(["decode → 4: under way for 2 s", "draining attention-1: under way for 75 s"])
+    expect(hint).to_have_text("4 asked for")
+    show(wished(ScaleWish("decode", 4), "failed", 9.0, "decode-2 ended with 1 before it was ready"))
+    expect(lines.first).to_have_text("decode → 4: failed 9 s ago: decode-2 ended with 1 before it was ready")
+    expect(lines.first).to_have_attribute("data-kind", "bad")
+    expect(hint).to_be_hidden()
+
+
+def test_a_service_is_drained_from_its_box_and_has_no_role_to_flip(
+    recorded: RecordedGateway, open_page: OpenPage
+) -> None:
+    page = open_page(recorded.url)
+    enter_key(page)
+    sure = page.locator("#sure-dialog")
+    box(page, "gateway-0").click()
+    expect(page.get_by_role("button", name="Flip")).to_have_count(0)
+    page.locator("#instance").get_by_role("button", name="Drain").click()
+    expect(sure).to_contain_text("It serves this page")
+    sure.get_by_role("button", name="Cancel").click()
+    box(page, "attention-1").click()
+    page.locator("#instance").get_by_role("button", name="Drain").click()
+    expect(sure).not_to_contain_text("It serves this page")
+    sure.get_by_role("button", name="Drain").click()
+    expect(page.locator("#control-answer")).to_have_text("draining attention-1: accepted")
+    assert recorded.wishes == [("drain", {"instance": "attention-1"})]
 
 
 def test_an_instance_is_flipped_and_drained_from_its_box(
