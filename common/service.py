@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+import msgspec
 import uvloop
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
@@ -205,20 +206,21 @@ async def _bring_up(process: ServiceProcess, start: Start) -> Running:
         process.has_joined = True
     except StoreUnavailable as exc:
         log.warning("store_not_joined", extra={"error": str(exc)})
-    process.spawn(_keep_lease(process, running.describe))
+    process.spawn(_keep_lease(process, running.describe or (lambda: running.record)))
     log.info("service_ready", extra={"kind": process.kind, "url": process.http_url})
     return running
 
 
-async def _keep_lease(process: ServiceProcess, describe: Callable[[], MemberRecord] | None) -> None:
-    """Renews every heartbeat. Ends the process only when a newer incarnation has taken its place."""
+async def _keep_lease(process: ServiceProcess, describe: Callable[[], MemberRecord]) -> None:
+    """Renews every heartbeat. Ends the process only when a newer incarnation has taken its place. Of an
+    instance its load report says that it drains, of others the record does."""
     while True:
         await asyncio.sleep(process.config.mesh.heartbeat_s)
         try:
-            if describe is None:
-                await process.store.renew()
-            else:
-                await process.store.update(describe())
+            record = describe()
+            if process.is_draining and isinstance(record, ServiceRecord):
+                record = msgspec.structs.replace(record, is_draining=True)
+            await process.store.update(record)
         except StoreUnavailable as exc:
             log.warning("lease_not_renewed", extra={"error": str(exc)})
         else:

@@ -7,12 +7,20 @@ are the state's (``decode.state``); this only carries workers in and out.
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from common.errors import StoreError
+from common.errors import BusError, StoreError
 from common.ids import Incarnation
-from common.messages import AttentionDraining, InstanceEvent, KVDestination, ServiceRecord
+from common.messages import (
+    AttentionDraining,
+    AttentionUse,
+    InstanceEvent,
+    KVDestination,
+    ServiceRecord,
+    WorkerUse,
+)
 from common.store import Store
 from decode import events
 from decode.binding import AttentionUnavailable, Binder, Binding
@@ -25,6 +33,7 @@ log = logging.getLogger("lamella.decode")
 READY_TIMEOUT_S = 60.0
 """For as many workers as wanted to be there and free."""
 LOOK_S = 0.25
+USE_S = 1.0
 
 
 def _new_future() -> asyncio.Future[None]:
@@ -91,6 +100,7 @@ class AttentionPools:
         running = asyncio.get_running_loop()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._settle_silent())
+            tasks.create_task(self._tell_use())
 
             def on_loss() -> None:
                 running.call_soon_threadsafe(lambda: tasks.create_task(self._give_up_lost()))
@@ -111,6 +121,28 @@ class AttentionPools:
         for pool in self.pools.lost:
             if pool in self._bound:
                 self._lose(pool)
+
+    @property
+    def use(self) -> dict[str, WorkerUse]:
+        """By worker. With the heads partitioned each of a pool's workers has its share of every token."""
+        blocks, block_size = self.state.blocks, self.binder.needs.layout.block_size
+        sequences = Counter(blocks.pool_of(owner) for owner in blocks.owners())
+        found: dict[str, WorkerUse] = {}
+        for pool, bindings in self._bound.items():
+            total, free = blocks.total_blocks_in(pool), blocks.free_blocks_in(pool)
+            use = WorkerUse(sequences[pool], block_size * (total - free), block_size * total)
+            found |= {binding.record.service_id: use for binding in bindings}
+        return found
+
+    async def _tell_use(self) -> None:
+        """Nobody waits for it: what the bus cannot take is lost."""
+        binder = self.binder
+        while True:
+            try:
+                binder.bus.publish(binder.subjects.link_traffic(), AttentionUse(binder.instance_id, self.use))
+            except BusError as exc:
+                log.warning("attention_use_untold", extra={"error": str(exc)})
+            await asyncio.sleep(USE_S)
 
     async def _settle_silent(self) -> None:
         """A worker that was given up holds memory for this instance until it is told, or ends."""

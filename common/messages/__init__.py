@@ -73,12 +73,13 @@ from common.messages.requests import FinishReason, GenerationRequest, SampledTok
 from common.messages.roles import FlipProgress, FlipRole, Phase, Role, has_phase
 from common.messages.streams import SequenceFailed, SequenceMoved, TokenBatch, TokenEvent
 from common.messages.tasks import CancelRequest, DecodeTask, HostProcess, PrefillTask, ResumeTask
-from common.messages.work import LinkTraffic, Work, WorkDone, WorkKind
+from common.messages.work import AttentionUse, LinkTraffic, Work, WorkDone, WorkerUse, WorkKind
 
 __all__ = [
     "Acknowledged",
     "Announcement",
     "AttentionDraining",
+    "AttentionUse",
     "CancelRequest",
     "DecodeTask",
     "DrainWish",
@@ -136,6 +137,7 @@ __all__ = [
     "Work",
     "WorkDone",
     "WorkKind",
+    "WorkerUse",
     "as_request_error",
     "error_reply",
     "has_phase",

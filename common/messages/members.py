@@ -48,8 +48,8 @@ class InstanceRecord(msgspec.Struct, frozen=True, tag="instance", kw_only=True):
 
 
 class ServiceRecord(msgspec.Struct, frozen=True, tag="service", kw_only=True):
-    """What a gateway or scheduler writes into the store under its lease. ``private_url``: a gateway's, for
-    operators."""
+    """What a service without weights writes into the store under its lease. ``private_url``: a gateway's, for
+    operators. ``is_draining``: it finishes what it has and ends."""
 
     service_id: str
     incarnation: Incarnation
@@ -58,6 +58,7 @@ class ServiceRecord(msgspec.Struct, frozen=True, tag="service", kw_only=True):
     pid: int
     http_url: str
     private_url: str | None = None
+    is_draining: bool = False
 
 
 MemberRecord = InstanceRecord | ServiceRecord

@@ -35,3 +35,19 @@ class LinkTraffic(msgspec.Struct, frozen=True, tag="link-traffic"):
     instance_id: InstanceId
     window_s: float
     sent_bytes: dict[InstanceId, int]
+
+
+class WorkerUse(msgspec.Struct, frozen=True):
+    """What one attention worker holds for an instance: tokens of so many sequences, of as many as it can."""
+
+    sequences: int
+    used_tokens: int
+    total_tokens: int
+
+
+class AttentionUse(msgspec.Struct, frozen=True, tag="attention-use"):
+    """decode → whoever watches the mesh, once a second: what its attention workers hold for it now, by their
+    ids. A worker knows of memory that is promised; only the instance knows what of it is in use."""
+
+    instance_id: InstanceId
+    workers: dict[str, WorkerUse]

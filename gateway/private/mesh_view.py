@@ -12,6 +12,7 @@ import msgspec
 
 from common.ids import Incarnation, InstanceId
 from common.messages import (
+    AttentionUse,
     InstanceRecord,
     LinkTraffic,
     LoadReport,
@@ -83,10 +84,17 @@ class LinkView(msgspec.Struct, frozen=True):
 
 
 class ServiceView(msgspec.Struct, frozen=True):
+    """``running``: sequences that an attention worker holds KV of, as the decode instances that it serves
+    say, and ``kv_total_tokens`` the places that it has for them; nothing of others."""
+
     id: str
     kind: ServiceKind
     host: str
     pid: int
+    state: Literal["ready", "draining"] = "ready"
+    running: int = 0
+    kv_used_tokens: int = 0
+    kv_total_tokens: int = 0
 
 
 class LeaderView(msgspec.Struct, frozen=True):
@@ -121,7 +129,8 @@ class MeshView(msgspec.Struct, frozen=True, kw_only=True):
         plan = None if self.plan is None else self.plan.decided_unix_s
         connected = (self.is_bus_connected, self.is_store_answering)
         wished = tuple((each.id, each.state) for each in self.wished)
-        return (instances, *(each.pid for each in self.services), self.leader, plan, connected, wished)
+        services = tuple((each.pid, each.state) for each in self.services)
+        return (instances, services, self.leader, plan, connected, wished)
 
 
 @dataclass(slots=True)
@@ -136,6 +145,7 @@ class MeshNews:
     plan: DesiredCounts | None = None
     _reports: dict[InstanceId, tuple[float, LoadReport]] = field(default_factory=dict)
     _traffic: dict[InstanceId, tuple[float, LinkTraffic]] = field(default_factory=dict)
+    _uses: dict[InstanceId, tuple[float, AttentionUse]] = field(default_factory=dict)
 
     def take_members(self, members: list[MemberRecord]) -> None:
         """Of who is gone, nothing is kept."""
@@ -143,13 +153,16 @@ class MeshNews:
         present = {each.instance_id for each in self._records}
         self._reports = {key: each for key, each in self._reports.items() if key in present}
         self._traffic = {key: each for key, each in self._traffic.items() if key in present}
+        self._uses = {key: each for key, each in self._uses.items() if key in present}
 
-    def take(self, message: LoadReport | LinkTraffic, now: float) -> None:
+    def take(self, message: LoadReport | LinkTraffic | AttentionUse, now: float) -> None:
         match message:
             case LoadReport():
                 self._reports[message.instance_id] = (now, message)
             case LinkTraffic():
                 self._traffic[message.instance_id] = (now, message)
+            case AttentionUse():
+                self._uses[message.instance_id] = (now, message)
 
     @property
     def has_heard_everyone(self) -> bool:
@@ -171,10 +184,24 @@ class MeshNews:
             if now - heard_s < TRAFFIC_WINDOWS * traffic.window_s
         ]
 
-    def services(self) -> list[ServiceView]:
+    def services(self, now: float) -> list[ServiceView]:
         records = [each for each in self.members if isinstance(each, ServiceRecord)]
-        views = [ServiceView(each.service_id, each.kind, each.host, each.pid) for each in records]
-        return sorted(views, key=lambda each: (each.kind, each.id))
+        return sorted((self._service(each, now) for each in records), key=lambda each: (each.kind, each.id))
+
+    def _service(self, record: ServiceRecord, now: float) -> ServiceView:
+        """What instances that fell silent have told of it counts no more."""
+        told = [use.workers for heard_s, use in self._uses.values() if now - heard_s < self.lease_s]
+        uses = [workers[record.service_id] for workers in told if record.service_id in workers]
+        return ServiceView(
+            id=record.service_id,
+            kind=record.kind,
+            host=record.host,
+            pid=record.pid,
+            state="draining" if record.is_draining else "ready",
+            running=sum(each.sequences for each in uses),
+            kv_used_tokens=sum(each.used_tokens for each in uses),
+            kv_total_tokens=sum(each.total_tokens for each in uses),
+        )
 
     @property
     def _records(self) -> list[InstanceRecord]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from common.bus import Bus
 from common.config import Config
 from common.errors import BusError, StoreError
-from common.messages import LinkTraffic, LoadReport, RequestEnded, SchedulerEvent
+from common.messages import AttentionUse, LinkTraffic, LoadReport, RequestEnded, SchedulerEvent
 from common.store import Store
 from common.subjects import Subjects
 from gateway.private.mesh_view import LeaderView, MeshNews, MeshView, pools_of
@@ -62,7 +62,7 @@ class MeshWatch:
         if now - self.news.since_s < FIRST_LOOK_S:
             await self._wait_heard()
         now = time.monotonic()
-        instances, services = self.news.instances(now), self.news.services()
+        instances, services = self.news.instances(now), self.news.services(now)
         return MeshView(
             gateway=self.gateway_id,
             model=self.news.model or self.model,
@@ -96,7 +96,7 @@ class MeshWatch:
         try:
             await bus.connect(CONNECT_TIMEOUT_S)
             await bus.subscribe(self.subjects.scheduler_events(), SchedulerEvent, self._take)
-            await bus.subscribe(self.subjects.link_traffic(), LinkTraffic, self._take)
+            await bus.subscribe(self.subjects.link_traffic(), LinkTraffic | AttentionUse, self._take)
             while time.monotonic() - self._looked_s < IDLE_S:
                 self.is_bus_connected = bus.is_connected
                 self._changed.set()
@@ -106,7 +106,7 @@ class MeshWatch:
             self.is_bus_connected = False
             await bus.close()
 
-    def _take(self, message: LoadReport | LinkTraffic | RequestEnded) -> None:
+    def _take(self, message: LoadReport | LinkTraffic | AttentionUse | RequestEnded) -> None:
         if not isinstance(message, RequestEnded):
             self.news.take(message, time.monotonic())
             self._changed.set()

@@ -23,10 +23,19 @@ export function scene(mesh) {
 
 function serviceNode(mesh, service) {
   const isLeader = service.id === mesh.leader?.id;
-  const line = { scheduler: isLeader ? `epoch ${mesh.leader.epoch}` : "stands by", gateway: service.id === mesh.gateway ? "serves this page" : "" }[service.kind];
-  const note = isLeader ? "leads" : "";
-  return { id: service.id, pool: service.kind, isReady: true, note, line: line || service.host, kv: null, description: inWords(service.id, service.kind, note, line) };
+  const line = {
+    scheduler: isLeader ? `epoch ${mesh.leader.epoch}` : "stands by",
+    gateway: service.id === mesh.gateway ? "serves this page" : "",
+    attention: service.kv_total_tokens ? `holds ${count(service.running)}` : "",
+  }[service.kind];
+  const isReady = service.state === "ready";
+  const note = isReady ? (isLeader ? "leads" : "") : service.state;
+  const kv = kvShare(service);
+  const description = inWords(service.id, service.kind, note, line, kvInWords(kv));
+  return { id: service.id, pool: service.kind, isReady, note, line: line || service.host, kv, description };
 }
+
+const kvInWords = (kv) => (kv === null ? "" : `${share(kv)} of its KV in use`);
 
 function instanceNode(instance) {
   const kv = kvShare(instance);
@@ -34,7 +43,7 @@ function instanceNode(instance) {
   const away = instance.home === instance.role ? "" : `from ${instance.home}`;
   const note = isReady ? away : instance.state;
   const line = lineOf(instance);
-  const description = inWords(instance.id, instance.role, note, line, kv === null ? "" : `${share(kv)} of its KV in use`);
+  const description = inWords(instance.id, instance.role, note, line, kvInWords(kv));
   return { id: instance.id, pool: instance.role, isReady, note, line, kv, description };
 }
 
@@ -86,18 +95,27 @@ export function instanceOf(mesh, id) {
   if (instance) return { id, pool: instance.role, isInstance: true, facts: factsOf(instance) };
   const service = mesh.services.find((each) => each.id === id);
   if (!service) return null;
-  const facts = [["Service", service.kind], ["Where", `${service.host}, process ${service.pid}`]];
+  const facts = [["Service", service.kind], ["State", service.state]];
+  if (service.kind === "attention") {
+    facts.push(["Holds", `the KV of ${plural(service.running, "sequence")}`], ["KV", kvFacts(service)]);
+  }
+  facts.push(["Where", `${service.host}, process ${service.pid}`]);
   return { id, pool: service.kind, isInstance: false, servesPage: id === mesh.gateway, facts };
 }
 
+function kvFacts(one) {
+  const kv = kvShare(one);
+  if (kv === null) return NONE;
+  return `${count(one.kv_used_tokens)} of ${count(one.kv_total_tokens)} tokens, ${share(kv)}`;
+}
+
 function factsOf(instance) {
-  const kv = kvShare(instance);
   return [
     ["Role", instance.home === instance.role ? instance.role : `${instance.role}, at home ${instance.home}`],
     ["State", instance.state],
     ["Queue", `${plural(instance.queue_tokens, "prompt token")}, ${count(instance.waiting)} waiting`],
     ["Running", plural(instance.running, "sequence")],
-    ["KV", kv === null ? NONE : `${count(instance.kv_used_tokens)} of ${count(instance.kv_total_tokens)} tokens, ${share(kv)}`],
+    ["KV", kvFacts(instance)],
     ["Prefill", instance.prefill_tokens_per_s === null ? "not measured yet" : `${rate(instance.prefill_tokens_per_s)} tokens/s`],
     ["Decode step", instance.decode_step_s === null ? "not measured yet" : seconds(instance.decode_step_s)],
     ["Where", `${instance.host}, process ${instance.pid}, ${instance.device}`],

@@ -10,9 +10,9 @@ from rich.text import Text
 
 from common.latency import Distribution
 from gateway.private.latency_view import ClassLatency, LatencyView
-from gateway.private.mesh_view import ROLES, InstanceView, MeshView
+from gateway.private.mesh_view import ROLES, InstanceView, MeshView, ServiceView
 
-KV_BAR_WIDTH = 8
+KV_BAR_WIDTH = 6
 UNKNOWN = "-"
 BETWEEN = (0, 1, 0, 0)
 """Of columns, so that all fit into the 80 characters that terminals begin with."""
@@ -37,7 +37,7 @@ def _head(mesh: MeshView) -> Text:
     at = datetime.fromtimestamp(mesh.at_unix_s).strftime("%H:%M:%S")
     head = Text.assemble((mesh.model, "bold"), f", seen by {mesh.gateway} at {at}")
     for kind, services in groupby(mesh.services, key=lambda each: each.kind):
-        names = ", ".join(_name_of(each.id, mesh) for each in services)
+        names = ", ".join(_name_of(each, mesh) for each in services)
         head.append(f"\n{kind}: {names}")
     if not mesh.is_bus_connected:
         head.append("\nNATS does not answer: loads are old", "bold red")
@@ -46,9 +46,11 @@ def _head(mesh: MeshView) -> Text:
     return head
 
 
-def _name_of(service_id: str, mesh: MeshView) -> str:
-    leads = mesh.leader is not None and mesh.leader.id == service_id
-    return f"{service_id} (leads)" if leads else service_id
+def _name_of(service: ServiceView, mesh: MeshView) -> str:
+    if service.state == "draining":
+        return f"{service.id} (draining)"
+    leads = mesh.leader is not None and mesh.leader.id == service.id
+    return f"{service.id} (leads)" if leads else service.id
 
 
 def _latency_table(latency: LatencyView) -> Table:
@@ -88,7 +90,7 @@ def _percentiles(times: Distribution | None) -> tuple[str, str, str]:
 
 
 def _instance_table(mesh: MeshView) -> Table:
-    """In the order of a request's walk."""
+    """In the order of a request's walk; at last who only holds KV for decode."""
     table = Table(box=None, padding=BETWEEN)
     for column in ("instance", "role", "state"):
         table.add_column(column, no_wrap=True)
@@ -99,22 +101,32 @@ def _instance_table(mesh: MeshView) -> Table:
         table.add_column(column, justify="right", no_wrap=True)
     for each in sorted(mesh.instances, key=lambda each: (ROLES.index(each.role), each.id)):
         _add_instance(table, each)
+    for worker in (each for each in mesh.services if each.kind == "attention"):
+        load = (UNKNOWN, str(worker.running), UNKNOWN, *_kv(worker.kv_used_tokens, worker.kv_total_tokens))
+        table.add_row(worker.id, worker.kind, _state(worker.state), *load)
     return table
 
 
+def _state(state: str) -> Text:
+    return Text(state, STATE_STYLES[state])
+
+
+def _kv(used: int, total: int) -> tuple[RenderableType, str]:
+    """How full it is, as a bar and in words."""
+    return (ProgressBar(total, used, KV_BAR_WIDTH), f"{used / total:.0%}") if total else (UNKNOWN, "")
+
+
 def _add_instance(table: Table, instance: InstanceView) -> None:
-    used, total = instance.kv_used_tokens, instance.kv_total_tokens
     prefill_speed, step_s = instance.prefill_tokens_per_s, instance.decode_step_s
     is_home = instance.home == instance.role
     table.add_row(
         instance.id,
         instance.role if is_home else f"{instance.home} → {instance.role}",
-        Text(instance.state, STATE_STYLES[instance.state]),
+        _state(instance.state),
         f"{instance.queue_tokens:,}",
         str(instance.running),
         str(instance.waiting),
-        ProgressBar(total, used, KV_BAR_WIDTH) if total else UNKNOWN,
-        f"{used / total:.0%}" if total else "",
+        *_kv(instance.kv_used_tokens, instance.kv_total_tokens),
         UNKNOWN if prefill_speed is None else f"{prefill_speed:,.0f}",
         UNKNOWN if step_s is None else _milliseconds(step_s),
     )

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from common.bus import Bus
-from common.messages import MemberRecord
+from common.messages import MemberRecord, ServiceRecord
 from common.store import Store
 from common.subjects import Subjects
 from services.launcher import embedded
@@ -127,8 +127,17 @@ def test_a_service_becomes_ready_registers_its_real_port_and_leaves(
 
 
 def test_a_drain_waits_for_the_work_at_hand_and_is_not_ready_meanwhile(
-    tmp_path: Path, environment: dict[str, str], nats_url: str, namespace: str
+    tmp_path: Path, environment: dict[str, str], nats_url: str, redis_url: str, namespace: str
 ) -> None:
+
+    def wait_draining() -> None:
+        """Whoever looks at the mesh sees it within a heartbeat."""
+        while True:
+            [record] = members(redis_url, namespace)
+            assert isinstance(record, ServiceRecord)
+            if record.is_draining:
+                return
+
     with small_service(tmp_path, **environment) as process:
         url = str(process.wait_event("service_ready")["url"])
 
@@ -143,6 +152,7 @@ def test_a_drain_waits_for_the_work_at_hand_and_is_not_ready_meanwhile(
             status, reasons = await asyncio.to_thread(get, f"{url}/health/ready")
             assert status == 503
             assert "draining" in reasons
+            await asyncio.to_thread(wait_draining)
             bus.publish(f"{namespace}.wake", Wake())
             assert isinstance(await call, Woken)
             await bus.close()

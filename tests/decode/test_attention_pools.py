@@ -8,8 +8,11 @@ import pytest
 
 from common.bus import Bus
 from common.config import AttentionConfig
-from common.messages import ServiceRecord
+from common.ids import RequestId
+from common.kv.blocks import BlockOwner
+from common.messages import AttentionUse, ServiceRecord, WorkerUse
 from common.store import Store
+from common.subjects import Subjects
 from decode import events
 from decode.attention_pools import AttentionPools
 from decode.binding import AttentionUnavailable
@@ -95,6 +98,28 @@ def test_an_instance_whose_only_worker_can_never_serve_its_model_is_not_ready_an
         ):
             with pytest.raises(AttentionUnavailable, match="attention-0: a block has 1024 bytes"):
                 await pools.wait_ready()
+
+    run(look())
+
+
+def test_what_workers_hold_is_told_to_whoever_watches_the_mesh(
+    nats_url: str, redis_url: str, namespace: str
+) -> None:
+    async def look() -> None:
+        async with (
+            pair(nats_url, namespace) as (own, theirs),
+            attention_service(own, redis_url, namespace, ENOUGH) as worker,
+            member(redis_url, namespace, worker.record),
+        ):
+            told: asyncio.Queue[AttentionUse] = asyncio.Queue()
+            await own.subscribe(Subjects(namespace).link_traffic(), AttentionUse, told.put_nowait)
+            async with pools_of(theirs, redis_url, namespace) as pools:
+                await pools.wait_ready()
+                blocks, tokens = pools.state.blocks, pools.binder.needs.layout.block_size
+                assert blocks.try_allocate(BlockOwner("decode", RequestId("r1"), 0), 2)
+                use = WorkerUse(1, 2 * tokens, blocks.total_blocks * tokens)
+                while (await told.get()).workers != {"attention-0": use}:
+                    pass
 
     run(look())
 

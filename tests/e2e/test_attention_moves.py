@@ -1,16 +1,18 @@
 """Running streams move between attention workers, and keep their tokens whatever dies meanwhile."""
 
 import asyncio
+import json
 import os
 import signal
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
 
 from common.messages import ServiceRecord
-from tests.e2e.meshes import Mesh, running_mesh
+from tests.e2e.meshes import Mesh, get_text, running_mesh
 
 CONFIG = """
 [mesh]
@@ -58,6 +60,7 @@ def test_streams_spread_over_a_worker_that_comes_and_leave_one_that_goes(mesh: M
     async def disturb() -> None:
         await scale(mesh, 2)
         await seen(mesh, "kv_moved", 2)
+        await shown(mesh, lambda workers: len(workers) == 2 and all(each["running"] for each in workers))
         await scale(mesh, 1)
         await seen(mesh, "attention_pool_left", 1)
 
@@ -183,6 +186,17 @@ async def seen(mesh: Mesh, event: str, times: int) -> None:
             if count(mesh, event) >= times:
                 return
             await asyncio.sleep(0.01)
+
+
+async def shown(mesh: Mesh, is_so: Callable[[list[dict[str, Any]]], bool]) -> None:
+    """On the private port, of the attention workers."""
+    url = f"{mesh.status()['private_url']}/api/mesh"
+    async with asyncio.timeout(WATCH_S):
+        while True:
+            services = json.loads(await asyncio.to_thread(get_text, url))["services"]
+            if is_so([each for each in services if each["kind"] == "attention"]):
+                return
+            await asyncio.sleep(0.1)
 
 
 async def pid_of(mesh: Mesh, worker: str) -> int:

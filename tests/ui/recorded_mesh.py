@@ -57,8 +57,8 @@ def small_mesh() -> Shown:
                 ("prefill-1", "decode-1"): 420e3,
             },
             [
-                ServiceView("attention-0", "attention", "node-1", 4107),
-                ServiceView("attention-1", "attention", "node-1", 4108),
+                worker("attention-0", 4107, running=9, used=0.74),
+                worker("attention-1", 4108, running=2, used=0.11, is_draining=True),
                 ServiceView("gateway-0", "gateway", "node-1", 4101),
                 ServiceView("scheduler-0", "scheduler", "node-1", 4102),
                 ServiceView("scheduler-1", "scheduler", "node-1", 4103),
@@ -125,6 +125,21 @@ def instance(
         kv_total_tokens=total,
         prefill_tokens_per_s=None if role == "decode" else 8120.0,
         decode_step_s=None if role == "prefill" else 0.0241,
+    )
+
+
+def worker(id: str, pid: int, running: int, used: float, *, is_draining: bool = False) -> ServiceView:
+    """An attention worker."""
+    total = 65_536
+    return ServiceView(
+        id,
+        "attention",
+        "node-1",
+        pid,
+        state="draining" if is_draining else "ready",
+        running=running,
+        kv_used_tokens=int(used * total),
+        kv_total_tokens=total,
     )
 
 

@@ -31,6 +31,10 @@ def test_every_member_is_drawn_in_its_pool(recorded: RecordedGateway, open_page:
     expect(box(page, "prefill-1")).to_have_attribute("aria-label", re.compile("draining"))
     expect(box(page, "mixed-0").locator(".note")).to_have_text("from decode")
     expect(box(page, "scheduler-0").locator(".note")).to_have_text("leads")
+    expect(box(page, "attention-0")).to_have_attribute("aria-label", re.compile("holds 9, 74 % of its KV"))
+    expect(box(page, "attention-1").locator(".note")).to_have_text("draining")
+    box(page, "attention-1").click()
+    expect(page.locator("#instance")).to_contain_text("the KV of 2 sequences")
 
 
 def test_the_bar_of_an_instance_is_as_long_as_its_kv_is_full(

@@ -1,7 +1,17 @@
 """The mesh as its members report it."""
 
+import msgspec
+
 from common.ids import Incarnation, InstanceId
-from common.messages import InstanceRecord, LinkTraffic, Role, ServiceKind, ServiceRecord
+from common.messages import (
+    AttentionUse,
+    InstanceRecord,
+    LinkTraffic,
+    Role,
+    ServiceKind,
+    ServiceRecord,
+    WorkerUse,
+)
 from common.performance import FittedTime
 from gateway.private.mesh_view import LawView, LinkView, MeshNews, pools_of
 from tests.instance_records import make_record
@@ -51,7 +61,24 @@ def test_an_instance_is_shown_with_what_it_reports() -> None:
         relative_error=0.05,
         samples=40,
     )
-    assert [each.id for each in news.services()] == ["gateway-0"]
+    assert [each.id for each in news.services(0.0)] == ["gateway-0"]
+
+
+def test_an_attention_worker_holds_what_all_its_decode_instances_say() -> None:
+    news = MeshNews(LEASE_S)
+    draining = msgspec.structs.replace(service("attention-0", "attention"), is_draining=True)
+    members = [record(f"decode-{index}", "decode") for index in range(2)]
+    news.take_members([*members, draining, service("gateway-0", "gateway")])
+    for index, heard_s in ((0, 1.0), (1, 3.0)):
+        use = WorkerUse(2 + index, 320, 1600)
+        news.take(AttentionUse(InstanceId(f"decode-{index}"), {"attention-0": use}), heard_s)
+    worker, gateway = news.services(3.5)
+    assert (worker.state, worker.running) == ("draining", 5)
+    assert (worker.kv_used_tokens, worker.kv_total_tokens) == (640, 3200)
+    assert (gateway.state, gateway.running, gateway.kv_total_tokens) == ("ready", 0, 0)
+    assert news.services(1.0 + LEASE_S)[0].running == 3, "who fell silent counts no more"
+    news.take_members([draining, service("gateway-0", "gateway")])
+    assert news.services(3.5)[0].kv_total_tokens == 0
 
 
 def test_an_instance_that_is_not_heard_of_for_a_lease_is_silent() -> None:

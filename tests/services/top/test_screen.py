@@ -26,7 +26,7 @@ def test_every_instance_has_a_line_with_its_load() -> None:
     shown = small_mesh()
     decode = line_of(shown, "decode-1")
     assert decode[:6] == ["decode-1", "decode", "ready", "0", "11", "2"]
-    assert decode[-4:] == ["━━━━━━━╸", "94%", "-", "24.1"]
+    assert decode[-4:] == ["━━━━━╸", "94%", "-", "24.1"]
     prefill = line_of(shown, "prefill-1")
     assert prefill[:4] == ["prefill-1", "prefill", "draining", "640"]
     assert line_of(shown, "mixed-0")[1:4] == ["decode", "→", "mixed"]
@@ -35,6 +35,14 @@ def test_every_instance_has_a_line_with_its_load() -> None:
 def test_all_of_it_fits_into_eighty_characters() -> None:
     wide, narrow = (" ".join(lines_of(small_mesh(), width)).split() for width in (160, 80))
     assert narrow == wide
+
+
+def test_an_attention_worker_has_a_line_with_what_it_holds() -> None:
+    shown = small_mesh()
+    assert line_of(shown, "attention-0")[:5] == ["attention-0", "attention", "ready", "-", "9"]
+    draining = line_of(shown, "attention-1")
+    assert (draining[2], draining[4], draining[-1]) == ("draining", "2", "11%")
+    assert "attention: attention-0, attention-1 (draining)" in "\n".join(lines_of(shown))
 
 
 def test_latencies_are_of_all_classes_and_of_those_that_were_asked() -> None:
