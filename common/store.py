@@ -21,6 +21,7 @@ again, cannot write over it (MemberSuperseded).
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Collection
 from typing import Any, TypeVar, cast
 from urllib.parse import urlsplit
@@ -142,10 +143,14 @@ class MemberSuperseded(StoreError):
 
 
 class Store:
-    """One member's view of the store. Every operation ends within about a second, or StoreUnavailable."""
+    """One member's view of the store. Every operation ends within about a second, or StoreUnavailable.
+
+    Counted since the start: operations ``answered`` and the seconds that took, ``failures`` of others, and
+    ``malformed`` records.
+    """
 
     def __init__(self, url: str, namespace: str) -> None:
-        self.malformed = 0
+        self.answered, self.answered_s, self.failures, self.malformed = 0, 0.0, 0, 0
         self._address = _address(url)
         self._prefix = f"lamella:{namespace}:"
         self._record: MemberRecord | None = None
@@ -355,13 +360,19 @@ class Store:
         log.warning("store_malformed_record", extra={"error": str(error)})
 
     async def _run(self, operation: Callable[[], Awaitable[Result]]) -> Result:
+        began_s = time.monotonic()
         try:
             async with asyncio.timeout(OPERATION_TIMEOUT_S):
-                return await keep_cancellation(operation())
+                answer = await keep_cancellation(operation())
         except (TimeoutError, redis.exceptions.TimeoutError) as exc:
+            self.failures += 1
             raise StoreUnavailable(f"store at {self._address}: no answer in {OPERATION_TIMEOUT_S} s") from exc
         except (redis.exceptions.RedisError, OSError) as exc:
+            self.failures += 1
             raise StoreUnavailable(f"store at {self._address}: {exc}") from exc
+        self.answered += 1
+        self.answered_s += time.monotonic() - began_s
+        return answer
 
 
 def _member_id(record: MemberRecord) -> str:

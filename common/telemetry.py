@@ -83,14 +83,17 @@ class WireCounters(Collector):
         registry.register(self)
 
     def collect(self) -> Iterator[CounterMetricFamily]:
-        bus = self._bus
+        bus, store = self._bus, self._store
         for name, help_text, total in (
             ("bus_reconnects", "Connections to NATS made again.", bus.reconnects),
             ("bus_slow_consumer", "Messages lost because this process read too slowly.", bus.slow_consumer),
             ("bus_dropped", "Messages not sent because the outbox was full or closed.", bus.dropped),
             ("bus_malformed", "Messages that could not be decoded.", bus.malformed),
             ("bus_callback_failures", "Messages whose callback raised.", bus.callback_failures),
-            ("store_malformed", "Records in the store that could not be decoded.", self._store.malformed),
+            ("store_operations", "Answers of Redis, of one round trip or some.", store.answered),
+            ("store_operation_seconds", "Time that Redis took for them.", store.answered_s),
+            ("store_failures", "Questions that Redis did not answer, or refused.", store.failures),
+            ("store_malformed", "Records in the store that could not be decoded.", store.malformed),
         ):
             yield CounterMetricFamily(f"lamella_{name}", help_text, value=total)
 

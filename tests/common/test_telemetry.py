@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
+from common.errors import StoreUnavailable
 from common.instance_metrics import InstanceMetrics
 from common.latency import QUEUE_TIME, TTFT
 from common.nats_connection import BusCounters
@@ -41,6 +42,30 @@ def test_queue_times_are_kept_apart_by_phase_and_unknown_phases_refused() -> Non
     assert read[(f"{QUEUE_TIME.name}_count", (("phase", "prefill"),))] == 0
     with pytest.raises(KeyError):
         histogram.observe(0.2, "lunch")
+
+
+@pytest.mark.anyio
+async def test_what_redis_answered_and_failed_to_is_counted_with_the_time_it_took(
+    redis_url: str, namespace: str
+) -> None:
+    store, gone = Store(redis_url, namespace), Store("redis://127.0.0.1:1", namespace)
+    try:
+        for _ in range(3):
+            await store.members()
+        with pytest.raises(StoreUnavailable):
+            await gone.members()
+    finally:
+        await store.close()
+        await gone.close()
+    told = []
+    for each in (store, gone):
+        registry = CollectorRegistry()
+        WireCounters(BusCounters(), each, registry)
+        told.append(samples(registry))
+    names = ("store_operations", "store_failures")
+    assert [told[0][(f"lamella_{name}_total", ())] for name in names] == [3, 0]
+    assert [told[1][(f"lamella_{name}_total", ())] for name in names] == [0, 1]
+    assert told[0][("lamella_store_operation_seconds_total", ())] > 0
 
 
 def test_every_kind_of_service_exports_names_that_do_not_collide() -> None:

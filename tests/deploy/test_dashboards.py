@@ -63,7 +63,17 @@ def test_every_query_keeps_to_the_chosen_mesh_and_to_variables_that_exist(file: 
             matchers = {matcher.name: matcher.value for matcher in selector.matchers.matchers}
             used = {value[1:] for value in matchers.values() if value.startswith("$")}
             assert used <= declared, query
-            assert matchers.get("job") == "$job" or query.where.endswith("$job"), query
+            is_choice = query.where.endswith(("$job", "$model_name"))
+            assert matchers.get("job") == "$job" or is_choice, query
+
+
+@pytest.mark.parametrize("file", DASHBOARDS, ids=lambda file: file.stem)
+def test_a_dashboard_is_of_the_meshes_that_serve_the_chosen_model(file: Path) -> None:
+    """By their jobs, which every query keeps to: most series have no label of a model."""
+    chosen = {each["name"]: each for each in loaded(file)["templating"]["list"]}
+    assert list(chosen)[:3] == ["datasource", "model_name", "job"]
+    assert chosen["job"]["definition"] == 'label_values(lamella_model_info{model_name=~"$model_name"}, job)'
+    assert "allValue" not in chosen["job"], "all of them are those of the model"
 
 
 @pytest.mark.parametrize("query", all_queries(), ids=lambda query: query.where)
