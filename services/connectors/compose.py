@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import msgspec
 
 from common.errors import LauncherError
+from common.messages import Role
 from common.scaling import ScaledRole, ScaledService
 from services.connectors.connector import Standing
 from services.connectors.programs import ProgramFailed, output_of
@@ -23,6 +24,7 @@ COMPOSE = ("docker", "compose")
 LIST_TIMEOUT_S = 60.0
 DRAIN_TIMEOUT_S = 300.0
 """Containers are ended by their own ``stop_grace_period``, well within this."""
+ON_GPU = "-gpu"
 PRESENT = ("running", "restarting", "paused")
 SETTINGS = "/etc/lamella/compose.toml"
 """In every container (docker-compose.yml)."""
@@ -40,7 +42,7 @@ class Container(msgspec.Struct, frozen=True, rename="pascal"):
     @property
     def role(self) -> str:
         """Those on GPUs are services of their own."""
-        return self.service.removesuffix("-gpu")
+        return self.service.removesuffix(ON_GPU)
 
     @property
     def is_ready(self) -> bool:
@@ -57,10 +59,13 @@ class ComposeConnector:
     async def apply(self, wishes: Wishes) -> list[RoleChange]:
         """Where new containers do not become healthy, there are as many as before again."""
         before = await self.containers()
+        _check_not_on_gpus(before, wishes)
         present = {role: _names(before, role) for role in wishes}
         counts = {role: wish.count(len(present[role])) for role, wish in wishes.items()}
         check_counts(counts)
-        self._check_phases(before, counts)
+        staying = _roles([each for each in before if each.service not in counts])
+        wanted = [role for role in ROLES for _ in range(counts.get(role, 0))]
+        self._check_phases(before, [*staying, *wanted])
         try:
             await self._up(counts)
         except LauncherError:
@@ -76,10 +81,10 @@ class ComposeConnector:
         found = next((each for each in containers if _is(each, service_id)), None)
         if found is None:
             raise LauncherError(f"no container of this project is {service_id}")
-        role = next(each for each in SCALED_ROLES if each == found.service)
-        left = {role: len(_names(containers, role)) - 1}
-        check_counts(left)
-        self._check_phases(containers, left)
+        left = [each for each in containers if each != found]
+        role = next(each for each in SCALED_ROLES if each == found.role)
+        check_counts({role: sum(each.role == role for each in left)})
+        self._check_phases(containers, _roles(left))
         await output_of("docker", "stop", found.name, timeout_s=DRAIN_TIMEOUT_S)
         await output_of("docker", "rm", found.name, timeout_s=LIST_TIMEOUT_S)
 
@@ -114,13 +119,9 @@ class ComposeConnector:
         found = [msgspec.json.decode(line, type=Container) for line in lines.splitlines()]
         return [each for each in found if each.state in PRESENT and each.role in SCALED_ROLES]
 
-    def _check_phases(self, containers: list[Container], counts: Mapping[ScaledRole, int]) -> None:
-        if self.is_forced:
-            return
-        present = [(each.service, role) for each in containers for role in ROLES if role == each.role]
-        left = [role for service, role in present if service not in counts]
-        wanted = [role for role in ROLES for _ in range(counts.get(role, 0))]
-        check_phases([role for _, role in present], [*left, *wanted])
+    def _check_phases(self, before: list[Container], after: list[Role]) -> None:
+        if not self.is_forced:
+            check_phases(_roles(before), after)
 
     async def _up(self, counts: Mapping[ScaledRole, int]) -> None:
         """Touches no other service, and no container that is to stay: that would end what runs there."""
@@ -133,7 +134,23 @@ class ComposeConnector:
 
 def _is(container: Container, service_id: str) -> bool:
     """A service's id ends in its container's short one (deploy/entrypoint.py)."""
-    return service_id in (container.name, f"{container.service}-{container.id[:12]}")
+    return service_id in (container.name, f"{container.role}-{container.id[:12]}")
+
+
+def _roles(containers: list[Container]) -> list[Role]:
+    """Those of instances."""
+    return [role for each in containers for role in ROLES if role == each.role]
+
+
+def _check_not_on_gpus(containers: list[Container], wishes: Wishes) -> None:
+    """Plans and operators count instances wherever they compute, and only those on CPUs can be had more of: a
+    service on GPUs has the one that its variable names. Raises LauncherError."""
+    for each in containers:
+        if each.service.endswith(ON_GPU) and each.role in wishes:
+            raise LauncherError(
+                f"{each.role} computes on a GPU here ({each.name}): `docker compose --profile gpu up --scale"
+                f" {each.service}=N` says how many there are to be, `--scale {each.role}=N` how many on CPUs"
+            )
 
 
 def _names(containers: list[Container], role: ScaledRole) -> list[str]:

@@ -68,9 +68,29 @@ def test_the_last_container_of_a_phase_ends_only_by_force_or_beside_others_that_
 
 
 def test_a_service_on_a_gpu_does_what_its_role_does(docker: Path, tmp_path: Path) -> None:
-    (tmp_path / "state").write_text('{"prefill": 1, "prefill-gpu": 1, "decode": 1}')
-    assert apply("prefill=0") == [RoleChange("prefill", 1, 0, (), ("lamella-prefill-1",))]
+    (tmp_path / "state").write_text('{"prefill-gpu": 1, "decode": 1, "mixed": 1}')
+    assert apply("mixed=0") == [RoleChange("mixed", 1, 0, (), ("lamella-mixed-1",))]
     assert len(scalings(docker)) == 1
+
+
+def test_a_role_on_gpus_is_not_given_containers_on_cpus(docker: Path, tmp_path: Path) -> None:
+    """A plan of three where two have GPUs means one more of these."""
+    (tmp_path / "state").write_text('{"prefill": 1, "decode": 1, "decode-gpu": 2}')
+    with pytest.raises(LauncherError, match=r"decode computes on a GPU here \(lamella-decode-gpu-1\)"):
+        apply("prefill=2", "decode=3")
+    assert scalings(docker) == []
+
+
+@pytest.mark.parametrize("name", ["lamella-decode-gpu-1", "decode-0f8a7a8a0d5c"])
+def test_a_container_on_a_gpu_is_drained_unless_it_is_the_last(
+    docker: Path, tmp_path: Path, name: str
+) -> None:
+    (tmp_path / "state").write_text('{"prefill": 1, "decode-gpu": 1}')
+    with pytest.raises(LauncherError, match="no instance would be left that does decode"):
+        asyncio.run(ComposeConnector().drain(name))
+    (tmp_path / "state").write_text('{"prefill": 1, "decode-gpu": 1, "mixed": 1}')
+    asyncio.run(ComposeConnector().drain(name))
+    assert docker.read_text().splitlines()[-2:] == ["stop lamella-decode-gpu-1", "rm lamella-decode-gpu-1"]
 
 
 @pytest.mark.parametrize(
