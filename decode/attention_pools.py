@@ -23,7 +23,7 @@ from common.messages import (
 )
 from common.store import Store
 from decode import events
-from decode.binding import AttentionUnavailable, Binder, Binding
+from decode.binding import AttentionNotFree, AttentionUnavailable, Binder, Binding
 from decode.inheritance import BoundWorker
 from decode.remote_attention import Pools
 from decode.state import DecodeState
@@ -58,6 +58,7 @@ class AttentionPools:
     _silent: list[Binding] = field(default_factory=list)
     _closing: set[int] = field(default_factory=set)
     _refused: dict[Incarnation, AttentionUnavailable] = field(default_factory=dict)
+    _not_free: dict[Incarnation, str] = field(default_factory=dict)
     _free: int = 0
     _ready: asyncio.Future[None] = field(default_factory=_new_future)
 
@@ -82,7 +83,7 @@ class AttentionPools:
             found = self.bindings + self._free
             raise AttentionUnavailable(
                 f"{found} of instance.attention_workers = {needs.workers} attention workers were free within"
-                f" {READY_TIMEOUT_S:g} s"
+                f" {READY_TIMEOUT_S:g} s" + "".join(f"; {why}" for why in self._not_free.values())
             ) from None
 
     def take_event(self, message: InstanceEvent) -> None:
@@ -175,6 +176,7 @@ class AttentionPools:
     async def _look(self, workers: dict[str, ServiceRecord]) -> None:
         lives = {record.incarnation for record in workers.values()}
         self._refused = {life: why for life, why in self._refused.items() if life in lives}
+        self._not_free = {life: why for life, why in self._not_free.items() if life in lives}
         for pool, bindings in list(self._bound.items()):
             if pool not in self._bound:  # lost meanwhile
                 continue
@@ -225,11 +227,19 @@ class AttentionPools:
     async def _try_bind(self, record: ServiceRecord) -> Binding | None:
         """None where it is not to be had now, or never: then that life of it is not asked again."""
         try:
-            return await self.binder.bind(record, len(self._reserve))
+            binding = await self.binder.bind(record, len(self._reserve))
+        except AttentionNotFree as exc:
+            # It is asked at every look, and says the same each time.
+            if self._not_free.get(record.incarnation) != str(exc):
+                log.warning("attention_worker_not_free", extra={"error": str(exc)})
+                self._not_free[record.incarnation] = str(exc)
+            return None
         except AttentionUnavailable as exc:
             log.warning("attention_worker_unusable", extra={"error": str(exc)})
             self._refused[record.incarnation] = exc
             return None
+        self._not_free.pop(record.incarnation, None)
+        return binding
 
     def _open(self, bindings: list[Binding]) -> None:
         """A pool of these workers. Everybody who uses it knows it before a sequence can be placed there."""

@@ -35,6 +35,10 @@ class AttentionUnavailable(ServiceError):
     """Workers refuse what this instance needs, whenever they are asked, or there are too few."""
 
 
+class AttentionNotFree(ServiceError):
+    """A worker that is taken, drains or cannot be reached: later it may serve this instance."""
+
+
 @dataclass(slots=True)
 class Binding:
     """A worker that serves this instance. ``destination``: where KV for its heads goes."""
@@ -62,10 +66,10 @@ class Binder:
     call_timeout_s: float
     new_pace: Callable[[], Pace | None]
 
-    async def bind(self, record: ServiceRecord, index: int) -> Binding | None:
-        """The worker as number ``index`` of its pool; None where it is taken, drains or cannot be reached.
+    async def bind(self, record: ServiceRecord, index: int) -> Binding:
+        """The worker as number ``index`` of its pool.
 
-        Raises AttentionUnavailable for what no later try would change.
+        Raises AttentionUnavailable for what no later try would change, else AttentionNotFree.
         """
         share = self.needs.share(index)
         responses = {
@@ -101,9 +105,8 @@ class Binder:
             pidfd = open_pidfd(peer) if peer.host == host_identity() else None
         except (BusError, TransferError, RequestError) as exc:
             await self._give_up(record, message.binding_id, peer, offered, mirrors)
-            if isinstance(exc, InvalidRequest):
-                raise AttentionUnavailable(f"attention worker {record.service_id}: {exc}") from exc
-            return None
+            refused = AttentionUnavailable if isinstance(exc, InvalidRequest) else AttentionNotFree
+            raise refused(f"attention worker {record.service_id}: {exc}") from exc
         exchange = WorkerExchange(
             record.service_id, share.heads, share.kv_heads, tuple(lanes), has_exited(pidfd)
         )

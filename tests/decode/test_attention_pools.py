@@ -3,12 +3,13 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 
 import pytest
 
 from common.bus import Bus
 from common.config import AttentionConfig
-from common.ids import RequestId
+from common.ids import InstanceId, RequestId
 from common.kv.blocks import BlockOwner
 from common.messages import AttentionUse, ServiceRecord, WorkerUse
 from common.store import Store
@@ -37,7 +38,9 @@ async def member(redis_url: str, namespace: str, record: ServiceRecord) -> Async
 
 
 @asynccontextmanager
-async def pools_of(bus: Bus, redis_url: str, namespace: str) -> AsyncIterator[AttentionPools]:
+async def pools_of(
+    bus: Bus, redis_url: str, namespace: str, instance_id: str = "decode-0"
+) -> AsyncIterator[AttentionPools]:
     """Look for workers until the block ends."""
     store = Store(redis_url, namespace)
     state = make_state(total_blocks=0)
@@ -45,7 +48,8 @@ async def pools_of(bus: Bus, redis_url: str, namespace: str) -> AsyncIterator[At
     def take(event: events.DecodeEvent) -> None:
         handle(state, event)
 
-    async with binder(bus, namespace) as own:
+    async with binder(bus, namespace) as found:
+        own = replace(found, instance_id=InstanceId(instance_id))
         pools = AttentionPools(own, store, state, Pools(), {}, {}, set(), take)
         looks = asyncio.create_task(pools.run())
         try:
@@ -142,3 +146,30 @@ def test_a_pool_that_a_step_found_lost_is_given_up_without_waiting_for_the_next_
             assert (pools.pools.workers, pools.state.blocks.pools) == ({}, [])
 
     run(look())
+
+
+def test_an_instance_that_a_worker_has_no_room_for_logs_so_once_and_is_not_ready_for_that_reason(
+    nats_url: str,
+    redis_url: str,
+    namespace: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr("decode.attention_pools.LOOK_S", 0.01)
+    monkeypatch.setattr("decode.attention_pools.READY_TIMEOUT_S", 1.0)
+
+    async def look() -> None:
+        async with (
+            pair(nats_url, namespace) as (own, theirs),
+            attention_service(own, redis_url, namespace, ENOUGH) as worker,
+            member(redis_url, namespace, worker.record),
+            pools_of(theirs, redis_url, namespace) as first,
+        ):
+            await first.wait_ready()
+            async with pools_of(theirs, redis_url, namespace, "decode-1") as second:
+                with pytest.raises(AttentionUnavailable, match=r"attention\.decode_instances = 1 already"):
+                    await second.wait_ready()
+
+    run(look())
+    said = [record for record in caplog.records if record.message == "attention_worker_not_free"]
+    assert len(said) == 1
