@@ -5,85 +5,16 @@ Building takes minutes and starts containers, so it is asked for:
     LAMELLA_COMPOSE=1 pytest tests/compose                    with this machine's Docker
     LAMELLA_COMPOSE_WRAPPER=SCRIPT pytest tests/compose       with `SCRIPT run docker …`, an engine elsewhere
 
-Without either the tests are skipped and say so.
+Without either, or where no engine answers, the tests are skipped and say so.
 """
 
 import os
-import subprocess
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-BUILD_TIMEOUT_S = 1800.0
-COMMAND_TIMEOUT_S = 180.0
-PROJECT = "lamella-test"
-PUBLISHED = "127.0.0.1:18000"
-PRIVATE = "127.0.0.1:18001"
-PROMETHEUS = "127.0.0.1:18090"
-
-
-@dataclass(frozen=True, slots=True)
-class Stack:
-    """Commands about one compose project. ``prefix`` puts a command into the engine's network."""
-
-    prefix: tuple[str, ...]
-
-    def run(self, *command: str, timeout_s: float = COMMAND_TIMEOUT_S) -> str:
-        """The command's output. Fails the test with everything it said when its status is not 0."""
-        done = subprocess.run(
-            (*self.prefix, *command),
-            cwd=ROOT,
-            env=environment(),
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-            check=False,
-        )
-        assert done.returncode == 0, f"{command} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}"
-        return done.stdout
-
-    def begin(self, *command: str) -> subprocess.Popen[str]:
-        """The command, running beside the test, which talks to it."""
-        return subprocess.Popen(
-            (*self.prefix, *command),
-            cwd=ROOT,
-            env=environment(),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-    def compose(self, *arguments: str, timeout_s: float = COMMAND_TIMEOUT_S) -> str:
-        return self.run("docker", "compose", *arguments, timeout_s=timeout_s)
-
-    def has_image(self, name: str) -> bool:
-        """Whether it is here, or could be brought here."""
-        commands = (("image", "inspect", name), ("pull", "--quiet", name))
-        return any(
-            subprocess.run((*self.prefix, "docker", *each), capture_output=True, check=False).returncode == 0
-            for each in commands
-        )
-
-    def containers(self, service: str) -> list[str]:
-        """Ids of the service's containers, ended ones too."""
-        return self.compose("ps", "--all", "--quiet", service).split()
-
-
-def environment() -> dict[str, str]:
-    """Of every command: the stack is the tests' own beside another of this machine."""
-    return {
-        **os.environ,
-        "COMPOSE_PROJECT_NAME": PROJECT,
-        "LAMELLA_TAG": "test",
-        "LAMELLA_PUBLISH": PUBLISHED,
-        "LAMELLA_PUBLISH_PRIVATE": PRIVATE,
-        "LAMELLA_PROMETHEUS": PROMETHEUS,
-        "PYTHONPATH": str(ROOT),
-    }
+from tests.compose.questions import PROMPTS, Answers, ask
+from tests.compose.stack import BUILD_TIMEOUT_S, Stack, why_no_engine
 
 
 @pytest.fixture(scope="session")
@@ -94,8 +25,11 @@ def stack() -> Iterator[Stack]:
         pytest.skip(
             "no container engine asked for: set LAMELLA_COMPOSE=1, or LAMELLA_COMPOSE_WRAPPER to its script"
         )
-    stack = Stack((wrapper, "run") if wrapper else ())
-    stack.run("docker", "info")
+    prefix = (wrapper, "run") if wrapper else ()
+    missing = why_no_engine(prefix)
+    if missing is not None:
+        pytest.skip(f"NOTHING OF THE STACK IS TESTED, no container engine answers: {missing}")
+    stack = Stack(prefix)
     stack.compose("build", timeout_s=BUILD_TIMEOUT_S)
     try:
         stack.compose("up", "--detach", "--wait")
@@ -104,3 +38,9 @@ def stack() -> Iterator[Stack]:
         # Shown by pytest beside a failure.
         print(stack.compose("logs", "--no-color", "--tail", "40"))
         stack.compose("down", "--volumes", "--remove-orphans")
+
+
+@pytest.fixture(scope="session")
+def alone(stack: Stack) -> Answers:
+    """Every prompt's answer, asked one after the other of one prefill and one decode instance."""
+    return [answer for prompt in PROMPTS for answer in ask(stack, prompt)]

@@ -21,6 +21,7 @@ from common.secret_files import FILE_VARIABLES
 from common.service import DRAIN_GRACE_S
 from services.hosts.roles import ServiceRole
 from services.launcher.launch_plan import ALLOCATOR_ENVIRONMENT
+from tests.compose.stack import why_no_engine
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCKERFILE = (ROOT / "deploy" / "Dockerfile").read_text()
@@ -33,6 +34,26 @@ OBSERVING = ("prometheus", "grafana")
 PUBLISHED = ("gateway", *OBSERVING)
 STAYING = tuple(name for name in SERVICES if name != "credentials")
 OWN_URL = "http://127.0.0.1:8000"
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        (None, "No such file or directory"),
+        ("echo Server: >&2; echo no daemon here >&2; exit 1", "`docker info` ended with 1: no daemon here"),
+        ("exit 0", None),
+    ],
+)
+def test_where_no_engine_answers_it_is_known_why(
+    program: str | None, said: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    if program is not None:
+        docker = tmp_path / "docker"
+        docker.write_text(f"#!/bin/sh\n{program}\n")
+        docker.chmod(0o700)
+    why = why_no_engine(())
+    assert why == said or (why is not None and said is not None and said in why)
 
 
 def test_every_role_has_a_service_of_its_name() -> None:

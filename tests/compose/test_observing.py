@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.compose.conftest import PROMETHEUS, Stack
+from tests.compose.stack import PROMETHEUS, Stack
 
 pytestmark = pytest.mark.timeout(2400)
 

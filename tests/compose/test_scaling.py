@@ -8,7 +8,7 @@ import pytest
 
 from common.scaling import ScaledRole
 from services.launcher.launch_plan import SCALED_ROLES
-from tests.compose.conftest import COMMAND_TIMEOUT_S, Stack
+from tests.compose.stack import COMMAND_TIMEOUT_S, Stack
 
 pytestmark = pytest.mark.timeout(2400)
 

@@ -5,24 +5,17 @@ One stack serves all tests, in the order of this file.
 """
 
 import json
-import re
 import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 
-from tests.compose.conftest import COMMAND_TIMEOUT_S, PRIVATE, PROJECT, PUBLISHED, Stack
+from tests.compose.questions import PROMPTS, Answers, ask, asking, metric, wait_nothing_left
+from tests.compose.stack import PRIVATE, PROJECT, Stack
 
 pytestmark = pytest.mark.timeout(2400)
 
-CLIENT = Path(__file__).with_name("client.py")
-PROMPTS = tuple(f"What is the capital of {country}?" for country in ("France", "Japan", "Peru", "Kenya"))
 ROLES = ("gateway", "scheduler", "prefill", "decode")
-METRICS = "import urllib.request as u; print(u.urlopen('http://127.0.0.1:8000/metrics').read().decode())"
 PRIVATE_PAGES = f"""
 import urllib.request as u
 for path in ("/ui/", "/api/mesh"):
@@ -44,68 +37,11 @@ for host, port, words, refusal in (
             answer += piece
     print(host, "refuses")
 """
-HELD = ("used", "quarantined")
-IDLE_WITHIN_S = 15.0
-"""What still rests because of a lost peer is freed meanwhile."""
-
-Answers = list[dict[str, object]]
-
-
-def ask(stack: Stack, *prompts: str) -> Answers:
-    answers: Answers = json.loads(stack.run(sys.executable, str(CLIENT), f"http://{PUBLISHED}/v1", *prompts))
-    return answers
-
-
-@contextmanager
-def asking(stack: Stack, alone: Answers) -> Iterator[None]:
-    """Meanwhile all prompts are asked over and over; afterwards, every answer was as when asked alone."""
-    command = (sys.executable, str(CLIENT), f"http://{PUBLISHED}/v1", "--until-told", *PROMPTS)
-    with stack.begin(*command) as client:
-        assert client.stdout is not None
-        # From now on somebody is always in the middle of an answer.
-        client.stdout.readline()
-        try:
-            yield
-        finally:
-            output, errors = client.communicate(timeout=COMMAND_TIMEOUT_S)
-    assert client.returncode == 0, errors
-    answers = json.loads(output.splitlines()[-1])
-    assert len(answers) > len(PROMPTS)
-    expected = {answer["prompt"]: answer for answer in alone}
-    for answer in answers:
-        assert answer == expected[answer["prompt"]]
-
-
-def wait_nothing_left(stack: Stack) -> None:
-    """Returns when no running instance holds a block; fails where one does for long."""
-    deadline = time.monotonic() + IDLE_WITHIN_S
-    for instance in (*stack.containers("prefill"), *stack.containers("decode")):
-        while (held := held_blocks(stack, instance)) > 0:
-            assert time.monotonic() < deadline, f"{instance} still holds {held:.0f} blocks"
-
-
-def held_blocks(stack: Stack, instance: str) -> float:
-    """Those of sequences, and those that a transfer which was given up may still write."""
-    return sum(metric(stack, instance, f'lamella_kv_blocks{{state="{each}"}}') for each in HELD)
-
-
-def metric(stack: Stack, container: str, sample: str) -> float:
-    """The value of one sample, as the container itself serves it."""
-    text = stack.run("docker", "exec", container, "python", "-c", METRICS)
-    found = re.search(rf"^{re.escape(sample)} (\S+)$", text, re.MULTILINE)
-    assert found is not None, f"no {sample} in:\n{text}"
-    return float(found.group(1))
 
 
 def scale_decode(stack: Stack, count: int) -> None:
     """Returns when so many are ready and the others have drained and ended."""
     stack.compose("up", "--detach", "--wait", "--no-recreate", "--scale", f"decode={count}")
-
-
-@pytest.fixture(scope="module")
-def alone(stack: Stack) -> Answers:
-    """Every prompt's answer, asked one after the other of one prefill and one decode instance."""
-    return [answer for prompt in PROMPTS for answer in ask(stack, prompt)]
 
 
 def test_the_official_client_streams_through_the_published_port(alone: Answers) -> None:

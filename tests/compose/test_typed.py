@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tests.compose.conftest import BUILD_TIMEOUT_S, PRIVATE, PUBLISHED, Stack
+from tests.compose.stack import BUILD_TIMEOUT_S, PRIVATE, PUBLISHED, Stack
 from tests.documents import Block, blocks_of
 
 pytestmark = pytest.mark.timeout(2400)
