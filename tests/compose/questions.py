@@ -2,6 +2,7 @@
 
 import json
 import re
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -64,3 +65,12 @@ def metric(stack: Stack, container: str, sample: str) -> float:
     found = re.search(rf"^{re.escape(sample)} (\S+)$", text, re.MULTILINE)
     assert found is not None, f"no {sample} in:\n{text}"
     return float(found.group(1))
+
+
+def wait_said(process: subprocess.Popen[str], words: str) -> None:
+    """Reads what it says until then."""
+    assert process.stderr is not None
+    for line in process.stderr:
+        if words in line:
+            return
+    raise AssertionError(f"it ended without saying {words}")

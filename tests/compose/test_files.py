@@ -163,7 +163,11 @@ def test_attention_workers_are_there_for_who_asks() -> None:
     assert SERVICES["attention"]["profiles"] == ["attention"]
     workers = SERVICES["decode"]["environment"]["LAMELLA_ATTENTION_WORKERS"]
     assert workers == "${LAMELLA_ATTENTION_WORKERS:-0}"
-    assert load_config(None, {"LAMELLA_ATTENTION_WORKERS": "2"}).instance.attention_workers == 2
+    settings = load_config(ROOT / "deploy" / "compose.toml", {"LAMELLA_ATTENTION_WORKERS": "2"})
+    assert settings.instance.attention_workers == 2
+    # Any number serves, also as many as 2, which divide no model's 3 KV heads; and every decode instance.
+    assert settings.instance.attention_partition == "requests"
+    assert settings.attention.decode_instances >= settings.scaling.max_decode
 
 
 def test_what_not_every_mesh_has_is_there_for_who_asks() -> None:

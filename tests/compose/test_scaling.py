@@ -1,6 +1,5 @@
 """Scripts, `lamella drain` and `autoscale` against the real stack; before the tests that end it."""
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -8,6 +7,7 @@ import pytest
 
 from common.scaling import ScaledRole
 from services.launcher.launch_plan import SCALED_ROLES
+from tests.compose.questions import wait_said
 from tests.compose.stack import COMMAND_TIMEOUT_S, Stack
 
 pytestmark = pytest.mark.timeout(2400)
@@ -72,11 +72,3 @@ def test_an_autoscaler_takes_up_wishes_and_says_what_it_did(stack: Stack) -> Non
             assert autoscaler.wait(COMMAND_TIMEOUT_S) == 0
         finally:
             autoscaler.kill()
-
-
-def wait_said(process: subprocess.Popen[str], words: str) -> None:
-    assert process.stderr is not None
-    for line in process.stderr:
-        if words in line:
-            return
-    raise AssertionError(f"it ended without saying {words}")

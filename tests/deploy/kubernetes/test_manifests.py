@@ -116,6 +116,16 @@ def test_a_service_is_reached_at_its_pods_address_and_known_by_its_pods_name(ove
             assert variables[variable] == {"fieldRef": {"fieldPath": "status.podIP"}}
 
 
+def test_any_number_of_attention_workers_serves_every_decode_instance_that_is_planned(
+    overlay: str, tmp_path: Path
+) -> None:
+    objects = rendered(overlay)
+    for each in services(objects).values():
+        settings = settings_of(each, objects, tmp_path)
+        assert settings.instance.attention_partition == "requests"
+        assert settings.attention.decode_instances >= settings.scaling.max_decode
+
+
 def test_kv_moves_through_mooncake(overlay: str, tmp_path: Path) -> None:
     objects = rendered(overlay)
     for each in services(objects).values():
