@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import yaml  # type: ignore[import-untyped]
 
 from common.config import GatewayConfig, SchedulerConfig
 from deploy import credentials
@@ -62,6 +63,13 @@ def test_redis_keeps_as_little_as_in_compose() -> None:
     assert kept.findall((KUBERNETES / "base" / "redis.conf").read_text()) == of_compose != []
 
 
+def test_redis_is_ready_when_it_answers_as_in_compose() -> None:
+    composed = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]["redis"]
+    for overlay in OVERLAYS:
+        probe = container_of(workloads(rendered(overlay))["redis"])["readinessProbe"]
+        assert probe["exec"]["command"] == ["sh", "-c", composed["healthcheck"]["test"][-1]]
+
+
 def test_the_demonstration_fits_on_two_cores() -> None:
     millicores = 0
     for each in workloads(rendered("cpu-demo")).values():
@@ -79,7 +87,8 @@ def test_on_gpus_each_instance_has_one_and_the_image_for_it() -> None:
         is_kv_holder = labels_of(each).get("lamella.dev/moves-kv") == "true"
         assert container["resources"]["limits"].get("nvidia.com/gpu") == (1 if is_kv_holder else None)
         assert container["image"] == ("lamella:dev-cuda" if is_kv_holder else "lamella:dev")
-        assert variables.get("LAMELLA_DEVICE") == ("cuda" if is_kv_holder else None)
+        for device in ("LAMELLA_DEVICE", "LAMELLA_ATTENTION_DEVICE"):
+            assert variables.get(device) == ("cuda" if is_kv_holder else None)
         tolerated = {toleration["key"] for toleration in pod_of(each)["tolerations"]}
         assert ("nvidia.com/gpu" in tolerated) is is_kv_holder
 
