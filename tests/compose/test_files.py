@@ -28,7 +28,7 @@ DOCKERFILE = (ROOT / "deploy" / "Dockerfile").read_text()
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 ROLES: tuple[str, ...] = get_args(ServiceRole)
-GPU_ROLES = ("prefill", "decode")
+GPU_ROLES = ("prefill", "decode", "attention")
 SERVING = (*ROLES, *(f"{role}-gpu" for role in GPU_ROLES))
 OBSERVING = ("prometheus", "grafana")
 PUBLISHED = ("gateway", *OBSERVING)
@@ -172,7 +172,13 @@ def test_attention_workers_are_there_for_who_asks() -> None:
 
 def test_what_not_every_mesh_has_is_there_for_who_asks() -> None:
     of_profiles = {name for name in SERVICES if "profiles" in SERVICES[name]}
-    assert of_profiles == {"attention", "mixed", "predictor", "prefill-gpu", "decode-gpu", *OBSERVING}
+    assert of_profiles == {
+        "attention",
+        "mixed",
+        "predictor",
+        *(f"{role}-gpu" for role in GPU_ROLES),
+        *OBSERVING,
+    }
 
 
 def test_the_observers_read_the_files_of_this_repository() -> None:
@@ -197,14 +203,16 @@ def test_the_observers_read_the_files_of_this_repository() -> None:
 def test_an_instance_on_a_gpu_is_of_the_other_image_and_told_so() -> None:
     for role in GPU_ROLES:
         service, plain = SERVICES[f"{role}-gpu"], SERVICES[role]
-        assert service["profiles"] == ["gpu"]
+        assert service["profiles"] == ["attention-gpu" if role == "attention" else "gpu"]
         assert service["build"]["args"] == {"STACK": "cuda"}
         assert service["image"] == f"{plain['image']}-cuda"
-        assert service["environment"] == {**plain["environment"], "LAMELLA_DEVICE": "cuda"}
+        variable = "LAMELLA_ATTENTION_DEVICE" if role == "attention" else "LAMELLA_DEVICE"
+        assert service["environment"] == {**plain["environment"], variable: "cuda"}
         (device,) = service["deploy"]["resources"]["reservations"]["devices"]
         assert device["driver"] == "nvidia"
         assert device["device_ids"] == [f"${{LAMELLA_{role.upper()}_GPU:-0}}"]
     assert load_config(None, {"LAMELLA_DEVICE": "cuda"}).model.device == "cuda"
+    assert load_config(None, {"LAMELLA_ATTENTION_DEVICE": "cuda"}).attention.device == "cuda"
 
 
 def test_every_secret_is_a_file_that_only_its_readers_mount() -> None:
@@ -256,7 +264,7 @@ def test_the_mesh_has_no_way_out() -> None:
 
 def test_only_variables_that_are_read_are_set() -> None:
     published = ("PUBLISH", "PUBLISH_PRIVATE", "PROMETHEUS", "GRAFANA")
-    of_compose = ("TAG", *published, "MODELS", "PREFILL_GPU", "DECODE_GPU", "METRICS_KEPT")
+    of_compose = ("TAG", *published, "MODELS", *(f"{role.upper()}_GPU" for role in GPU_ROLES), "METRICS_KEPT")
     known = {*ENVIRONMENT, *FILE_VARIABLES, *(f"LAMELLA_{each}" for each in of_compose)}
     text = DOCKERFILE + (ROOT / "docker-compose.yml").read_text()
     assert set(re.findall(r"\b(?:LAMELLA_[A-Z_]+|(?:NATS|REDIS)_URL(?:_FILE)?)\b", text)) <= known
