@@ -5,7 +5,8 @@ the store → ready. Order of stop, at SIGTERM or SIGINT: not ready → drain, b
 bus and HTTP. A second signal, or a bus that is gone, cuts the drain short.
 
 One TaskGroup owns every task: a task that fails ends the process, which is what its supervisor can handle.
-Losing the store stops nothing; losing the bus for good, or a newer incarnation of oneself, ends the process.
+Losing the store stops nothing; losing the bus for good or the machine's address, or a newer incarnation of
+oneself, ends the process.
 """
 
 import asyncio
@@ -31,6 +32,7 @@ from common.ids import Incarnation, new_incarnation
 from common.listening import bind, port_of
 from common.logs import configure_logging
 from common.messages import MemberRecord, ServiceKind, ServiceRecord
+from common.own_address import watch_own_addresses
 from common.signals import listen_to_signals
 from common.spans import spans
 from common.store import Store
@@ -198,6 +200,9 @@ def _new_process(config: Config, kind: str, service_id: str, port: int) -> Servi
 async def _bring_up(process: ServiceProcess, start: Start) -> Running:
     await process.bus.connect()
     process.spawn(process.bus.wait_lost())
+    config = process.config
+    hosts = (config.service.advertise_host, config.transfer.host)
+    process.spawn(watch_own_addresses(hosts, config.mesh.nats_url, config.mesh.heartbeat_s))
     await Tracing().serve(process.bus, process.subjects, process.service_id)
     running = await start(process)
     process.is_started = True

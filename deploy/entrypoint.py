@@ -10,15 +10,14 @@ import os
 import socket
 import sys
 from collections.abc import Mapping
-from urllib.parse import urlsplit
 
 from common.config import MeshConfig
 from common.errors import ConfigError
 from common.ids import is_valid_id
+from common.own_address import own_address
 from common.secret_files import with_secrets
 
 ADDRESS_VARIABLES = ("LAMELLA_ADVERTISE_HOST", "LAMELLA_TRANSFER_HOST")
-DEFAULT_NATS_PORT = 4222
 
 
 def main() -> None:
@@ -47,19 +46,6 @@ def with_own_address(environment: Mapping[str, str]) -> dict[str, str]:
         return dict(environment)
     address = own_address(with_secrets(environment).get("NATS_URL", MeshConfig().nats_url))
     return {**environment, **dict.fromkeys(missing, address)}
-
-
-def own_address(bus_url: str) -> str:
-    """The IPv4 address from which this machine reaches the bus. Sends nothing. Raises ConfigError."""
-    parts = urlsplit(bus_url)
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            # Connecting a datagram socket only looks the route up.
-            probe.connect((parts.hostname or "", parts.port or DEFAULT_NATS_PORT))
-        except OSError as exc:
-            raise ConfigError("NATS_URL", f"//{parts.hostname}", f"must be reachable: {exc}") from exc
-        address: str = probe.getsockname()[0]
-        return address
 
 
 if __name__ == "__main__":

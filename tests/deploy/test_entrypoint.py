@@ -5,7 +5,8 @@ import socket
 import pytest
 
 from common.errors import ConfigError
-from deploy.entrypoint import own_address, with_own_address, with_own_name
+from common.own_address import own_address
+from deploy.entrypoint import with_own_address, with_own_name
 
 
 def test_the_address_towards_a_bus_on_this_machine_is_loopback() -> None:
