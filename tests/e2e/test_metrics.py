@@ -20,6 +20,7 @@ CONFIG = """
 vllm_metrics = true
 [instance]
 block_size = 16
+attention_partition = "requests"
 [scaling]
 policy = "dry_run"
 window_s = 1.0

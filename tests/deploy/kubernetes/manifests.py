@@ -18,7 +18,7 @@ from deploy import credentials
 
 ROOT = Path(__file__).resolve().parents[3]
 KUBERNETES = ROOT / "deploy" / "kubernetes"
-OVERLAYS = ("cpu-demo", "gpu", "ha")
+OVERLAYS = ("cpu-demo", "gpu", "ha", "ha-attention")
 RENDER_TIMEOUT_S = 60.0
 
 Manifest = dict[str, Any]

@@ -32,6 +32,7 @@ from tests.deploy.kubernetes.manifests import (
 from tests.deploy.queries import Query, read_by
 
 NATS_FILES = ("base/nats.conf", "components/high-availability/nats.conf")
+SCALED = {"gateway", "prefill", "decode"}
 NATS_CONF = Path("/etc/lamella/nats.conf")
 
 
@@ -144,17 +145,25 @@ def test_a_nats_server_that_is_to_end_outlives_its_clients() -> None:
     assert f"pid_file: {signal.removeprefix('ldm=')}\n" in text
 
 
-def test_keda_scales_as_far_as_the_scheduler_plans(tmp_path: Path) -> None:
-    objects = rendered("ha")
+@pytest.mark.parametrize(("overlay", "scaled"), [("ha", SCALED), ("ha-attention", {*SCALED, "attention"})])
+def test_keda_scales_as_far_as_the_scheduler_plans(overlay: str, scaled: set[str], tmp_path: Path) -> None:
+    objects = rendered(overlay)
     scaling = settings_of(services(objects)["scheduler"], objects, tmp_path).scaling
     assert scaling.policy == "dry_run", "planned, and carried out by KEDA alone"
     found = {name: scaled_object(each) for name, each in of_kind(objects, "ScaledObject").items()}
-    assert set(found) == {"gateway", "prefill", "decode"}
+    assert set(found) == scaled
     for name, each in found.items():
         assert each.scale_target_ref.name == name
         assert each.min_replica_count == getattr(scaling, f"min_{name}")
         assert each.max_replica_count == getattr(scaling, f"max_{name}")
         assert "replicas" not in workloads(objects)[name]["spec"]
+
+
+def test_with_attention_apart_there_are_never_fewer_workers_than_decode_waits_for(tmp_path: Path) -> None:
+    objects = rendered("ha-attention")
+    settings = settings_of(services(objects)["decode"], objects, tmp_path)
+    least = scaled_object(of_kind(objects, "ScaledObject")["attention"]).min_replica_count
+    assert 0 < settings.instance.attention_workers <= least
 
 
 def test_keda_acts_before_requests_are_refused(tmp_path: Path) -> None:
@@ -172,7 +181,7 @@ def test_keda_acts_before_requests_are_refused(tmp_path: Path) -> None:
 
 def test_keda_asks_for_this_mesh_only_and_takes_no_answer_for_no_load() -> None:
     """That a mesh has what it asks for: ``tests/e2e/test_metrics.py``."""
-    for name, each in of_kind(rendered("ha"), "ScaledObject").items():
+    for name, each in of_kind(rendered("ha-attention"), "ScaledObject").items():
         for trigger in scaled_object(each).triggers:
             assert trigger.metadata.ignore_null_values == "false"
             for selector in read_by(Query(name, trigger.metadata.query).parse()).selectors:
