@@ -11,7 +11,8 @@ const SCALED = ["gateway", "scheduler", "prefill", "decode", "mixed", "attention
 const FIXED = ["attention", "predictor"]; // A mesh that was started without them cannot have them later.
 const MOST_IDLE_LINKS = 24; // Beyond that the lines of hand-overs that could be hide those that are.
 
-// {pools: [{name, title, column, hasKV, nodes}], links: [{source, target, bytesPerS}]}; without pools that nobody is in.
+// {pools: [{name, title, column, hasKV, nodes}], links: [{source, target, bytesPerS}]}; without pools that
+// nobody is in.
 export function scene(mesh) {
   const nodes = [...mesh.services.map((each) => serviceNode(mesh, each)), ...mesh.instances.map(instanceNode)];
   const pools = POOLS.map(([name, title, column]) => {

@@ -1,4 +1,5 @@
-// One request's time, as bars: queue, prefill chunks, transfer, decode steps, recovery. And in words, as a table.
+// One request's time, as bars: queue, prefill chunks, transfer, decode steps, recovery. And in words, as a
+// table.
 
 import { drawn, element } from "./dom.js";
 import { bytes, plural, roundSeconds, seconds } from "./format.js";
@@ -11,7 +12,8 @@ const RIGHT = 14;
 const BOTTOM = 20;
 const LEAST_STEP_PX = 3; // Steps closer than that are one bar.
 
-// `spans` as /api/requests/ID tells them; seconds from the request's arrival. `untilS`: how long it has lasted.
+// `spans` as /api/requests/ID tells them; seconds from the request's arrival. `untilS`: how long it has
+// lasted.
 export function drawTimeline(spans, untilS, width) {
   const lanes = LANES.filter(([kind]) => spans.some((span) => span.kind === kind));
   const lastS = Math.max(untilS, ...spans.map((span) => span.end_s ?? 0), 1e-3);
