@@ -1,9 +1,11 @@
 """What clients of an OpenAI-compatible server send: the fields that are understood, and their limits.
 
-Fields beyond these are ignored and named in a response header. Validation happens once per request; nothing
-here is used per token.
+Fields beyond these are ignored and named in a response header, but for those whose promise a client relies on
+(``PROMISES``): these are refused. Validation happens once per request; nothing here is used per token.
+docs/api.md says the same to users.
 """
 
+import json
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -23,6 +25,29 @@ from common.errors import InvalidRequest
 MAX_BIASED_TOKENS = 1024
 MAX_MESSAGES = 1024
 MAX_DETOKENIZED = 1 << 17
+PROMISES: dict[str, tuple[object, ...]] = {
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "structured_outputs": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "json_schema": (),
+    "regex": (),
+    "ebnf": (),
+    "grammar": (),
+}
+"""Fields of OpenAI's, vLLM's, SGLang's and llama.cpp's that make the answer another one: whoever sends them
+must not get a plain text back; with the values that ask for nothing but that."""
+CHOICE_OF = {"tools": "tool_choice", "functions": "function_call"}
+"""Where the second field is "none", the first one asks for nothing."""
+MAY_BE_EMPTY = frozenset({"assistant", "function"})
+"""Roles whose messages may have no content: they called somebody, or were answered with nothing."""
 TYPE_NAMES = frozenset({"bool", "dict", "float", "int", "list", "str"})
 
 
@@ -142,6 +167,17 @@ class GenerationFields(NullableFields):
         return sorted(self.model_extra or {})
 
     @model_validator(mode="after")
+    def _refuse_what_would_be_broken(self) -> "GenerationFields":
+        extra = self.model_extra or {}
+        for name, harmless in PROMISES.items():
+            is_chosen = extra.get(CHOICE_OF.get(name, "")) != "none"
+            if name in extra and extra[name] not in harmless and is_chosen:
+                but = " or ".join(json.dumps(value) for value in harmless)
+                text = f"is not supported here, only {but} is" if but else "is not supported here"
+                raise InvalidRequest(f"{name} {text}", param=name)
+        return self
+
+    @model_validator(mode="after")
     def _check_stream_options(self) -> "GenerationFields":
         if self.stream_options is not None and not self.stream:
             raise InvalidRequest("stream_options is only allowed when stream is true", param="stream_options")
@@ -156,7 +192,7 @@ class TextPart(BaseModel):
 class Message(BaseModel):
     model_config = ConfigDict(extra="allow")
 
-    role: Annotated[str, Field(min_length=1, max_length=64)]
+    role: Literal["assistant", "developer", "function", "system", "tool", "user"]
     content: str | Annotated[list[TextPart], FIRST_ERROR_ONLY] | None = None
 
     def as_template_input(self) -> dict[str, object]:
@@ -186,14 +222,11 @@ class ChatRequest(GenerationFields):
         return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
 
     @model_validator(mode="after")
-    def _refuse_what_would_be_broken(self) -> "ChatRequest":
-        """Fields whose promise a client relies on: ignoring them would answer something else."""
-        extra = self.model_extra or {}
-        kind = extra.get("response_format")
-        if isinstance(kind, dict) and kind.get("type") != "text":
-            raise InvalidRequest("only response_format of type text is supported", param="response_format")
-        if extra.get("tool_choice") not in (None, "none", "auto"):
-            raise InvalidRequest("only tool_choice none and auto are supported", param="tool_choice")
+    def _refuse_empty_messages(self) -> "ChatRequest":
+        for index, message in enumerate(self.messages):
+            if message.content is None and message.role not in MAY_BE_EMPTY:
+                field = f"messages.{index}.content"
+                raise InvalidRequest(f"{field}: a message of role {message.role} needs one", param=field)
         return self
 
     @model_validator(mode="after")

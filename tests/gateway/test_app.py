@@ -14,6 +14,7 @@ from tests.gateway.processes import Answer, GatewayProcess, send
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
 MESSAGES = [{"role": "user", "content": "Hi"}]
+TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"temperature": 2.5}, "temperature"),
@@ -59,6 +60,17 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"messages": None}, "messages"),
     (CHAT, {"messages": [{"content": "Hi"}]}, "messages.0.role"),
     (CHAT, {"messages": [{"role": "user", "content": 5}]}, "messages.0.content"),
+    (CHAT, {"messages": [{"role": "wizard", "content": "Hi"}]}, "messages.0.role"),
+    (CHAT, {"messages": [*MESSAGES, {"role": "user", "content": None}]}, "messages.1.content"),
+    (CHAT, {"messages": [{"role": "system"}]}, "messages.0.content"),
+    (CHAT, {"tools": TOOLS}, "tools"),
+    (CHAT, {"tools": TOOLS, "tool_choice": "auto"}, "tools"),
+    (CHAT, {"tool_choice": "required"}, "tool_choice"),
+    (CHAT, {"functions": [{"name": "look"}]}, "functions"),
+    (CHAT, {"response_format": {"type": "json_object"}}, "response_format"),
+    (CHAT, {"modalities": ["text", "audio"]}, "modalities"),
+    (CHAT, {"structured_outputs": {"choice": ["yes", "no"]}}, "structured_outputs"),
+    (TEXT, {"guided_regex": "[0-9]+"}, "guided_regex"),
     (TEXT, {"prompt": []}, "prompt"),
     (TEXT, {"prompt": ""}, "prompt"),
     (TEXT, {"prompt": [[]]}, "prompt"),

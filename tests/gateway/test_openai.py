@@ -81,6 +81,20 @@ def test_unknown_fields_are_ignored_and_named() -> None:
     assert chat(tools=[], store=True, user="anna", temperature=1).ignored == ["store", "tools"]
 
 
+def test_tools_that_are_not_to_be_called_are_ignored_and_named() -> None:
+    tools = [{"type": "function", "function": {"name": "look"}}]
+    assert chat(tools=tools, tool_choice="none").ignored == ["tool_choice", "tools"]
+    functions = chat(functions=[{"name": "look"}], function_call="none", modalities=["text"])
+    assert functions.ignored == ["function_call", "functions", "modalities"]
+
+
+@pytest.mark.parametrize("role", ["assistant", "function"])
+def test_who_called_or_was_called_may_have_said_nothing(role: str) -> None:
+    messages = [{"role": role, "content": None, "name": "look"}]
+    (message,) = chat(messages=messages).messages
+    assert message.as_template_input() == {"role": role, "content": "", "name": "look"}
+
+
 def test_a_field_sent_as_null_is_a_field_not_sent() -> None:
     names = ("stream", "n", "logprobs", "min_tokens", "ignore_eos", "skip_special_tokens", "stop", "seed")
     assert chat(**dict.fromkeys(names)) == chat()
