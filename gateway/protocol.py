@@ -13,9 +13,13 @@ from typing import Any
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from common.errors import InvalidRequest
+from gateway.errors import error_body
+
 SEND_BUFFER_BYTES = 64 << 10
 MAX_HEADER_BYTES = 64 << 10
-"""Beyond what came in the same read as the request's first byte, which is bounded by the read's size."""
+"""Of a request's path, names and values, in whatever pieces they come."""
+TOO_LONG = f"The header is over {MAX_HEADER_BYTES} bytes."
 EXTENSION = "lamella.connection"
 """Where in a request's ASGI scope its ``Connection`` is, under ``extensions``."""
 
@@ -47,6 +51,7 @@ def guarded_protocol(header_timeout_s: float, body_timeout_s: float) -> type[asy
         _deadline: asyncio.TimerHandle | None = None
         _body_deadline: asyncio.TimerHandle | None = None
         _earlier: tuple[RequestResponseCycle, ...] = ()
+        _received_bytes = 0
         _header_bytes = 0
 
         def connection_made(self, transport: Any) -> None:
@@ -64,15 +69,31 @@ def guarded_protocol(header_timeout_s: float, body_timeout_s: float) -> type[asy
             if deadline is None or deadline is not self._deadline or self.transport.is_closing():
                 return
             # The header that was being read before is still being read.
-            self._header_bytes += len(data)
-            if self._header_bytes > MAX_HEADER_BYTES:
-                self.send_400_response(f"The header is over {MAX_HEADER_BYTES} bytes.")
+            self._received_bytes += len(data)
+            if self._received_bytes > MAX_HEADER_BYTES:
+                self.send_400_response(TOO_LONG)
+
+        def send_400_response(self, msg: str) -> None:
+            """As every other error of the gateway: its object as JSON. A header that was refused may be why
+            the parser stopped."""
+            body = error_body(InvalidRequest(TOO_LONG if self._header_bytes > MAX_HEADER_BYTES else msg))
+            head = "HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\nconnection: close\r\n"
+            self.transport.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+            self.transport.close()
 
         def on_message_begin(self) -> None:
             self._start_deadline()
             super().on_message_begin()
             extensions: dict[str, Any] = {EXTENSION: Connection(self.transport, self.flow)}
             self.scope["extensions"] = extensions
+
+        def on_url(self, url: bytes) -> None:
+            self._count_header(len(url))
+            super().on_url(url)
+
+        def on_header(self, name: bytes, value: bytes) -> None:
+            self._count_header(len(name) + len(value))
+            super().on_header(name, value)
 
         def on_headers_complete(self) -> None:
             self._stop_deadline()
@@ -97,9 +118,15 @@ def guarded_protocol(header_timeout_s: float, body_timeout_s: float) -> type[asy
                     cycle.message_event.set()
             super().connection_lost(exc)
 
+        def _count_header(self, size: int) -> None:
+            """Raises InvalidRequest, upon which the parser stops and the request is refused."""
+            self._header_bytes += size
+            if self._header_bytes > MAX_HEADER_BYTES:
+                raise InvalidRequest(TOO_LONG)
+
         def _start_deadline(self) -> None:
             self._stop_deadline()
-            self._header_bytes = 0
+            self._received_bytes = self._header_bytes = 0
             loop = asyncio.get_running_loop()
             self._deadline = loop.call_later(header_timeout_s, self.transport.close)
 

@@ -258,6 +258,42 @@ def test_a_header_without_end_is_refused_before_its_time(gateway: GatewayProcess
     assert send(f"{gateway.url}/v1/models", None, {"x-long": "a" * 30_000}).status == 200
 
 
+@pytest.mark.parametrize("place", ["path", "value", "names"])
+def test_a_long_header_that_comes_at_once_is_refused_as_any_request_is(
+    place: str, gateway: GatewayProcess
+) -> None:
+    long = "a" * (MAX_HEADER_BYTES + 1)
+    path = f"/v1/models?{long}" if place == "path" else "/v1/models"
+    lines = {
+        "path": "",
+        "value": f"x-long: {long}\r\n",
+        "names": "x-much: more\r\n" * (MAX_HEADER_BYTES // 10),
+    }
+    answer = asyncio.run(refusal(gateway, f"GET {path} HTTP/1.1\r\nhost: x\r\n{lines[place]}\r\n"))
+    assert answer == {
+        "message": f"The header is over {MAX_HEADER_BYTES} bytes.",
+        "type": "invalid_request_error",
+        "param": None,
+        "code": None,
+    }
+
+
+def test_what_is_no_http_is_refused_as_any_request_is(gateway: GatewayProcess) -> None:
+    answer = asyncio.run(refusal(gateway, "this is no HTTP\r\n\r\n"))
+    assert answer["message"] == "Invalid HTTP request received."
+
+
+async def refusal(gateway: GatewayProcess, request: str) -> dict[str, object]:
+    """The error in the answer, a 400 of JSON and the connection's last."""
+    async with raw_client(gateway.port) as client:
+        await client.send(request.encode())
+        head, _, body = (await client.read_to_end()).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 ")
+    assert b"content-type: application/json" in head
+    error: dict[str, object] = json.loads(body)["error"]
+    return error
+
+
 def test_finished_choices_and_responses_are_counted(gateway: GatewayProcess, tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode(TEXT)
     names = {
