@@ -18,6 +18,8 @@ PROBE_HEADER = "x-lamella-probe"
 """Of a request by which an operator sees whether the mesh serves: what was promised is not judged by it."""
 TIERS = {"auto": DEFAULT_CLASS, "scale": DEFAULT_CLASS, "priority": "interactive", "flex": "batch"}
 """OpenAI's words, and the class that each means where one is configured; else it is the default one."""
+MEANT_BY = {meant: word for word, meant in TIERS.items() if meant != DEFAULT_CLASS}
+"""OpenAI's words for classes, in which an answer tells how it was served."""
 
 ServiceClasses = Mapping[str, ObjectivesConfig]
 
@@ -48,6 +50,11 @@ def asked_class(classes: ServiceClasses, header: str | None, tier: str | None) -
         )
     meant = TIERS[tier]
     return meant if meant in classes else DEFAULT_CLASS
+
+
+def tier_of(service_class: str) -> str:
+    """What an answer's ``service_tier`` says: the class, which may be another one than was asked for."""
+    return MEANT_BY.get(service_class, service_class)
 
 
 def _named(classes: ServiceClasses) -> str:

@@ -13,7 +13,7 @@ from common.errors import ContextLengthExceeded, InvalidRequest, ModelNotFound
 from common.ids import GatewayId, new_call_id, request_id_of
 from common.messages import GenerationRequest, SamplingParams
 from common.model.tokens import Detokenizer, Tokenizer
-from common.service_classes import ServiceClasses, asked_class
+from common.service_classes import ServiceClasses, asked_class, tier_of
 from gateway.generation import Generation
 from gateway.openai import ChatRequest, CompletionRequest
 from gateway.responses import ChatEncoder, CompletionEncoder, Encoder, Head, Usage
@@ -69,7 +69,7 @@ class CallFactory:
 
         prompt_ids = await self._in_thread(encode)
         generations = self._generations(request, [prompt_ids], "messages", arrived_s, service_class)
-        head = self._head("chatcmpl", request, generations)
+        head = self._head("chatcmpl", request, generations, service_class)
         encoder = ChatEncoder(head, self.tokenizer, has_logprobs=request.logprobs)
         return _call(request, head, generations, encoder, service_class)
 
@@ -88,7 +88,7 @@ class CallFactory:
         token_prompts = [await self._encode(prompt) for prompt in prompts]
         echoes = [self._echo(prompt) if request.echo else "" for prompt in prompts for _ in range(request.n)]
         generations = self._generations(request, token_prompts, "prompt", arrived_s, service_class)
-        head = self._head("cmpl", request, generations)
+        head = self._head("cmpl", request, generations, service_class)
         has_logprobs = request.logprobs is not None
         encoder = CompletionEncoder(head, self.tokenizer, has_logprobs=has_logprobs, echoes=echoes)
         return _call(request, head, generations, encoder, service_class)
@@ -190,7 +190,11 @@ class CallFactory:
         return generations
 
     def _head(
-        self, kind: str, request: ChatRequest | CompletionRequest, generations: list[Generation]
+        self,
+        kind: str,
+        request: ChatRequest | CompletionRequest,
+        generations: list[Generation],
+        service_class: str,
     ) -> Head:
         prompt_tokens = _prompt_tokens(request, generations)
 
@@ -203,6 +207,7 @@ class CallFactory:
             model=self.model_name,
             has_usage=request.wants_usage,
             running_usage=running_usage if request.wants_running_usage else None,
+            service_tier=None if request.service_tier is None else tier_of(service_class),
         )
 
     def _token_limit(self, request: ChatRequest | CompletionRequest, prompt_tokens: int, param: str) -> int:

@@ -35,7 +35,7 @@ class Head:
     """What every chunk of one call begins and ends with.
 
     ``has_usage``: the last chunk tells the usage and the others say that they do not. ``running_usage`` is
-    for clients that asked for it in every chunk.
+    for clients that asked for it in every chunk. ``service_tier`` is for those that named one.
     """
 
     call_id: str
@@ -43,9 +43,11 @@ class Head:
     model: str
     has_usage: bool = False
     running_usage: Callable[[], Usage] | None = None
+    service_tier: str | None = None
 
     def fields(self, kind: str) -> dict[str, object]:
-        return {"id": self.call_id, "object": kind, "created": self.created, "model": self.model}
+        tier = {} if self.service_tier is None else {"service_tier": self.service_tier}
+        return {"id": self.call_id, "object": kind, "created": self.created, "model": self.model, **tier}
 
     def event_start(self, kind: str) -> bytes:
         return b"data: " + orjson.dumps(self.fields(kind))[:-1] + b',"choices":[{"index":'

@@ -289,7 +289,9 @@ def test_a_class_travels_with_its_request_and_is_judged_by_its_own_objectives(
             # Over the objective of the class, 0.5 s, and within that of the default one.
             await asyncio.sleep(0.6)
             peer.tokens(request, tokenizer.encode(TEXT), finish="length")
-            assert (await answer).headers["x-lamella-class"] == "interactive"
+            answered = await answer
+            assert answered.headers["x-lamella-class"] == "interactive"
+            assert json.loads(answered.body)["service_tier"] == "priority"
         ended = await peer.next_end()
         assert ended.ttft_s is not None
         assert ended.ttft_s >= 0.6
@@ -304,3 +306,27 @@ def test_a_class_travels_with_its_request_and_is_judged_by_its_own_objectives(
     levels = {each["service_class"]: each for each in json.loads(get_text(f"{gateway.url}/service-levels"))}
     assert (levels["interactive"]["requests"], levels["interactive"]["met"]) == (1, 0)
     assert list(levels) == ["default", "interactive", "batch"]
+
+
+@pytest.mark.parametrize(("tier", "told"), [(None, None), ("auto", "default"), ("batch", "flex")])
+def test_each_chunk_tells_who_named_a_tier_which_one_it_was(
+    tier: str | None, told: str | None, gateway: GatewayProcess, tokenizer: Tokenizer
+) -> None:
+    async def chunks() -> list[dict[str, object]]:
+        async with client_of(gateway) as client:
+            stream = await client.chat.completions.create(
+                model="default",
+                messages=[{"role": "user", "content": "Hi"}],
+                stream=True,
+                extra_body={"service_tier": tier},
+            )
+            return [chunk.to_dict() async for chunk in stream]
+
+    async def script(peer: ScriptedPeer) -> None:
+        async with asyncio.TaskGroup() as group:
+            answer = group.create_task(chunks())
+            peer.tokens(await peer.next_request(), tokenizer.encode(TEXT), finish="length")
+        assert {chunk.get("service_tier") for chunk in answer.result()} == {told}
+        assert all(("service_tier" in chunk) == (told is not None) for chunk in answer.result())
+
+    with_peer(gateway, script)
