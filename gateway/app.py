@@ -39,7 +39,7 @@ from gateway.openai import (
     TokenizeRequest,
     tell_error,
 )
-from gateway.request_log import log_call
+from gateway.request_log import log_call, log_refusal
 from gateway.responses import sse
 
 log = logging.getLogger("lamella.gateway")
@@ -187,9 +187,7 @@ class GatewayApp:
         if isinstance(error, RequestCancelled) and exchange.disconnected.is_set():
             return
         self.metrics.refused(error.code)
-        if status_of(error) >= 500:
-            facts = {"http_request": exchange.request_id, "error": error.message, "code": error.code}
-            log.warning("request_refused", extra=facts)
+        log_refusal(exchange, error, is_told=self.config.log_calls)
         if exchange.has_started:
             await exchange.finish(sse(error_body(error)))
             return

@@ -10,7 +10,7 @@ import pytest
 from common.errors import HandoverFailed, InternalError
 from tests.gateway.clients import in_background, whole, with_peer
 from tests.gateway.conftest import gateway_config
-from tests.gateway.processes import running_gateway
+from tests.gateway.processes import running_gateway, send
 from tests.gateway.scripted import ScriptedPeer
 
 CLIENTS_ID = "the-client-s.own_ID"
@@ -53,3 +53,26 @@ def test_a_call_is_one_line_with_the_client_s_id_and_the_mesh_s(
     assert continued["request"] == ids[0]
     [refused] = [line for line in lines if line["event"] == "request_refused"]
     assert refused["http_request"] == CLIENTS_ID
+
+
+@pytest.mark.parametrize("log_calls", [True, False])
+def test_a_refusal_is_one_line_with_the_field_and_without_what_the_client_wrote(
+    log_calls: bool, nats_url: str, redis_url: str, tmp_path: Path
+) -> None:
+    config = gateway_config(nats_url, redis_url)
+    config = msgspec.structs.replace(
+        config, gateway=msgspec.structs.replace(config.gateway, log_calls=log_calls)
+    )
+    header = {"x-request-id": CLIENTS_ID}
+    with running_gateway(config, tmp_path) as gateway:
+        url = f"{gateway.url}/v1/completions"
+        send(url, {"model": "default", "prompt": "Hi", "logit_bias": {"zeppelin": 1}}, header)
+        send(url, {"model": "zeppelin", "prompt": "Hi"}, header)
+        send(f"{gateway.url}/zeppelin", None, header)
+    log = (tmp_path / "gateway.log").read_text()
+    told = [line for line in map(json.loads, log.splitlines()) if line["event"] == "request_refused"]
+    wanted = [(400, "logit_bias"), (404, "model"), (404, None)] if log_calls else []
+    assert [(line["status"], line["field"]) for line in told] == wanted
+    assert {line["http_request"] for line in told} <= {CLIENTS_ID}
+    assert {line["level"] for line in told} <= {"info"}
+    assert "zeppelin" not in log
