@@ -149,8 +149,11 @@ class ReadMembers:
 
 @dataclass(frozen=True, slots=True)
 class AnnounceInstanceGone:
+    """``was_leaving``: it said so, and was heard no more."""
+
     instance_id: InstanceId
     incarnation: Incarnation
+    was_leaving: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -140,7 +140,7 @@ class Membership:
                 self.bookings.drop(request_id)
         del self.instances[view.record.instance_id]
         self.groups.forget()
-        return AnnounceInstanceGone(view.record.instance_id, view.record.incarnation)
+        return AnnounceInstanceGone(view.record.instance_id, view.record.incarnation, view.is_leaving)
 
     def _remove_gateway(self, gateway_id: GatewayId) -> AnnounceGatewayGone:
         del self.gateways[gateway_id]

@@ -233,6 +233,10 @@ class InstanceView:
         return self.reported_requests == 0
 
     @property
+    def is_leaving(self) -> bool:
+        return self.report is not None and self.report.is_draining
+
+    @property
     def role(self) -> Role:
         return self.record.role if self.report is None else self.report.role
 

@@ -1,6 +1,7 @@
 """An operator scales decode from three instances to one while requests run and arrive: no client notices."""
 
 import asyncio
+import time
 from collections.abc import Iterator
 
 import openai
@@ -29,6 +30,7 @@ LONG_TOKENS, SHORT_TOKENS = 80, 15
 """Eight seconds and more of decoding, and a second and a half."""
 LONG_STREAMS = 6
 RATE_PER_S = 3.0
+WAIT_S = 30.0
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +43,16 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
 def test_scaling_down_under_load_fails_no_request_and_changes_no_token(mesh: Mesh) -> None:
     asyncio.run(scale_down_under_load(mesh))
     assert asyncio.run(mesh.left_over()) == {}
+    assert levels_of_the_gone(mesh, 2) == {"info"}
+
+
+def levels_of_the_gone(mesh: Mesh, instances: int) -> set[str]:
+    """Of the lines about that many instances, once the scheduler has missed them for a lease."""
+    deadline_s = time.monotonic() + WAIT_S
+    while len(gone := mesh.logged("scheduler", "instance_gone")) < instances:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.1)
+    return {line["level"] for line in gone}
 
 
 async def scale_down_under_load(mesh: Mesh) -> None:

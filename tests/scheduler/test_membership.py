@@ -40,6 +40,20 @@ def test_silence_for_a_lease_is_announced_once_whatever_the_store_says() -> None
     assert handle(state, events.TimePassed(), now=LEASE_S + 0.2) == []
 
 
+def test_an_instance_that_drained_is_gone_as_it_said() -> None:
+    """With work left, too: what a drain did not finish in its time goes on elsewhere."""
+    state = make_state()
+    ready(state, p0=0, p1=0, p2=0)
+    handle(state, events.LoadReported(report_of("p0", "prefill", 2, draining=True)))
+    busy = msgspec.structs.replace(report_of("p1", "prefill", 2, draining=True), handovers_waiting=1)
+    handle(state, events.LoadReported(busy))
+    gone = handle(state, events.TimePassed(), now=LEASE_S + 0.1)
+    assert gone == [
+        events.AnnounceInstanceGone(InstanceId(name), Incarnation("i1"), name != "p2")
+        for name in ("p0", "p1", "p2")
+    ]
+
+
 def test_a_new_incarnation_replaces_the_old_one_and_says_so() -> None:
     state = make_state()
     ready(state, p0=0, d0=0)
