@@ -90,6 +90,9 @@ def _read_prompts(value: object) -> list[str] | list[list[int]]:
     raise ValueError("should be a text, a list of token ids, or a list of either that is not empty")
 
 
+READ_PROMPTS = PlainValidator(
+    _read_prompts, json_schema_input_type=str | list[str] | list[int] | list[list[int]]
+)
 Flag = Annotated[bool, Strict()]
 Integer = Annotated[int, Strict()]
 Number = Annotated[float, Strict()]
@@ -239,7 +242,7 @@ class ChatRequest(GenerationFields):
 class CompletionRequest(GenerationFields):
     """POST /v1/completions."""
 
-    prompts: Annotated[list[str] | list[list[int]], PlainValidator(_read_prompts), Field(alias="prompt")]
+    prompts: Annotated[list[str] | list[list[int]], READ_PROMPTS, Field(alias="prompt")]
     logprobs: Annotated[Integer, Field(ge=0, le=20)] | None = None
     echo: Flag = False
     suffix: str | None = None
