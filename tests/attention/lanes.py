@@ -39,7 +39,7 @@ FAMILIES = (
     "mixtral",
     "qwen3-moe",
 )
-"""All that README.md says are served."""
+"""All that docs/operating.md says are served."""
 
 
 def mirror_of(buffer: SharedBuffer) -> MappedMirror:
