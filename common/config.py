@@ -91,8 +91,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     bounds a request's head, ``body_timeout_s`` its body, ``token_timeout_s`` the wait for a stream's next
     token, ``bus_timeout_s`` that for a bus that is away, ``slow_reader_timeout_s`` a client that takes
     nothing; ``keep_alive_comment_s`` of silence are bridged by an SSE comment. A sequence that breaks is
-    continued at most ``max_continuations`` times in a row before it gets on. ``log_calls``: a line a call
-    in the log, with ids, counts and times.
+    continued at most ``max_continuations`` times in a row before it gets on. ``log_calls``: a line a call,
+    or refusal, in the log, with ids, counts and times.
 
     ``private_port`` is for operators (``/ui``, ``/api``): 0, or one that is taken, is a free one instead. It
     listens at ``private_host`` only. ``admin_key_file`` holds the key that changes need, without it nobody
