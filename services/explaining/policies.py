@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from scheduler.regret import Hindsight, PolicyRegret, RegretReport
 
@@ -35,9 +35,9 @@ def add_up_regrets(reports: Sequence[RegretReport]) -> RegretReport:
 def print_regrets(report: RegretReport) -> None:
     """Means of what was summed up, in milliseconds."""
     console = Console()
-    table = Table(box=None)
-    for column in ("phase", "policy", "decides", "judged", "predicted", "mean regret", "best choice"):
-        table.add_column(column)
+    # A name that is cut off cannot be typed: where the terminal is narrow other columns wrap.
+    policy = Column("policy", no_wrap=True)
+    table = Table("phase", policy, "decides", "judged", "predicted", "mean regret", "best choice", box=None)
     deciding = {"prefill": report.prefill_policy, "decode": report.decode_policy}
     for each in sorted(report.policies, key=lambda each: (UNITS[each.phase] == "TPOT", each.regret_s)):
         is_used = each.policy == deciding[each.phase]
