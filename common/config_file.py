@@ -5,6 +5,7 @@ with ``msgspec.structs.replace``), environment, file, default. An unknown key or
 start and names key, value and rule.
 """
 
+import difflib
 import os
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -44,6 +45,7 @@ ENVIRONMENT: dict[str, tuple[str, str]] = {
     "OTEL_EXPORTER_OTLP_ENDPOINT": ("telemetry", "otlp_endpoint"),
 }
 """Every variable that is read, and the key it sets; ``common.secret_files`` reads some from files."""
+UNKNOWN_KEY = "is not a known key"
 OTEL = "OTEL_"
 """Variables of OpenTelemetry, by whose rules an empty one is as one that is not set."""
 
@@ -165,16 +167,29 @@ def _conversion_error(tree: Mapping[str, Any], text: str) -> ConfigError:
     if rule.startswith("Object contains unknown field"):
         field = rule.split("`")[1]
         key = f"{key}.{field}" if key else field
-        rule = "is not a known key"
+        rule = UNKNOWN_KEY
     if rule.startswith("Invalid enum value"):
         rule = f"must be one of {', '.join(map(repr, choices_of(key)))}"
     if "[...]" in key:
         table = key.partition("[")[0]
         key = key.replace("[...]", f".{_broken_entry(tree, table)}")
+    if rule == UNKNOWN_KEY:
+        rule += _suggestion(key)
     value: Any = tree
     for part in key.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
     return ConfigError(key or "(file)", value, rule)
+
+
+def _suggestion(key: str) -> str:
+    """Which key of the same table was perhaps meant."""
+    *tables, name = key.split(".")
+    kind: Any = Config
+    for table in tables:
+        # Where a table holds others by names, these are of its values' kind.
+        kind = get_args(kind)[1] if get_origin(kind) is dict else get_type_hints(kind)[table]
+    near = difflib.get_close_matches(name, kind.__struct_fields__, n=1)
+    return f": did you mean {near[0]}?" if near else ""
 
 
 def _broken_entry(tree: Mapping[str, Any], table: str) -> str:

@@ -13,8 +13,8 @@ from common.config_file import ENVIRONMENT, config_from_tree, load_config, load_
 from common.errors import ConfigError
 
 BROKEN = [
-    ({"instance": {"blok_size": 1}}, "instance.blok_size = 1: is not a known key"),
-    ({"instances": {}}, "instances = {}: is not a known key"),
+    ({"instance": {"blok_size": 1}}, "instance.blok_size = 1: is not a known key: did you mean block_size?"),
+    ({"instnce": {}}, "instnce = {}: is not a known key: did you mean instance?"),
     ({"instance": {"block_size": "x"}}, "instance.block_size = 'x': Expected `int`, got `str`"),
     ({"instance": {"block_size": 0}}, "instance.block_size = 0: must be at least 1"),
     ({"instance": {"role": "boss"}}, "instance.role = 'boss': must be one of 'prefill', 'decode'"),
@@ -96,8 +96,8 @@ BROKEN = [
         "service_classes.batch.head_start_s = inf: must be a finite number",
     ),
     (
-        {"service_classes": {"gold": {"ttft_s": 1}, "batch": {"goal_s": 1}}},
-        "service_classes.batch.goal_s = 1: is not a known key",
+        {"service_classes": {"gold": {"ttft_s": 1}, "batch": {"tpot": 1}}},
+        "service_classes.batch.tpot = 1: is not a known key: did you mean tpot_s?",
     ),
     (
         {"service_classes": {"gold": {"ttft_s": 1}, "batch": {"ttft_s": "soon"}}},
@@ -125,6 +125,11 @@ def test_a_broken_setting_is_named_with_its_value_and_its_rule(tree: dict[str, o
     with pytest.raises(ConfigError) as refused:
         config_from_tree(tree)
     assert message in str(refused.value)
+
+
+def test_nothing_is_suggested_where_nothing_is_near() -> None:
+    with pytest.raises(ConfigError, match=r"is not a known key$"):
+        config_from_tree({"xyz": {}})
 
 
 def test_a_configuration_survives_being_written_and_read(tmp_path: Path) -> None:
