@@ -5,9 +5,18 @@
 # changed; where it fails it says why, with another status than 0. Options are those of `lamella scale`:
 # --target local|compose|kubernetes, --state-dir DIR, --namespace NAME.
 set -eu
+case "${1:-}" in
+    '' | -*) script='scale.sh ROLE' ;;
+    *) script=$1.sh ;;
+esac
+usage="usage: $script N|+N|-N [--target auto|local|compose|kubernetes] [OPTION...]"
+for argument; do
+    case "$argument" in
+        -h | --help) echo "$usage" && exit ;;
+    esac
+done
 if [ "$#" -lt 2 ]; then
-    script=${1:-scale.sh ROLE}${1:+.sh}
-    echo "usage: $script N|+N|-N [--target auto|local|compose|kubernetes] [OPTION...]" >&2
+    echo "$usage" >&2
     exit 2
 fi
 role=$1

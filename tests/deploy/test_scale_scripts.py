@@ -87,6 +87,22 @@ def test_a_script_takes_a_count_or_a_change_and_returns_when_it_is_so(
     assert names(running, role) == ready[:1]
 
 
+@pytest.mark.parametrize(
+    ("script", "arguments", "said"),
+    [
+        ("decode", ("--help",), "usage: decode.sh N|+N|-N"),
+        ("decode", ("2", "-h"), "usage: decode.sh N|+N|-N"),
+        ("scale", ("--help",), "usage: scale.sh ROLE N|+N|-N"),
+    ],
+)
+def test_a_script_that_is_asked_for_help_says_how_it_is_used(
+    script: str, arguments: tuple[str, ...], said: str, tmp_path: Path
+) -> None:
+    done = run(script, *arguments, directory=tmp_path)
+    assert done.returncode == 0
+    assert done.stdout.startswith(said)
+
+
 @pytest.mark.usefixtures("lamella")
 def test_a_script_that_fails_says_why(running: Path, tmp_path: Path) -> None:
     for arguments, status, said in (
