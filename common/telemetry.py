@@ -13,7 +13,6 @@ import asyncio
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 
 from prometheus_client import (
     CollectorRegistry,
@@ -28,6 +27,7 @@ from prometheus_client.registry import Collector
 
 from common.latency import LatencyMetric
 from common.nats_connection import BusCounters
+from common.release import installed_version
 from common.store import Store
 
 LAG_INTERVAL_S = 0.25
@@ -105,7 +105,7 @@ def new_registry(kind: str) -> CollectorRegistry:
     registry = CollectorRegistry(auto_describe=False)
     ProcessCollector(registry=registry)
     build = Gauge("lamella_build_info", "What runs here.", ["version", "kind"], registry=registry)
-    build.labels(_version(), kind).set(1)
+    build.labels(installed_version(), kind).set(1)
     return registry
 
 
@@ -199,10 +199,3 @@ async def sample_loop_lag(registry: CollectorRegistry) -> None:
         due_s = loop.time() + LAG_INTERVAL_S
         await asyncio.sleep(LAG_INTERVAL_S)
         lag.set(max(0.0, loop.time() - due_s))
-
-
-def _version() -> str:
-    try:
-        return version("lamella")
-    except PackageNotFoundError:
-        return "source"

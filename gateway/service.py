@@ -6,7 +6,6 @@ import logging
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import msgspec
@@ -19,6 +18,7 @@ from common.errors import NoInstanceReady
 from common.ids import GatewayId
 from common.messages import Announcement, GatewayEvent, WishNews
 from common.model.tokens import Tokenizer
+from common.release import installed_version
 from common.service import Running, ServiceProcess, run_service
 from common.service_classes import service_classes_of
 from common.spec import read_spec, served_context_length
@@ -163,7 +163,7 @@ def _collect_seldom() -> None:
 
 def routes(gateway: GatewayApp) -> list[Route]:
     async def tell_version(exchange: Exchange) -> None:
-        await exchange.respond(200, orjson.dumps({"version": _version()}))
+        await exchange.respond(200, orjson.dumps({"version": installed_version()}))
 
     return [
         Route("/v1/chat/completions", Endpoint(gateway, gateway.chat)),
@@ -175,10 +175,3 @@ def routes(gateway: GatewayApp) -> list[Route]:
         Route("/service-levels", Endpoint(gateway, gateway.service_levels, READ)),
         Route("/version", Endpoint(gateway, tell_version, READ)),
     ]
-
-
-def _version() -> str:
-    try:
-        return version("lamella")
-    except PackageNotFoundError:
-        return "source"

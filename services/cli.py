@@ -17,6 +17,7 @@ from rich.console import Console
 
 from common.config_file import load_config
 from common.errors import LamellaError
+from common.release import installed_version
 from services.analysis.command import analyze
 from services.analysis.convert_command import convert
 from services.bench.command import bench
@@ -47,7 +48,6 @@ from services.tracing.command import trace
 
 app = typer.Typer(
     name="lamella",
-    help="Serves large language models on disaggregated hardware.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
@@ -94,6 +94,22 @@ def _fail(reason: str) -> NoReturn:
     messages.print("[bold red]error:[/bold red]", end=" ")
     messages.print(reason, highlight=False, markup=False, soft_wrap=True)
     sys.exit(1)
+
+
+def _say_version(is_asked: bool) -> None:
+    if is_asked:
+        print(f"lamella {installed_version()}")
+        raise typer.Exit
+
+
+@app.callback()
+def lamella(
+    _: Annotated[
+        bool,
+        typer.Option("--version", help="Say which this is.", is_eager=True, callback=_say_version),
+    ] = False,
+) -> None:
+    """Serves large language models on disaggregated hardware."""
 
 
 @app.command()
