@@ -184,7 +184,8 @@ def bench(
         )
         run = _run(console, config)
     except ServiceError as exc:
-        console.print(f"[bold red]error[/] {exc}", highlight=False, soft_wrap=True)
+        console.print("[bold red]error:[/]", end=" ")
+        console.print(str(exc), highlight=False, markup=False, soft_wrap=True)
         raise typer.Exit(EXIT_BAD_USE) from exc
     _write(console, run, json_path, json_requests, plot)
     if run.result.loads[0].served == 0:

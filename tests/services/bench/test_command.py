@@ -90,7 +90,7 @@ async def test_nothing_served_is_a_failure_that_names_its_cause(tmp_path: Path) 
 async def test_wrong_use_is_told_in_one_line(free_tcp_port: int) -> None:
     status, _, err = await run_command("--concurrency", "1", "--prompt-tokens", "many")
     assert status == 2
-    assert "--prompt-tokens = 'many': must be N" in err
+    assert err.startswith("error: --prompt-tokens = 'many': must be N")
     status, _, err = await run_command("--concurrency", "1", "--url", f"http://127.0.0.1:{free_tcp_port}")
     assert status == 2
     assert f"127.0.0.1:{free_tcp_port}" in err
