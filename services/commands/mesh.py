@@ -59,7 +59,9 @@ def print_status(mesh: "MeshStatus") -> None:
         role = shown.role
         if instance is not None and instance.home not in (None, instance.role):
             role += f" (home: {instance.home})"
-        table.add_row(process.id, role, str(process.pid), state, str(process.restarts), process.url or "")
+        page = None if process.private_url is None else f"{process.private_url}/ui/"
+        urls = "\n".join(filter(None, (process.url, page)))
+        table.add_row(process.id, role, str(process.pid), state, str(process.restarts), urls)
     console.print(table)
     warn_missing(mesh)
     if mesh.plan is not None:

@@ -55,7 +55,7 @@ class InstanceStatus(msgspec.Struct, frozen=True):
 
 class ProcessStatus(msgspec.Struct, frozen=True):
     """``pid`` is None while a process that died waits to be started again. ``url``: of a service that is
-    registered."""
+    registered, and ``private_url`` of a gateway that is."""
 
     id: str
     role: str
@@ -63,6 +63,7 @@ class ProcessStatus(msgspec.Struct, frozen=True):
     state: str
     restarts: int = 0
     url: str | None = None
+    private_url: str | None = None
 
 
 class LeaderStatus(msgspec.Struct, frozen=True):

@@ -10,7 +10,7 @@ from common.messages import InstanceRecord, MemberRecord, ServiceRecord
 from common.scaling import DesiredCounts
 from common.store import Store
 from services.launcher.children import Child
-from services.launcher.control import LeaderStatus
+from services.launcher.control import LeaderStatus, ProcessStatus
 
 log = logging.getLogger("lamella.supervisor")
 
@@ -50,6 +50,19 @@ def private_url_of(records: Mapping[str, MemberRecord]) -> str | None:
     services = [records[name] for name in sorted(records)]
     urls = [each.private_url for each in services if isinstance(each, ServiceRecord)]
     return next(filter(None, urls), None)
+
+
+def process_status(child: Child, records: Mapping[str, MemberRecord]) -> ProcessStatus:
+    record = records[child.service_id] if is_registered(child, records) else None
+    return ProcessStatus(
+        child.service_id,
+        child.role,
+        child.pid,
+        child.state,
+        child.restarts,
+        None if record is None else record.http_url,
+        record.private_url if isinstance(record, ServiceRecord) else None,
+    )
 
 
 def keep_ports(child: Child, record: MemberRecord) -> None:

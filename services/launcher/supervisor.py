@@ -37,6 +37,7 @@ from services.launcher.records import (
     is_registered,
     keep_ports,
     private_url_of,
+    process_status,
     read_leader,
     read_plan,
     read_records,
@@ -219,17 +220,7 @@ class Supervisor:
                 if child.service_id in instances:
                     home = instances[child.service_id].home or role
                 instances[child.service_id] = control.InstanceStatus(child.service_id, role_now, shown, home)
-        processes = [
-            control.ProcessStatus(
-                child.service_id,
-                child.role,
-                child.pid,
-                child.state,
-                child.restarts,
-                records[child.service_id].http_url if is_registered(child, records) else None,
-            )
-            for child in self.children.values()
-        ]
+        processes = [process_status(child, records) for child in self.children.values()]
         state: control.MeshState = "ready" if self.has_launched else "starting"
         if self.is_stopping:
             state = "stopping"
