@@ -102,6 +102,8 @@ REDIS_SCHEMES = ("redis", "rediss", "unix")
 OTLP_SCHEMES = ("http", "https")
 DEVICE = re.compile("cpu|cuda(:[0-9]{1,2})?")
 
+MOST_THREADS = 1024
+"""More than a machine has cores; the library that runs them dies of tens of thousands."""
 MOST_CLASSES = 16
 """Each has series of its own in every metric of latency."""
 MOST_BATCHES = 16
@@ -116,6 +118,7 @@ BOUNDS: tuple[Bound, ...] = (
     (OVER_ZERO, "must be over 0", lambda value: value > 0),
     (NOT_NEGATIVE, "must be 0 or more", lambda value: value >= 0),
     (AT_LEAST_ONE, "must be at least 1", lambda value: value >= 1),
+    (("model.threads",), f"must be at most {MOST_THREADS}", lambda value: value <= MOST_THREADS),
     (("transfer.min_port", "transfer.max_port"), "must be 1..65535", lambda value: 1 <= value <= 65_535),
     (("scheduler.shadow_share",), "must be 0..0.1", lambda value: 0 <= value <= 0.1),
     (SHARES, "must be over 0 and at most 1", lambda value: 0 < value <= 1),

@@ -105,6 +105,7 @@ BROKEN = [
     ),
     ({"service_classes": {"gold": 1}}, "service_classes.gold = 1: Expected `object`, got `int`"),
     ({"roles": {"overflow_kv_share": 2}}, "roles.overflow_kv_share = 2.0: must be over 0 and at most 1"),
+    ({"model": {"threads": 100_000}}, "model.threads = 100000: must be at most 1024"),
     ({"service": {"host": ""}}, "service.host = '': must name a host"),
     ({"scheduler": {"grouped": 1}}, "scheduler.grouped = 1: Expected `bool`, got `int`"),
     ({"instance": {"block_size": "16"}}, "instance.block_size = '16': Expected `int`, got `str`"),
