@@ -1,12 +1,15 @@
 """Loads the real model into an Engine. The only part of the instance's start that needs torch."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 import torch
 
-from common.config import Config, ModelConfig, TransferConfig
+from common.config import Config, InstanceConfig, ModelConfig, TransferConfig
 from common.engine_thread import EngineThread
+from common.errors import ConfigError
 from common.kv.blocks import blocks_for
 from common.kv.host_memory import HostMemory
 from common.kv.layout import KVLayout
@@ -60,7 +63,10 @@ def load_model_engine(config: Config, model_directory: Path, thread: EngineThrea
         total_blocks = blocks_in(config, layout)
         check_pool(config, layout, context_length)
         host_blocks = host_blocks_in(config, layout, total_blocks)
-    pool, buffer = allocate_pool(layout, total_blocks, dtype, device)
+    with memory_asked_by("kv_bytes", config.instance):
+        pool, buffer = allocate_pool(layout, total_blocks, dtype, device)
+    with memory_asked_by("swap_bytes", config.instance):
+        host_tier = HostMemory(pool, host_blocks) if host_blocks else None
     runner = ModelRunner(program, LocalAttention(pool, program.attention_specs), thread.share_cores)
     _warm_up(runner, tuple(range(min(total_blocks, blocks_for(WARM_UP_TOKENS, layout.block_size)))))
     precision, accelerator = precision_of(config.model), accelerator_name(config.model.device)
@@ -77,10 +83,21 @@ def load_model_engine(config: Config, model_directory: Path, thread: EngineThrea
         dtype=precision.compute,
         chunk_tokens=DEFAULT_CHUNK_TOKENS if profile is None else profile.saturation_tokens,
         layerwise_min_tokens=_layerwise_min_tokens(profile, config.transfer, context_length),
-        host_tier=HostMemory(pool, host_blocks) if host_blocks else None,
+        host_tier=host_tier,
         chunk_time=None if profile is None else _as_profiled(profile.chunk_time),
         step_time=None if profile is None or is_remote else _as_profiled(profile.step_time),
     )
+
+
+@contextmanager
+def memory_asked_by(key: str, instance: InstanceConfig) -> Iterator[None]:
+    """For what is allocated within it. Raises ConfigError where the system or torch refuses it."""
+    try:
+        yield
+    except (OSError, MemoryError, OverflowError, RuntimeError) as exc:
+        reason = str(exc).partition("\n")[0]
+        rule = f"is more memory than can be had here ({reason})"
+        raise ConfigError(f"instance.{key}", getattr(instance, key), rule) from exc
 
 
 def _layerwise_min_tokens(profile: Profile | None, transfer: TransferConfig, context_length: int) -> int:
