@@ -113,6 +113,7 @@ def up(
         nats_url=nats or named.nats_url,
         redis_url=redis or named.redis_url,
     )
+    tell_of_memory(plan, settings)
     _prepare(settings)
     if detach:
         _run_detached(state_dir, plan, settings)
@@ -184,6 +185,16 @@ def chosen_scaling(
     if policy == "off" and (limits or is_dry_run):
         raise ConfigError("--min, --max, --dry-run", None, "need --autoscale")
     return msgspec.structs.replace(scaling, policy=policy, **limits)
+
+
+def tell_of_memory(plan: "LaunchPlan", config: Config) -> None:
+    """That it will not do once pools are full. Raises LauncherError where it does not do at all."""
+    from services.launcher.launch_plan import configured, counts_of
+    from services.launcher.memory import available_memory_bytes, check_memory
+
+    warning = check_memory(counts_of(plan), configured(config, plan), available_memory_bytes())
+    if warning is not None:
+        messages.print(f"[yellow]memory:[/yellow] {warning}", highlight=False, soft_wrap=True)
 
 
 def _prepare(config: Config) -> None:

@@ -3,7 +3,6 @@
 import ctypes
 import os
 import resource
-from pathlib import Path
 
 import msgspec
 
@@ -13,14 +12,8 @@ from common.transfer.buffers import SharedBuffer
 from common.transfer.interface import RegionInfo
 from services.doctor.child import ask_child
 from services.doctor.findings import Finding, gibibytes, good, note, problem
+from services.launcher.memory import INSTANCE_BYTES, available_memory_bytes
 
-OTHER_BYTES = 1 << 30
-"""What an instance takes beside its KV: the default model's weights and torch, generously."""
-CGROUP_LIMITS = (
-    Path("/sys/fs/cgroup/memory.max"),
-    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
-)
-"""Of a container: version 2's, and version 1's."""
 FEWEST_FILES = 256
 """Without any client: sockets, shared buffers of peers, logs, and Python's own."""
 TIMEX_BYTES = 512
@@ -34,7 +27,7 @@ def examine_memory(config: Config) -> Finding:
 
 def judge_memory(available_bytes: int, kv_bytes: int) -> Finding:
     """Of a prefill and a decode instance, as `lamella up` starts them."""
-    wanted_bytes = 2 * (kv_bytes + OTHER_BYTES)
+    wanted_bytes = 2 * (kv_bytes + INSTANCE_BYTES)
     seen = f"{gibibytes(available_bytes)} available"
     if available_bytes < wanted_bytes:
         return note(
@@ -43,17 +36,6 @@ def judge_memory(available_bytes: int, kv_bytes: int) -> Finding:
             f"set `[instance] kv_bytes` below {kv_bytes}, or give this machine more",
         )
     return good("memory", seen)
-
-
-def available_memory_bytes() -> int:
-    """Of the machine, or what a container may have of it in all."""
-    lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    available = next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
-    for file in CGROUP_LIMITS:
-        text = file.read_text(encoding="ascii").strip() if file.exists() else "max"
-        if text.isdigit():
-            available = min(available, int(text))
-    return available
 
 
 def examine_shared_memory(config: Config) -> Finding:

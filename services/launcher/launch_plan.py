@@ -77,17 +77,20 @@ def check_counts(counts: Mapping[ScaledRole, int], most: int = MAX_INSTANCES) ->
             raise ConfigError(role, count, f"must be at least 1: nobody else {INDISPENSABLE[role]}")
 
 
+def counts_of(plan: LaunchPlan) -> dict[ScaledRole, int]:
+    """Of those that a plan can have several of."""
+    return {
+        "prefill": plan.prefill,
+        "decode": plan.decode,
+        "mixed": plan.mixed,
+        "attention": plan.attention,
+        "scheduler": plan.schedulers,
+    }
+
+
 def check_plan(plan: LaunchPlan, config: Config) -> None:
     """Raises ConfigError for a plan that cannot be run."""
-    check_counts(
-        {
-            "prefill": plan.prefill,
-            "decode": plan.decode,
-            "mixed": plan.mixed,
-            "attention": plan.attention,
-            "scheduler": plan.schedulers,
-        }
-    )
+    check_counts(counts_of(plan))
     pipeline = config.instance.pipeline
     if pipeline != "off" and not plan.attention:
         raise ConfigError("instance.pipeline", pipeline, "needs attention workers: --attention N")

@@ -31,6 +31,7 @@ from services.launcher.launch_plan import (
     check_counts,
     child_environment,
 )
+from services.launcher.memory import available_memory_bytes, check_memory
 from services.launcher.probes import fetch, until
 from services.launcher.records import (
     home_of,
@@ -114,10 +115,14 @@ class Supervisor:
             counts = {role: wish.count(len(present[role])) for role, wish in wishes.items()}
             check_counts(counts)
             check_possible(counts, self.plan, self.config)
+            more = {role: count - len(present[role]) for role, count in counts.items()}
+            warning = check_memory(more, self.config, available_memory_bytes())
             surplus = [child for role, count in counts.items() for child in present[role][count:]]
             if not is_forced:
                 added = [role for role, count in counts.items() if count > len(present[role])]
                 self._check_phases(records, added, surplus)
+            if warning is not None:
+                log.warning("memory_may_not_do", extra={"why": warning})
             if "attention" in counts:
                 self._configure_attention(counts["attention"])
             changes = []

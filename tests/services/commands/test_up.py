@@ -4,9 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from common.config import ScalingConfig
-from common.errors import ConfigError
-from services.commands.up import chosen_scaling, example_call
+from common.config import Config, ScalingConfig
+from common.errors import ConfigError, LauncherError
+from services.commands.up import chosen_scaling, example_call, tell_of_memory
+from services.launcher import memory
+from services.launcher.launch_plan import LaunchPlan
 from tests.e2e.meshes import running_mesh
 
 OFF = ScalingConfig()
@@ -36,6 +38,20 @@ def test_limits_that_are_none_or_that_nothing_asks_for_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=said):
         chosen_scaling(OFF, *options)
+
+
+@pytest.mark.parametrize("decode", [1, 64])
+def test_it_says_what_memory_there_is_not_before_anything_starts(
+    decode: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(memory, "available_memory_bytes", lambda: 3 << 30)
+    plan, config = LaunchPlan(decode=decode), Config()
+    if decode == 1:
+        tell_of_memory(plan, config)
+        assert "memory: prefill +1, decode +1, scheduler +1 may take 4.1 GiB" in capsys.readouterr().err
+    else:
+        with pytest.raises(LauncherError, match=r"decode \+64.* would take 65\.1 GiB"):
+            tell_of_memory(plan, config)
 
 
 def test_the_example_brings_a_key_where_one_is_wanted() -> None:
