@@ -8,7 +8,6 @@ kernel ends its children.
 import asyncio
 import logging
 import os
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -32,7 +31,8 @@ from services.launcher.launch_plan import (
     child_environment,
 )
 from services.launcher.memory import available_memory_bytes, check_memory
-from services.launcher.probes import fetch, until
+from services.launcher.probes import until
+from services.launcher.readiness import wait_gateway, wait_known, wait_served
 from services.launcher.records import (
     home_of,
     is_registered,
@@ -49,9 +49,6 @@ from services.launcher.wishes import RoleChange, Wishes, check_phases, check_pos
 
 log = logging.getLogger("lamella.supervisor")
 
-FIRST_REQUEST = b'{"model": "default", "prompt": [1], "max_tokens": 2, "ignore_eos": true}'
-MAX_ERROR_BODY = 300
-FIRST_REQUEST_TIMEOUT_S = 60.0
 MAX_FAILED_STARTS = 2
 """Of a new instance, before scaling up gives up on it."""
 SERVER_GRACE_S = 5.0
@@ -90,9 +87,11 @@ class Supervisor:
         self._add_services("decode", self.plan.decode)
         self._add_services("mixed", self.plan.mixed)
         await self._wait_registered(set(self.children) - set(SERVER_ROLES))
-        await self._wait_known()
-        await self._wait_gateway()
-        await self._wait_served()
+        await wait_known(self.store, self._instances("scheduler"))
+        self.url = await wait_gateway(self.store, self._instances("gateway"))
+        plan = self.plan
+        if plan.mixed or (plan.prefill and plan.decode):
+            await wait_served(self.store, self.url, self.config.gateway)
         self.has_launched = True
 
     async def carry_out(self, command: control.Command) -> control.MeshStatus:
@@ -177,7 +176,7 @@ class Supervisor:
         self._leaving |= ended
         try:
             await self._wait_registered(started)
-            await self._wait_known()
+            await wait_known(self.store, self._instances("scheduler"))
             await self._remove_all(ended)
         except LauncherError:
             await self._remove_all(started)
@@ -332,63 +331,3 @@ class Supervisor:
             return not missing
 
         await until(are_registered, f"{', '.join(sorted(service_ids))} to register")
-
-    async def _wait_known(self) -> None:
-        """Returns when every scheduler has heard of every registered instance, so that it places on them."""
-        records = await read_records(self.store)
-        registered = sum(isinstance(record, InstanceRecord) for record in records.values())
-
-        async def are_known() -> bool:
-            urls = self._urls_of("scheduler", await read_records(self.store))
-            answers = await asyncio.gather(*(fetch(f"{url}/metrics") for url in urls))
-            return all(status == 200 and _instances_known(body) >= registered for status, body in answers)
-
-        await until(are_known, f"the scheduler to know {registered} instances")
-
-    async def _wait_gateway(self) -> None:
-        """The gateway knows best whether it can serve."""
-        [url] = self._urls_of("gateway", await read_records(self.store))
-        self.url = url
-
-        async def is_ready() -> bool:
-            return (await fetch(f"{url}/health/ready"))[0] == 200
-
-        await until(is_ready, f"{url}/health/ready")
-
-    async def _wait_served(self) -> None:
-        """Sends one small request through the whole mesh until nobody says that something is missing.
-
-        The first user then finds every connection made, and no instance that was heard of but not from.
-        """
-        plan = self.plan
-        if self.url is None or not (plan.mixed or (plan.prefill and plan.decode)):
-            return
-        url, key = f"{self.url}/v1/completions", None
-        gateway = self.config.gateway
-        if gateway.api_keys_file is not None and gateway.admin_key_file is not None:
-            # Of API keys only the digests are known here; on the private port the admin key does, too.
-            url = f"{private_url_of(await read_records(self.store))}/v1/completions"
-            key = gateway.admin_key_file.expanduser().read_text(encoding="utf-8").strip()
-
-        async def is_served() -> bool:
-            status, body = await fetch(url, FIRST_REQUEST, FIRST_REQUEST_TIMEOUT_S, key)
-            if status not in (0, 200, 503):
-                raise LauncherError(
-                    f"{url} answered a first request with {status}: {body[:MAX_ERROR_BODY]!r}"
-                )
-            return status == 200
-
-        await until(is_served, f"{url} to serve a first request")
-
-    def _urls_of(self, role: str, records: Mapping[str, MemberRecord]) -> list[str]:
-        children = self._instances(role)
-        urls = [records[child.service_id].http_url for child in children if child.service_id in records]
-        if not urls:
-            raise LauncherError(f"the {role}'s record is gone from the store")
-        return urls
-
-
-def _instances_known(metrics: bytes) -> float:
-    """By a scheduler."""
-    known = re.search(rb"^lamella_instances (\S+)$", metrics, re.MULTILINE)
-    return -1.0 if known is None else float(known[1])
