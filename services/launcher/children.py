@@ -33,7 +33,8 @@ ChildState = Literal["starting", "running", "restarting", "stopping", "stopped"]
 
 @dataclass(slots=True)
 class Child:
-    """One process of the mesh and how to run it. ``command`` is absolute."""
+    """One process of the mesh and how to run it. ``command`` is absolute. It starts at its ``turn``, which
+    is over when it is ``settled``: ready, or ended for good."""
 
     service_id: str
     role: str
@@ -43,6 +44,8 @@ class Child:
     state: ChildState = "starting"
     restarts: int = 0
     identity: ProcessIdentity | None = None
+    turn: asyncio.Event = field(default_factory=asyncio.Event)
+    settled: asyncio.Event = field(default_factory=asyncio.Event)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     _process: Process | None = None
     _is_wanted: bool = True
@@ -56,8 +59,9 @@ class Child:
         """Runs the process, again and again, until ``stop``. Raises LauncherError while launching."""
         pause_s = FIRST_PAUSE_S
         loop = asyncio.get_running_loop()
-        self.log_file.unlink(missing_ok=True)
         try:
+            await self.turn.wait()
+            self.log_file.unlink(missing_ok=True)
             while self._is_wanted:
                 started_s = loop.time()
                 status = await self._run_once(on_change)
@@ -80,17 +84,18 @@ class Child:
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
         finally:
             self.state = "stopped"
+            self.settled.set()
             self.ended.set()
+
+    def retire(self) -> None:
+        """When it ends it is not started again, and where it has not begun it never is."""
+        self._is_wanted = False
+        self._woken.set()
+        self.turn.set()
 
     async def stop(self, grace_s: float) -> None:
         """Asks the process to end, kills it after ``grace_s``, and returns when it is gone."""
-        self._is_wanted = False
-        self._woken.set()
-        if self.ended.is_set():
-            return
-        if self.state != "stopping":  # asked a second time, a service ends without finishing what it has
-            self.state = "stopping"
-            self._send(signal.SIGTERM)
+        self.ask_to_end()
         try:
             async with asyncio.timeout(grace_s):
                 await self.ended.wait()
@@ -99,10 +104,17 @@ class Child:
             self._send(signal.SIGKILL)
             await self.ended.wait()
 
+    def ask_to_end(self) -> None:
+        self.retire()
+        if self.ended.is_set():
+            return
+        if self.state != "stopping":  # asked a second time, a service ends without finishing what it has
+            self.state = "stopping"
+            self._send(signal.SIGTERM)
+
     def kill(self) -> None:
         """Ends the process at once."""
-        self._is_wanted = False
-        self._woken.set()
+        self.retire()
         self._send(signal.SIGKILL)
 
     async def _run_once(self, on_change: Callable[[], None]) -> int:

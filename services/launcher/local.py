@@ -160,7 +160,9 @@ async def scale(directory: Path, wishes: Wishes, *, is_forced: bool = False) -> 
     """
     check_wishes(wishes)
     state = _running(directory)
-    timeout_s = READY_TIMEOUT_S + _drain_timeout_s(state) + STOP_GRACE_S + MARGIN_S
+    # So long each may take, one after another.
+    started = max(1, sum(abs(wish.number) for wish in wishes.values()))
+    timeout_s = started * READY_TIMEOUT_S + _drain_timeout_s(state) + STOP_GRACE_S + MARGIN_S
     return await control.send(state.control_socket, Scale(dict(wishes), is_forced), timeout_s)
 
 

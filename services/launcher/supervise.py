@@ -95,6 +95,7 @@ async def _supervise_locked(
             try:
                 await stop.wait()
             finally:
+                supervisor.begin_stop()
                 await cancel_and_wait(launch)
                 await supervisor.stop(STOP_GRACE_S)
                 killer.cancel()

@@ -1,8 +1,8 @@
 """What keeps a local mesh's processes: embedded servers, scheduler, gateway, instances, attention workers.
 
-Order of start: servers, then every service at once. Order of stop: gateway (its streams end), then scheduler
-and instances, servers last. The supervisor takes part in nothing a request does; when it is killed, the
-kernel ends its children.
+Order of start: servers, then services, so many at a time as the machine can start. Order of stop: who never
+was ready, and gateways (their streams end), then scheduler and instances, servers last. The supervisor takes
+part in nothing a request does; when it is killed, the kernel ends its children.
 """
 
 import asyncio
@@ -51,6 +51,12 @@ log = logging.getLogger("lamella.supervisor")
 
 MAX_FAILED_STARTS = 2
 """Of a new instance, before scaling up gives up on it."""
+FEWEST_STARTS = 4
+"""At a time, also on fewer cores: the usual mesh has four services, which find each other sooner."""
+MOST_NAMED = 4
+"""Of those that are waited for, in a message."""
+UNREADY_GRACE_S = 2.0
+"""Of a process that was never ready: it has no request."""
 SERVER_GRACE_S = 5.0
 SERVER_ROLES = ("nats", "redis")
 
@@ -69,6 +75,7 @@ class Supervisor:
     has_launched: bool = False
     is_stopping: bool = False
     url: str | None = None
+    _starts: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(starts_at_a_time()))
     _scaling: asyncio.Lock = field(default_factory=asyncio.Lock)
     _leaving: set[str] = field(default_factory=set)
     _registered: set[int] = field(default_factory=set)
@@ -125,7 +132,8 @@ class Supervisor:
             if "attention" in counts:
                 self._configure_attention(counts["attention"])
             changes = []
-            for role, count in counts.items():
+            # Instances wait for all attention workers: their turn comes first.
+            for role, count in sorted(counts.items(), key=lambda item: item[0] != "attention"):
                 ended = tuple(child.service_id for child in present[role][count:])
                 started = self._add_services(role, max(0, count - len(present[role])))
                 changes.append(RoleChange(role, len(present[role]), count, tuple(sorted(started)), ended))
@@ -242,13 +250,26 @@ class Supervisor:
             admin_key_file=str(self.config.gateway.admin_key_file),
         )
 
+    def begin_stop(self) -> None:
+        """Nothing is started any more, and who was never ready is told to end: what has requests needs the
+        machine now."""
+        self.is_stopping = True
+        for child in self.children.values():
+            if child.role not in SERVER_ROLES:
+                child.retire()
+                if not child.settled.is_set():
+                    child.ask_to_end()
+
     async def stop(self, grace_s: float) -> None:
         """Ends everything in order; each step takes at most the drain and ``grace_s``."""
-        self.is_stopping = True
+        self.begin_stop()
         drain_s = self.config.mesh.drain_timeout_s + grace_s
         services = [child for child in self.children.values() if child.role not in SERVER_ROLES]
-        gateways = [child for child in services if child.role == "gateway"]
-        await asyncio.gather(*(child.stop(drain_s) for child in gateways))
+        unready = [child for child in services if not child.settled.is_set()]
+        gateways = [child for child in services if child.role == "gateway" and child.settled.is_set()]
+        await asyncio.gather(
+            *(child.stop(UNREADY_GRACE_S) for child in unready), *(child.stop(drain_s) for child in gateways)
+        )
         await asyncio.gather(*(child.stop(drain_s) for child in services))
         await self.store.close()
         await asyncio.gather(*(self.children[name].stop(SERVER_GRACE_S) for name in self._servers()))
@@ -260,7 +281,10 @@ class Supervisor:
             child.kill()
 
     def add_server(self, server: embedded.EmbeddedServer) -> None:
-        self._add(Child(server.name, server.name, server.command, {}, self.state.log_file(server.name)))
+        child = Child(server.name, server.name, server.command, {}, self.state.log_file(server.name))
+        # All wait for it, and it for nobody.
+        child.settled.set()
+        self.keep(child)
 
     def _servers(self) -> list[str]:
         return [name for name in SERVER_ROLES if name in self.children]
@@ -276,7 +300,7 @@ class Supervisor:
             port = self.plan.port if service_id.startswith("gateway-0") else 0
             command = (*self.plan.command, role, "--config", str(self.state.config_file))
             environment = child_environment(self.config, service_id, port)
-            self._add(Child(service_id, role, command, environment, self.state.log_file(service_id)))
+            self.keep(Child(service_id, role, command, environment, self.state.log_file(service_id)))
             added.add(service_id)
         return added
 
@@ -287,9 +311,17 @@ class Supervisor:
             number += 1
         return f"{role}-{number}{self.id_suffix}"
 
-    def _add(self, child: Child) -> None:
+    def keep(self, child: Child) -> None:
+        """From its turn on until it is stopped."""
         self.children[child.service_id] = child
         self.tasks.create_task(child.keep(self._write_processes, lambda: self.has_launched))
+        self.tasks.create_task(self._let_start(child))
+
+    async def _let_start(self, child: Child) -> None:
+        """In the order in which they were added: nobody is ready only after one that comes later."""
+        async with self._starts:
+            child.turn.set()
+            await child.settled.wait()
 
     async def _remove_all(self, service_ids: Iterable[str]) -> None:
         """Of those that have not been drained meanwhile."""
@@ -297,7 +329,8 @@ class Supervisor:
         await asyncio.gather(*(self._remove(child) for child in children))
 
     async def _remove(self, child: Child) -> None:
-        await child.stop(self.config.mesh.drain_timeout_s + STOP_GRACE_S)
+        drain_s = self.config.mesh.drain_timeout_s + STOP_GRACE_S
+        await child.stop(drain_s if child.settled.is_set() else UNREADY_GRACE_S)
         # Two may have waited for its end, and its name may be another's by now.
         if self.children.get(child.service_id) is child:
             del self.children[child.service_id]
@@ -316,7 +349,8 @@ class Supervisor:
         """A service registers when it is ready to be used, so the store tells."""
         missing = set(service_ids)
 
-        async def are_registered() -> bool:
+        async def has_one_come() -> bool:
+            before = len(missing)
             records = await read_records(self.store)
             for service_id in sorted(missing):
                 child = self.children.get(service_id)
@@ -324,10 +358,22 @@ class Supervisor:
                     raise LauncherError(f"{service_id} was drained before it was ready")
                 if is_registered(child, records):
                     self._registered.add(records[child.service_id].pid)
+                    child.settled.set()
                     keep_ports(child, records[child.service_id])
                     missing.discard(child.service_id)
                 elif child.restarts >= MAX_FAILED_STARTS:
                     raise LauncherError(f"{child.service_id} does not start:\n{last_words(child.log_file)}")
-            return not missing
+            return len(missing) < before
 
-        await until(are_registered, f"{', '.join(sorted(service_ids))} to register")
+        while missing:
+            await until(has_one_come, f"{_some_of(missing)} to register")
+
+
+def starts_at_a_time() -> int:
+    """As many as there are cores: more would be ready no sooner, and take the machine from what serves."""
+    return max(FEWEST_STARTS, len(os.sched_getaffinity(0)))
+
+
+def _some_of(names: set[str]) -> str:
+    told, others = sorted(names)[:MOST_NAMED], len(names) - MOST_NAMED
+    return ", ".join(told) + (f" and {others} others" if others > 0 else "")

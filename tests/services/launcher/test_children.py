@@ -25,6 +25,7 @@ async def wait_said(child: Child, word: str) -> None:
 
 
 async def stop_twice(child: Child) -> None:
+    child.turn.set()
     kept = asyncio.create_task(child.keep(lambda: None, lambda: True))
     await wait_said(child, "started")
     first = asyncio.create_task(child.stop(WAIT_S))
