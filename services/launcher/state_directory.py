@@ -15,6 +15,7 @@ The directory is private (0700). Everything but ``logs/`` is removed when the me
 """
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import os
@@ -24,6 +25,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
@@ -40,7 +42,7 @@ class ProcessIdentity(msgspec.Struct, frozen=True):
 
     service_id: str
     role: str
-    pid: int
+    pid: Annotated[int, msgspec.Meta(ge=1, lt=1 << 31)]
     start_ticks: int
 
 
@@ -210,7 +212,10 @@ def end_process(process: ProcessIdentity, grace_s: float) -> None:
     """
     try:
         handle = os.pidfd_open(process.pid)
-    except ProcessLookupError:
+    except OSError as exc:
+        # The latter two: of a thread, so that it is not the process that was written down.
+        if exc.errno not in (errno.ESRCH, errno.EINVAL, errno.ENOENT):
+            raise
         return
     try:
         if not is_alive(process):
