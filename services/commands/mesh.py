@@ -7,6 +7,7 @@ import typer
 from rich.console import Console
 from rich.table import Column, Table
 
+from common.errors import LauncherError
 from common.phases import missing_phases
 from services.commands.options import StateOption, messages
 from services.launcher.state_directory import DEFAULT_STATE_DIRECTORY
@@ -34,13 +35,18 @@ def status(
     from services.service_levels import read_service_levels, service_table
 
     mesh = mesh_status(state_dir)
-    levels = read_service_levels(mesh_config(state_dir).mesh)
+    try:
+        levels = read_service_levels(mesh_config(state_dir).mesh)
+    except LauncherError as exc:
+        levels = []
+        messages.print(f"no service levels: {exc}", highlight=False, markup=False, soft_wrap=True)
     mesh = msgspec.structs.replace(mesh, service_levels=levels)
     if as_json:
         print(msgspec.json.format(msgspec.json.encode(mesh)).decode())
         return
     print_status(mesh)
-    Console().print(service_table(levels))
+    if levels:
+        Console().print(service_table(levels))
 
 
 def print_status(mesh: "MeshStatus") -> None:

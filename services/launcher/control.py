@@ -5,6 +5,8 @@ The socket lies in a directory only its user can enter, so whoever can connect m
 
 import asyncio
 import contextlib
+import socket
+import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Literal
@@ -136,6 +138,18 @@ async def _answer(line: bytes, carry_out: Carry) -> Answer:
         return Refused(f"not a command: {exc}")
     except LamellaError as exc:
         return Refused(str(exc), can_be_forced=isinstance(exc, LastOfPhase))
+
+
+def listening_pid(path: Path) -> int | None:
+    """Of the supervisor that answers at ``path``, from the kernel; None where nobody does."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        try:
+            connection.connect(str(path))
+        except OSError:
+            return None
+        format_ = "3i"  # pid, uid, gid
+        peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize(format_))
+    return int(struct.unpack(format_, peer)[0])
 
 
 def ask(path: Path, command: Command, timeout_s: float) -> MeshStatus:

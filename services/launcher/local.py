@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, BinaryIO
 import msgspec
 import uvloop
 
-from common.config import Config
+from common.config import Config, MeshConfig
 from common.config_file import load_config, to_toml
 from common.errors import ConfigError, LauncherError
 from services.launcher import control
@@ -26,7 +26,15 @@ from services.launcher.control import AskStatus, Drain, MeshStatus, Refused, Sca
 from services.launcher.embedded import STOP_TIMEOUT_S
 from services.launcher.launch_plan import STOP_GRACE_S, LaunchPlan, check_plan
 from services.launcher.probes import READY_TIMEOUT_S
-from services.launcher.state_directory import StateDirectory, end_process, is_alive, is_locked, write_private
+from services.launcher.state_directory import (
+    ProcessIdentity,
+    StateDirectory,
+    end_process,
+    identify,
+    is_alive,
+    is_locked,
+    write_private,
+)
 from services.launcher.wishes import Wishes, check_wishes
 
 if TYPE_CHECKING:
@@ -127,12 +135,15 @@ def down(directory: Path) -> None:
     if not processes and not is_locked(state):
         state.remove_files()
         raise MeshNotRunning(f"no mesh runs in {state.path}")
+    if all(process.role != "supervisor" for process in processes):
+        processes += _supervisor_by_socket(state)
     # The gateway drains first, then the others; then the servers end.
     grace_s = 2 * (_drain_timeout_s(state) + STOP_GRACE_S) + STOP_TIMEOUT_S + MARGIN_S
     if not processes:
         raise LauncherError(
-            f"a mesh runs in {state.path}, and {state.processes_file.name} there does not say which processes"
-            " are its: end its supervisor (`services.launcher.supervise`, or `lamella up`) yourself"
+            f"a mesh runs in {state.path}, and neither {state.processes_file.name} nor"
+            f" {state.control_socket.name} there says which processes are its: end its supervisor"
+            " (`services.launcher.supervise`, or `lamella up`) yourself"
         )
     for process in processes:
         if process.role == "supervisor":
@@ -182,8 +193,15 @@ def local_url(directory: Path) -> str:
 
 
 def mesh_config(directory: Path) -> Config:
-    """The settings of the mesh that runs there. Raises MeshNotRunning."""
-    return load_config(settings_file(directory))
+    """The settings of the mesh that runs there. Raises MeshNotRunning; LauncherError where their file has
+    been damaged meanwhile, which the mesh needs only for processes that start."""
+    file = settings_file(directory)
+    try:
+        return load_config(file)
+    except ConfigError as exc:
+        if exc.value != str(file):
+            raise
+        raise LauncherError(f"{file}, which the mesh there was started with, {exc.rule}") from exc
 
 
 def settings_file(directory: Path) -> Path:
@@ -192,9 +210,19 @@ def settings_file(directory: Path) -> Path:
 
 
 def _drain_timeout_s(state: StateDirectory) -> float:
-    """As the mesh itself was configured; its file may be gone where only processes are left."""
+    """As the mesh itself was configured; its file may be gone where only processes are left, or damaged."""
     path = state.config_file if state.config_file.is_file() else None
-    return load_config(path, environment={}).mesh.drain_timeout_s
+    try:
+        return load_config(path, environment={}).mesh.drain_timeout_s
+    except ConfigError:
+        return MeshConfig().drain_timeout_s
+
+
+def _supervisor_by_socket(state: StateDirectory) -> list[ProcessIdentity]:
+    """Where the list of processes is damaged or gone; nothing where nobody answers."""
+    pid = control.listening_pid(state.control_socket)
+    supervisor = None if pid is None else identify("supervisor", "supervisor", pid)
+    return [] if supervisor is None else [supervisor]
 
 
 def _state(directory: Path) -> StateDirectory:

@@ -149,12 +149,33 @@ def test_a_disk_that_takes_nothing_ends_no_mesh(directory: Path) -> None:
         os.kill(before["prefill-0"].pid, signal.SIGKILL)
         until(is_back)
         assert all(is_alive(each) for name, each in before.items() if name != "prefill-0")
-        with pytest.raises(LauncherError, match=r"processes\.json there does not say which processes"):
+        socket_file = (directory / "control.sock").rename(directory / "kept.sock")
+        with pytest.raises(LauncherError, match=r"neither processes\.json nor control\.sock there says"):
             local.down(directory)
         assert (directory / "mesh.toml").exists()
+        socket_file.rename(directory / "control.sock")
     finally:
         processes.rmdir()
         kept.rename(processes)
+
+
+@pytest.mark.parametrize("damage", ["x", None], ids=["damaged", "gone"])
+def test_a_mesh_whose_files_are_damaged_is_shown_and_ended_by_its_socket(
+    directory: Path, damage: str | None
+) -> None:
+    local.up_detached(directory, plan(prefill=0, decode=0), CONFIG)
+    processes = list(identities(directory).values())
+    for name in ("mesh.toml", "processes.json"):
+        file = directory / name
+        file.unlink()
+        if damage is not None:
+            file.write_text(damage)
+    assert ids(local.status(directory)) == ONE_EACH - {"prefill-0", "decode-0"}
+    with pytest.raises(LauncherError, match=r"mesh\.toml, which the mesh there was started with, "):
+        local.mesh_config(directory)
+    scale(directory, "gateway=1")
+    local.down(directory)
+    assert not any(is_alive(each) for each in processes)
 
 
 def test_a_nats_server_that_dies_is_started_again_at_its_address(running: Path) -> None:
