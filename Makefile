@@ -24,7 +24,7 @@ setup:
 	@deploy/setup.sh $(VENV)
 
 serve: setup
-	@exec $(VENV)/bin/lamella up $(UP)
+	exec $(VENV)/bin/lamella up $(UP)
 
 # Of two workers one takes the tests whose meshes need the machine (tests/two_workers.py).
 test: setup

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, get_args
 
 import msgspec
 import typer
+from rich.status import Status
 
 from common.config import (
     AttentionPartition,
@@ -202,13 +203,14 @@ def _prepare(config: Config) -> None:
     from services.prepare import prepare_model
 
     with messages.status("model") as status:
-        prepare_model(config, lambda stage: status.update(f"model: {stage} (once)"))
+        prepare_model(config, lambda stage: say_stage(status, f"model: {stage} (once)"))
 
 
 def _run_detached(state_dir: Path, plan: "LaunchPlan", settings: Config) -> None:
     from services.launcher.local import up_detached
 
-    with messages.status("starting"):
+    with messages.status("starting") as status:
+        say_stage(status, "starting")
         mesh = up_detached(state_dir, plan, settings)
     _say_ready(mesh, settings.gateway.api_keys_file is not None)
 
@@ -220,6 +222,7 @@ def _run_until_interrupted(state_dir: Path, plan: "LaunchPlan", settings: Config
 
     configure_terminal_logging(informative=scaling_log.name)
     with messages.status("starting") as status:
+        say_stage(status, "starting")
         served: list[MeshStatus] = []
 
         def on_ready(mesh: "MeshStatus") -> None:
@@ -227,9 +230,28 @@ def _run_until_interrupted(state_dir: Path, plan: "LaunchPlan", settings: Config
             status.stop()
             _say_ready(mesh, settings.gateway.api_keys_file is not None)
 
-        run_mesh(state_dir, plan, settings, on_ready)
+        def on_stop(open_requests: int) -> None:
+            messages.print(ending(open_requests, settings.mesh.drain_timeout_s), highlight=False)
+
+        run_mesh(state_dir, plan, settings, on_ready, on_stop)
     if not served:
         sys.exit(INTERRUPTED)
+
+
+def say_stage(status: Status, stage: str) -> None:
+    """In the line that moves; where there is no terminal as a line of its own: silence looks like a fault."""
+    if messages.is_terminal:
+        status.update(stage)
+    else:
+        messages.print(stage, highlight=False)
+
+
+def ending(open_requests: int, drain_timeout_s: float) -> str:
+    """What Ctrl-C has begun."""
+    if not open_requests:
+        return "ending"
+    running = "1 request runs" if open_requests == 1 else f"{open_requests} requests run"
+    return f"ending: {running}, at most {drain_timeout_s:g} s; Ctrl-C again cuts off"
 
 
 def example_call(url: str | None, wants_keys: bool) -> str:

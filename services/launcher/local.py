@@ -38,7 +38,7 @@ from services.launcher.state_directory import (
 from services.launcher.wishes import Wishes, check_wishes
 
 if TYPE_CHECKING:
-    from services.launcher.supervise import OnReady
+    from services.launcher.supervise import OnReady, OnStop
 
 STATUS_TIMEOUT_S = 10.0
 MARGIN_S = 10.0
@@ -48,7 +48,13 @@ class MeshNotRunning(LauncherError):
     """No supervisor lives in that state directory."""
 
 
-def up(directory: Path, plan: LaunchPlan, config: Config, on_ready: "OnReady") -> None:
+def up(
+    directory: Path,
+    plan: LaunchPlan,
+    config: Config,
+    on_ready: "OnReady",
+    on_stop: "OnStop | None" = None,
+) -> None:
     """Runs the mesh in the foreground until Ctrl-C or SIGTERM; everything has ended when it returns.
 
     Raises ConfigError and LauncherError (a mesh already runs there; a service did not start, with its log).
@@ -56,7 +62,7 @@ def up(directory: Path, plan: LaunchPlan, config: Config, on_ready: "OnReady") -
     # Only here: the other commands do without its wires, whose import takes as long as all that they do.
     from services.launcher.supervise import supervise
 
-    uvloop.run(supervise(_state(directory), plan, config, on_ready))
+    uvloop.run(supervise(_state(directory), plan, config, on_ready, on_stop))
 
 
 def up_detached(directory: Path, plan: LaunchPlan, config: Config) -> MeshStatus:

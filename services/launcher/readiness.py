@@ -25,7 +25,8 @@ async def wait_known(store: Store, schedulers: list[Child]) -> None:
     async def are_known() -> bool:
         urls = _urls_of(schedulers, await read_records(store))
         answers = await asyncio.gather(*(fetch(f"{url}/metrics") for url in urls))
-        return all(status == 200 and _instances_known(body) >= registered for status, body in answers)
+        known = [_value_of(b"lamella_instances", body) for _, body in answers]
+        return all(count is not None and count >= registered for count in known)
 
     await until(are_known, f"the scheduler to know {registered} instances")
 
@@ -61,6 +62,14 @@ async def wait_served(store: Store, gateway_url: str, gateway: GatewayConfig) ->
     await until(is_served, f"{url} to serve a first request")
 
 
+async def count_open_requests(store: Store, gateways: list[Child]) -> int:
+    """As far as the gateways say it."""
+    records = await read_records(store)
+    urls = [records[each.service_id].http_url for each in gateways if each.service_id in records]
+    answers = await asyncio.gather(*(fetch(f"{url}/metrics") for url in urls))
+    return sum(int(_value_of(b"lamella_open_requests", body) or 0) for _, body in answers)
+
+
 def _urls_of(children: list[Child], records: Mapping[str, MemberRecord]) -> list[str]:
     urls = [records[child.service_id].http_url for child in children if child.service_id in records]
     if not urls:
@@ -69,7 +78,6 @@ def _urls_of(children: list[Child], records: Mapping[str, MemberRecord]) -> list
     return urls
 
 
-def _instances_known(metrics: bytes) -> float:
-    """By a scheduler."""
-    known = re.search(rb"^lamella_instances (\S+)$", metrics, re.MULTILINE)
-    return -1.0 if known is None else float(known[1])
+def _value_of(metric: bytes, metrics: bytes) -> float | None:
+    found = re.search(rb"^%s (\S+)$" % metric, metrics, re.MULTILINE)
+    return None if found is None else float(found[1])

@@ -36,12 +36,20 @@ from services.launcher.wishes import CountWish
 log = logging.getLogger("lamella.supervisor")
 
 OnReady = Callable[[control.MeshStatus], None]
+OnStop = Callable[[int], None]
+"""Told how many requests are open when the mesh begins to end."""
 
 PLACE = Place("service.host", "--port")
 STORE_TRIES = 15
 
 
-async def supervise(state: StateDirectory, plan: LaunchPlan, config: Config, on_ready: OnReady) -> None:
+async def supervise(
+    state: StateDirectory,
+    plan: LaunchPlan,
+    config: Config,
+    on_ready: OnReady,
+    on_stop: OnStop | None = None,
+) -> None:
     """Runs a mesh until SIGTERM or SIGINT; a second one kills it. Raises LauncherError, ConfigError."""
     check_plan(plan, config)
     state.create()
@@ -51,7 +59,7 @@ async def supervise(state: StateDirectory, plan: LaunchPlan, config: Config, on_
         state.remove_files()
         state.make_socket_directory()
         try:
-            await _supervise_locked(state, plan, config, on_ready)
+            await _supervise_locked(state, plan, config, on_ready, on_stop)
         except BaseExceptionGroup as group:
             raise first_reason(group) from group
         finally:
@@ -59,7 +67,7 @@ async def supervise(state: StateDirectory, plan: LaunchPlan, config: Config, on_
 
 
 async def _supervise_locked(
-    state: StateDirectory, plan: LaunchPlan, config: Config, on_ready: OnReady
+    state: StateDirectory, plan: LaunchPlan, config: Config, on_ready: OnReady, on_stop: OnStop | None
 ) -> None:
     _check_port(config.service.host, plan.port)
     if plan.nats_url is not None:
@@ -94,6 +102,8 @@ async def _supervise_locked(
         async with control.control_server(state.control_socket, supervisor.carry_out):
             try:
                 await stop.wait()
+                if on_stop is not None:
+                    tasks.create_task(_tell_of_stop(supervisor, on_stop))
             finally:
                 supervisor.begin_stop()
                 await cancel_and_wait(launch)
@@ -172,6 +182,10 @@ async def _autoscale(supervisor: Supervisor) -> None:
         scaling.window_s,
         is_dry_run=scaling.policy == "dry_run",
     )
+
+
+async def _tell_of_stop(supervisor: Supervisor, on_stop: OnStop) -> None:
+    on_stop(await supervisor.count_open_requests())
 
 
 async def _kill_when(abort: asyncio.Event, supervisor: Supervisor) -> None:

@@ -32,7 +32,7 @@ from services.launcher.launch_plan import (
 )
 from services.launcher.memory import available_memory_bytes, check_memory
 from services.launcher.probes import until
-from services.launcher.readiness import wait_gateway, wait_known, wait_served
+from services.launcher.readiness import count_open_requests, wait_gateway, wait_known, wait_served
 from services.launcher.records import (
     home_of,
     is_registered,
@@ -249,6 +249,9 @@ class Supervisor:
             private_url=private_url_of(records),
             admin_key_file=str(self.config.gateway.admin_key_file),
         )
+
+    async def count_open_requests(self) -> int:
+        return await count_open_requests(self.store, self._instances("gateway"))
 
     def begin_stop(self) -> None:
         """Nothing is started any more, and who was never ready is told to end: what has requests needs the

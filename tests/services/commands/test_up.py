@@ -6,7 +6,8 @@ import pytest
 
 from common.config import Config, ScalingConfig
 from common.errors import ConfigError, LauncherError
-from services.commands.up import chosen_scaling, example_call, tell_of_memory
+from services.commands.options import messages
+from services.commands.up import chosen_scaling, ending, example_call, say_stage, tell_of_memory
 from services.launcher import memory
 from services.launcher.launch_plan import LaunchPlan
 from tests.e2e.meshes import running_mesh
@@ -52,6 +53,24 @@ def test_it_says_what_memory_there_is_not_before_anything_starts(
     else:
         with pytest.raises(LauncherError, match=r"decode \+64.* would take 65\.1 GiB"):
             tell_of_memory(plan, config)
+
+
+def test_who_ends_it_is_told_what_it_waits_for() -> None:
+    assert ending(0, 30.0) == "ending"
+    assert ending(1, 30.0) == "ending: 1 request runs, at most 30 s; Ctrl-C again cuts off"
+    assert ending(12, 2.5) == "ending: 12 requests run, at most 2.5 s; Ctrl-C again cuts off"
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_what_takes_long_is_said_also_where_no_line_can_move(
+    is_terminal: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(messages, "_force_terminal", is_terminal)
+    with messages.status("model") as status:
+        say_stage(status, "model: capturing the model (once)")
+        assert status.status == ("model: capturing the model (once)" if is_terminal else "model")
+    said = capsys.readouterr().err
+    assert is_terminal or said == "model: capturing the model (once)\n"
 
 
 def test_the_example_brings_a_key_where_one_is_wanted() -> None:

@@ -265,7 +265,8 @@ def test_a_foreground_mesh_ends_at_ctrl_c_and_nothing_of_it_is_left(directory: P
         "import sys; from pathlib import Path; from common.config_file import load_config;"
         "from services.launcher import local; from services.launcher.launch_plan import LaunchPlan;"
         "plan = LaunchPlan(port=0, command=(sys.executable, '-m', 'tests.common.small_service'));"
-        "local.up(Path(sys.argv[1]), plan, load_config(None), lambda s: print(s.url, flush=True))"
+        "local.up(Path(sys.argv[1]), plan, load_config(None), lambda s: print(s.url, flush=True),"
+        " lambda count: print('ending', count, flush=True))"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", program, str(directory)], cwd=REPOSITORY, stdout=subprocess.PIPE, text=True
@@ -274,6 +275,7 @@ def test_a_foreground_mesh_ends_at_ctrl_c_and_nothing_of_it_is_left(directory: P
     assert process.stdout.readline().startswith("http://127.0.0.1:")
     processes = list(identities(directory).values())
     process.send_signal(signal.SIGINT)
+    assert process.stdout.read() == "ending 0\n", "it says so at once"
     assert process.wait(WAIT_S) == 0
     process.stdout.close()
     assert not any(is_alive(each) for each in processes)
