@@ -208,7 +208,7 @@ def _asked_class(exchange: Exchange) -> str | None:
 class Endpoint:
     """One handler for the methods of a path (none named: any), with every error answered.
 
-    Authentication belongs here, before the handler.
+    Who may ask has been looked at before (``gateway.access.KeyGuard``), or is by the handler (admin wishes).
     """
 
     gateway: GatewayApp

@@ -35,7 +35,7 @@ from common.subjects import Subjects
 from common.timeline import timeline
 from common.timeline_events import CONTINUED
 from gateway.generation import Generation
-from gateway.losses import Losses, find_former, is_needed
+from gateway.losses import DECLARED_WITHIN_S, Losses, find_former, is_needed
 from gateway.metrics import GatewayMetrics
 from gateway.notices import Notices
 from gateway.submissions import Submissions
@@ -133,6 +133,14 @@ class Attempts:
         self.losses.declared_gone_s = time.monotonic()
         for generation in self._placed():
             self._continue_forgotten(generation)
+        self.spawn(self._continue_those_begun_since())
+
+    async def _continue_those_begun_since(self) -> None:
+        await asyncio.sleep(DECLARED_WITHIN_S)
+        now = time.monotonic()
+        for generation in self._placed():
+            if self.losses.is_forgotten(generation.asked_s, now):
+                self._continue_forgotten(generation)
 
     def continue_placed(self, cause: str) -> None:
         for generation in self._placed():
@@ -162,6 +170,7 @@ class Attempts:
             self.notices.cancel_placement(request, placement)
             return
         placement = generation.place(placement)
+        generation.asked_s = started_s
         generation.history.note_placed(time.monotonic(), placement.prefill_instance)
         generation.former = None
         if generation.is_over:
@@ -170,7 +179,7 @@ class Attempts:
             return
         if request.request_id not in self.open:
             return
-        if self.losses.declared_gone_s >= started_s:
+        if self.losses.is_forgotten(started_s, time.monotonic()):
             self._continue_forgotten(generation)
             return
         self._continue_if_lost(generation, placement, started_s)

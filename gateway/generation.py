@@ -54,7 +54,7 @@ class Generation:
     where this attempt went on, if it did. ``former``: the life that decoded the sequence until it was gone,
     for the placement that is to come. ``continuations``: in a row, each broken before ``PROGRESS_TOKENS``
     came. ``resubmissions``: in a row, as a scheduler had died before the placement came. ``continued``: when
-    and why each attempt but the first began.
+    and why each attempt but the first began. ``asked_s``: when the call went out that placed this attempt.
     """
 
     index: int
@@ -64,6 +64,7 @@ class Generation:
     arrived_s: float = field(default_factory=time.monotonic)
     notify: Callable[["Generation"], None] = _ignore
     placement: Placement | None = None
+    asked_s: float = 0.0
     is_probe: bool = False
     is_queued: bool = False
     moved: SequenceMoved | None = None

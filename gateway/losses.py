@@ -12,6 +12,9 @@ from common.messages import InstanceGone, InstanceLife, Placement
 
 GONE_MEMORY_S = 60.0
 """Longer than any submission takes."""
+DECLARED_WITHIN_S = 1.0
+"""Until everybody has heard that this gateway is gone, after it has itself: an instance that hears it late
+forgets, too, what began meanwhile."""
 
 
 @dataclass(slots=True)
@@ -41,6 +44,12 @@ class Losses:
             return False
         self.schedulers_s[incarnation] = now
         return True
+
+    def is_forgotten(self, started_s: float, now: float) -> bool:
+        """Whether an attempt that was asked for at ``started_s`` is, because this gateway was declared gone;
+        or may be, of those that began before everybody had heard. Of these it is said once all have."""
+        heard_s = self.declared_gone_s + DECLARED_WITHIN_S
+        return started_s <= self.declared_gone_s or started_s < heard_s <= now
 
     def find_lost(self, placement: Placement, attempt_tokens: int, since_s: float) -> InstanceGone | None:
         """Where word that a needed instance of the placement left came before that of the placement."""

@@ -43,6 +43,35 @@ FORGOTTEN_AMID_PLACING = MeshShape(
     least_portion_bytes=1,
 )
 """With seed 0 the store forgets the gateway while one of its requests is on its way to an instance."""
+TOLD_LATE = MeshShape(
+    prefills=0,
+    decodes=3,
+    mixed=1,
+    mixed_policy="prefill_first",
+    block_size=16,
+    prefill_blocks=3,
+    decode_blocks=5,
+    chunk_tokens=1,
+    order="fcfs",
+    policy="round_robin",
+    decode_policy="least_outstanding",
+    is_learned=False,
+    schedulers=2,
+    roles="fixed",
+    batching="saturation",
+    max_batch=2,
+    max_waiting_requests=3,
+    max_pending_prefill_tokens=60,
+    max_requests_per_decode=6,
+    send_failures=0.2,
+    layerwise_min_tokens=1,
+    least_portion_bytes=1,
+    host_blocks=0,
+    keeps_kv=False,
+    decode_binding="late",
+    predictor="right",
+)
+"""With seed 202702281 an instance hears that the gateway is gone when it has its next request already."""
 
 
 @settings(max_examples=60, deadline=None)
@@ -108,6 +137,7 @@ def test_when_a_gateway_dies_nobody_goes_on_with_its_sequences(is_coupled: bool,
 
 @settings(max_examples=20, deadline=None)
 @given(shapes(spare_blocks=10), SEEDS)
+@example(TOLD_LATE, 202702281)
 def test_a_gateway_that_is_declared_gone_though_it_lives_has_everything_computed_on(
     shape: MeshShape, seed: int
 ) -> None:

@@ -125,6 +125,24 @@ def test_a_gateway_that_lives_though_it_was_declared_gone_has_its_sequences_plac
     with_stream(gateway, script)
 
 
+def test_what_began_while_others_still_heard_that_its_gateway_is_gone_is_placed_again(
+    gateway: GatewayProcess, ids: list[int]
+) -> None:
+    """An instance that heard it later than the gateway forgot that, too."""
+
+    async def script(peer: ScriptedPeer, first: GenerationRequest) -> None:
+        peer.announce_gateway_gone(first.gateway_id)
+        second = await peer.next_request()
+        await peer.wait_cancelled(first)
+        peer.tokens(second, ids[:2])
+        third = await peer.next_request()
+        await peer.wait_cancelled(second)
+        assert (third.attempt, third.output_ids) == (2, tuple(ids[:2]))
+        peer.tokens(third, ids[2:], finish="length")
+
+    with_stream(gateway, script)
+
+
 def test_each_scheduler_s_word_that_a_living_gateway_is_gone_costs_none_of_the_continuations(
     gateway: GatewayProcess, ids: list[int]
 ) -> None:

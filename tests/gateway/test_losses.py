@@ -4,7 +4,7 @@ import pytest
 
 from common.ids import Incarnation, InstanceId
 from common.messages import InstanceGone, InstanceLife, Placement
-from gateway.losses import GONE_MEMORY_S, Losses, find_former, is_needed
+from gateway.losses import DECLARED_WITHIN_S, GONE_MEMORY_S, Losses, find_former, is_needed
 
 LEASE_S = 3.0
 LIFE = Incarnation("first")
@@ -22,6 +22,17 @@ def test_prefill_is_needed_until_the_second_token_and_decode_to_the_end(
     gone: InstanceGone, attempt_tokens: int, needed: bool
 ) -> None:
     assert is_needed(PLACEMENT, attempt_tokens, gone) is needed
+
+
+def test_what_began_before_everybody_had_heard_that_a_gateway_is_gone_may_be_forgotten() -> None:
+    losses = Losses(LEASE_S)
+    assert not losses.is_forgotten(0.0, 100.0)
+    losses.declared_gone_s = 10.0
+    heard_s = 10.0 + DECLARED_WITHIN_S
+    assert losses.is_forgotten(9.9, 10.1)
+    assert not losses.is_forgotten(10.1, heard_s - 0.1)
+    assert losses.is_forgotten(10.1, heard_s)
+    assert not losses.is_forgotten(heard_s, heard_s + 1.0)
 
 
 def test_another_life_of_an_instance_concerns_nobody() -> None:

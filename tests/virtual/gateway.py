@@ -1,6 +1,5 @@
 """What ``gateway.journal`` and ``gateway.attempts`` do, in virtual time: submit, collect, continue, end."""
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -25,9 +24,11 @@ from common.messages import (
     TokenBatch,
     TokenEvent,
 )
+from gateway.losses import DECLARED_WITHIN_S, Losses
 from tests.requests import GATEWAY
 from tests.virtual.bus import Bus, Reply
 from tests.virtual.scheduler import SCHEDULER
+from tests.virtual.shape import LEASE_S
 
 SUBMIT_TIMEOUT_S = 60.0
 RETRY_S = 0.2
@@ -41,6 +42,7 @@ class Entry:
     request: GenerationRequest
     output_ids: list[int] = field(default_factory=list)
     placement: Placement | None = None
+    asked_s: float = 0.0
     moved: Placement | None = None
     lost_instances: tuple[InstanceId, ...] = ()
     former: InstanceLife | None = None
@@ -56,7 +58,7 @@ class VirtualGateway:
     causes: list[str] = field(default_factory=list)
     _gone_s: dict[InstanceGone, float] = field(default_factory=dict)
     _schedulers_gone: set[Incarnation] = field(default_factory=set)
-    _declared_gone_s: float = -math.inf
+    _losses: Losses = field(default_factory=lambda: Losses(LEASE_S))
 
     @property
     def is_done(self) -> bool:
@@ -100,10 +102,17 @@ class VirtualGateway:
                     if entry.end is None and self._needs(entry, message):
                         self._continue_without(entry, message)
             case GatewayGone():
-                self._declared_gone_s = self.bus.timeline.now
+                self._losses.declared_gone_s = self.bus.timeline.now
                 for entry in self.entries.values():
                     if entry.end is None and entry.placement is not None:
                         self._continue(entry, "declared gone")
+                self.bus.timeline.after(DECLARED_WITHIN_S, self._continue_those_begun_since)
+
+    def _continue_those_begun_since(self) -> None:
+        for entry in self.entries.values():
+            is_placed = entry.end is None and entry.placement is not None
+            if is_placed and self._losses.is_forgotten(entry.asked_s, self.bus.timeline.now):
+                self._continue(entry, "declared gone")
 
     def _move(self, message: SequenceMoved) -> None:
         entry, to = self.entries[message.request_id], message.placement
@@ -188,10 +197,11 @@ class VirtualGateway:
             self._cancel(request, placement)
             return
         entry.placement = entry.moved or placement
+        entry.asked_s = started_s
         entry.former = None
         if entry.end is not None:
             self._tell_ended(entry)
-        elif self._declared_gone_s >= started_s:
+        elif self._losses.is_forgotten(started_s, self.bus.timeline.now):
             self._continue(entry, "declared gone")
         else:
             self._continue_if_gone(entry, started_s)
