@@ -86,7 +86,7 @@ def test_each_class_attains_its_own_and_placements_are_explained_with_what_came_
         f"{url}/metrics"
     )
     said = mesh.lamella("explain", call) + mesh.lamella("explain", "--policies") + mesh.lamella("status")
-    for word in ("TTFT predicted", "TPOT measured", "mean regret", "patient", "100.0%"):
+    for word in ("TTFT predicted", "TPOT measured", "regret", "least_outstanding", "patient", "100.0%"):
         assert word in " ".join(said.split())
 
 
