@@ -8,12 +8,14 @@ const MEASURED = { prefill: ["TTFT", "ttft_s"], decode: ["TPOT", "tpot_s"] };
 // `decisions`: the newest first, as /api/decisions tells them. An entry stays open while it is shown.
 export function showDecisions(decisions) {
   byId("decisions-none").hidden = decisions.length > 0;
-  keep(byId("decision-list"), decisions, (each) => `${each.request_id} ${each.attempt}`, newEntry, updateEntry);
+  const keyOf = (each) => `${each.request_id} ${each.attempt}`;
+  keep(byId("decision-list"), decisions, keyOf, newEntry, updateEntry);
 }
 
 function newEntry() {
-  const summary = element("summary", {}, element("span", { class: "id" }), element("span", { class: "where" }), element("span", { class: "hint" }));
-  return element("details", { class: "decision" }, summary, element("div", { class: "choices" }));
+  const parts = ["id", "where", "hint"].map((each) => element("span", { class: each }));
+  const choices = element("div", { class: "choices" });
+  return element("details", { class: "decision" }, element("summary", {}, ...parts), choices);
 }
 
 function updateEntry(entry, decision) {
@@ -31,8 +33,9 @@ function updateEntry(entry, decision) {
 function factsOf(decision) {
   const drawn = decision.output_tokens === null ? "not over yet" : `${count(decision.output_tokens)} drawn`;
   const why = decision.choices.find((choice) => choice.reason)?.reason;
-  const facts = [decision.service_class, `${count(decision.prompt_tokens)} prompt tokens`, `${count(decision.predicted_tokens)} predicted, ${drawn}`];
-  return [...facts, why].filter(Boolean).join(" · ");
+  const prompt = `${count(decision.prompt_tokens)} prompt tokens`;
+  const output = `${count(decision.predicted_tokens)} predicted, ${drawn}`;
+  return [decision.service_class, prompt, output, why].filter(Boolean).join(" · ");
 }
 
 function tableOf(choice, decision) {
@@ -40,17 +43,22 @@ function tableOf(choice, decision) {
   const told = [`${choice.phase}: ${choice.policy.replaceAll("_", " ")}`];
   if (choice.predicted_s !== null) told.push(`${name} predicted ${seconds(choice.predicted_s)}`);
   if (decision[field] !== null) told.push(`measured ${seconds(decision[field])}`);
-  const order = (each) => [each.refusal ? 1 : 0, each.score];
-  const candidates = [...choice.candidates].sort((one, other) => order(one)[0] - order(other)[0] || order(one)[1] - order(other)[1]);
-  const rows = candidates.map((each) => {
+  const isRefused = (each) => (each.refusal ? 1 : 0);
+  const byScore = (one, other) => isRefused(one) - isRefused(other) || one.score - other.score;
+  const rows = [...choice.candidates].sort(byScore).map((each) => {
     const isTaken = each.instance_id === choice.taken;
     const words = [isTaken ? "taken" : null, each.refusal ?? each.note].filter(Boolean).join(", ");
-    return element("tr", { class: isTaken ? "why taken" : "why" }, element("td", { class: "id" }, each.instance_id),
-      element("td", { class: "number" }, scoreOf(each.score)), element("td", {}, words));
+    return element("tr", { class: isTaken ? "why taken" : "why" },
+      element("td", { class: "id" }, each.instance_id),
+      element("td", { class: "number" }, scoreOf(each.score)),
+      element("td", {}, words));
   });
-  const heads = element("tr", {}, element("th", { scope: "col" }, "Instance"), element("th", { scope: "col", class: "number" }, "Score"), element("th", { scope: "col" }, "Why"));
+  const heads = [["Instance"], ["Score", "number"], ["Why"]].map(([word, kind]) =>
+    element("th", { scope: "col", class: kind }, word));
+  const table = element("table", {},
+    element("thead", {}, element("tr", {}, ...heads)), element("tbody", {}, ...rows));
   const reason = choice.reason ? element("p", { class: "hint" }, choice.reason) : null;
-  return element("div", {}, element("h3", {}, told.join(", ")), reason, element("table", {}, element("thead", {}, heads), element("tbody", {}, ...rows)));
+  return element("div", {}, element("h3", {}, told.join(", ")), reason, table);
 }
 
 const scoreOf = (score) => (Number.isInteger(score) ? count(score) : Number(score.toPrecision(4)).toString());

@@ -14,7 +14,8 @@ const MOST_IDLE_LINKS = 24; // Beyond that the lines of hand-overs that could be
 // {pools: [{name, title, column, hasKV, nodes}], links: [{source, target, bytesPerS}]}; without pools that
 // nobody is in.
 export function scene(mesh) {
-  const nodes = [...mesh.services.map((each) => serviceNode(mesh, each)), ...mesh.instances.map(instanceNode)];
+  const services = mesh.services.map((each) => serviceNode(mesh, each));
+  const nodes = [...services, ...mesh.instances.map(instanceNode)];
   const pools = POOLS.map(([name, title, column]) => {
     const own = nodes.filter((node) => node.pool === name);
     return { name, title, column, nodes: own, hasKV: own.some((node) => node.kv !== null) };
@@ -63,21 +64,26 @@ function lineOf(instance) {
 
 // Over which bytes go, and thin ones for the hand-overs that could be.
 function linksOf(mesh) {
-  const links = mesh.links.map((link) => ({ source: link.source, target: link.target, bytesPerS: link.bytes_per_s }));
+  const links = mesh.links.map((link) => (
+    { source: link.source, target: link.target, bytesPerS: link.bytes_per_s }));
   const known = new Set(links.map((link) => `${link.source} ${link.target}`));
-  const idle = [];
-  for (const source of mesh.instances.filter((each) => each.role !== "decode")) {
-    for (const target of mesh.instances.filter((each) => each.role === "decode")) {
-      if (!known.has(`${source.id} ${target.id}`)) idle.push({ source: source.id, target: target.id, bytesPerS: 0 });
-    }
-  }
+  const idsWhere = (isOne) => mesh.instances.filter(isOne).map((each) => each.id);
+  const targets = idsWhere((each) => each.role === "decode");
+  const all = idsWhere((each) => each.role !== "decode").flatMap((source) =>
+    targets.map((target) => ({ source, target, bytesPerS: 0 })));
+  const idle = all.filter(({ source, target }) => !known.has(`${source} ${target}`));
   return idle.length > MOST_IDLE_LINKS ? links : [...idle, ...links];
 }
 
 export function summaryOf(mesh) {
-  const away = [mesh.is_bus_connected ? "" : "NATS does not answer: loads are old", mesh.is_store_answering ? "" : "Redis does not answer: members are old"];
   const running = mesh.instances.reduce((sum, each) => sum + each.running, 0);
-  return [mesh.model, plural(mesh.instances.length, "instance"), `${count(running)} in decode steps`, ...away].filter(Boolean).join(" · ");
+  return [
+    mesh.model,
+    plural(mesh.instances.length, "instance"),
+    `${count(running)} in decode steps`,
+    mesh.is_bus_connected ? "" : "NATS does not answer: loads are old",
+    mesh.is_store_answering ? "" : "Redis does not answer: members are old",
+  ].filter(Boolean).join(" · ");
 }
 
 // [{role, current, desired, reason}] of what can be scaled; `desired` null: nothing is planned for it.
@@ -85,7 +91,8 @@ export function servicesOf(mesh) {
   const there = [...mesh.instances.map((each) => each.home), ...mesh.services.map((each) => each.kind)];
   const services = SCALED.map((role) => {
     const plan = mesh.plan?.counts.find((each) => each.service === role);
-    return { role, current: there.filter((each) => each === role).length, desired: plan?.desired ?? null, reason: plan?.reason ?? "" };
+    const current = there.filter((each) => each === role).length;
+    return { role, current, desired: plan?.desired ?? null, reason: plan?.reason ?? "" };
   });
   return services.filter((each) => each.current > 0 || !FIXED.includes(each.role));
 }
@@ -111,14 +118,15 @@ function kvFacts(one) {
 }
 
 function factsOf(instance) {
+  const measured = (value, words) => (value === null ? "not measured yet" : words(value));
   return [
     ["Role", instance.home === instance.role ? instance.role : `${instance.role}, at home ${instance.home}`],
     ["State", instance.state],
     ["Queue", `${plural(instance.queue_tokens, "prompt token")}, ${count(instance.waiting)} waiting`],
     ["Running", plural(instance.running, "sequence")],
     ["KV", kvFacts(instance)],
-    ["Prefill", instance.prefill_tokens_per_s === null ? "not measured yet" : `${rate(instance.prefill_tokens_per_s)} tokens/s`],
-    ["Decode step", instance.decode_step_s === null ? "not measured yet" : seconds(instance.decode_step_s)],
+    ["Prefill", measured(instance.prefill_tokens_per_s, (value) => `${rate(value)} tokens/s`)],
+    ["Decode step", measured(instance.decode_step_s, seconds)],
     ["Where", `${instance.host}, process ${instance.pid}, ${instance.device}`],
   ];
 }

@@ -4,7 +4,10 @@
 import { drawn, element } from "./dom.js";
 import { bytes, plural, roundSeconds, seconds } from "./format.js";
 
-const LANES = [["queue", "Queue"], ["prefill", "Prefill"], ["transfer", "Transfer"], ["decode", "Decode"], ["recovery", "Recovery"]];
+const LANES = [
+  ["queue", "Queue"], ["prefill", "Prefill"], ["transfer", "Transfer"], ["decode", "Decode"],
+  ["recovery", "Recovery"],
+];
 const LANE = 24;
 const BAR = 14;
 const LEFT = 66;
@@ -20,11 +23,13 @@ export function drawTimeline(spans, untilS, width) {
   const scale = (width - LEFT - RIGHT) / lastS;
   const at = (second) => LEFT + second * scale;
   const height = lanes.length * LANE + BOTTOM;
-  const picture = drawn("svg", { viewBox: `0 0 ${width} ${height}`, height, role: "img", "aria-label": inWords(spans, lastS) });
+  const viewBox = `0 0 ${width} ${height}`;
+  const picture = drawn("svg", { viewBox, height, role: "img", "aria-label": inWords(spans, lastS) });
   for (const second of ticks(lastS, (width - LEFT) / 80)) {
-    const isLast = at(second) > width - 40;
-    picture.append(drawn("path", { class: "grid", d: `M${at(second)} 0V${height - BOTTOM + 3}` }),
-      drawn("text", { x: at(second), y: height - 5, "text-anchor": isLast ? "end" : second === 0 ? "start" : "middle" }, second === 0 ? "0" : roundSeconds(second)));
+    const x = at(second);
+    const anchor = x > width - 40 ? "end" : second === 0 ? "start" : "middle";
+    picture.append(drawn("path", { class: "grid", d: `M${x} 0V${height - BOTTOM + 3}` }),
+      drawn("text", { x, y: height - 5, "text-anchor": anchor }, second === 0 ? "0" : roundSeconds(second)));
   }
   lanes.forEach(([kind, title], lane) => {
     const y = lane * LANE + (LANE - BAR) / 2;
@@ -32,7 +37,8 @@ export function drawTimeline(spans, untilS, width) {
     for (const span of spans.filter((each) => each.kind === kind)) {
       const x = at(span.begin_s);
       const barWidth = Math.max(at(span.end_s ?? lastS) - x, 1.5);
-      picture.append(drawn("rect", { class: kind, x, y, width: barWidth, height: BAR, rx: 2 }, drawn("title", {}, tell(span))));
+      const place = { x, y, width: barWidth, height: BAR, rx: 2 };
+      picture.append(drawn("rect", { class: kind, ...place }, drawn("title", {}, tell(span))));
       const steps = stepMarks(span, at, y);
       if (steps) picture.append(steps);
     }
@@ -43,8 +49,10 @@ export function drawTimeline(spans, untilS, width) {
 // A line at the end of each step, where there is room for lines.
 function stepMarks(span, at, y) {
   const ends = span.step_ends_s ?? [];
-  if (ends.length < 2 || (at(ends[ends.length - 1]) - at(span.begin_s)) / ends.length < LEAST_STEP_PX) return null;
-  return drawn("path", { class: "steps", d: ends.map((end) => `M${at(end).toFixed(1)} ${y}v${BAR}`).join("") });
+  if (ends.length < 2) return null;
+  if ((at(ends[ends.length - 1]) - at(span.begin_s)) / ends.length < LEAST_STEP_PX) return null;
+  const marks = ends.map((end) => `M${at(end).toFixed(1)} ${y}v${BAR}`);
+  return drawn("path", { class: "steps", d: marks.join("") });
 }
 
 // Round numbers, about `most` of them.
@@ -59,7 +67,9 @@ function tell(span) {
   const parts = [span.kind];
   if (span.instance) parts.push(`at ${span.instance}`);
   if (span.peer) parts.push(`from ${span.peer}`);
-  parts.push(span.end_s === null ? `since ${seconds(span.begin_s)}` : `${seconds(span.end_s - span.begin_s)}, from ${seconds(span.begin_s)}`);
+  const begin = seconds(span.begin_s);
+  if (span.end_s === null) parts.push(`since ${begin}`);
+  else parts.push(`${seconds(span.end_s - span.begin_s)}, from ${begin}`);
   const details = detailsOf(span);
   return details ? `${parts.join(" ")}: ${details}` : parts.join(" ");
 }
@@ -67,7 +77,9 @@ function tell(span) {
 function detailsOf(span) {
   const parts = [];
   if (span.cause) parts.push(span.cause.replaceAll("_", " "));
-  if (typeof span.noticed_s === "number") parts.push(`noticed after ${seconds(span.noticed_s - span.begin_s)}`);
+  if (typeof span.noticed_s === "number") {
+    parts.push(`noticed after ${seconds(span.noticed_s - span.begin_s)}`);
+  }
   if (span.kind === "decode" && span.tokens) parts.push(plural(span.tokens, "step"));
   else if (span.tokens) parts.push(plural(span.tokens, "token"));
   if (span.kv_bytes) parts.push(`${bytes(span.kv_bytes)} of KV`);
@@ -85,13 +97,19 @@ function inWords(spans, lastS) {
 }
 
 export function timelineTable(spans) {
-  const rows = spans.map((span) =>
-    element("tr", {}, element("td", {}, element("span", { class: "phase", "data-phase": span.kind }, span.kind)),
-      element("td", { class: "id" }, span.peer ? `${span.peer} → ${span.instance ?? ""}` : span.instance ?? ""),
+  const rows = spans.map((span) => {
+    const phase = element("span", { class: "phase", "data-phase": span.kind }, span.kind);
+    const where = span.peer ? `${span.peer} → ${span.instance ?? ""}` : span.instance ?? "";
+    const took = span.end_s === null ? "lasts" : seconds(span.end_s - span.begin_s);
+    return element("tr", {},
+      element("td", {}, phase),
+      element("td", { class: "id" }, where),
       element("td", { class: "number" }, seconds(span.begin_s)),
-      element("td", { class: "number" }, span.end_s === null ? "lasts" : seconds(span.end_s - span.begin_s)),
-      element("td", {}, detailsOf(span))));
+      element("td", { class: "number" }, took),
+      element("td", {}, detailsOf(span)));
+  });
   const heads = ["What", "Where", "From", "Took", ""].map((word, index) =>
     element("th", { scope: "col", class: index === 2 || index === 3 ? "number" : null }, word));
-  return element("table", {}, element("thead", {}, element("tr", {}, ...heads)), element("tbody", {}, ...rows));
+  return element("table", {},
+    element("thead", {}, element("tr", {}, ...heads)), element("tbody", {}, ...rows));
 }
