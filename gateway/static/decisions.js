@@ -31,11 +31,15 @@ function updateEntry(entry, decision) {
 }
 
 function factsOf(decision) {
-  const drawn = decision.output_tokens === null ? "not over yet" : `${count(decision.output_tokens)} drawn`;
   const why = decision.choices.find((choice) => choice.reason)?.reason;
   const prompt = `${count(decision.prompt_tokens)} prompt tokens`;
-  const output = `${count(decision.predicted_tokens)} predicted, ${drawn}`;
+  const output = `${count(decision.predicted_tokens)} predicted, ${outcomeOf(decision)}`;
   return [decision.service_class, prompt, output, why].filter(Boolean).join(" · ");
+}
+
+function outcomeOf(decision) {
+  if (decision.output_tokens !== null) return `${count(decision.output_tokens)} drawn`;
+  return decision.is_over ? "left or broken off" : "not over yet";
 }
 
 function tableOf(choice, decision) {

@@ -239,7 +239,9 @@ def recovered_timeline(view: RequestView) -> RequestTimeline:
     )
 
 
-def placement(id: str, prefill: str, decode: str, drawn: int = 0) -> Decision:
+def placement(
+    id: str, prefill: str, decode: str, drawn: int = 0, *, is_over: bool = False, output: int | None = None
+) -> Decision:
     queues = (scored("prefill-0", 4211.0), scored("prefill-1", 640.0, "it is draining"))
     loads = (scored("decode-0", 0.62), scored("decode-1", 0.94))
     return Decision(
@@ -253,6 +255,8 @@ def placement(id: str, prefill: str, decode: str, drawn: int = 0) -> Decision:
             Choice("decode", "least_loaded", loads, InstanceId(decode), predicted_s=0.024),
         ),
         drawn_tokens=drawn,
+        is_over=is_over,
+        output_tokens=output,
     )
 
 

@@ -9,7 +9,7 @@ from common.messages import DrainWish, ScaleWish
 from gateway.private.wishes import WishView
 from tests.ui.conftest import DESKTOP, PHONE, OpenPage
 from tests.ui.recorded_gateway import ADMIN_KEY, RecordedGateway
-from tests.ui.recorded_mesh import instance, large_mesh, mesh, small_mesh, wished
+from tests.ui.recorded_mesh import instance, large_mesh, mesh, placement, small_mesh, wished
 
 SILENCE_MS = 12_000
 """After five seconds without a word the page says that it waits."""
@@ -120,6 +120,18 @@ def test_a_decision_names_who_was_refused_and_why(recorded: RecordedGateway, ope
     entry.locator("summary").click()
     expect(entry).to_contain_text("prefill: shortest queue, TTFT predicted 310 ms")
     expect(entry.locator("tr", has_text="prefill-1")).to_contain_text("it is draining")
+
+
+def test_a_decision_is_over_also_when_its_client_left(recorded: RecordedGateway, open_page: OpenPage) -> None:
+    names = ("1a1a1a1a1a1a1a1a", "2b2b2b2b2b2b2b2b", "3c3c3c3c3c3c3c3c")
+    runs, left, ended = (
+        placement(name, "prefill-0", "decode-1", is_over=name != names[0], output=output)
+        for name, output in zip(names, (None, None, 128), strict=True)
+    )
+    recorded.show(decisions=(runs, left, ended))
+    hints = open_page(recorded.url).locator("#decision-list summary .hint")
+    said = ("not over yet", "left or broken off", "128 drawn")
+    expect(hints).to_have_text([f"default · 812 prompt tokens · 164 predicted, {words}" for words in said])
 
 
 def test_an_instance_that_a_policy_has_lent_out_counts_where_it_is_at_home(
