@@ -1,4 +1,5 @@
-"""The requests of a gateway as an operator may see them: the open ones, and the newest that ended.
+"""The requests of a gateway as an operator may see them: the open ones, and the newest that ended. Probes,
+that no user waits for, are not among them.
 
 Ids, counts and times; never a text, a token or anything of a client. The page, ``lamella top`` and
 ``/api/requests`` show it.
@@ -71,6 +72,8 @@ class RequestLog:
     def end(self, generation: Generation, now: float, *, is_refused: bool) -> None:
         """Keeps what may be seen of it; its tokens and its prompt are let go."""
         generation.history.note_end(now)
+        if generation.is_probe:
+            return
         phase = _end_of(generation, is_refused)
         self._ended[generation.request.request_id] = (_view(generation, phase, now), generation.history)
         while len(self._ended) > KEPT:
@@ -81,7 +84,8 @@ class RequestLog:
         return request_id in self.open
 
     def newest(self, now: float) -> RequestList:
-        running = [_view(each, phase_of(each), now) for each in islice(self.open.values(), SHOWN_RUNNING)]
+        users = (each for each in self.open.values() if not each.is_probe)
+        running = [_view(each, phase_of(each), now) for each in islice(users, SHOWN_RUNNING)]
         ended = [view for view, _ in islice(reversed(self._ended.values()), SHOWN_ENDED)]
         return RequestList(running, ended)
 

@@ -85,10 +85,12 @@ def box_of(name: str) -> str:
     return f'#picture .box[data-key="{name}"]'
 
 
-def test_who_runs_is_drawn(page: Page) -> None:
+def test_who_runs_is_drawn_and_no_request_that_nobody_has_sent(page: Page) -> None:
     for name in ("scheduler-0", "gateway-0", "prefill-0", "decode-0", "decode-1"):
         expect(page.locator(box_of(name))).to_be_visible()
     expect(page.locator(box_of("scheduler-0"))).to_contain_text("leads")
+    # Not even the one by which the launcher tried whether the mesh serves.
+    expect(page.locator("#requests-none")).to_be_visible()
 
 
 def test_a_running_request_is_shown_with_where_it_decodes_and_its_timeline(mesh: Mesh, page: Page) -> None:

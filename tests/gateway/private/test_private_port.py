@@ -11,6 +11,7 @@ from common.config import GatewayConfig
 from common.errors import ConfigError, InstanceLost, InvalidRequest
 from common.listening import bind, port_of
 from common.messages import Acknowledged, DrainWish, ScaleWish, WishNews
+from common.service_classes import PROBE_HEADER
 from common.store import Store
 from gateway.private.server import listen
 from tests.gateway.clients import complete, in_background, with_peer
@@ -57,6 +58,22 @@ def test_a_running_request_is_shown_with_its_phase_and_then_as_ended(gateway: Ga
         ended = (await requests())["ended"][0]
         assert (ended["id"], ended["phase"], ended["output_tokens"]) == (request.request_id, "finished", 4)
         assert ended["finish_reason"] == "length"
+
+    with_peer(gateway, script)
+
+
+def test_a_probe_is_none_of_the_requests(gateway: GatewayProcess) -> None:
+    """A new mesh's first request was one that nobody had sent: the launcher's."""
+    url = private_url_of(gateway)
+
+    async def script(peer: ScriptedPeer) -> None:
+        before = await asyncio.to_thread(get, f"{url}/api/requests")
+        answer = in_background(complete(gateway, extra_headers={PROBE_HEADER: "1"}))
+        request = await peer.next_request()
+        assert await asyncio.to_thread(get, f"{url}/api/requests") == before
+        peer.tokens(request, [11], finish="length")
+        await answer
+        assert await asyncio.to_thread(get, f"{url}/api/requests") == before
 
     with_peer(gateway, script)
 
