@@ -1,7 +1,7 @@
 // The operator's hands: how many of each service, which role an instance has, and who leaves.
 
 import { wish, wordsOf } from "./api.js";
-import { byId, element, keep, setText } from "./dom.js";
+import { byId, element, keep, setAttributes, setText } from "./dom.js";
 
 const WISH_TIMEOUT_MS = 60000; // An instance may have to load its model before it counts.
 const FLIPPED = ["prefill", "decode", "mixed"];
@@ -11,8 +11,8 @@ let asked = {};
 const sent = new Map(); // By role: the count that was asked for last, and the newest wish known then.
 
 // `wishes`: what the gateway takes from who has the admin key; only for that there are buttons. `services`:
-// [{role, current, desired, reason}] as `servicesOf` makes them (mesh.js); `counts`: as `countsAsked` does
-// (wishes.js).
+// [{role, current, least, desired, reason}] as `servicesOf` makes them (mesh.js); `counts`: as `countsAsked`
+// does (wishes.js).
 export function showScale(services, wishes, counts) {
   rows = new Map(services.map((each) => [each.role, each]));
   asked = counts;
@@ -49,7 +49,10 @@ function updateRow(row, service, canScale) {
   const [, fewer, current, more, hint] = row.children;
   const open = openCount(service.role);
   fewer.hidden = more.hidden = !canScale;
-  fewer.disabled = (open ?? service.current) === 0;
+  const count = open ?? service.current;
+  fewer.disabled = count <= service.least;
+  const stays = "The last one stays: no request would be served.";
+  setAttributes(fewer, { title: count > 0 && fewer.disabled ? stays : null });
   setText(current, String(service.current));
   const isWanted = service.desired !== null && service.desired !== service.current;
   const words = [

@@ -8,6 +8,8 @@ const POOLS = [
   ["prefill", "Prefill", 1], ["mixed", "Mixed", 1], ["decode", "Decode", 2], ["attention", "Attention", 3],
 ];
 const SCALED = ["gateway", "scheduler", "prefill", "decode", "mixed", "attention", "predictor"];
+const INDISPENSABLE = ["gateway", "scheduler", "attention"]; // As long as there is one.
+const PHASES = ["prefill", "decode"];
 const FIXED = ["attention", "predictor"]; // A mesh that was started without them cannot have them later.
 const MOST_IDLE_LINKS = 24; // Beyond that the lines of hand-overs that could be hide those that are.
 
@@ -86,15 +88,24 @@ export function summaryOf(mesh) {
   ].filter(Boolean).join(" · ");
 }
 
-// [{role, current, desired, reason}] of what can be scaled; `desired` null: nothing is planned for it.
+// [{role, current, least, desired, reason}] of what can be scaled; `desired` null: nothing is planned for it.
 export function servicesOf(mesh) {
   const there = [...mesh.instances.map((each) => each.home), ...mesh.services.map((each) => each.kind)];
   const services = SCALED.map((role) => {
     const plan = mesh.plan?.counts.find((each) => each.service === role);
     const current = there.filter((each) => each === role).length;
-    return { role, current, desired: plan?.desired ?? null, reason: plan?.reason ?? "" };
+    const least = leastOf(mesh, role);
+    return { role, current, least, desired: plan?.desired ?? null, reason: plan?.reason ?? "" };
   });
   return services.filter((each) => each.current > 0 || !FIXED.includes(each.role));
+}
+
+// Fewer are refused: nobody would take requests, place them, or do a phase that somebody does.
+function leastOf(mesh, role) {
+  if (INDISPENSABLE.includes(role)) return 1;
+  const left = mesh.instances.filter((each) => each.home !== role);
+  const isDone = (phase, those) => those.some((each) => [phase, "mixed"].includes(each.role));
+  return PHASES.some((phase) => isDone(phase, mesh.instances) && !isDone(phase, left)) ? 1 : 0;
 }
 
 // What is known of one that was chosen in the picture; null: it is gone.

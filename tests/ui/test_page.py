@@ -184,6 +184,28 @@ def test_who_presses_twice_asks_for_two_more_and_a_refusal_takes_its_own_back(
     assert recorded.wishes[-1] == ("scale", {"role": "decode", "count": 8})
 
 
+def test_the_last_one_that_requests_need_is_not_offered_to_be_ended(
+    recorded: RecordedGateway, open_page: OpenPage
+) -> None:
+    """It would be refused. Who prefills counts, wherever they are at home."""
+    services = list(recorded.shown.mesh.services)
+    prefill, decode = instance("prefill-0", "prefill"), instance("decode-0", "decode")
+    lent, mixed = instance("decode-1", "prefill", home="decode"), instance("mixed-0", "mixed")
+    roles = ("gateway", "scheduler", "attention", "prefill", "decode", "mixed")
+    page = open_page(recorded.url)
+    for instances, stay in (
+        ([prefill, decode], {"gateway", "prefill", "decode", "mixed"}),
+        ([prefill, decode, lent], {"gateway", "mixed"}),
+        ([prefill, decode, mixed], {"gateway"}),
+        ([mixed], {"gateway", "prefill", "decode", "mixed"}),
+    ):
+        recorded.show(mesh=mesh(instances, {}, services, None))
+        expect(page.locator("#picture .box")).to_have_count(len(instances) + len(services))
+        for role in roles:
+            fewer = page.get_by_role("button", name=f"One {role} fewer")
+            expect(fewer).to_be_enabled(enabled=role not in stay)
+
+
 def test_what_comes_of_a_wish_is_said_long_after_it_was_accepted(
     recorded: RecordedGateway, open_page: OpenPage
 ) -> None:
