@@ -5,6 +5,12 @@ import { byId, element, keep, setAttributes, setText } from "./dom.js";
 
 const WISH_TIMEOUT_MS = 60000; // An instance may have to load its model before it counts.
 const FLIPPED = ["prefill", "decode", "mixed"];
+const ENDS = {
+  gateway: "It takes nothing new. Answers that are not finished when its time to drain is over are cut off.",
+  scheduler: "What it has placed stays placed; what waits for it is placed by another.",
+  predictor: "What it was asked is answered first.",
+};
+const MOVES = "What runs there is finished or moved first."; // Instances and attention workers.
 
 let rows = new Map();
 let asked = {};
@@ -65,7 +71,7 @@ function updateRow(row, service, canScale) {
 
 // From what was asked for last: who presses twice wants two, however long the first takes to come.
 async function scale(role, change) {
-  const surely = `End one ${role}? What runs there is finished or moved first.`;
+  const surely = `End one ${role}? ${ENDS[role] ?? MOVES}`;
   if (change < 0 && !(await isSure(surely, "End one"))) return;
   const count = Math.max((openCount(role) ?? rows.get(role).current) + change, 0);
   const mine = { count, after: asked[role]?.id };
@@ -112,9 +118,9 @@ function drainOf(instance) {
   return [element("span", { class: "push" }), drain];
 }
 
-async function askDrain({ id, servesPage }) {
+async function askDrain({ id, pool, servesPage }) {
   const here = servesPage ? " It serves this page." : "";
-  const ends = "It takes nothing new, finishes what it has, ends, and does not come back by itself.";
+  const ends = `${ENDS[pool] ?? MOVES} It does not come back by itself.`;
   if (await isSure(`Drain ${id}? ${ends}${here}`, "Drain")) {
     await tell(`draining ${id}`, "/api/drain", { instance: id });
   }

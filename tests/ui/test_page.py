@@ -6,6 +6,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Locator, Page, expect
 
 from common.messages import DrainWish, ScaleWish
+from gateway.private.mesh_view import ServiceView
 from gateway.private.wishes import WishView
 from tests.ui.conftest import DESKTOP, PHONE, OpenPage
 from tests.ui.recorded_gateway import ADMIN_KEY, RecordedGateway
@@ -231,6 +232,24 @@ def test_what_comes_of_a_wish_is_said_long_after_it_was_accepted(
     expect(hint).to_be_hidden()
 
 
+def test_what_ends_with_a_gateway_is_said_before_one_ends(
+    recorded: RecordedGateway, open_page: OpenPage
+) -> None:
+    services = [ServiceView(f"gateway-{number}", "gateway", "node-1", 4101 + number) for number in range(2)]
+    recorded.show(mesh=mesh(list(recorded.shown.mesh.instances), {}, services, None))
+    page = open_page(recorded.url)
+    enter_key(page)
+    page.get_by_role("button", name="One gateway fewer").click()
+    sure = page.locator("#sure-dialog")
+    expect(sure).to_contain_text("Answers that are not finished when its time to drain is over are cut off")
+    sure.get_by_role("button", name="Cancel").click()
+    page.get_by_role("button", name="One decode fewer").click()
+    expect(sure).to_contain_text("What runs there is finished or moved first")
+    sure.get_by_role("button", name="End one").click()
+    expect(page.locator("#control-answer")).to_have_text("decode → 2: accepted")
+    assert recorded.wishes == [("scale", {"role": "decode", "count": 2})]
+
+
 def test_a_service_is_drained_from_its_box_and_has_no_role_to_flip(
     recorded: RecordedGateway, open_page: OpenPage
 ) -> None:
@@ -240,10 +259,11 @@ def test_a_service_is_drained_from_its_box_and_has_no_role_to_flip(
     box(page, "gateway-0").click()
     expect(page.get_by_role("button", name="Flip")).to_have_count(0)
     page.locator("#instance").get_by_role("button", name="Drain").click()
-    expect(sure).to_contain_text("It serves this page")
+    expect(sure).to_contain_text("are cut off. It does not come back by itself. It serves this page")
     sure.get_by_role("button", name="Cancel").click()
     box(page, "attention-1").click()
     page.locator("#instance").get_by_role("button", name="Drain").click()
+    expect(sure).to_contain_text("is finished or moved first. It does not come back by itself.")
     expect(sure).not_to_contain_text("It serves this page")
     sure.get_by_role("button", name="Drain").click()
     expect(page.locator("#control-answer")).to_have_text("draining attention-1: accepted")
