@@ -1,7 +1,8 @@
 // The operator's hands: how many of each service, which role an instance has, and who leaves.
 
-import { wish, wordsOf } from "./api.js";
+import { adminKey, wish, wordsOf } from "./api.js";
 import { byId, element, keep, setAttributes, setText } from "./dom.js";
+import { countsAsked, nameOf } from "./wishes.js";
 
 const WISH_TIMEOUT_MS = 60000; // An instance may have to load its model before it counts.
 const FLIPPED = ["prefill", "decode", "mixed"];
@@ -13,24 +14,35 @@ const ENDS = {
 const MOVES = "What runs there is finished or moved first."; // Instances and attention workers.
 
 let rows = new Map();
+let wished = [];
 let asked = {};
+let accepted = null; // {what, known}: the newest that was, and what was wished before.
 const sent = new Map(); // By role: the count that was asked for last, and the newest wish known then.
 
 // `wishes`: what the gateway takes from who has the admin key; only for that there are buttons. `services`:
-// [{role, current, least, desired, reason}] as `servicesOf` makes them (mesh.js); `counts`: as `countsAsked`
-// does (wishes.js).
-export function showScale(services, wishes, counts) {
+// [{role, current, least, desired, reason}] as `servicesOf` makes them (mesh.js); `told`: what is wished, as
+// /api/mesh tells it.
+export function showScale(services, wishes, told) {
   rows = new Map(services.map((each) => [each.role, each]));
-  asked = counts;
+  wished = told;
+  asked = countsAsked(wished);
   for (const [role, each] of sent) {
     const newest = asked[role];
     if (newest && newest.id !== each.after && newest.count === each.count) sent.delete(role);
   }
   const nobody = "the gateway was given no admin key: nobody may change anything";
-  setText(byId("control-hint"), wishes.length ? "needs the admin key" : nobody);
+  const key = adminKey() ? "with the admin key of this tab" : "needs the admin key";
+  setText(byId("control-hint"), wishes.length ? key : nobody);
+  forgetAccepted();
   byId("key-button").hidden = !wishes.length;
   const update = (row, service) => updateRow(row, service, wishes.includes("scale"));
   keep(byId("scale"), services, (each) => each.role, newRow, update);
+}
+
+// Below stands what comes of it.
+function forgetAccepted() {
+  const isMine = (each) => nameOf(each.wish) === accepted.what && !accepted.known.has(each.id);
+  if (accepted && wished.some(isMine)) answer("", "");
 }
 
 // How many there are to be once what was asked for has come about; null: nothing is open.
@@ -129,10 +141,12 @@ async function askDrain({ id, pool, servesPage }) {
 // Asks, and says what was answered. Whether it was taken up.
 async function tell(what, path, body) {
   answer("", `${what} …`);
+  const known = new Set(wished.map((each) => each.id));
   try {
     const said = await wish(path, body, WISH_TIMEOUT_MS);
     if (said === null) answer("", "");
     else answer("good", said.message ?? `${what}: accepted`);
+    if (said !== null) accepted = { what, known };
     return said !== null;
   } catch (error) {
     answer("bad", `${what}: ${wordsOf(error)}`);
@@ -141,6 +155,7 @@ async function tell(what, path, body) {
 }
 
 function answer(kind, words) {
+  accepted = null;
   byId("control-answer").dataset.kind = kind;
   setText(byId("control-answer"), words);
 }

@@ -11,7 +11,7 @@ import { instanceOf, scene, servicesOf, summaryOf } from "./mesh.js";
 import { Picture } from "./picture.js";
 import { showRequests, showTimeline, startRequests } from "./requests.js";
 import { openStream } from "./stream.js";
-import { countsAsked, showWished } from "./wishes.js";
+import { showWished } from "./wishes.js";
 
 let mesh = null;
 let chosen = null;
@@ -26,7 +26,7 @@ function showMesh(told) {
   mesh = told;
   setText(byId("mesh-summary"), summaryOf(mesh));
   picture.show(scene(mesh), chosen);
-  showScale(servicesOf(mesh), mesh.wishes, countsAsked(mesh.wished));
+  showScale(servicesOf(mesh), mesh.wishes, mesh.wished);
   showWished(mesh.wished);
   showInstance(chosen === null ? null : instanceOf(mesh, chosen), mesh.wishes);
 }

@@ -13,7 +13,8 @@ export function showWished(wished) {
   });
 }
 
-function nameOf(wish) {
+// As the control panel calls it while it asks (control.js).
+export function nameOf(wish) {
   return wish.type === "scale-wish" ? `${wish.role} → ${wish.count}` : `draining ${wish.service_id}`;
 }
 

@@ -136,14 +136,17 @@ def test_an_instance_is_flipped_by_a_button(mesh: Mesh, page: Page) -> None:
 def test_another_instance_is_started_and_drained_by_buttons(mesh: Mesh, page: Page) -> None:
     give_key(mesh, page)
     page.get_by_role("button", name="One decode more").click()
-    expect(page.locator("#control-answer")).to_have_attribute("data-kind", "good")
+    newest = page.locator("#wished li").first
+    expect(newest).to_contain_text("decode → 3: under way")
+    expect(page.locator("#control-answer")).to_be_empty()
     added = page.locator(box_of("decode-2"))
     expect(added).to_be_visible(timeout=RESTART_MS)
     expect(page.locator("#scale .decode output")).to_have_text("3")
+    expect(newest).to_contain_text("decode → 3: done", timeout=RESTART_MS)
     added.click()
     page.locator("#instance").get_by_role("button", name="Drain").click()
     page.locator("#sure-dialog").get_by_role("button", name="Drain").click()
-    expect(page.locator("#control-answer")).to_have_attribute("data-kind", "good")
+    expect(newest).to_contain_text("draining decode-2: ")
     expect(added).to_have_count(0, timeout=RESTART_MS)
     expect(page.locator("#scale .decode output")).to_have_text("2")
 

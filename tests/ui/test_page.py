@@ -160,6 +160,16 @@ def test_scaling_asks_for_the_admin_key_and_again_when_it_is_wrong(
     assert recorded.wishes == [("scale", {"role": "decode", "count": 4})]
 
 
+def test_whether_the_admin_key_is_there_is_said(recorded: RecordedGateway, open_page: OpenPage) -> None:
+    page = open_page(recorded.url)
+    hint = page.locator("#control-hint")
+    expect(hint).to_have_text("needs the admin key")
+    enter_key(page)
+    expect(hint).to_have_text("with the admin key of this tab")
+    page.get_by_role("button", name="Forget admin key").click()
+    expect(hint).to_have_text("needs the admin key")
+
+
 def test_who_presses_twice_asks_for_two_more_and_a_refusal_takes_its_own_back(
     recorded: RecordedGateway, open_page: OpenPage
 ) -> None:
@@ -213,8 +223,10 @@ def test_what_comes_of_a_wish_is_said_long_after_it_was_accepted(
     page = open_page(recorded.url)
     enter_key(page)
     hint = page.locator("#scale .decode .hint")
+    said = page.locator("#control-answer")
     page.get_by_role("button", name="One decode more").click()
     expect(hint).to_contain_text("4 asked for")
+    expect(said).to_have_text("decode → 4: accepted")
     view = recorded.shown.mesh
     draining = wished(DrainWish("attention-1"), "under_way", 75.0)
 
@@ -226,6 +238,7 @@ def test_what_comes_of_a_wish_is_said_long_after_it_was_accepted(
     show(wished(ScaleWish("decode", 4), "under_way", 2.0))
     expect(lines).to_have_text(["decode → 4: under way for 2 s", "draining attention-1: under way for 75 s"])
     expect(hint).to_have_text("4 asked for")
+    expect(said).to_be_empty()
     show(wished(ScaleWish("decode", 4), "failed", 9.0, "decode-2 ended with 1 before it was ready"))
     expect(lines.first).to_have_text("decode → 4: failed 9 s ago: decode-2 ended with 1 before it was ready")
     expect(lines.first).to_have_attribute("data-kind", "bad")
