@@ -42,8 +42,9 @@ async function ask(question) {
   } catch (error) {
     // What has no answer is not asked again with the next question.
     turns.pop();
-    answer.parentElement.classList.add("bad");
-    const reason = error.name === "AbortError" ? "stopped" : error.message || "the gateway cannot be reached";
+    const isStopped = error.name === "AbortError";
+    answer.parentElement.classList.toggle("bad", !isStopped);
+    const reason = isStopped ? "stopped" : error.message || "the gateway cannot be reached";
     answer.append(` (${reason})`);
   } finally {
     running = null;
@@ -131,7 +132,11 @@ function tellSpeed(askedAt, firstAt, drawn) {
   byId("chat-speed").textContent = `first token after ${seconds((firstAt - askedAt) / 1000)}${speed}`;
 }
 
+// One of two buttons is there, with the focus that the other had.
 function setBusy(isBusy) {
-  byId("chat-send").disabled = isBusy;
-  byId("chat-stop").hidden = !isBusy;
+  const [send, stop] = [byId("chat-send"), byId("chat-stop")];
+  const hadFocus = [send, stop].includes(document.activeElement);
+  send.hidden = isBusy;
+  stop.hidden = !isBusy;
+  if (hadFocus) (isBusy ? stop : send).focus();
 }

@@ -46,11 +46,13 @@ class Shown:
 @dataclass(slots=True)
 class RecordedGateway:
     """``state`` "silent" keeps streams open and says nothing; "away" breaks them off and refuses new ones.
-    ``refusal``: of whatever is wished; ``wishes``: what was asked of it, by path and body."""
+    ``is_chat_endless``: an answer stays open after its last piece. ``refusal``: of whatever is wished;
+    ``wishes``: what was asked of it, by path and body."""
 
     shown: Shown
     url: str = ""
     state: str = "well"
+    is_chat_endless: bool = False
     refusal: str | None = None
     wishes: list[tuple[str, Any]] = field(default_factory=list)
 
@@ -110,6 +112,9 @@ class RecordedGateway:
         async def stream() -> AsyncIterator[bytes]:
             for text in self.shown.chat:
                 yield b"data: %b\n\n" % msgspec.json.encode({"choices": [{"delta": {"content": text}}]})
+            while self.is_chat_endless and self.state != "away" and not await request.is_disconnected():
+                yield b": more may come\n\n"
+                await asyncio.sleep(EVENT_S)
             yield b"data: [DONE]\n\n"
 
         return StreamingResponse(stream(), media_type="text/event-stream")

@@ -12,6 +12,7 @@ from tests.ui.conftest import DESKTOP, PHONE, OpenPage
 from tests.ui.recorded_gateway import ADMIN_KEY, RecordedGateway
 from tests.ui.recorded_mesh import instance, large_mesh, mesh, placement, small_mesh, wished
 
+BUTTONS = ("Send", "Stop", "Clear")
 SILENCE_MS = 12_000
 """After five seconds without a word the page says that it waits."""
 
@@ -328,6 +329,25 @@ def test_the_chat_box_streams_an_answer(recorded: RecordedGateway, open_page: Op
     expect(page.locator("#chat-speed")).to_contain_text("first token after")
 
 
+def test_an_answer_that_was_stopped_is_no_error(recorded: RecordedGateway, open_page: OpenPage) -> None:
+    recorded.is_chat_endless = True
+    for size in (DESKTOP, PHONE):
+        page = open_page(recorded.url, size)
+        send, stop, clear = (page.get_by_role("button", name=name, exact=True) for name in BUTTONS)
+        page.get_by_label("Message").fill("What is a lamella?")
+        send.click()
+        answer = page.locator("#chat-turns .turn").last
+        expect(answer).to_contain_text("A lamella is a thin plate.")
+        expect(send).to_be_hidden()
+        expect(stop).to_be_focused()
+        # On one line with the others.
+        assert abs(middle(stop) - middle(clear)) < 2
+        page.keyboard.press("Enter")
+        expect(answer).to_contain_text("(stopped)")
+        expect(answer).not_to_have_class(re.compile("bad"))
+        expect(send).to_be_focused()
+
+
 def test_a_stream_that_breaks_off_is_opened_again_and_said_to_be_lost(
     recorded: RecordedGateway, open_page: OpenPage
 ) -> None:
@@ -414,6 +434,12 @@ def enter_key(page: Page) -> None:
     page.locator("#key-button").click()
     page.get_by_label("Key", exact=True).fill(ADMIN_KEY)
     page.get_by_role("button", name="Use it").click()
+
+
+def middle(locator: Locator) -> float:
+    place = locator.bounding_box()
+    assert place is not None
+    return place["y"] + place["height"] / 2
 
 
 def brightness(page: Page) -> float:
