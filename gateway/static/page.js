@@ -13,13 +13,16 @@ import { showRequests, showTimeline, startRequests } from "./requests.js";
 import { openStream } from "./stream.js";
 import { showWished } from "./wishes.js";
 
+const ONE_COLUMN = matchMedia("(max-width: 960px)"); // As in ground.css.
+
 let mesh = null;
 let chosen = null;
 
-// Who is chosen in the picture is shown in the control panel.
+// Who is chosen in the picture is shown in the control panel: far below, where there is one column only.
 const picture = new Picture(byId("picture"), (id) => {
   chosen = chosen === id ? null : id;
   showMesh(mesh);
+  if (chosen !== null && ONE_COLUMN.matches) byId("instance").scrollIntoView();
 });
 
 function showMesh(told) {

@@ -333,6 +333,7 @@ def test_an_answer_that_was_stopped_is_no_error(recorded: RecordedGateway, open_
     recorded.is_chat_endless = True
     for size in (DESKTOP, PHONE):
         page = open_page(recorded.url, size)
+        expect(page.locator("#tiles .tile")).to_have_count(5)
         send, stop, clear = (page.get_by_role("button", name=name, exact=True) for name in BUTTONS)
         page.get_by_label("Message").fill("What is a lamella?")
         send.click()
@@ -384,6 +385,20 @@ def test_nothing_is_wider_than_a_desktop_or_a_phone(recorded: RecordedGateway, o
             assert page.evaluate("document.documentElement.scrollWidth") == size[0]
             widest = page.evaluate("document.querySelector('#picture svg').getBoundingClientRect().right")
             assert widest <= size[0]
+
+
+def test_what_a_box_on_a_phone_says_of_itself_is_brought_into_view(
+    recorded: RecordedGateway, open_page: OpenPage
+) -> None:
+    page = open_page(recorded.url, PHONE)
+    panel = page.locator("#instance")
+    expect(panel).not_to_be_in_viewport()
+    box(page, "prefill-0").tap()
+    expect(panel.get_by_role("button", name="Drain")).to_be_in_viewport()
+    page.evaluate("scrollTo({top: 0, behavior: 'instant'})")
+    box(page, "prefill-0").tap()
+    expect(panel).to_be_empty()
+    expect(box(page, "prefill-0")).to_be_in_viewport()
 
 
 def test_boxes_of_a_mesh_of_fifty_do_not_lie_on_each_other(
