@@ -118,8 +118,8 @@ function downward(from, to) {
   const endY = isDown ? to.y : to.y + to.height;
   const bend = (endY - startY) / 2;
   const path = `M${startX} ${startY}C${startX} ${startY + bend} ${endX} ${endY - bend} ${endX} ${endY}`;
-  // Near its end, where no other pool lies between.
-  return { path, x: endX, y: endY + (isDown ? -14 : 14) };
+  // Near its end, where no other pool lies between: above the pool's title, or below its boxes.
+  return { path, x: endX, y: endY + (isDown ? -TITLE - 14 : 14) };
 }
 
 const clamp = (value, least, most) => Math.min(Math.max(value, least), most);

@@ -5,6 +5,7 @@ import { count, NONE, plural, seconds, shortId } from "./format.js";
 import { drawTimeline, timelineTable } from "./timeline.js";
 
 const SHOWN = 100;
+const OUTPUT = 2; // Its cell, of those after the phase: of how many at most is left out on a phone.
 const RUNNING_PHASES = new Set(["queue", "prefill", "transfer", "decode", "recovery"]);
 
 let chosen = null; // An id.
@@ -30,11 +31,12 @@ function newRow({ id }) {
   const phase = element("span", { class: "phase" });
   const classes = ["spare", "number", "number", "id spare", "number"];
   const others = classes.map((each) => element("td", { class: each }));
+  others[OUTPUT].append(element("span"), element("span", { class: "spare" }));
   return element("tr", {}, element("td", {}, choose), element("td", {}, phase), ...others);
 }
 
 function updateRow(row, request) {
-  const [id, phase, serviceClass, prompt, output, instances, age] = row.children;
+  const [id, phase, serviceClass, prompt, output, instances, took] = row.children;
   const isChosen = chosen === request.id;
   const isOver = !RUNNING_PHASES.has(request.phase);
   row.className = [isOver ? "over" : "", isChosen ? "chosen" : ""].join(" ").trim();
@@ -44,9 +46,11 @@ function updateRow(row, request) {
   setText(phase.firstChild, request.phase + error);
   setText(serviceClass, request.service_class);
   setText(prompt, count(request.prompt_tokens));
-  setText(output, `${count(request.output_tokens)} / ${count(request.max_tokens)}`);
+  setText(output.firstChild, count(request.output_tokens));
+  setText(output.lastChild, ` / ${count(request.max_tokens)}`);
   setText(instances, walkOf(request));
-  setText(age, seconds(request.age_s));
+  setText(took, seconds(request.age_s));
+  took.title = isOver ? "" : "so far";
 }
 
 function walkOf({ prefill_instance: prefill, decode_instance: decode }) {

@@ -1,6 +1,7 @@
 """The page before a recorded gateway: what it shows, what it asks for, and what it does without one."""
 
 import re
+from itertools import product
 
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Locator, Page, expect
@@ -10,7 +11,7 @@ from gateway.private.mesh_view import ServiceView
 from gateway.private.wishes import WishView
 from tests.ui.conftest import DESKTOP, PHONE, OpenPage
 from tests.ui.recorded_gateway import ADMIN_KEY, RecordedGateway
-from tests.ui.recorded_mesh import instance, large_mesh, mesh, placement, small_mesh, wished
+from tests.ui.recorded_mesh import instance, large_mesh, mesh, placement, small_mesh, wished, worker
 
 BUTTONS = ("Send", "Stop", "Clear")
 SILENCE_MS = 12_000
@@ -387,6 +388,16 @@ def test_nothing_is_wider_than_a_desktop_or_a_phone(recorded: RecordedGateway, o
             assert widest <= size[0]
 
 
+def test_a_phone_shows_all_of_a_request_and_of_a_number(
+    recorded: RecordedGateway, open_page: OpenPage
+) -> None:
+    page = open_page(recorded.url, PHONE)
+    expect(page.locator("#request-rows tr")).to_have_count(8)
+    for part in ("#requests .scroller", ".tile .more >> nth=0", ".tile .more >> nth=3"):
+        wide, shown = page.locator(part).evaluate("(part) => [part.scrollWidth, part.clientWidth]")
+        assert wide <= shown, part
+
+
 def test_what_a_box_on_a_phone_says_of_itself_is_brought_into_view(
     recorded: RecordedGateway, open_page: OpenPage
 ) -> None:
@@ -399,6 +410,27 @@ def test_what_a_box_on_a_phone_says_of_itself_is_brought_into_view(
     box(page, "prefill-0").tap()
     expect(panel).to_be_empty()
     expect(box(page, "prefill-0")).to_be_in_viewport()
+
+
+def test_words_of_a_link_lie_on_no_title(recorded: RecordedGateway, open_page: OpenPage) -> None:
+    """Nor does the ground that hides the line below them."""
+    links = {("prefill-0", "decode-0"): 13.8e6, ("decode-0", "attention-0"): 420e3}
+    pair = [instance("prefill-0", "prefill"), instance("decode-0", "decode")]
+    recorded.show(mesh=mesh(pair, links, [worker("attention-0", 4107, running=1, used=0.5)], None))
+    for size in (DESKTOP, PHONE):
+        page = open_page(recorded.url, size)
+        expect(page.locator("#picture .link-words text")).to_have_count(2)
+        # At once: what stands above may still grow.
+        *words, prefill, decode, attention = page.evaluate(
+            "[...document.querySelectorAll('#picture .link-words text, #picture .titles text')]"
+            ".sort((one, other) => other.matches('.link-words *') - one.matches('.link-words *'))"
+            ".map((text) => text.getBoundingClientRect())"
+            ".map(({left, right, top, bottom}) => [left, right, top, bottom])"
+        )
+        assert len(words) == 2
+        for title, said in product((prefill, decode, attention), words):
+            is_aside = title[1] <= said[0] or title[0] >= said[1]
+            assert is_aside or title[3] <= said[2] or title[2] >= said[3], (title, said)
 
 
 def test_boxes_of_a_mesh_of_fifty_do_not_lie_on_each_other(
