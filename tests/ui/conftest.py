@@ -5,9 +5,9 @@ import shutil
 from collections.abc import Callable, Iterator
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Locator, Page, sync_playwright
 
-from tests.ui.recorded_gateway import RecordedGateway, running_recorded_gateway
+from tests.ui.recorded_gateway import ADMIN_KEY, RecordedGateway, running_recorded_gateway
 from tests.ui.recorded_mesh import small_mesh
 
 NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
@@ -71,6 +71,16 @@ def open_page(browser: Browser) -> Iterator[OpenPage]:
 def recorded() -> Iterator[RecordedGateway]:
     with running_recorded_gateway(small_mesh()) as gateway:
         yield gateway
+
+
+def box(page: Page, name: str) -> Locator:
+    return page.locator(f'#picture .box[data-key="{name}"]')
+
+
+def enter_key(page: Page) -> None:
+    page.locator("#key-button").click()
+    page.get_by_label("Key", exact=True).fill(ADMIN_KEY)
+    page.get_by_role("button", name="Use it").click()
 
 
 def _foreign(requested: str, url: str) -> list[str]:
