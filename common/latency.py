@@ -13,8 +13,8 @@ The field's words differ; these are ours:
 - **end-to-end**: the response's end − the request's arrival; TetriInfer's job completion time (5.1).
 - **queue time**: a phase's start − its entry; Vidur's scheduling delay, per phase (5).
 - **attainment**: share of requests that meet every objective; a failed request meets none (DistServe 1, 6.1).
-- **goodput**: requests a second that meet every objective; over a sweep of rates, the highest rate whose
-  attainment reaches the goal, 90 % there (DistServe 1).
+- **goodput**: requests a second that meet every objective (in DistServe 1 the highest rate whose attainment
+  reaches the goal, 90 % there).
 """
 
 import math
