@@ -61,9 +61,11 @@ def test_the_official_client_streams_through_the_published_port(alone: Answers) 
 
 
 def test_the_kv_crossed_between_containers_and_nothing_is_left_behind(stack: Stack, alone: Answers) -> None:
-    assert alone
+    # Asked anew: other tests may have started containers since.
+    assert ask(stack, *PROMPTS) == alone
     (prefill,) = stack.containers("prefill")
     assert metric(stack, prefill, "lamella_transfer_bytes_total") > 0
+    assert metric(stack, prefill, 'lamella_queue_time_seconds_count{phase="handover"}') > 0
     assert metric(stack, prefill, "lamella_transfer_failures_total") == 0
     wait_nothing_left(stack)
 
