@@ -3,7 +3,9 @@
 Rates are a data sheet's peaks (dense, no sparsity); what a kernel reaches of them is an argument of the
 formulas, never folded in here. "Offloading" and "Disaggregation" are Lamina's two papers: *Efficient and
 Economic Large Language Model Inference with Attention Offloading* and *Efficient Heterogeneous Large Language
-Model Decoding with Model-Attention Disaggregation*. Where a paper prints a number, that number is taken.
+Model Decoding with Model-Attention Disaggregation*. "Splitwise" is *Efficient Generative LLM Inference Using
+Phase Splitting*. Where a paper prints a number, that number is taken; the same chip under two names is two
+papers' (Splitwise's H100 costs less than half of Lamina's).
 Prices move; these are for comparing, not for buying.
 """
 
@@ -11,6 +13,8 @@ from dataclasses import dataclass
 
 OFFLOADING = "Offloading, Table 1"
 DISAGGREGATION = "Disaggregation, Table 1"
+SPLITWISE = "Splitwise, Table I"
+GPUS_PER_DGX = 8
 NVIDIA_H100_USD_H = 11.06
 BY_PURCHASE_PRICE = f"estimate: the H100's ${NVIDIA_H100_USD_H}/h by purchase price, {OFFLOADING}"
 
@@ -139,5 +143,47 @@ V100 = DeviceSpec(
     price_source="AWS p3dn.24xlarge on demand, $31.21/h for eight",
     network_source="AWS p3dn.24xlarge: 100 Gbit/s for eight",
 )
+A100_SXM = DeviceSpec(
+    name="a100-sxm",
+    bf16_tflops=312,
+    memory_gb=80,
+    memory_gb_s=2039,
+    power_w=400,
+    price_usd_h=17.6 / GPUS_PER_DGX,
+    interchip_gb_s=300,
+    network_gbps=200,
+    figures_source=f"memory and power: {SPLITWISE}; rest: NVIDIA A100 80GB SXM data sheet",
+    price_source=f"{SPLITWISE}: $17.6/h for eight",
+    network_source=f"{SPLITWISE} (it prints GBps; section VI says Gbps)",
+)
+H100_SXM = DeviceSpec(
+    name="h100-sxm",
+    bf16_tflops=989,
+    memory_gb=80,
+    memory_gb_s=3355,
+    power_w=700,
+    price_usd_h=38 / GPUS_PER_DGX,
+    interchip_gb_s=450,
+    network_gbps=400,
+    figures_source=f"memory and power: {SPLITWISE}; rest: NVIDIA H100 SXM data sheet",
+    price_source=f"{SPLITWISE}: $38/h for eight",
+    network_source=f"{SPLITWISE} (it prints GBps; section VI says Gbps)",
+)
+A40 = DeviceSpec(
+    name="a40",
+    bf16_tflops=149.7,
+    memory_gb=48,
+    memory_gb_s=696,
+    power_w=300,
+    price_usd_h=1.28,
+    interchip_gb_s=56.25,
+    network_gbps=100,
+    figures_source="NVIDIA A40 data sheet (NVLink bridge)",
+    price_source="CoreWeave, 7 February 2024, as Vidur's analyzer has it",
+    network_source="assumption: half of the A100's",
+)
 
-DEVICES = {device.name: device for device in (H100, H20, A100, H200, TPU_V6E, V100, RTX_3090)}
+DEVICES = {
+    device.name: device
+    for device in (H100, H20, A100, H200, TPU_V6E, V100, RTX_3090, A100_SXM, H100_SXM, A40)
+}

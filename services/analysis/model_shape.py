@@ -6,6 +6,7 @@ No weight is read, so a model larger than this machine can be analysed.
 import json
 import math
 import struct
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -17,6 +18,9 @@ from common.spec import read_spec, weight_files
 HEADER_LENGTH = struct.Struct("<Q")
 HEADER_LIMIT_BYTES = 100 << 20
 OUTPUT_MATRIX = "lm_head.weight"
+WIDTH_KEYS = ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size")
+USUAL_WIDTH = 4
+"""Hidden sizes, where a config names none: BLOOM's and GPT-2's."""
 EXPERT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 
@@ -54,9 +58,16 @@ def read_shape(model: str) -> ModelShape:
         heads=spec.heads,
         kv_heads=spec.kv_heads,
         head_dim=spec.head_dim,
+        intermediate_size=_intermediate_size(config, spec.hidden_size),
+        vocab_size=spec.vocab_size,
         parameters=sum(elements.values()),
         lookup_parameters=0 if is_tied else spec.vocab_size * spec.hidden_size,
     )
+
+
+def _intermediate_size(config: Mapping[str, object], hidden_size: int) -> int:
+    named = (config.get(key) for key in WIDTH_KEYS)
+    return next((width for width in named if isinstance(width, int) and width > 0), USUAL_WIDTH * hidden_size)
 
 
 def _elements(file: Path) -> dict[str, int]:

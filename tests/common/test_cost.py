@@ -36,6 +36,8 @@ TINY = ModelShape(
     heads=4,
     kv_heads=2,
     head_dim=2,
+    intermediate_size=16,
+    vocab_size=10,
     parameters=1000,
     lookup_parameters=100,
 )
@@ -96,7 +98,21 @@ def test_parameters_are_the_published_ones() -> None:
         "llama-33b": pytest.approx(32.529, abs=1e-3),
         "llama-65b": pytest.approx(65.286, abs=1e-3),
         "llama3-70b": pytest.approx(70.554, abs=1e-3),
+        "llama2-7b": pytest.approx(6.738, abs=1e-3),
+        "llama2-70b": pytest.approx(68.977, abs=1e-3),
+        "codellama-34b": pytest.approx(33.744, abs=1e-3),
+        "llama3-8b": pytest.approx(8.030, abs=1e-3),
+        "opt-13b": pytest.approx(12.853, abs=1e-3),
+        "opt-66b": pytest.approx(65.720, abs=1e-3),
+        "opt-175b": pytest.approx(174.604, abs=1e-3),
+        "bloom-176b": pytest.approx(176.247, abs=1e-3),
         "smollm2-135m": pytest.approx(0.134515, abs=1e-6),
+    }
+    assert {shape.name for shape in SHAPES.values() if shape.feed_forward_matrices == 2} == {
+        "opt-13b",
+        "opt-66b",
+        "opt-175b",
+        "bloom-176b",
     }
     assert LLAMA_65B.parameters - LLAMA_65B.multiplied_parameters == 32000 * 8192
     assert SMOLLM2_135M.multiplied_parameters == SMOLLM2_135M.parameters

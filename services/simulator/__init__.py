@@ -1,0 +1,1 @@
+"""A cluster in virtual time: the decisions that run live, driven by performance models."""

@@ -1,0 +1,118 @@
+"""A function of tokens as a table that grows when asked for more: a look-up, or the sum of many, is constant
+time whatever it was that the table was made from."""
+
+from array import array
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+
+from services.simulator.performance.files import FloatArray
+
+FIRST_CELLS = 128
+
+
+class TokenCurve:
+    """Linear between its values at every ``grid`` tokens from 0 on, which ``evaluate`` gives for an array of
+    tokens. A value under 0 is a time's extrapolation gone wrong: it is 0."""
+
+    __slots__ = ("_cumulative", "_evaluate", "_grid", "_limit", "_values")
+
+    def __init__(self, evaluate: Callable[[FloatArray], FloatArray], grid: int) -> None:
+        self._evaluate = evaluate
+        self._grid = grid
+        self._values: array[float] = array("d")
+        self._cumulative: array[float] = array("d")
+        self._limit = -1.0
+        self._grow(FIRST_CELLS * grid)
+
+    def at(self, tokens: float) -> float:
+        if tokens >= self._limit:
+            self._grow(2 * tokens)
+        cell, rest = divmod(tokens, self._grid)
+        index = int(cell)
+        value = self._values[index]
+        return value + (self._values[index + 1] - value) * rest / self._grid
+
+    def total(self, tokens: float, steps: int) -> float:
+        """Of ``at`` at ``tokens``, ``tokens`` + 1, … of ``steps`` in all."""
+        if tokens + steps >= self._limit:
+            self._grow(2 * (tokens + steps))
+        first = int(tokens)
+        fraction = tokens - first
+        return self._before(first + steps, fraction) - self._before(first, fraction)
+
+    def _before(self, count: int, fraction: float) -> float:
+        """The sum at ``fraction``, 1 + ``fraction``, … of ``count`` in all. A cell's values are an arithmetic
+        series: the mean of it lies (grid - 1) / 2 + ``fraction`` into the cell."""
+        grid, values = self._grid, self._values
+        index, rest = divmod(count, grid)
+        value = values[index]
+        slope = (values[index + 1] - value) / grid
+        whole = self._cumulative[index] + fraction * (value - values[0])
+        return whole + rest * (value + slope * ((rest - 1) / 2 + fraction))
+
+    def _grow(self, tokens: float) -> None:
+        """To cover ``tokens``, and the cell after."""
+        cells = max(FIRST_CELLS, int(tokens // self._grid) + 2)
+        values = np.maximum(0.0, self._evaluate(np.arange(cells + 1, dtype=np.float64) * self._grid))
+        rises = np.diff(values)
+        sums = self._grid * values[:-1] + rises * (self._grid - 1) / 2
+        self._values = array("d", values.tobytes())
+        self._cumulative = array("d", np.concatenate(([0.0], np.cumsum(sums))).tobytes())
+        self._limit = float(cells * self._grid)
+
+
+class BatchCurves:
+    """A curve over the mean context for each batch that is asked for."""
+
+    __slots__ = ("_curves", "_evaluate", "_grid")
+
+    def __init__(self, evaluate: Callable[[int, FloatArray], FloatArray], grid: int) -> None:
+        self._evaluate = evaluate
+        self._grid = grid
+        self._curves: dict[int, TokenCurve] = {}
+
+    def of(self, sequences: int) -> TokenCurve:
+        curve = self._curves.get(sequences)
+        if curve is None:
+            curve = TokenCurve(partial(self._evaluate, sequences), self._grid)
+            self._curves[sequences] = curve
+        return curve
+
+
+class ChunkSurface:
+    """Over a chunk's tokens and those before it: a curve for every ``before_grid`` tokens before, and linear
+    between two of them."""
+
+    __slots__ = ("_before_grid", "_curves", "_evaluate", "_token_grid")
+
+    def __init__(
+        self,
+        evaluate: Callable[[FloatArray, FloatArray], FloatArray],
+        *,
+        before_grid: int,
+        token_grid: int,
+    ) -> None:
+        """``evaluate``: of tokens before, and of tokens."""
+        self._evaluate = evaluate
+        self._before_grid, self._token_grid = before_grid, token_grid
+        self._curves: dict[int, TokenCurve] = {}
+
+    def at(self, before: float, tokens: float) -> float:
+        cell, rest = divmod(before, self._before_grid)
+        index = int(cell)
+        low = self._after(index).at(tokens)
+        if not rest:
+            return low
+        return low + (self._after(index + 1).at(tokens) - low) * rest / self._before_grid
+
+    def _after(self, index: int) -> TokenCurve:
+        curve = self._curves.get(index)
+        if curve is None:
+            before = float(index * self._before_grid)
+            curve = TokenCurve(
+                lambda tokens: self._evaluate(np.full(len(tokens), before), tokens), self._token_grid
+            )
+            self._curves[index] = curve
+        return curve

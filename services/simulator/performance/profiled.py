@@ -1,0 +1,166 @@
+"""What ``lamella profile`` measured on a machine: between its medians, or by the law that was fitted to them.
+
+A pass with prompts and decodes takes the sum of what either adds; what any pass costs is paid once, by the
+prompts (``common.performance.pass_features``).
+"""
+
+import math
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from common.devices import DeviceSpec
+from common.errors import ConfigError
+from common.performance import PAIRS, TOKENS, FittedTime, pairs_of
+from common.profile import Profile
+from common.shapes import ModelShape
+from services.simulator.performance.curves import BatchCurves, ChunkSurface
+from services.simulator.performance.files import FloatArray, PerformanceFileError
+from services.simulator.performance.interface import HeldOutError, PerformanceModel
+from services.simulator.performance.regression import Regression, Samples, fit, held_out_error
+from services.simulator.shape import PassShape
+
+ProfileFit = Literal["law", "linear", "forest"]
+"""The law fitted to all cases, or the cases themselves with a regression between them."""
+CONTEXT_GRID, TOKEN_GRID, BEFORE_GRID = 16, 4, 64
+
+
+def read_machine_profile(path: Path) -> Profile:
+    """Raises PerformanceFileError where it is none, or has too little in it."""
+    try:
+        profile = msgspec.json.decode(path.read_bytes(), type=Profile)
+    except OSError as exc:
+        raise PerformanceFileError(path, "", f"cannot be read: {exc}") from exc
+    except msgspec.DecodeError as exc:
+        raise PerformanceFileError(path, "", f"is no profile of `lamella profile`: {exc}") from exc
+    for name, cases in (("chunk_s", profile.chunk_s), ("step_s", profile.step_s)):
+        if len(cases) < 2:
+            raise PerformanceFileError(path, f"key {name}", "needs two cases at least")
+        for row, (before, size, seconds) in enumerate(cases):
+            if before < 0 or size < 0 or not 0 < seconds < float("inf"):
+                rule = f"{[before, size, seconds]}: must be two sizes and a time over 0"
+                raise PerformanceFileError(path, f"key {name}[{row}]", rule)
+    return profile
+
+
+def profile_samples(profile: Profile) -> tuple[Samples, Samples]:
+    """Chunks by their tokens, over those before; steps by their batch, over each one's context."""
+    chunks, steps = np.array(profile.chunk_s), np.array(profile.step_s)
+    return (
+        Samples("chunk", chunks[:, [1, 0]], chunks[:, 2]),
+        Samples("step", steps[:, [0, 1]] + [0, 1], steps[:, 2]),
+    )
+
+
+def profile_held_out(profile: Profile, by: ProfileFit) -> tuple[HeldOutError, ...]:
+    """Each case predicted by the others."""
+    chunks, steps = profile_samples(profile)
+    if by == "law":
+        return (
+            HeldOutError("chunk", profile.chunk_held_out_error, len(chunks.values)),
+            HeldOutError("step", profile.step_held_out_error, len(steps.values)),
+        )
+    return tuple(
+        held_out_error(each, lambda some: fit(by, some), folds=len(each.values)) for each in (chunks, steps)
+    )
+
+
+class LawModel:
+    """The profile's laws: straight lines over tokens, pairs, sequences and contexts."""
+
+    stages = 1
+
+    def __init__(self, chunk_time: FittedTime, step_time: FittedTime) -> None:
+        self._chunk, self._step = chunk_time.coefficients, step_time.coefficients
+
+    def pass_s(self, shape: PassShape) -> float:
+        per_context, per_sequence, _ = self._step
+        if not shape.chunks:
+            return self.steps_s(shape.sequences, shape.context_tokens, 1) if shape.sequences else 0.0
+        per_token, per_pair, seconds = self._chunk
+        for before, tokens in shape.chunks:
+            seconds += per_token * tokens / TOKENS + per_pair * pairs_of(before, tokens) / PAIRS
+        return max(
+            0.0, seconds + per_context * shape.context_tokens / TOKENS + per_sequence * shape.sequences
+        )
+
+    def steps_s(self, sequences: int, context_tokens: int, steps: int) -> float:
+        """No step takes less than nothing: those whose line is under 0 count for 0."""
+        per_context, per_sequence, step_s = self._step
+        first = per_context * context_tokens / TOKENS + per_sequence * sequences + step_s
+        rise = per_context * sequences / TOKENS
+        begin, end = 0, steps
+        if first < 0:
+            begin = min(steps, math.ceil(-first / rise)) if rise > 0 else steps
+        elif first + rise * (steps - 1) < 0:
+            end = min(steps, math.floor(-first / rise) + 1)
+        return max(0.0, (end - begin) * (first + rise * (begin + end - 1) / 2))
+
+
+class TableModel:
+    """Between the profile's cases, by a regression. What any pass costs is the laws' fixed part: of several
+    chunks, and of decodes beside chunks, it is taken off all but one."""
+
+    stages = 1
+
+    def __init__(self, profile: Profile, by: Regression = "linear") -> None:
+        chunks, steps = profile_samples(profile)
+        self._chunk, self._step = fit(by, chunks), fit(by, steps)
+        self._chunk_fixed_s = max(0.0, profile.chunk_time.coefficients[2])
+        self._step_fixed_s = max(0.0, profile.step_time.coefficients[2])
+        self._chunks = ChunkSurface(self._chunk_s, before_grid=BEFORE_GRID, token_grid=TOKEN_GRID)
+        self._steps = BatchCurves(self._step_s, CONTEXT_GRID)
+
+    def pass_s(self, shape: PassShape) -> float:
+        step_s = 0.0
+        if shape.sequences:
+            step_s = self._steps.of(shape.sequences).at(shape.context_tokens / shape.sequences)
+        if not shape.chunks:
+            return step_s
+        first_s, *rest_s = (self._chunks.at(before, tokens) for before, tokens in shape.chunks)
+        more_s = sum(max(0.0, seconds - self._chunk_fixed_s) for seconds in rest_s)
+        return first_s + more_s + max(0.0, step_s - self._step_fixed_s)
+
+    def steps_s(self, sequences: int, context_tokens: int, steps: int) -> float:
+        return self._steps.of(sequences).total(context_tokens / sequences, steps)
+
+    def _chunk_s(self, before: FloatArray, tokens: FloatArray) -> FloatArray:
+        return self._chunk.predict(np.column_stack((tokens, before)))
+
+    def _step_s(self, sequences: int, contexts: FloatArray) -> FloatArray:
+        return self._step.predict(np.column_stack((np.full(len(contexts), float(sequences)), contexts)))
+
+
+def profile_model(profile: Profile, by: ProfileFit) -> PerformanceModel:
+    return LawModel(profile.chunk_time, profile.step_time) if by == "law" else TableModel(profile, by)
+
+
+def machine_device(
+    profile: Profile, shape: ModelShape, *, memory_gb: float, price_usd_h: float
+) -> DeviceSpec:
+    """This machine as a catalogue's device: the rates that the profile's laws come to, reached and no peaks.
+    Links are those of its own memory. Raises ConfigError where a law has no such rate."""
+    per_token_s = profile.chunk_time.coefficients[0] / TOKENS
+    step_s = profile.step_time.coefficients[2]
+    if per_token_s <= 0 or step_s <= 0:
+        rule = "says that tokens or steps take no time: profile again, on an idle machine"
+        raise ConfigError("profile", profile.machine, rule)
+    element_bytes = 2 if profile.dtype == "bfloat16" else 4
+    flop_s = 2 * (shape.multiplied_parameters - shape.head_parameters) / per_token_s
+    memory_bytes_s = shape.multiplied_parameters * element_bytes / step_s
+    source = f"`lamella profile` of {profile.model}, {profile.measured_on}: reached, not peaks"
+    return DeviceSpec(
+        name=profile.machine,
+        bf16_tflops=flop_s / 1e12,
+        memory_gb=memory_gb,
+        memory_gb_s=memory_bytes_s / 1e9,
+        power_w=None,
+        price_usd_h=price_usd_h,
+        interchip_gb_s=memory_bytes_s / 1e9,
+        network_gbps=8 * memory_bytes_s / 1e9,
+        figures_source=source,
+        price_source="given by the user",
+        network_source="its own memory's rate: instances of one machine hand over there",
+    )

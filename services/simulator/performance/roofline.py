@@ -1,0 +1,152 @@
+"""The roofline of any model on any device (``common.cost``), with parallelism and its communication.
+
+Where nothing was measured this is what there is. Each of a pass's two kinds of work, matrices and attention,
+takes the larger of its computing and its memory time on all of an instance's devices; reductions and
+transfers between stages come on top of it, and a fixed time a pass.
+"""
+
+import math
+from dataclasses import dataclass
+
+from common.cost import ELEMENT_BYTES, Utilisation, attention_work, model_work
+from common.devices import DeviceSpec
+from common.errors import ConfigError
+from common.performance import pairs_of
+from common.shapes import ModelShape
+from services.simulator.shape import PassShape
+
+REACHED = Utilisation(compute=0.75, memory=0.8)
+"""Of the peaks, where nobody says otherwise. Memory: aiconfigurator's mem_bw_empirical_scaling_factor.
+Compute: matrices of 8,192 tokens reach 0.75–0.94 of an A100's peak in aiconfigurator's table."""
+REDUCTIONS = 2
+"""A layer's with tensor parallelism."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parallelism:
+    """``tensor`` ways within a stage, by the chips' own links; ``pipeline`` stages, from one to the next by
+    those too, or over the network. Latencies are of one reduction, and of one transfer; ``pass_s`` is of
+    each pass: what the processor does before it, launches that no graph hides."""
+
+    tensor: int = 1
+    pipeline: int = 1
+    is_pipeline_on_network: bool = False
+    reduction_latency_s: float = 10e-6
+    transfer_latency_s: float = 10e-6
+    pass_s: float = 0.0
+
+    @property
+    def devices(self) -> int:
+        return self.tensor * self.pipeline
+
+
+ALONE = Parallelism()
+Line = tuple[float, float]
+"""Seconds: (of none, of each)."""
+
+
+class RooflineModel:
+    """A lower bound at ``PLAIN_ROOFLINE`` and no latencies."""
+
+    def __init__(
+        self,
+        shape: ModelShape,
+        device: DeviceSpec,
+        *,
+        parallelism: Parallelism = ALONE,
+        utilisation: Utilisation = REACHED,
+        dtype: str = "bf16",
+    ) -> None:
+        """Raises ConfigError where the heads or layers cannot be cut so."""
+        check_parallelism(shape, parallelism.tensor, parallelism.pipeline)
+        element_bytes = ELEMENT_BYTES[dtype]
+        computing = 1 / (parallelism.devices * device.peak_flop_s * utilisation.compute)
+        memory = 1 / (parallelism.devices * device.memory_bytes_s * utilisation.memory)
+        self.stages = parallelism.pipeline
+        empty, row = (model_work(shape, rows, element_bytes) for rows in (0, 1))
+        # The output matrix is multiplied for those alone that get a token, and read in any case.
+        head_flops = 2.0 * shape.head_parameters
+        self._row_s = (row.flops - head_flops) * computing
+        self._head_s = head_flops * computing
+        self._weights_s: Line = (empty.bytes_moved * memory, (row.bytes_moved - empty.bytes_moved) * memory)
+        query, token = (attention_work(shape, 1, context, element_bytes) for context in (0, 1))
+        self._pair_s = token.flops * computing
+        self._kv_s = (token.bytes_moved - query.bytes_moved) * memory
+        self._query_s = query.bytes_moved * memory
+        links = [some(shape, device, parallelism, element_bytes) for some in (reductions_s, transfers_s)]
+        fixed_s = parallelism.pass_s + sum(fixed for fixed, _ in links)
+        self._other_s: Line = (fixed_s, sum(each for _, each in links))
+
+    def pass_s(self, shape: PassShape) -> float:
+        rows = sequences = shape.sequences
+        seconds = self._decode_attention_s(sequences, shape.context_tokens) if sequences else 0.0
+        for before, tokens in shape.chunks:
+            rows += tokens
+            seconds += self._chunk_attention_s(before, tokens)
+        return seconds + self._rows_s(rows, sequences + len(shape.chunks)) if rows else 0.0
+
+    def steps_s(self, sequences: int, context_tokens: int, steps: int) -> float:
+        return steps * self._rows_s(sequences, sequences) + self._attention_steps_s(
+            sequences, context_tokens, steps
+        )
+
+    def _rows_s(self, rows: int, heads: int) -> float:
+        computing_s = rows * self._row_s + heads * self._head_s
+        memory_s = self._weights_s[0] + rows * self._weights_s[1]
+        return max(computing_s, memory_s) + self._other_s[0] + rows * self._other_s[1]
+
+    def _decode_attention_s(self, sequences: int, context_tokens: int) -> float:
+        return max(self._pair_s * context_tokens, self._kv_s * context_tokens + self._query_s * sequences)
+
+    def _chunk_attention_s(self, before: int, tokens: int) -> float:
+        """Each token looks at those before it and at itself; KV is read once for all of them."""
+        pairs = pairs_of(before, tokens) + tokens
+        return max(self._pair_s * pairs, self._kv_s * (before + tokens) + self._query_s * tokens)
+
+    def _attention_steps_s(self, sequences: int, context_tokens: int, steps: int) -> float:
+        """Both bounds are lines over the context: memory's is the larger up to where they cross."""
+        slope = self._pair_s - self._kv_s
+        in_memory = steps
+        if slope > 0:
+            crossing = self._query_s * sequences / slope
+            in_memory = min(steps, max(0, math.floor((crossing - context_tokens) / sequences) + 1))
+        first = _series(context_tokens, sequences, in_memory)
+        rest = _series(context_tokens + in_memory * sequences, sequences, steps - in_memory)
+        return self._kv_s * first + self._query_s * sequences * in_memory + self._pair_s * rest
+
+
+def check_parallelism(shape: ModelShape, tensor: int, pipeline: int) -> None:
+    """KV heads fewer than devices are copied; others are dealt out evenly."""
+    if tensor < 1 or shape.heads % tensor or (shape.kv_heads % tensor and tensor % shape.kv_heads):
+        rule = (
+            f"must divide {shape.name}'s {shape.heads} heads, and its {shape.kv_heads} KV heads or be divided"
+        )
+        raise ConfigError("tensor_parallel", tensor, rule)
+    if pipeline < 1 or pipeline > shape.layers:
+        raise ConfigError(
+            "pipeline_parallel", pipeline, f"must be 1 to the {shape.layers} layers of {shape.name}"
+        )
+
+
+def transfers_s(shape: ModelShape, device: DeviceSpec, parallelism: Parallelism, element_bytes: int) -> Line:
+    """Seconds between a pipeline's stages, of a pass and of each of its tokens."""
+    hops = parallelism.pipeline - 1
+    link_bytes_s = device.interchip_gb_s * 1e9
+    if parallelism.is_pipeline_on_network:
+        link_bytes_s = device.network_bytes_s
+    return hops * parallelism.transfer_latency_s, hops * shape.hidden_size * element_bytes / link_bytes_s
+
+
+def reductions_s(shape: ModelShape, device: DeviceSpec, parallelism: Parallelism, element_bytes: int) -> Line:
+    """Seconds of all layers' reductions, of a pass and of each of its tokens. A ring's moves 2 (t - 1) / t of
+    a message through each chip's link."""
+    if parallelism.tensor == 1:
+        return 0.0, 0.0
+    count = REDUCTIONS * shape.layers
+    moved = 2 * (parallelism.tensor - 1) / parallelism.tensor * shape.hidden_size * element_bytes
+    return count * parallelism.reduction_latency_s, count * moved / (device.interchip_gb_s * 1e9)
+
+
+def _series(first: int, rise: int, count: int) -> int:
+    """first + (first + rise) + … of ``count`` in all."""
+    return count * first + rise * count * (count - 1) // 2

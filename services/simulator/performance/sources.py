@@ -1,0 +1,194 @@
+"""Where a performance model comes from, as a user says it: a kind, and the files that it is made of.
+
+Each source is a table of a TOML file, ``kind`` first. ``open_source`` reads and checks the files at once;
+what held-out data say of the fit is computed when it is asked for, as a forest's takes a while.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from common.cost import ELEMENT_BYTES, Utilisation
+from common.devices import DeviceSpec
+from common.errors import ConfigError
+from common.shapes import ModelShape
+from services.simulator.performance.aiconfigurator import KernelOperators, read_kernels
+from services.simulator.performance.distserve import DistServeModel, read_distserve
+from services.simulator.performance.interface import HeldOutError, PerformanceModel
+from services.simulator.performance.operators import OperatorModel
+from services.simulator.performance.profiled import (
+    ProfileFit,
+    profile_held_out,
+    profile_model,
+    read_machine_profile,
+)
+from services.simulator.performance.regression import FOLDS, Regression
+from services.simulator.performance.roofline import REACHED, Parallelism, RooflineModel, check_parallelism
+from services.simulator.performance.splitwise import (
+    CorrectedSplitwiseModel,
+    SplitwiseModel,
+    read_splitwise,
+)
+from services.simulator.performance.vidur import (
+    GROUPED_BATCH_FACTOR,
+    ROW_TILE,
+    VidurFiles,
+    VidurOperators,
+    read_vidur,
+)
+
+
+class RooflineSource(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="roofline"):
+    """Nothing but the model's shape and the device's figures. Shares of the peaks that kernels reach."""
+
+    compute: float = REACHED.compute
+    memory: float = REACHED.memory
+    dtype: str = "bf16"
+
+
+class VidurSource(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="vidur"):
+    """Vidur's CSV files of one model and device."""
+
+    mlp: Path
+    attention: Path
+    all_reduce: Path | None = None
+    send_recv: Path | None = None
+    regression: Regression = "linear"
+    batch_factor: float = GROUPED_BATCH_FACTOR
+
+
+class SplitwiseSource(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="splitwise"):
+    """Splitwise's ``perf_model.csv``. ``is_corrected``: decode steps by batch and context, too."""
+
+    path: Path
+    model: str
+    hardware: str
+    is_corrected: bool = True
+    regression: Regression = "linear"
+
+
+class AiconfiguratorSource(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="aiconfigurator"):
+    """A directory of aiconfigurator's tables of one device and engine."""
+
+    directory: Path
+    regression: Regression = "linear"
+
+
+class DistServeSource(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="distserve"):
+    """DistServe's latency constants. ``is_ray_counted``: with its engine's overhead on the first stage."""
+
+    path: Path
+    model: str
+    is_ray_counted: bool = False
+
+
+class ProfileSource(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="profile"):
+    """What ``lamella profile`` wrote. ``by``: the law fitted to it, or a regression between its cases."""
+
+    path: Path
+    by: ProfileFit = "linear"
+
+
+PerformanceSource = (
+    RooflineSource | VidurSource | SplitwiseSource | AiconfiguratorSource | DistServeSource | ProfileSource
+)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedSource:
+    """``held_out``: computes the errors of the fit on held-out data; none where nothing was fitted."""
+
+    model: PerformanceModel
+    held_out: Callable[[], tuple[HeldOutError, ...]]
+
+
+def open_source(
+    source: PerformanceSource, shape: ModelShape, device: DeviceSpec, parallelism: Parallelism
+) -> OpenedSource:
+    """Raises ConfigError for an impossible parallelism, PerformanceFileError for a file that breaks a rule.
+
+    Splitwise's, DistServe's and our own profile know the device by what they measured; Splitwise's and our
+    own know no pipeline, and our own no tensor parallelism but what the profiled machine had."""
+    check_parallelism(shape, parallelism.tensor, parallelism.pipeline)
+    match source:
+        case RooflineSource():
+            return _open_roofline(source, shape, device, parallelism)
+        case VidurSource():
+            return _open_vidur(source, shape, parallelism)
+        case SplitwiseSource():
+            return _open_splitwise(source, parallelism)
+        case AiconfiguratorSource():
+            return _open_aiconfigurator(source, shape, device, parallelism)
+        case DistServeSource():
+            return _open_distserve(source, parallelism)
+        case ProfileSource():
+            return _open_profile(source, parallelism)
+
+
+def _open_roofline(
+    source: RooflineSource, shape: ModelShape, device: DeviceSpec, parallelism: Parallelism
+) -> OpenedSource:
+    for key, share in (("compute", source.compute), ("memory", source.memory)):
+        if not 0 < share <= 1:
+            raise ConfigError(key, share, "must be a share over 0 and up to 1")
+    if source.dtype not in ELEMENT_BYTES:
+        raise ConfigError("dtype", source.dtype, f"must be one of {', '.join(ELEMENT_BYTES)}")
+    utilisation = Utilisation(source.compute, source.memory)
+    model = RooflineModel(shape, device, parallelism=parallelism, utilisation=utilisation, dtype=source.dtype)
+    return OpenedSource(model, tuple)
+
+
+def _open_vidur(source: VidurSource, shape: ModelShape, parallelism: Parallelism) -> OpenedSource:
+    files = VidurFiles(source.mlp, source.attention, source.all_reduce, source.send_recv)
+    profile = read_vidur(
+        files, shape, parallelism.tensor, is_pipeline_on_network=parallelism.is_pipeline_on_network
+    )
+    operators = VidurOperators(
+        profile,
+        pipeline_parallel=parallelism.pipeline,
+        regression=source.regression,
+        batch_factor=source.batch_factor,
+    )
+    model = OperatorModel(operators, row_rounding=ROW_TILE)
+    return OpenedSource(model, lambda: profile.held_out(source.regression, FOLDS))
+
+
+def _open_splitwise(source: SplitwiseSource, parallelism: Parallelism) -> OpenedSource:
+    _refuse_pipeline("splitwise", parallelism)
+    profile = read_splitwise(source.path, source.model, source.hardware, parallelism.tensor)
+    if source.is_corrected:
+        model = CorrectedSplitwiseModel(profile, source.regression)
+        return OpenedSource(model, lambda: profile.held_out(source.regression))
+    return OpenedSource(SplitwiseModel(profile), profile.held_out_published)
+
+
+def _open_aiconfigurator(
+    source: AiconfiguratorSource, shape: ModelShape, device: DeviceSpec, parallelism: Parallelism
+) -> OpenedSource:
+    tables = read_kernels(source.directory, shape, parallelism.tensor)
+    operators = KernelOperators(tables, shape, device, parallelism=parallelism, regression=source.regression)
+    return OpenedSource(OperatorModel(operators), lambda: tables.held_out(source.regression))
+
+
+def _open_distserve(source: DistServeSource, parallelism: Parallelism) -> OpenedSource:
+    constants = read_distserve(source.path, source.model, parallelism.tensor)
+    model = DistServeModel(
+        constants, pipeline_parallel=parallelism.pipeline, is_ray_counted=source.is_ray_counted
+    )
+    return OpenedSource(model, tuple)
+
+
+def _open_profile(source: ProfileSource, parallelism: Parallelism) -> OpenedSource:
+    _refuse_pipeline("profile", parallelism)
+    if parallelism.tensor > 1:
+        rule = "a profile is of one instance as it was measured: profile with this parallelism"
+        raise ConfigError("tensor_parallel", parallelism.tensor, rule)
+    profile = read_machine_profile(source.path)
+    return OpenedSource(profile_model(profile, source.by), lambda: profile_held_out(profile, source.by))
+
+
+def _refuse_pipeline(kind: str, parallelism: Parallelism) -> None:
+    if parallelism.pipeline > 1:
+        raise ConfigError("pipeline_parallel", parallelism.pipeline, f"{kind} measured no pipelines")
