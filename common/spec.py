@@ -79,11 +79,13 @@ def served_context_length(spec: ModelSpec, configured: int | None) -> int:
     return spec.context_length if configured is None else configured
 
 
-def read_spec(directory: Path) -> ModelSpec:
-    """Raises ModelError, naming the file or key, for a directory that cannot be served."""
+def read_spec(directory: Path, *, needs_weights: bool = True) -> ModelSpec:
+    """Raises ModelError, naming the file or key, for a directory that cannot be served; without
+    ``needs_weights`` one may be that has none."""
     config = _read_json(directory / "config.json", is_required=True)
     _refuse_unservable(directory, config)
-    weight_files(directory)
+    if needs_weights:
+        weight_files(directory)
     generation = _read_json(directory / "generation_config.json", is_required=False)
     numbers = {word: _integer(directory, config, names) for word, names in FIELD_NAMES.items()}
     heads = numbers["heads"]

@@ -1,6 +1,7 @@
 """A model's shape by name or from its directory: config.json and the headers of its weight files.
 
-No weight is read, so a model larger than this machine can be analysed.
+No weight is read, so a model larger than this machine can be analysed; of the usual families config.json
+alone is enough.
 """
 
 import json
@@ -13,7 +14,7 @@ import msgspec
 
 from common.errors import ConfigError, ModelError
 from common.shapes import SHAPES, ModelShape
-from common.spec import read_spec, weight_files
+from common.spec import ModelSpec, read_spec, weight_files
 
 HEADER_LENGTH = struct.Struct("<Q")
 HEADER_LIMIT_BYTES = 100 << 20
@@ -21,6 +22,12 @@ OUTPUT_MATRIX = "lm_head.weight"
 WIDTH_KEYS = ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size")
 USUAL_WIDTH = 4
 """Hidden sizes, where a config names none: BLOOM's and GPT-2's."""
+FEED_FORWARD_MATRICES = {
+    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "phi3", "granite", "olmo2"), 3),
+    **dict.fromkeys(("gpt2", "opt", "bloom", "gpt_neox"), 2),
+}
+"""Of families whose parameters follow from their config alone, where no weights are at hand."""
+TIED_BY_DEFAULT = ("gpt2", "opt", "bloom", "gemma", "gemma2")
 EXPERT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 
@@ -41,16 +48,24 @@ def read_shape(model: str) -> ModelShape:
     if not directory.is_dir():
         rule = f"must be a model directory or one of {', '.join(SHAPES)}"
         raise ConfigError("MODEL", model, rule)
-    spec = read_spec(directory)
+    spec = read_spec(directory, needs_weights=False)
     config = json.loads((directory / "config.json").read_bytes())
     for key in EXPERT_KEYS:
         if config.get(key):
             rule = "a mixture of experts: the formulas read and multiply every weight for every token"
             raise ModelError(f"{directory / 'config.json'}: {key} = {config[key]!r}: {rule}")
-    elements = {name: count for file in weight_files(directory) for name, count in _elements(file).items()}
-    is_tied = OUTPUT_MATRIX not in elements or config.get("tie_word_embeddings") is True
-    if is_tied:
-        elements.pop(OUTPUT_MATRIX, None)
+    inner = _intermediate_size(config, spec.hidden_size)
+    embedding = spec.vocab_size * spec.hidden_size
+    if any(directory.glob("*.safetensors")) or spec.model_type not in FEED_FORWARD_MATRICES:
+        files = weight_files(directory)
+        elements = {name: count for file in files for name, count in _elements(file).items()}
+        is_tied = OUTPUT_MATRIX not in elements or config.get("tie_word_embeddings") is True
+        if is_tied:
+            elements.pop(OUTPUT_MATRIX, None)
+        parameters = sum(elements.values())
+    else:
+        is_tied = config.get("tie_word_embeddings", spec.model_type in TIED_BY_DEFAULT) is True
+        parameters = _counted(spec, inner) + (embedding if is_tied else 2 * embedding)
     return ModelShape(
         name=spec.name,
         layers=spec.layers,
@@ -58,11 +73,19 @@ def read_shape(model: str) -> ModelShape:
         heads=spec.heads,
         kv_heads=spec.kv_heads,
         head_dim=spec.head_dim,
-        intermediate_size=_intermediate_size(config, spec.hidden_size),
+        intermediate_size=inner,
         vocab_size=spec.vocab_size,
-        parameters=sum(elements.values()),
-        lookup_parameters=0 if is_tied else spec.vocab_size * spec.hidden_size,
+        parameters=parameters,
+        lookup_parameters=0 if is_tied else embedding,
     )
+
+
+def _counted(spec: ModelSpec, inner: int) -> int:
+    """Parameters of all but the embeddings, of a config alone. Biases and position tables, which are not in
+    it, are left out: under a thousandth part."""
+    attention = 2 * spec.hidden_size * spec.head_dim * (spec.heads + spec.kv_heads)
+    feed_forward = FEED_FORWARD_MATRICES[spec.model_type] * spec.hidden_size * inner
+    return spec.layers * (attention + feed_forward + 2 * spec.hidden_size) + spec.hidden_size
 
 
 def _intermediate_size(config: Mapping[str, object], hidden_size: int) -> int:

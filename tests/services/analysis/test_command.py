@@ -6,12 +6,15 @@ import struct
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from common.cost import PLAIN_ROOFLINE, Utilisation
+from common.errors import ModelError
+from common.shapes import LLAMA3_70B
 from services.analysis.model_shape import read_shape
 from services.analysis.paper_statements import check_statements, table_3
 
@@ -111,6 +114,26 @@ def test_a_directory_is_read_without_its_weights(tmp_path: Path) -> None:
     assert (shape.parameters, shape.lookup_parameters) == (168, 80)
     report = run_json(tmp_path / "tiny", "--devices", "rtx-3090")
     assert report["analysis"]["weight_bytes"] == 2 * 168
+
+
+def test_of_a_usual_family_the_config_alone_is_enough(tmp_path: Path) -> None:
+    published = {
+        "model_type": "llama",
+        "num_hidden_layers": 80,
+        "hidden_size": 8192,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "intermediate_size": 28672,
+        "vocab_size": 128256,
+        "tie_word_embeddings": False,
+    }
+    directory = directory_with(tmp_path, published)
+    (directory / "model.safetensors").unlink()
+    assert read_shape(str(directory)) == replace(LLAMA3_70B, name="tiny")
+    (directory / "config.json").write_text(json.dumps({**CONFIG, **published, "model_type": "jamba"}))
+    with pytest.raises(ModelError, match=r"no \*\.safetensors weights"):
+        read_shape(str(directory))
 
 
 def test_a_tied_matrix_counts_once(tmp_path: Path) -> None:
