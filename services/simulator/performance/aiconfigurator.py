@@ -238,16 +238,14 @@ def _attention(path: Path, head_dim: int) -> Table:
     return chosen.select(window_size=FULL_WINDOW) if "window_size" in table.columns else chosen
 
 
-def _merging(generation: Table, heads: int, kv_heads: int) -> int:
+def _merging(attention: Table, heads: int, kv_heads: int) -> int:
     """The least factor by which both heads and KV heads were measured when divided."""
-    measured = set(
-        zip(generation.numbers("num_heads"), generation.numbers("num_key_value_heads"), strict=True)
-    )
+    measured = set(zip(attention.numbers("num_heads"), attention.numbers("num_key_value_heads"), strict=True))
     for factor in range(1, kv_heads + 1):
         if heads % factor == kv_heads % factor == 0 and (heads / factor, kv_heads / factor) in measured:
             return factor
     rule = f"has no {heads} heads with {kv_heads} KV heads, nor fewer of both"
-    raise PerformanceFileError(generation.path, "columns num_heads and num_key_value_heads", rule)
+    raise PerformanceFileError(attention.path, "columns num_heads and num_key_value_heads", rule)
 
 
 def _decode_samples(generation: Table, heads: int, kv_heads: int) -> Samples:
@@ -259,7 +257,8 @@ def _decode_samples(generation: Table, heads: int, kv_heads: int) -> Samples:
 
 def _prefill_samples(context: Table, heads: int, kv_heads: int) -> Samples:
     """Of one sequence, over its squared tokens: several are one of as many."""
-    rows = context.select(num_heads=float(heads), num_key_value_heads=float(kv_heads))
-    rows = rows.select(batch_size=1.0, step=0.0)
+    merged = _merging(context, heads, kv_heads)
+    rows = context.select(num_heads=float(heads // merged), num_key_value_heads=float(kv_heads // merged))
+    rows = rows.select(batch_size=float(merged), step=0.0)
     squares = rows.numbers("isl", least=1) ** 2
     return Samples("prefill attention", squares[:, None], rows.numbers("latency", above=0))

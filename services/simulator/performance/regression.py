@@ -55,10 +55,7 @@ class Line:
     last two points alone may be noise; a single point's line has ``slope``."""
 
     def __init__(self, x: FloatArray, y: FloatArray, slope: float = 0.0) -> None:
-        self.x, places = np.unique(x, return_inverse=True)
-        order = np.argsort(places, kind="stable")
-        groups = np.split(y[order], np.cumsum(np.bincount(places))[:-1])
-        self.y = np.array([np.median(group) for group in groups])
+        self.x, self.y = medians(x, y)
         self.low_slope = self.high_slope = slope
         if len(self.x) > 1:
             middle = len(self.x) // 2
@@ -143,6 +140,14 @@ class ForestRegressor:
             edge = np.maximum(LEAST_VALUE, self._beyond.predict(inside[is_beyond]))
             values[is_beyond] *= np.maximum(0.0, self._beyond.predict(features[is_beyond])) / edge
         return values
+
+
+def medians(x: FloatArray, y: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Each x, and the median of its y."""
+    order = np.lexsort((y, x))
+    each, first, count = np.unique(x[order], return_index=True, return_counts=True)
+    low, high = first + (count - 1) // 2, first + count // 2
+    return each, (y[order][low] + y[order][high]) / 2
 
 
 def fit(regression: Regression, samples: Samples) -> Regressor:

@@ -4,7 +4,7 @@ Each source is a table of a TOML file, ``kind`` first. ``open_source`` reads and
 what held-out data say of the fit is computed when it is asked for, as a forest's takes a while.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,7 +40,9 @@ from services.simulator.performance.vidur import (
 )
 
 
-class RooflineSource(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="roofline"):
+class RooflineSource(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="roofline"
+):
     """Nothing but the model's shape and the device's figures. Shares of the peaks that kernels reach."""
 
     compute: float = REACHED.compute
@@ -48,7 +50,9 @@ class RooflineSource(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"
     dtype: str = "bf16"
 
 
-class VidurSource(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="vidur"):
+class VidurSource(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="vidur"
+):
     """Vidur's CSV files of one model and device."""
 
     mlp: Path
@@ -59,7 +63,9 @@ class VidurSource(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", t
     batch_factor: float = GROUPED_BATCH_FACTOR
 
 
-class SplitwiseSource(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="splitwise"):
+class SplitwiseSource(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="splitwise"
+):
     """Splitwise's ``perf_model.csv``. ``is_corrected``: decode steps by batch and context, too."""
 
     path: Path
@@ -69,14 +75,23 @@ class SplitwiseSource(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind
     regression: Regression = "linear"
 
 
-class AiconfiguratorSource(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="aiconfigurator"):
+class AiconfiguratorSource(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    tag_field="kind",
+    tag="aiconfigurator",
+):
     """A directory of aiconfigurator's tables of one device and engine."""
 
     directory: Path
     regression: Regression = "linear"
 
 
-class DistServeSource(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="distserve"):
+class DistServeSource(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="distserve"
+):
     """DistServe's latency constants. ``is_ray_counted``: with its engine's overhead on the first stage."""
 
     path: Path
@@ -84,7 +99,9 @@ class DistServeSource(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind
     is_ray_counted: bool = False
 
 
-class ProfileSource(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="profile"):
+class ProfileSource(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="profile"
+):
     """What ``lamella profile`` wrote. ``by``: the law fitted to it, or a regression between its cases."""
 
     path: Path
@@ -94,6 +111,22 @@ class ProfileSource(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind",
 PerformanceSource = (
     RooflineSource | VidurSource | SplitwiseSource | AiconfiguratorSource | DistServeSource | ProfileSource
 )
+
+
+def read_source(key: str, table: Mapping[str, object], beside: Path) -> PerformanceSource:
+    """A table of a TOML file in the folder ``beside``, from which its relative paths start. Raises
+    ConfigError, naming ``key``, for what is no source."""
+
+    def decode(kind: type, value: object) -> object:
+        if kind is Path and isinstance(value, str) and value:
+            return beside / Path(value).expanduser()
+        raise ValueError("must be the path of a file or folder")
+
+    try:
+        found: PerformanceSource = msgspec.convert(dict(table), PerformanceSource, dec_hook=decode)
+    except msgspec.ValidationError as exc:
+        raise ConfigError(key, dict(table), str(exc)) from exc
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from services.simulator.performance.regression import (
     Samples,
     fit,
     held_out_error,
+    medians,
 )
 from services.simulator.shape import PassShape
 
@@ -110,7 +111,9 @@ class SplitwiseModel:
     stages = 1
 
     def __init__(self, profile: SplitwiseProfile) -> None:
-        prompts, tokens = (_medians(samples) for samples in profile.published_samples)
+        prompts, tokens = (
+            medians(samples.features[:, 0], samples.values) for samples in profile.published_samples
+        )
         self._prompt, self._token = Interpolation(*prompts), Interpolation(*tokens)
 
     def prompt_ms(self, tokens: float) -> float:
@@ -167,13 +170,6 @@ class CorrectedSplitwiseModel:
 
     def _prompt_s(self, length: int, tokens: FloatArray) -> FloatArray:
         return MS * self._prompt.predict(np.column_stack((np.full(len(tokens), float(length)), tokens)))
-
-
-def _medians(samples: Samples) -> tuple[FloatArray, FloatArray]:
-    """Of the values at equal x."""
-    x = samples.features[:, 0]
-    each = np.unique(x)
-    return each, np.array([np.median(samples.values[x == one]) for one in each])
 
 
 def _bucket(length: float) -> int:

@@ -1,0 +1,43 @@
+"""Small files of each kind, as their tools write them, and what every performance model must hold to."""
+
+import csv
+from collections.abc import Iterable, Mapping
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from services.simulator.performance.interface import PerformanceModel
+from services.simulator.shape import PassShape
+
+
+def write_csv(path: Path, rows: Iterable[Mapping[str, object]]) -> Path:
+    rows = list(rows)
+    with path.open("w", newline="") as stream:
+        writer = csv.DictWriter(stream, rows[0].keys())
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+def assert_steps_are_their_passes(model: PerformanceModel) -> None:
+    """In constant time what step by step comes to; contexts that no grid and no batch divides."""
+    for sequences, context, steps in ((1, 1, 1), (1, 40, 700), (7, 1003, 450), (33, 33 * 511 + 5, 90)):
+        each = (PassShape((), sequences, context + sequences * step) for step in range(steps))
+        expected = sum(model.pass_s(shape) for shape in each)
+        assert model.steps_s(sequences, context, steps) == pytest.approx(expected, rel=1e-9)
+    assert model.steps_s(5, 500, 0) == 0
+
+
+def assert_more_takes_longer(model: PerformanceModel, noise: float = 0.0) -> None:
+    """``noise``: the share of a step's time by which a smaller batch was measured to take longer."""
+    prompts = [model.pass_s(PassShape(((0, tokens),))) for tokens in (64, 512, 1024, 4096, 20_000)]
+    batches = [model.pass_s(PassShape((), batch, batch * 800)) for batch in (1, 16, 64, 200)]
+    alone = model.pass_s(PassShape(((0, 1024),)))
+    both = model.pass_s(PassShape(((0, 1024),), 32, 32 * 800))
+    several = model.pass_s(PassShape(((0, 1024), (0, 512))))
+    assert prompts == sorted(prompts)
+    assert all(after > (1 - noise) * before for before, after in pairwise(batches))
+    assert 0 < alone < both
+    assert alone < several < alone + 1.2 * model.pass_s(PassShape(((0, 512),)))
+    assert model.pass_s(PassShape()) == 0

@@ -1,0 +1,141 @@
+"""Our own profiles: the law, the cases, and this machine as a catalogue's device."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from common.cost import PLAIN_ROOFLINE
+from common.errors import ConfigError
+from common.performance import FittedTime, chunk_features, pairs_of, pass_features, step_features
+from common.profile import Profile, write_profile
+from common.shapes import SMOLLM2_135M
+from services.profiling.profiler import BATCHES, CHUNKS, CONTEXTS
+from services.simulator.performance.files import PerformanceFileError
+from services.simulator.performance.profiled import (
+    LawModel,
+    ProfileFit,
+    TableModel,
+    machine_device,
+    profile_held_out,
+    profile_model,
+    read_machine_profile,
+)
+from services.simulator.performance.roofline import RooflineModel
+from services.simulator.shape import PassShape
+from tests.services.simulator.performance.conftest import (
+    assert_more_takes_longer,
+    assert_steps_are_their_passes,
+)
+
+CHUNK = FittedTime((0.4, 0.05, 0.006), 0.02, 100)
+STEP = FittedTime((0.001, 0.002, 0.012), 0.03, 100)
+
+
+def made(chunk: FittedTime = CHUNK, step: FittedTime = STEP) -> Profile:
+    """Of a machine that follows the laws exactly."""
+    chunk_s = [
+        (before, tokens, CHUNK.seconds(chunk_features(tokens, pairs_of(before, tokens))))
+        for tokens in CHUNKS
+        for before in (0, 1024)
+    ]
+    step_s = [
+        (batch, context, STEP.seconds(step_features(batch, batch * (context + 1))))
+        for batch in BATCHES
+        for context in CONTEXTS
+    ]
+    return Profile(
+        model="smollm2",
+        dtype="bfloat16",
+        machine="2 x CPU",
+        measured_on="2026-11-20",
+        chunk_s=tuple(chunk_s),
+        step_s=tuple(step_s),
+        saturation_tokens=256,
+        chunk_time=chunk,
+        step_time=step,
+        chunk_held_out_error=0.04,
+        step_held_out_error=0.05,
+    )
+
+
+def test_the_law_is_what_instances_learn() -> None:
+    model = LawModel(CHUNK, STEP)
+    step, chunk = PassShape((), 3, 900), PassShape(((100, 256),))
+    assert model.pass_s(step) == pytest.approx(STEP.seconds(step_features(3, 900)))
+    assert model.pass_s(chunk) == pytest.approx(CHUNK.seconds(chunk_features(256, pairs_of(100, 256))))
+    both = PassShape(((100, 256), (0, 64)), 3, 900)
+    whole = FittedTime((*CHUNK.coefficients, *STEP.coefficients), 0.0, 0)
+    assert model.pass_s(both) == pytest.approx(whole.seconds(pass_features(both.load)))
+
+
+@pytest.mark.parametrize("by", ["law", "linear"])
+def test_on_a_machine_that_follows_its_laws_both_say_the_same(by: ProfileFit) -> None:
+    law, model = LawModel(CHUNK, STEP), profile_model(made(), by)
+    for shape in (
+        PassShape((), 5, 5 * 700),
+        PassShape((), 32, 32 * 3000),
+        PassShape(((0, 256),)),
+        PassShape(((512, 128),)),
+        PassShape(((1024, 512),), 8, 8 * 500),
+    ):
+        assert model.pass_s(shape) == pytest.approx(law.pass_s(shape), rel=0.02)
+    assert_steps_are_their_passes(model)
+    assert_more_takes_longer(model)
+
+
+@pytest.mark.parametrize("step", [(-0.001, 0.0, 0.01), (0.001, 0.0, -0.01), (-0.001, 0.0, -0.01)])
+def test_a_law_that_falls_under_nothing_counts_nothing_there(step: tuple[float, float, float]) -> None:
+    model = LawModel(CHUNK, FittedTime(step, 0.0, 1))
+    for context, steps in ((9000, 3000), (1, 500), (8, 30_000)):
+        each = (model.pass_s(PassShape((), 1, context + index)) for index in range(steps))
+        assert model.steps_s(1, context, steps) == pytest.approx(sum(each), rel=1e-9, abs=1e-9)
+
+
+def test_several_chunks_and_decodes_pay_for_a_pass_once() -> None:
+    model = TableModel(made())
+    one = model.pass_s(PassShape(((0, 256),)))
+    two = model.pass_s(PassShape(((0, 256), (0, 256))))
+    assert two == pytest.approx(2 * one - CHUNK.coefficients[2])
+    step = model.pass_s(PassShape((), 8, 8 * 500))
+    both = model.pass_s(PassShape(((0, 256),), 8, 8 * 500))
+    assert both == pytest.approx(one + step - STEP.coefficients[2])
+
+
+def test_held_out_cases_are_predicted_by_the_others() -> None:
+    chunk, step = profile_held_out(made(), "linear")
+    assert (chunk.operator, chunk.samples) == ("chunk", 2 * len(CHUNKS))
+    assert (step.operator, step.samples) == ("step", len(BATCHES) * len(CONTEXTS))
+    assert chunk.mape < 0.09
+    assert step.mape < 0.09
+    assert [error.mape for error in profile_held_out(made(), "law")] == [0.04, 0.05]
+
+
+def test_this_machine_is_a_device_whose_roofline_is_its_law() -> None:
+    device = machine_device(made(), SMOLLM2_135M, memory_gb=32, price_usd_h=0.1)
+    assert (device.name, device.memory_gb, device.price_usd_h) == ("2 x CPU", 32, 0.1)
+    assert "smollm2, 2026-11-20" in device.figures_source
+    model = RooflineModel(SMOLLM2_135M, device, utilisation=PLAIN_ROOFLINE)
+    assert model.pass_s(PassShape((), 1, 1)) == pytest.approx(STEP.coefficients[2], rel=0.01)
+    assert model.pass_s(PassShape(((0, 1024),))) == pytest.approx(1.024 * CHUNK.coefficients[0], rel=0.35)
+    with pytest.raises(ConfigError, match="profile again"):
+        machine_device(
+            made(step=FittedTime((1.0, 1.0, 0.0), 0.0, 1)), SMOLLM2_135M, memory_gb=1, price_usd_h=0
+        )
+
+
+def test_a_written_profile_is_read_and_what_breaks_a_rule_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    write_profile(path, made())
+    assert read_machine_profile(path) == made()
+    write_profile(path, msgspec.structs.replace(made(), step_s=((1, 128, 0.1), (2, 128, -0.1))))
+    with pytest.raises(PerformanceFileError, match=r"profile.json: key step_s\[1\]: .* a time over 0"):
+        read_machine_profile(path)
+    write_profile(path, msgspec.structs.replace(made(), chunk_s=((0, 16, 0.1),)))
+    with pytest.raises(PerformanceFileError, match="key chunk_s: needs two cases"):
+        read_machine_profile(path)
+    path.write_text("{}")
+    with pytest.raises(PerformanceFileError, match="is no profile of `lamella profile`"):
+        read_machine_profile(path)
+    with pytest.raises(PerformanceFileError, match="cannot be read"):
+        read_machine_profile(tmp_path / "absent.json")
