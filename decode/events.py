@@ -159,6 +159,19 @@ class StepFinished:
 
 
 @dataclass(frozen=True, slots=True)
+class StepsFinished:
+    """So many ``steps`` of the same rows one after another, as an engine that is modelled computes them
+    (``services.simulator``): at most ``DecodeState.steps_ahead``. All but the last drew ``before`` for every
+    row, which ends none. The last one's ``tokens`` are as in StepFinished, and gateways are told of those
+    alone that end a sequence. Nothing else tells this from single steps of equal length."""
+
+    steps: int
+    tokens: tuple[SampledToken, ...]
+    before: SampledToken
+    lane: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class StepFailed:
     """``can_continue``: the sequences are sound, only their KV is lost."""
 
@@ -271,6 +284,7 @@ DecodeEvent = (
     | SwapFinished
     | SwapFailed
     | StepFinished
+    | StepsFinished
     | StepFailed
     | PoolAdded
     | PoolClosed

@@ -95,6 +95,19 @@ class Holdings:
         """Sequences that are here but not in the batch yet."""
         return len(self.sequences) - self.in_batch
 
+    def is_unsettled(self, rows: int) -> bool:
+        """Whether the end of a step of so many rows, nobody of whom ends, may change who is computed:
+        somebody else runs, waits for the end of a step, or has more room then."""
+        unlike_rows = len(self.sequences) - rows
+        return (
+            len(self.blocks.pools) != 1
+            or self.departures.is_leaving
+            or self.departures.has_homes
+            or self.pulls.is_any_waiting
+            or (unlike_rows > 0 and self.in_batch != rows)
+            or any(each.phase is DecodePhase.SWAPPED for each in self.sequences.values())
+        )
+
     def with_blocks(self) -> list[DecodeSequence]:
         return [sequence for sequence in self.sequences.values() if sequence.has_blocks]
 

@@ -64,9 +64,15 @@ class Pulls:
     def step_began(self, lane: int, now: float) -> None:
         self._steps_began_s[lane] = now
 
-    def step_ended(self, lane: int, now: float) -> None:
-        self.budget.step_ended(now - self._steps_began_s.pop(lane))
+    def step_ended(self, lane: int, now: float, steps: int = 1) -> None:
+        """``steps``: that took the time since the first of them began."""
+        self.budget.step_ended((now - self._steps_began_s.pop(lane)) / steps, steps)
         self._may_ask = True
+
+    @property
+    def is_any_waiting(self) -> bool:
+        """Whether somebody asks for a portion as soon as a step ends."""
+        return any(not pull.is_asked for pull in self._pulls.values())
 
     def ask(self, is_computing: bool) -> list[Portion]:
         """What to ask for now. Called after every event."""

@@ -66,6 +66,11 @@ class DecodeSequence:
         return coming_tokens(lengths, len(self.output_ids), most)
 
     @property
+    def left_tokens(self) -> int:
+        """That it may still draw, at the most."""
+        return self.request.sampling.max_tokens - len(self.output_ids)
+
+    @property
     def length_error_tokens(self) -> int | None:
         """By how much it is to exceed what was predicted of it; None: it has not outlived that yet."""
         drawn, lengths = len(self.output_ids), self.predicted or self.task.lengths

@@ -61,6 +61,7 @@ from decode.events import (
     SequenceStayed,
     StepFailed,
     StepFinished,
+    StepsFinished,
     SwapFailed,
     SwapFinished,
     TaskArrived,
@@ -129,7 +130,9 @@ class DecodeState:
         self.hand_overs = HandOvers(self.held)
         self.entering = Entering(self.held, self.mates, self.admission, self.max_batch)
         self.giving_way = GivingWay(self.held, self.mates)
-        self.stepping = Stepping(self.held, self.giving_way, self.max_batch, self.eos_token_ids)
+        self.stepping = Stepping(
+            self.held, self.giving_way, self.max_batch, self.eos_token_ids, self.admission
+        )
 
     # what others ask, changing nothing
 
@@ -156,6 +159,11 @@ class DecodeState:
     @property
     def is_idle(self) -> bool:
         return not self.sequences and not self.batches.is_computing
+
+    def steps_ahead(self, lane: int = 0) -> int:
+        """So many steps, the lane's one in flight with them, follow on one another and change nothing but
+        what they draw, unless an event comes in between: ``StepsFinished``."""
+        return self.stepping.ahead(lane)
 
     def check(self) -> None:
         """Invariants, called by tests after every event."""
@@ -213,6 +221,8 @@ class DecodeState:
                 commands += self._end_swap(event)
             case StepFinished(tokens, lane):
                 commands += self.stepping.finish(lane, tokens, now)
+            case StepsFinished():
+                commands += self.stepping.finish_run(event, now)
             case StepFailed():
                 commands += self.stepping.fail(event, now)
             case PoolAdded(total_blocks):

@@ -56,8 +56,10 @@ class PullBudget:
     def _bytes_per_s(self) -> float:
         return self._portion_bytes / self._portion_s
 
-    def step_ended(self, step_s: float) -> None:
-        self._step_s += (NEWEST_WEIGHT if self._step_s else 1.0) * (step_s - self._step_s)
+    def step_ended(self, step_s: float, steps: int = 1) -> None:
+        """So many of equal length."""
+        old_weight = (1.0 - NEWEST_WEIGHT) ** steps if self._step_s else 0.0
+        self._step_s = step_s + old_weight * (self._step_s - step_s)
 
     def portion_done(self, kv_bytes: int, transfer_s: float) -> None:
         """Bytes and seconds are weighed separately: many small portions do not outweigh a large one."""

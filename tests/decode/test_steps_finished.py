@@ -1,0 +1,182 @@
+"""Many steps in one event decide what as many events of one step each do."""
+
+import random
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from common.kv.blocks import BlockOwner
+from common.lengths import certain
+from common.messages import SampledToken
+from common.sequences import PublishFailure
+from decode import events
+from decode.state import DecodeState
+from scheduler.policy.decode_admission import ADMISSIONS
+from tests.decode.states import EOS, handle, kinds, make_state, owner_of, start, task_of
+
+DRAWN = SampledToken(8)
+STEP_S = 0.25
+
+
+class Pair:
+    """Two states that are told the same, one of many steps at once."""
+
+    def __init__(self, singly: DecodeState, at_once: DecodeState) -> None:
+        self.singly = singly
+        self.at_once = at_once
+        self.now = 0.0
+        self.pulls: list[BlockOwner] = []
+        self.swaps: list[BlockOwner] = []
+        self.skipped = 0
+
+    def tell(self, event: events.DecodeEvent) -> None:
+        one, other = handle(self.singly, event, self.now), handle(self.at_once, event, self.now)
+        assert without_rows(one) == without_rows(other)
+        self.note(one)
+        self.compare()
+
+    def step(self, chance: random.Random) -> None:
+        """Up to as many as follow on one another."""
+        most = self.at_once.steps_ahead()
+        steps = chance.choice([1, most, chance.randint(1, most)])
+        rows = self.singly.batches.steps[0]
+        last = tuple(SampledToken(chance.choice([EOS, 8, 8, 8])) for _ in rows)
+        commands: list[events.DecodeCommand] = []
+        for step in range(steps):
+            self.now += STEP_S
+            tokens = last if step == steps - 1 else (DRAWN,) * len(rows)
+            commands = handle(self.singly, events.StepFinished(tokens), self.now)
+            if step < steps - 1:
+                assert [type(each) for each in commands] == [events.PublishTokens, events.RunStep]
+                assert ends_of(commands) == []
+        skipped = handle(self.at_once, events.StepsFinished(steps, last, DRAWN), self.now)
+        assert (
+            ends_of(commands)
+            == ends_of(skipped)
+            == [event for each in kinds(skipped, events.PublishTokens) for event in each.events]
+        )
+        assert without_rows(commands) == without_rows(skipped)
+        self.skipped += steps - 1
+        self.note(commands)
+        self.compare()
+
+    def note(self, commands: list[events.DecodeCommand]) -> None:
+        self.pulls += [each.owner for each in kinds(commands, events.PullSequence)]
+        self.swaps += [each.owner for each in commands if isinstance(each, events.SwapOut | events.SwapIn)]
+
+    def compare(self) -> None:
+        one, other = self.singly, self.at_once
+        assert list(one.sequences) == list(other.sequences)
+        for owner, sequence in one.sequences.items():
+            assert sequence == other.sequences[owner]
+        owners = one.blocks.owners()
+        assert owners == other.blocks.owners()
+        assert all(one.blocks.block_table(each) == other.blocks.block_table(each) for each in owners)
+        assert one.batches.steps == other.batches.steps
+        assert one.mates == other.mates
+        ones, others = one.pulls.budget, other.pulls.budget
+        assert ones.portion_bytes() == pytest.approx(others.portion_bytes(), abs=1)
+
+
+def without_rows(commands: list[events.DecodeCommand]) -> list[events.DecodeCommand]:
+    """But for tokens, of which the one tells all and the other those that end."""
+    return [each for each in commands if not isinstance(each, events.PublishTokens)]
+
+
+def ends_of(commands: list[events.DecodeCommand]) -> list[object]:
+    published = kinds(commands, events.PublishTokens)
+    return [event for each in published for event in each.events if event.finish_reason]
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(0, 1 << 32), st.sampled_from([1, 3, 16]), st.integers(1, 6), st.integers(0, 40))
+def test_many_steps_at_once_decide_what_single_steps_do(
+    seed: int, block_size: int, max_batch: int, spare_blocks: int
+) -> None:
+    """Whatever comes in between, in pools that are often too small."""
+    chance = random.Random(seed)
+    admission = chance.choice(sorted(ADMISSIONS))
+    blocks = 80 // block_size + 1 + spare_blocks
+    host_blocks = chance.choice([0, blocks])
+    pair = Pair(
+        *(
+            make_state(blocks, block_size, max_batch, admission=admission, host_blocks=host_blocks)
+            for _ in range(2)
+        )
+    )
+    for number in range(60):
+        act(pair, chance, number)
+    while not pair.singly.is_idle:
+        act_to_end(pair, chance)
+    assert pair.at_once.is_idle
+    assert pair.at_once.blocks.free_blocks == blocks
+
+
+def act(pair: Pair, chance: random.Random, number: int) -> None:
+    choice = chance.random()
+    if choice < 0.3:
+        task = task_of(f"r{number}", chance.randint(1, 25), chance.randint(2, 50))
+        lengths = chance.choice([None, certain(chance.randint(1, 50))])
+        pair.tell(events.TaskArrived(msgspec.structs.replace(task, lengths=lengths)))
+    elif choice < 0.4 and pair.singly.sequences:
+        owner = chance.choice(list(pair.singly.sequences))
+        pair.tell(events.CancelArrived(owner.request_id, 0))
+    else:
+        act_to_end(pair, chance)
+
+
+def act_to_end(pair: Pair, chance: random.Random) -> None:
+    choice = chance.random()
+    if pair.pulls and choice < 0.6:
+        owner = pair.pulls.pop(0)
+        is_over = chance.random() < 0.6
+        pair.tell(events.PullFinished(owner) if is_over else events.PortionPulled(owner, 1 << 20, 0.1))
+    elif pair.swaps and choice < 0.8:
+        pair.tell(events.SwapFinished(pair.swaps.pop(0), 1, 0.1))
+    elif pair.singly.batches.is_computing:
+        pair.step(chance)
+
+
+def test_who_runs_alone_runs_to_its_end_in_one_event() -> None:
+    state = make_state(total_blocks=20)
+    start(state, "r1", max_tokens=40)
+    assert state.steps_ahead() == 39
+    commands = handle(state, events.StepsFinished(39, (DRAWN,), DRAWN))
+    [published] = kinds(commands, events.PublishTokens)
+    assert [(each.index, each.finish_reason) for each in published.events] == [(39, "length")]
+    assert state.is_idle
+
+
+def test_steps_do_not_run_on_past_who_waits_for_one_to_end() -> None:
+    state = make_state(total_blocks=40)
+    start(state, "r1", max_tokens=40)
+    handle(state, events.TaskArrived(task_of("r2")))
+    assert state.steps_ahead() == 1, "r2 asks for its KV when a step ends"
+    handle(state, events.StepsFinished(1, (DRAWN,), DRAWN))
+    assert state.steps_ahead() == 38
+    handle(state, events.PullFinished(owner_of("r2")))
+    assert state.steps_ahead() == 1, "r2 joins"
+
+
+def test_steps_run_on_only_as_far_as_there_is_memory() -> None:
+    state = make_state(total_blocks=4, block_size=4)
+    start(state, "r1", prompt_tokens=4, max_tokens=12)
+    assert (state.steps_ahead(), state.blocks.free_blocks) == (8, 2)
+
+
+@pytest.mark.parametrize(
+    ("steps", "before", "rows", "why"),
+    [(0, 8, 1, "0 steps"), (40, 8, 1, "40 steps"), (2, EOS, 1, "ends a sequence"), (1, 8, 2, "2 rows")],
+)
+def test_steps_that_cannot_have_been_raise_and_change_nothing(
+    steps: int, before: int, rows: int, why: str
+) -> None:
+    state = make_state(total_blocks=20)
+    start(state, "r1", max_tokens=40)
+    with pytest.raises(ValueError, match=why):
+        handle(state, events.StepsFinished(steps, (DRAWN,) * rows, SampledToken(before)))
+    state.check()
+    assert state.steps_ahead() == 39
+    assert not kinds(handle(state, events.StepsFinished(1, (DRAWN,), DRAWN)), PublishFailure)
