@@ -14,12 +14,11 @@ from common.config import MeshConfig, RolesConfig
 from common.errors import BusError, RequestError
 from common.http import READ
 from common.ids import InstanceId
-from common.messages import FlipProgress, FlipRole, Role, has_phase
-from common.performance import queue_s
+from common.messages import FlipProgress, FlipRole, Role
 from common.subjects import Subjects
-from scheduler.policy.roles import RoleChange, RolePolicy, Worker, role_policy
+from scheduler.policy.roles import RoleChange, RolePolicy, role_policy
 from scheduler.state import SchedulerState
-from scheduler.views import InstanceView
+from scheduler.workers import workers_of
 
 log = logging.getLogger("lamella.scheduler")
 
@@ -93,31 +92,3 @@ class RoleChanges:
             log.warning("role_unchanged", extra={**fields, "error": refusal})
         now = asyncio.get_running_loop().time()
         self.changes.append(RoleChanged(now, change.instance_id, change.role, change.reason, refusal))
-
-
-def workers_of(state: SchedulerState) -> list[Worker]:
-    """Those that are ready. What waits at the scheduler for those that prefill counts as in their queues."""
-    views = [view for view in state.instances.values() if view.is_ready]
-    serving = sum(has_phase(view.role, "prefill") for view in views)
-    return [worker_of(view, state.waiting.tokens // max(1, serving)) for view in views]
-
-
-def worker_of(view: InstanceView, waiting_tokens: int) -> Worker:
-    """Of one that is ready. ``waiting_tokens``: its share of what waits at the scheduler, if it prefills."""
-    report, prefill, decode = view.report, view.for_prefill, view.for_decode
-    assert report is not None, "it is ready"
-    chunk_time = prefill.chunk_time
-    queue_tokens = prefill.pending_tokens + waiting_tokens * has_phase(view.role, "prefill")
-    waiting_s = None if chunk_time is None else queue_s(chunk_time, queue_tokens, prefill.chunk_tokens)
-    return Worker(
-        instance_id=view.record.instance_id,
-        role=report.role,
-        home=view.home,
-        queue_tokens=queue_tokens,
-        queue_s=waiting_s,
-        prompts=view.booked.unreported + report.pending_prefill_requests + report.handovers_waiting,
-        kv_share=decode.context_tokens / max(1, view.capacity_tokens),
-        decodes=decode.requests,
-        waiting=report.decode_waiting,
-        coming=decode.requests - report.decode_running - report.decode_waiting,
-    )

@@ -10,9 +10,9 @@ from common.messages import GenerationRequest, Placement
 from common.messages.bookings import BookingsChanged
 from common.performance import FittedTime
 from scheduler import events
-from scheduler.role_changes import workers_of
 from scheduler.state import SchedulerState
 from scheduler.waiting_room import ASKED_AGAIN_WITHIN_S, WaitingRoom
+from scheduler.workers import workers_of
 from tests.requests import make_request
 from tests.scheduler.states import LEASE_S, gateway_record, handle, ready, report_of
 

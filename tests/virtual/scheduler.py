@@ -32,9 +32,9 @@ from common.messages.bookings import Booking, BookingsChanged, BookingsPage, Rea
 from scheduler import events
 from scheduler.policy.decode_binding import is_bound_late
 from scheduler.policy.roles import RoleChange, RolePolicy
-from scheduler.role_changes import workers_of
 from scheduler.state import SchedulerState
 from scheduler.turns import HOLD_S
+from scheduler.workers import workers_of
 from tests.virtual.bus import Bus, Reply
 
 SCHEDULER = "scheduler"

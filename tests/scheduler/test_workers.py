@@ -2,7 +2,7 @@
 
 from common.ids import InstanceId
 from scheduler import events
-from scheduler.role_changes import workers_of
+from scheduler.workers import workers_of
 from tests.load_reports import make_report
 from tests.requests import make_request
 from tests.scheduler.states import handle, make_state, ready
