@@ -1,12 +1,13 @@
 """Traces of real traffic, read into one form: when a request came, its lengths, and which prefix it shares.
 
-Four formats, told apart by the first line, plain or gzip (told apart by the first bytes), never by the name:
+Five formats, told apart by the first line, plain or gzip (told apart by the first bytes), never by the name:
 
 - Azure CSV (``TIMESTAMP,ContextTokens,GeneratedTokens``): wall-clock times, up to seven fractional digits;
 - Mooncake JSON lines (``timestamp`` in ms, ``input_length``, ``output_length``, ``hash_ids``: equal ids are
   equal prefix blocks of 512 tokens);
 - Vidur CSV (``arrived_at`` in seconds, ``num_prefill_tokens``, ``num_decode_tokens``);
-- the same without ``arrived_at``: lengths alone, for a rate or a concurrency to give them times.
+- splitwise-sim CSV (``arrival_timestamp`` in seconds, ``prompt_size``, ``token_size``);
+- Vidur's without ``arrived_at``: lengths alone, for a rate or a concurrency to give them times.
 
 A row that breaks a rule is an error naming file, line and rule: a benchmark that skips rows measures another
 workload than it says.
@@ -117,8 +118,9 @@ def _parse_lines(path: Path, lines: Iterable[str]) -> Iterator[tuple[int, TraceR
         raise TraceError(
             path,
             1,
-            f"must be a JSON object or a header naming TIMESTAMP,ContextTokens,GeneratedTokens or "
-            f"[arrived_at,]num_prefill_tokens,num_decode_tokens, not {first.strip()[:80]!r}",
+            f"must be a JSON object or a header naming TIMESTAMP,ContextTokens,GeneratedTokens, "
+            f"arrival_timestamp,prompt_size,token_size or [arrived_at,]num_prefill_tokens,num_decode_tokens, "
+            f"not {first.strip()[:80]!r}",
         )
     for line, row in enumerate(csv.reader(iterator), start=2):
         if not row:
@@ -136,6 +138,8 @@ def _row_parser(columns: tuple[str, ...]) -> _Row | None:
         return _parse_azure_row
     if {"arrived_at", "num_prefill_tokens", "num_decode_tokens"} <= set(columns):
         return _parse_vidur_row
+    if {"arrival_timestamp", "prompt_size", "token_size"} <= set(columns):
+        return _parse_splitwise_row
     if {"num_prefill_tokens", "num_decode_tokens"} <= set(columns):
         return _parse_lengths_row
     return None
@@ -155,6 +159,10 @@ def _parse_vidur_row(row: dict[str, str]) -> TraceRequest:
     return TraceRequest(
         float(row["arrived_at"]), int(row["num_prefill_tokens"]), int(row["num_decode_tokens"])
     )
+
+
+def _parse_splitwise_row(row: dict[str, str]) -> TraceRequest:
+    return TraceRequest(float(row["arrival_timestamp"]), int(row["prompt_size"]), int(row["token_size"]))
 
 
 def _parse_lengths_row(row: dict[str, str]) -> TraceRequest:

@@ -1,1 +1,1 @@
-"""A cluster in virtual time: the decisions that run live, driven by performance models."""
+"""The mesh in virtual time: the live decisions, driven by models of performance and of links."""

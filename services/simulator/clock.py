@@ -1,0 +1,66 @@
+"""Virtual time: what is due, in the order of its time, and of its scheduling where that is the same."""
+
+import heapq
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+Action = Callable[[], None]
+
+
+@dataclass(slots=True, eq=False)
+class Timer:
+    """``action`` None: it was cancelled, or has happened."""
+
+    due_s: float
+    action: Action | None
+
+
+@dataclass(slots=True)
+class Clock:
+    """``events``: how many things have happened."""
+
+    now: float = 0.0
+    events: int = 0
+    _due: list[tuple[float, int, Timer]] = field(default_factory=list)
+    _soon: deque[Action] = field(default_factory=deque)
+    _scheduled: int = 0
+
+    def at(self, time_s: float, action: Action) -> Timer:
+        """Never before now."""
+        due_s = time_s if time_s > self.now else self.now
+        timer = Timer(due_s, action)
+        self._scheduled += 1
+        heapq.heappush(self._due, (due_s, self._scheduled, timer))
+        return timer
+
+    def after(self, delay_s: float, action: Action) -> Timer:
+        return self.at(self.now + delay_s, action)
+
+    def soon(self, action: Action) -> None:
+        """At this same time, once what happens now is over and before anything that is due."""
+        self._soon.append(action)
+
+    def cancel(self, timer: Timer) -> None:
+        """Also of one that has happened."""
+        timer.action = None
+
+    def run_until(self, time_s: float, is_over: Callable[[], bool] = lambda: False) -> None:
+        """Lets everything happen that is due until then, or until ``is_over``."""
+        due, soon = self._due, self._soon
+        while not is_over():
+            if soon:
+                self.events += 1
+                soon.popleft()()
+                continue
+            if not due or due[0][0] > time_s:
+                self.now = max(self.now, time_s) if time_s != float("inf") else self.now
+                return
+            _, _, timer = heapq.heappop(due)
+            action = timer.action
+            if action is None:
+                continue
+            timer.action = None
+            self.now = timer.due_s
+            self.events += 1
+            action()

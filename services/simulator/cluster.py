@@ -1,0 +1,254 @@
+"""A simulated mesh, put together from its settings: instances, scheduler, gateway and what connects them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from common.config import Config
+from common.errors import RequestError
+from common.ids import Incarnation, InstanceId
+from common.kv.blocks import BlockAllocator
+from common.kv.layout import KVLayout
+from common.lengths import certain
+from common.load import MIN_GAP_S
+from common.messages import (
+    InstanceGone,
+    InstanceLife,
+    InstanceRecord,
+    LoadReport,
+    MemberRecord,
+    Placement,
+    PlaceMoved,
+    RequestEnded,
+    has_phase,
+)
+from common.performance import DEFAULT_CHUNK_TOKENS
+from common.room_mates import RoomMates
+from decode.pulls import Pulls
+from decode.state import DecodeState
+from prefill.prompts import PromptQueue
+from prefill.state import PrefillState
+from scheduler.policy.prefill_batching import fill_batch_of
+from scheduler.policy.pull_budget import PullBudget
+from services.hosts.load_report import MeasuredSpeed
+from services.simulator.clock import Clock, Timer
+from services.simulator.config import Pool, Simulated
+from services.simulator.engine import EngineSettings
+from services.simulator.gateway import END_TOKEN, RECORD, SimulatedGateway
+from services.simulator.instance import SimulatedInstance, Surroundings
+from services.simulator.links import Links
+from services.simulator.network import Network
+from services.simulator.profiled import profile_of
+from services.simulator.records import Records
+from services.simulator.scheduler import SimulatedScheduler
+
+LAYERWISE_MIN_TOKENS = 512
+"""Where nothing is set: as live without a profile."""
+
+
+@dataclass(slots=True)
+class _Reporter:
+    """When an instance reports (``common.load``): soon after a change, and every interval."""
+
+    instance: SimulatedInstance
+    interval_s: float
+    timer: Timer
+    newest_s: float = float("-inf")
+
+
+@dataclass(slots=True)
+class Cluster:
+    simulated: Simulated
+    clock: Clock
+    network: Network
+    gateway: SimulatedGateway
+    records: Records
+    is_exact: bool
+    instances: dict[InstanceId, SimulatedInstance] = field(default_factory=dict)
+    pool_of: dict[InstanceId, str] = field(default_factory=dict)
+    scheduler: SimulatedScheduler = field(init=False)
+    _reporters: dict[InstanceId, _Reporter] = field(default_factory=dict)
+    _lives: int = 0
+
+    def __post_init__(self) -> None:
+        config = self.simulated.settings
+        kind = config.predictor.kind
+        predict = None if kind != "oracle" else lambda request: certain(self.gateway.length_left(request, 0))
+        self.scheduler = SimulatedScheduler(config, self, predict)
+        self.gateway.submit = lambda request, lost, answer: self.network.tell(
+            lambda: self.scheduler.submit(
+                request, lost, lambda reply: self.network.tell(lambda: answer(reply))
+            )
+        )
+        self.gateway.tell_ended = self._tell_ended
+        self.gateway.cancel = self.tell
+
+    def start(self) -> None:
+        for pool in self.simulated.pools:
+            speed = profile_of(pool.config.performance, *_sizes(pool.settings))
+            for number in range(pool.config.count):
+                self._join(pool, InstanceId(f"{pool.config.name}-{number}"), speed)
+        self.scheduler.start()
+
+    def find(self, instance_id: InstanceId) -> SimulatedInstance | None:
+        return self.instances.get(instance_id)
+
+    def life_of(self, instance_id: InstanceId) -> InstanceLife:
+        return self.instances[instance_id].life
+
+    def tell(self, instance_id: InstanceId, word: msgspec.Struct) -> None:
+        def arrive() -> None:
+            instance = self.instances.get(instance_id)
+            if instance is not None:
+                instance.take_word(word)
+
+        self.network.tell(arrive)
+
+    def members(self) -> tuple[MemberRecord, ...]:
+        return (*(each.record for each in self.instances.values()), RECORD)
+
+    def place_moved(self, call: PlaceMoved, answer: Callable[[Placement | RequestError], None]) -> None:
+        self.network.tell(lambda: self.scheduler.place_moved(call, answer))
+
+    def tell_everyone(self, gone: InstanceGone) -> None:
+        def arrive() -> None:
+            for instance in list(self.instances.values()):
+                instance.take_word(gone)
+            self.gateway.take_gone(gone)
+
+        self.network.tell(arrive)
+
+    def _tell_ended(self, ended: RequestEnded) -> None:
+        self.network.tell(lambda: self.scheduler.take_end(ended))
+
+    # reports
+
+    def _note_change(self, instance_id: InstanceId) -> None:
+        reporter = self._reporters[instance_id]
+        due_s = max(self.clock.now, reporter.newest_s + MIN_GAP_S)
+        if reporter.timer.action is None or reporter.timer.due_s > due_s:
+            self._report_at(reporter, due_s)
+
+    def _report_at(self, reporter: _Reporter, due_s: float) -> None:
+        self.clock.cancel(reporter.timer)
+        reporter.timer = self.clock.at(due_s, lambda: self._report(reporter))
+
+    def _report(self, reporter: _Reporter) -> None:
+        instance, now = reporter.instance, self.clock.now
+        if not instance.is_alive:
+            return
+        # What it computes is told in passing, and makes no further report.
+        reporter.newest_s = now
+        report = instance.load()
+        self._tell_report(report)
+        silence_s = reporter.interval_s
+        if instance.is_idle:
+            # As long as nothing changes its next reports would say the same.
+            silence_s = max(silence_s, self.simulated.settings.mesh.lease_s / 3)
+        self._report_at(reporter, now + silence_s)
+
+    def _tell_report(self, report: LoadReport) -> None:
+        self.network.tell(lambda: self.scheduler.take_report(report))
+
+    # instances
+
+    def _join(self, pool: Pool, instance_id: InstanceId, speed: MeasuredSpeed) -> None:
+        self._lives += 1
+        simulated, config, cluster = self.simulated, pool.settings, self.simulated.cluster
+        record = InstanceRecord(
+            instance_id=instance_id,
+            incarnation=Incarnation(f"life-{self._lives}"),
+            role=pool.config.role,
+            model=simulated.shape.name,
+            host=instance_id,
+            pid=1,
+            http_url="",
+            block_size=config.instance.block_size,
+            total_blocks=pool.total_blocks,
+            largest_pool_blocks=pool.total_blocks,
+            context_length=pool.total_blocks * config.instance.block_size,
+            dtype=f"{cluster.element_bytes}-byte",
+            device=pool.config.device or pool.config.name,
+            home=pool.config.role,
+            chunk_time=speed.chunk_time,
+            step_time=speed.step_time,
+        )
+        settings = config.instance
+        engine = EngineSettings(pool.config.performance, settings.mixed_policy, settings.mixed_max_wait_s)
+
+        def tpot_s(service_class: str) -> float:
+            return config.service_classes.get(service_class, config.objectives).tpot_s
+
+        around = Surroundings(self, engine, speed, cluster.host_bytes_per_s, tpot_s, self.is_exact)
+        states = _states_of(pool, record, _layout_of(simulated, config))
+        instance = SimulatedInstance(
+            record, pool.config.role, *states, around, lambda: self._note_change(instance_id)
+        )
+        self.instances[instance_id] = instance
+        self.pool_of[instance_id] = pool.config.name
+        self.network.add(instance_id, pool.config.link_bytes_per_s or cluster.link_bytes_per_s)
+        nothing = self.clock.at(self.clock.now, lambda: None)
+        self._reporters[instance_id] = _Reporter(instance, config.instance.report_interval_s, nothing)
+        self._report_at(self._reporters[instance_id], self.clock.now)
+
+
+def make_cluster(simulated: Simulated, *, is_exact: bool, retries: int = 0) -> Cluster:
+    """``is_exact``: every request draws as many tokens as it may, and engines need not ask."""
+    clock, records, cluster = Clock(), Records(), simulated.cluster
+    network = Network(clock, Links(clock, cluster.link_latency_s), cluster.hop_s)
+    gateway = SimulatedGateway(network, records, simulated.settings.gateway.max_continuations, retries)
+    return Cluster(simulated, clock, network, gateway, records, is_exact)
+
+
+def _sizes(config: Config) -> tuple[int, int]:
+    return config.instance.chunk_tokens or DEFAULT_CHUNK_TOKENS, config.instance.max_decode_batch
+
+
+def _layout_of(simulated: Simulated, config: Config) -> KVLayout:
+    shape = simulated.shape
+    return KVLayout(
+        layers=shape.layers,
+        kv_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        block_size=config.instance.block_size,
+        element_bytes=simulated.cluster.element_bytes,
+    )
+
+
+def _states_of(pool: Pool, record: InstanceRecord, layout: KVLayout) -> tuple[PrefillState, DecodeState]:
+    """As ``services.hosts.instance`` builds them."""
+    config, settings, role = pool.settings, pool.settings.instance, pool.config.role
+    blocks = BlockAllocator(record.total_blocks)
+    mates = RoomMates(settings.mixed_policy, settings.mixed_max_wait_s, is_mixed=role == "mixed")
+    prefill = PrefillState(
+        instance_id=record.instance_id,
+        incarnation=record.incarnation,
+        blocks=blocks,
+        layout=layout,
+        eos_token_ids=(END_TOKEN,),
+        chunk_tokens=settings.chunk_tokens or DEFAULT_CHUNK_TOKENS,
+        prompts=PromptQueue(
+            settings.prefill_order, settings.scheduling_window, settings.prefill_aging_tokens_per_s
+        ),
+        max_waiting_requests=settings.max_waiting_requests,
+        layerwise_min_tokens=config.transfer.layerwise_min_tokens or LAYERWISE_MIN_TOKENS,
+        fill_batch=fill_batch_of(settings.prefill_batching, settings.prefill_order),
+        is_admitting=has_phase(role, "prefill"),
+        mates=mates,
+    )
+    decode = DecodeState(
+        instance_id=record.instance_id,
+        blocks=blocks,
+        block_size=settings.block_size,
+        eos_token_ids=(END_TOKEN,),
+        max_batch=settings.max_decode_batch,
+        max_waiting_requests=settings.max_waiting_requests,
+        admission=settings.decode_admission,
+        is_admitting=has_phase(role, "decode"),
+        mates=mates,
+        pulls=Pulls(PullBudget(config.transfer.pull_share)),
+        host_blocks=settings.swap_bytes // layout.block_bytes,
+        block_bytes=layout.block_bytes,
+    )
+    return prefill, decode

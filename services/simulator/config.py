@@ -1,0 +1,172 @@
+"""What is simulated: a file of the same settings as a mesh's, and tables of its own.
+
+``[cluster]`` says what is served and how instances are linked, each ``[[pool]]`` how many instances of a kind
+there are. Every other section is of ``common.config`` and means what it means live; ``[pool.instance]``
+replaces keys of ``[instance]`` for a pool.
+"""
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from common.config import Config
+from common.config_file import config_from_tree
+from common.cost import kv_token_bytes, weight_bytes
+from common.devices import DEVICES, DeviceSpec
+from common.errors import ConfigError
+from common.messages import Role
+from common.shapes import SHAPES, ModelShape
+from services.simulator.performance.linear import LinearPerformance
+
+GIB = float(1 << 30)
+
+
+class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``model`` names a shape (``common.shapes``), or ``shape`` gives one. Of ``element_bytes`` each are
+    weights and KV. A device's memory is used up to ``memory_share``. ``hop_s``: what a message between two
+    services takes. Between instances KV moves at ``link_bytes_per_s``, each way, after ``link_latency_s``;
+    between an instance and its host's memory at ``host_bytes_per_s``."""
+
+    model: str = "llama3-70b"
+    shape: ModelShape | None = None
+    element_bytes: int = 2
+    memory_share: float = 0.9
+    hop_s: float = 0.0002
+    link_bytes_per_s: float = 25e9
+    link_latency_s: float = 0.0
+    host_bytes_per_s: float = 25e9
+
+
+class PoolConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``count`` instances that begin with ``role``, each of ``devices`` of a kind that work as one.
+    ``kv_tokens``: of KV that one holds; None: what its devices' memory has room for beside the weights.
+    ``performance``: how long its passes take. ``instance``: keys of ``[instance]`` that are other here."""
+
+    name: str
+    role: Role
+    count: int
+    performance: LinearPerformance
+    device: str | None = None
+    devices: int = 1
+    kv_tokens: int | None = None
+    link_bytes_per_s: float | None = None
+    instance: dict[str, Any] = {}
+
+
+class Pool(NamedTuple):
+    """A pool with its own settings, checked. ``total_blocks``: of each instance."""
+
+    config: PoolConfig
+    settings: Config
+    total_blocks: int
+
+
+class Simulated(msgspec.Struct, frozen=True, kw_only=True):
+    """A whole file. ``settings``: of what is no pool's own."""
+
+    cluster: ClusterConfig
+    shape: ModelShape
+    settings: Config
+    pools: tuple[Pool, ...]
+
+    @property
+    def kv_token_bytes(self) -> int:
+        return kv_token_bytes(self.shape, self.cluster.element_bytes)
+
+
+def load_simulated(path: Path) -> Simulated:
+    """Raises ConfigError naming key, value and rule."""
+    try:
+        tree = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as exc:
+        raise ConfigError("CONFIG", str(path), f"cannot be read ({exc.strerror})") from exc
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
+        raise ConfigError("CONFIG", str(path), f"is not TOML: {exc}") from exc
+    return simulated_from_tree(tree)
+
+
+def simulated_from_tree(tree: Mapping[str, Any]) -> Simulated:
+    """Raises ConfigError."""
+    rest = {key: value for key, value in tree.items() if key not in ("cluster", "pool")}
+    cluster = _convert("cluster", tree.get("cluster", {}), ClusterConfig)
+    _check_cluster(cluster)
+    configs = _convert("pool", tree.get("pool", []), list[PoolConfig])
+    if not configs:
+        raise ConfigError("pool", configs, "at least one [[pool]] is needed")
+    shape = _shape_of(cluster)
+    names = [each.name for each in configs]
+    for each in configs:
+        if names.count(each.name) > 1 or not each.name:
+            raise ConfigError("pool.name", each.name, "each pool needs a name of its own")
+    pools = tuple(_pool_of(each, rest, cluster, shape) for each in configs)
+    return Simulated(cluster=cluster, shape=shape, settings=config_from_tree(rest), pools=pools)
+
+
+def _convert(key: str, value: Any, kind: Any) -> Any:
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as exc:
+        raise ConfigError(key, value, str(exc)) from exc
+
+
+def _check_cluster(cluster: ClusterConfig) -> None:
+    over_zero = ("element_bytes", "memory_share", "link_bytes_per_s", "host_bytes_per_s")
+    for field in over_zero:
+        if not 0 < getattr(cluster, field) < float("inf"):
+            raise ConfigError(f"cluster.{field}", getattr(cluster, field), "must be over 0")
+    for field in ("hop_s", "link_latency_s"):
+        if not 0 <= getattr(cluster, field) < float("inf"):
+            raise ConfigError(f"cluster.{field}", getattr(cluster, field), "must be 0 or more")
+
+
+def _shape_of(cluster: ClusterConfig) -> ModelShape:
+    if cluster.shape is not None:
+        return cluster.shape
+    if cluster.model not in SHAPES:
+        raise ConfigError("cluster.model", cluster.model, f"must be one of {', '.join(sorted(SHAPES))}")
+    return SHAPES[cluster.model]
+
+
+def _pool_of(pool: PoolConfig, rest: Mapping[str, Any], cluster: ClusterConfig, shape: ModelShape) -> Pool:
+    key = f"pool.{pool.name}"
+    for field in ("count", "devices"):
+        if getattr(pool, field) < 1:
+            raise ConfigError(f"{key}.{field}", getattr(pool, field), "must be at least 1")
+    if pool.link_bytes_per_s is not None and not pool.link_bytes_per_s > 0:
+        raise ConfigError(f"{key}.link_bytes_per_s", pool.link_bytes_per_s, "must be over 0")
+    own = {**rest.get("instance", {}), **pool.instance, "role": pool.role}
+    settings = config_from_tree({**rest, "instance": own})
+    tokens = (
+        pool.kv_tokens if pool.kv_tokens is not None else _tokens_beside_weights(key, pool, cluster, shape)
+    )
+    blocks = tokens // settings.instance.block_size
+    if blocks < 1:
+        rule = f"must hold at least one block of instance.block_size = {settings.instance.block_size} tokens"
+        raise ConfigError(f"{key}.kv_tokens", tokens, rule)
+    return Pool(pool, settings, blocks)
+
+
+def _tokens_beside_weights(key: str, pool: PoolConfig, cluster: ClusterConfig, shape: ModelShape) -> int:
+    device = _device_of(key, pool.device)
+    weights = weight_bytes(shape, cluster.element_bytes)
+    memory = int(pool.devices * device.memory_bytes * cluster.memory_share)
+    room = memory - weights
+    if room <= 0:
+        raise ConfigError(
+            f"{key}.devices",
+            pool.devices,
+            f"{shape.name} does not fit: its weights have {weights / GIB:.1f} GiB, and {pool.devices}"
+            f" {device.name} have {memory / GIB:.1f} at cluster.memory_share = {cluster.memory_share:g}",
+        )
+    return room // kv_token_bytes(shape, cluster.element_bytes)
+
+
+def _device_of(key: str, name: str | None) -> DeviceSpec:
+    if name is None:
+        raise ConfigError(f"{key}.device", name, "must be set where kv_tokens is not")
+    if name not in DEVICES:
+        raise ConfigError(f"{key}.device", name, f"must be one of {', '.join(sorted(DEVICES))}")
+    return DEVICES[name]

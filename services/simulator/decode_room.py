@@ -1,0 +1,234 @@
+"""An instance's decode room in virtual time: its live state, driven as ``decode.service`` drives it.
+
+Its KV lies with it: pools of attention workers, moves between them and inheritance are not modelled here.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from common.errors import HandoverFailed, InstanceLost, RequestCancelled, RequestError
+from common.ids import InstanceId
+from common.kv.blocks import BlockOwner
+from common.kv.layout import KVLayout
+from common.messages import (
+    ErrorReply,
+    KVDelivered,
+    KVDestination,
+    OfferDeclined,
+    Placement,
+    PlaceMoved,
+    PullKV,
+    SequenceMoved,
+    error_reply,
+)
+from common.sequences import PublishFailure
+from decode import events
+from decode.homes import HOME_RETRY_S
+from decode.sequence import ROOM
+from decode.state import DecodeState
+from services.simulator.drawing import Drawing
+from services.simulator.engine import SimulatedEngine
+from services.simulator.mesh import Mesh
+from services.simulator.prefill_room import DRAWN, ENDING
+
+DESTINATION = b""
+"""Nobody opens a modelled endpoint."""
+
+
+@dataclass(slots=True, eq=False)
+class DecodeRoom:
+    """``is_exact``: every sequence draws as many tokens as it may. ``hand_on`` gives one that leaves to the
+    prefill room; ``on_change`` is called after every event. ``admission_wait_s``: summed over sequences."""
+
+    state: DecodeState
+    mesh: Mesh
+    engine: SimulatedEngine
+    layout: KVLayout
+    host_bytes_per_s: float
+    is_exact: bool
+    hand_on: Callable[[events.HandOn], None]
+    on_change: Callable[[], None]
+    drawing: Drawing = field(init=False)
+    is_alive: bool = True
+    admission_wait_s: float = 0.0
+    _rows: tuple[events.StepRow, ...] = ()
+    _destinations: tuple[KVDestination, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.drawing = Drawing(self.state, self.mesh.gateway)
+        total_blocks = self.state.blocks.total_blocks
+        self._destinations = (KVDestination(DESTINATION, 0, self.layout.kv_heads, total_blocks),)
+
+    def handle(self, event: events.DecodeEvent) -> None:
+        """Raises as the state does."""
+        self.engine.catch_up()
+        self._decide(event, self.mesh.network.clock.now)
+        self.engine.look_ahead()
+
+    def take_stayed(self, event: events.SequenceStayed) -> None:
+        """This instance's prefill room has computed it."""
+        request = event.task.request
+        self.drawing.fresh.append(BlockOwner(ROOM, request.request_id, request.attempt))
+        self.handle(event)
+
+    def _decide(self, event: events.DecodeEvent, now: float) -> None:
+        for command in self.state.handle(event, now):
+            COMMANDS[type(command)](self, command)
+        self.on_change()
+
+    # the engine's
+
+    def shape(self) -> tuple[int, int]:
+        """(sequences, tokens of context) of the step that is due."""
+        rows = self._rows
+        return len(rows), sum(row.position + 1 for row in rows)
+
+    def steps_ahead(self) -> int:
+        ahead = self.state.steps_ahead()
+        if self.is_exact or ahead == 1:
+            return ahead
+        return min(ahead, *map(self._left, self._rows))
+
+    def _left(self, row: events.StepRow) -> int:
+        return self.mesh.gateway.length_left(row.request, len(row.output_ids))
+
+    def end_steps(self, steps: int, first_end_s: float, ended_s: float, last_s: float) -> None:
+        rows = self._rows
+        self.drawing.end_steps(len(rows), steps, first_end_s, ended_s, last_s)
+        tokens = (DRAWN,) * len(rows)
+        if not self.is_exact:
+            tokens = tuple(ENDING if self._left(row) == steps else DRAWN for row in rows)
+        self._decide(events.StepsFinished(steps, tokens, DRAWN), ended_s)
+
+    # commands
+
+    def _run_step(self, command: events.RunStep) -> None:
+        self._rows = command.rows
+        self.drawing.begin_step()
+        self.engine.wait_step()
+
+    def _publish_ends(self, command: events.PublishTokens) -> None:
+        """StepsFinished names those alone that have ended."""
+        for event in command.events:
+            self.drawing.end_sequence(event)
+
+    def _publish_failure(self, command: PublishFailure) -> None:
+        self.drawing.leave(command.failure.request_id)
+        self.mesh.gateway.take_failure(command.failure)
+
+    def _pull(self, command: events.PullSequence) -> None:
+        owner = command.owner
+        pull = PullKV(
+            request_id=owner.request_id,
+            attempt=owner.attempt,
+            prefill_incarnation=command.prefill_incarnation,
+            decode_instance=self.state.instance_id,
+            blocks=command.blocks,
+            layout=self.layout,
+            destinations=self._destinations,
+            portion=command.portion,
+            max_bytes=command.max_bytes,
+        )
+        sender_id = command.prefill_instance
+
+        def arrive() -> None:
+            sender = self.mesh.find(sender_id)
+            if sender is not None:
+                sender.take_pull(pull, lambda reply: self._take_portion(owner, reply))
+            elif self.is_alive:
+                self.mesh.network.tell(lambda: self._fail_pull(owner, sender_id))
+
+        self.mesh.network.tell(arrive)
+
+    def _take_portion(self, owner: BlockOwner, reply: KVDelivered | RequestError) -> None:
+        if not self.is_alive:
+            return
+        match reply:
+            case KVDelivered(is_last=True):
+                self.drawing.fresh.append(owner)
+                measured = (reply.kv_bytes, reply.transfer_s)
+                self.handle(events.PullFinished(owner, reply.first_token, *measured))
+            case KVDelivered():
+                self.handle(events.PortionPulled(owner, reply.kv_bytes, reply.transfer_s))
+            case HandoverFailed() | InstanceLost():
+                self._fail_pull(owner, None)
+            case RequestCancelled():
+                self.handle(events.SequenceEnded(owner))
+            case RequestError():
+                self.handle(events.PullFailed(owner, error_reply(reply), is_drained=True))
+
+    def _fail_pull(self, owner: BlockOwner, lost: InstanceId | None) -> None:
+        """A modelled link carries nothing any more once its transfer has failed."""
+        if self.is_alive:
+            error = ErrorReply(HandoverFailed.code, "the pull failed")
+            self.handle(events.PullFailed(owner, error, is_drained=True, lost_instance=lost))
+
+    def _swap(self, command: events.SwapOut | events.SwapIn) -> None:
+        owner, nbytes = command.owner, len(command.host_blocks) * self.layout.block_bytes
+        copy_s = nbytes / self.host_bytes_per_s
+        is_back = isinstance(command, events.SwapIn)
+
+        def end() -> None:
+            if not self.is_alive:
+                return
+            if is_back:
+                self.drawing.fresh.append(owner)
+            self.handle(events.SwapFinished(owner, nbytes, copy_s))
+
+        if not is_back:
+            self.drawing.leave(owner.request_id)
+        self.mesh.network.clock.after(copy_s, end)
+
+    def _seek_home(self, command: events.SeekHome) -> None:
+        owner = command.owner
+
+        def answer(reply: Placement | RequestError) -> None:
+            if not self.is_alive:
+                return
+            if isinstance(reply, Placement):
+                self.handle(events.HomeFound(owner, reply))
+            elif self.state.departures.is_leaving:
+                self.mesh.network.clock.after(HOME_RETRY_S, ask)
+            else:
+                self.handle(events.SearchEnded(owner))
+
+        def ask() -> None:
+            if not self.is_alive:
+                return
+            if self.state.departures.is_sought(owner):
+                life = self.mesh.life_of(self.state.instance_id)
+                self.mesh.place_moved(PlaceMoved(command.request, life, command.wanted), answer)
+            else:
+                self.handle(events.SearchEnded(owner))
+
+        ask()
+
+    def _decline(self, command: events.DeclineOffer) -> None:
+        owner = command.owner
+        declined = OfferDeclined(owner.request_id, owner.attempt, self.state.instance_id, command.wanted)
+        self.mesh.tell(command.prefill_instance, declined)
+
+    def _hand_on(self, command: events.HandOn) -> None:
+        owner = command.owner
+        self.drawing.leave(owner.request_id)
+        drawn = len(command.request.output_ids)
+        self.mesh.gateway.take_move(SequenceMoved(owner.request_id, owner.attempt, command.home, drawn))
+        self.hand_on(command)
+
+    def _note_admission(self, command: events.ObserveAdmission) -> None:
+        self.admission_wait_s += command.queue_s
+
+
+COMMANDS: dict[type, Callable[[DecodeRoom, Any], None]] = {
+    events.RunStep: DecodeRoom._run_step,
+    events.PublishTokens: DecodeRoom._publish_ends,
+    events.PullSequence: DecodeRoom._pull,
+    events.SwapOut: DecodeRoom._swap,
+    events.SwapIn: DecodeRoom._swap,
+    events.SeekHome: DecodeRoom._seek_home,
+    events.DeclineOffer: DecodeRoom._decline,
+    events.HandOn: DecodeRoom._hand_on,
+    events.ObserveAdmission: DecodeRoom._note_admission,
+    PublishFailure: DecodeRoom._publish_failure,
+}

@@ -1,0 +1,265 @@
+"""An instance's engine in virtual time: one pass at a time, of one room or of both, as long as the model of
+performance says (``common.shared_engine`` live).
+
+A pass of decodes alone goes on for as many steps as the decode room says follow on one another: that is one
+event however many there are. Whatever reaches the instance meanwhile cuts it: first comes what was computed
+by then (``catch_up``), and the step under way becomes the first of what is left.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from common.config import MixedPolicy
+from common.messages import Phase
+from prefill.events import ChunkSlice, RunChunk
+from scheduler.policy.mixed_batching import choose_pass
+from services.simulator.clock import Clock, Timer
+from services.simulator.performance.model import PerformanceModel
+from services.simulator.shape import PassShape
+
+
+class Rooms(Protocol):
+    """Whose passes it computes."""
+
+    def decode_shape(self) -> tuple[int, int]:
+        """(sequences, tokens of context) of the step that is due."""
+        ...
+
+    def steps_ahead(self) -> int:
+        """Of the step that is computed."""
+        ...
+
+    def end_steps(self, steps: int, first_end_s: float, ended_s: float, last_s: float) -> None:
+        """The first of them ended then, and the last then, after ``last_s``."""
+        ...
+
+    def end_chunk(self, slices: Sequence[ChunkSlice]) -> None: ...
+
+    def end_layers(self, layers: int) -> None: ...
+
+    def wants_layers(self) -> bool:
+        """Whether somebody waits for more of the chunk's KV."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """How long passes take, and whose come first where both rooms wait (``mixed_batching``)."""
+
+    performance: PerformanceModel
+    mixed_policy: MixedPolicy
+    mixed_max_wait_s: float
+
+
+@dataclass(slots=True)
+class BusyTime:
+    """Seconds of passes, by what was in them."""
+
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+    both_s: float = 0.0
+
+
+@dataclass(slots=True)
+class _Run:
+    """What is computed now. ``steps``: of decodes alone, of which ``timer`` waits; 1 for other passes."""
+
+    began_s: float
+    phases: tuple[Phase, ...]
+    sequences: int
+    context_tokens: int
+    steps: int
+    duration_s: float
+    timer: Timer
+    chunk: RunChunk | None = None
+    told_layers: int = 0
+    layer_timer: Timer | None = None
+
+
+@dataclass(slots=True, eq=False)
+class SimulatedEngine:
+    """``layers``: of the model."""
+
+    clock: Clock
+    rooms: Rooms
+    settings: EngineSettings
+    layers: int
+    busy: BusyTime = field(default_factory=BusyTime)
+    passes: int = 0
+    _run: _Run | None = None
+    _waiting: dict[Phase, float] = field(default_factory=dict)
+    _chunk: RunChunk | None = None
+    _is_starting: bool = False
+    _is_dead: bool = False
+
+    @property
+    def is_idle(self) -> bool:
+        return self._run is None and not self._waiting
+
+    def die(self) -> None:
+        self._is_dead = True
+        run, self._run = self._run, None
+        if run is not None:
+            self._forget(run)
+
+    def wait_chunk(self, chunk: RunChunk) -> None:
+        """The prefill room's next work. A step that runs on gives it a turn when it ends."""
+        self._chunk = chunk
+        self._wait("prefill")
+
+    def wait_step(self) -> None:
+        """The decode room's."""
+        self._wait("decode")
+
+    def _wait(self, phase: Phase) -> None:
+        self._waiting[phase] = self.clock.now
+        if self._run is None:
+            # What the last pass has brought about comes in before the next one is chosen.
+            if not self._is_starting:
+                self._is_starting = True
+                self.clock.soon(self._start)
+        else:
+            self.look_ahead()
+
+    def _start(self) -> None:
+        self._is_starting = False
+        if self._run is None and self._waiting and not self._is_dead:
+            self._begin(self.clock.now)
+
+    def _begin(self, now: float) -> None:
+        phases = tuple(self._waiting)
+        if len(phases) > 1:
+            waited_s = now - self._waiting["decode"]
+            phases = choose_pass(self.settings.mixed_policy, waited_s, self.settings.mixed_max_wait_s)
+        for phase in phases:
+            del self._waiting[phase]
+        chunk, steps, sequences, context = None, 1, 0, 0
+        if "decode" in phases:
+            sequences, context = self.rooms.decode_shape()
+        if "prefill" in phases:
+            chunk, self._chunk = self._chunk, None
+            assert chunk is not None
+            chunks = tuple((piece.start, piece.tokens) for piece in chunk.slices)
+            duration_s = self.settings.performance.pass_s(PassShape(chunks, sequences, context))
+        else:
+            steps = self._steps()
+            duration_s = self.settings.performance.steps_s(sequences, context, steps)
+        timer = self.clock.at(now + duration_s, self._end)
+        self.passes += 1
+        self._run = _Run(now, phases, sequences, context, steps, duration_s, timer, chunk)
+        self.look_at_layers()
+
+    def _steps(self) -> int:
+        return 1 if "prefill" in self._waiting else self.rooms.steps_ahead()
+
+    # decodes alone
+
+    def catch_up(self) -> None:
+        """Tells what has been computed by now of steps that run on."""
+        run, now = self._run, self.clock.now
+        if run is None or run.steps == 1:
+            return
+        done = self._steps_done(run, now)
+        if done:
+            self.clock.cancel(run.timer)
+            self._run = None
+            self._end_steps(run, done)
+            if self._waiting:
+                # The step that followed began when those had ended.
+                self._begin(run.began_s + self._seconds(run, done))
+
+    def look_ahead(self) -> None:
+        """After an event: whether steps run on for as long as it seemed."""
+        run = self._run
+        if run is None or run.chunk is not None:
+            return
+        steps = self._steps()
+        if steps != run.steps:
+            self.clock.cancel(run.timer)
+            run.steps = steps
+            run.duration_s = self._seconds(run, steps)
+            run.timer = self.clock.at(run.began_s + run.duration_s, self._end)
+
+    def _steps_done(self, run: _Run, now: float) -> int:
+        """The most that had ended by now."""
+        elapsed_s = now - run.began_s
+        if run.duration_s <= elapsed_s:
+            return run.steps
+        least, most = 0, run.steps - 1
+        while least < most:
+            middle = (least + most + 1) // 2
+            if self._seconds(run, middle) <= elapsed_s:
+                least = middle
+            else:
+                most = middle - 1
+        return least
+
+    def _seconds(self, run: _Run, steps: int) -> float:
+        return self.settings.performance.steps_s(run.sequences, run.context_tokens, steps)
+
+    def _end_steps(self, run: _Run, steps: int) -> None:
+        whole_s = run.duration_s if steps == run.steps else self._seconds(run, steps)
+        first_s = last_s = whole_s
+        if steps > 1:
+            first_s, last_s = self._seconds(run, 1), whole_s - self._seconds(run, steps - 1)
+        self.busy.decode_s += whole_s
+        self.rooms.end_steps(steps, run.began_s + first_s, run.began_s + whole_s, last_s)
+
+    # every pass
+
+    def _end(self) -> None:
+        run, self._run = self._run, None
+        assert run is not None, "a pass ended that had not begun"
+        if run.chunk is None:
+            self._end_steps(run, run.steps)
+        else:
+            self._forget(run)
+            if run.sequences:
+                self.busy.both_s += run.duration_s
+            else:
+                self.busy.prefill_s += run.duration_s
+            self.rooms.end_chunk(run.chunk.slices)
+            if run.sequences:
+                self.rooms.end_steps(1, self.clock.now, self.clock.now, run.duration_s)
+        if self._waiting and self._run is None and not self._is_starting:
+            self._is_starting = True
+            self.clock.soon(self._start)
+
+    def _forget(self, run: _Run) -> None:
+        self.clock.cancel(run.timer)
+        if run.layer_timer is not None:
+            self.clock.cancel(run.layer_timer)
+
+    # a chunk's layers
+
+    def layers_done(self) -> int:
+        """That are computed now and to be told of, of the chunk; 0 where it is none, or was told."""
+        run = self._run
+        if run is None or run.chunk is None or run.chunk.report_every is None:
+            return 0
+        every = run.chunk.report_every
+        share = (self.clock.now - run.began_s) / run.duration_s if run.duration_s > 0 else 1.0
+        done = min(self.layers, int(share * self.layers + 1e-9)) // every * every
+        if done <= run.told_layers:
+            return 0
+        run.told_layers = done
+        return done
+
+    def look_at_layers(self) -> None:
+        """Waits for the next layers where somebody waits for their KV; else they are told of later."""
+        run = self._run
+        if run is None or run.chunk is None or run.chunk.report_every is None or run.layer_timer is not None:
+            return
+        following = run.told_layers + run.chunk.report_every
+        if following <= self.layers and self.rooms.wants_layers():
+            due_s = run.began_s + run.duration_s * following / self.layers
+            run.layer_timer = self.clock.at(due_s, lambda: self._end_layers(run))
+
+    def _end_layers(self, run: _Run) -> None:
+        run.layer_timer = None
+        if self._run is run:
+            layers = self.layers_done()
+            if layers:
+                self.rooms.end_layers(layers)
+            self.look_at_layers()

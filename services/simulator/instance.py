@@ -1,0 +1,231 @@
+"""One life of an instance in virtual time: the live rooms over one pool of blocks, as
+``services.hosts.instance`` puts them together, with a modelled engine and modelled links."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from common.ids import InstanceId
+from common.kv.blocks import BlockAllocator, BlockOwner
+from common.messages import (
+    CancelRequest,
+    DecodeTask,
+    InstanceGone,
+    InstanceLife,
+    InstanceRecord,
+    LeaveSequence,
+    LengthPredicted,
+    LoadReport,
+    OfferDeclined,
+    OfferWithdrawn,
+    PrefillTask,
+    PullKV,
+    Role,
+    has_phase,
+)
+from common.performance import PromptTime
+from decode import events as decode_events
+from decode.sequence import ROOM as DECODE_ROOM
+from decode.state import DecodeState
+from prefill import events as prefill_events
+from prefill.sequence import ROOM as PREFILL_ROOM
+from prefill.state import PrefillState
+from services.hosts.load_report import MeasuredSpeed, make_load_report
+from services.simulator.decode_room import DecodeRoom
+from services.simulator.engine import EngineSettings, SimulatedEngine
+from services.simulator.mesh import Mesh, PullAnswer
+from services.simulator.prefill_room import PrefillRoom
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What an instance is built into. ``speed``: what it tells of its own chunks and steps;
+    ``host_bytes_per_s``: to its host's memory; ``tpot_s``: promised to a class of service; ``is_exact``:
+    every sequence draws as many tokens as it may."""
+
+    mesh: Mesh
+    engine: EngineSettings
+    speed: MeasuredSpeed
+    host_bytes_per_s: float
+    tpot_s: Callable[[str], float]
+    is_exact: bool
+
+
+@dataclass(slots=True, eq=False)
+class SimulatedInstance:
+    """``note_change`` asks for a load report. ``most_used_blocks``: at once, since the start."""
+
+    record: InstanceRecord
+    role: Role
+    prefill_state: PrefillState
+    decode_state: DecodeState
+    around: Surroundings
+    note_change: Callable[[], None]
+    engine: SimulatedEngine = field(init=False)
+    prefill: PrefillRoom = field(init=False)
+    decode: DecodeRoom = field(init=False)
+    home: Role = field(init=False)
+    is_alive: bool = True
+    is_draining: bool = False
+    most_used_blocks: int = 0
+    reports: int = 0
+    _free_blocks: int = 0
+
+    def __post_init__(self) -> None:
+        around, prefill, decode = self.around, self.prefill_state, self.decode_state
+        self.home = self.role
+        self._free_blocks = self.blocks.free_blocks
+        self.engine = SimulatedEngine(around.mesh.network.clock, self, around.engine, prefill.layout.layers)
+        fitted = around.speed.chunk_time
+        prompt_time = None if fitted is None else PromptTime(fitted, prefill.chunk_tokens)
+        self.prefill = PrefillRoom(
+            prefill, around.mesh, self.engine, prompt_time, self._keep_here, self._note_prefill
+        )
+        self.decode = DecodeRoom(
+            decode,
+            around.mesh,
+            self.engine,
+            prefill.layout,
+            around.host_bytes_per_s,
+            around.is_exact,
+            self._hand_on,
+            self._note_decode,
+        )
+
+    @property
+    def blocks(self) -> BlockAllocator:
+        return self.prefill_state.blocks
+
+    @property
+    def life(self) -> InstanceLife:
+        return InstanceLife(self.record.instance_id, self.record.incarnation)
+
+    @property
+    def instance_id(self) -> InstanceId:
+        return self.record.instance_id
+
+    @property
+    def is_idle(self) -> bool:
+        return self.prefill_state.is_idle and self.decode_state.is_idle
+
+    def load(self) -> LoadReport:
+        self.engine.catch_up()
+        if self.prefill_state.mates.stuck_since_s is not None:
+            self.prefill.handle(prefill_events.TimePassed())
+        self.reports += 1
+        return make_load_report(
+            self.prefill_state,
+            self.decode_state,
+            self.around.speed,
+            sequence=self.reports,
+            role=self.role,
+            home=self.home,
+            can_hand_on=True,
+            tpot_s=self.around.tpot_s,
+            now=self.around.mesh.network.clock.now,
+        )
+
+    # what others tell and ask
+
+    def take_prompt(self, task: PrefillTask) -> None:
+        """Raises as the state does."""
+        self.prefill.handle(prefill_events.TaskArrived(task))
+
+    def take_sequence(self, task: DecodeTask) -> None:
+        """Raises as the state does."""
+        self.decode.handle(decode_events.TaskArrived(task))
+
+    def take_pull(self, pull: PullKV, answer: PullAnswer) -> None:
+        self.prefill.take_pull(pull, answer)
+
+    def take_word(self, word: msgspec.Struct) -> None:
+        """What is told to everyone, or to this instance."""
+        prefill, decode = self.prefill, self.decode
+        match word:
+            case CancelRequest(request_id, attempt):
+                prefill.handle(prefill_events.CancelArrived(request_id, attempt))
+                decode.handle(decode_events.CancelArrived(request_id, attempt))
+            case OfferDeclined(request_id, attempt, decode_instance, wanted):
+                owner = BlockOwner(PREFILL_ROOM, request_id, attempt)
+                prefill.handle(prefill_events.OfferDeclined(owner, decode_instance, wanted))
+            case OfferWithdrawn(request_id, attempt, prefill_instance, incarnation):
+                owner = BlockOwner(DECODE_ROOM, request_id, attempt)
+                decode.handle(decode_events.OfferWithdrawn(owner, prefill_instance, incarnation))
+            case LeaveSequence(request_id, attempt, wanted):
+                owner = BlockOwner(DECODE_ROOM, request_id, attempt)
+                decode.handle(decode_events.LeaveAsked(owner, wanted))
+            case LengthPredicted(request_id, attempt, lengths):
+                owner = BlockOwner(DECODE_ROOM, request_id, attempt)
+                decode.handle(decode_events.LengthPredicted(owner, lengths))
+            case InstanceGone(instance_id, incarnation):
+                prefill.handle(prefill_events.DecodeInstanceGone(instance_id, incarnation))
+                decode.handle(decode_events.PrefillGone(instance_id, incarnation))
+
+    def flip(self, role: Role, *, keeps_home: bool = False) -> None:
+        """Has that role from now on, unless it is about to end."""
+        home = self.home if keeps_home else role
+        if self.is_draining or (role, home) == (self.role, self.home):
+            return
+        if role != self.role:
+            self.decode_state.mates.is_mixed = role == "mixed"
+            self.prefill.handle(prefill_events.RoleChanged(has_phase(role, "prefill")))
+            self.decode.handle(decode_events.RoleChanged(has_phase(role, "decode")))
+        self.role, self.home = role, home
+        self.note_change()
+
+    # between the rooms
+
+    def _keep_here(self, command: prefill_events.KeepHere) -> None:
+        self.decode.take_stayed(decode_events.SequenceStayed(command.held_by, command.task))
+
+    def _hand_on(self, command: decode_events.HandOn) -> None:
+        home = command.home
+        left = prefill_events.SequenceLeft(
+            command.held_by, command.request, home.decode_instance, home.decode_incarnation, command.lengths
+        )
+        self.prefill.handle(left)
+
+    def _note_prefill(self) -> None:
+        self._share(self._tell_decode)
+        self.note_change()
+
+    def _note_decode(self) -> None:
+        self._share(self._tell_prefill)
+        self.note_change()
+
+    def _share(self, tell_other: Callable[[], None]) -> None:
+        """What one room frees the other may wait for (``services.hosts.shared_blocks``)."""
+        before, self._free_blocks = self._free_blocks, self.blocks.free_blocks
+        if self._free_blocks > before:
+            self.around.mesh.network.clock.soon(tell_other)
+        elif self._free_blocks < before:
+            self.most_used_blocks = max(self.most_used_blocks, self.blocks.total_blocks - self._free_blocks)
+
+    def _tell_decode(self) -> None:
+        if self.is_alive and self.decode_state.sequences:
+            self.decode.handle(decode_events.BlocksFreed())
+
+    def _tell_prefill(self) -> None:
+        if self.is_alive and self.prefill_state.pending_requests:
+            self.prefill.handle(prefill_events.BlocksFreed())
+
+    # the engine's (``engine.Rooms``)
+
+    def decode_shape(self) -> tuple[int, int]:
+        return self.decode.shape()
+
+    def steps_ahead(self) -> int:
+        return self.decode.steps_ahead()
+
+    def end_steps(self, steps: int, first_end_s: float, ended_s: float, last_s: float) -> None:
+        self.decode.end_steps(steps, first_end_s, ended_s, last_s)
+
+    def end_chunk(self, slices: Sequence[prefill_events.ChunkSlice]) -> None:
+        self.prefill.end_chunk(slices)
+
+    def end_layers(self, layers: int) -> None:
+        self.prefill.end_layers(layers)
+
+    def wants_layers(self) -> bool:
+        return self.prefill.wants_layers()

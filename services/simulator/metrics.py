@@ -1,0 +1,158 @@
+"""What a run came to: of requests, of the mesh as a whole, and of each pool (``common.latency`` defines)."""
+
+import math
+from collections.abc import Iterator
+
+import msgspec
+
+from common.latency import (
+    REPORTED_PERCENTILES,
+    Attainment,
+    Distribution,
+    RequestLatency,
+    ServiceObjectives,
+    describe,
+    end_to_end_s,
+    goodput_per_s,
+    has_met,
+    slo_attainment,
+    tpot_s,
+    ttft_s,
+)
+from services.simulator.cluster import Cluster
+from services.simulator.gaps import GapCounts
+from services.simulator.records import OUTCOMES, Records
+
+DONE = OUTCOMES.index("done")
+
+
+class PoolMetrics(msgspec.Struct, frozen=True):
+    """Shares are of the run's time, the mean over the pool's instances. ``batch``: sequences of a decode
+    step, on average; ``kv_peak``: the most blocks that one instance used, as a share of its own."""
+
+    name: str
+    role: str
+    instances: int
+    busy: float
+    prefill_busy: float
+    chunk_tokens: int
+    decode_steps: int
+    batch: float
+    kv_peak: float
+    sent_bytes: int
+    preempted: int
+    swaps: int
+
+
+class Metrics(msgspec.Struct, frozen=True):
+    """``tbt_s``: percentiles (``common.latency.REPORTED_PERCENTILES``) of all gaps between tokens, within 1
+    %. ``second_token_s``: from the first token to the second, the hand-over with it. ``elapsed_s``: from the
+    first arrival to the last end. ``digest``: equal for equal runs."""
+
+    requests: int
+    done: int
+    rejected: int
+    failed: int
+    continued: int
+    elapsed_s: float
+    requests_per_s: float
+    tokens_per_s: float
+    ttft: Distribution | None
+    tpot: Distribution | None
+    end_to_end: Distribution | None
+    queue: Distribution | None
+    second_token: Distribution | None
+    slowest_gap: Distribution | None
+    tbt_s: tuple[float, ...]
+    attainment: Attainment | None
+    goodput_per_s: float | None
+    pools: tuple[PoolMetrics, ...]
+    events: int
+    digest: str
+
+
+def measure(cluster: Cluster, objectives: ServiceObjectives | None = None) -> Metrics:
+    """Of a run that is over. Without objectives nothing is said of attainment."""
+    records = cluster.records
+    done = [number for number in range(len(records)) if records.outcome[number] == DONE]
+    latencies = list(_latencies(records, done))
+    first_s, last_s = min(records.arrival_s, default=0.0), max(records.end_s, default=0.0)
+    elapsed_s = last_s - first_s
+    attainment = None
+    met = None
+    if objectives is not None:
+        attainment = slo_attainment(latencies, len(records) - len(done), objectives)
+        met = sum(has_met(each, objectives) for each in latencies)
+    gaps = GapCounts()
+    gaps.merge(cluster.gateway.first_gaps)
+    for instance in cluster.instances.values():
+        gaps.merge(instance.decode.drawing.gaps)
+    tokens = sum(records.drawn_tokens)
+    return Metrics(
+        requests=len(records),
+        done=len(done),
+        rejected=sum(each == OUTCOMES.index("rejected") for each in records.outcome),
+        failed=sum(each == OUTCOMES.index("failed") for each in records.outcome),
+        continued=cluster.gateway.continuations,
+        elapsed_s=elapsed_s,
+        requests_per_s=len(done) / elapsed_s if elapsed_s > 0 else 0.0,
+        tokens_per_s=tokens / elapsed_s if elapsed_s > 0 else 0.0,
+        ttft=describe(each.ttft_s for each in latencies),
+        tpot=describe(each.tpot_s for each in latencies if each.tpot_s is not None),
+        end_to_end=describe(each.end_to_end_s for each in latencies),
+        queue=describe(records.queue_s[number] for number in done),
+        second_token=describe(_second_tokens(records, done)),
+        slowest_gap=describe(each.slowest_gap_s for each in latencies if each.slowest_gap_s is not None),
+        tbt_s=tuple(gaps.percentiles(REPORTED_PERCENTILES)),
+        attainment=attainment,
+        goodput_per_s=None if met is None or elapsed_s <= 0 else goodput_per_s(met, elapsed_s),
+        pools=tuple(_pools(cluster, elapsed_s)),
+        events=cluster.clock.events,
+        digest=records.digest(),
+    )
+
+
+def _latencies(records: Records, done: list[int]) -> Iterator[RequestLatency]:
+    for number in done:
+        arrival_s, end_s = records.arrival_s[number], records.end_s[number]
+        first_s, slowest_s = records.first_token_s[number], records.slowest_gap_s[number]
+        yield RequestLatency(
+            ttft_s=ttft_s(arrival_s, first_s),
+            tpot_s=tpot_s(first_s, end_s, records.drawn_tokens[number]),
+            slowest_gap_s=None if math.isnan(slowest_s) else slowest_s,
+            end_to_end_s=end_to_end_s(arrival_s, end_s),
+        )
+
+
+def _second_tokens(records: Records, done: list[int]) -> Iterator[float]:
+    for number in done:
+        second_s = records.second_token_s[number]
+        if not math.isnan(second_s):
+            yield second_s - records.first_token_s[number]
+
+
+def _pools(cluster: Cluster, elapsed_s: float) -> Iterator[PoolMetrics]:
+    for pool in cluster.simulated.pools:
+        name = pool.config.name
+        members = [each for each in cluster.instances.values() if cluster.pool_of[each.instance_id] == name]
+        whole_s = elapsed_s * len(members)
+        busy = [each.engine.busy for each in members]
+        prefill_s = math.fsum(each.prefill_s + each.both_s for each in busy)
+        busy_s = prefill_s + math.fsum(each.decode_s for each in busy)
+        steps = sum(each.decode.drawing.steps for each in members)
+        rows = sum(each.decode.drawing.rows for each in members)
+        peak = max((each.most_used_blocks / each.record.total_blocks for each in members), default=0.0)
+        yield PoolMetrics(
+            name=name,
+            role=pool.config.role,
+            instances=len(members),
+            busy=busy_s / whole_s if whole_s > 0 else 0.0,
+            prefill_busy=prefill_s / whole_s if whole_s > 0 else 0.0,
+            chunk_tokens=sum(each.prefill.chunk_tokens for each in members),
+            decode_steps=steps,
+            batch=rows / steps if steps else 0.0,
+            kv_peak=peak,
+            sent_bytes=sum(each.prefill.sent_bytes for each in members),
+            preempted=sum(each.decode_state.preempted for each in members),
+            swaps=sum(each.decode_state.swapping.swaps for each in members),
+        )

@@ -1,0 +1,48 @@
+"""What services tell each other, and over which links instances' KV goes."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from common.ids import InstanceId
+from services.simulator.clock import Clock
+from services.simulator.links import Link, Links
+
+
+@dataclass(slots=True, eq=False)
+class Adapter:
+    """One instance's: it sends and receives at the same time."""
+
+    outward: Link
+    inward: Link
+
+
+@dataclass(slots=True)
+class Network:
+    """``hop_s``: what a message takes; messages never overtake one another."""
+
+    clock: Clock
+    links: Links
+    hop_s: float
+    adapters: dict[InstanceId, Adapter] = field(default_factory=dict)
+    _numbers: dict[InstanceId, int] = field(default_factory=dict)
+
+    def add(self, instance_id: InstanceId, bytes_per_s: float) -> None:
+        self.adapters[instance_id] = Adapter(Link(bytes_per_s), Link(bytes_per_s))
+        self._numbers.setdefault(instance_id, len(self._numbers))
+
+    def number_of(self, instance_id: InstanceId) -> int:
+        """As instances came."""
+        return self._numbers[instance_id]
+
+    def tell(self, action: Callable[[], None]) -> None:
+        """A message arrives."""
+        if self.hop_s > 0:
+            self.clock.after(self.hop_s, action)
+        else:
+            self.clock.soon(action)
+
+    def send_kv(
+        self, sender: InstanceId, receiver: InstanceId, nbytes: int, done: Callable[[], None]
+    ) -> None:
+        links = (self.adapters[sender].outward, self.adapters[receiver].inward)
+        self.links.send(links, nbytes, done)

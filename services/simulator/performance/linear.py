@@ -1,0 +1,33 @@
+"""The linear law of DistServe (appendix A) and Aladdin (section 3): what a pass costs is a sum of what its
+tokens, its attention pairs, its sequences and their context cost, and of a fixed part."""
+
+import msgspec
+
+from common.performance import pairs_of
+from services.simulator.shape import PassShape
+
+
+class LinearPerformance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Seconds each. A pass of both kinds pays the larger fixed part once."""
+
+    prefill_s: float = 0.0
+    per_prompt_token_s: float = 0.0
+    per_pair_s: float = 0.0
+    step_s: float = 0.0
+    per_sequence_s: float = 0.0
+    per_context_token_s: float = 0.0
+
+    def pass_s(self, shape: PassShape) -> float:
+        seconds, fixed_s = 0.0, 0.0
+        for start, tokens in shape.chunks:
+            seconds += self.per_prompt_token_s * tokens + self.per_pair_s * pairs_of(start, tokens)
+            fixed_s = self.prefill_s
+        if shape.sequences:
+            fixed_s = max(fixed_s, self.step_s)
+            seconds += self.per_sequence_s * shape.sequences + self.per_context_token_s * shape.context_tokens
+        return seconds + fixed_s
+
+    def steps_s(self, sequences: int, context_tokens: int, steps: int) -> float:
+        grown = sequences * (steps * (steps - 1) // 2)
+        context = self.per_context_token_s * (context_tokens * steps + grown)
+        return steps * (self.step_s + self.per_sequence_s * sequences) + context

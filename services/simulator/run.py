@@ -1,0 +1,134 @@
+"""Runs a trace through a simulated mesh to its end, and holds the run to what must be conserved."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+from common.errors import ServiceError
+from services.bench.arrivals import make_arrivals
+from services.bench.traces import Trace
+from services.simulator.cluster import Cluster, make_cluster
+from services.simulator.config import Simulated
+
+LITTLE_TOLERANCE = 1e-6
+SETTLE_S = 120.0
+"""Virtual seconds after the last client is gone until nobody holds anything any more, at the most."""
+STUCK_S = 86_400.0
+"""A request that has not ended so long after the last arrival never will."""
+PROGRESS_REQUESTS = 256
+
+
+class SimulationError(ServiceError):
+    """What must be conserved was not: a defect of the simulator, or of what it drives."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offered:
+    """One request that comes."""
+
+    arrival_s: float
+    prompt_tokens: int
+    output_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What is offered. ``max_tokens``: that every client allows; None: just what it is going to draw, as
+    ``lamella bench`` asks for. ``retries``: how often a client that is refused asks again."""
+
+    requests: Iterable[Offered]
+    max_tokens: int | None = None
+    retries: int = 0
+
+
+def offered_of(
+    trace: Trace, rate_per_s: float | None, arrivals: str, seed: int, limit: int | None = None
+) -> Iterator[Offered]:
+    """At the trace's own times, or at a rate. Without either there is ConfigError of ``make_arrivals``."""
+    rows = trace.requests if limit is None else trace.requests[:limit]
+    if rate_per_s is None and trace.has_arrivals:
+        times: Iterable[float] = (row.arrival_s or 0.0 for row in rows)
+    else:
+        times = make_arrivals(arrivals, rate_per_s or 0.0, seed)
+    for row, time_s in zip(rows, islice(times, len(rows)), strict=True):
+        yield Offered(time_s, row.prompt_tokens, row.output_tokens)
+
+
+def simulate(simulated: Simulated, load: Load, progress: Callable[[int], None] = lambda _: None) -> Cluster:
+    """The mesh after the last request. ``progress`` is told how many have come. Raises SimulationError."""
+    cluster = make_cluster(simulated, is_exact=load.max_tokens is None, retries=load.retries)
+    cluster.start()
+    requests = iter(load.requests)
+    clock, gateway = cluster.clock, cluster.gateway
+    is_everybody_here = False
+
+    def come(offered: Offered) -> None:
+        gateway.start(offered.prompt_tokens, offered.output_tokens, load.max_tokens)
+        if len(cluster.records) % PROGRESS_REQUESTS == 0:
+            progress(len(cluster.records))
+        expect()
+
+    def expect() -> None:
+        nonlocal is_everybody_here
+        offered = next(requests, None)
+        if offered is None:
+            is_everybody_here = True
+        else:
+            clock.at(offered.arrival_s, lambda: come(offered))
+
+    expect()
+    clock.run_until(math.inf, lambda: is_everybody_here)
+    clock.run_until(clock.now + STUCK_S, lambda: not gateway.entries)
+    progress(len(cluster.records))
+    clock.run_until(clock.now + SETTLE_S, lambda: _is_settled(cluster))
+    check_conserved(cluster)
+    return cluster
+
+
+def _is_settled(cluster: Cluster) -> bool:
+    return not cluster.scheduler.state.requests and all(each.is_idle for each in cluster.instances.values())
+
+
+def check_conserved(cluster: Cluster) -> None:
+    """After a run: requests in are requests out, nobody holds anything, time went forward, and Little's law
+    holds, which here is an identity. Raises SimulationError."""
+    records, gateway = cluster.records, cluster.gateway
+    if gateway.entries:
+        waiting = ", ".join(list(gateway.entries)[:5])
+        raise SimulationError(f"{len(gateway.entries)} requests never ended: {waiting}…")
+    if 0 in records.outcome:
+        raise SimulationError("a request is neither done nor refused")
+    if cluster.scheduler.state.requests:
+        raise SimulationError(f"the scheduler keeps {len(cluster.scheduler.state.requests)} bookings")
+    for name, instance in cluster.instances.items():
+        blocks = instance.blocks
+        if not instance.is_idle or blocks.free_blocks != blocks.total_blocks:
+            raise SimulationError(f"{name} keeps {blocks.total_blocks - blocks.free_blocks} blocks")
+        if instance.decode_state.swapping.host.used_blocks:
+            raise SimulationError(f"{name} keeps blocks of its host's memory")
+    _check_times(cluster)
+    sojourn_s = math.fsum(
+        end_s - arrival_s for end_s, arrival_s in zip(records.end_s, records.arrival_s, strict=True)
+    )
+    if not math.isclose(sojourn_s, gateway.waiting_s, rel_tol=LITTLE_TOLERANCE, abs_tol=1e-6):
+        raise SimulationError(
+            f"Little's law is broken: requests were there for {sojourn_s} s in sum, and"
+            f" {gateway.waiting_s} s were counted"
+        )
+
+
+def _check_times(cluster: Cluster) -> None:
+    records = cluster.records
+    for number in range(len(records)):
+        times = (
+            records.arrival_s[number],
+            records.first_token_s[number],
+            records.second_token_s[number],
+            records.end_s[number],
+        )
+        known = [time_s for time_s in times if not math.isnan(time_s)]
+        if known != sorted(known) or records.queue_s[number] < 0:
+            raise SimulationError(f"request {number} went back in time: {times}")
+        if records.outcome[number] == 1 and records.drawn_tokens[number] < 1:
+            raise SimulationError(f"request {number} is done without a token")

@@ -1,0 +1,263 @@
+"""One scheduler in virtual time: its live state, driven as ``scheduler.service`` drives it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import msgspec
+
+from common.config import Config
+from common.errors import NoInstanceReady, Overloaded, RequestCancelled, RequestError
+from common.ids import Incarnation, InstanceId, RequestId
+from common.lengths import LengthDistribution
+from common.messages import (
+    GenerationRequest,
+    InstanceGone,
+    LeaveSequence,
+    LengthPredicted,
+    LoadReport,
+    MemberRecord,
+    Placement,
+    PlaceMoved,
+    PrefillTask,
+    RequestEnded,
+)
+from scheduler import events
+from scheduler.policy.decode_binding import is_bound_late
+from scheduler.policy.roles import RoleChange, RolePolicy, role_policy
+from scheduler.state import SchedulerState
+from scheduler.waiting_room import WaitingRoom
+from scheduler.workers import workers_of
+from services.simulator.instance import SimulatedInstance
+from services.simulator.network import Network
+
+Answer = Callable[[Placement | RequestError], None]
+NO_ANSWER = "no prefill instance answered"
+EPOCH = 1
+"""One scheduler leads, for ever."""
+
+
+class Instances(Protocol):
+    """Whom the scheduler reaches."""
+
+    network: Network
+
+    def find(self, instance_id: InstanceId) -> SimulatedInstance | None: ...
+
+    def tell(self, instance_id: InstanceId, word: msgspec.Struct) -> None: ...
+
+    def members(self) -> tuple[MemberRecord, ...]:
+        """As the store has them."""
+        ...
+
+    def tell_everyone(self, gone: InstanceGone) -> None: ...
+
+
+Predict = Callable[[GenerationRequest], LengthDistribution]
+
+
+@dataclass(slots=True)
+class SimulatedScheduler:
+    """``predict``: what a predictor says of a request, ``predictor_s`` after it was placed."""
+
+    config: Config
+    mesh: Instances
+    predict: Predict | None = None
+    predictor_s: float = 0.0
+    state: SchedulerState = field(init=False)
+    roles: RolePolicy | None = field(init=False)
+    changes: list[tuple[float, RoleChange]] = field(default_factory=list)
+    asked_to_leave: int = 0
+    _held: dict[RequestId, Answer] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        config, settings = self.config, self.config.scheduler
+        instance = config.instance
+        self.state = SchedulerState(
+            config.mesh.lease_s,
+            settings,
+            config.objectives,
+            config.service_classes,
+            incarnation=Incarnation("scheduler-1"),
+            waiting=WaitingRoom(
+                settings.max_deferred_requests,
+                instance.prefill_order,
+                instance.scheduling_window,
+                instance.prefill_aging_tokens_per_s,
+            ),
+        )
+        self.roles = role_policy(config.roles)
+
+    def start(self) -> None:
+        self.read_members()
+        self._beat()
+        if self.roles is not None:
+            self._look()
+
+    def read_members(self) -> None:
+        self._handle(events.MembersRead(self.mesh.members()))
+
+    def _beat(self) -> None:
+        clock = self.mesh.network.clock
+        self.read_members()
+        self._handle(events.TimePassed())
+        if self.config.scheduler.rebalance_decodes:
+            self._handle(events.RebalanceDue())
+        clock.after(self.config.mesh.heartbeat_s, self._beat)
+
+    def _look(self) -> None:
+        clock = self.mesh.network.clock
+        assert self.roles is not None
+        change = self.roles.decide(workers_of(self.state), clock.now)
+        if change is not None:
+            self.changes.append((clock.now, change))
+            self.mesh.network.tell(lambda: self._flip(change))
+        clock.after(self.config.roles.look_s, self._look)
+
+    def _flip(self, change: RoleChange) -> None:
+        instance = self.mesh.find(change.instance_id)
+        if instance is not None:
+            instance.flip(change.role, keeps_home=change.keeps_home)
+
+    # what is told
+
+    def take_report(self, report: LoadReport) -> None:
+        self._handle(events.LoadReported(report))
+
+    def take_end(self, ended: RequestEnded) -> None:
+        drew = (ended.prompt_tokens, ended.output_tokens, ended.is_cut, ended.attempt)
+        self._handle(events.RequestOver(ended.request_id, *drew, ended.ttft_s, ended.tpot_s))
+
+    # what is asked
+
+    def submit(self, request: GenerationRequest, lost: tuple[InstanceId, ...], answer: Answer) -> None:
+        for instance_id in lost:
+            self._handle(events.InstanceSuspected(instance_id))
+        if self.config.scheduler.prefill_policy == "deferred" and not request.output_ids:
+            self._wait_turn(request, answer)
+        else:
+            attempts = self.config.scheduler.dispatch_attempts
+            self._dispatch(request, frozenset(), attempts, NoInstanceReady(NO_ANSWER), answer)
+
+    def place_moved(self, call: PlaceMoved, answer: Answer) -> None:
+        now = self.mesh.network.clock.now
+        reply: Placement | RequestError
+        try:
+            reply = self.state.place_moved(call.request, call.former, now, call.wanted, call.refused)
+        except RequestError as exc:
+            reply = exc
+        else:
+            self._carry_out(self.state.tell_length(call.request))
+        self.mesh.network.tell(lambda: answer(reply))
+
+    def _wait_turn(self, request: GenerationRequest, answer: Answer) -> None:
+        """Live its gateway asks again and again, which keeps its place: here its call stays."""
+
+        def end(outcome: Placement | RequestError) -> None:
+            if isinstance(outcome, Placement):
+                attempts = self.config.scheduler.dispatch_attempts
+                self._dispatch(request, frozenset(), attempts, NoInstanceReady(NO_ANSWER), answer, outcome)
+            else:
+                self.mesh.network.tell(lambda: answer(outcome))
+
+        self._held[request.request_id] = end
+        try:
+            commands = self.state.wait(request, self.mesh.network.clock.now)
+        except RequestError as exc:
+            refusal = exc
+            del self._held[request.request_id]
+            self.mesh.network.tell(lambda: answer(refusal))
+            return
+        self._carry_out(commands)
+
+    def _dispatch(
+        self,
+        request: GenerationRequest,
+        excluded: frozenset[InstanceId],
+        attempts: int,
+        refusal: RequestError,
+        answer: Answer,
+        bound: Placement | None = None,
+    ) -> None:
+        """Places it and hands it over; where it is not taken, again without that instance."""
+        network = self.mesh.network
+        try:
+            if attempts == 0:
+                raise refusal
+            placement = bound or self.state.place(request, network.clock.now, excluded)
+        except RequestError as exc:
+            told = refusal if excluded and isinstance(exc, NoInstanceReady) else exc
+            network.tell(lambda: answer(told))
+            return
+        if self.predict is not None:
+            said = events.LengthPredicted(request, self.predict(request))
+            network.clock.after(self.predictor_s, lambda: self._handle(said))
+        task = self._task(request, placement)
+
+        def deliver() -> None:
+            instance = self.mesh.find(placement.prefill_instance)
+            refused: RequestError | None = None
+            if instance is None:
+                refused = NoInstanceReady(NO_ANSWER)
+            else:
+                try:
+                    instance.take_prompt(task)
+                except RequestError as exc:
+                    refused = exc
+            network.tell(lambda: end(refused, is_there=instance is not None))
+
+        def end(refused: RequestError | None, *, is_there: bool) -> None:
+            if refused is None:
+                self._handle(events.TaskAcknowledged(request.request_id, request.attempt))
+                answer(placement)
+                return
+            is_wanted = self.state.is_placed(request.request_id, request.attempt)
+            self._handle(events.TaskUndelivered(request.request_id, request.attempt))
+            if not isinstance(refused, Overloaded | NoInstanceReady):
+                answer(refused)
+                return
+            if not is_there:
+                self._handle(events.InstanceSuspected(placement.prefill_instance))
+            if not is_wanted:
+                answer(RequestCancelled("ended while it was placed"))
+                return
+            others = excluded | {placement.prefill_instance}
+            self._dispatch(request, others, attempts - 1, refused, answer)
+
+        network.tell(deliver)
+
+    def _task(self, request: GenerationRequest, placement: Placement) -> PrefillTask:
+        decode, binding = placement.decode_instance, self.config.scheduler.decode_binding
+        is_late = is_bound_late(binding, placement.prefill_instance, decode)
+        lengths = self.state.placer.predict(request)
+        return PrefillTask(request, decode, placement.decode_incarnation, lengths, is_late)
+
+    # commands
+
+    def _handle(self, event: events.SchedulerStateEvent) -> None:
+        commands = self.state.handle(event, self.mesh.network.clock.now)
+        if commands:
+            self._carry_out(commands)
+
+    def _carry_out(self, commands: list[events.SchedulerCommand]) -> None:
+        for command in commands:
+            match command:
+                case events.ReadMembers():
+                    self.mesh.network.tell(self.read_members)
+                case events.EndWait(request_id, attempt, outcome):
+                    end = self._held.pop(request_id, None)
+                    if end is None:
+                        self._handle(events.TaskUndelivered(request_id, attempt))
+                    else:
+                        end(outcome)
+                case events.AnnounceInstanceGone(instance_id, incarnation):
+                    self.mesh.tell_everyone(InstanceGone(instance_id, incarnation))
+                case events.TellLength(decode_instance, request_id, attempt, lengths):
+                    self.mesh.tell(decode_instance, LengthPredicted(request_id, attempt, lengths))
+                case events.AskToLeave(departure):
+                    self.asked_to_leave += 1
+                    left = departure.sequence
+                    leave = LeaveSequence(left.request_id, left.attempt, departure.destination, EPOCH)
+                    self.mesh.tell(departure.source, leave)
+                case events.AnnounceGatewayGone() | events.AnnounceSchedulerGone() | events.ReadPeer():
+                    raise AssertionError(f"{command}: gateway and scheduler stay")

@@ -1,0 +1,82 @@
+"""Queues whose means are known: the simulated ones come near them."""
+
+import math
+import random
+
+import pytest
+
+from services.bench.arrivals import poisson_arrivals
+from services.simulator.metrics import measure
+from services.simulator.run import Load, Offered, simulate
+from tests.services.simulator.meshes import mesh, pool
+
+REQUESTS = 4000
+
+
+@pytest.mark.parametrize("utilisation", [0.3, 0.6, 0.8])
+def test_one_prefill_instance_of_equal_prompts_is_an_m_d_1_queue(utilisation: float) -> None:
+    """Pollaczek and Khinchine: who comes waits ρ·D / (2·(1 − ρ)) on average (DistServe 3.1, eq. 1)."""
+    service_s = 0.01 + 100e-4
+    arrivals = poisson_arrivals(utilisation / service_s, seed=7)
+    load = Load([Offered(next(arrivals), 100, 1) for _ in range(REQUESTS)])
+    simulated = mesh(
+        pool("prefill", kv_tokens=10_000_000),
+        pool("decode"),
+        instance={"chunk_tokens": 100, "max_waiting_requests": 100_000},
+        scheduler={"max_pending_prefill_tokens": 10_000_000, "max_requests_per_decode": 100_000},
+    )
+    ttft = measure(simulate(simulated, load)).ttft
+    assert ttft is not None
+    waited_s = ttft.mean_s - service_s
+    assert waited_s == pytest.approx(utilisation * service_s / (2 * (1 - utilisation)), rel=0.1)
+
+
+def test_deferred_prefill_instances_with_exponential_prompts_are_an_m_m_c_queue() -> None:
+    """One queue at the scheduler, three that serve (Erlang's C)."""
+    servers, mean_tokens, utilisation, token_s = 3, 5000, 0.7, 1e-3
+    chance = random.Random(11)
+    mean_s = mean_tokens * token_s
+    arrivals = poisson_arrivals(utilisation * servers / mean_s, seed=13)
+    load = Load(
+        [
+            Offered(next(arrivals), max(1, round(chance.expovariate(1 / mean_tokens))), 1)
+            for _ in range(REQUESTS)
+        ]
+    )
+    performance = {"prefill_s": 0.0, "per_prompt_token_s": token_s, "step_s": 0.01}
+    simulated = mesh(
+        pool("prefill", servers, performance=performance, kv_tokens=100_000),
+        pool("decode"),
+        instance={"chunk_tokens": 100_000},
+        transfer={"layerwise_min_tokens": 1_000_000},
+        scheduler={
+            "prefill_policy": "deferred",
+            "bind_below_tokens": 1,
+            "max_deferred_requests": 100_000,
+            "max_requests_per_decode": 100_000,
+            "max_prefill_wait_s": 1e9,
+        },
+    )
+    ttft = measure(simulate(simulated, load)).ttft
+    assert ttft is not None
+    offered = utilisation * servers
+    tail = offered**servers / math.factorial(servers) / (1 - utilisation)
+    waits = tail / (sum(offered**each / math.factorial(each) for each in range(servers)) + tail)
+    expected_s = waits * mean_s / (servers * (1 - utilisation))
+    assert ttft.mean_s - mean_s == pytest.approx(expected_s, rel=0.1)
+
+
+def test_a_batch_that_comes_together_ends_after_its_steps() -> None:
+    """A batch server: every step serves all, and takes what its size and its context say."""
+    batch, prompt, output = 32, 64, 100
+    simulated = mesh(
+        pool("mixed"),
+        instance={"chunk_tokens": batch * prompt, "scheduling_window": batch, "max_decode_batch": batch},
+    )
+    # While the first prompt is computed the others come: one chunk takes them all.
+    load = Load([Offered(0.0, prompt, 1), *[Offered(0.001, prompt, output)] * batch])
+    records = simulate(simulated, load).records
+    [end_s], [first_s] = {*records.end_s[1:]}, {*records.first_token_s[1:]}
+    steps = output - 1
+    contexts = sum(batch * (prompt + 1 + step) for step in range(steps))
+    assert end_s - first_s == pytest.approx(steps * (0.02 + batch * 1e-4) + 1e-6 * contexts)

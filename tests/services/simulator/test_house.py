@@ -1,0 +1,104 @@
+"""The simulator decides nothing: what runs live is what is simulated."""
+
+import ast
+from pathlib import Path
+
+from tests.test_house import REPOSITORY, dotted, imports_of, name_of, tree_of
+
+SIMULATOR = REPOSITORY / "services" / "simulator"
+
+MADE_BY_DECISIONS = {
+    "Placement",
+    "RunChunk",
+    "ChunkSlice",
+    "RunStep",
+    "StepRow",
+    "PullSequence",
+    "SendKV",
+    "AnswerPull",
+    "SwapOut",
+    "SwapIn",
+    "SeekHome",
+    "SeekDecode",
+    "HandOn",
+    "OfferSequence",
+    "DeclineOffer",
+    "WithdrawOffer",
+    "KVDelivered",
+    "RoleChange",
+    "Departure",
+    "EndWait",
+    "Scored",
+    "PrefillCandidate",
+    "DecodeCandidate",
+    "Worker",
+    "LoadReport",
+}
+"""Values that say what a decision came to, or what it looks at: states and policies make them."""
+
+CHANGES_BY_DECISIONS = {
+    "try_allocate",
+    "release",
+    "pin",
+    "unpin",
+    "quarantine",
+    "book",
+    "unbook",
+    "discard",
+    "give_back",
+}
+"""What only a state does to its own books."""
+
+POLICIES_USED = {
+    "scheduler.policy.decode_binding.is_bound_late",
+    "scheduler.policy.fitting.LinearFit",
+    "scheduler.policy.mixed_batching.choose_pass",
+    "scheduler.policy.prefill_batching.fill_batch_of",
+    "scheduler.policy.pull_budget.PullBudget",
+    "scheduler.policy.roles.RoleChange",
+    "scheduler.policy.roles.RolePolicy",
+    "scheduler.policy.roles.role_policy",
+}
+"""As the live services use them: given to a state, or asked where a service asks."""
+
+
+def files() -> list[Path]:
+    return sorted(SIMULATOR.rglob("*.py"))
+
+
+def test_no_policy_has_a_second_implementation() -> None:
+    policies = {
+        node.name.lstrip("_")
+        for path in (REPOSITORY / "scheduler" / "policy").glob("*.py")
+        for node in tree_of(path).body
+        if isinstance(node, ast.FunctionDef)
+    }
+    assert {"choose", "choose_victims", "can_admit", "fill_chunk"} <= policies
+    for path in files():
+        functions = (node for node in ast.walk(tree_of(path)) if isinstance(node, ast.FunctionDef))
+        again = {node.name.lstrip("_") for node in functions} & policies
+        assert not again, f"{name_of(path)} has a function of a policy's name: {again}"
+
+
+def test_it_makes_no_value_that_a_decision_makes() -> None:
+    for path in files():
+        for node in ast.walk(tree_of(path)):
+            if not isinstance(node, ast.Call):
+                continue
+            name = dotted(node.func).rpartition(".")[2]
+            where = f"{name_of(path)}:{node.lineno}"
+            assert name not in MADE_BY_DECISIONS, f"{where} decides by itself: {name}"
+            assert name not in CHANGES_BY_DECISIONS, f"{where} changes a state's books: {name}"
+
+
+def test_it_uses_policies_as_the_services_do() -> None:
+    for path in files():
+        used = {each for each in imports_of(tree_of(path)) if each.startswith("scheduler.policy.")}
+        names = {each for each in used if each.count(".") > 2}
+        assert names <= POLICIES_USED, name_of(path)
+
+
+def test_it_needs_no_event_loop_and_no_clock_but_its_own() -> None:
+    for path in files():
+        packages = {each.partition(".")[0] for each in imports_of(tree_of(path))}
+        assert not packages & {"asyncio", "time", "random", "threading", "torch"}, name_of(path)

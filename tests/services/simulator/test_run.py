@@ -1,0 +1,202 @@
+"""Simulated meshes: what a request sees, and that nothing is lost, in every arrangement."""
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from common.config import MixedPolicy
+from services.simulator.cluster import Cluster
+from services.simulator.config import Simulated
+from services.simulator.decode_room import DecodeRoom
+from services.simulator.metrics import measure
+from services.simulator.run import Load, Offered, SimulationError, check_conserved, simulate
+from tests.services.simulator.meshes import TOKEN_BYTES, mesh, pool, run
+
+LAYERWISE_NEVER = {"layerwise_min_tokens": 1_000_000}
+
+
+REQUESTS = 60
+
+
+def chances(
+    requests: int, rate_per_s: float, seed: int, most_prompt: int = 800, most_output: int = 200
+) -> Iterator[Offered]:
+    chance = random.Random(seed)
+    now = 0.0
+    for _ in range(requests):
+        now += chance.expovariate(rate_per_s)
+        yield Offered(now, chance.randint(1, most_prompt), chance.randint(1, most_output))
+
+
+def test_a_request_alone_takes_what_its_passes_and_its_kv_take() -> None:
+    """300 tokens in chunks of 128; KV over a slow link; then steps of growing context."""
+    bytes_per_s = 1e6
+    cluster = run(
+        mesh(
+            pool("prefill"),
+            pool("decode"),
+            cluster={"link_bytes_per_s": bytes_per_s},
+            instance={"chunk_tokens": 128},
+            transfer=LAYERWISE_NEVER,
+        ),
+        (1.0, 300, 5),
+    )
+    records = cluster.records
+    first_s = 1.0 + 3 * 0.01 + 300 * 1e-4
+    assert records.first_token_s[0] == pytest.approx(first_s)
+    steps = [0.02 + 1e-4 + 1e-6 * (301 + step) for step in range(4)]
+    sent_s = 300 * TOKEN_BYTES / bytes_per_s
+    assert records.second_token_s[0] == pytest.approx(first_s + sent_s + steps[0])
+    assert records.end_s[0] == pytest.approx(first_s + sent_s + sum(steps))
+    assert records.slowest_gap_s[0] == pytest.approx(sent_s + steps[0])
+    metrics = measure(cluster)
+    assert metrics.pools[0].sent_bytes == 300 * TOKEN_BYTES
+    assert [each.decode_steps for each in metrics.pools] == [0, 4]
+
+
+def test_prompts_of_two_prefill_instances_share_the_link_of_one_decode_instance() -> None:
+    given: dict[str, Any] = {
+        "cluster": {"link_bytes_per_s": 1e6},
+        "instance": {"chunk_tokens": 512},
+        "transfer": LAYERWISE_NEVER,
+    }
+    alone = run(mesh(pool("prefill", 2), pool("decode"), **given), (0.0, 400, 3))
+    both = run(mesh(pool("prefill", 2), pool("decode"), **given), (0.0, 400, 3), (0.0, 400, 3))
+    sent_s = 400 * TOKEN_BYTES / 1e6
+    waited_s = [end_s - first_s for end_s, first_s in _seconds(both)]
+    assert waited_s[0] - _seconds(alone)[0][0] + _seconds(alone)[0][1] == pytest.approx(sent_s, rel=0.01)
+    assert len({*both.records.prefill}) == 2
+
+
+def _seconds(cluster: Cluster) -> list[tuple[float, float]]:
+    return list(zip(cluster.records.second_token_s, cluster.records.first_token_s, strict=True))
+
+
+def test_layer_by_layer_most_of_the_transfer_is_over_with_the_prompt() -> None:
+    """A transfer as long as the computation, of eight chunks, hides but for the last layer's."""
+    given = {"cluster": {"link_bytes_per_s": 1e7}, "instance": {"chunk_tokens": 512}}
+    later, beside = (
+        run(mesh(pool("prefill"), pool("decode"), transfer=transfer, **given), (0.0, 4096, 3))
+        for transfer in (LAYERWISE_NEVER, {"layerwise_min_tokens": 1})
+    )
+    sent_s = 4096 * TOKEN_BYTES / 1e7
+    [(later_s, later_first_s)], [(beside_s, beside_first_s)] = _seconds(later), _seconds(beside)
+    assert later_first_s == pytest.approx(beside_first_s)
+    assert later_s - later_first_s > sent_s
+    assert beside_s - beside_first_s < 0.15 * sent_s + 0.03
+
+
+ARRANGEMENTS: dict[str, Simulated] = {
+    "pools": mesh(pool("prefill", 2), pool("decode", 2), instance={"chunk_tokens": 256}),
+    "with messages that take time": mesh(pool("prefill", 2), pool("decode", 2), cluster={"hop_s": 0.003}),
+    "without room": mesh(
+        pool("prefill", 2, kv_tokens=3000),
+        pool("decode", 2, kv_tokens=3000, instance={"swap_bytes": 0}),
+        cluster={"link_bytes_per_s": 1e7},
+    ),
+    "without room, with a host tier": mesh(
+        pool("prefill", 2, kv_tokens=3000),
+        pool("decode", 2, kv_tokens=3000),
+        cluster={"link_bytes_per_s": 1e7, "host_bytes_per_s": 1e6},
+    ),
+    "reserving": mesh(
+        pool("prefill", 1),
+        pool("decode", 2, kv_tokens=4000, instance={"decode_admission": "reserve_dynamic"}),
+    ),
+    "layer by layer": mesh(
+        pool("prefill", 2),
+        pool("decode", 2),
+        cluster={"link_bytes_per_s": 1e7},
+        transfer={"layerwise_min_tokens": 1},
+    ),
+    "bound late": mesh(pool("prefill", 2), pool("decode", 3), scheduler={"decode_binding": "late"}),
+    "deferred": mesh(pool("prefill", 3), pool("decode", 2), scheduler={"prefill_policy": "deferred"}),
+    "mixed, chunked": mesh(pool("mixed", 3, kv_tokens=4000)),
+    "mixed, prompts first": mesh(
+        pool("mixed", 3, kv_tokens=4000), instance={"mixed_policy": "prefill_first"}
+    ),
+    "all three": mesh(pool("prefill"), pool("decode"), pool("mixed", 2)),
+    "roles that flip": mesh(
+        pool("prefill", 2),
+        pool("decode", 2),
+        roles={"policy": "overflow", "overflow_queue_s": 0.05, "cool_down_s": 0.2, "settle_s": 0.5},
+    ),
+    "short ones first": mesh(pool("prefill"), pool("decode"), instance={"prefill_order": "srpt"}),
+    "with an oracle": mesh(
+        pool("prefill"),
+        pool("decode", 3, kv_tokens=4000),
+        predictor={"kind": "oracle", "lengths_file": "lengths"},
+        scheduler={"decode_policy": "power_of_two"},
+    ),
+}
+
+
+@pytest.mark.parametrize("max_tokens", [None, 300])
+@pytest.mark.parametrize("name", ARRANGEMENTS)
+def test_every_request_ends_once_and_nothing_is_kept(name: str, max_tokens: int | None) -> None:
+    """``simulate`` holds the run to it; here that all are served, and twice alike."""
+    load = Load(list(chances(REQUESTS, 25.0, seed=3)), max_tokens)
+    first, again = simulate(ARRANGEMENTS[name], load), simulate(ARRANGEMENTS[name], load)
+    metrics = measure(first)
+    assert (metrics.done, metrics.requests) == (REQUESTS, REQUESTS)
+    assert list(first.records.drawn_tokens) == list(first.records.output_tokens)
+    assert metrics.digest == again.records.digest()
+    other = simulate(ARRANGEMENTS[name], Load(list(chances(REQUESTS, 25.0, seed=4)), max_tokens))
+    assert metrics.digest != other.records.digest()
+
+
+def test_memory_that_runs_out_preempts_and_is_swapped_where_there_is_a_tier() -> None:
+    load = Load(list(chances(150, 25.0, seed=3)))
+    without = measure(simulate(ARRANGEMENTS["without room"], load))
+    with_tier = measure(simulate(ARRANGEMENTS["without room, with a host tier"], load))
+    assert without.pools[1].preempted > 0
+    assert without.continued >= without.pools[1].preempted
+    assert with_tier.pools[1].swaps > 0
+
+
+@pytest.mark.parametrize("name", ARRANGEMENTS)
+def test_steps_in_one_event_take_what_single_steps_take(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Times differ by rounding alone, except where decisions hang on what is measured of them."""
+    load = Load(list(chances(40, 25.0, seed=5)))
+    skipped = simulate(ARRANGEMENTS[name], load)
+    monkeypatch.setattr(DecodeRoom, "steps_ahead", lambda room: 1)
+    singly = simulate(ARRANGEMENTS[name], load)
+    assert skipped.clock.events < singly.clock.events
+    for column in ("first_token_s", "second_token_s", "end_s", "slowest_gap_s"):
+        ones, others = getattr(skipped.records, column), getattr(singly.records, column)
+        assert list(ones) == pytest.approx(list(others), abs=1e-6, nan_ok=True), column
+
+
+@pytest.mark.parametrize("policy", ["chunked", "prefill_first"])
+def test_a_mixed_instance_computes_prompts_beside_decodes_as_its_policy_says(policy: MixedPolicy) -> None:
+    """A long prompt stops nobody's tokens where it comes in chunks that take the decodes along."""
+    simulated = mesh(pool("mixed"), instance={"mixed_policy": policy, "chunk_tokens": 64})
+    cluster = run(simulated, (0.0, 10, 200), (1.0, 6400, 2))
+    slowest_s = cluster.records.slowest_gap_s[0]
+    chunk_s = 0.02 + 64e-4 + 1e-4 + 1e-3
+    assert slowest_s < 1.2 * chunk_s if policy == "chunked" else slowest_s > 0.9
+
+
+def test_who_is_refused_is_rejected_and_comes_again_if_its_client_asks() -> None:
+    simulated = mesh(pool("prefill"), pool("decode"), scheduler={"max_pending_prefill_tokens": 100})
+    crowd = [(0.001 * number, 100, 2) for number in range(50)]
+    impatient = measure(run(simulated, *crowd))
+    assert impatient.rejected > 0
+    assert impatient.rejected + impatient.done == 50
+    patient = measure(run(simulated, *crowd, retries=20))
+    assert patient.done == 50
+
+
+def test_what_nobody_can_hold_is_rejected() -> None:
+    cluster = run(mesh(pool("prefill"), pool("decode", kv_tokens=160)), (0.0, 100, 100), (0.0, 50, 50))
+    metrics = measure(cluster)
+    assert (metrics.done, metrics.rejected) == (1, 1)
+
+
+def test_a_run_that_loses_something_is_an_error() -> None:
+    cluster = run(mesh(pool("prefill"), pool("decode")), (0.0, 100, 10))
+    cluster.gateway.waiting_s += 1.0
+    with pytest.raises(SimulationError, match="Little"):
+        check_conserved(cluster)
