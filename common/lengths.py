@@ -22,6 +22,11 @@ class LengthDistribution(msgspec.Struct, frozen=True, array_like=True):
         """Of those that draw more than ``tokens``; one more than that where none is known to."""
         return self.beyond(tokens).mean
 
+    def outlook(self, tokens: int) -> tuple[float, float]:
+        """``mean_beyond`` of so many tokens, and below how many it stays the same."""
+        further = [each for each, _ in self.points if each > tokens]
+        return self.mean_beyond(tokens), further[0] if further else tokens + 1
+
     def quantile(self, share: float) -> float:
         """The least length that at least ``share`` of requests do not exceed."""
         reached = 0.0

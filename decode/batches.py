@@ -14,8 +14,23 @@ from decode.sequence import DecodeSequence
 
 
 @dataclass(slots=True)
+class Outlook:
+    """Of a step's ``rows``: nobody ends within fewer than ``left`` steps, and for ``room`` steps each has a
+    block, the one that is computed, or is next, being the first."""
+
+    rows: tuple[StepRow, ...]
+    left: int
+    room: int
+
+
+@dataclass(slots=True)
 class Batches:
+    """``kept``: of the step that ended last, where nobody ended with it: the next one may be of the same
+    rows."""
+
     lanes: int = 1
+    kept: Outlook | None = None
+    _outlooks: dict[int, Outlook] = field(default_factory=dict)
     steps: dict[int, tuple[StepRow, ...]] = field(default_factory=dict)
     """In flight, by lane."""
     _computed: set[BlockOwner] = field(default_factory=set)
@@ -33,17 +48,41 @@ class Batches:
         """Whether a step in flight uses the sequence's blocks."""
         return owner in self._computed
 
-    def begin(self, lane: int, rows: tuple[StepRow, ...]) -> None:
-        self.steps[lane] = rows
-        self._computed.update(row.owner for row in rows)
+    def begin(self, lane: int, outlook: Outlook) -> None:
+        self.kept = None
+        self.steps[lane], self._outlooks[lane] = outlook.rows, outlook
+        if len(self._computed) != len(outlook.rows) or self.lanes > 1:
+            self._computed.update([row.owner for row in outlook.rows])
+
+    def outlook(self, lane: int) -> Outlook:
+        """Of the step in flight."""
+        return self._outlooks[lane]
+
+    def disturb(self) -> None:
+        """Somebody who is computed is to go when the step ends."""
+        for outlook in self._outlooks.values():
+            outlook.left = 1
+
+    def end_quietly(self, lane: int, steps: int) -> None:
+        """So many steps have ended and nobody with them."""
+        del self.steps[lane]
+        self.kept = outlook = self._outlooks.pop(lane)
+        outlook.left -= steps
+        outlook.room -= steps
+
+    def forget_kept(self) -> None:
+        """The next step's rows are to be found anew."""
+        if self.kept is not None:
+            self._computed.difference_update([row.owner for row in self.kept.rows])
+            self.kept = None
 
     def end(self, lane: int, tokens: int | None) -> tuple[StepRow, ...]:
         """``tokens``: how many came; None where the step failed. Raises ValueError where no such step is."""
         step = self.steps.get(lane)
         if step is None or tokens not in (None, len(step)):
             raise ValueError(f"lane {lane}: a step of {tokens} rows ended, {len(step or ())} are in flight")
-        del self.steps[lane]
-        self._computed.difference_update(row.owner for row in step)
+        del self.steps[lane], self._outlooks[lane]
+        self._computed.difference_update([row.owner for row in step])
         return step
 
     def even_out(self, running: Iterable[DecodeSequence], resting: Sequence[DecodeSequence]) -> None:
@@ -62,5 +101,7 @@ class Batches:
         """Invariants, called by tests after every event."""
         owners = [row.owner for step in self.steps.values() for row in step]
         assert len({*owners}) == len(owners), "a sequence is in two steps at once"
+        assert self.kept is None, "rows are kept beyond an event"
+        assert self._outlooks.keys() == self.steps.keys()
         assert {*owners} == self._computed, "who is computed is not known"
         assert all(0 <= lane < self.lanes for lane in self.steps), "a step in no lane"

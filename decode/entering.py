@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from common.config import DecodeAdmission
 from common.kv.blocks import blocks_for
-from common.lifecycle import DecodePhase, next_decode_phase
+from common.lifecycle import DecodePhase
 from common.messages import DecodeTask, ResumeTask
 from common.room_mates import RoomMates
 from decode.events import InheritSequence, SwapIn
@@ -33,6 +33,8 @@ class Entering:
         admitted, and might never leave one free.
         """
         commands: list[SwapIn | InheritSequence] = []
+        if not self.held.sequences.without_blocks:
+            return commands
         reserved = self.mates.reserved_blocks(now)
         is_one_away = False
         for earlier, sequence in enumerate(self.held.sequences.values()):
@@ -67,7 +69,7 @@ class Entering:
         if pool is None or not self._has_room(pool, sequence, reserved_blocks):
             return False
         held.blocks.try_allocate(sequence.owner, _as_newcomer(sequence).blocks(0, held.block_size), pool)
-        sequence.phase = next_decode_phase(sequence.phase, DecodePhase.PULLING)
+        sequence.enter(DecodePhase.PULLING)
         if isinstance(sequence.task, DecodeTask):
             held.pulls.begin(sequence.owner)
         else:

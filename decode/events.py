@@ -389,14 +389,17 @@ class HandOn:
 
 @dataclass(frozen=True, slots=True)
 class StepRow:
-    """Feed the sequence's last token at ``position`` and draw the next one. The lists are live: read them in
-    the step, before the next event."""
+    """Feed the sequence's last token at ``position`` and draw the next one. The lists are live, and the
+    position with them: read them in the step, before its end is told."""
 
     owner: BlockOwner
     request: GenerationRequest
     output_ids: list[int]
-    position: int
     block_table: list[int]
+
+    @property
+    def position(self) -> int:
+        return len(self.request.prompt_ids) + len(self.output_ids) - 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,16 +10,18 @@ from common.lifecycle import DecodePhase
 from common.messages import DecodeTask, MovableSequence
 from decode.sequence import DecodeSequence
 from scheduler.policy.decode_admission import Growing
-from scheduler.policy.decode_rebalancing import HORIZON_STEPS, as_growing, peak_need
+from scheduler.policy.decode_rebalancing import HORIZON_STEPS, as_growing, most_need, peak_need
 
 MOST_MOVABLE = 16
 """That a report names."""
+SURE_SHARE = 0.5
+"""Of the memory: where even the most that they could need is less, it is said instead of what they will."""
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
     """``coming_tokens``: still to be drawn by those that are here. ``need_tokens``: the most KV at one of the
-    next steps, with that of the instance's prompts.
+    next steps, with that of the instance's prompts; where memory is plenty, the most that it could be.
     ``length_error_tokens`` and ``batch_error``: l^e and b^e of Aladdin's algorithm 2, over the sequences that
     have outlived their predictions: how many they are, and by how many tokens they will. Those that ended
     early left the scheduler's books with their requests, so nothing of them is to be corrected.
@@ -43,9 +45,16 @@ def make_forecast(
     """``prompts``: of the instance's other room, which all stay. ``can_hand_on``: sequences that run can
     leave."""
     staying = [each for each in sequences if not each.is_cancelled]
-    growing = [_growing(each) for each in staying]
-    need_tokens, step = peak_need([*growing, *prompts], block_size)
+    coming = [each.coming_tokens for each in staying]
     movable: list[MovableSequence] = []
+    need_tokens = most_need(
+        sum(each.tokens for each in staying) + sum(each.tokens for each in prompts),
+        len(staying) + len(prompts),
+        block_size,
+    )
+    if need_tokens > SURE_SHARE * capacity_tokens:
+        growing = [_growing(each, more) for each, more in zip(staying, coming, strict=True)]
+        need_tokens, step = peak_need([*growing, *prompts], block_size)
     if need_tokens > capacity_tokens:
         movable = [
             MovableSequence(each.owner.request_id, each.owner.attempt, *counts, has_begun=has_begun(each))
@@ -55,7 +64,7 @@ def make_forecast(
         ]
     errors = [error for each in staying if (error := each.length_error_tokens) is not None]
     return Forecast(
-        sum(each.coming_tokens for each in staying),
+        sum(coming),
         need_tokens,
         sum(errors),
         len(errors),
@@ -91,6 +100,5 @@ def has_begun(sequence: DecodeSequence) -> bool:
     return sequence.phase is not DecodePhase.WAITING
 
 
-def _growing(sequence: DecodeSequence) -> Growing:
-    left = max(1, sequence.request.sampling.max_tokens - len(sequence.output_ids))
-    return as_growing(sequence.tokens, sequence.coming_tokens, left)
+def _growing(sequence: DecodeSequence, coming_tokens: int) -> Growing:
+    return as_growing(sequence.tokens, coming_tokens, max(1, sequence.left_tokens))

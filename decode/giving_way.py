@@ -17,11 +17,13 @@ from scheduler.policy.mixed_batching import choose_to_give_way
 
 @dataclass(slots=True)
 class GivingWay:
-    """``preempted``: how often a sequence lost its blocks to older ones, or to a prompt, since the start."""
+    """``preempted``: how often a sequence lost its blocks to older ones, or to a prompt, since the start.
+    ``has_just_given``: whether somebody gave way as the newest step began."""
 
     held: Holdings
     mates: RoomMates
     preempted: int = 0
+    has_just_given: bool = False
 
     def to_prompt(self) -> list[DecodeCommand]:
         """On a mixed instance a prompt that lacks memory comes first."""

@@ -7,7 +7,7 @@ a sequence that has not all of its KV yet goes back; while bytes are in the air,
 from dataclasses import dataclass
 
 from common.kv.blocks import BlockOwner
-from common.lifecycle import DecodePhase, next_decode_phase
+from common.lifecycle import DecodePhase
 from common.messages import DecodeTask
 from common.sequences import PublishFailure, failure_of
 from decode.events import (
@@ -55,7 +55,7 @@ class HandOvers:
         self.held.pulls.end(owner)
         if sequence.awaits_first_token and token is not None:
             sequence.output_ids.append(token)
-        sequence.phase = next_decode_phase(sequence.phase, DecodePhase.RUNNING)
+        sequence.enter(DecodePhase.RUNNING)
         return [ObserveAdmission(now - sequence.arrived_s)]
 
     def fail(self, failed: PullFailed) -> list[PublishFailure]:

@@ -17,7 +17,7 @@ from decode.batches import Batches
 from decode.departures import Departures
 from decode.moves import DESTINATION_ROOM, Moves
 from decode.pulls import Pulls
-from decode.sequence import ROOM, DecodeSequence
+from decode.sequence import ROOM, DecodeSequence, Sequences
 from decode.swapping import Swapping
 
 
@@ -25,7 +25,7 @@ from decode.swapping import Swapping
 class Holdings:
     """All parts are the state's own. ``sequences`` are in the order of arrival."""
 
-    sequences: dict[BlockOwner, DecodeSequence]
+    sequences: Sequences
     blocks: BlockAllocator
     block_size: int
     pulls: Pulls
@@ -36,6 +36,7 @@ class Holdings:
 
     def check(self) -> None:
         """Invariants, called by tests after every event."""
+        self.sequences.check()
         self.blocks.check()
         self.moves.check()
         self.batches.check()
@@ -87,8 +88,7 @@ class Holdings:
     @property
     def in_batch(self) -> int:
         """Sequences that run, be it that they move."""
-        phases = (DecodePhase.RUNNING, DecodePhase.MOVING)
-        return sum(sequence.phase in phases for sequence in self.sequences.values())
+        return self.sequences.in_batch
 
     @property
     def waiting(self) -> int:
@@ -105,7 +105,7 @@ class Holdings:
             or self.departures.has_homes
             or self.pulls.is_any_waiting
             or (unlike_rows > 0 and self.in_batch != rows)
-            or any(each.phase is DecodePhase.SWAPPED for each in self.sequences.values())
+            or self.sequences.swapped > 0
         )
 
     def with_blocks(self) -> list[DecodeSequence]:
@@ -172,6 +172,7 @@ class Holdings:
         )
         if is_computed or is_pulled or is_copied:
             sequence.is_cancelled = True
+            self.batches.disturb()
         else:
             self.drop(sequence)
 

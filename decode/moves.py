@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from common.kv.blocks import BlockAllocator, BlockOwner, blocks_for
-from common.lifecycle import DecodePhase, next_decode_phase
+from common.lifecycle import DecodePhase
 from decode.events import MoveSequence
 from decode.sequence import DecodeSequence
 from scheduler.policy.rebalance import PoolLoad, Resident, can_pay, choose_balancing, choose_departure
@@ -85,7 +85,7 @@ class Moves:
         owner, destination = sequence.owner, destination_of(sequence.owner)
         self.blocks.try_allocate(destination, resident.blocks, move.pool)
         self.blocks.pin(owner)
-        sequence.phase = next_decode_phase(sequence.phase, DecodePhase.MOVING)
+        sequence.enter(DecodePhase.MOVING)
         self.moving[owner] = sequence
         filled = blocks_for(sequence.position, self.block_size)
         return MoveSequence(
@@ -109,7 +109,7 @@ class Moves:
             self.blocks.release(destination)
         else:
             self.blocks.replace(owner, destination)
-        sequence.phase = next_decode_phase(sequence.phase, DecodePhase.RUNNING)
+        sequence.enter(DecodePhase.RUNNING)
         return sequence
 
     def end_quarantine(self, owner: BlockOwner) -> None:

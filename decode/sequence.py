@@ -1,18 +1,28 @@
 """A sequence as the decode room keeps it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from common.errors import HandoverFailed, Overloaded
 from common.ids import Incarnation, InstanceId
 from common.kv.blocks import BlockOwner
-from common.lengths import LengthDistribution, coming_tokens
-from common.lifecycle import DecodePhase
+from common.lengths import LengthDistribution
+from common.lifecycle import DecodePhase, next_decode_phase
 from common.messages import DecodeTask, ErrorReply, GenerationRequest, ResumeTask
 
 ROOM = "decode"
 KV_LOST = ErrorReply(code=HandoverFailed.code, message="the attention worker that held the KV is gone")
 PREFILL_GONE = ErrorReply(code=HandoverFailed.code, message="the prefill instance that holds the KV is gone")
 PREEMPTED = ErrorReply(code=Overloaded.code, message="preempted: the decode instance ran out of KV blocks")
+
+
+@dataclass(frozen=True, slots=True)
+class _Outlook:
+    """What ``lengths`` say of a sequence as long as it has drawn fewer than ``until`` tokens: on average it
+    will have drawn ``mean`` in the end."""
+
+    lengths: LengthDistribution
+    mean: float
+    until: float
 
 
 @dataclass(slots=True)
@@ -34,6 +44,17 @@ class DecodeSequence:
     is_source_gone: bool = False
     predicted: LengthDistribution | None = None
     preemptions: int = 0
+    _outlook: "_Outlook | None" = field(default=None, compare=False, repr=False)
+
+    _census: "Sequences | None" = field(default=None, compare=False, repr=False)
+
+    def enter(self, phase: DecodePhase) -> None:
+        """Raises ValueError for an illegal move."""
+        phase = next_decode_phase(self.phase, phase)
+        if self._census is not None:
+            self._census.count(self.phase, -1)
+            self._census.count(phase, 1)
+        self.phase = phase
 
     @property
     def has_blocks(self) -> bool:
@@ -62,8 +83,14 @@ class DecodeSequence:
     @property
     def coming_tokens(self) -> int:
         """That it is still expected to draw."""
-        lengths, most = self.predicted or self.task.lengths, self.request.sampling.max_tokens
-        return coming_tokens(lengths, len(self.output_ids), most)
+        lengths, drawn = self.predicted or self.task.lengths, len(self.output_ids)
+        left = max(1, self.left_tokens)
+        if lengths is None:
+            return left
+        outlook = self._outlook
+        if outlook is None or outlook.lengths is not lengths or drawn >= outlook.until:
+            outlook = self._outlook = _Outlook(lengths, *lengths.outlook(drawn))
+        return min(left, max(1, round(outlook.mean - drawn)))
 
     @property
     def left_tokens(self) -> int:
@@ -86,6 +113,51 @@ class DecodeSequence:
     def position(self) -> int:
         """Where the last token goes: the number of positions whose KV exists."""
         return self.tokens - 1
+
+
+class Sequences(dict[BlockOwner, DecodeSequence]):
+    """A room's, in the order of arrival, and how many of them are in which phase."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.in_batch = 0
+        self.without_blocks = 0
+        self.swapped = 0
+
+    def __setitem__(self, owner: BlockOwner, sequence: DecodeSequence) -> None:
+        assert owner not in self
+        super().__setitem__(owner, sequence)
+        sequence._census = self
+        self.count(sequence.phase, 1)
+
+    def __delitem__(self, owner: BlockOwner) -> None:
+        sequence = self[owner]
+        super().__delitem__(owner)
+        sequence._census = None
+        self.count(sequence.phase, -1)
+
+    def count(self, phase: DecodePhase, sign: int) -> None:
+        if phase is RUNNING or phase is MOVING:
+            self.in_batch += sign
+        elif phase is WAITING or phase is SWAPPED:
+            self.without_blocks += sign
+            if phase is SWAPPED:
+                self.swapped += sign
+
+    def check(self) -> None:
+        """Invariants, called by tests after every event."""
+        everyone = self.values()
+        assert self.in_batch == sum(each.phase in (RUNNING, MOVING) for each in everyone)
+        assert self.without_blocks == sum(not each.has_blocks for each in everyone)
+        assert self.swapped == sum(each.phase is SWAPPED for each in everyone)
+
+
+RUNNING, MOVING, WAITING, SWAPPED = (
+    DecodePhase.RUNNING,
+    DecodePhase.MOVING,
+    DecodePhase.WAITING,
+    DecodePhase.SWAPPED,
+)
 
 
 def source_of(task: DecodeTask | ResumeTask) -> tuple[InstanceId, Incarnation]:

@@ -72,7 +72,7 @@ from decode.hand_over import HandOvers
 from decode.holdings import Holdings
 from decode.moves import Moves
 from decode.pulls import Pulls
-from decode.sequence import KV_LOST, PREEMPTED, DecodeSequence, source_of
+from decode.sequence import KV_LOST, PREEMPTED, DecodeSequence, Sequences, source_of
 from decode.stepping import Stepping
 from decode.swapping import Swapping
 
@@ -91,7 +91,7 @@ class DecodeState:
     max_waiting_requests: int
     admission: DecodeAdmission = "greedy"
     is_admitting: bool = True
-    sequences: dict[BlockOwner, DecodeSequence] = field(default_factory=dict)
+    sequences: Sequences = field(default_factory=Sequences)
     lanes: int = 1
     pulls: Pulls = field(default_factory=Pulls)
     mates: RoomMates = field(default_factory=RoomMates)
@@ -178,7 +178,7 @@ class DecodeState:
             *self._start_moves(),
             *self.stepping.start(now),
             *self.hand_overs.ask(),
-            *self.departures.seek(self.held.running()),
+            *(self.departures.seek(self.held.running()) if self.departures.is_leaving else ()),
         ]
         self._tell_mates(now)
         return commands
@@ -270,7 +270,9 @@ class DecodeState:
 
     def _tell_mates(self, now: float) -> None:
         self.mates.decoding = min(self.running, self.max_batch)
-        away = next((each for each in self.sequences.values() if not each.has_blocks), None)
+        away = None
+        if self.sequences.without_blocks:
+            away = next(each for each in self.sequences.values() if not each.has_blocks)
         if away is None:
             self.mates.note_away(None, 0, now)
         else:
@@ -287,6 +289,7 @@ class DecodeState:
     def _lose_pool(self, pool: int) -> list[PublishFailure]:
         """Its sequences go back to be continued; what is in the step or in the air when that has ended."""
         self.blocks.lose_pool(pool)
+        self.batches.disturb()
         pulled = [self.sequences[owner] for owner in self.pulls.owners if self.pulls.rests(owner)]
         lost = [each for each in [*self.held.at_rest(), *pulled] if self.blocks.is_lost(each.owner)]
         commands = [failure for sequence in lost for failure in self.held.give_back(sequence, KV_LOST)]

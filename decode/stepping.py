@@ -11,6 +11,7 @@ from common.config import DecodeAdmission
 from common.ids import GatewayId
 from common.messages import SampledToken, TokenEvent
 from common.sequences import PublishFailure, finish_reason_of
+from decode.batches import Outlook
 from decode.events import DecodeCommand, PublishTokens, RunStep, StepFailed, StepRow, StepsFinished
 from decode.giving_way import GivingWay
 from decode.holdings import Holdings
@@ -33,19 +34,39 @@ class Stepping:
         idle = batches.idle_lanes
         if not idle:
             return []
+        kept = batches.kept
+        if kept is not None and self._can_go_on(kept):
+            return [self._begin(0, kept, now)]
+        batches.forget_kept()
         # Those whose prompts were computed here come without being admitted.
         commands = self.giving_way.to_prompt()
         with_room, preempted = self.giving_way.make_room()
         commands += preempted
+        self.giving_way.has_just_given = bool(commands)
         ready = with_room[: self.max_batch]
         batches.even_out(self.held.running(), ready)
         for lane in idle:
-            rows = tuple(self._row_of(sequence) for sequence in ready if sequence.lane == lane)
-            if rows:
-                batches.begin(lane, rows)
-                self.held.pulls.step_began(lane, now)
-                commands.append(RunStep(rows, lane))
+            sequences = [sequence for sequence in ready if sequence.lane == lane]
+            if sequences:
+                commands.append(self._begin(lane, self._outlook_of(sequences), now))
         return commands
+
+    def _can_go_on(self, kept: Outlook) -> bool:
+        """Whether the next step is of the same rows: nobody has come or gone, and nobody lacks a block."""
+        is_same = self.held.sequences.in_batch == len(kept.rows)
+        return is_same and kept.room > 0 and not self.giving_way.mates.wanted_blocks
+
+    def _begin(self, lane: int, outlook: Outlook, now: float) -> RunStep:
+        self.held.batches.begin(lane, outlook)
+        self.held.pulls.step_began(lane, now)
+        return RunStep(outlook.rows, lane)
+
+    def _outlook_of(self, sequences: list[DecodeSequence]) -> Outlook:
+        rows = tuple([self._row_of(sequence) for sequence in sequences])
+        size = self.held.block_size
+        left = min([sequence.left_tokens for sequence in sequences])
+        room = min([len(row.block_table) * size - row.position for row in rows])
+        return Outlook(rows, left, room)
 
     def finish(self, lane: int, tokens: tuple[SampledToken | None, ...], now: float) -> list[DecodeCommand]:
         """A token for each row; None: its KV was lost. Raises ValueError where no such step is in flight."""
@@ -85,20 +106,17 @@ class Stepping:
         anybody ends, comes in or leaves; and for which there is memory. 1, too, where that cannot be told.
         Raises KeyError without a step in flight."""
         held = self.held
-        rows = held.batches.steps[lane]
-        if held.batches.lanes > 1 or held.is_unsettled(len(rows)) or self.giving_way.mates.wanted_blocks:
+        rows, lanes = held.batches.steps[lane], held.batches.lanes
+        if lanes > 1 or held.is_unsettled(len(rows)) or self.giving_way.mates.wanted_blocks:
             return 1
-        # Under greedy admission who lacks room for now has no more of it as others grow.
-        if self.admission != "greedy" and len(held.sequences) > len(rows):
+        # Under greedy admission who lacks room for now has no more of it as others grow, unless somebody has
+        # given way since it was looked for.
+        is_hopeless = self.admission == "greedy" and not self.giving_way.has_just_given
+        if len(held.sequences) > len(rows) and not is_hopeless:
             return 1
-        least = min(self._left(row) for row in rows)
         [pool] = held.blocks.pools
-        return max(1, min(least, held.blocks.free_blocks_in(pool) // len(rows) * held.block_size))
-
-    def _left(self, row: StepRow) -> int:
-        """Steps until the row's sequence ends, at the latest."""
-        sequence = self.held.sequences[row.owner]
-        return 1 if sequence.is_cancelled else sequence.left_tokens
+        most = held.blocks.free_blocks_in(pool) // len(rows) * held.block_size
+        return max(1, min(held.batches.outlook(lane).left, most))
 
     def finish_run(self, run: StepsFinished, now: float) -> list[DecodeCommand]:
         """Raises ValueError for more steps than can follow on one another, or for a token before the last
@@ -112,8 +130,14 @@ class Stepping:
         is_end = before in self.eos_token_ids
         if steps > 1 and (is_end or any(before in row.request.sampling.stop_token_ids for row in rows)):
             raise ValueError(f"lane {lane}: token {before} ends a sequence before the last of {steps} steps")
+        outlook = self.held.batches.outlook(lane)
+        if steps < outlook.left and run.tokens.count(run.before) == len(rows):
+            self._grow(outlook, steps, [before] * steps)
+            self.held.batches.end_quietly(lane, steps)
+            self.held.pulls.step_ended(lane, now, steps)
+            return []
         if steps > 1:
-            self._grow(rows, steps - 1, before)
+            self._grow(outlook, steps, [before] * (steps - 1))
         commands: list[DecodeCommand] = []
         events: dict[GatewayId, list[TokenEvent]] = {}
         for row, token in zip(self.held.batches.end(lane, len(run.tokens)), run.tokens, strict=True):
@@ -122,18 +146,19 @@ class Stepping:
         commands.extend(PublishTokens(gateway_id, tuple(batch)) for gateway_id, batch in events.items())
         return commands
 
-    def _grow(self, rows: tuple[StepRow, ...], steps: int, token_id: int) -> None:
-        """By so many steps that end nobody, with a block for the position after each: given in the order in
-        which they come to be lacked."""
-        blocks, size = self.held.blocks, self.held.block_size
-        lacking: list[tuple[int, int]] = []
-        for index, row in enumerate(rows):
-            position = self.held.sequences[row.owner].position
-            first = len(row.block_table) * size - position
-            lacking += [(step, index) for step in range(first, steps + 1, size)]
-            row.output_ids.extend([token_id] * steps)
-        for _, index in sorted(lacking):
-            blocks.try_allocate(rows[index].owner, 1)
+    def _grow(self, outlook: Outlook, steps: int, drawn: list[int]) -> None:
+        """By what was ``drawn`` in ``steps`` steps, with a block for every position but the one after the
+        last: given in the order in which they come to be lacked."""
+        if steps > outlook.room:
+            size, lacking = self.held.block_size, list[tuple[int, int]]()
+            for index, row in enumerate(outlook.rows):
+                first = len(row.block_table) * size - row.position
+                lacking += [(step, index) for step in range(first, steps, size)]
+            for _, index in sorted(lacking):
+                self.held.blocks.try_allocate(outlook.rows[index].owner, 1)
+            outlook.room = min(len(row.block_table) * size - row.position for row in outlook.rows)
+        for row in outlook.rows:
+            row.output_ids.extend(drawn)
 
     def fail(self, failed: StepFailed, now: float) -> list[DecodeCommand]:
         """Raises ValueError where no such step is in flight."""
@@ -149,6 +174,5 @@ class Stepping:
             owner=sequence.owner,
             request=sequence.request,
             output_ids=sequence.output_ids,
-            position=sequence.position,
             block_table=self.held.blocks.block_table(sequence.owner),
         )

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from common.kv.blocks import BlockAllocator, BlockOwner, blocks_for
-from common.lifecycle import DecodePhase, next_decode_phase
+from common.lifecycle import DecodePhase
 from common.performance import PromptTime
 from decode.events import SwapIn, SwapOut
 from decode.sequence import DecodeSequence
@@ -113,7 +113,7 @@ class Swapping:
             self._enter(sequence, DecodePhase.SWAPPED)
         else:
             self.host.release(owner)
-            sequence.phase = next_decode_phase(sequence.phase, DecodePhase.RUNNING)
+            sequence.enter(DecodePhase.RUNNING)
             del self._phases[owner]
 
     def forget(self, owner: BlockOwner) -> None:
@@ -139,7 +139,7 @@ class Swapping:
         return tuple(self.host.block_table(owner))
 
     def _enter(self, sequence: DecodeSequence, phase: DecodePhase) -> None:
-        sequence.phase = next_decode_phase(sequence.phase, phase)
+        sequence.enter(phase)
         self._phases[sequence.owner] = phase
 
     def _end_pins(self, owner: BlockOwner) -> None:

@@ -72,11 +72,7 @@ class Membership:
         if report.role != view.role:
             self.groups.forget()
         view.take_report(self.learned.complete(view.record, report), now)
-        for request_id in view.placed:
-            placed = self.bookings.requests[request_id]
-            is_acknowledged = placed.acknowledged_s is not None
-            if is_acknowledged and placed.placement.prefill_instance == report.instance_id:
-                view.note_reported(placed)
+        view.note_reported()
         if view.is_idle:
             self._forget_stale(view, now)
         return []

@@ -85,6 +85,8 @@ class InstanceView:
     booked: BookedWork = field(default_factory=BookedWork)
     kv_format: KVFormat = field(init=False)
     _decoding: dict[RequestId, PlacedRequest] = field(default_factory=dict)
+    _prefilling: dict[RequestId, PlacedRequest] = field(default_factory=dict)
+    """Prompts that no report counts yet."""
     _for_prefill: PrefillCandidate | None = None
     _for_decode: DecodeCandidate | None = None
 
@@ -102,6 +104,8 @@ class InstanceView:
             self.placed.add(request_id)
             if placed.placement.decode_instance == self.record.instance_id:
                 self._decoding[request_id] = placed
+            if placed.placement.prefill_instance == self.record.instance_id and not placed.is_reported:
+                self._prefilling[request_id] = placed
             self._count(placed, 1)
 
     def unbook(self, request_id: RequestId, placed: PlacedRequest) -> None:
@@ -109,14 +113,17 @@ class InstanceView:
         if request_id in self.placed:
             self.placed.remove(request_id)
             self._decoding.pop(request_id, None)
+            self._prefilling.pop(request_id, None)
             self._count(placed, -1)
 
-    def note_reported(self, placed: PlacedRequest) -> None:
-        """Its own report counts the prompt from now on."""
-        if not placed.is_reported:
-            self._count(placed, -1)
-            placed.is_reported = True
-            self._count(placed, 1)
+    def note_reported(self) -> None:
+        """Its own report counts all prompts from now on that it had acknowledged."""
+        for request_id, placed in list(self._prefilling.items()):
+            if placed.acknowledged_s is not None:
+                del self._prefilling[request_id]
+                self._count(placed, -1)
+                placed.is_reported = True
+                self._count(placed, 1)
 
     def _count(self, placed: PlacedRequest, sign: Literal[1, -1]) -> None:
         self.booked.add(self.record.instance_id, placed, sign)
@@ -140,6 +147,7 @@ class InstanceView:
     def check(self) -> None:
         """What decisions look at is how it is."""
         assert self._for_prefill in (None, self._prefill_candidate()), "an old view of a prefill queue"
+        assert all(not each.is_reported for each in self._prefilling.values()), "a prompt was reported"
         assert self._for_decode in (None, self._decode_candidate()), "an old view of what is decoded"
 
     def _prefill_candidate(self) -> PrefillCandidate:

@@ -11,6 +11,7 @@ until it is known to have drained (``common.transfer``: a transfer that failed m
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from common.ids import RequestId
 
@@ -27,9 +28,9 @@ def in_pool(blocks: Sequence[int]) -> tuple[int, ...]:
     return tuple(block % POOL_STRIDE for block in blocks)
 
 
-@dataclass(frozen=True, slots=True)
-class BlockOwner:
-    """One attempt of one request in one room; both rooms of a mixed instance share the pool."""
+class BlockOwner(NamedTuple):
+    """One attempt of one request in one room; both rooms of a mixed instance share the pool. A tuple, as it
+    is the key of nearly everything that a room keeps."""
 
     room: str
     request_id: RequestId

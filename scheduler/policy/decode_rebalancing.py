@@ -44,6 +44,11 @@ def peak_need(growing: Sequence[Growing], block_size: int) -> tuple[int, int]:
     return most, at
 
 
+def most_need(tokens: int, sequences: int, block_size: int) -> int:
+    """What ``peak_need`` of so many, that have so many tokens together, cannot exceed."""
+    return tokens + sequences * (block_size - 1 + HORIZON_STEPS)
+
+
 def as_growing(tokens: int, coming_tokens: int, left_tokens: int) -> Growing:
     """A sequence that may draw ``left_tokens`` more and is expected to draw ``coming_tokens``."""
     return Growing(tokens, max(coming_tokens, min(left_tokens, LEAST_STEPS)))
