@@ -46,9 +46,10 @@ def make_forecast(
     leave."""
     staying = [each for each in sequences if not each.is_cancelled]
     coming = [each.coming_tokens for each in staying]
+    held_tokens = sum([each.tokens for each in staying])
     movable: list[MovableSequence] = []
     need_tokens = most_need(
-        sum(each.tokens for each in staying) + sum(each.tokens for each in prompts),
+        held_tokens + sum([each.tokens for each in prompts]),
         len(staying) + len(prompts),
         block_size,
     )
@@ -62,7 +63,11 @@ def make_forecast(
             for counts in [(grows.tokens, grows.coming_tokens)]
             if is_movable(each, can_hand_on=can_hand_on) and min(grows.coming_tokens, HORIZON_STEPS) >= step
         ]
-    errors = [error for each in staying if (error := each.length_error_tokens) is not None]
+    errors = [
+        error
+        for each, more in zip(staying, coming, strict=True)
+        if (error := each.length_error(more)) is not None
+    ]
     return Forecast(
         sum(coming),
         need_tokens,

@@ -17,10 +17,12 @@ PREEMPTED = ErrorReply(code=Overloaded.code, message="preempted: the decode inst
 
 @dataclass(frozen=True, slots=True)
 class _Outlook:
-    """What ``lengths`` say of a sequence as long as it has drawn fewer than ``until`` tokens: on average it
-    will have drawn ``mean`` in the end."""
+    """What ``lengths`` say of a sequence that has drawn ``since`` tokens, and fewer than ``until``: on
+    average it will have drawn ``mean`` in the end; of any, ``whole_mean``."""
 
     lengths: LengthDistribution
+    whole_mean: float
+    since: int
     mean: float
     until: float
 
@@ -83,31 +85,33 @@ class DecodeSequence:
     @property
     def coming_tokens(self) -> int:
         """That it is still expected to draw."""
-        lengths, drawn = self.predicted or self.task.lengths, len(self.output_ids)
-        left = max(1, self.left_tokens)
+        task, drawn = self.task, len(self.output_ids)
+        left = task.request.sampling.max_tokens - drawn
+        lengths = self.predicted or task.lengths
         if lengths is None:
-            return left
+            return left if left > 1 else 1
         outlook = self._outlook
-        if outlook is None or outlook.lengths is not lengths or drawn >= outlook.until:
-            outlook = self._outlook = _Outlook(lengths, *lengths.outlook(drawn))
-        return min(left, max(1, round(outlook.mean - drawn)))
+        if outlook is None or outlook.lengths is not lengths or not outlook.since <= drawn < outlook.until:
+            outlook = self._outlook = _Outlook(lengths, lengths.mean, drawn, *lengths.outlook(drawn))
+        more = round(outlook.mean - drawn)
+        return max(1, left if left < more else more)
 
     @property
     def left_tokens(self) -> int:
         """That it may still draw, at the most."""
         return self.request.sampling.max_tokens - len(self.output_ids)
 
-    @property
-    def length_error_tokens(self) -> int | None:
-        """By how much it is to exceed what was predicted of it; None: it has not outlived that yet."""
-        drawn, lengths = len(self.output_ids), self.predicted or self.task.lengths
-        if lengths is None or drawn <= lengths.mean:
+    def length_error(self, coming_tokens: int) -> int | None:
+        """By how much it is to exceed what was predicted of it, drawing ``coming_tokens`` more; None: it has
+        not outlived that yet."""
+        outlook, drawn = self._outlook, len(self.output_ids)
+        if outlook is None or drawn <= outlook.whole_mean:
             return None
-        return drawn + self.coming_tokens - round(lengths.mean)
+        return drawn + coming_tokens - round(outlook.whole_mean)
 
     @property
     def tokens(self) -> int:
-        return len(self.request.prompt_ids) + len(self.output_ids)
+        return len(self.task.request.prompt_ids) + len(self.output_ids)
 
     @property
     def position(self) -> int:

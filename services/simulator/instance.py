@@ -71,6 +71,7 @@ class SimulatedInstance:
     most_used_blocks: int = 0
     reports: int = 0
     _free_blocks: int = 0
+    _counts: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         around, prefill, decode = self.around, self.prefill_state, self.decode_state
@@ -188,11 +189,25 @@ class SimulatedInstance:
 
     def _note_prefill(self) -> None:
         self._share(self._tell_decode)
-        self.note_change()
+        self._look_at_load()
 
     def _note_decode(self) -> None:
         self._share(self._tell_prefill)
-        self.note_change()
+        self._look_at_load()
+
+    def _look_at_load(self) -> None:
+        """Whether a report would count anything else now; that steps go on its next one says."""
+        prefill, decode = self.prefill_state, self.decode_state
+        counts = (
+            len(prefill.sequences),
+            len(prefill.prompts),
+            self.prefill.chunk_tokens,
+            len(decode.sequences),
+            decode.sequences.in_batch,
+        )
+        if counts != self._counts:
+            self._counts = counts
+            self.note_change()
 
     def _share(self, tell_other: Callable[[], None]) -> None:
         """What one room frees the other may wait for (``services.hosts.shared_blocks``)."""
