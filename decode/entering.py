@@ -54,7 +54,7 @@ class Entering:
         present = self.held.with_blocks()
         if away.is_swapped:
             return self.held.swapping.blocks_wanted_by(away, present)
-        growing = [Growing(each.tokens, each.coming_tokens) for each in present]
+        growing = [_as_present(each, self.admission) for each in present]
         return blocks_to_enter(self.admission, _as_newcomer(away), growing, self.held.block_size)
 
     def _try_enter(
@@ -89,11 +89,8 @@ class Entering:
         return True
 
     def _has_room(self, pool: int, sequence: DecodeSequence, reserved_blocks: int) -> bool:
-        present = [
-            Growing(each.tokens, each.coming_tokens)
-            for each in self.held.with_blocks()
-            if self.held.moves.pool_of(each) == pool
-        ]
+        there = [each for each in self.held.with_blocks() if self.held.moves.pool_of(each) == pool]
+        present = [_as_present(each, self.admission) for each in there]
         free = self.held.blocks.free_blocks_in(pool) - (reserved_blocks if present else 0)
         room = Pool(free, self.held.block_size)
         return can_admit(self.admission, room, _as_newcomer(sequence), present)
@@ -102,6 +99,14 @@ class Entering:
         filled = blocks_for(sequence.position, self.held.block_size)
         blocks = tuple(self.held.blocks.block_table(sequence.owner)[:filled])
         return InheritSequence(sequence.owner, task.former, sequence.position, blocks)
+
+
+def _as_present(sequence: DecodeSequence, admission: DecodeAdmission) -> Growing:
+    """Greedy admission only counts them."""
+    return GROWING if admission == "greedy" else Growing(sequence.tokens, sequence.coming_tokens)
+
+
+GROWING = Growing(1, 1)
 
 
 def _as_newcomer(sequence: DecodeSequence) -> Growing:

@@ -46,13 +46,9 @@ def make_forecast(
     leave."""
     staying = [each for each in sequences if not each.is_cancelled]
     coming = [each.coming_tokens for each in staying]
-    held_tokens = sum([each.tokens for each in staying])
+    held_tokens = sum([each.tokens for each in staying]) + sum([each.tokens for each in prompts])
+    need_tokens = most_need(held_tokens, len(staying) + len(prompts), block_size)
     movable: list[MovableSequence] = []
-    need_tokens = most_need(
-        held_tokens + sum([each.tokens for each in prompts]),
-        len(staying) + len(prompts),
-        block_size,
-    )
     if need_tokens > SURE_SHARE * capacity_tokens:
         growing = [_growing(each, more) for each, more in zip(staying, coming, strict=True)]
         need_tokens, step = peak_need([*growing, *prompts], block_size)

@@ -45,7 +45,13 @@ class GivingWay:
         that. Where nobody is left to give any up (they may be in quarantine, for how long nobody knows), it
         goes back itself.
         """
-        commands = [command for pool in self.held.blocks.pools for command in self._make_room_in(pool)]
+        resting, blocks = self.held.at_rest(), self.held.blocks
+        lacking = list(filter(self.held.lacks_block, resting))
+        if len(blocks.pools) == 1 and len(lacking) <= blocks.free_blocks_in(blocks.pools[0]):
+            for sequence in lacking:
+                blocks.try_allocate(sequence.owner, 1)
+            return resting, []
+        commands = [command for pool in blocks.pools for command in self._make_room_in(pool)]
         ready = [
             sequence
             for sequence in self.held.at_rest()

@@ -134,7 +134,7 @@ class Holdings:
         return blocks_for(sequence.request.max_total_tokens, self.block_size)
 
     def lacks_block(self, sequence: DecodeSequence) -> bool:
-        return len(self.blocks.block_table(sequence.owner)) * self.block_size <= sequence.position
+        return len(self.blocks.block_table(sequence.owner)) * self.block_size < sequence.tokens
 
     def is_stuck(self, sequence: DecodeSequence) -> bool:
         """Whether it lacks a block, and no other sequence is going to free one."""

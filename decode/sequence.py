@@ -8,6 +8,7 @@ from common.kv.blocks import BlockOwner
 from common.lengths import LengthDistribution
 from common.lifecycle import DecodePhase, next_decode_phase
 from common.messages import DecodeTask, ErrorReply, GenerationRequest, ResumeTask
+from decode.events import StepRow
 
 ROOM = "decode"
 KV_LOST = ErrorReply(code=HandoverFailed.code, message="the attention worker that held the KV is gone")
@@ -46,6 +47,7 @@ class DecodeSequence:
     is_source_gone: bool = False
     predicted: LengthDistribution | None = None
     preemptions: int = 0
+    _row: StepRow | None = field(default=None, compare=False, repr=False)
     _outlook: "_Outlook | None" = field(default=None, compare=False, repr=False)
 
     _census: "Sequences | None" = field(default=None, compare=False, repr=False)
@@ -57,6 +59,14 @@ class DecodeSequence:
             self._census.count(self.phase, -1)
             self._census.count(phase, 1)
         self.phase = phase
+        self._row = None
+
+    def row(self, block_table: list[int]) -> StepRow:
+        """Of the steps that take it, as long as its blocks stay where they are: every change of its phase
+        ends that."""
+        if self._row is None:
+            self._row = StepRow(self.owner, self.request, self.output_ids, block_table)
+        return self._row
 
     @property
     def has_blocks(self) -> bool:
@@ -87,14 +97,16 @@ class DecodeSequence:
         """That it is still expected to draw."""
         task, drawn = self.task, len(self.output_ids)
         left = task.request.sampling.max_tokens - drawn
-        lengths = self.predicted or task.lengths
+        lengths, outlook = self.predicted or task.lengths, self._outlook
         if lengths is None:
             return left if left > 1 else 1
-        outlook = self._outlook
         if outlook is None or outlook.lengths is not lengths or not outlook.since <= drawn < outlook.until:
-            outlook = self._outlook = _Outlook(lengths, lengths.mean, drawn, *lengths.outlook(drawn))
+            mean, until = lengths.outlook(drawn)
+            outlook = self._outlook = _Outlook(lengths, lengths.mean, drawn, mean, until)
         more = round(outlook.mean - drawn)
-        return max(1, left if left < more else more)
+        if more > left:
+            more = left
+        return more if more > 1 else 1
 
     @property
     def left_tokens(self) -> int:
@@ -120,11 +132,13 @@ class DecodeSequence:
 
 
 class Sequences(dict[BlockOwner, DecodeSequence]):
-    """A room's, in the order of arrival, and how many of them are in which phase."""
+    """A room's, in the order of arrival, and how many of them are in which phase.
+    ``tokens``: of all together; whoever lets one grow counts it here."""
 
     def __init__(self) -> None:
         super().__init__()
         self.in_batch = 0
+        self.tokens = 0
         self.without_blocks = 0
         self.swapped = 0
 
@@ -132,12 +146,14 @@ class Sequences(dict[BlockOwner, DecodeSequence]):
         assert owner not in self
         super().__setitem__(owner, sequence)
         sequence._census = self
+        self.tokens += sequence.tokens
         self.count(sequence.phase, 1)
 
     def __delitem__(self, owner: BlockOwner) -> None:
         sequence = self[owner]
         super().__delitem__(owner)
         sequence._census = None
+        self.tokens -= sequence.tokens
         self.count(sequence.phase, -1)
 
     def count(self, phase: DecodePhase, sign: int) -> None:
@@ -151,6 +167,7 @@ class Sequences(dict[BlockOwner, DecodeSequence]):
     def check(self) -> None:
         """Invariants, called by tests after every event."""
         everyone = self.values()
+        assert self.tokens == sum(each.tokens for each in everyone)
         assert self.in_batch == sum(each.phase in (RUNNING, MOVING) for each in everyone)
         assert self.without_blocks == sum(not each.has_blocks for each in everyone)
         assert self.swapped == sum(each.phase is SWAPPED for each in everyone)

@@ -149,7 +149,7 @@ class DecodeState:
     @property
     def context_tokens(self) -> int:
         """KV positions of everything running or waiting."""
-        return sum([sequence.tokens for sequence in self.sequences.values()])
+        return self.sequences.tokens
 
     @property
     def preempted(self) -> int:

@@ -62,7 +62,7 @@ class Stepping:
         return RunStep(outlook.rows, lane)
 
     def _outlook_of(self, sequences: list[DecodeSequence]) -> Outlook:
-        rows = tuple([self._row_of(sequence) for sequence in sequences])
+        rows = tuple([sequence.row(self.held.blocks.block_table(sequence.owner)) for sequence in sequences])
         size = self.held.block_size
         left = min([sequence.left_tokens for sequence in sequences])
         room = min([len(row.block_table) * size - row.position for row in rows])
@@ -94,6 +94,7 @@ class Stepping:
         index = len(sequence.output_ids)
         finish = finish_reason_of(request, index, token, self.eos_token_ids)
         sequence.output_ids.append(token.token_id)
+        self.held.sequences.tokens += 1
         if is_told or finish is not None:
             event = TokenEvent(request.request_id, request.attempt, index, token, finish)
             events.setdefault(request.gateway_id, []).append(event)
@@ -159,6 +160,7 @@ class Stepping:
             outlook.room = min(len(row.block_table) * size - row.position for row in outlook.rows)
         for row in outlook.rows:
             row.output_ids.extend(drawn)
+        self.held.sequences.tokens += len(drawn) * len(outlook.rows)
 
     def fail(self, failed: StepFailed, now: float) -> list[DecodeCommand]:
         """Raises ValueError where no such step is in flight."""
@@ -168,11 +170,3 @@ class Stepping:
             commands += self.held.give_back(sequence, failed.error, can_continue=failed.can_continue)
         self.held.pulls.step_ended(failed.lane, now)
         return commands
-
-    def _row_of(self, sequence: DecodeSequence) -> StepRow:
-        return StepRow(
-            owner=sequence.owner,
-            request=sequence.request,
-            output_ids=sequence.output_ids,
-            block_table=self.held.blocks.block_table(sequence.owner),
-        )

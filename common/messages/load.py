@@ -32,7 +32,7 @@ class LoadReport(msgspec.Struct, frozen=True, tag="load", kw_only=True):
     ``batch_error``: by how much and of how many sequences.
     ``movable`` could leave; none is named where all fit (``decode.forecast``). ``decode_spare_s``: for how
     long decodes could stand still before one of them falls behind the pace that it was promised, negative
-    where one is behind; None where none runs.
+    where one is behind; None where none runs, or no prompt can come in their way.
     """
 
     instance_id: InstanceId

@@ -69,6 +69,6 @@ def make_load_report(
         length_error_tokens=forecast.length_error_tokens,
         batch_error=forecast.batch_error,
         movable=forecast.movable,
-        decode_spare_s=least_spare_s(decode.sequences.values(), tpot_s, now),
+        decode_spare_s=least_spare_s(decode.sequences.values(), tpot_s, now) if role == "mixed" else None,
         home=home,
     )

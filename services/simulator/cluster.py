@@ -183,7 +183,12 @@ class Cluster:
         around = Surroundings(self, engine, speed, cluster.host_bytes_per_s, tpot_s, self.is_exact)
         states = _states_of(pool, record, _layout_of(simulated, config))
         instance = SimulatedInstance(
-            record, pool.config.role, *states, around, lambda: self._note_change(instance_id)
+            record,
+            pool.config.role,
+            *states,
+            around,
+            note_change=lambda: self._note_change(instance_id),
+            publish_load=lambda: self._report(self._reporters[instance_id]),
         )
         self.instances[instance_id] = instance
         self.pool_of[instance_id] = pool.config.name

@@ -53,6 +53,8 @@ class DecodeRoom:
     is_alive: bool = True
     admission_wait_s: float = 0.0
     _rows: tuple[events.StepRow, ...] = ()
+    _counted: tuple[events.StepRow, ...] = ()
+    _context_tokens: int = 0
     _destinations: tuple[KVDestination, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -82,7 +84,9 @@ class DecodeRoom:
     def shape(self) -> tuple[int, int]:
         """(sequences, tokens of context) of the step that is due."""
         rows = self._rows
-        return len(rows), sum(row.position + 1 for row in rows)
+        if rows is not self._counted:
+            self._counted, self._context_tokens = rows, sum([row.position + 1 for row in rows])
+        return len(rows), self._context_tokens
 
     def steps_ahead(self) -> int:
         ahead = self.state.steps_ahead()
@@ -99,6 +103,7 @@ class DecodeRoom:
         tokens = (DRAWN,) * len(rows)
         if not self.is_exact:
             tokens = tuple(ENDING if self._left(row) == steps else DRAWN for row in rows)
+        self._context_tokens += steps * len(rows)
         self._decide(events.StepsFinished(steps, tokens, DRAWN), ended_s)
 
     # commands

@@ -54,7 +54,8 @@ class Surroundings:
 
 @dataclass(slots=True, eq=False)
 class SimulatedInstance:
-    """``note_change`` asks for a load report. ``most_used_blocks``: at once, since the start."""
+    """``note_change`` asks for a load report, ``publish_load`` for one at once. ``most_used_blocks``: at
+    once, since the start."""
 
     record: InstanceRecord
     role: Role
@@ -62,6 +63,7 @@ class SimulatedInstance:
     decode_state: DecodeState
     around: Surroundings
     note_change: Callable[[], None]
+    publish_load: Callable[[], None]
     engine: SimulatedEngine = field(init=False)
     prefill: PrefillRoom = field(init=False)
     decode: DecodeRoom = field(init=False)
@@ -173,7 +175,7 @@ class SimulatedInstance:
             self.prefill.handle(prefill_events.RoleChanged(has_phase(role, "prefill")))
             self.decode.handle(decode_events.RoleChanged(has_phase(role, "decode")))
         self.role, self.home = role, home
-        self.note_change()
+        self.publish_load()
 
     # between the rooms
 

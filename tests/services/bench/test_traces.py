@@ -40,6 +40,12 @@ def test_a_mooncake_trace_keeps_its_prefix_blocks(tmp_path: Path, zipped: bool) 
     assert trace.requests == (TraceRequest(0.0, 1000, 5, (7, 8)), TraceRequest(0.25, 20, 6))
 
 
+def test_a_trace_of_splitwise_sim_counts_from_its_first_request(tmp_path: Path) -> None:
+    text = "request_id,arrival_timestamp,batch_size,prompt_size,token_size\n0,1.5,1,413,43\n1,1.75,1,20,6\n"
+    trace = read_trace(write(tmp_path, text))
+    assert trace.requests == (TraceRequest(0.0, 413, 43), TraceRequest(0.25, 20, 6))
+
+
 def test_lengths_alone_have_no_arrivals(tmp_path: Path) -> None:
     trace = read_trace(write(tmp_path, "num_prefill_tokens,num_decode_tokens,pd_ratio\n3,4,0.75\n"))
     assert trace.requests == (TraceRequest(None, 3, 4),)

@@ -17,7 +17,7 @@ from tests.services.simulator.meshes import TOKEN_BYTES, mesh, pool, run
 LAYERWISE_NEVER = {"layerwise_min_tokens": 1_000_000}
 
 
-REQUESTS = 60
+REQUESTS = 40
 
 
 def chances(
@@ -133,10 +133,11 @@ ARRANGEMENTS: dict[str, Simulated] = {
 }
 
 
-@pytest.mark.parametrize("max_tokens", [None, 300])
 @pytest.mark.parametrize("name", ARRANGEMENTS)
-def test_every_request_ends_once_and_nothing_is_kept(name: str, max_tokens: int | None) -> None:
-    """``simulate`` holds the run to it; here that all are served, and twice alike."""
+def test_every_request_ends_once_and_nothing_is_kept(name: str) -> None:
+    """``simulate`` holds the run to it; here that all are served, and twice alike. Outputs end by themselves,
+    or in every second arrangement by what is allowed."""
+    max_tokens = 300 if list(ARRANGEMENTS).index(name) % 2 else None
     load = Load(list(chances(REQUESTS, 25.0, seed=3)), max_tokens)
     first, again = simulate(ARRANGEMENTS[name], load), simulate(ARRANGEMENTS[name], load)
     metrics = measure(first)
@@ -159,7 +160,7 @@ def test_memory_that_runs_out_preempts_and_is_swapped_where_there_is_a_tier() ->
 @pytest.mark.parametrize("name", ARRANGEMENTS)
 def test_steps_in_one_event_take_what_single_steps_take(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Times differ by rounding alone, except where decisions hang on what is measured of them."""
-    load = Load(list(chances(40, 25.0, seed=5)))
+    load = Load(list(chances(25, 25.0, seed=5)))
     skipped = simulate(ARRANGEMENTS[name], load)
     monkeypatch.setattr(DecodeRoom, "steps_ahead", lambda room: 1)
     singly = simulate(ARRANGEMENTS[name], load)
@@ -185,7 +186,7 @@ def test_who_is_refused_is_rejected_and_comes_again_if_its_client_asks() -> None
     impatient = measure(run(simulated, *crowd))
     assert impatient.rejected > 0
     assert impatient.rejected + impatient.done == 50
-    patient = measure(run(simulated, *crowd, retries=20))
+    patient = measure(run(simulated, *crowd, retries=100))
     assert patient.done == 50
 
 

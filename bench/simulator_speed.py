@@ -1,0 +1,91 @@
+"""How many requests a CPU second simulates, through the decisions that run live.
+
+A mesh of ``--prefill`` and ``--decode`` instances of LLaMA3-70B, each of eight H100s, under a trace at its
+own arrival times, with a linear model of performance: near what splitwise-sim's table has for that model and
+machine, and on links as fast as its. Load reports, hand-over in portions and every policy are as configured
+by default; prompts are handed over when they are computed, as in splitwise-sim.
+
+    python bench/simulator_speed.py TRACE [--requests N] [--prefill 25] [--decode 15] [--profile]
+"""
+
+import argparse
+import cProfile
+import pstats
+import resource
+import time
+from pathlib import Path
+
+from services.bench.traces import read_trace
+from services.simulator.config import Simulated, simulated_from_tree
+from services.simulator.metrics import measure
+from services.simulator.run import Load, offered_of, simulate
+
+PERFORMANCE = {
+    "prefill_s": 0.02,
+    "per_prompt_token_s": 6e-5,
+    "step_s": 0.03,
+    "per_sequence_s": 2e-5,
+    "per_context_token_s": 1e-8,
+}
+NEVER_LAYERWISE = 1_000_000
+
+
+def mesh_of(prefill: int, decode: int) -> Simulated:
+    pools = [
+        {
+            "name": role,
+            "role": role,
+            "count": count,
+            "device": "h100",
+            "devices": 8,
+            "performance": PERFORMANCE,
+        }
+        for role, count in (("prefill", prefill), ("decode", decode))
+    ]
+    return simulated_from_tree(
+        {
+            "cluster": {"model": "llama3-70b", "link_bytes_per_s": 200 * float(1 << 30)},
+            "instance": {"chunk_tokens": 2048, "max_decode_batch": 512},
+            "transfer": {"layerwise_min_tokens": NEVER_LAYERWISE},
+            "pool": pools,
+        }
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("trace", type=Path)
+    parser.add_argument("--requests", type=int, default=None)
+    parser.add_argument("--prefill", type=int, default=25)
+    parser.add_argument("--decode", type=int, default=15)
+    parser.add_argument("--profile", action="store_true", help="Also print where the time goes.")
+    options = parser.parse_args()
+    trace = read_trace(options.trace, options.requests)
+    simulated = mesh_of(options.prefill, options.decode)
+    profile = cProfile.Profile(time.process_time)
+    began_s = time.process_time()
+    if options.profile:
+        profile.enable()
+    cluster = simulate(simulated, Load(offered_of(trace, None, "poisson", 0)))
+    profile.disable()
+    taken_s = time.process_time() - began_s
+    requests = len(trace.requests)
+    reports = sum(each.reports for each in cluster.instances.values())
+    passes = sum(each.engine.passes for each in cluster.instances.values())
+    steps = sum(each.decode.drawing.steps for each in cluster.instances.values())
+    peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    metrics = measure(cluster)
+    print(
+        f"{requests} requests in {taken_s:.2f} CPU seconds: {requests / taken_s:,.0f} a second;"
+        f" {cluster.clock.events / requests:.1f} events, {reports / requests:.1f} load reports and"
+        f" {passes / requests:.1f} runs of the engine a request, for {steps / requests:.1f} decode steps;"
+        f" {peak_mib:.0f} MiB; records {metrics.digest[:16]}"
+    )
+    if options.profile:
+        pstats.Stats(profile).sort_stats("tottime").print_stats(30)
+
+
+if __name__ == "__main__":
+    main()
