@@ -171,6 +171,9 @@ class PrefillRoom:
         reply: KVDelivered | RequestError = as_request_error(told) if isinstance(told, ErrorReply) else told
         self.mesh.network.tell(lambda: answer(reply))
 
+    def _note_hand_over(self, _: events.HandOverBegun) -> None:
+        """Only measured live, and here by the second token."""
+
 
 COMMANDS: dict[type, Callable[[PrefillRoom, Any], None]] = {
     events.RunChunk: PrefillRoom._run_chunk,
@@ -182,5 +185,6 @@ COMMANDS: dict[type, Callable[[PrefillRoom, Any], None]] = {
     events.WithdrawOffer: PrefillRoom._withdraw,
     events.SendKV: PrefillRoom._send_kv,
     events.AnswerPull: PrefillRoom._answer_pull,
+    events.HandOverBegun: PrefillRoom._note_hand_over,
     PublishFailure: PrefillRoom._publish_failure,
 }

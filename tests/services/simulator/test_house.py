@@ -2,7 +2,11 @@
 
 import ast
 from pathlib import Path
+from typing import get_args
 
+from decode.events import DecodeCommand, InheritSequence, MoveSequence
+from prefill.events import PrefillCommand
+from services.simulator import decode_room, prefill_room
 from tests.test_house import REPOSITORY, dotted, imports_of, name_of, tree_of
 
 SIMULATOR = REPOSITORY / "services" / "simulator"
@@ -89,6 +93,12 @@ def test_it_makes_no_value_that_a_decision_makes() -> None:
             where = f"{name_of(path)}:{node.lineno}"
             assert name not in MADE_BY_DECISIONS, f"{where} decides by itself: {name}"
             assert name not in CHANGES_BY_DECISIONS, f"{where} changes a state's books: {name}"
+
+
+def test_it_carries_out_every_command() -> None:
+    """But for what only instances are asked whose KV lies on attention workers."""
+    assert {*prefill_room.COMMANDS} == {*get_args(PrefillCommand)}
+    assert {*get_args(DecodeCommand)} - {*decode_room.COMMANDS} == {InheritSequence, MoveSequence}
 
 
 def test_it_uses_policies_as_the_services_do() -> None:
