@@ -21,6 +21,7 @@ from services.simulator.metrics import measure
 from services.simulator.run import Load, offered_of, simulate
 
 PERFORMANCE = {
+    "kind": "linear",
     "prefill_s": 0.02,
     "per_prompt_token_s": 6e-5,
     "step_s": 0.03,

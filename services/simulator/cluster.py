@@ -86,7 +86,7 @@ class Cluster:
 
     def start(self) -> None:
         for pool in self.simulated.pools:
-            speed = profile_of(pool.config.performance, *_sizes(pool.settings))
+            speed = profile_of(pool.performance, *_sizes(pool.settings))
             for number in range(pool.config.count):
                 self._join(pool, InstanceId(f"{pool.config.name}-{number}"), speed)
         self.scheduler.start()
@@ -175,7 +175,7 @@ class Cluster:
             step_time=speed.step_time,
         )
         settings = config.instance
-        engine = EngineSettings(pool.config.performance, settings.mixed_policy, settings.mixed_max_wait_s)
+        engine = EngineSettings(pool.performance, settings.mixed_policy, settings.mixed_max_wait_s)
 
         def tpot_s(service_class: str) -> float:
             return config.service_classes.get(service_class, config.objectives).tpot_s

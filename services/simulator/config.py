@@ -6,7 +6,7 @@ replaces keys of ``[instance]`` for a pool.
 """
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +19,9 @@ from common.devices import DEVICES, DeviceSpec
 from common.errors import ConfigError
 from common.messages import Role
 from common.shapes import SHAPES, ModelShape
-from services.simulator.performance.linear import LinearPerformance
+from services.simulator.performance.interface import HeldOutError, PerformanceModel
+from services.simulator.performance.roofline import Parallelism
+from services.simulator.performance.sources import open_source, read_source
 
 GIB = float(1 << 30)
 
@@ -43,12 +45,13 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 class PoolConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``count`` instances that begin with ``role``, each of ``devices`` of a kind that work as one.
     ``kv_tokens``: of KV that one holds; None: what its devices' memory has room for beside the weights.
-    ``performance``: how long its passes take. ``instance``: keys of ``[instance]`` that are other here."""
+    ``performance``: where how long its passes take is from (``services.simulator.performance.sources``), its
+    files beside the configuration. ``instance``: keys of ``[instance]`` that are other here."""
 
     name: str
     role: Role
     count: int
-    performance: LinearPerformance
+    performance: dict[str, Any]
     device: str | None = None
     devices: int = 1
     kv_tokens: int | None = None
@@ -57,11 +60,14 @@ class PoolConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class Pool(NamedTuple):
-    """A pool with its own settings, checked. ``total_blocks``: of each instance."""
+    """A pool with its own settings, checked. ``total_blocks``: of each instance. ``held_out``: as
+    ``OpenedSource`` has it."""
 
     config: PoolConfig
     settings: Config
     total_blocks: int
+    performance: PerformanceModel
+    held_out: Callable[[], tuple[HeldOutError, ...]]
 
 
 class Simulated(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,11 +91,11 @@ def load_simulated(path: Path) -> Simulated:
         raise ConfigError("CONFIG", str(path), f"cannot be read ({exc.strerror})") from exc
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
         raise ConfigError("CONFIG", str(path), f"is not TOML: {exc}") from exc
-    return simulated_from_tree(tree)
+    return simulated_from_tree(tree, path.parent)
 
 
-def simulated_from_tree(tree: Mapping[str, Any]) -> Simulated:
-    """Raises ConfigError."""
+def simulated_from_tree(tree: Mapping[str, Any], beside: Path = Path()) -> Simulated:
+    """Files are ``beside`` that folder. Raises ConfigError, PerformanceFileError."""
     rest = {key: value for key, value in tree.items() if key not in ("cluster", "pool")}
     cluster = _convert("cluster", tree.get("cluster", {}), ClusterConfig)
     _check_cluster(cluster)
@@ -101,7 +107,7 @@ def simulated_from_tree(tree: Mapping[str, Any]) -> Simulated:
     for each in configs:
         if names.count(each.name) > 1 or not each.name:
             raise ConfigError("pool.name", each.name, "each pool needs a name of its own")
-    pools = tuple(_pool_of(each, rest, cluster, shape) for each in configs)
+    pools = tuple(_pool_of(each, rest, cluster, shape, beside) for each in configs)
     return Simulated(cluster=cluster, shape=shape, settings=config_from_tree(rest), pools=pools)
 
 
@@ -130,7 +136,9 @@ def _shape_of(cluster: ClusterConfig) -> ModelShape:
     return SHAPES[cluster.model]
 
 
-def _pool_of(pool: PoolConfig, rest: Mapping[str, Any], cluster: ClusterConfig, shape: ModelShape) -> Pool:
+def _pool_of(
+    pool: PoolConfig, rest: Mapping[str, Any], cluster: ClusterConfig, shape: ModelShape, beside: Path
+) -> Pool:
     key = f"pool.{pool.name}"
     for field in ("count", "devices"):
         if getattr(pool, field) < 1:
@@ -146,7 +154,13 @@ def _pool_of(pool: PoolConfig, rest: Mapping[str, Any], cluster: ClusterConfig, 
     if blocks < 1:
         rule = f"must hold at least one block of instance.block_size = {settings.instance.block_size} tokens"
         raise ConfigError(f"{key}.kv_tokens", tokens, rule)
-    return Pool(pool, settings, blocks)
+    source = read_source(f"{key}.performance", pool.performance, beside)
+    device = None if pool.device is None else _device_of(key, pool.device)
+    try:
+        opened = open_source(source, shape, device, Parallelism(tensor=pool.devices))
+    except ConfigError as exc:
+        raise ConfigError(f"{key}.{exc.key}", exc.value, exc.rule) from exc
+    return Pool(pool, settings, blocks, opened.model, opened.held_out)
 
 
 def _tokens_beside_weights(key: str, pool: PoolConfig, cluster: ClusterConfig, shape: ModelShape) -> int:

@@ -39,7 +39,8 @@ DESTINATION = b""
 @dataclass(slots=True, eq=False)
 class DecodeRoom:
     """``is_exact``: every sequence draws as many tokens as it may. ``hand_on`` gives one that leaves to the
-    prefill room; ``on_change`` is called after every event. ``admission_wait_s``: summed over sequences."""
+    prefill room; ``on_change`` is called after every event. ``admission_wait_s``: of all
+    ``admissions``."""
 
     state: DecodeState
     mesh: Mesh
@@ -51,6 +52,7 @@ class DecodeRoom:
     on_change: Callable[[], None]
     drawing: Drawing = field(init=False)
     is_alive: bool = True
+    admissions: int = 0
     admission_wait_s: float = 0.0
     _rows: tuple[events.StepRow, ...] = ()
     _counted: tuple[events.StepRow, ...] = ()
@@ -222,6 +224,7 @@ class DecodeRoom:
         self.hand_on(command)
 
     def _note_admission(self, command: events.ObserveAdmission) -> None:
+        self.admissions += 1
         self.admission_wait_s += command.queue_s
 
 

@@ -15,7 +15,7 @@ from common.messages import Phase
 from prefill.events import ChunkSlice, RunChunk
 from scheduler.policy.mixed_batching import choose_pass
 from services.simulator.clock import Clock, Timer
-from services.simulator.performance.model import PerformanceModel
+from services.simulator.performance.interface import PerformanceModel
 from services.simulator.shape import PassShape
 
 

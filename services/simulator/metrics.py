@@ -28,7 +28,9 @@ DONE = OUTCOMES.index("done")
 
 class PoolMetrics(msgspec.Struct, frozen=True):
     """Shares are of the run's time, the mean over the pool's instances. ``batch``: sequences of a decode
-    step, on average; ``kv_peak``: the most blocks that one instance used, as a share of its own."""
+    step, on average; ``kv_peak``: the most blocks that one instance used, as a share of its own.
+    Means: ``handover_wait_s`` from a computed prompt to the first portion of its KV asked for,
+    ``admission_wait_s`` from an offer to the batch."""
 
     name: str
     role: str
@@ -40,6 +42,8 @@ class PoolMetrics(msgspec.Struct, frozen=True):
     batch: float
     kv_peak: float
     sent_bytes: int
+    handover_wait_s: float
+    admission_wait_s: float
     preempted: int
     swaps: int
 
@@ -131,6 +135,10 @@ def _second_tokens(records: Records, done: list[int]) -> Iterator[float]:
             yield second_s - records.first_token_s[number]
 
 
+def _mean(total: float, count: int) -> float:
+    return total / count if count else 0.0
+
+
 def _pools(cluster: Cluster, elapsed_s: float) -> Iterator[PoolMetrics]:
     for pool in cluster.simulated.pools:
         name = pool.config.name
@@ -150,9 +158,17 @@ def _pools(cluster: Cluster, elapsed_s: float) -> Iterator[PoolMetrics]:
             prefill_busy=prefill_s / whole_s if whole_s > 0 else 0.0,
             chunk_tokens=sum(each.prefill.chunk_tokens for each in members),
             decode_steps=steps,
-            batch=rows / steps if steps else 0.0,
+            batch=_mean(rows, steps),
             kv_peak=peak,
             sent_bytes=sum(each.prefill.sent_bytes for each in members),
+            handover_wait_s=_mean(
+                math.fsum(each.prefill.handover_wait_s for each in members),
+                sum(each.prefill.handovers for each in members),
+            ),
+            admission_wait_s=_mean(
+                math.fsum(each.decode.admission_wait_s for each in members),
+                sum(each.decode.admissions for each in members),
+            ),
             preempted=sum(each.decode_state.preempted for each in members),
             swaps=sum(each.decode_state.swapping.swaps for each in members),
         )

@@ -35,7 +35,8 @@ DRAWN, ENDING = SampledToken(TOKEN), SampledToken(END_TOKEN)
 @dataclass(slots=True, eq=False)
 class PrefillRoom:
     """``keep_here`` gives a sequence that is to be decoded here to the decode room; ``on_change`` is called
-    after every event. ``chunk_tokens`` and ``sent_bytes``: since the start."""
+    after every event. ``chunk_tokens``, ``sent_bytes``, ``handovers`` and how long these
+    waited to begin: since the start."""
 
     state: PrefillState
     mesh: Mesh
@@ -46,6 +47,8 @@ class PrefillRoom:
     is_alive: bool = True
     chunk_tokens: int = 0
     sent_bytes: int = 0
+    handovers: int = 0
+    handover_wait_s: float = 0.0
     _pulls: dict[tuple[BlockOwner, int], PullAnswer] = field(default_factory=dict)
 
     def handle(self, event: events.PrefillEvent) -> None:
@@ -171,8 +174,9 @@ class PrefillRoom:
         reply: KVDelivered | RequestError = as_request_error(told) if isinstance(told, ErrorReply) else told
         self.mesh.network.tell(lambda: answer(reply))
 
-    def _note_hand_over(self, _: events.HandOverBegun) -> None:
-        """Only measured live, and here by the second token."""
+    def _note_hand_over(self, command: events.HandOverBegun) -> None:
+        self.handovers += 1
+        self.handover_wait_s += command.queue_s
 
 
 COMMANDS: dict[type, Callable[[PrefillRoom, Any], None]] = {

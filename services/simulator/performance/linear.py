@@ -7,8 +7,11 @@ from common.performance import pairs_of
 from services.simulator.shape import PassShape
 
 
-class LinearPerformance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Seconds each. A pass of both kinds pays the larger fixed part once."""
+class LinearPerformance(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="linear"
+):
+    """Seconds each, as a user writes them: a source and its model in one. A pass of both kinds pays the
+    larger fixed part once."""
 
     prefill_s: float = 0.0
     per_prompt_token_s: float = 0.0
@@ -16,6 +19,10 @@ class LinearPerformance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     step_s: float = 0.0
     per_sequence_s: float = 0.0
     per_context_token_s: float = 0.0
+
+    @property
+    def stages(self) -> int:
+        return 1
 
     def pass_s(self, shape: PassShape) -> float:
         seconds, fixed_s = 0.0, 0.0

@@ -17,6 +17,7 @@ from common.shapes import ModelShape
 from services.simulator.performance.aiconfigurator import KernelOperators, read_kernels
 from services.simulator.performance.distserve import DistServeModel, read_distserve
 from services.simulator.performance.interface import HeldOutError, PerformanceModel
+from services.simulator.performance.linear import LinearPerformance
 from services.simulator.performance.operators import OperatorModel
 from services.simulator.performance.profiled import (
     ProfileFit,
@@ -109,7 +110,13 @@ class ProfileSource(
 
 
 PerformanceSource = (
-    RooflineSource | VidurSource | SplitwiseSource | AiconfiguratorSource | DistServeSource | ProfileSource
+    LinearPerformance
+    | RooflineSource
+    | VidurSource
+    | SplitwiseSource
+    | AiconfiguratorSource
+    | DistServeSource
+    | ProfileSource
 )
 
 
@@ -138,26 +145,35 @@ class OpenedSource:
 
 
 def open_source(
-    source: PerformanceSource, shape: ModelShape, device: DeviceSpec, parallelism: Parallelism
+    source: PerformanceSource, shape: ModelShape, device: DeviceSpec | None, parallelism: Parallelism
 ) -> OpenedSource:
-    """Raises ConfigError for an impossible parallelism, PerformanceFileError for a file that breaks a rule.
+    """Raises ConfigError for an impossible parallelism or where no device is named that has to be,
+    PerformanceFileError for a file that breaks a rule.
 
     Splitwise's, DistServe's and our own profile know the device by what they measured; Splitwise's and our
     own know no pipeline, and our own no tensor parallelism but what the profiled machine had."""
     check_parallelism(shape, parallelism.tensor, parallelism.pipeline)
     match source:
+        case LinearPerformance():
+            return OpenedSource(source, tuple)
         case RooflineSource():
-            return _open_roofline(source, shape, device, parallelism)
+            return _open_roofline(source, shape, _named(device, "roofline"), parallelism)
         case VidurSource():
             return _open_vidur(source, shape, parallelism)
         case SplitwiseSource():
             return _open_splitwise(source, parallelism)
         case AiconfiguratorSource():
-            return _open_aiconfigurator(source, shape, device, parallelism)
+            return _open_aiconfigurator(source, shape, _named(device, "aiconfigurator"), parallelism)
         case DistServeSource():
             return _open_distserve(source, parallelism)
         case ProfileSource():
             return _open_profile(source, parallelism)
+
+
+def _named(device: DeviceSpec | None, kind: str) -> DeviceSpec:
+    if device is None:
+        raise ConfigError("device", None, f"must be named for a performance of kind {kind}")
+    return device
 
 
 def _open_roofline(

@@ -10,6 +10,8 @@ SHAPE = {
     "name": "small",
     "layers": 4,
     "hidden_size": 64,
+    "intermediate_size": 128,
+    "vocab_size": 1_000,
     "heads": 4,
     "kv_heads": 2,
     "head_dim": 16,
@@ -19,6 +21,7 @@ SHAPE = {
 TOKEN_BYTES = 2 * 4 * 2 * 16 * 2
 """Of KV: keys and values of two heads of 16 in four layers, two bytes each."""
 PERFORMANCE = {
+    "kind": "linear",
     "prefill_s": 0.01,
     "per_prompt_token_s": 1e-4,
     "step_s": 0.02,

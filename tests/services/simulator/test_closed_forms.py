@@ -43,7 +43,7 @@ def test_deferred_prefill_instances_with_exponential_prompts_are_an_m_m_c_queue(
         for _ in range(REQUESTS)
     ]
     jobs = [(each.arrival_s, each.prompt_tokens * token_s) for each in requests]
-    performance = {"prefill_s": 0.0, "per_prompt_token_s": token_s, "step_s": 0.01}
+    performance = {"kind": "linear", "prefill_s": 0.0, "per_prompt_token_s": token_s, "step_s": 0.01}
     simulated = mesh(
         pool("prefill", servers, performance=performance, kv_tokens=100_000),
         pool("decode"),
