@@ -1,19 +1,26 @@
 """The ``simulate`` command: a configuration and a trace to latencies, in virtual time."""
 
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-if TYPE_CHECKING:
-    from rich.table import Table
+from common.errors import ConfigError
 
-    from services.simulator.metrics import Metrics
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+    from services.simulator.tables import Run
 
 
 def simulate(
     config: Annotated[Path, typer.Argument(help="A TOML file: [cluster], [[pool]] and a mesh's settings.")],
     trace: Annotated[Path, typer.Option(help="Whose lengths, and without --rate whose arrivals.")],
+    compare: Annotated[
+        list[Path] | None, typer.Option(help="Another configuration, for the same requests. Repeatable.")
+    ] = None,
     rate: Annotated[float | None, typer.Option(help="Requests a second; else the trace's own times.")] = None,
     arrivals: Annotated[str, typer.Option(help="With --rate: poisson or fixed.")] = "poisson",
     seed: Annotated[int, typer.Option(help="Of the arrivals.")] = 0,
@@ -26,8 +33,6 @@ def simulate(
     json_file: Annotated[Path | None, typer.Option("--json", help="Write everything measured there.")] = None,
 ) -> None:
     """Simulate a mesh under a trace, with the decisions that run live."""
-    import msgspec
-    from rich.console import Console
     from rich.progress import Progress
 
     from services.bench.config import parse_objectives
@@ -37,78 +42,60 @@ def simulate(
     from services.simulator.metrics import measure
     from services.simulator.run import Load, offered_of
     from services.simulator.run import simulate as run
+    from services.simulator.tables import Run
 
-    simulated, objectives = load_simulated(config), None if slo is None else parse_objectives(slo)
+    files = [config, *(compare or [])]
+    names = names_of(files)
+    # A mistake in the last one is told before the first one is run.
+    simulated = [load_simulated(each) for each in files]
+    objectives = None if slo is None else parse_objectives(slo)
     rows = read_trace(trace, requests)
-    load = Load(offered_of(rows, rate, arrivals, seed), max_tokens, retries)
+    runs: list[Run] = []
     with Progress(console=messages, transient=True) as bar:
-        task = bar.add_task("requests", total=len(rows.requests))
-        cluster = run(simulated, load, lambda come: bar.update(task, completed=come))
-    metrics = measure(cluster, objectives)
+        for name, one in zip(names, simulated, strict=True):
+            task = bar.add_task(name, total=len(rows.requests))
+            load = Load(offered_of(rows, rate, arrivals, seed), max_tokens, retries)
+            cluster = run(one, load, partial(_show_progress, bar, task))
+            runs.append(Run(name, measure(cluster, objectives)))
     if json_file is not None:
-        json_file.write_bytes(msgspec.json.format(msgspec.json.encode(metrics), indent=2) + b"\n")
+        write_json(json_file, runs)
+    show(runs)
+
+
+def _show_progress(bar: "Progress", task: "TaskID", come: int) -> None:
+    bar.update(task, completed=come)
+
+
+def names_of(files: Sequence[Path]) -> list[str]:
+    """File names alone where they differ, else the files as they were given. Raises ConfigError."""
+    for each in files:
+        if files.count(each) > 1:
+            raise ConfigError("--compare", str(each), "is given already")
+    names = [each.stem for each in files]
+    return names if len(set(names)) == len(names) else [str(each) for each in files]
+
+
+def write_json(path: Path, runs: "Sequence[Run]") -> None:
+    """One run's metrics; of several, each run's by its name."""
+    import msgspec
+
+    content = runs[0].metrics if len(runs) == 1 else {run.name: run.metrics for run in runs}
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n")
+
+
+def show(runs: "Sequence[Run]") -> None:
+    from rich.console import Console
+
+    from services.simulator.tables import comparison_table, latency_table, pool_table, summary_of
+
     console = Console()
-    console.print(latency_table(metrics))
-    console.print(pool_table(metrics))
-    for line in summary_of(metrics):
-        console.print(line, highlight=False)
-
-
-def summary_of(metrics: "Metrics") -> list[str]:
-    lines = [
-        f"{metrics.done} of {metrics.requests} requests done, {metrics.rejected} rejected, {metrics.failed}"
-        f" failed, {metrics.continued} continuations, in {metrics.elapsed_s:.1f} virtual seconds:"
-        f" {metrics.requests_per_s:.2f} requests/s, {metrics.tokens_per_s:.0f} tokens/s"
-    ]
-    if metrics.attainment is not None and metrics.goodput_per_s is not None:
-        share = metrics.attainment.share
-        lines.append(f"{share:.1%} met every objective: goodput {metrics.goodput_per_s:.2f} requests/s")
-    lines.append(f"records {metrics.digest[:16]}")
-    return lines
-
-
-def latency_table(metrics: "Metrics") -> "Table":
-    from rich.table import Table
-
-    table = Table("ms", "mean", "p50", "p90", "p95", "p99", "max", box=None)
-    for name, spread in (
-        ("TTFT", metrics.ttft),
-        ("TPOT", metrics.tpot),
-        ("second token", metrics.second_token),
-        ("slowest gap", metrics.slowest_gap),
-        ("queue", metrics.queue),
-        ("end to end", metrics.end_to_end),
-    ):
-        if spread is None:
-            table.add_row(name, *["-"] * 6)
-            continue
-        values = (
-            spread.mean_s,
-            spread.p50_s,
-            spread.p90_s,
-            spread.p95_s,
-            spread.p99_s,
-            spread.maximum_s,
-        )
-        table.add_row(name, *(f"{1e3 * value:.1f}" for value in values))
-    if metrics.tbt_s:
-        table.add_row("TBT", "-", *(f"{1e3 * value:.1f}" for value in metrics.tbt_s), "-")
-    return table
-
-
-def pool_table(metrics: "Metrics") -> "Table":
-    from rich.table import Table
-
-    table = Table("pool", "role", "instances", "busy", "batch", "KV peak", "preempted", "sent GB", box=None)
-    for pool in metrics.pools:
-        table.add_row(
-            pool.name,
-            pool.role,
-            str(pool.instances),
-            f"{pool.busy:.1%}",
-            f"{pool.batch:.1f}",
-            f"{pool.kv_peak:.1%}",
-            str(pool.preempted),
-            f"{pool.sent_bytes / 1e9:.1f}",
-        )
-    return table
+    for run in runs:
+        if len(runs) > 1:
+            console.rule(run.name, align="left")
+        console.print(latency_table(run.metrics))
+        console.print(pool_table(run.metrics))
+        for line in summary_of(run.metrics):
+            console.print(line, highlight=False)
+    if len(runs) > 1:
+        console.rule("side by side", align="left")
+        console.print(comparison_table(runs))

@@ -1,0 +1,123 @@
+"""What ``lamella simulate`` prints: a run's tables, and several runs side by side."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from rich.table import Table
+
+from common.latency import Distribution
+from services.simulator.metrics import Metrics
+
+
+class Run(NamedTuple):
+    """One configuration's."""
+
+    name: str
+    metrics: Metrics
+
+
+def summary_of(metrics: Metrics) -> list[str]:
+    lines = [
+        f"{metrics.done} of {metrics.requests} requests done, {metrics.rejected} rejected, {metrics.failed}"
+        f" failed, {metrics.continued} continuations, in {metrics.elapsed_s:.1f} virtual seconds:"
+        f" {metrics.requests_per_s:.2f} requests/s, {metrics.tokens_per_s:.0f} tokens/s"
+    ]
+    if metrics.attainment is not None and metrics.goodput_per_s is not None:
+        share = metrics.attainment.share
+        lines.append(f"{share:.1%} met every objective: goodput {metrics.goodput_per_s:.2f} requests/s")
+    lines.append(f"records {metrics.digest[:16]}")
+    return lines
+
+
+def latency_table(metrics: Metrics) -> Table:
+    table = Table("ms", "mean", "p50", "p90", "p95", "p99", "max", box=None)
+    for name, spread in (
+        ("TTFT", metrics.ttft),
+        ("TPOT", metrics.tpot),
+        ("second token", metrics.second_token),
+        ("slowest gap", metrics.slowest_gap),
+        ("queue", metrics.queue),
+        ("end to end", metrics.end_to_end),
+    ):
+        if spread is None:
+            table.add_row(name, *["-"] * 6)
+            continue
+        values = (
+            spread.mean_s,
+            spread.p50_s,
+            spread.p90_s,
+            spread.p95_s,
+            spread.p99_s,
+            spread.maximum_s,
+        )
+        table.add_row(name, *(f"{1e3 * value:.1f}" for value in values))
+    if metrics.tbt_s:
+        table.add_row("TBT", "-", *(f"{1e3 * value:.1f}" for value in metrics.tbt_s), "-")
+    return table
+
+
+def pool_table(metrics: Metrics) -> Table:
+    table = Table("pool", "role", "instances", "busy", "batch", "KV peak", "preempted", "sent GB", box=None)
+    for pool in metrics.pools:
+        table.add_row(
+            pool.name,
+            pool.role,
+            str(pool.instances),
+            f"{pool.busy:.1%}",
+            f"{pool.batch:.1f}",
+            f"{pool.kv_peak:.1%}",
+            str(pool.preempted),
+            f"{pool.sent_bytes / 1e9:.1f}",
+        )
+    return table
+
+
+def comparison_table(runs: Sequence[Run]) -> Table:
+    """A column for each run; in brackets how many times the first one's."""
+    table = Table("", *(run.name for run in runs), box=None)
+    for label, scale, value_of in COMPARED:
+        values = [value_of(run.metrics) for run in runs]
+        if any(value is not None for value in values):
+            table.add_row(label, *_beside_first(values, scale))
+    return table
+
+
+def _beside_first(values: Sequence[float | None], scale: float) -> Iterator[str]:
+    first = values[0]
+    for number, value in enumerate(values):
+        if value is None:
+            yield "-"
+        elif number == 0 or not first:
+            yield f"{scale * value:.2f}"
+        else:
+            yield f"{scale * value:.2f} ({value / first:.2f}×)"
+
+
+def _p50(spread: Distribution | None) -> float | None:
+    return None if spread is None else spread.p50_s
+
+
+def _p99(spread: Distribution | None) -> float | None:
+    return None if spread is None else spread.p99_s
+
+
+def _attainment(metrics: Metrics) -> float | None:
+    return None if metrics.attainment is None else metrics.attainment.share
+
+
+COMPARED: tuple[tuple[str, float, Callable[[Metrics], float | None]], ...] = (
+    ("requests done", 1.0, lambda metrics: metrics.done),
+    ("requests/s", 1.0, lambda metrics: metrics.requests_per_s),
+    ("tokens/s", 1.0, lambda metrics: metrics.tokens_per_s),
+    ("TTFT p50, ms", 1e3, lambda metrics: _p50(metrics.ttft)),
+    ("TTFT p99, ms", 1e3, lambda metrics: _p99(metrics.ttft)),
+    ("TPOT p50, ms", 1e3, lambda metrics: _p50(metrics.tpot)),
+    ("TPOT p99, ms", 1e3, lambda metrics: _p99(metrics.tpot)),
+    ("slowest gap p99, ms", 1e3, lambda metrics: _p99(metrics.slowest_gap)),
+    ("queue p99, ms", 1e3, lambda metrics: _p99(metrics.queue)),
+    ("end to end p50, ms", 1e3, lambda metrics: _p50(metrics.end_to_end)),
+    ("end to end p99, ms", 1e3, lambda metrics: _p99(metrics.end_to_end)),
+    ("met every objective, %", 100.0, _attainment),
+    ("goodput, requests/s", 1.0, lambda metrics: metrics.goodput_per_s),
+)
+"""What of runs is compared: its name, what it is multiplied by, and where it is."""
