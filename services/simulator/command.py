@@ -31,6 +31,8 @@ def simulate(
     retries: Annotated[int, typer.Option(min=0, help="How often a client asks again that is refused.")] = 0,
     slo: Annotated[str | None, typer.Option(help="As ttft=0.5,tpot=0.1: say how many meet it.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write everything measured there.")] = None,
+    csv_file: Annotated[Path | None, typer.Option("--csv", help="Write a row for every request.")] = None,
+    parquet: Annotated[Path | None, typer.Option(help="The same as Parquet; needs pyarrow.")] = None,
 ) -> None:
     """Simulate a mesh under a trace, with the decisions that run live."""
     from rich.progress import Progress
@@ -40,25 +42,41 @@ def simulate(
     from services.commands.options import messages
     from services.simulator.config import load_simulated
     from services.simulator.metrics import measure
+    from services.simulator.request_files import (
+        RequestTable,
+        check_parquet,
+        request_table,
+        write_csv,
+        write_parquet,
+    )
     from services.simulator.run import Load, offered_of
     from services.simulator.run import simulate as run
     from services.simulator.tables import Run
 
     files = [config, *(compare or [])]
     names = names_of(files)
+    if parquet is not None:
+        check_parquet(parquet)
     # A mistake in the last one is told before the first one is run.
     simulated = [load_simulated(each) for each in files]
     objectives = None if slo is None else parse_objectives(slo)
     rows = read_trace(trace, requests)
     runs: list[Run] = []
+    tables: list[RequestTable] = []
     with Progress(console=messages, transient=True) as bar:
         for name, one in zip(names, simulated, strict=True):
             task = bar.add_task(name, total=len(rows.requests))
             load = Load(offered_of(rows, rate, arrivals, seed), max_tokens, retries)
             cluster = run(one, load, partial(_show_progress, bar, task))
             runs.append(Run(name, measure(cluster, objectives)))
+            if csv_file is not None or parquet is not None:
+                tables.append(request_table(name, cluster))
     if json_file is not None:
         write_json(json_file, runs)
+    if csv_file is not None:
+        write_csv(csv_file, tables)
+    if parquet is not None:
+        write_parquet(parquet, tables)
     show(runs)
 
 

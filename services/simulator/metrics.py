@@ -79,7 +79,7 @@ def measure(cluster: Cluster, objectives: ServiceObjectives | None = None) -> Me
     """Of a run that is over. Without objectives nothing is said of attainment."""
     records = cluster.records
     done = [number for number in range(len(records)) if records.outcome[number] == DONE]
-    latencies = list(_latencies(records, done))
+    latencies = [latency_of(records, number) for number in done]
     first_s, last_s = min(records.arrival_s, default=0.0), max(records.end_s, default=0.0)
     elapsed_s = last_s - first_s
     attainment = None
@@ -116,16 +116,16 @@ def measure(cluster: Cluster, objectives: ServiceObjectives | None = None) -> Me
     )
 
 
-def _latencies(records: Records, done: list[int]) -> Iterator[RequestLatency]:
-    for number in done:
-        arrival_s, end_s = records.arrival_s[number], records.end_s[number]
-        first_s, slowest_s = records.first_token_s[number], records.slowest_gap_s[number]
-        yield RequestLatency(
-            ttft_s=ttft_s(arrival_s, first_s),
-            tpot_s=tpot_s(first_s, end_s, records.drawn_tokens[number]),
-            slowest_gap_s=None if math.isnan(slowest_s) else slowest_s,
-            end_to_end_s=end_to_end_s(arrival_s, end_s),
-        )
+def latency_of(records: Records, number: int) -> RequestLatency:
+    """Of a request that is done."""
+    arrival_s, end_s = records.arrival_s[number], records.end_s[number]
+    first_s, slowest_s = records.first_token_s[number], records.slowest_gap_s[number]
+    return RequestLatency(
+        ttft_s=ttft_s(arrival_s, first_s),
+        tpot_s=tpot_s(first_s, end_s, records.drawn_tokens[number]),
+        slowest_gap_s=None if math.isnan(slowest_s) else slowest_s,
+        end_to_end_s=end_to_end_s(arrival_s, end_s),
+    )
 
 
 def _second_tokens(records: Records, done: list[int]) -> Iterator[float]:

@@ -34,6 +34,11 @@ class Network:
         """As instances came."""
         return self._numbers[instance_id]
 
+    @property
+    def names(self) -> tuple[InstanceId, ...]:
+        """By their numbers."""
+        return tuple(self._numbers)
+
     def tell(self, action: Callable[[], None]) -> None:
         """A message arrives."""
         if self.hop_s > 0:

@@ -1,5 +1,6 @@
 """``lamella simulate``: what it prints and writes."""
 
+import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typer.testing import CliRunner, Result
 
 from common.errors import ConfigError
 from services.cli import app
+from services.simulator import request_files
 
 PERFORMANCE = """
 [pool.performance]
@@ -104,3 +106,49 @@ def test_a_configuration_that_cannot_be_is_told_before_any_runs(tmp_path: Path, 
     assert "requests done" not in result.output
     twice = run(good, "--trace", trace, "--compare", good)
     assert isinstance(twice.exception, ConfigError)
+
+
+def test_every_request_is_a_row_of_the_csv(tmp_path: Path, trace: Path) -> None:
+    """Of both configurations; one token has no time per token, and who is rejected has no latency."""
+    fast, slow = (write_config(tmp_path, f"{name}.toml", s) for name, s in (("fast", 0.02), ("slow", 0.04)))
+    slow.write_text(slow.read_text().replace("kv_tokens = 100000", "kv_tokens = 512"))
+    files = {"csv": tmp_path / "requests.csv", "json": tmp_path / "runs.json"}
+    ran(fast, "--trace", trace, "--compare", slow, "--csv", files["csv"], "--json", files["json"])
+    with files["csv"].open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["configuration"], row["request"]) for row in rows] == [
+        (name, str(number)) for name in ("fast", "slow") for number in range(4)
+    ]
+    assert [row["prompt_tokens"] for row in rows[:4]] == ["374", "396", "879", "91"]
+    assert {row["prefill_instance"] for row in rows[:4]} == {"prompts-0"}
+    assert {row["decode_instance"] for row in rows[:4]} <= {"tokens-0", "tokens-1"}
+    assert (rows[2]["tpot_s"], rows[2]["second_token_s"]) == ("", "")
+    assert (rows[6]["outcome"], rows[6]["ttft_s"], rows[6]["first_token_s"]) == ("rejected", "", "")
+    measured = read(files["json"])["fast"]
+    ttfts = [float(row["ttft_s"]) for row in rows[:4]]
+    assert max(ttfts) == measured["ttft"]["maximum_s"]
+    assert [float(row["first_token_s"]) - float(row["arrival_s"]) for row in rows[:4]] == ttfts
+
+
+def test_without_pyarrow_it_is_said_what_parquet_needs_before_anything_runs(
+    tmp_path: Path, trace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(request_files, "find_spec", lambda name: None)
+    config = write_config(tmp_path, "mesh.toml", 0.02)
+    result = run(config, "--trace", trace, "--parquet", tmp_path / "requests.parquet")
+    assert isinstance(result.exception, ConfigError)
+    assert "pip install pyarrow" in str(result.exception)
+    assert "TTFT" not in result.output
+
+
+def test_parquet_has_what_the_csv_has(tmp_path: Path, trace: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    config = write_config(tmp_path, "mesh.toml", 0.02)
+    files = (tmp_path / "requests.csv", tmp_path / "requests.parquet")
+    ran(config, "--trace", trace, "--csv", files[0], "--parquet", files[1])
+    rows = parquet.read_table(files[1]).to_pylist()
+    with files[0].open(newline="") as file:
+        texts = [{key: "" if value is None else str(value) for key, value in row.items()} for row in rows]
+        assert texts == list(csv.DictReader(file))
+    assert isinstance(rows[0]["ttft_s"], float)
+    assert isinstance(rows[0]["attempts"], int)
