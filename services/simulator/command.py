@@ -104,7 +104,13 @@ def write_json(path: Path, runs: "Sequence[Run]") -> None:
 def show(runs: "Sequence[Run]") -> None:
     from rich.console import Console
 
-    from services.simulator.tables import comparison_table, latency_table, pool_table, summary_of
+    from services.simulator.tables import (
+        comparison_table,
+        hardware_table,
+        latency_table,
+        pool_table,
+        summary_of,
+    )
 
     console = Console()
     for run in runs:
@@ -112,6 +118,7 @@ def show(runs: "Sequence[Run]") -> None:
             console.rule(run.name, align="left")
         console.print(latency_table(run.metrics))
         console.print(pool_table(run.metrics))
+        console.print(hardware_table(run.metrics.hardware))
         for line in summary_of(run.metrics):
             console.print(line, highlight=False)
     if len(runs) > 1:

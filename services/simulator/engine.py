@@ -15,6 +15,7 @@ from common.messages import Phase
 from prefill.events import ChunkSlice, RunChunk
 from scheduler.policy.mixed_batching import choose_pass
 from services.simulator.clock import Clock, Timer
+from services.simulator.hardware import ComputedWork
 from services.simulator.performance.interface import PerformanceModel
 from services.simulator.shape import PassShape
 
@@ -60,6 +61,10 @@ class BusyTime:
     decode_s: float = 0.0
     both_s: float = 0.0
 
+    @property
+    def all_s(self) -> float:
+        return self.prefill_s + self.decode_s + self.both_s
+
 
 @dataclass(slots=True)
 class _Run:
@@ -86,6 +91,7 @@ class SimulatedEngine:
     settings: EngineSettings
     layers: int
     busy: BusyTime = field(default_factory=BusyTime)
+    work: ComputedWork = field(default_factory=ComputedWork)
     passes: int = 0
     _run: _Run | None = None
     _waiting: dict[Phase, float] = field(default_factory=dict)
@@ -204,6 +210,7 @@ class SimulatedEngine:
         if steps > 1:
             first_s, last_s = self._seconds(run, 1), whole_s - self._seconds(run, steps - 1)
         self.busy.decode_s += whole_s
+        self.work.add_steps(run.sequences, run.context_tokens, steps)
         self.rooms.end_steps(steps, run.began_s + first_s, run.began_s + whole_s, last_s)
 
     # every pass
@@ -215,6 +222,8 @@ class SimulatedEngine:
             self._end_steps(run, run.steps)
         else:
             self._forget(run)
+            chunks = ((piece.start, piece.tokens) for piece in run.chunk.slices)
+            self.work.add_mixed(chunks, run.sequences, run.context_tokens)
             if run.sequences:
                 self.busy.both_s += run.duration_s
             else:

@@ -20,7 +20,10 @@ from common.latency import (
     ttft_s,
 )
 from services.simulator.cluster import Cluster
+from services.simulator.config import Pool
 from services.simulator.gaps import GapCounts
+from services.simulator.hardware import HardwareMetrics, PoolHardware, hardware_of, pool_hardware
+from services.simulator.instance import SimulatedInstance
 from services.simulator.records import OUTCOMES, Records
 
 DONE = OUTCOMES.index("done")
@@ -71,6 +74,7 @@ class Metrics(msgspec.Struct, frozen=True):
     attainment: Attainment | None
     goodput_per_s: float | None
     pools: tuple[PoolMetrics, ...]
+    hardware: HardwareMetrics
     events: int
     digest: str
 
@@ -111,6 +115,7 @@ def measure(cluster: Cluster, objectives: ServiceObjectives | None = None) -> Me
         attainment=attainment,
         goodput_per_s=None if met is None or elapsed_s <= 0 else goodput_per_s(met, elapsed_s),
         pools=tuple(_pools(cluster, elapsed_s)),
+        hardware=hardware_of(list(_hardware(cluster, elapsed_s)), len(done), elapsed_s),
         events=cluster.clock.events,
         digest=records.digest(),
     )
@@ -139,10 +144,23 @@ def _mean(total: float, count: int) -> float:
     return total / count if count else 0.0
 
 
+def _members(cluster: Cluster, pool: Pool) -> list[SimulatedInstance]:
+    name = pool.config.name
+    return [each for each in cluster.instances.values() if cluster.pool_of[each.instance_id] == name]
+
+
+def _hardware(cluster: Cluster, elapsed_s: float) -> Iterator[PoolHardware]:
+    simulated = cluster.simulated
+    for pool in simulated.pools:
+        engines = [each.engine for each in _members(cluster, pool)]
+        work, busy_s = [each.work for each in engines], math.fsum(each.busy.all_s for each in engines)
+        element_bytes = simulated.cluster.element_bytes
+        yield pool_hardware(pool, simulated.shape, element_bytes, work, busy_s, elapsed_s)
+
+
 def _pools(cluster: Cluster, elapsed_s: float) -> Iterator[PoolMetrics]:
     for pool in cluster.simulated.pools:
-        name = pool.config.name
-        members = [each for each in cluster.instances.values() if cluster.pool_of[each.instance_id] == name]
+        members = _members(cluster, pool)
         whole_s = elapsed_s * len(members)
         busy = [each.engine.busy for each in members]
         prefill_s = math.fsum(each.prefill_s + each.both_s for each in busy)
@@ -151,7 +169,7 @@ def _pools(cluster: Cluster, elapsed_s: float) -> Iterator[PoolMetrics]:
         rows = sum(each.decode.drawing.rows for each in members)
         peak = max((each.most_used_blocks / each.record.total_blocks for each in members), default=0.0)
         yield PoolMetrics(
-            name=name,
+            name=pool.config.name,
             role=pool.config.role,
             instances=len(members),
             busy=busy_s / whole_s if whole_s > 0 else 0.0,

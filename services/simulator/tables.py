@@ -6,7 +6,10 @@ from typing import NamedTuple
 from rich.table import Table
 
 from common.latency import Distribution
+from services.simulator.hardware import HardwareMetrics
 from services.simulator.metrics import Metrics
+
+UNKNOWN = "unknown"
 
 
 class Run(NamedTuple):
@@ -25,6 +28,11 @@ def summary_of(metrics: Metrics) -> list[str]:
     if metrics.attainment is not None and metrics.goodput_per_s is not None:
         share = metrics.attainment.share
         lines.append(f"{share:.1%} met every objective: goodput {metrics.goodput_per_s:.2f} requests/s")
+    hardware = metrics.hardware
+    lines.append(
+        f"{_known(hardware.requests_per_usd, '{:,.1f}')} requests per dollar,"
+        f" {_known(hardware.requests_per_kwh, '{:,.1f}')} per kWh"
+    )
     lines.append(f"records {metrics.digest[:16]}")
     return lines
 
@@ -72,6 +80,26 @@ def pool_table(metrics: Metrics) -> Table:
     return table
 
 
+def hardware_table(hardware: HardwareMetrics) -> Table:
+    """The last row is of all pools."""
+    table = Table("pool", "device", "devices", "MFU", "MBU", "mean kW", "$/h", box=None)
+    for pool in hardware.pools:
+        shares = (_known(value, "{:.1%}") for value in (pool.mfu, pool.mbu))
+        paid = _power_and_price(pool.mean_w, pool.usd_h)
+        table.add_row(pool.name, pool.device or UNKNOWN, str(pool.devices), *shares, *paid)
+    devices = sum(pool.devices for pool in hardware.pools)
+    table.add_row("all", "", str(devices), "", "", *_power_and_price(hardware.mean_w, hardware.usd_h))
+    return table
+
+
+def _power_and_price(mean_w: float | None, usd_h: float | None) -> tuple[str, str]:
+    return _known(None if mean_w is None else mean_w / 1e3, "{:.2f}"), _known(usd_h, "{:.2f}")
+
+
+def _known(value: float | None, form: str) -> str:
+    return UNKNOWN if value is None else form.format(value)
+
+
 def comparison_table(runs: Sequence[Run]) -> Table:
     """A column for each run; in brackets how many times the first one's."""
     table = Table("", *(run.name for run in runs), box=None)
@@ -86,7 +114,7 @@ def _beside_first(values: Sequence[float | None], scale: float) -> Iterator[str]
     first = values[0]
     for number, value in enumerate(values):
         if value is None:
-            yield "-"
+            yield UNKNOWN
         elif number == 0 or not first:
             yield f"{scale * value:.2f}"
         else:
@@ -119,5 +147,9 @@ COMPARED: tuple[tuple[str, float, Callable[[Metrics], float | None]], ...] = (
     ("end to end p99, ms", 1e3, lambda metrics: _p99(metrics.end_to_end)),
     ("met every objective, %", 100.0, _attainment),
     ("goodput, requests/s", 1.0, lambda metrics: metrics.goodput_per_s),
+    ("mean kW", 1e-3, lambda metrics: metrics.hardware.mean_w),
+    ("$/h", 1.0, lambda metrics: metrics.hardware.usd_h),
+    ("requests per dollar", 1.0, lambda metrics: metrics.hardware.requests_per_usd),
+    ("requests per kWh", 1.0, lambda metrics: metrics.hardware.requests_per_kwh),
 )
 """What of runs is compared: its name, what it is multiplied by, and where it is."""

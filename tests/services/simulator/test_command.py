@@ -152,3 +152,12 @@ def test_parquet_has_what_the_csv_has(tmp_path: Path, trace: Path) -> None:
         assert texts == list(csv.DictReader(file))
     assert isinstance(rows[0]["ttft_s"], float)
     assert isinstance(rows[0]["attempts"], int)
+
+
+def test_what_a_run_cost_is_told_and_what_is_not_known_too(tmp_path: Path, trace: Path) -> None:
+    known = write_config(tmp_path, "known.toml", 0.02, 'device = "h100"')
+    unknown = write_config(tmp_path, "unknown.toml", 0.02, 'device = "tpu-v6e"')
+    output = ran(known, "--trace", trace, "--compare", unknown)
+    assert row_of(output, "$/h").split()[1:] == ["33.18", "8.10", "(0.24×)"]
+    assert row_of(output, "mean kW").split()[-1] == "unknown"
+    assert "requests per dollar, unknown per kWh" in output

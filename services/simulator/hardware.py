@@ -1,0 +1,135 @@
+"""What a run's devices did, drew and cost: model FLOPs and bytes over their peaks, watts, dollars.
+
+FLOPs and bytes are the cost formulas' (``common.cost``), counted as the roofline counts them. Where a pool's
+device, or a figure of it, is not known, neither is what follows from it, nor any sum that it belongs to.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from common.cost import SECONDS_PER_HOUR, attention_work, model_work
+from common.devices import DEVICES, DeviceSpec
+from common.performance import pairs_of
+from common.shapes import ModelShape
+from services.simulator.config import Pool
+
+Chunks = Iterable[tuple[int, int]]
+
+
+@dataclass(slots=True)
+class ComputedWork:
+    """Of an engine since the start. ``passes``: runs of the model, each step one; ``rows``: tokens computed;
+    ``heads``: those after which one is drawn; ``pairs``: of a token and one that it attends to;
+    ``read_tokens``: whose KV was read."""
+
+    passes: int = 0
+    rows: int = 0
+    heads: int = 0
+    pairs: int = 0
+    read_tokens: int = 0
+
+    def add_steps(self, sequences: int, context_tokens: int, steps: int) -> None:
+        """Of the same sequences. ``context_tokens``: of the first step."""
+        attended = steps * context_tokens + sequences * steps * (steps - 1) // 2
+        self.passes += steps
+        self.rows += steps * sequences
+        self.heads += steps * sequences
+        self.pairs += attended
+        self.read_tokens += attended
+
+    def add_mixed(self, chunks: Chunks, sequences: int, context_tokens: int) -> None:
+        """A pass with chunks: (tokens before, tokens) of each."""
+        self.add_steps(sequences, context_tokens, 1)
+        for before, tokens in chunks:
+            self.rows += tokens
+            self.heads += 1
+            self.pairs += pairs_of(before, tokens) + tokens
+            self.read_tokens += before + tokens
+
+    def flops(self, shape: ModelShape) -> float:
+        multiplied = model_work(shape, self.rows, 1).flops
+        undrawn = 2.0 * shape.head_parameters * (self.rows - self.heads)
+        return multiplied - undrawn + self.pairs * attention_work(shape, 1, 1, 1).flops
+
+    def moved_bytes(self, shape: ModelShape, element_bytes: int) -> float:
+        weights, row = (model_work(shape, rows, element_bytes).bytes_moved for rows in (0, 1))
+        query, token = (attention_work(shape, 1, each, element_bytes).bytes_moved for each in (0, 1))
+        each_row = row - weights + query
+        return self.passes * weights + self.rows * each_row + self.read_tokens * (token - query)
+
+
+class PoolHardware(msgspec.Struct, frozen=True):
+    """``devices``: of all its instances. ``mean_w``: power times the busy share; what an idle device draws no
+    data sheet says. ``usd_h``: idle or not. ``mfu`` and ``mbu``: of peak FLOP/s (bf16) and memory bandwidth,
+    while its instances compute."""
+
+    name: str
+    device: str | None
+    devices: int
+    mean_w: float | None
+    usd_h: float | None
+    mfu: float | None
+    mbu: float | None
+
+
+class HardwareMetrics(msgspec.Struct, frozen=True):
+    """Sums over pools, and requests that are done for what was drawn and paid in the run."""
+
+    pools: tuple[PoolHardware, ...]
+    mean_w: float | None
+    usd_h: float | None
+    requests_per_kwh: float | None
+    requests_per_usd: float | None
+
+
+def pool_hardware(
+    pool: Pool,
+    shape: ModelShape,
+    element_bytes: int,
+    work: Sequence[ComputedWork],
+    busy_s: float,
+    elapsed_s: float,
+) -> PoolHardware:
+    """``work`` of each instance, and ``busy_s`` of all."""
+    config = pool.config
+    device: DeviceSpec | None = None if config.device is None else DEVICES[config.device]
+    devices = len(work) * config.devices
+    mean_w = mfu = mbu = None
+    if device is not None and device.power_w is not None and elapsed_s > 0:
+        mean_w = busy_s / elapsed_s * config.devices * device.power_w
+    if device is not None and busy_s > 0:
+        device_s = busy_s * config.devices
+        flops = math.fsum(each.flops(shape) for each in work)
+        moved_bytes = math.fsum(each.moved_bytes(shape, element_bytes) for each in work)
+        mfu, mbu = flops / (device_s * device.peak_flop_s), moved_bytes / (device_s * device.memory_bytes_s)
+    return PoolHardware(
+        name=config.name,
+        device=config.device,
+        devices=devices,
+        mean_w=mean_w,
+        usd_h=None if device is None else devices * device.price_usd_h,
+        mfu=mfu,
+        mbu=mbu,
+    )
+
+
+def hardware_of(pools: Sequence[PoolHardware], done: int, elapsed_s: float) -> HardwareMetrics:
+    mean_w, usd_h = _sum(each.mean_w for each in pools), _sum(each.usd_h for each in pools)
+    hours = elapsed_s / SECONDS_PER_HOUR
+    return HardwareMetrics(
+        pools=tuple(pools),
+        mean_w=mean_w,
+        usd_h=usd_h,
+        requests_per_kwh=done / (mean_w / 1e3 * hours) if mean_w and hours else None,
+        requests_per_usd=done / (usd_h * hours) if usd_h and hours else None,
+    )
+
+
+def _sum(values: Iterable[float | None]) -> float | None:
+    """None where one is."""
+    known = list(values)
+    total = math.fsum(each for each in known if each is not None)
+    return None if None in known else total
