@@ -12,11 +12,12 @@ from common.errors import ConfigError
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
+    from services.simulator.config import Simulated
     from services.simulator.tables import Run
 
 
 def simulate(
-    config: Annotated[Path, typer.Argument(help="A TOML file: [cluster], [[pool]] and a mesh's settings.")],
+    config: Annotated[Path, typer.Argument(help="A TOML file: a cluster, its pools and a mesh's settings.")],
     trace: Annotated[Path, typer.Option(help="Whose lengths, and without --rate whose arrivals.")],
     compare: Annotated[
         list[Path] | None, typer.Option(help="Another configuration, for the same requests. Repeatable.")
@@ -33,6 +34,9 @@ def simulate(
     json_file: Annotated[Path | None, typer.Option("--json", help="Write everything measured there.")] = None,
     csv_file: Annotated[Path | None, typer.Option("--csv", help="Write a row for every request.")] = None,
     parquet: Annotated[Path | None, typer.Option(help="The same as Parquet; needs pyarrow.")] = None,
+    held_out: Annotated[
+        bool, typer.Option("--held-out", help="Say how far fitted times are off where nothing was fitted.")
+    ] = False,
 ) -> None:
     """Simulate a mesh under a trace, with the decisions that run live."""
     from rich.progress import Progress
@@ -78,10 +82,24 @@ def simulate(
     if parquet is not None:
         write_parquet(parquet, tables)
     show(runs)
+    if held_out:
+        for each in simulated:
+            show_held_out(each)
 
 
 def _show_progress(bar: "Progress", task: "TaskID", come: int) -> None:
     bar.update(task, completed=come)
+
+
+def show_held_out(simulated: "Simulated") -> None:
+    """Each source as soon as it is known: a forest takes a minute."""
+    from rich.console import Console
+
+    from services.simulator.tables import held_out_text, pools_by_source
+
+    console = Console()
+    for pools in pools_by_source(simulated):
+        console.print(held_out_text(pools), highlight=False)
 
 
 def names_of(files: Sequence[Path]) -> list[str]:

@@ -1,11 +1,12 @@
 """What ``lamella simulate`` prints: a run's tables, and several runs side by side."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rich.table import Table
 
 from common.latency import Distribution
+from services.simulator.config import Pool, Simulated
 from services.simulator.hardware import HardwareMetrics
 from services.simulator.metrics import Metrics
 
@@ -98,6 +99,33 @@ def _power_and_price(mean_w: float | None, usd_h: float | None) -> tuple[str, st
 
 def _known(value: float | None, form: str) -> str:
     return UNKNOWN if value is None else form.format(value)
+
+
+def pools_by_source(simulated: Simulated) -> list[list[Pool]]:
+    """Together where their passes take what the same source says."""
+    found: list[list[Pool]] = []
+    for pool in simulated.pools:
+        for others in found:
+            if _source_of(others[0]) == _source_of(pool):
+                others.append(pool)
+                break
+        else:
+            found.append([pool])
+    return found
+
+
+def _source_of(pool: Pool) -> tuple[dict[str, Any], str | None, int]:
+    return pool.config.performance, pool.config.device, pool.config.devices
+
+
+def held_out_text(pools: Sequence[Pool]) -> str:
+    """Of pools with one source, how far it is off where it was not fitted: computed now."""
+    kind = pools[0].config.performance["kind"]
+    named = f"{', '.join(pool.config.name for pool in pools)} ({kind})"
+    errors = pools[0].held_out()
+    if not errors:
+        return f"{named}: nothing was fitted here"
+    return "\n".join((f"{named}:", *(f"  {error}" for error in errors)))
 
 
 def comparison_table(runs: Sequence[Run]) -> Table:

@@ -11,6 +11,9 @@ from typer.testing import CliRunner, Result
 from common.errors import ConfigError
 from services.cli import app
 from services.simulator import request_files
+from services.simulator.config import load_simulated
+from tests.services.simulator.performance.conftest import write_csv
+from tests.services.simulator.performance.test_splitwise import rows
 
 PERFORMANCE = """
 [pool.performance]
@@ -115,19 +118,19 @@ def test_every_request_is_a_row_of_the_csv(tmp_path: Path, trace: Path) -> None:
     files = {"csv": tmp_path / "requests.csv", "json": tmp_path / "runs.json"}
     ran(fast, "--trace", trace, "--compare", slow, "--csv", files["csv"], "--json", files["json"])
     with files["csv"].open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert [(row["configuration"], row["request"]) for row in rows] == [
+        found = list(csv.DictReader(file))
+    assert [(row["configuration"], row["request"]) for row in found] == [
         (name, str(number)) for name in ("fast", "slow") for number in range(4)
     ]
-    assert [row["prompt_tokens"] for row in rows[:4]] == ["374", "396", "879", "91"]
-    assert {row["prefill_instance"] for row in rows[:4]} == {"prompts-0"}
-    assert {row["decode_instance"] for row in rows[:4]} <= {"tokens-0", "tokens-1"}
-    assert (rows[2]["tpot_s"], rows[2]["second_token_s"]) == ("", "")
-    assert (rows[6]["outcome"], rows[6]["ttft_s"], rows[6]["first_token_s"]) == ("rejected", "", "")
+    assert [row["prompt_tokens"] for row in found[:4]] == ["374", "396", "879", "91"]
+    assert {row["prefill_instance"] for row in found[:4]} == {"prompts-0"}
+    assert {row["decode_instance"] for row in found[:4]} <= {"tokens-0", "tokens-1"}
+    assert (found[2]["tpot_s"], found[2]["second_token_s"]) == ("", "")
+    assert (found[6]["outcome"], found[6]["ttft_s"], found[6]["first_token_s"]) == ("rejected", "", "")
     measured = read(files["json"])["fast"]
-    ttfts = [float(row["ttft_s"]) for row in rows[:4]]
+    ttfts = [float(row["ttft_s"]) for row in found[:4]]
     assert max(ttfts) == measured["ttft"]["maximum_s"]
-    assert [float(row["first_token_s"]) - float(row["arrival_s"]) for row in rows[:4]] == ttfts
+    assert [float(row["first_token_s"]) - float(row["arrival_s"]) for row in found[:4]] == ttfts
 
 
 def test_without_pyarrow_it_is_said_what_parquet_needs_before_anything_runs(
@@ -146,12 +149,12 @@ def test_parquet_has_what_the_csv_has(tmp_path: Path, trace: Path) -> None:
     config = write_config(tmp_path, "mesh.toml", 0.02)
     files = (tmp_path / "requests.csv", tmp_path / "requests.parquet")
     ran(config, "--trace", trace, "--csv", files[0], "--parquet", files[1])
-    rows = parquet.read_table(files[1]).to_pylist()
+    found = parquet.read_table(files[1]).to_pylist()
     with files[0].open(newline="") as file:
-        texts = [{key: "" if value is None else str(value) for key, value in row.items()} for row in rows]
+        texts = [{key: "" if value is None else str(value) for key, value in row.items()} for row in found]
         assert texts == list(csv.DictReader(file))
-    assert isinstance(rows[0]["ttft_s"], float)
-    assert isinstance(rows[0]["attempts"], int)
+    assert isinstance(found[0]["ttft_s"], float)
+    assert isinstance(found[0]["attempts"], int)
 
 
 def test_what_a_run_cost_is_told_and_what_is_not_known_too(tmp_path: Path, trace: Path) -> None:
@@ -161,3 +164,28 @@ def test_what_a_run_cost_is_told_and_what_is_not_known_too(tmp_path: Path, trace
     assert row_of(output, "$/h").split()[1:] == ["33.18", "8.10", "(0.24×)"]
     assert row_of(output, "mean kW").split()[-1] == "unknown"
     assert "requests per dollar, unknown per kWh" in output
+
+
+def test_fitted_sources_are_told_with_their_errors_on_held_out_data(tmp_path: Path, trace: Path) -> None:
+    """Pools of one source together; what nothing was fitted for has none."""
+    write_csv(tmp_path / "perf_model.csv", rows())
+    fitted: dict[str, object] = {"kind": "splitwise", "path": "perf_model.csv", "model": "m", "hardware": "h"}
+    straight: dict[str, object] = {"kind": "linear", "step_s": 0.02}
+    pools = {"one": fitted, "other": fitted, "straight": straight}
+    config = tmp_path / "mesh.toml"
+    config.write_text(
+        "[cluster]\nmodel = 'llama3-8b'\n"
+        + "".join(
+            f"[[pool]]\nname = '{name}'\nrole = 'mixed'\ncount = 1\ndevices = 8\nkv_tokens = 10000\n"
+            f"[pool.performance]\n" + "".join(f"{key} = {value!r}\n" for key, value in source.items())
+            for name, source in pools.items()
+        )
+    )
+    lines = ran(config, "--trace", trace, "--held-out").splitlines()
+    first = lines.index("one, other (splitwise):")
+    *errors, last = lines[first + 1 :]
+    expected = load_simulated(config).pools[0].held_out()
+    assert len(expected) == 2
+    assert [line.strip() for line in errors] == [str(error) for error in expected]
+    assert last == "straight (linear): nothing was fitted here"
+    assert "held-out" not in ran(config, "--trace", trace)
