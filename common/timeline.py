@@ -100,6 +100,11 @@ def name_of(event: EventId) -> str:
     return _events[event].name
 
 
+def defined_events() -> tuple[Event, ...]:
+    """Of this process, by their ids."""
+    return tuple(_events)
+
+
 def records_of(thread: ThreadRecords) -> Iterator[Record]:
     for begin_ns, end_ns, event, requests, peer, *values in RECORD.iter_unpack(thread.records):
         a, b, c, d = values
@@ -272,7 +277,7 @@ class _Rings:
         return Recording(
             began_ns=self.began_ns,
             ended_ns=self.until_ns,
-            events=tuple(_events),
+            events=defined_events(),
             threads=tuple(ring.records() for ring in self.rings),
         )
 

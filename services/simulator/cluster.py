@@ -42,6 +42,7 @@ from services.simulator.network import Network
 from services.simulator.profiled import profile_of
 from services.simulator.records import Records
 from services.simulator.scheduler import SimulatedScheduler
+from services.simulator.timeline import SimulatedTimeline
 
 LAYERWISE_MIN_TOKENS = 512
 """Where nothing is set: as live without a profile."""
@@ -198,10 +199,12 @@ class Cluster:
         self._report_at(self._reporters[instance_id], self.clock.now)
 
 
-def make_cluster(simulated: Simulated, *, is_exact: bool, retries: int = 0) -> Cluster:
+def make_cluster(
+    simulated: Simulated, *, is_exact: bool, retries: int = 0, timeline: SimulatedTimeline | None = None
+) -> Cluster:
     """``is_exact``: every request draws as many tokens as it may, and engines need not ask."""
     clock, records, cluster = Clock(), Records(), simulated.cluster
-    network = Network(clock, Links(clock, cluster.link_latency_s), cluster.hop_s)
+    network = Network(clock, Links(clock, cluster.link_latency_s), cluster.hop_s, timeline)
     gateway = SimulatedGateway(network, records, simulated.settings.gateway.max_continuations, retries)
     return Cluster(simulated, clock, network, gateway, records, is_exact)
 

@@ -34,6 +34,9 @@ def simulate(
     json_file: Annotated[Path | None, typer.Option("--json", help="Write everything measured there.")] = None,
     csv_file: Annotated[Path | None, typer.Option("--csv", help="Write a row for every request.")] = None,
     parquet: Annotated[Path | None, typer.Option(help="The same as Parquet; needs pyarrow.")] = None,
+    timeline: Annotated[
+        Path | None, typer.Option(help="Write what everyone did when there, as `lamella trace` does.")
+    ] = None,
     held_out: Annotated[
         bool, typer.Option("--held-out", help="Say how far fitted times are off where nothing was fitted.")
     ] = False,
@@ -56,22 +59,26 @@ def simulate(
     from services.simulator.run import Load, offered_of
     from services.simulator.run import simulate as run
     from services.simulator.tables import Run
+    from services.simulator.timeline import SimulatedTimeline
 
     files = [config, *(compare or [])]
     names = names_of(files)
     if parquet is not None:
         check_parquet(parquet)
+    if timeline is not None:
+        check_timeline(timeline, len(files))
     # A mistake in the last one is told before the first one is run.
     simulated = [load_simulated(each) for each in files]
     objectives = None if slo is None else parse_objectives(slo)
     rows = read_trace(trace, requests)
     runs: list[Run] = []
+    recorded = None if timeline is None else SimulatedTimeline()
     tables: list[RequestTable] = []
     with Progress(console=messages, transient=True) as bar:
         for name, one in zip(names, simulated, strict=True):
             task = bar.add_task(name, total=len(rows.requests))
             load = Load(offered_of(rows, rate, arrivals, seed), max_tokens, retries)
-            cluster = run(one, load, partial(_show_progress, bar, task))
+            cluster = run(one, load, partial(_show_progress, bar, task), recorded)
             runs.append(Run(name, measure(cluster, objectives)))
             if csv_file is not None or parquet is not None:
                 tables.append(request_table(name, cluster))
@@ -81,6 +88,10 @@ def simulate(
         write_csv(csv_file, tables)
     if parquet is not None:
         write_parquet(parquet, tables)
+    if timeline is not None and recorded is not None:
+        from services.simulator.timeline_file import write_timeline
+
+        write_timeline(timeline, cluster, recorded)
     show(runs)
     if held_out:
         for each in simulated:
@@ -89,6 +100,15 @@ def simulate(
 
 def _show_progress(bar: "Progress", task: "TaskID", come: int) -> None:
     bar.update(task, completed=come)
+
+
+def check_timeline(path: Path, configurations: int) -> None:
+    """Before anything is run for nothing. Raises ConfigError."""
+    from services.tracing.command import check_writable
+
+    if configurations > 1:
+        raise ConfigError("--timeline", str(path), "is of one configuration: leave --compare out")
+    check_writable("--timeline", path)
 
 
 def show_held_out(simulated: "Simulated") -> None:

@@ -138,11 +138,18 @@ class DecodeRoom:
             max_bytes=command.max_bytes,
         )
         sender_id = command.prefill_instance
+        clock, timeline = self.mesh.network.clock, self.mesh.network.timeline
+        began_s = clock.now
+
+        def take(reply: KVDelivered | RequestError) -> None:
+            if timeline is not None and isinstance(reply, KVDelivered):
+                timeline.add_pull(pull, sender_id, reply.kv_bytes, began_s, clock.now)
+            self._take_portion(owner, reply)
 
         def arrive() -> None:
             sender = self.mesh.find(sender_id)
             if sender is not None:
-                sender.take_pull(pull, lambda reply: self._take_portion(owner, reply))
+                sender.take_pull(pull, take)
             elif self.is_alive:
                 self.mesh.network.tell(lambda: self._fail_pull(owner, sender_id))
 

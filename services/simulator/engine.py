@@ -6,9 +6,9 @@ event however many there are. Whatever reaches the instance meanwhile cuts it: f
 by then (``catch_up``), and the step under way becomes the first of what is left.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from common.config import MixedPolicy
 from common.messages import Phase
@@ -66,6 +66,17 @@ class BusyTime:
         return self.prefill_s + self.decode_s + self.both_s
 
 
+class EnginePass(NamedTuple):
+    """One that is over, or ``steps`` of the same sequences. ``context_tokens``: of the first one."""
+
+    began_s: float
+    ended_s: float
+    chunk: RunChunk | None
+    sequences: int
+    context_tokens: int
+    steps: int
+
+
 @dataclass(slots=True)
 class _Run:
     """What is computed now. ``steps``: of decodes alone, of which ``timer`` waits; 1 for other passes."""
@@ -84,12 +95,13 @@ class _Run:
 
 @dataclass(slots=True, eq=False)
 class SimulatedEngine:
-    """``layers``: of the model."""
+    """``layers``: of the model. ``note_pass`` is told of every pass, where somebody keeps them."""
 
     clock: Clock
     rooms: Rooms
     settings: EngineSettings
     layers: int
+    note_pass: Callable[[EnginePass], None] | None = None
     busy: BusyTime = field(default_factory=BusyTime)
     work: ComputedWork = field(default_factory=ComputedWork)
     passes: int = 0
@@ -211,6 +223,7 @@ class SimulatedEngine:
             first_s, last_s = self._seconds(run, 1), whole_s - self._seconds(run, steps - 1)
         self.busy.decode_s += whole_s
         self.work.add_steps(run.sequences, run.context_tokens, steps)
+        self._note(run, steps, whole_s)
         self.rooms.end_steps(steps, run.began_s + first_s, run.began_s + whole_s, last_s)
 
     # every pass
@@ -228,12 +241,18 @@ class SimulatedEngine:
                 self.busy.both_s += run.duration_s
             else:
                 self.busy.prefill_s += run.duration_s
+            self._note(run, 1, run.duration_s)
             self.rooms.end_chunk(run.chunk.slices)
             if run.sequences:
                 self.rooms.end_steps(1, self.clock.now, self.clock.now, run.duration_s)
         if self._waiting and self._run is None and not self._is_starting:
             self._is_starting = True
             self.clock.soon(self._start)
+
+    def _note(self, run: _Run, steps: int, seconds: float) -> None:
+        if self.note_pass is not None:
+            rows = (run.sequences, run.context_tokens, steps)
+            self.note_pass(EnginePass(run.began_s, run.began_s + seconds, run.chunk, *rows))
 
     def _forget(self, run: _Run) -> None:
         self.clock.cancel(run.timer)

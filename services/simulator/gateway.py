@@ -28,7 +28,7 @@ from gateway.generation import PROGRESS_TOKENS
 from gateway.losses import is_needed
 from services.simulator.gaps import GapCounts
 from services.simulator.network import Network
-from services.simulator.records import Outcome, Records
+from services.simulator.records import Outcome, Records, request_id_of
 
 GATEWAY = GatewayId("gateway")
 RECORD = ServiceRecord(
@@ -93,7 +93,7 @@ class SimulatedGateway:
         number = self.records.begin(now, prompt_tokens, output_tokens)
         allowed = output_tokens if max_tokens is None else max_tokens
         request = GenerationRequest(
-            request_id=RequestId(f"r{number}"),
+            request_id=request_id_of(number),
             gateway_id=GATEWAY,
             prompt_ids=(TOKEN,) * prompt_tokens,
             sampling=SamplingParams(max_tokens=allowed, ignore_eos=allowed <= output_tokens),
@@ -209,6 +209,8 @@ class SimulatedGateway:
             entry.lost_instances = entry.lost_instances[len(told) :]
             if isinstance(reply, Placement):
                 entry.placement = entry.moved or reply
+                if self.network.timeline is not None:
+                    self.network.timeline.add_placed(GATEWAY, request.request_id, self.network.clock.now)
                 self.records.prefill[entry.number] = self.network.number_of(reply.prefill_instance)
                 self.records.decode[entry.number] = self.network.number_of(entry.placement.decode_instance)
                 if entry.is_over:

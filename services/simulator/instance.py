@@ -3,6 +3,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import msgspec
 
@@ -79,7 +80,12 @@ class SimulatedInstance:
         around, prefill, decode = self.around, self.prefill_state, self.decode_state
         self.home = self.role
         self._free_blocks = self.blocks.free_blocks
-        self.engine = SimulatedEngine(around.mesh.network.clock, self, around.engine, prefill.layout.layers)
+        network = around.mesh.network
+        timeline = network.timeline
+        note_pass = None if timeline is None else partial(timeline.add_pass, self.instance_id)
+        self.engine = SimulatedEngine(
+            network.clock, self, around.engine, prefill.layout.layers, note_pass=note_pass
+        )
         fitted = around.speed.chunk_time
         prompt_time = None if fitted is None else PromptTime(fitted, prefill.chunk_tokens)
         self.prefill = PrefillRoom(

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from common.ids import InstanceId
 from services.simulator.clock import Clock
 from services.simulator.links import Link, Links
+from services.simulator.timeline import SimulatedTimeline
 
 
 @dataclass(slots=True, eq=False)
@@ -18,11 +19,13 @@ class Adapter:
 
 @dataclass(slots=True)
 class Network:
-    """``hop_s``: what a message takes; messages never overtake one another."""
+    """``hop_s``: what a message takes; messages never overtake one another. ``timeline``: where it is kept
+    what everyone did, if it is."""
 
     clock: Clock
     links: Links
     hop_s: float
+    timeline: SimulatedTimeline | None = None
     adapters: dict[InstanceId, Adapter] = field(default_factory=dict)
     _numbers: dict[InstanceId, int] = field(default_factory=dict)
 

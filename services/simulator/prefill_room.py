@@ -159,12 +159,16 @@ class PrefillRoom:
         owner, pull = command.owner, command.pull
         parts = sum(len(span.layers) * len(span.positions) for span in command.spans)
         nbytes = parts * self.state.layout.token_layer_bytes
-        clock = self.mesh.network.clock
+        clock, timeline = self.mesh.network.clock, self.mesh.network.timeline
         began_s = clock.now
 
         def arrive() -> None:
             if self.is_alive:
                 self.sent_bytes += nbytes
+                if timeline is not None:
+                    layers = _layers_of(command)
+                    times = (began_s, clock.now)
+                    timeline.add_transfer(self.state.instance_id, pull, nbytes, layers, *times)
                 self._handle_amid_chunk(events.SendFinished(owner, nbytes, clock.now - began_s))
 
         self.mesh.network.send_kv(self.state.instance_id, pull.decode_instance, nbytes, arrive)
@@ -177,6 +181,12 @@ class PrefillRoom:
     def _note_hand_over(self, command: events.HandOverBegun) -> None:
         self.handovers += 1
         self.handover_wait_s += command.queue_s
+
+
+def _layers_of(command: events.SendKV) -> range:
+    """From the first to the last."""
+    first = min((span.layers.start for span in command.spans), default=0)
+    return range(first, max((span.layers.stop for span in command.spans), default=first))
 
 
 COMMANDS: dict[type, Callable[[PrefillRoom, Any], None]] = {

@@ -8,6 +8,8 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from common.ids import RequestId
+
 Outcome = Literal["open", "done", "rejected", "failed"]
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 """``rejected``: nobody took it in; ``failed``: it broke and could not go on."""
@@ -31,6 +33,10 @@ def _column() -> "array[float]":
 
 def _counts() -> "array[int]":
     return array("q")
+
+
+def request_id_of(number: int) -> RequestId:
+    return RequestId(f"r{number}")
 
 
 @dataclass(slots=True)

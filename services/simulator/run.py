@@ -10,6 +10,7 @@ from services.bench.arrivals import make_arrivals
 from services.bench.traces import Trace
 from services.simulator.cluster import Cluster, make_cluster
 from services.simulator.config import Simulated
+from services.simulator.timeline import SimulatedTimeline
 
 LITTLE_TOLERANCE = 1e-6
 SETTLE_S = 120.0
@@ -55,9 +56,17 @@ def offered_of(
         yield Offered(time_s, row.prompt_tokens, row.output_tokens)
 
 
-def simulate(simulated: Simulated, load: Load, progress: Callable[[int], None] = lambda _: None) -> Cluster:
-    """The mesh after the last request. ``progress`` is told how many have come. Raises SimulationError."""
-    cluster = make_cluster(simulated, is_exact=load.max_tokens is None, retries=load.retries)
+def simulate(
+    simulated: Simulated,
+    load: Load,
+    progress: Callable[[int], None] = lambda _: None,
+    timeline: SimulatedTimeline | None = None,
+) -> Cluster:
+    """The mesh after the last request. ``progress`` is told how many have come; ``timeline`` keeps what
+    everyone did. Raises SimulationError."""
+    cluster = make_cluster(
+        simulated, is_exact=load.max_tokens is None, retries=load.retries, timeline=timeline
+    )
     cluster.start()
     requests = iter(load.requests)
     clock, gateway = cluster.clock, cluster.gateway

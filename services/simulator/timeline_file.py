@@ -1,0 +1,29 @@
+"""A simulated mesh's timeline as the file that ``lamella trace`` writes of a live one."""
+
+from pathlib import Path
+
+from services.simulator.cluster import Cluster
+from services.simulator.gateway import GATEWAY
+from services.simulator.timeline import SimulatedTimeline
+from services.tracing.collect import Clock, MeshTrace, ServiceTrace
+from services.tracing.command import write_whole
+from services.tracing.file import chrome_trace
+from services.tracing.layout import lay_out
+
+ONE_CLOCK = Clock(offset_ns=0, round_trip_ns=0)
+
+
+def write_timeline(path: Path, cluster: Cluster, timeline: SimulatedTimeline) -> None:
+    """Of a run that is over. Raises ConfigError where nothing can be written."""
+    timeline.add_lives(GATEWAY, cluster.records)
+    write_whole("--timeline", path, chrome_trace(lay_out(mesh_trace(cluster, timeline))))
+
+
+def mesh_trace(cluster: Cluster, timeline: SimulatedTimeline) -> MeshTrace:
+    """An instance's kind is the role that it ended with."""
+    kinds = {str(instance_id): each.role for instance_id, each in cluster.instances.items()}
+    services = tuple(
+        ServiceTrace(name, kinds.get(name, "gateway"), "simulated", number, ONE_CLOCK, recording)
+        for number, (name, recording) in enumerate(timeline.recordings().items(), 1)
+    )
+    return MeshTrace(0, timeline.ended_ns, services, silent=())
