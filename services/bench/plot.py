@@ -1,6 +1,6 @@
 """A run's latency distributions as one picture: the cumulative share of TTFT, TPOT, TBT and end-to-end."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,8 @@ from matplotlib import pyplot as plt
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter, PercentFormatter
 
-from common.latency import ServiceObjectives
 from services.bench.run import BenchRun
-from services.bench.summary import LoadResult, Samples
+from services.bench.summary import LoadResult
 
 COLORS = {"foreground": "#0b6e99", "background": "#d9730d"}
 INK, QUIET, GRID = "#22272e", "#6b7480", "#e4e7eb"
@@ -38,19 +37,26 @@ def write_plot(path: Path, run: BenchRun) -> None:
         layout = ConstrainedLayoutEngine(rect=(0.0, 0.0, 1.0, 0.91), hspace=0.06, wspace=0.04)
         figure, axes = plt.subplots(2, 2, figsize=(11.0, 7.6), layout=layout)
         for axis, (name, title) in zip(axes.flat, PANELS, strict=True):
-            _draw_panel(axis, name, title, run.samples, run.result.config.objectives)
+            curves = {load: values for load, one in run.samples.items() if (values := getattr(one, name))}
+            objectives = run.result.config.objectives
+            bound_s = None if objectives is None else getattr(objectives, name)
+            draw_distributions(axis, title, curves, COLORS, bound_s)
         _draw_title(figure, run)
         figure.savefig(path, dpi=150, facecolor="white")
         plt.close(figure)
 
 
-def _draw_panel(
-    axis: Any, name: str, title: str, samples: dict[str, Samples], objectives: ServiceObjectives | None
+def draw_distributions(
+    axis: Any,
+    title: str,
+    drawn: Mapping[str, Sequence[float]],
+    colors: Mapping[str, str],
+    bound_s: float | None = None,
 ) -> None:
+    """The cumulative shares of each of ``drawn``, none of them empty; ``bound_s`` is what was promised."""
     axis.set_title(title, loc="left", fontsize=10, fontweight="bold", color=INK, pad=30)
-    drawn = {load: values for load, one in samples.items() if (values := getattr(one, name))}
     for load, values in drawn.items():
-        _draw_curve(axis, load, values)
+        _draw_curve(axis, load, values, colors[load])
     everything = np.concatenate([np.asarray(values) for values in drawn.values()]) if drawn else np.empty(0)
     if everything.size == 0:
         axis.text(
@@ -58,7 +64,6 @@ def _draw_panel(
         )
     else:
         _scale(axis, everything)
-    bound_s = None if objectives is None else getattr(objectives, name)
     if bound_s is not None:
         axis.axvline(bound_s * 1e3, color="#b3261e", linewidth=1, linestyle=(0, (4, 3)))
         axis.annotate(
@@ -67,13 +72,17 @@ def _draw_panel(
         )  # fmt: skip
     axis.set_ylim(0.0, 1.02)
     axis.yaxis.set_major_formatter(PercentFormatter(1.0))
+    axis.set_xlabel("ms", color=QUIET)
+    finish_axis(axis, has_legend=bool(drawn))
+
+
+def finish_axis(axis: Any, *, has_legend: bool) -> None:
     axis.grid(color=GRID, linewidth=0.8)
     axis.set_axisbelow(True)
     axis.spines[["top", "right"]].set_visible(False)
     axis.spines[["left", "bottom"]].set_color(QUIET)
     axis.tick_params(colors=QUIET, which="both")
-    axis.set_xlabel("ms", color=QUIET)
-    if drawn:
+    if has_legend:
         # Above the axes: a curve may go anywhere inside.
         legend = axis.legend(
             frameon=False, loc="lower left", bbox_to_anchor=(-0.01, 0.99), fontsize=8,
@@ -82,14 +91,13 @@ def _draw_panel(
         legend.set_in_layout(False)
 
 
-def _draw_curve(axis: Any, load: str, values_s: Sequence[float]) -> None:
+def _draw_curve(axis: Any, load: str, values_s: Sequence[float], color: str) -> None:
     ordered_ms = np.sort(np.asarray(values_s)) * 1e3
     p50_ms, p99_ms = np.percentile(ordered_ms, [50, 99])
     shares = np.arange(1, ordered_ms.size + 1) / ordered_ms.size
     if ordered_ms.size > MOST_POINTS:
         chosen = np.linspace(0, ordered_ms.size - 1, MOST_POINTS).astype(int)
         ordered_ms, shares = ordered_ms[chosen], shares[chosen]
-    color = COLORS[load]
     label = f"{load}: p50 {_digits(p50_ms)}, p99 {_digits(p99_ms)} ms (n = {len(values_s):,})"
     axis.step(ordered_ms, shares, where="post", color=color, linewidth=1.8, label=label)
     axis.plot([p50_ms, p99_ms], [0.5, 0.99], "o", color=color, markersize=4, zorder=3)

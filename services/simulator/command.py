@@ -37,6 +37,7 @@ def simulate(
     timeline: Annotated[
         Path | None, typer.Option(help="Write what everyone did when there, as `lamella trace` does.")
     ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw latencies and who waits: .png, .svg, .pdf.")] = None,
     held_out: Annotated[
         bool, typer.Option("--held-out", help="Say how far fitted times are off where nothing was fitted.")
     ] = False,
@@ -49,6 +50,7 @@ def simulate(
     from services.commands.options import messages
     from services.simulator.config import load_simulated
     from services.simulator.metrics import measure
+    from services.simulator.records import Records
     from services.simulator.request_files import (
         RequestTable,
         check_parquet,
@@ -65,6 +67,8 @@ def simulate(
     names = names_of(files)
     if parquet is not None:
         check_parquet(parquet)
+    if plot is not None:
+        check_plot(plot)
     if timeline is not None:
         check_timeline(timeline, len(files))
     # A mistake in the last one is told before the first one is run.
@@ -74,13 +78,16 @@ def simulate(
     runs: list[Run] = []
     recorded = None if timeline is None else SimulatedTimeline()
     tables: list[RequestTable] = []
+    records: dict[str, Records] = {}
     with Progress(console=messages, transient=True) as bar:
         for name, one in zip(names, simulated, strict=True):
             task = bar.add_task(name, total=len(rows.requests))
             load = Load(offered_of(rows, rate, arrivals, seed), max_tokens, retries)
             cluster = run(one, load, partial(_show_progress, bar, task), recorded)
             runs.append(Run(name, measure(cluster, objectives)))
-            if csv_file is not None or parquet is not None:
+            if plot is not None:
+                records[name] = cluster.records
+            if csv_file is not None or parquet is not None or plot is not None:
                 tables.append(request_table(name, cluster))
     if json_file is not None:
         write_json(json_file, runs)
@@ -88,6 +95,10 @@ def simulate(
         write_csv(csv_file, tables)
     if parquet is not None:
         write_parquet(parquet, tables)
+    if plot is not None:
+        from services.simulator.plot import write_plot
+
+        write_plot(plot, dict(zip(names, tables, strict=True)), records, objectives)
     if timeline is not None and recorded is not None:
         from services.simulator.timeline_file import write_timeline
 
@@ -100,6 +111,15 @@ def simulate(
 
 def _show_progress(bar: "Progress", task: "TaskID", come: int) -> None:
     bar.update(task, completed=come)
+
+
+def check_plot(path: Path) -> None:
+    """Before anything is run for nothing. Raises ConfigError."""
+    from services.tracing.command import check_writable
+
+    if path.suffix not in (".png", ".svg", ".pdf"):
+        raise ConfigError("--plot", str(path), "must end in .png, .svg or .pdf")
+    check_writable("--plot", path)
 
 
 def check_timeline(path: Path, configurations: int) -> None:

@@ -191,10 +191,12 @@ def test_fitted_sources_are_told_with_their_errors_on_held_out_data(tmp_path: Pa
     assert "held-out" not in ran(config, "--trace", trace)
 
 
-def test_a_timeline_is_of_one_configuration(tmp_path: Path, trace: Path) -> None:
+def test_a_run_is_drawn_and_a_timeline_is_of_one_configuration(tmp_path: Path, trace: Path) -> None:
     config, other = (write_config(tmp_path, f"{name}.toml", 0.02) for name in ("one", "other"))
     written = tmp_path / "timeline.json"
-    ran(config, "--trace", trace, "--timeline", written)
+    picture = tmp_path / "run.png"
+    ran(config, "--trace", trace, "--timeline", written, "--plot", picture)
+    assert picture.read_bytes().startswith(b"\x89PNG")
     names = {each["args"]["name"] for each in read(written)["traceEvents"] if each["name"] == "process_name"}
     assert {"gateway", "prompts-0"} <= names
     written.unlink()
