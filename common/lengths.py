@@ -16,7 +16,7 @@ class LengthDistribution(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def mean(self) -> float:
-        return sum(tokens * probability for tokens, probability in self.points)
+        return sum([tokens * probability for tokens, probability in self.points])
 
     def mean_beyond(self, tokens: int) -> float:
         """Of those that draw more than ``tokens``; one more than that where none is known to."""
@@ -24,8 +24,12 @@ class LengthDistribution(msgspec.Struct, frozen=True, array_like=True):
 
     def outlook(self, tokens: int) -> tuple[float, float]:
         """``mean_beyond`` of so many tokens, and below how many it stays the same."""
-        further = [each for each, _ in self.points if each > tokens]
-        return self.mean_beyond(tokens), further[0] if further else tokens + 1
+        further = [point for point in self.points if point[0] > tokens]
+        weight = sum([probability for _, probability in further])
+        until = further[0][0] if further else tokens + 1
+        if weight <= 0:
+            return tokens + 1, until
+        return sum([each * (probability / weight) for each, probability in further]), until
 
     def quantile(self, share: float) -> float:
         """The least length that at least ``share`` of requests do not exceed."""
@@ -47,7 +51,7 @@ class LengthDistribution(msgspec.Struct, frozen=True, array_like=True):
     def beyond(self, tokens: int) -> "LengthDistribution":
         """Of those that draw more than ``tokens``; of one more where none is known to."""
         points = [point for point in self.points if point[0] > tokens]
-        weight = sum(probability for _, probability in points)
+        weight = sum([probability for _, probability in points])
         if weight <= 0:
             return certain(tokens + 1)
         return LengthDistribution(tuple((each, probability / weight) for each, probability in points))

@@ -44,9 +44,20 @@ def make_forecast(
 ) -> Forecast:
     """``prompts``: of the instance's other room, which all stay. ``can_hand_on``: sequences that run can
     leave."""
-    staying = [each for each in sequences if not each.is_cancelled]
-    coming = [each.coming_tokens for each in staying]
-    held_tokens = sum([each.tokens for each in staying]) + sum([each.tokens for each in prompts])
+    staying: list[DecodeSequence] = []
+    coming: list[int] = []
+    errors: list[int] = []
+    held_tokens = sum([each.tokens for each in prompts])
+    for each in sequences:
+        if each.is_cancelled:
+            continue
+        more = each.coming_tokens
+        error = each.length_error(more)
+        if error is not None:
+            errors.append(error)
+        staying.append(each)
+        coming.append(more)
+        held_tokens += each.tokens
     need_tokens = most_need(held_tokens, len(staying) + len(prompts), block_size)
     movable: list[MovableSequence] = []
     if need_tokens > SURE_SHARE * capacity_tokens:
@@ -59,11 +70,6 @@ def make_forecast(
             for counts in [(grows.tokens, grows.coming_tokens)]
             if is_movable(each, can_hand_on=can_hand_on) and min(grows.coming_tokens, HORIZON_STEPS) >= step
         ]
-    errors = [
-        error
-        for each, more in zip(staying, coming, strict=True)
-        if (error := each.length_error(more)) is not None
-    ]
     return Forecast(
         sum(coming),
         need_tokens,

@@ -100,9 +100,11 @@ class DecodeSequence:
         lengths, outlook = self.predicted or task.lengths, self._outlook
         if lengths is None:
             return left if left > 1 else 1
-        if outlook is None or outlook.lengths is not lengths or not outlook.since <= drawn < outlook.until:
-            mean, until = lengths.outlook(drawn)
-            outlook = self._outlook = _Outlook(lengths, lengths.mean, drawn, mean, until)
+        if outlook is None or outlook.lengths is not lengths:
+            outlook = self._outlook = _Outlook(lengths, lengths.mean, drawn, *lengths.outlook(drawn))
+        elif not outlook.since <= drawn < outlook.until:
+            outlook = _Outlook(lengths, outlook.whole_mean, drawn, *lengths.outlook(drawn))
+            self._outlook = outlook
         more = round(outlook.mean - drawn)
         if more > left:
             more = left

@@ -121,10 +121,11 @@ class Membership:
     def _forget_stale(self, view: InstanceView, now: float) -> None:
         for request_id in list(view.placed):
             placed = self.bookings.requests[request_id]
+            if placed.acknowledged_s is None or now - placed.acknowledged_s <= STALE_AFTER_S:
+                continue
             both = (placed.placement.prefill_instance, placed.placement.decode_instance)
             views = [self.instances.get(instance_id) for instance_id in both]
-            is_idle = all(each is None or each.is_idle for each in views)
-            if is_idle and placed.acknowledged_s is not None and now - placed.acknowledged_s > STALE_AFTER_S:
+            if all(each is None or each.is_idle for each in views):
                 self.bookings.drop(request_id)
 
     def _remove(self, view: InstanceView) -> AnnounceInstanceGone:

@@ -117,7 +117,7 @@ class BlockAllocator:
     @property
     def largest_pool_blocks(self) -> int:
         """The longest sequence that could ever be held; 0 without an open pool."""
-        return max((pool.total_blocks for pool in self._pools.values() if pool.is_open), default=0)
+        return max([pool.total_blocks for pool in self._pools.values() if pool.is_open], default=0)
 
     def pool_for_newcomer(self, longest_blocks: int) -> int | None:
         """Of the open pools that are large enough for it in the end, the one with the most free blocks
@@ -135,12 +135,12 @@ class BlockAllocator:
 
     @property
     def total_blocks(self) -> int:
-        return sum(pool.total_blocks for pool in self._pools.values() if not pool.is_lost)
+        return sum([pool.total_blocks for pool in self._pools.values() if not pool.is_lost])
 
     @property
     def free_blocks(self) -> int:
         """Of open pools."""
-        return sum(len(pool.free) for pool in self._pools.values() if pool.is_open)
+        return sum([len(pool.free) for pool in self._pools.values() if pool.is_open])
 
     @property
     def used_blocks(self) -> int:
