@@ -16,11 +16,13 @@ from decode.sequence import DecodeSequence
 @dataclass(slots=True)
 class Outlook:
     """Of a step's ``rows``: nobody ends within fewer than ``left`` steps, and for ``room`` steps each has a
-    block, the one that is computed, or is next, being the first."""
+    block, the one that is computed, or is next, being the first. ``end_token_ids``: any of which ends one of
+    them."""
 
     rows: tuple[StepRow, ...]
     left: int
     room: int
+    end_token_ids: frozenset[int]
 
 
 @dataclass(slots=True)
@@ -43,6 +45,11 @@ class Batches:
     def idle_lanes(self) -> list[int]:
         """Those without a step in flight."""
         return [lane for lane in range(self.lanes) if lane not in self.steps]
+
+    @property
+    def computes_any(self) -> bool:
+        """Whether ``computes`` is true of anybody."""
+        return bool(self._computed)
 
     def computes(self, owner: BlockOwner) -> bool:
         """Whether a step in flight uses the sequence's blocks."""

@@ -13,7 +13,7 @@ from common.messages import DecodeTask, ResumeTask
 from common.room_mates import RoomMates
 from decode.events import InheritSequence, SwapIn
 from decode.holdings import Holdings
-from decode.sequence import DecodeSequence
+from decode.sequence import RUNNING, DecodeSequence
 from scheduler.policy.decode_admission import Growing, Pool, blocks_to_enter, can_admit
 
 
@@ -38,7 +38,7 @@ class Entering:
         reserved = self.mates.reserved_blocks(now)
         is_one_away = False
         for earlier, sequence in enumerate(self.held.sequences.values()):
-            has_come = sequence.has_blocks
+            has_come = sequence.phase is RUNNING or sequence.has_blocks
             if not has_come and earlier < self.max_batch:
                 if sequence.is_swapped:
                     has_come = self._try_swap_in(sequence, reserved, commands)
@@ -46,7 +46,7 @@ class Entering:
                     has_come = self._try_enter(sequence, reserved, commands)
             if not has_come:
                 break
-            is_one_away |= sequence.is_swapped
+            is_one_away |= sequence.phase is not RUNNING and sequence.is_swapped
         return commands
 
     def blocks_wanted_by(self, away: DecodeSequence) -> int:
@@ -89,7 +89,9 @@ class Entering:
         return True
 
     def _has_room(self, pool: int, sequence: DecodeSequence, reserved_blocks: int) -> bool:
-        there = [each for each in self.held.with_blocks() if self.held.moves.pool_of(each) == pool]
+        there = self.held.with_blocks()
+        if len(self.held.blocks.pools) > 1:
+            there = [each for each in there if self.held.moves.pool_of(each) == pool]
         present = [_as_present(each, self.admission) for each in there]
         free = self.held.blocks.free_blocks_in(pool) - (reserved_blocks if present else 0)
         room = Pool(free, self.held.block_size)

@@ -17,7 +17,7 @@ from decode.batches import Batches
 from decode.departures import Departures
 from decode.moves import DESTINATION_ROOM, Moves
 from decode.pulls import Pulls
-from decode.sequence import ROOM, DecodeSequence, Sequences
+from decode.sequence import ROOM, RUNNING, DecodeSequence, Sequences
 from decode.swapping import Swapping
 
 
@@ -112,10 +112,12 @@ class Holdings:
         return [sequence for sequence in self.sequences.values() if sequence.has_blocks]
 
     def running(self) -> list[DecodeSequence]:
-        return [sequence for sequence in self.sequences.values() if sequence.phase is DecodePhase.RUNNING]
+        return [sequence for sequence in self.sequences.values() if sequence.phase is RUNNING]
 
     def at_rest(self) -> list[DecodeSequence]:
         """Running sequences that no step computes now, in arrival order."""
+        if not self.batches.computes_any:
+            return self.running()
         return [sequence for sequence in self.running() if not self.batches.computes(sequence.owner)]
 
     def pulling(self, owner: BlockOwner) -> DecodeSequence:

@@ -47,10 +47,14 @@ class DecodeSequence:
     is_source_gone: bool = False
     predicted: LengthDistribution | None = None
     preemptions: int = 0
+    prompt_tokens: int = field(init=False)
     _row: StepRow | None = field(default=None, compare=False, repr=False)
     _outlook: "_Outlook | None" = field(default=None, compare=False, repr=False)
 
     _census: "Sequences | None" = field(default=None, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.prompt_tokens = len(self.task.request.prompt_ids)
 
     def enter(self, phase: DecodePhase) -> None:
         """Raises ValueError for an illegal move."""
@@ -113,7 +117,7 @@ class DecodeSequence:
     @property
     def left_tokens(self) -> int:
         """That it may still draw, at the most."""
-        return self.request.sampling.max_tokens - len(self.output_ids)
+        return self.task.request.sampling.max_tokens - len(self.output_ids)
 
     def length_error(self, coming_tokens: int) -> int | None:
         """By how much it is to exceed what was predicted of it, drawing ``coming_tokens`` more; None: it has
@@ -125,7 +129,7 @@ class DecodeSequence:
 
     @property
     def tokens(self) -> int:
-        return len(self.task.request.prompt_ids) + len(self.output_ids)
+        return self.prompt_tokens + len(self.output_ids)
 
     @property
     def position(self) -> int:

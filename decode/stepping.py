@@ -44,7 +44,8 @@ class Stepping:
         commands += preempted
         self.giving_way.has_just_given = bool(commands)
         ready = with_room[: self.max_batch]
-        batches.even_out(self.held.running(), ready)
+        if batches.lanes > 1:
+            batches.even_out(self.held.running(), ready)
         for lane in idle:
             sequences = [sequence for sequence in ready if sequence.lane == lane]
             if sequences:
@@ -66,7 +67,8 @@ class Stepping:
         size = self.held.block_size
         left = min([sequence.left_tokens for sequence in sequences])
         room = min([len(row.block_table) * size - row.position for row in rows])
-        return Outlook(rows, left, room)
+        ends = frozenset(self.eos_token_ids).union(*[row.request.sampling.stop_token_ids for row in rows])
+        return Outlook(rows, left, room, ends)
 
     def finish(self, lane: int, tokens: tuple[SampledToken | None, ...], now: float) -> list[DecodeCommand]:
         """A token for each row; None: its KV was lost. Raises ValueError where no such step is in flight."""
@@ -128,10 +130,9 @@ class Stepping:
             raise ValueError(f"lane {lane}: steps of {len(run.tokens)} rows ended, {len(rows)} are in flight")
         if not 1 <= steps <= self.ahead(lane):
             raise ValueError(f"lane {lane}: {steps} steps ended, {self.ahead(lane)} can follow on another")
-        is_end = before in self.eos_token_ids
-        if steps > 1 and (is_end or any(before in row.request.sampling.stop_token_ids for row in rows)):
-            raise ValueError(f"lane {lane}: token {before} ends a sequence before the last of {steps} steps")
         outlook = self.held.batches.outlook(lane)
+        if steps > 1 and before in outlook.end_token_ids:
+            raise ValueError(f"lane {lane}: token {before} ends a sequence before the last of {steps} steps")
         if steps < outlook.left and run.tokens.count(run.before) == len(rows):
             self._grow(outlook, steps, [before] * steps)
             self.held.batches.end_quietly(lane, steps)

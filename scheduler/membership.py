@@ -45,7 +45,7 @@ class Membership:
                     if view is None:
                         self._add(record, now)
                     elif view.record.incarnation == record.incarnation:
-                        view.record = record
+                        view.take_record(record)
                         self.groups.forget()
                     else:
                         commands.append(self._remove(view))

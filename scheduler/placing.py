@@ -344,11 +344,8 @@ class Placer:
     # who could
 
     def _members(self, phase: Phase, excluded: Collection[InstanceId] = ()) -> list[InstanceView]:
-        return [
-            view
-            for view in self.instances.values()
-            if has_phase(view.role, phase) and view.record.instance_id not in excluded
-        ]
+        members = [view for view in self.instances.values() if view.role == phase or view.role == "mixed"]
+        return [view for view in members if view.record.instance_id not in excluded] if excluded else members
 
     def _fitting(
         self, phase: Phase, ready: Sequence[InstanceView], tokens: int, kv_formats: Collection[KVFormat]

@@ -84,6 +84,7 @@ class InstanceView:
     placed: set[RequestId] = field(default_factory=set)
     booked: BookedWork = field(default_factory=BookedWork)
     kv_format: KVFormat = field(init=False)
+    role: Role = field(init=False)
     _decoding: dict[RequestId, PlacedRequest] = field(default_factory=dict)
     _prefilling: dict[RequestId, PlacedRequest] = field(default_factory=dict)
     """Prompts that no report counts yet."""
@@ -92,9 +93,16 @@ class InstanceView:
 
     def __post_init__(self) -> None:
         self.kv_format = self.record.kv_format
+        self.role = self.record.role
+
+    def take_record(self, record: InstanceRecord) -> None:
+        """Of the same life, as the store has it now."""
+        self.record = record
+        if self.report is None:
+            self.role = record.role
 
     def take_report(self, report: LoadReport, now: float) -> None:
-        self.report = report
+        self.report, self.role = report, report.role
         self.is_suspect = False
         self.last_heard_s = now
         self._change()
@@ -243,10 +251,6 @@ class InstanceView:
     @property
     def is_leaving(self) -> bool:
         return self.report is not None and self.report.is_draining
-
-    @property
-    def role(self) -> Role:
-        return self.record.role if self.report is None else self.report.role
 
     @property
     def home(self) -> Role:

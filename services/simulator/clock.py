@@ -47,7 +47,7 @@ class Clock:
 
     def run_until(self, time_s: float, is_over: Callable[[], bool] = lambda: False) -> None:
         """Lets everything happen that is due until then, or until ``is_over``."""
-        due, soon = self._due, self._soon
+        due, soon, heappop = self._due, self._soon, heapq.heappop
         while not is_over():
             if soon:
                 self.events += 1
@@ -56,7 +56,7 @@ class Clock:
             if not due or due[0][0] > time_s:
                 self.now = max(self.now, time_s) if time_s != float("inf") else self.now
                 return
-            _, _, timer = heapq.heappop(due)
+            _, _, timer = heappop(due)
             action = timer.action
             if action is None:
                 continue
