@@ -68,7 +68,7 @@ def coming_tokens(lengths: LengthDistribution | None, drawn_tokens: int, max_tok
     left = max(1, max_tokens - drawn_tokens)
     if lengths is None:
         return left
-    return min(left, max(1, round(lengths.mean_beyond(drawn_tokens) - drawn_tokens)))
+    return min(left, max(1, round(lengths.mean_beyond(drawn_tokens)) - drawn_tokens))
 
 
 def capped(lengths: LengthDistribution, max_tokens: int) -> LengthDistribution:

@@ -59,7 +59,7 @@ class Arrivals:
         if sequence is None:
             self._early_lengths.keep(owner, lengths)
         else:
-            sequence.predicted = lengths
+            self.held.sequences.predict(sequence, lengths)
 
     def cancel(self, request_id: RequestId, attempt: int) -> None:
         """Neither this attempt nor an earlier one is wanted any more, be they here or still to come."""

@@ -3,12 +3,12 @@
 A prediction that a sequence has outlived is made again: the mean of those that got as far (Aladdin 4.3).
 """
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from common.lifecycle import DecodePhase
 from common.messages import DecodeTask, MovableSequence
-from decode.sequence import DecodeSequence
+from decode.sequence import DecodeSequence, Sequences
 from scheduler.policy.decode_admission import Growing
 from scheduler.policy.decode_rebalancing import HORIZON_STEPS, as_growing, most_need, peak_need
 
@@ -35,7 +35,7 @@ class Forecast:
 
 
 def make_forecast(
-    sequences: Collection[DecodeSequence],
+    sequences: Sequences,
     prompts: Sequence[Growing],
     block_size: int,
     capacity_tokens: int,
@@ -44,24 +44,13 @@ def make_forecast(
 ) -> Forecast:
     """``prompts``: of the instance's other room, which all stay. ``can_hand_on``: sequences that run can
     leave."""
-    staying: list[DecodeSequence] = []
-    coming: list[int] = []
-    errors: list[int] = []
-    held_tokens = sum([each.tokens for each in prompts])
-    for each in sequences:
-        if each.is_cancelled:
-            continue
-        more = each.coming_tokens
-        error = each.length_error(more)
-        if error is not None:
-            errors.append(error)
-        staying.append(each)
-        coming.append(more)
-        held_tokens += each.tokens
-    need_tokens = most_need(held_tokens, len(staying) + len(prompts), block_size)
+    sums = sequences.staying()
+    held_tokens = sums.tokens + sum([each.tokens for each in prompts])
+    need_tokens = most_need(held_tokens, sums.sequences + len(prompts), block_size)
     movable: list[MovableSequence] = []
     if need_tokens > SURE_SHARE * capacity_tokens:
-        growing = [_growing(each, more) for each, more in zip(staying, coming, strict=True)]
+        staying = [each for each in sequences.values() if not each.is_cancelled]
+        growing = [_growing(each) for each in staying]
         need_tokens, step = peak_need([*growing, *prompts], block_size)
     if need_tokens > capacity_tokens:
         movable = [
@@ -71,10 +60,10 @@ def make_forecast(
             if is_movable(each, can_hand_on=can_hand_on) and min(grows.coming_tokens, HORIZON_STEPS) >= step
         ]
     return Forecast(
-        sum(coming),
+        sums.coming_tokens,
         need_tokens,
-        sum(errors),
-        len(errors),
+        sums.error_tokens,
+        sums.errors,
         tuple(movable[-MOST_MOVABLE:]),
     )
 
@@ -107,5 +96,5 @@ def has_begun(sequence: DecodeSequence) -> bool:
     return sequence.phase is not DecodePhase.WAITING
 
 
-def _growing(sequence: DecodeSequence, coming_tokens: int) -> Growing:
-    return as_growing(sequence.tokens, coming_tokens, max(1, sequence.left_tokens))
+def _growing(sequence: DecodeSequence) -> Growing:
+    return as_growing(sequence.tokens, sequence.coming_tokens, max(1, sequence.left_tokens))

@@ -55,7 +55,7 @@ class HandOvers:
         self.held.pulls.end(owner)
         if sequence.awaits_first_token and token is not None:
             sequence.output_ids.append(token)
-            self.held.sequences.tokens += 1
+            self.held.sequences.note_first(owner)
         sequence.enter(DecodePhase.RUNNING)
         return [ObserveAdmission(now - sequence.arrived_s)]
 

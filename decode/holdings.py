@@ -173,7 +173,7 @@ class Holdings:
             DecodePhase.SWAPPING_IN,
         )
         if is_computed or is_pulled or is_copied:
-            sequence.is_cancelled = True
+            self.sequences.cancel(sequence)
             self.batches.disturb()
         else:
             self.drop(sequence)

@@ -1,6 +1,8 @@
 """A sequence as the decode room keeps it."""
 
 from dataclasses import dataclass, field
+from math import ceil, floor
+from typing import NamedTuple
 
 from common.errors import HandoverFailed, Overloaded
 from common.ids import Incarnation, InstanceId
@@ -9,6 +11,7 @@ from common.lengths import LengthDistribution
 from common.lifecycle import DecodePhase, next_decode_phase
 from common.messages import DecodeTask, ErrorReply, GenerationRequest, ResumeTask
 from decode.events import StepRow
+from decode.expectations import Expectation, Expectations
 
 ROOM = "decode"
 KV_LOST = ErrorReply(code=HandoverFailed.code, message="the attention worker that held the KV is gone")
@@ -101,31 +104,45 @@ class DecodeSequence:
         """That it is still expected to draw."""
         task, drawn = self.task, len(self.output_ids)
         left = task.request.sampling.max_tokens - drawn
-        lengths, outlook = self.predicted or task.lengths, self._outlook
-        if lengths is None:
+        outlook = self._look()
+        if outlook is None:
             return left if left > 1 else 1
+        more = min(round(outlook.mean) - drawn, left)
+        return more if more > 1 else 1
+
+    def _look(self) -> _Outlook | None:
+        """None: nothing is predicted."""
+        lengths, outlook, drawn = self.predicted or self.task.lengths, self._outlook, len(self.output_ids)
+        if lengths is None:
+            return None
         if outlook is None or outlook.lengths is not lengths:
             outlook = self._outlook = _Outlook(lengths, lengths.mean, drawn, *lengths.outlook(drawn))
         elif not outlook.since <= drawn < outlook.until:
             outlook = _Outlook(lengths, outlook.whole_mean, drawn, *lengths.outlook(drawn))
             self._outlook = outlook
-        more = round(outlook.mean - drawn)
-        if more > left:
-            more = left
-        return more if more > 1 else 1
+        return outlook
+
+    def expect(self) -> Expectation:
+        drawn = len(self.output_ids)
+        end, outlook = drawn + self.coming_tokens, self._look()
+        if outlook is None:
+            return Expectation(end, None, end)
+        until = min(end, ceil(outlook.until))
+        error = None
+        if drawn > outlook.whole_mean:
+            error = end - round(outlook.whole_mean)
+        else:
+            until = min(until, floor(outlook.whole_mean) + 1)
+        return Expectation(end, error, until)
+
+    @property
+    def drawn_tokens(self) -> int:
+        return len(self.output_ids)
 
     @property
     def left_tokens(self) -> int:
         """That it may still draw, at the most."""
         return self.task.request.sampling.max_tokens - len(self.output_ids)
-
-    def length_error(self, coming_tokens: int) -> int | None:
-        """By how much it is to exceed what was predicted of it, drawing ``coming_tokens`` more; None: it has
-        not outlived that yet."""
-        outlook, drawn = self._outlook, len(self.output_ids)
-        if outlook is None or drawn <= outlook.whole_mean:
-            return None
-        return drawn + coming_tokens - round(outlook.whole_mean)
 
     @property
     def tokens(self) -> int:
@@ -137,14 +154,28 @@ class DecodeSequence:
         return self.tokens - 1
 
 
+class Staying(NamedTuple):
+    """Of the sequences that are not cancelled: how many there are, what they hold, what they are still to
+    draw, and by how much ``errors`` of them exceed what was predicted."""
+
+    sequences: int
+    tokens: int
+    coming_tokens: int
+    error_tokens: int
+    errors: int
+
+
 class Sequences(dict[BlockOwner, DecodeSequence]):
     """A room's, in the order of arrival, and how many of them are in which phase.
-    ``tokens``: of all together; whoever lets one grow counts it here."""
+    ``tokens``: of all together, and ``drawn_tokens``; whoever lets one grow tells it here."""
 
     def __init__(self) -> None:
         super().__init__()
         self.in_batch = 0
         self.tokens = 0
+        self.drawn_tokens = 0
+        self._cancelled: dict[BlockOwner, DecodeSequence] = {}
+        self._expectations = Expectations()
         self.without_blocks = 0
         self.swapped = 0
 
@@ -153,6 +184,8 @@ class Sequences(dict[BlockOwner, DecodeSequence]):
         super().__setitem__(owner, sequence)
         sequence._census = self
         self.tokens += sequence.tokens
+        self.drawn_tokens += sequence.drawn_tokens
+        self._expectations.note_changed(owner)
         self.count(sequence.phase, 1)
 
     def __delitem__(self, owner: BlockOwner) -> None:
@@ -160,7 +193,43 @@ class Sequences(dict[BlockOwner, DecodeSequence]):
         super().__delitem__(owner)
         sequence._census = None
         self.tokens -= sequence.tokens
+        self.drawn_tokens -= sequence.drawn_tokens
+        self._cancelled.pop(owner, None)
+        self._expectations.forget(owner)
         self.count(sequence.phase, -1)
+
+    def cancel(self, sequence: DecodeSequence) -> None:
+        """It goes as soon as it can."""
+        sequence.is_cancelled = True
+        self._cancelled[sequence.owner] = sequence
+        self._expectations.forget(sequence.owner)
+
+    def predict(self, sequence: DecodeSequence, lengths: LengthDistribution) -> None:
+        sequence.predicted = lengths
+        if not sequence.is_cancelled:
+            self._expectations.note_changed(sequence.owner)
+
+    def note_steps(self, steps: int, tokens: int) -> None:
+        """So many steps ended, in which so many tokens were drawn of all together."""
+        self.note_drawn(tokens)
+        self._expectations.note_steps(steps)
+
+    def note_drawn(self, tokens: int) -> None:
+        """In a step that is noted by itself."""
+        self.tokens += tokens
+        self.drawn_tokens += tokens
+
+    def note_first(self, owner: BlockOwner) -> None:
+        """Its first token came beside the steps."""
+        self.note_drawn(1)
+        self._expectations.note_changed(owner)
+
+    def staying(self) -> Staying:
+        going = self._cancelled.values()
+        end_tokens, *errors = self._expectations.sums(self)
+        drawn_tokens = self.drawn_tokens - sum([each.drawn_tokens for each in going])
+        tokens = self.tokens - sum([each.tokens for each in going])
+        return Staying(len(self) - len(going), tokens, end_tokens - drawn_tokens, *errors)
 
     def count(self, phase: DecodePhase, sign: int) -> None:
         if phase is RUNNING or phase is MOVING:
@@ -174,6 +243,16 @@ class Sequences(dict[BlockOwner, DecodeSequence]):
         """Invariants, called by tests after every event."""
         everyone = self.values()
         assert self.tokens == sum(each.tokens for each in everyone)
+        assert self._cancelled.keys() == {each.owner for each in everyone if each.is_cancelled}
+        staying = [each for each in everyone if not each.is_cancelled]
+        expected = [each.expect() for each in staying]
+        errors = [each.error_tokens for each in expected if each.error_tokens is not None]
+        told = (
+            len(staying),
+            sum(each.tokens for each in staying),
+            sum(each.coming_tokens for each in staying),
+        )
+        assert self.staying() == (*told, sum(errors), len(errors)), "the sums of what comes are wrong"
         assert self.in_batch == sum(each.phase in (RUNNING, MOVING) for each in everyone)
         assert self.without_blocks == sum(not each.has_blocks for each in everyone)
         assert self.swapped == sum(each.phase is SWAPPED for each in everyone)

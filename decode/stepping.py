@@ -74,6 +74,7 @@ class Stepping:
         """A token for each row; None: its KV was lost. Raises ValueError where no such step is in flight."""
         commands: list[DecodeCommand] = []
         events: dict[GatewayId, list[TokenEvent]] = {}
+        self.held.sequences.note_steps(1, 0)
         for row, token in zip(self.held.batches.end(lane, len(tokens)), tokens, strict=True):
             commands += self._take_token(row, token, events, is_told=True)
         self.held.pulls.step_ended(lane, now)
@@ -96,7 +97,7 @@ class Stepping:
         index = len(sequence.output_ids)
         finish = finish_reason_of(request, index, token, self.eos_token_ids)
         sequence.output_ids.append(token.token_id)
-        self.held.sequences.tokens += 1
+        self.held.sequences.note_drawn(1)
         if is_told or finish is not None:
             event = TokenEvent(request.request_id, request.attempt, index, token, finish)
             events.setdefault(request.gateway_id, []).append(event)
@@ -142,6 +143,7 @@ class Stepping:
             self._grow(outlook, steps, [before] * (steps - 1))
         commands: list[DecodeCommand] = []
         events: dict[GatewayId, list[TokenEvent]] = {}
+        self.held.sequences.note_steps(1, 0)
         for row, token in zip(self.held.batches.end(lane, len(run.tokens)), run.tokens, strict=True):
             commands += self._take_token(row, token, events, is_told=False)
         self.held.pulls.step_ended(lane, now, steps)
@@ -161,7 +163,7 @@ class Stepping:
             outlook.room = min(len(row.block_table) * size - row.position for row in outlook.rows)
         for row in outlook.rows:
             row.output_ids.extend(drawn)
-        self.held.sequences.tokens += len(drawn) * len(outlook.rows)
+        self.held.sequences.note_steps(len(drawn), len(drawn) * len(outlook.rows))
 
     def fail(self, failed: StepFailed, now: float) -> list[DecodeCommand]:
         """Raises ValueError where no such step is in flight."""

@@ -38,7 +38,7 @@ def make_load_report(
     that run can leave. ``tpot_s``: promised to a class of service. ``now``: on the rooms' clock."""
     blocks, block_size = prefill.blocks, decode.block_size
     forecast = make_forecast(
-        decode.sequences.values(),
+        decode.sequences,
         needs_of_prompts(prefill.sequences.values(), prefill.instance_id),
         block_size,
         blocks.total_blocks * block_size,

@@ -1,0 +1,95 @@
+"""What a room's sequences are expected to draw, in sums that every load report tells: kept from step to step,
+and made anew of those sequences alone of which something else may be expected by now."""
+
+import heapq
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from common.kv.blocks import BlockOwner
+
+
+class Expectation(NamedTuple):
+    """Of a sequence, as long as it has drawn fewer than ``until_tokens``: it will have drawn ``end_tokens``,
+    which is so many more than was predicted; ``error_tokens`` None: it has not outlived that yet."""
+
+    end_tokens: int
+    error_tokens: int | None
+    until_tokens: int
+
+
+class Expected(Protocol):
+    """A sequence."""
+
+    @property
+    def drawn_tokens(self) -> int: ...
+
+    def expect(self) -> Expectation: ...
+
+
+class Sums(NamedTuple):
+    """``errors``: how many have outlived their predictions."""
+
+    end_tokens: int
+    error_tokens: int
+    errors: int
+
+
+@dataclass(slots=True)
+class Expectations:
+    """Looked at when they are asked for. ``_steps``: that have ended, of each of which a sequence has drawn
+    one token at the most; so ``_due`` says when each is to be looked at again, at the earliest."""
+
+    _steps: int = 0
+    _end_tokens: int = 0
+    _error_tokens: int = 0
+    _errors: int = 0
+    _fresh: set[BlockOwner] = field(default_factory=set)
+    _known: dict[BlockOwner, tuple[Expectation, int]] = field(default_factory=dict)
+    _due: list[tuple[int, BlockOwner]] = field(default_factory=list)
+
+    def note_changed(self, owner: BlockOwner) -> None:
+        """It is new, or something else is predicted of it, or it drew a token beside the steps."""
+        self._fresh.add(owner)
+
+    def note_steps(self, steps: int) -> None:
+        self._steps += steps
+
+    def forget(self, owner: BlockOwner) -> None:
+        """Also of one that is not known."""
+        self._fresh.discard(owner)
+        self._uncount(owner)
+
+    def sums(self, sequences: Mapping[BlockOwner, Expected]) -> Sums:
+        """``sequences``: all that were noted and not forgotten, maybe others."""
+        due, fresh = self._due, self._fresh
+        while due and due[0][0] <= self._steps:
+            at, owner = heapq.heappop(due)
+            known = self._known.get(owner)
+            if known is not None and known[1] == at:
+                fresh.add(owner)
+        for owner in fresh:
+            self._look_at(owner, sequences[owner])
+        fresh.clear()
+        return Sums(self._end_tokens, self._error_tokens, self._errors)
+
+    def _look_at(self, owner: BlockOwner, sequence: Expected) -> None:
+        self._uncount(owner)
+        expected = sequence.expect()
+        at = self._steps + expected.until_tokens - sequence.drawn_tokens
+        self._known[owner] = expected, at
+        heapq.heappush(self._due, (at, owner))
+        self._end_tokens += expected.end_tokens
+        if expected.error_tokens is not None:
+            self._error_tokens += expected.error_tokens
+            self._errors += 1
+
+    def _uncount(self, owner: BlockOwner) -> None:
+        known = self._known.pop(owner, None)
+        if known is None:
+            return
+        expected, _ = known
+        self._end_tokens -= expected.end_tokens
+        if expected.error_tokens is not None:
+            self._error_tokens -= expected.error_tokens
+            self._errors -= 1
