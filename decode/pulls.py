@@ -2,9 +2,10 @@
 
 Every portion has a bound (``PullBudget``; Lamina 2, section 5). While nothing is computed all ask, for what
 comes within some tens of milliseconds: a step that begins meanwhile soon has the link to itself. While steps
-run, every end of one lets one ask, at once or when somebody comes to need it: the earliest admitted that is
-not waiting for an answer. So a portion a step is pulled, and one that the prefill instance has yet to compute
-keeps nobody else waiting.
+run, every end of one lets as much be asked for as its share of a step allows, at once or when somebody comes
+to need it, by the earliest admitted that is not waiting for an answer. What its portion leaves of that,
+because no more was there, the next one has: each asks once in a step, and short prompts do not take a step
+each. One that the prefill instance has yet to compute keeps the others waiting until the step ends.
 """
 
 from dataclasses import dataclass, field
@@ -24,18 +25,28 @@ class Portion:
 
 @dataclass(slots=True)
 class _Pull:
+    """``max_bytes``: of the newest portion. It was asked for in the step before which so many had ended
+    (``step``); None: while nothing was computed."""
+
     portions: int = 0
     is_asked: bool = False
+    max_bytes: int = 0
+    step: int | None = None
+
+    def may_ask(self, step: int | None) -> bool:
+        return not self.is_asked and (step is None or step != self.step)
 
 
 @dataclass(slots=True)
 class Pulls:
-    """In the order of admission."""
+    """In the order of admission. ``_left_bytes``: of what the newest end of a step let be asked for; None:
+    all of it."""
 
     budget: PullBudget = field(default_factory=PullBudget)
     _pulls: dict[BlockOwner, _Pull] = field(default_factory=dict)
     _steps_began_s: dict[int, float] = field(default_factory=dict)
-    _may_ask: bool = False
+    _steps: int = 0
+    _left_bytes: int | None = 0
 
     @property
     def owners(self) -> list[BlockOwner]:
@@ -54,6 +65,8 @@ class Pulls:
         if not pull.is_asked:
             raise ValueError(f"{owner}: a portion of KV came that nobody had asked for")
         self.budget.portion_done(kv_bytes, transfer_s)
+        if pull.step == self._steps and self._left_bytes is not None:
+            self._left_bytes += max(0, pull.max_bytes - kv_bytes)
         pull.is_asked = False
         pull.portions += 1
 
@@ -67,7 +80,8 @@ class Pulls:
     def step_ended(self, lane: int, now: float, steps: int = 1) -> None:
         """``steps``: that took the time since the first of them began."""
         self.budget.step_ended((now - self._steps_began_s.pop(lane)) / steps, steps)
-        self._may_ask = True
+        self._steps += 1
+        self._left_bytes = None
 
     @property
     def is_any_waiting(self) -> bool:
@@ -76,16 +90,24 @@ class Pulls:
 
     def ask(self, is_computing: bool) -> list[Portion]:
         """What to ask for now. Called after every event."""
-        asking = [owner for owner, pull in self._pulls.items() if not pull.is_asked]
-        if is_computing:
-            asking = asking[: int(self._may_ask)]
+        step = self._steps if is_computing else None
+        asking = [owner for owner, pull in self._pulls.items() if pull.may_ask(step)]
         if not asking:
             return []
-        self._may_ask = False
         if is_computing:
-            max_bytes = self.budget.portion_bytes(len(self._steps_began_s))
+            max_bytes = self._room_bytes()
+            if max_bytes < self.budget.least_bytes:
+                return []
+            del asking[1:]
         else:
             max_bytes = self.budget.idle_portion_bytes(len(self._pulls))
+        self._left_bytes = 0
         for owner in asking:
-            self._pulls[owner].is_asked = True
+            pull = self._pulls[owner]
+            pull.is_asked, pull.max_bytes, pull.step = True, max_bytes, step
         return [Portion(owner, self._pulls[owner].portions, max_bytes) for owner in asking]
+
+    def _room_bytes(self) -> int:
+        if self._left_bytes is None:
+            return self.budget.portion_bytes(len(self._steps_began_s))
+        return self._left_bytes

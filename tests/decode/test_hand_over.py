@@ -59,6 +59,29 @@ def test_an_early_offer_gets_room_for_its_first_token_which_comes_with_the_kv() 
     assert [(row.position, row.output_ids) for row in step.rows] == [(4, [7])]
 
 
+def test_what_a_portion_leaves_of_a_steps_share_the_next_sequence_has() -> None:
+    """Each asks once in a step: what it left was not there to be sent."""
+    state = make_state(total_blocks=40, pulls=Pulls(PullBudget(share=0.2, least_bytes=10)))
+    start(state, "r1", max_tokens=50)
+    state.pulls.budget.portion_done(1000, 0.1)
+    for request_id in ("r2", "r3", "r4", "r5"):
+        handle(state, events.TaskArrived(task_of(request_id)))
+    [pull] = kinds(handle(state, events.StepFinished((SampledToken(8),)), now=1.0), events.PullSequence)
+    assert (pull.owner, pull.max_bytes) == (owner_of("r2"), 2000)
+    finished = events.PullFinished(owner_of("r2"), kv_bytes=700, transfer_s=0.07)
+    [pull] = kinds(handle(state, finished), events.PullSequence)
+    assert (pull.owner, pull.portion, pull.max_bytes) == (owner_of("r3"), 0, 1300)
+    [pull] = kinds(handle(state, events.PortionPulled(owner_of("r3"), 300, 0.03)), events.PullSequence)
+    assert (pull.owner, pull.portion, pull.max_bytes) == (owner_of("r4"), 0, 1000)
+    assert not handle(state, events.PortionPulled(owner_of("r4"), 995, 0.0995)), "the rest is not worth it"
+    [pull] = kinds(handle(state, events.StepFinished((SampledToken(8),)), now=2.0), events.PullSequence)
+    assert (pull.owner, pull.portion, pull.max_bytes) == (owner_of("r3"), 1, 2000)
+    handle(state, events.StepFinished((SampledToken(8),) * 2), now=3.0)
+    assert not kinds(handle(state, events.PortionPulled(owner_of("r3"), 0, 0.0)), events.PullSequence), (
+        "what an earlier step let be pulled has lapsed"
+    )
+
+
 def test_while_steps_run_a_portion_a_step_is_pulled_as_large_as_its_share_allows() -> None:
     budget = PullBudget(share=0.2, least_bytes=10)
     state = make_state(total_blocks=40, pulls=Pulls(budget))

@@ -116,8 +116,9 @@ def test_a_sequence_enters_only_a_pool_that_holds_it_to_its_end() -> None:
     homes = [state.blocks.pool_of(owner_of(name)) for name in ("long1", "short")]
     assert homes == [1, 0], "twelve blocks do not fit the pool of which most is free"
     while state.batches.is_computing:
-        for pull in kinds(end_step(state), events.PullSequence):
-            handle(state, events.PullFinished(pull.owner))
+        pulls = kinds(end_step(state), events.PullSequence)
+        while pulls:
+            pulls += kinds(handle(state, events.PullFinished(pulls.pop().owner)), events.PullSequence)
     assert (state.preempted, state.is_idle) == (0, True)
 
 
