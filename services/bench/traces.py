@@ -1,12 +1,14 @@
 """Traces of real traffic, read into one form: when a request came, its lengths, and which prefix it shares.
 
-Five formats, told apart by the first line, plain or gzip (told apart by the first bytes), never by the name:
+Six formats, told apart by the first line, plain or gzip (told apart by the first bytes), never by the name:
 
 - Azure CSV (``TIMESTAMP,ContextTokens,GeneratedTokens``): wall-clock times, up to seven fractional digits;
 - Mooncake JSON lines (``timestamp`` in ms, ``input_length``, ``output_length``, ``hash_ids``: equal ids are
   equal prefix blocks of 512 tokens);
 - Vidur CSV (``arrived_at`` in seconds, ``num_prefill_tokens``, ``num_decode_tokens``);
 - splitwise-sim CSV (``arrival_timestamp`` in seconds, ``prompt_size``, ``token_size``);
+- simdistserve's workloads as CSV (``prompt_tokens``, ``output_tokens``, ``unit_interarrival_s``: seconds
+  since the request before it, at a rate of one a second);
 - Vidur's without ``arrived_at``: lengths alone, for a rate or a concurrency to give them times.
 
 A row that breaks a rule is an error naming file, line and rule: a benchmark that skips rows measures another
@@ -119,8 +121,8 @@ def _parse_lines(path: Path, lines: Iterable[str]) -> Iterator[tuple[int, TraceR
             path,
             1,
             f"must be a JSON object or a header naming TIMESTAMP,ContextTokens,GeneratedTokens, "
-            f"arrival_timestamp,prompt_size,token_size or [arrived_at,]num_prefill_tokens,num_decode_tokens, "
-            f"not {first.strip()[:80]!r}",
+            f"arrival_timestamp,prompt_size,token_size, prompt_tokens,output_tokens,unit_interarrival_s or "
+            f"[arrived_at,]num_prefill_tokens,num_decode_tokens, not {first.strip()[:80]!r}",
         )
     for line, row in enumerate(csv.reader(iterator), start=2):
         if not row:
@@ -140,6 +142,8 @@ def _row_parser(columns: tuple[str, ...]) -> _Row | None:
         return _parse_vidur_row
     if {"arrival_timestamp", "prompt_size", "token_size"} <= set(columns):
         return _parse_splitwise_row
+    if {"prompt_tokens", "output_tokens", "unit_interarrival_s"} <= set(columns):
+        return _interarrival_parser()
     if {"num_prefill_tokens", "num_decode_tokens"} <= set(columns):
         return _parse_lengths_row
     return None
@@ -163,6 +167,18 @@ def _parse_vidur_row(row: dict[str, str]) -> TraceRequest:
 
 def _parse_splitwise_row(row: dict[str, str]) -> TraceRequest:
     return TraceRequest(float(row["arrival_timestamp"]), int(row["prompt_size"]), int(row["token_size"]))
+
+
+def _interarrival_parser() -> _Row:
+    """Of one file: it adds up what its rows say."""
+    arrival_s = 0.0
+
+    def parse(row: dict[str, str]) -> TraceRequest:
+        nonlocal arrival_s
+        arrival_s += float(row["unit_interarrival_s"])
+        return TraceRequest(arrival_s, int(row["prompt_tokens"]), int(row["output_tokens"]))
+
+    return parse
 
 
 def _parse_lengths_row(row: dict[str, str]) -> TraceRequest:

@@ -23,6 +23,9 @@ def simulate(
         list[Path] | None, typer.Option(help="Another configuration, for the same requests. Repeatable.")
     ] = None,
     rate: Annotated[float | None, typer.Option(help="Requests a second; else the trace's own times.")] = None,
+    trace_scale: Annotated[
+        float, typer.Option(help="Replay the trace's arrivals so many times as fast.")
+    ] = 1.0,
     arrivals: Annotated[str, typer.Option(help="With --rate: poisson or fixed.")] = "poisson",
     seed: Annotated[int, typer.Option(help="Of the arrivals.")] = 0,
     requests: Annotated[int | None, typer.Option(min=1, help="Only the trace's first.")] = None,
@@ -74,6 +77,7 @@ def simulate(
     # A mistake in the last one is told before the first one is run.
     simulated = [load_simulated(each) for each in files]
     objectives = None if slo is None else parse_objectives(slo)
+    check_scale(trace_scale, rate)
     rows = read_trace(trace, requests)
     runs: list[Run] = []
     recorded = None if timeline is None else SimulatedTimeline()
@@ -82,7 +86,7 @@ def simulate(
     with Progress(console=messages, transient=True) as bar:
         for name, one in zip(names, simulated, strict=True):
             task = bar.add_task(name, total=len(rows.requests))
-            load = Load(offered_of(rows, rate, arrivals, seed), max_tokens, retries)
+            load = Load(offered_of(rows, rate, arrivals, seed, None, trace_scale), max_tokens, retries)
             cluster = run(one, load, partial(_show_progress, bar, task), recorded)
             runs.append(Run(name, measure(cluster, objectives)))
             if plot is not None:
@@ -111,6 +115,14 @@ def simulate(
 
 def _show_progress(bar: "Progress", task: "TaskID", come: int) -> None:
     bar.update(task, completed=come)
+
+
+def check_scale(trace_scale: float, rate: float | None) -> None:
+    """Raises ConfigError."""
+    if not 0.0 < trace_scale < float("inf"):
+        raise ConfigError("--trace-scale", trace_scale, "must be a positive number")
+    if trace_scale != 1.0 and rate is not None:
+        raise ConfigError("--trace-scale", trace_scale, "is of the trace's own arrivals: leave --rate out")
 
 
 def check_plot(path: Path) -> None:

@@ -46,6 +46,14 @@ def test_a_trace_of_splitwise_sim_counts_from_its_first_request(tmp_path: Path) 
     assert trace.requests == (TraceRequest(0.0, 413, 43), TraceRequest(0.25, 20, 6))
 
 
+def test_a_workload_of_simdistserve_says_how_long_each_comes_after_the_one_before(tmp_path: Path) -> None:
+    text = "prompt_tokens,output_tokens,unit_interarrival_s\n186,228,0.5\n19,171,0.75\n12,21,0.25\n"
+    path = write(tmp_path, text)
+    expected = (TraceRequest(0.0, 186, 228), TraceRequest(0.75, 19, 171), TraceRequest(1.0, 12, 21))
+    # What one reading added up is not the next one's.
+    assert read_trace(path).requests == read_trace(path).requests == expected
+
+
 def test_lengths_alone_have_no_arrivals(tmp_path: Path) -> None:
     trace = read_trace(write(tmp_path, "num_prefill_tokens,num_decode_tokens,pd_ratio\n3,4,0.75\n"))
     assert trace.requests == (TraceRequest(None, 3, 4),)
@@ -71,6 +79,7 @@ def test_a_limit_reads_no_further(tmp_path: Path) -> None:
         (AZURE + "2023-11-16 18:15:59,0,2\n", 4, "at least one token"),
         (AZURE + "2023-11-16 18:15:49,5,2\n", 4, "before the one above"),
         ("arrived_at,num_prefill_tokens,num_decode_tokens\nnan,5,2\n", 2, "before the one above"),
+        ("prompt_tokens,output_tokens,unit_interarrival_s\n5,2,0\n5,2,-1\n", 3, "before the one above"),
         (MOONCAKE + '{"timestamp": 2000, "input_length": 5}\n', 3, "output_length"),
         (MOONCAKE + "{\n", 3, "Mooncake"),
         (

@@ -111,6 +111,19 @@ def test_a_configuration_that_cannot_be_is_told_before_any_runs(tmp_path: Path, 
     assert isinstance(twice.exception, ConfigError)
 
 
+def test_a_traces_arrivals_come_so_many_times_as_fast(tmp_path: Path, trace: Path) -> None:
+    config, rows = write_config(tmp_path, "mesh.toml", 0.02), tmp_path / "rows.csv"
+    arrivals: list[list[float]] = []
+    for scale in ((), ("--trace-scale", 4)):
+        ran(config, "--trace", trace, "--csv", rows, *scale)
+        with rows.open() as lines:
+            arrivals.append([float(row["arrival_s"]) for row in csv.DictReader(lines)])
+    assert arrivals[0][-1] > 0
+    assert arrivals[1] == pytest.approx([each / 4 for each in arrivals[0]])
+    for wrong in (("--trace-scale", 0), ("--trace-scale", 2, "--rate", 1)):
+        assert isinstance(run(config, "--trace", trace, *wrong).exception, ConfigError)
+
+
 def test_every_request_is_a_row_of_the_csv(tmp_path: Path, trace: Path) -> None:
     """Of both configurations; one token has no time per token, and who is rejected has no latency."""
     fast, slow = (write_config(tmp_path, f"{name}.toml", s) for name, s in (("fast", 0.02), ("slow", 0.04)))
