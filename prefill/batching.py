@@ -28,9 +28,11 @@ class Batching:
     chunk_tokens: int
     fill_batch: FillBatch
 
-    def next_slices(self, now: float) -> tuple[ChunkSlice, ...]:
-        """Of the next chunk, beside what is decoded; empty where nobody waits or there is no memory."""
-        room = prompt_tokens_beside(self.mates.policy, self.chunk_tokens, self.mates.decoding)
+    def next_slices(self, staying: int, now: float) -> tuple[ChunkSlice, ...]:
+        """Of the next chunk, beside what is decoded; empty where nobody waits or there is no memory.
+        ``staying``: that the decode room is about to have, and has not counted yet."""
+        decoding = self.mates.decoding + staying
+        room = prompt_tokens_beside(self.mates.policy, self.chunk_tokens, decoding)
         ready = self._give_blocks(now, room)
         sizes = self.fill_batch([sequence.remaining_tokens for sequence in ready], room)
         return tuple(

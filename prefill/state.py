@@ -40,6 +40,7 @@ from prefill.events import (
     DrainExpired,
     DrainStarted,
     GatewayGone,
+    KeepHere,
     LayersComputed,
     OfferDeclined,
     OfferRefused,
@@ -136,7 +137,9 @@ class PrefillState:
 
     def handle(self, event: PrefillEvent, now: float) -> list[PrefillCommand]:
         """Takes an event in and says what to do. ``now``: seconds, monotonic."""
-        return [*self._take(event, now), *self._start_chunk(now)]
+        commands = self._take(event, now)
+        staying = sum(isinstance(each, KeepHere) for each in commands)
+        return [*commands, *self._start_chunk(staying, now)]
 
     def _take(self, event: PrefillEvent, now: float) -> list[PrefillCommand]:
         match event:
@@ -189,9 +192,10 @@ class PrefillState:
 
     # chunks
 
-    def _start_chunk(self, now: float) -> list[PrefillCommand]:
-        """Plans the next chunk if none is in flight, and offers the long prompts that begin in it."""
-        slices = () if self.chunk.is_computing else self.batching.next_slices(now)
+    def _start_chunk(self, staying: int, now: float) -> list[PrefillCommand]:
+        """Plans the next chunk if none is in flight, and offers the long prompts that begin in it.
+        ``staying``: sequences that are about to be decoded beside it."""
+        slices = () if self.chunk.is_computing else self.batching.next_slices(staying, now)
         if not slices:
             return []
         self.chunk.begin(slices)

@@ -43,6 +43,18 @@ def test_a_long_prompt_that_stays_is_offered_to_nobody() -> None:
     assert [type(command) for command in commands] == [events.PublishToken, events.KeepHere]
 
 
+def test_the_next_chunk_leaves_room_for_the_token_of_one_that_stays() -> None:
+    """It is decoded beside that chunk, before the decode room has counted it."""
+    state = make_state(chunk_tokens=8)
+    arrive_to_stay(state)
+    handle(state, events.TaskArrived(PrefillTask(make_request("r2", 20), HERE, LIFE)))
+    run = only(handle(state, events.ChunkFinished((TOKEN,))), events.RunChunk)
+    assert [piece.tokens for piece in run.slices] == [7]
+    state.mates.decoding = 1
+    run = only(handle(state, events.ChunkFinished((None,))), events.RunChunk)
+    assert [piece.tokens for piece in run.slices] == [7]
+
+
 def test_a_sequence_that_ends_with_its_first_token_stays_nowhere() -> None:
     state = make_state()
     arrive_to_stay(state)
