@@ -1,0 +1,156 @@
+"""Whole traces against what Vidur makes of them: its very requests, estimators trained from its profiles, and
+its assumptions. The figures are its output, seconds: mean, median, 90th and 99th percentile."""
+
+import csv
+import gzip
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from services.bench.traces import read_trace
+from services.simulator.config import simulated_from_tree
+from services.simulator.metrics import Metrics, measure
+from services.simulator.run import Load, offered_of, simulate
+from tests.services.simulator.performance.conftest import write_csv
+
+BENCH = Path(__file__).resolve().parents[3] / "bench"
+A100 = "data/vidur/profiling/compute/a100"
+GROUPED_ATTENTION = f"{A100}/attention_tp2_embd8192_q64_kv8.csv.gz"
+CONVERSATIONS = "splitwise_conv_poisson_qps1.0_n512_seed42.csv.gz"
+FIXED = "default_fixed2048_512_poisson_qps0.5_n128_seed42.csv.gz"
+TOLERANCE = 0.05
+Spread = tuple[float, float, float, float]
+Column = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """``gaps``: between tokens, median, 90th and 99th percentile; ``last_end_s``: since the first arrival."""
+
+    requests: int
+    ttft: Spread
+    tpot: Spread
+    end_to_end: Spread
+    gaps: tuple[float, float, float]
+    slowest_gap_s: float
+    last_end_s: float
+
+
+SARATHI_34B = Row(
+    requests=512,
+    ttft=(0.3628, 0.2626, 0.8733, 1.5720),
+    tpot=(0.0372, 0.0364, 0.0423, 0.0611),
+    end_to_end=(8.519, 5.749, 16.691, 22.699),
+    gaps=(0.0305, 0.0415, 0.1081),
+    slowest_gap_s=0.1136,
+    last_end_s=501.966 - 1.020,
+)
+VLLM_34B = Row(
+    requests=512,
+    ttft=(0.3121, 0.2236, 0.7714, 1.2605),
+    tpot=(0.0404, 0.0391, 0.0476, 0.0759),
+    end_to_end=(9.128, 6.115, 17.981, 24.407),
+    gaps=(0.0304, 0.0315, 0.2811),
+    slowest_gap_s=3.384,
+    last_end_s=502.211 - 1.020,
+)
+SARATHI_7B = Row(
+    requests=128,
+    ttft=(0.1948, 0.1838, 0.2209, 0.3391),
+    tpot=(0.0140, 0.0137, 0.0176, 0.0192),
+    end_to_end=(7.375, 7.193, 9.207, 10.025),
+    gaps=(0.0130, 0.0171, 0.0433),
+    slowest_gap_s=0.0480,
+    last_end_s=240.46 - 2.040,
+)
+
+
+class Measured(NamedTuple):
+    metrics: Metrics
+    ttft: Column
+    tpot: Column
+    """Over all tokens, the first among them, as theirs."""
+    end_to_end: Column
+
+
+def run_row(shared: Path, config: str, trace: str, attention: Path | None = None) -> Measured:
+    tree = tomllib.loads((BENCH / config).read_text())
+    for pool in tree["pool"]:
+        performance = pool["performance"]
+        for key in {"mlp", "attention", "all_reduce"} & set(performance):
+            _, _, below = performance[key].partition("shared/")
+            performance[key] = str(shared / below)
+        if attention is not None:
+            performance["attention"] = str(attention)
+    requests = read_trace(shared / "data/vidur/request_inputs" / trace)
+    cluster = simulate(simulated_from_tree(tree), Load(offered_of(requests, None, "poisson", 0)))
+    columns = {name: each.astype(np.float64) for name, each in cluster.records.columns().items()}
+    end_to_end = columns["end_s"] - columns["arrival_s"]
+    ttft = columns["first_token_s"] - columns["arrival_s"]
+    return Measured(measure(cluster), ttft, (end_to_end - ttft) / columns["drawn_tokens"], end_to_end)
+
+
+def spread(values: Column) -> Spread:
+    middle, ninety, last = np.percentile(values, (50, 90, 99)).tolist()
+    return float(values.mean()), middle, ninety, last
+
+
+def assert_its_figures(measured: Measured, row: Row) -> None:
+    """Of time per token all but the 99th percentile."""
+    metrics = measured.metrics
+    assert (metrics.done, metrics.requests) == (row.requests, row.requests)
+    assert spread(measured.ttft) == pytest.approx(row.ttft, rel=TOLERANCE)
+    assert spread(measured.tpot)[:3] == pytest.approx(row.tpot[:3], rel=TOLERANCE)
+    assert spread(measured.end_to_end) == pytest.approx(row.end_to_end, rel=TOLERANCE)
+    median, ninety, _, last = metrics.tbt_s
+    assert (median, ninety, last) == pytest.approx(row.gaps, rel=TOLERANCE)
+    assert metrics.slowest_gap is not None
+    assert metrics.slowest_gap.maximum_s == pytest.approx(row.slowest_gap_s, rel=TOLERANCE)
+    assert metrics.elapsed_s == pytest.approx(row.last_end_s, rel=TOLERANCE / 10)
+
+
+def test_decodes_with_chunks_beside_them_take_as_long_as_under_its_sarathi(shared_directory: Path) -> None:
+    measured = run_row(shared_directory, "vidur_34b.toml", CONVERSATIONS)
+    assert_its_figures(measured, SARATHI_34B)
+    assert spread(measured.tpot)[3] == pytest.approx(SARATHI_34B.tpot[3], rel=TOLERANCE)
+
+
+def test_prompts_before_decodes_take_as_long_as_under_its_vllm(shared_directory: Path) -> None:
+    """But for TPOT's 99th percentile, which falls between the sixth and the seventh slowest request: whether
+    one more prompt comes amid the tokens of one of them moves it by 6 %."""
+    measured = run_row(shared_directory, "vidur_34b_vllm.toml", CONVERSATIONS)
+    assert_its_figures(measured, VLLM_34B)
+    slowest = np.sort(measured.tpot)
+    assert slowest[-8] < VLLM_34B.tpot[3] < slowest[-5]
+
+
+def test_its_default_configuration_takes_as_long_as_there(shared_directory: Path, tmp_path: Path) -> None:
+    attention = write_llama_attention(shared_directory, tmp_path / "attention.csv")
+    measured = run_row(shared_directory, "vidur_7b.toml", FIXED, attention)
+    assert_its_figures(measured, SARATHI_7B)
+    assert spread(measured.tpot)[3] == pytest.approx(SARATHI_7B.tpot[3], rel=TOLERANCE)
+
+
+def write_llama_attention(shared: Path, path: Path) -> Path:
+    """Of Llama-2-7b, as their figures were made: decodes of a sample of its profile, prompts of another
+    model's with as many query heads on each device."""
+    prefill, decode = "time_stats.attn_prefill.median", "time_stats.attn_decode.median"
+    widths = {"n_embd": 4096, "n_q_head": 32, "n_kv_head": 32, "num_tensor_parallel_workers": 1}
+    cases = ("batch_size", "prefill_chunk_size", "kv_cache_size", "is_prefill")
+    rows: list[dict[str, object]] = []
+    with gzip.open(shared / GROUPED_ATTENTION, "rt", newline="") as lines:
+        for row in csv.DictReader(lines):
+            if row["is_prefill"] == "True":
+                rows.append({**{key: row[key] for key in cases}, prefill: row[prefill], decode: "", **widths})
+    sample = shared / A100 / "meta-llama/Llama-2-7b-hf/attention_decode_tp1_sample82.csv"
+    with sample.open(newline="") as lines:
+        for row in csv.DictReader(lines):
+            case = (row["batch_size"], 0, row["kv_cache_size"], "False")
+            times = {prefill: "", decode: row["attn_decode_median_ms"]}
+            rows.append({**dict(zip(cases, case, strict=True)), **times, **widths})
+    return write_csv(path, rows)
