@@ -19,10 +19,14 @@ def compare(
     limit_s: Annotated[
         float | None, typer.Option(help="Begin nothing that would probably end later than that.", min=1.0)
     ] = None,
+    simulates: Annotated[
+        bool, typer.Option("--simulate", help="Simulate each run, too, and say how far that is off.")
+    ] = False,
 ) -> None:
     """Send the same requests at the same times through differently configured meshes, in turn.
 
-    Writes runs.jsonl, table.md, picture.svg and each mesh's logs into the folder.
+    Writes runs.jsonl, table.md, picture.svg and each mesh's logs into the folder; with --simulate
+    simulated.md, too.
     """
     import msgspec
     from rich.console import Console
@@ -50,3 +54,11 @@ def compare(
     (folder / "table.md").write_text(table)
     draw_comparison(folder / "picture.svg", comparison, cells)
     print(table, end="")
+    if simulates:
+        from services.compare.simulated import Simulation, describe_overheads, errors_table
+
+        overheads, pairs = Simulation(comparison).pairs(records)
+        text = errors_table(pairs)
+        (folder / "simulated.md").write_text(text)
+        console.print(describe_overheads(overheads), highlight=False)
+        print(text, end="")

@@ -29,13 +29,20 @@ InstanceRole = Literal["prefill", "decode", "mixed", "attention"]
 
 class Offer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One workload: Poisson arrivals, and the objectives that goodput counts (seconds). Meshes know them, as
-    of a class of service with the workload's name: some rules place by what is promised."""
+    of a class of service with the workload's name: some rules place by what is promised. ``lengths``: whose
+    it has where that is not its name, for several rates of one."""
 
     name: str
     requests: int
     rate_per_s: float
     ttft_s: float
     tpot_s: float
+    lengths: str | None = None
+
+    @property
+    def drawn_from(self) -> str:
+        """Of ``services.bench.lengths.WORKLOADS``."""
+        return self.lengths or self.name
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -49,7 +56,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A whole file. ``length_scale`` multiplies the workloads' lengths; a round's seed is ``seed`` and its
-    number."""
+    number. ``calibration`` names the workload whose requests are alone (``simulated``)."""
 
     name: str
     workload: tuple[Offer, ...]
@@ -58,11 +65,12 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     length_scale: float = 1.0
     rounds: int = 3
     seed: int = 0
+    calibration: str | None = None
 
     @property
     def fingerprint(self) -> str:
         """Of all that decides a run's figures: runs of comparisons with another one are not of this."""
-        decisive = msgspec.structs.replace(self, rounds=0)
+        decisive = msgspec.structs.replace(self, rounds=0, calibration=None)
         return hashlib.blake2b(msgspec.json.encode(decisive), digest_size=8).hexdigest()
 
 
@@ -81,10 +89,13 @@ def check_comparison(comparison: Comparison) -> None:
     if not (comparison.workload and comparison.configuration):
         raise ConfigError("comparison", comparison.name, "must have a workload and a configuration")
     _check_names("workload", (offer.name for offer in comparison.workload))
+    if comparison.calibration not in (None, *(offer.name for offer in comparison.workload)):
+        raise ConfigError("calibration", comparison.calibration, "must be a workload's name")
     _check_names("configuration", (candidate.name for candidate in comparison.configuration))
     for offer in comparison.workload:
-        if offer.name not in WORKLOADS:
-            raise ConfigError("workload.name", offer.name, f"must be one of {', '.join(WORKLOADS)}")
+        if offer.drawn_from not in WORKLOADS:
+            key = "workload.name" if offer.lengths is None else "workload.lengths"
+            raise ConfigError(key, offer.drawn_from, f"must be one of {', '.join(WORKLOADS)}")
         for key in ("requests", "rate_per_s", "ttft_s", "tpot_s"):
             if not 0 < getattr(offer, key) < float("inf"):
                 raise ConfigError(f"workload.{key}", getattr(offer, key), "must be positive")
@@ -130,6 +141,11 @@ def plan_of(candidate: Candidate) -> LaunchPlan:
 
 
 def config_of(comparison: Comparison, candidate: Candidate, lengths_file: Path) -> Config:
+    """Raises ConfigError."""
+    return config_from_tree(settings_of(comparison, candidate, lengths_file))
+
+
+def settings_of(comparison: Comparison, candidate: Candidate, lengths_file: Path) -> Settings:
     """The candidate's own settings over those of all. Raises ConfigError."""
     classes = {offer.name: {"ttft_s": offer.ttft_s, "tpot_s": offer.tpot_s} for offer in comparison.workload}
     tree: Settings = {"service_classes": dict(classes)}
@@ -143,7 +159,7 @@ def config_of(comparison: Comparison, candidate: Candidate, lengths_file: Path) 
     for key in ("nats_url", "redis_url"):
         if key in tree.get("mesh", {}):
             raise ConfigError(f"mesh.{key}", tree["mesh"][key], "cannot be set: each mesh brings its own")
-    return config_from_tree(tree)
+    return tree
 
 
 def bench_config(comparison: Comparison, offer: Offer, round_number: int, url: str) -> BenchConfig:
@@ -152,7 +168,7 @@ def bench_config(comparison: Comparison, offer: Offer, round_number: int, url: s
         url=url,
         rate_per_s=offer.rate_per_s,
         requests=offer.requests,
-        workload=offer.name,
+        workload=offer.drawn_from,
         length_scale=comparison.length_scale,
         objectives=ServiceObjectives(ttft_s=offer.ttft_s, tpot_s=offer.tpot_s),
         seed=comparison.seed + round_number,

@@ -5,6 +5,7 @@ prompts (``common.performance.pass_features``).
 """
 
 import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -133,8 +134,27 @@ class TableModel:
         return self._step.predict(np.column_stack((np.full(len(contexts), float(sequences)), contexts)))
 
 
-def profile_model(profile: Profile, by: ProfileFit) -> PerformanceModel:
-    return LawModel(profile.chunk_time, profile.step_time) if by == "law" else TableModel(profile, by)
+@dataclass(frozen=True, slots=True)
+class WithOverhead:
+    """A model whose passes take longer by what their process does between two of them."""
+
+    model: PerformanceModel
+    pass_overhead_s: float
+
+    @property
+    def stages(self) -> int:
+        return self.model.stages
+
+    def pass_s(self, shape: PassShape) -> float:
+        return self.model.pass_s(shape) + self.pass_overhead_s
+
+    def steps_s(self, sequences: int, context_tokens: int, steps: int) -> float:
+        return self.model.steps_s(sequences, context_tokens, steps) + steps * self.pass_overhead_s
+
+
+def profile_model(profile: Profile, by: ProfileFit, overhead_s: float = 0.0) -> PerformanceModel:
+    model = LawModel(profile.chunk_time, profile.step_time) if by == "law" else TableModel(profile, by)
+    return WithOverhead(model, overhead_s) if overhead_s else model
 
 
 def machine_device(

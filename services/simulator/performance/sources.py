@@ -103,10 +103,12 @@ class DistServeSource(
 class ProfileSource(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="profile"
 ):
-    """What ``lamella profile`` wrote. ``by``: the law fitted to it, or a regression between its cases."""
+    """What ``lamella profile`` wrote. ``by``: the law fitted to it, or a regression between its cases.
+    ``overhead_s``: that a pass takes beside the model's."""
 
     path: Path
     by: ProfileFit = "linear"
+    overhead_s: float = 0.0
 
 
 PerformanceSource = (
@@ -234,8 +236,11 @@ def _open_profile(source: ProfileSource, parallelism: Parallelism) -> OpenedSour
     if parallelism.tensor > 1:
         rule = "a profile is of one instance as it was measured: profile with this parallelism"
         raise ConfigError("tensor_parallel", parallelism.tensor, rule)
+    if not 0 <= source.overhead_s < float("inf"):
+        raise ConfigError("overhead_s", source.overhead_s, "must be 0 or more")
     profile = read_machine_profile(source.path)
-    return OpenedSource(profile_model(profile, source.by), lambda: profile_held_out(profile, source.by))
+    model = profile_model(profile, source.by, source.overhead_s)
+    return OpenedSource(model, lambda: profile_held_out(profile, source.by))
 
 
 def _refuse_pipeline(kind: str, parallelism: Parallelism) -> None:

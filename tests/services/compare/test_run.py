@@ -14,6 +14,7 @@ TEXT = """
 name = "small"
 length_scale = 0.1
 rounds = 1
+calibration = "lpld"
 [settings.instance]
 engine = "emulated"
 [[workload]]
@@ -69,7 +70,9 @@ def test_meshes_take_turns_at_the_same_requests_and_what_was_run_is_not_run_agai
     lengths = [json.loads(line) for line in (output / "lengths.jsonl").read_bytes().splitlines()]
     assert all(line["output_tokens"] >= 1 and line["prompt"] for line in lengths)
 
-    again = compare(str(file), "--output", str(output))
+    again = compare(str(file), "--output", str(output), "--simulate")
     assert again.returncode == 0, again.stderr
-    assert again.stdout == done.stdout
+    assert again.stdout == done.stdout + (output / "simulated.md").read_text()
+    assert len(again.stdout.splitlines()) == 2 * len(done.stdout.splitlines())
+    assert "coupled: " in again.stderr, "what its mesh takes beside the model"
     assert read_runs(output / "runs.jsonl", read_comparison(file)) == records

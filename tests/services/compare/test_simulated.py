@@ -1,0 +1,72 @@
+"""A comparison's runs in virtual time: held to runs that were simulated, with an overhead that is known."""
+
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from common.errors import ConfigError
+from services.compare.comparison import Candidate, Comparison, Offer, Settings
+from services.compare.records import RunRecord
+from services.compare.simulated import Overhead, Simulation, errors_table
+from tests.services.compare.test_figures import run
+
+EMULATED: Settings = {
+    "instance": {"engine": "emulated"},
+    "emulation": {"decode_base_s": 0.02, "prefill_base_s": 0.004, "prefill_per_token_s": 0.0002},
+}
+SPLIT = Candidate(name="split", instances={"prefill": 1, "decode": 1})
+ALONE = Offer(name="alone", lengths="lpld", requests=20, rate_per_s=0.5, ttft_s=1.0, tpot_s=1.0)
+BUSY = Offer(name="hpld", requests=40, rate_per_s=3.0, ttft_s=4.0, tpot_s=0.03)
+COMPARISON = Comparison(
+    name="by-hand", workload=(ALONE, BUSY), configuration=(SPLIT,), settings=EMULATED, calibration="alone"
+)
+SIMULATION = Simulation(COMPARISON)
+TRUE = Overhead(pass_s=0.003, hop_s=0.002)
+
+
+def live(offer: Offer, overhead: Overhead) -> RunRecord:
+    """A mesh that is just what is simulated, with that overhead."""
+    metrics = SIMULATION.run(SPLIT, offer, 0, overhead)
+    record = run("split", 0, 1.0, 1.0)
+    load = replace(
+        record.load,
+        ttft=metrics.ttft,
+        tpot=metrics.tpot,
+        end_to_end=metrics.end_to_end,
+        attainment=metrics.attainment,
+        requests_per_s=metrics.requests_per_s,
+    )
+    return msgspec.structs.replace(record, workload=offer.name, load=load)
+
+
+def test_what_a_mesh_takes_beside_its_model_is_found_from_the_runs_whose_requests_are_alone() -> None:
+    overheads, pairs = SIMULATION.pairs([live(ALONE, TRUE), live(BUSY, TRUE)])
+    found = overheads["split"]
+    assert found.pass_s == pytest.approx(TRUE.pass_s, rel=0.02)
+    assert found.hop_s == pytest.approx(TRUE.hop_s, rel=0.1)
+    for pair in pairs:
+        for percentile in ("p50_s", "p95_s"):
+            assert all(abs(error) < 0.02 for error in pair.errors(percentile).values())
+        assert pair.attainment_points == pytest.approx(0.0, abs=3.0)
+
+
+def test_a_simulation_that_is_off_says_how_far() -> None:
+    slower = Overhead(0.023, 0.002)
+    _, (alone, busy) = SIMULATION.pairs([live(ALONE, TRUE), live(BUSY, slower)])
+    assert abs(alone.errors("p50_s")["tpot"]) < 0.01
+    # Steps of 43 ms live, of 23 simulated, and the objective is between.
+    assert busy.errors("p50_s")["tpot"] < -0.4
+    assert busy.attainment_points is not None
+    assert busy.attainment_points > 50.0
+    lines = errors_table([alone, busy]).splitlines()
+    assert len(lines) == 4
+    assert f"({busy.attainment_points:+.1f})" in lines[3]
+
+
+def test_without_a_calibration_nothing_is_simulated() -> None:
+    with pytest.raises(ConfigError, match="calibration = 'alone'"):
+        SIMULATION.pairs([live(BUSY, TRUE)])
+    nameless = Simulation(msgspec.structs.replace(COMPARISON, calibration=None))
+    with pytest.raises(ConfigError, match="must name a workload"):
+        nameless.pairs([live(BUSY, TRUE)])
