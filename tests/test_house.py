@@ -4,6 +4,7 @@ import ast
 import os
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +21,7 @@ WIRES = {
 }
 """The only importers of each foreign library: files, or folders with a final slash."""
 
+DECISIONS = "Decisions know no clock, no IO, no torch"
 IMPURE = {"asyncio", "time", "random", "secrets", "logging", "torch", "nats", "redis", "mooncake", "fastapi"}
 """What a decision may not import: the same events must always give the same commands."""
 
@@ -100,91 +102,15 @@ def dotted(node: ast.expr) -> str:
 
 
 def decisions() -> list[Path]:
-    states = [REPOSITORY / room / "state.py" for room in ("prefill", "decode", "attention", "scheduler")]
-    events = [REPOSITORY / room / "events.py" for room in ("prefill", "decode", "scheduler")]
-    parts = [
-        REPOSITORY / "decode" / name
-        for name in (
-            "batches.py",
-            "holdings.py",
-            "sequence.py",
-            "moves.py",
-            "pulls.py",
-            "departures.py",
-            "swapping.py",
-            "forecast.py",
-            "arrivals.py",
-            "entering.py",
-            "giving_way.py",
-            "hand_over.py",
-            "stepping.py",
-        )
-    ]
-    parts += [
-        REPOSITORY / "prefill" / name
-        for name in (
-            "sequence.py",
-            "chunks.py",
-            "handover.py",
-            "prompts.py",
-            "forecast.py",
-            "holdings.py",
-            "arrivals.py",
-            "batching.py",
-            "offers.py",
-            "sends.py",
-            "speed.py",
-        )
-    ]
-    parts += [
-        REPOSITORY / "scheduler" / name
-        for name in (
-            "membership.py",
-            "views.py",
-            "placing.py",
-            "barring.py",
-            "learned_times.py",
-            "waiting_room.py",
-            "planning.py",
-            "decision_log.py",
-            "lease.py",
-            "bookings.py",
-            "arrivals.py",
-            "overdue.py",
-            "peers.py",
-            "regret.py",
-        )
-    ]
-    parts += [
-        REPOSITORY / "gateway" / name
-        for name in (
-            "service_levels.py",
-            "losses.py",
-            "history.py",
-            "private/latency_view.py",
-            "private/mesh_view.py",
-        )
-    ]
-    policies = list((REPOSITORY / "scheduler" / "policy").glob("*.py"))
-    names = (
-        "attempts.py",
-        "config_rules.py",
-        "decision_query.py",
-        "epochs.py",
-        "flips.py",
-        "lifecycle.py",
-        "latency.py",
-        "performance.py",
-        "phases.py",
-        "lengths.py",
-        "predictions.py",
-        "room_mates.py",
-        "scaling.py",
-    )
-    words = [REPOSITORY / "common" / name for name in names]
-    words += (REPOSITORY / "common" / "messages").glob("*.py")
-    reports = [REPOSITORY / "services" / "hosts" / "load_report.py"]
-    return [*states, *events, *parts, *policies, *words, *reports]
+    """The modules, and those of the packages, that the import linter's contract names."""
+    settings = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
+    contracts = settings["tool"]["importlinter"]["contracts"]
+    [modules] = [each["source_modules"] for each in contracts if each["name"] == DECISIONS]
+    found: list[Path] = []
+    for module in modules:
+        path = REPOSITORY / module.replace(".", "/")
+        found += sorted(path.rglob("*.py")) if path.is_dir() else [path.with_suffix(".py")]
+    return found
 
 
 def committed() -> list[Path]:
