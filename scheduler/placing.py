@@ -13,7 +13,7 @@ from common.config import ObjectivesConfig, SchedulerConfig
 from common.errors import ContextLengthExceeded, NoInstanceReady, Overloaded, RequestError
 from common.ids import InstanceId, RequestId
 from common.lengths import LengthDistribution, capped
-from common.messages import GenerationRequest, Phase, has_phase
+from common.messages import ROLES_WITH, GenerationRequest, Phase
 from common.performance import queue_s
 from common.predictions import NewestLengths
 from scheduler.barring import Barred, barred_of
@@ -344,7 +344,8 @@ class Placer:
     # who could
 
     def _members(self, phase: Phase, excluded: Collection[InstanceId] = ()) -> list[InstanceView]:
-        members = [view for view in self.instances.values() if view.role == phase or view.role == "mixed"]
+        roles = ROLES_WITH[phase]
+        members = [view for view in self.instances.values() if view.role in roles]
         return [view for view in members if view.record.instance_id not in excluded] if excluded else members
 
     def _fitting(
@@ -359,11 +360,8 @@ class Placer:
         fitting = [view for view in partners if view.longest_tokens >= tokens]
         if fitting:
             return fitting
-        largest = max(
-            max(view.longest_tokens, view.longest_tokens_at_start)
-            for view in self.instances.values()
-            if has_phase(view.role, phase)
-        )
+        members = self._members(phase)
+        largest = max(max(view.longest_tokens, view.longest_tokens_at_start) for view in members)
         if largest >= tokens:
             raise NoInstanceReady(
                 f"no {phase} instance that holds {tokens} tokens is ready", retry_after_s=NO_INSTANCE_RETRY_S

@@ -70,12 +70,13 @@ from common.messages.members import (
 from common.messages.placement import Placement, PlaceMoved, Queued, RequestEnded, SubmitAnswer, SubmitRequest
 from common.messages.replies import Acknowledged, ErrorReply, as_request_error, error_reply
 from common.messages.requests import FinishReason, GenerationRequest, SampledToken, SamplingParams
-from common.messages.roles import FlipProgress, FlipRole, Phase, Role, has_phase
+from common.messages.roles import ROLES_WITH, FlipProgress, FlipRole, Phase, Role, has_phase
 from common.messages.streams import SequenceFailed, SequenceMoved, TokenBatch, TokenEvent
 from common.messages.tasks import CancelRequest, DecodeTask, HostProcess, PrefillTask, ResumeTask
 from common.messages.work import AttentionUse, LinkTraffic, Work, WorkDone, WorkerUse, WorkKind
 
 __all__ = [
+    "ROLES_WITH",
     "Acknowledged",
     "Announcement",
     "AttentionDraining",

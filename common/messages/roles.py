@@ -11,9 +11,12 @@ Role = Literal["prefill", "decode", "mixed"]
 deployment."""
 
 
+ROLES_WITH: dict[Phase, tuple[Role, ...]] = {"prefill": ("prefill", "mixed"), "decode": ("decode", "mixed")}
+"""To instances of which roles requests come for a phase."""
+
+
 def has_phase(role: Role, phase: Phase) -> bool:
-    """Whether requests come to an instance of that role for that phase."""
-    return role in (phase, "mixed")
+    return role in ROLES_WITH[phase]
 
 
 class FlipRole(msgspec.Struct, frozen=True, tag="flip"):
