@@ -101,7 +101,7 @@ def test_whatever_is_lost_every_request_gets_its_tokens_once(shape: MeshShape, s
     submit(mesh, chance, REQUESTS, within_s=FAULTS_END_S)
     for _ in range(chance.randint(1, 12)):
         befall(mesh, chance)
-    mesh.bus.timeline.at(ROLES_SETTLE_S, mesh.restore_roles)
+    mesh.bus.clock.at(ROLES_SETTLE_S, mesh.restore_roles)
     finish(mesh, REQUESTS)
 
 
@@ -111,7 +111,7 @@ def test_what_a_dead_decode_instance_had_drawn_is_not_computed_again(seed: int) 
     mesh = make_mesh(MeshShape(decodes=2, decode_blocks=400, prefill_blocks=400, keeps_kv=True), seed)
     for number in range(4):
         mesh.gateway.start(endless(f"r{number}", 20, 300, seed=number))
-    mesh.bus.timeline.run_until(4.0)
+    mesh.bus.clock.run_until(4.0)
     lost = mesh.instances[InstanceId("decode-0")].decode.state.running
     assert lost > 0
     mesh.kill(InstanceId("decode-0"), away_s=5.0)
@@ -126,12 +126,12 @@ def test_when_a_gateway_dies_nobody_goes_on_with_its_sequences(is_coupled: bool,
     mesh = make_mesh(replace(shape, prefills=0, decodes=0, mixed=2) if is_coupled else shape, seed)
     for number in range(4):
         mesh.gateway.start(endless(f"r{number}", 20, 1000, seed=number))
-    timeline = mesh.bus.timeline
-    timeline.run_until(3.0)
+    clock = mesh.bus.clock
+    clock.run_until(3.0)
     assert any(node.decode.state.running for node in mesh.instances.values())
     mesh.kill_gateway()
     # One lease each until its record is gone, and until that is believed.
-    timeline.run_until(timeline.now + 2 * LEASE_S + 3 * HEARTBEAT_S)
+    clock.run_until(clock.now + 2 * LEASE_S + 3 * HEARTBEAT_S)
     mesh.check_empty()
 
 
@@ -145,10 +145,10 @@ def test_a_gateway_that_is_declared_gone_though_it_lives_has_everything_computed
     chance = random.Random(seed)
     mesh = make_mesh(shape, seed)
     submit(mesh, chance, REQUESTS, within_s=8.0)
-    mesh.bus.timeline.at(chance.uniform(0.0, 4.0), lambda: mesh.lose_gateway_record(2 * LEASE_S))
+    mesh.bus.clock.at(chance.uniform(0.0, 4.0), lambda: mesh.lose_gateway_record(2 * LEASE_S))
     for _ in range(chance.randint(0, 2)):
         befall(mesh, chance)
-    mesh.bus.timeline.at(ROLES_SETTLE_S, mesh.restore_roles)
+    mesh.bus.clock.at(ROLES_SETTLE_S, mesh.restore_roles)
     finish(mesh, REQUESTS)
 
 
@@ -167,7 +167,7 @@ def test_prompts_that_never_stop_coming_starve_nobody_on_a_mixed_instance(
     for number in range(requests):
         request = sequence_of(f"r{number}", chance.randint(1, MAX_PROMPT), MAX_OUTPUT, seed=number)
         start_at(mesh, 1.0 + number / 10, request)
-    mesh.bus.timeline.run_until(6.0)
+    mesh.bus.clock.run_until(6.0)
     waiting = [name for name, entry in mesh.gateway.entries.items() if entry.end is None]
     assert len(waiting) < requests
     assert "r0" not in waiting, "the first one waits for all that came later"

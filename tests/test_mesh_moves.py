@@ -26,7 +26,7 @@ def test_when_a_decode_instance_s_role_changes_its_sequences_go_on_elsewhere_as_
     mesh = make_mesh(MeshShape(decodes=2, decode_blocks=400, prefill_blocks=400, predictor="right"), seed)
     for number in range(4):
         mesh.gateway.start(endless(f"r{number}", 20, 300, seed=number))
-    mesh.bus.timeline.run_until(4.0)
+    mesh.bus.clock.run_until(4.0)
     flipped = mesh.instances[InstanceId("decode-0")]
     ran = flipped.decode.state.running
     assert ran > 0
@@ -56,7 +56,7 @@ def test_sequences_of_a_full_mixed_instance_leave_once_for_one_that_comes_and_no
     mesh = make_mesh(shape, seed)
     for number in range(8):
         mesh.gateway.start(endless(f"r{number}", 20, 250, seed=number))
-    mesh.bus.timeline.run_until(2.0)
+    mesh.bus.clock.run_until(2.0)
     mesh.join(InstanceId("mixed-1"))
     for number in range(8, 12):
         start_at(mesh, 3.0 + number / 10, endless(f"r{number}", 20, 50, seed=number))
@@ -83,9 +83,9 @@ def test_two_instances_that_change_roles_with_full_pools_do_not_wait_for_each_ot
         start_s = chance.uniform(0.5, 1.5)
         start_at(mesh, start_s, request)
     swapped_s = chance.uniform(0.6, 2.5)
-    mesh.bus.timeline.at(swapped_s, lambda: swap_roles(mesh))
+    mesh.bus.clock.at(swapped_s, lambda: swap_roles(mesh))
     if is_restored:
-        mesh.bus.timeline.at(swapped_s + chance.uniform(0.1, 2.0), mesh.restore_roles)
+        mesh.bus.clock.at(swapped_s + chance.uniform(0.1, 2.0), mesh.restore_roles)
     finish(mesh, 20)
 
 

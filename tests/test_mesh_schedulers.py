@@ -21,10 +21,10 @@ def test_who_waits_at_a_scheduler_that_dies_waits_at_the_next(shape: MeshShape, 
     mesh = make_mesh(replace(shape, policy="deferred"), seed)
     submit(mesh, chance, REQUESTS, within_s=2.0)
     for _ in range(chance.randint(0, 4)):
-        mesh.bus.timeline.at(chance.uniform(0.5, 4.0), lambda: leave_one(mesh, chance))
+        mesh.bus.clock.at(chance.uniform(0.5, 4.0), lambda: leave_one(mesh, chance))
     for _ in range(chance.randint(0, 3)):
-        mesh.bus.timeline.at(chance.uniform(0.5, 4.0), lambda: kill_one(mesh, chance))
-    mesh.bus.timeline.at(chance.uniform(0.6, 4.0), lambda: mesh.kill_scheduler(chance.uniform(0.1, 3.0)))
+        mesh.bus.clock.at(chance.uniform(0.5, 4.0), lambda: kill_one(mesh, chance))
+    mesh.bus.clock.at(chance.uniform(0.6, 4.0), lambda: mesh.kill_scheduler(chance.uniform(0.1, 3.0)))
     finish(mesh, REQUESTS)
     assert all(len(scheduler.state.waiting) == 0 for scheduler in mesh.schedulers)
 
@@ -38,13 +38,13 @@ def test_schedulers_that_die_or_are_cut_off_lose_no_request_and_keep_no_booking(
     chance = random.Random(seed)
     mesh = make_mesh(replace(shape, schedulers=schedulers), seed)
     submit(mesh, chance, REQUESTS, within_s=FAULTS_END_S)
-    timeline = mesh.bus.timeline
+    clock = mesh.bus.clock
     for _ in range(chance.randint(0, 6)):
         befall(mesh, chance)
     for _ in range(chance.randint(1, 4)):
         away_s = chance.uniform(0.1, 6.0)
-        timeline.at(chance.uniform(0.5, FAULTS_END_S), partial(mesh.kill_scheduler, away_s))
+        clock.at(chance.uniform(0.5, FAULTS_END_S), partial(mesh.kill_scheduler, away_s))
         cut_off, cut_s = chance.choice(mesh.schedulers).name, chance.uniform(0.1, 8.0)
-        timeline.at(chance.uniform(0.5, FAULTS_END_S), partial(mesh.cut_scheduler_off, cut_off, cut_s))
-    timeline.at(ROLES_SETTLE_S, mesh.restore_roles)
+        clock.at(chance.uniform(0.5, FAULTS_END_S), partial(mesh.cut_scheduler_off, cut_off, cut_s))
+    clock.at(ROLES_SETTLE_S, mesh.restore_roles)
     finish(mesh, REQUESTS)

@@ -1,10 +1,9 @@
-"""Virtual time, and a bus in it with the order that one NATS server keeps and the losses that it shows.
+"""A bus in virtual time, with the order that one NATS server keeps and the losses that it shows.
 
 What one sender sends arrives at the server in order, and what one receiver gets leaves it in order; nothing
 else is promised. A call to somebody who is not there is answered at once; one to somebody who dies is not.
 """
 
-import heapq
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from typing import Protocol
 import msgspec
 
 from common.errors import BusError, BusTimeout, NoResponder, RequestError
+from services.simulator.clock import Clock
 
 Reply = msgspec.Struct | RequestError | BusError
 HOP_S = 0.004
@@ -28,33 +28,9 @@ class Node(Protocol):
 
 
 @dataclass(slots=True)
-class Timeline:
-    chance: random.Random
-    now: float = 0.0
-    steps: int = 0
-    _due: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
-    _scheduled: int = 0
-
-    def at(self, time_s: float, action: Callable[[], None]) -> None:
-        self._scheduled += 1
-        heapq.heappush(self._due, (max(time_s, self.now), self._scheduled, action))
-
-    def after(self, delay_s: float, action: Callable[[], None]) -> None:
-        self.at(self.now + delay_s, action)
-
-    def run_until(self, time_s: float, is_over: Callable[[], bool] = lambda: False) -> None:
-        """Lets everything happen that is due before ``time_s``, or until ``is_over``."""
-        while self._due and self._due[0][0] <= time_s and not is_over():
-            self.now, _, action = heapq.heappop(self._due)
-            self.steps += 1
-            action()
-        if not is_over():
-            self.now = time_s
-
-
-@dataclass(slots=True)
 class Bus:
-    timeline: Timeline
+    chance: random.Random
+    clock: Clock = field(default_factory=Clock)
     nodes: dict[str, Node] = field(default_factory=dict)
     """Who is there, by name."""
     hearing: dict[str, list[str]] = field(default_factory=dict)
@@ -97,9 +73,9 @@ class Bus:
         def nobody() -> None:
             self._send("server", sender, lambda _: finish(NoResponder(receiver)), lambda: None)
 
-        receiver = self.timeline.chance.choice(self.serving.get(receiver) or [receiver])
+        receiver = self.chance.choice(self.serving.get(receiver) or [receiver])
         self._send(sender, receiver, lambda node: node.serve(message, send_back), nobody)
-        self.timeline.after(timeout_s, lambda: finish(BusTimeout(receiver)))
+        self.clock.after(timeout_s, lambda: finish(BusTimeout(receiver)))
 
     def _send(
         self, sender: str, receiver: str, deliver: Callable[[Node], None], nobody: Callable[[], None]
@@ -121,7 +97,7 @@ class Bus:
         self._after_hop(self._into_server_s, sender, route)
 
     def _after_hop(self, last_s: dict[str, float], name: str, action: Callable[[], None]) -> None:
-        chance = self.timeline.chance
+        chance = self.chance
         hop_s = chance.random() * HOP_S * (10 if chance.random() < 0.05 else 1)
-        last_s[name] = max(self.timeline.now + hop_s, last_s.get(name, 0.0))
-        self.timeline.at(last_s[name], action)
+        last_s[name] = max(self.clock.now + hop_s, last_s.get(name, 0.0))
+        self.clock.at(last_s[name], action)

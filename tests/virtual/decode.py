@@ -145,7 +145,7 @@ class VirtualDecode:
 
     def handle(self, event: events.DecodeEvent) -> None:
         try:
-            commands = self.state.handle(event, self.bus.timeline.now)
+            commands = self.state.handle(event, self.bus.clock.now)
         finally:
             self.state.check()
         for command in commands:
@@ -216,7 +216,7 @@ class VirtualDecode:
         self.bus.call(self.state.instance_id, SCHEDULER, call, answer, CALL_TIMEOUT_S)
 
     def _end_swap(self, owner: BlockOwner, copy: Callable[[], None]) -> None:
-        if self.bus.timeline.chance.random() < self.inherit_failures:
+        if self.bus.chance.random() < self.inherit_failures:
             self.handle(events.SwapFailed(owner))
             return
         copy()
@@ -224,7 +224,7 @@ class VirtualDecode:
 
     def _inherit(self, command: events.InheritSequence) -> None:
         owner, tokens = command.owner, command.tokens
-        if self.bus.timeline.chance.random() < self.inherit_failures:
+        if self.bus.chance.random() < self.inherit_failures:
             error = ErrorReply(HandoverFailed.code, "the KV was dropped")
             self.handle(events.PullFailed(owner, error, is_drained=True))
             return
@@ -276,4 +276,4 @@ class VirtualDecode:
         self._after(QUARANTINE_S, lambda: self.handle(events.PullDrained(owner)))
 
     def _after(self, delay_s: float, action: Callable[[], None]) -> None:
-        self.bus.timeline.after(delay_s, lambda: action() if self._is_alive else None)
+        self.bus.clock.after(delay_s, lambda: action() if self._is_alive else None)

@@ -20,24 +20,24 @@ def befall(mesh: VirtualMesh, chance: random.Random) -> None:
     fault = chance.choice(
         ["kill", "drain", "silence", "leave", "leave", "end", "flip", "flip", "ask", "ask", "forget"]
     )
-    timeline = mesh.bus.timeline
+    clock = mesh.bus.clock
     if fault == "kill":
-        timeline.at(at_s, lambda: mesh.kill(name, away_s))
+        clock.at(at_s, lambda: mesh.kill(name, away_s))
     elif fault == "drain":
-        timeline.at(at_s, lambda: mesh.drain(name, away_s))
+        clock.at(at_s, lambda: mesh.drain(name, away_s))
     elif fault == "silence":
-        timeline.at(at_s, lambda: mesh.silence(name, away_s))
+        clock.at(at_s, lambda: mesh.silence(name, away_s))
     elif fault == "flip":
-        timeline.at(at_s, lambda: flip_one(mesh, chance))
+        clock.at(at_s, lambda: flip_one(mesh, chance))
     elif fault == "ask":
-        timeline.at(at_s, lambda: ask_one(mesh, chance))
+        clock.at(at_s, lambda: ask_one(mesh, chance))
     elif fault == "forget":
-        timeline.at(at_s, lambda: mesh.lose_gateway_record(2 * away_s))
+        clock.at(at_s, lambda: mesh.lose_gateway_record(2 * away_s))
     elif fault == "leave":
-        timeline.at(at_s, lambda: leave_one(mesh, chance))
+        clock.at(at_s, lambda: leave_one(mesh, chance))
     elif mesh.shape.decodes > 1 - bool(mesh.shape.mixed):
         last = InstanceId(f"decode-{mesh.shape.decodes - 1}")
-        timeline.at(at_s, lambda: mesh.kill(last, None))
+        clock.at(at_s, lambda: mesh.kill(last, None))
 
 
 def leave_one(mesh: VirtualMesh, chance: random.Random) -> None:

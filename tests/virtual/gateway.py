@@ -97,21 +97,21 @@ class VirtualGateway:
                     if entry.end is None and entry.placement is None and entry.is_submitting:
                         self._continue(entry, "scheduler gone")
             case InstanceGone():
-                self._gone_s[message] = self.bus.timeline.now
+                self._gone_s[message] = self.bus.clock.now
                 for entry in self.entries.values():
                     if entry.end is None and self._needs(entry, message):
                         self._continue_without(entry, message)
             case GatewayGone():
-                self._losses.declared_gone_s = self.bus.timeline.now
+                self._losses.declared_gone_s = self.bus.clock.now
                 for entry in self.entries.values():
                     if entry.end is None and entry.placement is not None:
                         self._continue(entry, "declared gone")
-                self.bus.timeline.after(DECLARED_WITHIN_S, self._continue_those_begun_since)
+                self.bus.clock.after(DECLARED_WITHIN_S, self._continue_those_begun_since)
 
     def _continue_those_begun_since(self) -> None:
         for entry in self.entries.values():
             is_placed = entry.end is None and entry.placement is not None
-            if is_placed and self._losses.is_forgotten(entry.asked_s, self.bus.timeline.now):
+            if is_placed and self._losses.is_forgotten(entry.asked_s, self.bus.clock.now):
                 self._continue(entry, "declared gone")
 
     def _move(self, message: SequenceMoved) -> None:
@@ -123,7 +123,7 @@ class VirtualGateway:
         entry.moved = to
         if entry.placement is not None:
             entry.placement = to
-            self._continue_if_gone(entry, self.bus.timeline.now - MOVED_WITHIN_S)
+            self._continue_if_gone(entry, self.bus.clock.now - MOVED_WITHIN_S)
 
     def serve(self, message: msgspec.Struct, reply: Callable[[Reply], None]) -> None:
         raise AssertionError("nobody calls a gateway")
@@ -149,7 +149,7 @@ class VirtualGateway:
 
     def _submit(self, entry: Entry) -> None:
         entry.is_submitting = True
-        started_s = self.bus.timeline.now
+        started_s = self.bus.clock.now
         request = entry.request
 
         def answer(reply: Reply) -> None:
@@ -167,9 +167,9 @@ class VirtualGateway:
             elif is_current and isinstance(reply, BusError):
                 ended = RequestEnded(request.request_id, attempt=request.attempt)
                 self.bus.publish(GATEWAY, SCHEDULER, ended)
-                self.bus.timeline.after(RETRY_S, lambda: self._submit_again(entry, request))
+                self.bus.clock.after(RETRY_S, lambda: self._submit_again(entry, request))
             elif is_current and isinstance(reply, Overloaded | NoInstanceReady | RequestCancelled):
-                self.bus.timeline.after(RETRY_S, lambda: self._submit_again(entry, request))
+                self.bus.clock.after(RETRY_S, lambda: self._submit_again(entry, request))
             elif is_current:
                 raise AssertionError(f"{request.request_id} was refused: {reply!r}")
 
@@ -201,7 +201,7 @@ class VirtualGateway:
         entry.former = None
         if entry.end is not None:
             self._tell_ended(entry)
-        elif self._losses.is_forgotten(started_s, self.bus.timeline.now):
+        elif self._losses.is_forgotten(started_s, self.bus.clock.now):
             self._continue(entry, "declared gone")
         else:
             self._continue_if_gone(entry, started_s)

@@ -109,7 +109,7 @@ class VirtualInstance:
             home=self.home,
             can_hand_on=True,
             tpot_s=lambda service_class: ObjectivesConfig().tpot_s,
-            now=self.bus.timeline.now,
+            now=self.bus.clock.now,
         )
 
     def _hand_on(self, command: decode_events.HandOn) -> None:
@@ -126,7 +126,7 @@ class VirtualInstance:
     def _share(self, tell_other: Callable[[], None]) -> None:
         before, self._free_blocks = self._free_blocks, self.blocks.free_blocks
         if self._free_blocks > before:
-            self.bus.timeline.after(0.0, lambda: tell_other() if self._is_alive else None)
+            self.bus.clock.after(0.0, lambda: tell_other() if self._is_alive else None)
 
     def _tell_prefill(self) -> None:
         if self.prefill.state.pending_requests:

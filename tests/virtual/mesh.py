@@ -25,7 +25,7 @@ from scheduler.policy.prefill_batching import fill_batch_of
 from scheduler.policy.pull_budget import PullBudget
 from scheduler.policy.roles import RoleChange, role_policy
 from tests.requests import GATEWAY
-from tests.virtual.bus import Bus, Timeline
+from tests.virtual.bus import Bus
 from tests.virtual.decode import LAYOUT, KeptKV, VirtualDecode
 from tests.virtual.gateway import VirtualGateway
 from tests.virtual.instance import VirtualInstance
@@ -113,15 +113,15 @@ class VirtualMesh:
         node.die()
         del self.bus.nodes[instance_id]
         record = self.store.records[instance_id]
-        timeline = self.bus.timeline
+        clock = self.bus.clock
 
         def forget() -> None:
             if self.store.records.get(instance_id) is record:
                 del self.store.records[instance_id]
 
-        timeline.after(LEASE_S, forget)
+        clock.after(LEASE_S, forget)
         if away_s is not None:
-            timeline.after(away_s, lambda: self.join(instance_id))
+            clock.after(away_s, lambda: self.join(instance_id))
 
     def kill_scheduler(self, away_s: float) -> None:
         """The first one. Where there is no other, who asks meanwhile hears that nobody is there; who had
@@ -137,7 +137,7 @@ class VirtualMesh:
             self.bus.nodes[name] = successor
             successor.start()
 
-        self.bus.timeline.after(away_s, join)
+        self.bus.clock.after(away_s, join)
 
     def cut_scheduler_off(self, name: str, duration_s: float) -> None:
         """It works on, and neither hears nor is heard; then it is told that it was away."""
@@ -152,12 +152,12 @@ class VirtualMesh:
             if isinstance(node, VirtualScheduler):
                 node.reconnect()
 
-        self.bus.timeline.after(duration_s, reconnect)
+        self.bus.clock.after(duration_s, reconnect)
 
     def kill_gateway(self) -> None:
         """For good, and its clients' streams with it. Its record is there until its lease is over."""
         del self.bus.nodes[GATEWAY]
-        self.bus.timeline.after(LEASE_S, lambda: self.lose_gateway_record(math.inf))
+        self.bus.clock.after(LEASE_S, lambda: self.lose_gateway_record(math.inf))
 
     def lose_gateway_record(self, away_s: float) -> None:
         """The gateway lives, but for so long the store does not say so."""
@@ -167,7 +167,7 @@ class VirtualMesh:
             self.store.gateway = record
 
         if record is not None:
-            self.bus.timeline.after(away_s, restore)
+            self.bus.clock.after(away_s, restore)
 
     def drain(self, instance_id: InstanceId, away_s: float) -> None:
         node = self.instances.get(instance_id)
@@ -179,7 +179,7 @@ class VirtualMesh:
             if self.instances.get(instance_id) is node:
                 self.kill(instance_id, away_s)
 
-        self.bus.timeline.after(2 * DRAIN_S, leave)
+        self.bus.clock.after(2 * DRAIN_S, leave)
 
     def flip(self, instance_id: InstanceId, role: Role, *, keeps_home: bool = False) -> None:
         """Another role for an instance that is there and stays; the store and the scheduler hear of it."""
@@ -197,7 +197,7 @@ class VirtualMesh:
 
     def silence(self, instance_id: InstanceId, duration_s: float) -> None:
         """Its reports stay away though it works."""
-        self.silent_until_s[instance_id] = self.bus.timeline.now + duration_s
+        self.silent_until_s[instance_id] = self.bus.clock.now + duration_s
 
     def check_empty(self) -> None:
         """Nobody holds anything any more."""
@@ -215,10 +215,10 @@ class VirtualMesh:
         if self.instances.get(instance_id) is not node:
             return
         node.prefill.handle(TimePassed())
-        timeline = self.bus.timeline
-        if timeline.now >= self.silent_until_s.get(instance_id, 0.0):
+        clock = self.bus.clock
+        if clock.now >= self.silent_until_s.get(instance_id, 0.0):
             self.bus.publish(instance_id, SCHEDULER, node.load())
-        timeline.after(REPORT_S, lambda: self._report(node))
+        clock.after(REPORT_S, lambda: self._report(node))
 
     def _instance(self, instance_id: InstanceId, incarnation: Incarnation, role: Role) -> VirtualInstance:
         shape = self.shape
@@ -274,7 +274,7 @@ def first_role(instance_id: InstanceId) -> Role:
 
 
 def make_mesh(shape: MeshShape, seed: int) -> VirtualMesh:
-    bus = Bus(Timeline(random.Random(seed)))
+    bus = Bus(random.Random(seed))
     mesh = VirtualMesh(shape, bus, VirtualGateway(bus))
     mesh.start()
     return mesh

@@ -91,7 +91,7 @@ class VirtualPrefill:
     def drain(self, timeout_s: float) -> None:
         self.handle(events.DrainStarted())
         expired = events.DrainExpired()
-        self.bus.timeline.after(timeout_s, lambda: self.handle(expired) if self._is_alive else None)
+        self.bus.clock.after(timeout_s, lambda: self.handle(expired) if self._is_alive else None)
 
     def die(self) -> None:
         """Bytes in the air may land for a while."""
@@ -101,7 +101,7 @@ class VirtualPrefill:
 
     def handle(self, event: events.PrefillEvent) -> None:
         try:
-            commands = self.state.handle(event, self.bus.timeline.now)
+            commands = self.state.handle(event, self.bus.clock.now)
         finally:
             self.state.check()
         for command in commands:
@@ -109,14 +109,14 @@ class VirtualPrefill:
         self.on_change()
 
     def _execute(self, command: events.PrefillCommand) -> None:
-        timeline = self.bus.timeline
+        clock = self.bus.clock
         match command:
             case events.RunChunk(slices, report_every):
                 step_s = 0.01 + 0.001 * sum(piece.tokens for piece in slices)
                 self._chunk, self._layers = slices, 0
                 for layer in range(0 if report_every is None else LAYOUT.layers):
-                    timeline.after(step_s * (layer + 1) / LAYOUT.layers, self._end_layer)
-                timeline.after(step_s, lambda: self._end_chunk(slices))
+                    clock.after(step_s * (layer + 1) / LAYOUT.layers, self._end_layer)
+                clock.after(step_s, lambda: self._end_chunk(slices))
             case events.PublishToken(gateway_id, event, _, _):
                 batch = TokenBatch(self.state.instance_id, (event,))
                 self.bus.publish(self.state.instance_id, gateway_id, batch)
@@ -150,7 +150,7 @@ class VirtualPrefill:
                 self._check_source(command)
                 receiver = self.bus.nodes.get(pull.decode_instance)
                 self._in_air[owner] = pull, receiver
-                timeline.after(timeline.chance.random() * 0.3, lambda: self._end_send(command, receiver))
+                clock.after(self.bus.chance.random() * 0.3, lambda: self._end_send(command, receiver))
 
     def _seek_decode(self, command: events.SeekDecode) -> None:
         owner = command.owner
@@ -203,7 +203,7 @@ class VirtualPrefill:
         del self._in_air[owner]
         is_same_life = self.bus.nodes.get(pull.decode_instance) is receiver
         is_there = is_same_life and isinstance(receiver, HasMemory)
-        if is_there and self.bus.timeline.chance.random() >= self.send_failures:
+        if is_there and self.bus.chance.random() >= self.send_failures:
             assert isinstance(receiver, HasMemory)
             for span in command.spans:
                 receiver.memory.write_layers(pull.blocks, owner.request_id, span, LAYOUT.layers)
@@ -215,5 +215,5 @@ class VirtualPrefill:
 
     def _spoil_soon(self, pull: PullKV, receiver: object) -> None:
         if isinstance(receiver, HasMemory):
-            delay_s = self.bus.timeline.chance.random() * LANDING_S
-            self.bus.timeline.after(delay_s, lambda: receiver.memory.spoil(pull.blocks))
+            delay_s = self.bus.chance.random() * LANDING_S
+            self.bus.clock.after(delay_s, lambda: receiver.memory.spoil(pull.blocks))

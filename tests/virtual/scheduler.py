@@ -86,7 +86,7 @@ class VirtualScheduler:
     def start(self) -> None:
         """Takes calls when it has read what the others know, or a while later."""
         self.beat()
-        self.bus.timeline.after(HEARTBEAT_S, self._serve)
+        self.bus.clock.after(HEARTBEAT_S, self._serve)
 
     def _serve(self) -> None:
         if self.is_alive:
@@ -101,7 +101,7 @@ class VirtualScheduler:
     def beat(self) -> None:
         if not self.is_alive:
             return
-        self.bus.timeline.after(HEARTBEAT_S, self.beat)
+        self.bus.clock.after(HEARTBEAT_S, self.beat)
         if self.name in self.bus.cut_off:
             return
         self._read_members()
@@ -119,7 +119,7 @@ class VirtualScheduler:
 
     def _change_roles(self) -> None:
         if self.roles is not None:
-            change = self.roles.decide(workers_of(self.state), self.bus.timeline.now)
+            change = self.roles.decide(workers_of(self.state), self.bus.clock.now)
             if change is not None:
                 self.flip(change)
 
@@ -173,13 +173,13 @@ class VirtualScheduler:
     def _ask_length(self, request: GenerationRequest) -> None:
         if self.predict is None:
             return
-        chance, event = self.bus.timeline.chance, events.LengthPredicted(request, self.predict(request))
-        self.bus.timeline.after(chance.random() * PREDICTED_WITHIN_S, lambda: self._handle(event))
+        chance, event = self.bus.chance, events.LengthPredicted(request, self.predict(request))
+        self.bus.clock.after(chance.random() * PREDICTED_WITHIN_S, lambda: self._handle(event))
 
     def _place_moved(self, message: PlaceMoved, reply: Callable[[Reply], None]) -> None:
         try:
             placement = self.state.place_moved(
-                message.request, message.former, self.bus.timeline.now, message.wanted, message.refused
+                message.request, message.former, self.bus.clock.now, message.wanted, message.refused
             )
         except RequestError as exc:
             reply(exc)
@@ -207,7 +207,7 @@ class VirtualScheduler:
 
         self.held[request.request_id] = end
         try:
-            commands = self.state.wait(request, self.bus.timeline.now)
+            commands = self.state.wait(request, self.bus.clock.now)
         except RequestError as exc:
             del self.held[request.request_id]
             reply(exc)
@@ -216,7 +216,7 @@ class VirtualScheduler:
         if is_new:
             ask_again()
         else:
-            self.bus.timeline.after(HOLD_S, ask_again)
+            self.bus.clock.after(HOLD_S, ask_again)
 
     def _place(self, request: GenerationRequest, reply: Callable[[Reply], None]) -> None:
         refusal = NoInstanceReady("no prefill instance answered")
@@ -226,7 +226,7 @@ class VirtualScheduler:
         self, request: GenerationRequest, former: InstanceLife, reply: Callable[[Reply], None]
     ) -> None:
         try:
-            placement = self.state.place_resumed(request, self.bus.timeline.now)
+            placement = self.state.place_resumed(request, self.bus.clock.now)
         except RequestError:
             self._place(request, reply)
             return
@@ -265,7 +265,7 @@ class VirtualScheduler:
             reply(refusal)
             return
         try:
-            placement = bound or self.state.place(request, self.bus.timeline.now, excluded)
+            placement = bound or self.state.place(request, self.bus.clock.now, excluded)
         except RequestError as exc:
             reply(refusal if excluded and isinstance(exc, NoInstanceReady) else exc)
             return
@@ -306,14 +306,14 @@ class VirtualScheduler:
     def _handle(self, event: events.SchedulerStateEvent) -> None:
         if not self.is_alive:
             return
-        self._carry_out(self.state.handle(event, self.bus.timeline.now))
+        self._carry_out(self.state.handle(event, self.bus.clock.now))
 
     def _carry_out(self, commands: list[events.SchedulerCommand]) -> None:
         self.state.check()
         for command in commands:
             match command:
                 case events.ReadMembers():
-                    self.bus.timeline.after(0.01, self._read_members)
+                    self.bus.clock.after(0.01, self._read_members)
                 case events.EndWait(request_id, attempt, outcome):
                     end = self.held.pop(request_id, None)
                     if end is None:

@@ -81,7 +81,7 @@ def submit(mesh: VirtualMesh, chance: random.Random, requests: int, within_s: fl
 
 
 def start_at(mesh: VirtualMesh, start_s: float, request: GenerationRequest) -> None:
-    mesh.bus.timeline.at(start_s, lambda: mesh.gateway.start(request))
+    mesh.bus.clock.at(start_s, lambda: mesh.gateway.start(request))
 
 
 def endless(name: str, prompt_tokens: int, output_tokens: int, seed: int) -> GenerationRequest:
@@ -94,11 +94,11 @@ def endless(name: str, prompt_tokens: int, output_tokens: int, seed: int) -> Gen
 
 def finish(mesh: VirtualMesh, requests: int) -> None:
     """Runs to the end, and holds it to every promise."""
-    timeline, gateway = mesh.bus.timeline, mesh.gateway
-    timeline.run_until(LIMIT_S, lambda: len(gateway.entries) == requests and gateway.is_done)
+    clock, gateway = mesh.bus.clock, mesh.gateway
+    clock.run_until(LIMIT_S, lambda: len(gateway.entries) == requests and gateway.is_done)
     waiting = [name for name, entry in gateway.entries.items() if entry.end is None]
     assert gateway.is_done, f"{waiting} starve"
-    timeline.run_until(timeline.now + SETTLE_S)
+    clock.run_until(clock.now + SETTLE_S)
     for entry in gateway.entries.values():
         tokens, reason = expected_tokens(entry.request)
         assert len(tokens) <= entry.request.sampling.max_tokens
