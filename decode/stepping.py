@@ -70,14 +70,24 @@ class Stepping:
         ends = frozenset(self.eos_token_ids).union(*[row.request.sampling.stop_token_ids for row in rows])
         return Outlook(rows, left, room, ends)
 
-    def finish(self, lane: int, tokens: tuple[SampledToken | None, ...], now: float) -> list[DecodeCommand]:
-        """A token for each row; None: its KV was lost. Raises ValueError where no such step is in flight."""
+    def finish(
+        self,
+        lane: int,
+        tokens: tuple[SampledToken | None, ...],
+        now: float,
+        *,
+        steps: int = 1,
+        is_told: bool = True,
+    ) -> list[DecodeCommand]:
+        """A token for each row; None: its KV was lost. ``steps``: that took the time since it began, this one
+        the last; ``is_told``: gateways are, also where a sequence goes on. Raises ValueError where no such
+        step is in flight."""
         commands: list[DecodeCommand] = []
         events: dict[GatewayId, list[TokenEvent]] = {}
         self.held.sequences.note_steps(1, 0)
         for row, token in zip(self.held.batches.end(lane, len(tokens)), tokens, strict=True):
-            commands += self._take_token(row, token, events, is_told=True)
-        self.held.pulls.step_ended(lane, now)
+            commands += self._take_token(row, token, events, is_told=is_told)
+        self.held.pulls.step_ended(lane, now, steps)
         commands.extend(PublishTokens(gateway_id, tuple(batch)) for gateway_id, batch in events.items())
         return commands
 
@@ -141,14 +151,7 @@ class Stepping:
             return []
         if steps > 1:
             self._grow(outlook, steps, [before] * (steps - 1))
-        commands: list[DecodeCommand] = []
-        events: dict[GatewayId, list[TokenEvent]] = {}
-        self.held.sequences.note_steps(1, 0)
-        for row, token in zip(self.held.batches.end(lane, len(run.tokens)), run.tokens, strict=True):
-            commands += self._take_token(row, token, events, is_told=False)
-        self.held.pulls.step_ended(lane, now, steps)
-        commands.extend(PublishTokens(gateway_id, tuple(batch)) for gateway_id, batch in events.items())
-        return commands
+        return self.finish(lane, run.tokens, now, steps=steps, is_told=False)
 
     def _grow(self, outlook: Outlook, steps: int, drawn: list[int]) -> None:
         """By what was ``drawn`` in ``steps`` steps, with a block for every position but the one after the
