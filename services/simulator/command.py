@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from common.errors import ConfigError
+from services.output_files import check_writable
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -127,8 +128,6 @@ def check_scale(trace_scale: float, rate: float | None) -> None:
 
 def check_plot(path: Path) -> None:
     """Before anything is run for nothing. Raises ConfigError."""
-    from services.tracing.command import check_writable
-
     if path.suffix not in (".png", ".svg", ".pdf"):
         raise ConfigError("--plot", str(path), "must end in .png, .svg or .pdf")
     check_writable("--plot", path)
@@ -136,8 +135,6 @@ def check_plot(path: Path) -> None:
 
 def check_timeline(path: Path, configurations: int) -> None:
     """Before anything is run for nothing. Raises ConfigError."""
-    from services.tracing.command import check_writable
-
     if configurations > 1:
         raise ConfigError("--timeline", str(path), "is of one configuration: leave --compare out")
     check_writable("--timeline", path)

@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
+from services.output_files import write_whole
 from services.simulator.cluster import Cluster
 from services.simulator.gateway import GATEWAY
 from services.simulator.timeline import SimulatedTimeline
 from services.tracing.collect import Clock, MeshTrace, ServiceTrace
-from services.tracing.command import write_whole
 from services.tracing.file import chrome_trace
 from services.tracing.layout import lay_out
 

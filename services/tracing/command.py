@@ -2,7 +2,6 @@
 
 import asyncio
 import math
-import os
 import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,6 +14,7 @@ from common.config import MeshConfig
 from common.config_file import load_config
 from common.errors import ConfigError
 from services.launcher.state_directory import DEFAULT_STATE_DIRECTORY
+from services.output_files import check_writable, write_whole
 
 if TYPE_CHECKING:
     from services.tracing.collect import MeshTrace
@@ -103,30 +103,3 @@ def mesh_of(state_dir: Path, config: Path | None, nats: str | None, redis: str |
     from services.launcher.local import mesh_config
 
     return mesh_config(state_dir).mesh
-
-
-def check_writable(option: str, path: Path) -> None:
-    """Before anything is recorded for nothing. Raises ConfigError."""
-    if path.is_dir():
-        raise ConfigError(option, str(path), "is a directory")
-    unfinished = _unfinished(path)
-    try:
-        unfinished.touch()
-        unfinished.unlink()
-    except OSError as exc:
-        raise ConfigError(option, str(path), f"cannot be written ({exc.strerror})") from exc
-
-
-def write_whole(option: str, path: Path, content: bytes) -> None:
-    """Replaces the file in one step, so that an interrupted command leaves no half of one."""
-    unfinished = _unfinished(path)
-    try:
-        unfinished.write_bytes(content)
-        unfinished.replace(path)
-    except OSError as exc:
-        unfinished.unlink(missing_ok=True)
-        raise ConfigError(option, str(path), f"cannot be written ({exc.strerror})") from exc
-
-
-def _unfinished(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{os.getpid()}")
