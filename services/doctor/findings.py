@@ -27,7 +27,3 @@ def note(subject: str, seen: str, advice: str) -> Finding:
 
 def problem(subject: str, seen: str, advice: str) -> Finding:
     return Finding(subject, "problem", seen, advice)
-
-
-def gibibytes(size_bytes: int) -> str:
-    return f"{size_bytes / (1 << 30):.1f} GiB"

@@ -8,7 +8,8 @@ import msgspec
 
 from common.config import Config
 from services.doctor.child import TorchDevices, ask_child
-from services.doctor.findings import Finding, gibibytes, good, note, problem
+from services.doctor.findings import Finding, good, note, problem
+from services.launcher.memory import gibibytes
 
 DEVICE_FILES = Path("/dev")
 INFINIBAND = Path("/sys/class/infiniband")

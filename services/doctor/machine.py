@@ -11,8 +11,8 @@ from common.errors import TransferError
 from common.transfer.buffers import SharedBuffer
 from common.transfer.interface import RegionInfo
 from services.doctor.child import ask_child
-from services.doctor.findings import Finding, gibibytes, good, note, problem
-from services.launcher.memory import INSTANCE_BYTES, available_memory_bytes
+from services.doctor.findings import Finding, good, note, problem
+from services.launcher.memory import INSTANCE_BYTES, available_memory_bytes, gibibytes
 
 FEWEST_FILES = 256
 """Without any client: sockets, shared buffers of peers, logs, and Python's own."""

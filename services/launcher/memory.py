@@ -37,13 +37,13 @@ def check_memory(more: Mapping[ScaledRole, int], config: Config, available_bytes
     become too much once their KV pools are full."""
     started = {role: count for role, count in more.items() if count > 0}
     told = ", ".join(f"{role} +{count}" for role, count in started.items())
-    seen = f"this machine has {_gibibytes(available_bytes)} available"
+    seen = f"this machine has {gibibytes(available_bytes)} available"
     at_start = sum(count * _start_bytes(role, config) for role, count in started.items())
     if at_start > available_bytes:
-        raise LauncherError(f"{told} would take {_gibibytes(at_start)} before the first request, and {seen}")
+        raise LauncherError(f"{told} would take {gibibytes(at_start)} before the first request, and {seen}")
     when_full = at_start + sum(count * _pool_bytes(role, config) for role, count in started.items())
     if when_full > available_bytes:
-        return f"{told} may take {_gibibytes(when_full)} once their KV pools are full, and {seen}"
+        return f"{told} may take {gibibytes(when_full)} once their KV pools are full, and {seen}"
     return None
 
 
@@ -75,5 +75,5 @@ def _pool_bytes(role: ScaledRole, config: Config) -> int:
     return 0 if is_remote else config.instance.kv_bytes
 
 
-def _gibibytes(size_bytes: int) -> str:
+def gibibytes(size_bytes: int) -> str:
     return f"{size_bytes / (1 << 30):.1f} GiB"
