@@ -15,6 +15,7 @@ from common.devices import DEVICES, DeviceSpec
 from common.performance import pairs_of
 from common.shapes import ModelShape
 from services.simulator.config import Pool
+from services.simulator.shape import attended_tokens
 
 Chunks = Iterable[tuple[int, int]]
 
@@ -33,7 +34,7 @@ class ComputedWork:
 
     def add_steps(self, sequences: int, context_tokens: int, steps: int) -> None:
         """Of the same sequences. ``context_tokens``: of the first step."""
-        attended = steps * context_tokens + sequences * steps * (steps - 1) // 2
+        attended = attended_tokens(sequences, context_tokens, steps)
         self.passes += steps
         self.rows += steps * sequences
         self.heads += steps * sequences

@@ -30,3 +30,9 @@ class PassShape(msgspec.Struct, frozen=True, gc=False):
         """As instances learn from it."""
         pairs = sum(pairs_of(before, tokens) for before, tokens in self.chunks)
         return PassLoad(self.chunk_tokens, pairs, self.sequences, self.context_tokens)
+
+
+def attended_tokens(sequences: int, context_tokens: int, steps: int) -> int:
+    """In all of so many decode steps of the same sequences. ``context_tokens``: of the first; each further
+    one's is larger by one token a sequence."""
+    return steps * context_tokens + sequences * steps * (steps - 1) // 2

@@ -12,7 +12,7 @@ import msgspec
 
 from common.errors import ConfigError
 from services.simulator.performance.files import PerformanceFileError
-from services.simulator.shape import PassShape
+from services.simulator.shape import PassShape, attended_tokens
 
 MS = 1e-3
 STAGE_MS = 1.0
@@ -84,7 +84,7 @@ class DistServeModel:
 
     def steps_s(self, sequences: int, context_tokens: int, steps: int) -> float:
         fixed, per_context, per_sequence = self._step_constants(sequences)
-        contexts = steps * context_tokens + sequences * steps * (steps - 1) // 2
+        contexts = attended_tokens(sequences, context_tokens, steps)
         each_ms = fixed + per_sequence * sequences + self._ray[0]
         return MS * (steps * each_ms + (per_context + self._ray[1]) * contexts)
 

@@ -4,7 +4,7 @@ tokens, its attention pairs, its sequences and their context cost, and of a fixe
 import msgspec
 
 from common.performance import pairs_of
-from services.simulator.shape import PassShape
+from services.simulator.shape import PassShape, attended_tokens
 
 
 class LinearPerformance(
@@ -35,6 +35,6 @@ class LinearPerformance(
         return seconds + fixed_s
 
     def steps_s(self, sequences: int, context_tokens: int, steps: int) -> float:
-        grown = sequences * (steps * (steps - 1) // 2)
-        context = self.per_context_token_s * (context_tokens * steps + grown)
-        return steps * (self.step_s + self.per_sequence_s * sequences) + context
+        attended = attended_tokens(sequences, context_tokens, steps)
+        context_s = self.per_context_token_s * attended
+        return steps * (self.step_s + self.per_sequence_s * sequences) + context_s

@@ -13,7 +13,7 @@ from common.devices import DeviceSpec
 from common.errors import ConfigError
 from common.performance import pairs_of
 from common.shapes import ModelShape
-from services.simulator.shape import PassShape
+from services.simulator.shape import PassShape, attended_tokens
 
 REACHED = Utilisation(compute=0.75, memory=0.8)
 """Of the peaks, where nobody says otherwise. Memory: aiconfigurator's mem_bw_empirical_scaling_factor.
@@ -110,8 +110,8 @@ class RooflineModel:
         if slope > 0:
             crossing = self._query_s * sequences / slope
             in_memory = min(steps, max(0, math.floor((crossing - context_tokens) / sequences) + 1))
-        first = _series(context_tokens, sequences, in_memory)
-        rest = _series(context_tokens + in_memory * sequences, sequences, steps - in_memory)
+        first = attended_tokens(sequences, context_tokens, in_memory)
+        rest = attended_tokens(sequences, context_tokens + in_memory * sequences, steps - in_memory)
         return self._kv_s * first + self._query_s * sequences * in_memory + self._pair_s * rest
 
 
@@ -145,8 +145,3 @@ def reductions_s(shape: ModelShape, device: DeviceSpec, parallelism: Parallelism
     count = REDUCTIONS * shape.layers
     moved = 2 * (parallelism.tensor - 1) / parallelism.tensor * shape.hidden_size * element_bytes
     return count * parallelism.reduction_latency_s, count * moved / (device.interchip_gb_s * 1e9)
-
-
-def _series(first: int, rise: int, count: int) -> int:
-    """first + (first + rise) + … of ``count`` in all."""
-    return count * first + rise * count * (count - 1) // 2
