@@ -25,7 +25,7 @@ from services.simulator.performance.regression import (
     Regression,
     Samples,
     fit,
-    held_out_error,
+    held_out_errors,
 )
 from services.simulator.performance.roofline import (
     REACHED,
@@ -69,7 +69,7 @@ class KernelTables:
 
     def held_out(self, regression: Regression = "linear", folds: int = FOLDS) -> tuple[HeldOutError, ...]:
         samples = [self.prefill, self.decode, *([self.reduction] if self.reduction is not None else [])]
-        return tuple(held_out_error(each, lambda some: fit(regression, some), folds) for each in samples)
+        return held_out_errors(samples, regression, folds)
 
 
 def read_kernels(directory: Path, shape: ModelShape, tensor_parallel: int) -> KernelTables:

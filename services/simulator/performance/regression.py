@@ -7,7 +7,7 @@ value at the edge.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -169,6 +169,12 @@ def held_out_error(
     is_time = samples.values > 0
     errors = np.abs(predicted - samples.values)[is_time] / samples.values[is_time]
     return HeldOutError(samples.operator, float(errors.mean()) if len(errors) else math.nan, len(errors))
+
+
+def held_out_errors(
+    each_samples: Iterable[Samples], regression: Regression, folds: int = FOLDS
+) -> tuple[HeldOutError, ...]:
+    return tuple(held_out_error(each, lambda some: fit(regression, some), folds) for each in each_samples)
 
 
 def _with_slopes(keys: FloatArray, lines: list[Line], samples: Samples) -> list[Line]:

@@ -19,7 +19,7 @@ REACHED = Utilisation(compute=0.75, memory=0.8)
 """Of the peaks, where nobody says otherwise. Memory: aiconfigurator's mem_bw_empirical_scaling_factor.
 Compute: matrices of 8,192 tokens reach 0.75–0.94 of an A100's peak in aiconfigurator's table."""
 REDUCTIONS = 2
-"""A layer's with tensor parallelism."""
+"""A layer's with tensor parallelism: after attention, after the feed-forward network."""
 
 
 @dataclass(frozen=True, slots=True)

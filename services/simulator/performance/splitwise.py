@@ -16,11 +16,10 @@ from services.simulator.performance.curves import BatchCurves
 from services.simulator.performance.files import FloatArray, PerformanceFileError, Table, read_table
 from services.simulator.performance.interface import HeldOutError
 from services.simulator.performance.regression import (
-    LinearRegressor,
     Regression,
     Samples,
     fit,
-    held_out_error,
+    held_out_errors,
     medians,
 )
 from services.simulator.shape import PassShape
@@ -82,15 +81,11 @@ class SplitwiseProfile:
     def held_out(self, regression: Regression = "linear") -> tuple[HeldOutError, ...]:
         """Of the corrected model."""
         both = (self.prompt_samples, self.token_samples)
-        return tuple(
-            held_out_error(each, lambda some: fit(regression, some), SPLITWISE_FOLDS) for each in both
-        )
+        return held_out_errors(both, regression, SPLITWISE_FOLDS)
 
     def held_out_published(self) -> tuple[HeldOutError, ...]:
         """Of theirs."""
-        return tuple(
-            held_out_error(each, LinearRegressor, SPLITWISE_FOLDS) for each in self.published_samples
-        )
+        return held_out_errors(self.published_samples, "linear", SPLITWISE_FOLDS)
 
 
 def read_splitwise(path: Path, model: str, hardware: str, tensor_parallel: int) -> SplitwiseProfile:

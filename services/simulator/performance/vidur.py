@@ -25,8 +25,9 @@ from services.simulator.performance.regression import (
     Regressor,
     Samples,
     fit,
-    held_out_error,
+    held_out_errors,
 )
+from services.simulator.performance.roofline import REDUCTIONS
 
 TOKEN_OPERATORS = (
     "input_layernorm",
@@ -52,8 +53,6 @@ LAUNCH_MS = 0.02
 """Of a reduction (nccl_cpu_launch_overhead_ms)."""
 GROUPED_BATCH_FACTOR = 1.1
 """attention_prefill_batching_overhead_fraction and attention_decode_batching_overhead_fraction."""
-REDUCTIONS = 2
-"""A layer's: after attention, after the feed-forward network."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +80,7 @@ class VidurProfile:
 
     def held_out(self, regression: Regression = "linear", folds: int = FOLDS) -> tuple[HeldOutError, ...]:
         optional = [each for each in (self.reduction, self.transfer) if each is not None]
-        samples = (*self.operators, self.prefill, self.decode, *optional)
-        return tuple(held_out_error(each, lambda some: fit(regression, some), folds) for each in samples)
+        return held_out_errors((*self.operators, self.prefill, self.decode, *optional), regression, folds)
 
 
 def read_vidur(
