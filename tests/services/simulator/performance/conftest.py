@@ -7,8 +7,22 @@ from pathlib import Path
 
 import pytest
 
+from common.shapes import ModelShape, llama_shape
 from services.simulator.performance.interface import PerformanceModel
 from services.simulator.shape import PassShape
+
+
+def small_llama(*, intermediate_size: int, vocab_size: int, name: str = "made") -> ModelShape:
+    """Of four layers, with as many heads as made tables are for."""
+    return llama_shape(
+        name,
+        layers=4,
+        hidden_size=1024,
+        heads=8,
+        kv_heads=2,
+        intermediate_size=intermediate_size,
+        vocab_size=vocab_size,
+    )
 
 
 def write_csv(path: Path, rows: Iterable[Mapping[str, object]]) -> Path:

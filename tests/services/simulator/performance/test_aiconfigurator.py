@@ -8,7 +8,7 @@ import pytest
 
 from common.devices import A100_SXM
 from common.errors import ConfigError
-from common.shapes import LLAMA2_7B, LLAMA2_70B, LLAMA3_8B, ModelShape, llama_shape
+from common.shapes import LLAMA2_7B, LLAMA2_70B, LLAMA3_8B, ModelShape
 from services.simulator.performance.aiconfigurator import KernelOperators, ProductTable, read_kernels
 from services.simulator.performance.files import PerformanceFileError, read_table
 from services.simulator.performance.operators import OperatorModel
@@ -17,18 +17,11 @@ from services.simulator.shape import PassShape
 from tests.services.simulator.performance.conftest import (
     assert_more_takes_longer,
     assert_steps_are_their_passes,
+    small_llama,
     write_csv,
 )
 
-SHAPE = llama_shape(
-    "made",
-    layers=4,
-    hidden_size=1024,
-    heads=8,
-    kv_heads=2,
-    intermediate_size=2048,
-    vocab_size=4096,
-)
+SHAPE = small_llama(intermediate_size=2048, vocab_size=4096)
 PRODUCT_MS, DECODE_MS, PREFILL_MS, REDUCTION_MS = 1e-9, 1e-6, 1e-7, 1e-8
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from common.errors import ConfigError
-from common.shapes import CODELLAMA_34B, LLAMA2_70B, llama_shape
+from common.shapes import CODELLAMA_34B, LLAMA2_70B
 from services.simulator.performance.files import PerformanceFileError
 from services.simulator.performance.interface import mean_error
 from services.simulator.performance.operators import OperatorModel
@@ -23,18 +23,11 @@ from services.simulator.shape import PassShape
 from tests.services.simulator.performance.conftest import (
     assert_more_takes_longer,
     assert_steps_are_their_passes,
+    small_llama,
     write_csv,
 )
 
-SHAPE = llama_shape(
-    "made",
-    layers=4,
-    hidden_size=1024,
-    heads=8,
-    kv_heads=2,
-    intermediate_size=2816,
-    vocab_size=1000,
-)
+SHAPE = small_llama(intermediate_size=2816, vocab_size=1000)
 TOKENS = (1, 8, 16, 64, 512, 2048, 4096)
 OPERATOR_MS, TOKEN_MS = 0.002, 1e-4
 DECODE_MS, PREFILL_MS, REDUCTION_MS, TRANSFER_MS, SAVE_MS = 1e-5, 1e-7, 0.03, 0.5, 1e-3
@@ -149,9 +142,7 @@ def test_it_holds_to_what_all_models_do(profile: VidurProfile) -> None:
 
 def test_what_breaks_a_rule_is_named(tmp_path: Path) -> None:
     files = write_profile(tmp_path)
-    other = llama_shape(
-        "wider", layers=4, hidden_size=1024, heads=8, kv_heads=2, intermediate_size=4096, vocab_size=1000
-    )
+    other = small_llama(intermediate_size=4096, vocab_size=1000, name="wider")
     with pytest.raises(
         PerformanceFileError, match=r"mlp.csv: column n_expanded_embd, row 2: 2816: wider has 4096"
     ):
