@@ -24,12 +24,8 @@ class LengthDistribution(msgspec.Struct, frozen=True, array_like=True):
 
     def outlook(self, tokens: int) -> tuple[float, float]:
         """``mean_beyond`` of so many tokens, and below how many it stays the same."""
-        further = [point for point in self.points if point[0] > tokens]
-        weight = sum([probability for _, probability in further])
-        until = further[0][0] if further else tokens + 1
-        if weight <= 0:
-            return tokens + 1, until
-        return sum([each * (probability / weight) for each, probability in further]), until
+        further = self.beyond(tokens)
+        return further.mean, further.points[0][0]
 
     def quantile(self, share: float) -> float:
         """The least length that at least ``share`` of requests do not exceed."""
@@ -65,10 +61,14 @@ def certain(tokens: int) -> LengthDistribution:
 def coming_tokens(lengths: LengthDistribution | None, drawn_tokens: int, max_tokens: int) -> int:
     """That a request which has drawn so many is still expected to, at least one; where it has outlived its
     prediction, as those like it that did. Without a prediction: all that it may."""
+    mean = None if lengths is None else lengths.mean_beyond(drawn_tokens)
+    return tokens_to_come(mean, drawn_tokens, max_tokens)
+
+
+def tokens_to_come(mean: float | None, drawn_tokens: int, max_tokens: int) -> int:
+    """``coming_tokens`` where those like it draw ``mean`` in the end; None: nobody knows."""
     left = max(1, max_tokens - drawn_tokens)
-    if lengths is None:
-        return left
-    return min(left, max(1, round(lengths.mean_beyond(drawn_tokens)) - drawn_tokens))
+    return left if mean is None else min(left, max(1, round(mean) - drawn_tokens))
 
 
 def capped(lengths: LengthDistribution, max_tokens: int) -> LengthDistribution:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from common.errors import HandoverFailed, Overloaded
 from common.ids import Incarnation, InstanceId
 from common.kv.blocks import BlockOwner
-from common.lengths import LengthDistribution
+from common.lengths import LengthDistribution, tokens_to_come
 from common.lifecycle import DecodePhase, next_decode_phase
 from common.messages import DecodeTask, ErrorReply, GenerationRequest, ResumeTask
 from decode.events import StepRow
@@ -20,7 +20,7 @@ PREEMPTED = ErrorReply(code=Overloaded.code, message="preempted: the decode inst
 
 
 @dataclass(frozen=True, slots=True)
-class _Outlook:
+class _ExpectedLength:
     """What ``lengths`` say of a sequence that has drawn ``since`` tokens, and fewer than ``until``: on
     average it will have drawn ``mean`` in the end; of any, ``whole_mean``."""
 
@@ -52,8 +52,7 @@ class DecodeSequence:
     preemptions: int = 0
     prompt_tokens: int = field(init=False)
     _row: StepRow | None = field(default=None, compare=False, repr=False)
-    _outlook: "_Outlook | None" = field(default=None, compare=False, repr=False)
-
+    _expected: _ExpectedLength | None = field(default=None, compare=False, repr=False)
     _census: "Sequences | None" = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -102,37 +101,31 @@ class DecodeSequence:
     @property
     def coming_tokens(self) -> int:
         """That it is still expected to draw."""
-        task, drawn = self.task, len(self.output_ids)
-        left = task.request.sampling.max_tokens - drawn
-        outlook = self._look()
-        if outlook is None:
-            return left if left > 1 else 1
-        more = min(round(outlook.mean) - drawn, left)
-        return more if more > 1 else 1
+        expected = self._look_ahead()
+        mean = None if expected is None else expected.mean
+        return tokens_to_come(mean, len(self.output_ids), self.task.request.sampling.max_tokens)
 
-    def _look(self) -> _Outlook | None:
+    def _look_ahead(self) -> _ExpectedLength | None:
         """None: nothing is predicted."""
-        lengths, outlook, drawn = self.predicted or self.task.lengths, self._outlook, len(self.output_ids)
+        lengths, known, drawn = self.predicted or self.task.lengths, self._expected, len(self.output_ids)
         if lengths is None:
             return None
-        if outlook is None or outlook.lengths is not lengths:
-            outlook = self._outlook = _Outlook(lengths, lengths.mean, drawn, *lengths.outlook(drawn))
-        elif not outlook.since <= drawn < outlook.until:
-            outlook = _Outlook(lengths, outlook.whole_mean, drawn, *lengths.outlook(drawn))
-            self._outlook = outlook
-        return outlook
+        if known is not None and known.lengths is lengths and known.since <= drawn < known.until:
+            return known
+        self._expected = _ExpectedLength(lengths, lengths.mean, drawn, *lengths.outlook(drawn))
+        return self._expected
 
     def expect(self) -> Expectation:
         drawn = len(self.output_ids)
-        end, outlook = drawn + self.coming_tokens, self._look()
-        if outlook is None:
+        end, expected = drawn + self.coming_tokens, self._look_ahead()
+        if expected is None:
             return Expectation(end, None, end)
-        until = min(end, ceil(outlook.until))
+        until = min(end, ceil(expected.until))
         error = None
-        if drawn > outlook.whole_mean:
-            error = end - round(outlook.whole_mean)
+        if drawn > expected.whole_mean:
+            error = end - round(expected.whole_mean)
         else:
-            until = min(until, floor(outlook.whole_mean) + 1)
+            until = min(until, floor(expected.whole_mean) + 1)
         return Expectation(end, error, until)
 
     @property
