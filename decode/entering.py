@@ -14,7 +14,10 @@ from common.room_mates import RoomMates
 from decode.events import InheritSequence, SwapIn
 from decode.holdings import Holdings
 from decode.sequence import RUNNING, DecodeSequence
-from scheduler.policy.decode_admission import Growing, Pool, blocks_to_enter, can_admit
+from scheduler.policy.decode_admission import Growing, Pool, blocks_to_enter, can_admit, looks_ahead
+
+COUNTED = Growing(1, 1)
+"""Anybody, where only how many there are matters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +57,8 @@ class Entering:
         present = self.held.with_blocks()
         if away.is_swapped:
             return self.held.swapping.blocks_wanted_by(away, present)
-        growing = [_as_present(each, self.admission) for each in present]
-        return blocks_to_enter(self.admission, _as_newcomer(away), growing, self.held.block_size)
+        newcomer, growing = _as_newcomer(away), self._as_present(present)
+        return blocks_to_enter(self.admission, newcomer, growing, self.held.block_size)
 
     def _try_enter(
         self,
@@ -92,23 +95,20 @@ class Entering:
         there = self.held.with_blocks()
         if len(self.held.blocks.pools) > 1:
             there = [each for each in there if self.held.moves.pool_of(each) == pool]
-        present = [_as_present(each, self.admission) for each in there]
+        present = self._as_present(there)
         free = self.held.blocks.free_blocks_in(pool) - (reserved_blocks if present else 0)
         room = Pool(free, self.held.block_size)
         return can_admit(self.admission, room, _as_newcomer(sequence), present)
+
+    def _as_present(self, sequences: list[DecodeSequence]) -> list[Growing]:
+        if not looks_ahead(self.admission):
+            return [COUNTED] * len(sequences)
+        return [Growing(each.tokens, each.coming_tokens) for each in sequences]
 
     def _inherit(self, sequence: DecodeSequence, task: ResumeTask) -> InheritSequence:
         filled = blocks_for(sequence.position, self.held.block_size)
         blocks = tuple(self.held.blocks.block_table(sequence.owner)[:filled])
         return InheritSequence(sequence.owner, task.former, sequence.position, blocks)
-
-
-def _as_present(sequence: DecodeSequence, admission: DecodeAdmission) -> Growing:
-    """Greedy admission only counts them."""
-    return GROWING if admission == "greedy" else Growing(sequence.tokens, sequence.coming_tokens)
-
-
-GROWING = Growing(1, 1)
 
 
 def _as_newcomer(sequence: DecodeSequence) -> Growing:

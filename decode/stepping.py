@@ -16,6 +16,7 @@ from decode.events import DecodeCommand, PublishTokens, RunStep, StepFailed, Ste
 from decode.giving_way import GivingWay
 from decode.holdings import Holdings
 from decode.sequence import KV_LOST, DecodeSequence
+from scheduler.policy.decode_admission import looks_ahead
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,9 +124,9 @@ class Stepping:
         rows, lanes = held.batches.steps[lane], held.batches.lanes
         if lanes > 1 or held.is_unsettled(len(rows)) or self.giving_way.mates.wanted_blocks:
             return 1
-        # Under greedy admission who lacks room for now has no more of it as others grow, unless somebody has
-        # given way since it was looked for.
-        is_hopeless = self.admission == "greedy" and not self.giving_way.has_just_given
+        # Where nobody looks ahead, who lacks room for now has no more of it as others grow, unless somebody
+        # has given way since it was looked for.
+        is_hopeless = not looks_ahead(self.admission) and not self.giving_way.has_just_given
         if len(held.sequences) > len(rows) and not is_hopeless:
             return 1
         [pool] = held.blocks.pools

@@ -58,6 +58,12 @@ ADMISSIONS: dict[DecodeAdmission, Callable[[Growing, Sequence[Growing], int], in
 }
 
 
+def looks_ahead(admission: DecodeAdmission) -> bool:
+    """Whether it looks at what anybody is expected to draw: of those that are there, greedy asks only how
+    many they are."""
+    return admission != "greedy"
+
+
 def blocks_to_enter(
     admission: DecodeAdmission, newcomer: Growing, present: Sequence[Growing], block_size: int
 ) -> int:
