@@ -18,7 +18,7 @@ from services.connectors.programs import ProgramFailed, output_of
 from services.launcher.autoscale import FOLLOWING_LOAD
 from services.launcher.launch_plan import ROLES, SCALED_ROLES, check_counts
 from services.launcher.probes import READY_TIMEOUT_S
-from services.launcher.wishes import RoleChange, RoleCount, Wishes, check_phases
+from services.launcher.wishes import RoleChange, Wishes, check_phases, count_roles
 
 COMPOSE = ("docker", "compose")
 LIST_TIMEOUT_S = 60.0
@@ -93,12 +93,7 @@ class ComposeConnector:
         containers = await self.containers()
         if not containers:
             raise LauncherError("no container of the mesh runs in this directory's compose project")
-        counts = []
-        for role in SCALED_ROLES:
-            mine = [each.is_ready for each in containers if each.role == role]
-            if mine:
-                counts.append(RoleCount(role, sum(mine), len(mine)))
-        return Standing(counts)
+        return Standing(count_roles((each.role, each.is_ready) for each in containers))
 
     @property
     def following_load(self) -> frozenset[ScaledService]:

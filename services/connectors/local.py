@@ -8,8 +8,7 @@ from common.scaling import ScaledService
 from services.connectors.connector import Standing
 from services.launcher import local
 from services.launcher.autoscale import FOLLOWING_LOAD
-from services.launcher.launch_plan import SCALED_ROLES
-from services.launcher.wishes import RoleChange, RoleCount, Wishes
+from services.launcher.wishes import RoleChange, Wishes, count_roles
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +30,8 @@ class LocalConnector:
         mesh = await local.ask_status(self.state_dir)
         homes = {each.id: each.home or each.role for each in mesh.instances}
         stay = [each for each in mesh.processes if each.state != "stopping"]
-        counts = []
-        for role in SCALED_ROLES:
-            mine = [each for each in stay if homes.get(each.id, each.role) == role]
-            if mine:
-                counts.append(RoleCount(role, sum(each.url is not None for each in mine), len(mine)))
-        return Standing(counts, mesh.plan)
+        present = ((homes.get(each.id, each.role), each.url is not None) for each in stay)
+        return Standing(count_roles(present), mesh.plan)
 
     @property
     def following_load(self) -> frozenset[ScaledService]:

@@ -82,8 +82,19 @@ def say_change(change: RoleChange) -> str:
     return f"{change.role}: {change.before} → {change.after} ({'; '.join(said)})"
 
 
+def count_roles(present: Iterable[tuple[str, bool]]) -> list[RoleCount]:
+    """(role, whether it takes work) of each that is there. Of a role that nobody has nothing is said."""
+    found = list(present)
+    counts = []
+    for role in SCALED_ROLES:
+        ready = [is_ready for each, is_ready in found if each == role]
+        if ready:
+            counts.append(RoleCount(role, sum(ready), len(ready)))
+    return counts
+
+
 def say_count(count: RoleCount) -> str:
-    """Likewise."""
+    """One line for people."""
     if count.ready == count.wanted:
         return f"{count.role}: {count.wanted}"
     return f"{count.role}: {count.wanted}, {count.ready} of them ready"
