@@ -91,7 +91,7 @@ async def run_relay(config: Config, *, takes_wishes: bool) -> None:
             _say(Began(config.scaling.policy, config.scaling.window_s, config.roles.policy))
             await bus.subscribe(subjects.scaling(), DesiredCounts, relay.tell_plan)
             if takes_wishes:
-                await WishCalls(relay.scale, relay.drain, tasks).serve(bus, subjects)
+                await WishCalls(relay.scale, relay.drain, tasks, subjects).serve(bus)
             async for line in answers:
                 relay.take(decode_answer(line))
             relay.give_up()

@@ -28,23 +28,23 @@ Drain = Callable[[str], Coroutine[Any, Any, None]]
 @dataclass(slots=True)
 class WishCalls:
     """``scale`` and ``drain`` return when it is so, and raise a LamellaError where that cannot be.
-    ``untold``: what came of wishes while the bus was away."""
+    ``_bus``: the newest; ``_untold``: what came of wishes while it was away."""
 
     scale: Scale
     drain: Drain
     tasks: asyncio.TaskGroup
-    bus: Bus | None = None
-    subject: str = ""
-    untold: list[WishNews] = field(default_factory=list)
+    subjects: Subjects
+    _bus: Bus | None = None
+    _untold: list[WishNews] = field(default_factory=list)
 
-    async def serve(self, bus: Bus, subjects: Subjects) -> None:
+    async def serve(self, bus: Bus) -> None:
         """Returns when the subscriptions are active. Raises BusError."""
-        self.bus, self.subject = bus, subjects.admin_news()
-        untold, self.untold = self.untold, []
+        self._bus = bus
+        untold, self._untold = self._untold, []
         for news in untold:
             self._tell(news)
-        await bus.serve(subjects.admin_scale(), ScaleWish, self._scale, queue=QUEUE)
-        await bus.serve(subjects.admin_drain(), DrainWish, self._drain, queue=QUEUE)
+        await bus.serve(self.subjects.admin_scale(), ScaleWish, self._scale, queue=QUEUE)
+        await bus.serve(self.subjects.admin_drain(), DrainWish, self._drain, queue=QUEUE)
 
     async def _scale(self, wish: ScaleWish) -> Acknowledged:
         log.info("scale_wished", extra={"role": wish.role, "count": wish.count})
@@ -72,12 +72,12 @@ class WishCalls:
         self._tell(_ended(begun, await carrying_out))
 
     def _tell(self, news: WishNews) -> None:
-        assert self.bus is not None
+        assert self._bus is not None, "wishes come over it"
         try:
-            self.bus.publish(self.subject, news)
+            self._bus.publish(self.subjects.admin_news(), news)
         except BusError as exc:
             log.warning("wish_untold", extra={"wish": news.id, "error": str(exc)})
-            self.untold.append(news)
+            self._untold.append(news)
 
 
 def _ended(begun: WishNews, reason: str | None) -> WishNews:
@@ -101,12 +101,12 @@ async def answer_wishes(mesh: MeshConfig, name: str, scale: Scale, drain: Drain)
     subjects = Subjects(mesh.namespace)
     # What is being carried out goes on when the connection is lost.
     async with asyncio.TaskGroup() as tasks:
-        calls = WishCalls(scale, drain, tasks)
+        calls = WishCalls(scale, drain, tasks, subjects)
         while True:
             bus = Bus(mesh.nats_url, name=name, subjects=subjects)
             try:
                 await bus.connect(CONNECT_TIMEOUT_S)
-                await calls.serve(bus, subjects)
+                await calls.serve(bus)
                 await bus.wait_lost()
             except BusError as exc:
                 log.warning("wishes_unheard", extra={"error": str(exc)})

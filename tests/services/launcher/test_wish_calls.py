@@ -50,7 +50,7 @@ async def test_a_wish_that_takes_long_is_told_to_be_under_way_and_then_what_came
             await each.connect(WAIT_S)
         await operator.subscribe(subjects.admin_news(), WishNews, told.put_nowait)
         async with asyncio.TaskGroup() as tasks:
-            await WishCalls(launcher.scale, launcher.drain, tasks).serve(bus, subjects)
+            await WishCalls(launcher.scale, launcher.drain, tasks, subjects).serve(bus)
             await operator.call(subjects.admin_scale(), WISH, Acknowledged, WAIT_S)
             begun = await heard(told)
             assert (begun.wish, begun.state) == (WISH, "under_way")
@@ -76,7 +76,7 @@ async def test_what_is_so_at_once_is_told_as_done_and_what_is_refused_at_once_on
         await bus.connect(WAIT_S)
         await bus.subscribe(subjects.admin_news(), WishNews, told.put_nowait)
         async with asyncio.TaskGroup() as tasks:
-            await WishCalls(launcher.scale, launcher.drain, tasks).serve(bus, subjects)
+            await WishCalls(launcher.scale, launcher.drain, tasks, subjects).serve(bus)
             launcher.refusal = "there is no room"
             with pytest.raises(InvalidRequest, match="there is no room"):
                 await bus.call(subjects.admin_scale(), WISH, Acknowledged, WAIT_S)
@@ -101,13 +101,13 @@ async def test_what_came_of_a_wish_while_nats_was_away_is_told_to_the_next_conne
             await each.connect(WAIT_S)
         await operator.subscribe(subjects.admin_news(), WishNews, told.put_nowait)
         async with asyncio.TaskGroup() as tasks:
-            calls = WishCalls(launcher.scale, launcher.drain, tasks)
-            await calls.serve(first, subjects)
+            calls = WishCalls(launcher.scale, launcher.drain, tasks, subjects)
+            await calls.serve(first)
             await operator.call(subjects.admin_scale(), WISH, Acknowledged, WAIT_S)
             assert (await heard(told)).state == "under_way"
             await first.close()
             launcher.may_end.set()
-        await calls.serve(second, subjects)
+        await calls.serve(second)
         assert (await heard(told)).state == "done"
     finally:
         for each in (first, second, operator):
