@@ -40,9 +40,30 @@ class ModelShape:
     @property
     def feed_forward_matrices(self) -> int:
         """3 where it is gated, else 2: as many as fill what attention leaves of the parameters."""
-        attention = 2 * self.hidden_size * self.head_dim * (self.heads + self.kv_heads)
+        attention = _attention_parameters(self.hidden_size, self.heads, self.kv_heads, self.head_dim)
         rest = (self.multiplied_parameters - self.head_parameters) / self.layers - attention
         return 3 if rest > 2.5 * self.hidden_size * self.intermediate_size else 2
+
+
+def body_parameters(
+    *,
+    layers: int,
+    hidden_size: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    intermediate_size: int,
+    feed_forward_matrices: int = 3,
+) -> int:
+    """Of all but the embeddings: QKVO, the feed-forward network, two norms a layer and one at the end."""
+    attention = _attention_parameters(hidden_size, heads, kv_heads, head_dim)
+    feed_forward = feed_forward_matrices * hidden_size * intermediate_size
+    return layers * (attention + feed_forward + 2 * hidden_size) + hidden_size
+
+
+def _attention_parameters(hidden_size: int, heads: int, kv_heads: int, head_dim: int) -> int:
+    """A layer's QKVO."""
+    return 2 * hidden_size * head_dim * (heads + kv_heads)
 
 
 def llama_shape(
@@ -57,11 +78,15 @@ def llama_shape(
     is_tied: bool = False,
 ) -> ModelShape:
     """A model of LLaMA's architecture: QKVO, a gated feed-forward of three matrices, two norms a layer."""
-    head_dim = hidden_size // heads
-    attention = 2 * hidden_size * head_dim * (heads + kv_heads)
-    feed_forward = 3 * hidden_size * intermediate_size
-    embedding = vocab_size * hidden_size
-    blocks = layers * (attention + feed_forward + 2 * hidden_size) + hidden_size
+    head_dim, embedding = hidden_size // heads, vocab_size * hidden_size
+    body = body_parameters(
+        layers=layers,
+        hidden_size=hidden_size,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        intermediate_size=intermediate_size,
+    )
     return ModelShape(
         name=name,
         layers=layers,
@@ -71,7 +96,7 @@ def llama_shape(
         head_dim=head_dim,
         intermediate_size=intermediate_size,
         vocab_size=vocab_size,
-        parameters=blocks + (embedding if is_tied else 2 * embedding),
+        parameters=body + (embedding if is_tied else 2 * embedding),
         lookup_parameters=0 if is_tied else embedding,
     )
 

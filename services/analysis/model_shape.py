@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from common.errors import ConfigError, ModelError
-from common.shapes import SHAPES, ModelShape
+from common.shapes import SHAPES, ModelShape, body_parameters
 from common.spec import ModelSpec, read_spec, weight_files
 
 HEADER_LENGTH = struct.Struct("<Q")
@@ -83,9 +83,15 @@ def read_shape(model: str) -> ModelShape:
 def _counted(spec: ModelSpec, inner: int) -> int:
     """Parameters of all but the embeddings, of a config alone. Biases and position tables, which are not in
     it, are left out: under a thousandth part."""
-    attention = 2 * spec.hidden_size * spec.head_dim * (spec.heads + spec.kv_heads)
-    feed_forward = FEED_FORWARD_MATRICES[spec.model_type] * spec.hidden_size * inner
-    return spec.layers * (attention + feed_forward + 2 * spec.hidden_size) + spec.hidden_size
+    return body_parameters(
+        layers=spec.layers,
+        hidden_size=spec.hidden_size,
+        heads=spec.heads,
+        kv_heads=spec.kv_heads,
+        head_dim=spec.head_dim,
+        intermediate_size=inner,
+        feed_forward_matrices=FEED_FORWARD_MATRICES[spec.model_type],
+    )
 
 
 def _intermediate_size(config: Mapping[str, object], hidden_size: int) -> int:
