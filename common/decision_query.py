@@ -7,6 +7,7 @@ been decided.
 import re
 from collections.abc import Mapping
 from typing import NamedTuple
+from urllib.parse import urlencode
 
 from common.errors import InvalidRequest
 from common.ids import ID_PATTERN, is_valid_id
@@ -34,6 +35,12 @@ def read_query(query: Mapping[str, str]) -> DecisionQuery:
         if key in query and not is_valid_id(query[key]):
             raise _refusal(query, key, f"must match {ID_PATTERN.pattern}")
     return DecisionQuery(_newest(query), query.get("class"), query.get("instance"))
+
+
+def as_query(asked: DecisionQuery) -> str:
+    """The part of an address that ``read_query`` reads as this."""
+    given = zip(KEYS, asked, strict=True)
+    return urlencode({key: value for key, value in given if value is not None})
 
 
 def _newest(query: Mapping[str, str]) -> int:

@@ -4,12 +4,11 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from urllib.parse import urlencode
 
 import aiohttp
 import msgspec
 
-from common.decision_query import KEYS, DecisionQuery
+from common.decision_query import DecisionQuery, as_query
 from common.errors import InvalidRequest, NoInstanceReady, RequestError, StoreError
 from common.messages import MemberRecord, ServiceRecord
 from common.store import Store
@@ -48,8 +47,7 @@ class DecisionNews:
 async def newest_decisions(members: Sequence[MemberRecord], asked: DecisionQuery) -> bytes:
     """A JSON list, the newest first, of what the schedulers' ``/decisions`` say; one that does not answer is
     left out. Raises NoInstanceReady where none does, InvalidRequest for a query that they refuse."""
-    given = {key: value for key, value in zip(KEYS, asked, strict=True) if value is not None}
-    query = urlencode(given)
+    query = as_query(asked)
     urls = [each.http_url for each in members if isinstance(each, ServiceRecord) and each.kind == "scheduler"]
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(TIMEOUT_S)) as session:
         answers = await asyncio.gather(*(_ask(session, f"{url}/decisions?{query}") for url in urls))

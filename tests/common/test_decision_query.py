@@ -1,8 +1,10 @@
 """What of a query for decisions is meant, and what is refused."""
 
+from urllib.parse import parse_qsl
+
 import pytest
 
-from common.decision_query import DecisionQuery, read_query
+from common.decision_query import DecisionQuery, as_query, read_query
 from common.errors import InvalidRequest
 
 ID = "must match [a-z0-9-]{1,64}"
@@ -13,6 +15,13 @@ def test_a_query_says_how_many_of_which_class_and_instance() -> None:
     assert read_query({}) == DecisionQuery(20, None, None)
     asked = read_query({"newest": "1000", "class": "batch", "instance": "decode-0"})
     assert asked == DecisionQuery(1000, "batch", "decode-0")
+
+
+@pytest.mark.parametrize(
+    "asked", [DecisionQuery(), DecisionQuery(7, "batch"), DecisionQuery(7, None, "decode-0")]
+)
+def test_what_is_asked_of_others_is_read_as_it_was_meant(asked: DecisionQuery) -> None:
+    assert read_query(dict(parse_qsl(as_query(asked)))) == asked
 
 
 @pytest.mark.parametrize(
