@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from common.spec import ElementType
+from common.spec import ELEMENT_BYTES, ElementType
 
 LINE = 64
 WORD = 8
@@ -16,7 +16,6 @@ TRAILER_BYTES = 2 * WORD
 PLAN_HEAD_WORDS = 3
 """When it is due, its number, how many words follow; and the number again after these."""
 MAX_MINI_BATCHES = 8
-ELEMENT_BYTES: dict[ElementType, int] = {"bfloat16": 2, "float32": 4}
 
 
 @dataclass(frozen=True, slots=True)

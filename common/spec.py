@@ -17,6 +17,7 @@ from common.errors import ConfigError, ModelError
 
 ElementType = Literal["bfloat16", "float32"]
 """torch's names, of activations and KV."""
+ELEMENT_BYTES: dict[ElementType, int] = {"bfloat16": 2, "float32": 4}
 
 CAUSAL_SUFFIXES = ("ForCausalLM", "LMHeadModel")
 

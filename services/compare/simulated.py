@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from common.config import Config
+from common.config_file import config_from_tree
 from common.errors import ConfigError
 from common.kv.layout import KVLayout
 from common.latency import Distribution
@@ -21,6 +22,7 @@ from common.model.device import accelerator_name
 from common.model.precision import precision_of
 from common.profile import profile_path
 from common.shapes import ModelShape
+from common.spec import ELEMENT_BYTES
 from services.analysis.model_shape import read_shape
 from services.bench.plan import FOREGROUND, RequestMaker, make_arrivals_s, make_foreground, plan_foreground
 from services.bench.prompts import BodyTemplate, TokenIdPrompts
@@ -29,7 +31,6 @@ from services.compare.comparison import (
     Comparison,
     Offer,
     bench_config,
-    config_of,
     settings_of,
 )
 from services.compare.records import RunRecord
@@ -149,7 +150,8 @@ class Simulation:
 
     def simulated(self, candidate: Candidate, overhead: Overhead) -> Simulated:
         """The candidate's mesh. Raises ConfigError for what cannot be simulated."""
-        config = config_of(self.comparison, candidate, UNREAD)
+        settings = settings_of(self.comparison, candidate, UNREAD)
+        config = config_from_tree(settings)
         shape, element_bytes, tokens = _memory_of(config)
         cluster = {
             "shape": dataclasses.asdict(shape),
@@ -167,7 +169,6 @@ class Simulation:
             for role, count in candidate.instances.items()
             if count
         ]
-        settings = settings_of(self.comparison, candidate, UNREAD)
         return simulated_from_tree({**settings, "cluster": cluster, "pool": pools})
 
 
@@ -196,7 +197,7 @@ def _memory_of(config: Config) -> tuple[ModelShape, int, int]:
     if config.instance.engine != "model":
         return EMULATED, 1, config.emulation.total_blocks * block_size
     shape = read_shape(str(model_directory(config.model)))
-    element_bytes = 2 if precision_of(config.model).compute == "bfloat16" else 4
+    element_bytes = ELEMENT_BYTES[precision_of(config.model).compute]
     layout = KVLayout(shape.layers, shape.kv_heads, shape.head_dim, block_size, element_bytes)
     return shape, element_bytes, config.instance.kv_bytes // layout.block_bytes * block_size
 

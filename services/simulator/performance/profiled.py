@@ -17,6 +17,7 @@ from common.errors import ConfigError
 from common.performance import PAIRS, TOKENS, FittedTime, pairs_of
 from common.profile import Profile
 from common.shapes import ModelShape
+from common.spec import ELEMENT_BYTES
 from services.simulator.performance.curves import BatchCurves, ChunkSurface
 from services.simulator.performance.files import FloatArray, PerformanceFileError
 from services.simulator.performance.interface import HeldOutError, PerformanceModel
@@ -167,7 +168,7 @@ def machine_device(
     if per_token_s <= 0 or step_s <= 0:
         rule = "says that tokens or steps take no time: profile again, on an idle machine"
         raise ConfigError("profile", profile.machine, rule)
-    element_bytes = 2 if profile.dtype == "bfloat16" else 4
+    element_bytes = ELEMENT_BYTES[profile.dtype]
     flop_s = 2 * (shape.multiplied_parameters - shape.head_parameters) / per_token_s
     memory_bytes_s = shape.multiplied_parameters * element_bytes / step_s
     source = f"`lamella profile` of {profile.model}, {profile.measured_on}: reached, not peaks"
