@@ -93,15 +93,16 @@ def test_what_moves_twice_goes_on_as_transformers_does(tiny_model: Path, tmp_pat
 async def run_moving_twice(mesh: Mesh) -> tuple[list[str], list[FlipProgress]]:
     """From decode-1 to decode-0, and all from there to decode-1."""
     flips: list[FlipProgress] = []
-    started = asyncio.Barrier(STREAMS + 1)
+    turns = asyncio.Barrier(STREAMS + 1)
     async with mesh.client() as client:
         streams = [
-            asyncio.create_task(one_stream(client, seed, started, LONG_OUTPUT_TOKENS, temperature=0))
+            asyncio.create_task(one_stream(client, seed, turns, LONG_OUTPUT_TOKENS, temperature=0))
             for seed in range(STREAMS)
         ]
-        await started.wait()
+        await turns.wait()
         for instance, role in TWICE:
             flips.append(await flip_instance(mesh.settings, instance, role, force=False))
+        await turns.wait()
         return await asyncio.gather(*streams), flips
 
 
@@ -109,12 +110,13 @@ async def run(
     mesh: Mesh, instance: str | None = None, role: Role = "decode"
 ) -> tuple[list[str], FlipProgress | None]:
     """The texts of all streams, amid which that instance's role changes."""
-    started, flip = asyncio.Barrier(STREAMS + 1), None
+    turns, flip = asyncio.Barrier(STREAMS + 1), None
     async with mesh.client() as client:
-        streams = [asyncio.create_task(one_stream(client, seed, started)) for seed in range(STREAMS)]
-        await started.wait()
+        streams = [asyncio.create_task(one_stream(client, seed, turns)) for seed in range(STREAMS)]
+        await turns.wait()
         if instance is not None:
             flip = await flip_instance(mesh.settings, instance, role, force=False)
+        await turns.wait()
         return await asyncio.gather(*streams), flip
 
 
@@ -136,11 +138,13 @@ def roles(mesh: Mesh) -> dict[str, str]:
 async def one_stream(
     client: openai.AsyncOpenAI,
     seed: int,
-    started: asyncio.Barrier,
+    turns: asyncio.Barrier,
     output_tokens: int = OUTPUT_TOKENS,
     temperature: float = 1,
 ) -> str:
-    """Its text; it waits for the others amid it."""
+    """Its text. Amid it, at the first of ``turns``, it waits for the others, and until the second it reads no
+    more: whoever reads all that has come leaves this loop no time for anything else, and streams would end
+    before a role changes."""
     stream = await client.completions.create(
         model="default",
         prompt=prompt_of(seed),
@@ -155,7 +159,8 @@ async def one_stream(
     async for chunk in stream:
         texts.append(chunk.choices[0].text)
         if len(texts) == TOKENS_BEFORE_FLIP:
-            await started.wait()
+            await turns.wait()
+            await turns.wait()
     return "".join(texts)
 
 
