@@ -269,7 +269,7 @@ class DecodeState:
     # the instance's other room
 
     def _tell_mates(self, now: float) -> None:
-        self.mates.decoding = min(self.running, self.max_batch)
+        self.mates.decoding = -(-min(self.running, self.max_batch) // self.lanes)
         away = None
         if self.sequences.without_blocks:
             away = next(each for each in self.sequences.values() if not each.has_blocks)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from common.kv.blocks import BlockAllocator, blocks_for
 from common.lifecycle import PrefillPhase, next_prefill_phase
 from common.room_mates import RoomMates
+from prefill.chunks import ChunksInFlight
 from prefill.events import ChunkSlice
 from prefill.prompts import PromptQueue
 from prefill.sequence import PrefillSequence
@@ -19,7 +20,7 @@ from scheduler.policy.prefill_batching import FillBatch
 
 @dataclass(frozen=True, slots=True)
 class Batching:
-    """``prompts``, ``blocks`` and ``mates`` are the state's own."""
+    """``prompts``, ``blocks``, ``mates`` and ``chunks`` are the state's own."""
 
     prompts: PromptQueue
     blocks: BlockAllocator
@@ -27,6 +28,7 @@ class Batching:
     mates: RoomMates
     chunk_tokens: int
     fill_batch: FillBatch
+    chunks: ChunksInFlight
 
     def next_slices(self, staying: int, now: float) -> tuple[ChunkSlice, ...]:
         """Of the next chunk, beside what is decoded; empty where nobody waits or there is no memory.
@@ -53,7 +55,7 @@ class Batching:
         ready: list[PrefillSequence] = []
         tokens, is_full, owed = 0, False, self.mates.owed_blocks(now)
         self.mates.wanted_blocks = 0
-        for sequence in self.prompts.window(now):
+        for sequence in self.prompts.window(now, {piece.owner for piece in self.chunks.all_slices}):
             if tokens >= chunk_tokens:
                 break
             if sequence.phase is PrefillPhase.QUEUED:

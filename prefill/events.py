@@ -41,20 +41,29 @@ class SequenceLeft:
 
 @dataclass(frozen=True, slots=True)
 class LayersComputed:
-    """The K and V of the chunk in flight stand in the pool, in its first ``layers`` layers."""
+    """The K and V of the chunk in flight, the oldest where there are several, stand in the pool, in its first
+    ``layers`` layers."""
 
     layers: int
 
 
 @dataclass(frozen=True, slots=True)
+class ChunkAdvanced:
+    """The chunk that began last has left the first stage of a pipeline: the next one may follow it."""
+
+
+@dataclass(frozen=True, slots=True)
 class ChunkFinished:
-    """One entry per slice of the chunk in flight; a token where the slice ended its prompt."""
+    """One entry per slice of the chunk in flight, the oldest where there are several; a token where the slice
+    ended its prompt."""
 
     tokens: tuple[SampledToken | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkFailed:
+    """The oldest."""
+
     error: ErrorReply
 
 
@@ -164,6 +173,7 @@ PrefillEvent = (
     TaskArrived
     | SequenceLeft
     | LayersComputed
+    | ChunkAdvanced
     | ChunkFinished
     | ChunkFailed
     | OfferRefused

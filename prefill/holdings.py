@@ -14,7 +14,7 @@ from common.ids import InstanceId
 from common.kv.blocks import BlockAllocator, BlockOwner
 from common.lifecycle import PrefillPhase
 from common.messages import ErrorReply
-from prefill.chunks import ChunkInFlight
+from prefill.chunks import ChunksInFlight
 from prefill.events import AnswerPull, PrefillCommand, WithdrawOffer
 from prefill.prompts import PromptQueue
 from prefill.sequence import ROOM, PrefillSequence
@@ -29,7 +29,7 @@ class Holdings:
     sequences: dict[BlockOwner, PrefillSequence]
     blocks: BlockAllocator
     prompts: PromptQueue
-    chunk: ChunkInFlight
+    chunks: ChunksInFlight
     ended: EndedAttempts
 
     def check(self) -> None:
@@ -47,16 +47,17 @@ class Holdings:
             is_known = sequence.is_offered or sequence.is_seeking
             assert is_known or not is_computed, "nobody knows of a computed prompt"
             assert not (sequence.is_offered and sequence.is_seeking), "offered while another is sought"
-            is_used = self.chunk.computes(owner) or sequence.hand_over.is_sending
+            is_used = self.chunks.computes(owner) or sequence.hand_over.is_sending
             assert is_used or not sequence.is_cancelled, "a cancelled sequence stays"
             if not sequence.is_cancelled:
-                sequence.hand_over.check(self.chunk.computed_kv(sequence))
+                sequence.hand_over.check(self.chunks.computed_kv(sequence))
         for owner in queued:
             assert owner in self.sequences, "a queued sequence is not known"
         held = {owner for owner in self.blocks.owners() if owner.room == ROOM}
         assert held <= self.sequences.keys(), "blocks are held for a sequence that is gone"
-        for piece in self.chunk.slices:
-            assert piece.owner in self.sequences, "the chunk in flight computes a sequence that is gone"
+        computed = [piece.owner for piece in self.chunks.all_slices]
+        assert len({*computed}) == len(computed), "a sequence is in two chunks at once"
+        assert self.sequences.keys() >= {*computed}, "a chunk in flight computes a sequence that is gone"
 
     def discard_all(self, matches: Callable[[PrefillSequence], bool]) -> list[PrefillCommand]:
         commands: list[PrefillCommand] = []
@@ -89,7 +90,7 @@ class Holdings:
 
     def let_go(self, sequence: PrefillSequence) -> None:
         """Forgets a sequence now, or marks it where the engine or the transfer still uses its blocks."""
-        if self.chunk.computes(sequence.owner) or sequence.hand_over.is_sending:
+        if self.chunks.computes(sequence.owner) or sequence.hand_over.is_sending:
             sequence.is_cancelled = True
         else:
             self.drop(sequence)

@@ -8,10 +8,11 @@ is left of them, all are looked at every time.
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
 
 from common.config import PrefillOrder
+from common.kv.blocks import BlockOwner
 from prefill.sequence import PrefillSequence
 from scheduler.policy.prefill_batching import order_by_rest, order_window
 
@@ -43,19 +44,24 @@ class PromptQueue:
         elif sequence in self._arrivals:
             self._arrivals.remove(sequence)
 
-    def window(self, now: float) -> list[PrefillSequence]:
-        """Whose turn it is, in order; the next ones where all have had theirs. With ``srpt``: all."""
+    def window(self, now: float, computed: Set[BlockOwner] = frozenset()) -> list[PrefillSequence]:
+        """Whose turn it is, in order, but for those that are ``computed`` now; the next ones where all have
+        had theirs. With ``srpt``: all."""
         if self.order == "srpt":
-            everybody = [*self._window, *self._arrivals]
+            everybody = [each for each in self if each.owner not in computed]
             rest = [sequence.remaining_tokens for sequence in everybody]
             waited_s = [now - _came_s(sequence) for sequence in everybody]
             return [everybody[index] for index in order_by_rest(rest, waited_s, self.aging_tokens_per_s)]
-        if not self._window:
+        waiting = self._window
+        if computed:
+            waiting = [each for each in waiting if each.owner not in computed]
+        if not waiting:
             arrivals = sorted(self._arrivals, key=_came_s)
             batch, self._arrivals = arrivals[: self.window_size], deque(arrivals[self.window_size :])
             order = order_window([sequence.remaining_tokens for sequence in batch], self.order)
-            self._window = [batch[index] for index in order]
-        return self._window
+            waiting = [batch[index] for index in order]
+            self._window += waiting
+        return waiting
 
 
 def _came_s(sequence: PrefillSequence) -> float:

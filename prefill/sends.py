@@ -42,7 +42,7 @@ class Sends:
         pull = hand_over.asked
         if pull is None:
             return []
-        spans = hand_over.begin_send(self.held.chunk.computed_kv(sequence))
+        spans = hand_over.begin_send(self.held.chunks.computed_kv(sequence))
         if spans:
             self.held.blocks.pin(owner)
             needed = blocks_for(sequence.request.tokens, self.block_size)

@@ -28,10 +28,11 @@ from common.room_mates import RoomMates
 from common.sequences import failure_of, finish_reason_of
 from prefill.arrivals import Arrivals
 from prefill.batching import Batching
-from prefill.chunks import ChunkInFlight
+from prefill.chunks import ChunksInFlight
 from prefill.events import (
     BlocksFreed,
     CancelArrived,
+    ChunkAdvanced,
     ChunkFailed,
     ChunkFinished,
     DecodeFound,
@@ -83,7 +84,7 @@ class PrefillState:
     process: HostProcess | None = None
     mates: RoomMates = field(default_factory=RoomMates)
     sequences: dict[BlockOwner, PrefillSequence] = field(default_factory=dict)
-    chunk: ChunkInFlight = field(init=False)
+    chunks: ChunksInFlight = field(init=False)
     held: Holdings = field(init=False)
     offers: Offers = field(init=False)
     arrivals: Arrivals = field(init=False)
@@ -92,12 +93,18 @@ class PrefillState:
 
     def __post_init__(self) -> None:
         blocks, prompts, layout = self.blocks, self.prompts, self.layout
-        self.chunk = ChunkInFlight(layout.layers)
-        self.held = Holdings(self.instance_id, self.sequences, blocks, prompts, self.chunk, EndedAttempts())
+        self.chunks = ChunksInFlight(layout.layers)
+        self.held = Holdings(self.instance_id, self.sequences, blocks, prompts, self.chunks, EndedAttempts())
         self.offers = Offers(self.instance_id, self.incarnation, self.process, self.held)
         self.arrivals = Arrivals(layout, self.max_waiting_requests, self.held, self.offers)
         self.batching = Batching(
-            prompts, blocks, layout.block_size, self.mates, self.chunk_tokens, self.fill_batch
+            prompts,
+            blocks,
+            layout.block_size,
+            self.mates,
+            self.chunk_tokens,
+            self.fill_batch,
+            self.chunks,
         )
         self.sends = Sends(self.incarnation, layout.block_size, self.held)
 
@@ -129,7 +136,7 @@ class PrefillState:
 
     @property
     def is_idle(self) -> bool:
-        return not self.sequences and not self.chunk.is_computing
+        return not self.sequences and not self.chunks.is_computing
 
     def check(self) -> None:
         """Invariants, called by tests after every event."""
@@ -149,6 +156,8 @@ class PrefillState:
                 return self.arrivals.take_in(task, now)
             case SequenceLeft():
                 return self.arrivals.take_over(event, now)
+            case ChunkAdvanced():
+                self.chunks.advance()
             case LayersComputed(layers):
                 return self._take_layers(layers)
             case ChunkFinished(tokens):
@@ -193,12 +202,12 @@ class PrefillState:
     # chunks
 
     def _start_chunk(self, staying: int, now: float) -> list[PrefillCommand]:
-        """Plans the next chunk if none is in flight, and offers the long prompts that begin in it.
+        """Plans the next chunk if one can begin, and offers the long prompts that begin in it.
         ``staying``: sequences that are about to be decoded beside it."""
-        slices = () if self.chunk.is_computing else self.batching.next_slices(staying, now)
+        slices = self.batching.next_slices(staying, now) if self.chunks.can_begin else ()
         if not slices:
             return []
-        self.chunk.begin(slices)
+        self.chunks.begin(slices)
         commands: list[PrefillCommand] = []
         sequences = [self.sequences[piece.owner] for piece in slices]
         for sequence in sequences:
@@ -217,13 +226,13 @@ class PrefillState:
         return is_layerwise(request.tokens, output_tokens, self.layerwise_min_tokens)
 
     def _take_layers(self, layers: int) -> list[PrefillCommand]:
-        self.chunk.take_layers(layers)
-        sequences = [self.sequences[piece.owner] for piece in self.chunk.slices]
+        self.chunks.take_layers(layers)
+        sequences = [self.sequences[piece.owner] for piece in self.chunks.slices]
         return [command for sequence in sequences for command in self.sends.go_on(sequence)]
 
     def _finish_chunk(self, tokens: tuple[SampledToken | None, ...], now: float) -> list[PrefillCommand]:
         commands: list[PrefillCommand] = []
-        for piece, token in zip(self.chunk.end(tokens), tokens, strict=True):
+        for piece, token in zip(self.chunks.end(tokens), tokens, strict=True):
             sequence = self.sequences[piece.owner]
             sequence.computed_tokens += piece.tokens
             if sequence.is_cancelled:
@@ -264,7 +273,7 @@ class PrefillState:
 
     def _fail_chunk(self, error: ErrorReply) -> list[PrefillCommand]:
         commands: list[PrefillCommand] = []
-        for piece in self.chunk.end(None):
+        for piece in self.chunks.end(None):
             sequence = self.sequences[piece.owner]
             if not sequence.is_cancelled:
                 commands.append(failure_of(sequence.request, error, can_continue=False))

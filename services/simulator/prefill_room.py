@@ -94,7 +94,7 @@ class PrefillRoom:
         self.handle(events.LayersComputed(layers))
 
     def wants_layers(self) -> bool:
-        for piece in self.state.chunk.slices:
+        for piece in self.state.chunks.slices:
             hand_over = self.state.sequences[piece.owner].hand_over
             if hand_over.asked is not None and not hand_over.is_sending:
                 return True

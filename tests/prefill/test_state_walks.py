@@ -1,6 +1,7 @@
 """Random walks over the prefill room's legal events: whatever happens, nothing is lost or leaked."""
 
 import random
+from collections import deque
 from typing import get_args
 
 import pytest
@@ -40,6 +41,7 @@ from tests.requests import GATEWAY, make_request
     st.sampled_from(sorted(PROMPT_ORDERS)),
     st.sampled_from([1, 10, 1000]),
     st.sampled_from(get_args(PrefillBatching)),
+    st.booleans(),
 )
 def test_whatever_happens_nothing_is_lost_or_leaked(
     seed: int,
@@ -48,6 +50,7 @@ def test_whatever_happens_nothing_is_lost_or_leaked(
     order: PrefillOrder,
     layerwise_min_tokens: int,
     batching: PrefillBatching,
+    is_pipeline: bool,
 ) -> None:
     """A random walk over legal events, then everything that is under way ends: all blocks are free."""
     chance = random.Random(seed)
@@ -59,7 +62,7 @@ def test_whatever_happens_nothing_is_lost_or_leaked(
         layerwise_min_tokens=layerwise_min_tokens,
         batching=batching,
     )
-    walk = Walk(state, chance)
+    walk = Walk(state, chance, is_pipeline=is_pipeline)
     for _ in range(160):
         walk.step()
     walk.finish()
@@ -71,11 +74,13 @@ def test_whatever_happens_nothing_is_lost_or_leaked(
 class Walk:
     """Plays everybody around the state. ``ended`` are requests whose fate somebody was told or decided."""
 
-    def __init__(self, state: PrefillState, chance: random.Random) -> None:
+    def __init__(self, state: PrefillState, chance: random.Random, *, is_pipeline: bool) -> None:
+        self.is_pipeline = is_pipeline
         self.state = state
         self.chance = chance
-        self.chunk: tuple[events.ChunkSlice, ...] = ()
-        self.layers: int | None = None
+        self.chunks: deque[tuple[tuple[events.ChunkSlice, ...], bool]] = deque()
+        self.has_advanced = False
+        self.layers = 0
         self.offers: dict[BlockOwner, bool] = {}
         self.sought: list[BlockOwner] = []
         self.portions: dict[BlockOwner, int] = {}
@@ -90,9 +95,10 @@ class Walk:
         for command in handle(self.state, event):
             match command:
                 case events.RunChunk(slices, report_every):
-                    assert not self.chunk, "two chunks at once"
+                    assert not self.chunks or self.has_advanced, "two chunks in one stage"
                     self.check_batch([piece.tokens for piece in slices])
-                    self.chunk, self.layers = slices, None if report_every is None else 0
+                    self.chunks.append((slices, report_every is not None))
+                    self.has_advanced = False
                 case events.OfferSequence(owner, _, task):
                     assert owner not in self.offers, "offered twice"
                     self.offers[owner] = task.is_early
@@ -122,6 +128,10 @@ class Walk:
                 case PublishFailure(_, failure):
                     self.ended.add(failure.request_id)
 
+    @property
+    def oldest(self) -> tuple[events.ChunkSlice, ...]:
+        return self.chunks[0][0] if self.chunks else ()
+
     def check_batch(self, tokens: list[int]) -> None:
         saturation = self.state.chunk_tokens
         if self.state.fill_batch is fill_chunk:
@@ -136,12 +146,10 @@ class Walk:
         assert not parts & self.received.setdefault(owner, set()), "sent twice"
         assert len(parts) <= max(1, max_bytes // LAYOUT.token_layer_bytes)
         sequence = self.state.sequences[owner]
-        in_chunk = {piece.owner: piece.tokens for piece in self.chunk}
+        in_chunk = {piece.owner: piece.tokens for piece in self.oldest}
         for layer, at in parts:
             is_computed = at < sequence.computed_tokens
-            is_in_chunk = at < sequence.computed_tokens + in_chunk.get(owner, 0) and layer < (
-                self.layers or 0
-            )
+            is_in_chunk = at < sequence.computed_tokens + in_chunk.get(owner, 0) and layer < self.layers
             assert is_computed or is_in_chunk, "KV was sent before it was there"
         self.received[owner] |= parts
 
@@ -162,9 +170,12 @@ class Walk:
             self.take_over()
         elif choice < 0.3:
             self.arrive()
-        elif choice < 0.45 and self.chunk:
+        elif choice < 0.4 and self.chunks:
             self.end_chunk()
-        elif choice < 0.6 and self.chunk and self.layers is not None and self.layers < LAYOUT.layers:
+        elif choice < 0.45 and self.is_pipeline and self.chunks and not self.has_advanced:
+            self.has_advanced = True
+            self.do(events.ChunkAdvanced())
+        elif choice < 0.6 and self.chunks and self.chunks[0][1] and self.layers < LAYOUT.layers:
             self.layers += self.chance.randint(1, LAYOUT.layers - self.layers)
             self.do(events.LayersComputed(self.layers))
         elif choice < 0.75 and self.offers:
@@ -270,7 +281,8 @@ class Walk:
             self.do(events.SendFinished(owner, 1, 0.1))
 
     def end_chunk(self) -> None:
-        chunk, self.chunk, self.layers = self.chunk, (), None
+        chunk, _ = self.chunks.popleft()
+        self.layers = 0
         if self.chance.random() < 0.05:
             self.do(events.ChunkFailed(ErrorReply("internal_error", "broken")))
             return
@@ -281,11 +293,11 @@ class Walk:
         """Everybody pulls to the end; a state that waits for nothing is a deadlock."""
         while not self.state.is_idle:
             waiting = [owner for owner in self.offers if owner not in self.asked]
-            is_under_way = self.chunk or self.sends or waiting or self.sought or self.kept
+            is_under_way = self.chunks or self.sends or waiting or self.sought or self.kept
             assert is_under_way, "sequences wait, and nothing is under way"
             if self.sends:
                 self.end_send()
-            elif self.chunk:
+            elif self.chunks:
                 self.end_chunk()
             elif self.sought:
                 self.end_search()

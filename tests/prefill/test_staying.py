@@ -80,16 +80,16 @@ def test_a_prompt_says_what_memory_it_wants_and_leaves_what_is_owed() -> None:
     waiting = owner_of("r9")
     state.mates.note_away(waiting, 3, 0.0)
     arrive_to_stay(state, 8)
-    assert state.chunk.is_computing
+    assert state.chunks.is_computing
     handle(state, events.ChunkFinished((TOKEN,)), now=0.5)
     assert state.blocks.free_blocks == 2
     request = make_request("r2", 4)
     handle(state, events.TaskArrived(PrefillTask(request, HERE, LIFE)), now=state.mates.max_wait_s)
-    assert not state.chunk.is_computing
+    assert not state.chunks.is_computing
     assert state.mates.wanted_blocks == 0
     state.mates.note_away(None, 0, 2.0)
     handle(state, events.BlocksFreed(), now=2.0)
-    assert state.chunk.is_computing
+    assert state.chunks.is_computing
     handle(state, events.ChunkFinished((TOKEN,)), now=2.0)
     handle(state, events.TaskArrived(PrefillTask(make_request("r3", 9), HERE, LIFE)), now=2.0)
     assert state.mates.wanted_blocks == 3
