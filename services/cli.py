@@ -43,6 +43,7 @@ from services.hosts.roles import ServiceRole
 from services.launcher.state_directory import DEFAULT_STATE_DIRECTORY
 from services.length_predictor.command import predictor_app
 from services.profiling.command import profile
+from services.reproduce.command import reproduce
 from services.simulator.command import simulate
 from services.top.command import top
 from services.tracing.command import trace
@@ -70,6 +71,7 @@ app.command("bench")(bench)
 app.command("compare")(compare)
 app.command("analyze")(analyze)
 app.command("simulate")(simulate)
+app.command("reproduce")(reproduce)
 app.command("trace")(trace)
 app.command("profile")(profile)
 app.command("explain")(explain)

@@ -1,0 +1,1 @@
+"""Headline comparisons of the papers, each made again with one command."""

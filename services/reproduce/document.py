@@ -1,0 +1,63 @@
+"""All comparisons as one document, computed by several processes at once."""
+
+import os
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from datetime import date
+from pathlib import Path
+
+from rich.progress import Progress
+from rich.table import Table
+
+from services.commands.options import messages
+from services.reproduce.catalogue import ROWS
+from services.reproduce.data import DataFiles
+from services.reproduce.row import Row, markdown_of
+
+HEAD = """# The papers' headline comparisons, made again
+
+One command each: `lamella reproduce ID --data DIR` prints the paper's figures and ours side by side, what was
+run, what is assumed otherwise than there, and why it differs. `lamella reproduce --list` names them and the
+files of `DIR` that they read: public data of others, none of it in the package. Where a trace is not in `DIR`
+its lengths are drawn from a distribution with the paper's published means, and the row says so. A performance
+model that is missing is an error which names it. No constant was fitted to a figure of this page.
+
+This page was written on {day} by
+
+<!-- needs: the papers' data -->
+```
+lamella reproduce --all --data DIR{size}
+```
+"""
+
+
+def list_table(rows: Iterable[Row]) -> Table:
+    table = Table("id", "what", "paper", "reads", box=None)
+    for row in rows:
+        table.add_row(row.id, row.title, row.source, "\n".join(row.files))
+    return table
+
+
+def section_of(row_id: str, data: Path | None, size: float) -> str:
+    row = ROWS[row_id]
+    return markdown_of(row, row.run(DataFiles(data), size))
+
+
+def run_rows(rows: Sequence[Row], data: Path | None, size: float, workers: int | None) -> list[str]:
+    """Each row's section, in their order. A row's error ends all."""
+    with (
+        ProcessPoolExecutor(workers or os.cpu_count()) as pool,
+        Progress(console=messages, transient=True) as bar,
+    ):
+        task = bar.add_task("reproduce", total=len(rows))
+        running = [pool.submit(section_of, row.id, data, size) for row in rows]
+        sections = []
+        for each in running:
+            sections.append(each.result())
+            bar.advance(task)
+    return sections
+
+
+def document_of(sections: Sequence[str], size: float, day: date) -> str:
+    head = HEAD.format(day=day.isoformat(), size="" if size == 1.0 else f" --size {size:g}")
+    return "\n".join((head, *sections))

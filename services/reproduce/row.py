@@ -1,0 +1,83 @@
+"""What a reproduced comparison is: a paper's figures and ours side by side, what was run, what it assumes
+otherwise than the paper, and why the figures differ where they do."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from services.reproduce.data import DataFiles
+
+PAPER, OURS = "paper", "ours"
+
+
+@dataclass(frozen=True, slots=True)
+class SideBySide:
+    """One table. Of its ``columns`` one is the paper's and at least one ours. ``title``: where it has one."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    title: str = ""
+
+    def __post_init__(self) -> None:
+        if PAPER not in self.columns or not any(each.startswith(OURS) for each in self.columns):
+            raise ValueError(f"columns = {self.columns}: paper and ours stand side by side")
+        for row in self.rows:
+            if len(row) != len(self.columns):
+                raise ValueError(f"row = {row}: has not as many cells as there are columns")
+
+
+@dataclass(frozen=True, slots=True)
+class Reproduced:
+    """``setup``: what was run here. ``assumptions``: where that is not what the paper ran. ``causes``: of
+    what differs. Each is a list of sentences."""
+
+    tables: tuple[SideBySide, ...]
+    setup: tuple[str, ...]
+    assumptions: tuple[str, ...]
+    causes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One comparison. ``files``: that it reads of the data directory. ``run`` gets the share of its usual
+    number of requests, 1.0 as documented, less to look fast."""
+
+    id: str
+    title: str
+    source: str
+    files: tuple[str, ...]
+    run: Callable[[DataFiles, float], Reproduced]
+
+
+def sentences(text: str) -> tuple[str, ...]:
+    """Paragraphs, each of one line."""
+    return tuple(" ".join(each.split()) for each in text.strip().split("\n\n"))
+
+
+def markdown_of(row: Row, found: Reproduced) -> str:
+    """A section of its own."""
+    return "\n".join(_lines(row, found)) + "\n"
+
+
+def _lines(row: Row, found: Reproduced) -> Iterator[str]:
+    yield f"## {row.id}: {row.title}"
+    yield ""
+    yield f"{row.source}."
+    for table in found.tables:
+        yield ""
+        if table.title:
+            yield f"**{table.title}**"
+            yield ""
+        yield f"| {' | '.join(table.columns)} |"
+        yield f"|{' --- |' * len(table.columns)}"
+        for cells in table.rows:
+            yield f"| {' | '.join(cells)} |"
+    for heading, sentences in (
+        ("What was run", found.setup),
+        ("Assumed otherwise than there", found.assumptions),
+        ("Why it differs", found.causes),
+    ):
+        if sentences:
+            yield ""
+            yield f"{heading}:"
+            yield ""
+            yield from (f"- {each}" for each in sentences)

@@ -1,0 +1,1 @@
+"""``lamella reproduce``: the papers' comparisons, made again."""

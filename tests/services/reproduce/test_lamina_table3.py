@@ -1,0 +1,24 @@
+"""What a printed bandwidth says of the time behind it."""
+
+import pytest
+
+from common.cost import OFFLOADING_LINK, exchanged_bytes
+from services.reproduce.data import DataFiles
+from services.reproduce.lamina_table3 import ELEMENT_BYTES, SETTINGS, run
+
+
+def test_a_cell_and_its_time_are_one_statement() -> None:
+    """Bandwidth times time is what crosses the link, whichever column."""
+    bandwidth, times = run(DataFiles(None), 1.0).tables
+    settings = [(each.shape, batch) for each in SETTINGS for batch in each.printed]
+    for (shape, batch), cells, said in zip(settings, bandwidth.rows, times.rows, strict=True):
+        for gb_s, time in zip(cells[2:5], said[2:5], strict=True):
+            moved = float(gb_s) * 1e9 * float(time.partition(" ms")[0]) / 1e3
+            assert moved == pytest.approx(
+                exchanged_bytes(shape, batch, ELEMENT_BYTES, OFFLOADING_LINK), rel=0.01
+            )
+
+
+def test_without_measured_kernels_their_column_is_empty() -> None:
+    for table in run(DataFiles(None), 1.0).tables:
+        assert {cells[5] for cells in table.rows} == {"-"}
