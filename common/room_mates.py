@@ -12,8 +12,8 @@ from common.kv.blocks import BlockOwner
 
 @dataclass(slots=True)
 class RoomMates:
-    """``decoding``: sequences in the batch, or in one of those that take turns, each of which takes a token of
-    a pass. ``policy``: who goes first (``scheduler.policy.mixed_batching``).
+    """``decoding``: sequences in the batch, or in one of those that take turns, each of which takes a token
+    of a pass. ``policy``: who goes first (``scheduler.policy.mixed_batching``).
 
     ``wanted_blocks``: of the prompt whose turn it is, where there is not room for it; on a mixed instance
     (``is_mixed``) decodes give way to it. ``away_blocks``: that let the first sequence in which waits for

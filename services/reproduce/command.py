@@ -32,11 +32,11 @@ def reproduce(
     from rich.console import Console
     from rich.markdown import Markdown
 
+    from services.output_files import check_writable
     from services.reproduce.catalogue import ROWS
     from services.reproduce.data import DataFiles
     from services.reproduce.document import document_of, list_table, run_rows
     from services.reproduce.row import markdown_of
-    from services.tracing.command import check_writable
 
     console = Console()
     chosen = [list_all, run_all, comparison is not None]
