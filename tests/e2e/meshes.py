@@ -68,8 +68,11 @@ class Mesh:
         answer: dict[str, list[dict[str, object]]] = json.loads(self.lamella("status", "--json"))
         return answer
 
-    def pid_of(self, role: str) -> int:
-        return next(int(str(each["pid"])) for each in self.status()["processes"] if each["role"] == role)
+    def pid_of(self, name: str) -> int:
+        """Of the process with that id, or the first with that role. Asking takes a second, in which what is
+        under way may end."""
+        processes = self.status()["processes"]
+        return next(int(str(each["pid"])) for each in processes if name in (each["id"], each["role"]))
 
     def log(self, role: str) -> str:
         """What the first process of that role has logged."""

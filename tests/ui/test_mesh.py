@@ -137,7 +137,8 @@ def test_another_instance_is_started_and_drained_by_buttons(mesh: Mesh, page: Pa
     give_key(mesh, page)
     page.get_by_role("button", name="One decode more").click()
     newest = page.locator("#wished li").first
-    expect(newest).to_contain_text("decode → 3: under way")
+    # Where a machine is fast it is done when this looks: how it looks meanwhile is tested in test_control.py.
+    expect(newest).to_contain_text(re.compile("decode → 3: (under way|done)"))
     expect(page.locator("#control-answer")).to_be_empty()
     added = page.locator(box_of("decode-2"))
     expect(added).to_be_visible(timeout=RESTART_MS)
@@ -161,22 +162,26 @@ def test_what_cannot_be_is_said(mesh: Mesh, page: Page) -> None:
 
 def test_a_decode_instance_that_hangs_and_dies_is_seen_to_go_and_to_come_back(mesh: Mesh, page: Page) -> None:
     """It hangs first, for its lease to end: one that just dies may be there again before that."""
-    expect(page.locator(box_of("decode-0"))).to_be_visible()
+    serving = page.locator(f"{box_of('decode-0')}.decode:not(.unready)")
+    expect(serving).to_be_visible()
     with running_request(mesh, 100):
         expect(page.locator("#request-rows tr:not(.over) .phase")).to_have_text("decode")
-        hung = mesh.pid_of("decode")
+        hung = mesh.pid_of("decode-0")
         os.kill(hung, signal.SIGSTOP)
-        expect(page.locator("#picture .box.decode:not(.unready)")).to_have_count(1, timeout=RESTART_MS)
+        expect(serving).to_have_count(0, timeout=RESTART_MS)
         os.kill(hung, signal.SIGKILL)
-        expect(page.locator("#picture .box.decode:not(.unready)")).to_have_count(2, timeout=RESTART_MS)
+        expect(serving).to_be_visible(timeout=RESTART_MS)
     expect(page.locator("#connection")).to_have_text("live")
 
 
-def test_a_gateway_that_dies_is_waited_for(mesh: Mesh, page: Page) -> None:
+def test_a_gateway_that_hangs_and_dies_is_waited_for(mesh: Mesh, page: Page) -> None:
+    """It hangs first: the next one may be there before anybody has looked."""
     expect(page.locator("#connection")).to_have_text("live")
-    os.kill(mesh.pid_of("gateway"), signal.SIGKILL)
-    expect(page.locator("#connection")).to_have_text("reconnecting")
+    hung = mesh.pid_of("gateway")
+    os.kill(hung, signal.SIGSTOP)
+    expect(page.locator("#connection")).to_have_text("reconnecting", timeout=RESTART_MS)
     expect(page.locator("#stale")).to_be_visible()
+    os.kill(hung, signal.SIGKILL)
     expect(page.locator("#connection")).to_have_text("live", timeout=RESTART_MS)
     expect(page.locator("#stale")).to_be_hidden()
     expect(page.locator(box_of("prefill-0"))).to_be_visible()
