@@ -90,12 +90,14 @@ def test_clients_that_leave_in_any_phase_leave_nothing_behind(mesh: Mesh) -> Non
 
 @pytest.mark.parametrize("role", ["decode", "prefill"])
 def test_killing_an_instance_changes_no_token(mesh: Mesh, role: str) -> None:
+    killed = mesh.pid_of(role)
+
     async def run(kill: bool) -> list[str]:
         async with mesh.client() as client:
             streams = [asyncio.create_task(one_stream(client, seed)) for seed in range(STREAMS)]
             await asyncio.sleep(0.4)
             if kill:
-                os.kill(mesh.pid_of(role), signal.SIGKILL)
+                os.kill(killed, signal.SIGKILL)
             return await asyncio.gather(*streams)
 
     undisturbed = asyncio.run(run(kill=False))
@@ -118,12 +120,14 @@ def test_a_prefill_instance_that_hangs_costs_time_and_no_stream(mesh: Mesh) -> N
 
 
 def test_a_nats_that_hangs_for_a_lease_makes_nobody_gone(mesh: Mesh) -> None:
+    nats = mesh.pid_of("nats")
+
     async def run(pause_s: float) -> list[str]:
         async with mesh.client() as client:
             streams = [asyncio.create_task(one_stream(client, seed)) for seed in range(STREAMS)]
             await asyncio.sleep(0.4)
             if pause_s:
-                with paused(mesh.pid_of("nats")):
+                with paused(nats):
                     await asyncio.sleep(pause_s)
             return await asyncio.gather(*streams)
 

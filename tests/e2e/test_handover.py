@@ -106,11 +106,12 @@ def test_who_dies_amid_a_layerwise_pull_costs_no_token(
 
 
 async def run_two(mesh: Mesh, kill: str | None) -> list[str]:
+    killed = None if kill is None else mesh.pid_of(kill)
     async with mesh.client() as client:
         streams = [asyncio.create_task(text_of(client, index, asyncio.Event())) for index in range(2)]
-        if kill is not None:
+        if killed is not None:
             await wait_until_pulled(mesh)
-            os.kill(mesh.pid_of(kill), signal.SIGKILL)
+            os.kill(killed, signal.SIGKILL)
         return await asyncio.gather(*streams)
 
 

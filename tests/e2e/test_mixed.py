@@ -50,6 +50,7 @@ def test_prompts_amid_decodes_and_a_death_change_no_token(
 async def run(mesh: Mesh, prompts: list[list[int]], *, kill: bool) -> list[str]:
     """The streams' texts. ``kill``: an instance, when each stream has begun."""
     begun = asyncio.Barrier(len(prompts) + 1)
+    killed = mesh.pid_of("mixed")
     async with mesh.client() as client:
         streams = [
             asyncio.create_task(one_stream(client, prompt, STAGGER_S * number, begun))
@@ -57,7 +58,7 @@ async def run(mesh: Mesh, prompts: list[list[int]], *, kill: bool) -> list[str]:
         ]
         await begun.wait()
         if kill:
-            os.kill(mesh.pid_of("mixed"), signal.SIGKILL)
+            os.kill(killed, signal.SIGKILL)
         return await asyncio.gather(*streams)
 
 

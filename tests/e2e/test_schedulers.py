@@ -50,7 +50,7 @@ def test_a_leader_that_is_killed_is_followed_and_every_request_is_served(mesh: M
         before = await leader_of(mesh)
         async with load(mesh) as texts:
             await until_more(texts)
-            pid = pid_of(mesh, before.service_id)
+            pid = mesh.pid_of(before.service_id)
             killed_unix_s = time.time()
             os.kill(pid, signal.SIGKILL)
             after = await leader_of(mesh, before.epoch)
@@ -70,7 +70,7 @@ def test_a_leader_that_is_killed_is_followed_and_every_request_is_served(mesh: M
 def test_a_leader_that_hung_and_wakes_commands_nobody(mesh: Mesh) -> None:
     async def work() -> None:
         before = await leader_of(mesh)
-        pid = pid_of(mesh, before.service_id)
+        pid = mesh.pid_of(before.service_id)
         async with load(mesh) as texts:
             await until_more(texts)
             os.kill(pid, signal.SIGSTOP)
@@ -95,7 +95,7 @@ def test_a_leader_that_hung_and_wakes_commands_nobody(mesh: Mesh) -> None:
 def test_schedulers_that_all_died_begin_anew_with_what_they_had_booked(mesh: Mesh) -> None:
     async def work() -> None:
         lives = {name: len(bookings_read(mesh, name)) for name in await epochs_of(mesh)}
-        pids = [pid_of(mesh, name) for name in lives]
+        pids = [mesh.pid_of(name) for name in lives]
         async with mesh.client() as client:
             begun = [asyncio.Event() for _ in range(CLIENTS)]
             streams = [
@@ -242,7 +242,3 @@ def logged(mesh: Mesh, service_id: str, event: str) -> list[dict[str, Any]]:
     lines = (mesh.state_dir / "logs" / f"{service_id}.log").read_text().splitlines()
     events = [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
     return [each for each in events if each["event"] == event]
-
-
-def pid_of(mesh: Mesh, service_id: str) -> int:
-    return next(int(str(each["pid"])) for each in mesh.status()["processes"] if each["id"] == service_id)
