@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from common.errors import ConfigError
-from services.output_files import check_writable
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -54,60 +53,29 @@ def simulate(
     from services.commands.options import messages
     from services.simulator.config import load_simulated
     from services.simulator.metrics import measure
-    from services.simulator.records import Records
-    from services.simulator.request_files import (
-        RequestTable,
-        check_parquet,
-        request_table,
-        write_csv,
-        write_parquet,
-    )
+    from services.simulator.output_files import OutputFiles
     from services.simulator.run import Load, offered_of
     from services.simulator.run import simulate as run
     from services.simulator.tables import Run
-    from services.simulator.timeline import SimulatedTimeline
 
     files = [config, *(compare or [])]
     names = names_of(files)
-    if parquet is not None:
-        check_parquet(parquet)
-    if plot is not None:
-        check_plot(plot)
-    if timeline is not None:
-        check_timeline(timeline, len(files))
+    output = OutputFiles(json_file, csv_file, parquet, plot, timeline)
+    output.check(len(files))
     # A mistake in the last one is told before the first one is run.
     simulated = [load_simulated(each) for each in files]
     objectives = None if slo is None else parse_objectives(slo)
     check_scale(trace_scale, rate)
     rows = read_trace(trace, requests)
     runs: list[Run] = []
-    recorded = None if timeline is None else SimulatedTimeline()
-    tables: list[RequestTable] = []
-    records: dict[str, Records] = {}
     with Progress(console=messages, transient=True) as bar:
         for name, one in zip(names, simulated, strict=True):
             task = bar.add_task(name, total=len(rows.requests))
             load = Load(offered_of(rows, rate, arrivals, seed, None, trace_scale), max_tokens, retries)
-            cluster = run(one, load, partial(_show_progress, bar, task), recorded)
+            cluster = run(one, load, partial(_show_progress, bar, task), output.recorded)
             runs.append(Run(name, measure(cluster, objectives)))
-            if plot is not None:
-                records[name] = cluster.records
-            if csv_file is not None or parquet is not None or plot is not None:
-                tables.append(request_table(name, cluster))
-    if json_file is not None:
-        write_json(json_file, runs)
-    if csv_file is not None:
-        write_csv(csv_file, tables)
-    if parquet is not None:
-        write_parquet(parquet, tables)
-    if plot is not None:
-        from services.simulator.plot import write_plot
-
-        write_plot(plot, dict(zip(names, tables, strict=True)), records, objectives)
-    if timeline is not None and recorded is not None:
-        from services.simulator.timeline_file import write_timeline
-
-        write_timeline(timeline, cluster, recorded)
+            output.take(name, cluster)
+    output.write(runs, objectives)
     show(runs)
     if held_out:
         for each in simulated:
@@ -124,20 +92,6 @@ def check_scale(trace_scale: float, rate: float | None) -> None:
         raise ConfigError("--trace-scale", trace_scale, "must be a positive number")
     if trace_scale != 1.0 and rate is not None:
         raise ConfigError("--trace-scale", trace_scale, "is of the trace's own arrivals: leave --rate out")
-
-
-def check_plot(path: Path) -> None:
-    """Before anything is run for nothing. Raises ConfigError."""
-    if path.suffix not in (".png", ".svg", ".pdf"):
-        raise ConfigError("--plot", str(path), "must end in .png, .svg or .pdf")
-    check_writable("--plot", path)
-
-
-def check_timeline(path: Path, configurations: int) -> None:
-    """Before anything is run for nothing. Raises ConfigError."""
-    if configurations > 1:
-        raise ConfigError("--timeline", str(path), "is of one configuration: leave --compare out")
-    check_writable("--timeline", path)
 
 
 def show_held_out(simulated: "Simulated") -> None:
@@ -158,14 +112,6 @@ def names_of(files: Sequence[Path]) -> list[str]:
             raise ConfigError("--compare", str(each), "is given already")
     names = [each.stem for each in files]
     return names if len(set(names)) == len(names) else [str(each) for each in files]
-
-
-def write_json(path: Path, runs: "Sequence[Run]") -> None:
-    """One run's metrics; of several, each run's by its name."""
-    import msgspec
-
-    content = runs[0].metrics if len(runs) == 1 else {run.name: run.metrics for run in runs}
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n")
 
 
 def show(runs: "Sequence[Run]") -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from common.errors import ConfigError
 from common.latency import ServiceObjectives
-from services.simulator.command import check_plot
+from services.simulator.output_files import check_plot
 from services.simulator.plot import waiting_over_time, write_plot
 from services.simulator.request_files import request_table
 from tests.services.simulator.meshes import mesh, pool, run

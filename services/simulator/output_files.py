@@ -1,0 +1,89 @@
+"""The files that ``lamella simulate`` is asked for: tried before anything is run, written once all has."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from common.errors import ConfigError
+from common.latency import ServiceObjectives
+from services.output_files import check_writable
+from services.simulator.cluster import Cluster
+from services.simulator.records import Records
+from services.simulator.request_files import (
+    RequestTable,
+    check_parquet,
+    request_table,
+    write_csv,
+    write_parquet,
+)
+from services.simulator.tables import Run
+from services.simulator.timeline import SimulatedTimeline
+from services.simulator.timeline_file import write_timeline
+
+PICTURES = (".png", ".svg", ".pdf")
+
+
+@dataclass(slots=True)
+class OutputFiles:
+    """None: not asked for. ``recorded``: for runs to keep what everyone did."""
+
+    json: Path | None
+    csv: Path | None
+    parquet: Path | None
+    plot: Path | None
+    timeline: Path | None
+    recorded: SimulatedTimeline | None = field(init=False)
+    _tables: dict[str, RequestTable] = field(default_factory=dict)
+    _records: dict[str, Records] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.recorded = None if self.timeline is None else SimulatedTimeline()
+
+    def check(self, configurations: int) -> None:
+        """Raises ConfigError."""
+        if self.parquet is not None:
+            check_parquet(self.parquet)
+        if self.plot is not None:
+            check_plot(self.plot)
+        if self.timeline is not None:
+            if configurations > 1:
+                rule = "is of one configuration: leave --compare out"
+                raise ConfigError("--timeline", str(self.timeline), rule)
+            check_writable("--timeline", self.timeline)
+
+    def take(self, name: str, cluster: Cluster) -> None:
+        """A run that is over. Its timeline is written, of all else what is needed is kept."""
+        if self.plot is not None:
+            self._records[name] = cluster.records
+        if self.csv is not None or self.parquet is not None or self.plot is not None:
+            self._tables[name] = request_table(name, cluster)
+        if self.timeline is not None and self.recorded is not None:
+            write_timeline(self.timeline, cluster, self.recorded)
+
+    def write(self, runs: Sequence[Run], objectives: ServiceObjectives | None) -> None:
+        tables = list(self._tables.values())
+        if self.json is not None:
+            write_json(self.json, runs)
+        if self.csv is not None:
+            write_csv(self.csv, tables)
+        if self.parquet is not None:
+            write_parquet(self.parquet, tables)
+        if self.plot is not None:
+            from services.simulator.plot import write_plot
+
+            write_plot(self.plot, self._tables, self._records, objectives)
+
+
+def check_plot(path: Path) -> None:
+    """Raises ConfigError."""
+    if path.suffix not in PICTURES:
+        raise ConfigError("--plot", str(path), "must end in .png, .svg or .pdf")
+    check_writable("--plot", path)
+
+
+def write_json(path: Path, runs: Sequence[Run]) -> None:
+    """One run's metrics; of several, each run's by its name."""
+    content = runs[0].metrics if len(runs) == 1 else {run.name: run.metrics for run in runs}
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n")
