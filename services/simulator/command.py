@@ -71,7 +71,7 @@ def simulate(
     with Progress(console=messages, transient=True) as bar:
         for name, one in zip(names, simulated, strict=True):
             task = bar.add_task(name, total=len(rows.requests))
-            load = Load(offered_of(rows, rate, arrivals, seed, None, trace_scale), max_tokens, retries)
+            load = Load(offered_of(rows, rate, arrivals, seed, trace_scale), max_tokens, retries)
             cluster = run(one, load, partial(_show_progress, bar, task), output.recorded)
             runs.append(Run(name, measure(cluster, objectives)))
             output.take(name, cluster)

@@ -48,12 +48,11 @@ def offered_of(
     rate_per_s: float | None,
     arrivals: str,
     seed: int,
-    limit: int | None = None,
     trace_scale: float = 1.0,
 ) -> Iterator[Offered]:
     """At the trace's own times, ``trace_scale`` times as fast, or at a rate. Without either there is
     ConfigError of ``make_arrivals``."""
-    rows = trace.requests if limit is None else trace.requests[:limit]
+    rows = trace.requests
     if rate_per_s is None and trace.has_arrivals:
         times: Iterable[float] = ((row.arrival_s or 0.0) / trace_scale for row in rows)
     else:
