@@ -1,7 +1,6 @@
 """The one interface of all performance models, and how well those that were fitted do what they were not
 fitted to."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -34,12 +33,3 @@ class HeldOutError:
 
     def __str__(self) -> str:
         return f"{self.operator}: {100 * self.mape:.1f} % off on held-out data ({self.samples:,} samples)"
-
-
-def mean_error(errors: Iterable[HeldOutError]) -> float:
-    """Over the samples of all. Raises ValueError where there are none."""
-    each = list(errors)
-    samples = sum(error.samples for error in each)
-    if not samples:
-        raise ValueError("no samples were held out")
-    return sum(error.mape * error.samples for error in each) / samples

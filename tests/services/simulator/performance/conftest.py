@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from common.shapes import ModelShape, llama_shape
-from services.simulator.performance.interface import PerformanceModel
+from services.simulator.performance.interface import HeldOutError, PerformanceModel
 from services.simulator.shape import PassShape
 
 
@@ -32,6 +32,14 @@ def write_csv(path: Path, rows: Iterable[Mapping[str, object]]) -> Path:
         writer.writeheader()
         writer.writerows(rows)
     return path
+
+
+def mean_error(errors: Iterable[HeldOutError]) -> float:
+    """Over the samples of all."""
+    each = list(errors)
+    samples = sum(error.samples for error in each)
+    assert samples, "some were held out"
+    return sum(error.mape * error.samples for error in each) / samples
 
 
 def assert_steps_are_their_passes(model: PerformanceModel) -> None:

@@ -9,7 +9,6 @@ from common.devices import A100_SXM
 from common.errors import ConfigError
 from common.profile import write_profile
 from common.shapes import CODELLAMA_34B, SMOLLM2_135M
-from services.simulator.performance.interface import HeldOutError, mean_error
 from services.simulator.performance.roofline import Parallelism
 from services.simulator.performance.sources import (
     PerformanceSource,
@@ -19,6 +18,7 @@ from services.simulator.performance.sources import (
     read_source,
 )
 from services.simulator.shape import PassShape
+from tests.services.simulator.performance.conftest import mean_error
 from tests.services.simulator.performance.test_profiled import made
 
 SHAPE = PassShape(((256, 512),), 16, 16 * 900)
@@ -124,9 +124,3 @@ def test_relative_paths_start_at_the_file_that_names_them(tmp_path: Path) -> Non
     assert source_of(text, tmp_path) == ProfileSource(path=tmp_path / "measured/profile.json")
     absolute = f'kind = "profile"\npath = "{tmp_path}/profile.json"'
     assert source_of(absolute, Path("elsewhere")) == ProfileSource(path=tmp_path / "profile.json")
-
-
-def test_an_error_over_nothing_is_no_error() -> None:
-    assert mean_error([HeldOutError("x", 0.1, 3), HeldOutError("y", 0.5, 1)]) == pytest.approx(0.2)
-    with pytest.raises(ValueError, match="no samples"):
-        mean_error([])

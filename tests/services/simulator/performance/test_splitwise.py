@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from services.simulator.performance.files import PerformanceFileError
-from services.simulator.performance.interface import mean_error
 from services.simulator.performance.splitwise import (
     CorrectedSplitwiseModel,
     SplitwiseModel,
@@ -16,6 +15,7 @@ from services.simulator.shape import PassShape
 from tests.services.simulator.performance.conftest import (
     assert_more_takes_longer,
     assert_steps_are_their_passes,
+    mean_error,
     write_csv,
 )
 

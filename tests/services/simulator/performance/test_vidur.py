@@ -8,7 +8,6 @@ import pytest
 from common.errors import ConfigError
 from common.shapes import CODELLAMA_34B, LLAMA2_70B
 from services.simulator.performance.files import PerformanceFileError
-from services.simulator.performance.interface import mean_error
 from services.simulator.performance.operators import OperatorModel
 from services.simulator.performance.vidur import (
     KV_SAVE,
@@ -23,6 +22,7 @@ from services.simulator.shape import PassShape
 from tests.services.simulator.performance.conftest import (
     assert_more_takes_longer,
     assert_steps_are_their_passes,
+    mean_error,
     small_llama,
     write_csv,
 )
