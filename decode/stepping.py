@@ -148,6 +148,9 @@ class Stepping:
         if steps < outlook.left and run.tokens.count(run.before) == len(rows):
             self._grow(outlook, steps, [before] * steps)
             self.held.batches.end_quietly(lane, steps)
+            if self.held.batches.lanes > 1 or len(self.held.blocks.pools) > 1:
+                # They may change lanes, or move to another pool.
+                self.held.batches.forget_kept()
             self.held.pulls.step_ended(lane, now, steps)
             return []
         if steps > 1:

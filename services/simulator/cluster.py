@@ -42,6 +42,7 @@ from services.simulator.network import Network
 from services.simulator.profiled import profile_of
 from services.simulator.records import Records
 from services.simulator.scheduler import SimulatedScheduler
+from services.simulator.stages import stage_shares
 from services.simulator.timeline import SimulatedTimeline
 
 LAYERWISE_MIN_TOKENS = 512
@@ -87,7 +88,7 @@ class Cluster:
 
     def start(self) -> None:
         for pool in self.simulated.pools:
-            speed = profile_of(pool.performance, *_sizes(pool.settings))
+            speed = profile_of(pool.performance, *_sizes(pool.settings), pool.config.pipeline)
             for number in range(pool.config.count):
                 self._join(pool, InstanceId(f"{pool.config.name}-{number}"), speed)
         self.scheduler.start()
@@ -176,7 +177,8 @@ class Cluster:
             step_time=speed.step_time,
         )
         settings = config.instance
-        engine = EngineSettings(pool.performance, settings.mixed_policy, settings.mixed_max_wait_s)
+        shares = stage_shares(simulated.shape.layers, pool.config.pipeline)
+        engine = EngineSettings(pool.performance, settings.mixed_policy, settings.mixed_max_wait_s, shares)
 
         def tpot_s(service_class: str) -> float:
             return config.service_classes.get(service_class, config.objectives).tpot_s
@@ -254,6 +256,7 @@ def _states_of(pool: Pool, record: InstanceRecord, layout: KVLayout) -> tuple[Pr
         max_waiting_requests=settings.max_waiting_requests,
         admission=settings.decode_admission,
         is_admitting=has_phase(role, "decode"),
+        lanes=pool.config.pipeline,
         mates=mates,
         pulls=Pulls(PullBudget(config.transfer.pull_share)),
         host_blocks=settings.swap_bytes // layout.block_bytes,

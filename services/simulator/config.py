@@ -14,7 +14,7 @@ import msgspec
 
 from common.config import Config
 from common.config_file import config_from_tree
-from common.cost import kv_token_bytes, weight_bytes
+from common.cost import kv_token_bytes
 from common.devices import DEVICES, DeviceSpec
 from common.errors import ConfigError
 from common.messages import Role
@@ -22,6 +22,7 @@ from common.shapes import SHAPES, ModelShape
 from services.simulator.performance.interface import HeldOutError, PerformanceModel
 from services.simulator.performance.roofline import Parallelism
 from services.simulator.performance.sources import open_source, read_source
+from services.simulator.stages import stage_token_bytes, stage_weight_bytes
 
 GIB = float(1 << 30)
 
@@ -43,7 +44,9 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class PoolConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``count`` instances that begin with ``role``, each of ``devices`` of a kind that work as one.
+    """``count`` instances that begin with ``role``, each of ``devices`` of a kind that work as one (tensor
+    parallelism), or of ``pipeline`` stages of so many, which have a part of the layers each.
+    ``is_pipeline_on_network``: stages are on hosts of their own.
     ``kv_tokens``: of KV that one holds; None: what its devices' memory has room for beside the weights.
     ``performance``: where how long its passes take is from (``services.simulator.performance.sources``), its
     files beside the configuration. ``instance``: keys of ``[instance]`` that are other here."""
@@ -54,9 +57,24 @@ class PoolConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     performance: dict[str, Any]
     device: str | None = None
     devices: int = 1
+    pipeline: int = 1
+    is_pipeline_on_network: bool = False
     kv_tokens: int | None = None
     link_bytes_per_s: float | None = None
     instance: dict[str, Any] = {}
+
+    @property
+    def all_devices(self) -> int:
+        """Of each instance."""
+        return self.devices * self.pipeline
+
+    @property
+    def parallelism(self) -> Parallelism:
+        return Parallelism(
+            tensor=self.devices,
+            pipeline=self.pipeline,
+            is_pipeline_on_network=self.is_pipeline_on_network,
+        )
 
 
 class Pool(NamedTuple):
@@ -140,9 +158,12 @@ def _pool_of(
     pool: PoolConfig, rest: Mapping[str, Any], cluster: ClusterConfig, shape: ModelShape, beside: Path
 ) -> Pool:
     key = f"pool.{pool.name}"
-    for field in ("count", "devices"):
+    for field in ("count", "devices", "pipeline"):
         if getattr(pool, field) < 1:
             raise ConfigError(f"{key}.{field}", getattr(pool, field), "must be at least 1")
+    if pool.pipeline > shape.layers:
+        rule = f"must be at most the {shape.layers} layers of {shape.name}"
+        raise ConfigError(f"{key}.pipeline", pool.pipeline, rule)
     if pool.link_bytes_per_s is not None and not pool.link_bytes_per_s > 0:
         raise ConfigError(f"{key}.link_bytes_per_s", pool.link_bytes_per_s, "must be over 0")
     own = {**rest.get("instance", {}), **pool.instance, "role": pool.role}
@@ -157,7 +178,7 @@ def _pool_of(
     source = read_source(f"{key}.performance", pool.performance, beside)
     device = None if pool.device is None else _device_of(key, pool.device)
     try:
-        opened = open_source(source, shape, device, Parallelism(tensor=pool.devices))
+        opened = open_source(source, shape, device, pool.parallelism)
     except ConfigError as exc:
         raise ConfigError(f"{key}.{exc.key}", exc.value, exc.rule) from exc
     return Pool(pool, settings, blocks, opened.model, opened.held_out)
@@ -165,17 +186,22 @@ def _pool_of(
 
 def _tokens_beside_weights(key: str, pool: PoolConfig, cluster: ClusterConfig, shape: ModelShape) -> int:
     device = _device_of(key, pool.device)
-    weights = weight_bytes(shape, cluster.element_bytes)
-    memory = int(pool.devices * device.memory_bytes * cluster.memory_share)
-    room = memory - weights
-    if room <= 0:
-        raise ConfigError(
-            f"{key}.devices",
-            pool.devices,
-            f"{shape.name} does not fit: its weights have {weights / GIB:.1f} GiB, and {pool.devices}"
-            f" {device.name} have {memory / GIB:.1f} at cluster.memory_share = {cluster.memory_share:g}",
-        )
-    return room // kv_token_bytes(shape, cluster.element_bytes)
+    sizes = (shape, cluster.element_bytes, pool.pipeline)
+    memory = pool.devices * device.memory_bytes * cluster.memory_share
+    tokens = []
+    # The stage that has room for fewest decides.
+    for weights, token in zip(stage_weight_bytes(*sizes), stage_token_bytes(*sizes), strict=True):
+        if weights >= memory:
+            of_stage = "" if pool.pipeline == 1 else f" of one of {pool.pipeline} stages"
+            raise ConfigError(
+                f"{key}.devices",
+                pool.devices,
+                f"{shape.name} does not fit: its weights{of_stage} have {weights / GIB:.1f} GiB, and"
+                f" {pool.devices} {device.name} have {memory / GIB:.1f} at cluster.memory_share ="
+                f" {cluster.memory_share:g}",
+            )
+        tokens.append(int((memory - weights) / token))
+    return min(tokens)
 
 
 def _device_of(key: str, name: str | None) -> DeviceSpec:

@@ -28,12 +28,20 @@ from decode.homes import HOME_RETRY_S
 from decode.sequence import ROOM
 from decode.state import DecodeState
 from services.simulator.drawing import Drawing
-from services.simulator.engine import SimulatedEngine
-from services.simulator.mesh import Mesh
+from services.simulator.mesh import Engine, Mesh
 from services.simulator.prefill_room import DRAWN, ENDING
 
 DESTINATION = b""
 """Nobody opens a modelled endpoint."""
+
+
+@dataclass(slots=True)
+class _Lane:
+    """The rows of its newest step, and what they attend to together, where that was ``counted``."""
+
+    rows: tuple[events.StepRow, ...] = ()
+    counted: tuple[events.StepRow, ...] = ()
+    context_tokens: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -44,7 +52,7 @@ class DecodeRoom:
 
     state: DecodeState
     mesh: Mesh
-    engine: SimulatedEngine
+    engine: Engine
     layout: KVLayout
     host_bytes_per_s: float
     is_exact: bool
@@ -54,13 +62,12 @@ class DecodeRoom:
     is_alive: bool = True
     admissions: int = 0
     admission_wait_s: float = 0.0
-    _rows: tuple[events.StepRow, ...] = ()
-    _counted: tuple[events.StepRow, ...] = ()
-    _context_tokens: int = 0
+    _lanes: list[_Lane] = field(init=False)
     _destinations: tuple[KVDestination, ...] = field(init=False)
 
     def __post_init__(self) -> None:
         self.drawing = Drawing(self.state, self.mesh.gateway)
+        self._lanes = [_Lane() for _ in range(self.state.lanes)]
         total_blocks = self.state.blocks.total_blocks
         self._destinations = (KVDestination(DESTINATION, 0, self.layout.kv_heads, total_blocks),)
 
@@ -83,37 +90,39 @@ class DecodeRoom:
 
     # the engine's
 
-    def shape(self) -> tuple[int, int]:
+    def shape(self, lane: int = 0) -> tuple[int, int]:
         """(sequences, tokens of context) of the step that is due."""
-        rows = self._rows
-        if rows is not self._counted:
-            self._counted, self._context_tokens = rows, sum([row.position + 1 for row in rows])
-        return len(rows), self._context_tokens
+        due = self._lanes[lane]
+        rows = due.rows
+        if rows is not due.counted:
+            due.counted, due.context_tokens = rows, sum([row.position + 1 for row in rows])
+        return len(rows), due.context_tokens
 
-    def steps_ahead(self) -> int:
-        ahead = self.state.steps_ahead()
+    def steps_ahead(self, lane: int = 0) -> int:
+        ahead = self.state.steps_ahead(lane)
         if self.is_exact or ahead == 1:
             return ahead
-        return min(ahead, *map(self._left, self._rows))
+        return min(ahead, *map(self._left, self._lanes[lane].rows))
 
     def _left(self, row: events.StepRow) -> int:
         return self.mesh.gateway.length_left(row.request, len(row.output_ids))
 
-    def end_steps(self, steps: int, first_end_s: float, ended_s: float, last_s: float) -> None:
-        rows = self._rows
-        self.drawing.end_steps(len(rows), steps, first_end_s, ended_s, last_s)
+    def end_steps(self, steps: int, first_end_s: float, ended_s: float, last_s: float, lane: int = 0) -> None:
+        due = self._lanes[lane]
+        rows = due.rows
+        self.drawing.end_steps(len(rows), steps, first_end_s, ended_s, last_s, lane)
         tokens = (DRAWN,) * len(rows)
         if not self.is_exact:
             tokens = tuple(ENDING if self._left(row) == steps else DRAWN for row in rows)
-        self._context_tokens += steps * len(rows)
-        self._decide(events.StepsFinished(steps, tokens, DRAWN), ended_s)
+        due.context_tokens += steps * len(rows)
+        self._decide(events.StepsFinished(steps, tokens, DRAWN, lane), ended_s)
 
     # commands
 
     def _run_step(self, command: events.RunStep) -> None:
-        self._rows = command.rows
-        self.drawing.begin_step()
-        self.engine.wait_step()
+        self._lanes[command.lane].rows = command.rows
+        self.drawing.begin_step(command.rows, command.lane)
+        self.engine.wait_step(command.lane)
 
     def _publish_ends(self, command: events.PublishTokens) -> None:
         """StepsFinished names those alone that have ended."""

@@ -1,11 +1,13 @@
 """Which sequences an instance's decode room draws for, and what their clients see of its steps: no token is
 looked at by itself, and what a step costs here does not depend on how many sequences it has."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from common.ids import RequestId
 from common.kv.blocks import BlockOwner
 from common.messages import TokenEvent
+from decode.events import StepRow
 from decode.sequence import DecodeSequence
 from decode.state import DecodeState
 from services.simulator.gaps import GapCounts, SlowestSteps
@@ -14,17 +16,30 @@ from services.simulator.gateway import SimulatedGateway
 
 @dataclass(slots=True)
 class _Decoded:
-    """A sequence that is in the batch: its first token here was that of the instance's ``first_step``."""
+    """A sequence that is in the batch: its first token in the lane was that of this one's ``first_step``.
+    ``slowest_s``: of its steps in other lanes."""
 
     sequence: DecodeSequence
+    lane: int
     first_step: int
+    slowest_s: float = 0.0
+
+
+@dataclass(slots=True)
+class _Lane:
+    """``joining``: those that take part in its newest step for the first time."""
+
+    slowest: SlowestSteps = field(default_factory=SlowestSteps)
+    joining: list[_Decoded] = field(default_factory=list)
+    last_step_s: float = 0.0
 
 
 @dataclass(slots=True)
 class Drawing:
     """``fresh``: whom no step has taken yet. ``steps``, and ``rows`` of all of them, since the start.
     ``gaps``: between tokens, but for the first ones of this room, of which the gateway knows. A step that a
-    sequence sits out, as there is no block for it, makes two gaps of one."""
+    sequence sits out, as there is no block for it, makes two gaps of one; and one between two lanes' steps
+    counts as one of the latter lane's."""
 
     decode: DecodeState
     gateway: SimulatedGateway
@@ -33,46 +48,53 @@ class Drawing:
     rows: int = 0
     fresh: list[BlockOwner] = field(default_factory=list)
     _decoded: dict[RequestId, _Decoded] = field(default_factory=dict)
-    _joining: list[_Decoded] = field(default_factory=list)
-    _slowest: SlowestSteps = field(default_factory=SlowestSteps)
-    _last_step_s: float = 0.0
+    _lanes: list[_Lane] = field(init=False)
 
-    def begin_step(self) -> None:
+    def __post_init__(self) -> None:
+        self._lanes = [_Lane() for _ in range(self.decode.lanes)]
+
+    def begin_step(self, rows: Sequence[StepRow], lane: int = 0) -> None:
         """Those of the fresh ones that this step takes join."""
+        if len(self._lanes) > 1:
+            self._change_lanes(rows, lane)
         if not self.fresh:
             return
+        taking = self._lanes[lane]
         waiting = []
         for owner in self.fresh:
             sequence = self.decode.sequences.get(owner)
             if sequence is None:
                 continue
-            if self.decode.batches.computes(owner):
-                decoded = self._decoded[owner.request_id] = _Decoded(sequence, self._slowest.steps)
-                self._joining.append(decoded)
+            if sequence.lane == lane and self.decode.batches.computes(owner):
+                decoded = self._decoded[owner.request_id] = _Decoded(sequence, lane, taking.slowest.steps)
+                taking.joining.append(decoded)
             else:
                 waiting.append(owner)
         self.fresh = waiting
 
-    def end_steps(self, rows: int, steps: int, first_end_s: float, ended_s: float, last_s: float) -> None:
+    def end_steps(
+        self, rows: int, steps: int, first_end_s: float, ended_s: float, last_s: float, lane: int = 0
+    ) -> None:
         """Of so many rows: the first of them ended then, and the last then, after ``last_s``."""
-        slowest = self._slowest
+        taking = self._lanes[lane]
+        slowest = taking.slowest
         self.steps += steps
         self.rows += steps * rows
-        staying = rows - len(self._joining)
+        staying = rows - len(taking.joining)
         if staying:
-            gap_s = first_end_s - self._last_step_s
+            gap_s = first_end_s - taking.last_step_s
             self.gaps.add(gap_s, staying)
             slowest.add(1, gap_s)
-        if self._joining:
-            self._tell_joined(first_end_s)
+        if taking.joining:
+            self._tell_joined(taking, first_end_s)
         if steps > 1:
             self.gaps.add((ended_s - first_end_s) / (steps - 1), rows * (steps - 1))
             slowest.add(steps - 1, last_s)
-        self._last_step_s = ended_s
+        taking.last_step_s = ended_s
 
     def end_sequence(self, last: TokenEvent) -> None:
         decoded = self._decoded.pop(last.request_id)
-        self.gateway.take_last(last, self._slowest.since(decoded.first_step))
+        self.gateway.take_last(last, self._slowest_of(decoded))
 
     def leave(self, request_id: RequestId) -> None:
         """It leaves the batch before its end, if it was in it: its client has what was drawn."""
@@ -80,14 +102,27 @@ class Drawing:
         if decoded is None:
             return
         request, drawn = decoded.sequence.request, len(decoded.sequence.output_ids)
-        slowest_s = self._slowest.since(decoded.first_step)
-        self.gateway.take_part(request_id, request.attempt, drawn, self._last_step_s, slowest_s)
+        last_step_s = self._lanes[decoded.lane].last_step_s
+        self.gateway.take_part(request_id, request.attempt, drawn, last_step_s, self._slowest_of(decoded))
 
-    def _tell_joined(self, token_s: float) -> None:
-        slowest = self._slowest
-        for decoded in self._joining:
+    def _slowest_of(self, decoded: _Decoded) -> float:
+        slowest_s = self._lanes[decoded.lane].slowest.since(decoded.first_step)
+        return max(slowest_s, decoded.slowest_s)
+
+    def _change_lanes(self, rows: Sequence[StepRow], lane: int) -> None:
+        for row in rows:
+            decoded = self._decoded.get(row.owner.request_id)
+            if decoded is not None and decoded.lane != lane:
+                decoded.slowest_s = self._slowest_of(decoded)
+                decoded.lane, decoded.first_step = lane, self._lanes[lane].slowest.steps
+
+    def _tell_joined(self, taking: _Lane, token_s: float) -> None:
+        slowest = taking.slowest
+        for decoded in taking.joining:
             decoded.first_step = slowest.steps
             request, output_ids = decoded.sequence.request, decoded.sequence.output_ids
             self.gateway.take_second(request.request_id, request.attempt, len(output_ids) + 1, token_s)
-        self._joining = []
-        slowest.forget(min((each.first_step for each in self._decoded.values()), default=slowest.steps))
+        taking.joining = []
+        lane = self._lanes.index(taking)
+        firsts = (each.first_step for each in self._decoded.values() if each.lane == lane)
+        slowest.forget(min(firsts, default=slowest.steps))

@@ -46,11 +46,13 @@ class Rooms(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """How long passes take, and whose come first where both rooms wait (``mixed_batching``)."""
+    """How long passes take, and whose come first where both rooms wait (``mixed_batching``).
+    ``stage_shares``: of the layers, that each stage of a pipeline has."""
 
     performance: PerformanceModel
     mixed_policy: MixedPolicy
     mixed_max_wait_s: float
+    stage_shares: tuple[float, ...] = (1.0,)
 
 
 @dataclass(slots=True)
@@ -67,7 +69,8 @@ class BusyTime:
 
 
 class EnginePass(NamedTuple):
-    """One that is over, or ``steps`` of the same sequences. ``context_tokens``: of the first one."""
+    """One that is over, or ``steps`` of the same sequences. ``context_tokens``: of the first one. Passes of
+    one ``track`` do not overlap."""
 
     began_s: float
     ended_s: float
@@ -75,6 +78,7 @@ class EnginePass(NamedTuple):
     sequences: int
     context_tokens: int
     steps: int
+    track: int = 0
 
 
 @dataclass(slots=True)
@@ -126,8 +130,8 @@ class SimulatedEngine:
         self._chunk = chunk
         self._wait("prefill")
 
-    def wait_step(self) -> None:
-        """The decode room's."""
+    def wait_step(self, lane: int = 0) -> None:
+        """The decode room's, of its only lane."""
         self._wait("decode")
 
     def _wait(self, phase: Phase) -> None:

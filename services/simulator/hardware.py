@@ -97,12 +97,12 @@ def pool_hardware(
     """``work`` of each instance, and ``busy_s`` of all."""
     config = pool.config
     device: DeviceSpec | None = None if config.device is None else DEVICES[config.device]
-    devices = len(work) * config.devices
+    devices = len(work) * config.all_devices
     mean_w = mfu = mbu = None
     if device is not None and device.power_w is not None and elapsed_s > 0:
-        mean_w = busy_s / elapsed_s * config.devices * device.power_w
+        mean_w = busy_s / elapsed_s * config.all_devices * device.power_w
     if device is not None and busy_s > 0:
-        device_s = busy_s * config.devices
+        device_s = busy_s * config.all_devices
         flops = math.fsum(each.flops(shape) for each in work)
         moved_bytes = math.fsum(each.moved_bytes(shape, element_bytes) for each in work)
         mfu, mbu = flops / (device_s * device.peak_flop_s), moved_bytes / (device_s * device.memory_bytes_s)

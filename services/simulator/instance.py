@@ -35,7 +35,8 @@ from prefill.state import PrefillState
 from services.hosts.load_report import MeasuredSpeed, make_load_report
 from services.simulator.decode_room import DecodeRoom
 from services.simulator.engine import EngineSettings, SimulatedEngine
-from services.simulator.mesh import Mesh, PullAnswer
+from services.simulator.mesh import Engine, Mesh, PullAnswer
+from services.simulator.pipelined import PipelinedEngine
 from services.simulator.prefill_room import PrefillRoom
 
 
@@ -65,7 +66,7 @@ class SimulatedInstance:
     around: Surroundings
     note_change: Callable[[], None]
     publish_load: Callable[[], None]
-    engine: SimulatedEngine = field(init=False)
+    engine: Engine = field(init=False)
     prefill: PrefillRoom = field(init=False)
     decode: DecodeRoom = field(init=False)
     home: Role = field(init=False)
@@ -83,9 +84,11 @@ class SimulatedInstance:
         network = around.mesh.network
         timeline = network.timeline
         note_pass = None if timeline is None else partial(timeline.add_pass, self.instance_id)
-        self.engine = SimulatedEngine(
-            network.clock, self, around.engine, prefill.layout.layers, note_pass=note_pass
-        )
+        layers, shares = prefill.layout.layers, around.engine.stage_shares
+        if len(shares) > 1:
+            self.engine = PipelinedEngine(network.clock, self, around.engine, layers, shares, note_pass)
+        else:
+            self.engine = SimulatedEngine(network.clock, self, around.engine, layers, note_pass)
         fitted = around.speed.chunk_time
         prompt_time = None if fitted is None else PromptTime(fitted, prefill.chunk_tokens)
         self.prefill = PrefillRoom(
@@ -233,16 +236,19 @@ class SimulatedInstance:
         if self.is_alive and self.prefill_state.pending_requests:
             self.prefill.handle(prefill_events.BlocksFreed())
 
-    # the engine's (``engine.Rooms``)
+    # the engine's (``engine.Rooms``, ``pipelined.StagedRooms``)
 
-    def decode_shape(self) -> tuple[int, int]:
-        return self.decode.shape()
+    def decode_shape(self, lane: int = 0) -> tuple[int, int]:
+        return self.decode.shape(lane)
 
     def steps_ahead(self) -> int:
         return self.decode.steps_ahead()
 
-    def end_steps(self, steps: int, first_end_s: float, ended_s: float, last_s: float) -> None:
-        self.decode.end_steps(steps, first_end_s, ended_s, last_s)
+    def end_steps(self, steps: int, first_end_s: float, ended_s: float, last_s: float, lane: int = 0) -> None:
+        self.decode.end_steps(steps, first_end_s, ended_s, last_s, lane)
+
+    def advance_chunk(self) -> None:
+        self.prefill.advance_chunk()
 
     def end_chunk(self, slices: Sequence[prefill_events.ChunkSlice]) -> None:
         self.prefill.end_chunk(slices)

@@ -8,10 +8,50 @@ import msgspec
 from common.errors import RequestError
 from common.ids import InstanceId
 from common.messages import DecodeTask, InstanceLife, KVDelivered, Placement, PlaceMoved, PullKV
+from prefill.events import RunChunk
+from services.simulator.engine import BusyTime
 from services.simulator.gateway import SimulatedGateway
+from services.simulator.hardware import ComputedWork
 from services.simulator.network import Network
 
 PullAnswer = Callable[[KVDelivered | RequestError], None]
+
+
+class Engine(Protocol):
+    """An instance's, as its rooms use it."""
+
+    busy: BusyTime
+    work: ComputedWork
+    passes: int
+
+    @property
+    def is_idle(self) -> bool: ...
+
+    def die(self) -> None: ...
+
+    def wait_chunk(self, chunk: RunChunk) -> None:
+        """The prefill room's next work."""
+        ...
+
+    def wait_step(self, lane: int = 0) -> None:
+        """The decode room's."""
+        ...
+
+    def catch_up(self) -> None:
+        """Before an event: tells what has been computed by now of steps that run on."""
+        ...
+
+    def look_ahead(self) -> None:
+        """After an event: whether steps run on for as long as it seemed."""
+        ...
+
+    def layers_done(self) -> int:
+        """That are computed now and to be told of, of the chunk; 0 where it is none, or was told."""
+        ...
+
+    def look_at_layers(self) -> None:
+        """Waits for the next layers where somebody waits for their KV."""
+        ...
 
 
 class Peer(Protocol):

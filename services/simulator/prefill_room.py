@@ -25,9 +25,8 @@ from common.sequences import PublishFailure
 from prefill import events
 from prefill.sequence import ROOM
 from prefill.state import PrefillState
-from services.simulator.engine import SimulatedEngine
 from services.simulator.gateway import END_TOKEN, TOKEN
-from services.simulator.mesh import Mesh, PullAnswer
+from services.simulator.mesh import Engine, Mesh, PullAnswer
 
 DRAWN, ENDING = SampledToken(TOKEN), SampledToken(END_TOKEN)
 
@@ -40,7 +39,7 @@ class PrefillRoom:
 
     state: PrefillState
     mesh: Mesh
-    engine: SimulatedEngine
+    engine: Engine
     prompt_time: PromptTime | None
     keep_here: Callable[[events.KeepHere], None]
     on_change: Callable[[], None]
@@ -89,6 +88,9 @@ class PrefillRoom:
             return None
         left = self.mesh.gateway.length_left(piece.request, len(piece.request.output_ids))
         return ENDING if left == 1 else DRAWN
+
+    def advance_chunk(self) -> None:
+        self.handle(events.ChunkAdvanced())
 
     def end_layers(self, layers: int) -> None:
         self.handle(events.LayersComputed(layers))

@@ -14,8 +14,11 @@ BATCH_SHARES = (0.02, 0.1, 0.3, 0.6, 1.0)
 CONTEXTS = (128, 512, 1024, 2048)
 
 
-def profile_of(performance: PerformanceModel, chunk_tokens: int, max_batch: int) -> MeasuredSpeed:
-    """Of an instance that computes chunks of at most so many tokens, and so many sequences at once."""
+def profile_of(
+    performance: PerformanceModel, chunk_tokens: int, max_batch: int, stages: int = 1
+) -> MeasuredSpeed:
+    """Of an instance that computes chunks of at most so many tokens, one in each stage, and so many sequences
+    at once."""
     chunk_fit, step_fit = LinearFit(len(chunk_features(1, 0))), LinearFit(len(step_features(1, 1)))
     chunks = sorted({max(1, round(share * chunk_tokens)) for share in CHUNK_SHARES})
     batches = sorted({max(1, round(share * max_batch)) for share in BATCH_SHARES})
@@ -33,7 +36,7 @@ def profile_of(performance: PerformanceModel, chunk_tokens: int, max_batch: int)
         PassShape((), batches[len(batches) // 2], batches[len(batches) // 2] * 1024)
     )
     return MeasuredSpeed(
-        prefill_tokens_per_s=chunk_tokens / full_s if full_s > 0 else None,
+        prefill_tokens_per_s=stages * chunk_tokens / full_s if full_s > 0 else None,
         decode_step_s=typical_s,
         chunk_time=chunk_fit.fitted,
         step_time=step_fit.fitted,

@@ -9,6 +9,7 @@ from common.latency import Distribution
 from services.simulator.config import Pool, Simulated
 from services.simulator.hardware import HardwareMetrics
 from services.simulator.metrics import Metrics
+from services.simulator.performance.roofline import Parallelism
 
 UNKNOWN = "unknown"
 
@@ -114,8 +115,8 @@ def pools_by_source(simulated: Simulated) -> list[list[Pool]]:
     return found
 
 
-def _source_of(pool: Pool) -> tuple[dict[str, Any], str | None, int]:
-    return pool.config.performance, pool.config.device, pool.config.devices
+def _source_of(pool: Pool) -> tuple[dict[str, Any], str | None, Parallelism]:
+    return pool.config.performance, pool.config.device, pool.config.parallelism
 
 
 def held_out_text(pools: Sequence[Pool]) -> str:

@@ -65,18 +65,19 @@ class SimulatedTimeline:
 
     def add_pass(self, instance_id: InstanceId, done: EnginePass) -> None:
         times = (done.began_s, done.ended_s)
+        service = f"{instance_id}, pass {done.track + 1}" if done.track else instance_id
         if done.chunk is None:
             rows = (done.sequences, done.context_tokens, done.steps)
-            self.add(instance_id, DECODE_STEPS, *times, *rows)
+            self.add(service, DECODE_STEPS, *times, *rows)
             return
         slices = done.chunk.slices
         requests = " ".join(dict.fromkeys(piece.request.request_id for piece in slices))
         chunk = (len(slices), sum(piece.tokens for piece in slices))
         if done.sequences:
             rows_beside = (done.sequences, done.context_tokens)
-            self.add(instance_id, MIXED_STEP, *times, *chunk, *rows_beside, requests=requests)
+            self.add(service, MIXED_STEP, *times, *chunk, *rows_beside, requests=requests)
         else:
-            self.add(instance_id, PREFILL_STEP, *times, *chunk, requests=requests)
+            self.add(service, PREFILL_STEP, *times, *chunk, requests=requests)
 
     def add_transfer(
         self, sender: InstanceId, pull: PullKV, nbytes: int, layers: range, began_s: float, ended_s: float
