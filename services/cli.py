@@ -42,6 +42,7 @@ from services.flip import flip
 from services.hosts.roles import ServiceRole
 from services.launcher.state_directory import DEFAULT_STATE_DIRECTORY
 from services.length_predictor.command import predictor_app
+from services.planner.command import plan
 from services.profiling.command import profile
 from services.reproduce.command import reproduce
 from services.simulator.command import simulate
@@ -72,6 +73,7 @@ app.command("compare")(compare)
 app.command("analyze")(analyze)
 app.command("simulate")(simulate)
 app.command("reproduce")(reproduce)
+app.command("plan")(plan)
 app.command("trace")(trace)
 app.command("profile")(profile)
 app.command("explain")(explain)

@@ -1,0 +1,213 @@
+"""What a plan may be made of: kinds of instances, deployments of them, and the space that is searched."""
+
+from collections.abc import Iterator, Mapping
+from itertools import product
+from typing import Any, NamedTuple
+
+import msgspec
+
+from common.config import MixedPolicy, PrefillBatching
+from common.cost import kv_token_bytes, weight_bytes
+from common.devices import DEVICES, DeviceSpec
+from common.errors import ConfigError
+from common.messages import Role
+from common.shapes import ModelShape
+
+GIB = float(1 << 30)
+MEMORY_SHARE = 0.9
+"""Of a device's memory: weights and KV (``services.simulator.config.ClusterConfig``)."""
+
+
+class InstanceKind(msgspec.Struct, frozen=True, kw_only=True, order=True):
+    """Instances that are alike: ``tensor`` devices of a kind that work as one, and how they batch."""
+
+    role: Role
+    device: str
+    tensor: int = 1
+    chunk_tokens: int = 512
+    prefill_batching: PrefillBatching = "chunks"
+    mixed_policy: MixedPolicy = "chunked"
+    max_decode_batch: int = 256
+
+    @property
+    def devices(self) -> int:
+        return self.tensor
+
+    @property
+    def hardware(self) -> str:
+        return f"{self.device} TP{self.tensor}"
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Keys of ``[instance]``, as far as its role reads them."""
+        found: dict[str, Any] = {}
+        if self.role != "decode":
+            found |= {"chunk_tokens": self.chunk_tokens, "prefill_batching": self.prefill_batching}
+        if self.role != "prefill":
+            found["max_decode_batch"] = self.max_decode_batch
+        if self.role == "mixed":
+            found["mixed_policy"] = self.mixed_policy
+        return found
+
+    def __str__(self) -> str:
+        words = [self.hardware]
+        if self.role != "decode":
+            words.append(f"{self.prefill_batching} of {self.chunk_tokens}")
+        if self.role == "mixed":
+            words.append(self.mixed_policy)
+        if self.role != "prefill":
+            words.append(f"batch {self.max_decode_batch}")
+        return ", ".join(words)
+
+
+class PoolPlan(msgspec.Struct, frozen=True, kw_only=True, order=True):
+    """``link_bytes_per_s``: of each instance; None: its devices' adapters together."""
+
+    kind: InstanceKind
+    count: int
+    link_bytes_per_s: float | None = None
+
+
+class Deployment(NamedTuple):
+    """Pools that serve together."""
+
+    pools: tuple[PoolPlan, ...]
+
+    @property
+    def devices(self) -> int:
+        return sum(pool.count * pool.kind.devices for pool in self.pools)
+
+    @property
+    def is_disaggregated(self) -> bool:
+        return any(pool.kind.role != "mixed" for pool in self.pools)
+
+    def __str__(self) -> str:
+        return " + ".join(f"{pool.count} {pool.kind.role} ({pool.kind})" for pool in self.pools)
+
+
+class SearchSpace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is tried. ``tensors``: devices of an instance; ``batches``: ``max_decode_batch``. ``policies``:
+    (``mixed_policy``, chunk tokens) of instances that do both; ``chunks``: (batching, tokens) of those that
+    compute prompts alone."""
+
+    devices: tuple[str, ...]
+    tensors: tuple[int, ...] = (1, 2, 4, 8)
+    batches: tuple[int, ...] = (32, 64, 128, 256, 512)
+    policies: tuple[tuple[MixedPolicy, int], ...] = (
+        ("prefill_first", 4096),
+        ("chunked", 512),
+        ("chunked", 1024),
+        ("chunked", 2048),
+    )
+    chunks: tuple[tuple[PrefillBatching, int], ...] = (
+        ("chunks", 512),
+        ("chunks", 1024),
+        ("chunks", 2048),
+        ("chunks", 4096),
+        ("saturation", 512),
+        ("saturation", 2048),
+    )
+
+
+class Kinds(NamedTuple):
+    """All that fit, by what they do."""
+
+    mixed: tuple[InstanceKind, ...]
+    prefill: tuple[InstanceKind, ...]
+    decode: tuple[InstanceKind, ...]
+
+    @property
+    def configurations(self) -> int:
+        """One kind for both phases, or one for each."""
+        return len(self.mixed) + len(self.prefill) * len(self.decode)
+
+
+def kinds_of(space: SearchSpace, shape: ModelShape, element_bytes: int, max_devices: int | None) -> Kinds:
+    """Raises ConfigError where the model fits on none of them."""
+    hardware = [
+        (device, tensor)
+        for device, tensor in product(space.devices, space.tensors)
+        if (max_devices is None or tensor <= max_devices)
+        and can_split(shape, tensor)
+        and kv_room_tokens(shape, DEVICES[device], tensor, element_bytes) > 0
+    ]
+    if not hardware:
+        raise ConfigError("--model", shape.name, why_nothing_fits(space, shape, element_bytes, max_devices))
+    return Kinds(
+        tuple(_mixed(hardware, space)),
+        tuple(
+            InstanceKind(
+                role="prefill", device=device, tensor=tensor, chunk_tokens=tokens, prefill_batching=batching
+            )
+            for (device, tensor), (batching, tokens) in product(hardware, space.chunks)
+        ),
+        tuple(
+            InstanceKind(role="decode", device=device, tensor=tensor, max_decode_batch=batch)
+            for (device, tensor), batch in product(hardware, space.batches)
+        ),
+    )
+
+
+def _mixed(hardware: list[tuple[str, int]], space: SearchSpace) -> Iterator[InstanceKind]:
+    for (device, tensor), (policy, tokens), batch in product(hardware, space.policies, space.batches):
+        if policy == "chunked" and batch > tokens:
+            continue
+        yield InstanceKind(
+            role="mixed",
+            device=device,
+            tensor=tensor,
+            chunk_tokens=tokens,
+            prefill_batching="saturation" if policy == "prefill_first" else "chunks",
+            mixed_policy=policy,
+            max_decode_batch=batch,
+        )
+
+
+def can_split(shape: ModelShape, tensor: int) -> bool:
+    """As ``performance.roofline.check_parallelism`` has it."""
+    return shape.heads % tensor == 0 and (shape.kv_heads % tensor == 0 or tensor % shape.kv_heads == 0)
+
+
+def kv_room_tokens(shape: ModelShape, device: DeviceSpec, devices: int, element_bytes: int) -> int:
+    """Of KV beside the weights; 0 where these do not fit."""
+    room = int(devices * device.memory_bytes * MEMORY_SHARE) - weight_bytes(shape, element_bytes)
+    return max(0, room) // kv_token_bytes(shape, element_bytes)
+
+
+def why_nothing_fits(
+    space: SearchSpace, shape: ModelShape, element_bytes: int, max_devices: int | None
+) -> str:
+    most = max((each for each in space.tensors if max_devices is None or each <= max_devices), default=0)
+    sizes = ", ".join(
+        f"{most} {name} have {most * DEVICES[name].memory_bytes * MEMORY_SHARE / GIB:.0f}"
+        for name in space.devices
+    )
+    needed = weight_bytes(shape, element_bytes) / GIB
+    bound = "" if max_devices is None else f" within --max-gpus {max_devices}"
+    return (
+        f"fits on no allowed number of devices{bound}: its weights have {needed:.0f} GiB, and {sizes} at"
+        f" a memory share of {MEMORY_SHARE:g}; {shape.heads} heads, {shape.kv_heads} of KV, must split evenly"
+    )
+
+
+def devices_of(names: str) -> tuple[str, ...]:
+    """``a100,h100``. Raises ConfigError naming those known."""
+    found: list[str] = []
+    for name in (each.strip().lower() for each in names.split(",")):
+        if name not in DEVICES or name in found:
+            known = ", ".join(sorted(DEVICES))
+            raise ConfigError("--devices", names, f"must name each of {known} at most once")
+        found.append(name)
+    return tuple(found)
+
+
+def prices_of(tree: Mapping[str, Any], key: str) -> dict[str, float]:
+    """Dollars an hour of a device: the catalogue's, and those given. Raises ConfigError."""
+    prices = {name: device.price_usd_h for name, device in DEVICES.items()}
+    for name, price in tree.items():
+        if name not in DEVICES:
+            raise ConfigError(key, name, f"is no device: must be one of {', '.join(sorted(DEVICES))}")
+        if isinstance(price, bool) or not isinstance(price, int | float) or not 0 < price < float("inf"):
+            raise ConfigError(f"{key}.{name}", price, "must be dollars an hour, over 0")
+        prices[name] = float(price)
+    return prices

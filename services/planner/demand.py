@@ -1,0 +1,169 @@
+"""What a plan is to reach, and what a deployment is worth by it."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from common.devices import DEVICES
+from common.errors import ConfigError
+from common.latency import ServiceObjectives
+from services.planner.candidates import Deployment, InstanceKind, PoolPlan
+from services.planner.goodput import Capacity
+
+Objective = Literal["cost", "power", "throughput"]
+OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """``rate_per_s`` to be served for the least ``cost`` or (provisioned) ``power``, or the highest rate
+    within ``max_devices``, which bound the other two where they are given. ``goal``: the share of requests
+    that meet all objectives."""
+
+    objective: Objective
+    rate_per_s: float
+    max_devices: int | None
+    prices: Mapping[str, float]
+    objectives: ServiceObjectives
+    goal: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.goal < 1:
+            raise ConfigError("--attainment", self.goal, "must be a share over 0 and under 1")
+        if self.objective == "throughput" and self.max_devices is None:
+            raise ConfigError(
+                "--objective", self.objective, "needs --max-gpus: more of them always serve more"
+            )
+
+    def unit(self, kind: InstanceKind) -> float:
+        """What one instance costs: dollars an hour, watts, or devices."""
+        if self.objective == "cost":
+            return self.prices[kind.device] * kind.devices
+        if self.objective == "power":
+            return power_w(kind)
+        return float(kind.devices)
+
+    def burden(self, kind: InstanceKind, capacity_per_s: float) -> float:
+        """The least that instances of the kind cost: the fewest whole ones that serve the rate, or devices
+        per request a second."""
+        if not capacity_per_s > 0:
+            return math.inf
+        if self.objective == "throughput":
+            return self.unit(kind) / capacity_per_s
+        count = math.ceil(self.rate_per_s / capacity_per_s)
+        if self.max_devices is not None and count * kind.devices > self.max_devices:
+            return math.inf
+        return self.unit(kind) * count
+
+    def needed_per_s(self, kind: InstanceKind, burden: float) -> float:
+        """The capacity under which an instance of the kind costs more than ``burden``."""
+        if math.isinf(burden):
+            return 0.0
+        if self.objective == "throughput":
+            return self.unit(kind) / burden
+        count = math.floor(burden / self.unit(kind) + 1e-9)
+        return math.inf if count < 1 else self.rate_per_s / count
+
+
+def power_w(kind: InstanceKind) -> float:
+    """Provisioned. Raises ConfigError where nobody says."""
+    watts = DEVICES[kind.device].power_w
+    if watts is None:
+        raise ConfigError("--objective", "power", f"nobody says what {kind.device} draws")
+    return watts * kind.devices
+
+
+def price_usd_h(deployment: Deployment, prices: Mapping[str, float]) -> float:
+    return sum(pool.count * pool.kind.devices * prices[pool.kind.device] for pool in deployment.pools)
+
+
+def provisioned_w(deployment: Deployment) -> float | None:
+    total = 0.0
+    for pool in deployment.pools:
+        watts = DEVICES[pool.kind.device].power_w
+        if watts is None:
+            return None
+        total += pool.count * pool.kind.devices * watts
+    return total
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A kind and what one instance of it can do."""
+
+    kind: InstanceKind
+    capacity: Capacity
+
+    @property
+    def rate_per_s(self) -> float:
+        return self.capacity.rate_per_s
+
+
+@dataclass(frozen=True, slots=True)
+class Proposed:
+    """A deployment, and the rate that its instances' own ones add up to. ``burden``: as ``Demand`` has it;
+    for throughput the rate, negative."""
+
+    deployment: Deployment
+    rate_per_s: float
+    burden: float
+
+
+def propose_coupled(demand: Demand, each: Measured) -> Proposed | None:
+    if not each.rate_per_s > 0:
+        return None
+    if demand.objective == "throughput":
+        count = (demand.max_devices or 0) // each.kind.devices
+    else:
+        count = math.ceil(demand.rate_per_s / each.rate_per_s)
+    if count < 1:
+        return None
+    return _proposed(demand, (PoolPlan(kind=each.kind, count=count),), count * each.rate_per_s)
+
+
+def propose_pair(demand: Demand, prefill: Measured, decode: Measured) -> Proposed | None:
+    """DistServe's n and m."""
+    if not (prefill.rate_per_s > 0 and decode.rate_per_s > 0):
+        return None
+    if demand.objective == "throughput":
+        counts = _counts_within(demand.max_devices or 0, prefill, decode)
+    else:
+        rate = demand.rate_per_s
+        counts = math.ceil(rate / prefill.rate_per_s), math.ceil(rate / decode.rate_per_s)
+    if not all(counts):
+        return None
+    pools = tuple(
+        PoolPlan(kind=each.kind, count=count) for each, count in zip((prefill, decode), counts, strict=True)
+    )
+    served = min(counts[0] * prefill.rate_per_s, counts[1] * decode.rate_per_s)
+    return _proposed(demand, pools, served)
+
+
+def _counts_within(devices: int, prefill: Measured, decode: Measured) -> tuple[int, int]:
+    """That serve the most; (0, 0) where not one of each fits."""
+    best, found = 0.0, (0, 0)
+    for prefills in range(1, devices // prefill.kind.devices + 1):
+        decodes = (devices - prefills * prefill.kind.devices) // decode.kind.devices
+        served = min(prefills * prefill.rate_per_s, decodes * decode.rate_per_s)
+        if served > best:
+            best, found = served, (prefills, decodes)
+    return found
+
+
+def _proposed(demand: Demand, pools: tuple[PoolPlan, ...], served: float) -> Proposed | None:
+    deployment = Deployment(pools)
+    if demand.max_devices is not None and deployment.devices > demand.max_devices:
+        return None
+    return Proposed(deployment, served, burden_of(demand, deployment, served))
+
+
+def burden_of(demand: Demand, deployment: Deployment, served: float) -> float:
+    if demand.objective == "throughput":
+        return -served
+    return sum(demand.unit(pool.kind) * pool.count for pool in deployment.pools)
+
+
+def best_first(proposed: Sequence[Proposed]) -> list[Proposed]:
+    """Equal ones by what they serve, then by name, so that the order never changes."""
+    return sorted(proposed, key=lambda each: (each.burden, -each.rate_per_s, str(each.deployment)))

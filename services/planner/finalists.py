@@ -1,0 +1,163 @@
+"""Whole deployments over the whole trace: as few instances as keep the objectives, what is to spare, and what
+gives way first.
+
+One instance's capacity times their number is a first guess only: many share their queues better than one, and
+prefill and decode that each miss a tenth of their objectives miss more together.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from services.planner.candidates import Deployment, PoolPlan
+from services.planner.demand import Demand, Proposed, burden_of
+from services.planner.goodput import Capacity, find_capacity, served_by
+from services.planner.probes import Point, PoolPoint, Probe, Search, ask
+
+MOST_GROWN = 6
+"""Instances that are added to a guess, at the most."""
+MOST_HEADROOM = 2.0
+"""Times the rate: nobody asks how much more than that."""
+TOLERANCE = 1.05
+FULL_KV = 0.97
+FULL_BATCH = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """``rate_per_s``: asked for and served, or the highest served. ``headroom``: how much more than that it
+    serves, as a share; None where nobody looked. ``limit``: what gives way first."""
+
+    deployment: Deployment
+    burden: float
+    rate_per_s: float
+    point: Point
+    headroom: float | None
+    limit: str
+
+
+def settle(demand: Demand, proposed: Proposed, requests: int) -> Search[Settled | None]:
+    """At the rate asked for. None where a few instances more do not keep it."""
+    served = served_by(demand.goal)
+
+    def at(deployment: Deployment, rate_per_s: float = demand.rate_per_s) -> Probe:
+        return Probe(pools=deployment.pools, rate_per_s=rate_per_s, requests=requests)
+
+    deployment = proposed.deployment
+    point = yield from ask(at(deployment))
+    grown = 0
+    beyond: Point | None = None
+    while not served(point):
+        beyond, grown = point, grown + 1
+        larger = _with(deployment, _lacking(deployment, point), 1)
+        if grown > MOST_GROWN or not _is_allowed(demand, larger):
+            return None
+        deployment = larger
+        point = yield from ask(at(deployment))
+    if not grown:
+        deployment, point, beyond = yield from _shrink(demand, deployment, point, at)
+    limit = limit_of(deployment, demand, point if beyond is None else beyond)
+    return Settled(deployment, burden_of(demand, deployment, 0.0), demand.rate_per_s, point, None, limit)
+
+
+def _shrink(
+    demand: Demand, deployment: Deployment, point: Point, at: Callable[[Deployment], Probe]
+) -> Search[tuple[Deployment, Point, Point | None]]:
+    """Without any instance that is not needed, the dearest first."""
+    served = served_by(demand.goal)
+    beyond: Point | None = None
+    numbers = sorted(
+        range(len(deployment.pools)), key=lambda number: -demand.unit(deployment.pools[number].kind)
+    )
+    for number in numbers:
+        while deployment.pools[number].count > 1:
+            smaller = _with(deployment, number, -1)
+            found = yield from ask(at(smaller))
+            if not served(found):
+                beyond = found
+                break
+            deployment, point = smaller, found
+    return deployment, point, beyond
+
+
+def look_beyond(demand: Demand, settled: Settled, requests: int) -> Search[Settled]:
+    """With its headroom, and what ends it."""
+    deployment, rate = settled.deployment, settled.rate_per_s
+
+    def probe_at(rate_per_s: float) -> Probe:
+        return Probe(pools=deployment.pools, rate_per_s=rate_per_s, requests=requests)
+
+    found = yield from find_capacity(
+        probe_at,
+        served_by(demand.goal),
+        MOST_HEADROOM * rate,
+        low=rate,
+        tolerance=TOLERANCE,
+    )
+    limit = settled.limit if found.beyond is None else limit_of(deployment, demand, found.beyond)
+    return replace(settled, headroom=max(0.0, found.rate_per_s / rate - 1), limit=limit)
+
+
+def stretch(demand: Demand, proposed: Proposed, requests: int) -> Search[Settled | None]:
+    """To the highest rate that it serves."""
+
+    def probe_at(rate_per_s: float) -> Probe:
+        return Probe(pools=proposed.deployment.pools, rate_per_s=rate_per_s, requests=requests)
+
+    found: Capacity = yield from find_capacity(
+        probe_at,
+        served_by(demand.goal),
+        2 * proposed.rate_per_s,
+        low=proposed.rate_per_s,
+        tolerance=TOLERANCE,
+    )
+    if found.point is None:
+        return None
+    rate = found.rate_per_s
+    limit = limit_of(proposed.deployment, demand, found.beyond or found.point)
+    return Settled(
+        proposed.deployment, burden_of(demand, proposed.deployment, rate), rate, found.point, 0.0, limit
+    )
+
+
+def _with(deployment: Deployment, number: int, more: int) -> Deployment:
+    pools = list(deployment.pools)
+    pools[number] = msgspec.structs.replace(pools[number], count=pools[number].count + more)
+    return Deployment(tuple(pools))
+
+
+def _is_allowed(demand: Demand, deployment: Deployment) -> bool:
+    return demand.max_devices is None or deployment.devices <= demand.max_devices
+
+
+def _lacking(deployment: Deployment, point: Point) -> int:
+    """The pool whose objective is missed by more."""
+    if len(deployment.pools) == 1:
+        return 0
+    wanted = "prefill" if point.ttft_share <= point.tpot_share else "decode"
+    return next(number for number, pool in enumerate(deployment.pools) if pool.kind.role == wanted)
+
+
+def limit_of(deployment: Deployment, demand: Demand, point: Point) -> str:
+    """Half a sentence: which objective is missed first, and what of its pool is short."""
+    number = _lacking(deployment, point)
+    pool, found = deployment.pools[number], point.pools[number]
+    missed = {
+        "first tokens": point.ttft_share,
+        "time per token": point.tpot_share,
+        "other objectives": point.other_share,
+    }
+    what = min(missed, key=lambda name: missed[name])
+    if point.attainment >= demand.goal:
+        what = "work that piles up" if point.left_share > 0 else "whole instances"
+    return f"{what}: {_short_of(pool, found)}"
+
+
+def _short_of(pool: PoolPlan, found: PoolPoint) -> str:
+    role = pool.kind.role
+    if found.kv_peak >= FULL_KV and role != "prefill":
+        return f"{role} instances' KV memory is full"
+    if role != "prefill" and found.batch >= FULL_BATCH * pool.kind.max_decode_batch:
+        return f"{role} instances' batches of {pool.kind.max_decode_batch} are full"
+    return f"{role} instances compute {100 * found.busy:.0f} % of the time"

@@ -1,0 +1,116 @@
+"""The whole plan as one search: kinds are screened role by role, put together to deployments, and the best of
+these simulated whole.
+
+Prefill and decode are measured each by itself (DistServe 4.1): the best pair is the best of each, so that a
+thousand pairs take as many measurements as there are kinds.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from services.planner.bounds import Bound
+from services.planner.candidates import InstanceKind, Kinds
+from services.planner.demand import (
+    Demand,
+    Proposed,
+    best_first,
+    propose_coupled,
+    propose_pair,
+)
+from services.planner.finalists import Settled, look_beyond, settle, stretch
+from services.planner.probes import Search, together
+from services.planner.screening import Screened, screen
+
+COUPLED_FINALISTS = 3
+PAIR_FINALISTS = 4
+LOOKED_BEYOND = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """``ranked``: best first, all of which keep the objectives. ``configurations``: that were searched;
+    ``bounded``, ``cut`` and ``measured``: kinds of instances, by what became of them."""
+
+    demand: Demand
+    ranked: tuple[Settled, ...]
+    configurations: int
+    kinds: int
+    bounded: int
+    cut: int
+    measured: int
+
+
+def plan(kinds: Kinds, bounds: Mapping[InstanceKind, Bound], demand: Demand, requests: int) -> Search[Plan]:
+    """``requests``: of the whole trace."""
+    screened: list[Screened] = yield from together([screen(each, bounds, demand, requests) for each in kinds])
+    mixed, prefill, decode = (each.measured for each in screened)
+    coupled = best_first([found for each in mixed if (found := propose_coupled(demand, each))])
+    pairs = best_first([found for p in prefill for d in decode if (found := propose_pair(demand, p, d))])
+    finalists = _unlike(coupled)[:COUPLED_FINALISTS] + _unlike(pairs)[:PAIR_FINALISTS]
+    ranked = yield from _simulate(demand, finalists, requests)
+    return Plan(
+        demand=demand,
+        ranked=tuple(ranked),
+        configurations=kinds.configurations,
+        kinds=sum(map(len, kinds)),
+        bounded=sum(each.bounded for each in screened),
+        cut=sum(each.cut for each in screened),
+        measured=sum(len(each.measured) for each in screened),
+    )
+
+
+def _unlike(proposed: Sequence[Proposed]) -> list[Proposed]:
+    """One of those that differ in how they batch alone, then the others: finalists are to be alternatives."""
+    seen: set[tuple[tuple[str, int, int], ...]] = set()
+    first: list[Proposed] = []
+    rest: list[Proposed] = []
+    for each in proposed:
+        hardware = tuple((pool.kind.device, pool.kind.devices, pool.count) for pool in each.deployment.pools)
+        (rest if hardware in seen else first).append(each)
+        seen.add(hardware)
+    return first + rest
+
+
+def _simulate(demand: Demand, finalists: Sequence[Proposed], requests: int) -> Search[list[Settled]]:
+    one = stretch if demand.objective == "throughput" else settle
+    settled = yield from together([one(demand, each, requests) for each in finalists])
+    ranked = in_order([each for each in settled if each is not None])
+    if demand.objective == "throughput":
+        return ranked
+    beyond = yield from together([look_beyond(demand, each, requests) for each in ranked[:LOOKED_BEYOND]])
+    return in_order([*beyond, *ranked[LOOKED_BEYOND:]])
+
+
+def in_order(settled: Sequence[Settled]) -> list[Settled]:
+    """Without twins: two guesses may have settled on one. Equal burdens by what is to spare."""
+    found = {each.deployment: each for each in settled}
+    return sorted(
+        found.values(),
+        key=lambda each: (each.burden, -(each.headroom or 0.0), -each.point.attainment, str(each.deployment)),
+    )
+
+
+def verdict(plan: Plan) -> str:
+    """Whether disaggregation pays."""
+    coupled = next((each for each in plan.ranked if not each.deployment.is_disaggregated), None)
+    pair = next((each for each in plan.ranked if each.deployment.is_disaggregated), None)
+    if coupled is None and pair is None:
+        return "nothing keeps the objectives: loosen them, or allow more devices"
+    if pair is None or coupled is None:
+        left, other = ("disaggregated", "coupled") if coupled is None else ("coupled", "disaggregated")
+        said = "disaggregation does not pay here: " if pair is None else "disaggregation is what works here: "
+        return f"{said}no {other} deployment that was simulated keeps the objectives, a {left} one does"
+    if plan.demand.objective == "throughput":
+        gain = pair.rate_per_s / coupled.rate_per_s - 1
+        unit = "of the rate"
+    else:
+        gain = 1 - pair.burden / coupled.burden
+        unit = "of the cost" if plan.demand.objective == "cost" else "of the power"
+    if gain <= 0:
+        return f"disaggregation does not pay here: at best {_percent(gain)} {unit}"
+    sign = "gains" if plan.demand.objective == "throughput" else "saves"
+    return f"disaggregation pays: it {sign} {_percent(gain)} {unit}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:+.1f} %"

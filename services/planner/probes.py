@@ -1,0 +1,98 @@
+"""One simulated run of a deployment at a rate: what is asked, and what came of it.
+
+A search is a generator of batches of probes that is sent their points: it decides, and whoever drives it
+(``services.planner.driver``) simulates, in as many processes as there are, and keeps points for the next
+time. What it decides hangs on the points alone, so it is the same on one core and on many.
+"""
+
+import hashlib
+from collections.abc import Generator, Sequence
+from typing import Literal, TypeVar
+
+import msgspec
+
+from services.planner.candidates import Deployment, PoolPlan
+
+Phase = Literal["whole", "prefill", "decode"]
+Found = TypeVar("Found")
+
+
+class Probe(msgspec.Struct, frozen=True, kw_only=True):
+    """``requests`` of the trace, evenly spaced in it, at ``rate_per_s``. ``phase``: of one alone, the other
+    takes no time (DistServe's simu_prefill and simu_decode)."""
+
+    pools: tuple[PoolPlan, ...]
+    rate_per_s: float
+    requests: int
+    phase: Phase = "whole"
+
+    @property
+    def deployment(self) -> Deployment:
+        return Deployment(self.pools)
+
+
+class PoolPoint(msgspec.Struct, frozen=True):
+    """Of a pool: shares of the run's time, the largest share of one instance's KV that was used."""
+
+    busy: float
+    batch: float
+    kv_peak: float
+    preempted: int
+
+
+class Point(msgspec.Struct, frozen=True):
+    """Shares are of all requests. Percentiles (50, 90, 99) in seconds; none where nothing ended.
+    ``left_share``: of those who came in the run's middle half, how many more were there in its last quarter
+    than in its second, beyond chance: over 0 says that it cannot keep up, whatever objectives it keeps."""
+
+    attainment: float
+    ttft_share: float
+    tpot_share: float
+    other_share: float
+    done_share: float
+    ttft_s: tuple[float, ...]
+    tpot_s: tuple[float, ...]
+    end_to_end_s: tuple[float, ...]
+    tbt_s: tuple[float, ...]
+    queue_p99_s: float
+    left_share: float
+    mean_w: float | None
+    pools: tuple[PoolPoint, ...]
+
+
+Search = Generator[Sequence[Probe], Sequence[Point], Found]
+
+
+def together(searches: Sequence[Search[Found]]) -> Search[list[Found]]:
+    """All at once: each round has the next probes of every one that goes on."""
+    found: dict[int, Found] = {}
+    asked: dict[int, Sequence[Probe]] = {}
+
+    def advance(number: int, points: Sequence[Point] | None) -> None:
+        search = searches[number]
+        try:
+            asked[number] = next(search) if points is None else search.send(points)
+        except StopIteration as end:
+            asked.pop(number, None)
+            found[number] = end.value
+
+    for number in range(len(searches)):
+        advance(number, None)
+    while asked:
+        batch = {number: tuple(probes) for number, probes in asked.items()}
+        points = yield [probe for probes in batch.values() for probe in probes]
+        taken = 0
+        for number, probes in batch.items():
+            advance(number, points[taken : taken + len(probes)])
+            taken += len(probes)
+    return [found[number] for number in range(len(searches))]
+
+
+def ask(probe: Probe) -> Search[Point]:
+    (point,) = yield [probe]
+    return point
+
+
+def key_of(probe: Probe, context: bytes) -> str:
+    """Equal for equal runs. ``context``: all else that they hang on."""
+    return hashlib.sha256(context + msgspec.json.encode(probe)).hexdigest()

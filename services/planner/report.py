@@ -1,0 +1,117 @@
+"""A plan for people and for programs."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+from rich.table import Table
+
+from common.cost import SECONDS_PER_HOUR
+from services.planner.candidates import PoolPlan
+from services.planner.demand import price_usd_h, provisioned_w
+from services.planner.finalists import Settled
+from services.planner.planning import Plan, verdict
+from services.planner.probes import Point
+
+FORMAT_VERSION = 1
+
+
+class PlannedDeployment(msgspec.Struct, frozen=True):
+    """``point``: of the whole trace at ``rate_per_s``."""
+
+    pools: tuple[PoolPlan, ...]
+    devices: int
+    is_disaggregated: bool
+    usd_h: float
+    provisioned_w: float | None
+    rate_per_s: float
+    requests_per_usd: float
+    attainment: float
+    headroom: float | None
+    limit: str
+    point: Point
+
+
+class PlanFile(msgspec.Struct, frozen=True):
+    """What ``--json`` writes."""
+
+    version: int
+    objective: str
+    rate_per_s: float
+    attainment: float
+    configurations: int
+    kinds: int
+    bounded: int
+    cut: int
+    measured: int
+    verdict: str
+    ranked: tuple[PlannedDeployment, ...]
+
+
+def planned(plan: Plan, settled: Settled) -> PlannedDeployment:
+    deployment = settled.deployment
+    usd_h = price_usd_h(deployment, plan.demand.prices)
+    return PlannedDeployment(
+        pools=deployment.pools,
+        devices=deployment.devices,
+        is_disaggregated=deployment.is_disaggregated,
+        usd_h=usd_h,
+        provisioned_w=provisioned_w(deployment),
+        rate_per_s=settled.rate_per_s,
+        requests_per_usd=settled.rate_per_s * SECONDS_PER_HOUR / usd_h,
+        attainment=settled.point.attainment,
+        headroom=settled.headroom,
+        limit=settled.limit,
+        point=settled.point,
+    )
+
+
+def file_of(plan: Plan) -> PlanFile:
+    return PlanFile(
+        version=FORMAT_VERSION,
+        objective=plan.demand.objective,
+        rate_per_s=plan.demand.rate_per_s,
+        attainment=plan.demand.goal,
+        configurations=plan.configurations,
+        kinds=plan.kinds,
+        bounded=plan.bounded,
+        cut=plan.cut,
+        measured=plan.measured,
+        verdict=verdict(plan),
+        ranked=tuple(planned(plan, each) for each in plan.ranked),
+    )
+
+
+def write_json(path: Path, plan: Plan) -> None:
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(file_of(plan)), indent=2) + b"\n")
+
+
+def plan_table(plan: Plan) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in ("", "deployment", "GPUs", "$/h", "kW", "req/s", "req/$", "met", "headroom", "limited by"):
+        right = heading not in ("deployment", "limited by")
+        table.add_column(heading, justify="right" if right else "left", overflow="fold")
+    for number, settled in enumerate(plan.ranked, start=1):
+        each = planned(plan, settled)
+        table.add_row(
+            str(number),
+            "\n".join(f"{pool.count} {pool.kind.role}: {pool.kind}" for pool in each.pools),
+            str(each.devices),
+            f"{each.usd_h:.2f}",
+            "unknown" if each.provisioned_w is None else f"{each.provisioned_w / 1e3:.1f}",
+            f"{each.rate_per_s:.3g}",
+            f"{each.requests_per_usd:.0f}",
+            f"{100 * each.attainment:.1f} %",
+            "" if each.headroom is None else f"{100 * each.headroom:.0f} %",
+            each.limit,
+        )
+    return table
+
+
+def summary_of(plan: Plan) -> Iterator[str]:
+    yield verdict(plan)
+    yield (
+        f"{plan.configurations:,} configurations of {plan.kinds} kinds of instances: {plan.bounded} left out"
+        f" by their bounds, {plan.cut} by short runs, {plan.measured} measured, {len(plan.ranked)}"
+        " deployments simulated whole"
+    )

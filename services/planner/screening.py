@@ -1,0 +1,118 @@
+"""Which kinds of instances are worth a whole simulation: bounded in closed form, then measured on samples of
+the trace, on longer ones the fewer are left.
+
+A kind whose bound costs more than the best few cost already is left out unseen. Of the others one probe at
+the rate that it would have to reach is mostly enough. Samples are short at first and flatter: what piles up
+slowly is not seen in them, so their winners are measured again, and whole deployments over the whole trace.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from services.planner.bounds import Bound
+from services.planner.candidates import InstanceKind, PoolPlan
+from services.planner.demand import Demand, Measured
+from services.planner.goodput import FINE, Capacity, find_capacity, served_by
+from services.planner.probes import Phase, Probe, Search, together
+
+ROUND = 8
+"""Kinds that are measured at once, however many cores there are: what is pruned must not hang on those."""
+KEPT = 4
+"""Of each role go on to the longer samples."""
+LEAST_REQUESTS = 400
+SOJOURNS = 6.0
+"""A sample lasts so many times as long as a request stays."""
+FLATTERY = 0.93
+"""Of what a short sample says a long one may hold: kinds that close to the best ones are kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Screened:
+    """``measured``: best first. ``bounded``: left out by their bounds; ``cut``: by a probe or few."""
+
+    measured: tuple[Measured, ...]
+    bounded: int
+    cut: int
+
+
+def screen(
+    kinds: Sequence[InstanceKind],
+    bounds: Mapping[InstanceKind, Bound],
+    demand: Demand,
+    most_requests: int,
+) -> Search[Screened]:
+    """The best few kinds of one role, each with what one instance of it serves."""
+    order = sorted(kinds, key=lambda kind: (demand.burden(kind, bounds[kind].rate_per_s), kind))
+    short: list[Measured] = []
+    looked = 0
+    while looked < len(order):
+        worst = _kth_burden(short, demand)
+        batch = [
+            kind
+            for kind in order[looked : looked + ROUND]
+            if demand.burden(kind, bounds[kind].rate_per_s) <= worst and bounds[kind].rate_per_s > 0
+        ]
+        looked += ROUND
+        if not batch:
+            break
+        found = yield from together(
+            [_measure(kind, bounds[kind], demand, most_requests, worst, 1.0) for kind in batch]
+        )
+        short.extend(Measured(kind, each) for kind, each in zip(batch, found, strict=True))
+    seen = len(short)
+    kept = _best(short, demand)[: 2 * KEPT]
+    longer = yield from together(
+        [
+            _measure(each.kind, bounds[each.kind], demand, most_requests, math.inf, 4.0, each.capacity)
+            for each in kept
+        ]
+    )
+    final = [Measured(each.kind, capacity) for each, capacity in zip(kept, longer, strict=True)]
+    return Screened(tuple(_best(final, demand)[:KEPT]), len(kinds) - seen, seen - len(kept))
+
+
+def _kth_burden(short: Sequence[Measured], demand: Demand) -> float:
+    best = _best(short, demand)
+    if len(best) < KEPT:
+        return math.inf
+    return demand.burden(best[KEPT - 1].kind, FLATTERY * best[KEPT - 1].rate_per_s)
+
+
+def _best(measured: Sequence[Measured], demand: Demand) -> list[Measured]:
+    """Those that serve at all; of equal ones that with more to spare, then by what it is."""
+    return sorted(
+        (each for each in measured if each.rate_per_s > 0 and not each.capacity.is_cut),
+        key=lambda each: (
+            demand.burden(each.kind, each.rate_per_s),
+            demand.unit(each.kind) / each.rate_per_s,
+            each.kind,
+        ),
+    )
+
+
+def _measure(
+    kind: InstanceKind,
+    bound: Bound,
+    demand: Demand,
+    most_requests: int,
+    worst: float,
+    length: float,
+    before: Capacity | None = None,
+) -> Search[Capacity]:
+    phase: Phase = "whole" if kind.role == "mixed" else kind.role
+    pools = (PoolPlan(kind=kind, count=1),)
+
+    def probe_at(rate_per_s: float) -> Probe:
+        wanted = max(LEAST_REQUESTS, math.ceil(SOJOURNS * bound.sojourn_s * rate_per_s))
+        requests = min(most_requests, math.ceil(length * wanted))
+        return Probe(pools=pools, rate_per_s=rate_per_s, requests=requests, phase=phase)
+
+    served = served_by(demand.goal)
+    if before is None:
+        least = demand.needed_per_s(kind, worst)
+        found = yield from find_capacity(probe_at, served, bound.rate_per_s, least=least)
+        return found
+    low = FLATTERY * before.rate_per_s
+    found = yield from find_capacity(probe_at, served, bound.rate_per_s, low=low, tolerance=FINE)
+    return found

@@ -1,0 +1,184 @@
+"""Carries a probe out: a configuration for the simulator, a run, and what came of it."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from common.config import InstanceConfig
+from common.devices import DEVICES
+from common.latency import Attainment, Distribution, ServiceObjectives
+from common.shapes import ModelShape
+from services.bench.arrivals import make_arrivals
+from services.bench.traces import TraceRequest
+from services.planner.bounds import Speed
+from services.planner.candidates import MEMORY_SHARE, InstanceKind, PoolPlan
+from services.planner.probes import Phase, Point, PoolPoint, Probe
+from services.planner.workload import spaced
+from services.simulator.cluster import Cluster
+from services.simulator.config import Simulated, simulated_from_tree
+from services.simulator.metrics import Metrics, measure
+from services.simulator.records import Records
+from services.simulator.run import Load, Offered, simulate
+
+UNBOUNDED_LINK = 1e15
+UNBOUNDED_BLOCKS = 1 << 17
+"""Of KV: more than all who are ever there at once fill."""
+NO_TIME = {"kind": "linear"}
+CHANCE = 3.0
+"""Standard deviations of a Poisson count."""
+LEFT_LYING = 0.02
+"""Of what comes: less than that is taken for chance, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """What all probes of a plan have in common. ``performance``: a source's table by the name of the device;
+    others have the roofline's. ``settings``: sections of a mesh's settings."""
+
+    shape: ModelShape
+    rows: tuple[TraceRequest, ...]
+    objectives: ServiceObjectives
+    element_bytes: int = 2
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    performance: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+    seed: int = 0
+
+    def digest_of(self) -> bytes:
+        """All that a point hangs on beside its probe."""
+        return msgspec.json.encode(
+            (
+                self.objectives,
+                self.shape,
+                self.element_bytes,
+                dict(self.settings),
+                dict(self.performance),
+                self.seed,
+                [(row.arrival_s, row.prompt_tokens, row.output_tokens) for row in self.rows],
+                list(DEVICES.values()),
+            )
+        )
+
+
+def speed_of(kind: InstanceKind, conditions: Conditions) -> Speed:
+    """Raises ConfigError, PerformanceFileError."""
+    (pool,) = simulated_of((PoolPlan(kind=kind, count=1),), conditions).pools
+    return Speed(pool.performance, pool.total_blocks * pool.settings.instance.block_size)
+
+
+def simulated_of(pools: Sequence[PoolPlan], conditions: Conditions, phase: Phase = "whole") -> Simulated:
+    return simulated_from_tree(tree_of(pools, conditions, phase))
+
+
+def tree_of(pools: Sequence[PoolPlan], conditions: Conditions, phase: Phase = "whole") -> dict[str, Any]:
+    """As a file for ``lamella simulate`` has it."""
+    tables = [
+        _pool_table(f"{number}-{each.kind.role}", each, conditions) for number, each in enumerate(pools)
+    ]
+    if phase == "prefill":
+        tables.append(_timeless("decode", conditions))
+    elif phase == "decode":
+        tables.append(_timeless("prefill", conditions))
+    cluster = {
+        "shape": msgspec.to_builtins(conditions.shape),
+        "element_bytes": conditions.element_bytes,
+        "memory_share": MEMORY_SHARE,
+    }
+    return {**conditions.settings, "cluster": cluster, "pool": tables}
+
+
+def _pool_table(name: str, pool: PoolPlan, conditions: Conditions) -> dict[str, Any]:
+    kind = pool.kind
+    link = pool.link_bytes_per_s or kind.devices * DEVICES[kind.device].network_bytes_s
+    return {
+        "name": name,
+        "role": kind.role,
+        "count": pool.count,
+        "device": kind.device,
+        "devices": kind.devices,
+        "link_bytes_per_s": link,
+        "instance": kind.settings,
+        "performance": conditions.performance.get(kind.device, {"kind": "roofline"}),
+    }
+
+
+def _timeless(role: str, conditions: Conditions) -> dict[str, Any]:
+    """The other phase, which nobody waits for."""
+    instance = conditions.settings.get("instance", {})
+    block_tokens = instance.get("block_size", InstanceConfig().block_size)
+    return {
+        "name": "other",
+        "role": role,
+        "count": 1,
+        "kv_tokens": UNBOUNDED_BLOCKS * block_tokens,
+        "link_bytes_per_s": UNBOUNDED_LINK,
+        "performance": NO_TIME,
+    }
+
+
+def run_probe(probe: Probe, conditions: Conditions) -> Point:
+    """Raises SimulationError."""
+    simulated = simulated_of(probe.pools, conditions, probe.phase)
+    cluster = simulate(simulated, Load(offered_of(probe, conditions)))
+    metrics = measure(cluster, objectives_of(probe.phase, conditions.objectives))
+    return point_of(cluster, metrics, len(probe.pools))
+
+
+def offered_of(probe: Probe, conditions: Conditions) -> Iterable[Offered]:
+    rows = spaced(conditions.rows, probe.requests)
+    arrivals = make_arrivals("poisson", probe.rate_per_s, conditions.seed)
+    for row, arrival_s in zip(rows, arrivals, strict=False):
+        output = 1 if probe.phase == "prefill" else row.output_tokens
+        yield Offered(arrival_s, row.prompt_tokens, output)
+
+
+def objectives_of(phase: Phase, objectives: ServiceObjectives) -> ServiceObjectives:
+    """Those that the phase alone can keep or miss."""
+    if phase == "prefill":
+        return ServiceObjectives(ttft_s=objectives.ttft_s)
+    if phase == "decode":
+        return ServiceObjectives(tpot_s=objectives.tpot_s, tbt_s=objectives.tbt_s)
+    return objectives
+
+
+def point_of(cluster: Cluster, metrics: Metrics, pools: int) -> Point:
+    """``pools``: so many of the first are the deployment's own."""
+    met = metrics.attainment or Attainment(0, 0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    return Point(
+        attainment=met.share,
+        ttft_share=met.ttft_share,
+        tpot_share=met.tpot_share,
+        other_share=min(met.tbt_share, met.end_to_end_share),
+        done_share=metrics.done / max(1, metrics.requests),
+        ttft_s=_percentiles(metrics.ttft),
+        tpot_s=_percentiles(metrics.tpot),
+        end_to_end_s=_percentiles(metrics.end_to_end),
+        tbt_s=metrics.tbt_s,
+        queue_p99_s=metrics.queue.p99_s if metrics.queue is not None else math.inf,
+        left_share=left_share(cluster.records),
+        mean_w=metrics.hardware.mean_w,
+        pools=tuple(
+            PoolPoint(each.busy, each.batch, each.kv_peak, each.preempted) for each in metrics.pools[:pools]
+        ),
+    )
+
+
+def _percentiles(found: Distribution | None) -> tuple[float, ...]:
+    return () if found is None else (found.p50_s, found.p90_s, found.p99_s)
+
+
+def left_share(records: Records) -> float:
+    """As ``Point`` has it: who was there in the last quarter of arrivals, less who was in the second, of
+    those who came in between."""
+    count = len(records)
+    if count < 8:
+        return 0.0
+    columns = records.columns()
+    there = np.arange(count) - np.searchsorted(np.sort(columns["end_s"]), columns["arrival_s"])
+    before, after = (float(there[part * count // 4 : (part + 1) * count // 4].mean()) for part in (1, 3))
+    come = count / 2
+    chance = CHANCE * math.sqrt(max(1.0, before)) / come
+    return (after - before) / come - max(LEFT_LYING, chance)

@@ -1,0 +1,107 @@
+"""``lamella plan`` from end to end, over a small model and a short trace."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from common.errors import ConfigError
+from services.cli import app
+
+ROWS = 120
+CONFIG = """
+[instance]
+block_size = 16
+[space]
+tensors = [1, 2]
+batches = [64]
+policies = [["chunked", 512]]
+chunks = [["chunks", 512]]
+"""
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    path = tmp_path / "trace.csv"
+    lines = [f"{200 + 37 * number % 400},{8 + 11 * number % 24}" for number in range(ROWS)]
+    path.write_text("\n".join(["num_prefill_tokens,num_decode_tokens", *lines]) + "\n")
+    return path
+
+
+def run(trace: Path, *options: str) -> Result:
+    command = ["plan", "--trace", str(trace), "--processes", "1", *options]
+    if "--model" not in options:
+        command += ["--model", "opt-13b"]
+    if "--slo" not in options:
+        command += ["--slo", "ttft=1,tpot=0.05"]
+    return CliRunner().invoke(app, command)
+
+
+def test_it_ranks_deployments_and_goes_on_from_its_checkpoint(trace: Path, tmp_path: Path) -> None:
+    config, out, kept = tmp_path / "base.toml", tmp_path / "plan.json", tmp_path / "points.jsonl"
+    config.write_text(CONFIG)
+    options = ("--devices", "a100", "--rate", "6", "--config", str(config), "--checkpoint", str(kept))
+    result = run(trace, *options, "--max-gpus", "4", "--json", str(out))
+    assert result.exit_code == 0, result.output
+    assert "disaggregation" in result.output
+    first = json.loads(out.read_bytes())
+    assert first["ranked"][0]["attainment"] >= 0.9
+    assert [each["usd_h"] for each in first["ranked"]] == sorted(each["usd_h"] for each in first["ranked"])
+    size = kept.stat().st_size
+    again = run(trace, *options, "--max-gpus", "4", "--json", str(out))
+    assert again.exit_code == 0, again.output
+    assert json.loads(out.read_bytes()) == first
+    assert kept.stat().st_size == size
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--devices", "a1000", "--rate", "1"), "must name each of a100, a100-sxm"),
+        (("--model", "opt-175b", "--max-gpus", "2", "--rate", "1"), "fits on no allowed number of devices"),
+        (("--model", "opt-12b", "--rate", "1"), "must be a model directory or one of"),
+        ((), "is needed: the trace has lengths alone"),
+        (("--rate", "-1"), "must be a positive number"),
+        (("--rate", "1", "--objective", "fame"), "must be one of cost, power, throughput"),
+        (("--objective", "throughput"), "needs --max-gpus"),
+        (("--rate", "1", "--attainment", "1.5"), "must be a share"),
+        (("--rate", "1", "--devices", "tpu-v6e", "--objective", "power"), "nobody says what tpu-v6e draws"),
+    ],
+)
+def test_what_cannot_be_planned_is_told(trace: Path, options: tuple[str, ...], said: str) -> None:
+    result = run(trace, *options)
+    assert isinstance(result.exception, ConfigError)
+    assert said in str(result.exception)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("[space]\ntensors = [0]", "must name at least one"),
+        ("[space]\nbatches = []", "must name at least one"),
+        ("[space]\ntensor = [1]", "unknown field"),
+        ("[pool]\ncount = 1", "is what a plan is to find"),
+        ("[performance.a1000]\nkind = 'roofline'", "must name each of"),
+        ("[performance.a100]\nkind = 'crystal'", "Invalid value 'crystal'"),
+        ("[instance]\nblock_sizes = 16", "block_sizes"),
+    ],
+)
+def test_bad_settings_are_told(trace: Path, tmp_path: Path, content: str, said: str) -> None:
+    config = tmp_path / "base.toml"
+    config.write_text(content)
+    result = run(trace, "--rate", "1", "--config", str(config))
+    assert isinstance(result.exception, ConfigError)
+    assert said in str(result.exception)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [("h200x = 2.0", "is no device"), ("h100 = -1", "must be dollars an hour"), ("h100 =", "is not TOML")],
+)
+def test_a_bad_price_list_is_told(trace: Path, tmp_path: Path, content: str, said: str) -> None:
+    prices = tmp_path / "prices.toml"
+    prices.write_text(content)
+    result = run(trace, "--rate", "1", "--prices", str(prices))
+    assert isinstance(result.exception, ConfigError)
+    assert said in str(result.exception)

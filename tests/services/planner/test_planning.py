@@ -1,0 +1,94 @@
+"""The search against looking at everything, in worlds whose capacities are known."""
+
+import random
+
+import pytest
+
+from services.planner.demand import Objective
+from services.planner.planning import plan, verdict
+from tests.services.planner.worlds import (
+    Capacities,
+    bounds_in,
+    demand_of,
+    kind_of,
+    kinds_in,
+    least_burden,
+    search_world,
+)
+
+REQUESTS = 5_000
+SEEN_FINELY = 1.10
+"""Capacities are known to some per cent only: a count at the edge of a whole number may be one more."""
+
+
+def random_world(seed: int) -> Capacities:
+    generator = random.Random(seed)
+    return {
+        kind_of(role, device, tensor, batch): generator.uniform(0.5, 4.0) * tensor**0.9
+        for role in ("mixed", "prefill", "decode")
+        for device in ("a100", "h100")
+        for tensor in (1, 2, 4)
+        for batch in (32, 64)
+    }
+
+
+@pytest.mark.parametrize("objective", ["cost", "power", "throughput"])
+@pytest.mark.parametrize("seed", range(6))
+def test_a_plan_is_what_looking_at_everything_finds(objective: Objective, seed: int) -> None:
+    world = random_world(seed)
+    demand = demand_of(objective, rate=9.0, most=16 if objective == "throughput" else None)
+    found, _ = search_world(plan(kinds_in(world), bounds_in(world), demand, REQUESTS), world)
+    best, least = found.ranked[0], least_burden(world, demand)
+    if objective == "throughput":
+        assert -least / SEEN_FINELY <= best.rate_per_s <= -least
+    else:
+        # Deployments are settled whole: they cost exactly what they have to, or one step more.
+        assert least <= best.burden <= least * SEEN_FINELY
+    assert [each.burden for each in found.ranked] == sorted(each.burden for each in found.ranked)
+
+
+def test_most_kinds_are_never_run_to_their_capacity() -> None:
+    world = random_world(1)
+    demand = demand_of(rate=40.0)
+    found, runs = search_world(plan(kinds_in(world), bounds_in(world), demand, REQUESTS), world)
+    assert found.configurations == 12 + 12 * 12
+    assert found.bounded + found.cut + found.measured <= found.kinds
+    assert runs < 12 * len(world)
+
+
+def test_no_deployment_has_more_devices_than_allowed() -> None:
+    world = random_world(2)
+    found, _ = search_world(
+        plan(kinds_in(world), bounds_in(world), demand_of(rate=9.0, most=8), REQUESTS), world
+    )
+    assert found.ranked
+    assert all(each.deployment.devices <= 8 for each in found.ranked)
+
+
+@pytest.mark.parametrize(
+    ("coupled", "said"),
+    [
+        (5.0, "disaggregation does not pay here: at best -100.0 % of the cost"),
+        (1.0, "disaggregation pays: it saves +60.0 % of the cost"),
+        (0.0, "disaggregation is what works here"),
+    ],
+)
+def test_it_is_said_whether_disaggregation_pays(coupled: float, said: str) -> None:
+    world = {kind_of("mixed"): coupled, kind_of("prefill"): 5.0, kind_of("decode"): 5.0}
+    found, _ = search_world(plan(kinds_in(world), bounds_in(world), demand_of(), REQUESTS), world)
+    assert verdict(found).startswith(said)
+
+
+def test_where_nothing_keeps_the_objectives_that_is_said() -> None:
+    world = {kind_of("mixed"): 0.0, kind_of("prefill"): 0.0, kind_of("decode"): 5.0}
+    found, _ = search_world(plan(kinds_in(world), bounds_in(world), demand_of(), REQUESTS), world)
+    assert found.ranked == ()
+    assert verdict(found).startswith("nothing keeps the objectives")
+
+
+def test_what_is_to_spare_is_measured() -> None:
+    world = {kind_of("mixed"): 4.0}
+    found, _ = search_world(plan(kinds_in(world), bounds_in(world), demand_of(rate=10.0), REQUESTS), world)
+    (best,) = found.ranked
+    assert best.deployment.pools[0].count == 3
+    assert best.headroom == pytest.approx(0.2, abs=0.06)
