@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 
 from common.latency import ServiceObjectives
+from common.messages import Role
 from services.planner.bounds import Bound
 from services.planner.candidates import Deployment, InstanceKind, Kinds, PoolPlan
 from services.planner.checkpoint import Checkpoint
@@ -15,8 +16,8 @@ PRICES = {"a100": 1.0, "h100": 2.5}
 Capacities = Mapping[InstanceKind, float]
 
 
-def kind_of(role: str, device: str = "a100", tensor: int = 1, batch: int = 64) -> InstanceKind:
-    return InstanceKind(role=role, device=device, tensor=tensor, max_decode_batch=batch)  # type: ignore[arg-type]
+def kind_of(role: Role, device: str = "a100", tensor: int = 1, batch: int = 64) -> InstanceKind:
+    return InstanceKind(role=role, device=device, tensor=tensor, max_decode_batch=batch)
 
 
 def demand_of(objective: Objective = "cost", rate: float = 10.0, most: int | None = None) -> Demand:
