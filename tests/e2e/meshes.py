@@ -9,7 +9,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +18,7 @@ import openai
 from common.bus import Bus
 from common.config import MeshConfig
 from common.config_file import load_config
+from common.errors import StoreUnavailable
 from common.messages import InstanceRecord, MemberRecord
 from common.store import Store
 from common.subjects import Subjects
@@ -27,6 +28,7 @@ from tests.common.buses import connected
 LAMELLA = (sys.executable, "-m", "services.cli")
 ROOT = Path(__file__).resolve().parents[2]
 START_TIMEOUT_S = 240
+STORE_TIMEOUT_S = 30
 SETTLE_TIMEOUT_S = 60.0
 """The KV of a lost instance is kept for 30 s, and a transfer's end is known after 48 s at the latest."""
 
@@ -85,7 +87,11 @@ class Mesh:
         return [each for each in map(json.loads, lines) if each["event"] == event]
 
     async def members(self) -> list[MemberRecord]:
-        return await members_of(self.settings)
+        """A machine that does much else may be slow to answer: what gives it up soon is asked again."""
+        async with asyncio.timeout(STORE_TIMEOUT_S):
+            while True:
+                with suppress(StoreUnavailable):
+                    return await members_of(self.settings)
 
     async def prompt_tokens_computed(self) -> float:
         """By all prefill instances since they began."""

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import openai
@@ -20,6 +20,7 @@ TINY_OUTPUT_TOKENS = 150
 LEFT_OUTPUT_TOKENS = 1200
 """Of streams whose clients leave."""
 STREAMS = 4
+WATCH_S = 60.0
 SHAPES = {
     "local, shared memory": ((), "shared_memory"),
     "local, Mooncake": ((), "mooncake"),
@@ -107,27 +108,26 @@ def test_who_dies_amid_a_layerwise_pull_costs_no_token(
 
 async def run_two(mesh: Mesh, kill: str | None) -> list[str]:
     killed = None if kill is None else mesh.pid_of(kill)
+    moved_before = await kv_bytes_moved(mesh)
     async with mesh.client() as client:
         streams = [asyncio.create_task(text_of(client, index, asyncio.Event())) for index in range(2)]
         if killed is not None:
-            await wait_until_pulled(mesh)
+            await wait_until_pulled(mesh, moved_before)
             os.kill(killed, signal.SIGKILL)
         return await asyncio.gather(*streams)
 
 
-async def wait_until_pulled(mesh: Mesh) -> None:
+async def wait_until_pulled(mesh: Mesh, moved_before: float) -> None:
     """A prompt is being computed, and some of its KV has moved already."""
-    async for moved, pending in kv_moved_and_prompt_tokens_pending(mesh):
-        if moved and pending:
-            return
-
-
-async def kv_moved_and_prompt_tokens_pending(mesh: Mesh) -> AsyncIterator[tuple[bool, bool]]:
-    begun = await mesh.metric("prefill", "lamella_transfer_bytes_total")
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(WATCH_S):
         while True:
-            moved = await mesh.metric("prefill", "lamella_transfer_bytes_total") > begun
-            yield moved, await mesh.metric("prefill", "lamella_pending_prefill_tokens") > 0
+            is_moving = await kv_bytes_moved(mesh) > moved_before
+            if is_moving and await mesh.metric("prefill", "lamella_pending_prefill_tokens") > 0:
+                return
+
+
+async def kv_bytes_moved(mesh: Mesh) -> float:
+    return await mesh.metric("prefill", "lamella_transfer_bytes_total")
 
 
 def prompt_of(index: int) -> list[int]:
