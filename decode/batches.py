@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from common.kv.blocks import BlockOwner
 from decode.events import StepRow
+from decode.expectations import ALL_TOLD, Untold
 from decode.sequence import DecodeSequence
 
 
@@ -54,6 +55,10 @@ class Batches:
     def computes(self, owner: BlockOwner) -> bool:
         """Whether a step in flight uses the sequence's blocks."""
         return owner in self._computed
+
+    def untold(self, steps: int) -> Untold:
+        """So many steps of the only one in flight have ended."""
+        return Untold(steps, self._computed) if steps else ALL_TOLD
 
     def begin(self, lane: int, outlook: Outlook) -> None:
         self.kept = None

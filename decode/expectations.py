@@ -2,7 +2,7 @@
 and made anew of those sequences alone of which something else may be expected by now."""
 
 import heapq
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -24,7 +24,20 @@ class Expected(Protocol):
     @property
     def drawn_tokens(self) -> int: ...
 
-    def expect(self) -> Expectation: ...
+    def expect(self, untold: int) -> Expectation:
+        """``untold``: tokens that it has drawn beside those that it knows of."""
+        ...
+
+
+class Untold(NamedTuple):
+    """``steps`` of the step in flight that have ended and are not told yet: each of ``owners`` has drawn a
+    token in each of them."""
+
+    steps: int
+    owners: Collection[BlockOwner]
+
+
+ALL_TOLD = Untold(0, ())
 
 
 class Sums(NamedTuple):
@@ -60,23 +73,25 @@ class Expectations:
         self._fresh.discard(owner)
         self._uncount(owner)
 
-    def sums(self, sequences: Mapping[BlockOwner, Expected]) -> Sums:
-        """``sequences``: all that were noted and not forgotten, maybe others."""
+    def sums(self, sequences: Mapping[BlockOwner, Expected], untold: Untold = ALL_TOLD) -> Sums:
+        """``sequences``: all that were noted and not forgotten, maybe others. What is ``untold`` now is told
+        before less of it is asked for."""
         due, fresh = self._due, self._fresh
-        while due and due[0][0] <= self._steps:
+        steps = self._steps + untold.steps
+        while due and due[0][0] <= steps:
             at, owner = heapq.heappop(due)
             known = self._known.get(owner)
             if known is not None and known[1] == at:
                 fresh.add(owner)
         for owner in fresh:
-            self._look_at(owner, sequences[owner])
+            self._look_at(owner, sequences[owner], steps, untold.steps if owner in untold.owners else 0)
         fresh.clear()
         return Sums(self._end_tokens, self._error_tokens, self._errors)
 
-    def _look_at(self, owner: BlockOwner, sequence: Expected) -> None:
+    def _look_at(self, owner: BlockOwner, sequence: Expected, steps: int, untold: int) -> None:
         self._uncount(owner)
-        expected = sequence.expect()
-        at = self._steps + expected.until_tokens - sequence.drawn_tokens
+        expected = sequence.expect(untold)
+        at = steps + expected.until_tokens - sequence.drawn_tokens - untold
         self._known[owner] = expected, at
         heapq.heappush(self._due, (at, owner))
         self._end_tokens += expected.end_tokens

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from common.lifecycle import DecodePhase
 from common.messages import DecodeTask, MovableSequence
+from decode.expectations import ALL_TOLD, Untold
 from decode.sequence import DecodeSequence, Sequences
 from scheduler.policy.decode_admission import Growing
 from scheduler.policy.decode_rebalancing import HORIZON_STEPS, as_growing, most_need, peak_need
@@ -41,16 +42,17 @@ def make_forecast(
     capacity_tokens: int,
     *,
     can_hand_on: bool,
+    untold: Untold = ALL_TOLD,
 ) -> Forecast:
     """``prompts``: of the instance's other room, which all stay. ``can_hand_on``: sequences that run can
     leave."""
-    sums = sequences.staying()
+    sums = sequences.staying(untold)
     held_tokens = sums.tokens + sum([each.tokens for each in prompts])
     need_tokens = most_need(held_tokens, sums.sequences + len(prompts), block_size)
     movable: list[MovableSequence] = []
     if need_tokens > SURE_SHARE * capacity_tokens:
         staying = [each for each in sequences.values() if not each.is_cancelled]
-        growing = [_growing(each) for each in staying]
+        growing = [_growing(each, _untold_of(each, untold)) for each in staying]
         need_tokens, step = peak_need([*growing, *prompts], block_size)
     if need_tokens > capacity_tokens:
         movable = [
@@ -69,14 +71,16 @@ def make_forecast(
 
 
 def least_spare_s(
-    sequences: Iterable[DecodeSequence], tpot_s: Callable[[str], float], now: float
+    sequences: Iterable[DecodeSequence],
+    tpot_s: Callable[[str], float],
+    now: float,
+    untold: Untold = ALL_TOLD,
 ) -> float | None:
     """The least of T_dec · l_out − t_dec (Aladdin 4.2, constraint d) over those that run: by how much each is
     ahead of its pace since it came here. ``tpot_s``: promised to a class of service."""
     return min(
         (
-            tpot_s(each.request.service_class) * (len(each.output_ids) - len(each.request.output_ids))
-            - (now - each.arrived_s)
+            tpot_s(each.request.service_class) * _drawn_here(each, untold) - (now - each.arrived_s)
             for each in sequences
             if each.phase is DecodePhase.RUNNING
         ),
@@ -96,5 +100,15 @@ def has_begun(sequence: DecodeSequence) -> bool:
     return sequence.phase is not DecodePhase.WAITING
 
 
-def _growing(sequence: DecodeSequence) -> Growing:
-    return as_growing(sequence.tokens, sequence.coming_tokens, max(1, sequence.left_tokens))
+def _untold_of(sequence: DecodeSequence, untold: Untold) -> int:
+    return untold.steps if sequence.owner in untold.owners else 0
+
+
+def _drawn_here(sequence: DecodeSequence, untold: Untold) -> int:
+    drawn_before = len(sequence.request.output_ids)
+    return sequence.drawn_tokens - drawn_before + _untold_of(sequence, untold)
+
+
+def _growing(sequence: DecodeSequence, untold: int) -> Growing:
+    coming_tokens = sequence.coming_after(sequence.drawn_tokens + untold)
+    return as_growing(sequence.tokens + untold, coming_tokens, max(1, sequence.left_tokens - untold))

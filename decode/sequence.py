@@ -11,7 +11,7 @@ from common.lengths import LengthDistribution, tokens_to_come
 from common.lifecycle import DecodePhase, next_decode_phase
 from common.messages import DecodeTask, ErrorReply, GenerationRequest, ResumeTask
 from decode.events import StepRow
-from decode.expectations import Expectation, Expectations
+from decode.expectations import ALL_TOLD, Expectation, Expectations, Untold
 
 ROOM = "decode"
 KV_LOST = ErrorReply(code=HandoverFailed.code, message="the attention worker that held the KV is gone")
@@ -101,13 +101,17 @@ class DecodeSequence:
     @property
     def coming_tokens(self) -> int:
         """That it is still expected to draw."""
-        expected = self._look_ahead()
-        mean = None if expected is None else expected.mean
-        return tokens_to_come(mean, len(self.output_ids), self.task.request.sampling.max_tokens)
+        return self.coming_after(len(self.output_ids))
 
-    def _look_ahead(self) -> _ExpectedLength | None:
+    def coming_after(self, drawn: int) -> int:
+        """The same, once it has drawn so many."""
+        expected = self._look_ahead(drawn)
+        mean = None if expected is None else expected.mean
+        return tokens_to_come(mean, drawn, self.task.request.sampling.max_tokens)
+
+    def _look_ahead(self, drawn: int) -> _ExpectedLength | None:
         """None: nothing is predicted."""
-        lengths, known, drawn = self.predicted or self.task.lengths, self._expected, len(self.output_ids)
+        lengths, known = self.predicted or self.task.lengths, self._expected
         if lengths is None:
             return None
         if known is not None and known.lengths is lengths and known.since <= drawn < known.until:
@@ -115,9 +119,10 @@ class DecodeSequence:
         self._expected = _ExpectedLength(lengths, lengths.mean, drawn, *lengths.outlook(drawn))
         return self._expected
 
-    def expect(self) -> Expectation:
-        drawn = len(self.output_ids)
-        end, expected = drawn + self.coming_tokens, self._look_ahead()
+    def expect(self, untold: int = 0) -> Expectation:
+        """``untold``: tokens that it has drawn beside ``output_ids``."""
+        drawn = len(self.output_ids) + untold
+        end, expected = drawn + self.coming_after(drawn), self._look_ahead(drawn)
         if expected is None:
             return Expectation(end, None, end)
         until = min(end, ceil(expected.until))
@@ -217,12 +222,16 @@ class Sequences(dict[BlockOwner, DecodeSequence]):
         self.note_drawn(1)
         self._expectations.note_changed(owner)
 
-    def staying(self) -> Staying:
-        going = self._cancelled.values()
-        end_tokens, *errors = self._expectations.sums(self)
-        drawn_tokens = self.drawn_tokens - sum([each.drawn_tokens for each in going])
-        tokens = self.tokens - sum([each.tokens for each in going])
-        return Staying(len(self) - len(going), tokens, end_tokens - drawn_tokens, *errors)
+    def staying(self, untold: Untold = ALL_TOLD) -> Staying:
+        """Nobody who is cancelled has drawn anything that is ``untold``."""
+        end_tokens, *errors = self._expectations.sums(self, untold)
+        grown = untold.steps * len(untold.owners)
+        drawn_tokens, tokens, staying = self.drawn_tokens + grown, self.tokens + grown, len(self)
+        for each in self._cancelled.values():
+            drawn_tokens -= each.drawn_tokens
+            tokens -= each.tokens
+            staying -= 1
+        return Staying(staying, tokens, end_tokens - drawn_tokens, *errors)
 
     def count(self, phase: DecodePhase, sign: int) -> None:
         if phase is RUNNING or phase is MOVING:

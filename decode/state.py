@@ -66,6 +66,7 @@ from decode.events import (
     SwapFinished,
     TaskArrived,
 )
+from decode.expectations import Untold
 from decode.forecast import has_begun, is_movable
 from decode.giving_way import GivingWay
 from decode.hand_over import HandOvers
@@ -159,6 +160,15 @@ class DecodeState:
     @property
     def is_idle(self) -> bool:
         return not self.sequences and not self.batches.is_computing
+
+    def untold(self, steps: int) -> Untold:
+        """What it does not know yet: that the only step in flight, and those that follow on it, so many in
+        all, have ended (``steps_ahead``)."""
+        return self.batches.untold(steps)
+
+    def blocks_taken(self, steps: int) -> int:
+        """By so many of the steps that follow on one another, and by the one after them."""
+        return self.stepping.blocks_taken(steps)
 
     def steps_ahead(self, lane: int = 0) -> int:
         """So many steps, the lane's one in flight with them, follow on one another and change nothing but

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from common.config import DecodeAdmission
 from common.ids import GatewayId
+from common.kv.blocks import blocks_for
 from common.messages import SampledToken, TokenEvent
 from common.sequences import PublishFailure, finish_reason_of
 from decode.batches import Outlook
@@ -171,6 +172,14 @@ class Stepping:
         for row in outlook.rows:
             row.output_ids.extend(drawn)
         self.held.sequences.note_steps(len(drawn), len(drawn) * len(outlook.rows))
+
+    def blocks_taken(self, steps: int) -> int:
+        """By so many that follow on one another, of the only one in flight, and by the one after them."""
+        if not steps or steps < self.held.batches.outlook(0).room:
+            return 0
+        size = self.held.block_size
+        rooms = [len(row.block_table) * size - row.position for row in self.held.batches.steps[0]]
+        return sum([blocks_for(steps + 1 - room, size) for room in rooms if room <= steps])
 
     def fail(self, failed: StepFailed, now: float) -> list[DecodeCommand]:
         """Raises ValueError where no such step is in flight."""

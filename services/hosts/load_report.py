@@ -33,17 +33,24 @@ def make_load_report(
     can_hand_on: bool,
     tpot_s: Callable[[str], float],
     now: float,
+    untold_steps: int = 0,
 ) -> LoadReport:
     """Of an instance whose rooms share their blocks. ``sequence``: of its reports. ``can_hand_on``: sequences
-    that run can leave. ``tpot_s``: promised to a class of service. ``now``: on the rooms' clock."""
+    that run can leave. ``tpot_s``: promised to a class of service. ``now``: on the rooms' clock.
+    ``untold_steps``: that have ended, and the decode room is to be told of later (``DecodeState.untold``)."""
     blocks, block_size = prefill.blocks, decode.block_size
+    untold = decode.untold(untold_steps)
     forecast = make_forecast(
         decode.sequences,
         needs_of_prompts(prefill.sequences.values(), prefill.instance_id),
         block_size,
         blocks.total_blocks * block_size,
         can_hand_on=can_hand_on,
+        untold=untold,
     )
+    spare_s = None
+    if role == "mixed":
+        spare_s = least_spare_s(decode.sequences.values(), tpot_s, now, untold)
     return LoadReport(
         instance_id=prefill.instance_id,
         incarnation=prefill.incarnation,
@@ -55,10 +62,10 @@ def make_load_report(
         handovers_waiting=prefill.handovers_waiting,
         decode_running=decode.running,
         decode_waiting=decode.waiting,
-        decode_tokens=decode.context_tokens,
+        decode_tokens=decode.context_tokens + untold.steps * len(untold.owners),
         total_blocks=blocks.total_blocks,
         largest_pool_blocks=blocks.largest_pool_blocks,
-        free_blocks=blocks.free_blocks,
+        free_blocks=blocks.free_blocks - decode.blocks_taken(untold_steps),
         prefill_tokens_per_s=speed.prefill_tokens_per_s,
         decode_step_s=speed.decode_step_s,
         chunk_tokens=prefill.chunk_tokens,
@@ -69,6 +76,6 @@ def make_load_report(
         length_error_tokens=forecast.length_error_tokens,
         batch_error=forecast.batch_error,
         movable=forecast.movable,
-        decode_spare_s=least_spare_s(decode.sequences.values(), tpot_s, now) if role == "mixed" else None,
+        decode_spare_s=spare_s,
         home=home,
     )

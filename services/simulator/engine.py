@@ -191,6 +191,11 @@ class SimulatedEngine:
                 # The step that followed began when those had ended.
                 self._begin(run.began_s + self._seconds(run, done))
 
+    def untold_steps(self) -> int:
+        """That have ended by now of those that run on, of which nobody has been told."""
+        run = self._run
+        return 0 if run is None or run.steps == 1 else self._steps_done(run, self.clock.now)
+
     def look_ahead(self) -> None:
         """After an event: whether steps run on for as long as it seemed."""
         run = self._run

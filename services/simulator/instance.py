@@ -122,7 +122,7 @@ class SimulatedInstance:
         return self.prefill_state.is_idle and self.decode_state.is_idle
 
     def load(self) -> LoadReport:
-        self.engine.catch_up()
+        """Steps that run on are counted as far as they have come, and go on."""
         if self.prefill_state.mates.stuck_since_s is not None:
             self.prefill.handle(prefill_events.TimePassed())
         self.reports += 1
@@ -136,6 +136,7 @@ class SimulatedInstance:
             can_hand_on=True,
             tpot_s=self.around.tpot_s,
             now=self.around.mesh.network.clock.now,
+            untold_steps=self.engine.untold_steps(),
         )
 
     # what others tell and ask

@@ -12,6 +12,7 @@ from common.lengths import certain
 from common.messages import SampledToken
 from common.sequences import PublishFailure
 from decode import events
+from decode.forecast import least_spare_s, make_forecast
 from decode.state import DecodeState
 from scheduler.policy.decode_admission import ADMISSIONS
 from tests.decode.states import EOS, handle, kinds, make_state, owner_of, start, task_of
@@ -51,6 +52,7 @@ class Pair:
             if step < steps - 1:
                 assert [type(each) for each in commands] == [events.PublishTokens, events.RunStep]
                 assert ends_of(commands) == []
+                self.compare_untold(step + 1)
         skipped = handle(self.at_once, events.StepsFinished(steps, last, DRAWN), self.now)
         assert (
             ends_of(commands)
@@ -61,6 +63,22 @@ class Pair:
         self.skipped += steps - 1
         self.note(commands)
         self.compare()
+
+    def compare_untold(self, steps: int) -> None:
+        """What is reported of steps that only one of the two was told of."""
+        singly, at_once, untold = self.singly, self.at_once, self.at_once.untold(steps)
+        assert singly.sequences.staying() == at_once.sequences.staying(untold)
+        assert singly.blocks.free_blocks == at_once.blocks.free_blocks - at_once.blocks_taken(steps)
+        spare = [
+            least_spare_s(singly.sequences.values(), lambda _: STEP_S, self.now),
+            least_spare_s(at_once.sequences.values(), lambda _: STEP_S, self.now, untold),
+        ]
+        assert spare[0] == spare[1]
+        size, capacity = singly.block_size, singly.blocks.total_blocks * singly.block_size
+        forecast = make_forecast(singly.sequences, (), size, capacity, can_hand_on=True)
+        assert forecast == make_forecast(
+            at_once.sequences, (), size, capacity, can_hand_on=True, untold=untold
+        )
 
     def note(self, commands: list[events.DecodeCommand]) -> None:
         self.pulls += [each.owner for each in kinds(commands, events.PullSequence)]
