@@ -18,10 +18,12 @@ class Timer:
 
 @dataclass(slots=True)
 class Clock:
-    """``events``: how many things have happened."""
+    """``events``: how many things have happened. ``turn``: of what happens now, among all that were
+    scheduled."""
 
     now: float = 0.0
     events: int = 0
+    turn: int = 0
     _due: list[tuple[float, int, Timer]] = field(default_factory=list)
     _soon: deque[Action] = field(default_factory=deque)
     _scheduled: int = 0
@@ -41,6 +43,11 @@ class Clock:
         """At this same time, once what happens now is over and before anything that is due."""
         self._soon.append(action)
 
+    def take_turn(self) -> int:
+        """Of what is not scheduled here, but had better come in its turn."""
+        self._scheduled += 1
+        return self._scheduled
+
     def cancel(self, timer: Timer) -> None:
         """Also of one that has happened."""
         timer.action = None
@@ -56,11 +63,11 @@ class Clock:
             if not due or due[0][0] > time_s:
                 self.now = max(self.now, time_s) if time_s != float("inf") else self.now
                 return
-            _, _, timer = heappop(due)
+            now, turn, timer = heappop(due)
             action = timer.action
             if action is None:
                 continue
             timer.action = None
-            self.now = timer.due_s
+            self.now, self.turn = now, turn
             self.events += 1
             action()

@@ -16,11 +16,9 @@ from common.messages import (
     InstanceGone,
     InstanceLife,
     InstanceRecord,
-    LoadReport,
     MemberRecord,
     Placement,
     PlaceMoved,
-    RequestEnded,
     has_phase,
 )
 from common.performance import DEFAULT_CHUNK_TOKENS
@@ -83,7 +81,7 @@ class Cluster:
                 request, lost, lambda reply: self.network.tell(lambda: answer(reply))
             )
         )
-        self.gateway.tell_ended = self._tell_ended
+        self.gateway.tell_ended = self.scheduler.tell_end
         self.gateway.cancel = self.tell
 
     def start(self) -> None:
@@ -121,9 +119,6 @@ class Cluster:
 
         self.network.tell(arrive)
 
-    def _tell_ended(self, ended: RequestEnded) -> None:
-        self.network.tell(lambda: self.scheduler.take_end(ended))
-
     # reports
 
     def _note_change(self, instance_id: InstanceId) -> None:
@@ -142,16 +137,12 @@ class Cluster:
             return
         # What it computes is told in passing, and makes no further report.
         reporter.newest_s = now
-        report = instance.load()
-        self._tell_report(report)
+        self.scheduler.tell_report(instance.load())
         silence_s = reporter.interval_s
         if instance.is_idle:
             # As long as nothing changes its next reports would say the same.
             silence_s = max(silence_s, self.simulated.settings.mesh.lease_s / 3)
         self._report_at(reporter, now + silence_s)
-
-    def _tell_report(self, report: LoadReport) -> None:
-        self.network.tell(lambda: self.scheduler.take_report(report))
 
     # instances
 

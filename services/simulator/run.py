@@ -101,6 +101,7 @@ def simulate(
 
 
 def _is_settled(cluster: Cluster) -> bool:
+    cluster.scheduler.open_mail()
     return not cluster.scheduler.state.requests and all(each.is_idle for each in cluster.instances.values())
 
 

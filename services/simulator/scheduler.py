@@ -1,5 +1,10 @@
-"""One scheduler in virtual time: its live state, driven as ``scheduler.service`` drives it."""
+"""One scheduler in virtual time: its live state, driven as ``scheduler.service`` drives it.
 
+What it is told and does nothing about, such as load reports, waits until somebody asks it something: then it
+is taken in, as of when it came.
+"""
+
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -69,6 +74,7 @@ class SimulatedScheduler:
     changes: list[tuple[float, RoleChange]] = field(default_factory=list)
     asked_to_leave: int = 0
     _held: dict[RequestId, Answer] = field(default_factory=dict)
+    _mail: deque[tuple[float, int, events.SchedulerStateEvent]] = field(default_factory=deque)
 
     def __post_init__(self) -> None:
         config, settings = self.config, self.config.scheduler
@@ -108,6 +114,7 @@ class SimulatedScheduler:
     def _look(self) -> None:
         clock = self.mesh.network.clock
         assert self.roles is not None
+        self.open_mail()
         change = self.roles.decide(workers_of(self.state), clock.now)
         if change is not None:
             self.changes.append((clock.now, change))
@@ -121,16 +128,36 @@ class SimulatedScheduler:
 
     # what is told
 
-    def take_report(self, report: LoadReport) -> None:
-        self._handle(events.LoadReported(report))
+    def tell_report(self, report: LoadReport) -> None:
+        view = self.state.instances.get(report.instance_id)
+        is_known = view is not None and view.record.incarnation == report.incarnation
+        self._tell(events.LoadReported(report), can_wait=is_known)
 
-    def take_end(self, ended: RequestEnded) -> None:
+    def tell_end(self, ended: RequestEnded) -> None:
         drew = (ended.prompt_tokens, ended.output_tokens, ended.is_cut, ended.attempt)
-        self._handle(events.RequestOver(ended.request_id, *drew, ended.ttft_s, ended.tpot_s))
+        over = events.RequestOver(ended.request_id, *drew, ended.ttft_s, ended.tpot_s)
+        self._tell(over, can_wait=True)
+
+    def _tell(self, event: events.SchedulerStateEvent, *, can_wait: bool) -> None:
+        """``can_wait``: it does nothing by itself, unless requests wait here for their turn."""
+        network = self.mesh.network
+        if can_wait and network.hop_s > 0 and self.config.scheduler.prefill_policy != "deferred":
+            clock = network.clock
+            self._mail.append((clock.now + network.hop_s, clock.take_turn(), event))
+        else:
+            network.tell(lambda: self._handle(event))
+
+    def open_mail(self) -> None:
+        """What has come by now."""
+        mail, clock = self._mail, self.mesh.network.clock
+        while mail and mail[0][:2] < (clock.now, clock.turn):
+            came_s, _, event = mail.popleft()
+            self._carry_out(self.state.handle(event, came_s))
 
     # what is asked
 
     def submit(self, request: GenerationRequest, lost: tuple[InstanceId, ...], answer: Answer) -> None:
+        self.open_mail()
         for instance_id in lost:
             self._handle(events.InstanceSuspected(instance_id))
         if self.config.scheduler.prefill_policy == "deferred" and not request.output_ids:
@@ -140,6 +167,7 @@ class SimulatedScheduler:
             self._dispatch(request, frozenset(), attempts, NoInstanceReady(NO_ANSWER), answer)
 
     def place_moved(self, call: PlaceMoved, answer: Answer) -> None:
+        self.open_mail()
         now = self.mesh.network.clock.now
         reply: Placement | RequestError
         try:
@@ -207,6 +235,7 @@ class SimulatedScheduler:
             network.tell(lambda: end(refused, is_there=instance is not None))
 
         def end(refused: RequestError | None, *, is_there: bool) -> None:
+            self.open_mail()
             if refused is None:
                 self._handle(events.TaskAcknowledged(request.request_id, request.attempt))
                 answer(placement)
@@ -235,9 +264,9 @@ class SimulatedScheduler:
     # commands
 
     def _handle(self, event: events.SchedulerStateEvent) -> None:
-        commands = self.state.handle(event, self.mesh.network.clock.now)
-        if commands:
-            self._carry_out(commands)
+        if self._mail:
+            self.open_mail()
+        self._carry_out(self.state.handle(event, self.mesh.network.clock.now))
 
     def _carry_out(self, commands: list[events.SchedulerCommand]) -> None:
         for command in commands:
