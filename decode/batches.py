@@ -88,14 +88,15 @@ class Batches:
             self._computed.difference_update([row.owner for row in self.kept.rows])
             self.kept = None
 
-    def end(self, lane: int, tokens: int | None) -> tuple[StepRow, ...]:
-        """``tokens``: how many came; None where the step failed. Raises ValueError where no such step is."""
+    def end(self, lane: int, tokens: int | None) -> tuple[tuple[StepRow, ...], frozenset[int]]:
+        """The step's rows, and the tokens that end any of them. ``tokens``: how many came; None where the
+        step failed. Raises ValueError where no such step is."""
         step = self.steps.get(lane)
         if step is None or tokens not in (None, len(step)):
             raise ValueError(f"lane {lane}: a step of {tokens} rows ended, {len(step or ())} are in flight")
-        del self.steps[lane], self._outlooks[lane]
+        del self.steps[lane]
         self._computed.difference_update([row.owner for row in step])
-        return step
+        return step, self._outlooks.pop(lane).end_token_ids
 
     def even_out(self, running: Iterable[DecodeSequence], resting: Sequence[DecodeSequence]) -> None:
         """Batches that take turns should be alike: a lane's surplus, of those at rest, goes to the others."""

@@ -396,10 +396,12 @@ class StepRow:
     request: GenerationRequest
     output_ids: list[int]
     block_table: list[int]
+    prompt_tokens: int
+    max_tokens: int
 
     @property
     def position(self) -> int:
-        return len(self.request.prompt_ids) + len(self.output_ids) - 1
+        return self.prompt_tokens + len(self.output_ids) - 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,7 @@ class GivingWay:
         goes back itself.
         """
         resting, blocks = self.held.at_rest(), self.held.blocks
-        lacking = [each for each in resting if self.held.lacks_block(each)]
+        lacking = self.held.lacking_blocks(resting)
         if len(blocks.pools) == 1 and len(lacking) <= blocks.free_blocks_in(blocks.pools[0]):
             for sequence in lacking:
                 blocks.try_allocate(sequence.owner, 1)

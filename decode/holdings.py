@@ -5,7 +5,7 @@ Nothing is decided here but whether a sequence can be forgotten now: not while t
 its blocks.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from common.ids import InstanceId
@@ -137,6 +137,15 @@ class Holdings:
 
     def lacks_block(self, sequence: DecodeSequence) -> bool:
         return len(self.blocks.block_table(sequence.owner)) * self.block_size < sequence.tokens
+
+    def lacking_blocks(self, sequences: Iterable[DecodeSequence]) -> list[DecodeSequence]:
+        """Those of them that lack one."""
+        block_table, size = self.blocks.block_table, self.block_size
+        return [
+            each
+            for each in sequences
+            if len(block_table(each.owner)) * size < each.prompt_tokens + len(each.output_ids)
+        ]
 
     def is_stuck(self, sequence: DecodeSequence) -> bool:
         """Whether it lacks a block, and no other sequence is going to free one."""

@@ -51,12 +51,16 @@ class DecodeSequence:
     predicted: LengthDistribution | None = None
     preemptions: int = 0
     prompt_tokens: int = field(init=False)
+    max_tokens: int = field(init=False)
+    stop_token_ids: tuple[int, ...] = field(init=False)
     _row: StepRow | None = field(default=None, compare=False, repr=False)
     _expected: _ExpectedLength | None = field(default=None, compare=False, repr=False)
     _census: "Sequences | None" = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        self.prompt_tokens = len(self.task.request.prompt_ids)
+        request = self.task.request
+        self.prompt_tokens, self.max_tokens = len(request.prompt_ids), request.sampling.max_tokens
+        self.stop_token_ids = request.sampling.stop_token_ids
 
     def enter(self, phase: DecodePhase) -> None:
         """Raises ValueError for an illegal move."""
@@ -71,7 +75,13 @@ class DecodeSequence:
         """Of the steps that take it, as long as its blocks stay where they are: every change of its phase
         ends that."""
         if self._row is None:
-            self._row = StepRow(self.owner, self.request, self.output_ids, block_table)
+            known = (self.prompt_tokens, self.max_tokens)
+            self._row = StepRow(self.owner, self.task.request, self.output_ids, block_table, *known)
+        return self._row
+
+    @property
+    def known_row(self) -> StepRow | None:
+        """The last one, while it holds."""
         return self._row
 
     @property
@@ -106,8 +116,7 @@ class DecodeSequence:
     def coming_after(self, drawn: int) -> int:
         """The same, once it has drawn so many."""
         expected = self._look_ahead(drawn)
-        mean = None if expected is None else expected.mean
-        return tokens_to_come(mean, drawn, self.task.request.sampling.max_tokens)
+        return tokens_to_come(None if expected is None else expected.mean, drawn, self.max_tokens)
 
     def _look_ahead(self, drawn: int) -> _ExpectedLength | None:
         """None: nothing is predicted."""
@@ -140,7 +149,7 @@ class DecodeSequence:
     @property
     def left_tokens(self) -> int:
         """That it may still draw, at the most."""
-        return self.task.request.sampling.max_tokens - len(self.output_ids)
+        return self.max_tokens - len(self.output_ids)
 
     @property
     def tokens(self) -> int:
@@ -201,6 +210,10 @@ class Sequences(dict[BlockOwner, DecodeSequence]):
         sequence.is_cancelled = True
         self._cancelled[sequence.owner] = sequence
         self._expectations.forget(sequence.owner)
+
+    @property
+    def is_any_cancelled(self) -> bool:
+        return bool(self._cancelled)
 
     def predict(self, sequence: DecodeSequence, lengths: LengthDistribution) -> None:
         sequence.predicted = lengths

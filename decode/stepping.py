@@ -65,12 +65,19 @@ class Stepping:
         return RunStep(outlook.rows, lane)
 
     def _outlook_of(self, sequences: list[DecodeSequence]) -> Outlook:
-        rows = tuple([sequence.row(self.held.blocks.block_table(sequence.owner)) for sequence in sequences])
-        size = self.held.block_size
-        left = min([sequence.left_tokens for sequence in sequences])
-        room = min([len(row.block_table) * size - row.position for row in rows])
-        ends = frozenset(self.eos_token_ids).union(*[row.request.sampling.stop_token_ids for row in rows])
-        return Outlook(rows, left, room, ends)
+        """A membership's change looks at everybody: what is looked up is kept to what has to be."""
+        size, block_table = self.held.block_size, self.held.blocks.block_table
+        rows, lefts, rooms = [], [], []
+        ends = {*self.eos_token_ids}
+        for sequence in sequences:
+            row = sequence.known_row or sequence.row(block_table(sequence.owner))
+            drawn = len(row.output_ids)
+            rows.append(row)
+            lefts.append(sequence.max_tokens - drawn)
+            rooms.append(len(row.block_table) * size - drawn - sequence.prompt_tokens)
+            if sequence.stop_token_ids:
+                ends.update(sequence.stop_token_ids)
+        return Outlook(tuple(rows), min(lefts), min(rooms) + 1, frozenset(ends))
 
     def finish(
         self,
@@ -86,9 +93,18 @@ class Stepping:
         step is in flight."""
         commands: list[DecodeCommand] = []
         events: dict[GatewayId, list[TokenEvent]] = {}
+        rows, ends = self.held.batches.end(lane, len(tokens))
         self.held.sequences.note_steps(1, 0)
-        for row, token in zip(self.held.batches.end(lane, len(tokens)), tokens, strict=True):
-            commands += self._take_token(row, token, events, is_told=is_told)
+        is_quiet = not (is_told or self.held.sequences.is_any_cancelled or self.held.blocks.is_any_lost)
+        for row, token in zip(rows, tokens, strict=True):
+            output_ids = row.output_ids
+            is_going_on = is_quiet and token is not None and len(output_ids) + 1 < row.max_tokens
+            if token is not None and is_going_on and token.token_id not in ends:
+                # The rules of those that end would say just this.
+                output_ids.append(token.token_id)
+                self.held.sequences.note_drawn(1)
+            else:
+                commands += self._take_token(row, token, events, is_told=is_told)
         self.held.pulls.step_ended(lane, now, steps)
         commands.extend(PublishTokens(gateway_id, tuple(batch)) for gateway_id, batch in events.items())
         return commands
@@ -163,12 +179,14 @@ class Stepping:
         last: given in the order in which they come to be lacked."""
         if steps > outlook.room:
             size, lacking = self.held.block_size, list[tuple[int, int]]()
-            for index, row in enumerate(outlook.rows):
-                first = len(row.block_table) * size - row.position
-                lacking += [(step, index) for step in range(first, steps, size)]
+            rooms = [len(row.block_table) * size - row.position for row in outlook.rows]
+            for index, room in enumerate(rooms):
+                if room < steps:
+                    lacking += [(step, index) for step in range(room, steps, size)]
             for _, index in sorted(lacking):
                 self.held.blocks.try_allocate(outlook.rows[index].owner, 1)
-            outlook.room = min(len(row.block_table) * size - row.position for row in outlook.rows)
+                rooms[index] += size
+            outlook.room = min(rooms)
         for row in outlook.rows:
             row.output_ids.extend(drawn)
         self.held.sequences.note_steps(len(drawn), len(drawn) * len(outlook.rows))
@@ -184,7 +202,8 @@ class Stepping:
     def fail(self, failed: StepFailed, now: float) -> list[DecodeCommand]:
         """Raises ValueError where no such step is in flight."""
         commands: list[DecodeCommand] = []
-        for row in self.held.batches.end(failed.lane, None):
+        rows, _ = self.held.batches.end(failed.lane, None)
+        for row in rows:
             sequence = self.held.sequences[row.owner]
             commands += self.held.give_back(sequence, failed.error, can_continue=failed.can_continue)
         self.held.pulls.step_ended(failed.lane, now)

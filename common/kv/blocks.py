@@ -111,13 +111,22 @@ class BlockAllocator:
         """Whether what the owner's blocks held is gone."""
         return self._pools[self.pool_of(owner)].is_lost
 
+    @property
+    def is_any_lost(self) -> bool:
+        """Whether ``is_lost`` is true of anybody."""
+        return True in [pool.is_lost for pool in self._pools.values()]
+
     def is_unused(self, pool: int) -> bool:
         return len(self._pools[pool].free) == self._pools[pool].total_blocks
 
     @property
     def largest_pool_blocks(self) -> int:
         """The longest sequence that could ever be held; 0 without an open pool."""
-        return max([pool.total_blocks for pool in self._pools.values() if pool.is_open], default=0)
+        largest = 0
+        for pool in self._pools.values():
+            if pool.is_open and pool.total_blocks > largest:
+                largest = pool.total_blocks
+        return largest
 
     def pool_for_newcomer(self, longest_blocks: int) -> int | None:
         """Of the open pools that are large enough for it in the end, the one with the most free blocks
@@ -135,12 +144,20 @@ class BlockAllocator:
 
     @property
     def total_blocks(self) -> int:
-        return sum([pool.total_blocks for pool in self._pools.values() if not pool.is_lost])
+        total = 0
+        for pool in self._pools.values():
+            if not pool.is_lost:
+                total += pool.total_blocks
+        return total
 
     @property
     def free_blocks(self) -> int:
         """Of open pools."""
-        return sum([len(pool.free) for pool in self._pools.values() if pool.is_open])
+        free = 0
+        for pool in self._pools.values():
+            if pool.is_open:
+                free += len(pool.free)
+        return free
 
     @property
     def used_blocks(self) -> int:
