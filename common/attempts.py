@@ -38,7 +38,8 @@ class EndedAttempts:
         return self._highest.get(request_id, -1) >= attempt
 
     def is_superseded(self, request: GenerationRequest, known: Iterable[KnownSequence]) -> bool:
-        """Whether this attempt has ended, or a higher one of the same request is here already."""
+        """Whether this attempt has ended, or a higher one of the same request is here already. ``known``: all
+        of that request, maybe of others."""
         if self.includes(request.request_id, request.attempt):
             return True
         return any(

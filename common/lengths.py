@@ -4,6 +4,9 @@ Its mean is what is unbiased in Aladdin, 2.3; what a request that has outlived i
 mean of those that got as far (4.3); TetriInfer calls a request heavy by 128 tokens (5.1).
 """
 
+from bisect import bisect_right
+from math import inf
+
 import msgspec
 
 HEAVY_TOKENS = 128
@@ -23,9 +26,14 @@ class LengthDistribution(msgspec.Struct, frozen=True, array_like=True):
         return self.beyond(tokens).mean
 
     def outlook(self, tokens: int) -> tuple[float, float]:
-        """``mean_beyond`` of so many tokens, and below how many it stays the same."""
-        further = self.beyond(tokens)
-        return further.mean, further.points[0][0]
+        """``mean_beyond`` of so many tokens, and below how many it stays the same. As ``beyond`` has it, which
+        is not made: that is asked for every sequence again and again."""
+        further = self.points[bisect_right(self.points, (tokens, inf)) :]
+        weight = sum([probability for _, probability in further])
+        until = further[0][0] if further else tokens + 1
+        if weight <= 0:
+            return tokens + 1, until
+        return sum([each * (probability / weight) for each, probability in further]), until
 
     def quantile(self, share: float) -> float:
         """The least length that at least ``share`` of requests do not exceed."""
@@ -67,8 +75,10 @@ def coming_tokens(lengths: LengthDistribution | None, drawn_tokens: int, max_tok
 
 def tokens_to_come(mean: float | None, drawn_tokens: int, max_tokens: int) -> int:
     """``coming_tokens`` where those like it draw ``mean`` in the end; None: nobody knows."""
-    left = max(1, max_tokens - drawn_tokens)
-    return left if mean is None else min(left, max(1, round(mean) - drawn_tokens))
+    left = max_tokens - drawn_tokens
+    if mean is not None and (foreseen := round(mean) - drawn_tokens) < left:
+        left = foreseen
+    return left if left > 1 else 1
 
 
 def capped(lengths: LengthDistribution, max_tokens: int) -> LengthDistribution:

@@ -31,7 +31,7 @@ class Arrivals:
         Overloaded."""
         request, sequences = task.request, self.held.sequences
         owner = BlockOwner(ROOM, request.request_id, request.attempt)
-        is_over = self._ended.is_superseded(request, sequences.values())
+        is_over = self._ended.is_superseded(request, sequences.of_request(request.request_id))
         if is_over or self.held.blocks.is_quarantined(owner):
             raise RequestCancelled(f"request {request.request_id} was cancelled before it arrived")
         if owner in sequences:
@@ -47,7 +47,8 @@ class Arrivals:
         request, blocks = task.request, self.held.blocks
         owner = BlockOwner(ROOM, request.request_id, request.attempt)
         is_here = owner in self.held.sequences or blocks.is_quarantined(owner)
-        if is_here or self._ended.is_superseded(request, self.held.sequences.values()):
+        others = self.held.sequences.of_request(request.request_id)
+        if is_here or self._ended.is_superseded(request, others):
             blocks.release(held_by)
             return
         blocks.rename(held_by, owner)
@@ -64,9 +65,7 @@ class Arrivals:
     def cancel(self, request_id: RequestId, attempt: int) -> None:
         """Neither this attempt nor an earlier one is wanted any more, be they here or still to come."""
         self._ended.note(request_id, attempt)
-        self.held.discard_all(
-            lambda sequence: sequence.request.request_id == request_id and sequence.request.attempt <= attempt
-        )
+        self.held.discard_attempts(request_id, attempt + 1)
 
     def _check_room(self, request: GenerationRequest, pool: int | None) -> None:
         if self.held.waiting >= self.max_waiting_requests:
@@ -86,11 +85,7 @@ class Arrivals:
     def _keep(self, sequence: DecodeSequence) -> None:
         """It takes the place of earlier attempts."""
         request = sequence.request
-        self.held.discard_all(
-            lambda other: (
-                other.request.request_id == request.request_id and other.request.attempt < request.attempt
-            )
-        )
+        self.held.discard_attempts(request.request_id, request.attempt)
         sequence.predicted = self._early_lengths.forget(sequence.owner)
         self.held.sequences[sequence.owner] = sequence
         task = sequence.task

@@ -43,6 +43,11 @@ class Batches:
         return bool(self.steps)
 
     @property
+    def is_any_idle(self) -> bool:
+        """Whether a lane has no step in flight."""
+        return len(self.steps) < self.lanes
+
+    @property
     def idle_lanes(self) -> list[int]:
         """Those without a step in flight."""
         return [lane for lane in range(self.lanes) if lane not in self.steps]

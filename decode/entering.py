@@ -41,7 +41,9 @@ class Entering:
         reserved = self.mates.reserved_blocks(now)
         is_one_away = False
         for earlier, sequence in enumerate(self.held.sequences.values()):
-            has_come = sequence.phase is RUNNING or sequence.has_blocks
+            if sequence.phase is RUNNING:
+                continue
+            has_come = sequence.has_blocks
             if not has_come and earlier < self.max_batch:
                 if sequence.is_swapped:
                     has_come = self._try_swap_in(sequence, reserved, commands)
@@ -49,16 +51,15 @@ class Entering:
                     has_come = self._try_enter(sequence, reserved, commands)
             if not has_come:
                 break
-            is_one_away |= sequence.phase is not RUNNING and sequence.is_swapped
+            is_one_away |= sequence.is_swapped
         return commands
 
     def blocks_wanted_by(self, away: DecodeSequence) -> int:
         """That have to be free for it to come in, or back, beside those that are there."""
-        present = self.held.with_blocks()
         if away.is_swapped:
-            return self.held.swapping.blocks_wanted_by(away, present)
-        newcomer, growing = _as_newcomer(away), self._as_present(present)
-        return blocks_to_enter(self.admission, newcomer, growing, self.held.block_size)
+            return self.held.swapping.blocks_wanted_by(away, self.held.with_blocks())
+        newcomer, present = _as_newcomer(away), self._present()
+        return blocks_to_enter(self.admission, newcomer, present, self.held.block_size)
 
     def _try_enter(
         self,
@@ -92,18 +93,20 @@ class Entering:
         return True
 
     def _has_room(self, pool: int, sequence: DecodeSequence, reserved_blocks: int) -> bool:
-        there = self.held.with_blocks()
-        if len(self.held.blocks.pools) > 1:
-            there = [each for each in there if self.held.moves.pool_of(each) == pool]
-        present = self._as_present(there)
+        present = self._present(pool)
         free = self.held.blocks.free_blocks_in(pool) - (reserved_blocks if present else 0)
         room = Pool(free, self.held.block_size)
         return can_admit(self.admission, room, _as_newcomer(sequence), present)
 
-    def _as_present(self, sequences: list[DecodeSequence]) -> list[Growing]:
-        if not looks_ahead(self.admission):
-            return [COUNTED] * len(sequences)
-        return [Growing(each.tokens, each.coming_tokens) for each in sequences]
+    def _present(self, pool: int | None = None) -> list[Growing]:
+        """Who holds blocks, there or anywhere. Some admissions only count them."""
+        sequences, is_anywhere = self.held.sequences, pool is None or self.held.blocks.is_one_pool
+        if is_anywhere and not looks_ahead(self.admission):
+            return [COUNTED] * (len(sequences) - sequences.without_blocks)
+        there = self.held.with_blocks()
+        if not is_anywhere:
+            there = [each for each in there if self.held.moves.pool_of(each) == pool]
+        return [Growing(each.tokens, each.coming_tokens) for each in there]
 
     def _inherit(self, sequence: DecodeSequence, task: ResumeTask) -> InheritSequence:
         filled = blocks_for(sequence.position, self.held.block_size)

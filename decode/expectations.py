@@ -83,9 +83,10 @@ class Expectations:
             known = self._known.get(owner)
             if known is not None and known[1] == at:
                 fresh.add(owner)
-        for owner in fresh:
-            self._look_at(owner, sequences[owner], steps, untold.steps if owner in untold.owners else 0)
-        fresh.clear()
+        if fresh:
+            for owner in fresh:
+                self._look_at(owner, sequences[owner], steps, untold.steps if owner in untold.owners else 0)
+            fresh.clear()
         return Sums(self._end_tokens, self._error_tokens, self._errors)
 
     def _look_at(self, owner: BlockOwner, sequence: Expected, steps: int, untold: int) -> None:

@@ -4,7 +4,7 @@ A prediction that a sequence has outlived is made again: the mean of those that 
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from common.lifecycle import DecodePhase
 from common.messages import DecodeTask, MovableSequence
@@ -19,8 +19,7 @@ SURE_SHARE = 0.5
 """Of the memory: where even the most that they could need is less, it is said instead of what they will."""
 
 
-@dataclass(frozen=True, slots=True)
-class Forecast:
+class Forecast(NamedTuple):
     """``coming_tokens``: still to be drawn by those that are here. ``need_tokens``: the most KV at one of the
     next steps, with that of the instance's prompts; where memory is plenty, the most that it could be.
     ``length_error_tokens`` and ``batch_error``: l^e and b^e of Aladdin's algorithm 2, over the sequences that
@@ -47,7 +46,9 @@ def make_forecast(
     """``prompts``: of the instance's other room, which all stay. ``can_hand_on``: sequences that run can
     leave."""
     sums = sequences.staying(untold)
-    held_tokens = sums.tokens + sum([each.tokens for each in prompts])
+    held_tokens = sums.tokens
+    for prompt in prompts:
+        held_tokens += prompt.tokens
     need_tokens = most_need(held_tokens, sums.sequences + len(prompts), block_size)
     movable: list[MovableSequence] = []
     if need_tokens > SURE_SHARE * capacity_tokens:

@@ -47,7 +47,7 @@ class GivingWay:
         """
         resting, blocks = self.held.at_rest(), self.held.blocks
         lacking = self.held.lacking_blocks(resting)
-        if len(blocks.pools) == 1 and len(lacking) <= blocks.free_blocks_in(blocks.pools[0]):
+        if blocks.is_one_pool and len(lacking) <= blocks.free_blocks_in(blocks.pools[0]):
             for sequence in lacking:
                 blocks.try_allocate(sequence.owner, 1)
             return resting, []

@@ -8,7 +8,7 @@ its blocks.
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from common.ids import InstanceId
+from common.ids import InstanceId, RequestId
 from common.kv.blocks import BlockAllocator, BlockOwner, blocks_for
 from common.lifecycle import DecodePhase
 from common.messages import DecodeTask, ErrorReply
@@ -100,7 +100,7 @@ class Holdings:
         somebody else runs, waits for the end of a step, or has more room then."""
         unlike_rows = len(self.sequences) - rows
         return (
-            len(self.blocks.pools) != 1
+            not self.blocks.is_one_pool
             or self.departures.is_leaving
             or self.departures.has_homes
             or self.pulls.is_any_waiting
@@ -167,6 +167,12 @@ class Holdings:
         return any(
             owner.room not in own and self.blocks.pool_of(owner) == pool for owner in self.blocks.owners()
         )
+
+    def discard_attempts(self, request_id: RequestId, below: int) -> None:
+        """Of the request, those below that one."""
+        for sequence in self.sequences.of_request(request_id):
+            if sequence.owner.attempt < below:
+                self.discard(sequence)
 
     def discard_all(self, matches: Callable[[DecodeSequence], bool]) -> None:
         for sequence in [sequence for sequence in self.sequences.values() if matches(sequence)]:

@@ -54,7 +54,7 @@ class Moves:
 
     @property
     def can_start(self) -> bool:
-        return len(self.moving) < self.limit and len(self.blocks.pools) > 1
+        return len(self.moving) < self.limit and not self.blocks.is_one_pool and bool(self.blocks.pools)
 
     def start(
         self, entered: Collection[DecodeSequence], resting: Sequence[DecodeSequence], *, may_balance: bool

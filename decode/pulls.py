@@ -84,9 +84,13 @@ class Pulls:
         self._left_bytes = None
 
     @property
+    def is_any_under_way(self) -> bool:
+        return bool(self._pulls)
+
+    @property
     def is_any_waiting(self) -> bool:
         """Whether somebody asks for a portion as soon as a step ends."""
-        return any(not pull.is_asked for pull in self._pulls.values())
+        return False in [pull.is_asked for pull in self._pulls.values()]
 
     def ask(self, is_computing: bool) -> list[Portion]:
         """What to ask for now. Called after every event."""

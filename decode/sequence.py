@@ -5,7 +5,7 @@ from math import ceil, floor
 from typing import NamedTuple
 
 from common.errors import HandoverFailed, Overloaded
-from common.ids import Incarnation, InstanceId
+from common.ids import Incarnation, InstanceId, RequestId
 from common.kv.blocks import BlockOwner
 from common.lengths import LengthDistribution, tokens_to_come
 from common.lifecycle import DecodePhase, next_decode_phase
@@ -19,8 +19,7 @@ PREFILL_GONE = ErrorReply(code=HandoverFailed.code, message="the prefill instanc
 PREEMPTED = ErrorReply(code=Overloaded.code, message="preempted: the decode instance ran out of KV blocks")
 
 
-@dataclass(frozen=True, slots=True)
-class _ExpectedLength:
+class _ExpectedLength(NamedTuple):
     """What ``lengths`` say of a sequence that has drawn ``since`` tokens, and fewer than ``until``: on
     average it will have drawn ``mean`` in the end; of any, ``whole_mean``."""
 
@@ -115,7 +114,9 @@ class DecodeSequence:
 
     def coming_after(self, drawn: int) -> int:
         """The same, once it has drawn so many."""
-        expected = self._look_ahead(drawn)
+        return self._coming(self._look_ahead(drawn), drawn)
+
+    def _coming(self, expected: _ExpectedLength | None, drawn: int) -> int:
         return tokens_to_come(None if expected is None else expected.mean, drawn, self.max_tokens)
 
     def _look_ahead(self, drawn: int) -> _ExpectedLength | None:
@@ -123,23 +124,30 @@ class DecodeSequence:
         lengths, known = self.predicted or self.task.lengths, self._expected
         if lengths is None:
             return None
-        if known is not None and known.lengths is lengths and known.since <= drawn < known.until:
-            return known
-        self._expected = _ExpectedLength(lengths, lengths.mean, drawn, *lengths.outlook(drawn))
-        return self._expected
+        if known is None or known.lengths is not lengths:
+            known = self._expected = _ExpectedLength(lengths, lengths.mean, drawn, *lengths.outlook(drawn))
+        elif not known.since <= drawn < known.until:
+            outlook = lengths.outlook(drawn)
+            known = self._expected = _ExpectedLength(lengths, known.whole_mean, drawn, *outlook)
+        return known
 
     def expect(self, untold: int = 0) -> Expectation:
         """``untold``: tokens that it has drawn beside ``output_ids``."""
         drawn = len(self.output_ids) + untold
-        end, expected = drawn + self.coming_after(drawn), self._look_ahead(drawn)
+        expected = self._look_ahead(drawn)
+        end = drawn + self._coming(expected, drawn)
         if expected is None:
             return Expectation(end, None, end)
-        until = min(end, ceil(expected.until))
+        until = ceil(expected.until)
+        if end < until:
+            until = end
         error = None
         if drawn > expected.whole_mean:
             error = end - round(expected.whole_mean)
         else:
-            until = min(until, floor(expected.whole_mean) + 1)
+            outlived = floor(expected.whole_mean) + 1
+            if outlived < until:
+                until = outlived
         return Expectation(end, error, until)
 
     @property
@@ -185,11 +193,13 @@ class Sequences(dict[BlockOwner, DecodeSequence]):
         self._expectations = Expectations()
         self.without_blocks = 0
         self.swapped = 0
+        self._requests: dict[RequestId, list[DecodeSequence]] = {}
 
     def __setitem__(self, owner: BlockOwner, sequence: DecodeSequence) -> None:
         assert owner not in self
         super().__setitem__(owner, sequence)
         sequence._census = self
+        self._requests.setdefault(owner.request_id, []).append(sequence)
         self.tokens += sequence.tokens
         self.drawn_tokens += sequence.drawn_tokens
         self._expectations.note_changed(owner)
@@ -199,11 +209,19 @@ class Sequences(dict[BlockOwner, DecodeSequence]):
         sequence = self[owner]
         super().__delitem__(owner)
         sequence._census = None
+        others = self._requests[owner.request_id]
+        others.remove(sequence)
+        if not others:
+            del self._requests[owner.request_id]
         self.tokens -= sequence.tokens
         self.drawn_tokens -= sequence.drawn_tokens
         self._cancelled.pop(owner, None)
         self._expectations.forget(owner)
         self.count(sequence.phase, -1)
+
+    def of_request(self, request_id: RequestId) -> list[DecodeSequence]:
+        """All attempts at it that are here, in the order of arrival."""
+        return list(self._requests.get(request_id, ()))
 
     def cancel(self, sequence: DecodeSequence) -> None:
         """It goes as soon as it can."""
@@ -268,6 +286,9 @@ class Sequences(dict[BlockOwner, DecodeSequence]):
             sum(each.coming_tokens for each in staying),
         )
         assert self.staying() == (*told, sum(errors), len(errors)), "the sums of what comes are wrong"
+        known = [each for attempts in self._requests.values() for each in attempts]
+        assert {id(each) for each in known} == {id(each) for each in everyone}
+        assert all(self._requests.values()), "a request is known of which nothing is here"
         assert self.in_batch == sum(each.phase in (RUNNING, MOVING) for each in everyone)
         assert self.without_blocks == sum(not each.has_blocks for each in everyone)
         assert self.swapped == sum(each.phase is SWAPPED for each in everyone)

@@ -181,15 +181,19 @@ class DecodeState:
 
     def handle(self, event: DecodeEvent, now: float) -> list[DecodeCommand]:
         """Takes an event in and says what to do. ``now``: seconds, monotonic."""
-        commands = [
-            *self._take(event, now),
-            *self._let_leave(),
-            *self.entering.enter(now),
-            *self._start_moves(),
-            *self.stepping.start(now),
-            *self.hand_overs.ask(),
-            *(self.departures.seek(self.held.running()) if self.departures.is_leaving else ()),
-        ]
+        commands = self._take(event, now)
+        if self.departures.has_homes:
+            commands += self._let_leave()
+        if self.sequences.without_blocks:
+            commands += self.entering.enter(now)
+        if self.moves.can_start:
+            commands += self._start_moves()
+        if self.batches.is_any_idle:
+            commands += self.stepping.start(now)
+        if self.pulls.is_any_under_way:
+            commands += self.hand_overs.ask()
+        if self.departures.is_leaving:
+            commands += self.departures.seek(self.held.running())
         self._tell_mates(now)
         return commands
 
@@ -197,18 +201,25 @@ class DecodeState:
         """What the event itself brings about, before anybody comes in, moves or is computed."""
         commands: list[DecodeCommand] = []
         match event:
+            # The commonest come first.
+            case StepsFinished():
+                commands += self.stepping.finish_run(event, now)
+            case StepFinished(tokens, lane):
+                commands += self.stepping.finish(lane, tokens, now)
+            case BlocksFreed():
+                pass
             case TaskArrived(task):
                 self._take_in(task, now)
+            case PortionPulled(owner, kv_bytes, transfer_s):
+                commands += self.hand_overs.take_portion(owner, kv_bytes, transfer_s)
+            case PullFinished():
+                commands += self.hand_overs.finish(event, now)
             case SequenceStayed(held_by, task):
                 self.arrivals.take_over(held_by, task, now)
             case ResumeArrived(task, pool):
                 self._take_in(task, now, pool)
             case LengthPredicted(owner, lengths):
                 self.arrivals.expect(owner, lengths)
-            case PortionPulled(owner, kv_bytes, transfer_s):
-                commands += self.hand_overs.take_portion(owner, kv_bytes, transfer_s)
-            case PullFinished():
-                commands += self.hand_overs.finish(event, now)
             case PullFailed():
                 commands += self.hand_overs.fail(event)
             case SequenceEnded(owner):
@@ -229,10 +240,6 @@ class DecodeState:
                 self.moves.end_quarantine(owner)
             case SwapFinished() | SwapFailed():
                 commands += self._end_swap(event)
-            case StepFinished(tokens, lane):
-                commands += self.stepping.finish(lane, tokens, now)
-            case StepsFinished():
-                commands += self.stepping.finish_run(event, now)
             case StepFailed():
                 commands += self.stepping.fail(event, now)
             case PoolAdded(total_blocks):
@@ -249,8 +256,6 @@ class DecodeState:
                 self.arrivals.cancel(request_id, attempt)
             case GatewayGone(gateway_id):
                 self.held.discard_all(lambda sequence: sequence.request.gateway_id == gateway_id)
-            case BlocksFreed():
-                pass
             case RoleChanged(is_decode):
                 self.is_admitting = True
                 self.departures.change_role(is_decode=is_decode)
@@ -330,8 +335,6 @@ class DecodeState:
 
     def _start_moves(self) -> list[MoveSequence]:
         """Whoever waits for memory, and not for a slot, comes before what is only faster elsewhere."""
-        if not self.moves.can_start:
-            return []
         entered = self.held.with_blocks()
         may_balance = len(entered) in (len(self.sequences), self.max_batch)
         return self.moves.start(entered, self.held.at_rest(), may_balance=may_balance)
@@ -356,8 +359,6 @@ class DecodeState:
         return [DeclineOffer(owner, prefill_instance, wanted)]
 
     def _let_leave(self) -> list[HandOn]:
-        if not self.departures.has_homes:
-            return []
         commands = self.departures.leave(self.held.at_rest())
         for hand_on in commands:
             del self.sequences[hand_on.owner]

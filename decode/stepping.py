@@ -31,11 +31,9 @@ class Stepping:
     admission: DecodeAdmission = "greedy"
 
     def start(self, now: float) -> list[DecodeCommand]:
-        """The next step of every lane that has none in flight: all its sequences that have room."""
+        """The next step of every lane that has none in flight, as one has: all its sequences that have
+        room."""
         batches = self.held.batches
-        idle = batches.idle_lanes
-        if not idle:
-            return []
         kept = batches.kept
         if kept is not None and self._can_go_on(kept):
             return [self._begin(0, kept, now)]
@@ -48,8 +46,10 @@ class Stepping:
         ready = with_room[: self.max_batch]
         if batches.lanes > 1:
             batches.even_out(self.held.running(), ready)
-        for lane in idle:
-            sequences = [sequence for sequence in ready if sequence.lane == lane]
+        for lane in batches.idle_lanes:
+            sequences = ready
+            if batches.lanes > 1:
+                sequences = [sequence for sequence in ready if sequence.lane == lane]
             if sequences:
                 commands.append(self._begin(lane, self._outlook_of(sequences), now))
         return commands
@@ -146,8 +146,7 @@ class Stepping:
         is_hopeless = not looks_ahead(self.admission) and not self.giving_way.has_just_given
         if len(held.sequences) > len(rows) and not is_hopeless:
             return 1
-        [pool] = held.blocks.pools
-        most = held.blocks.free_blocks_in(pool) // len(rows) * held.block_size
+        most = held.blocks.free_blocks // len(rows) * held.block_size
         return max(1, min(held.batches.outlook(lane).left, most))
 
     def finish_run(self, run: StepsFinished, now: float) -> list[DecodeCommand]:

@@ -65,6 +65,8 @@ from prefill.sequence import PrefillSequence
 from scheduler.policy.hand_over import is_layerwise, layers_per_report
 from scheduler.policy.prefill_batching import FillBatch, fill_chunk
 
+COMPUTED = PrefillPhase.COMPUTED
+
 
 @dataclass(slots=True)
 class PrefillState:
@@ -113,7 +115,7 @@ class PrefillState:
     @property
     def pending_tokens(self) -> int:
         """Prompt tokens not yet computed."""
-        return sum(sequence.remaining_tokens for sequence in self.prompts)
+        return sum([sequence.remaining_tokens for sequence in self.prompts]) if len(self.prompts) else 0
 
     @property
     def pending_requests(self) -> int:
@@ -122,7 +124,7 @@ class PrefillState:
     @property
     def handovers_waiting(self) -> int:
         """Sequences whose KV waits here for a decode instance."""
-        return sum(sequence.phase is PrefillPhase.COMPUTED for sequence in self.sequences.values())
+        return sum([sequence.phase is COMPUTED for sequence in self.sequences.values()])
 
     @property
     def moving(self) -> int:
@@ -145,7 +147,12 @@ class PrefillState:
     def handle(self, event: PrefillEvent, now: float) -> list[PrefillCommand]:
         """Takes an event in and says what to do. ``now``: seconds, monotonic."""
         commands = self._take(event, now)
-        staying = sum(isinstance(each, KeepHere) for each in commands)
+        if not self.chunks.can_begin:
+            return commands
+        if not len(self.prompts):
+            self.mates.wanted_blocks = 0
+            return commands
+        staying = sum([isinstance(each, KeepHere) for each in commands])
         return [*commands, *self._start_chunk(staying, now)]
 
     def _take(self, event: PrefillEvent, now: float) -> list[PrefillCommand]:
@@ -202,9 +209,9 @@ class PrefillState:
     # chunks
 
     def _start_chunk(self, staying: int, now: float) -> list[PrefillCommand]:
-        """Plans the next chunk if one can begin, and offers the long prompts that begin in it.
+        """Plans the next chunk, where one can begin, and offers the long prompts that begin in it.
         ``staying``: sequences that are about to be decoded beside it."""
-        slices = self.batching.next_slices(staying, now) if self.chunks.can_begin else ()
+        slices = self.batching.next_slices(staying, now)
         if not slices:
             return []
         self.chunks.begin(slices)

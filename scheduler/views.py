@@ -1,7 +1,9 @@
 """An instance, and a request that was placed, as the scheduler sees them."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
+
+import msgspec
 
 from common.ids import GatewayId, Incarnation, InstanceId, RequestId
 from common.lengths import LengthDistribution
@@ -172,7 +174,7 @@ class InstanceView:
             return candidate
         # It mostly decodes what it computes: these are counted once.
         beside = self.for_decode
-        return replace(
+        return msgspec.structs.replace(
             candidate,
             requests=max(candidate.requests, beside.requests),
             coming_tokens=beside.coming_tokens,

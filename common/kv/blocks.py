@@ -104,6 +104,10 @@ class BlockAllocator:
         return list(self._pools)
 
     @property
+    def is_one_pool(self) -> bool:
+        return len(self._pools) == 1
+
+    @property
     def open_pools(self) -> list[int]:
         return [number for number, pool in self._pools.items() if pool.is_open]
 
@@ -131,8 +135,11 @@ class BlockAllocator:
     def pool_for_newcomer(self, longest_blocks: int) -> int | None:
         """Of the open pools that are large enough for it in the end, the one with the most free blocks
         (request-level partition, balanced by context length: Lamina 2, section 5); None without any."""
-        large = [number for number in self.open_pools if self._pools[number].total_blocks >= longest_blocks]
-        return max(large, key=lambda number: len(self._pools[number].free), default=None)
+        found, most = None, -1
+        for number, pool in self._pools.items():
+            if pool.is_open and pool.total_blocks >= longest_blocks and len(pool.free) > most:
+                found, most = number, len(pool.free)
+        return found
 
     def free_blocks_in(self, pool: int) -> int:
         return len(self._pools[pool].free)
@@ -200,7 +207,12 @@ class BlockAllocator:
         if number is None or blocks > len(self._pools[number].free):
             return False
         free = self._pools[number].free
-        self._held.setdefault(owner, []).extend(heapq.heappop(free) for _ in range(blocks))
+        taken = [heapq.heappop(free) for _ in range(blocks)]
+        held = self._held.get(owner)
+        if held is None:
+            self._held[owner] = taken
+        else:
+            held += taken
         return True
 
     def hold(self, owner: BlockOwner, blocks: Sequence[int]) -> None:

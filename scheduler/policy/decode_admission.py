@@ -8,13 +8,13 @@ end and gives its own back. Whoever would be alone is taken in if it fits at all
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from common.config import DecodeAdmission
 from common.kv.blocks import blocks_for
 
 
-@dataclass(frozen=True, slots=True)
-class Growing:
+class Growing(NamedTuple):
     """A sequence of ``tokens`` that is expected to draw ``coming_tokens`` more, at least one."""
 
     tokens: int

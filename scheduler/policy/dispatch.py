@@ -41,25 +41,7 @@ class Objectives:
     tpot_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class PrefillCandidate:
-    """``pending_tokens``: prompt tokens queued or on their way there, not yet computed. ``coming_tokens``:
-    that are still to be drawn there, on a mixed instance. ``requests``: of both phases. ``tokens_per_s`` and
-    ``chunk_time``: how fast it has measured that it computes prompts, in chunks of ``chunk_tokens``."""
-
-    instance_id: InstanceId
-    pending_tokens: int
-    requests: int = 0
-    tokens_per_s: float | None = None
-    chunk_time: FittedTime | None = None
-    chunk_tokens: int = DEFAULT_CHUNK_TOKENS
-    coming_tokens: float = 0.0
-    beside: "DecodeCandidate | None" = None
-    spare_s: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class DecodeCandidate:
+class DecodeCandidate(msgspec.Struct, frozen=True, gc=False):
     """``context_tokens``: KV of the ``requests`` that live there or are on their way; ``coming_tokens``: what
     they are still expected to draw; ``sequences``: both of each of them, None where that is not known or the
     pool is not half full. ``heavy``: how many of them are expected to draw many."""
@@ -72,6 +54,22 @@ class DecodeCandidate:
     heavy: int = 0
     step_time: FittedTime | None = None
     sequences: tuple[Growth, ...] | None = None
+
+
+class PrefillCandidate(msgspec.Struct, frozen=True, gc=False):
+    """``pending_tokens``: prompt tokens queued or on their way there, not yet computed. ``coming_tokens``:
+    that are still to be drawn there, on a mixed instance. ``requests``: of both phases. ``tokens_per_s`` and
+    ``chunk_time``: how fast it has measured that it computes prompts, in chunks of ``chunk_tokens``."""
+
+    instance_id: InstanceId
+    pending_tokens: int
+    requests: int = 0
+    tokens_per_s: float | None = None
+    chunk_time: FittedTime | None = None
+    chunk_tokens: int = DEFAULT_CHUNK_TOKENS
+    coming_tokens: float = 0.0
+    beside: DecodeCandidate | None = None
+    spare_s: float | None = None
 
 
 class Scored(msgspec.Struct, frozen=True, gc=False):
