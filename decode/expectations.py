@@ -11,11 +11,12 @@ from common.kv.blocks import BlockOwner
 
 class Expectation(NamedTuple):
     """Of a sequence, as long as it has drawn fewer than ``until_tokens``: it will have drawn ``end_tokens``,
-    which is so many more than was predicted; ``error_tokens`` None: it has not outlived that yet."""
+    which is so many more than was predicted; ``error_tokens`` None: it has not outlived that yet.
+    ``until_tokens`` None: both grow with every token that it draws, for ever."""
 
     end_tokens: int
     error_tokens: int | None
-    until_tokens: int
+    until_tokens: int | None
 
 
 class Expected(Protocol):
@@ -59,6 +60,9 @@ class Expectations:
     _errors: int = 0
     _fresh: set[BlockOwner] = field(default_factory=set)
     _known: dict[BlockOwner, tuple[Expectation, int]] = field(default_factory=dict)
+    _growing: dict[BlockOwner, tuple[Expected, int, int]] = field(default_factory=dict)
+    """Of whom nobody knows how far they get: beyond what they have drawn, ``end_tokens`` and
+    ``error_tokens``."""
     _due: list[tuple[int, BlockOwner]] = field(default_factory=list)
 
     def note_changed(self, owner: BlockOwner) -> None:
@@ -87,12 +91,29 @@ class Expectations:
             for owner in fresh:
                 self._look_at(owner, sequences[owner], steps, untold.steps if owner in untold.owners else 0)
             fresh.clear()
-        return Sums(self._end_tokens, self._error_tokens, self._errors)
+        sums = Sums(self._end_tokens, self._error_tokens, self._errors)
+        return self._with_growing(sums, untold) if self._growing else sums
+
+    def _with_growing(self, sums: Sums, untold: Untold) -> Sums:
+        end_tokens, error_tokens, errors = sums
+        for owner, (sequence, more, error) in self._growing.items():
+            drawn = sequence.drawn_tokens
+            if owner in untold.owners:
+                drawn += untold.steps
+            end_tokens += drawn + more
+            error_tokens += drawn + error
+        return Sums(end_tokens, error_tokens, errors + len(self._growing))
 
     def _look_at(self, owner: BlockOwner, sequence: Expected, steps: int, untold: int) -> None:
         self._uncount(owner)
         expected = sequence.expect(untold)
-        at = steps + expected.until_tokens - sequence.drawn_tokens - untold
+        drawn = sequence.drawn_tokens + untold
+        if expected.until_tokens is None:
+            error_tokens = expected.error_tokens
+            assert error_tokens is not None, "it has outlived all that is known"
+            self._growing[owner] = sequence, expected.end_tokens - drawn, error_tokens - drawn
+            return
+        at = steps + expected.until_tokens - drawn
         self._known[owner] = expected, at
         heapq.heappush(self._due, (at, owner))
         self._end_tokens += expected.end_tokens
@@ -103,6 +124,7 @@ class Expectations:
     def _uncount(self, owner: BlockOwner) -> None:
         known = self._known.pop(owner, None)
         if known is None:
+            self._growing.pop(owner, None)
             return
         expected, _ = known
         self._end_tokens -= expected.end_tokens

@@ -29,6 +29,11 @@ class _ExpectedLength(NamedTuple):
     mean: float
     until: float
 
+    @property
+    def is_last(self) -> bool:
+        """Nobody is known to have drawn more, so that one more is expected."""
+        return self.lengths.points[-1][0] <= self.since
+
 
 @dataclass(slots=True)
 class DecodeSequence:
@@ -144,6 +149,8 @@ class DecodeSequence:
         error = None
         if drawn > expected.whole_mean:
             error = end - round(expected.whole_mean)
+            if expected.is_last and end == drawn + 1:
+                return Expectation(end, error, None)
         else:
             outlived = floor(expected.whole_mean) + 1
             if outlived < until:
@@ -178,6 +185,9 @@ class Staying(NamedTuple):
     coming_tokens: int
     error_tokens: int
     errors: int
+
+
+NOBODY = Staying(0, 0, 0, 0, 0)
 
 
 class Sequences(dict[BlockOwner, DecodeSequence]):
@@ -255,6 +265,8 @@ class Sequences(dict[BlockOwner, DecodeSequence]):
 
     def staying(self, untold: Untold = ALL_TOLD) -> Staying:
         """Nobody who is cancelled has drawn anything that is ``untold``."""
+        if not self:
+            return NOBODY
         end_tokens, *errors = self._expectations.sums(self, untold)
         grown = untold.steps * len(untold.owners)
         drawn_tokens, tokens, staying = self.drawn_tokens + grown, self.tokens + grown, len(self)

@@ -192,7 +192,7 @@ class Stepping:
 
     def blocks_taken(self, steps: int) -> int:
         """By so many that follow on one another, of the only one in flight, and by the one after them."""
-        if not steps or steps < self.held.batches.outlook(0).room:
+        if steps == 0 or steps < self.held.batches.outlook(0).room:
             return 0
         size = self.held.block_size
         rooms = [len(row.block_table) * size - row.position for row in self.held.batches.steps[0]]

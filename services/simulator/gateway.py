@@ -37,6 +37,8 @@ RECORD = ServiceRecord(
 TOKEN, END_TOKEN = 0, 1
 """All that is ever drawn: a token, and that which ends an output before its ``max_tokens``."""
 NO_WAIT_RETRY_S = 1.0
+PROMPTS_KEPT = 1 << 12
+"""Lengths of prompts."""
 
 
 @dataclass(slots=True, eq=False)
@@ -68,6 +70,21 @@ Submit = Callable[
 
 
 @dataclass(slots=True)
+class Prompts:
+    """All of one length are one tuple, and of the newest lengths alone one is kept."""
+
+    _known: dict[int, tuple[int, ...]] = field(default_factory=dict)
+
+    def of(self, tokens: int) -> tuple[int, ...]:
+        prompt = self._known.get(tokens)
+        if prompt is None:
+            if len(self._known) >= PROMPTS_KEPT:
+                del self._known[next(iter(self._known))]
+            prompt = self._known[tokens] = (TOKEN,) * tokens
+        return prompt
+
+
+@dataclass(slots=True)
 class SimulatedGateway:
     """``submit`` and ``tell_ended`` reach a scheduler, ``cancel`` an instance. ``retries``: how often a
     client asks again that was refused. ``waiting_s``: request-seconds in the system until ``counted_s``, for
@@ -82,6 +99,7 @@ class SimulatedGateway:
     continuations: int = 0
     waiting_s: float = 0.0
     counted_s: float = 0.0
+    _prompts: Prompts = field(default_factory=Prompts)
     submit: Submit = field(init=False)
     tell_ended: Callable[[RequestEnded], None] = field(init=False)
     cancel: Callable[[InstanceId, CancelRequest], None] = field(init=False)
@@ -95,7 +113,7 @@ class SimulatedGateway:
         request = GenerationRequest(
             request_id=request_id_of(number),
             gateway_id=GATEWAY,
-            prompt_ids=(TOKEN,) * prompt_tokens,
+            prompt_ids=self._prompts.of(prompt_tokens),
             sampling=SamplingParams(max_tokens=allowed, ignore_eos=allowed <= output_tokens),
         )
         entry = Entry(number, request, min(output_tokens, allowed), retries_left=self.retries)
