@@ -26,8 +26,8 @@ class LengthDistribution(msgspec.Struct, frozen=True, array_like=True):
         return self.beyond(tokens).mean
 
     def outlook(self, tokens: int) -> tuple[float, float]:
-        """``mean_beyond`` of so many tokens, and below how many it stays the same. As ``beyond`` has it, which
-        is not made: that is asked for every sequence again and again."""
+        """``mean_beyond`` of so many tokens, and below how many it stays the same. As ``beyond`` has it,
+        which is not made: that is asked for every sequence again and again."""
         further = self.points[bisect_right(self.points, (tokens, inf)) :]
         weight = sum([probability for _, probability in further])
         until = further[0][0] if further else tokens + 1

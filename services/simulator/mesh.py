@@ -45,6 +45,10 @@ class Engine(Protocol):
         """After an event: whether steps run on for as long as it seemed."""
         ...
 
+    def untold_steps(self) -> int:
+        """That have ended by now of those that run on, of which nobody has been told."""
+        ...
+
     def layers_done(self) -> int:
         """That are computed now and to be told of, of the chunk; 0 where it is none, or was told."""
         ...

@@ -128,6 +128,9 @@ class PipelinedEngine:
     def look_ahead(self) -> None:
         """No step runs on."""
 
+    def untold_steps(self) -> int:
+        return 0
+
     def _can_begin(self) -> bool:
         is_free = self._free_s[0] <= self.clock.now
         return is_free and len(self._under_way) < len(self.shares) and not self._is_dead
