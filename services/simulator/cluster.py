@@ -25,12 +25,14 @@ from common.performance import DEFAULT_CHUNK_TOKENS
 from common.room_mates import RoomMates
 from decode.pulls import Pulls
 from decode.state import DecodeState
+from gateway.losses import Losses
 from prefill.prompts import PromptQueue
 from prefill.state import PrefillState
 from scheduler.policy.prefill_batching import fill_batch_of
 from scheduler.policy.pull_budget import PullBudget
 from services.hosts.load_report import MeasuredSpeed
 from services.simulator.clock import Clock, Timer
+from services.simulator.conditions import Conditions, SlowedPerformance
 from services.simulator.config import Pool, Simulated
 from services.simulator.engine import EngineSettings
 from services.simulator.gateway import END_TOKEN, RECORD, SimulatedGateway
@@ -59,6 +61,9 @@ class _Reporter:
 
 @dataclass(slots=True)
 class Cluster:
+    """``instances``: that live; ``former``: lives that are over. ``on_new`` hears of instances that were
+    never there before."""
+
     simulated: Simulated
     clock: Clock
     network: Network
@@ -66,8 +71,13 @@ class Cluster:
     records: Records
     is_exact: bool
     instances: dict[InstanceId, SimulatedInstance] = field(default_factory=dict)
+    former: list[SimulatedInstance] = field(default_factory=list)
     pool_of: dict[InstanceId, str] = field(default_factory=dict)
+    on_new: list[Callable[[InstanceId], None]] = field(default_factory=list)
     scheduler: SimulatedScheduler = field(init=False)
+    _pools: dict[str, Pool] = field(default_factory=dict)
+    _conditions: dict[InstanceId, Conditions] = field(default_factory=dict)
+    _speeds: dict[tuple[str, float], MeasuredSpeed] = field(default_factory=dict)
     _reporters: dict[InstanceId, _Reporter] = field(default_factory=dict)
     _lives: int = 0
 
@@ -86,10 +96,19 @@ class Cluster:
 
     def start(self) -> None:
         for pool in self.simulated.pools:
-            speed = profile_of(pool.performance, *_sizes(pool.settings), pool.config.pipeline)
+            self._pools[pool.config.name] = pool
             for number in range(pool.config.count):
-                self._join(pool, InstanceId(f"{pool.config.name}-{number}"), speed)
+                self._join(pool, InstanceId(f"{pool.config.name}-{number}"))
         self.scheduler.start()
+
+    @property
+    def lives(self) -> list[SimulatedInstance]:
+        """All that ever were, in the order in which they ended, then began."""
+        return [*self.former, *self.instances.values()]
+
+    def is_alive(self, life: InstanceLife) -> bool:
+        instance = self.instances.get(life.instance_id)
+        return instance is not None and instance.life == life
 
     def find(self, instance_id: InstanceId) -> SimulatedInstance | None:
         return self.instances.get(instance_id)
@@ -137,7 +156,9 @@ class Cluster:
             return
         # What it computes is told in passing, and makes no further report.
         reporter.newest_s = now
-        self.scheduler.tell_report(instance.load())
+        report = instance.load()
+        if not self.conditions_of(instance.instance_id).silences:
+            self.scheduler.tell_report(report)
         silence_s = reporter.interval_s
         if instance.is_idle:
             # As long as nothing changes its next reports would say the same.
@@ -146,7 +167,52 @@ class Cluster:
 
     # instances
 
-    def _join(self, pool: Pool, instance_id: InstanceId, speed: MeasuredSpeed) -> None:
+    def die(self, instance_id: InstanceId) -> None:
+        """Without a word to anybody. What it was sending or was sent does not arrive."""
+        instance = self.instances[instance_id]
+        instance.die()
+        instance.ended_s = self.clock.now
+        del self.instances[instance_id]
+        self.former.append(instance)
+        self.clock.cancel(self._reporters.pop(instance_id).timer)
+        self.network.end(instance_id)
+        for other in self.instances.values():
+            other.decode.note_ended(instance.life)
+
+    def begin_anew(self, instance_id: InstanceId) -> None:
+        """The next life of one that died."""
+        self._join(self._pools[self.pool_of[instance_id]], instance_id)
+
+    def conditions_of(self, instance_id: InstanceId) -> Conditions:
+        return self._conditions.setdefault(instance_id, Conditions())
+
+    def apply_conditions(self, instance_id: InstanceId) -> None:
+        """After they have changed."""
+        instance, conditions = self.instances.get(instance_id), self.conditions_of(instance_id)
+        if instance is not None:
+            pool = self._pools[self.pool_of[instance_id]]
+            engine, speed = self._engine_of(pool, conditions), self._speed_of(pool, conditions)
+            instance.change_speed(engine, speed)
+            self.network.pace(instance_id, conditions.link_share)
+
+    def _engine_of(self, pool: Pool, conditions: Conditions) -> EngineSettings:
+        settings, performance = pool.settings.instance, pool.performance
+        if conditions.slowness != 1:
+            performance = SlowedPerformance(performance, conditions.slowness)
+        shares = stage_shares(self.simulated.shape.layers, pool.config.pipeline)
+        return EngineSettings(performance, settings.mixed_policy, settings.mixed_max_wait_s, shares)
+
+    def _speed_of(self, pool: Pool, conditions: Conditions) -> MeasuredSpeed:
+        key = (pool.config.name, conditions.slowness)
+        if key not in self._speeds:
+            performance = self._engine_of(pool, conditions).performance
+            self._speeds[key] = profile_of(performance, *_sizes(pool.settings), pool.config.pipeline)
+        return self._speeds[key]
+
+    def _join(self, pool: Pool, instance_id: InstanceId) -> None:
+        is_new = instance_id not in self.pool_of
+        conditions = self.conditions_of(instance_id)
+        speed = self._speed_of(pool, conditions)
         self._lives += 1
         simulated, config, cluster = self.simulated, pool.settings, self.simulated.cluster
         record = InstanceRecord(
@@ -167,9 +233,7 @@ class Cluster:
             chunk_time=speed.chunk_time,
             step_time=speed.step_time,
         )
-        settings = config.instance
-        shares = stage_shares(simulated.shape.layers, pool.config.pipeline)
-        engine = EngineSettings(pool.performance, settings.mixed_policy, settings.mixed_max_wait_s, shares)
+        engine = self._engine_of(pool, conditions)
 
         def tpot_s(service_class: str) -> float:
             return config.service_classes.get(service_class, config.objectives).tpot_s
@@ -183,6 +247,7 @@ class Cluster:
             around,
             note_change=lambda: self._note_change(instance_id),
             publish_load=lambda: self._report(self._reporters[instance_id]),
+            began_s=self.clock.now,
         )
         self.instances[instance_id] = instance
         self.pool_of[instance_id] = pool.config.name
@@ -190,6 +255,11 @@ class Cluster:
         nothing = self.clock.at(self.clock.now, lambda: None)
         self._reporters[instance_id] = _Reporter(instance, config.instance.report_interval_s, nothing)
         self._report_at(self._reporters[instance_id], self.clock.now)
+        if conditions.link_share != 1:
+            self.network.pace(instance_id, conditions.link_share)
+        if is_new:
+            for told in self.on_new:
+                told(instance_id)
 
 
 def make_cluster(
@@ -197,8 +267,11 @@ def make_cluster(
 ) -> Cluster:
     """``is_exact``: every request draws as many tokens as it may, and engines need not ask."""
     clock, records, cluster = Clock(), Records(), simulated.cluster
-    network = Network(clock, Links(clock, cluster.link_latency_s), cluster.hop_s, timeline)
-    gateway = SimulatedGateway(network, records, simulated.settings.gateway.max_continuations, retries)
+    settings = simulated.settings
+    links = Links(clock, cluster.link_latency_s, settings.transfer.deadline_s)
+    network = Network(clock, links, cluster.hop_s, timeline)
+    losses, continuations = Losses(settings.mesh.lease_s), settings.gateway.max_continuations
+    gateway = SimulatedGateway(network, records, continuations, losses, retries)
     return Cluster(simulated, clock, network, gateway, records, is_exact)
 
 

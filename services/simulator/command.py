@@ -27,7 +27,7 @@ def simulate(
         float, typer.Option(help="Replay the trace's arrivals so many times as fast.")
     ] = 1.0,
     arrivals: Annotated[str, typer.Option(help="With --rate: poisson or fixed.")] = "poisson",
-    seed: Annotated[int, typer.Option(help="Of the arrivals.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of arrivals, and of what befalls the mesh.")] = 0,
     requests: Annotated[int | None, typer.Option(min=1, help="Only the trace's first.")] = None,
     max_tokens: Annotated[
         int | None, typer.Option(min=1, help="That every client allows; else just what it will draw.")
@@ -72,7 +72,7 @@ def simulate(
         for name, one in zip(names, simulated, strict=True):
             task = bar.add_task(name, total=len(rows.requests))
             load = Load(offered_of(rows, rate, arrivals, seed, trace_scale), max_tokens, retries)
-            cluster = run(one, load, partial(_show_progress, bar, task), output.recorded)
+            cluster = run(one, load, partial(_show_progress, bar, task), output.recorded, seed)
             runs.append(Run(name, measure(cluster, objectives)))
             output.take(name, cluster)
     output.write(runs, objectives)

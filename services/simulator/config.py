@@ -1,8 +1,8 @@
 """What is simulated: a file of the same settings as a mesh's, and tables of its own.
 
 ``[cluster]`` says what is served and how instances are linked, each ``[[pool]]`` how many instances of a kind
-there are. Every other section is of ``common.config`` and means what it means live; ``[pool.instance]``
-replaces keys of ``[instance]`` for a pool.
+there are, each ``[[fault]]`` what befalls them. Every other section is of ``common.config`` and means what it
+means live; ``[pool.instance]`` replaces keys of ``[instance]`` for a pool.
 """
 
 import tomllib
@@ -19,12 +19,14 @@ from common.devices import DEVICES, DeviceSpec
 from common.errors import ConfigError
 from common.messages import Role
 from common.shapes import SHAPES, ModelShape
+from services.simulator.fault_config import AnyFault, check_faults
 from services.simulator.performance.interface import HeldOutError, PerformanceModel
 from services.simulator.performance.roofline import Parallelism
 from services.simulator.performance.sources import open_source, read_source
 from services.simulator.stages import stage_token_bytes, stage_weight_bytes
 
 GIB = float(1 << 30)
+OWN_TABLES = ("cluster", "pool", "fault")
 
 
 class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -95,6 +97,7 @@ class Simulated(msgspec.Struct, frozen=True, kw_only=True):
     shape: ModelShape
     settings: Config
     pools: tuple[Pool, ...]
+    faults: tuple[AnyFault, ...] = ()
 
     @property
     def kv_token_bytes(self) -> int:
@@ -114,7 +117,7 @@ def load_simulated(path: Path) -> Simulated:
 
 def simulated_from_tree(tree: Mapping[str, Any], beside: Path = Path()) -> Simulated:
     """Files are ``beside`` that folder. Raises ConfigError, PerformanceFileError."""
-    rest = {key: value for key, value in tree.items() if key not in ("cluster", "pool")}
+    rest = {key: value for key, value in tree.items() if key not in OWN_TABLES}
     cluster = _convert("cluster", tree.get("cluster", {}), ClusterConfig)
     _check_cluster(cluster)
     configs = _convert("pool", tree.get("pool", []), list[PoolConfig])
@@ -126,7 +129,10 @@ def simulated_from_tree(tree: Mapping[str, Any], beside: Path = Path()) -> Simul
         if names.count(each.name) > 1 or not each.name:
             raise ConfigError("pool.name", each.name, "each pool needs a name of its own")
     pools = tuple(_pool_of(each, rest, cluster, shape, beside) for each in configs)
-    return Simulated(cluster=cluster, shape=shape, settings=config_from_tree(rest), pools=pools)
+    faults = _convert("fault", tree.get("fault", []), tuple[AnyFault, ...])
+    check_faults(faults, {each.name: each.count for each in configs})
+    settings = config_from_tree(rest)
+    return Simulated(cluster=cluster, shape=shape, settings=settings, pools=pools, faults=faults)
 
 
 def _convert(key: str, value: Any, kind: Any) -> Any:

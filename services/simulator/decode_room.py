@@ -13,6 +13,8 @@ from common.kv.blocks import BlockOwner
 from common.kv.layout import KVLayout
 from common.messages import (
     ErrorReply,
+    InstanceGone,
+    InstanceLife,
     KVDelivered,
     KVDestination,
     OfferDeclined,
@@ -48,7 +50,8 @@ class _Lane:
 class DecodeRoom:
     """``is_exact``: every sequence draws as many tokens as it may. ``hand_on`` gives one that leaves to the
     prefill room; ``on_change`` is called after every event. ``admission_wait_s``: of all
-    ``admissions``."""
+    ``admissions``. ``_pulls``: of whom a portion is asked for; ``_adrift``: of whom it may still come, though
+    it was given up."""
 
     state: DecodeState
     mesh: Mesh
@@ -62,6 +65,8 @@ class DecodeRoom:
     is_alive: bool = True
     admissions: int = 0
     admission_wait_s: float = 0.0
+    _pulls: dict[BlockOwner, InstanceLife] = field(default_factory=dict)
+    _adrift: dict[BlockOwner, InstanceLife] = field(default_factory=dict)
     _lanes: list[_Lane] = field(init=False)
     _destinations: tuple[KVDestination, ...] = field(init=False)
 
@@ -147,20 +152,24 @@ class DecodeRoom:
             max_bytes=command.max_bytes,
         )
         sender_id = command.prefill_instance
+        self._pulls[owner] = InstanceLife(sender_id, command.prefill_incarnation)
         clock, timeline = self.mesh.network.clock, self.mesh.network.timeline
         began_s = clock.now
 
         def take(reply: KVDelivered | RequestError) -> None:
             if timeline is not None and isinstance(reply, KVDelivered):
                 timeline.add_pull(pull, sender_id, reply.kv_bytes, began_s, clock.now)
-            self._take_portion(owner, reply)
+            if self._pulls.pop(owner, None) is not None:
+                self._take_portion(owner, reply)
+            else:
+                self._end_adrift(owner)
 
         def arrive() -> None:
             sender = self.mesh.find(sender_id)
             if sender is not None:
                 sender.take_pull(pull, take)
-            elif self.is_alive:
-                self.mesh.network.tell(lambda: self._fail_pull(owner, sender_id))
+            else:
+                self.mesh.network.tell(lambda: self._miss_sender(owner))
 
         self.mesh.network.tell(arrive)
 
@@ -181,11 +190,40 @@ class DecodeRoom:
             case RequestError():
                 self.handle(events.PullFailed(owner, error_reply(reply), is_drained=True))
 
-    def _fail_pull(self, owner: BlockOwner, lost: InstanceId | None) -> None:
+    def _fail_pull(self, owner: BlockOwner, lost: InstanceId | None, *, is_drained: bool = True) -> None:
         """A modelled link carries nothing any more once its transfer has failed."""
-        if self.is_alive:
-            error = ErrorReply(HandoverFailed.code, "the pull failed")
-            self.handle(events.PullFailed(owner, error, is_drained=True, lost_instance=lost))
+        error = ErrorReply(HandoverFailed.code, "the pull failed")
+        self.handle(events.PullFailed(owner, error, is_drained=is_drained, lost_instance=lost))
+
+    def _miss_sender(self, owner: BlockOwner) -> None:
+        """Nobody answers there."""
+        sender = self._pulls.pop(owner, None)
+        if sender is not None and self.is_alive:
+            self._fail_pull(owner, sender.instance_id)
+
+    def give_up(self, gone: InstanceGone) -> None:
+        """Everybody is told that it is gone. If it lives nevertheless, it may go on sending."""
+        life = InstanceLife(gone.instance_id, gone.incarnation)
+        is_sending = self.mesh.is_alive(life)
+        for owner in [owner for owner, sender in self._pulls.items() if sender == life]:
+            del self._pulls[owner]
+            if is_sending:
+                self._adrift[owner] = life
+            self._fail_pull(owner, life.instance_id, is_drained=not is_sending)
+
+    def note_ended(self, life: InstanceLife) -> None:
+        """That one sends nothing any more."""
+        for owner in [owner for owner, sender in self._adrift.items() if sender == life]:
+            self._end_adrift(owner)
+
+    def _end_adrift(self, owner: BlockOwner) -> None:
+        if self._adrift.pop(owner, None) is not None and self.is_alive:
+            self.handle(events.PullDrained(owner))
+
+    def die(self) -> None:
+        """Its clients have what was drawn until now."""
+        self.is_alive = False
+        self.drawing.leave_all()
 
     def _swap(self, command: events.SwapOut | events.SwapIn) -> None:
         owner, nbytes = command.owner, len(command.host_blocks) * self.layout.block_bytes

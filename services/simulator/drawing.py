@@ -105,6 +105,10 @@ class Drawing:
         last_step_s = self._lanes[decoded.lane].last_step_s
         self.gateway.take_part(request_id, request.attempt, drawn, last_step_s, self._slowest_of(decoded))
 
+    def leave_all(self) -> None:
+        for request_id in list(self._decoded):
+            self.leave(request_id)
+
     def _slowest_of(self, decoded: _Decoded) -> float:
         slowest_s = self._lanes[decoded.lane].slowest.since(decoded.first_step)
         return max(slowest_s, decoded.slowest_s)

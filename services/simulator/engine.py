@@ -114,6 +114,7 @@ class SimulatedEngine:
     _chunk: RunChunk | None = None
     _is_starting: bool = False
     _is_dead: bool = False
+    _next_settings: EngineSettings | None = None
 
     @property
     def is_idle(self) -> bool:
@@ -124,6 +125,12 @@ class SimulatedEngine:
         run, self._run = self._run, None
         if run is not None:
             self._forget(run)
+
+    def change_settings(self, settings: EngineSettings) -> None:
+        """From the next pass on; of steps that run on, from the one after that which is under way."""
+        self.catch_up()
+        self._next_settings = settings
+        self.look_ahead()
 
     def wait_chunk(self, chunk: RunChunk) -> None:
         """The prefill room's next work. A step that runs on gives it a turn when it ends."""
@@ -150,6 +157,8 @@ class SimulatedEngine:
             self._begin(self.clock.now)
 
     def _begin(self, now: float) -> None:
+        if self._next_settings is not None:
+            self.settings, self._next_settings = self._next_settings, None
         phases = tuple(self._waiting)
         if len(phases) > 1:
             waited_s = now - self._waiting["decode"]
@@ -173,7 +182,8 @@ class SimulatedEngine:
         self.look_at_layers()
 
     def _steps(self) -> int:
-        return 1 if "prefill" in self._waiting else self.rooms.steps_ahead()
+        is_cut = "prefill" in self._waiting or self._next_settings is not None
+        return 1 if is_cut else self.rooms.steps_ahead()
 
     # decodes alone
 

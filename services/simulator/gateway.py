@@ -23,9 +23,9 @@ from common.messages import (
     ServiceRecord,
     TokenEvent,
 )
-from gateway.attempts import CONTINUE_BACKOFF_S, CONTINUE_DEADLINE_S
+from gateway.attempts import CONTINUE_BACKOFF_S, CONTINUE_DEADLINE_S, MOVED_WITHIN_S
 from gateway.generation import PROGRESS_TOKENS
-from gateway.losses import is_needed
+from gateway.losses import Losses, is_needed
 from services.simulator.gaps import GapCounts
 from services.simulator.network import Network
 from services.simulator.records import Outcome, Records, request_id_of
@@ -93,6 +93,7 @@ class SimulatedGateway:
     network: Network
     records: Records
     max_continuations: int
+    losses: Losses
     retries: int = 0
     entries: dict[RequestId, Entry] = field(default_factory=dict)
     first_gaps: GapCounts = field(default_factory=GapCounts)
@@ -183,10 +184,13 @@ class SimulatedGateway:
             self.cancel(message.placement.decode_instance, cancel)
             return
         entry.moved = message.placement
+        entry.fresh = 1 + entry.drawn - message.output_tokens
         if entry.placement is not None:
             entry.placement = message.placement
+            self._continue_if_lost(entry, entry.placement, self.network.clock.now - MOVED_WITHIN_S)
 
     def take_gone(self, gone: InstanceGone) -> None:
+        self.losses.note_instance(gone, self.network.clock.now)
         for entry in list(self.entries.values()):
             placement = entry.placement
             if placement is not None and is_needed(placement, entry.fresh, gone):
@@ -213,9 +217,15 @@ class SimulatedGateway:
         entry.fresh += index + 1 - entry.drawn
         entry.drawn, entry.newest_s = index + 1, token_s
 
+    def _continue_if_lost(self, entry: Entry, placement: Placement, since_s: float) -> None:
+        """Word of a loss may have overtaken that of a placement, or of a move."""
+        if self.losses.find_lost(placement, entry.fresh, since_s) is not None:
+            self._continue(entry, 0.0)
+
     def _submit(self, entry: Entry) -> None:
         entry.is_submitting = True
         request, told = entry.request, entry.lost_instances
+        asked_s = self.network.clock.now
 
         def answer(reply: Placement | RequestError) -> None:
             if entry.request is not request:
@@ -233,6 +243,8 @@ class SimulatedGateway:
                 self.records.decode[entry.number] = self.network.number_of(entry.placement.decode_instance)
                 if entry.is_over:
                     self._tell_ended(entry)
+                else:
+                    self._continue_if_lost(entry, entry.placement, asked_s)
             elif not entry.is_over:
                 self._refused(entry, reply)
 

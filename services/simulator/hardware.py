@@ -90,14 +90,15 @@ def pool_hardware(
     pool: Pool,
     shape: ModelShape,
     element_bytes: int,
+    instances: int,
     work: Sequence[ComputedWork],
     busy_s: float,
     elapsed_s: float,
 ) -> PoolHardware:
-    """``work`` of each instance, and ``busy_s`` of all."""
+    """``work`` of each life of an instance, and ``busy_s`` of all."""
     config = pool.config
     device: DeviceSpec | None = None if config.device is None else DEVICES[config.device]
-    devices = len(work) * config.all_devices
+    devices = instances * config.all_devices
     mean_w = mfu = mbu = None
     if device is not None and device.power_w is not None and elapsed_s > 0:
         mean_w = busy_s / elapsed_s * config.all_devices * device.power_w

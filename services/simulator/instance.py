@@ -2,7 +2,7 @@
 ``services.hosts.instance`` puts them together, with a modelled engine and modelled links."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import msgspec
@@ -66,12 +66,15 @@ class SimulatedInstance:
     around: Surroundings
     note_change: Callable[[], None]
     publish_load: Callable[[], None]
+    began_s: float = 0.0
+    ended_s: float | None = None
     engine: Engine = field(init=False)
     prefill: PrefillRoom = field(init=False)
     decode: DecodeRoom = field(init=False)
     home: Role = field(init=False)
     is_alive: bool = True
     is_draining: bool = False
+    has_died: bool = False
     most_used_blocks: int = 0
     reports: int = 0
     _free_blocks: int = 0
@@ -89,8 +92,7 @@ class SimulatedInstance:
             self.engine = PipelinedEngine(network.clock, self, around.engine, layers, shares, note_pass)
         else:
             self.engine = SimulatedEngine(network.clock, self, around.engine, layers, note_pass)
-        fitted = around.speed.chunk_time
-        prompt_time = None if fitted is None else PromptTime(fitted, prefill.chunk_tokens)
+        prompt_time = _prompt_time(around.speed, prefill.chunk_tokens)
         self.prefill = PrefillRoom(
             prefill, around.mesh, self.engine, prompt_time, self._keep_here, self._note_prefill
         )
@@ -174,6 +176,7 @@ class SimulatedInstance:
             case InstanceGone(instance_id, incarnation):
                 prefill.handle(prefill_events.DecodeInstanceGone(instance_id, incarnation))
                 decode.handle(decode_events.PrefillGone(instance_id, incarnation))
+                decode.give_up(word)
 
     def flip(self, role: Role, *, keeps_home: bool = False) -> None:
         """Has that role from now on, unless it is about to end."""
@@ -186,6 +189,20 @@ class SimulatedInstance:
             self.decode.handle(decode_events.RoleChanged(has_phase(role, "decode")))
         self.role, self.home = role, home
         self.publish_load()
+
+    def change_speed(self, engine: EngineSettings, speed: MeasuredSpeed) -> None:
+        """Of the passes that begin from now on. It tells of it as if it had learned it already."""
+        self.around = replace(self.around, speed=speed)
+        self.prefill.prompt_time = _prompt_time(speed, self.prefill_state.chunk_tokens)
+        self.engine.change_settings(engine)
+
+    def die(self) -> None:
+        """Nothing is computed, sent or told any more. What had been computed had been told."""
+        self.engine.catch_up()
+        self.has_died = True
+        self.is_alive = self.prefill.is_alive = False
+        self.decode.die()
+        self.engine.die()
 
     # between the rooms
 
@@ -259,3 +276,7 @@ class SimulatedInstance:
 
     def wants_layers(self) -> bool:
         return self.prefill.wants_layers()
+
+
+def _prompt_time(speed: MeasuredSpeed, chunk_tokens: int) -> PromptTime | None:
+    return None if speed.chunk_time is None else PromptTime(speed.chunk_time, chunk_tokens)

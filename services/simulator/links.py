@@ -1,22 +1,27 @@
 """Links that carry KV: each shares its bandwidth fairly among the transfers that cross it at the time.
 
 A transfer crosses its sender's link and its receiver's. Bandwidths are those of max-min fairness: nobody can
-have more without somebody who has no more than that having less.
+have more without somebody who has no more than that having less. A link may change its bandwidth, down to
+nothing, and end: with it every transfer on it does.
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from services.simulator.clock import Clock, Timer
 
+NEVER_GIVEN_UP_S = 1e9
+
 
 @dataclass(slots=True, eq=False)
 class Link:
-    """One direction. ``carried_bytes``: since the start."""
+    """One direction. ``carried_bytes``: since the start. ``is_over``: who was at its end is gone."""
 
     bytes_per_s: float
     flows: "dict[Flow, None]" = field(default_factory=dict)
     carried_bytes: float = 0.0
+    is_over: bool = False
 
     def __post_init__(self) -> None:
         if not self.bytes_per_s > 0:
@@ -25,47 +30,94 @@ class Link:
 
 @dataclass(slots=True, eq=False)
 class Flow:
-    """One transfer. ``left_bytes`` were left at ``since_s``, from when on it has had ``bytes_per_s``."""
+    """One transfer. ``left_bytes`` were left at ``since_s``, from when on it has had ``bytes_per_s``. After
+    ``until_s`` it is given up."""
 
     links: tuple[Link, ...]
     left_bytes: float
     since_s: float
     done: Callable[[], None]
+    fail: Callable[[], None] = lambda: None
+    until_s: float = NEVER_GIVEN_UP_S
     bytes_per_s: float = 0.0
     timer: Timer | None = None
 
 
 @dataclass(slots=True)
 class Links:
-    """All transfers of a cluster. ``latency_s``: until the first byte arrives."""
+    """All transfers of a cluster. ``latency_s``: until the first byte arrives. One that is not over after
+    ``deadline_s`` has failed."""
 
     clock: Clock
     latency_s: float = 0.0
+    deadline_s: float = NEVER_GIVEN_UP_S
 
-    def send(self, links: tuple[Link, ...], nbytes: float, done: Callable[[], None]) -> None:
-        """``done`` is called when the last byte has arrived."""
+    def send(
+        self,
+        links: tuple[Link, ...],
+        nbytes: float,
+        done: Callable[[], None],
+        fail: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``done`` is called when the last byte has arrived, or ``fail`` when that cannot be any more."""
+        until_s = self.clock.now + self.deadline_s
         if self.latency_s > 0:
-            self.clock.after(self.latency_s, lambda: self._begin(links, nbytes, done))
+            self.clock.after(self.latency_s, lambda: self._begin(links, nbytes, done, fail, until_s))
         else:
-            self._begin(links, nbytes, done)
+            self._begin(links, nbytes, done, fail, until_s)
 
-    def _begin(self, links: tuple[Link, ...], nbytes: float, done: Callable[[], None]) -> None:
-        flow = Flow(links, nbytes, self.clock.now, done)
+    def pace(self, link: Link, bytes_per_s: float) -> None:
+        """Its bandwidth from now on; 0: nothing crosses it."""
+        link.bytes_per_s = bytes_per_s
+        self._share((link,))
+
+    def end(self, link: Link) -> None:
+        """Nothing crosses it any more, and what does has failed."""
+        link.is_over = True
+        flows = list(link.flows)
+        for flow in flows:
+            self._take_off(flow)
+        self._share({other: None for flow in flows for other in flow.links})
+        for flow in flows:
+            self.clock.soon(flow.fail)
+
+    def _begin(
+        self,
+        links: tuple[Link, ...],
+        nbytes: float,
+        done: Callable[[], None],
+        fail: Callable[[], None],
+        until_s: float,
+    ) -> None:
+        if any(link.is_over for link in links):
+            self.clock.soon(fail)
+            return
+        flow = Flow(links, nbytes, self.clock.now, done, fail, until_s)
         for link in links:
             link.flows[flow] = None
             link.carried_bytes += nbytes
-        self._share(flow)
+        self._share(links)
 
     def _end(self, flow: Flow) -> None:
-        for link in flow.links:
-            del link.flows[flow]
-        self._share(flow)
+        self._take_off(flow)
+        self._share(flow.links)
         flow.done()
 
-    def _share(self, changed: Flow) -> None:
-        """Anew among all that share a link with ``changed``, or with one of those, and so on."""
+    def _give_up(self, flow: Flow) -> None:
+        self._take_off(flow)
+        self._share(flow.links)
+        flow.fail()
+
+    def _take_off(self, flow: Flow) -> None:
+        if flow.timer is not None:
+            self.clock.cancel(flow.timer)
+        for link in flow.links:
+            del link.flows[flow]
+
+    def _share(self, changed: Iterable[Link]) -> None:
+        """Anew among all that cross one of these, or share a link with one that does, and so on."""
         flows: dict[Flow, None] = {}
-        links: dict[Link, None] = dict.fromkeys(changed.links)
+        links: dict[Link, None] = dict.fromkeys(changed)
         waiting = list(links)
         while waiting:
             for flow in waiting.pop().flows:
@@ -85,7 +137,11 @@ class Links:
         now = self.clock.now
         flow.left_bytes = max(0.0, flow.left_bytes - flow.bytes_per_s * (now - flow.since_s))
         flow.since_s, flow.bytes_per_s = now, bytes_per_s
-        flow.timer = self.clock.after(flow.left_bytes / bytes_per_s, lambda: self._end(flow))
+        due_s = now + flow.left_bytes / bytes_per_s if bytes_per_s > 0 else math.inf
+        if due_s <= flow.until_s and due_s < math.inf:
+            flow.timer = self.clock.at(due_s, lambda: self._end(flow))
+        else:
+            flow.timer = self.clock.at(flow.until_s, lambda: self._give_up(flow))
 
 
 def fair_rates(flows: dict[Flow, None], links: dict[Link, None]) -> dict[Flow, float]:

@@ -9,7 +9,7 @@ from common.errors import RequestError
 from common.ids import InstanceId
 from common.messages import DecodeTask, InstanceLife, KVDelivered, Placement, PlaceMoved, PullKV
 from prefill.events import RunChunk
-from services.simulator.engine import BusyTime
+from services.simulator.engine import BusyTime, EngineSettings
 from services.simulator.gateway import SimulatedGateway
 from services.simulator.hardware import ComputedWork
 from services.simulator.network import Network
@@ -28,6 +28,10 @@ class Engine(Protocol):
     def is_idle(self) -> bool: ...
 
     def die(self) -> None: ...
+
+    def change_settings(self, settings: EngineSettings) -> None:
+        """From the next pass on."""
+        ...
 
     def wait_chunk(self, chunk: RunChunk) -> None:
         """The prefill room's next work."""
@@ -78,6 +82,8 @@ class Mesh(Protocol):
     def find(self, instance_id: InstanceId) -> Peer | None:
         """None: it is gone."""
         ...
+
+    def is_alive(self, life: InstanceLife) -> bool: ...
 
     def life_of(self, instance_id: InstanceId) -> InstanceLife:
         """Of one that lives."""

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from common.ids import InstanceId
 from common.latency import (
     REPORTED_PERCENTILES,
     Attainment,
@@ -30,7 +31,8 @@ DONE = OUTCOMES.index("done")
 
 
 class PoolMetrics(msgspec.Struct, frozen=True):
-    """Shares are of the run's time, the mean over the pool's instances. ``batch``: sequences of a decode
+    """Shares are of the time that the pool's instances were there. ``instances``: that ever were;
+    ``deaths``: of theirs. ``batch``: sequences of a decode
     step, on average; ``kv_peak``: the most blocks that one instance used, as a share of its own.
     Means: ``handover_wait_s`` from a computed prompt to the first portion of its KV asked for,
     ``admission_wait_s`` from an offer to the batch."""
@@ -38,6 +40,7 @@ class PoolMetrics(msgspec.Struct, frozen=True):
     name: str
     role: str
     instances: int
+    deaths: int
     busy: float
     prefill_busy: float
     chunk_tokens: int
@@ -93,7 +96,7 @@ def measure(cluster: Cluster, objectives: ServiceObjectives | None = None) -> Me
         met = sum(has_met(each, objectives) for each in latencies)
     gaps = GapCounts()
     gaps.merge(cluster.gateway.first_gaps)
-    for instance in cluster.instances.values():
+    for instance in cluster.lives:
         gaps.merge(instance.decode.drawing.gaps)
     tokens = sum(records.drawn_tokens)
     return Metrics(
@@ -114,7 +117,7 @@ def measure(cluster: Cluster, objectives: ServiceObjectives | None = None) -> Me
         tbt_s=tuple(gaps.percentiles(REPORTED_PERCENTILES)),
         attainment=attainment,
         goodput_per_s=None if met is None or elapsed_s <= 0 else goodput_per_s(met, elapsed_s),
-        pools=tuple(_pools(cluster, elapsed_s)),
+        pools=tuple(_pools(cluster, first_s, last_s)),
         hardware=hardware_of(list(_hardware(cluster, elapsed_s)), len(done), elapsed_s),
         events=cluster.clock.events,
         digest=records.digest(),
@@ -146,22 +149,34 @@ def _mean(total: float, count: int) -> float:
 
 def _members(cluster: Cluster, pool: Pool) -> list[SimulatedInstance]:
     name = pool.config.name
-    return [each for each in cluster.instances.values() if cluster.pool_of[each.instance_id] == name]
+    return [each for each in cluster.lives if cluster.pool_of[each.instance_id] == name]
+
+
+def _present_s(instance: SimulatedInstance, first_s: float, last_s: float) -> float:
+    """Of the run's time."""
+    ended_s = last_s if instance.ended_s is None else min(last_s, instance.ended_s)
+    return max(0.0, ended_s - max(first_s, instance.began_s))
+
+
+def _names(members: list[SimulatedInstance]) -> set[InstanceId]:
+    return {each.instance_id for each in members}
 
 
 def _hardware(cluster: Cluster, elapsed_s: float) -> Iterator[PoolHardware]:
     simulated = cluster.simulated
     for pool in simulated.pools:
-        engines = [each.engine for each in _members(cluster, pool)]
+        members = _members(cluster, pool)
+        engines = [each.engine for each in members]
         work, busy_s = [each.work for each in engines], math.fsum(each.busy.all_s for each in engines)
         element_bytes = simulated.cluster.element_bytes
-        yield pool_hardware(pool, simulated.shape, element_bytes, work, busy_s, elapsed_s)
+        instances = len(_names(members))
+        yield pool_hardware(pool, simulated.shape, element_bytes, instances, work, busy_s, elapsed_s)
 
 
-def _pools(cluster: Cluster, elapsed_s: float) -> Iterator[PoolMetrics]:
+def _pools(cluster: Cluster, first_s: float, last_s: float) -> Iterator[PoolMetrics]:
     for pool in cluster.simulated.pools:
         members = _members(cluster, pool)
-        whole_s = elapsed_s * len(members)
+        whole_s = math.fsum(_present_s(each, first_s, last_s) for each in members)
         busy = [each.engine.busy for each in members]
         prefill_s = math.fsum(each.prefill_s + each.both_s for each in busy)
         busy_s = prefill_s + math.fsum(each.decode_s for each in busy)
@@ -171,7 +186,8 @@ def _pools(cluster: Cluster, elapsed_s: float) -> Iterator[PoolMetrics]:
         yield PoolMetrics(
             name=pool.config.name,
             role=pool.config.role,
-            instances=len(members),
+            instances=len(_names(members)),
+            deaths=sum(each.has_died for each in members),
             busy=busy_s / whole_s if whole_s > 0 else 0.0,
             prefill_busy=prefill_s / whole_s if whole_s > 0 else 0.0,
             chunk_tokens=sum(each.prefill.chunk_tokens for each in members),

@@ -11,8 +11,9 @@ from services.simulator.timeline import SimulatedTimeline
 
 @dataclass(slots=True, eq=False)
 class Adapter:
-    """One instance's: it sends and receives at the same time."""
+    """Of one life of an instance: it sends and receives at the same time."""
 
+    bytes_per_s: float
     outward: Link
     inward: Link
 
@@ -30,7 +31,7 @@ class Network:
     _numbers: dict[InstanceId, int] = field(default_factory=dict)
 
     def add(self, instance_id: InstanceId, bytes_per_s: float) -> None:
-        self.adapters[instance_id] = Adapter(Link(bytes_per_s), Link(bytes_per_s))
+        self.adapters[instance_id] = Adapter(bytes_per_s, Link(bytes_per_s), Link(bytes_per_s))
         self._numbers.setdefault(instance_id, len(self._numbers))
 
     def number_of(self, instance_id: InstanceId) -> int:
@@ -50,7 +51,25 @@ class Network:
             self.clock.soon(action)
 
     def send_kv(
-        self, sender: InstanceId, receiver: InstanceId, nbytes: int, done: Callable[[], None]
+        self,
+        sender: InstanceId,
+        receiver: InstanceId,
+        nbytes: int,
+        done: Callable[[], None],
+        fail: Callable[[], None],
     ) -> None:
+        """``fail``: it does not arrive."""
         links = (self.adapters[sender].outward, self.adapters[receiver].inward)
-        self.links.send(links, nbytes, done)
+        self.links.send(links, nbytes, done, fail)
+
+    def pace(self, instance_id: InstanceId, share: float) -> None:
+        """Its links have so much of the bandwidth that they came with."""
+        adapter = self.adapters[instance_id]
+        for link in (adapter.outward, adapter.inward):
+            self.links.pace(link, share * adapter.bytes_per_s)
+
+    def end(self, instance_id: InstanceId) -> None:
+        """Of this life; what is on its way from or to it has failed."""
+        adapter = self.adapters[instance_id]
+        self.links.end(adapter.outward)
+        self.links.end(adapter.inward)

@@ -112,6 +112,10 @@ class PipelinedEngine:
             self._forget(each)
         self._under_way.clear()
 
+    def change_settings(self, settings: EngineSettings) -> None:
+        """From the next pass on."""
+        self.settings = settings
+
     def wait_chunk(self, chunk: RunChunk) -> None:
         """The prefill room's next work."""
         self._chunk = chunk

@@ -173,7 +173,12 @@ class PrefillRoom:
                     timeline.add_transfer(self.state.instance_id, pull, nbytes, layers, *times)
                 self._handle_amid_chunk(events.SendFinished(owner, nbytes, clock.now - began_s))
 
-        self.mesh.network.send_kv(self.state.instance_id, pull.decode_instance, nbytes, arrive)
+        def fail() -> None:
+            if self.is_alive:
+                error = ErrorReply(HandoverFailed.code, "the transfer failed")
+                self._handle_amid_chunk(events.SendFailed(owner, error))
+
+        self.mesh.network.send_kv(self.state.instance_id, pull.decode_instance, nbytes, arrive, fail)
 
     def _answer_pull(self, command: events.AnswerPull) -> None:
         answer, told = self._pulls.pop((command.owner, command.portion)), command.answer

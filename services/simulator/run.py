@@ -10,6 +10,7 @@ from services.bench.arrivals import make_arrivals
 from services.bench.traces import Trace
 from services.simulator.cluster import Cluster, make_cluster
 from services.simulator.config import Simulated
+from services.simulator.faults import Faults
 from services.simulator.timeline import SimulatedTimeline
 
 LITTLE_TOLERANCE = 1e-6
@@ -66,13 +67,15 @@ def simulate(
     load: Load,
     progress: Callable[[int], None] = lambda _: None,
     timeline: SimulatedTimeline | None = None,
+    seed: int = 0,
 ) -> Cluster:
     """The mesh after the last request. ``progress`` is told how many have come; ``timeline`` keeps what
-    everyone did. Raises SimulationError."""
+    everyone did; ``seed``: of what befalls the mesh. Raises SimulationError."""
     cluster = make_cluster(
         simulated, is_exact=load.max_tokens is None, retries=load.retries, timeline=timeline
     )
     cluster.start()
+    Faults(cluster, simulated.faults, seed).start()
     requests = iter(load.requests)
     clock, gateway = cluster.clock, cluster.gateway
     is_everybody_here = False

@@ -27,6 +27,9 @@ def summary_of(metrics: Metrics) -> list[str]:
         f" failed, {metrics.continued} continuations, in {metrics.elapsed_s:.1f} virtual seconds:"
         f" {metrics.requests_per_s:.2f} requests/s, {metrics.tokens_per_s:.0f} tokens/s"
     ]
+    deaths = sum(pool.deaths for pool in metrics.pools)
+    if deaths:
+        lines.append(f"instances died {deaths} times")
     if metrics.attainment is not None and metrics.goodput_per_s is not None:
         share = metrics.attainment.share
         lines.append(f"{share:.1%} met every objective: goodput {metrics.goodput_per_s:.2f} requests/s")

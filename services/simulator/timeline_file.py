@@ -21,7 +21,7 @@ def write_timeline(path: Path, cluster: Cluster, timeline: SimulatedTimeline) ->
 
 def mesh_trace(cluster: Cluster, timeline: SimulatedTimeline) -> MeshTrace:
     """An instance's kind is the role that it ended with."""
-    kinds = {str(instance_id): each.role for instance_id, each in cluster.instances.items()}
+    kinds = {str(each.instance_id): each.role for each in cluster.lives}
     services = tuple(
         ServiceTrace(name, kinds.get(name, "gateway"), "simulated", number, ONE_CLOCK, recording)
         for number, (name, recording) in enumerate(timeline.recordings().items(), 1)

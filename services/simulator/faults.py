@@ -1,0 +1,94 @@
+"""What befalls a simulated mesh: its instances die and begin anew, are slow, are heard by nobody, and links
+carry less. How the mesh goes on is the live decisions' own (``scheduler.membership``, ``gateway.losses``,
+the rooms' states).
+
+Times come from a seed and from the instance alone: that one fails says nothing of when another does.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from common.ids import InstanceId
+from services.simulator.cluster import Cluster
+from services.simulator.fault_config import AnyFault, Death, Silence, SlowLink, Straggler
+
+
+@dataclass(slots=True)
+class Faults:
+    cluster: Cluster
+    faults: Sequence[AnyFault]
+    seed: int
+
+    def start(self) -> None:
+        for fault in self.faults:
+            if fault.at_s is not None:
+                self._befall_at(fault, fault.at_s)
+        self.cluster.on_new.append(self._follow)
+        for instance_id in list(self.cluster.instances):
+            self._follow(instance_id)
+
+    def _befall_at(self, fault: AnyFault, at_s: float) -> None:
+        def befall() -> None:
+            for instance_id in list(self.cluster.instances):
+                if self._concerns(fault, instance_id):
+                    self._befall(fault, instance_id)
+
+        self.cluster.clock.at(at_s, befall)
+
+    def _concerns(self, fault: AnyFault, instance_id: InstanceId) -> bool:
+        return instance_id == fault.instance or self.cluster.pool_of[instance_id] == fault.pool
+
+    def _follow(self, instance_id: InstanceId) -> None:
+        """An instance that was never there before."""
+        for number, fault in enumerate(self.faults):
+            if fault.mean_between_s is not None and self._concerns(fault, instance_id):
+                place = self.cluster.network.number_of(instance_id)
+                self._repeat(fault, instance_id, np.random.default_rng((self.seed, number, place)))
+
+    def _repeat(self, fault: AnyFault, instance_id: InstanceId, generator: np.random.Generator) -> None:
+        assert fault.mean_between_s is not None
+        clock = self.cluster.clock
+        gap_s = float(generator.exponential(fault.mean_between_s))
+
+        def befall() -> None:
+            self._befall(fault, instance_id)
+            if fault.lasts_s is not None:
+                clock.after(fault.lasts_s, lambda: self._repeat(fault, instance_id, generator))
+
+        clock.after(gap_s, befall)
+
+    def _befall(self, fault: AnyFault, instance_id: InstanceId) -> None:
+        """One that is away is spared."""
+        cluster = self.cluster
+        if instance_id not in cluster.instances:
+            return
+        conditions = cluster.conditions_of(instance_id)
+        match fault:
+            case Death():
+                cluster.die(instance_id)
+                self._after(fault, lambda: cluster.begin_anew(instance_id))
+                return
+            case Straggler(times=times):
+                conditions.times_slower.append(times)
+                self._after(fault, lambda: conditions.times_slower.remove(times), instance_id)
+            case SlowLink(share=share):
+                conditions.link_shares.append(share)
+                self._after(fault, lambda: conditions.link_shares.remove(share), instance_id)
+            case Silence():
+                conditions.silences += 1
+                self._after(fault, conditions.end_silence, instance_id)
+        cluster.apply_conditions(instance_id)
+
+    def _after(self, fault: AnyFault, end: Callable[[], None], instance_id: InstanceId | None = None) -> None:
+        """``instance_id``: whose conditions are others then."""
+        if fault.lasts_s is None:
+            return
+
+        def over() -> None:
+            end()
+            if instance_id is not None:
+                self.cluster.apply_conditions(instance_id)
+
+        self.cluster.clock.after(fault.lasts_s, over)
