@@ -59,15 +59,13 @@ from decode.inheritance import Inheritance
 from decode.mover import Mover
 from decode.puller import Puller
 from decode.sequence import ROOM
+from decode.speed import smoothed_step_s
 from decode.state import DecodeState
 from decode.swapper import Swapper
 from scheduler.policy.fitting import LinearFit
 from scheduler.policy.pass_times import PassTimes
 
 log = logging.getLogger("lamella.decode")
-
-RATE_WEIGHT = 0.1
-"""Weight of the newest step in the measured step time."""
 
 
 class Staggered(Protocol):
@@ -251,8 +249,7 @@ class DecodeService:
             )
             return
         elapsed_s = computed.elapsed_s
-        old = elapsed_s if self.step_s is None else self.step_s
-        self.step_s = old + RATE_WEIGHT * (elapsed_s - old)
+        self.step_s = smoothed_step_s(self.step_s, elapsed_s)
         if computed.is_alone:
             load = load_of(rows)
             self._step_time.observe(step_features(load.sequences, load.context_tokens), elapsed_s)

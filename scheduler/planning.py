@@ -31,6 +31,7 @@ from scheduler.policy.worker_counts import (
 from scheduler.policy.workload import Workload, WorkloadProfiler
 from scheduler.views import InstanceView
 
+LOOKS_PER_WINDOW = 20
 NOTHING_KNOWN = "no instance has learned yet how long its work takes, or no request has ended"
 
 

@@ -24,12 +24,10 @@ from common.store import Store
 from common.subjects import Subjects
 from scheduler.arrivals import Arrivals
 from scheduler.metrics import ScalingMetrics
-from scheduler.planning import MeshSight, Plan, Planner, look_at
+from scheduler.planning import LOOKS_PER_WINDOW, MeshSight, Plan, Planner, look_at
 from scheduler.state import SchedulerState
 
 log = logging.getLogger("lamella.scheduler")
-
-LOOKS_PER_WINDOW = 20
 
 
 @dataclass(slots=True)

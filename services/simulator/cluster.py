@@ -42,6 +42,7 @@ from services.simulator.network import Network
 from services.simulator.profiled import profile_of
 from services.simulator.records import Records
 from services.simulator.scheduler import SimulatedScheduler
+from services.simulator.staff import Staff
 from services.simulator.stages import stage_shares
 from services.simulator.timeline import SimulatedTimeline
 
@@ -75,7 +76,7 @@ class Cluster:
     pool_of: dict[InstanceId, str] = field(default_factory=dict)
     on_new: list[Callable[[InstanceId], None]] = field(default_factory=list)
     scheduler: SimulatedScheduler = field(init=False)
-    _pools: dict[str, Pool] = field(default_factory=dict)
+    staff: Staff = field(init=False)
     _conditions: dict[InstanceId, Conditions] = field(default_factory=dict)
     _speeds: dict[tuple[str, float], MeasuredSpeed] = field(default_factory=dict)
     _reporters: dict[InstanceId, _Reporter] = field(default_factory=dict)
@@ -86,6 +87,9 @@ class Cluster:
         kind = config.predictor.kind
         predict = None if kind != "oracle" else lambda request: certain(self.gateway.length_left(request, 0))
         self.scheduler = SimulatedScheduler(config, self, predict)
+        self.staff = Staff(
+            self.clock, self.simulated.pools, self._join, self._drain, self.instances.__contains__
+        )
         self.gateway.submit = lambda request, lost, answer: self.network.tell(
             lambda: self.scheduler.submit(
                 request, lost, lambda reply: self.network.tell(lambda: answer(reply))
@@ -95,10 +99,7 @@ class Cluster:
         self.gateway.cancel = self.tell
 
     def start(self) -> None:
-        for pool in self.simulated.pools:
-            self._pools[pool.config.name] = pool
-            for number in range(pool.config.count):
-                self._join(pool, InstanceId(f"{pool.config.name}-{number}"))
+        self.staff.begin()
         self.scheduler.start()
 
     @property
@@ -167,10 +168,24 @@ class Cluster:
 
     # instances
 
-    def die(self, instance_id: InstanceId) -> None:
-        """Without a word to anybody. What it was sending or was sent does not arrive."""
+    def die(self, instance_id: InstanceId, *, is_for_good: bool) -> None:
+        """Without a word to anybody."""
+        self.instances[instance_id].has_died = True
+        self._end(instance_id)
+        if is_for_good:
+            self.staff.dismiss(instance_id)
+
+    def _drain(self, instance_id: InstanceId) -> None:
+        def end() -> None:
+            self._report(self._reporters[instance_id])
+            self._end(instance_id)
+
+        self.instances[instance_id].drain(self.simulated.settings.mesh.drain_timeout_s, end)
+
+    def _end(self, instance_id: InstanceId) -> None:
+        """What it was sending or was sent does not arrive."""
         instance = self.instances[instance_id]
-        instance.die()
+        instance.end()
         instance.ended_s = self.clock.now
         del self.instances[instance_id]
         self.former.append(instance)
@@ -178,10 +193,13 @@ class Cluster:
         self.network.end(instance_id)
         for other in self.instances.values():
             other.decode.note_ended(instance.life)
+        self.staff.note_ended(instance_id)
 
     def begin_anew(self, instance_id: InstanceId) -> None:
-        """The next life of one that died."""
-        self._join(self._pools[self.pool_of[instance_id]], instance_id)
+        """The next life of one that died, if it is still wanted."""
+        pool = self.staff.wanted.get(instance_id)
+        if pool is not None:
+            self._join(pool, instance_id)
 
     def conditions_of(self, instance_id: InstanceId) -> Conditions:
         return self._conditions.setdefault(instance_id, Conditions())
@@ -190,7 +208,7 @@ class Cluster:
         """After they have changed."""
         instance, conditions = self.instances.get(instance_id), self.conditions_of(instance_id)
         if instance is not None:
-            pool = self._pools[self.pool_of[instance_id]]
+            [pool] = [each for each in self.simulated.pools if each.config.name == self.pool_of[instance_id]]
             engine, speed = self._engine_of(pool, conditions), self._speed_of(pool, conditions)
             instance.change_speed(engine, speed)
             self.network.pace(instance_id, conditions.link_share)

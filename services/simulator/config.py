@@ -1,12 +1,13 @@
 """What is simulated: a file of the same settings as a mesh's, and tables of its own.
 
 ``[cluster]`` says what is served and how instances are linked, each ``[[pool]]`` how many instances of a kind
-there are, each ``[[fault]]`` what befalls them. Every other section is of ``common.config`` and means what it
-means live; ``[pool.instance]`` replaces keys of ``[instance]`` for a pool.
+there are, each ``[[fault]]`` what befalls them, each ``[[scale]]`` when there are to be more or fewer. Every
+other section is of ``common.config`` and means what it means live; ``[pool.instance]`` replaces keys of
+``[instance]`` for a pool.
 """
 
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +27,7 @@ from services.simulator.performance.sources import open_source, read_source
 from services.simulator.stages import stage_token_bytes, stage_weight_bytes
 
 GIB = float(1 << 30)
-OWN_TABLES = ("cluster", "pool", "fault")
+OWN_TABLES = ("cluster", "pool", "fault", "scale")
 
 
 class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -51,7 +52,8 @@ class PoolConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     ``is_pipeline_on_network``: stages are on hosts of their own.
     ``kv_tokens``: of KV that one holds; None: what its devices' memory has room for beside the weights.
     ``performance``: where how long its passes take is from (``services.simulator.performance.sources``), its
-    files beside the configuration. ``instance``: keys of ``[instance]`` that are other here."""
+    files beside the configuration. ``start_s``: from the wish for one more until that is ready.
+    ``instance``: keys of ``[instance]`` that are other here."""
 
     name: str
     role: Role
@@ -63,6 +65,7 @@ class PoolConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     is_pipeline_on_network: bool = False
     kv_tokens: int | None = None
     link_bytes_per_s: float | None = None
+    start_s: float = 0.0
     instance: dict[str, Any] = {}
 
     @property
@@ -77,6 +80,15 @@ class PoolConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             pipeline=self.pipeline,
             is_pipeline_on_network=self.is_pipeline_on_network,
         )
+
+
+class ScaleStep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """At ``at_s`` somebody wishes for so many instances of ``pool``: those that are too many drain, the last
+    that were started first."""
+
+    at_s: float
+    pool: str
+    count: int
 
 
 class Pool(NamedTuple):
@@ -98,6 +110,7 @@ class Simulated(msgspec.Struct, frozen=True, kw_only=True):
     settings: Config
     pools: tuple[Pool, ...]
     faults: tuple[AnyFault, ...] = ()
+    scale: tuple[ScaleStep, ...] = ()
 
     @property
     def kv_token_bytes(self) -> int:
@@ -131,8 +144,10 @@ def simulated_from_tree(tree: Mapping[str, Any], beside: Path = Path()) -> Simul
     pools = tuple(_pool_of(each, rest, cluster, shape, beside) for each in configs)
     faults = _convert("fault", tree.get("fault", []), tuple[AnyFault, ...])
     check_faults(faults, {each.name: each.count for each in configs})
+    scale = _convert("scale", tree.get("scale", []), tuple[ScaleStep, ...])
+    _check_scale(scale, names)
     settings = config_from_tree(rest)
-    return Simulated(cluster=cluster, shape=shape, settings=settings, pools=pools, faults=faults)
+    return Simulated(cluster=cluster, shape=shape, settings=settings, pools=pools, faults=faults, scale=scale)
 
 
 def _convert(key: str, value: Any, kind: Any) -> Any:
@@ -150,6 +165,17 @@ def _check_cluster(cluster: ClusterConfig) -> None:
     for field in ("hop_s", "link_latency_s"):
         if not 0 <= getattr(cluster, field) < float("inf"):
             raise ConfigError(f"cluster.{field}", getattr(cluster, field), "must be 0 or more")
+
+
+def _check_scale(steps: Sequence[ScaleStep], pools: Sequence[str]) -> None:
+    for number, step in enumerate(steps):
+        key = f"scale.{number}"
+        if step.pool not in pools:
+            raise ConfigError(f"{key}.pool", step.pool, f"must be one of {', '.join(sorted(pools))}")
+        if not 0 <= step.at_s < float("inf"):
+            raise ConfigError(f"{key}.at_s", step.at_s, "must be 0 or more")
+        if step.count < 0:
+            raise ConfigError(f"{key}.count", step.count, "must be 0 or more")
 
 
 def _shape_of(cluster: ClusterConfig) -> ModelShape:
@@ -170,6 +196,8 @@ def _pool_of(
     if pool.pipeline > shape.layers:
         rule = f"must be at most the {shape.layers} layers of {shape.name}"
         raise ConfigError(f"{key}.pipeline", pool.pipeline, rule)
+    if not 0 <= pool.start_s < float("inf"):
+        raise ConfigError(f"{key}.start_s", pool.start_s, "must be 0 or more")
     if pool.link_bytes_per_s is not None and not pool.link_bytes_per_s > 0:
         raise ConfigError(f"{key}.link_bytes_per_s", pool.link_bytes_per_s, "must be over 0")
     own = {**rest.get("instance", {}), **pool.instance, "role": pool.role}

@@ -220,7 +220,7 @@ class DecodeRoom:
         if self._adrift.pop(owner, None) is not None and self.is_alive:
             self.handle(events.PullDrained(owner))
 
-    def die(self) -> None:
+    def end(self) -> None:
         """Its clients have what was drawn until now."""
         self.is_alive = False
         self.drawing.leave_all()

@@ -9,6 +9,7 @@ from common.kv.blocks import BlockOwner
 from common.messages import TokenEvent
 from decode.events import StepRow
 from decode.sequence import DecodeSequence
+from decode.speed import smoothed_step_s
 from decode.state import DecodeState
 from services.simulator.gaps import GapCounts, SlowestSteps
 from services.simulator.gateway import SimulatedGateway
@@ -36,15 +37,16 @@ class _Lane:
 
 @dataclass(slots=True)
 class Drawing:
-    """``fresh``: whom no step has taken yet. ``steps``, and ``rows`` of all of them, since the start.
-    ``gaps``: between tokens, but for the first ones of this room, of which the gateway knows. A step that a
-    sequence sits out, as there is no block for it, makes two gaps of one; and one between two lanes' steps
-    counts as one of the latter lane's."""
+    """``fresh``: whom no step has taken yet. ``steps``, and ``rows`` of all of them, since the start;
+    ``step_s``: what one took of late. ``gaps``: between tokens, but for the first ones of this room, of which
+    the gateway knows. A step that a sequence sits out, as there is no block for it, makes two gaps of one; and
+    one between two lanes' steps counts as one of the latter lane's."""
 
     decode: DecodeState
     gateway: SimulatedGateway
     gaps: GapCounts = field(default_factory=GapCounts)
     steps: int = 0
+    step_s: float | None = None
     rows: int = 0
     fresh: list[BlockOwner] = field(default_factory=list)
     _decoded: dict[RequestId, _Decoded] = field(default_factory=dict)
@@ -78,6 +80,7 @@ class Drawing:
         """Of so many rows: the first of them ended then, and the last then, after ``last_s``."""
         taking = self._lanes[lane]
         slowest = taking.slowest
+        self.step_s = smoothed_step_s(self.step_s, last_s, steps)
         self.steps += steps
         self.rows += steps * rows
         staying = rows - len(taking.joining)

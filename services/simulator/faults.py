@@ -67,7 +67,7 @@ class Faults:
         conditions = cluster.conditions_of(instance_id)
         match fault:
             case Death():
-                cluster.die(instance_id)
+                cluster.die(instance_id, is_for_good=fault.lasts_s is None)
                 self._after(fault, lambda: cluster.begin_anew(instance_id))
                 return
             case Straggler(times=times):

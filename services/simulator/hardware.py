@@ -63,13 +63,13 @@ class ComputedWork:
 
 
 class PoolHardware(msgspec.Struct, frozen=True):
-    """``devices``: of all its instances. ``mean_w``: power times the busy share; what an idle device draws no
-    data sheet says. ``usd_h``: idle or not. ``mfu`` and ``mbu``: of peak FLOP/s (bf16) and memory bandwidth,
-    while its instances compute."""
+    """``devices``: of all its instances, on average. ``mean_w``: power times the busy share; what an idle
+    device draws no data sheet says. ``usd_h``: idle or not. ``mfu`` and ``mbu``: of peak FLOP/s (bf16) and
+    memory bandwidth, while its instances compute."""
 
     name: str
     device: str | None
-    devices: int
+    devices: float
     mean_w: float | None
     usd_h: float | None
     mfu: float | None
@@ -90,12 +90,12 @@ def pool_hardware(
     pool: Pool,
     shape: ModelShape,
     element_bytes: int,
-    instances: int,
+    instances: float,
     work: Sequence[ComputedWork],
     busy_s: float,
     elapsed_s: float,
 ) -> PoolHardware:
-    """``work`` of each life of an instance, and ``busy_s`` of all."""
+    """``instances``: on average. ``work`` of each life of one, and ``busy_s`` of all."""
     config = pool.config
     device: DeviceSpec | None = None if config.device is None else DEVICES[config.device]
     devices = instances * config.all_devices

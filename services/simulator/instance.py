@@ -131,7 +131,7 @@ class SimulatedInstance:
         return make_load_report(
             self.prefill_state,
             self.decode_state,
-            self.around.speed,
+            self._speed(),
             sequence=self.reports,
             role=self.role,
             home=self.home,
@@ -140,6 +140,10 @@ class SimulatedInstance:
             now=self.around.mesh.network.clock.now,
             untold_steps=self.engine.untold_steps(),
         )
+
+    def _speed(self) -> MeasuredSpeed:
+        known, step_s = self.around.speed, self.decode.drawing.step_s
+        return MeasuredSpeed(known.prefill_tokens_per_s, step_s, known.chunk_time, known.step_time)
 
     # what others tell and ask
 
@@ -196,12 +200,42 @@ class SimulatedInstance:
         self.prefill.prompt_time = _prompt_time(speed, self.prefill_state.chunk_tokens)
         self.engine.change_settings(engine)
 
-    def die(self) -> None:
+    def drain(self, timeout_s: float, ended: Callable[[], None]) -> None:
+        """Both rooms finish or give back what they hold; then ``ended`` is called, unless it dies."""
+        clock, tell_change = self.around.mesh.network.clock, self.note_change
+        self.is_draining = True
+
+        def note_change() -> None:
+            tell_change()
+            clock.soon(look)
+
+        def look() -> None:
+            if self.is_idle:
+                end()
+
+        def expire() -> None:
+            if not self.prefill_state.is_idle:
+                self.prefill.handle(prefill_events.DrainExpired())
+            if not self.decode_state.is_idle:
+                self.decode.handle(decode_events.DrainExpired())
+            end()
+
+        def end() -> None:
+            clock.cancel(timer)
+            if self.is_alive:
+                ended()
+
+        timer = clock.after(timeout_s, lambda: expire() if self.is_alive else None)
+        self.note_change = note_change
+        self.prefill.handle(prefill_events.DrainStarted())
+        self.decode.handle(decode_events.DrainStarted())
+        note_change()
+
+    def end(self) -> None:
         """Nothing is computed, sent or told any more. What had been computed had been told."""
         self.engine.catch_up()
-        self.has_died = True
         self.is_alive = self.prefill.is_alive = False
-        self.decode.die()
+        self.decode.end()
         self.engine.die()
 
     # between the rooms

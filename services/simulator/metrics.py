@@ -32,7 +32,8 @@ DONE = OUTCOMES.index("done")
 
 class PoolMetrics(msgspec.Struct, frozen=True):
     """Shares are of the time that the pool's instances were there. ``instances``: that ever were;
-    ``deaths``: of theirs. ``batch``: sequences of a decode
+    ``mean_instances``: over the run, from when one was begun to be started until it has ended; ``deaths``: of
+    theirs. ``batch``: sequences of a decode
     step, on average; ``kv_peak``: the most blocks that one instance used, as a share of its own.
     Means: ``handover_wait_s`` from a computed prompt to the first portion of its KV asked for,
     ``admission_wait_s`` from an offer to the batch."""
@@ -40,6 +41,7 @@ class PoolMetrics(msgspec.Struct, frozen=True):
     name: str
     role: str
     instances: int
+    mean_instances: float
     deaths: int
     busy: float
     prefill_busy: float
@@ -118,7 +120,7 @@ def measure(cluster: Cluster, objectives: ServiceObjectives | None = None) -> Me
         attainment=attainment,
         goodput_per_s=None if met is None or elapsed_s <= 0 else goodput_per_s(met, elapsed_s),
         pools=tuple(_pools(cluster, first_s, last_s)),
-        hardware=hardware_of(list(_hardware(cluster, elapsed_s)), len(done), elapsed_s),
+        hardware=hardware_of(list(_hardware(cluster, first_s, last_s)), len(done), elapsed_s),
         events=cluster.clock.events,
         digest=records.digest(),
     )
@@ -152,31 +154,38 @@ def _members(cluster: Cluster, pool: Pool) -> list[SimulatedInstance]:
     return [each for each in cluster.lives if cluster.pool_of[each.instance_id] == name]
 
 
-def _present_s(instance: SimulatedInstance, first_s: float, last_s: float) -> float:
-    """Of the run's time."""
-    ended_s = last_s if instance.ended_s is None else min(last_s, instance.ended_s)
-    return max(0.0, ended_s - max(first_s, instance.began_s))
+def _within_s(began_s: float, ended_s: float | None, first_s: float, last_s: float) -> float:
+    """Of the run's time. ``ended_s`` None: not yet."""
+    return max(0.0, (last_s if ended_s is None else min(last_s, ended_s)) - max(first_s, began_s))
 
 
 def _names(members: list[SimulatedInstance]) -> set[InstanceId]:
     return {each.instance_id for each in members}
 
 
-def _hardware(cluster: Cluster, elapsed_s: float) -> Iterator[PoolHardware]:
-    simulated = cluster.simulated
+def _mean_instances(cluster: Cluster, pool: Pool, first_s: float, last_s: float) -> float:
+    terms = cluster.staff.terms_of(pool)
+    if last_s <= first_s:
+        return float(len(terms))
+    there_s = (_within_s(each.began_s, each.ended_s, first_s, last_s) for each in terms)
+    return math.fsum(each_s / (last_s - first_s) for each_s in there_s)
+
+
+def _hardware(cluster: Cluster, first_s: float, last_s: float) -> Iterator[PoolHardware]:
+    simulated, elapsed_s = cluster.simulated, last_s - first_s
     for pool in simulated.pools:
         members = _members(cluster, pool)
         engines = [each.engine for each in members]
         work, busy_s = [each.work for each in engines], math.fsum(each.busy.all_s for each in engines)
         element_bytes = simulated.cluster.element_bytes
-        instances = len(_names(members))
+        instances = _mean_instances(cluster, pool, first_s, last_s)
         yield pool_hardware(pool, simulated.shape, element_bytes, instances, work, busy_s, elapsed_s)
 
 
 def _pools(cluster: Cluster, first_s: float, last_s: float) -> Iterator[PoolMetrics]:
     for pool in cluster.simulated.pools:
         members = _members(cluster, pool)
-        whole_s = math.fsum(_present_s(each, first_s, last_s) for each in members)
+        whole_s = math.fsum(_within_s(each.began_s, each.ended_s, first_s, last_s) for each in members)
         busy = [each.engine.busy for each in members]
         prefill_s = math.fsum(each.prefill_s + each.both_s for each in busy)
         busy_s = prefill_s + math.fsum(each.decode_s for each in busy)
@@ -187,6 +196,7 @@ def _pools(cluster: Cluster, first_s: float, last_s: float) -> Iterator[PoolMetr
             name=pool.config.name,
             role=pool.config.role,
             instances=len(_names(members)),
+            mean_instances=_mean_instances(cluster, pool, first_s, last_s),
             deaths=sum(each.has_died for each in members),
             busy=busy_s / whole_s if whole_s > 0 else 0.0,
             prefill_busy=prefill_s / whole_s if whole_s > 0 else 0.0,

@@ -32,12 +32,8 @@ def profile_of(
                 seconds = performance.pass_s(PassShape((), batch, batch * context))
                 step_fit.observe(step_features(batch, batch * context), seconds)
     full_s = performance.pass_s(PassShape(((0, chunk_tokens),)))
-    typical_s = performance.pass_s(
-        PassShape((), batches[len(batches) // 2], batches[len(batches) // 2] * 1024)
-    )
     return MeasuredSpeed(
         prefill_tokens_per_s=stages * chunk_tokens / full_s if full_s > 0 else None,
-        decode_step_s=typical_s,
         chunk_time=chunk_fit.fitted,
         step_time=step_fit.fitted,
     )

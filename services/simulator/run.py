@@ -10,7 +10,7 @@ from services.bench.arrivals import make_arrivals
 from services.bench.traces import Trace
 from services.simulator.cluster import Cluster, make_cluster
 from services.simulator.config import Simulated
-from services.simulator.faults import Faults
+from services.simulator.life import begin_life
 from services.simulator.timeline import SimulatedTimeline
 
 LITTLE_TOLERANCE = 1e-6
@@ -75,7 +75,7 @@ def simulate(
         simulated, is_exact=load.max_tokens is None, retries=load.retries, timeline=timeline
     )
     cluster.start()
-    Faults(cluster, simulated.faults, seed).start()
+    begin_life(cluster, seed)
     requests = iter(load.requests)
     clock, gateway = cluster.clock, cluster.gateway
     is_everybody_here = False

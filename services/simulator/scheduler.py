@@ -7,6 +7,7 @@ is taken in, as of when it came.
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 import msgspec
@@ -58,6 +59,14 @@ class Instances(Protocol):
     def tell_everyone(self, gone: InstanceGone) -> None: ...
 
 
+class Listener(Protocol):
+    """Who hears what a scheduler is told of requests, before its state does."""
+
+    def note_submitted(self, request: GenerationRequest) -> None: ...
+
+    def note_ended(self, ended: RequestEnded) -> None: ...
+
+
 Predict = Callable[[GenerationRequest], LengthDistribution]
 
 
@@ -69,6 +78,7 @@ class SimulatedScheduler:
     mesh: Instances
     predict: Predict | None = None
     predictor_s: float = 0.0
+    listener: Listener | None = None
     state: SchedulerState = field(init=False)
     roles: RolePolicy | None = field(init=False)
     changes: list[tuple[float, RoleChange]] = field(default_factory=list)
@@ -134,6 +144,8 @@ class SimulatedScheduler:
         self._tell(events.LoadReported(report), can_wait=is_known)
 
     def tell_end(self, ended: RequestEnded) -> None:
+        if self.listener is not None:
+            self.mesh.network.tell(partial(self.listener.note_ended, ended))
         drew = (ended.prompt_tokens, ended.output_tokens, ended.is_cut, ended.attempt)
         over = events.RequestOver(ended.request_id, *drew, ended.ttft_s, ended.tpot_s)
         self._tell(over, can_wait=True)
@@ -158,6 +170,8 @@ class SimulatedScheduler:
 
     def submit(self, request: GenerationRequest, lost: tuple[InstanceId, ...], answer: Answer) -> None:
         self.open_mail()
+        if self.listener is not None:
+            self.listener.note_submitted(request)
         for instance_id in lost:
             self._handle(events.InstanceSuspected(instance_id))
         if self.config.scheduler.prefill_policy == "deferred" and not request.output_ids:

@@ -91,9 +91,9 @@ def hardware_table(hardware: HardwareMetrics) -> Table:
     for pool in hardware.pools:
         shares = (_known(value, "{:.1%}") for value in (pool.mfu, pool.mbu))
         paid = _power_and_price(pool.mean_w, pool.usd_h)
-        table.add_row(pool.name, pool.device or UNKNOWN, str(pool.devices), *shares, *paid)
+        table.add_row(pool.name, pool.device or UNKNOWN, f"{pool.devices:.4g}", *shares, *paid)
     devices = sum(pool.devices for pool in hardware.pools)
-    table.add_row("all", "", str(devices), "", "", *_power_and_price(hardware.mean_w, hardware.usd_h))
+    table.add_row("all", "", f"{devices:.4g}", "", "", *_power_and_price(hardware.mean_w, hardware.usd_h))
     return table
 
 

@@ -1,0 +1,24 @@
+"""What happens to a simulated mesh beside its requests: faults, operators who scale it, plans that do."""
+
+from services.simulator.autoscaling import Autoscaling
+from services.simulator.cluster import Cluster
+from services.simulator.config import ScaleStep
+from services.simulator.faults import Faults
+
+
+def begin_life(cluster: Cluster, seed: int) -> None:
+    """Once its instances are there."""
+    simulated = cluster.simulated
+    Faults(cluster, simulated.faults, seed).start()
+    for step in simulated.scale:
+        _scale_at(cluster, step)
+    if simulated.settings.scaling.policy != "off":
+        scheduler = cluster.scheduler
+        scheduler.listener = autoscaling = Autoscaling(
+            simulated.settings, cluster.clock, scheduler.state, cluster.staff, scheduler.open_mail
+        )
+        autoscaling.start()
+
+
+def _scale_at(cluster: Cluster, step: ScaleStep) -> None:
+    cluster.clock.at(step.at_s, lambda: cluster.staff.scale_pool(step.pool, step.count))
