@@ -158,7 +158,7 @@ class Cluster:
         # What it computes is told in passing, and makes no further report.
         reporter.newest_s = now
         report = instance.load()
-        if not self.conditions_of(instance.instance_id).silences:
+        if not self._conditions[instance.instance_id].silences:
             self.scheduler.tell_report(report)
         silence_s = reporter.interval_s
         if instance.is_idle:
