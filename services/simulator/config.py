@@ -1,9 +1,9 @@
 """What is simulated: a file of the same settings as a mesh's, and tables of its own.
 
 ``[cluster]`` says what is served and how instances are linked, each ``[[pool]]`` how many instances of a kind
-there are, each ``[[fault]]`` what befalls them, each ``[[scale]]`` when there are to be more or fewer. Every
-other section is of ``common.config`` and means what it means live; ``[pool.instance]`` replaces keys of
-``[instance]`` for a pool.
+there are, each ``[[fault]]`` what befalls them, each ``[[scale]]`` when there are to be more or fewer, and
+``[prediction]`` how well lengths are predicted. Every other section is of ``common.config`` and means what it
+means live; ``[pool.instance]`` replaces keys of ``[instance]`` for a pool.
 """
 
 import tomllib
@@ -24,10 +24,11 @@ from services.simulator.fault_config import AnyFault, check_faults
 from services.simulator.performance.interface import HeldOutError, PerformanceModel
 from services.simulator.performance.roofline import Parallelism
 from services.simulator.performance.sources import open_source, read_source
+from services.simulator.prediction import PredictionConfig, check_prediction
 from services.simulator.stages import stage_token_bytes, stage_weight_bytes
 
 GIB = float(1 << 30)
-OWN_TABLES = ("cluster", "pool", "fault", "scale")
+OWN_TABLES = ("cluster", "pool", "fault", "scale", "prediction")
 
 
 class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -111,6 +112,7 @@ class Simulated(msgspec.Struct, frozen=True, kw_only=True):
     pools: tuple[Pool, ...]
     faults: tuple[AnyFault, ...] = ()
     scale: tuple[ScaleStep, ...] = ()
+    prediction: PredictionConfig | None = None
 
     @property
     def kv_token_bytes(self) -> int:
@@ -147,7 +149,15 @@ def simulated_from_tree(tree: Mapping[str, Any], beside: Path = Path()) -> Simul
     scale = _convert("scale", tree.get("scale", []), tuple[ScaleStep, ...])
     _check_scale(scale, names)
     settings = config_from_tree(rest)
-    return Simulated(cluster=cluster, shape=shape, settings=settings, pools=pools, faults=faults, scale=scale)
+    return Simulated(
+        cluster=cluster,
+        shape=shape,
+        settings=settings,
+        pools=pools,
+        faults=faults,
+        scale=scale,
+        prediction=_prediction_of(tree, settings),
+    )
 
 
 def _convert(key: str, value: Any, kind: Any) -> Any:
@@ -176,6 +186,17 @@ def _check_scale(steps: Sequence[ScaleStep], pools: Sequence[str]) -> None:
             raise ConfigError(f"{key}.at_s", step.at_s, "must be 0 or more")
         if step.count < 0:
             raise ConfigError(f"{key}.count", step.count, "must be 0 or more")
+
+
+def _prediction_of(tree: Mapping[str, Any], settings: Config) -> PredictionConfig | None:
+    if settings.predictor.kind == "classifier":
+        rule = "must be another here, where prompts have no words: [prediction] has one of a given accuracy"
+        raise ConfigError("predictor.kind", settings.predictor.kind, rule)
+    if "prediction" not in tree:
+        return None
+    prediction: PredictionConfig = _convert("prediction", tree["prediction"], PredictionConfig)
+    check_prediction(prediction, settings.predictor)
+    return prediction
 
 
 def _shape_of(cluster: ClusterConfig) -> ModelShape:

@@ -39,8 +39,8 @@ class _Lane:
 class Drawing:
     """``fresh``: whom no step has taken yet. ``steps``, and ``rows`` of all of them, since the start;
     ``step_s``: what one took of late. ``gaps``: between tokens, but for the first ones of this room, of which
-    the gateway knows. A step that a sequence sits out, as there is no block for it, makes two gaps of one; and
-    one between two lanes' steps counts as one of the latter lane's."""
+    the gateway knows. A step that a sequence sits out, as there is no block for it, makes two gaps of one;
+    and one between two lanes' steps counts as one of the latter lane's."""
 
     decode: DecodeState
     gateway: SimulatedGateway

@@ -1,15 +1,20 @@
-"""What happens to a simulated mesh beside its requests: faults, operators who scale it, plans that do."""
+"""What happens to a simulated mesh beside its requests: faults, operators who scale it, plans that do, and
+what is predicted of lengths."""
 
 from services.simulator.autoscaling import Autoscaling
 from services.simulator.cluster import Cluster
 from services.simulator.config import ScaleStep
 from services.simulator.faults import Faults
+from services.simulator.prediction import InaccuratePredictor, PredictionConfig
 
 
 def begin_life(cluster: Cluster, seed: int) -> None:
     """Once its instances are there."""
     simulated = cluster.simulated
     Faults(cluster, simulated.faults, seed).start()
+    if simulated.prediction is not None:
+        cluster.scheduler.predict = _predictor_of(cluster, simulated.prediction, seed).predict
+        cluster.scheduler.predictor_s = simulated.prediction.delay_s
     for step in simulated.scale:
         _scale_at(cluster, step)
     if simulated.settings.scaling.policy != "off":
@@ -18,6 +23,10 @@ def begin_life(cluster: Cluster, seed: int) -> None:
             simulated.settings, cluster.clock, scheduler.state, cluster.staff, scheduler.open_mail
         )
         autoscaling.start()
+
+
+def _predictor_of(cluster: Cluster, prediction: PredictionConfig, seed: int) -> InaccuratePredictor:
+    return InaccuratePredictor(prediction, seed, lambda request: cluster.gateway.length_left(request, 0))
 
 
 def _scale_at(cluster: Cluster, step: ScaleStep) -> None:

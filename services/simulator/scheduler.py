@@ -231,7 +231,7 @@ class SimulatedScheduler:
             told = refusal if excluded and isinstance(exc, NoInstanceReady) else exc
             network.tell(lambda: answer(told))
             return
-        if self.predict is not None:
+        if self.predict is not None and self.state.placer.predicted.find(request.request_id) is None:
             said = events.LengthPredicted(request, self.predict(request))
             network.clock.after(self.predictor_s, lambda: self._handle(said))
         task = self._task(request, placement)
