@@ -62,8 +62,8 @@ class _Reporter:
 
 @dataclass(slots=True)
 class Cluster:
-    """``instances``: that live; ``former``: lives that are over. ``on_new`` hears of instances that were
-    never there before."""
+    """``instances``: that live; ``former``: lives that are over. ``on_join`` hears of every
+    life that begins."""
 
     simulated: Simulated
     clock: Clock
@@ -74,7 +74,7 @@ class Cluster:
     instances: dict[InstanceId, SimulatedInstance] = field(default_factory=dict)
     former: list[SimulatedInstance] = field(default_factory=list)
     pool_of: dict[InstanceId, str] = field(default_factory=dict)
-    on_new: list[Callable[[InstanceId], None]] = field(default_factory=list)
+    on_join: list[Callable[[SimulatedInstance], None]] = field(default_factory=list)
     scheduler: SimulatedScheduler = field(init=False)
     staff: Staff = field(init=False)
     _conditions: dict[InstanceId, Conditions] = field(default_factory=dict)
@@ -228,7 +228,6 @@ class Cluster:
         return self._speeds[key]
 
     def _join(self, pool: Pool, instance_id: InstanceId) -> None:
-        is_new = instance_id not in self.pool_of
         conditions = self.conditions_of(instance_id)
         speed = self._speed_of(pool, conditions)
         self._lives += 1
@@ -275,9 +274,8 @@ class Cluster:
         self._report_at(self._reporters[instance_id], self.clock.now)
         if conditions.link_share != 1:
             self.network.pace(instance_id, conditions.link_share)
-        if is_new:
-            for told in self.on_new:
-                told(instance_id)
+        for told in self.on_join:
+            told(instance)
 
 
 def make_cluster(

@@ -1,9 +1,10 @@
 """What is simulated: a file of the same settings as a mesh's, and tables of its own.
 
 ``[cluster]`` says what is served and how instances are linked, each ``[[pool]]`` how many instances of a kind
-there are, each ``[[fault]]`` what befalls them, each ``[[scale]]`` when there are to be more or fewer, and
-``[prediction]`` how well lengths are predicted. Every other section is of ``common.config`` and means what it
-means live; ``[pool.instance]`` replaces keys of ``[instance]`` for a pool.
+there are, each ``[[fault]]`` what befalls them, each ``[[scale]]`` when there are to be more or fewer,
+``[prediction]`` how well lengths are predicted, ``[prefix]`` what is kept of prompts. Every other section is
+of ``common.config`` and means what it means live; ``[pool.instance]`` replaces keys of ``[instance]`` for a
+pool.
 """
 
 import tomllib
@@ -25,10 +26,11 @@ from services.simulator.performance.interface import HeldOutError, PerformanceMo
 from services.simulator.performance.roofline import Parallelism
 from services.simulator.performance.sources import open_source, read_source
 from services.simulator.prediction import PredictionConfig, check_prediction
+from services.simulator.prefixes import PrefixConfig, check_prefix
 from services.simulator.stages import stage_token_bytes, stage_weight_bytes
 
 GIB = float(1 << 30)
-OWN_TABLES = ("cluster", "pool", "fault", "scale", "prediction")
+OWN_TABLES = ("cluster", "pool", "fault", "scale", "prediction", "prefix")
 
 
 class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -113,6 +115,7 @@ class Simulated(msgspec.Struct, frozen=True, kw_only=True):
     faults: tuple[AnyFault, ...] = ()
     scale: tuple[ScaleStep, ...] = ()
     prediction: PredictionConfig | None = None
+    prefix: PrefixConfig | None = None
 
     @property
     def kv_token_bytes(self) -> int:
@@ -157,6 +160,7 @@ def simulated_from_tree(tree: Mapping[str, Any], beside: Path = Path()) -> Simul
         faults=faults,
         scale=scale,
         prediction=_prediction_of(tree, settings),
+        prefix=_prefix_of(tree),
     )
 
 
@@ -197,6 +201,14 @@ def _prediction_of(tree: Mapping[str, Any], settings: Config) -> PredictionConfi
     prediction: PredictionConfig = _convert("prediction", tree["prediction"], PredictionConfig)
     check_prediction(prediction, settings.predictor)
     return prediction
+
+
+def _prefix_of(tree: Mapping[str, Any]) -> PrefixConfig | None:
+    if "prefix" not in tree:
+        return None
+    prefix: PrefixConfig = _convert("prefix", tree["prefix"], PrefixConfig)
+    check_prefix(prefix)
+    return prefix
 
 
 def _shape_of(cluster: ClusterConfig) -> ModelShape:

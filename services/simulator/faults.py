@@ -6,13 +6,14 @@ Times come from a seed and from the instance alone: that one fails says nothing 
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from common.ids import InstanceId
 from services.simulator.cluster import Cluster
 from services.simulator.fault_config import AnyFault, Death, Silence, SlowLink, Straggler
+from services.simulator.instance import SimulatedInstance
 
 
 @dataclass(slots=True)
@@ -20,14 +21,15 @@ class Faults:
     cluster: Cluster
     faults: Sequence[AnyFault]
     seed: int
+    _followed: set[InstanceId] = field(default_factory=set)
 
     def start(self) -> None:
         for fault in self.faults:
             if fault.at_s is not None:
                 self._befall_at(fault, fault.at_s)
-        self.cluster.on_new.append(self._follow)
-        for instance_id in list(self.cluster.instances):
-            self._follow(instance_id)
+        self.cluster.on_join.append(self._follow)
+        for instance in self.cluster.instances.values():
+            self._follow(instance)
 
     def _befall_at(self, fault: AnyFault, at_s: float) -> None:
         def befall() -> None:
@@ -40,8 +42,12 @@ class Faults:
     def _concerns(self, fault: AnyFault, instance_id: InstanceId) -> bool:
         return instance_id == fault.instance or self.cluster.pool_of[instance_id] == fault.pool
 
-    def _follow(self, instance_id: InstanceId) -> None:
-        """An instance that was never there before."""
+    def _follow(self, instance: SimulatedInstance) -> None:
+        """From its first life on."""
+        instance_id = instance.instance_id
+        if instance_id in self._followed:
+            return
+        self._followed.add(instance_id)
         for number, fault in enumerate(self.faults):
             if fault.mean_between_s is not None and self._concerns(fault, instance_id):
                 place = self.cluster.network.number_of(instance_id)

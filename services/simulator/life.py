@@ -1,15 +1,17 @@
-"""What happens to a simulated mesh beside its requests: faults, operators who scale it, plans that do, and
-what is predicted of lengths."""
+"""What happens to a simulated mesh beside its requests: faults, operators who scale it, plans that do, what
+is predicted of lengths, and what is kept of prompts."""
 
 from services.simulator.autoscaling import Autoscaling
 from services.simulator.cluster import Cluster
 from services.simulator.config import ScaleStep
 from services.simulator.faults import Faults
+from services.simulator.instance import SimulatedInstance
 from services.simulator.prediction import InaccuratePredictor, PredictionConfig
+from services.simulator.prefixes import InstancePrefixes, KnownPrefixes, PrefixConfig
 
 
-def begin_life(cluster: Cluster, seed: int) -> None:
-    """Once its instances are there."""
+def begin_life(cluster: Cluster, seed: int) -> KnownPrefixes | None:
+    """Once its instances are there. Whoever knows prefixes is to be told of requests that come."""
     simulated = cluster.simulated
     Faults(cluster, simulated.faults, seed).start()
     if simulated.prediction is not None:
@@ -23,10 +25,23 @@ def begin_life(cluster: Cluster, seed: int) -> None:
             simulated.settings, cluster.clock, scheduler.state, cluster.staff, scheduler.open_mail
         )
         autoscaling.start()
+    return None if simulated.prefix is None else _keep_prefixes(cluster, simulated.prefix)
 
 
 def _predictor_of(cluster: Cluster, prediction: PredictionConfig, seed: int) -> InaccuratePredictor:
     return InaccuratePredictor(prediction, seed, lambda request: cluster.gateway.length_left(request, 0))
+
+
+def _keep_prefixes(cluster: Cluster, prefix: PrefixConfig) -> KnownPrefixes:
+    known = KnownPrefixes(prefix, cluster.simulated.kv_token_bytes)
+
+    def join(instance: SimulatedInstance) -> None:
+        instance.prefill.prefixes = InstancePrefixes(known, known.cache())
+
+    cluster.on_join.append(join)
+    for instance in cluster.instances.values():
+        join(instance)
+    return known
 
 
 def _scale_at(cluster: Cluster, step: ScaleStep) -> None:

@@ -33,9 +33,9 @@ DONE = OUTCOMES.index("done")
 class PoolMetrics(msgspec.Struct, frozen=True):
     """Shares are of the time that the pool's instances were there. ``instances``: that ever were;
     ``mean_instances``: over the run, from when one was begun to be started until it has ended; ``deaths``: of
-    theirs. ``batch``: sequences of a decode
-    step, on average; ``kv_peak``: the most blocks that one instance used, as a share of its own.
-    Means: ``handover_wait_s`` from a computed prompt to the first portion of its KV asked for,
+    theirs. ``hit_tokens``: of prompts, that were kept and not computed, as ``chunk_tokens`` were. ``batch``:
+    sequences of a decode step, on average; ``kv_peak``: the most blocks that one instance used, as a share of
+    its own. Means: ``handover_wait_s`` from a computed prompt to the first portion of its KV asked for,
     ``admission_wait_s`` from an offer to the batch."""
 
     name: str
@@ -46,6 +46,7 @@ class PoolMetrics(msgspec.Struct, frozen=True):
     busy: float
     prefill_busy: float
     chunk_tokens: int
+    hit_tokens: int
     decode_steps: int
     batch: float
     kv_peak: float
@@ -201,6 +202,7 @@ def _pools(cluster: Cluster, first_s: float, last_s: float) -> Iterator[PoolMetr
             busy=busy_s / whole_s if whole_s > 0 else 0.0,
             prefill_busy=prefill_s / whole_s if whole_s > 0 else 0.0,
             chunk_tokens=sum(each.prefill.chunk_tokens for each in members),
+            hit_tokens=sum(each.prefill.hit_tokens for each in members),
             decode_steps=steps,
             batch=_mean(rows, steps),
             kv_peak=peak,

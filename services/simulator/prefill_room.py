@@ -1,7 +1,7 @@
 """An instance's prefill room in virtual time: its live state, driven as ``prefill.service`` drives it."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -27,6 +27,7 @@ from prefill.sequence import ROOM
 from prefill.state import PrefillState
 from services.simulator.gateway import END_TOKEN, TOKEN
 from services.simulator.mesh import Engine, Mesh, PullAnswer
+from services.simulator.prefixes import InstancePrefixes
 
 DRAWN, ENDING = SampledToken(TOKEN), SampledToken(END_TOKEN)
 
@@ -35,7 +36,8 @@ DRAWN, ENDING = SampledToken(TOKEN), SampledToken(END_TOKEN)
 class PrefillRoom:
     """``keep_here`` gives a sequence that is to be decoded here to the decode room; ``on_change`` is called
     after every event. ``chunk_tokens``, ``sent_bytes``, ``handovers`` and how long these
-    waited to begin: since the start."""
+    waited to begin: since the start. ``prefixes``: what prompts need no computing of, if somebody keeps that;
+    ``_computed``: the chunk in flight."""
 
     state: PrefillState
     mesh: Mesh
@@ -48,7 +50,13 @@ class PrefillRoom:
     sent_bytes: int = 0
     handovers: int = 0
     handover_wait_s: float = 0.0
+    prefixes: InstancePrefixes | None = None
+    _computed: tuple[events.ChunkSlice, ...] = ()
     _pulls: dict[tuple[BlockOwner, int], PullAnswer] = field(default_factory=dict)
+
+    @property
+    def hit_tokens(self) -> int:
+        return 0 if self.prefixes is None else self.prefixes.hit_tokens
 
     def handle(self, event: events.PrefillEvent) -> None:
         """Raises as the state does."""
@@ -81,6 +89,9 @@ class PrefillRoom:
 
     def end_chunk(self, slices: Sequence[events.ChunkSlice]) -> None:
         self.chunk_tokens += sum(piece.tokens for piece in slices)
+        if self.prefixes is not None:
+            slices = self._computed
+            self.prefixes.note_computed(slices)
         self.handle(events.ChunkFinished(tuple(map(self._token_after, slices))))
 
     def _token_after(self, piece: events.ChunkSlice) -> SampledToken | None:
@@ -105,7 +116,31 @@ class PrefillRoom:
     # commands
 
     def _run_chunk(self, command: events.RunChunk) -> None:
-        self.engine.wait_chunk(command)
+        if self.prefixes is None:
+            self.engine.wait_chunk(command)
+        else:
+            self._run_rest(command, self.prefixes)
+
+    def _run_rest(self, command: events.RunChunk, prefixes: InstancePrefixes) -> None:
+        """What is kept of it already is brought here first."""
+        self._computed = command.slices
+        slices, loading_s = prefixes.reuse(command.slices)
+
+        def begin() -> None:
+            if not self.is_alive:
+                return
+            if slices:
+                self.engine.wait_chunk(replace(command, slices=slices))
+            else:
+                self.end_chunk(())
+
+        clock = self.mesh.network.clock
+        if loading_s > 0:
+            clock.after(loading_s, begin)
+        elif slices:
+            begin()
+        else:
+            clock.soon(begin)
 
     def _publish_token(self, command: events.PublishToken) -> None:
         self.mesh.gateway.take_first(command.event, command.queue_s)

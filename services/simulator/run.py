@@ -11,6 +11,7 @@ from services.bench.traces import Trace
 from services.simulator.cluster import Cluster, make_cluster
 from services.simulator.config import Simulated
 from services.simulator.life import begin_life
+from services.simulator.records import request_id_of
 from services.simulator.timeline import SimulatedTimeline
 
 LITTLE_TOLERANCE = 1e-6
@@ -27,11 +28,12 @@ class SimulationError(ServiceError):
 
 @dataclass(frozen=True, slots=True)
 class Offered:
-    """One request that comes."""
+    """One request that comes. ``block_hashes``: of what its prompt begins with, if the trace says so."""
 
     arrival_s: float
     prompt_tokens: int
     output_tokens: int
+    block_hashes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,7 @@ def offered_of(
     else:
         times = make_arrivals(arrivals, rate_per_s or 0.0, seed)
     for row, time_s in zip(rows, islice(times, len(rows)), strict=True):
-        yield Offered(time_s, row.prompt_tokens, row.output_tokens)
+        yield Offered(time_s, row.prompt_tokens, row.output_tokens, row.block_hashes)
 
 
 def simulate(
@@ -75,13 +77,16 @@ def simulate(
         simulated, is_exact=load.max_tokens is None, retries=load.retries, timeline=timeline
     )
     cluster.start()
-    begin_life(cluster, seed)
+    prefixes = begin_life(cluster, seed)
     requests = iter(load.requests)
     clock, gateway = cluster.clock, cluster.gateway
     is_everybody_here = False
 
     def come(offered: Offered) -> None:
         gateway.start(offered.prompt_tokens, offered.output_tokens, load.max_tokens)
+        if prefixes is not None and offered.block_hashes:
+            newest = request_id_of(len(cluster.records) - 1)
+            prefixes.note(newest, offered.block_hashes, gateway.entries)
         if len(cluster.records) % PROGRESS_REQUESTS == 0:
             progress(len(cluster.records))
         expect()

@@ -27,6 +27,11 @@ def summary_of(metrics: Metrics) -> list[str]:
         f" failed, {metrics.continued} continuations, in {metrics.elapsed_s:.1f} virtual seconds:"
         f" {metrics.requests_per_s:.2f} requests/s, {metrics.tokens_per_s:.0f} tokens/s"
     ]
+    hits, computed = (
+        sum(getattr(pool, name) for pool in metrics.pools) for name in ("hit_tokens", "chunk_tokens")
+    )
+    if hits:
+        lines.append(f"{hits / (hits + computed):.1%} of all prompts' tokens were kept, and not computed")
     deaths = sum(pool.deaths for pool in metrics.pools)
     if deaths:
         lines.append(f"instances died {deaths} times")
