@@ -1,5 +1,6 @@
 """An instance's prefill room in virtual time: its live state, driven as ``prefill.service`` drives it."""
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -37,7 +38,7 @@ class PrefillRoom:
     """``keep_here`` gives a sequence that is to be decoded here to the decode room; ``on_change`` is called
     after every event. ``chunk_tokens``, ``sent_bytes``, ``handovers`` and how long these
     waited to begin: since the start. ``prefixes``: what prompts need no computing of, if somebody keeps that;
-    ``_computed``: the chunk in flight."""
+    ``_whole``: chunks in flight."""
 
     state: PrefillState
     mesh: Mesh
@@ -51,7 +52,7 @@ class PrefillRoom:
     handovers: int = 0
     handover_wait_s: float = 0.0
     prefixes: InstancePrefixes | None = None
-    _computed: tuple[events.ChunkSlice, ...] = ()
+    _whole: deque[tuple[events.ChunkSlice, ...]] = field(default_factory=deque)
     _pulls: dict[tuple[BlockOwner, int], PullAnswer] = field(default_factory=dict)
 
     @property
@@ -90,7 +91,7 @@ class PrefillRoom:
     def end_chunk(self, slices: Sequence[events.ChunkSlice]) -> None:
         self.chunk_tokens += sum(piece.tokens for piece in slices)
         if self.prefixes is not None:
-            slices = self._computed
+            slices = self._whole.popleft()
             self.prefixes.note_computed(slices)
         self.handle(events.ChunkFinished(tuple(map(self._token_after, slices))))
 
@@ -123,7 +124,7 @@ class PrefillRoom:
 
     def _run_rest(self, command: events.RunChunk, prefixes: InstancePrefixes) -> None:
         """What is kept of it already is brought here first."""
-        self._computed = command.slices
+        self._whole.append(command.slices)
         slices, loading_s = prefixes.reuse(command.slices)
 
         def begin() -> None:

@@ -88,6 +88,40 @@ def test_layer_by_layer_most_of_the_transfer_is_over_with_the_prompt() -> None:
     assert beside_s - beside_first_s < 0.15 * sent_s + 0.03
 
 
+def test_prompts_under_the_threshold_hand_over_in_one_piece_and_longer_ones_by_layers() -> None:
+    """What is left to send when the prompt is computed. Layers of so small a model go by the chunk: they are
+    told of in pieces of two MiB."""
+    bytes_per_s = 4e6
+    given: dict[str, Any] = {"cluster": {"link_bytes_per_s": bytes_per_s}, "instance": {"chunk_tokens": 128}}
+    pools = (pool("prefill"), pool("decode"))
+    prompts = (256, 2048)
+    waits_s = {}
+    for least in (1, 512, 1_000_000):
+        simulated = mesh(*pools, transfer={"layerwise_min_tokens": least}, **given)
+        for tokens in prompts:
+            [(second_s, first_s)] = _seconds(run(simulated, (0.0, tokens, 3)))
+            waits_s[least, tokens] = second_s - first_s
+    whole_s = {tokens: tokens * TOKEN_BYTES / bytes_per_s for tokens in prompts}
+    assert all(waits_s[1_000_000, tokens] > whole_s[tokens] for tokens in prompts)
+    assert waits_s[512, 256] == waits_s[1_000_000, 256] > waits_s[1, 256]
+    assert waits_s[512, 2048] == waits_s[1, 2048] < 0.7 * waits_s[1_000_000, 2048]
+
+
+def test_a_larger_share_of_a_step_for_pulls_lets_new_sequences_start_sooner() -> None:
+    """A portion is what crosses the link in the share: of a prompt beside a sequence that runs."""
+    second_s = []
+    for share in (0.05, 1.0):
+        simulated = mesh(
+            pool("prefill"),
+            pool("decode"),
+            cluster={"link_bytes_per_s": 3e7},
+            transfer=LAYERWISE_NEVER | {"pull_share": share},
+        )
+        records = run(simulated, (0.0, 100, 400), (1.0, 4000, 3)).records
+        second_s.append(records.second_token_s[1])
+    assert second_s[1] < second_s[0]
+
+
 ARRANGEMENTS: dict[str, Simulated] = {
     "pools": mesh(pool("prefill", 2), pool("decode", 2), instance={"chunk_tokens": 256}),
     "with messages that take time": mesh(pool("prefill", 2), pool("decode", 2), cluster={"hop_s": 0.003}),
