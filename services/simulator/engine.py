@@ -54,6 +54,10 @@ class EngineSettings:
     mixed_max_wait_s: float
     stage_shares: tuple[float, ...] = (1.0,)
 
+    def pass_s(self, shape: PassShape) -> float:
+        """Of a chunk of which nothing is to be computed none, if no decodes go along."""
+        return self.performance.pass_s(shape) if shape.chunks or shape.sequences else 0.0
+
 
 @dataclass(slots=True)
 class BusyTime:
@@ -172,7 +176,7 @@ class SimulatedEngine:
             chunk, self._chunk = self._chunk, None
             assert chunk is not None
             chunks = tuple((piece.start, piece.tokens) for piece in chunk.slices)
-            duration_s = self.settings.performance.pass_s(PassShape(chunks, sequences, context))
+            duration_s = self.settings.pass_s(PassShape(chunks, sequences, context))
         else:
             steps = self._steps()
             duration_s = self.settings.performance.steps_s(sequences, context, steps)
@@ -254,7 +258,7 @@ class SimulatedEngine:
             self._end_steps(run, run.steps)
         else:
             self._forget(run)
-            chunks = ((piece.start, piece.tokens) for piece in run.chunk.slices)
+            chunks = [(piece.start, piece.tokens) for piece in run.chunk.slices]
             self.work.add_mixed(chunks, run.sequences, run.context_tokens)
             if run.sequences:
                 self.busy.both_s += run.duration_s

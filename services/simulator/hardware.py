@@ -5,7 +5,7 @@ device, or a figure of it, is not known, neither is what follows from it, nor an
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -17,7 +17,7 @@ from common.shapes import ModelShape
 from services.simulator.config import Pool
 from services.simulator.shape import attended_tokens
 
-Chunks = Iterable[tuple[int, int]]
+Chunks = Collection[tuple[int, int]]
 
 
 @dataclass(slots=True)
@@ -42,7 +42,9 @@ class ComputedWork:
         self.read_tokens += attended
 
     def add_mixed(self, chunks: Chunks, sequences: int, context_tokens: int) -> None:
-        """A pass with chunks: (tokens before, tokens) of each."""
+        """A pass with chunks: (tokens before, tokens) of each. One of nothing is none."""
+        if not chunks and not sequences:
+            return
         self.add_steps(sequences, context_tokens, 1)
         for before, tokens in chunks:
             self.rows += tokens

@@ -168,7 +168,7 @@ class PipelinedEngine:
         if chunk is not None:
             self._chunk = None
             chunks = tuple((piece.start, piece.tokens) for piece in chunk.slices)
-        duration_s = self.settings.performance.pass_s(PassShape(chunks, sequences, context))
+        duration_s = self.settings.pass_s(PassShape(chunks, sequences, context))
         begun = _Pass(self.passes, self._occupy(duration_s), duration_s, lane, sequences, context, chunk)
         self.passes += 1
         self._under_way.append(begun)
@@ -221,7 +221,7 @@ class PipelinedEngine:
             self.work.add_steps(ended.sequences, ended.context_tokens, 1)
             self.busy.decode_s += busy_s
             return
-        chunks = ((piece.start, piece.tokens) for piece in ended.chunk.slices)
+        chunks = [(piece.start, piece.tokens) for piece in ended.chunk.slices]
         self.work.add_mixed(chunks, ended.sequences, ended.context_tokens)
         if ended.sequences:
             self.busy.both_s += busy_s

@@ -127,21 +127,16 @@ class PrefillRoom:
         self._whole.append(command.slices)
         slices, loading_s = prefixes.reuse(command.slices)
 
-        def begin() -> None:
-            if not self.is_alive:
-                return
-            if slices:
-                self.engine.wait_chunk(replace(command, slices=slices))
-            else:
-                self.end_chunk(())
+        rest = replace(command, slices=slices)
 
-        clock = self.mesh.network.clock
+        def begin() -> None:
+            if self.is_alive:
+                self.engine.wait_chunk(rest)
+
         if loading_s > 0:
-            clock.after(loading_s, begin)
-        elif slices:
-            begin()
+            self.mesh.network.clock.after(loading_s, begin)
         else:
-            clock.soon(begin)
+            begin()
 
     def _publish_token(self, command: events.PublishToken) -> None:
         self.mesh.gateway.take_first(command.event, command.queue_s)

@@ -76,6 +76,10 @@ ARRANGEMENTS: dict[str, dict[str, Any]] = {
         "pools": (pool("prefill"), pool("decode"), pool("mixed", 2, kv_tokens=4000)),
         "cluster": {"link_bytes_per_s": 1e7},
     },
+    "pipelines": {
+        "pools": (pool("prefill", 2, pipeline=2), pool("decode", 3, pipeline=2)),
+        "cluster": {"link_bytes_per_s": 1e7},
+    },
     "deferred, with a plan for roles": {
         "scheduler": {"prefill_policy": "deferred"},
         "roles": {"policy": "overflow", "overflow_queue_s": 0.05, "cool_down_s": 0.2, "settle_s": 0.5},

@@ -156,3 +156,20 @@ def test_a_table_that_makes_no_sense_is_an_error(prefix: dict[str, Any], key: st
     with pytest.raises(ConfigError, match=rule) as caught:
         alike(**prefix)
     assert caught.value.key == key
+
+
+def test_a_pipeline_has_chunks_that_are_kept_in_their_turn() -> None:
+    """Of two stages: what is kept follows what is computed, and takes no time."""
+    pools = (pool("prefill", pipeline=2), pool("decode", pipeline=2))
+    requests = [
+        Offered(0.02 * number, 700 + 37 * number, 20, (number % 3, 10 + number % 5)) for number in range(60)
+    ]
+    digests = set()
+    for prefix in ({}, {"bytes_per_s": 1e7}):
+        simulated = mesh(*pools, prefix=prefix, instance={"chunk_tokens": 300})
+        metrics = measure(simulate(simulated, Load(requests, retries=100)))
+        assert metrics.done == 60
+        computed = metrics.pools[0].chunk_tokens
+        assert computed + metrics.pools[0].hit_tokens == sum(each.prompt_tokens for each in requests)
+        digests.add(metrics.digest)
+    assert len(digests) == 2
