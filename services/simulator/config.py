@@ -148,10 +148,11 @@ def simulated_from_tree(tree: Mapping[str, Any], beside: Path = Path()) -> Simul
             raise ConfigError("pool.name", each.name, "each pool needs a name of its own")
     pools = tuple(_pool_of(each, rest, cluster, shape, beside) for each in configs)
     faults = _convert("fault", tree.get("fault", []), tuple[AnyFault, ...])
-    check_faults(faults, {each.name: each.count for each in configs})
     scale = _convert("scale", tree.get("scale", []), tuple[ScaleStep, ...])
     _check_scale(scale, names)
     settings = config_from_tree(rest)
+    may_grow = {step.pool for step in scale} if settings.scaling.policy != "on" else set(names)
+    check_faults(faults, {each.name: None if each.name in may_grow else each.count for each in configs})
     return Simulated(
         cluster=cluster,
         shape=shape,

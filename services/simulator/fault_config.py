@@ -1,7 +1,7 @@
 """``[[fault]]``: what befalls a simulated mesh's instances, when, and for how long."""
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 import msgspec
 
@@ -45,8 +45,8 @@ class Silence(FaultConfig, frozen=True, kw_only=True, tag="silence"):
 AnyFault = Death | Straggler | SlowLink | Silence
 
 
-def check_faults(faults: Collection[AnyFault], counts: dict[str, int]) -> None:
-    """``counts``: of instances, by pool. Raises ConfigError."""
+def check_faults(faults: Collection[AnyFault], counts: Mapping[str, int | None]) -> None:
+    """``counts``: of instances, by pool; None: there may be any number. Raises ConfigError."""
     for number, fault in enumerate(faults):
         key = f"fault.{number}"
         _check_target(key, fault, counts)
@@ -58,7 +58,7 @@ def check_faults(faults: Collection[AnyFault], counts: dict[str, int]) -> None:
                 raise ConfigError(f"{key}.share", share, "must be from 0 to 1")
 
 
-def _check_target(key: str, fault: AnyFault, counts: dict[str, int]) -> None:
+def _check_target(key: str, fault: AnyFault, counts: Mapping[str, int | None]) -> None:
     if (fault.instance is None) == (fault.pool is None):
         raise ConfigError(f"{key}.instance", fault.instance, "either it or pool must be set")
     if fault.pool is not None:
@@ -66,10 +66,11 @@ def _check_target(key: str, fault: AnyFault, counts: dict[str, int]) -> None:
             raise ConfigError(f"{key}.pool", fault.pool, f"must be one of {', '.join(sorted(counts))}")
         return
     pool, _, number = (fault.instance or "").rpartition("-")
-    if pool not in counts or not number.isdecimal() or int(number) >= counts[pool]:
-        raise ConfigError(
-            f"{key}.instance", fault.instance, "must be a pool's name and a number from 0, as in decode-0"
-        )
+    count = counts.get(pool)
+    is_known = pool in counts and number.isdecimal() and (count is None or int(number) < count)
+    if not is_known:
+        rule = "must be a pool's name and the number of one of its instances, from 0 on"
+        raise ConfigError(f"{key}.instance", fault.instance, rule)
 
 
 def _check_times(key: str, fault: AnyFault) -> None:

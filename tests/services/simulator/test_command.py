@@ -55,6 +55,15 @@ def write_config(folder: Path, name: str, step_s: float, extra: str = "") -> Pat
     return path
 
 
+FAULT = """
+[[fault]]
+kind = "death"
+pool = "tokens"
+mean_between_s = 1.0
+lasts_s = 0.5
+"""
+
+
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:
     path = tmp_path / "trace.csv"
@@ -216,3 +225,13 @@ def test_a_run_is_drawn_and_a_timeline_is_of_one_configuration(tmp_path: Path, t
     both = run(config, "--trace", trace, "--compare", other, "--timeline", written)
     assert isinstance(both.exception, ConfigError)
     assert not written.exists()
+
+
+def test_what_befalls_a_mesh_is_the_seeds(tmp_path: Path, trace: Path) -> None:
+    config = write_config(tmp_path, "mesh.toml", 0.02)
+    config.write_text(config.read_text() + FAULT)
+    first, again, other = (
+        ran(config, "--trace", trace, "--seed", str(seed)).splitlines()[-1] for seed in (1, 1, 2)
+    )
+    assert first == again != other
+    assert "instances died" in ran(config, "--trace", trace, "--seed", "1")

@@ -47,8 +47,8 @@ def test_what_a_prompt_has_in_common_with_an_earlier_one_takes_no_time() -> None
     )
     prefill = measure(cluster).pools[0]
     assert (prefill.hit_tokens, prefill.chunk_tokens) == (2 * BLOCK, (4 + 1 + 2) * BLOCK + 100)
-    outward = cluster.network.adapters[InstanceId("prefill-0")].outward
-    assert outward.carried_bytes == (9 * BLOCK + 100) * TOKEN_BYTES
+    sent = cluster.network.adapters[InstanceId("prefill-0")].outward
+    assert sent.carried_bytes == (9 * BLOCK + 100) * TOKEN_BYTES
 
 
 def test_the_last_token_of_a_prompt_that_is_kept_is_computed() -> None:

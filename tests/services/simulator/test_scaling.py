@@ -76,6 +76,13 @@ def test_an_instance_that_dies_while_it_drains_is_gone_and_stays_away() -> None:
     assert cluster.staff.terms[InstanceId("decode-1")].ended_s == 2.5
 
 
+def test_one_that_is_started_later_may_be_the_one_that_dies() -> None:
+    death = {"kind": "death", "instance": "decode-1", "at_s": 5.0}
+    simulated = mesh(pool("prefill"), pool("decode"), scale=[step(2.0, "decode", 2)], fault=[death])
+    cluster = simulate(simulated, Load(steady(60, 0.1)))
+    assert _lives(cluster)["decode-1"] == (2.0, 5.0)
+
+
 PLANNED: dict[str, Any] = {
     "scaling": {
         "policy": "on",
