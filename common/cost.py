@@ -9,6 +9,7 @@ loss, at the utilisation given. At 1 it is a lower bound of what a machine needs
 from it is an upper bound of what the link must carry.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from common.devices import DeviceSpec
@@ -209,8 +210,10 @@ def disaggregated_throughput(
     *,
     is_staggered: bool,
     utilisation: Utilisation = PLAIN_ROOFLINE,
+    most_s: float | None = None,
 ) -> Throughput | None:
-    """At the largest batch that fits ``dop`` = (a, b), or None where weights or KV do not fit.
+    """At the largest batch that fits ``dop`` = (a, b) and whose step takes at most ``most_s``, or None where
+    weights or KV do not fit, or not one sequence is that fast.
 
     A step is model, exchange and attention in turn. Staggered, two batches with half the KV each share one
     replica (Disaggregation 4.3, n = 2): a step of both takes the longest of all three in turn, the model
@@ -222,15 +225,31 @@ def disaggregated_throughput(
     batch = held // batches
     if weight_bytes(shape, element_bytes) > a * model_device.memory_bytes or batch == 0:
         return None
-    model = model_work(shape, batch, element_bytes)
-    attention = attention_work(shape, batch, context, element_bytes)
-    model_s = roofline_s(model, model_device, devices=a, utilisation=utilisation)
-    attention_s = roofline_s(attention, attention_device, devices=b, utilisation=utilisation)
     link_bytes_s = min(a * model_device.network_bytes_s, b * attention_device.network_bytes_s)
-    turn_s = model_s + attention_s + exchanged_bytes(shape, batch, element_bytes) / link_bytes_s
-    step_s = max(turn_s, batches * model_s, batches * attention_s)
+
+    def step_s(batch: int) -> float:
+        model = model_work(shape, batch, element_bytes)
+        attention = attention_work(shape, batch, context, element_bytes)
+        model_s = roofline_s(model, model_device, devices=a, utilisation=utilisation)
+        attention_s = roofline_s(attention, attention_device, devices=b, utilisation=utilisation)
+        turn_s = model_s + attention_s + exchanged_bytes(shape, batch, element_bytes) / link_bytes_s
+        return max(turn_s, batches * model_s, batches * attention_s)
+
+    batch = batch if most_s is None else largest_within(step_s, batch, most_s)
+    if batch == 0:
+        return None
     price = a * model_device.price_usd_h + b * attention_device.price_usd_h
-    return Throughput(a, b, price, batches * batch, step_s, batches * batch / step_s)
+    seconds = step_s(batch)
+    return Throughput(a, b, price, batches * batch, seconds, batches * batch / seconds)
+
+
+def largest_within(step_s: Callable[[int], float], most: int, most_s: float) -> int:
+    """The largest batch up to ``most`` whose step takes no longer; 0: none. Steps grow with the batch."""
+    low, high = 0, most + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if step_s(middle) <= most_s else (low, middle)
+    return low
 
 
 def homogeneous_throughput(
@@ -241,14 +260,20 @@ def homogeneous_throughput(
     devices: int,
     *,
     utilisation: Utilisation = PLAIN_ROOFLINE,
+    most_s: float | None = None,
 ) -> Throughput | None:
     """``devices`` that hold weights and KV together (tensor parallelism without its losses), or None."""
+
+    def step_s(batch: int) -> float:
+        works = (
+            model_work(shape, batch, element_bytes),
+            attention_work(shape, batch, context, element_bytes),
+        )
+        return sum(roofline_s(work, device, devices=devices, utilisation=utilisation) for work in works)
+
     batch = largest_batch(shape, context, element_bytes, device, devices=devices, holds_weights=True)
+    batch = batch if most_s is None else largest_within(step_s, batch, most_s)
     if batch == 0:
         return None
-    works = (
-        model_work(shape, batch, element_bytes),
-        attention_work(shape, batch, context, element_bytes),
-    )
-    step_s = sum(roofline_s(work, device, devices=devices, utilisation=utilisation) for work in works)
-    return Throughput(devices, 0, devices * device.price_usd_h, batch, step_s, batch / step_s)
+    seconds = step_s(batch)
+    return Throughput(devices, 0, devices * device.price_usd_h, batch, seconds, batch / seconds)

@@ -42,16 +42,18 @@ def find_capacity(
     low: float = 0.0,
     least: float = 0.0,
     tolerance: float = COARSE,
+    whole_of: float | None = None,
 ) -> Search[Capacity]:
     """Between ``low``, a guess, and ``high``, a bound that is never reached. Under ``least`` nobody asks how
-    much it is."""
+    much it is. ``whole_of``: a rate that whole instances share: what one serves counts by how many of them
+    that takes, and nothing in between is looked for."""
     point: Point | None = None
     beyond: Point | None = None
     best, floor = 0.0, LOWEST if math.isinf(high) else high * LOWEST
     if not high > 0 or high < least:
         return Capacity(0.0, is_cut=True)
-    rate = first_guess(low, least, high)
-    while True:
+    rate = _snapped(first_guess(low, least, high), best, high, whole_of)
+    while rate is not None:
         if served(found := (yield from ask(probe_at(rate)))):
             best, point = rate, found
         else:
@@ -60,7 +62,8 @@ def find_capacity(
                 return Capacity(best, point, beyond, is_cut=True)
         if high <= floor or (best and high / best <= tolerance):
             return Capacity(best, point, beyond)
-        rate = _next(best, high, low)
+        rate = _snapped(_next(best, high, low), best, high, whole_of)
+    return Capacity(best, point, beyond)
 
 
 def first_guess(low: float, least: float, high: float) -> float:
@@ -73,3 +76,14 @@ def _next(best: float, high: float, low: float) -> float:
     if math.isinf(high):
         return 2 * best
     return math.sqrt(best * high) if best else max(low if low < 0.95 * high else 0.0, high / 2)
+
+
+def _snapped(rate: float, best: float, high: float, whole_of: float | None) -> float | None:
+    """A whole part of the rate between what is known, as near to this as there is; None: there is none."""
+    if whole_of is None:
+        return rate
+    count = max(1, round(whole_of / rate), math.floor(whole_of / high) + 1)
+    if best and whole_of / count <= best * (1 + 1e-9):
+        count -= 1
+    snapped = whole_of / count if count else math.inf
+    return snapped if best * (1 + 1e-9) < snapped < high else None

@@ -43,7 +43,9 @@ class PoolPoint(msgspec.Struct, frozen=True):
 class Point(msgspec.Struct, frozen=True):
     """Shares are of all requests. Percentiles (50, 90, 99) in seconds; none where nothing ended.
     ``left_share``: of those who came in the run's middle half, how many more were there in its last quarter
-    than in its second, beyond chance: over 0 says that it cannot keep up, whatever objectives it keeps."""
+    than in its second, beyond chance: over 0 says that it cannot keep up, whatever objectives it keeps.
+    ``slowdowns``: how many times as long as alone on the reference, where there is one: TTFT, TBT (a
+    request's mean) and end to end, each at its 50th, 90th and 99th percentile."""
 
     attainment: float
     ttft_share: float
@@ -55,6 +57,7 @@ class Point(msgspec.Struct, frozen=True):
     end_to_end_s: tuple[float, ...]
     tbt_s: tuple[float, ...]
     queue_p99_s: float
+    slowdowns: tuple[float, ...]
     left_share: float
     mean_w: float | None
     pools: tuple[PoolPoint, ...]

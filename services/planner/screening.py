@@ -14,15 +14,15 @@ from services.planner.bounds import Bound
 from services.planner.candidates import InstanceKind, PoolPlan
 from services.planner.demand import Demand, Measured
 from services.planner.goodput import FINE, Capacity, find_capacity, served_by
-from services.planner.probes import Phase, Probe, Search, together
+from services.planner.probes import Phase, Search, together
+from services.planner.samples import Sample
 
 ROUND = 8
 """Kinds that are measured at once, however many cores there are: what is pruned must not hang on those."""
 KEPT = 4
 """Of each role go on to the longer samples."""
-LEAST_REQUESTS = 400
-SOJOURNS = 6.0
-"""A sample lasts so many times as long as a request stays."""
+LONGER = 4.0
+"""Times the first samples."""
 FLATTERY = 0.93
 """Of what a short sample says a long one may hold: kinds that close to the best ones are kept."""
 
@@ -64,7 +64,7 @@ def screen(
     kept = _best(short, demand)[: 2 * KEPT]
     longer = yield from together(
         [
-            _measure(each.kind, bounds[each.kind], demand, most_requests, math.inf, 4.0, each.capacity)
+            _measure(each.kind, bounds[each.kind], demand, most_requests, math.inf, LONGER, each.capacity)
             for each in kept
         ]
     )
@@ -103,16 +103,15 @@ def _measure(
     phase: Phase = "whole" if kind.role == "mixed" else kind.role
     pools = (PoolPlan(kind=kind, count=1),)
 
-    def probe_at(rate_per_s: float) -> Probe:
-        wanted = max(LEAST_REQUESTS, math.ceil(SOJOURNS * bound.sojourn_s * rate_per_s))
-        requests = min(most_requests, math.ceil(length * wanted))
-        return Probe(pools=pools, rate_per_s=rate_per_s, requests=requests, phase=phase)
-
+    probe_at = Sample(most_requests, length).of(pools, bound.sojourn_s, phase)
     served = served_by(demand.goal)
+    whole = None if demand.objective == "throughput" else demand.rate_per_s
     if before is None:
         least = demand.needed_per_s(kind, worst)
-        found = yield from find_capacity(probe_at, served, bound.rate_per_s, least=least)
+        found = yield from find_capacity(probe_at, served, bound.rate_per_s, least=least, whole_of=whole)
         return found
-    low = FLATTERY * before.rate_per_s
-    found = yield from find_capacity(probe_at, served, bound.rate_per_s, low=low, tolerance=FINE)
+    low = before.rate_per_s if whole else FLATTERY * before.rate_per_s
+    found = yield from find_capacity(
+        probe_at, served, bound.rate_per_s, low=low, tolerance=FINE, whole_of=whole
+    )
     return found

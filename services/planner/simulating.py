@@ -10,17 +10,17 @@ import numpy as np
 
 from common.config import InstanceConfig
 from common.devices import DEVICES
-from common.latency import Attainment, Distribution, ServiceObjectives
+from common.latency import Attainment, Distribution, ServiceObjectives, percentiles
 from common.shapes import ModelShape
 from services.bench.arrivals import make_arrivals
 from services.bench.traces import TraceRequest
-from services.planner.bounds import Speed
+from services.planner.bounds import Speed, alone_s
 from services.planner.candidates import MEMORY_SHARE, InstanceKind, PoolPlan
 from services.planner.probes import Phase, Point, PoolPoint, Probe
 from services.planner.workload import spaced
 from services.simulator.cluster import Cluster
 from services.simulator.config import Simulated, simulated_from_tree
-from services.simulator.metrics import Metrics, measure
+from services.simulator.metrics import DONE, Metrics, measure
 from services.simulator.records import Records
 from services.simulator.run import Load, Offered, simulate
 
@@ -28,6 +28,7 @@ UNBOUNDED_LINK = 1e15
 UNBOUNDED_BLOCKS = 1 << 17
 """Of KV: more than all who are ever there at once fill."""
 NO_TIME = {"kind": "linear"}
+SLOWDOWN_RANKS = (50.0, 90.0, 99.0)
 CHANCE = 3.0
 """Standard deviations of a Poisson count."""
 LEFT_LYING = 0.02
@@ -37,7 +38,8 @@ LEFT_LYING = 0.02
 @dataclass(frozen=True, slots=True)
 class Conditions:
     """What all probes of a plan have in common. ``performance``: a source's table by the name of the device;
-    others have the roofline's. ``settings``: sections of a mesh's settings."""
+    others have the roofline's. ``settings``: sections of a mesh's settings. ``reference``: whom requests are
+    compared with as if each were alone there (Splitwise's SLOs)."""
 
     shape: ModelShape
     rows: tuple[TraceRequest, ...]
@@ -46,6 +48,7 @@ class Conditions:
     settings: Mapping[str, Any] = field(default_factory=dict)
     performance: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     seed: int = 0
+    reference: InstanceKind | None = None
 
     def digest_of(self) -> bytes:
         """All that a point hangs on beside its probe."""
@@ -57,6 +60,7 @@ class Conditions:
                 dict(self.settings),
                 dict(self.performance),
                 self.seed,
+                self.reference,
                 [(row.arrival_s, row.prompt_tokens, row.output_tokens) for row in self.rows],
                 list(DEVICES.values()),
             )
@@ -124,7 +128,10 @@ def run_probe(probe: Probe, conditions: Conditions) -> Point:
     simulated = simulated_of(probe.pools, conditions, probe.phase)
     cluster = simulate(simulated, Load(offered_of(probe, conditions)))
     metrics = measure(cluster, objectives_of(probe.phase, conditions.objectives))
-    return point_of(cluster, metrics, len(probe.pools))
+    point = point_of(cluster, metrics, len(probe.pools))
+    if conditions.reference is None:
+        return point
+    return msgspec.structs.replace(point, slowdowns=slowdowns_of(cluster.records, conditions))
 
 
 def offered_of(probe: Probe, conditions: Conditions) -> Iterable[Offered]:
@@ -158,6 +165,7 @@ def point_of(cluster: Cluster, metrics: Metrics, pools: int) -> Point:
         end_to_end_s=_percentiles(metrics.end_to_end),
         tbt_s=metrics.tbt_s,
         queue_p99_s=metrics.queue.p99_s if metrics.queue is not None else math.inf,
+        slowdowns=(),
         left_share=left_share(cluster.records),
         mean_w=metrics.hardware.mean_w,
         pools=tuple(
@@ -168,6 +176,31 @@ def point_of(cluster: Cluster, metrics: Metrics, pools: int) -> Point:
 
 def _percentiles(found: Distribution | None) -> tuple[float, ...]:
     return () if found is None else (found.p50_s, found.p90_s, found.p99_s)
+
+
+def slowdowns_of(records: Records, conditions: Conditions) -> tuple[float, ...]:
+    """As ``Point`` has them; none where no request has ended, and of gaps none where nobody has two
+    tokens."""
+    if conditions.reference is None:
+        return ()
+    speed = speed_of(conditions.reference, conditions)
+    ratios: tuple[list[float], ...] = ([], [], [])
+    for number in range(len(records)):
+        if records.outcome[number] != DONE:
+            continue
+        prompt, drawn = records.prompt_tokens[number], records.drawn_tokens[number]
+        arrival_s, first_s, end_s = (
+            records.arrival_s[number],
+            records.first_token_s[number],
+            records.end_s[number],
+        )
+        alone_first_s = alone_s(speed.performance, prompt, conditions.reference.chunk_tokens)
+        alone_rest_s = speed.performance.steps_s(1, prompt + 1, drawn - 1) if drawn > 1 else 0.0
+        ratios[0].append((first_s - arrival_s) / alone_first_s)
+        if drawn > 1:
+            ratios[1].append((end_s - first_s) / alone_rest_s)
+        ratios[2].append((end_s - arrival_s) / (alone_first_s + alone_rest_s))
+    return tuple(value for each in ratios for value in percentiles(each or [1.0], SLOWDOWN_RANKS))
 
 
 def left_share(records: Records) -> float:

@@ -43,6 +43,7 @@ def point(attainment: float = 1.0, left_share: float = -0.1, **keys: float) -> P
         end_to_end_s=(1.0, 2.0, 3.0),
         tbt_s=(0.01, 0.02, 0.02, 0.03),
         queue_p99_s=0.1,
+        slowdowns=(),
         left_share=left_share,
         mean_w=None,
         pools=(PoolPoint(0.5, 8.0, 0.3, 0),) * 2,

@@ -1,0 +1,143 @@
+"""DistServe's placement searches (section 4): how many devices a prefill and a decode instance should have,
+and how many instances there should be.
+
+Algorithm 1 is for clusters whose network carries KV with ease: each phase is simulated by itself, and the
+configuration with the most goodput per device is replicated to the traffic. Algorithm 2 is for those where
+only a node's own links do: a prefill and a decode instance share a node, and are simulated together."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from common.devices import DEVICES
+from services.planner.bounds import Bound
+from services.planner.candidates import Deployment, InstanceKind, PoolPlan
+from services.planner.goodput import FINE, Capacity, Served, find_capacity
+from services.planner.probes import Phase, Search, together
+from services.planner.samples import Sample
+
+NODE_DEVICES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class PhasePlacement:
+    """``per_device``: goodput, requests a second."""
+
+    kind: InstanceKind
+    goodput_per_s: float
+    count: int
+
+    @property
+    def per_device(self) -> float:
+        return self.goodput_per_s / self.kind.devices
+
+
+@dataclass(frozen=True, slots=True)
+class HighAffinityPlacement:
+    """``tried``: every configuration of each phase, best first."""
+
+    prefill: PhasePlacement
+    decode: PhasePlacement
+    tried: tuple[PhasePlacement, ...]
+
+    @property
+    def deployment(self) -> Deployment:
+        return Deployment(
+            tuple(PoolPlan(kind=each.kind, count=each.count) for each in (self.prefill, self.decode))
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PairPlacement:
+    """A prefill and a decode instance in one node, ``count`` times."""
+
+    deployment: Deployment
+    goodput_per_s: float
+    count: int
+
+    @property
+    def per_device(self) -> float:
+        return self.goodput_per_s / self.deployment.devices
+
+
+def place_with_high_affinity(
+    prefill: Sequence[InstanceKind],
+    decode: Sequence[InstanceKind],
+    bounds: Mapping[InstanceKind, Bound],
+    served: Served,
+    sample: Sample,
+    rate_per_s: float,
+) -> Search[HighAffinityPlacement | None]:
+    """Algorithm 1. None where a phase keeps its objectives on no kind."""
+    kinds = [*prefill, *decode]
+    found = yield from together([_goodput(kind, bounds[kind], served, sample) for kind in kinds])
+    placed = [
+        PhasePlacement(kind, each.rate_per_s, math.ceil(rate_per_s / each.rate_per_s))
+        for kind, each in zip(kinds, found, strict=True)
+        if each.rate_per_s > 0
+    ]
+    placed.sort(key=lambda each: (-each.per_device, each.kind))
+    best: dict[str, PhasePlacement] = {}
+    for each in placed:
+        best.setdefault(each.kind.role, each)
+    if len(best) < 2:
+        return None
+    return HighAffinityPlacement(best["prefill"], best["decode"], tuple(placed))
+
+
+def _goodput(kind: InstanceKind, bound: Bound, served: Served, sample: Sample) -> Search[Capacity]:
+    """simu_prefill and simu_decode."""
+    pools = (PoolPlan(kind=kind, count=1),)
+    phase: Phase = "prefill" if kind.role == "prefill" else "decode"
+    probe_at = sample.of(pools, bound.sojourn_s, phase)
+    found = yield from find_capacity(probe_at, served, bound.rate_per_s, tolerance=FINE)
+    return found
+
+
+def place_with_low_affinity(
+    prefill: Sequence[InstanceKind],
+    decode: Sequence[InstanceKind],
+    bounds: Mapping[InstanceKind, Bound],
+    served: Served,
+    sample: Sample,
+    rate_per_s: float,
+    node_devices: int = NODE_DEVICES,
+) -> Search[list[PairPlacement]]:
+    """Algorithm 2: all that fit a node and serve anything, best first."""
+    pairs = [
+        (first, second)
+        for first, second in product(prefill, decode)
+        if first.device == second.device and first.devices + second.devices <= node_devices
+    ]
+    found = yield from together([_pair_goodput(pair, bounds, served, sample) for pair in pairs])
+    placed = [
+        PairPlacement(_in_one_node(pair), each.rate_per_s, math.ceil(rate_per_s / each.rate_per_s))
+        for pair, each in zip(pairs, found, strict=True)
+        if each.rate_per_s > 0
+    ]
+    return sorted(placed, key=lambda each: (-each.per_device, each.deployment.pools))
+
+
+def _in_one_node(pair: Sequence[InstanceKind]) -> Deployment:
+    """KV moves over the node's own links."""
+    return Deployment(
+        tuple(
+            PoolPlan(
+                kind=kind,
+                count=1,
+                link_bytes_per_s=kind.devices * DEVICES[kind.device].interchip_gb_s * 1e9,
+            )
+            for kind in pair
+        )
+    )
+
+
+def _pair_goodput(
+    pair: Sequence[InstanceKind], bounds: Mapping[InstanceKind, Bound], served: Served, sample: Sample
+) -> Search[Capacity]:
+    pools = _in_one_node(pair).pools
+    probe_at = sample.of(pools, max(bounds[kind].sojourn_s for kind in pair))
+    high = min(bounds[kind].rate_per_s for kind in pair)
+    found = yield from find_capacity(probe_at, served, high, tolerance=FINE)
+    return found

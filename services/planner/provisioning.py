@@ -1,0 +1,179 @@
+"""Splitwise's provisioning (section IV-D): how many prompt and token machines of which kind.
+
+A count of each is enough where all nine bounds of Table VI hold: the 50th, 90th and 99th percentile of how
+many times as long first tokens, gaps and whole requests take as on a DGX-A100 that has nothing else to do.
+Machines are whole: eight devices. A design is a kind of prompt machine and one of token machine; one kind for
+both is a baseline."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from services.planner.bounds import Bound
+from services.planner.candidates import Deployment, InstanceKind, PoolPlan
+from services.planner.goodput import FINE, find_capacity
+from services.planner.probes import Point, Probe, Search, ask, together
+
+TABLE_VI = (2.0, 3.0, 6.0, 1.25, 1.5, 5.0, 1.25, 1.5, 5.0)
+"""TTFT, TBT and end to end, each at its 50th, 90th and 99th percentile (``Point.slowdowns``)."""
+NAMES = tuple(f"{what} P{rank}" for what in ("TTFT", "TBT", "E2E") for rank in (50, 90, 99))
+MACHINE_DEVICES = 8
+MOST_MACHINES = 4
+"""Times as many of either as its bound says: no more help."""
+
+
+@dataclass(frozen=True, slots=True)
+class Design:
+    """``name``: as in Table V, AA, HH, HA, HHcap, or by its devices."""
+
+    name: str
+    prompt: InstanceKind
+    token: InstanceKind | None
+
+    def deployment(self, prompts: int, tokens: int) -> Deployment:
+        pools = [PoolPlan(kind=self.prompt, count=prompts)]
+        if self.token is not None:
+            pools.append(PoolPlan(kind=self.token, count=tokens))
+        return Deployment(tuple(pools))
+
+
+@dataclass(frozen=True, slots=True)
+class Provisioned:
+    """``cost``: by what was asked to be little. ``rate_per_s``: that it serves."""
+
+    design: Design
+    deployment: Deployment
+    rate_per_s: float
+    cost: float
+    point: Point
+
+
+Cost = Callable[[Deployment], float]
+
+
+def has_met_nine(point: Point) -> bool:
+    return bool(point.slowdowns) and point.done_share == 1.0 and point.left_share <= 0 and not missed(point)
+
+
+def missed(point: Point) -> tuple[str, ...]:
+    return tuple(
+        name
+        for name, value, bound in zip(NAMES, point.slowdowns, TABLE_VI, strict=True)
+        if not value <= bound
+    )
+
+
+def cheapest(
+    designs: Sequence[Design],
+    bounds: Mapping[InstanceKind, Bound],
+    cost: Cost,
+    rate_per_s: float,
+    requests: int,
+) -> Search[list[Provisioned]]:
+    """The least cost of each design that serves the rate; cheapest first."""
+    found = yield from together([_cheapest(each, bounds, cost, rate_per_s, requests) for each in designs])
+    return sorted(
+        (each for each in found if each is not None), key=lambda each: (each.cost, each.design.name)
+    )
+
+
+def _cheapest(
+    design: Design, bounds: Mapping[InstanceKind, Bound], cost: Cost, rate_per_s: float, requests: int
+) -> Search[Provisioned | None]:
+    """Along the border of what serves: with one prompt machine more as many token machines do, or fewer."""
+    least_prompts = _least(bounds[design.prompt], rate_per_s)
+    least_tokens = 0 if design.token is None else _least(bounds[design.token], rate_per_s)
+    if least_prompts is None or least_tokens is None:
+        return None
+    best: Provisioned | None = None
+    tokens = MOST_MACHINES * least_tokens
+    for prompts in range(least_prompts, MOST_MACHINES * least_prompts + 1):
+        if best is not None and cost(design.deployment(prompts, least_tokens)) >= best.cost:
+            break
+        served = yield from _fewest_tokens(design, prompts, least_tokens, tokens, rate_per_s, requests)
+        if served is None:
+            continue
+        tokens, point = served
+        deployment = design.deployment(prompts, tokens)
+        if best is None or cost(deployment) < best.cost:
+            best = Provisioned(design, deployment, rate_per_s, cost(deployment), point)
+    return best
+
+
+def _least(bound: Bound, rate_per_s: float) -> int | None:
+    return max(1, math.ceil(rate_per_s / bound.rate_per_s)) if bound.rate_per_s > 0 else None
+
+
+def _fewest_tokens(
+    design: Design, prompts: int, least: int, most: int, rate_per_s: float, requests: int
+) -> Search[tuple[int, Point] | None]:
+    """By bisection between what the bound allows and what served with one prompt machine less."""
+
+    def at(tokens: int) -> Probe:
+        pools = design.deployment(prompts, tokens).pools
+        return Probe(pools=pools, rate_per_s=rate_per_s, requests=requests)
+
+    point = yield from ask(at(most))
+    if not has_met_nine(point):
+        return None
+    low, high = least - 1, most
+    while high - low > 1:
+        middle = (low + high) // 2
+        found = yield from ask(at(middle))
+        if has_met_nine(found):
+            high, point = middle, found
+        else:
+            low = middle
+    return high, point
+
+
+def most_throughput(
+    designs: Sequence[Design],
+    bounds: Mapping[InstanceKind, Bound],
+    cost: Cost,
+    budget: float,
+    requests: int,
+) -> Search[list[Provisioned]]:
+    """The split of each design that serves the most within the budget; the best first."""
+    found = yield from together([_most_throughput(each, bounds, cost, budget, requests) for each in designs])
+    return sorted(
+        (each for each in found if each is not None), key=lambda each: (-each.rate_per_s, each.design.name)
+    )
+
+
+def _most_throughput(
+    design: Design, bounds: Mapping[InstanceKind, Bound], cost: Cost, budget: float, requests: int
+) -> Search[Provisioned | None]:
+    """Splits by their bounds, as long as these are over what was found."""
+    splits = sorted(_splits(design, bounds, cost, budget), key=lambda each: -each[0])
+    best: Provisioned | None = None
+    for high, deployment in splits:
+        if best is not None and high <= best.rate_per_s:
+            break
+        least = best.rate_per_s if best is not None else 0.0
+
+        def probe_at(rate_per_s: float, pools: tuple[PoolPlan, ...] = deployment.pools) -> Probe:
+            return Probe(pools=pools, rate_per_s=rate_per_s, requests=requests)
+
+        found = yield from find_capacity(probe_at, has_met_nine, high, least=least, tolerance=FINE)
+        if found.point is not None and (best is None or found.rate_per_s > best.rate_per_s):
+            best = Provisioned(design, deployment, found.rate_per_s, cost(deployment), found.point)
+    return best
+
+
+def _splits(
+    design: Design, bounds: Mapping[InstanceKind, Bound], cost: Cost, budget: float
+) -> Iterator[tuple[float, Deployment]]:
+    """(the most that it could serve, as many machines as the budget has)."""
+    prompts = 1
+    while cost(design.deployment(prompts, 1)) <= budget:
+        tokens = 0
+        if design.token is not None:
+            one = cost(design.deployment(1, 2)) - cost(design.deployment(1, 1))
+            tokens = 1 + int((budget - cost(design.deployment(prompts, 1))) / one + 1e-9)
+        high = prompts * bounds[design.prompt].rate_per_s
+        if design.token is not None:
+            high = min(high, tokens * bounds[design.token].rate_per_s)
+        if high > 0:
+            yield high, design.deployment(prompts, tokens)
+        prompts += 1

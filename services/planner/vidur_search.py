@@ -1,0 +1,91 @@
+"""Vidur-Search (sections 6 and 7.3): queries per second and dollar of every configuration of an instance.
+
+The capacity of one is the highest rate whose requests wait at most ``DELAY_S`` for their first chunk, at the
+99th percentile; what first tokens and gaps take is measured there. Objectives filter afterwards, so that the
+picture shows what a little more patience would save."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from common.cost import SECONDS_PER_HOUR
+from common.latency import REPORTED_PERCENTILES
+from services.planner.bounds import Bound
+from services.planner.candidates import InstanceKind, PoolPlan
+from services.planner.goodput import FINE, find_capacity
+from services.planner.probes import Point, Search, together
+from services.planner.samples import Sample
+
+DELAY_S = 5.0
+TTFT_P90 = 1
+"""Of a point's (50, 90, 99)."""
+TBT_P99 = REPORTED_PERCENTILES.index(99.0)
+MOST_LOST = 0.01
+"""Requests that are refused wait for ever: no more than the percentile leaves out."""
+
+
+@dataclass(frozen=True, slots=True)
+class VidurPoint:
+    """Of one kind at its capacity. ``requests_per_usd``: a second's, over a second's dollars."""
+
+    kind: InstanceKind
+    capacity_per_s: float
+    requests_per_usd: float
+    ttft_p90_s: float
+    tbt_p99_s: float
+
+
+def has_short_queue(point: Point) -> bool:
+    return point.queue_p99_s <= DELAY_S and point.done_share >= 1 - MOST_LOST
+
+
+def search_capacities(
+    kinds: Sequence[InstanceKind],
+    bounds: Mapping[InstanceKind, Bound],
+    prices: Mapping[str, float],
+    sample: Sample,
+) -> Search[list[VidurPoint]]:
+    """Best first."""
+    found = yield from together(
+        [
+            find_capacity(
+                sample.of((PoolPlan(kind=kind, count=1),), bounds[kind].sojourn_s),
+                has_short_queue,
+                bounds[kind].rate_per_s,
+                tolerance=FINE,
+            )
+            for kind in kinds
+        ]
+    )
+    points = []
+    for kind, each in zip(kinds, found, strict=True):
+        if each.point is None or not each.point.ttft_s:
+            continue
+        usd_s = prices[kind.device] * kind.devices / SECONDS_PER_HOUR
+        points.append(
+            VidurPoint(
+                kind,
+                each.rate_per_s,
+                each.rate_per_s / usd_s,
+                each.point.ttft_s[TTFT_P90],
+                each.point.tbt_s[TBT_P99] if each.point.tbt_s else 0.0,
+            )
+        )
+    return sorted(points, key=lambda each: (-each.requests_per_usd, each.kind))
+
+
+def within(points: Sequence[VidurPoint], ttft_s: float | None, tbt_s: float | None) -> list[VidurPoint]:
+    """Those that keep TTFT's 90th and the gaps' 99th percentile."""
+    return [
+        each
+        for each in points
+        if (ttft_s is None or each.ttft_p90_s <= ttft_s) and (tbt_s is None or each.tbt_p99_s <= tbt_s)
+    ]
+
+
+def pareto_front(points: Sequence[VidurPoint], latency_s: Callable[[VidurPoint], float]) -> list[VidurPoint]:
+    """Those that nobody betters in both, the quickest first."""
+    front: list[VidurPoint] = []
+    for each in sorted(points, key=lambda point: (latency_s(point), -point.requests_per_usd)):
+        if not front or each.requests_per_usd > front[-1].requests_per_usd:
+            front.append(each)
+    return front
