@@ -169,6 +169,20 @@ H100_SXM = DeviceSpec(
     price_source=f"{SPLITWISE}: $38/h for eight",
     network_source=f"{SPLITWISE} (it prints GBps; section VI says Gbps)",
 )
+H100_SXM_CAPPED = DeviceSpec(
+    name="h100-sxm-capped",
+    bf16_tflops=989 / 1.3,
+    memory_gb=80,
+    memory_gb_s=3355,
+    power_w=0.7 * 700,
+    price_usd_h=38 / GPUS_PER_DGX,
+    interchip_gb_s=450,
+    network_gbps=400,
+    figures_source="Splitwise-HHcap, IV-D: 70 % of a machine's power; prompts take 1.3 times as long in its"
+    " profile, tokens as long as without",
+    price_source=f"{SPLITWISE}: $38/h for eight",
+    network_source=f"{SPLITWISE} (it prints GBps; section VI says Gbps)",
+)
 A40 = DeviceSpec(
     name="a40",
     bf16_tflops=149.7,
@@ -185,5 +199,5 @@ A40 = DeviceSpec(
 
 DEVICES = {
     device.name: device
-    for device in (H100, H20, A100, H200, TPU_V6E, V100, RTX_3090, A100_SXM, H100_SXM, A40)
+    for device in (H100, H20, A100, H200, TPU_V6E, V100, RTX_3090, A100_SXM, H100_SXM, H100_SXM_CAPPED, A40)
 }

@@ -1,6 +1,7 @@
 """The ``plan`` command: from a trace, prices and objectives to ranked deployments."""
 
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,7 +10,10 @@ import typer
 from common.errors import ConfigError
 
 if TYPE_CHECKING:
+    from services.planner.candidates import PoolPlan
     from services.planner.planning import Plan
+    from services.planner.preparing import PlanRequest
+    from services.planner.searches import SearchReport
 
 
 def plan(
@@ -33,11 +37,26 @@ def plan(
     checkpoint: Annotated[
         Path | None, typer.Option(help="Keep what was simulated there, and begin with what is there.")
     ] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the plan there.")] = None,
+    search: Annotated[
+        str | None,
+        typer.Option(
+            help="A paper's instead: distserve-high, distserve-low, vidur, splitwise, aladdin, lamina."
+        ),
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw vidur's Pareto fronts: .png, .svg, .pdf.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="A folder for the best one's files: settings, compose, Kubernetes.")
+    ] = None,
+    choose: Annotated[int, typer.Option(min=1, help="With --out: which of the ranked ones.")] = 1,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write what was found there.")] = None,
 ) -> None:
     """Search deployments that keep objectives under a trace, and rank them."""
-    from services.planner.run import PlanRequest, make_plan
+    from services.planner.preparing import PlanRequest
+    from services.planner.report import file_of, write_json
+    from services.planner.run import make_plan
 
+    if plot is not None:
+        check_picture(plot, search)
     request = PlanRequest(
         model=model,
         trace=trace,
@@ -52,13 +71,82 @@ def plan(
         beside=Path() if config is None else config.parent,
         requests=requests,
         seed=seed,
+        has_reference=search == "splitwise",
     )
+    if search is not None:
+        report = run_search(search, request, processes, checkpoint, json_file, plot)
+        if out is not None:
+            write_files(report.chosen, request, out)
+        return
     found = make_plan(request, processes, checkpoint)
     if json_file is not None:
-        from services.planner.report import write_json
-
-        write_json(json_file, found)
+        write_json(json_file, file_of(found))
     show(found)
+    if out is not None:
+        chosen = found.ranked[choose - 1].deployment.pools if choose <= len(found.ranked) else ()
+        write_files(chosen, request, out)
+
+
+def write_files(pools: "Sequence[PoolPlan]", request: "PlanRequest", directory: Path) -> None:
+    """Raises ConfigError where there is nothing to make them of."""
+    from rich.console import Console
+
+    from services.planner.files import notes_of, write_deployment
+    from services.planner.preparing import prepare
+
+    if not pools:
+        raise ConfigError("--out", str(directory), "is not written: no such deployment was found")
+    console = Console()
+    written = write_deployment(pools, prepare(request).conditions, directory)
+    console.print(
+        f"written to {directory}: {', '.join(str(each.relative_to(directory)) for each in written)}"
+    )
+    for note in notes_of(pools):
+        console.print(f"note: {note}", highlight=False)
+
+
+def run_search(
+    name: str,
+    request: "PlanRequest",
+    processes: int | None,
+    checkpoint: Path | None,
+    json_file: Path | None,
+    plot: Path | None,
+) -> "SearchReport":
+    from services.planner.report import search_table, write_json
+    from services.planner.run import make_search
+    from services.planner.searches import SEARCHES
+
+    known = next((each for each in SEARCHES if each == name), None)
+    if known is None:
+        raise ConfigError("--search", name, f"must be one of {', '.join(SEARCHES)}")
+    found = make_search(known, request, processes, checkpoint)
+    if json_file is not None:
+        write_json(json_file, found)
+    if plot is not None:
+        from services.bench.config import parse_objectives
+        from services.planner.vidur_picture import draw_pareto
+
+        objectives = parse_objectives(request.slo)
+        draw_pareto(plot, found.vidur, objectives.ttft_s, objectives.tbt_s)
+    from rich.console import Console
+
+    console = Console()
+    console.print(search_table(found))
+    for line in found.lines:
+        console.print(line, highlight=False)
+    return found
+
+
+def check_picture(path: Path, search: str | None) -> None:
+    """Before anything is run for nothing. Raises ConfigError."""
+    from services.output_files import check_writable
+
+    if search != "vidur":
+        raise ConfigError("--plot", str(path), "is of --search vidur")
+    if path.suffix not in (".png", ".svg", ".pdf"):
+        raise ConfigError("--plot", str(path), "must end in .png, .svg or .pdf")
+    check_writable("--plot", path)
 
 
 def read_toml(option: str, path: Path) -> dict[str, Any]:

@@ -12,8 +12,10 @@ from services.planner.demand import price_usd_h, provisioned_w
 from services.planner.finalists import Settled
 from services.planner.planning import Plan, verdict
 from services.planner.probes import Point
+from services.planner.searches import SearchReport
 
 FORMAT_VERSION = 1
+SHOWN = 20
 
 
 class PlannedDeployment(msgspec.Struct, frozen=True):
@@ -82,8 +84,18 @@ def file_of(plan: Plan) -> PlanFile:
     )
 
 
-def write_json(path: Path, plan: Plan) -> None:
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(file_of(plan)), indent=2) + b"\n")
+def write_json(path: Path, found: PlanFile | SearchReport) -> None:
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n")
+
+
+def search_table(report: SearchReport) -> Table:
+    """Of the best."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in report.columns:
+        table.add_column(heading, overflow="fold")
+    for row in report.rows[:SHOWN]:
+        table.add_row(*row)
+    return table
 
 
 def plan_table(plan: Plan) -> Table:

@@ -31,6 +31,8 @@ NO_TIME = {"kind": "linear"}
 SLOWDOWN_RANKS = (50.0, 90.0, 99.0)
 CHANCE = 3.0
 """Standard deviations of a Poisson count."""
+FEWEST = 20.0
+"""Requests: a queue that comes and goes leaves as many."""
 LEFT_LYING = 0.02
 """Of what comes: less than that is taken for chance, too."""
 
@@ -213,5 +215,5 @@ def left_share(records: Records) -> float:
     there = np.arange(count) - np.searchsorted(np.sort(columns["end_s"]), columns["arrival_s"])
     before, after = (float(there[part * count // 4 : (part + 1) * count // 4].mean()) for part in (1, 3))
     come = count / 2
-    chance = CHANCE * math.sqrt(max(1.0, before)) / come
+    chance = max(FEWEST, CHANCE * math.sqrt(max(1.0, before))) / come
     return (after - before) / come - max(LEFT_LYING, chance)

@@ -1,0 +1,246 @@
+"""Ready files for a deployment that was chosen: settings, an override for compose, an overlay for Kubernetes,
+and a configuration with which it can be simulated again.
+
+Every file of settings is read by the loader that services use before anything is written. Services that hold
+no KV read ``lamella.toml``, instances that of their role: pools on unlike devices have unlike memory."""
+
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from common.config_file import config_from_tree
+from common.cost import kv_token_bytes, weight_bytes
+from common.devices import DEVICES
+from common.errors import ConfigError
+from common.messages import Role
+from services.output_files import write_whole
+from services.planner.candidates import GIB, PoolPlan, kv_room_tokens
+from services.planner.simulating import Conditions, tree_of
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+ROLES: tuple[Role, ...] = ("prefill", "decode", "mixed")
+HOST_GIB = 16
+"""Of a host's memory beside the weights on their way: CUDA's own, torch, ``instance.swap_bytes``."""
+SWAP_BYTES = 8 << 30
+GROWTH = 2
+"""Times as many instances as planned may be asked for by the scheduler's plan."""
+
+
+def deployment_files(pools: Sequence[PoolPlan], conditions: Conditions, directory: Path) -> dict[str, str]:
+    """Texts by their names below ``directory``. Raises ConfigError for what no deployment can be made of."""
+    by_role = {pool.kind.role: pool for pool in pools}
+    if len(by_role) != len(pools):
+        raise ConfigError("--out", str(directory), "needs one pool of each role at the most")
+    shared = shared_settings(by_role, conditions)
+    texts = {"lamella.toml": _settings_text(shared)}
+    for role, pool in by_role.items():
+        texts[f"{role}.toml"] = _settings_text({**shared, "instance": instance_settings(pool, conditions)})
+    settings = dict(texts)
+    texts["simulate.toml"] = toml_text(tree_of(pools, conditions))
+    texts["compose.override.yml"] = compose_override(by_role, settings, conditions)
+    base = os.path.relpath(
+        REPOSITORY / "deploy" / "kubernetes" / "overlays" / "gpu", directory / "kubernetes"
+    )
+    texts["kubernetes/kustomization.yaml"] = kustomization(by_role, settings, base, conditions)
+    texts |= {f"kubernetes/{name}": text for name, text in settings.items()}
+    return texts
+
+
+def write_deployment(pools: Sequence[PoolPlan], conditions: Conditions, directory: Path) -> list[Path]:
+    """What was written. Raises ConfigError."""
+    texts = deployment_files(pools, conditions, directory)
+    written = []
+    for name, text in texts.items():
+        path = directory / name
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as exc:
+            raise ConfigError("--out", str(path.parent), f"cannot be made ({exc.strerror})") from exc
+        write_whole("--out", path, text.encode())
+        written.append(path)
+    return written
+
+
+def shared_settings(by_role: Mapping[Role, PoolPlan], conditions: Conditions) -> dict[str, Any]:
+    """Of services that hold no KV."""
+    objectives = {
+        key: value
+        for key, value in (
+            ("ttft_s", conditions.objectives.ttft_s),
+            ("tpot_s", conditions.objectives.tpot_s),
+            ("end_to_end_s", conditions.objectives.end_to_end_s),
+        )
+        if value is not None
+    }
+    scaling: dict[str, Any] = {"policy": "dry_run"}
+    for role, pool in by_role.items():
+        scaling |= {f"min_{role}": pool.count, f"max_{role}": GROWTH * pool.count}
+    added: dict[str, dict[str, Any]] = {
+        "objectives": objectives,
+        "transfer": {"path": "mooncake", "min_port": 20000, "max_port": 32000},
+        "scaling": scaling,
+    }
+    settings = {key: dict(value) for key, value in conditions.settings.items()}
+    for section, keys in added.items():
+        settings[section] = {**settings.get(section, {}), **keys}
+    return settings
+
+
+def instance_settings(pool: PoolPlan, conditions: Conditions) -> dict[str, Any]:
+    """``[instance]`` of one pool; KV of all that its devices have beside the weights."""
+    kind, shape, element_bytes = pool.kind, conditions.shape, conditions.element_bytes
+    tokens = kv_room_tokens(shape, DEVICES[kind.device], kind.devices, element_bytes)
+    kv_bytes = tokens * kv_token_bytes(shape, element_bytes)
+    own = {"role": kind.role, "kv_bytes": kv_bytes, "swap_bytes": min(SWAP_BYTES, kv_bytes)}
+    return {**conditions.settings.get("instance", {}), **own, **kind.settings}
+
+
+def _settings_text(tree: Mapping[str, Any]) -> str:
+    """Raises ConfigError for what no service would start with."""
+    config_from_tree(tree)
+    return toml_text(tree)
+
+
+def toml_text(tree: Mapping[str, Any]) -> str:
+    return "\n".join(_toml_lines(tree, ())).lstrip("\n") + "\n"
+
+
+def _toml_lines(table: Mapping[str, Any], path: tuple[str, ...], mark: str = "[{}]") -> Iterator[str]:
+    plain = {key: value for key, value in table.items() if not _is_table(value)}
+    if path and (plain or not table):
+        yield ""
+        yield mark.format(".".join(path))
+    for key, value in plain.items():
+        if value is not None:
+            yield f"{key} = {_toml_value(value)}"
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _toml_lines(value, (*path, key))
+        elif _is_table(value):
+            for each in value:
+                yield from _toml_lines(each, (*path, key), "[[{}]]")
+
+
+def _is_table(value: Any) -> bool:
+    return isinstance(value, Mapping) or (
+        isinstance(value, list | tuple) and bool(value) and isinstance(value[0], Mapping)
+    )
+
+
+def _toml_value(value: Any) -> str:
+    # JSON's text is TOML's, but for one character that TOML wants escaped.
+    return msgspec.json.encode(value).decode().replace("\x7f", "\\u007f")
+
+
+def compose_override(
+    by_role: Mapping[Role, PoolPlan], settings: Mapping[str, str], conditions: Conditions
+) -> str:
+    """For one machine that has all the devices: beside docker-compose.yml, with the profile ``plan``."""
+    lines = [
+        "# Made by `lamella plan`. From the repository's root:",
+        "#",
+        "#   LAMELLA_MODELS=/srv/models LAMELLA_MODEL=/models/NAME docker compose -f docker-compose.yml \\",
+        "#     -f THIS_FILE --profile plan up -d --build --wait",
+        "services:",
+        "  # In place of those on CPUs.",
+        "  prefill: { deploy: { replicas: 0 } }",
+        "  decode: { deploy: { replicas: 0 } }",
+    ]
+    for name in ("gateway", "scheduler"):
+        lines += [
+            f"  {name}:",
+            f"    command: [serve, {name}, --config, /etc/lamella/lamella.toml]",
+            "    configs: [{ source: plan-lamella, target: /etc/lamella/lamella.toml }]",
+        ]
+    for role, pool in by_role.items():
+        lines += _compose_instance(role, pool, conditions)
+    lines.append("configs:")
+    for name, text in settings.items():
+        lines += [f"  plan-{name.removesuffix('.toml')}:", "    content: |"]
+        lines += [f"      {line}".rstrip() for line in text.replace("$", "$$").splitlines()]
+    return "\n".join(lines) + "\n"
+
+
+def _compose_instance(role: Role, pool: PoolPlan, conditions: Conditions) -> list[str]:
+    """``prefill-gpu`` has all that an instance on GPUs needs; it differs in what it runs and has."""
+    return [
+        f"  plan-{role}:",
+        "    extends: { file: docker-compose.yml, service: prefill-gpu }",
+        "    profiles: !override [plan]",
+        f"    command: [serve, {role}, --config, /etc/lamella/{role}.toml]",
+        f"    configs: [{{ source: plan-{role}, target: /etc/lamella/{role}.toml }}]",
+        "    deploy:",
+        f"      replicas: {pool.count}",
+        "      resources:",
+        f"        limits: {{ memory: {_host_gib(conditions)}g }}",
+        "        reservations:",
+        "          devices: !override",
+        f"            - {{ driver: nvidia, count: {pool.kind.devices}, capabilities: [gpu] }}",
+    ]
+
+
+def _host_gib(conditions: Conditions) -> int:
+    return HOST_GIB + math.ceil(weight_bytes(conditions.shape, conditions.element_bytes) / GIB)
+
+
+def kustomization(
+    by_role: Mapping[Role, PoolPlan], settings: Mapping[str, str], base: str, conditions: Conditions
+) -> str:
+    lines = [
+        "# Made by `lamella plan`: `kubectl apply -k` of this directory.",
+        "# Nodes are to have the label lamella.dev/device, of the devices that they hold.",
+        "apiVersion: kustomize.config.k8s.io/v1beta1",
+        "kind: Kustomization",
+        "namespace: lamella",
+        "",
+        f"resources: [{_toml_value(base)}]",
+        "",
+        "configMapGenerator:",
+        "  - name: settings",
+        "    behavior: merge",
+        f"    files: [{', '.join(settings)}]",
+        "",
+        "replicas:",
+    ]
+    for role in ROLES:
+        count = by_role[role].count if role in by_role else 0
+        lines.append(f"  - {{ name: {role}, count: {count} }}")
+    lines += ["", "patches:"]
+    for role, pool in by_role.items():
+        lines += _kubernetes_patch(role, pool, conditions)
+    return "\n".join(lines) + "\n"
+
+
+def _kubernetes_patch(role: Role, pool: PoolPlan, conditions: Conditions) -> list[str]:
+    devices, memory = pool.kind.devices, f"{_host_gib(conditions)}Gi"
+    return [
+        f"  - target: {{ kind: Deployment, name: {role} }}",
+        "    patch: |-",
+        "      - op: replace",
+        "        path: /spec/template/spec/containers/0/args",
+        f"        value: [serve, {role}, --config, /etc/lamella/{role}.toml]",
+        "      - op: replace",
+        "        path: /spec/template/spec/containers/0/resources",
+        "        value:",
+        f'          requests: {{ cpu: "4", memory: 32Gi, nvidia.com/gpu: {devices} }}',
+        f"          limits: {{ memory: {memory}, nvidia.com/gpu: {devices} }}",
+        "      - op: add",
+        "        path: /spec/template/spec/nodeSelector",
+        f"        value: {{ lamella.dev/device: {pool.kind.device} }}",
+    ]
+
+
+def notes_of(pools: Sequence[PoolPlan]) -> Iterator[str]:
+    """What the files do not do."""
+    wide = [pool for pool in pools if pool.kind.devices > 1]
+    if wide:
+        yield (
+            "an instance of lamella's own computes on one device: the files give those of"
+            f" {', '.join(pool.kind.hardware for pool in wide)} all of theirs, which its engine does not use"
+        )
+    if len({pool.kind.device for pool in pools}) > 1:
+        yield "compose knows no kinds of devices: on one machine with several, name each service's device_ids"

@@ -1,0 +1,152 @@
+"""Reads what a plan is asked for, and checks it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from common.errors import ConfigError
+from common.latency import ServiceObjectives
+from services.analysis.model_shape import read_shape
+from services.bench.config import parse_objectives
+from services.bench.traces import read_trace
+from services.planner.bounds import Bound, Speed, capacity_bound
+from services.planner.candidates import InstanceKind, Kinds, SearchSpace, devices_of, kinds_of, prices_of
+from services.planner.demand import OBJECTIVES, Demand
+from services.planner.simulating import Conditions, speed_of
+from services.planner.workload import PlannedWorkload, rate_of, workload_of
+
+REFERENCE = InstanceKind(
+    role="mixed", device="a100-sxm", tensor=8, chunk_tokens=2048, prefill_batching="saturation"
+)
+"""Splitwise's: a DGX-A100 (Table VI)."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRequest:
+    """As the command's options have it. ``settings``: sections of a mesh's, ``[space]``, and
+    ``[performance.DEVICE]`` of files ``beside``. ``has_reference``: requests are compared with REFERENCE."""
+
+    model: str
+    trace: Path
+    slo: str
+    devices: str
+    prices: Mapping[str, Any] = field(default_factory=dict)
+    objective: str = "cost"
+    rate_per_s: float | None = None
+    max_devices: int | None = None
+    goal: float = 0.9
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    beside: Path = Path()
+    requests: int | None = None
+    seed: int = 0
+    has_reference: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A request that was read and checked."""
+
+    demand: Demand
+    conditions: Conditions
+    workload: PlannedWorkload
+    kinds: Kinds
+    devices: tuple[str, ...]
+
+
+def prepare(request: PlanRequest) -> Prepared:
+    """Raises ConfigError, ModelError, TraceError."""
+    shape, devices = read_shape(request.model), devices_of(request.devices)
+    objectives = parse_objectives(request.slo)
+    if request.objective not in OBJECTIVES:
+        raise ConfigError("--objective", request.objective, f"must be one of {', '.join(OBJECTIVES)}")
+    rows = read_trace(request.trace, request.requests).requests
+    workload = workload_of(rows)
+    rate = request.rate_per_s if request.objective == "throughput" else rate_of(request.rate_per_s, workload)
+    demand = Demand(
+        objective=next(each for each in OBJECTIVES if each == request.objective),
+        rate_per_s=rate or 0.0,
+        max_devices=request.max_devices,
+        prices=prices_of(request.prices, "--prices"),
+        objectives=objectives,
+        goal=request.goal,
+    )
+    space, rest = space_of(devices, request.settings)
+    settings, performance = performance_of(rest, request.beside)
+    conditions = Conditions(
+        shape=shape,
+        rows=rows,
+        objectives=objectives,
+        settings=settings,
+        performance=performance,
+        seed=request.seed,
+        reference=REFERENCE if request.has_reference else None,
+    )
+    kinds = kinds_of(space, shape, conditions.element_bytes, request.max_devices)
+    return Prepared(demand, conditions, workload, kinds, devices)
+
+
+def space_of(devices: tuple[str, ...], settings: Mapping[str, Any]) -> tuple[SearchSpace, dict[str, Any]]:
+    """With what ``[space]`` says, and the other tables. Raises ConfigError."""
+    rest = {key: value for key, value in settings.items() if key != "space"}
+    table = settings.get("space", {})
+    try:
+        space = msgspec.convert({**table, "devices": devices}, SearchSpace)
+    except (msgspec.ValidationError, TypeError) as exc:
+        raise ConfigError("space", table, str(exc)) from exc
+    for key in ("tensors", "batches", "policies", "chunks"):
+        values = getattr(space, key)
+        numbers = values if key in ("tensors", "batches") else [number for _, number in values]
+        if not values or min(numbers) < 1:
+            raise ConfigError(f"space.{key}", table.get(key), "must name at least one, of 1 or more")
+    return space, rest
+
+
+def performance_of(
+    settings: Mapping[str, Any], beside: Path
+) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """Sections, and sources by device with their files' places in full. Raises ConfigError."""
+    rest = {key: value for key, value in settings.items() if key != "performance"}
+    for key in ("cluster", "pool"):
+        if key in rest:
+            raise ConfigError(f"--config {key}", rest[key], "is what a plan is to find")
+    tables = settings.get("performance", {})
+    if not isinstance(tables, dict) or not all(isinstance(table, dict) for table in tables.values()):
+        raise ConfigError("performance", tables, "must be tables [performance.DEVICE]")
+    devices_of(",".join(tables)) if tables else ()
+    placed = {
+        device: {key: _placed(key, value, beside) for key, value in table.items()}
+        for device, table in tables.items()
+    }
+    return rest, placed
+
+
+FILE_KEYS = ("mlp", "attention", "all_reduce", "send_recv", "path", "directory")
+"""Of performance sources."""
+
+
+def _placed(key: str, value: Any, beside: Path) -> Any:
+    if key in FILE_KEYS and isinstance(value, str):
+        return str((beside / Path(value).expanduser()).absolute())
+    return value
+
+
+def speeds_of(prepared: Prepared, kinds: Sequence[InstanceKind]) -> dict[InstanceKind, Speed]:
+    """A device's files are read once for each number of them."""
+    by_hardware: dict[str, Speed] = {}
+    for kind in kinds:
+        if kind.hardware not in by_hardware:
+            by_hardware[kind.hardware] = speed_of(kind, prepared.conditions)
+    return {kind: by_hardware[kind.hardware] for kind in kinds}
+
+
+def bounds_of(prepared: Prepared, *, has_objectives: bool = True) -> dict[InstanceKind, Bound]:
+    """Of all kinds; without objectives of what they could compute at all."""
+    demand, kinds = prepared.demand, [kind for role in prepared.kinds for kind in role]
+    objectives = demand.objectives if has_objectives else ServiceObjectives()
+    return {
+        kind: capacity_bound(kind, speed, prepared.workload, objectives, demand.goal)
+        for kind, speed in speeds_of(prepared, kinds).items()
+    }

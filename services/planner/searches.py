@@ -1,0 +1,323 @@
+"""The papers' searches as ``lamella plan --search`` runs them: each with what it needs, and a table of what
+it found."""
+
+from collections.abc import Callable, Sequence
+from itertools import product
+from typing import Literal, get_args
+
+import msgspec
+
+from common.cost import kv_token_bytes
+from common.errors import ConfigError
+from services.planner.attention_ratio import choose_ratio
+from services.planner.bounds import capacity_bound
+from services.planner.candidates import Deployment, InstanceKind, PoolPlan
+from services.planner.demand import power_w, price_usd_h
+from services.planner.distserve_search import place_with_high_affinity, place_with_low_affinity
+from services.planner.goodput import FINE, find_capacity, served_by
+from services.planner.preparing import Prepared, bounds_of, speeds_of
+from services.planner.probes import Search
+from services.planner.provisioning import (
+    MACHINE_DEVICES,
+    Design,
+    Provisioned,
+    cheapest,
+    most_throughput,
+)
+from services.planner.samples import Sample
+from services.planner.vidur_search import VidurPoint, search_capacities, within
+from services.planner.worker_configuration import best_workers, compute_law, worker_law
+
+SearchName = Literal["distserve-high", "distserve-low", "vidur", "splitwise", "aladdin", "lamina"]
+SEARCHES: tuple[SearchName, ...] = get_args(SearchName)
+LENGTH = 4.0
+"""Of samples: these searches have one round."""
+MOST_RATIO_DEVICES = 16
+LAW_SHARES = (0.25, 0.5, 1.0)
+"""Of the rate, at which workers are counted for Aladdin's line."""
+LETTERS = {"a100": "A", "a100-sxm": "A", "h100": "H", "h100-sxm": "H", "h100-sxm-capped": "Hcap"}
+
+
+class SearchReport(msgspec.Struct, frozen=True):
+    """``rows``: best first. ``chosen``: what files are made for, where the search says how many of what."""
+
+    name: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    lines: tuple[str, ...]
+    chosen: tuple[PoolPlan, ...] = ()
+    vidur: tuple[VidurPoint, ...] = ()
+
+
+def search_of(name: SearchName, prepared: Prepared) -> Search[SearchReport]:
+    return _SEARCHES[name](prepared)
+
+
+def _sample(prepared: Prepared) -> Sample:
+    return Sample(len(prepared.conditions.rows), LENGTH)
+
+
+def _distserve_high(prepared: Prepared) -> Search[SearchReport]:
+    kinds, demand = prepared.kinds, prepared.demand
+    found = yield from place_with_high_affinity(
+        kinds.prefill,
+        kinds.decode,
+        bounds_of(prepared),
+        served_by(demand.goal),
+        _sample(prepared),
+        demand.rate_per_s,
+    )
+    columns = ("phase", "instance", "goodput, req/s", "per GPU", "instances")
+    if found is None:
+        return SearchReport(
+            "distserve-high", columns, (), ("no kind keeps the objectives of one of the phases",)
+        )
+    rows = tuple(
+        (
+            each.kind.role,
+            str(each.kind),
+            _number(each.goodput_per_s),
+            _number(each.per_device),
+            str(each.count),
+        )
+        for each in found.tried
+    )
+    return SearchReport(
+        "distserve-high",
+        columns,
+        rows,
+        (f"best: {found.deployment}, {found.deployment.devices} GPUs",),
+        found.deployment.pools,
+    )
+
+
+def _distserve_low(prepared: Prepared) -> Search[SearchReport]:
+    kinds, demand = prepared.kinds, prepared.demand
+    found = yield from place_with_low_affinity(
+        kinds.prefill,
+        kinds.decode,
+        bounds_of(prepared),
+        served_by(demand.goal),
+        _sample(prepared),
+        demand.rate_per_s,
+    )
+    rows = tuple(
+        (str(each.deployment), _number(each.goodput_per_s), _number(each.per_device), str(each.count))
+        for each in found
+    )
+    columns = ("in a node", "goodput, req/s", "per GPU", "pairs")
+    if not found:
+        return SearchReport("distserve-low", columns, (), ("no pair within a node keeps the objectives",))
+    chosen = tuple(msgspec.structs.replace(pool, count=found[0].count) for pool in found[0].deployment.pools)
+    return SearchReport("distserve-low", columns, rows, (f"best: {found[0].count} × {rows[0][0]}",), chosen)
+
+
+def _vidur(prepared: Prepared) -> Search[SearchReport]:
+    demand, objectives = prepared.demand, prepared.demand.objectives
+    found = yield from search_capacities(
+        prepared.kinds.mixed, bounds_of(prepared, has_objectives=False), demand.prices, _sample(prepared)
+    )
+    kept = {each.kind for each in within(found, objectives.ttft_s, objectives.tbt_s)}
+    rows = tuple(
+        (
+            str(each.kind),
+            _number(each.capacity_per_s),
+            f"{each.requests_per_usd:.0f}",
+            _number(each.ttft_p90_s),
+            _number(each.tbt_p99_s),
+            "yes" if each.kind in kept else "no",
+        )
+        for each in found
+    )
+    columns = ("instance", "capacity, req/s", "req/$", "TTFT P90, s", "gaps P99, s", "keeps the SLO")
+    best = next((each for each in found if each.kind in kept), None)
+    if best is None:
+        return SearchReport(
+            "vidur", columns, rows, ("none keeps the objectives at its capacity",), (), tuple(found)
+        )
+    count = max(1, -int(-demand.rate_per_s // best.capacity_per_s)) if demand.rate_per_s else 1
+    chosen = (PoolPlan(kind=best.kind, count=count),)
+    return SearchReport("vidur", columns, rows, (f"best: {best.kind}",), chosen, tuple(found))
+
+
+def _splitwise(prepared: Prepared) -> Search[SearchReport]:
+    """``prepared.conditions`` has the reference."""
+    demand, bounds = prepared.demand, bounds_of(prepared, has_objectives=False)
+    designs = designs_of(prepared)
+    requests = len(prepared.conditions.rows)
+    columns = ("design", "machines", "req/s", "cost", "TTFT, times", "TBT, times", "E2E, times")
+
+    def cost(deployment: Deployment) -> float:
+        if demand.objective == "power":
+            return sum(pool.count * power_w(pool.kind) for pool in deployment.pools)
+        if demand.objective == "cost":
+            return price_usd_h(deployment, demand.prices)
+        return float(deployment.devices)
+
+    if demand.objective == "throughput":
+        budget = float(demand.max_devices or 0)
+        found = yield from most_throughput(designs, bounds, cost, budget, requests)
+    else:
+        found = yield from cheapest(designs, bounds, cost, demand.rate_per_s, requests)
+    rows = tuple(_provisioned_row(each) for each in found)
+    if not found:
+        return SearchReport("splitwise", columns, rows, ("no design keeps the nine bounds of Table VI",))
+    best = found[0]
+    return SearchReport(
+        "splitwise", columns, rows, (f"best: {best.design.name}, {best.deployment}",), best.deployment.pools
+    )
+
+
+def _provisioned_row(each: Provisioned) -> tuple[str, ...]:
+    counts = [pool.count for pool in each.deployment.pools]
+    machines = f"{counts[0]}P/T" if len(counts) == 1 else f"{counts[0]}P, {counts[1]}T"
+    slowdowns = [f"{value:.2f}" for value in each.point.slowdowns]
+    return (
+        each.design.name,
+        machines,
+        _number(each.rate_per_s),
+        f"{each.cost:.1f}",
+        *(" / ".join(slowdowns[part : part + 3]) for part in (0, 3, 6)),
+    )
+
+
+def designs_of(prepared: Prepared) -> list[Design]:
+    """Every pair of devices, and each by itself for both phases; the most generous batching of the space.
+    Raises ConfigError where no machine of eight holds the model."""
+
+    def widest(kinds: Sequence[InstanceKind], device: str) -> InstanceKind | None:
+        whole = [kind for kind in kinds if kind.device == device and kind.devices == MACHINE_DEVICES]
+        return max(whole, key=lambda kind: (kind.chunk_tokens, kind.max_decode_batch, kind), default=None)
+
+    found: list[Design] = []
+    names = list(dict.fromkeys(kind.device for kind in prepared.kinds.mixed))
+    for name in names:
+        mixed = widest(prepared.kinds.mixed, name)
+        if mixed is not None:
+            found.append(Design(f"baseline {name}", mixed, None))
+    for first, second in product(names, names):
+        prompt, token = widest(prepared.kinds.prefill, first), widest(prepared.kinds.decode, second)
+        if prompt is not None and token is not None:
+            letters = LETTERS.get(first, first), LETTERS.get(second, second)
+            is_known = first in LETTERS and second in LETTERS
+            found.append(Design("".join(letters) if is_known else "+".join(letters), prompt, token))
+    if not found:
+        rule = f"splitwise's machines are of {MACHINE_DEVICES} devices: none of that size is in the space"
+        raise ConfigError("--search", "splitwise", rule)
+    return found
+
+
+def _aladdin(prepared: Prepared) -> Search[SearchReport]:
+    demand, workload = prepared.demand, prepared.workload
+    if demand.objectives.tpot_s is None:
+        raise ConfigError("--slo", None, "aladdin needs tpot: its time per token")
+    kinds = _one_of_each(prepared.kinds.mixed)
+    speeds = speeds_of(prepared, kinds)
+    ranked = best_workers(kinds, speeds, workload, demand.objectives.tpot_s)
+    columns = ("worker", "tokens/s per GPU", "batch", "step, s", "bound by")
+    rows = tuple(
+        (
+            str(each.kind),
+            _number(each.tokens_per_device_s),
+            str(each.batch),
+            _number(each.step_s),
+            "time per token" if each.is_slo_bound else "KV memory",
+        )
+        for each in ranked
+    )
+    if not ranked:
+        return SearchReport("aladdin", columns, (), ("no worker keeps the time per token",))
+    best = ranked[0]
+    same = [kind for kind in kinds if kind.device == best.kind.device]
+    context = round(best.batch * workload.context_tokens)
+    law = compute_law(same, speeds, best.batch, context)
+    lines = [f"best: {best.kind}; its step takes {law.k4_s:.4g} s / GPUs + {law.c4_s:.4g} s (equation 5)"]
+    bound = capacity_bound(best.kind, speeds[best.kind], workload, demand.objectives, demand.goal)
+    served = served_by(demand.goal)
+    pools = (PoolPlan(kind=best.kind, count=1),)
+    one = yield from find_capacity(
+        _sample(prepared).of(pools, bound.sojourn_s), served, bound.rate_per_s, tolerance=FINE
+    )
+    chosen: tuple[PoolPlan, ...] = ()
+    if not (one.rate_per_s > 0 and demand.rate_per_s > 0):
+        lines.append("one worker by itself does not keep the objectives at any rate")
+    else:
+        rates = [share * demand.rate_per_s for share in LAW_SHARES]
+        workers = yield from worker_law(
+            best.kind, served, rates, len(prepared.conditions.rows), one.rate_per_s
+        )
+        if workers is not None:
+            seen = ", ".join(f"{count} at {rate:.3g}/s" for rate, count in workers.seen)
+            lines.append(
+                f"workers = ⌈{workers.k5_s:.3g} · rate {workers.c5:+.3g}⌉ (equation 7), by {seen}:"
+                f" {workers.workers(demand.rate_per_s)} at {demand.rate_per_s:g}/s"
+            )
+            chosen = (PoolPlan(kind=best.kind, count=workers.seen[-1][1]),)
+    return SearchReport("aladdin", columns, rows, tuple(lines), chosen)
+
+
+def _one_of_each(kinds: Sequence[InstanceKind]) -> list[InstanceKind]:
+    """Batching is not what is asked: the largest batch of each hardware."""
+    found: dict[str, InstanceKind] = {}
+    for kind in sorted(kinds, key=lambda kind: (kind.mixed_policy == "chunked", kind.max_decode_batch, kind)):
+        found[kind.hardware] = kind
+    return sorted(found.values())
+
+
+def _lamina(prepared: Prepared) -> Search[SearchReport]:
+    demand, workload, shape = prepared.demand, prepared.workload, prepared.conditions.shape
+    context = max(1, round(workload.context_tokens))
+    found = choose_ratio(
+        shape,
+        context,
+        prepared.conditions.element_bytes,
+        prepared.devices,
+        demand.prices,
+        most_devices=demand.max_devices or MOST_RATIO_DEVICES,
+        step_s=demand.objectives.tpot_s,
+    )
+    columns = ("model", "attention", "(a, b)", "batch", "step, s", "tokens/s", "tokens/$")
+    rows = tuple(
+        (
+            each.model_device,
+            each.attention_device or "the same",
+            str(each.dop) if each.attention_device else str(each.devices),
+            str(each.throughput.batch),
+            _number(each.throughput.step_s),
+            f"{each.throughput.tokens_s:.0f}",
+            f"{each.tokens_usd:.0f}",
+        )
+        for each in found
+    )
+    yield []
+    if not found:
+        return SearchReport("lamina", columns, (), ("no ratio holds the model within the time per token",))
+    token_mib = kv_token_bytes(shape, prepared.conditions.element_bytes) / (1 << 20)
+    apart = next((each for each in found if each.attention_device), None)
+    whole = next((each for each in found if not each.attention_device), None)
+    lines = [
+        f"contexts of {context} tokens on average, {token_mib:.2f} MiB of KV a token; by the cost model alone"
+    ]
+    if apart is not None and whole is not None:
+        gain = 100 * (apart.tokens_usd / whole.tokens_usd - 1)
+        pays = "pays" if gain > 0 else "does not pay here"
+        lines.append(
+            f"attention on devices of its own {pays}: {apart.dop} of {apart.model_device} and"
+            f" {apart.attention_device}, {gain:+.1f} % tokens per dollar over {whole.devices}"
+            f" {whole.model_device}"
+        )
+    return SearchReport("lamina", columns, rows, tuple(lines))
+
+
+def _number(value: float) -> str:
+    return f"{value:.3g}"
+
+
+_SEARCHES: dict[SearchName, Callable[[Prepared], Search[SearchReport]]] = {
+    "distserve-high": _distserve_high,
+    "distserve-low": _distserve_low,
+    "vidur": _vidur,
+    "splitwise": _splitwise,
+    "aladdin": _aladdin,
+    "lamina": _lamina,
+}

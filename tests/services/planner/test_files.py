@@ -1,0 +1,172 @@
+"""Ready files: what reads them reads them."""
+
+import shutil
+import subprocess
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml  # type: ignore[import-untyped]
+
+from common.config_file import load_config
+from common.errors import ConfigError
+from common.latency import ServiceObjectives
+from common.shapes import LLAMA3_8B
+from deploy import credentials
+from services.bench.traces import TraceRequest
+from services.planner import files
+from services.planner.candidates import InstanceKind, PoolPlan
+from services.planner.files import deployment_files, notes_of, toml_text, write_deployment
+from services.planner.simulating import Conditions
+from services.simulator.config import load_simulated
+from tests.deploy.kubernetes.manifests import (
+    KUBERNETES,
+    ROOT,
+    container_of,
+    pod_of,
+    services,
+    settings_of,
+    workloads,
+)
+
+CONDITIONS = Conditions(
+    shape=LLAMA3_8B,
+    rows=(TraceRequest(None, 100, 10),),
+    objectives=ServiceObjectives(ttft_s=0.5, tpot_s=0.05),
+    settings={"instance": {"block_size": 16}, "scheduler": {"decode_policy": "power_of_two"}},
+)
+PREFILL = InstanceKind(
+    role="prefill", device="h100", tensor=2, chunk_tokens=2048, prefill_batching="saturation"
+)
+DECODE = InstanceKind(role="decode", device="a100", tensor=1, max_decode_batch=128)
+MIXED = InstanceKind(role="mixed", device="a100", chunk_tokens=1024, mixed_policy="prefill_first")
+APART = (PoolPlan(kind=PREFILL, count=3), PoolPlan(kind=DECODE, count=4))
+COUPLED = (PoolPlan(kind=MIXED, count=2),)
+
+
+@pytest.mark.parametrize("pools", [APART, COUPLED])
+def test_settings_are_read_by_the_loader_that_services_use(
+    pools: tuple[PoolPlan, ...], tmp_path: Path
+) -> None:
+    write_deployment(pools, CONDITIONS, tmp_path)
+    shared = load_config(tmp_path / "lamella.toml", {})
+    assert (shared.objectives.ttft_s, shared.objectives.tpot_s) == (0.5, 0.05)
+    assert shared.scheduler.decode_policy == "power_of_two"
+    for pool in pools:
+        config = load_config(tmp_path / f"{pool.kind.role}.toml", {})
+        assert config.instance.role == pool.kind.role
+        assert config.instance.block_size == 16
+        for key, value in pool.kind.settings.items():
+            assert getattr(config.instance, key) == value
+        free = 0.9 * pool.kind.devices * 80e9 - 2 * LLAMA3_8B.parameters
+        assert 0.99 * free < config.instance.kv_bytes <= free
+        assert getattr(config.scaling, f"min_{pool.kind.role}") == pool.count
+
+
+@pytest.mark.parametrize("pools", [APART, COUPLED])
+def test_the_simulator_reads_its_own(pools: tuple[PoolPlan, ...], tmp_path: Path) -> None:
+    write_deployment(pools, CONDITIONS, tmp_path)
+    simulated = load_simulated(tmp_path / "simulate.toml")
+    assert [(each.config.count, each.config.devices) for each in simulated.pools] == [
+        (pool.count, pool.kind.devices) for pool in pools
+    ]
+    assert simulated.shape == LLAMA3_8B
+
+
+def composed(directory: Path) -> dict[str, Any]:
+    if shutil.which("docker") is None:
+        pytest.skip("no docker: the override is not merged")
+    command = (
+        *("docker", "compose", "-f", "docker-compose.yml", "-f", str(directory / "compose.override.yml")),
+        *("--profile", "plan", "config"),
+    )
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    if "is not a docker command" in done.stderr or "unknown shorthand flag" in done.stderr:
+        pytest.skip("no compose: the override is not merged")
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = yaml.safe_load(done.stdout)
+    return found
+
+
+@pytest.mark.parametrize("pools", [APART, COUPLED])
+def test_compose_merges_the_override(pools: tuple[PoolPlan, ...], tmp_path: Path) -> None:
+    write_deployment(pools, CONDITIONS, tmp_path)
+    found = composed(tmp_path)
+    assert found["services"]["prefill"]["deploy"]["replicas"] == 0
+    for pool in pools:
+        role = pool.kind.role
+        service = found["services"][f"plan-{role}"]
+        assert service["deploy"]["replicas"] == pool.count
+        (device,) = service["deploy"]["resources"]["reservations"]["devices"]
+        assert device["count"] == pool.kind.devices
+        assert service["command"] == ["serve", role, "--config", f"/etc/lamella/{role}.toml"]
+        assert service["environment"]["LAMELLA_DEVICE"] == "cuda"
+        assert service["read_only"] is True
+        assert {each["target"] for each in service["configs"]} >= {f"/etc/lamella/{role}.toml"}
+        text = found["configs"][f"plan-{role}"]["content"]
+        assert tomllib.loads(text) == tomllib.loads((tmp_path / f"{role}.toml").read_text())
+
+
+@pytest.mark.parametrize("pools", [APART, COUPLED])
+def test_kubernetes_takes_the_overlay(
+    pools: tuple[PoolPlan, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kubectl = shutil.which("kubectl")
+    if kubectl is None:
+        pytest.skip("no kubectl: the overlay is not rendered")
+    copy = tmp_path / "repository"
+    shutil.copytree(KUBERNETES, copy / "deploy" / "kubernetes", ignore=shutil.ignore_patterns("secrets"))
+    credentials.fill(copy / "deploy" / "kubernetes" / "base" / "secrets")
+    monkeypatch.setattr(files, "REPOSITORY", copy)
+    write_deployment(pools, CONDITIONS, tmp_path / "out")
+    command = (kubectl, "kustomize", str(tmp_path / "out" / "kubernetes"))
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    objects = list(yaml.safe_load_all(done.stdout))
+    for each in objects:
+        kubernetes_validate.validate(each, "1.30", strict=True)
+    counts = {name: each["spec"].get("replicas") for name, each in workloads(objects).items()}
+    planned = {pool.kind.role: pool.count for pool in pools}
+    assert {role: counts[role] for role in files.ROLES} == {
+        role: planned.get(role, 0) for role in files.ROLES
+    }
+    for pool in pools:
+        found = services(objects)[pool.kind.role]
+        limits = container_of(found)["resources"]["limits"]
+        assert limits["nvidia.com/gpu"] == pool.kind.devices
+        assert pod_of(found)["nodeSelector"] == {"lamella.dev/device": pool.kind.device}
+        config = settings_of(found, objects, tmp_path / pool.kind.role)
+        assert config.instance.role == pool.kind.role
+        for key, value in pool.kind.settings.items():
+            assert getattr(config.instance, key) == value
+
+
+def test_two_pools_of_one_role_are_no_deployment(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="one pool of each role"):
+        deployment_files((*COUPLED, *COUPLED), CONDITIONS, tmp_path)
+
+
+def test_settings_that_no_service_takes_are_not_written(tmp_path: Path) -> None:
+    broken = Conditions(
+        shape=LLAMA3_8B,
+        rows=CONDITIONS.rows,
+        objectives=CONDITIONS.objectives,
+        settings={"instance": {"block_size": 0}},
+    )
+    with pytest.raises(ConfigError, match="block_size"):
+        write_deployment(COUPLED, broken, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_the_files_cannot_do_is_said() -> None:
+    wide, mixed = notes_of(APART)
+    assert "h100 TP2" in wide
+    assert "device_ids" in mixed
+    assert list(notes_of(COUPLED)) == []
+
+
+def test_toml_is_read_back_as_it_was() -> None:
+    tree = {"a": {"text": 'quo"ted\x7f', "many": [1, 2.5], "deep": {"on": True}}, "b": [{"n": 1}, {"n": 2}]}
+    assert tomllib.loads(toml_text(tree)) == tree
