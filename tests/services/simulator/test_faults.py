@@ -10,6 +10,7 @@ from services.simulator.cluster import Cluster
 from services.simulator.config import Simulated
 from services.simulator.decode_room import DecodeRoom
 from services.simulator.metrics import measure
+from services.simulator.records import OUTCOMES
 from services.simulator.run import Load, Offered, simulate
 from tests.services.simulator.meshes import TOKEN_BYTES, mesh, pool, run
 
@@ -90,6 +91,17 @@ ARRANGEMENTS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", FAULTS)
 def test_whatever_befalls_it_every_request_ends_and_nothing_is_kept(name: str) -> None:
     _check_ends(befallen(*FAULTS[name], **ARRANGEMENTS["pools"]))
+
+
+def test_an_instance_whose_link_is_cut_looks_idle_and_is_given_more() -> None:
+    """As docs/simulator.md says: nobody looks whether a link carries KV."""
+    cut = FAULTS["a link that is cut for good"]
+    cluster = simulate(befallen(*cut, **ARRANGEMENTS["pools"]), Load(steady(100, 0.06), retries=20), seed=5)
+    records, metrics = cluster.records, measure(cluster)
+    assert (metrics.done, metrics.failed) == (16, 84)
+    failed = [number for number in range(100) if OUTCOMES[records.outcome[number]] == "failed"]
+    assert {records.attempts[number] for number in failed} == {1 + cluster.gateway.max_continuations} == {4}
+    assert {cluster.network.names[records.prefill[number]] for number in failed} == {"prefill-0"}
 
 
 @pytest.mark.parametrize("arrangement", sorted(ARRANGEMENTS.keys() - {"pools"}))
