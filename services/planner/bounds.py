@@ -50,12 +50,12 @@ def capacity_bound(
             return NONE
         prompt = prompt_s(speed.performance, workload, kind.chunk_tokens)
     if kind.role == "prefill" or not workload.decoded:
-        return Bound(SLACK / prompt if prompt else math.inf, prompt)
+        return Bound(SLACK * kind.pipeline / prompt if prompt else math.inf, prompt)
     best = NONE
     for batch in _batches(kind, speed, workload):
         rate = _served(kind, speed, workload, batch, prompt)
         # Little's law: so many stay so long.
-        sojourn_s = batch / rate
+        sojourn_s = batch * kind.pipeline / rate
         if objectives.tpot_s is not None and sojourn_s > workload.decoded * objectives.tpot_s * SLACK:
             continue
         if rate * SLACK > best.rate_per_s:
@@ -99,19 +99,20 @@ def _is_too_slow_alone(
 
 
 def _batches(kind: InstanceKind, speed: Speed, workload: PlannedWorkload) -> Iterator[int]:
-    """Up to what the settings and the memory allow."""
+    """Of one stage, up to what the settings and the memory allow."""
     held = speed.kv_tokens / max(1.0, workload.context_tokens)
-    most = max(1, min(kind.max_decode_batch, math.floor(held)))
+    most = max(1, min(kind.max_decode_batch, math.floor(held)) // kind.pipeline)
     yield from sorted({max(1, round(most ** (step / BATCH_STEPS))) for step in range(BATCH_STEPS + 1)})
 
 
 def _served(kind: InstanceKind, speed: Speed, workload: PlannedWorkload, batch: int, prompt: float) -> float:
-    """Requests a second with so many sequences in every step."""
+    """Requests a second with so many sequences in every step, and a pass in every stage."""
     context = round(batch * workload.context_tokens)
     performance = speed.performance
     drawn = batch / workload.decoded
     if kind.role == "mixed" and kind.mixed_policy == "chunked":
         beside = min(drawn * workload.prompt_tokens, max(1, kind.chunk_tokens - batch))
         chunk = ((round(workload.prompt_tokens / 2), max(1, round(beside))),)
-        return beside / workload.prompt_tokens / performance.pass_s(PassShape(chunk, batch, context))
-    return 1 / (prompt + performance.pass_s(PassShape((), batch, context)) / drawn)
+        pass_s = performance.pass_s(PassShape(chunk, batch, context))
+        return kind.pipeline * beside / workload.prompt_tokens / pass_s
+    return kind.pipeline / (prompt + performance.pass_s(PassShape((), batch, context)) / drawn)

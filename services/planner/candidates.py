@@ -7,11 +7,12 @@ from typing import Any, NamedTuple
 import msgspec
 
 from common.config import MixedPolicy, PrefillBatching
-from common.cost import kv_token_bytes, weight_bytes
+from common.cost import weight_bytes
 from common.devices import DEVICES, DeviceSpec
 from common.errors import ConfigError
 from common.messages import Role
 from common.shapes import ModelShape
+from services.simulator.stages import stage_token_bytes, stage_weight_bytes
 
 GIB = float(1 << 30)
 MEMORY_SHARE = 0.9
@@ -19,11 +20,13 @@ MEMORY_SHARE = 0.9
 
 
 class InstanceKind(msgspec.Struct, frozen=True, kw_only=True, order=True):
-    """Instances that are alike: ``tensor`` devices of a kind that work as one, and how they batch."""
+    """Instances that are alike: ``tensor`` devices of a kind that work as one in each of ``pipeline`` stages,
+    and how they batch. ``max_decode_batch``: of all stages."""
 
     role: Role
     device: str
     tensor: int = 1
+    pipeline: int = 1
     chunk_tokens: int = 512
     prefill_batching: PrefillBatching = "chunks"
     mixed_policy: MixedPolicy = "chunked"
@@ -31,11 +34,12 @@ class InstanceKind(msgspec.Struct, frozen=True, kw_only=True, order=True):
 
     @property
     def devices(self) -> int:
-        return self.tensor
+        return self.tensor * self.pipeline
 
     @property
     def hardware(self) -> str:
-        return f"{self.device} TP{self.tensor}"
+        stages = f" PP{self.pipeline}" if self.pipeline > 1 else ""
+        return f"{self.device} TP{self.tensor}{stages}"
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -86,12 +90,15 @@ class Deployment(NamedTuple):
 
 
 class SearchSpace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is tried. ``tensors``: devices of an instance; ``batches``: ``max_decode_batch``. ``policies``:
+    """What is tried. ``tensors``: devices of a stage; ``pipelines``: stages of an instance, of which all fit
+    ``node_devices``; ``batches``: ``max_decode_batch``. ``policies``:
     (``mixed_policy``, chunk tokens) of instances that do both; ``chunks``: (batching, tokens) of those that
     compute prompts alone."""
 
     devices: tuple[str, ...]
     tensors: tuple[int, ...] = (1, 2, 4, 8)
+    pipelines: tuple[int, ...] = (1, 2)
+    node_devices: int = 8
     batches: tuple[int, ...] = (32, 64, 128, 256, 512)
     policies: tuple[tuple[MixedPolicy, int], ...] = (
         ("prefill_first", 4096),
@@ -124,12 +131,14 @@ class Kinds(NamedTuple):
 
 def kinds_of(space: SearchSpace, shape: ModelShape, element_bytes: int, max_devices: int | None) -> Kinds:
     """Raises ConfigError where the model fits on none of them."""
+    most = most_devices(space, max_devices)
     hardware = [
-        (device, tensor)
-        for device, tensor in product(space.devices, space.tensors)
-        if (max_devices is None or tensor <= max_devices)
+        (device, tensor, pipeline)
+        for device, tensor, pipeline in product(space.devices, space.tensors, space.pipelines)
+        if tensor * pipeline <= most
+        and pipeline <= shape.layers
         and can_split(shape, tensor)
-        and kv_room_tokens(shape, DEVICES[device], tensor, element_bytes) > 0
+        and kv_room_tokens(shape, DEVICES[device], tensor, element_bytes, pipeline) > 0
     ]
     if not hardware:
         raise ConfigError("--model", shape.name, why_nothing_fits(space, shape, element_bytes, max_devices))
@@ -137,25 +146,34 @@ def kinds_of(space: SearchSpace, shape: ModelShape, element_bytes: int, max_devi
         tuple(_mixed(hardware, space)),
         tuple(
             InstanceKind(
-                role="prefill", device=device, tensor=tensor, chunk_tokens=tokens, prefill_batching=batching
+                role="prefill",
+                device=device,
+                tensor=tensor,
+                pipeline=pipeline,
+                chunk_tokens=tokens,
+                prefill_batching=batching,
             )
-            for (device, tensor), (batching, tokens) in product(hardware, space.chunks)
+            for (device, tensor, pipeline), (batching, tokens) in product(hardware, space.chunks)
         ),
         tuple(
-            InstanceKind(role="decode", device=device, tensor=tensor, max_decode_batch=batch)
-            for (device, tensor), batch in product(hardware, space.batches)
+            InstanceKind(
+                role="decode", device=device, tensor=tensor, pipeline=pipeline, max_decode_batch=batch
+            )
+            for (device, tensor, pipeline), batch in product(hardware, space.batches)
         ),
     )
 
 
-def _mixed(hardware: list[tuple[str, int]], space: SearchSpace) -> Iterator[InstanceKind]:
-    for (device, tensor), (policy, tokens), batch in product(hardware, space.policies, space.batches):
+def _mixed(hardware: list[tuple[str, int, int]], space: SearchSpace) -> Iterator[InstanceKind]:
+    for each, (policy, tokens), batch in product(hardware, space.policies, space.batches):
+        device, tensor, pipeline = each
         if policy == "chunked" and batch > tokens:
             continue
         yield InstanceKind(
             role="mixed",
             device=device,
             tensor=tensor,
+            pipeline=pipeline,
             chunk_tokens=tokens,
             prefill_batching="saturation" if policy == "prefill_first" else "chunks",
             mixed_policy=policy,
@@ -168,16 +186,29 @@ def can_split(shape: ModelShape, tensor: int) -> bool:
     return shape.heads % tensor == 0 and (shape.kv_heads % tensor == 0 or tensor % shape.kv_heads == 0)
 
 
-def kv_room_tokens(shape: ModelShape, device: DeviceSpec, devices: int, element_bytes: int) -> int:
-    """Of KV beside the weights; 0 where these do not fit."""
-    room = int(devices * device.memory_bytes * MEMORY_SHARE) - weight_bytes(shape, element_bytes)
-    return max(0, room) // kv_token_bytes(shape, element_bytes)
+def kv_room_tokens(
+    shape: ModelShape, device: DeviceSpec, tensor: int, element_bytes: int, pipeline: int = 1
+) -> int:
+    """Of KV beside the weights, in the stage that has room for fewest; 0 where these do not fit."""
+    memory = tensor * device.memory_bytes * MEMORY_SHARE
+    stages = zip(
+        stage_weight_bytes(shape, element_bytes, pipeline),
+        stage_token_bytes(shape, element_bytes, pipeline),
+        strict=True,
+    )
+    return max(0, min(int((memory - weights) / token) for weights, token in stages))
+
+
+def most_devices(space: SearchSpace, max_devices: int | None) -> int:
+    """Of an instance."""
+    return space.node_devices if max_devices is None else min(space.node_devices, max_devices)
 
 
 def why_nothing_fits(
     space: SearchSpace, shape: ModelShape, element_bytes: int, max_devices: int | None
 ) -> str:
-    most = max((each for each in space.tensors if max_devices is None or each <= max_devices), default=0)
+    sizes_tried = (tensor * pipeline for tensor, pipeline in product(space.tensors, space.pipelines))
+    most = max((each for each in sizes_tried if each <= most_devices(space, max_devices)), default=0)
     sizes = ", ".join(
         f"{most} {name} have {most * DEVICES[name].memory_bytes * MEMORY_SHARE / GIB:.0f}"
         for name in space.devices

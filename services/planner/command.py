@@ -72,6 +72,7 @@ def plan(
         requests=requests,
         seed=seed,
         has_reference=search == "splitwise",
+        ends_early=search not in ("splitwise", "vidur"),
     )
     if search is not None:
         report = run_search(search, request, processes, checkpoint, json_file, plot)

@@ -93,7 +93,7 @@ def shared_settings(by_role: Mapping[Role, PoolPlan], conditions: Conditions) ->
 def instance_settings(pool: PoolPlan, conditions: Conditions) -> dict[str, Any]:
     """``[instance]`` of one pool; KV of all that its devices have beside the weights."""
     kind, shape, element_bytes = pool.kind, conditions.shape, conditions.element_bytes
-    tokens = kv_room_tokens(shape, DEVICES[kind.device], kind.devices, element_bytes)
+    tokens = kv_room_tokens(shape, DEVICES[kind.device], kind.tensor, element_bytes, kind.pipeline)
     kv_bytes = tokens * kv_token_bytes(shape, element_bytes)
     own = {"role": kind.role, "kv_bytes": kv_bytes, "swap_bytes": min(SWAP_BYTES, kv_bytes)}
     return {**conditions.settings.get("instance", {}), **own, **kind.settings}

@@ -57,7 +57,7 @@ def settle(demand: Demand, proposed: Proposed, requests: int) -> Search[Settled 
         point = yield from ask(at(deployment))
     if not grown:
         deployment, point, beyond = yield from _shrink(demand, deployment, point, at)
-    limit = limit_of(deployment, demand, point if beyond is None else beyond)
+    limit = limit_of(deployment, demand, point, beyond)
     return Settled(deployment, burden_of(demand, deployment, 0.0), demand.rate_per_s, point, None, limit)
 
 
@@ -95,7 +95,7 @@ def look_beyond(demand: Demand, settled: Settled, requests: int) -> Search[Settl
         low=rate,
         tolerance=TOLERANCE,
     )
-    limit = settled.limit if found.beyond is None else limit_of(deployment, demand, found.beyond)
+    limit = limit_of(deployment, demand, found.point or settled.point, found.beyond)
     return replace(settled, headroom=max(0.0, found.rate_per_s / rate - 1), limit=limit)
 
 
@@ -115,7 +115,7 @@ def stretch(demand: Demand, proposed: Proposed, requests: int) -> Search[Settled
     if found.point is None:
         return None
     rate = found.rate_per_s
-    limit = limit_of(proposed.deployment, demand, found.beyond or found.point)
+    limit = limit_of(proposed.deployment, demand, found.point, found.beyond)
     return Settled(
         proposed.deployment, burden_of(demand, proposed.deployment, rate), rate, found.point, 0.0, limit
     )
@@ -139,10 +139,12 @@ def _lacking(deployment: Deployment, point: Point) -> int:
     return next(number for number, pool in enumerate(deployment.pools) if pool.kind.role == wanted)
 
 
-def limit_of(deployment: Deployment, demand: Demand, point: Point) -> str:
-    """Half a sentence: which objective is missed first, and what of its pool is short."""
+def limit_of(deployment: Deployment, demand: Demand, served: Point, beyond: Point | None) -> str:
+    """Half a sentence: which objective is missed first by what is not served any more, and what of its pool
+    is short in what just is."""
+    point = beyond or served
     number = _lacking(deployment, point)
-    pool, found = deployment.pools[number], point.pools[number]
+    pool, found = deployment.pools[number], served.pools[number]
     missed = {
         "first tokens": point.ttft_share,
         "time per token": point.tpot_share,

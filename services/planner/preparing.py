@@ -27,7 +27,8 @@ REFERENCE = InstanceKind(
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
     """As the command's options have it. ``settings``: sections of a mesh's, ``[space]``, and
-    ``[performance.DEVICE]`` of files ``beside``. ``has_reference``: requests are compared with REFERENCE."""
+    ``[performance.DEVICE]`` of files ``beside``. ``has_reference``: requests are compared with REFERENCE.
+    ``ends_early``: runs that cannot reach the goal are not run to their end."""
 
     model: str
     trace: Path
@@ -43,6 +44,7 @@ class PlanRequest:
     requests: int | None = None
     seed: int = 0
     has_reference: bool = False
+    ends_early: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,7 @@ def prepare(request: PlanRequest) -> Prepared:
         settings=settings,
         performance=performance,
         seed=request.seed,
+        goal=request.goal if request.ends_early else None,
         reference=REFERENCE if request.has_reference else None,
     )
     kinds = kinds_of(space, shape, conditions.element_bytes, request.max_devices)
@@ -96,9 +99,9 @@ def space_of(devices: tuple[str, ...], settings: Mapping[str, Any]) -> tuple[Sea
         space = msgspec.convert({**table, "devices": devices}, SearchSpace)
     except (msgspec.ValidationError, TypeError) as exc:
         raise ConfigError("space", table, str(exc)) from exc
-    for key in ("tensors", "batches", "policies", "chunks"):
+    for key in ("tensors", "pipelines", "batches", "policies", "chunks"):
         values = getattr(space, key)
-        numbers = values if key in ("tensors", "batches") else [number for _, number in values]
+        numbers = values if key in ("tensors", "pipelines", "batches") else [number for _, number in values]
         if not values or min(numbers) < 1:
             raise ConfigError(f"space.{key}", table.get(key), "must name at least one, of 1 or more")
     return space, rest

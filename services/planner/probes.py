@@ -56,7 +56,7 @@ class Point(msgspec.Struct, frozen=True):
     tpot_s: tuple[float, ...]
     end_to_end_s: tuple[float, ...]
     tbt_s: tuple[float, ...]
-    queue_p99_s: float
+    queue_p99_s: float | None
     slowdowns: tuple[float, ...]
     left_share: float
     mean_w: float | None

@@ -10,6 +10,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from services.planner.bounds import Bound
 from services.planner.candidates import InstanceKind, PoolPlan
 from services.planner.demand import Demand, Measured
@@ -21,7 +23,7 @@ ROUND = 8
 """Kinds that are measured at once, however many cores there are: what is pruned must not hang on those."""
 KEPT = 4
 """Of each role go on to the longer samples."""
-LONGER = 4.0
+LONGER = 2.5
 """Times the first samples."""
 FLATTERY = 0.93
 """Of what a short sample says a long one may hold: kinds that close to the best ones are kept."""
@@ -43,7 +45,9 @@ def screen(
     most_requests: int,
 ) -> Search[Screened]:
     """The best few kinds of one role, each with what one instance of it serves."""
-    order = sorted(kinds, key=lambda kind: (demand.burden(kind, bounds[kind].rate_per_s), kind))
+    order = sorted(
+        representatives(kinds, bounds), key=lambda kind: (demand.burden(kind, bounds[kind].rate_per_s), kind)
+    )
     short: list[Measured] = []
     looked = 0
     while looked < len(order):
@@ -70,6 +74,18 @@ def screen(
     )
     final = [Measured(each.kind, capacity) for each, capacity in zip(kept, longer, strict=True)]
     return Screened(tuple(_best(final, demand)[:KEPT]), len(kinds) - seen, seen - len(kept))
+
+
+def representatives(
+    kinds: Sequence[InstanceKind], bounds: Mapping[InstanceKind, Bound]
+) -> list[InstanceKind]:
+    """Of kinds that differ in ``max_decode_batch`` alone and whose bounds are the same, that batch is not
+    what binds: the one with the largest stands for all."""
+    found: dict[tuple[InstanceKind, Bound], InstanceKind] = {}
+    for kind in sorted(kinds):
+        alike = msgspec.structs.replace(kind, max_decode_batch=0)
+        found[alike, bounds[kind]] = kind
+    return list(found.values())
 
 
 def _kth_burden(short: Sequence[Measured], demand: Demand) -> float:

@@ -16,6 +16,7 @@ from services.bench.arrivals import make_arrivals
 from services.bench.traces import TraceRequest
 from services.planner.bounds import Speed, alone_s
 from services.planner.candidates import MEMORY_SHARE, InstanceKind, PoolPlan
+from services.planner.hopeless import Hopeless, end_hopeless
 from services.planner.probes import Phase, Point, PoolPoint, Probe
 from services.planner.workload import spaced
 from services.simulator.cluster import Cluster
@@ -41,7 +42,8 @@ LEFT_LYING = 0.02
 class Conditions:
     """What all probes of a plan have in common. ``performance``: a source's table by the name of the device;
     others have the roofline's. ``settings``: sections of a mesh's settings. ``reference``: whom requests are
-    compared with as if each were alone there (Splitwise's SLOs)."""
+    compared with as if each were alone there (Splitwise's SLOs). ``goal``: where a run cannot reach that
+    attainment any more it ends; None: none does."""
 
     shape: ModelShape
     rows: tuple[TraceRequest, ...]
@@ -50,6 +52,7 @@ class Conditions:
     settings: Mapping[str, Any] = field(default_factory=dict)
     performance: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     seed: int = 0
+    goal: float | None = None
     reference: InstanceKind | None = None
 
     def digest_of(self) -> bytes:
@@ -62,6 +65,7 @@ class Conditions:
                 dict(self.settings),
                 dict(self.performance),
                 self.seed,
+                self.goal,
                 self.reference,
                 [(row.arrival_s, row.prompt_tokens, row.output_tokens) for row in self.rows],
                 list(DEVICES.values()),
@@ -104,7 +108,8 @@ def _pool_table(name: str, pool: PoolPlan, conditions: Conditions) -> dict[str, 
         "role": kind.role,
         "count": pool.count,
         "device": kind.device,
-        "devices": kind.devices,
+        "devices": kind.tensor,
+        "pipeline": kind.pipeline,
         "link_bytes_per_s": link,
         "instance": kind.settings,
         "performance": conditions.performance.get(kind.device, {"kind": "roofline"}),
@@ -128,8 +133,17 @@ def _timeless(role: str, conditions: Conditions) -> dict[str, Any]:
 def run_probe(probe: Probe, conditions: Conditions) -> Point:
     """Raises SimulationError."""
     simulated = simulated_of(probe.pools, conditions, probe.phase)
-    cluster = simulate(simulated, Load(offered_of(probe, conditions)))
-    metrics = measure(cluster, objectives_of(probe.phase, conditions.objectives))
+    objectives = objectives_of(probe.phase, conditions.objectives)
+    requests = min(probe.requests, len(conditions.rows))
+    try:
+        cluster = simulate(
+            simulated,
+            Load(offered_of(probe, conditions)),
+            watch=lambda cluster: end_hopeless(cluster, objectives, conditions.goal, requests),
+        )
+    except Hopeless as end:
+        return end.point
+    metrics = measure(cluster, objectives)
     point = point_of(cluster, metrics, len(probe.pools))
     if conditions.reference is None:
         return point
@@ -166,7 +180,7 @@ def point_of(cluster: Cluster, metrics: Metrics, pools: int) -> Point:
         tpot_s=_percentiles(metrics.tpot),
         end_to_end_s=_percentiles(metrics.end_to_end),
         tbt_s=metrics.tbt_s,
-        queue_p99_s=metrics.queue.p99_s if metrics.queue is not None else math.inf,
+        queue_p99_s=None if metrics.queue is None else metrics.queue.p99_s,
         slowdowns=(),
         left_share=left_share(cluster.records),
         mean_w=metrics.hardware.mean_w,

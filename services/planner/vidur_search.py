@@ -35,6 +35,8 @@ class VidurPoint:
 
 
 def has_short_queue(point: Point) -> bool:
+    if point.queue_p99_s is None:
+        return False
     return point.queue_p99_s <= DELAY_S and point.done_share >= 1 - MOST_LOST
 
 

@@ -70,9 +70,11 @@ def simulate(
     progress: Callable[[int], None] = lambda _: None,
     timeline: SimulatedTimeline | None = None,
     seed: int = 0,
+    watch: Callable[[Cluster], None] = lambda _: None,
 ) -> Cluster:
     """The mesh after the last request. ``progress`` is told how many have come; ``timeline`` keeps what
-    everyone did; ``seed``: of what befalls the mesh. Raises SimulationError."""
+    everyone did; ``seed``: of what befalls the mesh; ``watch`` is shown the mesh as often as progress is told
+    of, and ends the run by what it raises. Raises SimulationError."""
     cluster = make_cluster(
         simulated, is_exact=load.max_tokens is None, retries=load.retries, timeline=timeline
     )
@@ -89,6 +91,7 @@ def simulate(
             prefixes.note(newest, offered.block_hashes, gateway.entries)
         if len(cluster.records) % PROGRESS_REQUESTS == 0:
             progress(len(cluster.records))
+            watch(cluster)
         expect()
 
     def expect() -> None:
