@@ -60,8 +60,9 @@ class RooflineModel:
         """Raises ConfigError where the heads or layers cannot be cut so."""
         check_parallelism(shape, parallelism.tensor, parallelism.pipeline)
         element_bytes = ELEMENT_BYTES[dtype]
-        computing = 1 / (parallelism.devices * device.peak_flop_s * utilisation.compute)
-        memory = 1 / (parallelism.devices * device.memory_bytes_s * utilisation.memory)
+        # A stage has all tensor devices of its own, and a pass goes through one after the other.
+        computing = 1 / (parallelism.tensor * device.peak_flop_s * utilisation.compute)
+        memory = 1 / (parallelism.tensor * device.memory_bytes_s * utilisation.memory)
         self.stages = parallelism.pipeline
         empty, row = (model_work(shape, rows, element_bytes) for rows in (0, 1))
         # The output matrix is multiplied for those alone that get a token, and read in any case.
