@@ -1,8 +1,8 @@
 """The roofline of any model on any device (``common.cost``), with parallelism and its communication.
 
 Where nothing was measured this is what there is. Each of a pass's two kinds of work, matrices and attention,
-takes the larger of its computing and its memory time on all of an instance's devices; reductions and
-transfers between stages come on top of it, and a fixed time a pass.
+takes the larger of its computing and its memory time on the devices of a stage, one stage after another;
+reductions and transfers between stages come on top of it, and a fixed time a pass.
 """
 
 import math

@@ -1,0 +1,129 @@
+"""Who drives a search: every probe is simulated once, kept, and answered to whom it belongs."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from common.errors import ConfigError
+from common.latency import ServiceObjectives
+from common.shapes import LLAMA3_8B
+from services.bench.traces import TraceRequest
+from services.planner.candidates import InstanceKind, PoolPlan
+from services.planner.checkpoint import Checkpoint
+from services.planner.driver import drive, simulating
+from services.planner.probes import Point, Probe, Search, ask, together
+from services.planner.simulating import Conditions
+from tests.services.planner.worlds import kind_of, point
+
+CONDITIONS = Conditions(
+    shape=LLAMA3_8B,
+    rows=tuple(TraceRequest(None, 300 + 7 * number % 200, 10 + number % 20) for number in range(60)),
+    objectives=ServiceObjectives(ttft_s=1.0, tpot_s=0.05),
+)
+
+
+def probe(rate_per_s: float) -> Probe:
+    return Probe(pools=(PoolPlan(kind=kind_of("mixed"), count=1),), rate_per_s=rate_per_s, requests=60)
+
+
+def counting(asked: list[float]) -> Search[list[float]]:
+    """Rates with what was answered: attainments are the rates again."""
+    found = []
+    for rate in asked:
+        answered = yield from ask(probe(rate))
+        found.append(answered.attainment)
+    return found
+
+
+class World:
+    def __init__(self) -> None:
+        self.simulated: list[float] = []
+
+    def __call__(self, probes: Sequence[Probe]) -> Iterable[tuple[int, Point]]:
+        for number, each in reversed(list(enumerate(probes))):
+            self.simulated.append(each.rate_per_s)
+            yield number, point(each.rate_per_s)
+
+
+def test_answers_reach_whoever_asked_in_any_order() -> None:
+    world = World()
+    search = together([counting([1.0, 2.0, 3.0]), counting([4.0]), counting([]), counting([1.0, 5.0])])
+    with Checkpoint(None) as kept:
+        found = drive(search, world, kept, b"")
+    assert found == [[1.0, 2.0, 3.0], [4.0], [], [1.0, 5.0]]
+    assert sorted(world.simulated) == [1.0, 2.0, 3.0, 4.0, 5.0]
+
+
+def test_what_was_kept_is_not_simulated_again(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "points.jsonl"
+    for asked, context, simulated in (
+        ([1.0, 2.0], b"", [1.0, 2.0]),
+        ([1.0, 2.0, 3.0], b"", [3.0]),
+        ([1.0], b"other", [1.0]),
+    ):
+        world = World()
+        with Checkpoint(path) as kept:
+            assert drive(counting(asked), world, kept, context) == asked
+        assert world.simulated == simulated
+
+
+def test_a_line_that_stops_short_is_forgotten_and_the_next_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "points.jsonl"
+    with Checkpoint(path) as kept:
+        kept.keep("a", point(0.5))
+        kept.keep("b", point(0.6))
+    path.write_bytes(path.read_bytes()[:-40])
+    with Checkpoint(path) as kept:
+        assert list(kept.points) == ["a"]
+        kept.keep("c", point(0.7))
+    with Checkpoint(path) as kept:
+        assert {key: each.attainment for key, each in kept.points.items()} == {"a": 0.5, "c": 0.7}
+
+
+@pytest.mark.parametrize("content", [b"prices = 1\n", b"\xff\n", b'{"key":"a","point":{}}\n'])
+def test_another_file_is_no_checkpoint(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "other"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match="no file of points"):
+        Checkpoint(path)
+    assert path.read_bytes() == content
+
+
+def test_a_folder_is_no_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be used"):
+        Checkpoint(tmp_path)
+
+
+def probes() -> Search[list[Point]]:
+    kind = InstanceKind(role="mixed", device="a100", max_decode_batch=16)
+    points = yield [
+        Probe(pools=(PoolPlan(kind=kind, count=count),), rate_per_s=rate, requests=60)
+        for count, rate in ((1, 2.0), (2, 4.0), (1, 20.0))
+    ]
+    return list(points)
+
+
+def test_two_processes_find_what_one_does() -> None:
+    found = []
+    for processes in (1, 2):
+        with simulating(CONDITIONS, processes) as simulate, Checkpoint(None) as kept:
+            found.append(drive(probes(), simulate, kept, b""))
+    assert found[0] == found[1]
+    assert found[0][0].attainment == 1.0
+
+
+def test_conditions_that_differ_have_keys_that_differ() -> None:
+    others: Iterator[Conditions] = iter(
+        (
+            replace(CONDITIONS, seed=1),
+            replace(CONDITIONS, goal=0.9),
+            replace(CONDITIONS, settings={"instance": {"block_size": 16}}),
+            replace(CONDITIONS, performance={"a100": {"kind": "roofline", "compute": 0.5}}),
+            replace(CONDITIONS, rows=CONDITIONS.rows[:-1]),
+            replace(CONDITIONS, objectives=ServiceObjectives(ttft_s=1.0)),
+        )
+    )
+    digests = [CONDITIONS.digest_of(), *(each.digest_of() for each in others)]
+    assert len(set(digests)) == len(digests)

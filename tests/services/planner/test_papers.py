@@ -1,0 +1,247 @@
+"""The papers' searches, in worlds whose capacities are known and against their own formulas."""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from itertools import product
+
+import msgspec
+import pytest
+
+from common.devices import DEVICES
+from common.shapes import LLAMA3_70B
+from services.planner.attention_ratio import choose_ratio
+from services.planner.bounds import Speed
+from services.planner.candidates import Deployment, InstanceKind
+from services.planner.checkpoint import Checkpoint
+from services.planner.distserve_search import place_with_high_affinity, place_with_low_affinity
+from services.planner.driver import Found, drive
+from services.planner.goodput import served_by
+from services.planner.probes import Point, Probe, Search
+from services.planner.provisioning import TABLE_VI, Design, cheapest, has_met_nine, missed, most_throughput
+from services.planner.samples import Sample
+from services.planner.vidur_search import VidurPoint, pareto_front, search_capacities, within
+from services.planner.worker_configuration import (
+    best_workers,
+    compute_law,
+    fewest_workers,
+    worker_law,
+    worker_throughput,
+)
+from services.planner.workload import PlannedWorkload
+from services.simulator.performance.linear import LinearPerformance
+from services.simulator.shape import PassShape
+from tests.services.planner.worlds import PRICES, Capacities, answer, bounds_in, kind_of, point, search_world
+
+SAMPLE = Sample(5_000)
+SERVED = served_by(0.9)
+PLACED = {
+    kind_of("prefill", tensor=1): 1.7,
+    kind_of("prefill", tensor=2): 5.0,
+    kind_of("prefill", "h100", 2): 4.8,
+    kind_of("decode", tensor=1): 3.0,
+    kind_of("decode", tensor=4): 11.0,
+}
+
+
+def roles(world: Capacities, role: str) -> list[InstanceKind]:
+    return [kind for kind in world if kind.role == role]
+
+
+def test_distserve_s_first_algorithm_replicates_the_best_of_each_phase() -> None:
+    found, _ = search_world(
+        place_with_high_affinity(
+            roles(PLACED, "prefill"), roles(PLACED, "decode"), bounds_in(PLACED), SERVED, SAMPLE, 20.0
+        ),
+        PLACED,
+    )
+    assert found is not None
+    assert found.prefill.kind == kind_of("prefill", tensor=2)
+    assert found.decode.kind == kind_of("decode", tensor=1)
+    assert found.prefill.count == math.ceil(20 / found.prefill.goodput_per_s)
+    per_device = [each.per_device for each in found.tried]
+    assert per_device == sorted(per_device, reverse=True)
+
+
+def test_distserve_s_first_algorithm_finds_nothing_where_a_phase_has_nothing() -> None:
+    world = {kind_of("prefill"): 0.0, kind_of("decode"): 1.0}
+    search = place_with_high_affinity(
+        roles(world, "prefill"), roles(world, "decode"), bounds_in(world), SERVED, SAMPLE, 1.0
+    )
+    assert search_world(search, world)[0] is None
+
+
+def test_distserve_s_second_algorithm_keeps_both_in_one_node_and_its_links() -> None:
+    found, _ = search_world(
+        place_with_low_affinity(
+            roles(PLACED, "prefill"), roles(PLACED, "decode"), bounds_in(PLACED), SERVED, SAMPLE, 20.0, 4
+        ),
+        PLACED,
+    )
+    best = {
+        (first, second): min(PLACED[first], PLACED[second]) / (first.devices + second.devices)
+        for first, second in product(roles(PLACED, "prefill"), roles(PLACED, "decode"))
+        if first.device == second.device and first.devices + second.devices <= 4
+    }
+    assert len(found) == len(best)
+    assert tuple(pool.kind for pool in found[0].deployment.pools) == max(best, key=lambda pair: best[pair])
+    for pool in found[0].deployment.pools:
+        assert pool.link_bytes_per_s == pool.kind.devices * DEVICES[pool.kind.device].interchip_gb_s * 1e9
+
+
+def test_vidur_s_search_ranks_by_what_a_dollar_serves() -> None:
+    world = {kind_of("mixed"): 2.0, kind_of("mixed", "h100"): 4.0, kind_of("mixed", tensor=2): 3.0}
+    kinds = list(world)
+
+    def waits(probe: Probe) -> Point:
+        served = probe.rate_per_s <= world[probe.pools[0].kind]
+        return msgspec.structs.replace(point(), queue_p99_s=1.0 if served else 6.0)
+
+    found = search_with(search_capacities(kinds, bounds_in(world), PRICES, SAMPLE), waits)
+    assert [each.kind for each in found] == [kinds[0], kinds[1], kinds[2]]
+    assert found[0].requests_per_usd == pytest.approx(3600 * found[0].capacity_per_s / 1.0)
+
+
+def vidur_point(value: float, ttft_s: float, tbt_s: float = 0.1) -> VidurPoint:
+    return VidurPoint(kind_of("mixed"), 1.0, value, ttft_s, tbt_s)
+
+
+def test_the_pareto_front_has_whoever_nobody_betters() -> None:
+    points = [vidur_point(*each) for each in ((5, 1.0), (4, 0.5), (4, 0.6), (7, 2.0), (6, 3.0), (1, 0.1))]
+    front = pareto_front(points, lambda each: each.ttft_p90_s)
+    undominated = [
+        each
+        for each in points
+        if not any(
+            other.requests_per_usd >= each.requests_per_usd
+            and other.ttft_p90_s <= each.ttft_p90_s
+            and other != each
+            for other in points
+        )
+    ]
+    assert sorted(front, key=lambda each: each.ttft_p90_s) == sorted(
+        undominated, key=lambda each: each.ttft_p90_s
+    )
+    assert within(points, 0.55, None) == [points[1], points[5]]
+
+
+def search_with(search: Search[Found], answer_of: Callable[[Probe], Point]) -> Found:
+    def simulate(probes: Sequence[Probe]) -> Iterable[tuple[int, Point]]:
+        for number, probe in enumerate(probes):
+            yield number, answer_of(probe)
+
+    with Checkpoint(None) as kept:
+        return drive(search, simulate, kept, b"")
+
+
+MACHINES = {
+    kind_of("prefill", "h100", 8): 7.0,
+    kind_of("decode", "h100", 8): 12.0,
+    kind_of("decode", "a100", 8): 9.0,
+    kind_of("mixed", "h100", 8): 3.0,
+}
+PROMPT, TOKEN_H, TOKEN_A, MIXED = MACHINES
+DESIGNS = (Design("HH", PROMPT, TOKEN_H), Design("HA", PROMPT, TOKEN_A), Design("baseline", MIXED, None))
+
+
+def slowed(probe: Probe) -> Point:
+    served = answer(probe, MACHINES).attainment == 1.0
+    return msgspec.structs.replace(point(), slowdowns=(1.0,) * 9 if served else (10.0,) * 9)
+
+
+def cost(deployment: Deployment) -> float:
+    return sum(pool.count * pool.kind.devices * PRICES[pool.kind.device] for pool in deployment.pools)
+
+
+def test_splitwise_s_cheapest_machines_are_what_looking_at_all_counts_finds() -> None:
+    found = search_with(cheapest(DESIGNS, bounds_in(MACHINES), cost, 50.0, 5_000), slowed)
+    counts = {each.design.name: tuple(pool.count for pool in each.deployment.pools) for each in found}
+    assert counts == {"HH": (8, 5), "HA": (8, 6), "baseline": (17,)}
+    assert [each.cost for each in found] == sorted(each.cost for each in found)
+
+
+def test_splitwise_s_most_throughput_is_what_looking_at_all_splits_finds() -> None:
+    budget = cost(DESIGNS[0].deployment(10, 10))
+    found = search_with(most_throughput(DESIGNS, bounds_in(MACHINES), cost, budget, 5_000), slowed)
+    for each in found:
+        best = max(
+            answer_rate(each.design, prompts, tokens)
+            for prompts, tokens in product(range(1, 60), range(1, 60) if each.design.token else [0])
+            if cost(each.design.deployment(prompts, tokens)) <= budget
+        )
+        assert best / 1.05 <= each.rate_per_s <= best
+        assert each.cost <= budget
+
+
+def answer_rate(design: Design, prompts: int, tokens: int) -> float:
+    return min(pool.count * MACHINES[pool.kind] for pool in design.deployment(prompts, tokens).pools)
+
+
+def test_all_nine_bounds_of_table_vi_count() -> None:
+    assert has_met_nine(msgspec.structs.replace(point(), slowdowns=TABLE_VI))
+    for number in range(9):
+        over = tuple(value + 0.01 * (place == number) for place, value in enumerate(TABLE_VI))
+        found = msgspec.structs.replace(point(), slowdowns=over)
+        assert not has_met_nine(found)
+        assert len(missed(found)) == 1
+    assert not has_met_nine(point())
+
+
+WORKLOAD = PlannedWorkload(1_000, 500.0, 200.0, 600.0, (500,), None)
+
+
+def speed(devices: int, kv_tokens: int) -> Speed:
+    return Speed(LinearPerformance(step_s=0.01 + 0.04 / devices, per_sequence_s=1e-4), kv_tokens)
+
+
+def test_aladdin_s_worker_is_bound_by_memory_or_by_the_time_per_token() -> None:
+    kind = kind_of("mixed", tensor=2)
+    by_memory = worker_throughput(kind, speed(2, 6_000), WORKLOAD, 0.05)
+    assert by_memory is not None
+    assert (by_memory.batch, by_memory.is_slo_bound) == (10, False)
+    assert by_memory.tokens_per_device_s == pytest.approx(10 / (2 * 0.031))
+    by_time = worker_throughput(kind, speed(2, 10_000_000), WORKLOAD, 0.05)
+    assert by_time is not None
+    assert by_time.is_slo_bound
+    assert by_time.step_s <= 0.05 < speed(2, 0).performance.pass_s(PassShape((), by_time.batch + 1, 1))
+    assert by_time.tokens_per_device_s == pytest.approx(by_time.batch / (2 * 0.05))
+    assert worker_throughput(kind, speed(2, 500), WORKLOAD, 0.05) is None
+    assert worker_throughput(kind, speed(2, 6_000), WORKLOAD, 0.01) is None
+
+
+def test_aladdin_s_best_worker_has_the_most_per_device_and_its_law_is_found_again() -> None:
+    kinds = [kind_of("mixed", tensor=tensor) for tensor in (1, 2, 4)]
+    speeds = {kind: speed(kind.devices, 60_000 * kind.devices) for kind in kinds}
+    ranked = best_workers(kinds, speeds, WORKLOAD, 0.05)
+    assert [each.tokens_per_device_s for each in ranked] == sorted(
+        (each.tokens_per_device_s for each in ranked), reverse=True
+    )
+    law = compute_law(kinds, speeds, 1, 1)
+    assert [law.k4_s, law.c4_s] == pytest.approx([0.04, 0.0101])
+
+
+@pytest.mark.parametrize("guess", [1, 3, 5, 9])
+def test_the_fewest_workers_are_found_from_any_guess(guess: int) -> None:
+    world = {kind_of("mixed"): 2.1}
+    kind = kind_of("mixed")
+    assert search_world(fewest_workers(kind, SERVED, 10.0, 5_000, guess), world)[0] == 5
+
+
+def test_workers_are_a_line_over_the_rate() -> None:
+    world = {kind_of("mixed"): 2.0}
+    law, _ = search_world(worker_law(kind_of("mixed"), SERVED, (10.0, 20.0, 40.0), 5_000, 2.0), world)
+    assert law is not None
+    assert [count for _, count in law.seen] == [5, 10, 20]
+    assert law.workers(30.0) == 15
+
+
+def test_lamina_s_ratio_is_the_most_tokens_per_dollar_within_the_step() -> None:
+    prices = {name: device.price_usd_h for name, device in DEVICES.items()}
+    found = choose_ratio(LLAMA3_70B, 8192, 2, ["h100", "h20"], prices, most_devices=8, step_s=0.1)
+    assert all(each.throughput.step_s <= 0.1 and each.devices <= 8 for each in found)
+    assert [each.tokens_usd for each in found] == sorted((each.tokens_usd for each in found), reverse=True)
+    free = choose_ratio(LLAMA3_70B, 8192, 2, ["h100", "h20"], prices, most_devices=8, step_s=None)
+    assert free[0].tokens_usd >= found[0].tokens_usd
+    cheap = choose_ratio(
+        LLAMA3_70B, 8192, 2, ["h100", "h20"], {**prices, "h20": 40.0}, most_devices=8, step_s=0.1
+    )
+    assert cheap[0].attention_device != "h20"
