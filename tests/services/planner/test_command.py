@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from common.config_file import load_config
 from common.errors import ConfigError
 from services.cli import app
 
@@ -15,6 +16,7 @@ CONFIG = """
 block_size = 16
 [space]
 tensors = [1, 2]
+pipelines = [1]
 batches = [64]
 policies = [["chunked", 512]]
 chunks = [["chunks", 512]]
@@ -103,5 +105,90 @@ def test_a_bad_price_list_is_told(trace: Path, tmp_path: Path, content: str, sai
     prices = tmp_path / "prices.toml"
     prices.write_text(content)
     result = run(trace, "--rate", "1", "--prices", str(prices))
+    assert isinstance(result.exception, ConfigError)
+    assert said in str(result.exception)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "base.toml"
+    path.write_text(CONFIG)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("search", "options", "said"),
+    [
+        ("distserve-high", (), "goodput"),
+        ("distserve-low", (), "in a node"),
+        ("vidur", (), "capacity"),
+        ("aladdin", (), "equation 7"),
+        ("lamina", ("--devices", "h100,h20"), "attention on devices of its own"),
+    ],
+)
+def test_each_paper_s_search_runs(
+    trace: Path, config: Path, tmp_path: Path, search: str, options: tuple[str, ...], said: str
+) -> None:
+    out, devices = tmp_path / "found.json", options or ("--devices", "a100")
+    result = run(
+        trace, "--search", search, "--rate", "6", "--config", str(config), "--json", str(out), *devices
+    )
+    assert result.exit_code == 0, result.output
+    assert said in result.output
+    assert json.loads(out.read_bytes())["rows"]
+
+
+def test_splitwise_s_search_compares_with_its_reference(trace: Path, tmp_path: Path) -> None:
+    config, out = tmp_path / "base.toml", tmp_path / "found.json"
+    config.write_text(CONFIG.replace("[1, 2]", "[8]"))
+    result = run(
+        *(trace, "--search", "splitwise", "--rate", "10", "--config", str(config), "--json", str(out)),
+        *("--devices", "a100-sxm,h100-sxm"),
+    )
+    assert result.exit_code == 0, result.output
+    rows = json.loads(out.read_bytes())["rows"]
+    assert {row[0] for row in rows} >= {"HH", "baseline h100-sxm"}
+
+
+def test_vidur_s_picture_is_drawn(trace: Path, config: Path, tmp_path: Path) -> None:
+    picture = tmp_path / "front.png"
+    result = run(
+        *(trace, "--search", "vidur", "--rate", "6", "--config", str(config), "--devices", "a100"),
+        *("--plot", str(picture)),
+    )
+    assert result.exit_code == 0, result.output
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_best_one_s_files_are_written(trace: Path, config: Path, tmp_path: Path) -> None:
+    out = tmp_path / "deployment"
+    options = ("--rate", "6", "--config", str(config), "--devices", "a100", "--max-gpus", "4")
+    result = run(trace, *options, "--out", str(out))
+    assert result.exit_code == 0, result.output
+    assert load_config(out / "lamella.toml", {}).objectives.ttft_s == 1.0
+    assert (out / "kubernetes" / "kustomization.yaml").exists()
+    simulated = CliRunner().invoke(
+        app, ["simulate", str(out / "simulate.toml"), "--trace", str(trace), "--rate", "6"]
+    )
+    assert simulated.exit_code == 0, simulated.output
+    late = run(trace, *options, "--out", str(out), "--choose", "99")
+    assert isinstance(late.exception, ConfigError)
+    assert "no such deployment was found" in str(late.exception)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--search", "oracle"), "must be one of distserve-high"),
+        (("--search", "splitwise"), "machines are of 8 devices"),
+        (("--plot", "front.png"), "is of --search vidur"),
+        (("--search", "vidur", "--plot", "front.gif"), "must end in .png"),
+        (("--search", "aladdin", "--slo", "ttft=1"), "aladdin needs tpot"),
+    ],
+)
+def test_a_search_that_cannot_be_is_told(
+    trace: Path, config: Path, options: tuple[str, ...], said: str
+) -> None:
+    result = run(trace, "--rate", "1", "--devices", "a100", "--config", str(config), *options)
     assert isinstance(result.exception, ConfigError)
     assert said in str(result.exception)
