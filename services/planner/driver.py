@@ -20,8 +20,6 @@ _conditions: Conditions | None = None
 def _start_worker(conditions: Conditions) -> None:
     global _conditions
     _conditions = conditions
-    # Ctrl-C is the parent's to answer: it keeps what is done and ends its workers.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _work(numbered: tuple[int, Probe]) -> tuple[int, Point]:
@@ -38,7 +36,13 @@ def simulating(conditions: Conditions, processes: int) -> Iterator[Simulate]:
         yield lambda probes: ((number, run_probe(probe, conditions)) for number, probe in enumerate(probes))
         return
     context = multiprocessing.get_context("spawn")
-    with context.Pool(processes, _start_worker, (conditions,)) as pool:
+    # Ctrl-C is this process's to answer: it keeps what is done and ends its workers, which inherit this.
+    answer = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        workers = context.Pool(processes, _start_worker, (conditions,))
+    finally:
+        signal.signal(signal.SIGINT, answer)
+    with workers as pool:
         yield lambda probes: pool.imap_unordered(_work, enumerate(probes))
 
 
