@@ -289,6 +289,7 @@ def _lamina(prepared: Prepared) -> Search[SearchReport]:
         )
         for each in found
     )
+    # Nothing is simulated, and a search has to ask for something: for no runs.
     yield []
     if not found:
         return SearchReport("lamina", columns, (), ("no ratio holds the model within the time per token",))
