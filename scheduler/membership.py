@@ -15,7 +15,7 @@ from scheduler.events import AnnounceGatewayGone, AnnounceInstanceGone, ReadMemb
 from scheduler.learned_times import LearnedTimes
 from scheduler.overdue import find_overdue
 from scheduler.policy.grouping import Groups
-from scheduler.views import InstanceView
+from scheduler.views import InstanceView, Standing
 
 STALE_AFTER_S = 5.0
 """A hand-over is in nobody's report for a moment. A booking of so long ago, on instances that both report no
@@ -30,6 +30,7 @@ class Membership:
     instances: dict[InstanceId, InstanceView]
     bookings: Bookings
     groups: Groups
+    standing: Standing = field(default_factory=Standing)
     gateways: dict[GatewayId, float | None] = field(default_factory=dict)
     learned: LearnedTimes = field(default_factory=LearnedTimes)
 
@@ -90,7 +91,7 @@ class Membership:
     def suspect(self, instance_id: InstanceId) -> None:
         """It did not answer: it is avoided until it is heard of."""
         if view := self.instances.get(instance_id):
-            view.is_suspect = True
+            view.suspect()
 
     def excuse(self, now: float) -> None:
         """Nobody could be heard while the bus was away."""
@@ -98,7 +99,8 @@ class Membership:
             view.last_heard_s = now
 
     def _add(self, record: InstanceRecord, now: float) -> None:
-        view = self.instances[record.instance_id] = InstanceView(record, now)
+        view = self.instances[record.instance_id] = InstanceView(record, now, standing=self.standing)
+        self.standing.changes += 1
         self.groups.forget()
         self.bookings.count_known(view)
 
@@ -136,6 +138,7 @@ class Membership:
             else:
                 self.bookings.drop(request_id)
         del self.instances[view.record.instance_id]
+        self.standing.changes += 1
         self.groups.forget()
         return AnnounceInstanceGone(view.record.instance_id, view.record.incarnation, view.is_leaving)
 

@@ -13,8 +13,7 @@ from common.config import ObjectivesConfig, SchedulerConfig
 from common.errors import ContextLengthExceeded, NoInstanceReady, Overloaded, RequestError
 from common.ids import InstanceId, RequestId
 from common.lengths import LengthDistribution, capped
-from common.messages import ROLES_WITH, GenerationRequest, Phase
-from common.performance import queue_s
+from common.messages import GenerationRequest, Phase
 from common.predictions import NewestLengths
 from scheduler.barring import Barred, barred_of
 from scheduler.decision_log import Choice, Decision, DecisionLog
@@ -33,6 +32,7 @@ from scheduler.policy.dispatch import (
 from scheduler.policy.length_history import LengthHistory
 from scheduler.policy.shadow import Look, predicted_tpot_s, predicted_ttft_s
 from scheduler.regret import RegretLog, TimeBudget
+from scheduler.standby import Serving, Standby, serving_of
 from scheduler.views import InstanceView, KVFormat
 
 NO_INSTANCE_RETRY_S = 2.0
@@ -40,13 +40,13 @@ NO_INSTANCE_RETRY_S = 2.0
 
 @dataclass(slots=True)
 class Placer:
-    """``instances`` are the state's own. ``objectives`` are those of every class that is not among
+    """``standby``: who serves. ``objectives`` are those of every class that is not among
     ``service_classes``. ``lengths``: what outputs have been like; ``predicted``: what a predictor said of
     single requests. ``look``: what the newest decision saw, for whoever judges it (``scheduler.regret``)."""
 
     settings: SchedulerConfig
     objectives: ObjectivesConfig
-    instances: dict[InstanceId, InstanceView]
+    standby: Standby
     service_classes: Mapping[str, ObjectivesConfig] = field(default_factory=dict)
     lengths: LengthHistory = field(default_factory=LengthHistory)
     predicted: NewestLengths[RequestId] = field(default_factory=NewestLengths)
@@ -55,6 +55,7 @@ class Placer:
     look: Look | None = None
     _prefills: Sequence[PrefillCandidate] = ()
     _chosen: int = 0
+    _foreseen: tuple[GenerationRequest, LengthDistribution, LengthDistribution] | None = None
 
     def __post_init__(self) -> None:
         self.log = DecisionLog(self.settings.decisions_kept)
@@ -64,7 +65,12 @@ class Placer:
         """Tokens that it will have drawn in the end: by the predictor's word or else by what like prompts
         drew, of those that got as far."""
         whole = self.predicted.find(request.request_id) or self.lengths.predict(len(request.prompt_ids))
-        return capped(whole.beyond(len(request.output_ids)), request.sampling.max_tokens)
+        foreseen = self._foreseen
+        if foreseen is None or foreseen[0] is not request or foreseen[1] is not whole:
+            lengths = capped(whole.beyond(len(request.output_ids)), request.sampling.max_tokens)
+            # A placement asks several times of the same one.
+            foreseen = self._foreseen = request, whole, lengths
+        return foreseen[2]
 
     def choose_both(
         self,
@@ -79,11 +85,10 @@ class Placer:
         arrival = self._arrival(request)
         choices: list[Choice] = []
         try:
-            members = self._members("decode", excluded)
-            decodes = _ready(members)
+            decodes = self._serving("decode", excluded)
             prefill = self._choose_prefill(request, arrival, excluded, decodes, choices, is_patient)
             arrival = _at_home(arrival, prefill)
-            decode = self._choose_decode(request, arrival, members, decodes, {prefill.kv_format}, choices)
+            decode = self._choose_decode(request, arrival, decodes, {prefill.kv_format}, choices)
         finally:
             self._keep(request, arrival, choices, now)
         self._chosen += 1
@@ -107,13 +112,13 @@ class Placer:
         if former is not None:
             arrival = _at_home(arrival, former)
             excluded = frozenset({former.record.instance_id} - {arrival.home})
-        members = self._members("decode", excluded)
-        decodes = _ready(members)
-        decodes = [view for view in decodes if view.record.instance_id == wanted] or decodes
-        decodes = [view for view in decodes if view.record.instance_id != refused] or decodes
-        kv_formats = {former.kv_format} if former is not None else {view.kv_format for view in decodes}
+        decodes = self._serving("decode", excluded)
+        ready = [view for view in decodes.ready if view.record.instance_id == wanted] or decodes.ready
+        ready = [view for view in ready if view.record.instance_id != refused] or ready
+        decodes = decodes._replace(ready=ready)
+        kv_formats = {former.kv_format} if former is not None else {view.kv_format for view in ready}
         try:
-            decode = self._choose_decode(request, arrival, members, decodes, kv_formats, choices, wanted)
+            decode = self._choose_decode(request, arrival, decodes, kv_formats, choices, wanted)
         finally:
             self._keep(request, arrival, choices, now)
         self._chosen += 1
@@ -150,16 +155,17 @@ class Placer:
         request: GenerationRequest,
         arrival: Arrival,
         excluded: frozenset[InstanceId],
-        decodes: Sequence[InstanceView],
+        decodes: Serving,
         choices: list[Choice],
         is_patient: bool,
     ) -> InstanceView:
         policy = self.settings.prefill_policy
-        partners = {view.kv_format for view in decodes}
-        members = self._members("prefill", excluded)
+        partners, prefills = decodes.kv_formats, self._serving("prefill", excluded)
+        members = prefills.members
         try:
-            views = self._fitting("prefill", _ready(members), request.tokens, partners)
-            views = self._with_room_after(views, request)
+            views = self._fitting("prefill", prefills, request.tokens, partners)
+            if prefills.is_any_mixed:
+                views = self._with_room_after(views, request)
             everyone = [view.for_prefill for view in views]
             candidates = (
                 self._with_short_queue(everyone)
@@ -197,7 +203,7 @@ class Placer:
             if view.role == "prefill" or (view.longest_tokens >= tokens and view.for_decode.requests < bound)
         ]
         if not able:
-            self._fitting("decode", views, tokens, {view.kv_format for view in views})
+            self._fitting("decode", serving_of(views, "decode"), tokens, {view.kv_format for view in views})
             raise self._decode_overloaded(view.for_decode for view in views)
         return able
 
@@ -215,7 +221,7 @@ class Placer:
     def next_turn_retry_s(self) -> float:
         """After which somebody who waits may be bound, and leaves a place to wait."""
         below = self.settings.bind_below_tokens
-        queues = [view.for_prefill for view in _ready(self._members("prefill"))]
+        queues = [view.for_prefill for view in self.standby.serving("prefill").ready]
         turns_s = [
             prefill_s(
                 max(0, each.pending_tokens - below), each.chunk_time, each.chunk_tokens, each.tokens_per_s
@@ -227,7 +233,7 @@ class Placer:
     def has_short_queue(self) -> bool:
         """Whether there is an instance that who waits is waiting for."""
         below = self.settings.bind_below_tokens
-        return any(view.for_prefill.pending_tokens < below for view in _ready(self._members("prefill")))
+        return any(view.for_prefill.pending_tokens < below for view in self.standby.serving("prefill").ready)
 
     def _with_short_queue(self, candidates: list[PrefillCandidate]) -> list[PrefillCandidate]:
         """Raises Overloaded."""
@@ -243,15 +249,7 @@ class Placer:
         """Those whose queue has room; an empty one takes any prompt. Raises Overloaded."""
         most = max(0, self.settings.max_pending_prefill_tokens - tokens)
         most_s = self.settings.max_prefill_wait_s
-        within = [
-            each
-            for each in candidates
-            if each.pending_tokens <= most
-            and (
-                each.chunk_time is None
-                or queue_s(each.chunk_time, each.pending_tokens, each.chunk_tokens) <= most_s
-            )
-        ]
+        within = [each for each in candidates if each.pending_tokens <= most and each.queue_s <= most_s]
         if within:
             return within
         raise self._queues_full(min(candidates, key=lambda each: each.pending_tokens), most)
@@ -276,13 +274,13 @@ class Placer:
         self,
         request: GenerationRequest,
         arrival: Arrival,
-        members: Sequence[InstanceView],
-        decodes: Sequence[InstanceView],
+        decodes: Serving,
         kv_formats: Collection[KVFormat],
         choices: list[Choice],
         wanted: InstanceId | None = None,
     ) -> InstanceView:
         policy, bound = self.settings.decode_policy, self.settings.max_requests_per_decode
+        members = decodes.members
         try:
             views = self._fitting("decode", decodes, request.max_total_tokens, kv_formats)
             if arrival.home is not None:
@@ -292,7 +290,7 @@ class Placer:
                     for view in views
                     if view.role == "decode" or view.record.instance_id in (arrival.home, wanted)
                 ]
-            candidates = [view.for_decode for view in views if view.for_decode.requests < bound]
+            candidates = [each for view in views if (each := view.for_decode).requests < bound]
             if not candidates:
                 raise self._decode_overloaded(view.for_decode for view in views)
         except RequestError as exc:
@@ -323,9 +321,11 @@ class Placer:
         choices: list[Choice],
     ) -> InstanceView:
         assert taken is not None, f"{policy} took none of {scored}"
-        shown = tuple(taken if each.instance_id == taken.instance_id else each for each in scored)
+        shown = tuple(scored)
+        if taken.note is not None:
+            shown = tuple(taken if each.instance_id == taken.instance_id else each for each in scored)
         choices.append(Choice(phase, policy, shown, taken.instance_id))
-        return self.instances[taken.instance_id]
+        return self.standby.instances[taken.instance_id]
 
     def _barred(
         self,
@@ -343,15 +343,20 @@ class Placer:
 
     # who could
 
-    def _members(self, phase: Phase, excluded: Collection[InstanceId] = ()) -> list[InstanceView]:
-        roles = ROLES_WITH[phase]
-        members = [view for view in self.instances.values() if view.role in roles]
-        return [view for view in members if view.record.instance_id not in excluded] if excluded else members
+    def _serving(self, phase: Phase, excluded: Collection[InstanceId]) -> Serving:
+        serving = self.standby.serving(phase)
+        if not excluded:
+            return serving
+        members = [view for view in serving.members if view.record.instance_id not in excluded]
+        return serving_of(members, phase)
 
     def _fitting(
-        self, phase: Phase, ready: Sequence[InstanceView], tokens: int, kv_formats: Collection[KVFormat]
+        self, phase: Phase, serving: Serving, tokens: int, kv_formats: Collection[KVFormat]
     ) -> list[InstanceView]:
-        """Of a phase's ``ready`` those that can exchange KV, and of which a pool could hold ``tokens``."""
+        """Of those that are ready who can exchange KV, and of whom a pool could hold ``tokens``."""
+        ready = serving.ready
+        if ready and serving.least_tokens >= tokens and serving.kv_formats.issubset(kv_formats):
+            return ready
         partners = [view for view in ready if view.kv_format in kv_formats]
         if not partners:
             missing = "no decode instance" if ready and not kv_formats else f"no {phase} instance"
@@ -360,7 +365,7 @@ class Placer:
         fitting = [view for view in partners if view.longest_tokens >= tokens]
         if fitting:
             return fitting
-        members = self._members(phase)
+        members = self.standby.serving(phase).members
         largest = max(max(view.longest_tokens, view.longest_tokens_at_start) for view in members)
         if largest >= tokens:
             raise NoInstanceReady(
@@ -375,7 +380,3 @@ class Placer:
 def _at_home(arrival: Arrival, prefill: InstanceView) -> Arrival:
     """Of a prompt that is computed there."""
     return replace(arrival, home=prefill.record.instance_id) if prefill.role == "mixed" else arrival
-
-
-def _ready(members: Iterable[InstanceView]) -> list[InstanceView]:
-    return [view for view in members if view.is_ready]

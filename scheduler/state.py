@@ -64,7 +64,8 @@ from scheduler.peers import Peers
 from scheduler.placing import Placer
 from scheduler.policy.decode_rebalancing import choose_departures
 from scheduler.policy.grouping import Groups
-from scheduler.views import InstanceView, PlacedRequest
+from scheduler.standby import Standby
+from scheduler.views import InstanceView, PlacedRequest, Standing
 from scheduler.waiting_room import WaitingRoom
 
 MOST_WAITING = 1024
@@ -95,13 +96,16 @@ class SchedulerState:
         self.bookings = Bookings(self.incarnation, self.instances)
         self.peers = Peers(self.lease_s, self.bookings)
         self.groups = Groups(self.incarnation)
-        self.placer = Placer(self.settings, self.objectives, self.instances, self.service_classes)
-        self.members = Membership(self.lease_s, self.instances, self.bookings, self.groups)
+        standing = Standing()
+        standby = Standby(self.instances, standing)
+        self.placer = Placer(self.settings, self.objectives, standby, self.service_classes)
+        self.members = Membership(self.lease_s, self.instances, self.bookings, self.groups, standing)
 
     def check(self) -> None:
         """Invariants, called by tests after every event."""
         self.bookings.check()
         self.waiting.check()
+        self.placer.standby.check()
         for view in self.instances.values():
             view.check()
 

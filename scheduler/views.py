@@ -9,7 +9,7 @@ from common.ids import GatewayId, Incarnation, InstanceId, RequestId
 from common.lengths import LengthDistribution
 from common.messages import InstanceRecord, LoadReport, Placement, Role
 from common.messages.bookings import BookingVersion
-from common.performance import DEFAULT_CHUNK_TOKENS
+from common.performance import queue_s
 from scheduler.policy.best_fit import Growth
 from scheduler.policy.decode_rebalancing import DecodeWorker
 from scheduler.policy.dispatch import DecodeCandidate, PrefillCandidate
@@ -75,6 +75,13 @@ class BookedWork:
 
 
 @dataclass(slots=True)
+class Standing:
+    """``changes``: how often somebody came or left, or changed whom it serves: role, readiness, room."""
+
+    changes: int = 0
+
+
+@dataclass(slots=True)
 class InstanceView:
     """One incarnation of one instance, as seen from here. A decision looks at every instance, but few have
     changed since the one before: what it looks at is made once for each change of its report or bookings."""
@@ -85,6 +92,7 @@ class InstanceView:
     is_suspect: bool = False
     placed: set[RequestId] = field(default_factory=set)
     booked: BookedWork = field(default_factory=BookedWork)
+    standing: Standing = field(default_factory=Standing, repr=False, compare=False)
     kv_format: KVFormat = field(init=False)
     role: Role = field(init=False)
     _decoding: dict[RequestId, PlacedRequest] = field(default_factory=dict)
@@ -99,15 +107,31 @@ class InstanceView:
 
     def take_record(self, record: InstanceRecord) -> None:
         """Of the same life, as the store has it now."""
+        if record is not self.record:
+            self.standing.changes += 1
         self.record = record
         if self.report is None:
             self.role = record.role
 
     def take_report(self, report: LoadReport, now: float) -> None:
+        former = self.report
+        if (
+            former is None
+            or self.is_suspect
+            or report.role != former.role
+            or report.is_draining != former.is_draining
+            or report.largest_pool_blocks != former.largest_pool_blocks
+        ):
+            self.standing.changes += 1
         self.report, self.role = report, report.role
         self.is_suspect = False
         self.last_heard_s = now
         self._change()
+
+    def suspect(self) -> None:
+        """It did not answer: it is avoided until it is heard of."""
+        self.is_suspect = True
+        self.standing.changes += 1
 
     def book(self, request_id: RequestId, placed: PlacedRequest) -> None:
         if request_id not in self.placed:
@@ -162,14 +186,20 @@ class InstanceView:
 
     def _prefill_candidate(self) -> PrefillCandidate:
         report, booked = self.report, self.booked
-        candidate = PrefillCandidate(
-            self.record.instance_id,
-            booked.unreported_tokens + (0 if report is None else report.pending_prefill_tokens),
-            booked.unreported + (0 if report is None else report.pending_prefill_requests),
-            None if report is None else report.prefill_tokens_per_s,
-            None if report is None else report.chunk_time,
-            DEFAULT_CHUNK_TOKENS if report is None else report.chunk_tokens,
-        )
+        if report is None:
+            candidate = PrefillCandidate(self.record.instance_id, booked.unreported_tokens, booked.unreported)
+        else:
+            pending_tokens = booked.unreported_tokens + report.pending_prefill_tokens
+            chunk_time, chunk_tokens = report.chunk_time, report.chunk_tokens
+            candidate = PrefillCandidate(
+                self.record.instance_id,
+                pending_tokens,
+                booked.unreported + report.pending_prefill_requests,
+                report.prefill_tokens_per_s,
+                chunk_time,
+                chunk_tokens,
+                queue_s=0.0 if chunk_time is None else queue_s(chunk_time, pending_tokens, chunk_tokens),
+            )
         if self.role != "mixed":
             return candidate
         # It mostly decodes what it computes: these are counted once.

@@ -59,7 +59,8 @@ class DecodeCandidate(msgspec.Struct, frozen=True, gc=False):
 class PrefillCandidate(msgspec.Struct, frozen=True, gc=False):
     """``pending_tokens``: prompt tokens queued or on their way there, not yet computed. ``coming_tokens``:
     that are still to be drawn there, on a mixed instance. ``requests``: of both phases. ``tokens_per_s`` and
-    ``chunk_time``: how fast it has measured that it computes prompts, in chunks of ``chunk_tokens``."""
+    ``chunk_time``: how fast it has measured that it computes prompts, in chunks of ``chunk_tokens``;
+    ``queue_s``: how long by that it takes for what is pending, 0 where nothing is measured."""
 
     instance_id: InstanceId
     pending_tokens: int
@@ -70,6 +71,7 @@ class PrefillCandidate(msgspec.Struct, frozen=True, gc=False):
     coming_tokens: float = 0.0
     beside: DecodeCandidate | None = None
     spare_s: float | None = None
+    queue_s: float = 0.0
 
 
 class Scored(msgspec.Struct, frozen=True, gc=False):
@@ -85,8 +87,15 @@ class Scored(msgspec.Struct, frozen=True, gc=False):
 
 def choose(scored: Sequence[Scored]) -> Scored | None:
     """The best that is not refused; ties by id, so every scheduler agrees. None: all are refused."""
-    taken = [each for each in scored if each.refusal is None]
-    return min(taken, key=lambda each: (each.score, each.instance_id), default=None)
+    best: Scored | None = None
+    for each in scored:
+        if each.refusal is None and (
+            best is None
+            or each.score < best.score
+            or (each.score == best.score and each.instance_id < best.instance_id)
+        ):
+            best = each
+    return best
 
 
 def _in_turn(candidates: Sequence[PrefillCandidate | DecodeCandidate], arrival: Arrival) -> list[Scored]:

@@ -1,11 +1,11 @@
 """Where requests go: each rule on the case it was made for, and what must hold of all of them."""
 
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from common.config import DecodePolicy, PrefillPolicy
 from common.ids import InstanceId
@@ -47,7 +47,7 @@ def mixed(
     name: str, pending_tokens: int = 0, spare_s: float | None = None, **beside: float
 ) -> PrefillCandidate:
     """``beside``: what it decodes."""
-    load = replace(decode(name), **beside)  # type: ignore[arg-type]
+    load = replace(decode(name), **beside)
     return replace(
         prefill(name, pending_tokens, load.requests), chunk_time=CHUNK, beside=load, spare_s=spare_s
     )

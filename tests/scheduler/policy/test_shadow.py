@@ -1,10 +1,9 @@
 """What other rules would have cost: worked examples, and what must hold for anybody's choices."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from common.ids import InstanceId
 from common.lengths import certain

@@ -45,7 +45,7 @@ def empty(count: int, capacity_tokens: int, step_time: FittedTime | None = None)
 
 def with_one_more(load: DecodeCandidate, request: Growth) -> DecodeCandidate:
     assert load.sequences is not None
-    return replace(
+    return msgspec.structs.replace(
         load,
         requests=load.requests + 1,
         context_tokens=load.context_tokens + int(request[0]),
