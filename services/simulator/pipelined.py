@@ -17,6 +17,7 @@ from scheduler.policy.mixed_batching import choose_pass
 from services.simulator.clock import Clock, Timer
 from services.simulator.engine import BusyTime, EnginePass, EngineSettings
 from services.simulator.hardware import ComputedWork
+from services.simulator.performance.interface import FrontLoaded
 from services.simulator.shape import PassShape
 
 
@@ -168,8 +169,10 @@ class PipelinedEngine:
         if chunk is not None:
             self._chunk = None
             chunks = tuple((piece.start, piece.tokens) for piece in chunk.slices)
-        duration_s = self.settings.pass_s(PassShape(chunks, sequences, context))
-        begun = _Pass(self.passes, self._occupy(duration_s), duration_s, lane, sequences, context, chunk)
+        shape = PassShape(chunks, sequences, context)
+        duration_s = self.settings.pass_s(shape)
+        stages = self._occupy(duration_s, min(duration_s, self._front_s(shape)))
+        begun = _Pass(self.passes, stages, duration_s, lane, sequences, context, chunk)
         self.passes += 1
         self._under_way.append(begun)
         begun.timers.append(self.clock.at(begun.stages[-1][1], lambda: self._end(begun)))
@@ -177,12 +180,16 @@ class PipelinedEngine:
             begun.timers.append(self.clock.at(begun.stages[0][1], self._make_room))
         self.look_at_layers()
 
-    def _occupy(self, duration_s: float) -> tuple[tuple[float, float], ...]:
-        """Each stage in turn, once the pass before has left it."""
-        stages, ready_s = [], self.clock.now
+    def _front_s(self, shape: PassShape) -> float:
+        performance = self.settings.performance
+        return performance.front_s(shape) if isinstance(performance, FrontLoaded) else 0.0
+
+    def _occupy(self, duration_s: float, front_s: float) -> tuple[tuple[float, float], ...]:
+        """Each stage in turn, once the pass before has left it; the first one for ``front_s`` longer."""
+        stages, ready_s, shared_s = [], self.clock.now, duration_s - front_s
         for place, share in enumerate(self.shares):
             begin_s = max(ready_s, self._free_s[place])
-            ready_s = self._free_s[place] = begin_s + share * duration_s
+            ready_s = self._free_s[place] = begin_s + share * shared_s + (0.0 if place else front_s)
             stages.append((begin_s, ready_s))
         return tuple(stages)
 

@@ -82,6 +82,11 @@ class DistServeModel:
                 total_ms += step_fixed + self._ray[0]
         return MS * total_ms
 
+    def front_s(self, shape: PassShape) -> float:
+        """Ray's."""
+        fixed_ms, per_token_ms = self._ray
+        return MS * (fixed_ms + per_token_ms * (shape.chunk_tokens + shape.context_tokens))
+
     def steps_s(self, sequences: int, context_tokens: int, steps: int) -> float:
         fixed, per_context, per_sequence = self._step_constants(sequences)
         contexts = attended_tokens(sequences, context_tokens, steps)

@@ -2,7 +2,7 @@
 fitted to."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from services.simulator.shape import PassShape
 
@@ -21,6 +21,14 @@ class PerformanceModel(Protocol):
     def steps_s(self, sequences: int, context_tokens: int, steps: int) -> float:
         """Seconds of ``steps`` decode steps of the same sequences. ``context_tokens``: of the first one; each
         step's is larger by one token a sequence. The sum of ``pass_s``, in constant time."""
+
+
+@runtime_checkable
+class FrontLoaded(Protocol):
+    """A model of a pipeline whose first stage does more than its share."""
+
+    def front_s(self, shape: PassShape) -> float:
+        """Of a pass's seconds, those that come before all stages' shares."""
 
 
 @dataclass(frozen=True, slots=True)
