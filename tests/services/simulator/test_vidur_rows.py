@@ -6,7 +6,7 @@ import gzip
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -69,6 +69,21 @@ SARATHI_7B = Row(
     last_end_s=240.46 - 2.040,
 )
 
+SARATHI_70B = Row(
+    requests=512,
+    ttft=(0.6484, 0.5178, 1.6412, 2.1590),
+    tpot=(0.0833, 0.0821, 0.0964, 0.1288),
+    end_to_end=(18.942, 12.941, 37.143, 52.195),
+    gaps=(0.0595, 0.1969, 0.2169),
+    slowest_gap_s=0.2849,
+    last_end_s=518.15,
+)
+"""Two stages of two devices. Of that run it printed how many blocks there are; these are its scheduler's
+rules written down anew over our models of performance (docs/simulator.md)."""
+SARATHI_70B_BLOCKS = 32_768
+SLOWEST_BETWEEN_LANES_S = 0.3896
+"""By the same rules where a sequence stays in one of two batches that take turns."""
+
 
 class Measured(NamedTuple):
     metrics: Metrics
@@ -78,15 +93,20 @@ class Measured(NamedTuple):
     end_to_end: Column
 
 
-def run_row(shared: Path, config: str, trace: str, attention: Path | None = None) -> Measured:
+def tree_of(shared: Path, config: str, attention: Path | None = None) -> dict[str, Any]:
     tree = tomllib.loads((BENCH / config).read_text())
     for pool in tree["pool"]:
         performance = pool["performance"]
-        for key in {"mlp", "attention", "all_reduce"} & set(performance):
+        for key in {"mlp", "attention", "all_reduce", "send_recv"} & set(performance):
             _, _, below = performance[key].partition("shared/")
             performance[key] = str(shared / below)
         if attention is not None:
             performance["attention"] = str(attention)
+    return tree
+
+
+def run_row(shared: Path, config: str, trace: str, attention: Path | None = None) -> Measured:
+    tree = tree_of(shared, config, attention)
     requests = read_trace(shared / "data/vidur/request_inputs" / trace)
     cluster = simulate(simulated_from_tree(tree), Load(offered_of(requests, None, "poisson", 0)))
     columns = {name: each.astype(np.float64) for name, each in cluster.records.columns().items()}
@@ -127,6 +147,34 @@ def test_prompts_before_decodes_take_as_long_as_under_its_vllm(shared_directory:
     assert_its_figures(measured, VLLM_34B)
     slowest = np.sort(measured.tpot)
     assert slowest[-8] < VLLM_34B.tpot[3] < slowest[-5]
+
+
+def test_two_stages_take_as_long_as_by_its_rules(shared_directory: Path) -> None:
+    """But for the slowest gaps: its next batch takes whoever waits, and here a batch is kept. A prompt's
+    second token may wait for its batch's turn."""
+    measured, row = run_row(shared_directory, "vidur_70b.toml", CONVERSATIONS), SARATHI_70B
+    metrics = measured.metrics
+    assert (metrics.done, metrics.requests) == (row.requests, row.requests)
+    assert spread(measured.ttft) == pytest.approx(row.ttft, rel=TOLERANCE)
+    assert spread(measured.tpot) == pytest.approx(row.tpot, rel=TOLERANCE)
+    assert spread(measured.end_to_end) == pytest.approx(row.end_to_end, rel=TOLERANCE)
+    assert metrics.elapsed_s == pytest.approx(row.last_end_s, rel=TOLERANCE / 10)
+    median, ninety, *_ = metrics.tbt_s
+    assert (median, ninety) == pytest.approx(row.gaps[:2], rel=TOLERANCE)
+    assert metrics.slowest_gap is not None
+    assert metrics.slowest_gap.maximum_s == pytest.approx(SLOWEST_BETWEEN_LANES_S, rel=TOLERANCE)
+    assert metrics.slowest_gap.maximum_s > (1 + TOLERANCE) * row.slowest_gap_s
+
+
+def test_stages_hold_as_much_as_it_counts(shared_directory: Path) -> None:
+    """It has 80 GiB a device, and counts whole sequences of 4,096 tokens."""
+    tree = tree_of(shared_directory, "vidur_70b.toml")
+    [stated] = simulated_from_tree(tree).pools
+    assert stated.total_blocks == SARATHI_70B_BLOCKS
+    del tree["pool"][0]["kv_tokens"]
+    tree["cluster"]["memory_share"] = 0.9 * (1 << 30) / 1e9
+    [counted] = simulated_from_tree(tree).pools
+    assert counted.total_blocks == pytest.approx(SARATHI_70B_BLOCKS, rel=0.01)
 
 
 def test_its_default_configuration_takes_as_long_as_there(shared_directory: Path, tmp_path: Path) -> None:
