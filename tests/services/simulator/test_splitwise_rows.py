@@ -59,6 +59,24 @@ BASELINE_HERE = Row(
 """By its rules written down anew, which give ``BASELINE`` to every digit, with the two of them changed that
 are others here: decodes are in every pass, and a queue is as long as what is still to be drawn, too."""
 
+BY_ITS_RULES = {
+    "splitwise_aa.toml": Row(
+        ttft=(0.3555, 0.2874, 0.8005, 1.3530),
+        tbt=(0.0475, 0.0475, 0.0478, 0.0486),
+        end_to_end=(10.349, 6.441, 20.511, 28.968),
+        requests_per_s=52.10,
+        tokens_per_s=10_955,
+    ),
+    "splitwise_hhcap.toml": Row(
+        ttft=(0.1683, 0.1322, 0.3840, 0.6565),
+        tbt=(0.0354, 0.0354, 0.0357, 0.0366),
+        end_to_end=(7.616, 4.673, 15.195, 21.536),
+        requests_per_s=56.16,
+        tokens_per_s=11_809,
+    ),
+}
+"""Of clusters of which no output is at hand: by the same rules, which give ``HH``, too, to every digit."""
+
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
@@ -111,6 +129,16 @@ def test_its_latencies_and_throughput_come_out(split: Simulated) -> None:
     assert found.tbt == pytest.approx(HH.tbt, rel=0.03)
     assert found.requests_per_s == pytest.approx(HH.requests_per_s, rel=0.005)
     assert found.tokens_per_s == pytest.approx(HH.tokens_per_s, rel=0.005)
+
+
+@pytest.mark.parametrize("config", BY_ITS_RULES)
+def test_other_machines_come_out_as_by_its_rules(shared_directory: Path, config: str) -> None:
+    row, found = BY_ITS_RULES[config], simulated(shared_directory, config, CONVERSATIONS).found
+    assert found.ttft == pytest.approx(row.ttft, abs=1e-4)
+    assert found.end_to_end == pytest.approx(row.end_to_end, rel=0.005)
+    assert found.tbt == pytest.approx(row.tbt, rel=0.03)
+    assert found.requests_per_s == pytest.approx(row.requests_per_s, rel=0.005)
+    assert found.tokens_per_s == pytest.approx(row.tokens_per_s, rel=0.005)
 
 
 def test_a_second_token_comes_a_little_later_than_over_links_that_nobody_shares(split: Simulated) -> None:
