@@ -17,13 +17,31 @@ from decode.sequence import DecodeSequence
 @dataclass(slots=True)
 class Outlook:
     """Of a step's ``rows``: nobody ends within fewer than ``left`` steps, and for ``room`` steps each has a
-    block, the one that is computed, or is next, being the first. ``end_token_ids``: any of which ends one of
-    them."""
+    block, the one that is computed, or is next, being the first. ``rooms``: the same of each row, as it was
+    ``ended`` steps before. ``end_token_ids``: any of which ends one of them."""
 
     rows: tuple[StepRow, ...]
     left: int
-    room: int
+    rooms: list[int]
     end_token_ids: frozenset[int]
+    room: int = field(init=False)
+    ended: int = 0
+
+    def __post_init__(self) -> None:
+        self.room = min(self.rooms)
+
+    def lacking(self, steps: int) -> list[tuple[int, int]]:
+        """(room, index) of each row that has it for fewer steps than that."""
+        enough = steps + self.ended
+        return [(room - self.ended, index) for index, room in enumerate(self.rooms) if room < enough]
+
+    def grow(self, index: int, tokens: int) -> None:
+        """A row has room for so many more."""
+        self.rooms[index] += tokens
+
+    def count(self) -> None:
+        """After rows have grown."""
+        self.room = min(self.rooms) - self.ended
 
 
 @dataclass(slots=True)
@@ -86,6 +104,7 @@ class Batches:
         self.kept = outlook = self._outlooks.pop(lane)
         outlook.left -= steps
         outlook.room -= steps
+        outlook.ended += steps
 
     def forget_kept(self) -> None:
         """The next step's rows are to be found anew."""

@@ -74,10 +74,10 @@ class Stepping:
             drawn = len(row.output_ids)
             rows.append(row)
             lefts.append(sequence.max_tokens - drawn)
-            rooms.append(len(row.block_table) * size - drawn - sequence.prompt_tokens)
+            rooms.append(len(row.block_table) * size - drawn - sequence.prompt_tokens + 1)
             if sequence.stop_token_ids:
                 ends.update(sequence.stop_token_ids)
-        return Outlook(tuple(rows), min(lefts), min(rooms) + 1, frozenset(ends))
+        return Outlook(tuple(rows), min(lefts), rooms, frozenset(ends))
 
     def finish(
         self,
@@ -177,26 +177,26 @@ class Stepping:
         """By what was ``drawn`` in ``steps`` steps, with a block for every position but the one after the
         last: given in the order in which they come to be lacked."""
         if steps > outlook.room:
-            size, lacking = self.held.block_size, list[tuple[int, int]]()
-            rooms = [len(row.block_table) * size - row.position for row in outlook.rows]
-            for index, room in enumerate(rooms):
-                if room < steps:
-                    lacking += [(step, index) for step in range(room, steps, size)]
+            size = self.held.block_size
+            lacking = [
+                (step, index) for room, index in outlook.lacking(steps) for step in range(room, steps, size)
+            ]
             for _, index in sorted(lacking):
                 self.held.blocks.try_allocate(outlook.rows[index].owner, 1)
-                rooms[index] += size
-            outlook.room = min(rooms)
+                outlook.grow(index, size)
+            outlook.count()
         for row in outlook.rows:
             row.output_ids.extend(drawn)
         self.held.sequences.note_steps(len(drawn), len(drawn) * len(outlook.rows))
 
     def blocks_taken(self, steps: int) -> int:
         """By so many that follow on one another, of the only one in flight, and by the one after them."""
-        if steps == 0 or steps < self.held.batches.outlook(0).room:
+        if steps == 0:
             return 0
-        size = self.held.block_size
-        rooms = [len(row.block_table) * size - row.position for row in self.held.batches.steps[0]]
-        return sum([blocks_for(steps + 1 - room, size) for room in rooms if room <= steps])
+        outlook, size = self.held.batches.outlook(0), self.held.block_size
+        if steps < outlook.room:
+            return 0
+        return sum([blocks_for(steps + 1 - room, size) for room, _ in outlook.lacking(steps + 1)])
 
     def fail(self, failed: StepFailed, now: float) -> list[DecodeCommand]:
         """Raises ValueError where no such step is in flight."""

@@ -40,11 +40,13 @@ def make_load_report(
     ``untold_steps``: that have ended, and the decode room is to be told of later (``DecodeState.untold``)."""
     blocks, block_size = prefill.blocks, decode.block_size
     untold = decode.untold(untold_steps)
+    total_blocks, largest_pool_blocks = blocks.total_blocks, blocks.largest_pool_blocks
+    in_batch = decode.sequences.in_batch
     forecast = make_forecast(
         decode.sequences,
         needs_of_prompts(prefill.sequences.values(), prefill.instance_id),
         block_size,
-        blocks.total_blocks * block_size,
+        total_blocks * block_size,
         can_hand_on=can_hand_on,
         untold=untold,
     )
@@ -56,15 +58,15 @@ def make_load_report(
         incarnation=prefill.incarnation,
         sequence=sequence,
         role=role,
-        is_draining=not (prefill.is_admitting or decode.is_admitting) or not blocks.open_pools,
+        is_draining=not (prefill.is_admitting or decode.is_admitting) or not largest_pool_blocks,
         pending_prefill_tokens=prefill.pending_tokens,
         pending_prefill_requests=prefill.pending_requests,
         handovers_waiting=prefill.handovers_waiting,
-        decode_running=decode.running,
-        decode_waiting=decode.waiting,
+        decode_running=in_batch,
+        decode_waiting=len(decode.sequences) - in_batch,
         decode_tokens=decode.context_tokens + untold.steps * len(untold.owners),
-        total_blocks=blocks.total_blocks,
-        largest_pool_blocks=blocks.largest_pool_blocks,
+        total_blocks=total_blocks,
+        largest_pool_blocks=largest_pool_blocks,
         free_blocks=blocks.free_blocks - decode.blocks_taken(untold_steps),
         prefill_tokens_per_s=speed.prefill_tokens_per_s,
         decode_step_s=speed.decode_step_s,

@@ -100,7 +100,7 @@ class DecodeRoom:
         due = self._lanes[lane]
         rows = due.rows
         if rows is not due.counted:
-            due.counted, due.context_tokens = rows, sum([row.position + 1 for row in rows])
+            due.counted, due.context_tokens = rows, _context_of(rows)
         return len(rows), due.context_tokens
 
     def steps_ahead(self, lane: int = 0) -> int:
@@ -280,6 +280,10 @@ class DecodeRoom:
     def _note_admission(self, command: events.ObserveAdmission) -> None:
         self.admissions += 1
         self.admission_wait_s += command.queue_s
+
+
+def _context_of(rows: tuple[events.StepRow, ...]) -> int:
+    return sum([row.prompt_tokens + len(row.output_ids) for row in rows])
 
 
 COMMANDS: dict[type, Callable[[DecodeRoom, Any], None]] = {
