@@ -53,7 +53,7 @@ def make_forecast(
     movable: list[MovableSequence] = []
     if need_tokens > SURE_SHARE * capacity_tokens:
         staying = [each for each in sequences.values() if not each.is_cancelled]
-        growing = [_growing(each, _untold_of(each, untold)) for each in staying]
+        growing = _growing(staying, untold)
         need_tokens, step = peak_need([*growing, *prompts], block_size)
     if need_tokens > capacity_tokens:
         movable = [
@@ -110,6 +110,15 @@ def _drawn_here(sequence: DecodeSequence, untold: Untold) -> int:
     return sequence.drawn_tokens - drawn_before + _untold_of(sequence, untold)
 
 
-def _growing(sequence: DecodeSequence, untold: int) -> Growing:
-    coming_tokens = sequence.coming_after(sequence.drawn_tokens + untold)
-    return as_growing(sequence.tokens + untold, coming_tokens, max(1, sequence.left_tokens - untold))
+def _growing(sequences: Iterable[DecodeSequence], untold: Untold) -> list[Growing]:
+    """Where memory is short every report asks it of everybody."""
+    steps, owners = untold
+    growing = []
+    for each in sequences:
+        drawn = len(each.output_ids)
+        if steps and each.owner in owners:
+            drawn += steps
+        left = each.max_tokens - drawn
+        coming_tokens = each.coming_after(drawn)
+        growing.append(as_growing(each.prompt_tokens + drawn, coming_tokens, left if left > 1 else 1))
+    return growing

@@ -119,14 +119,22 @@ class DecodeSequence:
 
     def coming_after(self, drawn: int) -> int:
         """The same, once it has drawn so many."""
-        return self._coming(self._look_ahead(drawn), drawn)
+        known = self._expected
+        if known is None or not known.since <= drawn < known.until or known.lengths is not self.lengths:
+            known = self._look_ahead(drawn)
+        return self._coming(known, drawn)
+
+    @property
+    def lengths(self) -> LengthDistribution | None:
+        """What is predicted of it."""
+        return self.predicted or self.task.lengths
 
     def _coming(self, expected: _ExpectedLength | None, drawn: int) -> int:
         return tokens_to_come(None if expected is None else expected.mean, drawn, self.max_tokens)
 
     def _look_ahead(self, drawn: int) -> _ExpectedLength | None:
         """None: nothing is predicted."""
-        lengths, known = self.predicted or self.task.lengths, self._expected
+        lengths, known = self.lengths, self._expected
         if lengths is None:
             return None
         if known is None or known.lengths is not lengths:

@@ -60,11 +60,13 @@ class Bookings:
 
     def pass_time(self, now: float) -> None:
         """To be called with every event: what ends is remembered from the latest one on."""
-        self.now_s = max(now, self.now_s)
-        while self.unbooked:
-            oldest = next(iter(self.unbooked))
+        if now > self.now_s:
+            self.now_s = now
+        unbooked = self.unbooked
+        while unbooked:
+            oldest = next(iter(unbooked))
             is_late = self.now_s - self.unbooked_s[oldest] > REMEMBERED_S
-            if not is_late and len(self.unbooked) <= MOST_REMEMBERED:
+            if not is_late and len(unbooked) <= MOST_REMEMBERED:
                 return
             self._forget(oldest)
 

@@ -125,9 +125,11 @@ class Membership:
             placed = self.bookings.requests[request_id]
             if placed.acknowledged_s is None or now - placed.acknowledged_s <= STALE_AFTER_S:
                 continue
-            both = (placed.placement.prefill_instance, placed.placement.decode_instance)
-            views = [self.instances.get(instance_id) for instance_id in both]
-            if all(each is None or each.is_idle for each in views):
+            decodes = self.instances.get(placed.placement.decode_instance)
+            if decodes is not None and not decodes.is_idle:
+                continue
+            prefills = self.instances.get(placed.placement.prefill_instance)
+            if prefills is None or prefills.is_idle:
                 self.bookings.drop(request_id)
 
     def _remove(self, view: InstanceView) -> AnnounceInstanceGone:

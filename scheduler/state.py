@@ -112,16 +112,18 @@ class SchedulerState:
     def handle(self, event: SchedulerStateEvent, now: float) -> list[SchedulerCommand]:
         """Takes an event in and says what to do. ``now``: seconds, monotonic."""
         self.bookings.pass_time(now)
-        return self._take(event, now) + self._bind(now)
+        commands = self._take(event, now)
+        return commands + self._bind(now) if len(self.waiting) else commands
 
     def _take(self, event: SchedulerStateEvent, now: float) -> list[SchedulerCommand]:
         match event:
+            # The commonest comes first.
+            case LoadReported(report):
+                return self.members.take_report(report, now)
             case MembersRead(records):
                 return self._read_members(records, now)
             case DepartedRead(lives):
                 return self.members.tell_departed(lives)
-            case LoadReported(report):
-                return self.members.take_report(report, now)
             case TaskAcknowledged(request_id, attempt):
                 if self.is_placed(request_id, attempt):
                     self._acknowledge(request_id, now)

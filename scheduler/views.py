@@ -152,6 +152,8 @@ class InstanceView:
 
     def note_reported(self) -> None:
         """Its own report counts all prompts from now on that it had acknowledged."""
+        if not self._prefilling:
+            return
         for request_id, placed in list(self._prefilling.items()):
             if placed.acknowledged_s is not None:
                 del self._prefilling[request_id]
@@ -278,7 +280,13 @@ class InstanceView:
     @property
     def is_idle(self) -> bool:
         """It reported no work of any kind."""
-        return self.reported_requests == 0
+        report = self.report
+        return report is not None and not (
+            report.decode_running
+            or report.decode_waiting
+            or report.pending_prefill_requests
+            or report.handovers_waiting
+        )
 
     @property
     def is_leaving(self) -> bool:

@@ -18,6 +18,7 @@ instances and steps, falls with each. That fifth keeps the destination from pass
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 from common.ids import InstanceId
 from common.messages import MovableSequence
@@ -34,13 +35,14 @@ ROOM_SHARE = 0.8
 def peak_need(growing: Sequence[Growing], block_size: int) -> tuple[int, int]:
     """(tokens, step): the most KV that they need at one of the next steps, a block's remainder counted whole
     for each, and at which step."""
-    most, at, tokens = 0, 0, 0
-    latest_first = sorted(growing, key=lambda each: each.coming_tokens, reverse=True)
-    for running, each in enumerate(latest_first, 1):
-        step = min(each.coming_tokens, HORIZON_STEPS)
-        tokens += each.tokens + block_size - 1
-        if tokens + running * step > most:
-            most, at = tokens + running * step, step
+    most, at, held_tokens = 0, 0, 0
+    latest_first = sorted(growing, key=attrgetter("coming_tokens"), reverse=True)
+    for running, (tokens, coming_tokens) in enumerate(latest_first, 1):
+        step = coming_tokens if coming_tokens < HORIZON_STEPS else HORIZON_STEPS
+        held_tokens += tokens + block_size - 1
+        need = held_tokens + running * step
+        if need > most:
+            most, at = need, step
     return most, at
 
 
@@ -51,7 +53,8 @@ def most_need(tokens: int, sequences: int, block_size: int) -> int:
 
 def as_growing(tokens: int, coming_tokens: int, left_tokens: int) -> Growing:
     """A sequence that may draw ``left_tokens`` more and is expected to draw ``coming_tokens``."""
-    return Growing(tokens, max(coming_tokens, min(left_tokens, LEAST_STEPS)))
+    least = left_tokens if left_tokens < LEAST_STEPS else LEAST_STEPS
+    return Growing(tokens, coming_tokens if coming_tokens > least else least)
 
 
 def need_of(sequence: Growing | MovableSequence, block_size: int) -> int:

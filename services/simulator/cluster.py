@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import msgspec
 
@@ -52,12 +53,14 @@ LAYERWISE_MIN_TOKENS = 512
 
 @dataclass(slots=True)
 class _Reporter:
-    """When an instance reports (``common.load``): soon after a change, and every interval."""
+    """When an instance reports (``common.load``): soon after a change, and every interval. ``report`` does
+    it."""
 
     instance: SimulatedInstance
     interval_s: float
     timer: Timer
     newest_s: float = float("-inf")
+    report: Callable[[], None] = field(init=False)
 
 
 @dataclass(slots=True)
@@ -149,7 +152,7 @@ class Cluster:
 
     def _report_at(self, reporter: _Reporter, due_s: float) -> None:
         self.clock.cancel(reporter.timer)
-        reporter.timer = self.clock.at(due_s, lambda: self._report(reporter))
+        reporter.timer = self.clock.at(due_s, reporter.report)
 
     def _report(self, reporter: _Reporter) -> None:
         instance, now = reporter.instance, self.clock.now
@@ -270,8 +273,10 @@ class Cluster:
         self.pool_of[instance_id] = pool.config.name
         self.network.add(instance_id, pool.config.link_bytes_per_s or cluster.link_bytes_per_s)
         nothing = self.clock.at(self.clock.now, lambda: None)
-        self._reporters[instance_id] = _Reporter(instance, config.instance.report_interval_s, nothing)
-        self._report_at(self._reporters[instance_id], self.clock.now)
+        reporter = _Reporter(instance, config.instance.report_interval_s, nothing)
+        reporter.report = partial(self._report, reporter)
+        self._reporters[instance_id] = reporter
+        self._report_at(reporter, self.clock.now)
         if conditions.link_share != 1:
             self.network.pace(instance_id, conditions.link_share)
         for told in self.on_join:
