@@ -6,6 +6,9 @@ machine, and on links as fast as its. Load reports, hand-over in portions and ev
 by default; prompts are handed over when they are computed, as in splitwise-sim.
 
     python bench/simulator_speed.py TRACE [--requests N] [--prefill 25] [--decode 15] [--profile]
+
+With ``--rate`` requests come at random at that rate, and the trace's lengths again and again: as many
+``--requests`` as one wants.
 """
 
 import argparse
@@ -13,12 +16,15 @@ import cProfile
 import pstats
 import resource
 import time
+from collections.abc import Iterator
+from itertools import cycle, islice
 from pathlib import Path
 
-from services.bench.traces import read_trace
+from services.bench.arrivals import make_arrivals
+from services.bench.traces import Trace, read_trace
 from services.simulator.config import Simulated, simulated_from_tree
 from services.simulator.metrics import measure
-from services.simulator.run import Load, offered_of, simulate
+from services.simulator.run import Load, Offered, offered_of, simulate
 
 PERFORMANCE = {
     "kind": "linear",
@@ -53,26 +59,36 @@ def mesh_of(prefill: int, decode: int) -> Simulated:
     )
 
 
+def offered(trace: Trace, rate_per_s: float | None, requests: int) -> Iterator[Offered]:
+    if rate_per_s is None:
+        yield from offered_of(trace, None, "poisson", 0)
+        return
+    times = islice(make_arrivals("poisson", rate_per_s, 0), requests)
+    for row, time_s in zip(cycle(trace.requests), times, strict=False):
+        yield Offered(time_s, row.prompt_tokens, row.output_tokens)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("trace", type=Path)
     parser.add_argument("--requests", type=int, default=None)
+    parser.add_argument("--rate", type=float, default=None)
     parser.add_argument("--prefill", type=int, default=25)
     parser.add_argument("--decode", type=int, default=15)
     parser.add_argument("--profile", action="store_true", help="Also print where the time goes.")
     options = parser.parse_args()
     trace = read_trace(options.trace, options.requests)
+    requests = options.requests if options.rate and options.requests else len(trace.requests)
     simulated = mesh_of(options.prefill, options.decode)
     profile = cProfile.Profile(time.process_time)
     began_s = time.process_time()
     if options.profile:
         profile.enable()
-    cluster = simulate(simulated, Load(offered_of(trace, None, "poisson", 0)))
+    cluster = simulate(simulated, Load(offered(trace, options.rate, requests)))
     profile.disable()
     taken_s = time.process_time() - began_s
-    requests = len(trace.requests)
     reports = sum(each.reports for each in cluster.instances.values())
     passes = sum(each.engine.passes for each in cluster.instances.values())
     steps = sum(each.decode.drawing.steps for each in cluster.instances.values())
