@@ -60,7 +60,8 @@ def plan(kinds: Kinds, bounds: Mapping[InstanceKind, Bound], demand: Demand, req
 
 
 def _unlike(proposed: Sequence[Proposed]) -> list[Proposed]:
-    """One of those that differ in how they batch alone, then the others: finalists are to be alternatives."""
+    """One of those that differ in how they batch alone, and the next best: whole simulations are dear, and
+    finalists are to be alternatives."""
     seen: set[tuple[tuple[str, int, int], ...]] = set()
     first: list[Proposed] = []
     rest: list[Proposed] = []
@@ -68,7 +69,7 @@ def _unlike(proposed: Sequence[Proposed]) -> list[Proposed]:
         hardware = tuple((pool.kind.device, pool.kind.devices, pool.count) for pool in each.deployment.pools)
         (rest if hardware in seen else first).append(each)
         seen.add(hardware)
-    return first + rest
+    return first + rest[:1]
 
 
 def _simulate(demand: Demand, finalists: Sequence[Proposed], requests: int) -> Search[list[Settled]]:
