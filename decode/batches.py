@@ -75,6 +75,16 @@ class Batches:
         """Whether ``computes`` is true of anybody."""
         return bool(self._computed)
 
+    @property
+    def rows(self) -> int:
+        """Of all steps in flight."""
+        return sum([len(step) for step in self.steps.values()])
+
+    def is_uneven(self, lane: int) -> bool:
+        """Whether some of the lane's rows would go to another's next step (``even_out``)."""
+        least = min(len(self.steps.get(other, ())) for other in range(self.lanes))
+        return len(self.steps[lane]) - least > 1
+
     def computes(self, owner: BlockOwner) -> bool:
         """Whether a step in flight uses the sequence's blocks."""
         return owner in self._computed

@@ -54,6 +54,20 @@ class Entering:
             is_one_away |= sequence.is_swapped
         return commands
 
+    def is_shut_out(self) -> bool:
+        """Whether the first that waits for memory would be taken into no pool now, were it the one with the
+        most room: nor will it as others grow (greedy admission)."""
+        for earlier, sequence in enumerate(self.held.sequences.values()):
+            if sequence.phase is not DecodePhase.WAITING:
+                continue
+            pools = self.held.blocks.open_pools if sequence.pool is None else [sequence.pool]
+            return earlier >= self.max_batch or not any(
+                self.held.room_in(pool) >= self.held.longest_blocks(sequence)
+                and self._has_room(pool, sequence, 0)
+                for pool in pools
+            )
+        return False
+
     def blocks_wanted_by(self, away: DecodeSequence) -> int:
         """That have to be free for it to come in, or back, beside those that are there."""
         if away.is_swapped:

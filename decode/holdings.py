@@ -96,12 +96,11 @@ class Holdings:
         return len(self.sequences) - self.in_batch
 
     def is_unsettled(self, rows: int) -> bool:
-        """Whether the end of a step of so many rows, nobody of whom ends, may change who is computed:
-        somebody else runs, waits for the end of a step, or has more room then."""
+        """Whether the end of a step, nobody of whose rows ends, may change who is computed: somebody else
+        runs than the ``rows`` of all steps in flight, waits for the end of a step, or has more room then."""
         unlike_rows = len(self.sequences) - rows
         return (
-            not self.blocks.is_one_pool
-            or self.departures.is_leaving
+            self.departures.is_leaving
             or self.departures.has_homes
             or self.pulls.is_any_waiting
             or (unlike_rows > 0 and self.in_batch != rows)

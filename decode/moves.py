@@ -13,7 +13,14 @@ from common.kv.blocks import BlockAllocator, BlockOwner, blocks_for
 from common.lifecycle import DecodePhase
 from decode.events import MoveSequence
 from decode.sequence import DecodeSequence
-from scheduler.policy.rebalance import PoolLoad, Resident, can_pay, choose_balancing, choose_departure
+from scheduler.policy.rebalance import (
+    PoolLoad,
+    Resident,
+    can_pay,
+    choose_balancing,
+    choose_departure,
+    steps_before_pay,
+)
 
 DESTINATION_ROOM = "move"
 """Second owners'."""
@@ -55,6 +62,12 @@ class Moves:
     @property
     def can_start(self) -> bool:
         return len(self.moving) < self.limit and not self.blocks.is_one_pool and bool(self.blocks.pools)
+
+    def steps_before_any(self, entered: Collection[DecodeSequence]) -> int | None:
+        """So many steps may end before anybody could move, if nobody comes or goes. None: never."""
+        if self.limit == 0 or len(self.blocks.pools) < 2:
+            return None
+        return steps_before_pay(self._loads(entered), self.min_gain_tokens)
 
     def start(
         self, entered: Collection[DecodeSequence], resting: Sequence[DecodeSequence], *, may_balance: bool

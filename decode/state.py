@@ -132,7 +132,7 @@ class DecodeState:
         self.entering = Entering(self.held, self.mates, self.admission, self.max_batch)
         self.giving_way = GivingWay(self.held, self.mates)
         self.stepping = Stepping(
-            self.held, self.giving_way, self.max_batch, self.eos_token_ids, self.admission
+            self.held, self.giving_way, self.entering, self.max_batch, self.eos_token_ids, self.admission
         )
 
     # what others ask, changing nothing

@@ -5,6 +5,7 @@ A step takes all sequences of its lane that have room for a token, one each (con
 came in since the last one joins, whoever has ended is gone.
 """
 
+from collections import Counter
 from dataclasses import dataclass
 
 from common.config import DecodeAdmission
@@ -13,6 +14,7 @@ from common.kv.blocks import blocks_for
 from common.messages import SampledToken, TokenEvent
 from common.sequences import PublishFailure, finish_reason_of
 from decode.batches import Outlook
+from decode.entering import Entering
 from decode.events import DecodeCommand, PublishTokens, RunStep, StepFailed, StepRow, StepsFinished
 from decode.giving_way import GivingWay
 from decode.holdings import Holdings
@@ -26,6 +28,7 @@ class Stepping:
 
     held: Holdings
     giving_way: GivingWay
+    entering: Entering
     max_batch: int
     eos_token_ids: tuple[int, ...]
     admission: DecodeAdmission = "greedy"
@@ -137,17 +140,43 @@ class Stepping:
         """How many steps of the lane's rows follow on one another, the one in flight among them, before
         anybody ends, comes in or leaves; and for which there is memory. 1, too, where that cannot be told.
         Raises KeyError without a step in flight."""
-        held = self.held
-        rows, lanes = held.batches.steps[lane], held.batches.lanes
-        if lanes > 1 or held.is_unsettled(len(rows)) or self.giving_way.mates.wanted_blocks:
+        most = self._free_of_others(lane)
+        if most > 1 and len(self.held.blocks.pools) == 1:
+            [pool] = self.held.blocks.pools
+            free = self.held.blocks.free_blocks_in(pool)
+            most = min(most, free // self.held.batches.rows * self.held.block_size)
+        elif most > 1:
+            most = min(most, self._steps_in_pools([*self.held.batches.steps.values()]))
+            before_move = self.held.moves.steps_before_any(self.held.with_blocks())
+            most = most if before_move is None else min(most, before_move)
+        return max(1, most)
+
+    def _free_of_others(self, lane: int) -> int:
+        """So many steps follow on one another, were there memory enough. Raises KeyError."""
+        held, batches = self.held, self.held.batches
+        rows = len(batches.steps[lane]) if batches.lanes == 1 else batches.rows
+        if held.is_unsettled(rows) or self.giving_way.mates.wanted_blocks or batches.is_uneven(lane):
             return 1
         # Where nobody looks ahead, who lacks room for now has no more of it as others grow, unless somebody
         # has given way since it was looked for.
         is_hopeless = not looks_ahead(self.admission) and not self.giving_way.has_just_given
-        if len(held.sequences) > len(rows) and not is_hopeless:
+        is_alone = len(held.blocks.pools) == 1
+        if len(held.sequences) > rows and not (is_hopeless and (is_alone or self.entering.is_shut_out())):
             return 1
-        most = held.blocks.free_blocks // len(rows) * held.block_size
-        return max(1, min(held.batches.outlook(lane).left, most))
+        return batches.outlook(lane).left
+
+    def _steps_in_pools(self, steps: list[tuple[StepRow, ...]]) -> int:
+        """For so many of all of them there are blocks, however they come in between one another."""
+        blocks = self.held.blocks
+        members = Counter(blocks.pool_of(row.owner) for rows in steps for row in rows)
+        return (
+            min(blocks.free_blocks_in(pool) // rows for pool, rows in members.items()) * self.held.block_size
+        )
+
+    def _can_have_ended(self, lane: int) -> int:
+        """As ``ahead``, whatever other lanes have been given since that was said."""
+        own = self._steps_in_pools([self.held.batches.steps[lane]])
+        return max(1, min(self._free_of_others(lane), own))
 
     def finish_run(self, run: StepsFinished, now: float) -> list[DecodeCommand]:
         """Raises ValueError for more steps than can follow on one another, or for a token before the last
@@ -156,8 +185,9 @@ class Stepping:
         rows = self.held.batches.steps.get(lane, ())
         if not rows or len(rows) != len(run.tokens):
             raise ValueError(f"lane {lane}: steps of {len(run.tokens)} rows ended, {len(rows)} are in flight")
-        if not 1 <= steps <= self.ahead(lane):
-            raise ValueError(f"lane {lane}: {steps} steps ended, {self.ahead(lane)} can follow on another")
+        most = self.ahead(lane) if self.held.batches.lanes == 1 else self._can_have_ended(lane)
+        if not 1 <= steps <= most:
+            raise ValueError(f"lane {lane}: {steps} steps ended, {most} can follow on another")
         outlook = self.held.batches.outlook(lane)
         if steps > 1 and before in outlook.end_token_ids:
             raise ValueError(f"lane {lane}: token {before} ends a sequence before the last of {steps} steps")

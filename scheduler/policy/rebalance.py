@@ -11,6 +11,7 @@ not. Every move lessens the sum of squares of the pools' context, so that moves 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import ceil
 
 MIN_GAIN_SHARE = 0.2
 """Of the most context on one worker."""
@@ -58,6 +59,17 @@ def can_pay(pools: Mapping[int, PoolLoad], min_gain_tokens: int) -> bool:
     contexts = [load.context_tokens for load in pools.values()]
     most, least = max(contexts), min(contexts)
     return most - least >= 2 * max(min_gain_tokens, MIN_GAIN_SHARE * most)
+
+
+def steps_before_pay(pools: Mapping[int, PoolLoad], min_gain_tokens: int) -> int:
+    """After at most so many steps, in each of which every sequence may grow by a token, a look finds nothing
+    either; 0: it may find something now."""
+    if can_pay(pools, min_gain_tokens):
+        return 0
+    contexts = [load.context_tokens for load in pools.values()]
+    most, least = max(contexts), min(contexts)
+    left = 2 * max(min_gain_tokens, MIN_GAIN_SHARE * most) - (most - least)
+    return max(0, ceil(left / max(1, *(load.sequences for load in pools.values()))) - 1)
 
 
 def choose_departure(pools: Mapping[int, PoolLoad], residents: Sequence[Resident]) -> Move | None:

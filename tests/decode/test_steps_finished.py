@@ -22,14 +22,16 @@ STEP_S = 0.25
 
 
 class Pair:
-    """Two states that are told the same, one of many steps at once."""
+    """Two states that are told the same, one of many steps at once. ``step_s``: of every step."""
 
-    def __init__(self, singly: DecodeState, at_once: DecodeState) -> None:
+    def __init__(self, singly: DecodeState, at_once: DecodeState, step_s: float = STEP_S) -> None:
+        self.step_s = step_s
         self.singly = singly
         self.at_once = at_once
         self.now = 0.0
         self.pulls: list[BlockOwner] = []
         self.swaps: list[BlockOwner] = []
+        self.moves: list[BlockOwner] = []
         self.skipped = 0
 
     def tell(self, event: events.DecodeEvent) -> None:
@@ -39,21 +41,23 @@ class Pair:
         self.compare()
 
     def step(self, chance: random.Random) -> None:
-        """Up to as many as follow on one another."""
-        most = self.at_once.steps_ahead()
+        """Up to as many as follow on one another, of a lane."""
+        lane = chance.choice(list(self.singly.batches.steps))
+        most = self.at_once.steps_ahead(lane)
         steps = chance.choice([1, most, chance.randint(1, most)])
-        rows = self.singly.batches.steps[0]
+        rows = self.singly.batches.steps[lane]
         last = tuple(SampledToken(chance.choice([EOS, 8, 8, 8])) for _ in rows)
         commands: list[events.DecodeCommand] = []
         for step in range(steps):
-            self.now += STEP_S
+            self.now += self.step_s
             tokens = last if step == steps - 1 else (DRAWN,) * len(rows)
-            commands = handle(self.singly, events.StepFinished(tokens), self.now)
+            commands = handle(self.singly, events.StepFinished(tokens, lane), self.now)
             if step < steps - 1:
                 assert [type(each) for each in commands] == [events.PublishTokens, events.RunStep]
                 assert ends_of(commands) == []
-                self.compare_untold(step + 1)
-        skipped = handle(self.at_once, events.StepsFinished(steps, last, DRAWN), self.now)
+                if self.singly.lanes == 1:
+                    self.compare_untold(step + 1)
+        skipped = handle(self.at_once, events.StepsFinished(steps, last, DRAWN, lane), self.now)
         assert (
             ends_of(commands)
             == ends_of(skipped)
@@ -83,6 +87,7 @@ class Pair:
     def note(self, commands: list[events.DecodeCommand]) -> None:
         self.pulls += [each.owner for each in kinds(commands, events.PullSequence)]
         self.swaps += [each.owner for each in commands if isinstance(each, events.SwapOut | events.SwapIn)]
+        self.moves += [each.owner for each in kinds(commands, events.MoveSequence)]
 
     def compare(self) -> None:
         one, other = self.singly, self.at_once
@@ -118,18 +123,41 @@ def test_many_steps_at_once_decide_what_single_steps_do(
     admission = chance.choice(sorted(ADMISSIONS))
     blocks = 80 // block_size + 1 + spare_blocks
     host_blocks = chance.choice([0, blocks])
-    pair = Pair(
-        *(
-            make_state(blocks, block_size, max_batch, admission=admission, host_blocks=host_blocks)
-            for _ in range(2)
-        )
+    singly, at_once = (
+        make_state(blocks, block_size, max_batch, admission=admission, host_blocks=host_blocks)
+        for _ in range(2)
     )
+    pair = Pair(singly, at_once)
+    walk(pair, chance)
+    assert pair.at_once.blocks.free_blocks == blocks
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 1 << 32), st.sampled_from([1, 3, 16]), st.integers(1, 6), st.integers(0, 40))
+def test_so_they_do_where_batches_take_turns_over_several_pools(
+    seed: int, block_size: int, max_batch: int, spare_blocks: int
+) -> None:
+    """Whose sequences change lanes, and move from one pool to another."""
+    chance = random.Random(seed)
+    blocks = 80 // block_size + 1 + spare_blocks
+    lanes, pools, max_moves = chance.randint(1, 3), chance.randint(1, 3), chance.randint(0, 1)
+    # A lane's first step would have begun before the other lanes' last ones: all take no time.
+    singly, at_once = (
+        make_state(blocks, block_size, max_batch, lanes=lanes, max_moves=max_moves) for _ in range(2)
+    )
+    pair = Pair(singly, at_once, step_s=0.0)
+    for _ in range(pools - 1):
+        pair.tell(events.PoolAdded(blocks))
+    walk(pair, chance)
+    assert pair.at_once.blocks.free_blocks == pools * blocks
+
+
+def walk(pair: Pair, chance: random.Random) -> None:
     for number in range(60):
         act(pair, chance, number)
     while not pair.singly.is_idle:
         act_to_end(pair, chance)
     assert pair.at_once.is_idle
-    assert pair.at_once.blocks.free_blocks == blocks
 
 
 def act(pair: Pair, chance: random.Random, number: int) -> None:
@@ -151,6 +179,8 @@ def act_to_end(pair: Pair, chance: random.Random) -> None:
         owner = pair.pulls.pop(0)
         is_over = chance.random() < 0.6
         pair.tell(events.PullFinished(owner) if is_over else events.PortionPulled(owner, 1 << 20, 0.1))
+    elif pair.moves and choice < 0.7:
+        pair.tell(events.MoveFinished(pair.moves.pop(0)))
     elif pair.swaps and choice < 0.8:
         pair.tell(events.SwapFinished(pair.swaps.pop(0), 1, 0.1))
     elif pair.singly.batches.is_computing:
@@ -182,6 +212,38 @@ def test_steps_run_on_only_as_far_as_there_is_memory() -> None:
     state = make_state(total_blocks=4, block_size=4)
     start(state, "r1", prompt_tokens=4, max_tokens=12)
     assert (state.steps_ahead(), state.blocks.free_blocks) == (8, 2)
+
+
+def test_a_lane_runs_on_beside_another_as_far_as_both_have_memory() -> None:
+    state = make_state(total_blocks=20, block_size=4, lanes=2)
+    start(state, "r1", "r2", prompt_tokens=4, max_tokens=40)
+    assert {lane: len(rows) for lane, rows in state.batches.steps.items()} == {0: 1, 1: 1}
+    assert [state.steps_ahead(lane) for lane in (0, 1)] == [32, 32], "16 blocks are free for both"
+    handle(state, events.StepsFinished(32, (DRAWN,), DRAWN, lane=0))
+    assert [state.steps_ahead(lane) for lane in (0, 1)] == [7, 16]
+
+
+def test_a_lane_with_more_than_another_stops_after_a_step_to_give_some_away() -> None:
+    state = make_state(total_blocks=40, lanes=2)
+    start(state, "r1", "r2", "r3", "r4", max_tokens=40)
+    handle(state, events.StepsFinished(1, (DRAWN,), DRAWN, lane=0))
+    handle(state, events.StepsFinished(1, (DRAWN,), DRAWN, lane=1))
+    rows = {lane: len(rows) for lane, rows in state.batches.steps.items()}
+    assert sum(rows.values()) == 4
+    for row in state.batches.steps[0]:
+        handle(state, events.CancelArrived(row.owner.request_id, 0))
+    handle(state, events.StepsFinished(1, (DRAWN,) * rows[0], DRAWN, lane=0))
+    assert 0 not in state.batches.steps
+    assert state.steps_ahead(1) == 1
+
+
+def test_steps_over_two_pools_run_on_until_somebody_may_move() -> None:
+    still, moving = (make_state(total_blocks=40, max_moves=moves) for moves in (0, 1))
+    for state in (still, moving):
+        handle(state, events.PoolAdded(40))
+        start(state, "r1", "r2", prompt_tokens=40, max_tokens=40)
+        handle(state, events.StepsFinished(1, (DRAWN,), DRAWN))
+    assert (still.steps_ahead(), moving.steps_ahead()) == (38, 15)
 
 
 @pytest.mark.parametrize(
