@@ -54,6 +54,13 @@ class AttentionNeeds:
         """How many workers make a pool."""
         return self.workers if self.partition == "heads" else 1
 
+    def can_make_pool(self, pools: int, workers: int) -> bool:
+        """Whether so many workers, who are of no pool, can make one beside so many pools. By heads there is
+        one, of all that it takes together."""
+        if self.partition == "heads" and pools:
+            return False
+        return workers >= self.pool_workers
+
     def share(self, index: int) -> AttentionShare:
         """Of the pool's worker with that number."""
         layout = self.layout.of_heads(range(self.layout.kv_heads // self.pool_workers))

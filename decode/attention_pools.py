@@ -196,8 +196,6 @@ class AttentionPools:
 
     async def _bind_new(self, workers: dict[str, ServiceRecord]) -> None:
         needs = self.binder.needs
-        if needs.partition == "heads" and self._bound:
-            return
         used = [*self._reserve, *self._silent, *(each for bound in self._bound.values() for each in bound)]
         taken = {binding.record.service_id for binding in used}
         free = [
@@ -206,8 +204,8 @@ class AttentionPools:
             if worker_id not in taken and record.incarnation not in self._refused
         ]
         self._free = len(free)
-        if needs.partition == "heads" and len(self._reserve) + len(free) < needs.pool_workers:
-            # Together, in the order of their names: a next life has each head where this one had it.
+        # Together, in the order of their names: a next life has each head where this one had it.
+        if not needs.can_make_pool(len(self._bound), len(self._reserve) + len(free)):
             return
         for record in free:
             binding = await self._try_bind(record)

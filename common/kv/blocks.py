@@ -120,6 +120,10 @@ class BlockAllocator:
         """Whether ``is_lost`` is true of anybody."""
         return True in [pool.is_lost for pool in self._pools.values()]
 
+    def is_lost_pool(self, pool: int) -> bool:
+        """Also of one that has disappeared."""
+        return pool not in self._pools or self._pools[pool].is_lost
+
     def is_unused(self, pool: int) -> bool:
         return len(self._pools[pool].free) == self._pools[pool].total_blocks
 
