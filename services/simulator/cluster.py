@@ -32,6 +32,7 @@ from prefill.state import PrefillState
 from scheduler.policy.prefill_batching import fill_batch_of
 from scheduler.policy.pull_budget import PullBudget
 from services.hosts.load_report import MeasuredSpeed
+from services.simulator.attention_workers import AttentionWorkers, RemoteUse
 from services.simulator.clock import Clock, Timer
 from services.simulator.conditions import Conditions, SlowedPerformance
 from services.simulator.config import Pool, Simulated
@@ -82,6 +83,7 @@ class Cluster:
     staff: Staff = field(init=False)
     _conditions: dict[InstanceId, Conditions] = field(default_factory=dict)
     _speeds: dict[tuple[str, float], MeasuredSpeed] = field(default_factory=dict)
+    workers: AttentionWorkers | None = field(init=False, default=None)
     _reporters: dict[InstanceId, _Reporter] = field(default_factory=dict)
     _lives: int = 0
 
@@ -102,6 +104,8 @@ class Cluster:
         self.gateway.cancel = self.tell
 
     def start(self) -> None:
+        if self.simulated.attention is not None:
+            self.workers = AttentionWorkers(self.simulated.attention, self.clock, self.network)
         self.staff.begin()
         self.scheduler.start()
 
@@ -235,6 +239,7 @@ class Cluster:
         speed = self._speed_of(pool, conditions)
         self._lives += 1
         simulated, config, cluster = self.simulated, pool.settings, self.simulated.cluster
+        largest = pool.total_blocks if pool.remote is None else pool.remote.pool_blocks
         record = InstanceRecord(
             instance_id=instance_id,
             incarnation=Incarnation(f"life-{self._lives}"),
@@ -245,8 +250,8 @@ class Cluster:
             http_url="",
             block_size=config.instance.block_size,
             total_blocks=pool.total_blocks,
-            largest_pool_blocks=pool.total_blocks,
-            context_length=pool.total_blocks * config.instance.block_size,
+            largest_pool_blocks=largest,
+            context_length=largest * config.instance.block_size,
             dtype=f"{cluster.element_bytes}-byte",
             device=pool.config.device or pool.config.name,
             home=pool.config.role,
@@ -258,7 +263,11 @@ class Cluster:
         def tpot_s(service_class: str) -> float:
             return config.service_classes.get(service_class, config.objectives).tpot_s
 
-        around = Surroundings(self, engine, speed, cluster.host_bytes_per_s, tpot_s, self.is_exact)
+        remote = None
+        if pool.remote is not None:
+            assert self.workers is not None, "no workers for a pool that needs them"
+            remote = RemoteUse(pool.remote, self.workers)
+        around = Surroundings(self, engine, speed, cluster.host_bytes_per_s, tpot_s, self.is_exact, remote)
         states = _states_of(pool, record, _layout_of(simulated, config))
         instance = SimulatedInstance(
             record,
@@ -276,6 +285,8 @@ class Cluster:
         reporter = _Reporter(instance, config.instance.report_interval_s, nothing)
         reporter.report = partial(self._report, reporter)
         self._reporters[instance_id] = reporter
+        if instance.pools is not None:
+            instance.pools.look()
         self._report_at(reporter, self.clock.now)
         if conditions.link_share != 1:
             self.network.pace(instance_id, conditions.link_share)
@@ -314,7 +325,9 @@ def _layout_of(simulated: Simulated, config: Config) -> KVLayout:
 def _states_of(pool: Pool, record: InstanceRecord, layout: KVLayout) -> tuple[PrefillState, DecodeState]:
     """As ``services.hosts.instance`` builds them."""
     config, settings, role = pool.settings, pool.settings.instance, pool.config.role
-    blocks = BlockAllocator(record.total_blocks)
+    remote = pool.remote
+    # Attention workers' pools come when they are bound.
+    blocks = BlockAllocator(record.total_blocks if remote is None else 0)
     mates = RoomMates(settings.mixed_policy, settings.mixed_max_wait_s, is_mixed=role == "mixed")
     prefill = PrefillState(
         instance_id=record.instance_id,
@@ -341,10 +354,12 @@ def _states_of(pool: Pool, record: InstanceRecord, layout: KVLayout) -> tuple[Pr
         max_waiting_requests=settings.max_waiting_requests,
         admission=settings.decode_admission,
         is_admitting=has_phase(role, "decode"),
-        lanes=pool.config.pipeline,
+        lanes=pool.config.pipeline if remote is None else remote.needs.lanes,
+        max_moves=settings.attention_moves,
+        min_move_gain_tokens=settings.attention_move_gain_tokens,
         mates=mates,
         pulls=Pulls(PullBudget(config.transfer.pull_share)),
-        host_blocks=settings.swap_bytes // layout.block_bytes,
+        host_blocks=settings.swap_bytes // layout.block_bytes if remote is None else 0,
         block_bytes=layout.block_bytes,
     )
     return prefill, decode

@@ -17,10 +17,20 @@ import msgspec
 from common.config import Config
 from common.config_file import config_from_tree
 from common.cost import kv_token_bytes
-from common.devices import DEVICES, DeviceSpec
 from common.errors import ConfigError
 from common.messages import Role
 from common.shapes import SHAPES, ModelShape
+from services.hosts.engines import has_remote_attention
+from services.simulator.attention_config import (
+    GIB,
+    AttentionPool,
+    AttentionPoolConfig,
+    RemoteAttention,
+    attention_pool_of,
+    device_of,
+    remote_attention_of,
+)
+from services.simulator.attention_performance import LanePerformance
 from services.simulator.fault_config import AnyFault, check_faults
 from services.simulator.performance.interface import HeldOutError, PerformanceModel
 from services.simulator.performance.roofline import Parallelism
@@ -29,7 +39,6 @@ from services.simulator.prediction import PredictionConfig, check_prediction
 from services.simulator.prefixes import PrefixConfig, check_prefix
 from services.simulator.stages import stage_token_bytes, stage_weight_bytes
 
-GIB = float(1 << 30)
 OWN_TABLES = ("cluster", "pool", "fault", "scale", "prediction", "prefix")
 
 
@@ -96,17 +105,19 @@ class ScaleStep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 class Pool(NamedTuple):
     """A pool with its own settings, checked. ``total_blocks``: of each instance. ``held_out``: as
-    ``OpenedSource`` has it."""
+    ``OpenedSource`` has it. ``remote``: where its KV lies on attention workers."""
 
     config: PoolConfig
     settings: Config
     total_blocks: int
     performance: PerformanceModel
     held_out: Callable[[], tuple[HeldOutError, ...]]
+    remote: RemoteAttention | None = None
 
 
 class Simulated(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole file. ``settings``: of what is no pool's own."""
+    """A whole file. ``settings``: of what is no pool's own. ``pools``: of instances; ``attention``: of
+    workers."""
 
     cluster: ClusterConfig
     shape: ModelShape
@@ -116,6 +127,7 @@ class Simulated(msgspec.Struct, frozen=True, kw_only=True):
     scale: tuple[ScaleStep, ...] = ()
     prediction: PredictionConfig | None = None
     prefix: PrefixConfig | None = None
+    attention: AttentionPool | None = None
 
     @property
     def kv_token_bytes(self) -> int:
@@ -138,31 +150,52 @@ def simulated_from_tree(tree: Mapping[str, Any], beside: Path = Path()) -> Simul
     rest = {key: value for key, value in tree.items() if key not in OWN_TABLES}
     cluster = _convert("cluster", tree.get("cluster", {}), ClusterConfig)
     _check_cluster(cluster)
-    configs = _convert("pool", tree.get("pool", []), list[PoolConfig])
-    if not configs:
-        raise ConfigError("pool", configs, "at least one [[pool]] is needed")
+    configs, attention_configs = _pool_configs(tree.get("pool", []))
     shape = _shape_of(cluster)
-    names = [each.name for each in configs]
-    for each in configs:
-        if names.count(each.name) > 1 or not each.name:
-            raise ConfigError("pool.name", each.name, "each pool needs a name of its own")
-    pools = tuple(_pool_of(each, rest, cluster, shape, beside) for each in configs)
+    names = [*(each.name for each in configs), *(each.name for each in attention_configs)]
+    for name in names:
+        if names.count(name) > 1 or not name:
+            raise ConfigError("pool.name", name, "each pool needs a name of its own")
+    settings = config_from_tree(rest)
+    own = [_settings_of(each, rest) for each in configs]
+    attention = None
+    if attention_configs:
+        served = zip(configs, own, strict=True)
+        instances = sum(each.count for each, its in served if has_remote_attention(its))
+        attention = attention_pool_of(rest, attention_configs[0], settings, cluster, shape, instances, beside)
+    pools = tuple(
+        _pool_of(each, its, cluster, shape, attention, beside) for each, its in zip(configs, own, strict=True)
+    )
     faults = _convert("fault", tree.get("fault", []), tuple[AnyFault, ...])
     scale = _convert("scale", tree.get("scale", []), tuple[ScaleStep, ...])
-    _check_scale(scale, names)
-    settings = config_from_tree(rest)
-    may_grow = {step.pool for step in scale} if settings.scaling.policy != "on" else set(names)
+    of_instances = [each.name for each in configs]
+    _check_scale(scale, of_instances)
+    may_grow = {step.pool for step in scale} if settings.scaling.policy != "on" else set(of_instances)
     check_faults(faults, {each.name: None if each.name in may_grow else each.count for each in configs})
     return Simulated(
         cluster=cluster,
         shape=shape,
         settings=settings,
         pools=pools,
+        attention=attention,
         faults=faults,
         scale=scale,
         prediction=_prediction_of(tree, settings),
         prefix=_prefix_of(tree),
     )
+
+
+def _pool_configs(pools: Any) -> tuple[list[PoolConfig], list[AttentionPoolConfig]]:
+    """Of instances, and of attention workers."""
+    tables: list[dict[str, Any]] = _convert("pool", pools, list[dict[str, Any]])
+    attention = [each for each in tables if each.get("role") == "attention"]
+    if len(attention) > 1:
+        rule = "is one of several pools of role 'attention': every decode instance uses every worker"
+        raise ConfigError("pool.name", attention[1].get("name"), rule)
+    configs = _convert("pool", [each for each in tables if each not in attention], list[PoolConfig])
+    if not configs:
+        raise ConfigError("pool", configs, "at least one [[pool]] is needed")
+    return configs, _convert("pool", attention, list[AttentionPoolConfig])
 
 
 def _convert(key: str, value: Any, kind: Any) -> Any:
@@ -220,8 +253,18 @@ def _shape_of(cluster: ClusterConfig) -> ModelShape:
     return SHAPES[cluster.model]
 
 
+def _settings_of(pool: PoolConfig, rest: Mapping[str, Any]) -> Config:
+    own = {**rest.get("instance", {}), **pool.instance, "role": pool.role}
+    return config_from_tree({**rest, "instance": own})
+
+
 def _pool_of(
-    pool: PoolConfig, rest: Mapping[str, Any], cluster: ClusterConfig, shape: ModelShape, beside: Path
+    pool: PoolConfig,
+    settings: Config,
+    cluster: ClusterConfig,
+    shape: ModelShape,
+    attention: AttentionPool | None,
+    beside: Path,
 ) -> Pool:
     key = f"pool.{pool.name}"
     for field in ("count", "devices", "pipeline"):
@@ -234,8 +277,8 @@ def _pool_of(
         raise ConfigError(f"{key}.start_s", pool.start_s, "must be 0 or more")
     if pool.link_bytes_per_s is not None and not pool.link_bytes_per_s > 0:
         raise ConfigError(f"{key}.link_bytes_per_s", pool.link_bytes_per_s, "must be over 0")
-    own = {**rest.get("instance", {}), **pool.instance, "role": pool.role}
-    settings = config_from_tree({**rest, "instance": own})
+    if has_remote_attention(settings):
+        return _remote_pool_of(pool, settings, cluster, shape, attention, beside)
     tokens = (
         pool.kv_tokens if pool.kv_tokens is not None else _tokens_beside_weights(key, pool, cluster, shape)
     )
@@ -244,7 +287,7 @@ def _pool_of(
         rule = f"must hold at least one block of instance.block_size = {settings.instance.block_size} tokens"
         raise ConfigError(f"{key}.kv_tokens", tokens, rule)
     source = read_source(f"{key}.performance", pool.performance, beside)
-    device = None if pool.device is None else _device_of(key, pool.device)
+    device = None if pool.device is None else device_of(key, pool.device)
     try:
         opened = open_source(source, shape, device, pool.parallelism)
     except ConfigError as exc:
@@ -252,8 +295,25 @@ def _pool_of(
     return Pool(pool, settings, blocks, opened.model, opened.held_out)
 
 
+def _remote_pool_of(
+    pool: PoolConfig,
+    settings: Config,
+    cluster: ClusterConfig,
+    shape: ModelShape,
+    workers: AttentionPool | None,
+    beside: Path,
+) -> Pool:
+    if pool.kv_tokens is not None:
+        rule = "is of attention workers' pools: with instance.attention_workers an instance holds no KV"
+        raise ConfigError(f"pool.{pool.name}.kv_tokens", pool.kv_tokens, rule)
+    remote = remote_attention_of(pool, settings, cluster, shape, workers, beside)
+    assert workers is not None, "remote attention without workers"
+    pools = 1 if remote.cost.is_by_heads else workers.config.count
+    return Pool(pool, settings, pools * remote.pool_blocks, LanePerformance(remote, pools), tuple, remote)
+
+
 def _tokens_beside_weights(key: str, pool: PoolConfig, cluster: ClusterConfig, shape: ModelShape) -> int:
-    device = _device_of(key, pool.device)
+    device = device_of(key, pool.device)
     sizes = (shape, cluster.element_bytes, pool.pipeline)
     memory = pool.devices * device.memory_bytes * cluster.memory_share
     tokens = []
@@ -270,11 +330,3 @@ def _tokens_beside_weights(key: str, pool: PoolConfig, cluster: ClusterConfig, s
             )
         tokens.append(int((memory - weights) / token))
     return min(tokens)
-
-
-def _device_of(key: str, name: str | None) -> DeviceSpec:
-    if name is None:
-        raise ConfigError(f"{key}.device", name, "must be set where kv_tokens is not")
-    if name not in DEVICES:
-        raise ConfigError(f"{key}.device", name, f"must be one of {', '.join(sorted(DEVICES))}")
-    return DEVICES[name]

@@ -1,15 +1,16 @@
 """An instance's decode room in virtual time: its live state, driven as ``decode.service`` drives it.
 
-Its KV lies with it: pools of attention workers, moves between them and inheritance are not modelled here.
+Its KV lies with it, or on attention workers, between which sequences move. Nobody inherits KV here.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from common.errors import HandoverFailed, InstanceLost, RequestCancelled, RequestError
 from common.ids import InstanceId
-from common.kv.blocks import BlockOwner
+from common.kv.blocks import BlockOwner, in_pool, pool_of
 from common.kv.layout import KVLayout
 from common.messages import (
     ErrorReply,
@@ -29,12 +30,10 @@ from decode import events
 from decode.homes import HOME_RETRY_S
 from decode.sequence import ROOM
 from decode.state import DecodeState
+from services.simulator.attention_cost import PoolRows
 from services.simulator.drawing import Drawing
 from services.simulator.mesh import Engine, Mesh
 from services.simulator.prefill_room import DRAWN, ENDING
-
-DESTINATION = b""
-"""Nobody opens a modelled endpoint."""
 
 
 @dataclass(slots=True)
@@ -49,9 +48,9 @@ class _Lane:
 @dataclass(slots=True, eq=False)
 class DecodeRoom:
     """``is_exact``: every sequence draws as many tokens as it may. ``hand_on`` gives one that leaves to the
-    prefill room; ``on_change`` is called after every event. ``admission_wait_s``: of all
-    ``admissions``. ``_pulls``: of whom a portion is asked for; ``_adrift``: of whom it may still come, though
-    it was given up."""
+    prefill room; ``on_change`` is called after every event. ``destinations``: where KV for a pool goes.
+    ``admission_wait_s``: of all ``admissions``. ``_pulls``: of whom a portion is asked for; ``_adrift``: of
+    whom it may still come, though it was given up."""
 
     state: DecodeState
     mesh: Mesh
@@ -61,20 +60,19 @@ class DecodeRoom:
     is_exact: bool
     hand_on: Callable[[events.HandOn], None]
     on_change: Callable[[], None]
+    destinations: dict[int, tuple[KVDestination, ...]]
     drawing: Drawing = field(init=False)
     is_alive: bool = True
     admissions: int = 0
     admission_wait_s: float = 0.0
+    moves: int = 0
     _pulls: dict[BlockOwner, InstanceLife] = field(default_factory=dict)
     _adrift: dict[BlockOwner, InstanceLife] = field(default_factory=dict)
     _lanes: list[_Lane] = field(init=False)
-    _destinations: tuple[KVDestination, ...] = field(init=False)
 
     def __post_init__(self) -> None:
         self.drawing = Drawing(self.state, self.mesh.gateway)
         self._lanes = [_Lane() for _ in range(self.state.lanes)]
-        total_blocks = self.state.blocks.total_blocks
-        self._destinations = (KVDestination(DESTINATION, 0, self.layout.kv_heads, total_blocks),)
 
     def handle(self, event: events.DecodeEvent) -> None:
         """Raises as the state does."""
@@ -102,6 +100,16 @@ class DecodeRoom:
         if rows is not due.counted:
             due.counted, due.context_tokens = rows, _context_of(rows)
         return len(rows), due.context_tokens
+
+    def rows_by_pool(self, lane: int) -> tuple[PoolRows, ...]:
+        """The same of each KV pool."""
+        pools = self.state.blocks.pools
+        if len(pools) == 1:
+            return (PoolRows(pools[0], *self.shape(lane)),)
+        found: dict[int, list[int]] = {}
+        for row in self._lanes[lane].rows:
+            found.setdefault(pool_of(row.block_table[0]), []).append(row.position + 1)
+        return tuple(PoolRows(pool, len(contexts), sum(contexts)) for pool, contexts in found.items())
 
     def steps_ahead(self, lane: int = 0) -> int:
         ahead = self.state.steps_ahead(lane)
@@ -139,15 +147,15 @@ class DecodeRoom:
         self.mesh.gateway.take_failure(command.failure)
 
     def _pull(self, command: events.PullSequence) -> None:
-        owner = command.owner
+        owner, pool = command.owner, pool_of(command.blocks[0])
         pull = PullKV(
             request_id=owner.request_id,
             attempt=owner.attempt,
             prefill_incarnation=command.prefill_incarnation,
             decode_instance=self.state.instance_id,
-            blocks=command.blocks,
+            blocks=in_pool(command.blocks) if pool else command.blocks,
             layout=self.layout,
-            destinations=self._destinations,
+            destinations=self.destinations[pool],
             portion=command.portion,
             max_bytes=command.max_bytes,
         )
@@ -225,6 +233,34 @@ class DecodeRoom:
         self.is_alive = False
         self.drawing.leave_all()
 
+    def _move(self, command: events.MoveSequence) -> None:
+        """From a pool's workers to another's, of which each has the same heads."""
+        owner, pools = (
+            command.owner,
+            [pool_of(each[0]) for each in (command.blocks, command.destination_blocks)],
+        )
+        senders, receivers = (
+            [InstanceId(each.endpoint.decode()) for each in self.destinations[pool]] for pool in pools
+        )
+        left, has_failed = len(senders), False
+
+        def end(*, is_there: bool) -> None:
+            nonlocal left, has_failed
+            left, has_failed = left - 1, has_failed or not is_there
+            if left or not self.is_alive:
+                return
+            self.moves += 1
+            if has_failed or any(self.state.blocks.is_lost_pool(pool) for pool in pools):
+                self.handle(events.MoveFailed(owner))
+                self.handle(events.MoveDrained(owner))
+            else:
+                self.handle(events.MoveFinished(owner))
+
+        for sender, receiver in zip(senders, receivers, strict=True):
+            nbytes = command.tokens * self.layout.token_bytes / len(senders)
+            ends = partial(end, is_there=True), partial(end, is_there=False)
+            self.mesh.network.send_kv(sender, [receiver], nbytes, *ends)
+
     def _swap(self, command: events.SwapOut | events.SwapIn) -> None:
         owner, nbytes = command.owner, len(command.host_blocks) * self.layout.block_bytes
         copy_s = nbytes / self.host_bytes_per_s
@@ -290,6 +326,7 @@ COMMANDS: dict[type, Callable[[DecodeRoom, Any], None]] = {
     events.RunStep: DecodeRoom._run_step,
     events.PublishTokens: DecodeRoom._publish_ends,
     events.PullSequence: DecodeRoom._pull,
+    events.MoveSequence: DecodeRoom._move,
     events.SwapOut: DecodeRoom._swap,
     events.SwapIn: DecodeRoom._swap,
     events.SeekHome: DecodeRoom._seek_home,

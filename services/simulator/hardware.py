@@ -34,10 +34,17 @@ class ComputedWork:
 
     def add_steps(self, sequences: int, context_tokens: int, steps: int) -> None:
         """Of the same sequences. ``context_tokens``: of the first step."""
-        attended = attended_tokens(sequences, context_tokens, steps)
+        self.add_rows(sequences, steps)
+        self.add_attention(sequences, context_tokens, steps)
+
+    def add_rows(self, sequences: int, steps: int) -> None:
+        """All but attention."""
         self.passes += steps
         self.rows += steps * sequences
         self.heads += steps * sequences
+
+    def add_attention(self, sequences: int, context_tokens: int, steps: int) -> None:
+        attended = attended_tokens(sequences, context_tokens, steps)
         self.pairs += attended
         self.read_tokens += attended
 
@@ -88,8 +95,22 @@ class HardwareMetrics(msgspec.Struct, frozen=True):
     requests_per_usd: float | None
 
 
+@dataclass(frozen=True, slots=True)
+class PoolDevices:
+    """A pool's: ``each`` of its instances or workers has so many."""
+
+    name: str
+    device: str | None
+    each: int
+
+    @staticmethod
+    def of(pool: Pool) -> "PoolDevices":
+        replicas = 1 if pool.remote is None else pool.remote.turns.replicas
+        return PoolDevices(pool.config.name, pool.config.device, replicas * pool.config.all_devices)
+
+
 def pool_hardware(
-    pool: Pool,
+    pool: PoolDevices,
     shape: ModelShape,
     element_bytes: int,
     instances: float,
@@ -98,20 +119,19 @@ def pool_hardware(
     elapsed_s: float,
 ) -> PoolHardware:
     """``instances``: on average. ``work`` of each life of one, and ``busy_s`` of all."""
-    config = pool.config
-    device: DeviceSpec | None = None if config.device is None else DEVICES[config.device]
-    devices = instances * config.all_devices
+    device: DeviceSpec | None = None if pool.device is None else DEVICES[pool.device]
+    devices = instances * pool.each
     mean_w = mfu = mbu = None
     if device is not None and device.power_w is not None and elapsed_s > 0:
-        mean_w = busy_s / elapsed_s * config.all_devices * device.power_w
+        mean_w = busy_s / elapsed_s * pool.each * device.power_w
     if device is not None and busy_s > 0:
-        device_s = busy_s * config.all_devices
+        device_s = busy_s * pool.each
         flops = math.fsum(each.flops(shape) for each in work)
         moved_bytes = math.fsum(each.moved_bytes(shape, element_bytes) for each in work)
         mfu, mbu = flops / (device_s * device.peak_flop_s), moved_bytes / (device_s * device.memory_bytes_s)
     return PoolHardware(
-        name=config.name,
-        device=config.device,
+        name=pool.name,
+        device=pool.device,
         devices=devices,
         mean_w=mean_w,
         usd_h=None if device is None else devices * device.price_usd_h,

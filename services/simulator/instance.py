@@ -15,6 +15,7 @@ from common.messages import (
     InstanceGone,
     InstanceLife,
     InstanceRecord,
+    KVDestination,
     LeaveSequence,
     LengthPredicted,
     LoadReport,
@@ -33,9 +34,11 @@ from prefill import events as prefill_events
 from prefill.sequence import ROOM as PREFILL_ROOM
 from prefill.state import PrefillState
 from services.hosts.load_report import MeasuredSpeed, make_load_report
+from services.simulator.attention_cost import PoolRows
+from services.simulator.attention_workers import KVPools, RemoteUse
 from services.simulator.decode_room import DecodeRoom
 from services.simulator.engine import EngineSettings, SimulatedEngine
-from services.simulator.mesh import Engine, Mesh, PullAnswer
+from services.simulator.mesh import OWN_POOL, Engine, Mesh, PullAnswer
 from services.simulator.pipelined import PipelinedEngine
 from services.simulator.prefill_room import PrefillRoom
 
@@ -44,7 +47,7 @@ from services.simulator.prefill_room import PrefillRoom
 class Surroundings:
     """What an instance is built into. ``speed``: what it tells of its own chunks and steps;
     ``host_bytes_per_s``: to its host's memory; ``tpot_s``: promised to a class of service; ``is_exact``:
-    every sequence draws as many tokens as it may."""
+    every sequence draws as many tokens as it may. ``remote``: where its KV lies, if not with it."""
 
     mesh: Mesh
     engine: EngineSettings
@@ -52,6 +55,7 @@ class Surroundings:
     host_bytes_per_s: float
     tpot_s: Callable[[str], float]
     is_exact: bool
+    remote: RemoteUse | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -69,6 +73,7 @@ class SimulatedInstance:
     began_s: float = 0.0
     ended_s: float | None = None
     engine: Engine = field(init=False)
+    pools: KVPools | None = field(init=False, default=None)
     prefill: PrefillRoom = field(init=False)
     decode: DecodeRoom = field(init=False)
     home: Role = field(init=False)
@@ -88,10 +93,18 @@ class SimulatedInstance:
         timeline = network.timeline
         note_pass = None if timeline is None else partial(timeline.add_pass, self.instance_id)
         layers, shares = prefill.layout.layers, around.engine.stage_shares
-        if len(shares) > 1:
-            self.engine = PipelinedEngine(network.clock, self, around.engine, layers, shares, note_pass)
+        if around.remote is not None:
+            self.pools = around.remote.pools_for(self.life, decode, self._handle_pool)
+            destinations = self.pools.destinations
+            note_lane = None if timeline is None else partial(timeline.add_lane_pass, self.instance_id)
+            self.engine = around.remote.engine_for(self, self.pools, around.engine, note_lane)
         else:
-            self.engine = SimulatedEngine(network.clock, self, around.engine, layers, note_pass)
+            own = KVDestination(OWN_POOL, 0, prefill.layout.kv_heads, self.blocks.total_blocks)
+            destinations = {0: (own,)}
+            if len(shares) > 1:
+                self.engine = PipelinedEngine(network.clock, self, around.engine, layers, shares, note_pass)
+            else:
+                self.engine = SimulatedEngine(network.clock, self, around.engine, layers, note_pass)
         prompt_time = _prompt_time(around.speed, prefill.chunk_tokens)
         self.prefill = PrefillRoom(
             prefill, around.mesh, self.engine, prompt_time, self._keep_here, self._note_prefill
@@ -105,6 +118,7 @@ class SimulatedInstance:
             around.is_exact,
             self._hand_on,
             self._note_decode,
+            destinations,
         )
 
     @property
@@ -125,6 +139,9 @@ class SimulatedInstance:
 
     def load(self) -> LoadReport:
         """Steps that run on are counted as far as they have come, and go on."""
+        if self.pools is not None:
+            self.engine.catch_up()
+            self.engine.look_ahead()
         if self.prefill_state.mates.stuck_since_s is not None:
             self.prefill.handle(prefill_events.TimePassed())
         self.reports += 1
@@ -135,7 +152,7 @@ class SimulatedInstance:
             sequence=self.reports,
             role=self.role,
             home=self.home,
-            can_hand_on=True,
+            can_hand_on=self.pools is None,
             tpot_s=self.around.tpot_s,
             now=self.around.mesh.network.clock.now,
             untold_steps=self.engine.untold_steps(),
@@ -183,9 +200,9 @@ class SimulatedInstance:
                 decode.give_up(word)
 
     def flip(self, role: Role, *, keeps_home: bool = False) -> None:
-        """Has that role from now on, unless it is about to end."""
+        """Has that role from now on, unless it is about to end, or has no memory for prompts."""
         home = self.home if keeps_home else role
-        if self.is_draining or (role, home) == (self.role, self.home):
+        if self.pools is not None or self.is_draining or (role, home) == (self.role, self.home):
             return
         if role != self.role:
             self.decode_state.mates.is_mixed = role == "mixed"
@@ -237,6 +254,8 @@ class SimulatedInstance:
         self.is_alive = self.prefill.is_alive = False
         self.decode.end()
         self.engine.die()
+        if self.pools is not None:
+            self.pools.end(is_lost=self.has_died)
 
     # between the rooms
 
@@ -288,7 +307,21 @@ class SimulatedInstance:
         if self.is_alive and self.prefill_state.pending_requests:
             self.prefill.handle(prefill_events.BlocksFreed())
 
-    # the engine's (``engine.Rooms``, ``pipelined.StagedRooms``)
+    def _handle_pool(self, event: decode_events.DecodeEvent) -> None:
+        self.decode.handle(event)
+
+    # the engine's (``engine.Rooms``, ``pipelined.StagedRooms``, ``attention_engine.Lanes``)
+
+    def lane_rows(self, lane: int) -> tuple[PoolRows, ...]:
+        return self.decode.rows_by_pool(lane)
+
+    def lane_steps_ahead(self, lane: int) -> int:
+        return self.decode.steps_ahead(lane)
+
+    def end_lane_steps(
+        self, lane: int, steps: int, first_end_s: float, ended_s: float, last_s: float
+    ) -> None:
+        self.decode.end_steps(steps, first_end_s, ended_s, last_s, lane)
 
     def decode_shape(self, lane: int = 0) -> tuple[int, int]:
         return self.decode.shape(lane)

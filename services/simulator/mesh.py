@@ -14,6 +14,16 @@ from services.simulator.gateway import SimulatedGateway
 from services.simulator.hardware import ComputedWork
 from services.simulator.network import Network
 
+OWN_POOL = b""
+"""The endpoint of an instance's own memory; of others it is their name. Nobody opens a modelled one."""
+
+
+def receivers_of(pull: PullKV) -> list[InstanceId]:
+    """Over whose links its KV comes."""
+    endpoints = (each.endpoint for each in pull.destinations)
+    return [InstanceId(each.decode()) if each else pull.decode_instance for each in endpoints]
+
+
 PullAnswer = Callable[[KVDelivered | RequestError], None]
 
 

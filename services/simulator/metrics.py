@@ -20,10 +20,17 @@ from common.latency import (
     tpot_s,
     ttft_s,
 )
+from services.simulator.attention_engine import AttentionEngine
 from services.simulator.cluster import Cluster
 from services.simulator.config import Pool
 from services.simulator.gaps import GapCounts
-from services.simulator.hardware import HardwareMetrics, PoolHardware, hardware_of, pool_hardware
+from services.simulator.hardware import (
+    HardwareMetrics,
+    PoolDevices,
+    PoolHardware,
+    hardware_of,
+    pool_hardware,
+)
 from services.simulator.instance import SimulatedInstance
 from services.simulator.records import OUTCOMES, Records
 
@@ -57,6 +64,21 @@ class PoolMetrics(msgspec.Struct, frozen=True):
     swaps: int
 
 
+class AttentionMetrics(msgspec.Struct, frozen=True):
+    """Of attention workers and the decode instances over them; shares are of the run's time. ``busiest``: of
+    one worker. ``replicas_busy``: of the model replicas, on average. ``network_hidden``: the share of all
+    exchanges' time, one after another, by which steps did not become longer. ``moves``: of sequences from one
+    worker to another."""
+
+    workers: int
+    busy: float
+    busiest: float
+    replicas_busy: float
+    network_s: float
+    network_hidden: float
+    moves: int
+
+
 class Metrics(msgspec.Struct, frozen=True):
     """``tbt_s``: percentiles (``common.latency.REPORTED_PERCENTILES``) of all gaps between tokens, within 1
     %. ``second_token_s``: from the first token to the second, the hand-over with it. ``elapsed_s``: from the
@@ -80,6 +102,7 @@ class Metrics(msgspec.Struct, frozen=True):
     attainment: Attainment | None
     goodput_per_s: float | None
     pools: tuple[PoolMetrics, ...]
+    attention: AttentionMetrics | None
     hardware: HardwareMetrics
     events: int
     digest: str
@@ -121,6 +144,7 @@ def measure(cluster: Cluster, objectives: ServiceObjectives | None = None) -> Me
         attainment=attainment,
         goodput_per_s=None if met is None or elapsed_s <= 0 else goodput_per_s(met, elapsed_s),
         pools=tuple(_pools(cluster, first_s, last_s)),
+        attention=_attention(cluster, elapsed_s),
         hardware=hardware_of(list(_hardware(cluster, first_s, last_s)), len(done), elapsed_s),
         events=cluster.clock.events,
         digest=records.digest(),
@@ -180,7 +204,33 @@ def _hardware(cluster: Cluster, first_s: float, last_s: float) -> Iterator[PoolH
         work, busy_s = [each.work for each in engines], math.fsum(each.busy.all_s for each in engines)
         element_bytes = simulated.cluster.element_bytes
         instances = _mean_instances(cluster, pool, first_s, last_s)
-        yield pool_hardware(pool, simulated.shape, element_bytes, instances, work, busy_s, elapsed_s)
+        devices = PoolDevices.of(pool)
+        yield pool_hardware(devices, simulated.shape, element_bytes, instances, work, busy_s, elapsed_s)
+    workers = cluster.workers
+    if workers is not None:
+        config, use = workers.pool.config, workers.use
+        devices = PoolDevices(config.name, config.device, config.devices)
+        had = (config.count, [use.work], math.fsum(use.busy_s.values()), elapsed_s)
+        yield pool_hardware(devices, simulated.shape, element_bytes, *had)
+
+
+def _attention(cluster: Cluster, elapsed_s: float) -> AttentionMetrics | None:
+    workers = cluster.workers
+    if workers is None or elapsed_s <= 0:
+        return None
+    busy_s, users = workers.use.busy_s, [each for each in cluster.lives if each.pools is not None]
+    engines = [each.engine for each in users if isinstance(each.engine, AttentionEngine)]
+    sent_s = math.fsum(each.network.sent_s for each in engines)
+    exposed_s = math.fsum(each.network.exposed_s for each in engines)
+    return AttentionMetrics(
+        workers=workers.pool.config.count,
+        busy=math.fsum(busy_s.values()) / (elapsed_s * workers.pool.config.count),
+        busiest=max(busy_s.values(), default=0.0) / elapsed_s,
+        replicas_busy=_mean(math.fsum(each.busy.decode_s for each in engines), len(engines)) / elapsed_s,
+        network_s=sent_s,
+        network_hidden=1.0 - exposed_s / sent_s if sent_s > 0 else 0.0,
+        moves=sum(each.decode.moves for each in users),
+    )
 
 
 def _pools(cluster: Cluster, first_s: float, last_s: float) -> Iterator[PoolMetrics]:

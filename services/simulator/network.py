@@ -1,7 +1,8 @@
 """What services tell each other, and over which links instances' KV goes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from common.ids import InstanceId
 from services.simulator.clock import Clock
@@ -53,14 +54,26 @@ class Network:
     def send_kv(
         self,
         sender: InstanceId,
-        receiver: InstanceId,
-        nbytes: int,
+        receivers: Sequence[InstanceId],
+        nbytes: float,
         done: Callable[[], None],
         fail: Callable[[], None],
     ) -> None:
-        """``fail``: it does not arrive."""
-        links = (self.adapters[sender].outward, self.adapters[receiver].inward)
-        self.links.send(links, nbytes, done, fail)
+        """To each an equal part: the heads that it holds. ``done`` when all have arrived; ``fail``: one does
+        not."""
+        left, has_failed = len(receivers), False
+
+        def end(*, is_there: bool) -> None:
+            nonlocal left, has_failed
+            left -= 1
+            has_failed |= not is_there
+            if left == 0:
+                (fail if has_failed else done)()
+
+        for receiver in receivers:
+            links = (self.adapters[sender].outward, self.adapters[receiver].inward)
+            ends = partial(end, is_there=True), partial(end, is_there=False)
+            self.links.send(links, nbytes / len(receivers), *ends)
 
     def pace(self, instance_id: InstanceId, share: float) -> None:
         """Its links have so much of the bandwidth that they came with."""

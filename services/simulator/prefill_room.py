@@ -27,7 +27,7 @@ from prefill import events
 from prefill.sequence import ROOM
 from prefill.state import PrefillState
 from services.simulator.gateway import END_TOKEN, TOKEN
-from services.simulator.mesh import Engine, Mesh, PullAnswer
+from services.simulator.mesh import Engine, Mesh, PullAnswer, receivers_of
 from services.simulator.prefixes import InstancePrefixes
 
 DRAWN, ENDING = SampledToken(TOKEN), SampledToken(END_TOKEN)
@@ -209,7 +209,7 @@ class PrefillRoom:
                 error = ErrorReply(HandoverFailed.code, "the transfer failed")
                 self._handle_amid_chunk(events.SendFailed(owner, error))
 
-        self.mesh.network.send_kv(self.state.instance_id, pull.decode_instance, nbytes, arrive, fail)
+        self.mesh.network.send_kv(self.state.instance_id, receivers_of(pull), nbytes, arrive, fail)
 
     def _answer_pull(self, command: events.AnswerPull) -> None:
         answer, told = self._pulls.pop((command.owner, command.portion)), command.answer

@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from itertools import islice
 
 from common.errors import ServiceError
+from common.messages import has_phase
 from services.bench.arrivals import make_arrivals
 from services.bench.traces import Trace
 from services.simulator.cluster import Cluster, make_cluster
 from services.simulator.config import Simulated
 from services.simulator.life import begin_life
 from services.simulator.records import request_id_of
+from services.simulator.shape import attended_tokens
 from services.simulator.timeline import SimulatedTimeline
 
 LITTLE_TOLERANCE = 1e-6
@@ -133,6 +135,7 @@ def check_conserved(cluster: Cluster) -> None:
             raise SimulationError(f"{name} keeps {blocks.total_blocks - blocks.free_blocks} blocks")
         if instance.decode_state.swapping.host.used_blocks:
             raise SimulationError(f"{name} keeps blocks of its host's memory")
+    _check_workers(cluster)
     _check_times(cluster)
     sojourn_s = math.fsum(
         end_s - arrival_s for end_s, arrival_s in zip(records.end_s, records.arrival_s, strict=True)
@@ -142,6 +145,23 @@ def check_conserved(cluster: Cluster) -> None:
             f"Little's law is broken: requests were there for {sojourn_s} s in sum, and"
             f" {gateway.waiting_s} s were counted"
         )
+
+
+def _check_workers(cluster: Cluster) -> None:
+    """Whatever was attended to some worker has read, once."""
+    workers, records = cluster.workers, cluster.records
+    if workers is None:
+        return
+    workers.check()
+    decoding = [each for each in cluster.instances.values() if has_phase(each.record.role, "decode")]
+    is_plain = all(each.pools is not None and not each.decode_state.preempted for each in decoding)
+    if not is_plain or cluster.gateway.continuations or sum(records.attempts) != len(records):
+        return
+    attended = 0
+    for prompt, drawn in zip(records.prompt_tokens, records.drawn_tokens, strict=True):
+        attended += attended_tokens(1, prompt + 1, drawn - 1) if drawn else 0
+    if workers.use.work.pairs != attended:
+        raise SimulationError(f"workers read {workers.use.work.pairs} tokens, where {attended} were needed")
 
 
 def _check_times(cluster: Cluster) -> None:

@@ -38,6 +38,14 @@ def summary_of(metrics: Metrics) -> list[str]:
     if metrics.attainment is not None and metrics.goodput_per_s is not None:
         share = metrics.attainment.share
         lines.append(f"{share:.1%} met every objective: goodput {metrics.goodput_per_s:.2f} requests/s")
+    attention = metrics.attention
+    if attention is not None:
+        lines.append(
+            f"{attention.workers} attention workers busy {attention.busy:.1%} (one of them"
+            f" {attention.busiest:.1%}), model replicas {attention.replicas_busy:.1%};"
+            f" {attention.network_hidden:.1%} of {attention.network_s:.1f} s between them hidden,"
+            f" {attention.moves} moves"
+        )
     hardware = metrics.hardware
     lines.append(
         f"{_known(hardware.requests_per_usd, '{:,.1f}')} requests per dollar,"

@@ -24,6 +24,8 @@ from services.simulator.engine import EnginePass
 from services.simulator.records import Records, request_id_of
 
 DECODE_STEPS = define("decode steps", "step", "sequences", "context tokens", "steps")
+LANE = "/"
+"""Between an instance's name and its lane's number."""
 MIXED_STEP = define("mixed step", "step", "prompts", "tokens", "sequences", "context tokens")
 
 
@@ -78,6 +80,10 @@ class SimulatedTimeline:
             self.add(service, MIXED_STEP, *times, *chunk, *rows_beside, requests=requests)
         else:
             self.add(service, PREFILL_STEP, *times, *chunk, requests=requests)
+
+    def add_lane_pass(self, instance_id: InstanceId, lane: int, done: EnginePass) -> None:
+        """Of one of several batches that are computed at once."""
+        self.add_pass(InstanceId(f"{instance_id}{LANE}{lane}"), done)
 
     def add_transfer(
         self, sender: InstanceId, pull: PullKV, nbytes: int, layers: range, began_s: float, ended_s: float

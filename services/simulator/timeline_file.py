@@ -5,7 +5,7 @@ from pathlib import Path
 from services.output_files import write_whole
 from services.simulator.cluster import Cluster
 from services.simulator.gateway import GATEWAY
-from services.simulator.timeline import SimulatedTimeline
+from services.simulator.timeline import LANE, SimulatedTimeline
 from services.tracing.collect import Clock, MeshTrace, ServiceTrace
 from services.tracing.file import chrome_trace
 from services.tracing.layout import lay_out
@@ -23,7 +23,9 @@ def mesh_trace(cluster: Cluster, timeline: SimulatedTimeline) -> MeshTrace:
     """An instance's kind is the role that it ended with."""
     kinds = {str(each.instance_id): each.role for each in cluster.lives}
     services = tuple(
-        ServiceTrace(name, kinds.get(name, "gateway"), "simulated", number, ONE_CLOCK, recording)
+        ServiceTrace(
+            name, kinds.get(name.partition(LANE)[0], "gateway"), "simulated", number, ONE_CLOCK, recording
+        )
         for number, (name, recording) in enumerate(timeline.recordings().items(), 1)
     )
     return MeshTrace(0, timeline.ended_ns, services, silent=())

@@ -38,3 +38,9 @@ class LinearPerformance(
         attended = attended_tokens(sequences, context_tokens, steps)
         context_s = self.per_context_token_s * attended
         return steps * (self.step_s + self.per_sequence_s * sequences) + context_s
+
+    def model_s(self, sequences: int) -> float:
+        return self.step_s + self.per_sequence_s * sequences
+
+    def attention_s(self, sequences: int, context_tokens: int) -> float:
+        return self.per_context_token_s * context_tokens

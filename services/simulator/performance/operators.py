@@ -71,6 +71,12 @@ class OperatorModel:
         attention_s = self._decode.of(sequences).total(context_tokens / sequences, steps)
         return attention_s + steps * (self._rows_s(sequences) + self._heads.at(sequences))
 
+    def model_s(self, sequences: int) -> float:
+        return self._rows_s(sequences) + self._heads.at(sequences)
+
+    def attention_s(self, sequences: int, context_tokens: int) -> float:
+        return self._decode.of(sequences).at(context_tokens / sequences)
+
     def _chunks_s(self, chunks: Chunks) -> float:
         """Attention of all chunks."""
         before, tokens = self._operators.equivalent_chunk(chunks)

@@ -100,6 +100,13 @@ class LawModel:
             end = min(steps, math.floor(-first / rise) + 1)
         return max(0.0, (end - begin) * (first + rise * (begin + end - 1) / 2))
 
+    def model_s(self, sequences: int) -> float:
+        _, per_sequence, step_s = self._step
+        return max(0.0, per_sequence * sequences + step_s)
+
+    def attention_s(self, sequences: int, context_tokens: int) -> float:
+        return max(0.0, self._step[0] * context_tokens / TOKENS)
+
 
 class TableModel:
     """Between the profile's cases, by a regression. What any pass costs is the laws' fixed part: of several

@@ -91,6 +91,12 @@ class RooflineModel:
             sequences, context_tokens, steps
         )
 
+    def model_s(self, sequences: int) -> float:
+        return self._rows_s(sequences, sequences)
+
+    def attention_s(self, sequences: int, context_tokens: int) -> float:
+        return self._decode_attention_s(sequences, context_tokens)
+
     def _rows_s(self, rows: int, heads: int) -> float:
         computing_s = rows * self._row_s + heads * self._head_s
         memory_s = self._weights_s[0] + rows * self._weights_s[1]

@@ -4,7 +4,7 @@ import ast
 from pathlib import Path
 from typing import get_args
 
-from decode.events import DecodeCommand, InheritSequence, MoveSequence
+from decode.events import DecodeCommand, InheritSequence
 from prefill.events import PrefillCommand
 from services.simulator import decode_room, prefill_room
 from tests.test_house import REPOSITORY, dotted, imports_of, name_of, tree_of
@@ -22,6 +22,10 @@ MADE_BY_DECISIONS = {
     "AnswerPull",
     "SwapOut",
     "SwapIn",
+    "MoveSequence",
+    "StartServing",
+    "KeepKV",
+    "ExchangeShape",
     "SeekHome",
     "SeekDecode",
     "HandOn",
@@ -50,6 +54,11 @@ CHANGES_BY_DECISIONS = {
     "unbook",
     "discard",
     "give_back",
+    "add_pool",
+    "lose_pool",
+    "close_pool",
+    "remove_pool",
+    "pool_for_newcomer",
 }
 """What only a state does to its own books."""
 
@@ -62,6 +71,7 @@ POLICIES_USED = {
     "scheduler.policy.roles.RoleChange",
     "scheduler.policy.roles.RolePolicy",
     "scheduler.policy.roles.role_policy",
+    "scheduler.policy.staggering.Staggering",
 }
 """As the live services use them: given to a state, or asked where a service asks."""
 
@@ -96,9 +106,9 @@ def test_it_makes_no_value_that_a_decision_makes() -> None:
 
 
 def test_it_carries_out_every_command() -> None:
-    """But for what only instances are asked whose KV lies on attention workers."""
+    """But for KV that attention workers keep of a decode instance that is gone: nobody asks for it there."""
     assert {*prefill_room.COMMANDS} == {*get_args(PrefillCommand)}
-    assert {*get_args(DecodeCommand)} - {*decode_room.COMMANDS} == {InheritSequence, MoveSequence}
+    assert {*get_args(DecodeCommand)} - {*decode_room.COMMANDS} == {InheritSequence}
 
 
 def test_it_uses_policies_as_the_services_do() -> None:

@@ -1,0 +1,327 @@
+"""A decode instance's engine in virtual time where its KV lies on attention workers: a batch a lane, which
+take turns on model replicas and share the workers (``decode.pipeline`` and ``attention.engine`` live).
+
+Batches get on as fast as what they share lets them (``attention_rates``): a lane's step takes as long as its
+layers do at that pace. A lane's steps that follow on one another are one event, and what reaches the instance
+meanwhile cuts them, as in ``engine``. Whoever begins, ends or changes in size sets the pace of all anew who
+share workers with it.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Protocol
+
+from prefill.events import RunChunk
+from scheduler.policy.staggering import Staggering
+from services.simulator.attention_cost import AttentionCost, LayerCost, Rows
+from services.simulator.attention_rates import Demand, demand_of, layer_rates
+from services.simulator.clock import Clock, Timer
+from services.simulator.conditions import SlowedPerformance
+from services.simulator.engine import BusyTime, EnginePass, EngineSettings
+from services.simulator.hardware import ComputedWork
+from services.simulator.step_times import StepTimes
+
+HAIR = 1e-9
+"""Of a step: less than that is not left of one."""
+
+
+class Lanes(Protocol):
+    """Whose steps it computes."""
+
+    def lane_rows(self, lane: int) -> Rows:
+        """Of the step that is due."""
+        ...
+
+    def lane_steps_ahead(self, lane: int) -> int:
+        """Of the step that is computed."""
+        ...
+
+    def end_lane_steps(
+        self, lane: int, steps: int, first_end_s: float, ended_s: float, last_s: float
+    ) -> None: ...
+
+
+@dataclass(slots=True)
+class WorkerUse:
+    """Seconds of attention of each worker, and what all of them computed."""
+
+    busy_s: dict[str, float] = field(default_factory=dict)
+    work: ComputedWork = field(default_factory=ComputedWork)
+
+
+@dataclass(slots=True)
+class NetworkTime:
+    """Seconds of all steps' exchanges, one after another, and by how much they made steps longer."""
+
+    sent_s: float = 0.0
+    exposed_s: float = 0.0
+
+
+@dataclass(slots=True, eq=False)
+class Course:
+    """A lane's steps: ``steps`` of the same ``rows``, of which so many are ``done`` at ``since_s``, and a
+    ``fraction`` of the next. ``times``: from step number ``first`` on, at the pace of now. ``exposed``: the
+    share of time that the network adds."""
+
+    engine: "AttentionEngine"
+    lane: int
+    rows: Rows
+    steps: int
+    since_s: float
+    began_s: float
+    step_began_s: float
+    done: int = 0
+    fraction: float = 0.0
+    first_end_s: float = 0.0
+    last_s: float = 0.0
+    first: int = 0
+    times: StepTimes | None = None
+    exposed: float = 0.0
+    timer: Timer | None = None
+
+    def layer_cost(self, steps_on: int) -> LayerCost:
+        """Of the step that is so many after the present one."""
+        rows = tuple(each.grown(self.done + steps_on) for each in self.rows)
+        return self.engine.cost.layer(rows, self.engine.workers)
+
+    def demand(self, steps_on: int, *, is_offline: bool = False) -> Demand:
+        engine = self.engine
+        return demand_of(self.layer_cost(steps_on), engine.turns, engine, is_offline=is_offline)
+
+    def end_s(self, steps: int) -> float:
+        """When so many, at least one more than are done, have ended."""
+        assert self.times is not None
+        whole_s = self.times.until(steps - self.first) - self.times.until(self.done - self.first)
+        return self.since_s + whole_s - self.fraction * self._step_s(self.done)
+
+    def advance(self, now: float) -> None:
+        """What has been computed by now, at the pace until now."""
+        if self.times is None or now <= self.since_s:
+            return
+        elapsed_s = now - self.since_s
+        self.engine.network.exposed_s += self.exposed * elapsed_s
+        begun_s = self.times.until(self.done - self.first) + self.fraction * self._step_s(self.done)
+        done = min(self.steps, self.first + self.times.done_by((begun_s + elapsed_s) * (1 + 1e-12)))
+        if done > self.done:
+            if self.done == 0:
+                self.first_end_s = self.end_s(1)
+            last_end_s = self.end_s(done)
+            before_s = self.end_s(done - 1) if done - 1 > self.done else self.step_began_s
+            self.last_s, self.step_began_s = last_end_s - before_s, last_end_s
+            self.done, self.fraction = done, 0.0
+            elapsed_s = max(0.0, now - last_end_s)
+        if self.done < self.steps:
+            self.fraction += elapsed_s / self._step_s(self.done)
+            if self.fraction > 1 - HAIR:
+                self.first_end_s = self.first_end_s if self.done else now
+                self.last_s, self.step_began_s = now - self.step_began_s, now
+                self.done, self.fraction = self.done + 1, 0.0
+        self.since_s = now
+
+    def _step_s(self, step: int) -> float:
+        assert self.times is not None
+        place = min(step - self.first, self.times.steps - 1)
+        return self.times.until(place + 1) - self.times.until(place)
+
+
+@dataclass(slots=True)
+class SharedPace:
+    """Of all who use the same workers: their courses."""
+
+    clock: Clock
+    courses: list[Course] = field(default_factory=list)
+    _is_stale: bool = False
+
+    def add(self, course: Course) -> None:
+        self.courses.append(course)
+        self._is_stale = True
+
+    def remove(self, course: Course) -> None:
+        if course.timer is not None:
+            self.clock.cancel(course.timer)
+        self.courses.remove(course)
+        self._is_stale = True
+
+    def note_changed(self) -> None:
+        self._is_stale = True
+
+    def settle(self) -> None:
+        """Sets the pace anew, if anything has changed since it was."""
+        if not self._is_stale:
+            return
+        self._is_stale = False
+        now = self.clock.now
+        for course in self.courses:
+            course.advance(now)
+        looked: dict[int, list[float]] = {}
+        offline_s = [1.0 / rate for rate in self._rates(0, is_offline=True)] if self.courses else []
+        for index, course in enumerate(self.courses):
+            if course.timer is not None:
+                self.clock.cancel(course.timer)
+            if course.done >= course.steps:
+                course.timer = self.clock.at(now, partial(course.engine.end, course))
+                continue
+            course.first = course.done
+            course.times = StepTimes(partial(self._step_s, looked, index), course.steps - course.done)
+            layer_s = self._step_s(looked, index, 0) / course.engine.cost.layers
+            course.exposed = max(0.0, 1.0 - offline_s[index] / layer_s)
+            course.timer = self.clock.at(course.end_s(course.steps), partial(course.engine.end, course))
+
+    def _step_s(self, looked: dict[int, list[float]], index: int, steps_on: int) -> float:
+        if steps_on not in looked:
+            looked[steps_on] = self._rates(steps_on)
+        return self.courses[index].engine.cost.layers / looked[steps_on][index]
+
+    def _rates(self, steps_on: int, *, is_offline: bool = False) -> list[float]:
+        """Where all are so many steps further on."""
+        return layer_rates([each.demand(steps_on, is_offline=is_offline) for each in self.courses])
+
+
+@dataclass(slots=True, eq=False)
+class AttentionEngine:
+    """``workers``: of each KV pool. ``turns``: of the lanes on model replicas."""
+
+    clock: Clock
+    lanes: Lanes
+    cost: AttentionCost
+    turns: Staggering
+    pace: SharedPace
+    workers: dict[int, tuple[str, ...]]
+    use: WorkerUse
+    note_pass: Callable[[int, EnginePass], None] | None = None
+    busy: BusyTime = field(default_factory=BusyTime)
+    work: ComputedWork = field(default_factory=ComputedWork)
+    network: NetworkTime = field(default_factory=NetworkTime)
+    passes: int = 0
+    _courses: dict[int, Course] = field(default_factory=dict)
+    _begun: dict[int, Course] = field(default_factory=dict)
+    _is_dead: bool = False
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._courses
+
+    def die(self) -> None:
+        self._is_dead = True
+        for course in self._courses.values():
+            self.pace.remove(course)
+        self._courses.clear()
+        self.pace.settle()
+
+    def wait_chunk(self, chunk: RunChunk) -> None:
+        raise ValueError("an instance without KV of its own computes no prompts")
+
+    def change_settings(self, settings: EngineSettings) -> None:
+        """Of what is said there an instance's own slowness counts; from now on."""
+        performance = settings.performance
+        slowness = performance.times if isinstance(performance, SlowedPerformance) else 1.0
+        if slowness != self.cost.slowness:
+            self.cost = replace(self.cost, slowness=slowness)
+            self.pace.note_changed()
+            self.pace.settle()
+
+    def untold_steps(self) -> int:
+        """An instance over workers catches up before it reports."""
+        return 0
+
+    def layers_done(self) -> int:
+        return 0
+
+    def look_at_layers(self) -> None:
+        """There are no chunks."""
+
+    def wait_step(self, lane: int = 0) -> None:
+        """The lane's next one, which begins at once: where the one before it ended, if that was in the
+        past."""
+        if self._is_dead:
+            return
+        now = self.clock.now
+        course = Course(self, lane, self.lanes.lane_rows(lane), 1, now, now, now)
+        before = self._begun.pop(lane, None)
+        if before is not None:
+            course.fraction = before.fraction
+            course.began_s = course.step_began_s = before.step_began_s
+        self.passes += 1
+        self._courses[lane] = course
+        self.pace.add(course)
+
+    def catch_up(self) -> None:
+        """Tells what has been computed by now of steps that run on."""
+        now = self.clock.now
+        for course in self._courses.values():
+            course.advance(now)
+        told = sorted(
+            (each for each in self._courses.values() if each.done), key=lambda each: each.step_began_s
+        )
+        for course in told:
+            if course.done < course.steps:
+                self._tell(course)
+        # Those that have come to their ends change what others do: first comes what was before that.
+        over = [each for each in told if each.done == each.steps]
+        for course in over if len(over) == 1 else [self._tell_all_but_last(each) for each in over]:
+            self._tell(course)
+
+    def _tell_all_but_last(self, course: Course) -> Course:
+        """The last step, which is over, too."""
+        if course.done == 1:
+            return course
+        lane, ended_s = course.lane, course.step_began_s
+        course.done -= 1
+        course.step_began_s -= course.last_s
+        rows, began_s = tuple(each.grown(course.done) for each in course.rows), course.step_began_s
+        self._tell(course)
+        self.pace.remove(self._courses[lane])
+        last = Course(self, lane, rows, 1, self.clock.now, began_s, ended_s, 1, 0.0, ended_s, course.last_s)
+        self._courses[lane] = last
+        self.pace.add(last)
+        return last
+
+    def look_ahead(self) -> None:
+        """After an event: whether steps run on for as long as it seemed."""
+        for lane, course in self._courses.items():
+            steps = max(course.done, self.lanes.lane_steps_ahead(lane))
+            if steps != course.steps:
+                course.steps = steps
+                self.pace.note_changed()
+        self.pace.settle()
+
+    def end(self, course: Course) -> None:
+        """Its last step ends now."""
+        self.catch_up()
+        if self._courses.get(course.lane) is course:
+            # By less than a hair's breadth it has not.
+            self.pace.note_changed()
+        self.look_ahead()
+
+    def _tell(self, course: Course) -> None:
+        lane, steps = course.lane, course.done
+        del self._courses[lane]
+        self.pace.remove(course)
+        self._count(course)
+        self._begun[lane] = course
+        times = (course.first_end_s, course.step_began_s, course.last_s)
+        self.lanes.end_lane_steps(lane, steps, *times)
+        self._begun.pop(lane, None)
+
+    def _count(self, course: Course) -> None:
+        """What its steps that are done used."""
+        steps, layers = course.done, self.cost.layers
+        sequences = sum(each.sequences for each in course.rows)
+        first, last = (
+            self.cost.layer(tuple(each.grown(on) for each in course.rows), self.workers)
+            for on in (0, steps - 1)
+        )
+        self.busy.decode_s += steps * layers * first.slice_s / self.turns.replicas
+        self.network.sent_s += steps * layers * first.sent_s
+        self.work.add_rows(sequences, steps)
+        busy_s = self.use.busy_s
+        for one, other in zip(first.shares, last.shares, strict=True):
+            seconds = steps * layers * (one.attention_s + other.attention_s) / 2
+            busy_s[one.worker] = busy_s.get(one.worker, 0.0) + seconds
+        for each in course.rows:
+            self.use.work.add_attention(each.sequences, each.context_tokens, steps)
+        if self.note_pass is not None:
+            context = sum(each.context_tokens for each in course.rows)
+            times = (course.began_s, course.step_began_s)
+            self.note_pass(course.lane, EnginePass(*times, None, sequences, context, steps))
