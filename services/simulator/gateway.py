@@ -37,7 +37,7 @@ RECORD = ServiceRecord(
 TOKEN, END_TOKEN = 0, 1
 """All that is ever drawn: a token, and that which ends an output before its ``max_tokens``."""
 NO_WAIT_RETRY_S = 1.0
-PROMPTS_KEPT = 1 << 12
+PROMPTS_KEPT = 1 << 10
 """Lengths of prompts."""
 
 
