@@ -274,16 +274,12 @@ def test_without_a_worker_in_reserve_sequences_wait_for_its_next_life() -> None:
 # configurations
 
 
-def test_laminas_machines_hold_the_batch_that_its_paper_states() -> None:
-    """Disaggregation, 6.1: on Azure's conversations LLaMA3-70B's "attainable batch size reaches 800 for
-    DOP = (2, 4)", 2.39 times vLLM's on average over models and traces."""
-    context_tokens = 1154.7 + 211.1 / 2
-    homogeneous, lamina = (
-        load_simulated(REPOSITORY / "bench" / name).pools[1].total_blocks * 16 / context_tokens
-        for name in ("lamina_h100x4.toml", "lamina_dop24.toml")
-    )
-    assert lamina == pytest.approx(800, rel=0.05)
-    assert lamina / homogeneous == pytest.approx(2.39, rel=0.05)
+def test_laminas_machines_hold_about_the_batch_that_its_paper_states() -> None:
+    """Disaggregation, 6.1: LLaMA3-70B's "attainable batch size reaches 800 for DOP = (2, 4)". Of which trace
+    it does not say: with the mean context of Azure-Conv it is this."""
+    lamina = load_simulated(REPOSITORY / "bench" / "lamina_dop24.toml")
+    blocks, block_size = lamina.pools[1].total_blocks, lamina.pools[1].settings.instance.block_size
+    assert blocks * block_size / (1154.7 + 211.1 / 2) == pytest.approx(800, rel=0.05)
 
 
 @pytest.mark.parametrize(
