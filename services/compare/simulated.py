@@ -29,6 +29,7 @@ from services.bench.prompts import BodyTemplate, TokenIdPrompts
 from services.compare.comparison import (
     Candidate,
     Comparison,
+    InstanceRole,
     Offer,
     bench_config,
     settings_of,
@@ -42,7 +43,7 @@ from services.simulator.run import Load, Offered, simulate
 NOWHERE, UNREAD = "http://127.0.0.1", Path("lengths.jsonl")
 MEASURES = ("ttft", "tpot", "end_to_end")
 EMULATED = ModelShape("emulated", 1, 1, 1, 1, 1, 1, 1, 1, 0)
-"""An emulated engine's: its KV has a byte a token."""
+"""An emulated engine's: its KV is a few bytes a token."""
 PROBE_S = 1e-3
 """How much longer messages are made, to see how many of them come before a first token."""
 
@@ -151,21 +152,19 @@ class Simulation:
     def simulated(self, candidate: Candidate, overhead: Overhead) -> Simulated:
         """The candidate's mesh. Raises ConfigError for what cannot be simulated."""
         settings = settings_of(self.comparison, candidate, UNREAD)
+        workers = candidate.instances.get("attention", 0)
+        if workers:
+            instance = {**settings.get("instance", {}), "attention_workers": workers}
+            settings = {**settings, "instance": instance}
         config = config_from_tree(settings)
-        shape, element_bytes, tokens = _memory_of(config)
+        shape, element_bytes = _model_of(config)
         cluster = {
             "shape": dataclasses.asdict(shape),
             "element_bytes": element_bytes,
             "hop_s": overhead.hop_s,
         }
         pools = [
-            {
-                "name": role,
-                "role": role,
-                "count": count,
-                "kv_tokens": tokens,
-                "performance": _performance(config, overhead),
-            }
+            _pool(role, count, config, shape, element_bytes, overhead)
             for role, count in candidate.instances.items()
             if count
         ]
@@ -191,15 +190,35 @@ def _performance(config: Config, overhead: Overhead) -> dict[str, Any]:
     }
 
 
-def _memory_of(config: Config) -> tuple[ModelShape, int, int]:
-    """The model, bytes of an element of its KV, and tokens of KV that an instance holds."""
-    block_size = config.instance.block_size
+def _pool(
+    role: InstanceRole, count: int, config: Config, shape: ModelShape, element_bytes: int, overhead: Overhead
+) -> dict[str, Any]:
+    """Attention workers hold decode instances' KV, whose own passes are then the rest of the model's."""
+    performance = _performance(config, overhead)
+    pool: dict[str, Any] = {"name": role, "role": role, "count": count, "performance": performance}
+    if config.instance.attention_workers and role in ("decode", "attention"):
+        pool["performance"] = performance if performance["kind"] == "linear" else {**performance, "by": "law"}
+        if role == "decode":
+            return pool
+        return pool | {"kv_tokens": _tokens_in(config.attention.kv_bytes, config, shape, element_bytes)}
     if config.instance.engine != "model":
-        return EMULATED, 1, config.emulation.total_blocks * block_size
-    shape = read_shape(str(model_directory(config.model)))
-    element_bytes = ELEMENT_BYTES[precision_of(config.model).compute]
+        return pool | {"kv_tokens": config.emulation.total_blocks * config.instance.block_size}
+    return pool | {"kv_tokens": _tokens_in(config.instance.kv_bytes, config, shape, element_bytes)}
+
+
+def _tokens_in(kv_bytes: int, config: Config, shape: ModelShape, element_bytes: int) -> int:
+    """Of whole blocks."""
+    block_size = config.instance.block_size
     layout = KVLayout(shape.layers, shape.kv_heads, shape.head_dim, block_size, element_bytes)
-    return shape, element_bytes, config.instance.kv_bytes // layout.block_bytes * block_size
+    return kv_bytes // layout.block_bytes * block_size
+
+
+def _model_of(config: Config) -> tuple[ModelShape, int]:
+    """And the bytes of an element of its KV."""
+    if config.instance.engine != "model":
+        return EMULATED, 2
+    shape = read_shape(str(model_directory(config.model)))
+    return shape, ELEMENT_BYTES[precision_of(config.model).compute]
 
 
 def _median(distribution: Distribution | None) -> float:

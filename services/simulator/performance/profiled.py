@@ -70,12 +70,14 @@ def profile_held_out(profile: Profile, by: ProfileFit) -> tuple[HeldOutError, ..
 
 
 class LawModel:
-    """The profile's laws: straight lines over tokens, pairs, sequences and contexts."""
+    """The profile's laws: straight lines over tokens, pairs, sequences and contexts. Every pass takes
+    ``overhead_s`` longer."""
 
     stages = 1
 
-    def __init__(self, chunk_time: FittedTime, step_time: FittedTime) -> None:
-        self._chunk, self._step = chunk_time.coefficients, step_time.coefficients
+    def __init__(self, chunk_time: FittedTime, step_time: FittedTime, overhead_s: float = 0.0) -> None:
+        (*chunk_parts, chunk_s), (*step_parts, step_s) = chunk_time.coefficients, step_time.coefficients
+        self._chunk, self._step = (*chunk_parts, chunk_s + overhead_s), (*step_parts, step_s + overhead_s)
 
     def pass_s(self, shape: PassShape) -> float:
         per_context, per_sequence, _ = self._step
@@ -144,9 +146,9 @@ class TableModel:
 
 @dataclass(frozen=True, slots=True)
 class WithOverhead:
-    """A model whose passes take longer by what their process does between two of them."""
+    """A table whose passes take longer by what their process does between two of them."""
 
-    model: PerformanceModel
+    model: TableModel
     pass_overhead_s: float
 
     @property
@@ -161,7 +163,9 @@ class WithOverhead:
 
 
 def profile_model(profile: Profile, by: ProfileFit, overhead_s: float = 0.0) -> PerformanceModel:
-    model = LawModel(profile.chunk_time, profile.step_time) if by == "law" else TableModel(profile, by)
+    if by == "law":
+        return LawModel(profile.chunk_time, profile.step_time, overhead_s)
+    model = TableModel(profile, by)
     return WithOverhead(model, overhead_s) if overhead_s else model
 
 

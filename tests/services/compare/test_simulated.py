@@ -70,3 +70,16 @@ def test_without_a_calibration_nothing_is_simulated() -> None:
     nameless = Simulation(msgspec.structs.replace(COMPARISON, calibration=None))
     with pytest.raises(ConfigError, match="must name a workload"):
         nameless.pairs([live(BUSY, TRUE)])
+
+
+def test_attention_workers_hold_the_kv_of_decode_instances() -> None:
+    apart = Candidate(name="apart", instances={"prefill": 1, "decode": 1, "attention": 1})
+    simulated = SIMULATION.simulated(apart, TRUE)
+    assert [each.config.name for each in simulated.pools] == ["prefill", "decode"]
+    assert simulated.attention is not None
+    assert simulated.attention.config.count == 1
+    # Steps take what they do beside their KV, but for the exchange.
+    split, other = (SIMULATION.run(each, ALONE, 0, TRUE).tpot for each in (SPLIT, apart))
+    assert split is not None
+    assert other is not None
+    assert other.mean_s == pytest.approx(split.mean_s, rel=0.02)

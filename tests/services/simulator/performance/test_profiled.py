@@ -84,6 +84,15 @@ def test_on_a_machine_that_follows_its_laws_both_say_the_same(by: ProfileFit) ->
     assert_more_takes_longer(model)
 
 
+@pytest.mark.parametrize("by", ["law", "linear"])
+def test_what_a_process_takes_beside_its_model_is_of_every_pass(by: ProfileFit) -> None:
+    bare, model = profile_model(made(), by), profile_model(made(), by, 0.003)
+    for shape in (PassShape((), 5, 3500), PassShape(((0, 256), (0, 64))), PassShape(((0, 64),), 8, 4000)):
+        assert model.pass_s(shape) == pytest.approx(bare.pass_s(shape) + 0.003)
+    assert model.steps_s(5, 3500, 20) == pytest.approx(bare.steps_s(5, 3500, 20) + 20 * 0.003)
+    assert model.stages == bare.stages
+
+
 @pytest.mark.parametrize("step", [(-0.001, 0.0, 0.01), (0.001, 0.0, -0.01), (-0.001, 0.0, -0.01)])
 def test_a_law_that_falls_under_nothing_counts_nothing_there(step: tuple[float, float, float]) -> None:
     model = LawModel(CHUNK, FittedTime(step, 0.0, 1))
