@@ -35,7 +35,7 @@ def reproduce(
     from services.output_files import check_writable
     from services.reproduce.catalogue import ROWS
     from services.reproduce.data import DataFiles
-    from services.reproduce.document import document_of, list_table, run_rows
+    from services.reproduce.document import document_of, list_text, run_rows
     from services.reproduce.row import markdown_of
 
     console = Console()
@@ -43,7 +43,7 @@ def reproduce(
     if sum(chosen) != 1:
         raise ConfigError("ID", comparison, "give one comparison's id, or --list, or --all")
     if list_all:
-        console.print(list_table(ROWS.values()))
+        typer.echo(list_text(ROWS.values()))
         return
     files = DataFiles(data)
     if run_all:

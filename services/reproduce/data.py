@@ -113,15 +113,16 @@ def lengths_of(
         kind = "lognormals with the means that the paper publishes"
         if published.prompt.median is None:
             kind += f" (their spread, sigma {UNKNOWN_SIGMA:g}, is assumed)"
-        return _described(pairs, f"{name} is not there: {kind}, {published.source}")
+        return described(pairs, f"{name} is not there: {kind}, {published.source}")
     requests = read_trace(path).requests
     order = np.random.default_rng(seed).permutation(len(requests))
     chosen = [requests[order[place % len(order)]] for place in range(count)]
     pairs = tuple(LengthPair(each.prompt_tokens, each.output_tokens) for each in chosen)
-    return _described(pairs, f"lengths drawn from {name}")
+    return described(pairs, f"lengths drawn from {name}")
 
 
-def _described(pairs: Sequence[LengthPair], origin: str) -> Lengths:
+def described(pairs: Sequence[LengthPair], origin: str) -> Lengths:
+    """``origin``: where they are from."""
     found = Lengths(tuple(pairs), origin)
     means = f"{found.mean_prompt:.1f} prompt and {found.mean_output:.1f} output tokens on average"
     return Lengths(found.pairs, f"{len(pairs):,} requests, {origin}; {means}.")

@@ -20,7 +20,7 @@ from common.cost import (
 from common.devices import A100
 from common.shapes import LLAMA_13B, LLAMA_33B, LLAMA_65B, ModelShape
 from services.reproduce.data import DataFiles
-from services.reproduce.row import Reproduced, Row, SideBySide, sentences
+from services.reproduce.row import Reproduced, Row, Table, sentences
 from services.simulator.performance.aiconfigurator import KernelOperators, read_kernels
 from services.simulator.performance.files import PerformanceFileError
 from services.simulator.performance.roofline import Parallelism, RooflineModel
@@ -98,8 +98,8 @@ def run(files: DataFiles, size: float) -> Reproduced:
             )
     return Reproduced(
         tables=(
-            SideBySide(COLUMNS, tuple(bandwidth), "Least bandwidth, GB/s"),
-            SideBySide(COLUMNS, tuple(times), "What that says of a step without attention: time, MFU"),
+            Table(COLUMNS, tuple(bandwidth), "Least bandwidth, GB/s"),
+            Table(COLUMNS, tuple(times), "What that says of a step without attention: time, MFU"),
         ),
         setup=SETUP,
         assumptions=ASSUMPTIONS,
@@ -124,8 +124,8 @@ COLUMNS = (
 SETUP = sentences(
     """
 4edBL over the time of a step without attention (section 4.2), no simulation. That time by the roofline at
-the peaks; at 75 % and 80 % of them, with reductions; and by aiconfigurator's kernels of an A100 SXM, which
-know no heads like llama-33b's.
+the peaks; at 75 % and 80 % of them, with reductions; and by aiconfigurator's kernels of an A100 SXM,
+which know no heads like llama-33b's.
 """
 )
 ASSUMPTIONS = sentences(
@@ -139,15 +139,15 @@ The paper's MFU is measured (its Figure 3), and no figure of it is printed.
 CAUSES = sentences(
     """
 A cell is the time of a step and nothing else: by what is printed llama-13b takes 42.8 ms at batch 128,
-where reading its weights takes 13.3 and today's kernels 22.0. The formula is the same, the paper's kernels
-were slower: from batch 512 to 1,024 the further rows alone come to an MFU of 57 % there, and of 93 % by the
-measured kernels.
+where reading its weights takes 13.3 and today's kernels 22.0. The formula is the same, the paper's
+kernels were slower: from batch 512 to 1,024 the further rows alone come to an MFU of 57 % there, and of
+93 % by the measured kernels.
 
-From one device to four its MFU at 1,024 falls from 51 % to 32 %, with as much work on each. So does that of
-the measured kernels, from 83 % to 58 %: narrower products, and reductions.
+From one device to four its MFU at 1,024 falls from 51 % to 32 %, with as much work on each. So does that
+of the measured kernels, from 83 % to 58 %: narrower products, and reductions.
 
-With faster kernels the link must be faster: up to 2.4 times the table's figures, and the paper's 20 GB/s no
-longer do for llama-65b on four devices.
+With faster kernels the link must be faster: up to 2.4 times the table's figures, and the paper's 20 GB/s
+no longer do for llama-65b on four devices.
 """
 )
 

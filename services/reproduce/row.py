@@ -10,16 +10,14 @@ PAPER, OURS = "paper", "ours"
 
 
 @dataclass(frozen=True, slots=True)
-class SideBySide:
-    """One table. Of its ``columns`` one is the paper's and at least one ours. ``title``: where it has one."""
+class Table:
+    """``title``: where it has one."""
 
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     title: str = ""
 
     def __post_init__(self) -> None:
-        if PAPER not in self.columns or not any(each.startswith(OURS) for each in self.columns):
-            raise ValueError(f"columns = {self.columns}: paper and ours stand side by side")
         for row in self.rows:
             if len(row) != len(self.columns):
                 raise ValueError(f"row = {row}: has not as many cells as there are columns")
@@ -27,13 +25,19 @@ class SideBySide:
 
 @dataclass(frozen=True, slots=True)
 class Reproduced:
-    """``setup``: what was run here. ``assumptions``: where that is not what the paper ran. ``causes``: of
-    what differs. Each is a list of sentences."""
+    """The first of ``tables`` has a column of the paper's and at least one of ours, the others say more.
+    ``setup``: what was run here. ``assumptions``: where that is not what the paper ran. ``causes``: of what
+    differs. Each is a list of sentences."""
 
-    tables: tuple[SideBySide, ...]
+    tables: tuple[Table, ...]
     setup: tuple[str, ...]
     assumptions: tuple[str, ...]
     causes: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        columns = self.tables[0].columns
+        if PAPER not in columns or not any(each.startswith(OURS) for each in columns):
+            raise ValueError(f"columns = {columns}: paper and ours stand side by side")
 
 
 @dataclass(frozen=True, slots=True)
