@@ -2,6 +2,8 @@
 
 from services.reproduce import (
     lamina_table3,
+    splitwise_fig16,
+    splitwise_fig18,
     tetriinfer,
 )
 from services.reproduce.row import Row
@@ -10,6 +12,8 @@ ROWS: dict[str, Row] = {
     row.id: row
     for row in (
         lamina_table3.ROW,
+        splitwise_fig16.ROW,
+        splitwise_fig18.ROW,
         *tetriinfer.ROWS,
     )
 }

@@ -1,0 +1,174 @@
+"""Splitwise's clusters (Table V) and objectives (Table VI), to be simulated with its performance model."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.reproduce.data import DataFiles, PublishedLength, PublishedLengths
+from services.reproduce.running import NOBODY_IS_TURNED_AWAY, run_cluster
+from services.simulator.performance.splitwise import (
+    CorrectedSplitwiseModel,
+    SplitwiseModel,
+    read_splitwise,
+)
+from services.simulator.run import Offered
+from services.simulator.shape import PassShape
+
+PERF_MODEL = "splitwise/perf_model.csv"
+MODEL, DEVICES = "bloom-176b", 8
+KV_TOKENS = 89_234
+"""Of a machine: eight times 80 GiB less 329e9 bytes of weights, all of it for KV, as its simulator has it."""
+HARDWARE = {"a100": "a100-80gb", "h100": "h100-80gb", "h100cap": "h100-80gb-pcap"}
+POWER = {"a100": 1.0, "h100": 1.75, "h100cap": 1.23}
+COST = {"a100": 1.0, "h100": 2.35, "h100cap": 2.35}
+"""Of a machine, in DGX-A100s (Table V; there a token machine's H100 costs 2.5, a prompt machine's 2.35)."""
+CONVERSATION_TRACE = "azure2023/AzureLLMInferenceTrace_conv.csv.gz"
+CODING_TRACE = "azure2023/AzureLLMInferenceTrace_code.csv.gz"
+CONVERSATION = PublishedLengths(
+    "Lamina's Table 4", PublishedLength(1154.7, 1020), PublishedLength(211.1, 129), 16_384
+)
+CODING = PublishedLengths(
+    "Lamina's Table 4", PublishedLength(2047.8, 1500), PublishedLength(27.9, 13), 16_384
+)
+"""Means by Lamina's Table 4, medians by Splitwise's section III."""
+PERCENTILES = (50, 90, 99)
+SLOWDOWNS = {"TTFT": (2.0, 3.0, 6.0), "TBT": (1.25, 1.5, 5.0), "E2E": (1.25, 1.5, 5.0)}
+"""P50, P90, P99, over a request alone on a DGX-A100 (Table VI)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Design:
+    """Of machines of a kind each: those of ``prompt`` alone compute everything where ``token`` is none."""
+
+    name: str
+    prompt: tuple[str, int]
+    token: tuple[str, int] | None = None
+
+    @property
+    def machines(self) -> tuple[tuple[str, int], ...]:
+        return (self.prompt,) if self.token is None else (self.prompt, self.token)
+
+    @property
+    def power(self) -> float:
+        return sum(POWER[kind] * count for kind, count in self.machines)
+
+    @property
+    def cost(self) -> float:
+        return sum(COST[kind] * count for kind, count in self.machines)
+
+    @property
+    def count(self) -> int:
+        return sum(count for _, count in self.machines)
+
+    def __str__(self) -> str:
+        if self.token is None:
+            return f"{self.name} ({self.prompt[1]}P/T)"
+        return f"{self.name} ({self.prompt[1]}P, {self.token[1]}T)"
+
+
+SCALE = 5
+"""A fifth of the paper's machines, at a fifth of its rates."""
+BASELINE_A100 = Design("Baseline-A100", ("a100", 14))
+BASELINE_H100 = Design("Baseline-H100", ("h100", 8))
+AA = Design("Splitwise-AA", ("a100", 9), ("a100", 5))
+HH = Design("Splitwise-HH", ("h100", 5), ("h100", 3))
+HA = Design("Splitwise-HA", ("h100", 5), ("a100", 5))
+HHCAP = Design("Splitwise-HHcap", ("h100", 5), ("h100cap", 4))
+ISO_POWER = (BASELINE_A100, BASELINE_H100, AA, HH, HA, HHCAP)
+"""For conversations: 70, 40, 45 + 25, 25 + 15, 25 + 26, 25 + 21 machines (Figure 16's legend)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Assumed:
+    """``is_corrected``: decode steps by batch and context, too, which the published model leaves out.
+    ``roles``: overflow, machines help the other pool when it is short; fixed, none does. ``link_bytes_s``:
+    that KV leaves a machine with."""
+
+    is_corrected: bool = False
+    roles: str = "overflow"
+    link_bytes_s: float = 200 * 2**30
+
+
+PUBLISHED, CORRECTED = Assumed(), Assumed(is_corrected=True)
+
+
+def tree_of(design: Design, files: DataFiles, assumed: Assumed) -> dict[str, Any]:
+    """As splitwise-sim has it, as far as settings go (``bench/splitwise_hh.toml``): a prompt machine computes
+    whole prompts, up to 2,048 tokens of several."""
+    path = str(files.require(PERF_MODEL).resolve())
+
+    def pool(role: str, kind: str, count: int) -> dict[str, Any]:
+        performance = {"kind": "splitwise", "path": path, "model": MODEL, "hardware": HARDWARE[kind]}
+        return {
+            "name": role,
+            "role": role,
+            "count": count,
+            "devices": DEVICES,
+            "kv_tokens": KV_TOKENS,
+            "performance": performance | {"is_corrected": assumed.is_corrected},
+        }
+
+    if design.token is None:
+        pools = [pool("mixed", *design.prompt)]
+    else:
+        pools = [pool("prefill", *design.prompt), pool("decode", *design.token)]
+        pools[1]["link_bytes_per_s"] = 1e16
+    return {
+        "cluster": {"model": MODEL, "hop_s": 0.0, "link_bytes_per_s": assumed.link_bytes_s},
+        "transfer": {"layerwise_min_tokens": 1_000_000, "pull_share": 1.0},
+        "instance": {
+            "block_size": 16,
+            "chunk_tokens": 2048,
+            "prefill_batching": "saturation",
+            "max_decode_batch": 512,
+            "max_waiting_requests": 1_000_000,
+        },
+        "scheduler": dict(NOBODY_IS_TURNED_AWAY),
+        "roles": {"policy": "fixed" if design.token is None else assumed.roles},
+        "pool": pools,
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Slowdowns:
+    """``of``: by latency, its percentiles over those of the requests alone on a DGX-A100."""
+
+    of: dict[str, tuple[float, ...]]
+
+    @property
+    def broken(self) -> tuple[str, ...]:
+        """Which of the nine objectives, the worst first."""
+        ratios = {
+            f"{name} P{rank}": self.of[name][place] / bounds[place]
+            for name, bounds in SLOWDOWNS.items()
+            for place, rank in enumerate(PERCENTILES)
+        }
+        return tuple(sorted((each for each in ratios if ratios[each] > 1), key=lambda each: -ratios[each]))
+
+    def text(self, name: str) -> str:
+        return " / ".join(f"{each:.2f}" for each in self.of[name])
+
+
+def slowdowns_of(
+    design: Design, requests: Sequence[Offered], files: DataFiles, assumed: Assumed
+) -> Slowdowns:
+    """Over what each request takes alone on a DGX-A100 by the same performance model."""
+    columns = run_cluster(tree_of(design, files, assumed), requests).records.columns()
+    arrival_s, first_s, end_s = (columns[each] for each in ("arrival_s", "first_token_s", "end_s"))
+    prompts, drawn = columns["prompt_tokens"].tolist(), columns["drawn_tokens"]
+    profile = read_splitwise(files.require(PERF_MODEL), MODEL, HARDWARE["a100"], DEVICES)
+    alone = CorrectedSplitwiseModel(profile) if assumed.is_corrected else SplitwiseModel(profile)
+    prompt_s = np.array([alone.pass_s(PassShape(((0, each),))) for each in prompts])
+    gaps = np.maximum(drawn - 1, 1)
+    steps_s = np.array([alone.steps_s(1, each, some) for each, some in zip(prompts, gaps, strict=True)])
+    ratios: dict[str, NDArray[np.float64]] = {
+        "TTFT": (first_s - arrival_s) / prompt_s,
+        "TBT": ((end_s - first_s) / steps_s)[drawn > 1],
+        "E2E": (end_s - arrival_s) / (prompt_s + np.where(drawn > 1, steps_s, 0.0)),
+    }
+    return Slowdowns(
+        {name: tuple(np.percentile(each, PERCENTILES).tolist()) for name, each in ratios.items()}
+    )
