@@ -2,6 +2,7 @@
 
 from services.reproduce import (
     lamina_table3,
+    splitwise_fig12,
     splitwise_fig16,
     splitwise_fig18,
     tetriinfer,
@@ -12,6 +13,7 @@ ROWS: dict[str, Row] = {
     row.id: row
     for row in (
         lamina_table3.ROW,
+        splitwise_fig12.ROW,
         splitwise_fig16.ROW,
         splitwise_fig18.ROW,
         *tetriinfer.ROWS,
