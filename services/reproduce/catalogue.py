@@ -1,6 +1,8 @@
 """All comparisons, by id, in the order of the papers."""
 
 from services.reproduce import (
+    distserve_fig8,
+    distserve_table2,
     lamina_table3,
     splitwise_fig12,
     splitwise_fig16,
@@ -13,6 +15,8 @@ ROWS: dict[str, Row] = {
     row.id: row
     for row in (
         lamina_table3.ROW,
+        distserve_table2.ROW,
+        distserve_fig8.ROW,
         splitwise_fig12.ROW,
         splitwise_fig16.ROW,
         splitwise_fig18.ROW,
