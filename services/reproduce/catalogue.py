@@ -1,6 +1,7 @@
 """All comparisons, by id, in the order of the papers."""
 
 from services.reproduce import (
+    aladdin,
     distserve_fig8,
     distserve_table2,
     lamina_table3,
@@ -21,5 +22,6 @@ ROWS: dict[str, Row] = {
         splitwise_fig16.ROW,
         splitwise_fig18.ROW,
         *tetriinfer.ROWS,
+        *aladdin.ROWS,
     )
 }
