@@ -4,6 +4,7 @@ from services.reproduce import (
     aladdin,
     distserve_fig8,
     distserve_table2,
+    lamina_decoding,
     lamina_table3,
     splitwise_fig12,
     splitwise_fig16,
@@ -16,6 +17,7 @@ ROWS: dict[str, Row] = {
     row.id: row
     for row in (
         lamina_table3.ROW,
+        *lamina_decoding.ROWS,
         distserve_table2.ROW,
         distserve_fig8.ROW,
         splitwise_fig12.ROW,
