@@ -10,6 +10,7 @@ from services.reproduce import (
     splitwise_fig16,
     splitwise_fig18,
     tetriinfer,
+    vidur_fig1a,
 )
 from services.reproduce.row import Row
 
@@ -25,5 +26,6 @@ ROWS: dict[str, Row] = {
         splitwise_fig18.ROW,
         *tetriinfer.ROWS,
         *aladdin.ROWS,
+        vidur_fig1a.ROW,
     )
 }
