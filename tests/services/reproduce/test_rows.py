@@ -9,6 +9,7 @@ from services.reproduce.data import DataFiles
 from services.reproduce.row import OURS, PAPER, markdown_of
 
 SMALL = 0.02
+DOCUMENT = Path(__file__).resolve().parents[3] / "docs/reproduction.md"
 
 
 @pytest.mark.parametrize("row_id", ROWS)
@@ -24,3 +25,10 @@ def test_a_row_prints_the_paper_beside_ours(shared_directory: Path, row_id: str)
     text = markdown_of(row, found)
     assert text.startswith(f"## {row.id}: {row.title}\n")
     assert "Why it differs:" in text
+
+
+def test_the_document_has_every_row_of_a_whole_run() -> None:
+    text = DOCUMENT.read_text()
+    assert "--size" not in text
+    for row in ROWS.values():
+        assert f"\n## {row.id}: {row.title}\n" in text
