@@ -47,17 +47,17 @@ def settle(demand: Demand, proposed: Proposed, requests: int) -> Search[Settled 
     deployment = proposed.deployment
     point = yield from ask(at(deployment))
     grown = 0
-    beyond: Point | None = None
+    missed: Point | None = None
     while not served(point):
-        beyond, grown = point, grown + 1
-        larger = _with(deployment, _lacking(deployment, point), 1)
-        if grown > MOST_GROWN or not _is_allowed(demand, larger):
+        # A full decode pool holds prompts' memory, so that first tokens are late too: each pool in turn.
+        number = (_lacking(deployment, point) + grown % 2) % len(deployment.pools)
+        larger = _with(deployment, number, 1)
+        if grown == MOST_GROWN or not _is_allowed(demand, larger):
             return None
-        deployment = larger
+        missed, grown, deployment = point, grown + 1, larger
         point = yield from ask(at(deployment))
-    if not grown:
-        deployment, point, beyond = yield from _shrink(demand, deployment, point, at)
-    limit = limit_of(deployment, demand, point, beyond)
+    deployment, point, beyond = yield from _shrink(demand, deployment, point, at)
+    limit = limit_of(deployment, demand, point, beyond or missed)
     return Settled(deployment, burden_of(demand, deployment, 0.0), demand.rate_per_s, point, None, limit)
 
 

@@ -4,8 +4,11 @@ import random
 
 import pytest
 
-from services.planner.demand import Objective
+from services.planner.candidates import Deployment, PoolPlan
+from services.planner.demand import Objective, Proposed
+from services.planner.finalists import settle
 from services.planner.planning import plan, verdict
+from services.planner.probes import Point, Probe
 from tests.services.planner.worlds import (
     Capacities,
     bounds_in,
@@ -13,6 +16,7 @@ from tests.services.planner.worlds import (
     kind_of,
     kinds_in,
     least_burden,
+    point,
     search_world,
 )
 
@@ -92,3 +96,26 @@ def test_what_is_to_spare_is_measured() -> None:
     (best,) = found.ranked
     assert best.deployment.pools[0].count == 3
     assert best.headroom == pytest.approx(0.2, abs=0.06)
+
+
+def test_where_the_other_pool_is_what_is_short_it_grows_too() -> None:
+    """Too few decode instances hold prompts' memory: first tokens are late, and more prefill does not help."""
+    prefill, decode = kind_of("prefill"), kind_of("decode")
+    demand = demand_of(rate=10.0)
+
+    def late(probe: Probe) -> Point:
+        counts = [pool.count for pool in probe.pools]
+        is_served = counts[0] >= 2 and counts[1] >= 4
+        return point() if is_served else point(0.5, ttft_share=0.5, tpot_share=1.0)
+
+    pools = (PoolPlan(kind=prefill, count=2), PoolPlan(kind=decode, count=2))
+    search = settle(demand, Proposed(Deployment(pools), 10.0, 0.0), REQUESTS)
+    probes = next(search)
+    while True:
+        try:
+            probes = search.send([late(each) for each in probes])
+        except StopIteration as end:
+            settled = end.value
+            break
+    assert settled is not None
+    assert [pool.count for pool in settled.deployment.pools] == [2, 4]
