@@ -99,7 +99,7 @@ def test_what_is_to_spare_is_measured() -> None:
 
 
 def test_where_the_other_pool_is_what_is_short_it_grows_too() -> None:
-    """Too few decode instances hold prompts' memory: first tokens are late, and more prefill does not help."""
+    """Too few decode instances hold prompts' memory: first tokens are late, and prefill does not help."""
     prefill, decode = kind_of("prefill"), kind_of("decode")
     demand = demand_of(rate=10.0)
 
