@@ -102,16 +102,13 @@ def verdict(plan: Plan) -> str:
         said = "disaggregation does not pay here: " if pair is None else "disaggregation is what works here: "
         return f"{said}no {other} deployment that was simulated keeps the objectives, a {left} one does"
     if plan.demand.objective == "throughput":
-        gain = pair.rate_per_s / coupled.rate_per_s - 1
-        unit = "of the rate"
+        more, unit = pair.rate_per_s / coupled.rate_per_s - 1, "rate"
+        gain = more
     else:
-        gain = 1 - pair.burden / coupled.burden
-        unit = "of the cost" if plan.demand.objective == "cost" else "of the power"
+        more, unit = pair.burden / coupled.burden - 1, plan.demand.objective
+        gain = -more
+    compared = f"{100 * abs(more):.1f} % {'more' if more > 0 else 'less'} {unit} than the best coupled one"
     if gain <= 0:
-        return f"disaggregation does not pay here: at best {_percent(gain)} {unit}"
-    sign = "gains" if plan.demand.objective == "throughput" else "saves"
-    return f"disaggregation pays: it {sign} {_percent(gain)} {unit}"
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:+.1f} %"
+        said = "disaggregation does not pay here: the best disaggregated deployment has "
+        return said + (compared if more else f"the same {unit} as the best coupled one")
+    return f"disaggregation pays: the best disaggregated deployment has {compared}"

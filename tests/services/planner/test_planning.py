@@ -72,8 +72,9 @@ def test_no_deployment_has_more_devices_than_allowed() -> None:
 @pytest.mark.parametrize(
     ("coupled", "said"),
     [
-        (5.0, "disaggregation does not pay here: at best -100.0 % of the cost"),
-        (1.0, "disaggregation pays: it saves +60.0 % of the cost"),
+        (5.0, "disaggregation does not pay here: the best disaggregated deployment has 100.0 % more cost"),
+        (1.0, "disaggregation pays: the best disaggregated deployment has 60.0 % less cost"),
+        (2.5, "disaggregation does not pay here: the best disaggregated deployment has the same cost"),
         (0.0, "disaggregation is what works here"),
     ],
 )
