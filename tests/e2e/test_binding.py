@@ -23,7 +23,7 @@ prefill_order = "srpt"
 HEAVY_TOKENS, LONG_TOKENS, SHORT_TOKENS = 1750, 1500, 20
 """Prompts. In chunks of 8 the long one takes a second or more, and the short one passes it."""
 OUTPUT_TOKENS = 200
-SHORT_OUTPUT_TOKENS = 1900
+SHORT_OUTPUT_TOKENS = 1000
 """So many that the short one is decoded for as long as the long prompt is computed."""
 WAIT_S = 60.0
 
@@ -34,20 +34,27 @@ def test_a_sequence_is_decoded_where_there_is_room_when_its_prompt_is_computed(
     """One stream holds most of an instance, so that the long prompt and then a short one are placed on the
     other; it leaves before the long one is computed."""
     tokenizer = Tokenizer(tiny_model)
-    [tokens] = greedy_tokens(tiny_model, [prompt_of(LONG_TOKENS)], OUTPUT_TOKENS)
+    truth = [
+        tokenizer.decode(tokens, skip_special_tokens=True)
+        for prompt_tokens, output_tokens in (
+            (LONG_TOKENS, OUTPUT_TOKENS),
+            (SHORT_TOKENS, SHORT_OUTPUT_TOKENS),
+        )
+        for tokens in greedy_tokens(tiny_model, [prompt_of(prompt_tokens)], output_tokens)
+    ]
     options = ("--model", str(tiny_model), "--dtype", "fp32", "--decode", "2")
     with running_mesh(tmp_path / "mesh", *options, config=CONFIG) as mesh:
-        text, placed = asyncio.run(run(mesh))
-        assert text == tokenizer.decode(tokens, skip_special_tokens=True)
+        texts, placed = asyncio.run(run(mesh))
+        assert texts == truth
         heavy, long, short = placed
         assert heavy != long == short
         assert asyncio.run(decode_instance_of(mesh, LONG_TOKENS)) == heavy
         assert asyncio.run(mesh.left_over()) == {}
 
 
-async def run(mesh: Mesh) -> tuple[str, list[str | None]]:
-    """The text of the long prompt's stream, and where all three were to be decoded before the heavy one
-    left. The short one stays until the long one has ended."""
+async def run(mesh: Mesh) -> tuple[list[str], list[str | None]]:
+    """Texts of the long prompt's stream and the short one's, which ends later, and where all three were to be
+    decoded before the heavy one left."""
     async with mesh.client() as client:
         heavy = await begin(client, prompt_of(HEAVY_TOKENS))
         long = asyncio.create_task(
@@ -63,9 +70,7 @@ async def run(mesh: Mesh) -> tuple[str, list[str | None]]:
         await heavy.close()
         text = await long
         assert not short.done()
-        short.cancel()
-        await asyncio.gather(short, return_exceptions=True)
-        return text, placed
+        return [text, await short], placed
 
 
 async def begin(client: openai.AsyncOpenAI, prompt: list[int]) -> openai.AsyncStream[Completion]:
