@@ -10,6 +10,7 @@ import dataclasses
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -124,6 +125,7 @@ class Simulation:
         gap, of messages: each is corrected by what it is off, a few times."""
         number = record.round_number
 
+        @cache
         def off(tried: Overhead) -> tuple[float, float]:
             metrics = self.run(candidate, offer, number, tried)
             load = record.load
