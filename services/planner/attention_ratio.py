@@ -5,28 +5,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
-from common.cost import (
-    SECONDS_PER_HOUR,
-    Throughput,
-    Utilisation,
-    disaggregated_throughput,
-    homogeneous_throughput,
-)
+from common.cost import Throughput, disaggregated_throughput, homogeneous_throughput
 from common.devices import DEVICES
 from common.shapes import ModelShape
-
-REACHED = Utilisation(compute=0.75, memory=0.8)
-"""As the roofline performance model takes it."""
+from services.simulator.performance.roofline import REACHED
 
 
 @dataclass(frozen=True, slots=True)
 class RatioChoice:
-    """``attention``: None where the same devices do both. ``tokens_usd``: tokens per dollar."""
+    """``attention_device``: None where the same devices do both."""
 
     model_device: str
     attention_device: str | None
     throughput: Throughput
-    tokens_usd: float
 
     @property
     def dop(self) -> tuple[int, int]:
@@ -35,6 +26,10 @@ class RatioChoice:
     @property
     def devices(self) -> int:
         return self.throughput.a + self.throughput.b
+
+    @property
+    def tokens_usd(self) -> float:
+        return self.throughput.tokens_usd
 
 
 def choose_ratio(
@@ -68,7 +63,7 @@ def choose_ratio(
                 most_s=step_s,
             )
             if each is not None:
-                found.append(_choice(first, second, each))
+                found.append(RatioChoice(first, second, each))
     for name in devices:
         for count in range(1, most_devices + 1):
             if shape.heads % count:
@@ -83,13 +78,8 @@ def choose_ratio(
                 most_s=step_s,
             )
             if each is not None:
-                found.append(_choice(name, None, each))
+                found.append(RatioChoice(name, None, each))
     return sorted(
         found,
         key=lambda each: (-each.tokens_usd, each.devices, each.model_device, each.attention_device or ""),
     )
-
-
-def _choice(model_device: str, attention_device: str | None, throughput: Throughput) -> RatioChoice:
-    tokens_usd = throughput.tokens_s * SECONDS_PER_HOUR / throughput.price_usd_h
-    return RatioChoice(model_device, attention_device, throughput, tokens_usd)
