@@ -44,6 +44,10 @@ class Demand:
             return power_w(kind)
         return float(kind.devices)
 
+    def cost(self, deployment: Deployment) -> float:
+        """What all its instances cost."""
+        return sum(self.unit(pool.kind) * pool.count for pool in deployment.pools)
+
     def burden(self, kind: InstanceKind, capacity_per_s: float) -> float:
         """The least that instances of the kind cost: the fewest whole ones that serve the rate, or devices
         per request a second."""
@@ -161,7 +165,7 @@ def _proposed(demand: Demand, pools: tuple[PoolPlan, ...], served: float) -> Pro
 def burden_of(demand: Demand, deployment: Deployment, served: float) -> float:
     if demand.objective == "throughput":
         return -served
-    return sum(demand.unit(pool.kind) * pool.count for pool in deployment.pools)
+    return demand.cost(deployment)
 
 
 def best_first(proposed: Sequence[Proposed]) -> list[Proposed]:

@@ -1,6 +1,7 @@
 """The papers' searches as ``lamella plan --search`` runs them: each with what it needs, and a table of what
 it found."""
 
+import math
 from collections.abc import Callable, Sequence
 from itertools import product
 from typing import Literal, get_args
@@ -11,8 +12,7 @@ from common.cost import kv_token_bytes
 from common.errors import ConfigError
 from services.planner.attention_ratio import choose_ratio
 from services.planner.bounds import capacity_bound
-from services.planner.candidates import Deployment, InstanceKind, PoolPlan
-from services.planner.demand import power_w, price_usd_h
+from services.planner.candidates import InstanceKind, PoolPlan
 from services.planner.distserve_search import place_with_high_affinity, place_with_low_affinity
 from services.planner.goodput import FINE, find_capacity, served_by
 from services.planner.preparing import Prepared, bounds_of, speeds_of
@@ -135,7 +135,7 @@ def _vidur(prepared: Prepared) -> Search[SearchReport]:
         return SearchReport(
             "vidur", columns, rows, ("none keeps the objectives at its capacity",), (), tuple(found)
         )
-    count = max(1, -int(-demand.rate_per_s // best.capacity_per_s)) if demand.rate_per_s else 1
+    count = max(1, math.ceil(demand.rate_per_s / best.capacity_per_s))
     chosen = (PoolPlan(kind=best.kind, count=count),)
     return SearchReport("vidur", columns, rows, (f"best: {best.kind}",), chosen, tuple(found))
 
@@ -147,18 +147,11 @@ def _splitwise(prepared: Prepared) -> Search[SearchReport]:
     requests = len(prepared.conditions.rows)
     columns = ("design", "machines", "req/s", "cost", "TTFT, times", "TBT, times", "E2E, times")
 
-    def cost(deployment: Deployment) -> float:
-        if demand.objective == "power":
-            return sum(pool.count * power_w(pool.kind) for pool in deployment.pools)
-        if demand.objective == "cost":
-            return price_usd_h(deployment, demand.prices)
-        return float(deployment.devices)
-
     if demand.objective == "throughput":
         budget = float(demand.max_devices or 0)
-        found = yield from most_throughput(designs, bounds, cost, budget, requests)
+        found = yield from most_throughput(designs, bounds, demand.cost, budget, requests)
     else:
-        found = yield from cheapest(designs, bounds, cost, demand.rate_per_s, requests)
+        found = yield from cheapest(designs, bounds, demand.cost, demand.rate_per_s, requests)
     rows = tuple(_provisioned_row(each) for each in found)
     if not found:
         return SearchReport("splitwise", columns, rows, ("no design keeps the nine bounds of Table VI",))
