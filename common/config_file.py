@@ -78,19 +78,24 @@ def _read_tree(path: Path | None, environment: Mapping[str, str] | None) -> dict
     environment = with_secrets(os.environ if environment is None else environment)
     tree: dict[str, Any] = {}
     if path is not None:
-        try:
-            tree = tomllib.loads(path.read_text(encoding="utf-8"))
-        except OSError as exc:
-            raise ConfigError("--config", str(path), f"cannot be read ({exc.strerror})") from exc
-        except tomllib.TOMLDecodeError as exc:
-            raise ConfigError("--config", str(path), f"is not TOML: {exc}") from exc
-        except UnicodeDecodeError as exc:
-            raise ConfigError("--config", str(path), "is not TOML: it is not UTF-8 text") from exc
+        tree = read_toml("--config", path)
     _convert(tree, is_text=False)
     for variable, (section, key) in ENVIRONMENT.items():
         if variable in environment and (environment[variable] or not variable.startswith(OTEL)):
             tree.setdefault(section, {})[key] = environment[variable]
     return tree
+
+
+def read_toml(option: str, path: Path) -> dict[str, Any]:
+    """``option``: that named the file. Raises ConfigError."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as exc:
+        raise ConfigError(option, str(path), f"cannot be read ({exc.strerror})") from exc
+    except tomllib.TOMLDecodeError as exc:
+        raise ConfigError(option, str(path), f"is not TOML: {exc}") from exc
+    except UnicodeDecodeError as exc:
+        raise ConfigError(option, str(path), "is not TOML: it is not UTF-8 text") from exc
 
 
 def config_from_tree(tree: Mapping[str, Any]) -> Config:
@@ -127,10 +132,13 @@ def _keys_of(table: msgspec.Struct) -> Iterator[str]:
         value = getattr(table, key)
         if value is None:
             continue
-        encoded = str(value) if isinstance(value, Path) else value
-        # JSON's text is TOML's, but for one character that TOML wants escaped.
-        text = msgspec.json.encode(encoded).decode().replace("\x7f", "\\u007f")
-        yield f"{key} = {text}"
+        yield f"{key} = {toml_value(str(value) if isinstance(value, Path) else value)}"
+
+
+def toml_value(value: Any) -> str:
+    """Of a key, no table."""
+    # JSON's text is TOML's, but for one character that TOML wants escaped.
+    return msgspec.json.encode(value).decode().replace("\x7f", "\\u007f")
 
 
 def check_config(config: Config) -> None:

@@ -1,9 +1,8 @@
 """The ``plan`` command: from a trace, prices and objectives to ranked deployments."""
 
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -51,6 +50,7 @@ def plan(
     json_file: Annotated[Path | None, typer.Option("--json", help="Write what was found there.")] = None,
 ) -> None:
     """Search deployments that keep objectives under a trace, and rank them."""
+    from common.config_file import read_toml
     from services.planner.preparing import PlanRequest
     from services.planner.report import file_of, write_json
     from services.planner.run import make_plan
@@ -148,16 +148,6 @@ def check_picture(path: Path, search: str | None) -> None:
     if path.suffix not in (".png", ".svg", ".pdf"):
         raise ConfigError("--plot", str(path), "must end in .png, .svg or .pdf")
     check_writable("--plot", path)
-
-
-def read_toml(option: str, path: Path) -> dict[str, Any]:
-    """Raises ConfigError."""
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as exc:
-        raise ConfigError(option, str(path), f"cannot be read ({exc.strerror})") from exc
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
-        raise ConfigError(option, str(path), f"is not TOML: {exc}") from exc
 
 
 def show(found: "Plan") -> None:

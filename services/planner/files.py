@@ -10,9 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from common.config_file import config_from_tree
+from common.config_file import config_from_tree, toml_value
 from common.cost import kv_token_bytes, weight_bytes
 from common.devices import DEVICES
 from common.errors import ConfigError
@@ -116,7 +114,7 @@ def _toml_lines(table: Mapping[str, Any], path: tuple[str, ...], mark: str = "[{
         yield mark.format(".".join(path))
     for key, value in plain.items():
         if value is not None:
-            yield f"{key} = {_toml_value(value)}"
+            yield f"{key} = {toml_value(value)}"
     for key, value in table.items():
         if isinstance(value, Mapping):
             yield from _toml_lines(value, (*path, key))
@@ -129,11 +127,6 @@ def _is_table(value: Any) -> bool:
     return isinstance(value, Mapping) or (
         isinstance(value, list | tuple) and bool(value) and isinstance(value[0], Mapping)
     )
-
-
-def _toml_value(value: Any) -> str:
-    # JSON's text is TOML's, but for one character that TOML wants escaped.
-    return msgspec.json.encode(value).decode().replace("\x7f", "\\u007f")
 
 
 def compose_override(
@@ -197,7 +190,7 @@ def kustomization(
         "kind: Kustomization",
         "namespace: lamella",
         "",
-        f"resources: [{_toml_value(base)}]",
+        f"resources: [{toml_value(base)}]",
         "",
         "configMapGenerator:",
         "  - name: settings",

@@ -7,7 +7,6 @@ of ``common.config`` and means what it means live; ``[pool.instance]`` replaces 
 pool.
 """
 
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from common.config import Config
-from common.config_file import config_from_tree
+from common.config_file import config_from_tree, read_toml
 from common.cost import kv_token_bytes
 from common.errors import ConfigError
 from common.messages import Role
@@ -136,13 +135,7 @@ class Simulated(msgspec.Struct, frozen=True, kw_only=True):
 
 def load_simulated(path: Path) -> Simulated:
     """Raises ConfigError naming key, value and rule."""
-    try:
-        tree = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as exc:
-        raise ConfigError("CONFIG", str(path), f"cannot be read ({exc.strerror})") from exc
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
-        raise ConfigError("CONFIG", str(path), f"is not TOML: {exc}") from exc
-    return simulated_from_tree(tree, path.parent)
+    return simulated_from_tree(read_toml("CONFIG", path), path.parent)
 
 
 def simulated_from_tree(tree: Mapping[str, Any], beside: Path = Path()) -> Simulated:
