@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from services.planner.checkpoint import Checkpoint
-from services.planner.probes import Point, Probe, Search, key_of
+from services.planner.probes import Point, Probe, Search, key_maker
 from services.planner.simulating import Conditions, run_probe
 
 Found = TypeVar("Found")
@@ -54,6 +54,7 @@ def drive(
     progress: Callable[[Probe], None] = lambda _: None,
 ) -> Found:
     """What the search found. ``progress`` is told of every probe that is simulated."""
+    key_of = key_maker(context)
     points: Sequence[Point] | None = None
     while True:
         try:
@@ -61,7 +62,7 @@ def drive(
         except StopIteration as end:
             found: Found = end.value
             return found
-        keys = [key_of(probe, context) for probe in probes]
+        keys = [key_of(probe) for probe in probes]
         missing = {
             key: probe for key, probe in zip(keys, probes, strict=True) if key not in checkpoint.points
         }

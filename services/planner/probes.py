@@ -6,7 +6,7 @@ time. What it decides hangs on the points alone, so it is the same on one core a
 """
 
 import hashlib
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Literal, TypeVar
 
 import msgspec
@@ -96,6 +96,14 @@ def ask(probe: Probe) -> Search[Point]:
     return point
 
 
-def key_of(probe: Probe, context: bytes) -> str:
-    """Equal for equal runs. ``context``: all else that they hang on."""
-    return hashlib.sha256(context + msgspec.json.encode(probe)).hexdigest()
+def key_maker(context: bytes) -> Callable[[Probe], str]:
+    """Makes keys that are equal for equal runs. ``context``: all else that they hang on, a whole trace long,
+    which is read once."""
+    begun = hashlib.sha256(context)
+
+    def key_of(probe: Probe) -> str:
+        digest = begun.copy()
+        digest.update(msgspec.json.encode(probe))
+        return digest.hexdigest()
+
+    return key_of

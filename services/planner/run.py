@@ -45,7 +45,7 @@ def _search(
 ) -> Found:
     prepared = prepare(request)
     begun = search(prepared)
-    context = prepared.conditions.digest_of()
+    context = prepared.conditions.encoded()
     with Checkpoint(checkpoint) as kept, messages.status("planning") as status:
         known, done = len(kept.points), 0
 

@@ -55,7 +55,7 @@ class Conditions:
     goal: float | None = None
     reference: InstanceKind | None = None
 
-    def digest_of(self) -> bytes:
+    def encoded(self) -> bytes:
         """All that a point hangs on beside its probe."""
         return msgspec.json.encode(
             (

@@ -125,5 +125,5 @@ def test_conditions_that_differ_have_keys_that_differ() -> None:
             replace(CONDITIONS, objectives=ServiceObjectives(ttft_s=1.0)),
         )
     )
-    digests = [CONDITIONS.digest_of(), *(each.digest_of() for each in others)]
-    assert len(set(digests)) == len(digests)
+    encoded = [CONDITIONS.encoded(), *(each.encoded() for each in others)]
+    assert len(set(encoded)) == len(encoded)
