@@ -7,6 +7,7 @@ roofline of a step of theirs.
 from dataclasses import dataclass, replace
 
 from common.cost import (
+    ELEMENT_BYTES,
     Throughput,
     disaggregated_throughput,
     homogeneous_throughput,
@@ -18,7 +19,7 @@ from services.reproduce.row import Reproduced, Row, Table, sentences
 from services.reproduce.running import scaled
 from services.simulator.performance.roofline import REACHED
 
-ELEMENT_BYTES = 2
+FP16_BYTES = ELEMENT_BYTES["fp16"]
 REQUESTS = 8000
 """Whose lengths are looked at."""
 
@@ -93,7 +94,7 @@ def lamina(shape: ModelShape, context: int, dop: tuple[int, int], assumed: Assum
     return disaggregated_throughput(
         shape,
         context,
-        ELEMENT_BYTES,
+        FP16_BYTES,
         H100,
         replace(H20, memory_gb=assumed.lamina_share * H20.memory_gb),
         dop,
@@ -104,7 +105,7 @@ def lamina(shape: ModelShape, context: int, dop: tuple[int, int], assumed: Assum
 
 def vllm(shape: ModelShape, context: int, devices: int, assumed: Assumed) -> Throughput | None:
     device = replace(H100, memory_gb=assumed.vllm_share * H100.memory_gb)
-    return homogeneous_throughput(shape, context, ELEMENT_BYTES, device, devices, utilisation=REACHED)
+    return homogeneous_throughput(shape, context, FP16_BYTES, device, devices, utilisation=REACHED)
 
 
 def run_fig10(files: DataFiles, size: float) -> Reproduced:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from common.cost import (
+    ELEMENT_BYTES,
     OFFLOADING_LINK,
     PLAIN_ROOFLINE,
     exchanged_bytes,
@@ -26,7 +27,7 @@ from services.simulator.performance.files import PerformanceFileError
 from services.simulator.performance.roofline import Parallelism, RooflineModel
 from services.simulator.shape import PassShape
 
-ELEMENT_BYTES = 2
+FP16_BYTES = ELEMENT_BYTES["fp16"]
 GB = 1e9
 KERNELS = "aiconfigurator/a100_sxm"
 
@@ -78,9 +79,9 @@ def run(files: DataFiles, size: float) -> Reproduced:
         measured = kernels_of(files, setting)
         for batch, printed in setting.printed.items():
             name = (f"{setting.shape.name} @ {setting.devices} A100", str(batch))
-            moved = exchanged_bytes(setting.shape, batch, ELEMENT_BYTES, OFFLOADING_LINK)
-            work = model_work(setting.shape, batch, ELEMENT_BYTES)
-            implied = link_implied_mfu(printed * GB, setting.shape, ELEMENT_BYTES, A100, setting.devices)
+            moved = exchanged_bytes(setting.shape, batch, FP16_BYTES, OFFLOADING_LINK)
+            work = model_work(setting.shape, batch, FP16_BYTES)
+            implied = link_implied_mfu(printed * GB, setting.shape, FP16_BYTES, A100, setting.devices)
             seconds = (
                 roofline_s(work, A100, devices=setting.devices, utilisation=PLAIN_ROOFLINE),
                 roofline_model_s(setting, batch),

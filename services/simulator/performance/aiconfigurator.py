@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from common.cost import ELEMENT_BYTES
 from common.devices import DeviceSpec
 from common.shapes import ModelShape
 from services.simulator.performance.files import FloatArray, PerformanceFileError, Table, read_table
@@ -37,7 +38,7 @@ from services.simulator.performance.roofline import (
 
 MS = 1e-3
 DTYPE = "bfloat16"
-ELEMENT_BYTES = 2
+BF16_BYTES = ELEMENT_BYTES["bf16"]
 GRAPH_BACKEND = "vllm_graph"
 FULL_WINDOW = 0.0
 ATTENTION_COLUMNS = (
@@ -86,7 +87,7 @@ def read_kernels(directory: Path, shape: ModelShape, tensor_parallel: int) -> Ke
             _find(directory, "custom_allreduce_perf"), ("num_gpus", "message_size", "backend", "latency")
         )
         chosen = table.select(num_gpus=float(tensor_parallel), backend=GRAPH_BACKEND)
-        tokens = chosen.numbers("message_size", above=0) / (ELEMENT_BYTES * shape.hidden_size)
+        tokens = chosen.numbers("message_size", above=0) / (BF16_BYTES * shape.hidden_size)
         reduction = Samples("all_reduce", tokens[:, None], chosen.numbers("latency", above=0))
     return KernelTables(
         products=products.select(gemm_dtype=DTYPE),
@@ -114,7 +115,7 @@ class KernelOperators:
         tensor = parallelism.tensor
         self._layers = shape.layers
         self._parallelism = parallelism
-        self._transfers_s = transfers_s(shape, device, parallelism, ELEMENT_BYTES)
+        self._transfers_s = transfers_s(shape, device, parallelism, BF16_BYTES)
         self._merged = tables.merged
         attention_width = shape.heads * shape.head_dim // tensor
         kv_width = 2 * max(1, shape.kv_heads // tensor) * shape.head_dim
@@ -125,7 +126,7 @@ class KernelOperators:
         sizes += [(gates * inner, hidden), (hidden, inner)]
         self._products = [products.over_rows(n, k) for n, k in sizes]
         self._head = products.over_rows(shape.vocab_size // tensor, hidden)
-        moved = ELEMENT_BYTES * (ROUND_TRIPS * hidden + (gates + 1) * inner)
+        moved = BF16_BYTES * (ROUND_TRIPS * hidden + (gates + 1) * inner)
         self._moved_s = moved / (device.memory_bytes_s * REACHED.memory)
         self._prefill = fit(regression, tables.prefill)
         self._decode = fit(regression, tables.decode)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from common.cost import ELEMENT_BYTES
 from common.errors import ConfigError
 from common.shapes import ModelShape
 from services.simulator.performance.files import FloatArray, PerformanceFileError, Table, read_table
@@ -46,7 +47,7 @@ KV_SAVE = "attn_kv_cache_save"
 """Not in profiles of 2024."""
 TENSOR_PARALLEL = "num_tensor_parallel_workers"
 MS = 1e-3
-ELEMENT_BYTES = 2
+FP16_BYTES = ELEMENT_BYTES["fp16"]
 ROW_TILE = 8
 """Look-ups are at the next multiple of so many tokens."""
 LAUNCH_MS = 0.02
@@ -238,7 +239,7 @@ def _collective(path: Path | None, name: str, shape: ModelShape, workers: int, i
         raise ConfigError(name, None, f"is needed for tensor parallelism over {workers}")
     table = read_table(path, (_median(name), "size", "num_workers", "devices_per_node"))
     chosen = table.select(num_workers=float(workers)).select(devices_per_node=float(in_node))
-    tokens = chosen.numbers("size", above=0) / (ELEMENT_BYTES * shape.hidden_size)
+    tokens = chosen.numbers("size", above=0) / (FP16_BYTES * shape.hidden_size)
     return Samples(name, tokens[:, None], chosen.numbers(_median(name), least=0))
 
 

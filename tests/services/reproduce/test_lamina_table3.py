@@ -4,7 +4,7 @@ import pytest
 
 from common.cost import OFFLOADING_LINK, exchanged_bytes
 from services.reproduce.data import DataFiles
-from services.reproduce.lamina_table3 import ELEMENT_BYTES, SETTINGS, run
+from services.reproduce.lamina_table3 import FP16_BYTES, SETTINGS, run
 
 
 def test_a_cell_and_its_time_are_one_statement() -> None:
@@ -15,7 +15,7 @@ def test_a_cell_and_its_time_are_one_statement() -> None:
         for gb_s, time in zip(cells[2:5], said[2:5], strict=True):
             moved = float(gb_s) * 1e9 * float(time.partition(" ms")[0]) / 1e3
             assert moved == pytest.approx(
-                exchanged_bytes(shape, batch, ELEMENT_BYTES, OFFLOADING_LINK), rel=0.01
+                exchanged_bytes(shape, batch, FP16_BYTES, OFFLOADING_LINK), rel=0.01
             )
 
 
