@@ -12,6 +12,7 @@ from common.devices import DEVICES, DeviceSpec
 from common.errors import ConfigError
 from common.messages import Role
 from common.shapes import ModelShape
+from services.simulator.performance.roofline import can_split
 from services.simulator.stages import stage_token_bytes, stage_weight_bytes
 
 GIB = float(1 << 30)
@@ -179,11 +180,6 @@ def _mixed(hardware: list[tuple[str, int, int]], space: SearchSpace) -> Iterator
             mixed_policy=policy,
             max_decode_batch=batch,
         )
-
-
-def can_split(shape: ModelShape, tensor: int) -> bool:
-    """As ``performance.roofline.check_parallelism`` has it."""
-    return shape.heads % tensor == 0 and (shape.kv_heads % tensor == 0 or tensor % shape.kv_heads == 0)
 
 
 def kv_room_tokens(

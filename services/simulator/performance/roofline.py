@@ -123,8 +123,8 @@ class RooflineModel:
 
 
 def check_parallelism(shape: ModelShape, tensor: int, pipeline: int) -> None:
-    """KV heads fewer than devices are copied; others are dealt out evenly."""
-    if tensor < 1 or shape.heads % tensor or (shape.kv_heads % tensor and tensor % shape.kv_heads):
+    """Raises ConfigError."""
+    if tensor < 1 or not can_split(shape, tensor):
         rule = (
             f"must divide {shape.name}'s {shape.heads} heads, and its {shape.kv_heads} KV heads or be divided"
         )
@@ -133,6 +133,11 @@ def check_parallelism(shape: ModelShape, tensor: int, pipeline: int) -> None:
         raise ConfigError(
             "pipeline_parallel", pipeline, f"must be 1 to the {shape.layers} layers of {shape.name}"
         )
+
+
+def can_split(shape: ModelShape, tensor: int) -> bool:
+    """KV heads fewer than devices are copied; others are dealt out evenly."""
+    return shape.heads % tensor == 0 and (shape.kv_heads % tensor == 0 or tensor % shape.kv_heads == 0)
 
 
 def transfers_s(shape: ModelShape, device: DeviceSpec, parallelism: Parallelism, element_bytes: int) -> Line:
