@@ -9,7 +9,14 @@ import msgspec
 
 from common.devices import A100
 from common.latency import ServiceObjectives
-from services.reproduce.data import DataFiles, Lengths, PublishedLength, PublishedLengths, lengths_of
+from services.reproduce.data import (
+    SHAREGPT_TRACE,
+    DataFiles,
+    Lengths,
+    PublishedLength,
+    PublishedLengths,
+    lengths_of,
+)
 from services.reproduce.row import Reproduced, Row, Table, sentences
 from services.reproduce.running import NOBODY_IS_TURNED_AWAY, fewest, poisson, scaled
 from services.simulator.config import Simulated, simulated_from_tree
@@ -17,7 +24,6 @@ from services.simulator.metrics import measure
 from services.simulator.performance.roofline import Parallelism, RooflineModel
 from services.simulator.run import Load, simulate
 
-SHAREGPT = "vidur/processed_traces/sharegpt_val_10k_llama2.csv.gz"
 SHAREGPT_LENGTHS = PublishedLengths(
     "DistServe's Figure 7", PublishedLength(755.5), PublishedLength(200.3), 4096
 )
@@ -129,7 +135,7 @@ def run(
     files: DataFiles,
     size: float,
 ) -> Reproduced:
-    lengths = lengths_of(files, SHAREGPT, SHAREGPT_LENGTHS, scaled(REQUESTS, size))
+    lengths = lengths_of(files, SHAREGPT_TRACE, SHAREGPT_LENGTHS, scaled(REQUESTS, size))
     placings = (*(each for each, _ in baselines), ALADDIN)
     found: dict[tuple[Model, float, Placing], int | None] = {
         (model, rate, placing): fewest_gpus(model, placing, rate, lengths, is_split)
@@ -221,7 +227,7 @@ Run = Callable[[DataFiles, float], Reproduced]
 
 def _row(number: int, title: str, run_it: Run) -> Row:
     source = f"Aladdin, section 6.4, Figure {number}"
-    return Row(f"aladdin-fig{number}", title, source, (SHAREGPT,), run_it)
+    return Row(f"aladdin-fig{number}", title, source, (SHAREGPT_TRACE,), run_it)
 
 
 ROWS = (

@@ -15,6 +15,10 @@ from common.errors import ConfigError
 from services.bench.lengths import LengthPair
 from services.bench.traces import read_trace
 
+SHAREGPT_TRACE = "vidur/processed_traces/sharegpt_val_10k_llama2.csv.gz"
+CONVERSATION_TRACE = "azure2023/AzureLLMInferenceTrace_conv.csv.gz"
+CODING_TRACE = "azure2023/AzureLLMInferenceTrace_code.csv.gz"
+"""Traces of several papers' comparisons; others are named beside what reads them."""
 UNKNOWN_SIGMA = 1.0
 """Of a lognormal of which a paper publishes the mean alone."""
 

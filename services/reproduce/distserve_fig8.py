@@ -4,11 +4,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from common.latency import ATTAINMENT_GOAL, ServiceObjectives, percentiles
-from services.reproduce.data import DataFiles, Lengths
+from services.reproduce.data import SHAREGPT_TRACE, DataFiles, Lengths
 from services.reproduce.distserve_servers import (
     CONSTANTS,
     NEAR_PAPER,
-    REAL,
     Server,
     lengths_near_paper,
     real_lengths,
@@ -160,6 +159,6 @@ ROW = Row(
     id="distserve-fig8",
     title="rates and objectives that a GPU serves",
     source="DistServe, section 6.2, Figure 8",
-    files=(*CONSTANTS.values(), NEAR_PAPER, REAL),
+    files=(*CONSTANTS.values(), NEAR_PAPER, SHAREGPT_TRACE),
     run=run,
 )

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from services.reproduce.data import (
+    SHAREGPT_TRACE,
     DataFiles,
     Lengths,
     PublishedLength,
@@ -19,9 +20,10 @@ CONSTANTS = {
     "vllm": "distserve/profiler-a100-80g.vllm.json",
     "distserve": "distserve/profiler-a100-80g.distserve.json",
 }
-SHAREGPT = PublishedLengths("Figure 7", PublishedLength(755.5), PublishedLength(200.3), 2048)
+LONGEST = 2048
+"""Of a prompt with its output: OPT's context."""
+SHAREGPT_LENGTHS = PublishedLengths("Figure 7", PublishedLength(755.5), PublishedLength(200.3), LONGEST)
 NEAR_PAPER = "distserve/workload_B_n1000_seed0.csv.gz"
-REAL = "vidur/processed_traces/sharegpt_val_10k_llama2.csv.gz"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,20 +84,16 @@ def tree_of(server: Server, files: DataFiles) -> dict[str, Any]:
     }
 
 
-LONGEST = 2048
-"""Of a prompt with its output: OPT's context."""
-
-
 def lengths_near_paper(files: DataFiles, count: int) -> Lengths:
     """With means near those that the paper prints; its own sample is not published."""
-    return lengths_of(files, NEAR_PAPER, SHAREGPT, count)
+    return lengths_of(files, NEAR_PAPER, SHAREGPT_LENGTHS, count)
 
 
 def real_lengths(files: DataFiles, count: int) -> Lengths:
     """Of ShareGPT conversations, a request each that fits OPT's context."""
-    found = lengths_of(files, REAL, SHAREGPT, 2 * count)
+    found = lengths_of(files, SHAREGPT_TRACE, SHAREGPT_LENGTHS, 2 * count)
     fitting = [each for each in found.pairs if each.prompt_tokens + each.output_tokens < LONGEST]
-    return described(fitting[:count], f"lengths drawn from {REAL}, under {LONGEST:,} tokens in all")
+    return described(fitting[:count], f"lengths drawn from {SHAREGPT_TRACE}, under {LONGEST:,} tokens in all")
 
 
 def model_of(server: Server, files: DataFiles) -> DistServeModel:

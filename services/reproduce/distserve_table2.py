@@ -1,11 +1,10 @@
 """DistServe, Table 2: SLO attainment over the rate, of vLLM and of DistServe."""
 
 from common.latency import ServiceObjectives
-from services.reproduce.data import DataFiles
+from services.reproduce.data import SHAREGPT_TRACE, DataFiles
 from services.reproduce.distserve_servers import (
     CONSTANTS,
     NEAR_PAPER,
-    REAL,
     Server,
     lengths_near_paper,
     longest_prompt,
@@ -129,6 +128,6 @@ ROW = Row(
     id="distserve-table2",
     title="SLO attainment over the rate",
     source="DistServe, section 6.4, Table 2",
-    files=(*CONSTANTS.values(), NEAR_PAPER, REAL),
+    files=(*CONSTANTS.values(), NEAR_PAPER, SHAREGPT_TRACE),
     run=run,
 )

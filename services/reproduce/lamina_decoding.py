@@ -14,7 +14,15 @@ from common.cost import (
 )
 from common.devices import H20, H100
 from common.shapes import LLAMA3_70B, LLAMA_33B, LLAMA_65B, ModelShape
-from services.reproduce.data import DataFiles, Lengths, PublishedLength, PublishedLengths, lengths_of
+from services.reproduce.data import (
+    CODING_TRACE,
+    CONVERSATION_TRACE,
+    DataFiles,
+    Lengths,
+    PublishedLength,
+    PublishedLengths,
+    lengths_of,
+)
 from services.reproduce.row import Reproduced, Row, Table, sentences
 from services.reproduce.running import scaled
 from services.simulator.performance.roofline import REACHED
@@ -50,8 +58,8 @@ class Setting:
 
 
 TRAFFIC = (
-    Traffic("Azure-Conv", "azure2023/AzureLLMInferenceTrace_conv.csv.gz", 1154.7, 211.1),
-    Traffic("Azure-Code", "azure2023/AzureLLMInferenceTrace_code.csv.gz", 2047.8, 27.9),
+    Traffic("Azure-Conv", CONVERSATION_TRACE, 1154.7, 211.1),
+    Traffic("Azure-Code", CODING_TRACE, 2047.8, 27.9),
     Traffic("Kimi-Conv", "mooncake/conversation_trace.jsonl.gz", 12035.1, 342.6),
     Traffic("Kimi-TA", "mooncake/toolagent_trace.jsonl.gz", 8560.0, 182.1),
 )

@@ -25,8 +25,6 @@ HARDWARE = {"a100": "a100-80gb", "h100": "h100-80gb", "h100cap": "h100-80gb-pcap
 POWER = {"a100": 1.0, "h100": 1.75, "h100cap": 1.23}
 COST = {"a100": 1.0, "h100": 2.35, "h100cap": 2.35}
 """Of a machine, in DGX-A100s (Table V; there a token machine's H100 costs 2.5, a prompt machine's 2.35)."""
-CONVERSATION_TRACE = "azure2023/AzureLLMInferenceTrace_conv.csv.gz"
-CODING_TRACE = "azure2023/AzureLLMInferenceTrace_code.csv.gz"
 CONVERSATION = PublishedLengths(
     "Lamina's Table 4", PublishedLength(1154.7, 1020), PublishedLength(211.1, 129), 16_384
 )

@@ -1,11 +1,10 @@
 """Splitwise, Figure 12: the fewest prompt and token machines for 70 coding requests a second."""
 
-from services.reproduce.data import DataFiles, lengths_of
+from services.reproduce.data import CODING_TRACE, DataFiles, lengths_of
 from services.reproduce.row import Reproduced, Row, Table, sentences
 from services.reproduce.running import fewest, poisson, scaled
 from services.reproduce.splitwise_clusters import (
     CODING,
-    CODING_TRACE,
     PERF_MODEL,
     Assumed,
     Design,

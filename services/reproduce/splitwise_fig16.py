@@ -3,7 +3,7 @@
 The figure's values are drawn, not printed: what its text says of them is held against ours.
 """
 
-from services.reproduce.data import DataFiles, lengths_of
+from services.reproduce.data import CODING_TRACE, CONVERSATION_TRACE, DataFiles, lengths_of
 from services.reproduce.row import Reproduced, Row, Table, sentences
 from services.reproduce.running import poisson, scaled
 from services.reproduce.splitwise_clusters import (
@@ -11,9 +11,7 @@ from services.reproduce.splitwise_clusters import (
     BASELINE_A100,
     BASELINE_H100,
     CODING,
-    CODING_TRACE,
     CONVERSATION,
-    CONVERSATION_TRACE,
     CORRECTED,
     HA,
     HH,

@@ -1,6 +1,6 @@
 """Splitwise, Figure 18: throughput of clusters of equal power, and of equal cost, under nine objectives."""
 
-from services.reproduce.data import DataFiles, Lengths, lengths_of
+from services.reproduce.data import CONVERSATION_TRACE, DataFiles, Lengths, lengths_of
 from services.reproduce.row import Reproduced, Row, Table, sentences
 from services.reproduce.running import largest_rate, poisson, scaled
 from services.reproduce.splitwise_clusters import (
@@ -8,7 +8,6 @@ from services.reproduce.splitwise_clusters import (
     BASELINE_A100,
     BASELINE_H100,
     CONVERSATION,
-    CONVERSATION_TRACE,
     CORRECTED,
     HA,
     HHCAP,

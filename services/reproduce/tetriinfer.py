@@ -9,14 +9,13 @@ import numpy as np
 from common.latency import resource_time_s
 from services.bench.lengths import WORKLOADS, LengthPair, is_of_workload
 from services.bench.traces import read_trace
-from services.reproduce.data import DataFiles, Lengths, described
+from services.reproduce.data import SHAREGPT_TRACE, DataFiles, Lengths, described
 from services.reproduce.row import Reproduced, Row, Table, sentences
 from services.reproduce.running import NOBODY_IS_TURNED_AWAY, SEED, at_once, scaled
 from services.simulator.config import simulated_from_tree
 from services.simulator.metrics import measure
 from services.simulator.run import Load, simulate
 
-SHAREGPT = "vidur/processed_traces/sharegpt_val_10k_llama2.csv.gz"
 REQUESTS = 128
 LONGEST = 2048
 """Of a prompt with its output: OPT's context."""
@@ -62,11 +61,11 @@ class Served:
 def lengths_of_workload(files: DataFiles, workload: str, count: int) -> Lengths:
     """Of ShareGPT conversations, those that are of the workload; of the distributions of ``lamella bench``
     where the trace is not there."""
-    path = files.find(SHAREGPT)
+    path = files.find(SHAREGPT_TRACE)
     if path is None:
         drawn = WORKLOADS[workload].draw_all(SEED)
         pairs = [next(drawn) for _ in range(count)]
-        return described(pairs, f"{SHAREGPT} is not there: the workload {workload} of `lamella bench`")
+        return described(pairs, f"{SHAREGPT_TRACE} is not there: the workload {workload} of `lamella bench`")
     all_pairs = [LengthPair(each.prompt_tokens, each.output_tokens) for each in read_trace(path).requests]
     fitting = [
         each
@@ -74,7 +73,7 @@ def lengths_of_workload(files: DataFiles, workload: str, count: int) -> Lengths:
         if is_of_workload(each, workload) and each.prompt_tokens + each.output_tokens < LONGEST
     ]
     order = np.random.default_rng(SEED).permutation(len(fitting))[:count]
-    return described([fitting[place] for place in order], f"{workload}, lengths drawn from {SHAREGPT}")
+    return described([fitting[place] for place in order], f"{workload}, lengths drawn from {SHAREGPT_TRACE}")
 
 
 def _tree(pools: list[dict[str, Any]], instance: dict[str, Any], **sections: Any) -> dict[str, Any]:
@@ -207,7 +206,7 @@ ROWS = tuple(
         id=f"tetriinfer-fig{figure.number}",
         title=f"workload {figure.workload.upper()} against a coupled server",
         source=f"TetriInfer, section 5.1, Figure {figure.number}",
-        files=(SHAREGPT,),
+        files=(SHAREGPT_TRACE,),
         run=partial(run, figure),
     )
     for figure in FIGURES
