@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from services.planner.provisioning import SLOWDOWNS
 from services.reproduce.data import DataFiles, PublishedLength, PublishedLengths
 from services.reproduce.running import NOBODY_IS_TURNED_AWAY, run_cluster
 from services.simulator.performance.splitwise import (
@@ -33,8 +34,6 @@ CODING = PublishedLengths(
 )
 """Means by Lamina's Table 4, medians by Splitwise's section III."""
 PERCENTILES = (50, 90, 99)
-SLOWDOWNS = {"TTFT": (2.0, 3.0, 6.0), "TBT": (1.25, 1.5, 5.0), "E2E": (1.25, 1.5, 5.0)}
-"""P50, P90, P99, over a request alone on a DGX-A100 (Table VI)."""
 
 
 @dataclass(frozen=True, slots=True)

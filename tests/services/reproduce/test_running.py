@@ -7,6 +7,7 @@ import pytest
 
 from common.latency import ServiceObjectives
 from services.bench.lengths import LengthPair, is_of_workload
+from services.planner.provisioning import SLOWDOWNS
 from services.reproduce.data import DataFiles, Lengths
 from services.reproduce.distserve_servers import Server, longest_prompt, tree_of
 from services.reproduce.lamina_decoding import held_context
@@ -20,7 +21,6 @@ from services.reproduce.splitwise_clusters import (
     HH,
     ISO_POWER,
     PUBLISHED,
-    SLOWDOWNS,
     Slowdowns,
     slowdowns_of,
 )
