@@ -17,8 +17,8 @@ from services.planner.probes import Point, PoolPoint, Probe, Search, ask
 
 MOST_GROWN = 6
 """Instances that are added to a guess, at the most."""
-MOST_HEADROOM = 2.0
-"""Times the rate: nobody asks how much more than that."""
+MOST_TIMES = 2.0
+"""Of the rate that is guessed or asked for: nobody asks how much more than that."""
 TOLERANCE = 1.05
 FULL_KV = 0.97
 FULL_BATCH = 0.9
@@ -84,41 +84,27 @@ def _shrink(
 def look_beyond(demand: Demand, settled: Settled, requests: int) -> Search[Settled]:
     """With its headroom, and what ends it."""
     deployment, rate = settled.deployment, settled.rate_per_s
-
-    def probe_at(rate_per_s: float) -> Probe:
-        return Probe(pools=deployment.pools, rate_per_s=rate_per_s, requests=requests)
-
-    found = yield from find_capacity(
-        probe_at,
-        served_by(demand.goal),
-        MOST_HEADROOM * rate,
-        low=rate,
-        tolerance=TOLERANCE,
-    )
+    found = yield from _highest_rate(demand, deployment, rate, requests)
     limit = limit_of(deployment, demand, found.point or settled.point, found.beyond)
     return replace(settled, headroom=max(0.0, found.rate_per_s / rate - 1), limit=limit)
 
 
 def stretch(demand: Demand, proposed: Proposed, requests: int) -> Search[Settled | None]:
     """To the highest rate that it serves."""
-
-    def probe_at(rate_per_s: float) -> Probe:
-        return Probe(pools=proposed.deployment.pools, rate_per_s=rate_per_s, requests=requests)
-
-    found: Capacity = yield from find_capacity(
-        probe_at,
-        served_by(demand.goal),
-        2 * proposed.rate_per_s,
-        low=proposed.rate_per_s,
-        tolerance=TOLERANCE,
-    )
+    deployment = proposed.deployment
+    found = yield from _highest_rate(demand, deployment, proposed.rate_per_s, requests)
     if found.point is None:
         return None
     rate = found.rate_per_s
-    limit = limit_of(proposed.deployment, demand, found.point, found.beyond)
-    return Settled(
-        proposed.deployment, burden_of(demand, proposed.deployment, rate), rate, found.point, 0.0, limit
-    )
+    limit = limit_of(deployment, demand, found.point, found.beyond)
+    return Settled(deployment, burden_of(demand, deployment, rate), rate, found.point, 0.0, limit)
+
+
+def _highest_rate(demand: Demand, deployment: Deployment, guess: float, requests: int) -> Search[Capacity]:
+    def probe_at(rate_per_s: float) -> Probe:
+        return Probe(pools=deployment.pools, rate_per_s=rate_per_s, requests=requests)
+
+    return find_capacity(probe_at, served_by(demand.goal), MOST_TIMES * guess, low=guess, tolerance=TOLERANCE)
 
 
 def _with(deployment: Deployment, number: int, more: int) -> Deployment:
