@@ -40,8 +40,8 @@ from services.simulator.engine import EngineSettings
 from services.simulator.gateway import END_TOKEN, RECORD, SimulatedGateway
 from services.simulator.instance import SimulatedInstance, Surroundings
 from services.simulator.links import Links
+from services.simulator.measured_speed import measured_speed_of
 from services.simulator.network import Network
-from services.simulator.profiled import profile_of
 from services.simulator.records import Records
 from services.simulator.scheduler import SimulatedScheduler
 from services.simulator.staff import Staff
@@ -231,7 +231,7 @@ class Cluster:
         key = (pool.config.name, conditions.slowness)
         if key not in self._speeds:
             performance = self._engine_of(pool, conditions).performance
-            self._speeds[key] = profile_of(performance, *_sizes(pool.settings), pool.config.pipeline)
+            self._speeds[key] = measured_speed_of(performance, *_sizes(pool.settings), pool.config.pipeline)
         return self._speeds[key]
 
     def _join(self, pool: Pool, instance_id: InstanceId) -> None:

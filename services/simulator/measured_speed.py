@@ -14,7 +14,7 @@ BATCH_SHARES = (0.02, 0.1, 0.3, 0.6, 1.0)
 CONTEXTS = (128, 512, 1024, 2048)
 
 
-def profile_of(
+def measured_speed_of(
     performance: PerformanceModel, chunk_tokens: int, max_batch: int, stages: int = 1
 ) -> MeasuredSpeed:
     """Of an instance that computes chunks of at most so many tokens, one in each stage, and so many sequences
