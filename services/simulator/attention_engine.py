@@ -33,13 +33,11 @@ class Lanes(Protocol):
         """Of the step that is due."""
         ...
 
-    def lane_steps_ahead(self, lane: int) -> int:
+    def steps_ahead(self, lane: int) -> int:
         """Of the step that is computed."""
         ...
 
-    def end_lane_steps(
-        self, lane: int, steps: int, first_end_s: float, ended_s: float, last_s: float
-    ) -> None: ...
+    def end_steps(self, steps: int, first_end_s: float, ended_s: float, last_s: float, lane: int) -> None: ...
 
 
 @dataclass(slots=True)
@@ -280,7 +278,7 @@ class AttentionEngine:
     def look_ahead(self) -> None:
         """After an event: whether steps run on for as long as it seemed."""
         for lane, course in self._courses.items():
-            steps = max(course.done, self.lanes.lane_steps_ahead(lane))
+            steps = max(course.done, self.lanes.steps_ahead(lane))
             if steps != course.steps:
                 course.steps = steps
                 self.pace.note_changed()
@@ -301,7 +299,7 @@ class AttentionEngine:
         self._count(course)
         self._begun[lane] = course
         times = (course.first_end_s, course.step_began_s, course.last_s)
-        self.lanes.end_lane_steps(lane, steps, *times)
+        self.lanes.end_steps(steps, *times, lane)
         self._begun.pop(lane, None)
 
     def _count(self, course: Course) -> None:

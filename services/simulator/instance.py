@@ -315,19 +315,11 @@ class SimulatedInstance:
     def lane_rows(self, lane: int) -> tuple[PoolRows, ...]:
         return self.decode.rows_by_pool(lane)
 
-    def lane_steps_ahead(self, lane: int) -> int:
-        return self.decode.steps_ahead(lane)
-
-    def end_lane_steps(
-        self, lane: int, steps: int, first_end_s: float, ended_s: float, last_s: float
-    ) -> None:
-        self.decode.end_steps(steps, first_end_s, ended_s, last_s, lane)
-
     def decode_shape(self, lane: int = 0) -> tuple[int, int]:
         return self.decode.shape(lane)
 
-    def steps_ahead(self) -> int:
-        return self.decode.steps_ahead()
+    def steps_ahead(self, lane: int = 0) -> int:
+        return self.decode.steps_ahead(lane)
 
     def end_steps(self, steps: int, first_end_s: float, ended_s: float, last_s: float, lane: int = 0) -> None:
         self.decode.end_steps(steps, first_end_s, ended_s, last_s, lane)

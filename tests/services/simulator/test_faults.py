@@ -119,7 +119,7 @@ def _check_ends(simulated: Simulated) -> None:
 def test_steps_in_one_event_take_what_single_steps_take(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     simulated, load = befallen(*FAULTS[name], **ARRANGEMENTS["pools"]), Load(steady(30, 0.2))
     skipped = simulate(simulated, load, seed=2)
-    monkeypatch.setattr(DecodeRoom, "steps_ahead", lambda room: 1)
+    monkeypatch.setattr(DecodeRoom, "steps_ahead", lambda room, lane=0: 1)
     singly = simulate(simulated, load, seed=2)
     for column in ("first_token_s", "second_token_s", "end_s", "slowest_gap_s"):
         ones, others = getattr(skipped.records, column), getattr(singly.records, column)

@@ -196,7 +196,7 @@ def test_steps_in_one_event_take_what_single_steps_take(name: str, monkeypatch: 
     """Times differ by rounding alone, except where decisions hang on what is measured of them."""
     load = Load(list(chances(25, 25.0, seed=5)))
     skipped = simulate(ARRANGEMENTS[name], load)
-    monkeypatch.setattr(DecodeRoom, "steps_ahead", lambda room: 1)
+    monkeypatch.setattr(DecodeRoom, "steps_ahead", lambda room, lane=0: 1)
     singly = simulate(ARRANGEMENTS[name], load)
     assert skipped.clock.events < singly.clock.events
     for column in ("first_token_s", "second_token_s", "end_s", "slowest_gap_s"):
