@@ -70,7 +70,8 @@ def kernels_of(files: DataFiles, setting: Setting) -> KernelOperators | None:
 def kernel_s(operators: KernelOperators, batch: int) -> float:
     """All products, reductions, and what moves through memory between them."""
     rows = np.array([float(batch)])
-    return float(operators.rows_s(rows)[0] + operators.heads_s(rows)[0])
+    seconds = sum(operators.row_operators_s(rows).values(), operators.heads_s(rows))
+    return float(seconds[0])
 
 
 def run(files: DataFiles, size: float) -> Reproduced:

@@ -187,7 +187,7 @@ class AttentionEngine:
     pace: SharedPace
     workers: dict[int, tuple[str, ...]]
     use: WorkerUse
-    note_pass: Callable[[int, EnginePass], None] | None = None
+    note_pass: Callable[[EnginePass], None] | None = None
     busy: BusyTime = field(default_factory=BusyTime)
     work: ComputedWork = field(default_factory=ComputedWork)
     network: NetworkTime = field(default_factory=NetworkTime)
@@ -322,4 +322,4 @@ class AttentionEngine:
         if self.note_pass is not None:
             context = sum(each.context_tokens for each in course.rows)
             times = (course.began_s, course.step_began_s)
-            self.note_pass(course.lane, EnginePass(*times, None, sequences, context, steps))
+            self.note_pass(EnginePass(*times, None, sequences, context, steps, course.lane, is_lane=True))

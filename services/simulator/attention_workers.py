@@ -186,7 +186,7 @@ class RemoteUse:
         lanes: Lanes,
         pools: KVPools,
         settings: EngineSettings,
-        note_pass: Callable[[int, EnginePass], None] | None,
+        note_pass: Callable[[EnginePass], None] | None,
     ) -> AttentionEngine:
         attention, workers = self.attention, self.workers
         engine = AttentionEngine(

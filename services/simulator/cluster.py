@@ -1,6 +1,6 @@
 """A simulated mesh, put together from its settings: instances, scheduler, gateway and what connects them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -42,6 +42,8 @@ from services.simulator.instance import SimulatedInstance, Surroundings
 from services.simulator.links import Links
 from services.simulator.measured_speed import measured_speed_of
 from services.simulator.network import Network
+from services.simulator.operator_metrics import OperatorTally
+from services.simulator.performance.interface import OperatorTimes
 from services.simulator.records import Records
 from services.simulator.scheduler import SimulatedScheduler
 from services.simulator.staff import Staff
@@ -67,7 +69,7 @@ class _Reporter:
 @dataclass(slots=True)
 class Cluster:
     """``instances``: that live; ``former``: lives that are over. ``on_join`` hears of every
-    life that begins."""
+    life that begins. ``tallies``: of the pools whose operators' times are asked for and known."""
 
     simulated: Simulated
     clock: Clock
@@ -75,6 +77,7 @@ class Cluster:
     gateway: SimulatedGateway
     records: Records
     is_exact: bool
+    tallies: Mapping[str, OperatorTally] = field(default_factory=dict)
     instances: dict[InstanceId, SimulatedInstance] = field(default_factory=dict)
     former: list[SimulatedInstance] = field(default_factory=list)
     pool_of: dict[InstanceId, str] = field(default_factory=dict)
@@ -267,7 +270,17 @@ class Cluster:
         if pool.remote is not None:
             assert self.workers is not None, "no workers for a pool that needs them"
             remote = RemoteUse(pool.remote, self.workers)
-        around = Surroundings(self, engine, speed, cluster.host_bytes_per_s, tpot_s, self.is_exact, remote)
+        tally = self.tallies.get(pool.config.name)
+        around = Surroundings(
+            self,
+            engine,
+            speed,
+            cluster.host_bytes_per_s,
+            tpot_s,
+            self.is_exact,
+            remote,
+            None if tally is None else tally.add,
+        )
         states = _states_of(pool, record, _layout_of(simulated, config))
         instance = SimulatedInstance(
             record,
@@ -295,16 +308,33 @@ class Cluster:
 
 
 def make_cluster(
-    simulated: Simulated, *, is_exact: bool, retries: int = 0, timeline: SimulatedTimeline | None = None
+    simulated: Simulated,
+    *,
+    is_exact: bool,
+    retries: int = 0,
+    timeline: SimulatedTimeline | None = None,
+    has_operators: bool = False,
 ) -> Cluster:
-    """``is_exact``: every request draws as many tokens as it may, and engines need not ask."""
+    """``is_exact``: every request draws as many tokens as it may, and engines need not ask.
+    ``has_operators``: what each took is counted."""
     clock, records, cluster = Clock(), Records(), simulated.cluster
     settings = simulated.settings
     links = Links(clock, cluster.link_latency_s, settings.transfer.deadline_s)
     network = Network(clock, links, cluster.hop_s, timeline)
     losses, continuations = Losses(settings.mesh.lease_s), settings.gateway.max_continuations
     gateway = SimulatedGateway(network, records, continuations, losses, retries)
-    return Cluster(simulated, clock, network, gateway, records, is_exact)
+    tallies = _tallies_of(simulated.pools) if has_operators else {}
+    return Cluster(simulated, clock, network, gateway, records, is_exact, tallies)
+
+
+def _tallies_of(pools: Iterable[Pool]) -> dict[str, OperatorTally]:
+    """Of those whose source of performance knows operators."""
+    found = {}
+    for pool in pools:
+        model = pool.performance if pool.remote is None else pool.remote.cost.model
+        if isinstance(model, OperatorTimes):
+            found[pool.config.name] = OperatorTally(model, is_attending=pool.remote is None)
+    return found
 
 
 def _sizes(config: Config) -> tuple[int, int]:

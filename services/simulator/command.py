@@ -40,6 +40,9 @@ def simulate(
     timeline: Annotated[
         Path | None, typer.Option(help="Write what everyone did when there, as `lamella trace` does.")
     ] = None,
+    operators: Annotated[
+        bool, typer.Option("--operators", help="Say what each operator of the model took.")
+    ] = False,
     plot: Annotated[Path | None, typer.Option(help="Draw latencies and who waits: .png, .svg, .pdf.")] = None,
     held_out: Annotated[
         bool, typer.Option("--held-out", help="Say how far fitted times are off where nothing was fitted.")
@@ -72,11 +75,12 @@ def simulate(
         for name, one in zip(names, simulated, strict=True):
             task = bar.add_task(name, total=len(rows.requests))
             load = Load(offered_of(rows, rate, arrivals, seed, trace_scale), max_tokens, retries)
-            cluster = run(one, load, partial(_show_progress, bar, task), output.recorded, seed)
+            shown = partial(_show_progress, bar, task)
+            cluster = run(one, load, shown, output.recorded, seed, has_operators=operators)
             runs.append(Run(name, measure(cluster, objectives)))
             output.take(name, cluster)
     output.write(runs, objectives)
-    show(runs)
+    show(runs, has_operators=operators)
     if held_out:
         for each in simulated:
             show_held_out(each)
@@ -114,13 +118,14 @@ def names_of(files: Sequence[Path]) -> list[str]:
     return names if len(set(names)) == len(names) else [str(each) for each in files]
 
 
-def show(runs: "Sequence[Run]") -> None:
+def show(runs: "Sequence[Run]", *, has_operators: bool = False) -> None:
     from rich.console import Console
 
     from services.simulator.tables import (
         comparison_table,
         hardware_table,
         latency_table,
+        operator_table,
         pool_table,
         summary_of,
     )
@@ -132,6 +137,11 @@ def show(runs: "Sequence[Run]") -> None:
         console.print(latency_table(run.metrics))
         console.print(pool_table(run.metrics))
         console.print(hardware_table(run.metrics.hardware))
+        if run.metrics.operators:
+            console.print(operator_table(run.metrics.operators))
+        elif has_operators:
+            console.print("no pool's source of performance tells operators apart: roofline, vidur and")
+            console.print("aiconfigurator do")
         for line in summary_of(run.metrics):
             console.print(line, highlight=False)
     if len(runs) > 1:

@@ -74,7 +74,7 @@ class BusyTime:
 
 class EnginePass(NamedTuple):
     """One that is over, or ``steps`` of the same sequences. ``context_tokens``: of the first one. Passes of
-    one ``track`` do not overlap."""
+    one ``track`` do not overlap; ``is_lane``: it is one of several batches that are computed at once."""
 
     began_s: float
     ended_s: float
@@ -83,6 +83,7 @@ class EnginePass(NamedTuple):
     context_tokens: int
     steps: int
     track: int = 0
+    is_lane: bool = False
 
 
 @dataclass(slots=True)

@@ -3,7 +3,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 import msgspec
 
@@ -37,7 +36,7 @@ from services.hosts.load_report import MeasuredSpeed, make_load_report
 from services.simulator.attention_cost import PoolRows
 from services.simulator.attention_workers import KVPools, RemoteUse
 from services.simulator.decode_room import DecodeRoom
-from services.simulator.engine import EngineSettings, SimulatedEngine
+from services.simulator.engine import EnginePass, EngineSettings, SimulatedEngine
 from services.simulator.mesh import OWN_POOL, Engine, Mesh, PullAnswer
 from services.simulator.pipelined import PipelinedEngine
 from services.simulator.prefill_room import PrefillRoom
@@ -47,7 +46,8 @@ from services.simulator.prefill_room import PrefillRoom
 class Surroundings:
     """What an instance is built into. ``speed``: what it tells of its own chunks and steps;
     ``host_bytes_per_s``: to its host's memory; ``tpot_s``: promised to a class of service; ``is_exact``:
-    every sequence draws as many tokens as it may. ``remote``: where its KV lies, if not with it."""
+    every sequence draws as many tokens as it may. ``remote``: where its KV lies, if not with it;
+    ``note_pass``: who is told of every pass."""
 
     mesh: Mesh
     engine: EngineSettings
@@ -56,6 +56,7 @@ class Surroundings:
     tpot_s: Callable[[str], float]
     is_exact: bool
     remote: RemoteUse | None = None
+    note_pass: Callable[[EnginePass], None] | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -90,14 +91,12 @@ class SimulatedInstance:
         self.home = self.role
         self._free_blocks = self.blocks.free_blocks
         network = around.mesh.network
-        timeline = network.timeline
-        note_pass = None if timeline is None else partial(timeline.add_pass, self.instance_id)
+        note_pass = self._note_pass if network.timeline or around.note_pass else None
         layers, shares = prefill.layout.layers, around.engine.stage_shares
         if around.remote is not None:
             self.pools = around.remote.pools_for(self.life, decode, self._handle_pool)
             destinations = self.pools.destinations
-            note_lane = None if timeline is None else partial(timeline.add_lane_pass, self.instance_id)
-            self.engine = around.remote.engine_for(self, self.pools, around.engine, note_lane)
+            self.engine = around.remote.engine_for(self, self.pools, around.engine, note_pass)
         else:
             own = KVDestination(OWN_POOL, 0, prefill.layout.kv_heads, self.blocks.total_blocks)
             destinations = {0: (own,)}
@@ -120,6 +119,13 @@ class SimulatedInstance:
             self._note_decode,
             destinations,
         )
+
+    def _note_pass(self, done: EnginePass) -> None:
+        timeline, note = self.around.mesh.network.timeline, self.around.note_pass
+        if timeline is not None:
+            timeline.add_pass(self.instance_id, done)
+        if note is not None:
+            note(done)
 
     @property
     def blocks(self) -> BlockAllocator:

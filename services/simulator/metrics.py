@@ -32,6 +32,7 @@ from services.simulator.hardware import (
     pool_hardware,
 )
 from services.simulator.instance import SimulatedInstance
+from services.simulator.operator_metrics import STEPS_ATTENTION, OperatorMetrics
 from services.simulator.records import OUTCOMES, Records
 
 DONE = OUTCOMES.index("done")
@@ -82,7 +83,8 @@ class AttentionMetrics(msgspec.Struct, frozen=True):
 class Metrics(msgspec.Struct, frozen=True):
     """``tbt_s``: percentiles (``common.latency.REPORTED_PERCENTILES``) of all gaps between tokens, within 1
     %. ``second_token_s``: from the first token to the second, the hand-over with it. ``elapsed_s``: from the
-    first arrival to the last end. ``digest``: equal for equal runs."""
+    first arrival to the last end. ``operators``: where asked for, of pools whose
+    source knows them. ``digest``: equal for equal runs."""
 
     requests: int
     done: int
@@ -104,6 +106,7 @@ class Metrics(msgspec.Struct, frozen=True):
     pools: tuple[PoolMetrics, ...]
     attention: AttentionMetrics | None
     hardware: HardwareMetrics
+    operators: tuple[OperatorMetrics, ...]
     events: int
     digest: str
 
@@ -146,6 +149,7 @@ def measure(cluster: Cluster, objectives: ServiceObjectives | None = None) -> Me
         pools=tuple(_pools(cluster, first_s, last_s)),
         attention=_attention(cluster, elapsed_s),
         hardware=hardware_of(list(_hardware(cluster, first_s, last_s)), len(done), elapsed_s),
+        operators=tuple(_operators(cluster)),
         events=cluster.clock.events,
         digest=records.digest(),
     )
@@ -231,6 +235,18 @@ def _attention(cluster: Cluster, elapsed_s: float) -> AttentionMetrics | None:
         network_hidden=1.0 - exposed_s / sent_s if sent_s > 0 else 0.0,
         moves=sum(each.decode.moves for each in users),
     )
+
+
+def _operators(cluster: Cluster) -> Iterator[OperatorMetrics]:
+    """Attention on workers is what they were busy with."""
+    for pool, tally in cluster.tallies.items():
+        yield from tally.metrics(pool)
+    workers = cluster.workers
+    if workers is not None and cluster.tallies:
+        steps = sum(each.engine.work.passes for each in cluster.lives if each.pools is not None)
+        seconds, attended = math.fsum(workers.use.busy_s.values()), workers.use.work.pairs
+        mean = _mean(attended, steps)
+        yield OperatorMetrics(workers.pool.config.name, STEPS_ATTENTION, steps, mean, seconds, 1.0)
 
 
 def _pools(cluster: Cluster, first_s: float, last_s: float) -> Iterator[PoolMetrics]:

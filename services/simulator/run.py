@@ -73,12 +73,19 @@ def simulate(
     timeline: SimulatedTimeline | None = None,
     seed: int = 0,
     watch: Callable[[Cluster], None] = lambda _: None,
+    *,
+    has_operators: bool = False,
 ) -> Cluster:
     """The mesh after the last request. ``progress`` is told how many have come; ``timeline`` keeps what
     everyone did; ``seed``: of what befalls the mesh; ``watch`` is shown the mesh as often as progress is told
-    of, and ends the run by what it raises. Raises SimulationError."""
+    of, and ends the run by what it raises; ``has_operators``: what each took is counted. Raises
+    SimulationError."""
     cluster = make_cluster(
-        simulated, is_exact=load.max_tokens is None, retries=load.retries, timeline=timeline
+        simulated,
+        is_exact=load.max_tokens is None,
+        retries=load.retries,
+        timeline=timeline,
+        has_operators=has_operators,
     )
     cluster.start()
     prefixes = begin_life(cluster, seed)

@@ -9,6 +9,7 @@ from common.latency import Distribution
 from services.simulator.config import Pool, Simulated
 from services.simulator.hardware import HardwareMetrics
 from services.simulator.metrics import Metrics
+from services.simulator.operator_metrics import OperatorMetrics
 from services.simulator.performance.roofline import Parallelism
 
 UNKNOWN = "unknown"
@@ -107,6 +108,21 @@ def hardware_table(hardware: HardwareMetrics) -> Table:
         table.add_row(pool.name, pool.device or UNKNOWN, f"{pool.devices:.4g}", *shares, *paid)
     devices = sum(pool.devices for pool in hardware.pools)
     table.add_row("all", "", f"{devices:.4g}", "", "", *_power_and_price(hardware.mean_w, hardware.usd_h))
+    return table
+
+
+def operator_table(operators: Sequence[OperatorMetrics]) -> Table:
+    table = Table("pool", "operator", "passes", "tokens each", "ms each", "seconds", "share", box=None)
+    for each in operators:
+        table.add_row(
+            each.pool,
+            each.operator,
+            f"{each.passes:,}",
+            f"{each.tokens:,.1f}",
+            f"{1e3 * each.seconds / each.passes:.3f}",
+            f"{each.seconds:,.1f}",
+            f"{each.share:.1%}",
+        )
     return table
 
 

@@ -67,7 +67,11 @@ class SimulatedTimeline:
 
     def add_pass(self, instance_id: InstanceId, done: EnginePass) -> None:
         times = (done.began_s, done.ended_s)
-        service = f"{instance_id}, pass {done.track + 1}" if done.track else instance_id
+        service = str(instance_id)
+        if done.is_lane:
+            service = f"{instance_id}{LANE}{done.track}"
+        elif done.track:
+            service = f"{instance_id}, pass {done.track + 1}"
         if done.chunk is None:
             rows = (done.sequences, done.context_tokens, done.steps)
             self.add(service, DECODE_STEPS, *times, *rows)
@@ -80,10 +84,6 @@ class SimulatedTimeline:
             self.add(service, MIXED_STEP, *times, *chunk, *rows_beside, requests=requests)
         else:
             self.add(service, PREFILL_STEP, *times, *chunk, requests=requests)
-
-    def add_lane_pass(self, instance_id: InstanceId, lane: int, done: EnginePass) -> None:
-        """Of one of several batches that are computed at once."""
-        self.add_pass(InstanceId(f"{instance_id}{LANE}{lane}"), done)
 
     def add_transfer(
         self, sender: InstanceId, pull: PullKV, nbytes: int, layers: range, began_s: float, ended_s: float

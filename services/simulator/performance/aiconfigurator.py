@@ -124,7 +124,8 @@ class KernelOperators:
         products = ProductTable(tables.products)
         sizes = [(attention_width + kv_width, hidden), (hidden, attention_width)]
         sizes += [(gates * inner, hidden), (hidden, inner)]
-        self._products = [products.over_rows(n, k) for n, k in sizes]
+        names = ("attn_pre_proj", "attn_post_proj", "mlp_up_proj", "mlp_down_proj")
+        self._products = {name: products.over_rows(n, k) for name, (n, k) in zip(names, sizes, strict=True)}
         self._head = products.over_rows(shape.vocab_size // tensor, hidden)
         moved = BF16_BYTES * (ROUND_TRIPS * hidden + (gates + 1) * inner)
         self._moved_s = moved / (device.memory_bytes_s * REACHED.memory)
@@ -136,16 +137,19 @@ class KernelOperators:
     def stages(self) -> int:
         return self._parallelism.pipeline
 
-    def rows_s(self, rows: FloatArray) -> FloatArray:
-        layer_ms = np.zeros(len(rows))
-        for product in self._products:
-            layer_ms += product.predict(rows[:, None])
+    def row_operators_s(self, rows: FloatArray) -> dict[str, FloatArray]:
+        features, layers = rows[:, None], self._layers
+        found = {name: MS * layers * product.predict(features) for name, product in self._products.items()}
+        found["pointwise"] = layers * self._moved_s * rows
         if self._reduction is not None:
-            layer_ms += REDUCTIONS * np.maximum(0.0, self._reduction.predict(rows[:, None]))
-        fixed_s, each_s = self._transfers_s
-        fixed_s += self._parallelism.pass_s
-        total: FloatArray = self._layers * (MS * layer_ms + rows * self._moved_s) + fixed_s + rows * each_s
-        return total
+            reduction_ms = np.maximum(0.0, self._reduction.predict(features))
+            found["all_reduce"] = MS * layers * REDUCTIONS * reduction_ms
+        if self._parallelism.pipeline > 1:
+            fixed_s, each_s = self._transfers_s
+            found["send_recv"] = fixed_s + rows * each_s
+        if self._parallelism.pass_s:
+            found["launch"] = np.full(len(rows), self._parallelism.pass_s)
+        return found
 
     def heads_s(self, rows: FloatArray) -> FloatArray:
         return MS * self._head.predict(rows[:, None])

@@ -1,6 +1,7 @@
 """The one interface of all performance models, and how well those that were fitted do what they were not
 fitted to."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -29,6 +30,21 @@ class FrontLoaded(Protocol):
 
     def front_s(self, shape: PassShape) -> float:
         """Of a pass's seconds, those that come before all stages' shares."""
+
+
+@runtime_checkable
+class OperatorTimes(Protocol):
+    """A model that knows what each operator takes (Vidur 5.2). All of a pass's are its ``pass_s``."""
+
+    def row_operators_s(self, rows: int, heads: int) -> Mapping[str, float]:
+        """Seconds by operator, without attention, of all layers and stages: a pass of so many tokens, of
+        which so many sequences draw one."""
+
+    def chunks_attention_s(self, chunks: tuple[tuple[int, int], ...]) -> float:
+        """Of a pass's chunks: (tokens before, tokens) of each."""
+
+    def steps_attention_s(self, sequences: int, context_tokens: int, steps: int) -> float:
+        """Of decode steps, as ``steps_s``."""
 
 
 @dataclass(frozen=True, slots=True)

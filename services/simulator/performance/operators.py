@@ -4,7 +4,11 @@ Operators over tokens (matrices, norms, collectives) depend on a pass's rows alo
 looks back at. Each is a table over tokens that is made when first needed, so that a pass is a few look-ups.
 """
 
+from collections.abc import Mapping
+from functools import partial, reduce
 from typing import Protocol
+
+import numpy as np
 
 from services.simulator.performance.curves import BatchCurves, ChunkSurface, TokenCurve
 from services.simulator.performance.files import FloatArray
@@ -12,6 +16,7 @@ from services.simulator.shape import PassShape
 
 CONTEXT_GRID, CHUNK_GRID, BEFORE_GRID, HEAD_GRID = 32, 32, 256, 4
 Chunks = tuple[tuple[int, int], ...]
+OUTPUT_MATRIX = "lm_head"
 
 
 class Operators(Protocol):
@@ -20,8 +25,8 @@ class Operators(Protocol):
     @property
     def stages(self) -> int: ...
 
-    def rows_s(self, rows: FloatArray) -> FloatArray:
-        """Everything but attention, of passes of so many tokens."""
+    def row_operators_s(self, rows: FloatArray) -> Mapping[str, FloatArray]:
+        """By operator, everything but attention and the output matrix, of passes of so many tokens."""
 
     def heads_s(self, rows: FloatArray) -> FloatArray:
         """The output matrix, of passes in which so many sequences get a token."""
@@ -45,7 +50,8 @@ class OperatorModel:
         work in tiles."""
         self._operators = operators
         self._rounding = row_rounding
-        self._rows = TokenCurve(operators.rows_s, row_rounding)
+        self._rows = TokenCurve(self._all_rows_s, row_rounding)
+        self._each: dict[str, TokenCurve] = {}
         self._heads = TokenCurve(operators.heads_s, HEAD_GRID)
         self._decode = BatchCurves(operators.decode_attention_s, CONTEXT_GRID)
         self._prefill = ChunkSurface(
@@ -64,12 +70,24 @@ class OperatorModel:
         if chunks:
             for _, tokens in chunks:
                 rows += tokens
-            seconds += self._chunks_s(chunks)
+            seconds += self.chunks_attention_s(chunks)
         return seconds + self._rows_s(rows) + self._heads.at(sequences + len(chunks))
 
     def steps_s(self, sequences: int, context_tokens: int, steps: int) -> float:
-        attention_s = self._decode.of(sequences).total(context_tokens / sequences, steps)
+        attention_s = self.steps_attention_s(sequences, context_tokens, steps)
         return attention_s + steps * (self._rows_s(sequences) + self._heads.at(sequences))
+
+    def row_operators_s(self, rows: int, heads: int) -> Mapping[str, float]:
+        found = {name: curve.at(self._rounded(rows)) for name, curve in self._row_curves().items()}
+        head_s = self._heads.at(heads)
+        return {**found, OUTPUT_MATRIX: head_s} if head_s else found
+
+    def chunks_attention_s(self, chunks: Chunks) -> float:
+        before, tokens = self._operators.equivalent_chunk(chunks)
+        return self._operators.prefill_factor(len(chunks)) * self._prefill.at(before, tokens)
+
+    def steps_attention_s(self, sequences: int, context_tokens: int, steps: int) -> float:
+        return self._decode.of(sequences).total(context_tokens / sequences, steps)
 
     def model_s(self, sequences: int) -> float:
         return self._rows_s(sequences) + self._heads.at(sequences)
@@ -77,11 +95,22 @@ class OperatorModel:
     def attention_s(self, sequences: int, context_tokens: int) -> float:
         return self._decode.of(sequences).at(context_tokens / sequences)
 
-    def _chunks_s(self, chunks: Chunks) -> float:
-        """Attention of all chunks."""
-        before, tokens = self._operators.equivalent_chunk(chunks)
-        return self._operators.prefill_factor(len(chunks)) * self._prefill.at(before, tokens)
+    def _all_rows_s(self, rows: FloatArray) -> FloatArray:
+        return reduce(np.add, self._operators.row_operators_s(rows).values(), np.zeros(len(rows)))
+
+    def _row_curves(self) -> dict[str, TokenCurve]:
+        """Each operator's own, made when first asked for."""
+        if not self._each:
+            names = self._operators.row_operators_s(np.zeros(1))
+            self._each = {name: TokenCurve(partial(self._one_s, name), self._rounding) for name in names}
+        return self._each
+
+    def _one_s(self, name: str, rows: FloatArray) -> FloatArray:
+        return self._operators.row_operators_s(rows)[name]
 
     def _rows_s(self, rows: int) -> float:
         """A pass without rows takes no time."""
-        return self._rows.at(-(-rows // self._rounding) * self._rounding) if rows else 0.0
+        return self._rows.at(self._rounded(rows)) if rows else 0.0
+
+    def _rounded(self, rows: int) -> int:
+        return -(-rows // self._rounding) * self._rounding

@@ -6,6 +6,7 @@ reductions and transfers between stages come on top of it, and a fixed time a pa
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from common.cost import ELEMENT_BYTES, Utilisation, attention_work, model_work
@@ -74,9 +75,13 @@ class RooflineModel:
         self._pair_s = token.flops * computing
         self._kv_s = (token.bytes_moved - query.bytes_moved) * memory
         self._query_s = query.bytes_moved * memory
-        links = [some(shape, device, parallelism, element_bytes) for some in (reductions_s, transfers_s)]
-        fixed_s = parallelism.pass_s + sum(fixed for fixed, _ in links)
-        self._other_s: Line = (fixed_s, sum(each for _, each in links))
+        self._others_s: dict[str, Line] = {
+            "all_reduce": reductions_s(shape, device, parallelism, element_bytes),
+            "send_recv": transfers_s(shape, device, parallelism, element_bytes),
+            "launch": (parallelism.pass_s, 0.0),
+        }
+        fixed, each = zip(*self._others_s.values(), strict=True)
+        self._other_s: Line = (sum(fixed), sum(each))
 
     def pass_s(self, shape: PassShape) -> float:
         rows = sequences = shape.sequences
@@ -87,9 +92,15 @@ class RooflineModel:
         return seconds + self._rows_s(rows, sequences + len(shape.chunks)) if rows else 0.0
 
     def steps_s(self, sequences: int, context_tokens: int, steps: int) -> float:
-        return steps * self._rows_s(sequences, sequences) + self._attention_steps_s(
-            sequences, context_tokens, steps
-        )
+        rows_s = self._rows_s(sequences, sequences)
+        return steps * rows_s + self.steps_attention_s(sequences, context_tokens, steps)
+
+    def row_operators_s(self, rows: int, heads: int) -> Mapping[str, float]:
+        others = {name: fixed + rows * each for name, (fixed, each) in self._others_s.items()}
+        return {"matrices": self._matrices_s(rows, heads), **{k: v for k, v in others.items() if v}}
+
+    def chunks_attention_s(self, chunks: tuple[tuple[int, int], ...]) -> float:
+        return sum(self._chunk_attention_s(before, tokens) for before, tokens in chunks)
 
     def model_s(self, sequences: int) -> float:
         return self._rows_s(sequences, sequences)
@@ -98,9 +109,12 @@ class RooflineModel:
         return self._decode_attention_s(sequences, context_tokens)
 
     def _rows_s(self, rows: int, heads: int) -> float:
+        return self._matrices_s(rows, heads) + self._other_s[0] + rows * self._other_s[1]
+
+    def _matrices_s(self, rows: int, heads: int) -> float:
         computing_s = rows * self._row_s + heads * self._head_s
         memory_s = self._weights_s[0] + rows * self._weights_s[1]
-        return max(computing_s, memory_s) + self._other_s[0] + rows * self._other_s[1]
+        return max(computing_s, memory_s)
 
     def _decode_attention_s(self, sequences: int, context_tokens: int) -> float:
         return max(self._pair_s * context_tokens, self._kv_s * context_tokens + self._query_s * sequences)
@@ -110,7 +124,7 @@ class RooflineModel:
         pairs = pairs_of(before, tokens) + tokens
         return max(self._pair_s * pairs, self._kv_s * (before + tokens) + self._query_s * tokens)
 
-    def _attention_steps_s(self, sequences: int, context_tokens: int, steps: int) -> float:
+    def steps_attention_s(self, sequences: int, context_tokens: int, steps: int) -> float:
         """Both bounds are lines over the context: memory's is the larger up to where they cross."""
         slope = self._pair_s - self._kv_s
         in_memory = steps

@@ -132,7 +132,7 @@ class VidurOperators:
         self._layers = shape.layers
         self._launch_ms = launch_ms
         self._batch_factor = batch_factor if shape.kv_heads < shape.heads else 1.0
-        self._operators = [fit(regression, samples) for samples in profile.operators]
+        self._operators = {samples.operator: fit(regression, samples) for samples in profile.operators}
         self._prefill = fit(regression, profile.prefill)
         self._decode = fit(regression, profile.decode)
         self._reduction = _fit_if(regression, profile.reduction)
@@ -142,17 +142,19 @@ class VidurOperators:
     def stages(self) -> int:
         return self._stages
 
-    def rows_s(self, rows: FloatArray) -> FloatArray:
-        features = rows[:, None]
-        layer_ms = sum(
-            (np.maximum(0.0, each.predict(features)) for each in self._operators), np.zeros(len(rows))
-        )
+    def row_operators_s(self, rows: FloatArray) -> dict[str, FloatArray]:
+        features, layers = rows[:, None], MS * self._layers
+
+        def milliseconds(fitted: Regressor) -> FloatArray:
+            return np.maximum(0.0, fitted.predict(features))
+
+        found = {name: layers * milliseconds(each) for name, each in self._operators.items()}
         if self._reduction is not None:
-            layer_ms += REDUCTIONS * (np.maximum(0.0, self._reduction.predict(features)) + self._launch_ms)
-        total_ms = self._layers * layer_ms
+            reduction_ms = milliseconds(self._reduction) + self._launch_ms
+            found["all_reduce"] = layers * REDUCTIONS * reduction_ms
         if self._transfer is not None:
-            total_ms += (self._stages - 1) * np.maximum(0.0, self._transfer.predict(features))
-        return MS * total_ms
+            found["send_recv"] = MS * (self._stages - 1) * milliseconds(self._transfer)
+        return found
 
     def heads_s(self, rows: FloatArray) -> FloatArray:
         """Not counted."""

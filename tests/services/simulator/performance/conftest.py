@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from common.shapes import ModelShape, llama_shape
-from services.simulator.performance.interface import HeldOutError, PerformanceModel
+from services.simulator.performance.interface import HeldOutError, OperatorTimes, PerformanceModel
 from services.simulator.shape import PassShape
 
 
@@ -49,6 +49,27 @@ def assert_steps_are_their_passes(model: PerformanceModel) -> None:
         expected = sum(model.pass_s(shape) for shape in each)
         assert model.steps_s(sequences, context, steps) == pytest.approx(expected, rel=1e-9)
     assert model.steps_s(5, 500, 0) == 0
+
+
+def assert_operators_are_their_pass(model: PerformanceModel) -> None:
+    """What each takes comes to what all take, of chunks, of steps, and of both at once."""
+    assert isinstance(model, OperatorTimes)
+    for shape in (
+        PassShape(((0, 300),)),
+        PassShape((), 7, 1003),
+        PassShape(((0, 512), (100, 41)), 33, 33 * 511 + 5),
+    ):
+        heads = shape.sequences + len(shape.chunks)
+        seconds = list(model.row_operators_s(shape.tokens, heads).values())
+        assert len(seconds) > 1 or seconds[0] > 0
+        if shape.chunks:
+            seconds.append(model.chunks_attention_s(shape.chunks))
+        if shape.sequences:
+            seconds.append(model.steps_attention_s(shape.sequences, shape.context_tokens, 1))
+        assert sum(seconds) == pytest.approx(model.pass_s(shape), rel=1e-9)
+    one, two = (model.steps_attention_s(5, 5 * 700, steps) for steps in (1, 2))
+    assert two == pytest.approx(2 * one, rel=0.01)
+    assert one > 0
 
 
 def assert_more_takes_longer(model: PerformanceModel, noise: float = 0.0) -> None:

@@ -16,6 +16,7 @@ from services.simulator.performance.roofline import Parallelism, RooflineModel
 from services.simulator.shape import PassShape
 from tests.services.simulator.performance.conftest import (
     assert_more_takes_longer,
+    assert_operators_are_their_pass,
     assert_steps_are_their_passes,
     small_llama,
     write_csv,
@@ -117,6 +118,7 @@ def test_it_holds_to_what_all_models_do(tmp_path: Path) -> None:
     model = model_of(write_tables(tmp_path), SHAPE, 2, pipeline=2)
     assert model.stages == 2
     assert_steps_are_their_passes(model)
+    assert_operators_are_their_pass(model)
     assert_more_takes_longer(model)
 
 
@@ -152,6 +154,7 @@ def test_real_tables_hold_to_what_all_models_do_and_are_near_the_roofline(
     folder = shared_directory / "data/aiconfigurator/a100_sxm"
     model = model_of(folder, shape, tensor)
     assert_steps_are_their_passes(model)
+    assert_operators_are_their_pass(model)
     assert_more_takes_longer(model)
     for error in read_kernels(folder, shape, tensor).held_out():
         assert error.mape < 0.09

@@ -14,6 +14,7 @@ from services.simulator.performance.roofline import Parallelism, RooflineModel
 from services.simulator.shape import PassShape
 from tests.services.simulator.performance.conftest import (
     assert_more_takes_longer,
+    assert_operators_are_their_pass,
     assert_steps_are_their_passes,
 )
 
@@ -120,6 +121,7 @@ def test_what_a_pass_always_costs_is_added_to_each() -> None:
 def test_it_holds_to_what_all_models_do() -> None:
     model = RooflineModel(LLAMA2_70B, A100_SXM, parallelism=Parallelism(tensor=4, pipeline=2, pass_s=1e-3))
     assert_steps_are_their_passes(model)
+    assert_operators_are_their_pass(model)
     assert_more_takes_longer(model)
 
 

@@ -21,6 +21,7 @@ from services.simulator.performance.vidur import (
 from services.simulator.shape import PassShape
 from tests.services.simulator.performance.conftest import (
     assert_more_takes_longer,
+    assert_operators_are_their_pass,
     assert_steps_are_their_passes,
     mean_error,
     small_llama,
@@ -137,6 +138,7 @@ def test_saving_kv_counts_where_it_was_measured(profile: VidurProfile, tmp_path:
 def test_it_holds_to_what_all_models_do(profile: VidurProfile) -> None:
     model = OperatorModel(VidurOperators(profile, pipeline_parallel=2), row_rounding=ROW_TILE)
     assert_steps_are_their_passes(model)
+    assert_operators_are_their_pass(model)
     assert_more_takes_longer(model)
 
 
@@ -187,6 +189,7 @@ def test_real_profiles_hold_to_what_all_models_do(shared_directory: Path) -> Non
     profile = read_vidur(published(shared_directory), CODELLAMA_34B, 2)
     model = OperatorModel(VidurOperators(profile, pipeline_parallel=2), row_rounding=ROW_TILE)
     assert_steps_are_their_passes(model)
+    assert_operators_are_their_pass(model)
     assert_more_takes_longer(model, noise=0.05)
     with pytest.raises(PerformanceFileError, match="another model's profile"):
         read_vidur(published(shared_directory), LLAMA2_70B, 2)
