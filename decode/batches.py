@@ -11,43 +11,14 @@ from dataclasses import dataclass, field
 from common.kv.blocks import BlockOwner
 from decode.events import StepRow
 from decode.expectations import ALL_TOLD, Untold
+from decode.outlook import Outlook
 from decode.sequence import DecodeSequence
 
 
 @dataclass(slots=True)
-class Outlook:
-    """Of a step's ``rows``: nobody ends within fewer than ``left`` steps, and for ``room`` steps each has a
-    block, the one that is computed, or is next, being the first. ``rooms``: the same of each row, as it was
-    ``ended`` steps before. ``end_token_ids``: any of which ends one of them."""
-
-    rows: tuple[StepRow, ...]
-    left: int
-    rooms: list[int]
-    end_token_ids: frozenset[int]
-    room: int = field(init=False)
-    ended: int = 0
-
-    def __post_init__(self) -> None:
-        self.room = min(self.rooms)
-
-    def lacking(self, steps: int) -> list[tuple[int, int]]:
-        """(room, index) of each row that has it for fewer steps than that."""
-        enough = steps + self.ended
-        return [(room - self.ended, index) for index, room in enumerate(self.rooms) if room < enough]
-
-    def grow(self, index: int, tokens: int) -> None:
-        """A row has room for so many more."""
-        self.rooms[index] += tokens
-
-    def count(self) -> None:
-        """After rows have grown."""
-        self.room = min(self.rooms) - self.ended
-
-
-@dataclass(slots=True)
 class Batches:
-    """``kept``: of the step that ended last, where nobody ended with it: the next one may be of the same
-    rows."""
+    """``kept``: of the step that ended last, and of those of its rows that go on: the next one may be of the
+    same, with those that join."""
 
     lanes: int = 1
     kept: Outlook | None = None
@@ -82,6 +53,8 @@ class Batches:
 
     def is_uneven(self, lane: int) -> bool:
         """Whether some of the lane's rows would go to another's next step (``even_out``)."""
+        if self.lanes == 1:
+            return False
         least = min(len(self.steps.get(other, ())) for other in range(self.lanes))
         return len(self.steps[lane]) - least > 1
 
@@ -95,9 +68,9 @@ class Batches:
 
     def begin(self, lane: int, outlook: Outlook) -> None:
         self.kept = None
-        self.steps[lane], self._outlooks[lane] = outlook.rows, outlook
-        if len(self._computed) != len(outlook.rows) or self.lanes > 1:
-            self._computed.update([row.owner for row in outlook.rows])
+        self.steps[lane], self._outlooks[lane] = outlook.table, outlook
+        self._computed.update(outlook.fresh)
+        outlook.fresh = []
 
     def outlook(self, lane: int) -> Outlook:
         """Of the step in flight."""
@@ -106,31 +79,35 @@ class Batches:
     def disturb(self) -> None:
         """Somebody who is computed is to go when the step ends."""
         for outlook in self._outlooks.values():
-            outlook.left = 1
+            outlook.disturb()
 
-    def end_quietly(self, lane: int, steps: int) -> None:
-        """So many steps have ended and nobody with them."""
-        del self.steps[lane]
-        self.kept = outlook = self._outlooks.pop(lane)
-        outlook.left -= steps
-        outlook.room -= steps
-        outlook.ended += steps
-
-    def forget_kept(self) -> None:
-        """The next step's rows are to be found anew."""
-        if self.kept is not None:
-            self._computed.difference_update([row.owner for row in self.kept.rows])
-            self.kept = None
-
-    def end(self, lane: int, tokens: int | None) -> tuple[tuple[StepRow, ...], frozenset[int]]:
-        """The step's rows, and the tokens that end any of them. ``tokens``: how many came; None where the
-        step failed. Raises ValueError where no such step is."""
+    def end(self, lane: int, tokens: int | None) -> Outlook:
+        """Of the step: what of it goes on is to be kept (``keep``), or nothing (``let_go``). ``tokens``: how
+        many came; None where the step failed. Raises ValueError where no such step is."""
         step = self.steps.get(lane)
         if step is None or tokens not in (None, len(step)):
             raise ValueError(f"lane {lane}: a step of {tokens} rows ended, {len(step or ())} are in flight")
         del self.steps[lane]
-        self._computed.difference_update([row.owner for row in step])
-        return step, self._outlooks.pop(lane).end_token_ids
+        return self._outlooks.pop(lane)
+
+    def keep(self, outlook: Outlook, steps: int, gone: list[int]) -> None:
+        """So many more have ended, and with them the rows in those places; others are left."""
+        outlook.ended += steps
+        if gone:
+            self._computed.difference_update([outlook.rows[place].owner for place in gone])
+            outlook.remove(gone)
+            outlook.departed += len(gone)
+            outlook.count()
+        self.kept = outlook
+
+    def let_go(self, outlook: Outlook) -> None:
+        """The next step's rows are to be found anew."""
+        self._computed.difference_update([row.owner for row in outlook.rows])
+
+    def forget_kept(self) -> None:
+        if self.kept is not None:
+            self.let_go(self.kept)
+            self.kept = None
 
     def even_out(self, running: Iterable[DecodeSequence], resting: Sequence[DecodeSequence]) -> None:
         """Batches that take turns should be alike: a lane's surplus, of those at rest, goes to the others."""
@@ -150,5 +127,8 @@ class Batches:
         assert len({*owners}) == len(owners), "a sequence is in two steps at once"
         assert self.kept is None, "rows are kept beyond an event"
         assert self._outlooks.keys() == self.steps.keys()
+        for lane, outlook in self._outlooks.items():
+            outlook.check()
+            assert self.steps[lane] == outlook.table
         assert {*owners} == self._computed, "who is computed is not known"
         assert all(0 <= lane < self.lanes for lane in self.steps), "a step in no lane"

@@ -40,7 +40,7 @@ class DecodeSequence:
     """``pool``: the only one where its KV can be, as its workers keep it; None: any. ``failed_moves``
     count towards giving up to move it. ``is_source_gone``: no further portion of its KV comes.
     ``predicted``: how much it will draw, as was heard after its task. ``preemptions``: how often it has been
-    given up for memory, here."""
+    given up for memory, here. ``number``: of all that ever came to the room, in the order of arrival."""
 
     owner: BlockOwner
     task: DecodeTask | ResumeTask
@@ -54,6 +54,7 @@ class DecodeSequence:
     is_source_gone: bool = False
     predicted: LengthDistribution | None = None
     preemptions: int = 0
+    number: int = field(default=0, compare=False)
     prompt_tokens: int = field(init=False)
     max_tokens: int = field(init=False)
     stop_token_ids: tuple[int, ...] = field(init=False)
@@ -69,10 +70,10 @@ class DecodeSequence:
     def enter(self, phase: DecodePhase) -> None:
         """Raises ValueError for an illegal move."""
         phase = next_decode_phase(self.phase, phase)
+        former, self.phase = self.phase, phase
         if self._census is not None:
-            self._census.count(self.phase, -1)
-            self._census.count(phase, 1)
-        self.phase = phase
+            self._census.count_out(former)
+            self._census.count_in(self)
         self._row = None
 
     def row(self, block_table: list[int]) -> StepRow:
@@ -81,11 +82,6 @@ class DecodeSequence:
         if self._row is None:
             known = (self.prompt_tokens, self.max_tokens)
             self._row = StepRow(self.owner, self.task.request, self.output_ids, block_table, *known)
-        return self._row
-
-    @property
-    def known_row(self) -> StepRow | None:
-        """The last one, while it holds."""
         return self._row
 
     @property
@@ -200,7 +196,8 @@ NOBODY = Staying(0, 0, 0, 0, 0)
 
 class Sequences(dict[BlockOwner, DecodeSequence]):
     """A room's, in the order of arrival, and how many of them are in which phase.
-    ``tokens``: of all together, and ``drawn_tokens``; whoever lets one grow tells it here."""
+    ``tokens``: of all together, and ``drawn_tokens``; whoever lets one grow tells it here. ``joined``: who
+    has come to run since somebody took that note; ``departed``: how often one that ran has ceased to."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -211,17 +208,22 @@ class Sequences(dict[BlockOwner, DecodeSequence]):
         self._expectations = Expectations()
         self.without_blocks = 0
         self.swapped = 0
+        self.joined: list[DecodeSequence] = []
+        self.departed = 0
+        self._arrived = 0
         self._requests: dict[RequestId, list[DecodeSequence]] = {}
 
     def __setitem__(self, owner: BlockOwner, sequence: DecodeSequence) -> None:
         assert owner not in self
         super().__setitem__(owner, sequence)
         sequence._census = self
+        sequence.number = self._arrived
+        self._arrived += 1
         self._requests.setdefault(owner.request_id, []).append(sequence)
         self.tokens += sequence.tokens
         self.drawn_tokens += sequence.drawn_tokens
         self._expectations.note_changed(owner)
-        self.count(sequence.phase, 1)
+        self.count_in(sequence)
 
     def __delitem__(self, owner: BlockOwner) -> None:
         sequence = self[owner]
@@ -235,7 +237,7 @@ class Sequences(dict[BlockOwner, DecodeSequence]):
         self.drawn_tokens -= sequence.drawn_tokens
         self._cancelled.pop(owner, None)
         self._expectations.forget(owner)
-        self.count(sequence.phase, -1)
+        self.count_out(sequence.phase)
 
     def of_request(self, request_id: RequestId) -> list[DecodeSequence]:
         """All attempts at it that are here, in the order of arrival."""
@@ -284,13 +286,28 @@ class Sequences(dict[BlockOwner, DecodeSequence]):
             staying -= 1
         return Staying(staying, tokens, end_tokens - drawn_tokens, *errors)
 
-    def count(self, phase: DecodePhase, sign: int) -> None:
-        if phase is RUNNING or phase is MOVING:
-            self.in_batch += sign
+    def count_in(self, sequence: DecodeSequence) -> None:
+        """It has come, or come to another phase."""
+        phase = sequence.phase
+        if phase is RUNNING:
+            self.in_batch += 1
+            self.joined.append(sequence)
+        elif phase is MOVING:
+            self.in_batch += 1
         elif phase is WAITING or phase is SWAPPED:
-            self.without_blocks += sign
-            if phase is SWAPPED:
-                self.swapped += sign
+            self.without_blocks += 1
+            self.swapped += phase is SWAPPED
+
+    def count_out(self, phase: DecodePhase) -> None:
+        """One has gone, or left that phase."""
+        if phase is RUNNING:
+            self.in_batch -= 1
+            self.departed += 1
+        elif phase is MOVING:
+            self.in_batch -= 1
+        elif phase is WAITING or phase is SWAPPED:
+            self.without_blocks -= 1
+            self.swapped -= phase is SWAPPED
 
     def check(self) -> None:
         """Invariants, called by tests after every event."""

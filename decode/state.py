@@ -170,6 +170,10 @@ class DecodeState:
         """By so many of the steps that follow on one another, and by the one after them."""
         return self.stepping.blocks_taken(steps)
 
+    def context_of_step(self, lane: int = 0) -> int:
+        """KV positions that the lane's step in flight attends to, of all its rows."""
+        return self.batches.outlook(lane).context_tokens
+
     def steps_ahead(self, lane: int = 0) -> int:
         """So many steps, the lane's one in flight with them, follow on one another and change nothing but
         what they draw, unless an event comes in between: ``StepsFinished``."""

@@ -13,11 +13,11 @@ from common.ids import GatewayId
 from common.kv.blocks import blocks_for
 from common.messages import SampledToken, TokenEvent
 from common.sequences import PublishFailure, finish_reason_of
-from decode.batches import Outlook
 from decode.entering import Entering
 from decode.events import DecodeCommand, PublishTokens, RunStep, StepFailed, StepRow, StepsFinished
 from decode.giving_way import GivingWay
 from decode.holdings import Holdings
+from decode.outlook import Outlook
 from decode.sequence import KV_LOST, DecodeSequence
 from scheduler.policy.decode_admission import looks_ahead
 
@@ -36,9 +36,12 @@ class Stepping:
     def start(self, now: float) -> list[DecodeCommand]:
         """The next step of every lane that has none in flight, as one has: all its sequences that have
         room."""
-        batches = self.held.batches
-        kept = batches.kept
-        if kept is not None and self._can_go_on(kept):
+        batches, sequences = self.held.batches, self.held.sequences
+        kept, joined = batches.kept, sequences.joined
+        if joined:
+            sequences.joined = []
+        if kept is not None and self._goes_on(kept, joined):
+            self.giving_way.has_just_given = False
             return [self._begin(0, kept, now)]
         batches.forget_kept()
         # Those whose prompts were computed here come without being admitted.
@@ -50,65 +53,72 @@ class Stepping:
         if batches.lanes > 1:
             batches.even_out(self.held.running(), ready)
         for lane in batches.idle_lanes:
-            sequences = ready
+            taken = ready
             if batches.lanes > 1:
-                sequences = [sequence for sequence in ready if sequence.lane == lane]
-            if sequences:
-                commands.append(self._begin(lane, self._outlook_of(sequences), now))
+                taken = [sequence for sequence in ready if sequence.lane == lane]
+            if taken:
+                commands.append(self._begin(lane, self._outlook_of(taken), now))
         return commands
 
-    def _can_go_on(self, kept: Outlook) -> bool:
-        """Whether the next step is of the same rows: nobody has come or gone, and nobody lacks a block."""
-        is_same = self.held.sequences.in_batch == len(kept.rows)
-        return is_same and kept.room > 0 and not self.giving_way.mates.wanted_blocks
+    def _goes_on(self, kept: Outlook, joined: list[DecodeSequence]) -> bool:
+        """Whether the next step is of the rows that are kept and those that have ``joined``: then these are
+        among them, and each has a block. Else nobody need have one, and none is given up for another."""
+        sequences, blocks = self.held.sequences, self.held.blocks
+        rows = len(kept.rows) + len(joined)
+        is_known = kept.departed == sequences.departed and rows == sequences.in_batch <= self.max_batch
+        if not is_known or self.giving_way.mates.wanted_blocks:
+            return False
+        if joined:
+            for sequence in joined:
+                kept.add(sequence, blocks.block_table(sequence.owner))
+            kept.count()
+        if kept.room > 0:
+            return True
+        lacking = kept.lacking(1)
+        if len(lacking) > blocks.free_blocks_in(blocks.pools[0]):
+            return False
+        for _, place in lacking:
+            blocks.try_allocate(kept.rows[place].owner, 1)
+            kept.grow(place)
+        kept.count_room()
+        return True
 
     def _begin(self, lane: int, outlook: Outlook, now: float) -> RunStep:
+        outlook.departed = self.held.sequences.departed
         self.held.batches.begin(lane, outlook)
         self.held.pulls.step_began(lane, now)
-        return RunStep(outlook.rows, lane)
+        return RunStep(outlook.table, lane)
 
     def _outlook_of(self, sequences: list[DecodeSequence]) -> Outlook:
-        """A membership's change looks at everybody: what is looked up is kept to what has to be."""
-        size, block_table = self.held.block_size, self.held.blocks.block_table
-        rows, lefts, rooms = [], [], []
-        ends = {*self.eos_token_ids}
+        """Anew."""
+        outlook, block_table = Outlook(self.held.block_size, self.eos_token_ids), self.held.blocks.block_table
         for sequence in sequences:
-            row = sequence.known_row or sequence.row(block_table(sequence.owner))
-            drawn = len(row.output_ids)
-            rows.append(row)
-            lefts.append(sequence.max_tokens - drawn)
-            rooms.append(len(row.block_table) * size - drawn - sequence.prompt_tokens + 1)
-            if sequence.stop_token_ids:
-                ends.update(sequence.stop_token_ids)
-        return Outlook(tuple(rows), min(lefts), rooms, frozenset(ends))
+            outlook.add(sequence, block_table(sequence.owner))
+        outlook.count()
+        return outlook
 
-    def finish(
-        self,
-        lane: int,
-        tokens: tuple[SampledToken | None, ...],
-        now: float,
-        *,
-        steps: int = 1,
-        is_told: bool = True,
-    ) -> list[DecodeCommand]:
-        """A token for each row; None: its KV was lost. ``steps``: that took the time since it began, this one
-        the last; ``is_told``: gateways are, also where a sequence goes on. Raises ValueError where no such
-        step is in flight."""
+    def _end(self, outlook: Outlook, steps: int, gone: list[int]) -> None:
+        """With the step those in these places went."""
+        held = self.held
+        # They may change lanes, move to another pool or leave.
+        is_settled = held.batches.lanes == 1 and held.blocks.is_one_pool and not held.departures.has_homes
+        if is_settled and len(gone) < len(outlook.rows):
+            held.batches.keep(outlook, steps, gone)
+        else:
+            held.batches.let_go(outlook)
+
+    def finish(self, lane: int, tokens: tuple[SampledToken | None, ...], now: float) -> list[DecodeCommand]:
+        """A token for each row, which its gateway is told; None: its KV was lost. Raises ValueError where no
+        such step is in flight."""
         commands: list[DecodeCommand] = []
         events: dict[GatewayId, list[TokenEvent]] = {}
-        rows, ends = self.held.batches.end(lane, len(tokens))
+        outlook = self.held.batches.end(lane, len(tokens))
         self.held.sequences.note_steps(1, 0)
-        is_quiet = not (is_told or self.held.sequences.is_any_cancelled or self.held.blocks.is_any_lost)
-        for row, token in zip(rows, tokens, strict=True):
-            output_ids = row.output_ids
-            is_going_on = is_quiet and token is not None and len(output_ids) + 1 < row.max_tokens
-            if token is not None and is_going_on and token.token_id not in ends:
-                # The rules of those that end would say just this.
-                output_ids.append(token.token_id)
-                self.held.sequences.note_drawn(1)
-            else:
-                commands += self._take_token(row, token, events, is_told=is_told)
-        self.held.pulls.step_ended(lane, now, steps)
+        for row, token in zip(outlook.rows, tokens, strict=True):
+            commands += self._take_token(row, token, events, is_told=True)
+        gone = [place for place, row in enumerate(outlook.rows) if row.owner not in self.held.sequences]
+        self._end(outlook, 1, gone)
+        self.held.pulls.step_ended(lane, now)
         commands.extend(PublishTokens(gateway_id, tuple(batch)) for gateway_id, batch in events.items())
         return commands
 
@@ -141,7 +151,7 @@ class Stepping:
         anybody ends, comes in or leaves; and for which there is memory. 1, too, where that cannot be told.
         Raises KeyError without a step in flight."""
         most = self._free_of_others(lane)
-        if most > 1 and len(self.held.blocks.pools) == 1:
+        if most > 1 and self.held.blocks.is_one_pool:
             [pool] = self.held.blocks.pools
             free = self.held.blocks.free_blocks_in(pool)
             most = min(most, free // self.held.batches.rows * self.held.block_size)
@@ -160,7 +170,7 @@ class Stepping:
         # Where nobody looks ahead, who lacks room for now has no more of it as others grow, unless somebody
         # has given way since it was looked for.
         is_hopeless = not looks_ahead(self.admission) and not self.giving_way.has_just_given
-        is_alone = len(held.blocks.pools) == 1
+        is_alone = held.blocks.is_one_pool
         if len(held.sequences) > rows and not (is_hopeless and (is_alone or self.entering.is_shut_out())):
             return 1
         return batches.outlook(lane).left
@@ -191,33 +201,52 @@ class Stepping:
         outlook = self.held.batches.outlook(lane)
         if steps > 1 and before in outlook.end_token_ids:
             raise ValueError(f"lane {lane}: token {before} ends a sequence before the last of {steps} steps")
-        if steps < outlook.left and run.tokens.count(run.before) == len(rows):
-            self._grow(outlook, steps, [before] * steps)
-            self.held.batches.end_quietly(lane, steps)
-            if self.held.batches.lanes > 1 or len(self.held.blocks.pools) > 1:
-                # They may change lanes, or move to another pool.
-                self.held.batches.forget_kept()
-            self.held.pulls.step_ended(lane, now, steps)
-            return []
-        if steps > 1:
-            self._grow(outlook, steps, [before] * (steps - 1))
-        return self.finish(lane, run.tokens, now, steps=steps, is_told=False)
-
-    def _grow(self, outlook: Outlook, steps: int, drawn: list[int]) -> None:
-        """By what was ``drawn`` in ``steps`` steps, with a block for every position but the one after the
-        last: given in the order in which they come to be lacked."""
-        if steps > outlook.room:
-            size = self.held.block_size
-            lacking = [
-                (step, index) for room, index in outlook.lacking(steps) for step in range(room, steps, size)
-            ]
-            for _, index in sorted(lacking):
-                self.held.blocks.try_allocate(outlook.rows[index].owner, 1)
-                outlook.grow(index, size)
-            outlook.count()
-        for row in outlook.rows:
+        self._give_blocks(outlook, steps)
+        self.held.batches.end(lane, len(rows))
+        ending = self._may_end(outlook, run)
+        drawn = [before] * steps
+        for row in rows:
             row.output_ids.extend(drawn)
-        self.held.sequences.note_steps(len(drawn), len(drawn) * len(outlook.rows))
+        for place in ending:
+            rows[place].output_ids.pop()
+        self.held.sequences.note_steps(steps, steps * len(rows) - len(ending))
+        commands = self._take_last(outlook, run, ending) if ending else []
+        gone = [place for place in ending if rows[place].owner not in self.held.sequences]
+        self._end(outlook, steps, gone)
+        self.held.pulls.step_ended(lane, now, steps)
+        return commands
+
+    def _may_end(self, outlook: Outlook, run: StepsFinished) -> list[int]:
+        """The places of those whose last token the rules have to be asked about."""
+        is_quiet = not (self.held.sequences.is_any_cancelled or self.held.blocks.is_any_lost)
+        if not is_quiet or run.before.token_id in outlook.end_token_ids:
+            return list(range(len(outlook.rows)))
+        ending = outlook.ending(run.steps)
+        if run.tokens.count(run.before) < len(run.tokens):
+            others = [place for place, token in enumerate(run.tokens) if token != run.before]
+            ending = sorted({*ending, *others})
+        return ending
+
+    def _take_last(self, outlook: Outlook, run: StepsFinished, ending: list[int]) -> list[DecodeCommand]:
+        commands: list[DecodeCommand] = []
+        events: dict[GatewayId, list[TokenEvent]] = {}
+        for place in ending:
+            commands += self._take_token(outlook.rows[place], run.tokens[place], events, is_told=False)
+        commands.extend(PublishTokens(gateway_id, tuple(batch)) for gateway_id, batch in events.items())
+        return commands
+
+    def _give_blocks(self, outlook: Outlook, steps: int) -> None:
+        """For every position of so many steps but the one after the last: in the order in which they come to
+        be lacked."""
+        if steps <= outlook.room:
+            return
+        size = self.held.block_size
+        lacking = outlook.lacking(steps)
+        wanted = [(step, place) for room, place in lacking for step in range(room, steps, size)]
+        for _, place in sorted(wanted):
+            self.held.blocks.try_allocate(outlook.rows[place].owner, 1)
+            outlook.grow(place)
+        outlook.count_room()
 
     def blocks_taken(self, steps: int) -> int:
         """By so many that follow on one another, of the only one in flight, and by the one after them."""
@@ -231,8 +260,9 @@ class Stepping:
     def fail(self, failed: StepFailed, now: float) -> list[DecodeCommand]:
         """Raises ValueError where no such step is in flight."""
         commands: list[DecodeCommand] = []
-        rows, _ = self.held.batches.end(failed.lane, None)
-        for row in rows:
+        outlook = self.held.batches.end(failed.lane, None)
+        self.held.batches.let_go(outlook)
+        for row in outlook.rows:
             sequence = self.held.sequences[row.owner]
             commands += self.held.give_back(sequence, failed.error, can_continue=failed.can_continue)
         self.held.pulls.step_ended(failed.lane, now)

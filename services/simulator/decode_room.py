@@ -36,21 +36,12 @@ from services.simulator.mesh import Engine, Mesh
 from services.simulator.prefill_room import DRAWN, ENDING
 
 
-@dataclass(slots=True)
-class _Lane:
-    """The rows of its newest step, and what they attend to together, where that was ``counted``."""
-
-    rows: tuple[events.StepRow, ...] = ()
-    counted: tuple[events.StepRow, ...] = ()
-    context_tokens: int = 0
-
-
 @dataclass(slots=True, eq=False)
 class DecodeRoom:
     """``is_exact``: every sequence draws as many tokens as it may. ``hand_on`` gives one that leaves to the
     prefill room; ``on_change`` is called after every event. ``destinations``: where KV for a pool goes.
     ``admission_wait_s``: of all ``admissions``. ``_pulls``: of whom a portion is asked for; ``_adrift``: of
-    whom it may still come, though it was given up."""
+    whom it may still come, though it was given up; ``_rows``: of each lane's newest step."""
 
     state: DecodeState
     mesh: Mesh
@@ -68,11 +59,11 @@ class DecodeRoom:
     moves: int = 0
     _pulls: dict[BlockOwner, InstanceLife] = field(default_factory=dict)
     _adrift: dict[BlockOwner, InstanceLife] = field(default_factory=dict)
-    _lanes: list[_Lane] = field(init=False)
+    _rows: list[tuple[events.StepRow, ...]] = field(init=False)
 
     def __post_init__(self) -> None:
         self.drawing = Drawing(self.state, self.mesh.gateway)
-        self._lanes = [_Lane() for _ in range(self.state.lanes)]
+        self._rows = [() for _ in range(self.state.lanes)]
 
     def handle(self, event: events.DecodeEvent) -> None:
         """Raises as the state does."""
@@ -95,11 +86,7 @@ class DecodeRoom:
 
     def shape(self, lane: int = 0) -> tuple[int, int]:
         """(sequences, tokens of context) of the step that is due."""
-        due = self._lanes[lane]
-        rows = due.rows
-        if rows is not due.counted:
-            due.counted, due.context_tokens = rows, _context_of(rows)
-        return len(rows), due.context_tokens
+        return len(self._rows[lane]), self.state.context_of_step(lane)
 
     def rows_by_pool(self, lane: int) -> tuple[PoolRows, ...]:
         """The same of each KV pool."""
@@ -107,7 +94,7 @@ class DecodeRoom:
         if len(pools) == 1:
             return (PoolRows(pools[0], *self.shape(lane)),)
         found: dict[int, list[int]] = {}
-        for row in self._lanes[lane].rows:
+        for row in self._rows[lane]:
             found.setdefault(pool_of(row.block_table[0]), []).append(row.position + 1)
         return tuple(PoolRows(pool, len(contexts), sum(contexts)) for pool, contexts in found.items())
 
@@ -115,25 +102,23 @@ class DecodeRoom:
         ahead = self.state.steps_ahead(lane)
         if self.is_exact or ahead == 1:
             return ahead
-        return min(ahead, *map(self._left, self._lanes[lane].rows))
+        return min(ahead, *map(self._left, self._rows[lane]))
 
     def _left(self, row: events.StepRow) -> int:
         return self.mesh.gateway.length_left(row.request, len(row.output_ids))
 
     def end_steps(self, steps: int, first_end_s: float, ended_s: float, last_s: float, lane: int = 0) -> None:
-        due = self._lanes[lane]
-        rows = due.rows
+        rows = self._rows[lane]
         self.drawing.end_steps(len(rows), steps, first_end_s, ended_s, last_s, lane)
         tokens = (DRAWN,) * len(rows)
         if not self.is_exact:
             tokens = tuple(ENDING if self._left(row) == steps else DRAWN for row in rows)
-        due.context_tokens += steps * len(rows)
         self._decide(events.StepsFinished(steps, tokens, DRAWN, lane), ended_s)
 
     # commands
 
     def _run_step(self, command: events.RunStep) -> None:
-        self._lanes[command.lane].rows = command.rows
+        self._rows[command.lane] = command.rows
         self.drawing.begin_step(command.rows, command.lane)
         self.engine.wait_step(command.lane)
 
@@ -316,10 +301,6 @@ class DecodeRoom:
     def _note_admission(self, command: events.ObserveAdmission) -> None:
         self.admissions += 1
         self.admission_wait_s += command.queue_s
-
-
-def _context_of(rows: tuple[events.StepRow, ...]) -> int:
-    return sum([row.prompt_tokens + len(row.output_ids) for row in rows])
 
 
 COMMANDS: dict[type, Callable[[DecodeRoom, Any], None]] = {

@@ -24,6 +24,19 @@ def test_a_running_sequence_leaves_between_two_steps_with_its_blocks_and_all_it_
     assert state.departures.departed == 1
 
 
+def test_so_it_does_after_steps_of_which_only_the_ends_are_told_while_the_others_go_on() -> None:
+    state, drawn = make_state(total_blocks=16), SampledToken(8)
+    start(state, "r1", "r2", "r3")
+    end_step(state)
+    handle(state, events.RoleChanged(is_decode=False))
+    handle(state, events.HomeFound(owner_of("r2"), HOME))
+    assert state.steps_ahead() == 1
+    commands = handle(state, events.StepsFinished(1, (drawn,) * 3, drawn))
+    assert [each.owner for each in kinds(commands, events.HandOn)] == [owner_of("r2")]
+    [step] = kinds(commands, events.RunStep)
+    assert [row.owner for row in step.rows] == [owner_of("r1"), owner_of("r3")]
+
+
 def test_what_comes_to_run_later_leaves_too_and_is_asked_for_once() -> None:
     state = make_state()
     handle(state, events.RoleChanged(is_decode=False))
