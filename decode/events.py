@@ -1,6 +1,6 @@
 """What can happen to the decode room (events) and what it may ask for (commands). Values only."""
 
-from dataclasses import dataclass
+import msgspec
 
 from common.ids import GatewayId, Incarnation, InstanceId, RequestId
 from common.kv.blocks import BlockOwner
@@ -19,13 +19,11 @@ from common.messages import (
 from common.sequences import PublishFailure
 
 
-@dataclass(frozen=True, slots=True)
-class TaskArrived:
+class TaskArrived(msgspec.Struct, frozen=True, gc=False):
     task: DecodeTask
 
 
-@dataclass(frozen=True, slots=True)
-class SequenceStayed:
+class SequenceStayed(msgspec.Struct, frozen=True, gc=False):
     """This instance's prefill room has computed the prompt of a sequence that is to be decoded here.
     ``held_by``: who holds its blocks, which are this room's from now on."""
 
@@ -33,24 +31,21 @@ class SequenceStayed:
     task: DecodeTask
 
 
-@dataclass(frozen=True, slots=True)
-class ResumeArrived:
+class ResumeArrived(msgspec.Struct, frozen=True, gc=False):
     """The workers of that pool keep the sequence's KV, from another life's pool."""
 
     task: ResumeTask
     pool: int
 
 
-@dataclass(frozen=True, slots=True)
-class LengthPredicted:
+class LengthPredicted(msgspec.Struct, frozen=True, gc=False):
     """How much a sequence will have drawn in the end. It may not be here yet."""
 
     owner: BlockOwner
     lengths: LengthDistribution
 
 
-@dataclass(frozen=True, slots=True)
-class PortionPulled:
+class PortionPulled(msgspec.Struct, frozen=True, gc=False):
     """The portion asked for is in the sequence's blocks; more is to come."""
 
     owner: BlockOwner
@@ -58,8 +53,7 @@ class PortionPulled:
     transfer_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class PullFinished:
+class PullFinished(msgspec.Struct, frozen=True, gc=False):
     """Every byte of the sequence's KV is in its blocks; ``kv_bytes`` came last. ``first_token``: prefill's,
     which a sequence needs that was offered without."""
 
@@ -69,8 +63,7 @@ class PullFinished:
     transfer_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class PullFailed:
+class PullFailed(msgspec.Struct, frozen=True, gc=False):
     """The KV did not come. ``is_drained``: no byte of the transfer can still land in the blocks.
     ``lost_instance``: the prefill instance, where it does not answer."""
 
@@ -80,16 +73,14 @@ class PullFailed:
     lost_instance: InstanceId | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class SequenceEnded:
+class SequenceEnded(msgspec.Struct, frozen=True, gc=False):
     """The prefill instance has ended the sequence that it is asked for, and its gateway knows; nothing is in
     the air."""
 
     owner: BlockOwner
 
 
-@dataclass(frozen=True, slots=True)
-class OfferWithdrawn:
+class OfferWithdrawn(msgspec.Struct, frozen=True, gc=False):
     """The prefill instance has ended a sequence that it had offered, and its gateway knows."""
 
     owner: BlockOwner
@@ -97,8 +88,7 @@ class OfferWithdrawn:
     prefill_incarnation: Incarnation
 
 
-@dataclass(frozen=True, slots=True)
-class PrefillGone:
+class PrefillGone(msgspec.Struct, frozen=True, gc=False):
     """That life of a prefill instance is over: no KV comes from it any more. PullFailed or the rest is still
     due for what it was asked for."""
 
@@ -106,36 +96,31 @@ class PrefillGone:
     prefill_incarnation: Incarnation
 
 
-@dataclass(frozen=True, slots=True)
-class PullDrained:
+class PullDrained(msgspec.Struct, frozen=True, gc=False):
     """A transfer given up on earlier can no longer write: its quarantined blocks are safe again."""
 
     owner: BlockOwner
 
 
-@dataclass(frozen=True, slots=True)
-class MoveFinished:
+class MoveFinished(msgspec.Struct, frozen=True, gc=False):
     """The sequence's KV is in the other pool, too."""
 
     owner: BlockOwner
 
 
-@dataclass(frozen=True, slots=True)
-class MoveFailed:
+class MoveFailed(msgspec.Struct, frozen=True, gc=False):
     """It is not, and what was sent may still land there."""
 
     owner: BlockOwner
 
 
-@dataclass(frozen=True, slots=True)
-class MoveDrained:
+class MoveDrained(msgspec.Struct, frozen=True, gc=False):
     """Nothing of a move that failed can land any more."""
 
     owner: BlockOwner
 
 
-@dataclass(frozen=True, slots=True)
-class SwapFinished:
+class SwapFinished(msgspec.Struct, frozen=True, gc=False):
     """The sequence's KV is where SwapOut or SwapIn wanted it, after ``copy_s`` of copying."""
 
     owner: BlockOwner
@@ -143,23 +128,20 @@ class SwapFinished:
     copy_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class SwapFailed:
+class SwapFailed(msgspec.Struct, frozen=True, gc=False):
     """It is not, and nothing is being copied any more."""
 
     owner: BlockOwner
 
 
-@dataclass(frozen=True, slots=True)
-class StepFinished:
+class StepFinished(msgspec.Struct, frozen=True, gc=False):
     """The tokens of the step in flight, in the order of its rows; None where the row's KV was lost."""
 
     tokens: tuple[SampledToken | None, ...]
     lane: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class StepsFinished:
+class StepsFinished(msgspec.Struct, frozen=True, gc=False):
     """So many ``steps`` of the same rows one after another, as an engine that is modelled computes them
     (``services.simulator``): at most ``DecodeState.steps_ahead``. All but the last drew ``before`` for every
     row, which ends none. The last one's ``tokens`` are as in StepFinished, and gateways are told of those
@@ -171,8 +153,7 @@ class StepsFinished:
     lane: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class StepFailed:
+class StepFailed(msgspec.Struct, frozen=True, gc=False):
     """``can_continue``: the sequences are sound, only their KV is lost."""
 
     error: ErrorReply
@@ -180,52 +161,44 @@ class StepFailed:
     lane: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class PoolAdded:
+class PoolAdded(msgspec.Struct, frozen=True, gc=False):
     """Attention workers were bound. Pools are numbered as they come."""
 
     total_blocks: int
 
 
-@dataclass(frozen=True, slots=True)
-class PoolClosed:
+class PoolClosed(msgspec.Struct, frozen=True, gc=False):
     """The pool's attention worker drains: nobody new goes there."""
 
     pool: int
 
 
-@dataclass(frozen=True, slots=True)
-class PoolLost:
+class PoolLost(msgspec.Struct, frozen=True, gc=False):
     """The pool's attention worker is gone, and the KV with it."""
 
     pool: int
 
 
-@dataclass(frozen=True, slots=True)
-class PoolLeft:
+class PoolLeft(msgspec.Struct, frozen=True, gc=False):
     """A closed pool in which nobody is left is given up."""
 
     pool: int
 
 
-@dataclass(frozen=True, slots=True)
-class CancelArrived:
+class CancelArrived(msgspec.Struct, frozen=True, gc=False):
     request_id: RequestId
     attempt: int
 
 
-@dataclass(frozen=True, slots=True)
-class GatewayGone:
+class GatewayGone(msgspec.Struct, frozen=True, gc=False):
     gateway_id: GatewayId
 
 
-@dataclass(frozen=True, slots=True)
-class BlocksFreed:
+class BlocksFreed(msgspec.Struct, frozen=True, gc=False):
     """By the instance's other room: who waits for memory here may go on."""
 
 
-@dataclass(frozen=True, slots=True)
-class RoleChanged:
+class RoleChanged(msgspec.Struct, frozen=True, gc=False):
     """``is_decode``: sequences are placed here from now on; else none is any more, and those that run leave.
     Those that were placed here before still come: their prompts are computed elsewhere, and would have to be
     computed again."""
@@ -233,36 +206,31 @@ class RoleChanged:
     is_decode: bool
 
 
-@dataclass(frozen=True, slots=True)
-class LeaveAsked:
+class LeaveAsked(msgspec.Struct, frozen=True, gc=False):
     """The sequence had better go on at ``wanted``: here memory is expected to run out."""
 
     owner: BlockOwner
     wanted: InstanceId
 
 
-@dataclass(frozen=True, slots=True)
-class HomeFound:
+class HomeFound(msgspec.Struct, frozen=True, gc=False):
     """Another instance expects the sequence: it can leave. Or this one is to keep it."""
 
     owner: BlockOwner
     home: Placement
 
 
-@dataclass(frozen=True, slots=True)
-class SearchEnded:
+class SearchEnded(msgspec.Struct, frozen=True, gc=False):
     """No home is sought for the sequence any more."""
 
     owner: BlockOwner
 
 
-@dataclass(frozen=True, slots=True)
-class DrainStarted:
+class DrainStarted(msgspec.Struct, frozen=True, gc=False):
     """Admit nothing more. Waiting sequences go back to be placed elsewhere; running ones finish."""
 
 
-@dataclass(frozen=True, slots=True)
-class DrainExpired:
+class DrainExpired(msgspec.Struct, frozen=True, gc=False):
     """The time to finish is over: everything goes back."""
 
 
@@ -302,8 +270,7 @@ DecodeEvent = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class PullSequence:
+class PullSequence(msgspec.Struct, frozen=True, gc=False):
     """Ask the prefill instance to write the next portion of the sequence's KV into these blocks.
     ``sender``: who is going to do so."""
 
@@ -316,8 +283,7 @@ class PullSequence:
     sender: HostProcess | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class InheritSequence:
+class InheritSequence(msgspec.Struct, frozen=True, gc=False):
     """Have the workers of the blocks' pool copy the KV of the sequence's first ``tokens`` tokens, which they
     keep of ``former``, into these blocks."""
 
@@ -327,8 +293,7 @@ class InheritSequence:
     blocks: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class MoveSequence:
+class MoveSequence(msgspec.Struct, frozen=True, gc=False):
     """Have the workers of the blocks' pool write the KV of the sequence's first ``tokens`` tokens into
     ``destination_blocks`` of another pool. It is in no step until MoveFinished or MoveFailed says so."""
 
@@ -338,8 +303,7 @@ class MoveSequence:
     destination_blocks: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class SwapOut:
+class SwapOut(msgspec.Struct, frozen=True, gc=False):
     """Copy what is in ``blocks`` into the host tier's ``host_blocks``. SwapFinished or SwapFailed is due."""
 
     owner: BlockOwner
@@ -347,8 +311,7 @@ class SwapOut:
     host_blocks: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class SwapIn:
+class SwapIn(msgspec.Struct, frozen=True, gc=False):
     """Copy what is in the host tier's ``host_blocks`` into ``blocks``. As SwapOut."""
 
     owner: BlockOwner
@@ -356,8 +319,7 @@ class SwapIn:
     host_blocks: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class SeekHome:
+class SeekHome(msgspec.Struct, frozen=True, gc=False):
     """Ask who can take this sequence, until HomeFound or, where it is to leave no more, SearchEnded.
     ``wanted``: who should, if it can; then one question is enough."""
 
@@ -366,8 +328,7 @@ class SeekHome:
     wanted: InstanceId | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class DeclineOffer:
+class DeclineOffer(msgspec.Struct, frozen=True, gc=False):
     """A sequence that has not begun here is given back to its prefill instance, for ``wanted`` to take."""
 
     owner: BlockOwner
@@ -375,8 +336,7 @@ class DeclineOffer:
     wanted: InstanceId
 
 
-@dataclass(frozen=True, slots=True)
-class HandOn:
+class HandOn(msgspec.Struct, frozen=True, gc=False):
     """The sequence is this room's no more: the prefill room is to take its blocks from ``held_by`` and hand
     it over to the ``home``'s decode instance. ``request.output_ids``: all that was drawn."""
 
@@ -387,8 +347,7 @@ class HandOn:
     lengths: LengthDistribution | None
 
 
-@dataclass(frozen=True, slots=True)
-class StepRow:
+class StepRow(msgspec.Struct, frozen=True, gc=False):
     """Feed the sequence's last token at ``position`` and draw the next one. The lists are live, and the
     position with them: read them in the step, before its end is told."""
 
@@ -404,22 +363,19 @@ class StepRow:
         return self.prompt_tokens + len(self.output_ids) - 1
 
 
-@dataclass(frozen=True, slots=True)
-class RunStep:
+class RunStep(msgspec.Struct, frozen=True, gc=False):
     """``lane``: which of the batches that take turns."""
 
     rows: tuple[StepRow, ...]
     lane: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class PublishTokens:
+class PublishTokens(msgspec.Struct, frozen=True, gc=False):
     gateway_id: GatewayId
     events: tuple[TokenEvent, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ObserveAdmission:
+class ObserveAdmission(msgspec.Struct, frozen=True, gc=False):
     """A sequence entered the batch ``queue_s`` after it was offered."""
 
     queue_s: float

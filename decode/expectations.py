@@ -22,8 +22,7 @@ class Expectation(NamedTuple):
 class Expected(Protocol):
     """A sequence."""
 
-    @property
-    def drawn_tokens(self) -> int: ...
+    output_ids: list[int]
 
     def expect(self, untold: int) -> Expectation:
         """``untold``: tokens that it has drawn beside those that it knows of."""
@@ -60,8 +59,8 @@ class Expectations:
     _errors: int = 0
     _fresh: set[BlockOwner] = field(default_factory=set)
     _known: dict[BlockOwner, tuple[Expectation, int]] = field(default_factory=dict)
-    _growing: dict[BlockOwner, tuple[Expected, int, int]] = field(default_factory=dict)
-    """Of whom nobody knows how far they get: beyond what they have drawn, ``end_tokens`` and
+    _growing: dict[BlockOwner, tuple[list[int], int, int]] = field(default_factory=dict)
+    """Of whom nobody knows how far they get: what they have drawn, and beyond that ``end_tokens`` and
     ``error_tokens``."""
     _due: list[tuple[int, BlockOwner]] = field(default_factory=list)
 
@@ -89,17 +88,19 @@ class Expectations:
                 fresh.add(owner)
         if fresh:
             for owner in fresh:
-                self._look_at(owner, sequences[owner], steps, untold.steps if owner in untold.owners else 0)
+                more = untold.steps if untold.steps and owner in untold.owners else 0
+                self._look_at(owner, sequences[owner], steps, more)
             fresh.clear()
         sums = Sums(self._end_tokens, self._error_tokens, self._errors)
         return self._with_growing(sums, untold) if self._growing else sums
 
     def _with_growing(self, sums: Sums, untold: Untold) -> Sums:
         end_tokens, error_tokens, errors = sums
-        for owner, (sequence, more, error) in self._growing.items():
-            drawn = sequence.drawn_tokens
-            if owner in untold.owners:
-                drawn += untold.steps
+        steps, owners = untold
+        for owner, (output_ids, more, error) in self._growing.items():
+            drawn = len(output_ids)
+            if steps and owner in owners:
+                drawn += steps
             end_tokens += drawn + more
             error_tokens += drawn + error
         return Sums(end_tokens, error_tokens, errors + len(self._growing))
@@ -107,11 +108,11 @@ class Expectations:
     def _look_at(self, owner: BlockOwner, sequence: Expected, steps: int, untold: int) -> None:
         self._uncount(owner)
         expected = sequence.expect(untold)
-        drawn = sequence.drawn_tokens + untold
+        drawn = len(sequence.output_ids) + untold
         if expected.until_tokens is None:
             error_tokens = expected.error_tokens
             assert error_tokens is not None, "it has outlived all that is known"
-            self._growing[owner] = sequence, expected.end_tokens - drawn, error_tokens - drawn
+            self._growing[owner] = sequence.output_ids, expected.end_tokens - drawn, error_tokens - drawn
             return
         at = steps + expected.until_tokens - drawn
         self._known[owner] = expected, at

@@ -34,6 +34,9 @@ class Forecast(NamedTuple):
     movable: tuple[MovableSequence, ...] = ()
 
 
+NOTHING = Forecast(0, 0, 0, 0)
+
+
 def make_forecast(
     sequences: Sequences,
     prompts: Sequence[Growing],
@@ -45,6 +48,8 @@ def make_forecast(
 ) -> Forecast:
     """``prompts``: of the instance's other room, which all stay. ``can_hand_on``: sequences that run can
     leave."""
+    if not (sequences or prompts):
+        return NOTHING
     sums = sequences.staying(untold)
     held_tokens = sums.tokens
     for prompt in prompts:

@@ -30,6 +30,7 @@ class Outlook:
     _first_end: int = 0
     _first_room: int = 0
     _table: tuple[StepRow, ...] | None = None
+    _stops: dict[int, tuple[int, ...]] = field(default_factory=dict)
     _end_token_ids: frozenset[int] | None = None
 
     @property
@@ -58,8 +59,7 @@ class Outlook:
     def end_token_ids(self) -> frozenset[int]:
         """Any of which ends one of the rows."""
         if self._end_token_ids is None:
-            stops = [each for row in self.rows for each in row.request.sampling.stop_token_ids]
-            self._end_token_ids = frozenset([*self.eos_token_ids, *stops])
+            self._end_token_ids = frozenset(self.eos_token_ids).union(*self._stops.values())
         return self._end_token_ids
 
     def add(self, sequence: DecodeSequence, block_table: list[int]) -> None:
@@ -73,10 +73,15 @@ class Outlook:
         self._rooms.insert(place, len(row.block_table) * self.block_size + 1 - base)
         self._bases.insert(place, base)
         self.fresh.append(row.owner)
+        if sequence.stop_token_ids:
+            self._stops[number] = sequence.stop_token_ids
+            self._end_token_ids = None
 
     def remove(self, places: list[int]) -> None:
         """Ascending. Those left are to be counted."""
         for place in reversed(places):
+            if self._stops.pop(self._numbers[place], None):
+                self._end_token_ids = None
             for column in (self._numbers, self._ends, self._rooms, self._bases):
                 del column[place]
             del self.rows[place]
@@ -84,7 +89,7 @@ class Outlook:
     def count(self) -> None:
         """After rows have come, gone or grown. There is one at least."""
         self._first_end, self._first_room = min(self._ends), min(self._rooms)
-        self._table = self._end_token_ids = None
+        self._table = None
 
     def disturb(self) -> None:
         """Somebody is to go when the step ends."""
@@ -119,4 +124,6 @@ class Outlook:
         assert self._first_room == min(self._rooms)
         assert self._first_end <= min(self._ends)
         assert self.table == tuple(self.rows)
+        stops = [each for row in self.rows for each in row.request.sampling.stop_token_ids]
+        assert self.end_token_ids == {*self.eos_token_ids, *stops}
         assert not self.fresh

@@ -104,7 +104,7 @@ class Arrivals:
 
     def _check_room(self, request: GenerationRequest) -> None:
         instance_id, total_blocks = self.held.instance_id, self.held.blocks.total_blocks
-        if len(self.held.prompts) >= self.max_waiting_requests:
+        if self.held.prompts.count >= self.max_waiting_requests:
             raise Overloaded(
                 f"prefill instance {instance_id} already has instance.max_waiting_requests ="
                 f" {self.max_waiting_requests} prompts waiting",

@@ -61,7 +61,7 @@ class Batching:
             if sequence.phase is PrefillPhase.QUEUED:
                 if is_full:
                     continue
-                needed = blocks_for(sequence.request.tokens, self.block_size)
+                needed = blocks_for(sequence.tokens, self.block_size)
                 has_room = self.blocks.free_blocks - needed >= owed
                 if not (has_room and self.blocks.try_allocate(sequence.owner, needed)):
                     is_full = True

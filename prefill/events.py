@@ -1,6 +1,6 @@
 """What can happen to the prefill room (events) and what it may ask for (commands). Values only."""
 
-from dataclasses import dataclass
+import msgspec
 
 from common.ids import GatewayId, Incarnation, InstanceId, RequestId
 from common.kv.blocks import BlockOwner
@@ -21,13 +21,11 @@ from common.messages import (
 from common.sequences import PublishFailure
 
 
-@dataclass(frozen=True, slots=True)
-class TaskArrived:
+class TaskArrived(msgspec.Struct, frozen=True, gc=False):
     task: PrefillTask
 
 
-@dataclass(frozen=True, slots=True)
-class SequenceLeft:
+class SequenceLeft(msgspec.Struct, frozen=True, gc=False):
     """This instance's decode room has given a running sequence up: it is to go on at another instance.
     ``held_by``: who holds its blocks, which are this room's from now on. ``request.output_ids``: all that was
     drawn; the last has no KV yet."""
@@ -39,36 +37,31 @@ class SequenceLeft:
     lengths: LengthDistribution | None
 
 
-@dataclass(frozen=True, slots=True)
-class LayersComputed:
+class LayersComputed(msgspec.Struct, frozen=True, gc=False):
     """The K and V of the chunk in flight, the oldest where there are several, stand in the pool, in its first
     ``layers`` layers."""
 
     layers: int
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkAdvanced:
+class ChunkAdvanced(msgspec.Struct, frozen=True, gc=False):
     """The chunk that began last has left the first stage of a pipeline: the next one may follow it."""
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkFinished:
+class ChunkFinished(msgspec.Struct, frozen=True, gc=False):
     """One entry per slice of the chunk in flight, the oldest where there are several; a token where the slice
     ended its prompt."""
 
     tokens: tuple[SampledToken | None, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkFailed:
+class ChunkFailed(msgspec.Struct, frozen=True, gc=False):
     """The oldest."""
 
     error: ErrorReply
 
 
-@dataclass(frozen=True, slots=True)
-class OfferRefused:
+class OfferRefused(msgspec.Struct, frozen=True, gc=False):
     """The decode instance did not take the sequence over. ``is_lost``: it did not even answer. ``is_early``:
     the offer was made before the first token was there."""
 
@@ -78,8 +71,7 @@ class OfferRefused:
     is_early: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class OfferDeclined:
+class OfferDeclined(msgspec.Struct, frozen=True, gc=False):
     """A decode instance gives back what it was offered: ``wanted`` has more room."""
 
     owner: BlockOwner
@@ -87,29 +79,25 @@ class OfferDeclined:
     wanted: InstanceId
 
 
-@dataclass(frozen=True, slots=True)
-class DecodeFound:
+class DecodeFound(msgspec.Struct, frozen=True, gc=False):
     """Another decode instance expects the sequence now."""
 
     owner: BlockOwner
     placement: Placement
 
 
-@dataclass(frozen=True, slots=True)
-class DecodeNotFound:
+class DecodeNotFound(msgspec.Struct, frozen=True, gc=False):
     """``error``: why no other decode instance takes the sequence."""
 
     owner: BlockOwner
     error: ErrorReply
 
 
-@dataclass(frozen=True, slots=True)
-class PullArrived:
+class PullArrived(msgspec.Struct, frozen=True, gc=False):
     pull: PullKV
 
 
-@dataclass(frozen=True, slots=True)
-class SendFinished:
+class SendFinished(msgspec.Struct, frozen=True, gc=False):
     """Every byte of the portion in the air has arrived."""
 
     owner: BlockOwner
@@ -117,55 +105,46 @@ class SendFinished:
     transfer_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class SendFailed:
+class SendFailed(msgspec.Struct, frozen=True, gc=False):
     """The portion has not arrived; nothing of it is sent any more."""
 
     owner: BlockOwner
     error: ErrorReply
 
 
-@dataclass(frozen=True, slots=True)
-class CancelArrived:
+class CancelArrived(msgspec.Struct, frozen=True, gc=False):
     request_id: RequestId
     attempt: int
 
 
-@dataclass(frozen=True, slots=True)
-class DecodeInstanceGone:
+class DecodeInstanceGone(msgspec.Struct, frozen=True, gc=False):
     instance_id: InstanceId
     incarnation: Incarnation
 
 
-@dataclass(frozen=True, slots=True)
-class GatewayGone:
+class GatewayGone(msgspec.Struct, frozen=True, gc=False):
     gateway_id: GatewayId
 
 
-@dataclass(frozen=True, slots=True)
-class BlocksFreed:
+class BlocksFreed(msgspec.Struct, frozen=True, gc=False):
     """By the instance's other room: who waits for memory here may go on."""
 
 
-@dataclass(frozen=True, slots=True)
-class RoleChanged:
+class RoleChanged(msgspec.Struct, frozen=True, gc=False):
     """``is_prefill``: prompts are admitted from now on; else only those that are here are finished."""
 
     is_prefill: bool
 
 
-@dataclass(frozen=True, slots=True)
-class TimePassed:
+class TimePassed(msgspec.Struct, frozen=True, gc=False):
     """Now and then."""
 
 
-@dataclass(frozen=True, slots=True)
-class DrainStarted:
+class DrainStarted(msgspec.Struct, frozen=True, gc=False):
     """Admit nothing more; finish what is here."""
 
 
-@dataclass(frozen=True, slots=True)
-class DrainExpired:
+class DrainExpired(msgspec.Struct, frozen=True, gc=False):
     """The time to finish is over: everything goes back to be placed elsewhere."""
 
 
@@ -194,8 +173,7 @@ PrefillEvent = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkSlice:
+class ChunkSlice(msgspec.Struct, frozen=True, gc=False):
     """Compute ``tokens`` positions of a prompt from ``start``; draw a token when it ends there."""
 
     owner: BlockOwner
@@ -206,8 +184,7 @@ class ChunkSlice:
     is_last: bool
 
 
-@dataclass(frozen=True, slots=True)
-class RunChunk:
+class RunChunk(msgspec.Struct, frozen=True, gc=False):
     """``report_every``: after so many layers each ``LayersComputed`` is wanted, as KV is handed over
     meanwhile; None: not at all."""
 
@@ -215,8 +192,7 @@ class RunChunk:
     report_every: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class PublishToken:
+class PublishToken(msgspec.Struct, frozen=True, gc=False):
     gateway_id: GatewayId
     event: TokenEvent
     queue_s: float
@@ -224,15 +200,13 @@ class PublishToken:
     compute_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class OfferSequence:
+class OfferSequence(msgspec.Struct, frozen=True, gc=False):
     owner: BlockOwner
     decode_instance: InstanceId
     task: DecodeTask
 
 
-@dataclass(frozen=True, slots=True)
-class SeekDecode:
+class SeekDecode(msgspec.Struct, frozen=True, gc=False):
     """Find the sequence another decode instance than ``refused``, if it was, ``wanted`` if it can: its KV
     stays here until then. ``request.output_ids``: all that was drawn."""
 
@@ -242,16 +216,14 @@ class SeekDecode:
     wanted: InstanceId | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class PublishMove:
+class PublishMove(msgspec.Struct, frozen=True, gc=False):
     """The gateway is to hear where the sequence goes on instead."""
 
     gateway_id: GatewayId
     moved: SequenceMoved
 
 
-@dataclass(frozen=True, slots=True)
-class KeepHere:
+class KeepHere(msgspec.Struct, frozen=True, gc=False):
     """This instance is to decode the sequence: its decode room is to take the blocks from ``held_by``. The
     sequence is this room's no more."""
 
@@ -259,23 +231,20 @@ class KeepHere:
     task: DecodeTask
 
 
-@dataclass(frozen=True, slots=True)
-class WithdrawOffer:
+class WithdrawOffer(msgspec.Struct, frozen=True, gc=False):
     """The sequence has ended here: its decode instance need not wait for it."""
 
     owner: BlockOwner
     decode_instance: InstanceId
 
 
-@dataclass(frozen=True, slots=True)
-class HandOverBegun:
+class HandOverBegun(msgspec.Struct, frozen=True, gc=False):
     """The first portion was asked for, ``queue_s`` after the prompt was computed; 0: while it was."""
 
     queue_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class SendKV:
+class SendKV(msgspec.Struct, frozen=True, gc=False):
     """Write those parts of the sequence's KV from ``source_blocks`` into the puller's blocks."""
 
     owner: BlockOwner
@@ -284,8 +253,7 @@ class SendKV:
     spans: tuple[KVSpan, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerPull:
+class AnswerPull(msgspec.Struct, frozen=True, gc=False):
     """Nothing of the portion is in the air any more."""
 
     owner: BlockOwner

@@ -16,8 +16,7 @@ def needs_of_prompts(sequences: Iterable[PrefillSequence], instance_id: Instance
 
 
 def _need_of(sequence: PrefillSequence, instance_id: InstanceId) -> Growing:
-    request = sequence.request
     if sequence.decode_instance != instance_id:
-        return Growing(request.tokens, 1)
-    drawn, most = len(request.output_ids), request.sampling.max_tokens
-    return as_growing(request.tokens, coming_tokens(sequence.lengths, drawn, most), max(1, most - drawn))
+        return Growing(sequence.tokens, 1)
+    drawn, most = len(sequence.request.output_ids), sequence.request.sampling.max_tokens
+    return as_growing(sequence.tokens, coming_tokens(sequence.lengths, drawn, most), max(1, most - drawn))

@@ -19,16 +19,17 @@ from scheduler.policy.prefill_batching import order_by_rest, order_window
 
 @dataclass(slots=True)
 class PromptQueue:
-    """A sequence stays until its prompt is computed, or it is removed."""
+    """A sequence stays until its prompt is computed, or it is removed. ``count``: of those that are here."""
 
     order: PrefillOrder
     window_size: int
     aging_tokens_per_s: float = 0.0
+    count: int = 0
     _arrivals: deque[PrefillSequence] = field(default_factory=deque)
     _window: list[PrefillSequence] = field(default_factory=list)
 
     def __len__(self) -> int:
-        return len(self._arrivals) + len(self._window)
+        return self.count
 
     def __iter__(self) -> Iterator[PrefillSequence]:
         yield from self._window
@@ -36,6 +37,7 @@ class PromptQueue:
 
     def add(self, sequence: PrefillSequence) -> None:
         self._arrivals.append(sequence)
+        self.count += 1
 
     def remove(self, sequence: PrefillSequence) -> None:
         """One that is not here is left alone."""
@@ -43,6 +45,9 @@ class PromptQueue:
             self._window.remove(sequence)
         elif sequence in self._arrivals:
             self._arrivals.remove(sequence)
+        else:
+            return
+        self.count -= 1
 
     def window(self, now: float, computed: Set[BlockOwner] = frozenset()) -> list[PrefillSequence]:
         """Whose turn it is, in order, but for those that are ``computed`` now; the next ones where all have

@@ -29,7 +29,7 @@ class Sends:
     def take_pull(self, pull: PullKV, now: float) -> list[PrefillCommand]:
         """Raises InstanceLost, RequestCancelled, UnknownRequest, HandoverFailed, InvalidRequest."""
         sequence = self._asked_for(pull)
-        check_destination(pull, blocks_for(sequence.request.tokens, self.block_size))
+        check_destination(pull, blocks_for(sequence.tokens, self.block_size))
         is_first = not sequence.hand_over.has_begun
         answered = sequence.hand_over.take_ask(pull)
         begun = [HandOverBegun(_waited_s(sequence, now))] if is_first else []
@@ -45,7 +45,7 @@ class Sends:
         spans = hand_over.begin_send(self.held.chunks.computed_kv(sequence))
         if spans:
             self.held.blocks.pin(owner)
-            needed = blocks_for(sequence.request.tokens, self.block_size)
+            needed = blocks_for(sequence.tokens, self.block_size)
             source = tuple(self.held.blocks.block_table(owner)[:needed])
             return [SendKV(owner, pull, source, spans)]
         answer = hand_over.try_answer(sequence.first_token)

@@ -1,6 +1,6 @@
 """A sequence as the prefill room keeps it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from common.ids import Incarnation, InstanceId
 from common.kv.blocks import BlockOwner
@@ -21,7 +21,7 @@ class PrefillSequence:
     ``lengths``: what it is told of how long the sequence will get.
     ``computed_s``: when its KV was complete. ``is_moving``: it ran in this instance's decode room.
     ``is_bound_late``: whether it had better be decoded elsewhere than by ``decode_instance`` is still to be
-    asked."""
+    asked. ``tokens``: of its whole prompt."""
 
     owner: BlockOwner
     request: GenerationRequest
@@ -41,7 +41,11 @@ class PrefillSequence:
     is_cancelled: bool = False
     is_moving: bool = False
     is_bound_late: bool = False
+    tokens: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.tokens = self.request.tokens
 
     @property
     def remaining_tokens(self) -> int:
-        return self.request.tokens - self.computed_tokens
+        return self.tokens - self.computed_tokens

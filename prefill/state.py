@@ -115,11 +115,11 @@ class PrefillState:
     @property
     def pending_tokens(self) -> int:
         """Prompt tokens not yet computed."""
-        return sum([sequence.remaining_tokens for sequence in self.prompts]) if len(self.prompts) else 0
+        return sum([each.tokens - each.computed_tokens for each in self.prompts]) if self.prompts.count else 0
 
     @property
     def pending_requests(self) -> int:
-        return len(self.prompts)
+        return self.prompts.count
 
     @property
     def handovers_waiting(self) -> int:
@@ -149,7 +149,7 @@ class PrefillState:
         commands = self._take(event, now)
         if not self.chunks.can_begin:
             return commands
-        if not len(self.prompts):
+        if not self.prompts.count:
             self.mates.wanted_blocks = 0
             return commands
         staying = sum([isinstance(each, KeepHere) for each in commands])

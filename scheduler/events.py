@@ -1,6 +1,6 @@
 """What happens to the scheduler, and what it then wants done."""
 
-from dataclasses import dataclass
+import msgspec
 
 from common.errors import RequestError
 from common.ids import GatewayId, Incarnation, InstanceId, RequestId
@@ -10,50 +10,43 @@ from common.messages.bookings import Booking, BookingsChanged
 from scheduler.policy.decode_rebalancing import Departure
 
 
-@dataclass(frozen=True, slots=True)
-class MembersRead:
+class MembersRead(msgspec.Struct, frozen=True, gc=False):
     """What the store holds now."""
 
     records: tuple[MemberRecord, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class DepartedRead:
+class DepartedRead(msgspec.Struct, frozen=True, gc=False):
     """Lives that the store knows to be over, of which no scheduler may have told anybody."""
 
     lives: tuple[InstanceLife, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class LoadReported:
+class LoadReported(msgspec.Struct, frozen=True, gc=False):
     report: LoadReport
 
 
-@dataclass(frozen=True, slots=True)
-class TaskAcknowledged:
+class TaskAcknowledged(msgspec.Struct, frozen=True, gc=False):
     """The prefill instance, or where it is resumed the decode instance, took the request over."""
 
     request_id: RequestId
     attempt: int
 
 
-@dataclass(frozen=True, slots=True)
-class TaskUndelivered:
+class TaskUndelivered(msgspec.Struct, frozen=True, gc=False):
     """It did not take the request; that attempt's placement is void."""
 
     request_id: RequestId
     attempt: int
 
 
-@dataclass(frozen=True, slots=True)
-class InstanceSuspected:
+class InstanceSuspected(msgspec.Struct, frozen=True, gc=False):
     """Somebody got no answer from it. A live one is heard of again within a report's interval."""
 
     instance_id: InstanceId
 
 
-@dataclass(frozen=True, slots=True)
-class RequestOver:
+class RequestOver(msgspec.Struct, frozen=True, gc=False):
     """As ``RequestEnded`` says."""
 
     request_id: RequestId
@@ -65,60 +58,51 @@ class RequestOver:
     tpot_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class LengthPredicted:
+class LengthPredicted(msgspec.Struct, frozen=True, gc=False):
     """The predictor's word on a request that was placed meanwhile. ``lengths``: of its whole output."""
 
     request: GenerationRequest
     lengths: LengthDistribution
 
 
-@dataclass(frozen=True, slots=True)
-class PeerHeard:
+class PeerHeard(msgspec.Struct, frozen=True, gc=False):
     """Another scheduler, or oneself, tells what it has booked."""
 
     message: BookingsChanged
 
 
-@dataclass(frozen=True, slots=True)
-class PeerRead:
+class PeerRead(msgspec.Struct, frozen=True, gc=False):
     """All that another scheduler knows; None: it did not answer."""
 
     incarnation: Incarnation
     bookings: tuple[Booking, ...] | None
 
 
-@dataclass(frozen=True, slots=True)
-class BookingsRead:
+class BookingsRead(msgspec.Struct, frozen=True, gc=False):
     """What the store has of all schedulers, also of those that are gone."""
 
     bookings: tuple[Booking, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class MessagesLost:
+class MessagesLost(msgspec.Struct, frozen=True, gc=False):
     """To this scheduler, from anybody."""
 
 
-@dataclass(frozen=True, slots=True)
-class CallAnswered:
+class CallAnswered(msgspec.Struct, frozen=True, gc=False):
     """A request waits, and its gateway was told to ask again."""
 
     request_id: RequestId
 
 
-@dataclass(frozen=True, slots=True)
-class TimePassed:
+class TimePassed(msgspec.Struct, frozen=True, gc=False):
     """Now and then: silence is noticed here."""
 
 
-@dataclass(frozen=True, slots=True)
-class BusRestored:
+class BusRestored(msgspec.Struct, frozen=True, gc=False):
     """The bus was away, so everybody's silence until now says nothing about them."""
 
 
-@dataclass(frozen=True, slots=True)
-class RebalanceDue:
+class RebalanceDue(msgspec.Struct, frozen=True, gc=False):
     """This scheduler leads: it may ask sequences to leave one decode instance for another."""
 
 
@@ -142,13 +126,11 @@ SchedulerStateEvent = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class ReadMembers:
+class ReadMembers(msgspec.Struct, frozen=True, gc=False):
     """Somebody unknown speaks: read the store now."""
 
 
-@dataclass(frozen=True, slots=True)
-class AnnounceInstanceGone:
+class AnnounceInstanceGone(msgspec.Struct, frozen=True, gc=False):
     """``was_leaving``: it said so, and was heard no more."""
 
     instance_id: InstanceId
@@ -156,29 +138,25 @@ class AnnounceInstanceGone:
     was_leaving: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class AnnounceGatewayGone:
+class AnnounceGatewayGone(msgspec.Struct, frozen=True, gc=False):
     gateway_id: GatewayId
 
 
-@dataclass(frozen=True, slots=True)
-class AnnounceSchedulerGone:
+class AnnounceSchedulerGone(msgspec.Struct, frozen=True, gc=False):
     """Submissions that it may have had are to be made again."""
 
     scheduler_id: str
     incarnation: Incarnation
 
 
-@dataclass(frozen=True, slots=True)
-class ReadPeer:
+class ReadPeer(msgspec.Struct, frozen=True, gc=False):
     """Ask it for everything it knows; answered by PeerRead."""
 
     scheduler_id: str
     incarnation: Incarnation
 
 
-@dataclass(frozen=True, slots=True)
-class TellLength:
+class TellLength(msgspec.Struct, frozen=True, gc=False):
     """To the decode instance of that attempt. ``lengths``: of its whole output."""
 
     decode_instance: InstanceId
@@ -187,15 +165,13 @@ class TellLength:
     lengths: LengthDistribution
 
 
-@dataclass(frozen=True, slots=True)
-class AskToLeave:
+class AskToLeave(msgspec.Struct, frozen=True, gc=False):
     """Of a decode instance: let the sequence go on at another."""
 
     departure: Departure
 
 
-@dataclass(frozen=True, slots=True)
-class EndWait:
+class EndWait(msgspec.Struct, frozen=True, gc=False):
     """Answer the call that is held for a request that waited: it is booked, or refused."""
 
     request_id: RequestId

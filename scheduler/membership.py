@@ -20,6 +20,8 @@ from scheduler.views import InstanceView, Standing
 STALE_AFTER_S = 5.0
 """A hand-over is in nobody's report for a moment. A booking of so long ago, on instances that both report no
 work at all, is of a request whose end was never heard."""
+LOOK_S = 0.5
+"""Between two looks at a booking of so long ago that still stands: instances report every change."""
 
 
 @dataclass(slots=True)
@@ -74,7 +76,7 @@ class Membership:
             self.groups.forget()
         view.take_report(self.learned.complete(view.record, report), now)
         view.note_reported()
-        if view.is_idle:
+        if now >= view.next_look_s and view.is_idle:
             self._forget_stale(view, now)
         return []
 
@@ -121,10 +123,15 @@ class Membership:
         return commands
 
     def _forget_stale(self, view: InstanceView, now: float) -> None:
+        view.next_look_s = now + STALE_AFTER_S
         for request_id in list(view.placed):
             placed = self.bookings.requests[request_id]
-            if placed.acknowledged_s is None or now - placed.acknowledged_s <= STALE_AFTER_S:
+            if placed.acknowledged_s is None:
                 continue
+            if now - placed.acknowledged_s <= STALE_AFTER_S:
+                view.next_look_s = min(view.next_look_s, placed.acknowledged_s + STALE_AFTER_S)
+                continue
+            view.next_look_s = min(view.next_look_s, now + LOOK_S)
             decodes = self.instances.get(placed.placement.decode_instance)
             if decodes is not None and not decodes.is_idle:
                 continue

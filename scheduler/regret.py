@@ -114,9 +114,14 @@ class RegretLog:
             is_moved = choice.phase == "decode" and decision.drawn_tokens > 1
             if measured_s is None or predicted_s is None or is_moved:
                 continue
-            one = Hindsight(choice.phase, 1, predicted_s, measured_s, abs(measured_s - predicted_s))
-            known = self.hindsight.get(choice.phase)
-            self.hindsight[choice.phase] = one if known is None else known.plus(one)
+            known = self.hindsight.get(choice.phase) or Hindsight(choice.phase)
+            self.hindsight[choice.phase] = Hindsight(
+                choice.phase,
+                known.requests + 1,
+                known.predicted_s + predicted_s,
+                known.measured_s + measured_s,
+                known.error_s + abs(measured_s - predicted_s),
+            )
 
     def report(self, prefill_policy: str, decode_policy: str) -> RegretReport:
         return RegretReport(

@@ -213,7 +213,7 @@ class SchedulerState:
         """
         self._supersede(request)
         both = self._choose_both(request, excluded, now, is_patient=is_patient)
-        prefill, decode = (view.record for view in both)
+        prefill, decode = both[0].record, both[1].record
         return self._book(
             request,
             Placement(prefill.instance_id, prefill.incarnation, decode.instance_id, decode.incarnation),

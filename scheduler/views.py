@@ -84,12 +84,14 @@ class Standing:
 @dataclass(slots=True)
 class InstanceView:
     """One incarnation of one instance, as seen from here. A decision looks at every instance, but few have
-    changed since the one before: what it looks at is made once for each change of its report or bookings."""
+    changed since the one before: what it looks at is made once for each change of its report or bookings.
+    ``next_look_s``: for bookings of which nobody heard the end (``scheduler.membership``)."""
 
     record: InstanceRecord
     last_heard_s: float
     report: LoadReport | None = None
     is_suspect: bool = False
+    next_look_s: float = 0.0
     placed: set[RequestId] = field(default_factory=set)
     booked: BookedWork = field(default_factory=BookedWork)
     standing: Standing = field(default_factory=Standing, repr=False, compare=False)

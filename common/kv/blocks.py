@@ -51,10 +51,19 @@ class _Pool:
 class BlockAllocator:
     """The blocks of all pools, at first of pool 0 with ``total_blocks`` (none: it does not exist).
 
+    ``free_blocks`` are those of open pools, ``total_blocks`` of those that are not lost, and
+    ``largest_pool_blocks`` bounds the longest sequence that could ever be held: 0 without an open pool.
+    ``is_any_lost``: whether ``is_lost`` is true of anybody.
+
     Raises KeyError for an unknown owner or pool, ValueError for an illegal move.
     """
 
     first_pool_blocks: int
+    free_blocks: int = field(init=False, default=0)
+    total_blocks: int = field(init=False, default=0)
+    largest_pool_blocks: int = field(init=False, default=0)
+    is_one_pool: bool = field(init=False, default=False)
+    is_any_lost: bool = field(init=False, default=False)
     _pools: dict[int, _Pool] = field(init=False, default_factory=dict)
     _pools_made: int = field(init=False, default=0)
     _held: dict[BlockOwner, list[int]] = field(init=False, default_factory=dict)
@@ -75,6 +84,7 @@ class BlockAllocator:
         self._pools_made += 1
         first = number * POOL_STRIDE
         self._pools[number] = _Pool(total_blocks, list(range(first, first + total_blocks)))
+        self._count_pools()
         return number
 
     @property
@@ -85,27 +95,26 @@ class BlockAllocator:
     def close_pool(self, pool: int) -> None:
         """Nobody new is given blocks there; who is there stays and grows."""
         self._pools[pool].is_open = False
+        self._count_pools()
 
     def lose_pool(self, pool: int) -> None:
         """Its memory is gone. It disappears when its last owner lets go."""
         lost = self._pools[pool]
         lost.is_open, lost.is_lost, lost.free = False, True, []
         self._forget_if_empty(pool)
+        self._count_pools()
 
     def remove_pool(self, pool: int) -> None:
         """Raises ValueError where somebody holds, or may still write, its blocks."""
         if self._pools[pool].total_blocks != len(self._pools[pool].free):
             raise ValueError(f"pool {pool} is in use")
         del self._pools[pool]
+        self._count_pools()
 
     @property
     def pools(self) -> list[int]:
         """Those that exist, lost ones with owners among them."""
         return list(self._pools)
-
-    @property
-    def is_one_pool(self) -> bool:
-        return len(self._pools) == 1
 
     @property
     def open_pools(self) -> list[int]:
@@ -115,26 +124,12 @@ class BlockAllocator:
         """Whether what the owner's blocks held is gone."""
         return self._pools[self.pool_of(owner)].is_lost
 
-    @property
-    def is_any_lost(self) -> bool:
-        """Whether ``is_lost`` is true of anybody."""
-        return True in [pool.is_lost for pool in self._pools.values()]
-
     def is_lost_pool(self, pool: int) -> bool:
         """Also of one that has disappeared."""
         return pool not in self._pools or self._pools[pool].is_lost
 
     def is_unused(self, pool: int) -> bool:
         return len(self._pools[pool].free) == self._pools[pool].total_blocks
-
-    @property
-    def largest_pool_blocks(self) -> int:
-        """The longest sequence that could ever be held; 0 without an open pool."""
-        largest = 0
-        for pool in self._pools.values():
-            if pool.is_open and pool.total_blocks > largest:
-                largest = pool.total_blocks
-        return largest
 
     def pool_for_newcomer(self, longest_blocks: int) -> int | None:
         """Of the open pools that are large enough for it in the end, the one with the most free blocks
@@ -152,23 +147,6 @@ class BlockAllocator:
         return self._pools[pool].total_blocks
 
     # counts
-
-    @property
-    def total_blocks(self) -> int:
-        total = 0
-        for pool in self._pools.values():
-            if not pool.is_lost:
-                total += pool.total_blocks
-        return total
-
-    @property
-    def free_blocks(self) -> int:
-        """Of open pools."""
-        free = 0
-        for pool in self._pools.values():
-            if pool.is_open:
-                free += len(pool.free)
-        return free
 
     @property
     def used_blocks(self) -> int:
@@ -210,8 +188,11 @@ class BlockAllocator:
             number = self.pool_for_newcomer(blocks) if pool is None else pool
         if number is None or blocks > len(self._pools[number].free):
             return False
-        free = self._pools[number].free
+        given = self._pools[number]
+        free = given.free
         taken = [heapq.heappop(free) for _ in range(blocks)]
+        if given.is_open:
+            self.free_blocks -= blocks
         held = self._held.get(owner)
         if held is None:
             self._held[owner] = taken
@@ -227,6 +208,7 @@ class BlockAllocator:
         pool.free = [block for block in pool.free if block not in {*blocks}]
         heapq.heapify(pool.free)
         self._held[owner] = list(blocks)
+        self._count_pools()
 
     def release(self, owner: BlockOwner) -> None:
         """Frees the owner's blocks."""
@@ -281,6 +263,8 @@ class BlockAllocator:
             for block in range(pool.total_blocks)
         ]
         assert sorted(seen) == sorted(expected), "a block is lost or held twice"
+        free = sum(len(pool.free) for pool in self._pools.values() if pool.is_open)
+        assert self.free_blocks == free, "the free blocks are wrongly counted"
         assert self._pinned <= self._held.keys(), "a pinned owner holds nothing"
         assert not self._held.keys() & self._quarantined.keys(), "an owner is held and in quarantine"
 
@@ -292,11 +276,23 @@ class BlockAllocator:
             return
         for block in blocks:
             heapq.heappush(pool.free, block)
+        if pool.is_open:
+            self.free_blocks += len(blocks)
 
     def _forget_if_empty(self, pool: int) -> None:
         users = (*self._held.values(), *self._quarantined.values())
         if not any(pool_of(blocks[0]) == pool for blocks in users):
             del self._pools[pool]
+            self._count_pools()
+
+    def _count_pools(self) -> None:
+        """After one of them has changed."""
+        pools = self._pools.values()
+        self.free_blocks = sum([len(pool.free) for pool in pools if pool.is_open])
+        self.total_blocks = sum([pool.total_blocks for pool in pools if not pool.is_lost])
+        self.largest_pool_blocks = max([pool.total_blocks for pool in pools if pool.is_open], default=0)
+        self.is_one_pool = len(pools) == 1
+        self.is_any_lost = True in [pool.is_lost for pool in pools]
 
 
 def blocks_for(tokens: int, block_size: int) -> int:

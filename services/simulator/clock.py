@@ -5,11 +5,12 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import msgspec
+
 Action = Callable[[], None]
 
 
-@dataclass(slots=True, eq=False)
-class Timer:
+class Timer(msgspec.Struct, eq=False):
     """``action`` None: it was cancelled, or has happened."""
 
     due_s: float
@@ -19,11 +20,12 @@ class Timer:
 @dataclass(slots=True)
 class Clock:
     """``events``: how many things have happened. ``turn``: of what happens now, among all that were
-    scheduled."""
+    scheduled. ``is_halted``: nothing happens until it is let run again."""
 
     now: float = 0.0
     events: int = 0
     turn: int = 0
+    is_halted: bool = False
     _due: list[tuple[float, int, Timer]] = field(default_factory=list)
     _soon: deque[Action] = field(default_factory=deque)
     _scheduled: int = 0
@@ -52,10 +54,15 @@ class Clock:
         """Also of one that has happened."""
         timer.action = None
 
-    def run_until(self, time_s: float, is_over: Callable[[], bool] = lambda: False) -> None:
-        """Lets everything happen that is due until then, or until ``is_over``."""
+    def halt(self) -> None:
+        """``run_until`` ends with what happens now."""
+        self.is_halted = True
+
+    def run_until(self, time_s: float, is_over: Callable[[], bool] | None = None) -> None:
+        """Lets everything happen that is due until then, or until ``is_over`` or somebody halts it."""
         due, soon, heappop = self._due, self._soon, heapq.heappop
-        while not is_over():
+        self.is_halted = False
+        while not (self.is_halted or (is_over is not None and is_over())):
             if soon:
                 self.events += 1
                 soon.popleft()()

@@ -84,11 +84,13 @@ class SimulatedInstance:
     most_used_blocks: int = 0
     reports: int = 0
     _free_blocks: int = 0
-    _counts: tuple[int, ...] = ()
+    _prompt_counts: tuple[int, int, int] = (0, 0, 0)
+    _decode_counts: tuple[int, int] = (0, 0)
+    _speed: MeasuredSpeed = field(init=False)
 
     def __post_init__(self) -> None:
         around, prefill, decode = self.around, self.prefill_state, self.decode_state
-        self.home = self.role
+        self.home, self._speed = self.role, around.speed
         self._free_blocks = self.blocks.free_blocks
         network = around.mesh.network
         note_pass = self._note_pass if network.timeline or around.note_pass else None
@@ -154,7 +156,7 @@ class SimulatedInstance:
         return make_load_report(
             self.prefill_state,
             self.decode_state,
-            self._speed(),
+            self._measured_speed(),
             sequence=self.reports,
             role=self.role,
             home=self.home,
@@ -164,9 +166,12 @@ class SimulatedInstance:
             untold_steps=self.engine.untold_steps(),
         )
 
-    def _speed(self) -> MeasuredSpeed:
-        known, step_s = self.around.speed, self.decode.drawing.step_s
-        return MeasuredSpeed(known.prefill_tokens_per_s, step_s, known.chunk_time, known.step_time)
+    def _measured_speed(self) -> MeasuredSpeed:
+        known, step_s = self._speed, self.decode.drawing.step_s
+        if known.decode_step_s != step_s:
+            known = replace(known, decode_step_s=step_s)
+            self._speed = known
+        return known
 
     # what others tell and ask
 
@@ -219,7 +224,7 @@ class SimulatedInstance:
 
     def change_speed(self, engine: EngineSettings, speed: MeasuredSpeed) -> None:
         """Of the passes that begin from now on. It tells of it as if it had learned it already."""
-        self.around = replace(self.around, speed=speed)
+        self.around, self._speed = replace(self.around, speed=speed), speed
         self.prefill.prompt_time = _prompt_time(speed, self.prefill_state.chunk_tokens)
         self.engine.change_settings(engine)
 
@@ -276,34 +281,34 @@ class SimulatedInstance:
         self.prefill.handle(left)
 
     def _note_prefill(self) -> None:
-        self._share(self._tell_decode)
-        self._look_at_load()
-
-    def _note_decode(self) -> None:
-        self._share(self._tell_prefill)
-        self._look_at_load()
-
-    def _look_at_load(self) -> None:
-        """Whether a report would count anything else now; that steps go on its next one says."""
-        prefill, decode = self.prefill_state, self.decode_state
-        counts = (
-            len(prefill.sequences),
-            len(prefill.prompts),
-            self.prefill.chunk_tokens,
-            len(decode.sequences),
-            decode.sequences.in_batch,
-        )
-        if counts != self._counts:
-            self._counts = counts
+        """A report is wanted where it would count anything else now; so below."""
+        if self._has_freed() and self.decode_state.sequences:
+            self.around.mesh.network.clock.soon(self._tell_decode)
+        prefill = self.prefill_state
+        counts = len(prefill.sequences), prefill.prompts.count, self.prefill.chunk_tokens
+        if counts != self._prompt_counts:
+            self._prompt_counts = counts
             self.note_change()
 
-    def _share(self, tell_other: Callable[[], None]) -> None:
-        """What one room frees the other may wait for (``services.hosts.shared_blocks``)."""
-        before, self._free_blocks = self._free_blocks, self.blocks.free_blocks
-        if self._free_blocks > before:
-            self.around.mesh.network.clock.soon(tell_other)
-        elif self._free_blocks < before:
-            self.most_used_blocks = max(self.most_used_blocks, self.blocks.total_blocks - self._free_blocks)
+    def _note_decode(self) -> None:
+        """That steps go on the next report says."""
+        if self._has_freed() and self.prefill_state.prompts.count:
+            self.around.mesh.network.clock.soon(self._tell_prefill)
+        sequences = self.decode_state.sequences
+        counts = len(sequences), sequences.in_batch
+        if counts != self._decode_counts:
+            self._decode_counts = counts
+            self.note_change()
+
+    def _has_freed(self) -> bool:
+        """Blocks, for which the other room may wait (``services.hosts.shared_blocks``)."""
+        blocks = self.prefill_state.blocks
+        before, free = self._free_blocks, blocks.free_blocks
+        if free == before:
+            return False
+        self._free_blocks = free
+        self.most_used_blocks = max(self.most_used_blocks, blocks.total_blocks - free)
+        return free > before
 
     def _tell_decode(self) -> None:
         if self.is_alive and self.decode_state.sequences:

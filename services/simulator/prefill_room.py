@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -127,7 +127,7 @@ class PrefillRoom:
         self._whole.append(command.slices)
         slices, loading_s = prefixes.reuse(command.slices)
 
-        rest = replace(command, slices=slices)
+        rest = msgspec.structs.replace(command, slices=slices)
 
         def begin() -> None:
             if self.is_alive:

@@ -7,7 +7,7 @@ beside the KV of sequences, blocks of it are no blocks of an instance's pool, an
 
 from collections import OrderedDict
 from collections.abc import Container, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -129,7 +129,8 @@ class InstancePrefixes:
             hits = min(piece.tokens, max(0, self._kept_of(piece) - piece.start))
             hit_tokens += hits
             if hits < piece.tokens:
-                left.append(replace(piece, start=piece.start + hits, tokens=piece.tokens - hits))
+                rest = {"start": piece.start + hits, "tokens": piece.tokens - hits}
+                left.append(msgspec.structs.replace(piece, **rest))
         self.hit_tokens += hit_tokens
         bytes_per_s = self.known.config.bytes_per_s
         loading_s = 0.0 if bytes_per_s is None else hit_tokens * self.known.token_bytes / bytes_per_s

@@ -112,12 +112,14 @@ def simulate(
         offered = next(requests, None)
         if offered is None:
             is_everybody_here = True
+            clock.halt()
         else:
             clock.at(offered.arrival_s, lambda: come(offered))
 
     with _collecting_rarely():
         expect()
-        clock.run_until(math.inf, lambda: is_everybody_here)
+        if not is_everybody_here:
+            clock.run_until(math.inf)
         clock.run_until(clock.now + STUCK_S, lambda: not gateway.entries)
         progress(len(cluster.records))
         clock.run_until(clock.now + SETTLE_S, lambda: _is_settled(cluster))
