@@ -18,6 +18,7 @@ from services.planner.bounds import Speed, alone_s
 from services.planner.candidates import MEMORY_SHARE, InstanceKind, PoolPlan
 from services.planner.hopeless import Hopeless, end_hopeless
 from services.planner.probes import Phase, Point, PoolPoint, Probe
+from services.planner.sources import own_digest
 from services.planner.workload import spaced
 from services.simulator.cluster import Cluster
 from services.simulator.config import Simulated, simulated_from_tree
@@ -56,7 +57,7 @@ class Conditions:
     reference: InstanceKind | None = None
 
     def encoded(self) -> bytes:
-        """All that a point hangs on beside its probe."""
+        """All that a point hangs on beside its probe: the code, too."""
         return msgspec.json.encode(
             (
                 self.objectives,
@@ -69,6 +70,7 @@ class Conditions:
                 self.reference,
                 [(row.arrival_s, row.prompt_tokens, row.output_tokens) for row in self.rows],
                 list(DEVICES.values()),
+                own_digest(),
             )
         )
 

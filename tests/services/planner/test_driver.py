@@ -10,11 +10,13 @@ from common.errors import ConfigError
 from common.latency import ServiceObjectives
 from common.shapes import LLAMA3_8B
 from services.bench.traces import TraceRequest
+from services.planner import simulating as simulating_module
 from services.planner.candidates import InstanceKind, PoolPlan
 from services.planner.checkpoint import Checkpoint
 from services.planner.driver import drive, simulating
 from services.planner.probes import Point, Probe, Search, ask, together
 from services.planner.simulating import Conditions
+from services.planner.sources import ROOT, SOURCES, own_digest, sources_digest
 from tests.services.planner.worlds import kind_of, point
 
 CONDITIONS = Conditions(
@@ -127,3 +129,35 @@ def test_conditions_that_differ_have_keys_that_differ() -> None:
     )
     encoded = [CONDITIONS.encoded(), *(each.encoded() for each in others)]
     assert len(set(encoded)) == len(encoded)
+
+
+def test_points_of_other_code_are_not_taken_for_this_one_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def simulated_with(policy: str) -> list[float]:
+        (tmp_path / "scheduler" / "policy").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "scheduler" / "policy" / "dispatch.py").write_text(policy)
+        monkeypatch.setattr(simulating_module, "own_digest", lambda: sources_digest(tmp_path))
+        world = World()
+        with Checkpoint(tmp_path / "points.jsonl") as kept:
+            drive(counting([1.0, 2.0]), world, kept, CONDITIONS.encoded())
+        return world.simulated
+
+    assert simulated_with("first = 1\n") == [1.0, 2.0]
+    assert simulated_with("first = 1\n") == []
+    assert simulated_with("first = 2\n") == [1.0, 2.0]
+    assert simulated_with("first = 1\n") == []
+
+
+def test_the_code_s_digest_is_of_every_decision_and_of_names() -> None:
+    for package in SOURCES:
+        assert any((ROOT / package).rglob("*.py")), package
+    assert own_digest() == sources_digest(ROOT)
+
+
+def test_a_file_under_another_name_is_other_code(tmp_path: Path) -> None:
+    (tmp_path / "common").mkdir()
+    (tmp_path / "common" / "a.py").write_text("x = 1\n")
+    before = sources_digest(tmp_path)
+    (tmp_path / "common" / "a.py").rename(tmp_path / "common" / "b.py")
+    assert sources_digest(tmp_path) != before
