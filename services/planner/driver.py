@@ -1,6 +1,7 @@
 """Drives a search to its end: simulates what it asks for, in a process a core, and keeps every point."""
 
 import multiprocessing
+import os
 import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,7 +19,10 @@ _conditions: Conditions | None = None
 
 
 def _start_worker(conditions: Conditions) -> None:
+    """In a group of its own: who tells the whole plan to end tells this one's parent, and a worker that ends
+    by itself while it holds the lock of their queue would stop everybody."""
     global _conditions
+    os.setpgid(0, 0)
     _conditions = conditions
 
 

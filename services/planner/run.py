@@ -1,8 +1,11 @@
 """Has a plan searched: prepares it, drives the search, and keeps what was simulated."""
 
 import os
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import TypeVar
 
 from common.errors import ServiceError
@@ -17,8 +20,31 @@ from services.planner.searches import SearchName, SearchReport, search_of
 Found = TypeVar("Found")
 
 
+TERMINATED_STATUS = 128 + signal.SIGTERM
+
+
 class Interrupted(ServiceError):
     """Ctrl-C. What was simulated is kept where a checkpoint was named."""
+
+
+class Terminated(BaseException):
+    """SIGTERM, as KeyboardInterrupt is SIGINT."""
+
+
+@contextmanager
+def raising_terminated() -> Iterator[None]:
+    """Whoever is told to end ends its workers first."""
+
+    def answer(number: int, frame: FrameType | None) -> None:
+        # The first one is enough: another would come amid the end.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, answer)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def make_plan(request: PlanRequest, processes: int | None = None, checkpoint: Path | None = None) -> Plan:
@@ -54,9 +80,13 @@ def _search(
             done += 1
             status.update(f"planning: {done} runs simulated, {known} known before")
 
+        where = "and none is kept without --checkpoint" if checkpoint is None else f"kept in {checkpoint}"
+        cores = len(os.sched_getaffinity(0))
         try:
-            with simulating(prepared.conditions, processes or len(os.sched_getaffinity(0))) as simulate:
+            with raising_terminated(), simulating(prepared.conditions, processes or cores) as simulate:
                 return drive(begun, simulate, kept, context, tell)
         except KeyboardInterrupt:
-            where = "and none is kept without --checkpoint" if checkpoint is None else f"kept in {checkpoint}"
             raise Interrupted(f"interrupted after {done} runs, {where}") from None
+        except Terminated:
+            messages.print(f"terminated after {done} runs, {where}", highlight=False, soft_wrap=True)
+            raise SystemExit(TERMINATED_STATUS) from None

@@ -1,4 +1,4 @@
-"""Ctrl-C amid a plan, and the plan after it."""
+"""Ctrl-C and SIGTERM amid a plan, and the plan after them."""
 
 import os
 import signal
@@ -6,6 +6,8 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+
+import pytest
 
 WAIT_S = 120.0
 CONFIG = """
@@ -33,17 +35,55 @@ def start(folder: Path) -> "subprocess.Popen[str]":
     )
 
 
-def test_what_was_interrupted_goes_on_where_it_was(tmp_path: Path) -> None:
+def started(folder: Path) -> "subprocess.Popen[str]":
+    """Amid its runs: some points are kept."""
     rows = [f"{200 + 37 * number % 400},{8 + 11 * number % 24}" for number in range(900)]
-    (tmp_path / "trace.csv").write_text("num_prefill_tokens,num_decode_tokens\n" + "\n".join(rows) + "\n")
-    (tmp_path / "base.toml").write_text(CONFIG)
-    points = tmp_path / "points.jsonl"
-    first = start(tmp_path)
+    (folder / "trace.csv").write_text("num_prefill_tokens,num_decode_tokens\n" + "\n".join(rows) + "\n")
+    (folder / "base.toml").write_text(CONFIG)
+    points = folder / "points.jsonl"
+    process = start(folder)
     deadline_s = time.monotonic() + WAIT_S
     while not (points.exists() and points.read_bytes().count(b"\n") >= 2):
-        assert first.poll() is None, first.communicate()
+        assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline_s
         time.sleep(0.05)
+    return process
+
+
+def children_of(process: "subprocess.Popen[str]") -> list[int]:
+    listed = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    return [int(each) for each in listed]
+
+
+@pytest.mark.parametrize("is_group_told", [False, True])
+def test_a_plan_that_is_terminated_ends_its_workers_and_keeps_its_points(
+    tmp_path: Path, is_group_told: bool
+) -> None:
+    process = started(tmp_path)
+    children = children_of(process)
+    assert len(children) >= 2
+    if is_group_told:
+        os.killpg(process.pid, signal.SIGTERM)
+    else:
+        process.terminate()
+    out, said = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 128 + signal.SIGTERM, said
+    assert "terminated" in said
+    assert "kept in" in said
+    for word in ("Traceback", "leaked", "resource_tracker"):
+        assert word not in said + out
+    deadline_s = time.monotonic() + WAIT_S
+    while any(Path(f"/proc/{pid}").exists() for pid in children):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+    kept = (tmp_path / "points.jsonl").read_bytes()
+    assert kept.endswith(b"\n")
+    assert kept.count(b"\n") >= 2
+
+
+def test_what_was_interrupted_goes_on_where_it_was(tmp_path: Path) -> None:
+    points = tmp_path / "points.jsonl"
+    first = started(tmp_path)
     # As a terminal does: the whole group is told.
     os.killpg(first.pid, signal.SIGINT)
     _, said = first.communicate(timeout=WAIT_S)
