@@ -9,6 +9,7 @@ from common.messages import SampledToken
 from common.sequences import PublishFailure
 from decode import events
 from decode.state import DecodeState
+from scheduler.policy.decode_admission import ADMISSIONS
 from scheduler.policy.mixed_batching import MAX_PREEMPTIONS
 from tests.decode.states import end_step, handle, kinds, make_state, owner_of, start, task_of
 from tests.decode.test_staying import stay
@@ -94,7 +95,7 @@ def test_who_is_away_comes_back_though_later_ones_that_stayed_fill_the_batch() -
     assert kinds(handle(state, copied), events.SwapIn)
 
 
-@pytest.mark.parametrize("admission", ["greedy", "reserve_static", "reserve_dynamic"])
+@pytest.mark.parametrize("admission", sorted(ADMISSIONS))
 def test_what_prompts_owe_to_a_newcomer_lets_it_in_beside_those_that_run(admission: DecodeAdmission) -> None:
     state = make_state(total_blocks=26, block_size=2, admission=admission)
     start(state, "r1", "r2", prompt_tokens=8)

@@ -7,6 +7,7 @@ import msgspec
 from hypothesis import strategies as st
 
 from common.config import (
+    DecodeAdmission,
     DecodeBinding,
     DecodePolicy,
     MixedPolicy,
@@ -61,7 +62,7 @@ def shapes(draw: st.DrawFn, spare_blocks: int) -> MeshShape:
         least_portion_bytes=draw(st.sampled_from([1, 20, 1000])),
         host_blocks=draw(st.sampled_from([0, 2, longest + spare_blocks])),
         keeps_kv=draw(st.booleans()),
-        decode_admission=draw(st.sampled_from(["greedy", "reserve_static", "reserve_dynamic"])),
+        decode_admission=draw(st.sampled_from(get_args(DecodeAdmission))),
         decode_binding=draw(st.sampled_from(get_args(DecodeBinding))),
         predictor=draw(st.sampled_from(["none", "right", "wrong"])),
     )
