@@ -337,7 +337,8 @@ class TransferConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     ``emulated_bandwidth_bytes_per_s`` and ``emulated_latency_s`` slow a link down for experiments
     (TetriInfer 4). Mooncake speaks ``protocol`` and listens at ``host`` on two ports from ``min_port`` to
-    ``max_port``. A transfer that takes longer than ``deadline_s`` is given up.
+    ``max_port``. A transfer that takes longer than ``deadline_s`` is given up. Of one that has taken
+    ``suspect_after_s`` its sender tells schedulers, which have others compute and decode, if there are any.
 
     A prompt of at least ``layerwise_min_tokens`` hands its KV over layer by layer while it is computed
     (Splitwise 4.4); None: of as many as `lamella profile` has found that it pays from, or 512. While
@@ -350,6 +351,7 @@ class TransferConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     min_port: int = 20_000
     max_port: int = 32_000
     deadline_s: float = 60.0
+    suspect_after_s: float = 2.0
     emulated_bandwidth_bytes_per_s: float | None = None
     emulated_latency_s: float = 0.0
     layerwise_min_tokens: int | None = None

@@ -25,6 +25,7 @@ OVER_ZERO = (
     "mesh.drain_timeout_s",
     "instance.report_interval_s",
     "transfer.deadline_s",
+    "transfer.suspect_after_s",
     "transfer.emulated_bandwidth_bytes_per_s",
     "gateway.slow_reader_timeout_s",
     "gateway.token_timeout_s",

@@ -13,6 +13,7 @@
     │   ├── RequestCancelled
     │   ├── InstanceLost            the instance that held the sequence is gone
     │   ├── HandoverFailed          KV did not reach the decode instance
+    │   │   └── KVLinkBroken        as what was sent did not get there, though both ends answer
     │   ├── UnknownRequest          a message names a request that this service does not hold
     │   ├── LeaderSuperseded        a command of a scheduler that does not lead any more
     │   └── InternalError           a defect; the text stays in the log
@@ -90,6 +91,10 @@ class HandoverFailed(RequestError):
     code = "handover_failed"
 
 
+class KVLinkBroken(HandoverFailed):
+    code = "kv_link_broken"
+
+
 class UnknownRequest(RequestError):
     code = "unknown_request"
 
@@ -115,6 +120,7 @@ REQUEST_ERRORS: dict[str, type[RequestError]] = {
         RequestCancelled,
         InstanceLost,
         HandoverFailed,
+        KVLinkBroken,
         UnknownRequest,
         LeaderSuperseded,
         InternalError,

@@ -17,6 +17,7 @@ from common.errors import (
     HandoverFailed,
     InstanceLost,
     InternalError,
+    KVLinkBroken,
     Overloaded,
     RequestCancelled,
     RequestError,
@@ -24,6 +25,7 @@ from common.errors import (
 from common.ids import InstanceId
 from common.kv.blocks import BlockOwner, in_pool, pool_of
 from common.kv.endpoint import KVEndpoint
+from common.kv.link_watch import LinkWatch
 from common.messages import ErrorReply, InstanceGone, KVDelivered, PullKV, error_reply
 from common.subjects import Subjects
 from common.timeline import timeline
@@ -39,12 +41,13 @@ Call = asyncio.Task[KVDelivered]
 
 @dataclass(frozen=True, slots=True)
 class Puller:
-    """``instance_id`` asks; an answer may take ``timeout_s``."""
+    """``instance_id`` asks; an answer may take ``timeout_s``. ``links``: what carries KV to it."""
 
     instance_id: InstanceId
     bus: Bus
     subjects: Subjects
     kv: KVEndpoint
+    links: LinkWatch
     timeout_s: float
     _under_way: dict[BlockOwner, tuple[InstanceGone, Call]] = field(default_factory=dict)
 
@@ -76,6 +79,8 @@ class Puller:
             peer=command.prefill_instance,
         )
         if is_delivered:
+            if call.result().kv_bytes:
+                self.links.note_worked(command.prefill_instance, self.instance_id)
             take(command, call.result())
         else:
             await self._fail(command, pull, call, handle)
@@ -131,6 +136,9 @@ class Puller:
             await self._quarantine(command, pull, handle)
         elif isinstance(error, HandoverFailed | InstanceLost):
             log.warning("pull_failed", extra={"request": owner.request_id, "error": str(error)})
+            if isinstance(error, KVLinkBroken):
+                # Before the gateway is told: a scheduler that places it anew has heard of it.
+                self.links.note_failed(source, self.instance_id)
             handle(PullFailed(owner, error_reply(error), is_drained=False))
             await self._rest(owner, handle)
         elif isinstance(error, RequestCancelled):

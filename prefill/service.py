@@ -17,6 +17,7 @@ from common.errors import (
     HandoverFailed,
     InternalError,
     InvalidRequest,
+    KVLinkBroken,
     RequestError,
     TransferError,
 )
@@ -24,6 +25,7 @@ from common.ids import GatewayId, InstanceId
 from common.instance_metrics import InstanceMetrics
 from common.kv.blocks import BlockOwner
 from common.kv.endpoint import KVEndpoint
+from common.kv.link_watch import LinkWatch
 from common.messages import (
     Acknowledged,
     CancelRequest,
@@ -56,6 +58,7 @@ from common.steps import LayerReports
 from common.subjects import Subjects
 from common.timeline import timeline
 from common.timeline_events import DECIDE, OFFER_SEQUENCE, TRANSFER_KV
+from common.transfer.interface import LINK_ERRORS
 from common.work_reports import WorkReports
 from prefill import events
 from prefill.engine import chunk_work
@@ -71,7 +74,8 @@ log = logging.getLogger("lamella.prefill")
 class PrefillService:
     """``spawn`` starts a task in the process's task group; ``on_change`` asks for a load report;
     ``keep_here`` gives a sequence that is to be decoded here to the decode room, at once. ``passes``: what
-    the instance learns of the engine's; ``reports``: where it tells of what is done."""
+    the instance learns of the engine's; ``reports``: where it tells of what is done. ``links``: what carries
+    its KV; a transfer of over ``suspect_after_s`` makes one suspect."""
 
     state: PrefillState
     engine: SharedEngine
@@ -85,6 +89,7 @@ class PrefillService:
     keep_here: Callable[[events.KeepHere], None]
     passes: PassTimes
     reports: WorkReports
+    links: LinkWatch
     speed: PrefillSpeed = field(init=False)
     _pulls: dict[tuple[BlockOwner, int], asyncio.Future[KVDelivered]] = field(default_factory=dict)
     _room_spans: RoomSpans = field(default_factory=lambda: RoomSpans(ROOM))
@@ -275,13 +280,19 @@ class PrefillService:
         began_ns, started_s = timeline.begin(), loop.time()
         sequence = self.state.sequences.get(owner)
         traceparent = None if sequence is None else sequence.request.traceparent
+        ends = (self.state.instance_id, command.pull.decode_instance)
+        suspecting = loop.call_later(self.links.suspect_after_s, self.links.note_failed, *ends)
         try:
             nbytes = await self.kv.send(command.pull, command.source_blocks, command.spans)
         except (TransferError, ValueError) as exc:
             log.warning("kv_send_failed", extra={"request": owner.request_id, "error": str(exc)})
             self.metrics.transfer_failed()
-            self._handle(events.SendFailed(owner, ErrorReply(HandoverFailed.code, str(exc))))
+            code = KVLinkBroken.code if isinstance(exc, LINK_ERRORS) else HandoverFailed.code
+            self._handle(events.SendFailed(owner, ErrorReply(code, str(exc))))
             return
+        finally:
+            suspecting.cancel()
+        self.links.note_worked(*ends)
         elapsed_s = loop.time() - started_s
         self.metrics.observe_transfer(nbytes, elapsed_s)
         facts: Attributes = {

@@ -1,6 +1,6 @@
 """Why an instance was not even scored: said beside the candidates of a decision."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
 
@@ -23,12 +23,16 @@ def barred_of(
     tokens: int,
     kv_formats: Collection[KVFormat],
     most_requests: int,
+    distrusted: Mapping[InstanceId, str],
 ) -> tuple[Barred, ...]:
     """Of ``members``, who have the phase, those that are no candidates for a sequence of ``tokens``.
     ``kv_formats``: of those who could have exchanged KV with it. ``most_requests``: that one may have, while
-    it decodes."""
+    it decodes. ``distrusted``: whom no KV may get to, or from, and why."""
     return tuple(
-        Barred(view.record.instance_id, _why(phase, view, tokens, kv_formats, most_requests))
+        Barred(
+            view.record.instance_id,
+            distrusted.get(view.record.instance_id) or _why(phase, view, tokens, kv_formats, most_requests),
+        )
         for view in members
         if view.record.instance_id not in candidates
     )

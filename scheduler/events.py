@@ -5,7 +5,15 @@ import msgspec
 from common.errors import RequestError
 from common.ids import GatewayId, Incarnation, InstanceId, RequestId
 from common.lengths import LengthDistribution
-from common.messages import GenerationRequest, InstanceLife, LoadReport, MemberRecord, Placement
+from common.messages import (
+    GenerationRequest,
+    InstanceLife,
+    KVLinkFailed,
+    KVLinkWorks,
+    LoadReport,
+    MemberRecord,
+    Placement,
+)
 from common.messages.bookings import Booking, BookingsChanged
 from scheduler.policy.decode_rebalancing import Departure
 
@@ -44,6 +52,12 @@ class InstanceSuspected(msgspec.Struct, frozen=True, gc=False):
     """Somebody got no answer from it. A live one is heard of again within a report's interval."""
 
     instance_id: InstanceId
+
+
+class LinkHeard(msgspec.Struct, frozen=True, gc=False):
+    """One of both says so; each answers."""
+
+    word: KVLinkFailed | KVLinkWorks
 
 
 class RequestOver(msgspec.Struct, frozen=True, gc=False):
@@ -113,6 +127,7 @@ SchedulerStateEvent = (
     | TaskAcknowledged
     | TaskUndelivered
     | InstanceSuspected
+    | LinkHeard
     | RequestOver
     | LengthPredicted
     | PeerHeard

@@ -9,9 +9,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from common.ids import GatewayId, InstanceId
-from common.messages import InstanceLife, InstanceRecord, LoadReport, MemberRecord, ServiceRecord
+from common.messages import (
+    InstanceLife,
+    InstanceRecord,
+    KVLinkFailed,
+    KVLinkWorks,
+    LoadReport,
+    MemberRecord,
+    ServiceRecord,
+)
 from scheduler.bookings import Bookings
 from scheduler.events import AnnounceGatewayGone, AnnounceInstanceGone, ReadMembers, SchedulerCommand
+from scheduler.kv_links import KVLinks
 from scheduler.learned_times import LearnedTimes
 from scheduler.overdue import find_overdue
 from scheduler.policy.grouping import Groups
@@ -32,6 +41,7 @@ class Membership:
     instances: dict[InstanceId, InstanceView]
     bookings: Bookings
     groups: Groups
+    links: KVLinks
     standing: Standing = field(default_factory=Standing)
     gateways: dict[GatewayId, float | None] = field(default_factory=dict)
     learned: LearnedTimes = field(default_factory=LearnedTimes)
@@ -86,6 +96,7 @@ class Membership:
             if now - view.last_heard_s > self.lease_s:
                 commands.append(self._remove(view))
         reported_s = now - max(STALE_AFTER_S, self.lease_s)
+        self.links.forget_old(now)
         for request_id in find_overdue(self.bookings.requests, self.instances.values(), reported_s):
             self.bookings.drop(request_id)
         return commands
@@ -94,6 +105,13 @@ class Membership:
         """It did not answer: it is avoided until it is heard of."""
         if view := self.instances.get(instance_id):
             view.suspect()
+
+    def hear_of_link(self, word: KVLinkFailed | KVLinkWorks, now: float) -> None:
+        """Of instances that are gone nothing is kept."""
+        if isinstance(word, KVLinkWorks):
+            self.links.work(word.sender, word.receiver, now)
+        elif word.sender in self.instances and word.receiver in self.instances:
+            self.links.fail(word.sender, word.receiver, now)
 
     def excuse(self, now: float) -> None:
         """Nobody could be heard while the bus was away."""
@@ -147,6 +165,7 @@ class Membership:
             else:
                 self.bookings.drop(request_id)
         del self.instances[view.record.instance_id]
+        self.links.forget(view.record.instance_id)
         self.standing.changes += 1
         self.groups.forget()
         return AnnounceInstanceGone(view.record.instance_id, view.record.incarnation, view.is_leaving)

@@ -30,6 +30,9 @@ class SchedulerMetrics:
             "Asked of the length predictor; history's word holds where it did not answer.",
             "outcome",
         )
+        self._kv_links_broken = make.gauge(
+            "kv_links_broken", "Pairs of instances between which KV has not got through since it did not."
+        )
         for outcome in get_args(LengthOutcome):
             self._length_questions.labels(outcome)
 
@@ -41,6 +44,9 @@ class SchedulerMetrics:
 
     def asked_length(self, outcome: LengthOutcome) -> None:
         self._length_questions.labels(outcome).inc()
+
+    def observe_links(self, broken: int) -> None:
+        self._kv_links_broken.set(broken)
 
     def observe_mesh(self, instances: int, requests: int, waiting: int) -> None:
         """``waiting``: placed nowhere yet (``scheduler.waiting_room``)."""

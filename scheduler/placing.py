@@ -17,6 +17,7 @@ from common.messages import GenerationRequest, Phase
 from common.predictions import NewestLengths
 from scheduler.barring import Barred, barred_of
 from scheduler.decision_log import Choice, Decision, DecisionLog
+from scheduler.kv_links import Distrust, KVLinks
 from scheduler.policy.admission import next_end_s, prefill_s, retry_after_s
 from scheduler.policy.coupling import choose_coupled
 from scheduler.policy.dispatch import (
@@ -33,6 +34,7 @@ from scheduler.policy.length_history import LengthHistory
 from scheduler.policy.shadow import Look, predicted_tpot_s, predicted_ttft_s
 from scheduler.regret import RegretLog, TimeBudget
 from scheduler.standby import Serving, Standby, serving_of
+from scheduler.trust import NOBODY, trusted_receivers, trusted_senders
 from scheduler.views import InstanceView, KVFormat
 
 NO_INSTANCE_RETRY_S = 2.0
@@ -40,19 +42,22 @@ NO_INSTANCE_RETRY_S = 2.0
 
 @dataclass(slots=True)
 class Placer:
-    """``standby``: who serves. ``objectives`` are those of every class that is not among
-    ``service_classes``. ``lengths``: what outputs have been like; ``predicted``: what a predictor said of
-    single requests. ``look``: what the newest decision saw, for whoever judges it (``scheduler.regret``)."""
+    """``standby``: who serves; ``links``: between whom KV gets through. ``objectives`` are those of every
+    class that is not among ``service_classes``. ``lengths``: what outputs have been like; ``predicted``: what
+    a predictor said of single requests. ``look``: what the newest decision saw, for whoever judges it
+    (``scheduler.regret``)."""
 
     settings: SchedulerConfig
     objectives: ObjectivesConfig
     standby: Standby
+    links: KVLinks
     service_classes: Mapping[str, ObjectivesConfig] = field(default_factory=dict)
     lengths: LengthHistory = field(default_factory=LengthHistory)
     predicted: NewestLengths[RequestId] = field(default_factory=NewestLengths)
     log: DecisionLog = field(init=False)
     regret: RegretLog = field(init=False)
     look: Look | None = None
+    _distrust: Distrust | None = None
     _prefills: Sequence[PrefillCandidate] = ()
     _chosen: int = 0
     _foreseen: tuple[GenerationRequest, LengthDistribution, LengthDistribution] | None = None
@@ -84,11 +89,12 @@ class Placer:
         Raises Overloaded, NoInstanceReady or ContextLengthExceeded."""
         arrival = self._arrival(request)
         choices: list[Choice] = []
+        self._distrust = self.links.distrust(now)
         try:
             decodes = self._serving("decode", excluded)
             prefill = self._choose_prefill(request, arrival, excluded, decodes, choices, is_patient)
             arrival = _at_home(arrival, prefill)
-            decode = self._choose_decode(request, arrival, decodes, {prefill.kv_format}, choices)
+            decode = self._choose_decode(request, arrival, decodes, prefill, choices)
         finally:
             self._keep(request, arrival, choices, now)
         self._chosen += 1
@@ -113,12 +119,13 @@ class Placer:
             arrival = _at_home(arrival, former)
             excluded = frozenset({former.record.instance_id} - {arrival.home})
         decodes = self._serving("decode", excluded)
-        ready = [view for view in decodes.ready if view.record.instance_id == wanted] or decodes.ready
+        self._distrust = self.links.distrust(now)
+        trusted, _ = trusted_receivers(self._distrust, former, decodes.ready)
+        ready = [view for view in trusted if view.record.instance_id == wanted] or decodes.ready
         ready = [view for view in ready if view.record.instance_id != refused] or ready
         decodes = decodes._replace(ready=ready)
-        kv_formats = {former.kv_format} if former is not None else {view.kv_format for view in ready}
         try:
-            decode = self._choose_decode(request, arrival, decodes, kv_formats, choices, wanted)
+            decode = self._choose_decode(request, arrival, decodes, former, choices, wanted)
         finally:
             self._keep(request, arrival, choices, now)
         self._chosen += 1
@@ -161,11 +168,12 @@ class Placer:
     ) -> InstanceView:
         policy = self.settings.prefill_policy
         partners, prefills = decodes.kv_formats, self._serving("prefill", excluded)
-        members = prefills.members
+        members, distrusted = prefills.members, NOBODY
         try:
             views = self._fitting("prefill", prefills, request.tokens, partners)
             if prefills.is_any_mixed:
                 views = self._with_room_after(views, request)
+            views, distrusted = trusted_senders(self._distrust, views, decodes.ready)
             everyone = [view.for_prefill for view in views]
             candidates = (
                 self._with_short_queue(everyone)
@@ -173,7 +181,7 @@ class Placer:
                 else self._within_bound(everyone, request.tokens)
             )
         except RequestError as exc:
-            barred = self._barred("prefill", members, (), request.tokens, partners)
+            barred = self._barred("prefill", members, (), request.tokens, partners, distrusted)
             choices.append(Choice("prefill", policy, (), None, exc.message, barred=barred))
             raise
         self._prefills = candidates
@@ -183,7 +191,7 @@ class Placer:
         choices[-1] = msgspec.structs.replace(
             choices[-1],
             predicted_s=predicted_s,
-            barred=self._barred("prefill", members, candidates, request.tokens, partners),
+            barred=self._barred("prefill", members, candidates, request.tokens, partners, distrusted),
         )
         return view
 
@@ -275,14 +283,16 @@ class Placer:
         request: GenerationRequest,
         arrival: Arrival,
         decodes: Serving,
-        kv_formats: Collection[KVFormat],
+        sender: InstanceView | None,
         choices: list[Choice],
         wanted: InstanceId | None = None,
     ) -> InstanceView:
         policy, bound = self.settings.decode_policy, self.settings.max_requests_per_decode
-        members = decodes.members
+        members, distrusted = decodes.members, NOBODY
+        kv_formats = {view.kv_format for view in ([sender] if sender is not None else decodes.ready)}
         try:
             views = self._fitting("decode", decodes, request.max_total_tokens, kv_formats)
+            views, distrusted = trusted_receivers(self._distrust, sender, views)
             if arrival.home is not None:
                 # Not to another mixed one that is not wanted: see ``policy.coupling``.
                 views = [
@@ -294,7 +304,7 @@ class Placer:
             if not candidates:
                 raise self._decode_overloaded(view.for_decode for view in views)
         except RequestError as exc:
-            barred = self._barred("decode", members, (), request.max_total_tokens, kv_formats)
+            barred = self._barred("decode", members, (), request.max_total_tokens, kv_formats, distrusted)
             choices.append(Choice("decode", policy, (), None, exc.message, barred=barred))
             raise
         objectives = self._promised(request)
@@ -307,7 +317,9 @@ class Placer:
             predicted_s=predicted_tpot_s(view.for_decode, arrival),
             loads=tuple(candidates),
             tpot_s=objectives.tpot_s,
-            barred=self._barred("decode", members, candidates, request.max_total_tokens, kv_formats),
+            barred=self._barred(
+                "decode", members, candidates, request.max_total_tokens, kv_formats, distrusted
+            ),
         )
         self.look = Look(arrival, self._prefills, candidates, objectives)
         return view
@@ -334,12 +346,13 @@ class Placer:
         candidates: Collection[PrefillCandidate | DecodeCandidate],
         tokens: int,
         kv_formats: Collection[KVFormat],
+        distrusted: Mapping[InstanceId, str],
     ) -> tuple[Barred, ...]:
         if len(members) == len(candidates):
             return ()
         scored = {each.instance_id for each in candidates}
         most = self.settings.max_requests_per_decode
-        return barred_of(phase, members, scored, tokens, kv_formats, most)
+        return barred_of(phase, members, scored, tokens, kv_formats, most, distrusted)
 
     # who could
 

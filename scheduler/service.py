@@ -29,6 +29,7 @@ from common.messages import (
     CancelRequest,
     GenerationRequest,
     InstanceLife,
+    KVLinkWorks,
     LoadReport,
     MemberRecord,
     Placement,
@@ -361,6 +362,10 @@ class SchedulerService:
                 drew = (message.prompt_tokens, message.output_tokens, message.is_cut, message.attempt)
                 measured = (message.ttft_s, message.tpot_s)
                 self._handle(events.RequestOver(message.request_id, *drew, *measured))
+            case word:
+                facts = {"sender": word.sender, "receiver": word.receiver}
+                log.warning("kv_link_heard_of", extra={"works": isinstance(word, KVLinkWorks), **facts})
+                self._handle(events.LinkHeard(word))
 
     async def _read_members(self) -> list[MemberRecord]:
         """Nobody where the store does not answer."""
@@ -394,4 +399,5 @@ class SchedulerService:
         self.sharing.tell()
         ready = sum(view.is_ready for view in self.state.instances.values())
         self.metrics.observe_mesh(ready, len(self.state.requests), len(self.state.waiting))
+        self.metrics.observe_links(len(self.state.links.broken))
         timeline.count(OPEN_REQUESTS, len(self.state.requests))

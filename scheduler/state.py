@@ -45,6 +45,7 @@ from scheduler.events import (
     EndWait,
     InstanceSuspected,
     LengthPredicted,
+    LinkHeard,
     LoadReported,
     MembersRead,
     MessagesLost,
@@ -59,6 +60,7 @@ from scheduler.events import (
     TellLength,
     TimePassed,
 )
+from scheduler.kv_links import KVLinks
 from scheduler.membership import Membership
 from scheduler.peers import Peers
 from scheduler.placing import Placer
@@ -91,6 +93,7 @@ class SchedulerState:
     placer: Placer = field(init=False)
     groups: Groups = field(init=False)
     members: Membership = field(init=False)
+    links: KVLinks = field(default_factory=KVLinks)
 
     def __post_init__(self) -> None:
         self.bookings = Bookings(self.incarnation, self.instances)
@@ -98,14 +101,17 @@ class SchedulerState:
         self.groups = Groups(self.incarnation)
         standing = Standing()
         standby = Standby(self.instances, standing)
-        self.placer = Placer(self.settings, self.objectives, standby, self.service_classes)
-        self.members = Membership(self.lease_s, self.instances, self.bookings, self.groups, standing)
+        self.placer = Placer(self.settings, self.objectives, standby, self.links, self.service_classes)
+        self.members = Membership(
+            self.lease_s, self.instances, self.bookings, self.groups, self.links, standing
+        )
 
     def check(self) -> None:
         """Invariants, called by tests after every event."""
         self.bookings.check()
         self.waiting.check()
         self.placer.standby.check()
+        self.links.check()
         for view in self.instances.values():
             view.check()
 
@@ -138,9 +144,12 @@ class SchedulerState:
                     self.bookings.merge(booking, now)
                 return self._learn(bookings)
             case MessagesLost():
+                self.links.broken.clear()
                 return self.peers.ask_all()
             case InstanceSuspected(instance_id):
                 self.members.suspect(instance_id)
+            case LinkHeard(word):
+                self.members.hear_of_link(word, now)
             case TaskUndelivered(request_id, attempt):
                 if self.is_placed(request_id, attempt):
                     self.bookings.unbook(request_id)
@@ -155,7 +164,7 @@ class SchedulerState:
                 self.waiting.forget_unasked(now)
                 return self.peers.notice_silence(now) + self.members.notice_silence(now)
             case RebalanceDue():
-                return self._rebalance()
+                return self._rebalance(now)
             case BusRestored():
                 self.members.excuse(now)
                 self.peers.excuse(now)
@@ -214,6 +223,7 @@ class SchedulerState:
         self._supersede(request)
         both = self._choose_both(request, excluded, now, is_patient=is_patient)
         prefill, decode = both[0].record, both[1].record
+        self.links.note_placed(prefill.instance_id, decode.instance_id, now)
         return self._book(
             request,
             Placement(prefill.instance_id, prefill.incarnation, decode.instance_id, decode.incarnation),
@@ -238,8 +248,7 @@ class SchedulerState:
         refused: InstanceId | None = None,
     ) -> Placement:
         """Chooses another decode instance for a computed sequence, and books it there: as if it were booked
-        nowhere yet. One that is not booked
-        stays so: its end has been heard.
+        nowhere yet. One that is not booked stays so: its end has been heard.
 
         Raises as ``place``.
         """
@@ -248,6 +257,7 @@ class SchedulerState:
             raise NoInstanceReady(f"{former.instance_id} is not known yet, or is gone")
         with self.bookings.uncounted(request.request_id):
             decode = self.placer.choose_decode(request, now, view, wanted, refused).record
+        self.links.note_placed(former.instance_id, decode.instance_id, now)
         placement = Placement(former.instance_id, former.incarnation, decode.instance_id, decode.incarnation)
         known = self.requests.get(request.request_id)
         if known is not None and known.attempt == request.attempt and not known.is_void:
@@ -271,12 +281,15 @@ class SchedulerState:
 
     # balance
 
-    def _rebalance(self) -> list[SchedulerCommand]:
-        most = self.settings.max_requests_per_decode
+    def _rebalance(self, now: float) -> list[SchedulerCommand]:
+        """Who is at fault for a link that carries no KV neither gives nor takes."""
+        most, at_fault = self.settings.max_requests_per_decode, self.links.at_fault(now)
         workers = [
             view.as_decode_worker(most)
             for view in self.instances.values()
-            if has_phase(view.role, "decode") and view.report is not None
+            if has_phase(view.role, "decode")
+            and view.report is not None
+            and view.record.instance_id not in at_fault
         ]
         return [AskToLeave(departure) for departure in choose_departures(workers)]
 
@@ -294,8 +307,9 @@ class SchedulerState:
         if self.settings.grouped and self.peers.known:
             instances = ((view.role, view.record.instance_id) for view in self.instances.values())
             others = self.groups.others(instances, self.peers.known)
+            others |= excluded | self.links.at_fault(now)
             with suppress(Overloaded, NoInstanceReady, ContextLengthExceeded):
-                return self.placer.choose_both(request, excluded | others, now, is_patient=is_patient)
+                return self.placer.choose_both(request, others, now, is_patient=is_patient)
         return self.placer.choose_both(request, excluded, now, is_patient=is_patient)
 
     def _supersede(self, request: GenerationRequest) -> None:

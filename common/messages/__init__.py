@@ -30,6 +30,11 @@ And so do sequences of an instance that is expected to run out of memory, where 
     scheduler --LeaveSequence->  decode                                  (publish, by the leader)
     decode    --OfferDeclined->  prefill                                 (publish, of one that has not begun)
 
+Where KV does not get from one instance to another, though both answer::
+
+    decode    --KVLinkFailed-->  schedulers                              (publish; of what is slow, prefill)
+    either    --KVLinkWorks--->  schedulers                              (publish, once something gets there)
+
 Beside prefill, where there is a length predictor::
 
     scheduler --PredictLength-->  predictor                              (call, answered by PredictedLength)
@@ -52,7 +57,15 @@ from common.messages.addressees import (
 )
 from common.messages.admin import DrainWish, ScaleWish, WishNews, WishState
 from common.messages.attention import AttentionDraining
-from common.messages.hand_over import KVDelivered, KVDestination, OfferDeclined, OfferWithdrawn, PullKV
+from common.messages.hand_over import (
+    KVDelivered,
+    KVDestination,
+    KVLinkFailed,
+    KVLinkWorks,
+    OfferDeclined,
+    OfferWithdrawn,
+    PullKV,
+)
 from common.messages.lengths import LengthPredicted, PredictedLength, PredictLength
 from common.messages.load import LeaveSequence, LoadReport, MovableSequence
 from common.messages.members import (
@@ -99,6 +112,8 @@ __all__ = [
     "InstanceRecord",
     "KVDelivered",
     "KVDestination",
+    "KVLinkFailed",
+    "KVLinkWorks",
     "LeaderAnnounced",
     "LeaveSequence",
     "LengthPredicted",

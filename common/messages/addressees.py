@@ -1,7 +1,7 @@
 """What each addressee takes in, as one type: what is called, and what is published to it."""
 
 from common.messages.attention import AttentionDraining
-from common.messages.hand_over import OfferDeclined, OfferWithdrawn, PullKV
+from common.messages.hand_over import KVLinkFailed, KVLinkWorks, OfferDeclined, OfferWithdrawn, PullKV
 from common.messages.lengths import LengthPredicted
 from common.messages.load import LeaveSequence, LoadReport
 from common.messages.members import Announcement
@@ -22,5 +22,5 @@ InstanceEvent = (
     | AttentionDraining
 )
 SchedulerCall = SubmitRequest | PlaceMoved
-SchedulerEvent = RequestEnded | LoadReport
+SchedulerEvent = RequestEnded | LoadReport | KVLinkFailed | KVLinkWorks
 GatewayEvent = TokenBatch | SequenceFailed | SequenceMoved | WorkDone

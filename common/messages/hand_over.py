@@ -1,4 +1,5 @@
-"""Between a prefill and a decode room: the KV, portion by portion, and offers that come to nothing."""
+"""Between a prefill and a decode room: the KV, portion by portion, offers that come to nothing, and word of
+links that carry no KV."""
 
 import msgspec
 
@@ -70,3 +71,20 @@ class OfferDeclined(msgspec.Struct, frozen=True, tag="offer-declined"):
     attempt: int
     decode_instance: InstanceId
     wanted: InstanceId
+
+
+class KVLinkFailed(msgspec.Struct, frozen=True, tag="kv-link-failed"):
+    """instance → schedulers: KV that ``sender`` was to write at ``receiver`` did not get there, or has been
+    on its way for long. Both answer: whose fault it is nobody knows. The receiver says so, of what is slow
+    the sender."""
+
+    sender: InstanceId
+    receiver: InstanceId
+
+
+class KVLinkWorks(msgspec.Struct, frozen=True, tag="kv-link-works"):
+    """instance → schedulers: KV of ``sender`` got to ``receiver``, one of whom was part of a link that
+    failed: for the first time since, or it was that link."""
+
+    sender: InstanceId
+    receiver: InstanceId

@@ -204,6 +204,10 @@ class TransferStalled(TransferError):
         self.suspect_runs = tuple(suspect_runs)
 
 
+LINK_ERRORS = (PeerUnreachable, PeerTimeout, TransferFailed, TransferStalled)
+"""Which say something of the link; the others of memory, of another life, or of how much is under way."""
+
+
 def encode_peer_info(peer: PeerInfo) -> bytes:
     return msgspec.msgpack.encode(peer)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from common.bus import Bus
 from common.config import Config
 from common.errors import BusError, StoreError
-from common.messages import AttentionUse, LinkTraffic, LoadReport, RequestEnded, SchedulerEvent
+from common.messages import AttentionUse, LinkTraffic, LoadReport, SchedulerEvent
 from common.store import Store
 from common.subjects import Subjects
 from gateway.private.mesh_view import LeaderView, MeshNews, MeshView, pools_of
@@ -106,8 +106,8 @@ class MeshWatch:
             self.is_bus_connected = False
             await bus.close()
 
-    def _take(self, message: LoadReport | LinkTraffic | AttentionUse | RequestEnded) -> None:
-        if not isinstance(message, RequestEnded):
+    def _take(self, message: SchedulerEvent | LinkTraffic | AttentionUse) -> None:
+        if isinstance(message, LoadReport | LinkTraffic | AttentionUse):
             self.news.take(message, time.monotonic())
             self._changed.set()
 

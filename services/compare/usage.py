@@ -19,7 +19,7 @@ from common.bus import Bus
 from common.config import MeshConfig
 from common.ids import InstanceId
 from common.latency import resource_time_s
-from common.messages import LoadReport, RequestEnded, SchedulerEvent
+from common.messages import LoadReport, SchedulerEvent
 from common.subjects import Subjects
 from services.bench.config import BenchError
 
@@ -119,12 +119,9 @@ async def watch_use(mesh: MeshConfig, instances: int) -> AsyncIterator[UseWatch]
     watch = UseWatch(UseRecorder(), asyncio.Event(), instances)
 
     def take(event: SchedulerEvent) -> None:
-        match event:
-            case LoadReport():
-                watch.recorder.take(event, time.monotonic())
-                watch.changed.set()
-            case RequestEnded():
-                return
+        if isinstance(event, LoadReport):
+            watch.recorder.take(event, time.monotonic())
+            watch.changed.set()
 
     await bus.connect()
     try:

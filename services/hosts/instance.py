@@ -18,6 +18,7 @@ from common.ids import Incarnation, InstanceId
 from common.instance_metrics import InstanceMetrics
 from common.kv.blocks import BlockAllocator
 from common.kv.endpoint import KVEndpoint
+from common.kv.link_watch import LinkWatch
 from common.load import LoadReporter
 from common.messages import (
     Acknowledged,
@@ -41,6 +42,7 @@ from common.messages import (
     has_phase,
 )
 from common.performance import FittedTime
+from common.redelivery import publish_surely
 from common.room_mates import RoomMates
 from common.shared_engine import SharedEngine
 from common.subjects import Subjects
@@ -284,6 +286,11 @@ def build_instance(
     settings = config.instance
     reporter, shared = LoadReporter(settings.report_interval_s), SharedBlocks(blocks)
     reports = WorkReports(instance_id, bus, subjects)
+    links = LinkWatch(
+        instance_id,
+        config.transfer.suspect_after_s,
+        lambda word: publish_surely(bus, subjects.scheduler_events(), word, spawn),
+    )
 
     passes = PassTimes()
     shared_engine = SharedEngine(
@@ -331,6 +338,7 @@ def build_instance(
         keep_here=lambda command: decode.take_over(SequenceStayed(command.held_by, command.task)),
         passes=passes,
         reports=reports,
+        links=links,
     )
     call_timeout_s = config.mesh.call_timeout_s
     tier = engine.host_tier if engine.total_blocks else None
@@ -356,7 +364,7 @@ def build_instance(
             mates=mates,
         ),
         engine=shared_engine,
-        puller=Puller(instance_id, bus, subjects, kv, config.transfer.deadline_s + call_timeout_s),
+        puller=Puller(instance_id, bus, subjects, kv, links, config.transfer.deadline_s + call_timeout_s),
         inheritance=inheritance,
         mover=mover,
         swapper=None if tier is None else Swapper(tier, engine.thread, metrics),

@@ -17,6 +17,8 @@ from common.messages import (
     InstanceGone,
     InstanceLife,
     InstanceRecord,
+    KVLinkFailed,
+    KVLinkWorks,
     MemberRecord,
     Placement,
     PlaceMoved,
@@ -148,6 +150,9 @@ class Cluster:
             self.gateway.take_gone(gone)
 
         self.network.tell(arrive)
+
+    def tell_scheduler(self, word: KVLinkFailed | KVLinkWorks) -> None:
+        self.scheduler.tell_link(word)
 
     # reports
 
@@ -319,7 +324,9 @@ def make_cluster(
     ``has_operators``: what each took is counted."""
     clock, records, cluster = Clock(), Records(), simulated.cluster
     settings = simulated.settings
-    links = Links(clock, cluster.link_latency_s, settings.transfer.deadline_s)
+    links = Links(
+        clock, cluster.link_latency_s, settings.transfer.deadline_s, settings.transfer.suspect_after_s
+    )
     network = Network(clock, links, cluster.hop_s, timeline)
     losses, continuations = Losses(settings.mesh.lease_s), settings.gateway.max_continuations
     gateway = SimulatedGateway(network, records, continuations, losses, retries)

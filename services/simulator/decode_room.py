@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from common.errors import HandoverFailed, InstanceLost, RequestCancelled, RequestError
+from common.errors import HandoverFailed, InstanceLost, KVLinkBroken, RequestCancelled, RequestError
 from common.ids import InstanceId
 from common.kv.blocks import BlockOwner, in_pool, pool_of
 from common.kv.layout import KVLayout
+from common.kv.link_watch import LinkWatch
 from common.messages import (
     ErrorReply,
     InstanceGone,
@@ -39,13 +40,15 @@ from services.simulator.prefill_room import DRAWN, ENDING
 @dataclass(slots=True, eq=False)
 class DecodeRoom:
     """``is_exact``: every sequence draws as many tokens as it may. ``hand_on`` gives one that leaves to the
-    prefill room; ``on_change`` is called after every event. ``destinations``: where KV for a pool goes.
+    prefill room; ``on_change`` is called after every event. ``destinations``: where KV for a pool goes, over
+    ``links``.
     ``admission_wait_s``: of all ``admissions``. ``_pulls``: of whom a portion is asked for; ``_adrift``: of
     whom it may still come, though it was given up; ``_rows``: of each lane's newest step."""
 
     state: DecodeState
     mesh: Mesh
     engine: Engine
+    links: LinkWatch
     layout: KVLayout
     host_bytes_per_s: float
     is_exact: bool
@@ -153,7 +156,7 @@ class DecodeRoom:
             if timeline is not None and isinstance(reply, KVDelivered):
                 timeline.add_pull(pull, sender_id, reply.kv_bytes, began_s, clock.now)
             if self._pulls.pop(owner, None) is not None:
-                self._take_portion(owner, reply)
+                self._take_portion(owner, sender_id, reply)
             else:
                 self._end_adrift(owner)
 
@@ -166,9 +169,13 @@ class DecodeRoom:
 
         self.mesh.network.tell(arrive)
 
-    def _take_portion(self, owner: BlockOwner, reply: KVDelivered | RequestError) -> None:
+    def _take_portion(self, owner: BlockOwner, sender: InstanceId, reply: KVDelivered | RequestError) -> None:
         if not self.is_alive:
             return
+        if isinstance(reply, KVDelivered) and reply.kv_bytes:
+            self.links.note_worked(sender, self.state.instance_id)
+        elif isinstance(reply, KVLinkBroken):
+            self.links.note_failed(sender, self.state.instance_id)
         match reply:
             case KVDelivered(is_last=True):
                 self.drawing.fresh.append(owner)

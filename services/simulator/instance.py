@@ -8,6 +8,7 @@ import msgspec
 
 from common.ids import InstanceId
 from common.kv.blocks import BlockAllocator, BlockOwner
+from common.kv.link_watch import LinkWatch
 from common.messages import (
     CancelRequest,
     DecodeTask,
@@ -107,13 +108,15 @@ class SimulatedInstance:
             else:
                 self.engine = SimulatedEngine(network.clock, self, around.engine, layers, note_pass)
         prompt_time = _prompt_time(around.speed, prefill.chunk_tokens)
+        links = LinkWatch(self.instance_id, network.links.suspect_after_s, around.mesh.tell_scheduler)
         self.prefill = PrefillRoom(
-            prefill, around.mesh, self.engine, prompt_time, self._keep_here, self._note_prefill
+            prefill, around.mesh, self.engine, links, prompt_time, self._keep_here, self._note_prefill
         )
         self.decode = DecodeRoom(
             decode,
             around.mesh,
             self.engine,
+            links,
             prefill.layout,
             around.host_bytes_per_s,
             around.is_exact,

@@ -31,26 +31,30 @@ class Link:
 @dataclass(slots=True, eq=False)
 class Flow:
     """One transfer. ``left_bytes`` were left at ``since_s``, from when on it has had ``bytes_per_s``. After
-    ``until_s`` it is given up."""
+    ``until_s`` it is given up; ``late`` is called where it is not over at ``late_s``."""
 
     links: tuple[Link, ...]
     left_bytes: float
     since_s: float
     done: Callable[[], None]
     fail: Callable[[], None] = lambda: None
+    late: Callable[[], None] = lambda: None
     until_s: float = NEVER_GIVEN_UP_S
+    late_s: float = NEVER_GIVEN_UP_S
     bytes_per_s: float = 0.0
     timer: Timer | None = None
+    late_timer: Timer | None = None
 
 
 @dataclass(slots=True)
 class Links:
     """All transfers of a cluster. ``latency_s``: until the first byte arrives. One that is not over after
-    ``deadline_s`` has failed."""
+    ``deadline_s`` has failed, and after ``suspect_after_s`` is late."""
 
     clock: Clock
     latency_s: float = 0.0
     deadline_s: float = NEVER_GIVEN_UP_S
+    suspect_after_s: float = NEVER_GIVEN_UP_S
 
     def send(
         self,
@@ -58,13 +62,17 @@ class Links:
         nbytes: float,
         done: Callable[[], None],
         fail: Callable[[], None] = lambda: None,
+        late: Callable[[], None] = lambda: None,
     ) -> None:
-        """``done`` is called when the last byte has arrived, or ``fail`` when that cannot be any more."""
-        until_s = self.clock.now + self.deadline_s
+        """``done`` is called when the last byte has arrived, or ``fail`` when that cannot be any more;
+        ``late`` before that, where it takes long."""
+        now = self.clock.now
+        until_s, late_s = now + self.deadline_s, now + self.suspect_after_s
+        flow = Flow(links, nbytes, now, done, fail, late, until_s, late_s)
         if self.latency_s > 0:
-            self.clock.after(self.latency_s, lambda: self._begin(links, nbytes, done, fail, until_s))
+            self.clock.after(self.latency_s, lambda: self._begin(flow))
         else:
-            self._begin(links, nbytes, done, fail, until_s)
+            self._begin(flow)
 
     def pace(self, link: Link, bytes_per_s: float) -> None:
         """Its bandwidth from now on; 0: nothing crosses it."""
@@ -81,22 +89,15 @@ class Links:
         for flow in flows:
             self.clock.soon(flow.fail)
 
-    def _begin(
-        self,
-        links: tuple[Link, ...],
-        nbytes: float,
-        done: Callable[[], None],
-        fail: Callable[[], None],
-        until_s: float,
-    ) -> None:
-        if any(link.is_over for link in links):
-            self.clock.soon(fail)
+    def _begin(self, flow: Flow) -> None:
+        flow.since_s = self.clock.now
+        if any(link.is_over for link in flow.links):
+            self.clock.soon(flow.fail)
             return
-        flow = Flow(links, nbytes, self.clock.now, done, fail, until_s)
-        for link in links:
+        for link in flow.links:
             link.flows[flow] = None
-            link.carried_bytes += nbytes
-        self._share(links)
+            link.carried_bytes += flow.left_bytes
+        self._share(flow.links)
 
     def _end(self, flow: Flow) -> None:
         self._take_off(flow)
@@ -109,8 +110,9 @@ class Links:
         flow.fail()
 
     def _take_off(self, flow: Flow) -> None:
-        if flow.timer is not None:
-            self.clock.cancel(flow.timer)
+        for timer in (flow.timer, flow.late_timer):
+            if timer is not None:
+                self.clock.cancel(timer)
         for link in flow.links:
             del link.flows[flow]
 
@@ -142,6 +144,8 @@ class Links:
             flow.timer = self.clock.at(due_s, lambda: self._end(flow))
         else:
             flow.timer = self.clock.at(flow.until_s, lambda: self._give_up(flow))
+        if due_s > flow.late_s and flow.late_timer is None:
+            flow.late_timer = self.clock.at(flow.late_s, flow.late)
 
 
 def fair_rates(flows: dict[Flow, None], links: dict[Link, None]) -> dict[Flow, float]:

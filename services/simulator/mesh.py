@@ -7,7 +7,16 @@ import msgspec
 
 from common.errors import RequestError
 from common.ids import InstanceId
-from common.messages import DecodeTask, InstanceLife, KVDelivered, Placement, PlaceMoved, PullKV
+from common.messages import (
+    DecodeTask,
+    InstanceLife,
+    KVDelivered,
+    KVLinkFailed,
+    KVLinkWorks,
+    Placement,
+    PlaceMoved,
+    PullKV,
+)
 from prefill.events import RunChunk
 from services.simulator.engine import BusyTime, EngineSettings
 from services.simulator.gateway import SimulatedGateway
@@ -104,3 +113,5 @@ class Mesh(Protocol):
         ...
 
     def place_moved(self, call: PlaceMoved, answer: Callable[[Placement | RequestError], None]) -> None: ...
+
+    def tell_scheduler(self, word: KVLinkFailed | KVLinkWorks) -> None: ...

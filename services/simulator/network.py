@@ -58,9 +58,10 @@ class Network:
         nbytes: float,
         done: Callable[[], None],
         fail: Callable[[], None],
+        late: Callable[[], None] = lambda: None,
     ) -> None:
         """To each an equal part: the heads that it holds. ``done`` when all have arrived; ``fail``: one does
-        not."""
+        not; ``late``: one takes long."""
         left, has_failed = len(receivers), False
 
         def end(*, is_there: bool) -> None:
@@ -73,7 +74,7 @@ class Network:
         for receiver in receivers:
             links = (self.adapters[sender].outward, self.adapters[receiver].inward)
             ends = partial(end, is_there=True), partial(end, is_there=False)
-            self.links.send(links, nbytes / len(receivers), *ends)
+            self.links.send(links, nbytes / len(receivers), *ends, late)
 
     def pace(self, instance_id: InstanceId, share: float) -> None:
         """Its links have so much of the bandwidth that they came with."""

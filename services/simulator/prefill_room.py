@@ -7,8 +7,9 @@ from typing import Any
 
 import msgspec
 
-from common.errors import HandoverFailed, RequestError
+from common.errors import HandoverFailed, KVLinkBroken, RequestError
 from common.kv.blocks import BlockOwner
+from common.kv.link_watch import LinkWatch
 from common.messages import (
     DecodeTask,
     ErrorReply,
@@ -35,14 +36,15 @@ DRAWN, ENDING = SampledToken(TOKEN), SampledToken(END_TOKEN)
 
 @dataclass(slots=True, eq=False)
 class PrefillRoom:
-    """``keep_here`` gives a sequence that is to be decoded here to the decode room; ``on_change`` is called
-    after every event. ``chunk_tokens``, ``sent_bytes``, ``handovers`` and how long these
-    waited to begin: since the start. ``prefixes``: what prompts need no computing of, if somebody keeps that;
-    ``_whole``: chunks in flight."""
+    """``links``: what carries its KV. ``keep_here`` gives a sequence that is to be decoded here to the decode
+    room; ``on_change`` is called after every event. ``chunk_tokens``, ``sent_bytes``, ``handovers`` and how
+    long these waited to begin: since the start. ``prefixes``: what prompts need no computing of, if somebody
+    keeps that; ``_whole``: chunks in flight."""
 
     state: PrefillState
     mesh: Mesh
     engine: Engine
+    links: LinkWatch
     prompt_time: PromptTime | None
     keep_here: Callable[[events.KeepHere], None]
     on_change: Callable[[], None]
@@ -190,6 +192,7 @@ class PrefillRoom:
 
     def _send_kv(self, command: events.SendKV) -> None:
         owner, pull = command.owner, command.pull
+        ends = (self.state.instance_id, pull.decode_instance)
         parts = sum(len(span.layers) * len(span.positions) for span in command.spans)
         nbytes = parts * self.state.layout.token_layer_bytes
         clock, timeline = self.mesh.network.clock, self.mesh.network.timeline
@@ -198,6 +201,7 @@ class PrefillRoom:
         def arrive() -> None:
             if self.is_alive:
                 self.sent_bytes += nbytes
+                self.links.note_worked(*ends)
                 if timeline is not None:
                     layers = _layers_of(command)
                     times = (began_s, clock.now)
@@ -206,10 +210,14 @@ class PrefillRoom:
 
         def fail() -> None:
             if self.is_alive:
-                error = ErrorReply(HandoverFailed.code, "the transfer failed")
+                error = ErrorReply(KVLinkBroken.code, "the transfer failed")
                 self._handle_amid_chunk(events.SendFailed(owner, error))
 
-        self.mesh.network.send_kv(self.state.instance_id, receivers_of(pull), nbytes, arrive, fail)
+        def suspect() -> None:
+            if self.is_alive:
+                self.links.note_failed(*ends)
+
+        self.mesh.network.send_kv(self.state.instance_id, receivers_of(pull), nbytes, arrive, fail, suspect)
 
     def _answer_pull(self, command: events.AnswerPull) -> None:
         answer, told = self._pulls.pop((command.owner, command.portion)), command.answer

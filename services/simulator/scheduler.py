@@ -19,6 +19,8 @@ from common.lengths import LengthDistribution
 from common.messages import (
     GenerationRequest,
     InstanceGone,
+    KVLinkFailed,
+    KVLinkWorks,
     LeaveSequence,
     LengthPredicted,
     LoadReport,
@@ -149,6 +151,9 @@ class SimulatedScheduler:
         drew = (ended.prompt_tokens, ended.output_tokens, ended.is_cut, ended.attempt)
         over = events.RequestOver(ended.request_id, *drew, ended.ttft_s, ended.tpot_s)
         self._tell(over, can_wait=True)
+
+    def tell_link(self, word: KVLinkFailed | KVLinkWorks) -> None:
+        self._tell(events.LinkHeard(word), can_wait=True)
 
     def _tell(self, event: events.SchedulerStateEvent, *, can_wait: bool) -> None:
         """``can_wait``: it does nothing by itself, unless requests wait here for their turn."""

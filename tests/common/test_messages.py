@@ -21,6 +21,8 @@ from common.messages import (
     InstanceGone,
     InstanceLife,
     KVDestination,
+    KVLinkFailed,
+    KVLinkWorks,
     LeaveSequence,
     OfferDeclined,
     Placement,
@@ -64,6 +66,8 @@ TRAVELLERS: list[tuple[UnionType, msgspec.Struct]] = [
     (InstanceEvent, GatewayGone(GATEWAY)),
     (Announcement, InstanceGone(INSTANCE, Incarnation("i"))),
     (SchedulerEvent, RequestEnded(REQUEST)),
+    (SchedulerEvent, KVLinkFailed(INSTANCE, InstanceId("decode-1"))),
+    (SchedulerEvent, KVLinkWorks(INSTANCE, InstanceId("decode-1"))),
 ]
 
 

@@ -8,10 +8,18 @@ from functools import partial
 import msgspec
 
 from common.emulation import EmulatedRunner
-from common.errors import BusTimeout, HandoverFailed, InstanceLost, RequestCancelled, RequestError
+from common.errors import (
+    BusTimeout,
+    HandoverFailed,
+    InstanceLost,
+    KVLinkBroken,
+    RequestCancelled,
+    RequestError,
+)
 from common.ids import Incarnation, InstanceId, RequestId
 from common.kv.blocks import BlockOwner
 from common.kv.layout import KVLayout
+from common.kv.link_watch import LinkWatch
 from common.lifecycle import DecodePhase
 from common.messages import (
     Acknowledged,
@@ -84,6 +92,7 @@ class VirtualDecode:
     incarnation: Incarnation
     runner: EmulatedRunner
     bus: Bus
+    links: LinkWatch
     memory: Memory
     host_memory: Memory
     kept: KeptKV
@@ -252,6 +261,8 @@ class VirtualDecode:
                 self._pull(owner, pull)
             elif isinstance(reply, KVDelivered):
                 del self._pulls[owner]
+                if reply.kv_bytes:
+                    self.links.note_worked(sender, self.state.instance_id)
                 measured = (reply.kv_bytes, reply.transfer_s)
                 if reply.is_last:
                     self.handle(events.PullFinished(owner, reply.first_token, *measured))
@@ -264,6 +275,8 @@ class VirtualDecode:
                 del self._pulls[owner]
                 self.handle(events.PullFailed(owner, error_reply(reply), is_drained=True))
             else:
+                if isinstance(reply, KVLinkBroken):
+                    self.links.note_failed(sender, self.state.instance_id)
                 self._quarantine(owner, None if isinstance(reply, RequestError) else sender)
 
         sender = self._pulls[owner].instance_id

@@ -18,7 +18,7 @@ def befall(mesh: VirtualMesh, chance: random.Random) -> None:
     name = chance.choice(sorted(mesh.instances))
     at_s, away_s = chance.uniform(0.5, FAULTS_END_S), chance.uniform(0.1, 6.0)
     fault = chance.choice(
-        ["kill", "drain", "silence", "leave", "leave", "end", "flip", "flip", "ask", "ask", "forget"]
+        ["kill", "drain", "silence", "cut", "leave", "leave", "end", "flip", "flip", "ask", "ask", "forget"]
     )
     clock = mesh.bus.clock
     if fault == "kill":
@@ -27,6 +27,8 @@ def befall(mesh: VirtualMesh, chance: random.Random) -> None:
         clock.at(at_s, lambda: mesh.drain(name, away_s))
     elif fault == "silence":
         clock.at(at_s, lambda: mesh.silence(name, away_s))
+    elif fault == "cut":
+        clock.at(at_s, lambda: mesh.cut_link(name, away_s))
     elif fault == "flip":
         clock.at(at_s, lambda: flip_one(mesh, chance))
     elif fault == "ask":

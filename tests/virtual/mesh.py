@@ -8,6 +8,7 @@ import msgspec
 
 from common.ids import Incarnation, InstanceId
 from common.kv.blocks import BlockAllocator
+from common.kv.link_watch import LinkWatch
 from common.messages import (
     InstanceLife,
     InstanceRecord,
@@ -48,6 +49,7 @@ class VirtualMesh:
     schedulers: list[VirtualScheduler] = field(default_factory=list)
     kept: KeptKV = field(default_factory=KeptKV)
     instances: dict[InstanceId, VirtualInstance] = field(default_factory=dict)
+    cut: set[InstanceId] = field(default_factory=set)
     silent_until_s: dict[InstanceId, float] = field(default_factory=dict)
     lives: int = 0
     preempted: int = 0
@@ -199,6 +201,12 @@ class VirtualMesh:
         """Its reports stay away though it works."""
         self.silent_until_s[instance_id] = self.bus.clock.now + duration_s
 
+    def cut_link(self, instance_id: InstanceId, duration_s: float) -> None:
+        """No KV gets from it or to it, though messages do."""
+        if instance_id not in self.cut:
+            self.cut.add(instance_id)
+            self.bus.clock.after(duration_s, lambda: self.cut.discard(instance_id))
+
     def check_empty(self) -> None:
         """Nobody holds anything any more."""
         for scheduler in self.schedulers:
@@ -252,12 +260,13 @@ class VirtualMesh:
             pulls=Pulls(PullBudget(least_bytes=shape.least_portion_bytes)),
             host_blocks=shape.host_blocks,
         )
+        links = LinkWatch(instance_id, math.inf, lambda word: self.bus.publish(instance_id, SCHEDULER, word))
         kept = self.kept if shape.keeps_kv else KeptKV()
         failures = shape.send_failures
         return VirtualInstance(
             role,
-            VirtualPrefill(prefill, RUNNER, self.bus, memory, failures),
-            VirtualDecode(decode, incarnation, RUNNER, self.bus, memory, host_memory, kept, failures),
+            VirtualPrefill(prefill, RUNNER, self.bus, memory, links, self.cut, failures),
+            VirtualDecode(decode, incarnation, RUNNER, self.bus, links, memory, host_memory, kept, failures),
             self.bus,
             shape.is_learned,
         )

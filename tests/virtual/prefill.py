@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 import msgspec
 
 from common.emulation import EmulatedRunner
-from common.errors import BusError, HandoverFailed, RequestError
+from common.errors import BusError, HandoverFailed, KVLinkBroken, RequestError
+from common.ids import InstanceId
 from common.kv.blocks import BlockOwner
+from common.kv.link_watch import LinkWatch
 from common.messages import (
     Acknowledged,
     CancelRequest,
@@ -42,11 +44,16 @@ CALL_TIMEOUT_S = 5.0
 
 @dataclass(slots=True, eq=False)
 class VirtualPrefill:
+    """``cut``: whose links carry no KV now. ``failed_sends``: since the start of this life."""
+
     state: PrefillState
     runner: EmulatedRunner
     bus: Bus
     memory: Memory
+    links: LinkWatch
+    cut: set[InstanceId]
     send_failures: float
+    failed_sends: int = 0
     on_change: Callable[[], None] = lambda: None
     keep_here: Callable[[events.KeepHere], None] = lambda _: None
     _is_alive: bool = True
@@ -202,16 +209,19 @@ class VirtualPrefill:
         owner, pull = command.owner, command.pull
         del self._in_air[owner]
         is_same_life = self.bus.nodes.get(pull.decode_instance) is receiver
-        is_there = is_same_life and isinstance(receiver, HasMemory)
+        ends = (self.state.instance_id, pull.decode_instance)
+        is_there = is_same_life and isinstance(receiver, HasMemory) and self.cut.isdisjoint(ends)
         if is_there and self.bus.chance.random() >= self.send_failures:
             assert isinstance(receiver, HasMemory)
             for span in command.spans:
                 receiver.memory.write_layers(pull.blocks, owner.request_id, span, LAYOUT.layers)
             parts = sum(len(span.layers) * len(span.positions) for span in command.spans)
+            self.links.note_worked(*ends)
             self.handle(events.SendFinished(owner, parts * LAYOUT.token_layer_bytes, 0.001))
         else:
             self._spoil_soon(pull, receiver)
-            self.handle(events.SendFailed(owner, ErrorReply(HandoverFailed.code, "the transfer failed")))
+            self.failed_sends += 1
+            self.handle(events.SendFailed(owner, ErrorReply(KVLinkBroken.code, "the transfer failed")))
 
     def _spoil_soon(self, pull: PullKV, receiver: object) -> None:
         if isinstance(receiver, HasMemory):

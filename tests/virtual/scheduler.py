@@ -15,6 +15,8 @@ from common.messages import (
     InstanceGone,
     InstanceLife,
     InstanceRecord,
+    KVLinkFailed,
+    KVLinkWorks,
     LeaveSequence,
     LengthPredicted,
     LoadReport,
@@ -148,6 +150,8 @@ class VirtualScheduler:
                 drew = (message.prompt_tokens, message.output_tokens, message.is_cut, message.attempt)
                 measured = (message.ttft_s, message.tpot_s)
                 self._handle(events.RequestOver(message.request_id, *drew, *measured))
+            case KVLinkFailed() | KVLinkWorks():
+                self._handle(events.LinkHeard(message))
             case BookingsChanged() if message.incarnation != self.state.incarnation:
                 self._handle(events.PeerHeard(message))
 

@@ -6,11 +6,11 @@ import pytest
 
 from common.errors import ConfigError
 from common.ids import InstanceId
+from scheduler.kv_links import FIRST_BACKOFF_S
 from services.simulator.cluster import Cluster
 from services.simulator.config import Simulated
 from services.simulator.decode_room import DecodeRoom
 from services.simulator.metrics import measure
-from services.simulator.records import OUTCOMES
 from services.simulator.run import Load, Offered, simulate
 from tests.services.simulator.meshes import TOKEN_BYTES, mesh, pool, run
 
@@ -93,15 +93,52 @@ def test_whatever_befalls_it_every_request_ends_and_nothing_is_kept(name: str) -
     _check_ends(befallen(*FAULTS[name], **ARRANGEMENTS["pools"]))
 
 
-def test_an_instance_whose_link_is_cut_looks_idle_and_is_given_more() -> None:
-    """As docs/simulator.md says: nobody looks whether a link carries KV."""
+CUT_S = 1.0
+DEADLINE_S = 60.0
+SUSPECT_AFTER_S = 2.0
+"""As ``[transfer]`` has them."""
+
+
+def test_an_instance_whose_link_is_cut_is_given_no_more_once_a_transfer_takes_long() -> None:
+    """As docs/simulator.md says. What it was given before goes on elsewhere."""
     cut = FAULTS["a link that is cut for good"]
     cluster = simulate(befallen(*cut, **ARRANGEMENTS["pools"]), Load(steady(100, 0.06), retries=20), seed=5)
     records, metrics = cluster.records, measure(cluster)
-    assert (metrics.done, metrics.failed) == (16, 84)
-    failed = [number for number in range(100) if OUTCOMES[records.outcome[number]] == "failed"]
-    assert {records.attempts[number] for number in failed} == {1 + cluster.gateway.max_continuations} == {4}
-    assert {cluster.network.names[records.prefill[number]] for number in failed} == {"prefill-0"}
+    assert (metrics.done, metrics.failed) == (100, 0)
+    broken = [number for number in range(100) if records.attempts[number] > 1]
+    assert len(broken) == 34
+    assert {records.attempts[number] for number in broken} == {2}
+    assert max(records.arrival_s[number] for number in broken) < CUT_S + SUSPECT_AFTER_S
+    assert {cluster.network.names[records.prefill[number]] for number in broken} == {"prefill-1"}
+    assert all(records.second_token_s[number] > CUT_S + DEADLINE_S for number in broken)
+
+
+def test_a_link_that_carries_again_is_used_again() -> None:
+    """One request tries it, after a while."""
+    cut = {"kind": "slow_link", "instance": "prefill-0", "at_s": CUT_S, "share": 0.0, "lasts_s": 6.0}
+    simulated = befallen(cut, **ARRANGEMENTS["pools"], transfer={"deadline_s": 1.0})
+    cluster = simulate(simulated, Load(steady(500, 0.06), retries=20), seed=5)
+    records = cluster.records
+    assert measure(cluster).failed == 0
+    placed = [
+        records.arrival_s[number]
+        for number in range(500)
+        if cluster.network.names[records.prefill[number]] == "prefill-0"
+    ]
+    avoided = [arrival_s for arrival_s in placed if CUT_S < arrival_s < CUT_S + 6.0]
+    assert not avoided, "its last placement is of who went on elsewhere"
+    late_s = CUT_S + 6.0 + 2 * FIRST_BACKOFF_S
+    assert len([each for each in placed if each > late_s]) > 100
+    assert not cluster.scheduler.state.links.broken
+
+
+@pytest.mark.parametrize("instance", ["prefill-0", "decode-0"])
+def test_where_nobody_else_is_there_a_cut_link_is_used_nevertheless(instance: str) -> None:
+    cut = {"kind": "slow_link", "instance": instance, "at_s": CUT_S, "share": 0.0, "lasts_s": 4.0}
+    pools = (pool("prefill"), pool("decode"))
+    simulated = befallen(cut, pools=pools, transfer={"deadline_s": 3.0}, cluster={"link_bytes_per_s": 1e7})
+    metrics = measure(simulate_twice(simulated, Load(steady(50, 0.1), retries=20)))
+    assert (metrics.done, metrics.failed) == (50, 0)
 
 
 @pytest.mark.parametrize("arrangement", sorted(ARRANGEMENTS.keys() - {"pools"}))
