@@ -26,6 +26,7 @@ MixedPolicy = Literal["prefill_first", "chunked"]
 Pipeline = Literal["off", "fixed", "rotational"]
 ScalingMode = Literal["off", "dry_run", "on"]
 TransferPath = Literal["auto", "mooncake", "shared_memory"]
+TransferMode = Literal["pull", "push"]
 TransferProtocol = Literal["tcp", "rdma", "nvlink"]
 
 
@@ -343,6 +344,8 @@ class TransferConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     A prompt of at least ``layerwise_min_tokens`` hands its KV over layer by layer while it is computed
     (Splitwise 4.4); None: of as many as `lamella profile` has found that it pays from, or 512. While
     sequences are decoded, their instance pulls others' KV for at most ``pull_share`` of each step's time.
+    That is ``mode`` pull (DistServe 4.3). With push it asks once, for all, when it has room, and the prefill
+    instance sends every part as soon as it is there (TetriInfer 3.3.4), however many do at once.
     """
 
     path: TransferPath = "auto"
@@ -355,6 +358,7 @@ class TransferConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     emulated_bandwidth_bytes_per_s: float | None = None
     emulated_latency_s: float = 0.0
     layerwise_min_tokens: int | None = None
+    mode: TransferMode = "pull"
     pull_share: float = 0.2
 
 

@@ -279,7 +279,7 @@ class PullSequence(msgspec.Struct, frozen=True, gc=False):
     prefill_incarnation: Incarnation
     blocks: tuple[int, ...]
     portion: int
-    max_bytes: int
+    max_bytes: int | None
     sender: HostProcess | None = None
 
 

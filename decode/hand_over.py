@@ -103,7 +103,7 @@ class HandOvers:
         lost_instance, _ = source_of(sequence.task)
         return self.held.give_back(sequence, PREFILL_GONE, lost_instance=lost_instance)
 
-    def _pull(self, owner: BlockOwner, number: int, max_bytes: int) -> PullSequence:
+    def _pull(self, owner: BlockOwner, number: int, max_bytes: int | None) -> PullSequence:
         task = self.held.sequences[owner].task
         assert isinstance(task, DecodeTask)
         blocks = tuple(self.held.blocks.block_table(owner))

@@ -6,6 +6,8 @@ run, every end of one lets as much be asked for as its share of a step allows, a
 to need it, by the earliest admitted that is not waiting for an answer. What its portion leaves of that,
 because no more was there, the next one has: each asks once in a step, and short prompts do not take a step
 each. One that the prefill instance has yet to compute keeps the others waiting until the step ends.
+
+Where KV is pushed, nobody waits: each asks once, for all, and it comes as it is computed.
 """
 
 from dataclasses import dataclass, field
@@ -20,7 +22,7 @@ class Portion:
 
     owner: BlockOwner
     number: int
-    max_bytes: int
+    max_bytes: int | None
 
 
 @dataclass(slots=True)
@@ -43,6 +45,7 @@ class Pulls:
     all of it."""
 
     budget: PullBudget = field(default_factory=PullBudget)
+    is_pushed: bool = False
     _pulls: dict[BlockOwner, _Pull] = field(default_factory=dict)
     _steps_began_s: dict[int, float] = field(default_factory=dict)
     _steps: int = 0
@@ -94,6 +97,17 @@ class Pulls:
 
     def ask(self, is_computing: bool) -> list[Portion]:
         """What to ask for now. Called after every event."""
+        return self._ask_for_all() if self.is_pushed else self._ask_in_turn(is_computing)
+
+    def _ask_for_all(self) -> list[Portion]:
+        portions = []
+        for owner, pull in self._pulls.items():
+            if not pull.is_asked:
+                pull.is_asked = True
+                portions.append(Portion(owner, pull.portions, None))
+        return portions
+
+    def _ask_in_turn(self, is_computing: bool) -> list[Portion]:
         step = self._steps if is_computing else None
         asking = [owner for owner, pull in self._pulls.items() if pull.may_ask(step)]
         if not asking:

@@ -4,6 +4,7 @@ The decode instance asks for one portion after the other (``PullKV``). While the
 comes chunk by chunk, and within the chunk in flight layer by layer (Splitwise 4.4; Lamina 2, section 5).
 """
 
+import sys
 from dataclasses import dataclass
 
 from common.errors import HandoverFailed, InvalidRequest, UnknownRequest
@@ -39,11 +40,11 @@ class KVCursor:
         """Whether all KV of the first ``tokens`` positions has been taken."""
         return self.band.stop == tokens and self.layer == self.layers
 
-    def take(self, computed: ComputedKV, max_bytes: int) -> tuple[KVSpan, ...]:
+    def take(self, computed: ComputedKV, max_bytes: int | None) -> tuple[KVSpan, ...]:
         """The next that is there, of all heads at most ``max_bytes``, and at least one position of one layer;
         empty where all that is there has been taken."""
         spans: list[KVSpan] = []
-        room = max(1, max_bytes // self.token_layer_bytes)
+        room = sys.maxsize if max_bytes is None else max(1, max_bytes // self.token_layer_bytes)
         while room > 0 and (self._is_in_band(computed) or self._begin_band(computed)):
             span = self._next_span(computed, room)
             spans.append(span)
@@ -112,7 +113,9 @@ class HandOver:
 
     def begin_send(self, computed: ComputedKV) -> tuple[KVSpan, ...]:
         """What to send now for the portion asked for; empty where that is sent, or nothing is there."""
-        if self.asked is None or self.is_sending or self._arrived is not None:
+        if self.asked is None or self.is_sending:
+            return ()
+        if self._arrived is not None and self.asked.max_bytes is not None:
             return ()
         spans = self.cursor.take(computed, self.asked.max_bytes)
         self.is_sending = bool(spans)
@@ -130,15 +133,18 @@ class HandOver:
         return pull
 
     def end_send(self, kv_bytes: int, transfer_s: float) -> None:
+        before_bytes, before_s = self._arrived or (0, 0.0)
         self.is_sending = False
-        self._arrived = (kv_bytes, transfer_s)
+        self._arrived = (before_bytes + kv_bytes, before_s + transfer_s)
 
     def try_answer(self, first_token: int | None) -> KVDelivered | None:
         """The answer to the portion asked for, if it can be given: the last one waits for the first token."""
         if self.asked is None or self.is_sending:
             return None
         is_complete = self.cursor.is_at(self.tokens)
-        if first_token is None if is_complete else self._arrived is None:
+        if not is_complete and (self._arrived is None or self.asked.max_bytes is None):
+            return None
+        if is_complete and first_token is None:
             return None
         kv_bytes, transfer_s = self._arrived or (0, 0.0)
         answer = KVDelivered(kv_bytes, transfer_s, is_complete, first_token if is_complete else None)

@@ -20,12 +20,12 @@ class KVDestination(msgspec.Struct, frozen=True):
 
 class PullKV(msgspec.Struct, frozen=True, tag="pull"):
     """decode → prefill: write the next portion of the sequence's KV into these blocks of mine (DistServe 4.3:
-    pull).
+    pull), or all of it, each part as soon as it stands (push).
 
     ``prefill_incarnation`` computed the KV: its successor under the same name knows nothing of it. Portions
     count from 0; one that is asked for again is not sent again. A portion has what is there, at most
     ``max_bytes`` rounded to whole positions of a layer, and at least one: where all that is
-    computed has been sent, the answer waits.
+    computed has been sent, the answer waits. Without ``max_bytes`` the portion is all that is left.
 
     ``layout`` has all KV heads; each of ``destinations`` gets its share of them. The answer, KVDelivered or
     an error, comes only once no byte of this transfer is in the air any more. RequestCancelled: the sequence
@@ -40,7 +40,7 @@ class PullKV(msgspec.Struct, frozen=True, tag="pull"):
     layout: KVLayout
     destinations: tuple[KVDestination, ...]
     portion: int
-    max_bytes: int
+    max_bytes: int | None
 
 
 class KVDelivered(msgspec.Struct, frozen=True, tag="delivered"):

@@ -360,7 +360,7 @@ def build_instance(
             min_move_gain_tokens=settings.attention_move_gain_tokens,
             host_blocks=0 if tier is None else tier.total_blocks,
             block_bytes=engine.layout.block_bytes,
-            pulls=Pulls(PullBudget(config.transfer.pull_share)),
+            pulls=Pulls(PullBudget(config.transfer.pull_share), config.transfer.mode == "push"),
             mates=mates,
         ),
         engine=shared_engine,

@@ -395,7 +395,7 @@ def _states_of(pool: Pool, record: InstanceRecord, layout: KVLayout) -> tuple[Pr
         max_moves=settings.attention_moves,
         min_move_gain_tokens=settings.attention_move_gain_tokens,
         mates=mates,
-        pulls=Pulls(PullBudget(config.transfer.pull_share)),
+        pulls=Pulls(PullBudget(config.transfer.pull_share), config.transfer.mode == "push"),
         host_blocks=settings.swap_bytes // layout.block_bytes if remote is None else 0,
         block_bytes=layout.block_bytes,
     )

@@ -202,3 +202,18 @@ def test_between_two_portions_a_cancelled_sequence_frees_its_blocks_at_once() ->
     handle(state, events.CancelArrived(RequestId("r2"), 0))
     assert list(state.sequences) == [owner_of("r1")]
     assert state.blocks.free_blocks == 6
+
+
+def test_what_is_pushed_is_asked_for_once_and_whole_whatever_is_computed() -> None:
+    state = make_state(total_blocks=40, pulls=Pulls(PullBudget(least_bytes=10), is_pushed=True))
+    start(state, "r1", max_tokens=50)
+    asked = []
+    for request_id in ("r2", "r3", "r4"):
+        asked += kinds(handle(state, events.TaskArrived(task_of(request_id))), events.PullSequence)
+    assert [(pull.owner, pull.portion, pull.max_bytes) for pull in asked] == [
+        (owner_of(request_id), 0, None) for request_id in ("r2", "r3", "r4")
+    ]
+    assert not kinds(handle(state, events.StepFinished((SampledToken(8),)), now=1.0), events.PullSequence)
+    handle(state, events.PullFinished(owner_of("r3"), kv_bytes=700, transfer_s=0.07))
+    [step] = kinds(handle(state, events.StepFinished((SampledToken(8),)), now=2.0), events.RunStep)
+    assert [row.owner for row in step.rows] == [owner_of("r1"), owner_of("r3")]

@@ -22,14 +22,14 @@ LEFT_OUTPUT_TOKENS = 1200
 STREAMS = 4
 WATCH_S = 60.0
 SHAPES = {
-    "local, shared memory": ((), "shared_memory"),
-    "local, Mooncake": ((), "mooncake"),
-    "attention by heads": (("--attention", "3", "--partition", "heads"), "auto"),
-    "attention by requests, Mooncake": (("--attention", "2", "--partition", "requests"), "mooncake"),
+    "local, shared memory": ((), "shared_memory", "pull"),
+    "local, Mooncake, pushed": ((), "mooncake", "push"),
+    "attention by heads, pushed": (("--attention", "3", "--partition", "heads"), "auto", "push"),
+    "attention by requests, Mooncake": (("--attention", "2", "--partition", "requests"), "mooncake", "pull"),
 }
 
 
-def settings(path: str) -> str:
+def settings(path: str, mode: str = "pull") -> str:
     """Prompts of several chunks, blocks of part of one, and portions of part of a layer."""
     return f"""
 [mesh]
@@ -40,6 +40,7 @@ chunk_tokens = 200
 block_size = 32
 [transfer]
 path = "{path}"
+mode = "{mode}"
 layerwise_min_tokens = 1
 """
 
@@ -57,9 +58,9 @@ def truth(tiny_model: Path) -> list[str]:
 def test_tokens_are_transformers_while_others_come_and_leave(
     shape: str, tiny_model: Path, truth: list[str], tmp_path: Path
 ) -> None:
-    arguments, path = SHAPES[shape]
+    arguments, path, mode = SHAPES[shape]
     options = ("--model", str(tiny_model), "--dtype", "fp32", *arguments)
-    with running_mesh(tmp_path / "mesh", *options, config=settings(path)) as mesh:
+    with running_mesh(tmp_path / "mesh", *options, config=settings(path, mode)) as mesh:
         assert asyncio.run(complete_while_others_leave(mesh)) == truth
         assert asyncio.run(mesh.left_over()) == {}
 

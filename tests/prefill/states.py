@@ -98,7 +98,7 @@ EVERYTHING = 1 << 30
 
 
 def pull_of(
-    request_id: str, blocks: int = 2, portion: int = 0, max_bytes: int = EVERYTHING, attempt: int = 0
+    request_id: str, blocks: int = 2, portion: int = 0, max_bytes: int | None = EVERYTHING, attempt: int = 0
 ) -> PullKV:
     return PullKV(
         RequestId(request_id),

@@ -221,3 +221,23 @@ def test_a_pull_for_an_earlier_life_or_into_impossible_blocks_is_refused() -> No
         with pytest.raises(refusal):
             handle(state, events.PullArrived(wrong))
     handle(state, events.PullArrived(pull))
+
+
+def test_what_is_pushed_goes_on_part_by_part_without_being_asked_and_is_answered_once() -> None:
+    state = layerwise()
+    handle(state, events.PullArrived(pull_of("r1", 3, max_bytes=None)))
+    first = only(handle(state, events.LayersComputed(1)), events.SendKV)
+    assert handle(state, events.LayersComputed(3)) == [], "one transfer of a sequence at a time"
+    second = only(handle(state, sent("r1")), events.SendKV)
+    handle(state, events.ChunkFinished((None,)))
+    assert handle(state, sent("r1")) == [], "all that is there has been sent"
+    third = only(handle(state, events.LayersComputed(3)), events.SendKV)
+    assert [send.spans for send in (first, second, third)] == [
+        (KVSpan(range(1), range(8)),),
+        (KVSpan(range(1, 3), range(8)),),
+        (KVSpan(range(3), range(8, 12)),),
+    ]
+    assert handle(state, sent("r1")) == [], "the first token is still to come"
+    answer = delivered(handle(state, events.ChunkFinished((TOKEN,))))
+    assert answer == KVDelivered(3 * 24, 3 * 0.5, is_last=True, first_token=7)
+    check_empty(state)

@@ -140,11 +140,12 @@ class Walk:
             assert max(tokens) < saturation
             assert 2 * sum(tokens) <= 3 * saturation
 
-    def receive(self, owner: BlockOwner, max_bytes: int, spans: tuple[KVSpan, ...]) -> None:
+    def receive(self, owner: BlockOwner, max_bytes: int | None, spans: tuple[KVSpan, ...]) -> None:
         parts = {(layer, at) for span in spans for layer in span.layers for at in span.positions}
         assert parts
         assert not parts & self.received.setdefault(owner, set()), "sent twice"
-        assert len(parts) <= max(1, max_bytes // LAYOUT.token_layer_bytes)
+        if max_bytes is not None:
+            assert len(parts) <= max(1, max_bytes // LAYOUT.token_layer_bytes)
         sequence = self.state.sequences[owner]
         in_chunk = {piece.owner: piece.tokens for piece in self.oldest}
         for layer, at in parts:
@@ -241,7 +242,7 @@ class Walk:
             return
         self.asked.add(owner)
         portion = self.portions.setdefault(owner, 0)
-        max_bytes = self.chance.choice([1, 10, 50, EVERYTHING])
+        max_bytes = self.chance.choice([1, 10, 50, EVERYTHING, None])
         self.do(events.PullArrived(pull_of(owner.request_id, 60, portion, max_bytes)))
 
     def refuse(self, owner: BlockOwner) -> None:

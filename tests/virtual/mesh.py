@@ -257,7 +257,7 @@ class VirtualMesh:
             admission=shape.decode_admission,
             is_admitting=has_phase(role, "decode"),
             mates=mates,
-            pulls=Pulls(PullBudget(least_bytes=shape.least_portion_bytes)),
+            pulls=Pulls(PullBudget(least_bytes=shape.least_portion_bytes), shape.transfer_mode == "push"),
             host_blocks=shape.host_blocks,
         )
         links = LinkWatch(instance_id, math.inf, lambda word: self.bus.publish(instance_id, SCHEDULER, word))

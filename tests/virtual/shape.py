@@ -14,6 +14,7 @@ from common.config import (
     RolePolicyName,
     RolesConfig,
     SchedulerConfig,
+    TransferMode,
 )
 from common.ids import Incarnation
 from scheduler.state import MOST_WAITING, SchedulerState
@@ -49,6 +50,7 @@ class MeshShape:
     send_failures: float = 0.0
     layerwise_min_tokens: int = 1000
     least_portion_bytes: int = 10
+    transfer_mode: TransferMode = "pull"
     host_blocks: int = 0
     keeps_kv: bool = False
     """Whether decode instances' KV outlives them."""

@@ -14,6 +14,7 @@ from common.config import (
     PrefillBatching,
     PrefillPolicy,
     RolePolicyName,
+    TransferMode,
 )
 from common.kv.blocks import blocks_for
 from common.messages import GenerationRequest
@@ -60,6 +61,7 @@ def shapes(draw: st.DrawFn, spare_blocks: int) -> MeshShape:
         send_failures=draw(st.sampled_from([0.0, 0.2])),
         layerwise_min_tokens=draw(st.sampled_from([1, 8, 1000])),
         least_portion_bytes=draw(st.sampled_from([1, 20, 1000])),
+        transfer_mode=draw(st.sampled_from(get_args(TransferMode))),
         host_blocks=draw(st.sampled_from([0, 2, longest + spare_blocks])),
         keeps_kv=draw(st.booleans()),
         decode_admission=draw(st.sampled_from(get_args(DecodeAdmission))),
