@@ -29,7 +29,6 @@ from common.messages import (
     CancelRequest,
     GenerationRequest,
     InstanceLife,
-    KVLinkWorks,
     LoadReport,
     MemberRecord,
     Placement,
@@ -363,8 +362,8 @@ class SchedulerService:
                 measured = (message.ttft_s, message.tpot_s)
                 self._handle(events.RequestOver(message.request_id, *drew, *measured))
             case word:
-                facts = {"sender": word.sender, "receiver": word.receiver}
-                log.warning("kv_link_heard_of", extra={"works": isinstance(word, KVLinkWorks), **facts})
+                facts = {"word": type(word).__name__, "sender": word.sender, "receiver": word.receiver}
+                log.warning("kv_link_heard_of", extra=facts)
                 self._handle(events.LinkHeard(word))
 
     async def _read_members(self) -> list[MemberRecord]:
