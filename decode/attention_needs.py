@@ -11,6 +11,10 @@ from common.kv.blocks import blocks_for
 from common.kv.layout import KVLayout
 from common.spec import AttentionSpec, ElementType
 
+ANSWER_TIMEOUT_S = 1.5
+"""A layer's attention takes milliseconds. A worker that pauses amid a step is given up, and its sequences are
+elsewhere, within 2 s: this, ``pipeline.LONG_WAIT_S`` before it and ``attention_pools.LOOK_S`` after it."""
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionShare:

@@ -21,10 +21,7 @@ from common.model.exchange import Lane, PeerSilent, Records, Waiting, mini_batch
 from common.model.interface import SequenceChunk
 from common.timeline import timeline
 from common.timeline_events import SEND_KV, SEND_PLAN, SEND_Q, TAKE_OUTPUT, WAIT_OUTPUT
-
-ANSWER_TIMEOUT_S = 1.5
-"""A layer's attention takes milliseconds. A worker that pauses amid a step is given up, and its sequences are
-elsewhere, within 2 s: this, ``pipeline.LONG_WAIT_S`` before it and ``attention_pools.LOOK_S`` after it."""
+from decode.attention_needs import ANSWER_TIMEOUT_S
 
 Rows = slice | torch.Tensor
 """Which of the step's tokens."""

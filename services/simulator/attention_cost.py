@@ -7,11 +7,12 @@ that take turns cost one another is not decided here but by whom they share (``a
 says what each uses of a replica, of a worker and of both sides' links.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from common.shapes import ModelShape
+from services.simulator.conditions import FINE, Fares
 from services.simulator.performance.split import SplitModel
 
 
@@ -27,6 +28,7 @@ class PoolRows(NamedTuple):
 
 
 Rows = tuple[PoolRows, ...]
+NONE_IS_OTHER: Mapping[str, Fares] = {}
 
 
 class WorkerShare(NamedTuple):
@@ -67,7 +69,8 @@ class Wire:
 @dataclass(frozen=True, slots=True)
 class AttentionCost:
     """``kv_share``: the share of a slice in which K and V are computed, after Q. ``is_by_heads``: every
-    worker of a pool has its part of each token's heads. Slices take ``slowness`` times as long."""
+    worker of a pool has its part of each token's heads. Slices take ``slowness`` times as long, and the
+    instance's link has ``link_share`` of its bandwidth."""
 
     layers: int
     kv_share: float
@@ -77,16 +80,24 @@ class AttentionCost:
     is_by_heads: bool
     mini_batches: int
     slowness: float = 1.0
+    link_share: float = 1.0
 
-    def layer(self, rows: Rows, workers: dict[int, tuple[str, ...]]) -> LayerCost:
-        """``workers``: of each pool."""
+    def layer(
+        self,
+        rows: Rows,
+        workers: Mapping[int, tuple[str, ...]],
+        others: Mapping[str, Fares] = NONE_IS_OTHER,
+    ) -> LayerCost:
+        """``workers``: of each pool; ``others``: that fare otherwise than they should. A link that is cut
+        counts as whole: who needs it does not get on."""
         wire, sequences = self.wire, sum(each.sequences for each in rows)
         slice_s = self.slowness * self.model.model_s(sequences) / self.layers
         q_s, kv_s = (
-            sequences * nbytes / wire.instance_bytes_per_s for nbytes in (wire.q_bytes, wire.kv_bytes)
+            sequences * nbytes / wire.instance_bytes_per_s / (self.link_share or 1.0)
+            for nbytes in (wire.q_bytes, wire.kv_bytes)
         )
         alone_s = offline_s = slice_s
-        shares = tuple(self._shares(rows, workers))
+        shares = tuple(self._shares(rows, workers, others))
         for share in shares:
             carried_s = share.outward_s, share.inward_s - share.outward_s
             sent = max(q_s, carried_s[0]), max(kv_s, carried_s[1])
@@ -96,7 +107,12 @@ class AttentionCost:
         sent_s = max(2 * q_s + kv_s, slowest) + 3 * wire.latency_s
         return LayerCost(slice_s, alone_s, offline_s, sent_s, q_s + kv_s, q_s, shares)
 
-    def _shares(self, rows: Rows, workers: dict[int, tuple[str, ...]]) -> Iterator[WorkerShare]:
+    def _shares(
+        self,
+        rows: Rows,
+        workers: Mapping[int, tuple[str, ...]],
+        others: Mapping[str, Fares],
+    ) -> Iterator[WorkerShare]:
         for each in rows:
             members = workers[each.pool]
             parts = len(members) if self.is_by_heads else 1
@@ -105,7 +121,10 @@ class AttentionCost:
             outward_s = per_worker * self.wire.q_bytes
             inward_s = outward_s + per_worker * self.wire.kv_bytes
             for worker in members:
-                yield WorkerShare(worker, attention_s / parts / self.layers, inward_s, outward_s)
+                fares = others.get(worker, FINE)
+                link_share = fares.link_share or 1.0
+                own_s = fares.slowness * attention_s / parts / self.layers
+                yield WorkerShare(worker, own_s, inward_s / link_share, outward_s / link_share)
 
     def _path_s(self, slice_s: float, attention_s: float, q_s: float, kv_s: float, latency_s: float) -> float:
         """From a slice's begin to the next one's, over one worker: mini-batches follow one another on the way

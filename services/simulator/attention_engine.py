@@ -4,20 +4,22 @@ take turns on model replicas and share the workers (``decode.pipeline`` and ``at
 Batches get on as fast as what they share lets them (``attention_rates``): a lane's step takes as long as its
 layers do at that pace. A lane's steps that follow on one another are one event, and what reaches the instance
 meanwhile cuts them, as in ``engine``. Whoever begins, ends or changes in size sets the pace of all anew who
-share workers with it.
+share workers with it. Batches that need a worker which does not answer stand still, until it does or is given
+up.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
 
+from decode.attention_needs import ANSWER_TIMEOUT_S
 from prefill.events import RunChunk
 from scheduler.policy.staggering import Staggering
 from services.simulator.attention_cost import AttentionCost, LayerCost, Rows
 from services.simulator.attention_rates import Demand, demand_of, layer_rates
 from services.simulator.clock import Clock, Timer
-from services.simulator.conditions import SlowedPerformance
+from services.simulator.conditions import Fares, SlowedPerformance
 from services.simulator.engine import BusyTime, EnginePass, EngineSettings
 from services.simulator.hardware import ComputedWork
 from services.simulator.step_times import StepTimes
@@ -40,6 +42,28 @@ class Lanes(Protocol):
     def end_steps(self, steps: int, first_end_s: float, ended_s: float, last_s: float, lane: int) -> None: ...
 
 
+class Pools(Protocol):
+    """Whose workers attend. ``workers``: of each pool that there ever was; ``others``: that fare otherwise
+    than they should."""
+
+    workers: dict[int, tuple[str, ...]]
+
+    @property
+    def others(self) -> Mapping[str, Fares]: ...
+
+    def is_waiting(self, rows: Rows) -> bool:
+        """Whether they need somebody who does not answer, and was not given up."""
+        ...
+
+    def give_up(self, rows: Rows) -> None:
+        """Whoever of theirs does not answer."""
+        ...
+
+    def change_link(self, share: float) -> None:
+        """The instance's own, from which they are reached."""
+        ...
+
+
 @dataclass(slots=True)
 class WorkerUse:
     """Seconds of attention of each worker, and what all of them computed."""
@@ -60,7 +84,7 @@ class NetworkTime:
 class Course:
     """A lane's steps: ``steps`` of the same ``rows``, of which so many are ``done`` at ``since_s``, and a
     ``fraction`` of the next. ``times``: from step number ``first`` on, at the pace of now. ``exposed``: the
-    share of time that the network adds."""
+    share of time that the network adds. ``stuck_s``: since when it stands still."""
 
     engine: "AttentionEngine"
     lane: int
@@ -77,11 +101,13 @@ class Course:
     times: StepTimes | None = None
     exposed: float = 0.0
     timer: Timer | None = None
+    stuck_s: float | None = None
 
     def layer_cost(self, steps_on: int) -> LayerCost:
         """Of the step that is so many after the present one."""
         rows = tuple(each.grown(self.done + steps_on) for each in self.rows)
-        return self.engine.cost.layer(rows, self.engine.workers)
+        pools = self.engine.pools
+        return self.engine.cost.layer(rows, pools.workers, pools.others)
 
     def demand(self, steps_on: int, *, is_offline: bool = False) -> Demand:
         engine = self.engine
@@ -144,6 +170,12 @@ class SharedPace:
     def note_changed(self) -> None:
         self._is_stale = True
 
+    def catch_up(self) -> None:
+        """Before something changes that steps under way hang on."""
+        for engine in list(dict.fromkeys(course.engine for course in self.courses)):
+            engine.catch_up()
+            engine.look_ahead()
+
     def settle(self) -> None:
         """Sets the pace anew, if anything has changed since it was."""
         if not self._is_stale:
@@ -152,40 +184,58 @@ class SharedPace:
         now = self.clock.now
         for course in self.courses:
             course.advance(now)
+        moving = [course for course in self.courses if not self._is_stuck(course)]
         looked: dict[int, list[float]] = {}
-        offline_s = [1.0 / rate for rate in self._rates(0, is_offline=True)] if self.courses else []
-        for index, course in enumerate(self.courses):
+        offline_s = [1.0 / rate for rate in _rates(moving, 0, is_offline=True)] if moving else []
+        for index, course in enumerate(moving):
             if course.timer is not None:
                 self.clock.cancel(course.timer)
             if course.done >= course.steps:
                 course.timer = self.clock.at(now, partial(course.engine.end, course))
                 continue
-            course.first = course.done
-            course.times = StepTimes(partial(self._step_s, looked, index), course.steps - course.done)
-            layer_s = self._step_s(looked, index, 0) / course.engine.cost.layers
+            course.since_s, course.first = now, course.done
+            course.times = StepTimes(partial(_step_s, moving, looked, index), course.steps - course.done)
+            layer_s = _step_s(moving, looked, index, 0) / course.engine.cost.layers
             course.exposed = max(0.0, 1.0 - offline_s[index] / layer_s)
             course.timer = self.clock.at(course.end_s(course.steps), partial(course.engine.end, course))
 
-    def _step_s(self, looked: dict[int, list[float]], index: int, steps_on: int) -> float:
-        if steps_on not in looked:
-            looked[steps_on] = self._rates(steps_on)
-        return self.courses[index].engine.cost.layers / looked[steps_on][index]
+    def _is_stuck(self, course: Course) -> bool:
+        """Then it gets nowhere, and its instance gives somebody up after a while."""
+        if course.done >= course.steps or not course.engine.pools.is_waiting(course.rows):
+            course.stuck_s = None
+            return False
+        if course.timer is not None:
+            self.clock.cancel(course.timer)
+        course.times = None
+        if course.stuck_s is None:
+            course.stuck_s = self.clock.now
+        course.timer = self.clock.at(
+            course.stuck_s + ANSWER_TIMEOUT_S, partial(course.engine.give_up, course)
+        )
+        return True
 
-    def _rates(self, steps_on: int, *, is_offline: bool = False) -> list[float]:
-        """Where all are so many steps further on."""
-        return layer_rates([each.demand(steps_on, is_offline=is_offline) for each in self.courses])
+
+def _step_s(moving: list[Course], looked: dict[int, list[float]], index: int, steps_on: int) -> float:
+    if steps_on not in looked:
+        looked[steps_on] = _rates(moving, steps_on)
+    return moving[index].engine.cost.layers / looked[steps_on][index]
+
+
+def _rates(moving: list[Course], steps_on: int, *, is_offline: bool = False) -> list[float]:
+    """Where all are so many steps further on."""
+    return layer_rates([each.demand(steps_on, is_offline=is_offline) for each in moving])
 
 
 @dataclass(slots=True, eq=False)
 class AttentionEngine:
-    """``workers``: of each KV pool. ``turns``: of the lanes on model replicas."""
+    """``turns``: of the lanes on model replicas."""
 
     clock: Clock
     lanes: Lanes
     cost: AttentionCost
     turns: Staggering
     pace: SharedPace
-    workers: dict[int, tuple[str, ...]]
+    pools: Pools
     use: WorkerUse
     note_pass: Callable[[EnginePass], None] | None = None
     busy: BusyTime = field(default_factory=BusyTime)
@@ -211,11 +261,13 @@ class AttentionEngine:
         raise ValueError("an instance without KV of its own computes no prompts")
 
     def change_settings(self, settings: EngineSettings) -> None:
-        """Of what is said there an instance's own slowness counts; from now on."""
-        performance = settings.performance
+        """Of what is said there an instance's own slowness and its link count; from now on."""
+        performance, link_share = settings.performance, settings.link_share
         slowness = performance.times if isinstance(performance, SlowedPerformance) else 1.0
-        if slowness != self.cost.slowness:
-            self.cost = replace(self.cost, slowness=slowness)
+        if (slowness, link_share) != (self.cost.slowness, self.cost.link_share):
+            self.pace.catch_up()
+            self.cost = replace(self.cost, slowness=slowness, link_share=link_share)
+            self.pools.change_link(link_share)
             self.pace.note_changed()
             self.pace.settle()
 
@@ -240,6 +292,7 @@ class AttentionEngine:
         if before is not None:
             course.fraction = before.fraction
             course.began_s = course.step_began_s = before.step_began_s
+            course.stuck_s = before.stuck_s
         self.passes += 1
         self._courses[lane] = course
         self.pace.add(course)
@@ -292,6 +345,11 @@ class AttentionEngine:
             self.pace.note_changed()
         self.look_ahead()
 
+    def give_up(self, course: Course) -> None:
+        """Its step waits for somebody who does not answer."""
+        self.pools.give_up(course.rows)
+        self.pace.settle()
+
     def _tell(self, course: Course) -> None:
         lane, steps = course.lane, course.done
         del self._courses[lane]
@@ -307,7 +365,9 @@ class AttentionEngine:
         steps, layers = course.done, self.cost.layers
         sequences = sum(each.sequences for each in course.rows)
         first, last = (
-            self.cost.layer(tuple(each.grown(on) for each in course.rows), self.workers)
+            self.cost.layer(
+                tuple(each.grown(on) for each in course.rows), self.pools.workers, self.pools.others
+            )
             for on in (0, steps - 1)
         )
         self.busy.decode_s += steps * layers * first.slice_s / self.turns.replicas

@@ -2,10 +2,11 @@
 
 A worker's state says whom it serves and with how many blocks (``attention.state``), a decode instance's needs
 what makes a pool (``decode.attention_needs``), and its decode state where sequences go and move to.
-Binding takes no time here, and a loss is known at once.
+Binding takes no time here. Whoever does not answer is given up as live: ``decode.remote_attention``'s time
+after a step came to wait for it, or a lease after it has gone.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -26,8 +27,10 @@ from decode import events
 from decode.attention_needs import AttentionNeeds
 from decode.state import DecodeState
 from services.simulator.attention_config import AttentionPool, RemoteAttention, bind_message
+from services.simulator.attention_cost import Rows
 from services.simulator.attention_engine import AttentionEngine, Lanes, SharedPace, WorkerUse
 from services.simulator.clock import Clock
+from services.simulator.conditions import FINE, Conditions, Fares
 from services.simulator.engine import EnginePass, EngineSettings
 from services.simulator.network import Network
 
@@ -48,7 +51,8 @@ class BoundWorker:
 @dataclass(slots=True, eq=False)
 class KVPools:
     """One decode instance's. ``handle`` gives its state an event; ``next_pool``: the number that the next one
-    will have. ``workers`` and ``destinations``: of each pool that there ever was."""
+    will have. ``workers`` and ``destinations``: of each pool that there ever was. ``is_cut``: nobody is
+    reached from it."""
 
     needs: AttentionNeeds
     life: InstanceLife
@@ -58,11 +62,40 @@ class KVPools:
     workers: dict[int, tuple[str, ...]] = field(default_factory=dict)
     destinations: dict[int, tuple[KVDestination, ...]] = field(default_factory=dict)
     bound: dict[int, tuple[BoundWorker, ...]] = field(default_factory=dict)
+    is_cut: bool = False
+
+    @property
+    def others(self) -> Mapping[str, Fares]:
+        return self.shared.others
+
+    def is_waiting(self, rows: Rows) -> bool:
+        if not (self.is_cut or self.shared.silent):
+            return False
+        return bool(self._unanswered(rows))
+
+    def give_up(self, rows: Rows) -> None:
+        for worker_id in self._unanswered(rows):
+            self.lose(worker_id)
+
+    def change_link(self, share: float) -> None:
+        was_cut, self.is_cut = self.is_cut, share == 0
+        if was_cut:
+            self.look()
+
+    def _unanswered(self, rows: Rows) -> list[str]:
+        """Of those who are bound and whom the rows need."""
+        needed = {
+            worker_id for each in rows if each.pool in self.bound for worker_id in self.workers[each.pool]
+        }
+        return sorted(needed if self.is_cut else needed & self.shared.silent)
 
     def look(self) -> None:
         """Makes pools of workers that are free for it, in the order of their names."""
+        if self.is_cut:
+            return
         taken = {each.worker_id for members in self.bound.values() for each in members}
-        free = [worker_id for worker_id in sorted(self.shared.states) if worker_id not in taken]
+        there = sorted(self.shared.states.keys() - self.shared.silent)
+        free = [worker_id for worker_id in there if worker_id not in taken]
         while self.needs.can_make_pool(len(self.bound), len(free)):
             chosen, free = free[: self.needs.pool_workers], free[self.needs.pool_workers :]
             self._open(
@@ -79,6 +112,7 @@ class KVPools:
             del self.bound[pool]
             for each in members:
                 self.shared.unbind(each)
+            self.shared.pace.note_changed()
             self.handle(events.PoolLost(pool))
         self.look()
 
@@ -102,34 +136,83 @@ class KVPools:
 
 @dataclass(slots=True, eq=False)
 class AttentionWorkers:
-    """All of a mesh. ``pace``: of those who share them; ``use``: what they did."""
+    """All of a mesh. ``pace``: of those who share them; ``use``: what they did. ``lease_s``: after which one
+    that is gone is known to be. ``others``: those that fare otherwise than they should; ``silent``: that
+    answer nobody, as they are gone, hang or are cut off."""
 
     pool: AttentionPool
     clock: Clock
     network: Network
+    lease_s: float
     pace: SharedPace = field(init=False)
     use: WorkerUse = field(default_factory=WorkerUse)
     states: dict[str, AttentionState] = field(default_factory=dict)
     users: list[KVPools] = field(default_factory=list)
+    others: dict[str, Fares] = field(default_factory=dict)
+    silent: set[str] = field(default_factory=set)
+    _conditions: dict[str, Conditions] = field(default_factory=dict)
     _binding_ids: "count[int]" = field(default_factory=count)
 
     def __post_init__(self) -> None:
         self.pace = SharedPace(self.clock)
-        for number in range(self.pool.config.count):
-            self.join(f"{self.pool.config.name}-{number}")
+        for worker_id in self.names:
+            self.join(worker_id)
+
+    @property
+    def names(self) -> list[str]:
+        return [f"{self.pool.config.name}-{number}" for number in range(self.pool.config.count)]
 
     def join(self, worker_id: str) -> None:
-        """A worker, or its next life."""
+        """A worker, or its next life: then everybody knows that the one before is over."""
+        self._lose(worker_id)
         self.states[worker_id] = self.pool.new_state(worker_id)
         self.network.add(InstanceId(worker_id), self.pool.link_bytes_per_s)
+        self._look_at(worker_id)
+
+    def die(self, worker_id: str) -> None:
+        """It is gone without a word, with what it held. Who waits for it finds out, and later everybody."""
+        state = self.states.pop(worker_id, None)
+        if state is None:
+            return
+        self.network.end(InstanceId(worker_id))
+        self._look_at(worker_id)
+
+        def expire() -> None:
+            if worker_id not in self.states:
+                self._lose(worker_id)
+
+        self.clock.after(self.lease_s, expire)
+
+    def fare(self, worker_id: str, conditions: Conditions) -> None:
+        """Whichever life of it is there."""
+        self._conditions[worker_id] = conditions
+        self._look_at(worker_id)
+
+    def _look_at(self, worker_id: str) -> None:
+        """Whether it answers, and how it fares, after that may have changed."""
+        self.pace.catch_up()
+        conditions, is_there = self._conditions.get(worker_id), worker_id in self.states
+        fares, hangs = FINE, False
+        if conditions is not None:
+            fares, hangs = Fares(conditions.slowness, conditions.link_share), conditions.silences > 0
+        if is_there:
+            self.network.pace(InstanceId(worker_id), fares.link_share)
+        self.others[worker_id] = fares
+        if fares == FINE:
+            del self.others[worker_id]
+        if hangs or not is_there or fares.link_share == 0:
+            self.silent.add(worker_id)
+        else:
+            self.silent.discard(worker_id)
+        self.pace.note_changed()
+        self.pace.settle()
         for user in self.users:
             user.look()
 
-    def lose(self, worker_id: str) -> None:
-        """It is gone, with what it held."""
-        del self.states[worker_id]
+    def _lose(self, worker_id: str) -> None:
         for user in self.users:
             user.lose(worker_id)
+        self.pace.settle()
 
     def check(self) -> None:
         """Invariants, called after a run: every worker serves those that say so, and nobody else."""
@@ -137,7 +220,8 @@ class AttentionWorkers:
             state.check()
         served = {each for state in self.states.values() for each in state.bindings}
         bound = [each for user in self.users for members in user.bound.values() for each in members]
-        assert {each.bind.binding_id for each in bound} == served, "a worker and an instance disagree"
+        there = {each.bind.binding_id for each in bound if each.worker_id in self.states}
+        assert there == served, "a worker and an instance disagree"
         assert not self.pace.courses, "steps go on"
 
     def bind(self, worker_id: str, needs: AttentionNeeds, index: int, life: InstanceLife) -> BoundWorker:
@@ -195,7 +279,7 @@ class RemoteUse:
             attention.cost,
             attention.turns,
             workers.pace,
-            pools.workers,
+            pools,
             workers.use,
             note_pass,
         )

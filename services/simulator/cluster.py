@@ -110,7 +110,9 @@ class Cluster:
 
     def start(self) -> None:
         if self.simulated.attention is not None:
-            self.workers = AttentionWorkers(self.simulated.attention, self.clock, self.network)
+            lease_s = self.simulated.settings.mesh.lease_s
+            self.workers = AttentionWorkers(self.simulated.attention, self.clock, self.network, lease_s)
+            self.pool_of |= dict.fromkeys(map(InstanceId, self.workers.names), self.workers.pool.config.name)
         self.staff.begin()
         self.scheduler.start()
 
@@ -183,8 +185,15 @@ class Cluster:
 
     # instances
 
+    def is_there(self, name: InstanceId) -> bool:
+        """An instance, or an attention worker."""
+        return name in self.instances or (self.workers is not None and name in self.workers.states)
+
     def die(self, instance_id: InstanceId, *, is_for_good: bool) -> None:
         """Without a word to anybody."""
+        if self._is_worker(instance_id):
+            self._attention.die(instance_id)
+            return
         self.instances[instance_id].has_died = True
         self._end(instance_id)
         if is_for_good:
@@ -212,6 +221,9 @@ class Cluster:
 
     def begin_anew(self, instance_id: InstanceId) -> None:
         """The next life of one that died, if it is still wanted."""
+        if self._is_worker(instance_id):
+            self._attention.join(instance_id)
+            return
         pool = self.staff.wanted.get(instance_id)
         if pool is not None:
             self._join(pool, instance_id)
@@ -222,18 +234,34 @@ class Cluster:
     def apply_conditions(self, instance_id: InstanceId) -> None:
         """After they have changed."""
         instance, conditions = self.instances.get(instance_id), self.conditions_of(instance_id)
+        if self._is_worker(instance_id):
+            self._attention.fare(instance_id, conditions)
         if instance is not None:
             [pool] = [each for each in self.simulated.pools if each.config.name == self.pool_of[instance_id]]
             engine, speed = self._engine_of(pool, conditions), self._speed_of(pool, conditions)
             instance.change_speed(engine, speed)
             self.network.pace(instance_id, conditions.link_share)
 
+    def _is_worker(self, name: InstanceId) -> bool:
+        return self.workers is not None and name in self.workers.names
+
+    @property
+    def _attention(self) -> AttentionWorkers:
+        assert self.workers is not None, "no workers for those who need them"
+        return self.workers
+
     def _engine_of(self, pool: Pool, conditions: Conditions) -> EngineSettings:
         settings, performance = pool.settings.instance, pool.performance
         if conditions.slowness != 1:
             performance = SlowedPerformance(performance, conditions.slowness)
         shares = stage_shares(self.simulated.shape.layers, pool.config.pipeline)
-        return EngineSettings(performance, settings.mixed_policy, settings.mixed_max_wait_s, shares)
+        return EngineSettings(
+            performance,
+            settings.mixed_policy,
+            settings.mixed_max_wait_s,
+            shares,
+            conditions.link_share,
+        )
 
     def _speed_of(self, pool: Pool, conditions: Conditions) -> MeasuredSpeed:
         key = (pool.config.name, conditions.slowness)
@@ -273,8 +301,7 @@ class Cluster:
 
         remote = None
         if pool.remote is not None:
-            assert self.workers is not None, "no workers for a pool that needs them"
-            remote = RemoteUse(pool.remote, self.workers)
+            remote = RemoteUse(pool.remote, self._attention)
         tally = self.tallies.get(pool.config.name)
         around = Surroundings(
             self,

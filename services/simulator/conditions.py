@@ -3,6 +3,7 @@ heard."""
 
 import math
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from services.simulator.performance.interface import PerformanceModel
 from services.simulator.shape import PassShape
@@ -26,6 +27,16 @@ class Conditions:
     @property
     def link_share(self) -> float:
         return math.prod(self.link_shares)
+
+
+class Fares(NamedTuple):
+    """How an attention worker does: it takes ``slowness`` times as long, over so much of its link."""
+
+    slowness: float = 1.0
+    link_share: float = 1.0
+
+
+FINE = Fares()
 
 
 @dataclass(frozen=True, slots=True)

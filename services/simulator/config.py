@@ -164,7 +164,8 @@ def simulated_from_tree(tree: Mapping[str, Any], beside: Path = Path()) -> Simul
     of_instances = [each.name for each in configs]
     _check_scale(scale, of_instances)
     may_grow = {step.pool for step in scale} if settings.scaling.policy != "on" else set(of_instances)
-    check_faults(faults, {each.name: None if each.name in may_grow else each.count for each in configs})
+    counts = {each.name: None if each.name in may_grow else each.count for each in configs}
+    check_faults(faults, counts | {each.name: each.count for each in attention_configs})
     return Simulated(
         cluster=cluster,
         shape=shape,

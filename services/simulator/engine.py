@@ -47,12 +47,14 @@ class Rooms(Protocol):
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
     """How long passes take, and whose come first where both rooms wait (``mixed_batching``).
-    ``stage_shares``: of the layers, that each stage of a pipeline has."""
+    ``stage_shares``: of the layers, that each stage of a pipeline has. ``link_share``: of the bandwidth, over
+    which attention workers are reached."""
 
     performance: PerformanceModel
     mixed_policy: MixedPolicy
     mixed_max_wait_s: float
     stage_shares: tuple[float, ...] = (1.0,)
+    link_share: float = 1.0
 
     def pass_s(self, shape: PassShape) -> float:
         """Of a chunk of which nothing is to be computed none, if no decodes go along."""

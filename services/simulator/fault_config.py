@@ -1,4 +1,4 @@
-"""``[[fault]]``: what befalls a simulated mesh's instances, when, and for how long."""
+"""``[[fault]]``: what befalls a simulated mesh's instances and attention workers, when, and for how long."""
 
 import math
 from collections.abc import Collection, Mapping
@@ -33,13 +33,14 @@ class Straggler(FaultConfig, frozen=True, kw_only=True, tag="straggler"):
 
 
 class SlowLink(FaultConfig, frozen=True, kw_only=True, tag="slow_link"):
-    """KV crosses its links with ``share`` of their bandwidth; 0: not at all. Messages come through."""
+    """KV, and what is exchanged with attention workers, crosses its links with ``share`` of their bandwidth;
+    0: not at all. Messages come through."""
 
     share: float
 
 
 class Silence(FaultConfig, frozen=True, kw_only=True, tag="silence"):
-    """Its load reports stay away though it works."""
+    """Its load reports stay away though it works; an attention worker answers nothing."""
 
 
 AnyFault = Death | Straggler | SlowLink | Silence

@@ -1,6 +1,6 @@
-"""What befalls a simulated mesh: its instances die and begin anew, are slow, are heard by nobody, and links
-carry less. How the mesh goes on is the live decisions' own (``scheduler.membership``, ``gateway.losses``,
-the rooms' states).
+"""What befalls a simulated mesh: its instances and attention workers die and begin anew, are slow, are heard
+by nobody, and links carry less. How the mesh goes on is the live decisions' own (``scheduler.membership``,
+``gateway.losses``, the rooms' states).
 
 Times come from a seed and from the instance alone: that one fails says nothing of when another does.
 """
@@ -13,7 +13,6 @@ import numpy as np
 from common.ids import InstanceId
 from services.simulator.cluster import Cluster
 from services.simulator.fault_config import AnyFault, Death, Silence, SlowLink, Straggler
-from services.simulator.instance import SimulatedInstance
 
 
 @dataclass(slots=True)
@@ -27,24 +26,28 @@ class Faults:
         for fault in self.faults:
             if fault.at_s is not None:
                 self._befall_at(fault, fault.at_s)
-        self.cluster.on_join.append(self._follow)
-        for instance in self.cluster.instances.values():
-            self._follow(instance)
+        self.cluster.on_join.append(lambda instance: self._follow(instance.instance_id))
+        for name in self._names():
+            self._follow(name)
+
+    def _names(self) -> list[InstanceId]:
+        """Of instances that are there, and of all attention workers."""
+        workers = self.cluster.workers
+        return [*self.cluster.instances, *map(InstanceId, () if workers is None else workers.names)]
 
     def _befall_at(self, fault: AnyFault, at_s: float) -> None:
         def befall() -> None:
-            for instance_id in list(self.cluster.instances):
-                if self._concerns(fault, instance_id):
-                    self._befall(fault, instance_id)
+            for name in self._names():
+                if self._concerns(fault, name):
+                    self._befall(fault, name)
 
         self.cluster.clock.at(at_s, befall)
 
     def _concerns(self, fault: AnyFault, instance_id: InstanceId) -> bool:
         return instance_id == fault.instance or self.cluster.pool_of[instance_id] == fault.pool
 
-    def _follow(self, instance: SimulatedInstance) -> None:
+    def _follow(self, instance_id: InstanceId) -> None:
         """From its first life on."""
-        instance_id = instance.instance_id
         if instance_id in self._followed:
             return
         self._followed.add(instance_id)
@@ -68,7 +71,7 @@ class Faults:
     def _befall(self, fault: AnyFault, instance_id: InstanceId) -> None:
         """One that is away is spared."""
         cluster = self.cluster
-        if instance_id not in cluster.instances:
+        if not cluster.is_there(instance_id):
             return
         conditions = cluster.conditions_of(instance_id)
         match fault:

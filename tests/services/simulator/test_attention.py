@@ -9,7 +9,7 @@ from scheduler.policy.staggering import Staggering, staggering_timing
 from services.simulator.attention_cost import AttentionCost, PoolRows, Wire
 from services.simulator.attention_engine import AttentionEngine
 from services.simulator.attention_rates import Demand, demand_of, layer_rates
-from services.simulator.cluster import Cluster, make_cluster
+from services.simulator.cluster import Cluster
 from services.simulator.config import Simulated, load_simulated
 from services.simulator.decode_room import DecodeRoom
 from services.simulator.metrics import measure
@@ -40,7 +40,8 @@ def remote(
         "pipeline": pipeline,
         "staggered_batches": batches,
     }
-    sections = {key: keys.pop(key) for key in ("cluster", "scheduler", "attention") if key in keys}
+    own = ("cluster", "scheduler", "attention", "fault")
+    sections = {key: keys.pop(key) for key in own if key in keys}
     of_workers = {"count": count} | keys.pop("workers", {})
     prompts = pool("prefill", performance=keys.pop("prefill", PERFORMANCE))
     decode = {"kv_tokens": None, "instance": instance | keys.pop("instance", {})} | keys
@@ -237,38 +238,6 @@ def test_a_network_that_is_slow_is_hidden_by_other_batches() -> None:
 
 
 # losses
-
-
-@pytest.mark.parametrize("partition", ["heads", "requests"])
-def test_sequences_of_a_worker_that_is_lost_go_on_elsewhere(partition: str) -> None:
-    count = 4 if partition == "requests" else 2
-    simulated = remote(partition, count=count, workers={"count": count + (partition == "heads")})
-    cluster = make_cluster(simulated, is_exact=True)
-    cluster.start()
-    for number in range(40):
-        cluster.clock.at(0.01 * number, lambda: cluster.gateway.start(200, 150, None))
-    cluster.clock.run_until(1.5)
-    assert cluster.workers is not None
-    cluster.workers.lose("attention-1")
-    cluster.clock.run_until(600.0, lambda: not cluster.gateway.entries)
-    assert not cluster.gateway.entries
-    assert cluster.gateway.continuations > 0
-    assert (cluster.gateway.continuations < 40) == (partition == "requests")
-    assert [each for each in cluster.records.outcome if each == 1] == [1] * 40
-    cluster.workers.check()
-
-
-def test_without_a_worker_in_reserve_sequences_wait_for_its_next_life() -> None:
-    cluster = make_cluster(remote("heads"), is_exact=True)
-    cluster.start()
-    cluster.clock.at(0.0, lambda: cluster.gateway.start(200, 150, None))
-    cluster.clock.run_until(0.5)
-    assert cluster.workers is not None
-    cluster.workers.lose("attention-0")
-    [instance] = [each for each in cluster.instances.values() if each.pools is not None]
-    assert not instance.blocks.open_pools
-    cluster.workers.join("attention-0")
-    assert len(instance.blocks.open_pools) == 1
 
 
 # configurations
