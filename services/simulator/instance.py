@@ -63,7 +63,8 @@ class Surroundings:
 @dataclass(slots=True, eq=False)
 class SimulatedInstance:
     """``note_change`` asks for a load report, ``publish_load`` for one at once. ``most_used_blocks``: at
-    once, since the start."""
+    once, since the start. ``_prompt_counts`` and ``_decode_counts``: of the report that was asked for last;
+    a life's first event asks for one, too."""
 
     record: InstanceRecord
     role: Role
@@ -85,8 +86,8 @@ class SimulatedInstance:
     most_used_blocks: int = 0
     reports: int = 0
     _free_blocks: int = 0
-    _prompt_counts: tuple[int, int, int] = (0, 0, 0)
-    _decode_counts: tuple[int, int] = (0, 0)
+    _prompt_counts: tuple[int, ...] = ()
+    _decode_counts: tuple[int, ...] = ()
     _speed: MeasuredSpeed = field(init=False)
 
     def __post_init__(self) -> None:
