@@ -22,7 +22,7 @@ PredictorKind = Literal["none", "history", "classifier", "oracle"]
 AttentionPartition = Literal["heads", "requests"]
 RolePolicyName = Literal["fixed", "overflow", "idle_flip"]
 Kernels = Literal["auto", "torch"]
-MixedPolicy = Literal["prefill_first", "chunked"]
+MixedPolicy = Literal["prefill_first", "chunked", "orca", "static"]
 Pipeline = Literal["off", "fixed", "rotational"]
 ScalingMode = Literal["off", "dry_run", "on"]
 TransferPath = Literal["auto", "mooncake", "shared_memory"]
@@ -258,7 +258,10 @@ class InstanceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     ``mixed_policy``: what a mixed instance computes where prompts and decodes wait
     (``scheduler.policy.mixed_batching``). prefill_first: prompts, for which decodes wait at most
-    ``mixed_max_wait_s``; chunked: decodes, and in what they leave of ``chunk_tokens`` a chunk beside them.
+    ``mixed_max_wait_s``; chunked: decodes, and in what they leave of ``chunk_tokens`` a chunk beside them;
+    orca: decodes, and as many whole prompts as fit beside them there and in ``max_decode_batch``; static: a
+    batch of prompts, with memory for all that they may draw, and no other until the last of it has ended.
+    Under the last two a prompt longer than ``chunk_tokens`` is computed in one pass all the same.
 
     ``attention_workers`` is how many hold the KV of every decode instance and compute its attention; 0: it
     does so itself. ``attention_partition``: each has some KV heads of every sequence, or every head of some

@@ -4,29 +4,53 @@ Like the pool's allocator it is one value that both states hold. Each writes wha
 event.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
-from common.config import MixedPolicy
+from common.config import DecodeAdmission, MixedPolicy
 from common.kv.blocks import BlockOwner
+
+UNBOUNDED = 1 << 30
+
+
+def nobody() -> Sequence[tuple[int, int]]:
+    return ()
 
 
 @dataclass(slots=True)
 class RoomMates:
     """``decoding``: sequences in the batch, or in one of those that take turns, each of which takes a token
-    of a pass. ``policy``: who goes first (``scheduler.policy.mixed_batching``).
+    of a pass. ``policy``: who goes first (``scheduler.policy.mixed_batching``). ``admission``: by which a
+    sequence is let in that is to be decoded, on a mixed instance (``is_mixed``) with its prompt already.
 
     ``wanted_blocks``: of the prompt whose turn it is, where there is not room for it; on a mixed instance
-    (``is_mixed``) decodes give way to it. ``away_blocks``: that let the first sequence in which waits for
-    memory to be decoded, and ``away_since_s``: since when it is the first. From ``max_wait_s`` on prompts
-    leave it those; before, it leaves the prompt what that wants. ``stuck_since_s``: since when all that
-    are to be decoded here wait for memory; None: somebody gets on.
+    decodes give way to it. ``entry_blocks``: that have to be free for it by the ``admission``, where nobody
+    gives way. ``away_blocks``: that let the first sequence in which waits for memory to be decoded, and
+    ``away_since_s``: since when it is the first. From ``max_wait_s`` on prompts leave it those; before, it
+    leaves the prompt what that wants. So it is with slots, too, where prompts need one of ``max_batch``
+    (``orca``): ``taken_slots`` are, by those that are decoded or about to be, and ``wants_slot`` the prompt.
+    ``stuck_since_s``: since when all that are to be decoded here wait for memory; None: somebody gets on.
+
+    ``is_computing`` and ``waiting_prompts``: what prompts are about. Where batches are ``static`` they are
+    taken by turns from them and from those that come from elsewhere: ``is_decodes_turn``. ``decoded``:
+    (tokens, tokens to come) of those that hold memory in the decode room; ``begun``: of prompts that will.
     """
 
     policy: MixedPolicy = "chunked"
     max_wait_s: float = 1.0
     is_mixed: bool = False
+    admission: DecodeAdmission = "greedy"
+    max_batch: int = UNBOUNDED
     decoding: int = 0
+    taken_slots: int = 0
     wanted_blocks: int = 0
+    entry_blocks: int = 0
+    wants_slot: bool = False
+    is_computing: bool = False
+    waiting_prompts: int = 0
+    is_decodes_turn: bool = False
+    decoded: Callable[[], Sequence[tuple[int, int]]] = field(default=nobody, compare=False, repr=False)
+    begun: Callable[[], Sequence[tuple[int, int]]] = field(default=nobody, compare=False, repr=False)
     away_blocks: int = 0
     away_since_s: float = 0.0
     stuck_since_s: float | None = None
@@ -44,11 +68,43 @@ class RoomMates:
         elif self.stuck_since_s is None:
             self.stuck_since_s = now
 
+    @property
+    def is_away(self) -> bool:
+        """Whether somebody waits for memory, or a slot, to be decoded."""
+        return self._away is not None
+
+    @property
+    def is_static(self) -> bool:
+        """Whether nobody joins a batch that is decoded."""
+        return self.is_mixed and self.policy == "static"
+
+    @property
+    def needs_slots(self) -> bool:
+        """Whether prompts need one of the batch's slots."""
+        return self.is_mixed and self.policy in ("orca", "static")
+
+    def want_nothing(self) -> None:
+        """No prompt lacks anything, as far as is known."""
+        self.wanted_blocks = self.entry_blocks = 0
+        self.wants_slot = False
+
     def owed_blocks(self, now: float) -> int:
         """That no prompt may take."""
-        return self.away_blocks if now - self.away_since_s >= self.max_wait_s else 0
+        return self.away_blocks if self._is_owed(now) else 0
 
     def reserved_blocks(self, now: float) -> int:
         """That no sequence may take which is to be decoded beside others: whoever gave way to a prompt would
         be back before it."""
-        return 0 if self.owed_blocks(now) else self.wanted_blocks
+        return 0 if self.owed_blocks(now) else max(self.wanted_blocks, self.entry_blocks)
+
+    def owed_slots(self, now: float) -> int:
+        """That no prompt may take."""
+        return 1 if self.is_away and self._is_owed(now) else 0
+
+    def reserved_slots(self, now: float) -> int:
+        """That nobody may take who comes from elsewhere."""
+        return 0 if self.owed_slots(now) else int(self.wants_slot)
+
+    def _is_owed(self, now: float) -> bool:
+        """Static batches are taken by turns instead."""
+        return not self.is_static and now - self.away_since_s >= self.max_wait_s

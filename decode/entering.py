@@ -39,20 +39,36 @@ class Entering:
         if not self.held.sequences.without_blocks:
             return commands
         reserved = self.mates.reserved_blocks(now)
+        most = self.max_batch - self.mates.reserved_slots(now)
+        here = self.held.sequences.values()
         is_one_away = False
-        for earlier, sequence in enumerate(self.held.sequences.values()):
+        for earlier, sequence in enumerate(self._of_batch() if self.is_closed else here):
             if sequence.phase is RUNNING:
                 continue
             has_come = sequence.has_blocks
             if not has_come and earlier < self.max_batch:
                 if sequence.is_swapped:
                     has_come = self._try_swap_in(sequence, reserved, commands)
-                elif not is_one_away:
+                elif not is_one_away and earlier < most:
                     has_come = self._try_enter(sequence, reserved, commands)
             if not has_come:
                 break
             is_one_away |= sequence.is_swapped
         return commands
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether there is a batch that nobody may join, or it is the prompts' turn to be the next one
+        (``scheduler.policy.mixed_batching``, static)."""
+        mates = self.mates
+        if not mates.is_static:
+            return False
+        if self.held.in_batch or mates.is_computing or (mates.waiting_prompts and not mates.is_decodes_turn):
+            return True
+        return any(each.is_swapped for each in self.held.sequences.values())
+
+    def _of_batch(self) -> list[DecodeSequence]:
+        return [each for each in self.held.sequences.values() if each.phase is not DecodePhase.WAITING]
 
     def is_shut_out(self) -> bool:
         """Whether the first that waits for memory would be taken into no pool now, were it the one with the
@@ -87,6 +103,7 @@ class Entering:
         if pool is None or not self._has_room(pool, sequence, reserved_blocks):
             return False
         held.blocks.try_allocate(sequence.owner, _as_newcomer(sequence).blocks(0, held.block_size), pool)
+        self.mates.is_decodes_turn = False
         sequence.enter(DecodePhase.PULLING)
         if isinstance(sequence.task, DecodeTask):
             held.pulls.begin(sequence.owner)
@@ -120,7 +137,10 @@ class Entering:
         there = self.held.with_blocks()
         if not is_anywhere:
             there = [each for each in there if self.held.moves.pool_of(each) == pool]
-        return [Growing(each.tokens, each.coming_tokens) for each in there]
+        return [
+            *(Growing(each.tokens, each.coming_tokens) for each in there),
+            *(Growing(*each) for each in self.mates.begun()),
+        ]
 
     def _inherit(self, sequence: DecodeSequence, task: ResumeTask) -> InheritSequence:
         filled = blocks_for(sequence.position, self.held.block_size)

@@ -130,6 +130,8 @@ class DecodeState:
         self.arrivals = Arrivals(self.instance_id, self.max_waiting_requests, self.held)
         self.hand_overs = HandOvers(self.held)
         self.entering = Entering(self.held, self.mates, self.admission, self.max_batch)
+        self.mates.admission, self.mates.max_batch = self.admission, self.max_batch
+        self.mates.decoded = self._decoded
         self.giving_way = GivingWay(self.held, self.mates)
         self.stepping = Stepping(
             self.held, self.giving_way, self.entering, self.max_batch, self.eos_token_ids, self.admission
@@ -287,8 +289,13 @@ class DecodeState:
 
     # the instance's other room
 
+    def _decoded(self) -> list[tuple[int, int]]:
+        return [(each.tokens, each.coming_tokens) for each in self.held.with_blocks()]
+
     def _tell_mates(self, now: float) -> None:
+        here = self.sequences
         self.mates.decoding = -(-min(self.running, self.max_batch) // self.lanes)
+        self.mates.taken_slots = len(here) - here.without_blocks + here.swapped
         away = None
         if self.sequences.without_blocks:
             away = next(each for each in self.sequences.values() if not each.has_blocks)

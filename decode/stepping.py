@@ -167,12 +167,14 @@ class Stepping:
         rows = len(batches.steps[lane]) if batches.lanes == 1 else batches.rows
         if held.is_unsettled(rows) or self.giving_way.mates.wanted_blocks or batches.is_uneven(lane):
             return 1
-        # Where nobody looks ahead, who lacks room for now has no more of it as others grow, unless somebody
-        # has given way since it was looked for.
-        is_hopeless = not looks_ahead(self.admission) and not self.giving_way.has_just_given
-        is_alone = held.blocks.is_one_pool
-        if len(held.sequences) > rows and not (is_hopeless and (is_alone or self.entering.is_shut_out())):
-            return 1
+        if len(held.sequences) > rows:
+            # Where nobody looks ahead, or nobody may come in, who lacks room for now has no more of it as
+            # others grow, unless somebody has given way since it was looked for.
+            is_hopeless = not looks_ahead(self.admission) or self.entering.is_closed
+            if self.giving_way.has_just_given or not is_hopeless:
+                return 1
+            if not (held.blocks.is_one_pool or self.entering.is_shut_out()):
+                return 1
         return batches.outlook(lane).left
 
     def _steps_in_pools(self, steps: list[tuple[StepRow, ...]]) -> int:

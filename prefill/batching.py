@@ -1,21 +1,23 @@
 """Whose turn it is: which prompts get memory, and how many tokens of each the next chunk computes. Part of
 the prefill room's decisions.
 
-Chunks are of fixed size (TetriInfer 3.3.3). A prompt waits until its turn has come and there are blocks for
-all of its tokens.
+Chunks are of fixed size (TetriInfer 3.3.3), or of whole prompts as a mixed instance's policy may want
+(``mixed_batching``). A prompt waits until its turn has come and there are blocks for all of its tokens
+(``prefill.entering``).
 """
 
 from dataclasses import dataclass
 
-from common.kv.blocks import BlockAllocator, blocks_for
+from common.kv.blocks import BlockAllocator
 from common.lifecycle import PrefillPhase, next_prefill_phase
 from common.room_mates import RoomMates
 from prefill.chunks import ChunksInFlight
+from prefill.entering import Entering
 from prefill.events import ChunkSlice
 from prefill.prompts import PromptQueue
 from prefill.sequence import PrefillSequence
 from scheduler.policy.mixed_batching import prompt_tokens_beside
-from scheduler.policy.prefill_batching import FillBatch
+from scheduler.policy.prefill_batching import FillBatch, fill_whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,19 +26,20 @@ class Batching:
 
     prompts: PromptQueue
     blocks: BlockAllocator
-    block_size: int
     mates: RoomMates
     chunk_tokens: int
     fill_batch: FillBatch
     chunks: ChunksInFlight
+    entering: Entering
 
     def next_slices(self, staying: int, now: float) -> tuple[ChunkSlice, ...]:
         """Of the next chunk, beside what is decoded; empty where nobody waits or there is no memory.
         ``staying``: that the decode room is about to have, and has not counted yet."""
         decoding = self.mates.decoding + staying
         room = prompt_tokens_beside(self.mates.policy, self.chunk_tokens, decoding)
-        ready = self._give_blocks(now, room)
-        sizes = self.fill_batch([sequence.remaining_tokens for sequence in ready], room)
+        ready = self._give_blocks(staying, room, now)
+        fill_batch = fill_whole if self.mates.needs_slots else self.fill_batch
+        sizes = fill_batch([sequence.remaining_tokens for sequence in ready], room)
         return tuple(
             ChunkSlice(
                 owner=sequence.owner,
@@ -49,26 +52,36 @@ class Batching:
             for sequence, tokens in zip(ready, sizes, strict=False)
         )
 
-    def _give_blocks(self, now: float, chunk_tokens: int) -> list[PrefillSequence]:
-        """The window's head for as long as blocks last, enough for a chunk: nobody who has yet to get any
-        overtakes a prompt that waits for memory."""
+    def _give_blocks(self, staying: int, chunk_tokens: int, now: float) -> list[PrefillSequence]:
+        """The window's head for as long as blocks last, enough for a chunk, or for a batch that is taken:
+        nobody who has yet to get any overtakes a prompt that waits for memory."""
         ready: list[PrefillSequence] = []
-        tokens, is_full, owed = 0, False, self.mates.owed_blocks(now)
-        self.mates.wanted_blocks = 0
-        for sequence in self.prompts.window(now, {piece.owner for piece in self.chunks.all_slices}):
-            if tokens >= chunk_tokens:
+        tokens, is_full = 0, False
+        self.entering.look(staying, now)
+        for sequence in self._window(now):
+            if self._is_enough(tokens, sequence.remaining_tokens, chunk_tokens):
                 break
             if sequence.phase is PrefillPhase.QUEUED:
-                if is_full:
-                    continue
-                needed = blocks_for(sequence.tokens, self.block_size)
-                has_room = self.blocks.free_blocks - needed >= owed
-                if not (has_room and self.blocks.try_allocate(sequence.owner, needed)):
+                if is_full or not self.entering.try_enter(sequence, now):
                     is_full = True
-                    # Who has waited so long gives way to nobody.
-                    self.mates.wanted_blocks = 0 if owed else needed
                     continue
                 sequence.phase = next_prefill_phase(sequence.phase, PrefillPhase.COMPUTING)
             ready.append(sequence)
             tokens += sequence.remaining_tokens
         return ready
+
+    def _window(self, now: float) -> list[PrefillSequence]:
+        """Whose turn it is. While a batch is decoded that nobody joins, it is nobody's who has not begun."""
+        if not self.mates.is_static:
+            return self.prompts.window(now, {piece.owner for piece in self.chunks.all_slices})
+        if self.entering.is_open:
+            return self.prompts.window(now, at_least=self.mates.max_batch)
+        computed = {piece.owner for piece in self.chunks.all_slices}
+        return [each for each in self.prompts.begun() if each.owner not in computed]
+
+    def _is_enough(self, tokens: int, more_tokens: int, chunk_tokens: int) -> bool:
+        """Whether no chunk has room for that many more."""
+        if self.mates.is_static:
+            return False
+        is_past = self.mates.needs_slots and tokens > 0 and tokens + more_tokens > chunk_tokens
+        return is_past or tokens >= chunk_tokens

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from common.config import PrefillOrder
 from common.kv.blocks import BlockOwner
+from common.lifecycle import PrefillPhase
 from prefill.sequence import PrefillSequence
 from scheduler.policy.prefill_batching import order_by_rest, order_window
 
@@ -49,23 +50,29 @@ class PromptQueue:
             return
         self.count -= 1
 
-    def window(self, now: float, computed: Set[BlockOwner] = frozenset()) -> list[PrefillSequence]:
-        """Whose turn it is, in order, but for those that are ``computed`` now; the next ones where all have
-        had theirs. With ``srpt``: all."""
+    def begun(self) -> list[PrefillSequence]:
+        """Those that have memory. With ``srpt`` they may be anywhere."""
+        opened = self if self.order == "srpt" else self._window
+        return [sequence for sequence in opened if sequence.phase is PrefillPhase.COMPUTING]
+
+    def window(
+        self, now: float, computed: Set[BlockOwner] = frozenset(), at_least: int = 1
+    ) -> list[PrefillSequence]:
+        """Whose turn it is, in order, but for those that are ``computed`` now; the next windows, too, where
+        fewer than ``at_least`` are left to have theirs. With ``srpt``: all."""
         if self.order == "srpt":
             everybody = [each for each in self if each.owner not in computed]
             rest = [sequence.remaining_tokens for sequence in everybody]
             waited_s = [now - _came_s(sequence) for sequence in everybody]
             return [everybody[index] for index in order_by_rest(rest, waited_s, self.aging_tokens_per_s)]
-        waiting = self._window
-        if computed:
-            waiting = [each for each in waiting if each.owner not in computed]
-        if not waiting:
+        waiting = [each for each in self._window if each.owner not in computed]
+        while self._arrivals and len(waiting) < at_least:
             arrivals = sorted(self._arrivals, key=_came_s)
             batch, self._arrivals = arrivals[: self.window_size], deque(arrivals[self.window_size :])
             order = order_window([sequence.remaining_tokens for sequence in batch], self.order)
-            waiting = [batch[index] for index in order]
-            self._window += waiting
+            opened = [batch[index] for index in order]
+            self._window += opened
+            waiting += opened
         return waiting
 
 

@@ -29,6 +29,7 @@ from common.sequences import failure_of, finish_reason_of
 from prefill.arrivals import Arrivals
 from prefill.batching import Batching
 from prefill.chunks import ChunksInFlight
+from prefill.entering import Entering
 from prefill.events import (
     BlocksFreed,
     CancelArrived,
@@ -99,14 +100,16 @@ class PrefillState:
         self.held = Holdings(self.instance_id, self.sequences, blocks, prompts, self.chunks, EndedAttempts())
         self.offers = Offers(self.instance_id, self.incarnation, self.process, self.held)
         self.arrivals = Arrivals(layout, self.max_waiting_requests, self.held, self.offers)
+        entering = Entering(prompts, blocks, layout.block_size, self.mates, self.instance_id)
+        self.mates.begun = entering.begun
         self.batching = Batching(
             prompts,
             blocks,
-            layout.block_size,
             self.mates,
             self.chunk_tokens,
             self.fill_batch,
             self.chunks,
+            entering,
         )
         self.sends = Sends(self.incarnation, layout.block_size, self.held)
 
@@ -147,13 +150,15 @@ class PrefillState:
     def handle(self, event: PrefillEvent, now: float) -> list[PrefillCommand]:
         """Takes an event in and says what to do. ``now``: seconds, monotonic."""
         commands = self._take(event, now)
-        if not self.chunks.can_begin:
-            return commands
-        if not self.prompts.count:
-            self.mates.wanted_blocks = 0
-            return commands
-        staying = sum([isinstance(each, KeepHere) for each in commands])
-        return [*commands, *self._start_chunk(staying, now)]
+        mates = self.mates
+        if self.chunks.can_begin:
+            if self.prompts.count:
+                staying = sum([isinstance(each, KeepHere) for each in commands])
+                commands = [*commands, *self._start_chunk(staying, now)]
+            else:
+                mates.want_nothing()
+        mates.is_computing, mates.waiting_prompts = self.chunks.is_computing, self.prompts.count
+        return commands
 
     def _take(self, event: PrefillEvent, now: float) -> list[PrefillCommand]:
         match event:

@@ -19,6 +19,9 @@ from tests.virtual.trials import (
     start_at,
 )
 
+OUTGROWING = sorted({*get_args(MixedPolicy)} - {"static"})
+"""Policies of mixed instances whose sequences may come to need more memory than there is."""
+
 
 @settings(max_examples=20, deadline=None)
 @given(SEEDS)
@@ -37,7 +40,7 @@ def test_when_a_decode_instance_s_role_changes_its_sequences_go_on_elsewhere_as_
 
 
 @settings(max_examples=10, deadline=None)
-@given(st.sampled_from(get_args(MixedPolicy)), st.sampled_from(["right", "wrong", "none"]), SEEDS)
+@given(st.sampled_from(OUTGROWING), st.sampled_from(["right", "wrong", "none"]), SEEDS)
 def test_sequences_of_a_full_mixed_instance_leave_once_for_one_that_comes_and_nothing_is_computed_again(
     policy: MixedPolicy, predictor: Literal["none", "right", "wrong"], seed: int
 ) -> None:

@@ -2,8 +2,12 @@
 
 ``prefill_first`` is vLLM's original rule (Vidur 4.5): prompts run as soon as they are there and decodes wait.
 ``chunked`` is mixed continuous batching (Splitwise II; Sarathi, Vidur 4.5): every pass takes the decodes, a
-token each, and what is left of its tokens is a chunk of prompts. Under both, whoever waits grows older until
-nobody comes before it, so none waits for ever.
+token each, and what is left of its tokens is a chunk of prompts. ``orca`` is Vidur's Orca+, over pages of KV:
+every pass takes the decodes and as many whole prompts as fit beside them. ``static`` is FasterTransformer's:
+a batch of prompts, computed first, with memory for all that they may draw; the next when its last has ended.
+
+Under all, whoever waits grows older until nobody comes before it, or every batch ends and they take turns:
+so none waits for ever.
 """
 
 from collections.abc import Sequence
@@ -18,14 +22,14 @@ MAX_PREEMPTIONS = 2
 def choose_pass(policy: MixedPolicy, decodes_waited_s: float, max_wait_s: float) -> tuple[Phase, ...]:
     """Whose work the next run of the model takes. ``decodes_waited_s``: for how long the decode step has been
     ready. It waits ``max_wait_s`` and one chunk at the longest."""
-    if policy == "chunked":
+    if policy in ("chunked", "orca"):
         return ("prefill", "decode")
     return ("decode",) if decodes_waited_s >= max_wait_s else ("prefill",)
 
 
 def prompt_tokens_beside(policy: MixedPolicy, chunk_tokens: int, decoding: int) -> int:
     """Of the next chunk, at least 1, where so many sequences are decoded: with these it fills the pass."""
-    return chunk_tokens if policy == "prefill_first" else max(1, chunk_tokens - decoding)
+    return max(1, chunk_tokens - decoding) if policy in ("chunked", "orca") else chunk_tokens
 
 
 def choose_to_give_way(relief_blocks: Sequence[int], ages: Sequence[int], missing_blocks: int) -> list[int]:

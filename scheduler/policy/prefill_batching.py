@@ -62,6 +62,19 @@ def fill_chunk(remaining_tokens: Sequence[int], chunk_tokens: int) -> list[int]:
     return slices
 
 
+def fill_whole(remaining_tokens: Sequence[int], pass_tokens: int) -> list[int]:
+    """Whole prompts, in order, as many as ``pass_tokens`` hold; one that is longer is computed alone
+    (Orca, Vidur 4.5)."""
+    slices: list[int] = []
+    room = pass_tokens
+    for tokens in remaining_tokens:
+        if slices and tokens > room:
+            break
+        slices.append(tokens)
+        room -= tokens
+    return slices
+
+
 def fill_saturated(remaining_tokens: Sequence[int], saturation_tokens: int) -> list[int]:
     """Whole prompts, in order, whose tokens come as near to ``saturation_tokens`` as they do.
 

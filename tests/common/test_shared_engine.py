@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import Sequence
 from functools import partial
+from typing import get_args
 
 import pytest
 from hypothesis import given, settings
@@ -120,7 +121,7 @@ def test_where_a_pass_fails_only_the_room_fails_whose_work_fails_alone() -> None
 
 @settings(max_examples=200, deadline=None)
 @given(
-    st.sampled_from(["prefill_first", "chunked"]),
+    st.sampled_from(get_args(MixedPolicy)),
     st.floats(0.1, 5.0),
     st.lists(st.tuples(st.floats(0.001, 2.0), st.floats(0.001, 0.1)), min_size=1, max_size=60),
 )
@@ -147,6 +148,10 @@ def test_both_phases_go_on_however_long_chunks_and_steps_are(
 
 @given(st.integers(1, 4096), st.integers(0, 512))
 def test_a_chunk_and_the_decodes_fill_the_pass_together(chunk_tokens: int, decoding: int) -> None:
-    beside = prompt_tokens_beside("chunked", chunk_tokens, decoding)
-    assert beside + decoding == chunk_tokens or (beside == 1 and decoding >= chunk_tokens)
-    assert prompt_tokens_beside("prefill_first", chunk_tokens, decoding) == chunk_tokens
+    alone: tuple[MixedPolicy, ...] = ("prefill_first", "static")
+    together: tuple[MixedPolicy, ...] = ("chunked", "orca")
+    for policy in together:
+        beside = prompt_tokens_beside(policy, chunk_tokens, decoding)
+        assert beside + decoding == chunk_tokens or (beside == 1 and decoding >= chunk_tokens)
+    for policy in alone:
+        assert prompt_tokens_beside(policy, chunk_tokens, decoding) == chunk_tokens

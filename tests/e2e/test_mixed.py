@@ -1,4 +1,4 @@
-"""Mixed instances alone, under both policies: transformers' tokens, whoever dies, and nothing left behind."""
+"""Mixed instances alone, by their policies: transformers' tokens, whoever dies, and nothing left behind."""
 
 import asyncio
 import os
@@ -27,7 +27,12 @@ chunk_tokens = 48
 
 
 @pytest.mark.parametrize(
-    "policy", ['mixed_policy = "chunked"', 'mixed_policy = "prefill_first"\nmixed_max_wait_s = 0.05']
+    "policy",
+    [
+        'mixed_policy = "chunked"',
+        'mixed_policy = "prefill_first"\nmixed_max_wait_s = 0.05',
+        'mixed_policy = "orca"\ndecode_admission = "reserve_peak"\nmax_decode_batch = 8',
+    ],
 )
 def test_prompts_amid_decodes_and_a_death_change_no_token(
     policy: str, tiny_model: Path, tmp_path: Path

@@ -73,6 +73,18 @@ SHAPES = {
         "auto",
         (8, OUTPUT_TOKENS),
     ),
+    "mixed instances alone, whole prompts beside decodes": (
+        ("--mixed", "1"),
+        '[instance]\nchunk_tokens = 96\nmixed_policy = "orca"\nmax_decode_batch = 3\n',
+        "auto",
+        (8, 24),
+    ),
+    "a static batch after another": (
+        ("--mixed", "1"),
+        '[instance]\nchunk_tokens = 96\nmixed_policy = "static"\nmax_decode_batch = 3\n',
+        "auto",
+        (8, 24),
+    ),
     "a mixed instance beside one of each, by turns": (
         ("--mixed", "1", "--prefill", "1", "--decode", "1"),
         '[scheduler]\nprefill_policy = "round_robin"\ndecode_policy = "least_outstanding"\n'

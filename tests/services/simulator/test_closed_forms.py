@@ -102,3 +102,63 @@ def test_a_batch_that_comes_together_ends_after_its_steps() -> None:
 
 def step_s(sequences: int, context_tokens: int) -> float:
     return 0.02 + 1e-4 * sequences + 1e-6 * context_tokens
+
+
+STATIC = {"mixed_policy": "static", "max_waiting_requests": 100_000}
+PATIENT = {"max_pending_prefill_tokens": 10_000_000, "max_requests_per_decode": 100_000}
+
+
+@pytest.mark.parametrize("utilisation", [0.4, 0.8])
+def test_static_batches_of_one_are_an_m_d_1_queue_of_whole_requests(utilisation: float) -> None:
+    """Nobody's prompt is computed before the last one's output has ended."""
+    prompt, output = 100, 20
+    first_s = 0.01 + prompt * 1e-4
+    whole_s = first_s + math.fsum(step_s(1, prompt + 1 + step) for step in range(output - 1))
+    arrivals = poisson_arrivals(utilisation / whole_s, seed=7)
+    load = Load([Offered(next(arrivals), prompt, output) for _ in range(REQUESTS)])
+    simulated = mesh(pool("mixed"), instance={**STATIC, "max_decode_batch": 1}, scheduler=PATIENT)
+    ttft = measure(simulate(simulated, load)).ttft
+    assert ttft is not None
+    waited_s = ttft.mean_s - first_s
+    assert waited_s == pytest.approx(utilisation * whole_s / (2 * (1 - utilisation)), rel=0.12)
+
+
+def test_static_batches_begin_when_the_last_one_has_ended_with_those_that_came_meanwhile() -> None:
+    """A bulk queue: whoever is there by then is served together, eight at most."""
+    batch, prompt, output, requests = 8, 100, 20, 400
+    arrivals = poisson_arrivals(10.0, seed=17)
+    arrived_s = [next(arrivals) for _ in range(requests)]
+    simulated = mesh(
+        pool("mixed"),
+        instance={**STATIC, "max_decode_batch": batch, "chunk_tokens": batch * prompt},
+        scheduler=PATIENT,
+    )
+    load = Load([Offered(each, prompt, output) for each in arrived_s])
+    firsts_s, sizes = bulk_first_s(arrived_s, batch, prompt, output)
+    assert {*sizes} >= {1, batch}, "it is idle at times, and full"
+    assert list(simulate(simulated, load).records.first_token_s) == pytest.approx(firsts_s)
+
+
+def bulk_first_s(
+    arrived_s: list[float], batch: int, prompt: int, output: int
+) -> tuple[list[float], list[int]]:
+    """(when each request's first token comes, size of each batch) of a server that takes up to ``batch`` of
+    those that wait. The first to be decoded begins a step alone, and ends one step before the others."""
+    firsts_s: list[float] = []
+    sizes: list[int] = []
+    free_s = 0.0
+    while len(firsts_s) < len(arrived_s):
+        begun = len(firsts_s)
+        began_s = max(free_s, arrived_s[begun])
+        size = sum(each <= began_s for each in arrived_s[begun : begun + batch])
+        first_s = began_s + 0.01 + size * prompt * 1e-4
+        is_alone = size == 1
+        free_s = first_s + step_s(1, prompt + 1)
+        for step in range(1, output - 1):
+            ahead = 1 if is_alone else 0
+            free_s += step_s(size, size * (prompt + step + ahead) + (0 if is_alone else 1))
+        if not is_alone:
+            free_s += step_s(size - 1, (size - 1) * (prompt + output - 1))
+        firsts_s += [first_s] * size
+        sizes.append(size)
+    return firsts_s, sizes

@@ -1,10 +1,11 @@
 """Instances whose layers lie on several stages, against what is known of pipelines."""
 
 import math
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
+from common.config import MixedPolicy
 from common.errors import ConfigError
 from services.bench.arrivals import poisson_arrivals
 from services.simulator.cluster import Cluster
@@ -136,8 +137,8 @@ def test_a_lone_batch_leaves_all_stages_but_one_idle() -> None:
 
 
 @pytest.mark.parametrize("stages", [1, 2, 3])
-@pytest.mark.parametrize("policy", ["chunked", "prefill_first"])
-def test_whatever_waits_in_stages_ends_once(stages: int, policy: str) -> None:
+@pytest.mark.parametrize("policy", get_args(MixedPolicy))
+def test_whatever_waits_in_stages_ends_once(stages: int, policy: MixedPolicy) -> None:
     """With little memory, long prompts in chunks, and KV that leaves layer by layer."""
     requests = [(0.003 * number, 20 + 37 * number % 300, 1 + 13 * number % 50) for number in range(60)]
     simulated = mesh(

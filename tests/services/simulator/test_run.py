@@ -151,6 +151,20 @@ ARRANGEMENTS: dict[str, Simulated] = {
     "mixed, prompts first": mesh(
         pool("mixed", 3, kv_tokens=4000), instance={"mixed_policy": "prefill_first"}
     ),
+    "mixed, whole prompts beside decodes": mesh(
+        pool("mixed", 3, kv_tokens=4000), instance={"mixed_policy": "orca", "max_decode_batch": 8}
+    ),
+    "mixed, static batches": mesh(pool("mixed", 3, kv_tokens=8000), instance={"mixed_policy": "static"}),
+    "mixed, static batches beside pools": mesh(
+        pool("mixed", 2, kv_tokens=4000),
+        pool("prefill"),
+        instance={"mixed_policy": "static", "max_decode_batch": 8},
+        scheduler={"prefill_policy": "round_robin"},
+    ),
+    "mixed, by the most that will be needed": mesh(
+        pool("mixed", 3, kv_tokens=4000),
+        instance={"mixed_policy": "prefill_first", "decode_admission": "reserve_peak"},
+    ),
     "all three": mesh(pool("prefill"), pool("decode"), pool("mixed", 2)),
     "roles that flip": mesh(
         pool("prefill", 2),
@@ -204,14 +218,31 @@ def test_steps_in_one_event_take_what_single_steps_take(name: str, monkeypatch: 
         assert list(ones) == pytest.approx(list(others), abs=1e-6, nan_ok=True), column
 
 
-@pytest.mark.parametrize("policy", ["chunked", "prefill_first"])
-def test_a_mixed_instance_computes_prompts_beside_decodes_as_its_policy_says(policy: MixedPolicy) -> None:
-    """A long prompt stops nobody's tokens where it comes in chunks that take the decodes along."""
+CHUNK_S = 0.02 + 64e-4 + 1e-4 + 1e-3
+WHOLE_S = 6400e-4
+
+
+@pytest.mark.parametrize(
+    ("policy", "slowest_s", "waited_s"),
+    [
+        # In chunks that take the decodes along, which none stops.
+        ("chunked", (0.02, 1.2 * CHUNK_S), (100 * 0.02, 100 * 1.2 * CHUNK_S)),
+        # A hundred chunks, between which decodes wait for a second at most.
+        ("prefill_first", (0.9, 1.2), (100 * 0.0164, 100 * 0.02)),
+        # One pass with the decode's token.
+        ("orca", (WHOLE_S + 0.02, WHOLE_S + 0.03), (WHOLE_S + 0.02, WHOLE_S + 0.05)),
+        # Not before all 200 tokens are there.
+        ("static", (0.02, 0.021), (3.0 + WHOLE_S, 3.3 + WHOLE_S)),
+    ],
+)
+def test_a_mixed_instance_computes_prompts_beside_decodes_as_its_policy_says(
+    policy: MixedPolicy, slowest_s: tuple[float, float], waited_s: tuple[float, float]
+) -> None:
+    """A long prompt comes while an output of 200 tokens is drawn, which takes four seconds."""
     simulated = mesh(pool("mixed"), instance={"mixed_policy": policy, "chunk_tokens": 64})
-    cluster = run(simulated, (0.0, 10, 200), (1.0, 6400, 2))
-    slowest_s = cluster.records.slowest_gap_s[0]
-    chunk_s = 0.02 + 64e-4 + 1e-4 + 1e-3
-    assert slowest_s < 1.2 * chunk_s if policy == "chunked" else slowest_s > 0.9
+    records = run(simulated, (0.0, 10, 200), (1.0, 6400, 2)).records
+    assert slowest_s[0] < records.slowest_gap_s[0] < slowest_s[1]
+    assert waited_s[0] < records.first_token_s[1] - 1.0 < waited_s[1]
 
 
 def test_who_is_refused_is_rejected_and_comes_again_if_its_client_asks() -> None:
