@@ -46,9 +46,11 @@ def capacity_bound(
     """NONE where the objectives cannot be kept even by requests that come alone."""
     prompt = 0.0
     if kind.role != "decode":
-        if _is_too_slow_alone(speed, workload, objectives, goal, kind.chunk_tokens):
+        # Orca computes a prompt in one pass, be it longer.
+        pass_tokens = max(kind.chunk_tokens, *(workload.prompts if kind.mixed_policy == "orca" else ()), 1)
+        if _is_too_slow_alone(speed, workload, objectives, goal, pass_tokens):
             return NONE
-        prompt = prompt_s(speed.performance, workload, kind.chunk_tokens)
+        prompt = prompt_s(speed.performance, workload, pass_tokens)
     if kind.role == "prefill" or not workload.decoded:
         return Bound(SLACK * kind.pipeline / prompt if prompt else math.inf, prompt)
     best = NONE
@@ -110,8 +112,10 @@ def _served(kind: InstanceKind, speed: Speed, workload: PlannedWorkload, batch: 
     context = round(batch * workload.context_tokens)
     performance = speed.performance
     drawn = batch / workload.decoded
-    if kind.role == "mixed" and kind.mixed_policy == "chunked":
-        beside = min(drawn * workload.prompt_tokens, max(1, kind.chunk_tokens - batch))
+    if kind.role == "mixed" and kind.mixed_policy in ("chunked", "orca"):
+        # Whole, a prompt may be longer than what decodes leave of a pass.
+        least = workload.prompt_tokens if kind.mixed_policy == "orca" else 1
+        beside = min(drawn * workload.prompt_tokens, max(least, kind.chunk_tokens - batch))
         chunk = ((round(workload.prompt_tokens / 2), max(1, round(beside))),)
         pass_s = performance.pass_s(PassShape(chunk, batch, context))
         return kind.pipeline * beside / workload.prompt_tokens / pass_s

@@ -103,6 +103,7 @@ class SearchSpace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     batches: tuple[int, ...] = (32, 64, 128, 256, 512)
     policies: tuple[tuple[MixedPolicy, int], ...] = (
         ("prefill_first", 4096),
+        ("orca", 4096),
         ("chunked", 512),
         ("chunked", 1024),
         ("chunked", 2048),
