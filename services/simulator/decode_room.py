@@ -110,9 +110,17 @@ class DecodeRoom:
     def _left(self, row: events.StepRow) -> int:
         return self.mesh.gateway.length_left(row.request, len(row.output_ids))
 
-    def end_steps(self, steps: int, first_end_s: float, ended_s: float, last_s: float, lane: int = 0) -> None:
+    def end_steps(
+        self,
+        steps: int,
+        first_end_s: float,
+        ended_s: float,
+        last_s: float,
+        lane: int = 0,
+        slowest_s: float | None = None,
+    ) -> None:
         rows = self._rows[lane]
-        self.drawing.end_steps(len(rows), steps, first_end_s, ended_s, last_s, lane)
+        self.drawing.end_steps(len(rows), steps, first_end_s, ended_s, last_s, lane, slowest_s)
         tokens = (DRAWN,) * len(rows)
         if not self.is_exact:
             tokens = tuple(ENDING if self._left(row) == steps else DRAWN for row in rows)

@@ -75,9 +75,17 @@ class Drawing:
         self.fresh = waiting
 
     def end_steps(
-        self, rows: int, steps: int, first_end_s: float, ended_s: float, last_s: float, lane: int = 0
+        self,
+        rows: int,
+        steps: int,
+        first_end_s: float,
+        ended_s: float,
+        last_s: float,
+        lane: int = 0,
+        slowest_s: float | None = None,
     ) -> None:
-        """Of so many rows: the first of them ended then, and the last then, after ``last_s``."""
+        """Of so many rows: the first of them ended then, and the last then, after ``last_s``. ``slowest_s``:
+        the most from one's end to the next one's, where that is not ``last_s``."""
         taking = self._lanes[lane]
         slowest = taking.slowest
         self.step_s = smoothed_step_s(self.step_s, last_s, steps)
@@ -92,7 +100,7 @@ class Drawing:
             self._tell_joined(taking, first_end_s)
         if steps > 1:
             self.gaps.add((ended_s - first_end_s) / (steps - 1), rows * (steps - 1))
-            slowest.add(steps - 1, last_s)
+            slowest.add(steps - 1, last_s if slowest_s is None else slowest_s)
         taking.last_step_s = ended_s
 
     def end_sequence(self, last: TokenEvent) -> None:

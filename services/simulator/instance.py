@@ -151,7 +151,7 @@ class SimulatedInstance:
 
     def load(self) -> LoadReport:
         """Steps that run on are counted as far as they have come, and go on."""
-        if self.pools is not None:
+        if self.decode_state.lanes > 1 or self.pools is not None:
             self.engine.catch_up()
             self.engine.look_ahead()
         if self.prefill_state.mates.stuck_since_s is not None:
@@ -336,8 +336,16 @@ class SimulatedInstance:
     def steps_ahead(self, lane: int = 0) -> int:
         return self.decode.steps_ahead(lane)
 
-    def end_steps(self, steps: int, first_end_s: float, ended_s: float, last_s: float, lane: int = 0) -> None:
-        self.decode.end_steps(steps, first_end_s, ended_s, last_s, lane)
+    def end_steps(
+        self,
+        steps: int,
+        first_end_s: float,
+        ended_s: float,
+        last_s: float,
+        lane: int = 0,
+        slowest_s: float | None = None,
+    ) -> None:
+        self.decode.end_steps(steps, first_end_s, ended_s, last_s, lane, slowest_s)
 
     def advance_chunk(self) -> None:
         self.prefill.advance_chunk()

@@ -4,7 +4,8 @@ long as that one's share of the layers takes.
 The next pass may begin when the first stage is free and fewer are under way than there are stages, so what a
 pipeline gains is rate, never the time of one pass (DistServe 3.3). Passes stay in order: a short one waits
 before a stage that a long one is in. Decodes go in as many batches as there are stages, which take turns
-(``DecodeState.lanes``); each of their steps is an event.
+(``DecodeState.lanes``). While there are decodes alone their passes are planned, without an event for each
+(``pipeline_plan``): what reaches the instance, and a step that may change a batch, ends the plan.
 """
 
 from collections import deque
@@ -18,6 +19,7 @@ from services.simulator.clock import Clock, Timer
 from services.simulator.engine import BusyTime, EnginePass, EngineSettings
 from services.simulator.hardware import ComputedWork
 from services.simulator.performance.interface import FrontLoaded
+from services.simulator.pipeline_plan import PipelinePlan, Planned, tell_together
 from services.simulator.shape import PassShape
 
 
@@ -28,7 +30,21 @@ class StagedRooms(Protocol):
         """(sequences, tokens of context) of the step that is due."""
         ...
 
-    def end_steps(self, steps: int, first_end_s: float, ended_s: float, last_s: float, lane: int) -> None: ...
+    def steps_ahead(self, lane: int) -> int:
+        """Of the step that is computed, or due."""
+        ...
+
+    def end_steps(
+        self,
+        steps: int,
+        first_end_s: float,
+        ended_s: float,
+        last_s: float,
+        lane: int,
+        slowest_s: float | None = None,
+    ) -> None:
+        """``slowest_s``: the most from one's end to the next one's."""
+        ...
 
     def advance_chunk(self) -> None:
         """The newest one has left the first stage, and there is room for another."""
@@ -95,13 +111,19 @@ class PipelinedEngine:
     passes: int = 0
     _under_way: deque[_Pass] = field(default_factory=deque)
     _free_s: list[float] = field(init=False)
+    _front: FrontLoaded | None = field(init=False)
     _chunk: RunChunk | None = None
     _lanes: dict[int, float] = field(default_factory=dict)
     _is_starting: bool = False
     _is_dead: bool = False
+    _plan: PipelinePlan | None = None
+    _plan_timer: Timer | None = None
+    _due: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Of a plan's lanes: (sequences, tokens of context) of the pass after those that are planned."""
 
     def __post_init__(self) -> None:
         self._free_s = [0.0] * len(self.shares)
+        self._front = _front_of(self.settings)
 
     @property
     def is_idle(self) -> bool:
@@ -115,26 +137,98 @@ class PipelinedEngine:
 
     def change_settings(self, settings: EngineSettings) -> None:
         """From the next pass on."""
-        self.settings = settings
+        self.catch_up()
+        self.settings, self._front = settings, _front_of(settings)
+        self.look_ahead()
 
     def wait_chunk(self, chunk: RunChunk) -> None:
         """The prefill room's next work."""
+        self.catch_up()
         self._chunk = chunk
         self._look()
 
     def wait_step(self, lane: int = 0) -> None:
-        """The decode room's, of that lane."""
-        self._lanes[lane] = self.clock.now
-        self._look()
-
-    def catch_up(self) -> None:
-        """No pass is cut."""
-
-    def look_ahead(self) -> None:
-        """No step runs on."""
+        """The decode room's, of that lane. After a plan it may be under way, or have waited for long."""
+        if all(each.lane != lane for each in self._under_way):
+            self._lanes.setdefault(lane, self.clock.now)
+            self._look()
 
     def untold_steps(self) -> int:
+        """A pipeline catches up before its instance reports."""
         return 0
+
+    # decodes alone
+
+    def look_ahead(self) -> None:
+        """After an event: plans the passes to come, if nobody changes before them."""
+        is_alone = self._chunk is None and all(each.chunk is None for each in self._under_way)
+        if self._is_starting or self._is_dead or not self._under_way or not is_alone:
+            return
+        if self._plan is not None or self.note_pass is not None:
+            return
+        passes = deque(map(_planned_of, self._under_way))
+        if self.rooms.steps_ahead(passes[0].lane) == 1:
+            return
+        for begun in self._under_way:
+            self._forget(begun)
+        left = {each.lane: self.rooms.steps_ahead(each.lane) for each in passes}
+        for each in passes:
+            self._due[each.lane] = (each.sequences, each.context_tokens + each.sequences)
+        for lane in self._lanes:
+            left[lane], self._due[lane] = self.rooms.steps_ahead(lane), self.rooms.decode_shape(lane)
+        waiting = deque(self._lanes.items())
+        self._plan = PipelinePlan(passes, waiting, left, self._plan_pass, self._free_s[0])
+        self._go_on(self._plan)
+
+    def _go_on(self, plan: PipelinePlan) -> None:
+        until_s = plan.extend()
+        follows = (lambda: self._go_on(plan)) if plan.over_s is None else self._end_plan
+        self._plan_timer = self.clock.at(until_s, follows)
+
+    def _plan_pass(self, lane: int, begin_s: float) -> Planned:
+        sequences, context = self._due[lane]
+        self._due[lane] = (sequences, context + sequences)
+        stages, duration_s = self._occupy(PassShape((), sequences, context), begin_s)
+        return Planned(lane, stages, duration_s, sequences, context)
+
+    def _end_plan(self) -> None:
+        self.catch_up()
+        self.look_ahead()
+
+    def catch_up(self) -> None:
+        """Tells what has been computed by now of a plan; what is under way goes on, and the rest is chosen
+        anew."""
+        plan, self._plan = self._plan, None
+        if plan is None:
+            return
+        if self._plan_timer is not None:
+            self.clock.cancel(self._plan_timer)
+        now, ready_s = self.clock.now, self._lanes
+        told = tell_together(plan.take_ended(now))
+        begun = [each for each in plan.passes if each.begin_s <= now]
+        self.passes += sum(each.steps for each in told) + len(begun) - len(self._under_way)
+        newest = begun[-1] if begun else told[-1].last
+        self._free_s = [end_s for _, end_s in newest.stages]
+        self._under_way = deque(map(self._resume, begun))
+        ready_s |= {each.lane: each.last.end_s for each in told}
+        over = {each.lane for each in told if plan.is_over(each)} | {each.lane for each in begun}
+        waiting = sorted(ready_s.items(), key=lambda item: item[1])
+        self._lanes = {lane: since_s for lane, since_s in waiting if lane not in over}
+        for each in told:
+            first, last = each.first, each.last
+            self.busy.decode_s += each.duration_s / len(self.shares)
+            self.work.add_steps(first.sequences, first.context_tokens, each.steps)
+            times = (first.end_s, last.end_s, last.end_s - last.begin_s)
+            self.rooms.end_steps(each.steps, *times, each.lane, each.slowest_s)
+
+    def _resume(self, planned: Planned) -> _Pass:
+        """A plan's, that is under way."""
+        rows = (planned.sequences, planned.context_tokens)
+        resumed = _Pass(self.passes, planned.stages, planned.duration_s, planned.lane, *rows, chunk=None)
+        self._await(resumed)
+        return resumed
+
+    # every pass
 
     def _can_begin(self) -> bool:
         is_free = self._free_s[0] <= self.clock.now
@@ -153,6 +247,7 @@ class PipelinedEngine:
             self._advance()
             if self._chunk is not None or self._lanes:
                 self._begin(self.clock.now)
+        self.look_ahead()
 
     def _begin(self, now: float) -> None:
         chunk, lane = self._chunk, next(iter(self._lanes), None)
@@ -170,28 +265,28 @@ class PipelinedEngine:
             self._chunk = None
             chunks = tuple((piece.start, piece.tokens) for piece in chunk.slices)
         shape = PassShape(chunks, sequences, context)
-        duration_s = self.settings.pass_s(shape)
-        stages = self._occupy(duration_s, min(duration_s, self._front_s(shape)))
+        stages, duration_s = self._occupy(shape, now)
         begun = _Pass(self.passes, stages, duration_s, lane, sequences, context, chunk)
         self.passes += 1
         self._under_way.append(begun)
-        begun.timers.append(self.clock.at(begun.stages[-1][1], lambda: self._end(begun)))
-        if len(self.shares) > 1:
-            begun.timers.append(self.clock.at(begun.stages[0][1], self._make_room))
+        self._await(begun)
         self.look_at_layers()
 
-    def _front_s(self, shape: PassShape) -> float:
-        performance = self.settings.performance
-        return performance.front_s(shape) if isinstance(performance, FrontLoaded) else 0.0
+    def _await(self, begun: _Pass) -> None:
+        begun.timers.append(self.clock.at(begun.stages[-1][1], lambda: self._end(begun)))
+        if len(self.shares) > 1 and begun.stages[0][1] > self.clock.now:
+            begun.timers.append(self.clock.at(begun.stages[0][1], self._make_room))
 
-    def _occupy(self, duration_s: float, front_s: float) -> tuple[tuple[float, float], ...]:
-        """Each stage in turn, once the pass before has left it; the first one for ``front_s`` longer."""
-        stages, ready_s, shared_s = [], self.clock.now, duration_s - front_s
+    def _occupy(self, shape: PassShape, begin_s: float) -> tuple[tuple[tuple[float, float], ...], float]:
+        """Each stage in turn, once the pass before has left it; and what all of it takes."""
+        duration_s = self.settings.pass_s(shape)
+        front_s = 0.0 if self._front is None else min(duration_s, self._front.front_s(shape))
+        stages, ready_s, shared_s = [], begin_s, duration_s - front_s
         for place, share in enumerate(self.shares):
             begin_s = max(ready_s, self._free_s[place])
             ready_s = self._free_s[place] = begin_s + share * shared_s + (0.0 if place else front_s)
             stages.append((begin_s, ready_s))
-        return tuple(stages)
+        return tuple(stages), duration_s
 
     def _make_room(self) -> None:
         """The first stage is free, or the last."""
@@ -220,6 +315,7 @@ class PipelinedEngine:
             self.rooms.end_steps(1, now, now, now - began_s, ended.lane)
         self._make_room()
         self.look_at_layers()
+        self.look_ahead()
 
     def _count(self, ended: _Pass) -> None:
         """Each stage is busy for its share of it."""
@@ -281,3 +377,15 @@ class PipelinedEngine:
             if layers:
                 self.rooms.end_layers(layers)
             self.look_at_layers()
+
+
+def _planned_of(under_way: _Pass) -> Planned:
+    assert under_way.lane is not None, "a pass of nothing"
+    rows = (under_way.sequences, under_way.context_tokens)
+    return Planned(under_way.lane, under_way.stages, under_way.duration_s, *rows)
+
+
+def _front_of(settings: EngineSettings) -> FrontLoaded | None:
+    """Looked at once: a pass is to cost little."""
+    performance = settings.performance
+    return performance if isinstance(performance, FrontLoaded) else None

@@ -10,6 +10,7 @@ from common.errors import ConfigError
 from services.bench.arrivals import poisson_arrivals
 from services.simulator.cluster import Cluster
 from services.simulator.config import Simulated
+from services.simulator.decode_room import DecodeRoom
 from services.simulator.metrics import measure
 from services.simulator.run import Load, Offered, simulate
 from tests.services.simulator.meshes import SHAPE, TOKEN_BYTES, mesh, pool, run
@@ -223,3 +224,41 @@ def test_a_stage_that_its_weights_do_not_fit_is_refused() -> None:
     keys: dict[str, Any] = {"device": "rtx-3090", "kv_tokens": None}
     with pytest.raises(ConfigError, match="of one of 2 stages"):
         mesh(pool("mixed", pipeline=2, **keys), cluster={"shape": shape})
+
+
+REQUESTS_OF: dict[str, tuple[tuple[float, int, int], ...]] = {
+    "at once": ((0.0, 16, 400),) * 7,
+    "one after another": tuple((0.9 * number, 16 + number, 300 - 9 * number) for number in range(20)),
+    "often": tuple((0.05 * number, 20 + 37 * number % 300, 40 + 13 * number % 250) for number in range(60)),
+}
+
+
+@pytest.mark.parametrize("requests", REQUESTS_OF)
+@pytest.mark.parametrize("stages", [2, 3, 4])
+@pytest.mark.parametrize("is_mixed", [False, True])
+def test_steps_in_one_plan_take_what_single_steps_take(
+    monkeypatch: pytest.MonkeyPatch, stages: int, requests: str, is_mixed: bool
+) -> None:
+    """Batches of different sizes wait for one another before stages."""
+    pools = [pool("prefill"), pool("decode", pipeline=stages)]
+    if is_mixed:
+        pools = [pool("mixed", pipeline=stages, kv_tokens=4_000)]
+    planned = run(mesh(*pools), *REQUESTS_OF[requests])
+    monkeypatch.setattr(DecodeRoom, "steps_ahead", lambda room, lane=0: 1)
+    singly = run(mesh(*pools), *REQUESTS_OF[requests])
+    for column in ("first_token_s", "second_token_s", "end_s", "slowest_gap_s"):
+        ones, others = getattr(planned.records, column), getattr(singly.records, column)
+        assert list(ones) == pytest.approx(list(others), abs=1e-6, nan_ok=True), column
+    ours, theirs = measure(planned), measure(singly)
+    for one, other in zip(ours.pools, theirs.pools, strict=True):
+        assert one.decode_steps == other.decode_steps
+        assert (one.batch, one.busy) == pytest.approx((other.batch, other.busy))
+    assert ours.events < (0.2 if requests == "at once" else 1.0) * theirs.events
+
+
+def test_a_plan_that_nothing_cuts_takes_few_events() -> None:
+    requests = [(0.0, 16, 2_001)] * 8
+    metrics = measure(run(decode_of(4), *requests))
+    assert metrics.pools[-1].decode_steps >= 4 * 2_000
+    # Most of them are load reports.
+    assert metrics.events < 2_500
