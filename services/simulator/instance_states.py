@@ -1,0 +1,74 @@
+"""The live states of a simulated instance's rooms, over one pool of blocks."""
+
+from common.config import Config
+from common.kv.blocks import BlockAllocator
+from common.kv.layout import KVLayout
+from common.messages import InstanceRecord, has_phase
+from common.performance import DEFAULT_CHUNK_TOKENS
+from common.room_mates import RoomMates
+from decode.pulls import Pulls
+from decode.state import DecodeState
+from prefill.prompts import PromptQueue
+from prefill.state import PrefillState
+from scheduler.policy.prefill_batching import fill_batch_of
+from scheduler.policy.pull_budget import PullBudget
+from services.simulator.config import Pool, Simulated
+from services.simulator.gateway import END_TOKEN
+
+LAYERWISE_MIN_TOKENS = 512
+"""Where nothing is set: as live without a profile."""
+
+
+def states_of(simulated: Simulated, pool: Pool, record: InstanceRecord) -> tuple[PrefillState, DecodeState]:
+    """As ``services.hosts.instance`` builds them."""
+    config, settings, role = pool.settings, pool.settings.instance, pool.config.role
+    layout = _layout_of(simulated, config)
+    remote = pool.remote
+    # Attention workers' pools come when they are bound.
+    blocks = BlockAllocator(record.total_blocks if remote is None else 0)
+    mates = RoomMates(settings.mixed_policy, settings.mixed_max_wait_s, is_mixed=role == "mixed")
+    prefill = PrefillState(
+        instance_id=record.instance_id,
+        incarnation=record.incarnation,
+        blocks=blocks,
+        layout=layout,
+        eos_token_ids=(END_TOKEN,),
+        chunk_tokens=settings.chunk_tokens or DEFAULT_CHUNK_TOKENS,
+        prompts=PromptQueue(
+            settings.prefill_order, settings.scheduling_window, settings.prefill_aging_tokens_per_s
+        ),
+        max_waiting_requests=settings.max_waiting_requests,
+        layerwise_min_tokens=config.transfer.layerwise_min_tokens or LAYERWISE_MIN_TOKENS,
+        fill_batch=fill_batch_of(settings.prefill_batching, settings.prefill_order),
+        is_admitting=has_phase(role, "prefill"),
+        mates=mates,
+    )
+    decode = DecodeState(
+        instance_id=record.instance_id,
+        blocks=blocks,
+        block_size=settings.block_size,
+        eos_token_ids=(END_TOKEN,),
+        max_batch=settings.max_decode_batch,
+        max_waiting_requests=settings.max_waiting_requests,
+        admission=settings.decode_admission,
+        is_admitting=has_phase(role, "decode"),
+        lanes=pool.config.pipeline if remote is None else remote.needs.lanes,
+        max_moves=settings.attention_moves,
+        min_move_gain_tokens=settings.attention_move_gain_tokens,
+        mates=mates,
+        pulls=Pulls(PullBudget(config.transfer.pull_share), config.transfer.mode == "push"),
+        host_blocks=settings.swap_bytes // layout.block_bytes if remote is None else 0,
+        block_bytes=layout.block_bytes,
+    )
+    return prefill, decode
+
+
+def _layout_of(simulated: Simulated, config: Config) -> KVLayout:
+    shape = simulated.shape
+    return KVLayout(
+        layers=shape.layers,
+        kv_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        block_size=config.instance.block_size,
+        element_bytes=simulated.cluster.element_bytes,
+    )
