@@ -203,7 +203,7 @@ class AttentionWorkers:
         if hangs or not is_there or fares.link_share == 0:
             self.silent.add(worker_id)
         else:
-            self.silent.discard(worker_id)
+            self.silent -= {worker_id}
         self.pace.note_changed()
         self.pace.settle()
         for user in self.users:
