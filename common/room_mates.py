@@ -90,7 +90,7 @@ class RoomMates:
 
     def owed_blocks(self, now: float) -> int:
         """That no prompt may take."""
-        return self.away_blocks if self._is_owed(now) else 0
+        return self.away_blocks if self.away_blocks and self._is_owed(now) else 0
 
     def reserved_blocks(self, now: float) -> int:
         """That no sequence may take which is to be decoded beside others: whoever gave way to a prompt would

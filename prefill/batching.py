@@ -8,7 +8,7 @@ Chunks are of fixed size (TetriInfer 3.3.3), or of whole prompts as a mixed inst
 
 from dataclasses import dataclass
 
-from common.kv.blocks import BlockAllocator
+from common.kv.blocks import BlockAllocator, BlockOwner
 from common.lifecycle import PrefillPhase, next_prefill_phase
 from common.room_mates import RoomMates
 from prefill.chunks import ChunksInFlight
@@ -57,9 +57,11 @@ class Batching:
         nobody who has yet to get any overtakes a prompt that waits for memory."""
         ready: list[PrefillSequence] = []
         tokens, is_full = 0, False
+        is_whole, is_static = self.mates.needs_slots, self.mates.is_static
         self.entering.look(staying, now)
-        for sequence in self._window(now):
-            if self._is_enough(tokens, sequence.remaining_tokens, chunk_tokens):
+        for sequence in self._batch(now) if is_static else self.prompts.window(now, self._computed()):
+            is_past = is_whole and tokens > 0 and tokens + sequence.remaining_tokens > chunk_tokens
+            if (is_past or tokens >= chunk_tokens) and not is_static:
                 break
             if sequence.phase is PrefillPhase.QUEUED:
                 if is_full or not self.entering.try_enter(sequence, now):
@@ -70,18 +72,12 @@ class Batching:
             tokens += sequence.remaining_tokens
         return ready
 
-    def _window(self, now: float) -> list[PrefillSequence]:
-        """Whose turn it is. While a batch is decoded that nobody joins, it is nobody's who has not begun."""
-        if not self.mates.is_static:
-            return self.prompts.window(now, {piece.owner for piece in self.chunks.all_slices})
+    def _batch(self, now: float) -> list[PrefillSequence]:
+        """Of static ones: who has begun, and where the next is taken all that could be of it."""
         if self.entering.is_open:
             return self.prompts.window(now, at_least=self.mates.max_batch)
-        computed = {piece.owner for piece in self.chunks.all_slices}
+        computed = self._computed()
         return [each for each in self.prompts.begun() if each.owner not in computed]
 
-    def _is_enough(self, tokens: int, more_tokens: int, chunk_tokens: int) -> bool:
-        """Whether no chunk has room for that many more."""
-        if self.mates.is_static:
-            return False
-        is_past = self.mates.needs_slots and tokens > 0 and tokens + more_tokens > chunk_tokens
-        return is_past or tokens >= chunk_tokens
+    def _computed(self) -> set[BlockOwner]:
+        return {piece.owner for piece in self.chunks.all_slices}
