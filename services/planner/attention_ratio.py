@@ -42,10 +42,16 @@ def choose_ratio(
     most_devices: int,
     step_s: float | None,
     is_staggered: bool = True,
+    memory_share: float = 1.0,
 ) -> list[RatioChoice]:
     """Every ratio of up to ``most_devices``, most tokens per dollar first. ``step_s``: that a step may take;
-    the batch is the largest within it."""
-    priced = {name: replace(DEVICES[name], price_usd_h=prices[name]) for name in devices}
+    the batch is the largest within it. ``memory_share``: of a device's, for weights and KV."""
+    priced = {
+        name: replace(
+            DEVICES[name], price_usd_h=prices[name], memory_gb=memory_share * DEVICES[name].memory_gb
+        )
+        for name in devices
+    }
     found: list[RatioChoice] = []
     for first, second in product(devices, devices):
         for a, b in product(range(1, most_devices), repeat=2):

@@ -57,7 +57,7 @@ def capacity_bound(
     for batch in _batches(kind, speed, workload):
         rate = _served(kind, speed, workload, batch, prompt)
         # Little's law: so many stay so long.
-        sojourn_s = batch * kind.pipeline / rate
+        sojourn_s = batch * kind.turns / rate
         if objectives.tpot_s is not None and sojourn_s > workload.decoded * objectives.tpot_s * SLACK:
             continue
         if rate * SLACK > best.rate_per_s:
@@ -101,14 +101,14 @@ def _is_too_slow_alone(
 
 
 def _batches(kind: InstanceKind, speed: Speed, workload: PlannedWorkload) -> Iterator[int]:
-    """Of one stage, up to what the settings and the memory allow."""
+    """That are on their way at once, each up to what the settings and the memory allow all of them."""
     held = speed.kv_tokens / max(1.0, workload.context_tokens)
-    most = max(1, min(kind.max_decode_batch, math.floor(held)) // kind.pipeline)
+    most = max(1, min(kind.max_decode_batch, math.floor(held)) // kind.turns)
     yield from sorted({max(1, round(most ** (step / BATCH_STEPS))) for step in range(BATCH_STEPS + 1)})
 
 
 def _served(kind: InstanceKind, speed: Speed, workload: PlannedWorkload, batch: int, prompt: float) -> float:
-    """Requests a second with so many sequences in every step, and a pass in every stage."""
+    """Requests a second with so many sequences in every step, and a pass in every turn."""
     context = round(batch * workload.context_tokens)
     performance = speed.performance
     drawn = batch / workload.decoded
@@ -118,5 +118,5 @@ def _served(kind: InstanceKind, speed: Speed, workload: PlannedWorkload, batch: 
         beside = min(drawn * workload.prompt_tokens, max(least, kind.chunk_tokens - batch))
         chunk = ((round(workload.prompt_tokens / 2), max(1, round(beside))),)
         pass_s = performance.pass_s(PassShape(chunk, batch, context))
-        return kind.pipeline * beside / workload.prompt_tokens / pass_s
-    return kind.pipeline / (prompt + performance.pass_s(PassShape((), batch, context)) / drawn)
+        return kind.turns * beside / workload.prompt_tokens / pass_s
+    return kind.turns / (prompt + performance.pass_s(PassShape((), batch, context)) / drawn)

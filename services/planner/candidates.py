@@ -22,7 +22,8 @@ MEMORY_SHARE = 0.9
 
 class InstanceKind(msgspec.Struct, frozen=True, kw_only=True, order=True):
     """Instances that are alike: ``tensor`` devices of a kind that work as one in each of ``pipeline`` stages,
-    and how they batch. ``max_decode_batch``: of all stages."""
+    and how they batch. ``max_decode_batch``: of all stages. ``attention_workers``: devices of another kind,
+    or of the same, that hold its KV and compute attention, while ``staggered_batches`` take turns."""
 
     role: Role
     device: str
@@ -32,15 +33,40 @@ class InstanceKind(msgspec.Struct, frozen=True, kw_only=True, order=True):
     prefill_batching: PrefillBatching = "chunks"
     mixed_policy: MixedPolicy = "chunked"
     max_decode_batch: int = 256
+    attention_workers: int = 0
+    attention_device: str | None = None
+    staggered_batches: int = 1
+
+    @property
+    def own_devices(self) -> int:
+        """That hold weights."""
+        return self.tensor * self.pipeline
 
     @property
     def devices(self) -> int:
-        return self.tensor * self.pipeline
+        return self.own_devices + self.attention_workers
+
+    @property
+    def parts(self) -> tuple[tuple[str, int], ...]:
+        """Kinds of devices, and how many of each an instance has."""
+        own = (self.device, self.own_devices)
+        if self.attention_device is None:
+            return (own,)
+        return (own, (self.attention_device, self.attention_workers))
+
+    @property
+    def turns(self) -> int:
+        """Batches that are on their way at once."""
+        return self.pipeline * self.staggered_batches
 
     @property
     def hardware(self) -> str:
         stages = f" PP{self.pipeline}" if self.pipeline > 1 else ""
-        return f"{self.device} TP{self.tensor}{stages}"
+        own = f"{self.device} TP{self.tensor}{stages}"
+        if self.attention_device is None:
+            return own
+        turns = f" in {self.staggered_batches} turns" if self.staggered_batches > 1 else ""
+        return f"{own} + {self.attention_workers} {self.attention_device} for attention{turns}"
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -86,6 +112,10 @@ class Deployment(NamedTuple):
     def is_disaggregated(self) -> bool:
         return any(pool.kind.role != "mixed" for pool in self.pools)
 
+    @property
+    def has_attention(self) -> bool:
+        return any(pool.kind.attention_workers for pool in self.pools)
+
     def __str__(self) -> str:
         return " + ".join(f"{pool.count} {pool.kind.role} ({pool.kind})" for pool in self.pools)
 
@@ -94,7 +124,8 @@ class SearchSpace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """What is tried. ``tensors``: devices of a stage; ``pipelines``: stages of an instance, of which all fit
     ``node_devices``; ``batches``: ``max_decode_batch``. ``policies``:
     (``mixed_policy``, chunk tokens) of instances that do both; ``chunks``: (batching, tokens) of those that
-    compute prompts alone."""
+    compute prompts alone. ``attention_ratios``: of decode instances whose KV lies on attention workers, so
+    many ratios of devices, the best by Lamina's search."""
 
     devices: tuple[str, ...]
     tensors: tuple[int, ...] = (1, 2, 4, 8)
@@ -116,19 +147,21 @@ class SearchSpace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         ("saturation", 512),
         ("saturation", 2048),
     )
+    attention_ratios: int = 4
 
 
 class Kinds(NamedTuple):
-    """All that fit, by what they do."""
+    """All that fit, by what they do. ``attention``: that decode with attention workers."""
 
     mixed: tuple[InstanceKind, ...]
     prefill: tuple[InstanceKind, ...]
     decode: tuple[InstanceKind, ...]
+    attention: tuple[InstanceKind, ...] = ()
 
     @property
     def configurations(self) -> int:
         """One kind for both phases, or one for each."""
-        return len(self.mixed) + len(self.prefill) * len(self.decode)
+        return len(self.mixed) + len(self.prefill) * (len(self.decode) + len(self.attention))
 
 
 def kinds_of(space: SearchSpace, shape: ModelShape, element_bytes: int, max_devices: int | None) -> Kinds:

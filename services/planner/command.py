@@ -73,6 +73,7 @@ def plan(
         seed=seed,
         has_reference=search == "splitwise",
         ends_early=search not in ("splitwise", "vidur"),
+        has_attention=search is None,
     )
     if search is not None:
         report = run_search(search, request, processes, checkpoint, json_file, plot)

@@ -39,7 +39,7 @@ class Demand:
     def unit(self, kind: InstanceKind) -> float:
         """What one instance costs: dollars an hour, watts, or devices."""
         if self.objective == "cost":
-            return self.prices[kind.device] * kind.devices
+            return sum(self.prices[device] * count for device, count in kind.parts)
         if self.objective == "power":
             return power_w(kind)
         return float(kind.devices)
@@ -72,23 +72,29 @@ class Demand:
 
 def power_w(kind: InstanceKind) -> float:
     """Provisioned. Raises ConfigError where nobody says."""
-    watts = DEVICES[kind.device].power_w
-    if watts is None:
-        raise ConfigError("--objective", "power", f"nobody says what {kind.device} draws")
-    return watts * kind.devices
+    total = 0.0
+    for device, count in kind.parts:
+        watts = DEVICES[device].power_w
+        if watts is None:
+            raise ConfigError("--objective", "power", f"nobody says what {device} draws")
+        total += watts * count
+    return total
 
 
 def price_usd_h(deployment: Deployment, prices: Mapping[str, float]) -> float:
-    return sum(pool.count * pool.kind.devices * prices[pool.kind.device] for pool in deployment.pools)
+    return sum(
+        pool.count * count * prices[device] for pool in deployment.pools for device, count in pool.kind.parts
+    )
 
 
 def provisioned_w(deployment: Deployment) -> float | None:
     total = 0.0
     for pool in deployment.pools:
-        watts = DEVICES[pool.kind.device].power_w
-        if watts is None:
-            return None
-        total += pool.count * pool.kind.devices * watts
+        for device, count in pool.kind.parts:
+            watts = DEVICES[device].power_w
+            if watts is None:
+                return None
+            total += pool.count * count * watts
     return total
 
 

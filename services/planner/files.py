@@ -16,8 +16,9 @@ from common.devices import DEVICES
 from common.errors import ConfigError
 from common.messages import Role
 from services.output_files import write_whole
-from services.planner.candidates import GIB, PoolPlan, kv_room_tokens
-from services.planner.simulating import Conditions, tree_of
+from services.planner import attention_kinds
+from services.planner.candidates import GIB, MEMORY_SHARE, PoolPlan, kv_room_tokens
+from services.planner.simulating import Conditions, attention_settings, tree_of
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 ROLES: tuple[Role, ...] = ("prefill", "decode", "mixed")
@@ -37,6 +38,9 @@ def deployment_files(pools: Sequence[PoolPlan], conditions: Conditions, director
     texts = {"lamella.toml": _settings_text(shared)}
     for role, pool in by_role.items():
         texts[f"{role}.toml"] = _settings_text({**shared, "instance": instance_settings(pool, conditions)})
+    apart = attention_pool(by_role)
+    if apart is not None:
+        texts["attention.toml"] = _settings_text({**shared, "attention": worker_settings(apart, conditions)})
     settings = dict(texts)
     texts["simulate.toml"] = toml_text(tree_of(pools, conditions))
     texts["compose.override.yml"] = compose_override(by_role, settings, conditions)
@@ -77,6 +81,11 @@ def shared_settings(by_role: Mapping[Role, PoolPlan], conditions: Conditions) ->
     scaling: dict[str, Any] = {"policy": "dry_run"}
     for role, pool in by_role.items():
         scaling |= {f"min_{role}": pool.count, f"max_{role}": GROWTH * pool.count}
+    apart = attention_pool(by_role)
+    if apart is not None:
+        # Each of its workers has memory for so many decode instances, and they hold the KV of all of these.
+        workers = apart.count * apart.kind.attention_workers
+        scaling |= {"max_decode": apart.count, "min_attention": workers, "max_attention": workers}
     added: dict[str, dict[str, Any]] = {
         "objectives": objectives,
         "transfer": {"path": "mooncake", "min_port": 20000, "max_port": 32000},
@@ -88,9 +97,24 @@ def shared_settings(by_role: Mapping[Role, PoolPlan], conditions: Conditions) ->
     return settings
 
 
+def attention_pool(by_role: Mapping[Role, PoolPlan]) -> PoolPlan | None:
+    """The pool whose KV lies on attention workers, where one's does."""
+    return next((pool for pool in by_role.values() if pool.kind.attention_workers), None)
+
+
+def worker_settings(pool: PoolPlan, conditions: Conditions) -> dict[str, Any]:
+    """``[attention]`` of a pool's workers, which have KV alone."""
+    device = DEVICES[str(pool.kind.attention_device)]
+    kv_bytes = int(device.memory_bytes * MEMORY_SHARE)
+    return {**attention_settings(pool, conditions), "kv_bytes": kv_bytes}
+
+
 def instance_settings(pool: PoolPlan, conditions: Conditions) -> dict[str, Any]:
     """``[instance]`` of one pool; KV of all that its devices have beside the weights."""
     kind, shape, element_bytes = pool.kind, conditions.shape, conditions.element_bytes
+    if kind.attention_workers:
+        own = {"role": kind.role, **attention_kinds.instance_settings(kind, pool.count, shape)}
+        return {**conditions.settings.get("instance", {}), **own, **kind.settings}
     tokens = kv_room_tokens(shape, DEVICES[kind.device], kind.tensor, element_bytes, kind.pipeline)
     kv_bytes = tokens * kv_token_bytes(shape, element_bytes)
     own = {"role": kind.role, "kv_bytes": kv_bytes, "swap_bytes": min(SWAP_BYTES, kv_bytes)}
@@ -151,6 +175,9 @@ def compose_override(
         ]
     for role, pool in by_role.items():
         lines += _compose_instance(role, pool, conditions)
+    apart = attention_pool(by_role)
+    if apart is not None:
+        lines += _compose_workers(apart)
     lines.append("configs:")
     for name, text in settings.items():
         lines += [f"  plan-{name.removesuffix('.toml')}:", "    content: |"]
@@ -172,7 +199,33 @@ def _compose_instance(role: Role, pool: PoolPlan, conditions: Conditions) -> lis
         f"        limits: {{ memory: {_host_gib(conditions)}g }}",
         "        reservations:",
         "          devices: !override",
-        f"            - {{ driver: nvidia, count: {pool.kind.devices}, capabilities: [gpu] }}",
+        f"            - {{ driver: nvidia, count: {pool.kind.own_devices}, capabilities: [gpu] }}",
+        *_compose_attention(pool),
+    ]
+
+
+def _compose_attention(pool: PoolPlan) -> list[str]:
+    """The variable of docker-compose.yml would win over the file."""
+    if not pool.kind.attention_workers:
+        return []
+    return [f'    environment: {{ LAMELLA_ATTENTION_WORKERS: "{pool.count * pool.kind.attention_workers}" }}']
+
+
+def _compose_workers(pool: PoolPlan) -> list[str]:
+    """Attention workers, of one device each."""
+    return [
+        "  plan-attention:",
+        "    extends: { file: docker-compose.yml, service: attention-gpu }",
+        "    profiles: !override [plan]",
+        "    command: [serve, attention, --config, /etc/lamella/attention.toml]",
+        "    configs: [{ source: plan-attention, target: /etc/lamella/attention.toml }]",
+        "    deploy:",
+        f"      replicas: {pool.count * pool.kind.attention_workers}",
+        "      resources:",
+        f"        limits: {{ memory: {HOST_GIB}g }}",
+        "        reservations:",
+        "          devices: !override",
+        "            - { driver: nvidia, count: 1, capabilities: [gpu] }",
     ]
 
 
@@ -196,20 +249,38 @@ def kustomization(
         "  - name: settings",
         "    behavior: merge",
         f"    files: [{', '.join(settings)}]",
+        *_kubernetes_environment(by_role),
         "",
         "replicas:",
     ]
     for role in ROLES:
         count = by_role[role].count if role in by_role else 0
         lines.append(f"  - {{ name: {role}, count: {count} }}")
-    lines += ["", "patches:"]
+    apart = attention_pool(by_role)
+    workers = 0 if apart is None else apart.count * apart.kind.attention_workers
+    lines += [f"  - {{ name: attention, count: {workers} }}", "", "patches:"]
     for role, pool in by_role.items():
-        lines += _kubernetes_patch(role, pool, conditions)
+        lines += _kubernetes_patch(role, pool.kind.device, pool.kind.own_devices, _host_gib(conditions))
+    if apart is not None:
+        lines += _kubernetes_patch("attention", str(apart.kind.attention_device), 1, HOST_GIB)
     return "\n".join(lines) + "\n"
 
 
-def _kubernetes_patch(role: Role, pool: PoolPlan, conditions: Conditions) -> list[str]:
-    devices, memory = pool.kind.devices, f"{_host_gib(conditions)}Gi"
+def _kubernetes_environment(by_role: Mapping[Role, PoolPlan]) -> list[str]:
+    """The base's variable would win over the file."""
+    apart = attention_pool(by_role)
+    if apart is None:
+        return []
+    workers = apart.count * apart.kind.attention_workers
+    return [
+        "  - name: environment",
+        "    behavior: merge",
+        f"    literals: [LAMELLA_ATTENTION_WORKERS={workers}]",
+    ]
+
+
+def _kubernetes_patch(role: str, device: str, devices: int, host_gib: int) -> list[str]:
+    memory = f"{host_gib}Gi"
     return [
         f"  - target: {{ kind: Deployment, name: {role} }}",
         "    patch: |-",
@@ -219,21 +290,26 @@ def _kubernetes_patch(role: Role, pool: PoolPlan, conditions: Conditions) -> lis
         "      - op: replace",
         "        path: /spec/template/spec/containers/0/resources",
         "        value:",
-        f'          requests: {{ cpu: "4", memory: 32Gi, nvidia.com/gpu: {devices} }}',
+        f'          requests: {{ cpu: "4", memory: {min(32, host_gib)}Gi, nvidia.com/gpu: {devices} }}',
         f"          limits: {{ memory: {memory}, nvidia.com/gpu: {devices} }}",
         "      - op: add",
         "        path: /spec/template/spec/nodeSelector",
-        f"        value: {{ lamella.dev/device: {pool.kind.device} }}",
+        f"        value: {{ lamella.dev/device: {device} }}",
     ]
 
 
 def notes_of(pools: Sequence[PoolPlan]) -> Iterator[str]:
     """What the files do not do."""
-    wide = [pool for pool in pools if pool.kind.devices > 1]
+    wide = [pool for pool in pools if pool.kind.own_devices > 1]
     if wide:
         yield (
             "an instance of lamella's own computes on one device: the files give those of"
             f" {', '.join(pool.kind.hardware for pool in wide)} all of theirs, which its engine does not use"
         )
-    if len({pool.kind.device for pool in pools}) > 1:
+    if any(pool.kind.attention_workers for pool in pools):
+        yield (
+            "attention.kv_bytes is all of a worker's memory but a tenth: the KV of decode instances that died"
+            " is kept beside it, so lower it where they may"
+        )
+    if len({device for pool in pools for device, _ in pool.kind.parts}) > 1:
         yield "compose knows no kinds of devices: on one machine with several, name each service's device_ids"

@@ -145,7 +145,10 @@ def limit_of(deployment: Deployment, demand: Demand, served: Point, beyond: Poin
 def _short_of(pool: PoolPlan, found: PoolPoint) -> str:
     role = pool.kind.role
     if found.kv_peak >= FULL_KV and role != "prefill":
-        return f"{role} instances' KV memory is full"
-    if role != "prefill" and found.batch >= FULL_BATCH * pool.kind.max_decode_batch:
+        whose = "attention workers'" if pool.kind.attention_workers else f"{role} instances'"
+        return f"{whose} KV memory is full"
+    if role != "prefill" and found.batch >= FULL_BATCH * pool.kind.max_decode_batch / pool.kind.turns:
         return f"{role} instances' batches of {pool.kind.max_decode_batch} are full"
+    if found.attention_busy > found.busy:
+        return f"attention workers compute {100 * found.attention_busy:.0f} % of the time"
     return f"{role} instances compute {100 * found.busy:.0f} % of the time"

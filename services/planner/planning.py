@@ -23,13 +23,15 @@ from services.planner.screening import Screened, screen
 
 COUPLED_FINALISTS = 3
 PAIR_FINALISTS = 4
+ATTENTION_FINALISTS = 2
 LOOKED_BEYOND = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """``ranked``: best first, all of which keep the objectives. ``configurations``: that were searched;
-    ``bounded``, ``cut`` and ``measured``: kinds of instances, by what became of them."""
+    ``bounded``, ``cut`` and ``measured``: kinds of instances, by what became of them. ``has_attention``: some
+    of them have attention workers."""
 
     demand: Demand
     ranked: tuple[Settled, ...]
@@ -38,15 +40,20 @@ class Plan:
     bounded: int
     cut: int
     measured: int
+    has_attention: bool = False
 
 
 def plan(kinds: Kinds, bounds: Mapping[InstanceKind, Bound], demand: Demand, requests: int) -> Search[Plan]:
     """``requests``: of the whole trace."""
     screened: list[Screened] = yield from together([screen(each, bounds, demand, requests) for each in kinds])
-    mixed, prefill, decode = (each.measured for each in screened)
+    mixed, prefill, decode, attention = (each.measured for each in screened)
     coupled = best_first([found for each in mixed if (found := propose_coupled(demand, each))])
-    pairs = best_first([found for p in prefill for d in decode if (found := propose_pair(demand, p, d))])
+    pairs, apart = (
+        best_first([found for p in prefill for d in some if (found := propose_pair(demand, p, d))])
+        for some in (decode, attention)
+    )
     finalists = _unlike(coupled)[:COUPLED_FINALISTS] + _unlike(pairs)[:PAIR_FINALISTS]
+    finalists += _unlike(apart)[:ATTENTION_FINALISTS]
     ranked = yield from _simulate(demand, finalists, requests)
     return Plan(
         demand=demand,
@@ -56,17 +63,18 @@ def plan(kinds: Kinds, bounds: Mapping[InstanceKind, Bound], demand: Demand, req
         bounded=sum(each.bounded for each in screened),
         cut=sum(each.cut for each in screened),
         measured=sum(len(each.measured) for each in screened),
+        has_attention=bool(kinds.attention),
     )
 
 
 def _unlike(proposed: Sequence[Proposed]) -> list[Proposed]:
     """One of those that differ in how they batch alone, and the next best: whole simulations are dear, and
     finalists are to be alternatives."""
-    seen: set[tuple[tuple[str, int, int], ...]] = set()
+    seen: set[tuple[tuple[str, int], ...]] = set()
     first: list[Proposed] = []
     rest: list[Proposed] = []
     for each in proposed:
-        hardware = tuple((pool.kind.device, pool.kind.devices, pool.count) for pool in each.deployment.pools)
+        hardware = tuple((pool.kind.hardware, pool.count) for pool in each.deployment.pools)
         (rest if hardware in seen else first).append(each)
         seen.add(hardware)
     return first + rest[:1]
@@ -101,14 +109,34 @@ def verdict(plan: Plan) -> str:
         left, other = ("disaggregated", "coupled") if coupled is None else ("coupled", "disaggregated")
         said = "disaggregation does not pay here: " if pair is None else "disaggregation is what works here: "
         return f"{said}no {other} deployment that was simulated keeps the objectives, a {left} one does"
-    if plan.demand.objective == "throughput":
-        more, unit = pair.rate_per_s / coupled.rate_per_s - 1, "rate"
-        gain = more
-    else:
-        more, unit = pair.burden / coupled.burden - 1, plan.demand.objective
-        gain = -more
+    more, unit, gain = _compared(plan.demand, pair, coupled)
     compared = f"{100 * abs(more):.1f} % {'more' if more > 0 else 'less'} {unit} than the best coupled one"
     if gain <= 0:
         said = "disaggregation does not pay here: the best disaggregated deployment has "
         return said + (compared if more else f"the same {unit} as the best coupled one")
     return f"disaggregation pays: the best disaggregated deployment has {compared}"
+
+
+def attention_verdict(plan: Plan) -> str | None:
+    """Whether attention workers pay; None where no such kind was among those looked at."""
+    if not plan.has_attention:
+        return None
+    apart = next((each for each in plan.ranked if each.deployment.has_attention), None)
+    other = next((each for each in plan.ranked if not each.deployment.has_attention), None)
+    if apart is None:
+        return "attention workers do not pay here: no deployment with them keeps the objectives"
+    if other is None:
+        return "attention workers are what works here: nothing without them keeps the objectives"
+    more, unit, gain = _compared(plan.demand, apart, other)
+    compared = f"{100 * abs(more):.1f} % {'more' if more > 0 else 'less'} {unit} than the best one without"
+    pays = "pay" if gain > 0 else "do not pay here"
+    return f"attention workers {pays}: the best deployment with them has {compared}"
+
+
+def _compared(demand: Demand, each: Settled, other: Settled) -> tuple[float, str, float]:
+    """By how much of what it has more, as a share, and what is gained by it."""
+    if demand.objective == "throughput":
+        more = each.rate_per_s / other.rate_per_s - 1
+        return more, "rate", more
+    more = each.burden / other.burden - 1
+    return more, demand.objective, -more

@@ -12,6 +12,7 @@ from common.latency import ServiceObjectives
 from services.analysis.model_shape import read_shape
 from services.bench.config import parse_objectives
 from services.bench.traces import read_trace
+from services.planner.attention_kinds import attention_kinds
 from services.planner.bounds import Bound, Speed, capacity_bound
 from services.planner.candidates import InstanceKind, Kinds, SearchSpace, devices_of, kinds_of, prices_of
 from services.planner.demand import OBJECTIVES, Demand
@@ -28,7 +29,8 @@ REFERENCE = InstanceKind(
 class PlanRequest:
     """As the command's options have it. ``settings``: sections of a mesh's, ``[space]``, and
     ``[performance.DEVICE]`` of files ``beside``. ``has_reference``: requests are compared with REFERENCE.
-    ``ends_early``: runs that cannot reach the goal are not run to their end."""
+    ``ends_early``: runs that cannot reach the goal are not run to their end. ``has_attention``: decode
+    instances with attention workers are among the kinds."""
 
     model: str
     trace: Path
@@ -45,6 +47,7 @@ class PlanRequest:
     seed: int = 0
     has_reference: bool = False
     ends_early: bool = True
+    has_attention: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +91,9 @@ def prepare(request: PlanRequest) -> Prepared:
         reference=REFERENCE if request.has_reference else None,
     )
     kinds = kinds_of(space, shape, conditions.element_bytes, request.max_devices)
+    if request.has_attention:
+        apart = attention_kinds(space, shape, workload, conditions.element_bytes, demand)
+        kinds = kinds._replace(attention=apart)
     return Prepared(demand, conditions, workload, kinds, devices)
 
 
@@ -99,6 +105,8 @@ def space_of(devices: tuple[str, ...], settings: Mapping[str, Any]) -> tuple[Sea
         space = msgspec.convert({**table, "devices": devices}, SearchSpace)
     except (msgspec.ValidationError, TypeError) as exc:
         raise ConfigError("space", table, str(exc)) from exc
+    if space.attention_ratios < 0:
+        raise ConfigError("space.attention_ratios", space.attention_ratios, "must be 0 or more")
     for key in ("tensors", "pipelines", "batches", "policies", "chunks"):
         values = getattr(space, key)
         numbers = values if key in ("tensors", "pipelines", "batches") else [number for _, number in values]

@@ -32,12 +32,14 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PoolPoint(msgspec.Struct, frozen=True):
-    """Of a pool: shares of the run's time, the largest share of one instance's KV that was used."""
+    """Of a pool: shares of the run's time, the largest share of one instance's KV that was used.
+    ``attention_busy``: of its attention workers, where it has some."""
 
     busy: float
     batch: float
     kv_peak: float
     preempted: int
+    attention_busy: float = 0.0
 
 
 class Point(msgspec.Struct, frozen=True):

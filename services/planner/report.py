@@ -10,7 +10,7 @@ from common.cost import SECONDS_PER_HOUR
 from services.planner.candidates import PoolPlan
 from services.planner.demand import price_usd_h, provisioned_w
 from services.planner.finalists import Settled
-from services.planner.planning import Plan, verdict
+from services.planner.planning import Plan, attention_verdict, verdict
 from services.planner.probes import Point
 from services.planner.searches import SearchReport
 
@@ -47,6 +47,7 @@ class PlanFile(msgspec.Struct, frozen=True):
     cut: int
     measured: int
     verdict: str
+    attention_verdict: str | None
     ranked: tuple[PlannedDeployment, ...]
 
 
@@ -80,6 +81,7 @@ def file_of(plan: Plan) -> PlanFile:
         cut=plan.cut,
         measured=plan.measured,
         verdict=verdict(plan),
+        attention_verdict=attention_verdict(plan),
         ranked=tuple(planned(plan, each) for each in plan.ranked),
     )
 
@@ -122,6 +124,8 @@ def plan_table(plan: Plan) -> Table:
 
 def summary_of(plan: Plan) -> Iterator[str]:
     yield verdict(plan)
+    if (said := attention_verdict(plan)) is not None:
+        yield said
     yield (
         f"{plan.configurations:,} configurations of {plan.kinds} kinds of instances: {plan.bounded} left out"
         f" by their bounds, {plan.cut} by short runs, {plan.measured} measured, {len(plan.ranked)}"

@@ -14,6 +14,7 @@ from common.latency import Attainment, Distribution, ServiceObjectives, percenti
 from common.shapes import ModelShape
 from services.bench.arrivals import make_arrivals
 from services.bench.traces import TraceRequest
+from services.planner.attention_kinds import instance_settings, pool_table, worker_settings
 from services.planner.bounds import Speed, alone_s
 from services.planner.candidates import MEMORY_SHARE, InstanceKind, PoolPlan
 from services.planner.hopeless import Hopeless, end_hopeless
@@ -22,7 +23,7 @@ from services.planner.sources import own_digest
 from services.planner.workload import spaced
 from services.simulator.cluster import Cluster
 from services.simulator.config import Simulated, simulated_from_tree
-from services.simulator.metrics import DONE, Metrics, measure
+from services.simulator.metrics import DONE, Metrics, PoolMetrics, measure
 from services.simulator.records import Records
 from services.simulator.run import Load, Offered, simulate
 
@@ -90,6 +91,12 @@ def tree_of(pools: Sequence[PoolPlan], conditions: Conditions, phase: Phase = "w
     tables = [
         _pool_table(f"{number}-{each.kind.role}", each, conditions) for number, each in enumerate(pools)
     ]
+    settings = dict(conditions.settings)
+    for number, each in enumerate(pools):
+        if each.kind.attention_device is not None:
+            performance = performance_of(each.kind.attention_device, conditions)
+            tables.append(pool_table(f"{number}-attention", each.kind, each.count, performance))
+            settings["attention"] = attention_settings(each, conditions)
     if phase == "prefill":
         tables.append(_timeless("decode", conditions))
     elif phase == "decode":
@@ -99,12 +106,29 @@ def tree_of(pools: Sequence[PoolPlan], conditions: Conditions, phase: Phase = "w
         "element_bytes": conditions.element_bytes,
         "memory_share": MEMORY_SHARE,
     }
-    return {**conditions.settings, "cluster": cluster, "pool": tables}
+    return {**settings, "cluster": cluster, "pool": tables}
+
+
+def attention_settings(pool: PoolPlan, conditions: Conditions) -> dict[str, Any]:
+    """``[attention]`` of all, where a pool's instances have attention workers."""
+    return {
+        **conditions.settings.get("attention", {}),
+        **worker_settings(
+            pool.kind, pool.count, conditions.shape, conditions.element_bytes, conditions.settings
+        ),
+    }
+
+
+def performance_of(device: str, conditions: Conditions) -> dict[str, Any]:
+    return conditions.performance.get(device, {"kind": "roofline"})
 
 
 def _pool_table(name: str, pool: PoolPlan, conditions: Conditions) -> dict[str, Any]:
     kind = pool.kind
-    link = pool.link_bytes_per_s or kind.devices * DEVICES[kind.device].network_bytes_s
+    link = pool.link_bytes_per_s or kind.own_devices * DEVICES[kind.device].network_bytes_s
+    instance = kind.settings
+    if kind.attention_workers:
+        instance |= instance_settings(kind, pool.count, conditions.shape)
     return {
         "name": name,
         "role": kind.role,
@@ -113,8 +137,8 @@ def _pool_table(name: str, pool: PoolPlan, conditions: Conditions) -> dict[str, 
         "devices": kind.tensor,
         "pipeline": kind.pipeline,
         "link_bytes_per_s": link,
-        "instance": kind.settings,
-        "performance": conditions.performance.get(kind.device, {"kind": "roofline"}),
+        "instance": instance,
+        "performance": performance_of(kind.device, conditions),
     }
 
 
@@ -187,9 +211,16 @@ def point_of(cluster: Cluster, metrics: Metrics, pools: int) -> Point:
         left_share=left_share(cluster.records),
         mean_w=metrics.hardware.mean_w,
         pools=tuple(
-            PoolPoint(each.busy, each.batch, each.kv_peak, each.preempted) for each in metrics.pools[:pools]
+            PoolPoint(each.busy, each.batch, each.kv_peak, each.preempted, _attention_busy(each, metrics))
+            for each in metrics.pools[:pools]
         ),
     )
+
+
+def _attention_busy(pool: PoolMetrics, metrics: Metrics) -> float:
+    if metrics.attention is None or pool.role != "decode":
+        return 0.0
+    return metrics.attention.busy
 
 
 def _percentiles(found: Distribution | None) -> tuple[float, ...]:

@@ -7,10 +7,11 @@ import pytest
 from services.planner.candidates import Deployment, PoolPlan
 from services.planner.demand import Objective, Proposed
 from services.planner.finalists import settle
-from services.planner.planning import plan, verdict
+from services.planner.planning import attention_verdict, plan, verdict
 from services.planner.probes import Point, Probe
 from tests.services.planner.worlds import (
     Capacities,
+    attention_kind,
     bounds_in,
     demand_of,
     kind_of,
@@ -33,6 +34,10 @@ def random_world(seed: int) -> Capacities:
         for device in ("a100", "h100")
         for tensor in (1, 2, 4)
         for batch in (32, 64)
+    } | {
+        attention_kind(tensor, workers): generator.uniform(1.0, 6.0)
+        for tensor in (1, 2)
+        for workers in (1, 4)
     }
 
 
@@ -55,7 +60,7 @@ def test_most_kinds_are_never_run_to_their_capacity() -> None:
     world = random_world(1)
     demand = demand_of(rate=40.0)
     found, runs = search_world(plan(kinds_in(world), bounds_in(world), demand, REQUESTS), world)
-    assert found.configurations == 12 + 12 * 12
+    assert found.configurations == 12 + 12 * (12 + 4)
     assert found.bounded + found.cut + found.measured <= found.kinds
     assert runs < 12 * len(world)
 
@@ -82,6 +87,34 @@ def test_it_is_said_whether_disaggregation_pays(coupled: float, said: str) -> No
     world = {kind_of("mixed"): coupled, kind_of("prefill"): 5.0, kind_of("decode"): 5.0}
     found, _ = search_world(plan(kinds_in(world), bounds_in(world), demand_of(), REQUESTS), world)
     assert verdict(found).startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("capacity", "said"),
+    [
+        (10.0, "attention workers pay: the best deployment with them has 25.0 % less cost"),
+        (5.0, "attention workers do not pay here: the best deployment with them has 25.0 % more cost"),
+        (0.0, "attention workers do not pay here: no deployment with them"),
+    ],
+)
+def test_it_is_said_whether_attention_workers_pay(capacity: float, said: str) -> None:
+    """One costs a dollar for the model and two halves for attention, and a decode instance alone one."""
+    world = {
+        kind_of("mixed"): 1.0,
+        kind_of("prefill"): 10.0,
+        kind_of("decode"): 10 / 3,
+        attention_kind(): capacity,
+    }
+    found, _ = search_world(plan(kinds_in(world), bounds_in(world), demand_of(), REQUESTS), world)
+    assert (attention_verdict(found) or "").startswith(said)
+    if capacity:
+        assert any(each.deployment.has_attention for each in found.ranked)
+
+
+def test_without_such_kinds_nothing_is_said_of_attention_workers() -> None:
+    world = {kind_of("mixed"): 4.0}
+    found, _ = search_world(plan(kinds_in(world), bounds_in(world), demand_of(), REQUESTS), world)
+    assert attention_verdict(found) is None
 
 
 def test_where_nothing_keeps_the_objectives_that_is_said() -> None:

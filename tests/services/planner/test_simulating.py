@@ -41,6 +41,8 @@ KINDS = (
     kind_of("decode", max_decode_batch=32),
     kind_of("decode", tensor=2),
     kind_of("decode", pipeline=2, max_decode_batch=64),
+    kind_of("decode", attention_device="h20", attention_workers=1, max_decode_batch=64),
+    kind_of("decode", attention_device="h20", attention_workers=2, staggered_batches=2, max_decode_batch=128),
 )
 
 

@@ -12,12 +12,25 @@ from services.planner.demand import Demand, Objective
 from services.planner.driver import Found, drive
 from services.planner.probes import Point, PoolPoint, Probe, Search
 
-PRICES = {"a100": 1.0, "h100": 2.5}
+PRICES = {"a100": 1.0, "h100": 2.5, "h20": 0.5}
 Capacities = Mapping[InstanceKind, float]
 
 
 def kind_of(role: Role, device: str = "a100", tensor: int = 1, batch: int = 64) -> InstanceKind:
     return InstanceKind(role=role, device=device, tensor=tensor, max_decode_batch=batch)
+
+
+def attention_kind(tensor: int = 1, workers: int = 2, device: str = "h20") -> InstanceKind:
+    """A decode instance whose KV lies on attention workers."""
+    return InstanceKind(
+        role="decode",
+        device="a100",
+        tensor=tensor,
+        max_decode_batch=64,
+        attention_workers=workers,
+        attention_device=device,
+        staggered_batches=2,
+    )
 
 
 def demand_of(objective: Objective = "cost", rate: float = 10.0, most: int | None = None) -> Demand:
@@ -75,10 +88,10 @@ def search_world(search: Search[Found], capacities: Capacities) -> tuple[Found, 
 
 def kinds_in(capacities: Capacities) -> Kinds:
     roles = {
-        role: tuple(kind for kind in capacities if kind.role == role)
+        role: tuple(kind for kind in capacities if kind.role == role and not kind.attention_workers)
         for role in ("mixed", "prefill", "decode")
     }
-    return Kinds(**roles)
+    return Kinds(**roles, attention=tuple(kind for kind in capacities if kind.attention_workers))
 
 
 def bounds_in(capacities: Capacities, slack: float = 1.3) -> dict[InstanceKind, Bound]:
@@ -89,7 +102,7 @@ def least_burden(capacities: Capacities, demand: Demand, most_count: int = 16) -
     """By looking at all deployments of one kind, or of one for each phase."""
     kinds = kinds_in(capacities)
     singles = [(kind,) for kind in kinds.mixed]
-    pairs = list(product(kinds.prefill, kinds.decode))
+    pairs = list(product(kinds.prefill, (*kinds.decode, *kinds.attention)))
     found = float("inf")
     for each in (*singles, *pairs):
         for counts in product(range(1, most_count + 1), repeat=len(each)):
