@@ -23,7 +23,8 @@ MEMORY_SHARE = 0.9
 class InstanceKind(msgspec.Struct, frozen=True, kw_only=True, order=True):
     """Instances that are alike: ``tensor`` devices of a kind that work as one in each of ``pipeline`` stages,
     and how they batch. ``max_decode_batch``: of all stages. ``attention_workers``: devices of another kind,
-    or of the same, that hold its KV and compute attention, while ``staggered_batches`` take turns."""
+    or of the same, that hold its KV and compute attention, while ``staggered_batches`` take turns. ``nodes``:
+    that its stages are spread over evenly."""
 
     role: Role
     device: str
@@ -36,6 +37,7 @@ class InstanceKind(msgspec.Struct, frozen=True, kw_only=True, order=True):
     attention_workers: int = 0
     attention_device: str | None = None
     staggered_batches: int = 1
+    nodes: int = 1
 
     @property
     def own_devices(self) -> int:
@@ -62,7 +64,8 @@ class InstanceKind(msgspec.Struct, frozen=True, kw_only=True, order=True):
     @property
     def hardware(self) -> str:
         stages = f" PP{self.pipeline}" if self.pipeline > 1 else ""
-        own = f"{self.device} TP{self.tensor}{stages}"
+        spread = f" on {self.nodes} nodes" if self.nodes > 1 else ""
+        own = f"{self.device} TP{self.tensor}{stages}{spread}"
         if self.attention_device is None:
             return own
         turns = f" in {self.staggered_batches} turns" if self.staggered_batches > 1 else ""
@@ -121,8 +124,8 @@ class Deployment(NamedTuple):
 
 
 class SearchSpace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is tried. ``tensors``: devices of a stage; ``pipelines``: stages of an instance, of which all fit
-    ``node_devices``; ``batches``: ``max_decode_batch``. ``policies``:
+    """What is tried. ``tensors``: devices of a stage; ``pipelines``: stages of an instance, which fill up to
+    ``nodes`` of ``node_devices``; ``batches``: ``max_decode_batch``. ``policies``:
     (``mixed_policy``, chunk tokens) of instances that do both; ``chunks``: (batching, tokens) of those that
     compute prompts alone. ``attention_ratios``: of decode instances whose KV lies on attention workers, so
     many ratios of devices, the best by Lamina's search."""
@@ -131,6 +134,7 @@ class SearchSpace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     tensors: tuple[int, ...] = (1, 2, 4, 8)
     pipelines: tuple[int, ...] = (1, 2)
     node_devices: int = 8
+    nodes: int = 1
     batches: tuple[int, ...] = (32, 64, 128, 256, 512)
     policies: tuple[tuple[MixedPolicy, int], ...] = (
         ("prefill_first", 4096),
@@ -166,11 +170,11 @@ class Kinds(NamedTuple):
 
 def kinds_of(space: SearchSpace, shape: ModelShape, element_bytes: int, max_devices: int | None) -> Kinds:
     """Raises ConfigError where the model fits on none of them."""
-    most = most_devices(space, max_devices)
     hardware = [
-        (device, tensor, pipeline)
+        Hardware(device, tensor, pipeline, nodes)
         for device, tensor, pipeline in product(space.devices, space.tensors, space.pipelines)
-        if tensor * pipeline <= most
+        if (nodes := nodes_of(space, tensor, pipeline))
+        and tensor * pipeline <= most_devices(space, max_devices)
         and pipeline <= shape.layers
         and can_split(shape, tensor)
         and kv_room_tokens(shape, DEVICES[device], tensor, element_bytes, pipeline) > 0
@@ -180,35 +184,40 @@ def kinds_of(space: SearchSpace, shape: ModelShape, element_bytes: int, max_devi
     return Kinds(
         tuple(_mixed(hardware, space)),
         tuple(
-            InstanceKind(
-                role="prefill",
-                device=device,
-                tensor=tensor,
-                pipeline=pipeline,
-                chunk_tokens=tokens,
-                prefill_batching=batching,
-            )
-            for (device, tensor, pipeline), (batching, tokens) in product(hardware, space.chunks)
+            InstanceKind(role="prefill", **each._asdict(), chunk_tokens=tokens, prefill_batching=batching)
+            for each, (batching, tokens) in product(hardware, space.chunks)
         ),
         tuple(
-            InstanceKind(
-                role="decode", device=device, tensor=tensor, pipeline=pipeline, max_decode_batch=batch
-            )
-            for (device, tensor, pipeline), batch in product(hardware, space.batches)
+            InstanceKind(role="decode", **each._asdict(), max_decode_batch=batch)
+            for each, batch in product(hardware, space.batches)
         ),
     )
 
 
-def _mixed(hardware: list[tuple[str, int, int]], space: SearchSpace) -> Iterator[InstanceKind]:
+class Hardware(NamedTuple):
+    """Fields of ``InstanceKind``."""
+
+    device: str
+    tensor: int
+    pipeline: int
+    nodes: int
+
+
+def nodes_of(space: SearchSpace, tensor: int, pipeline: int) -> int | None:
+    """The fewest over which the stages can be spread evenly; none of them is on two."""
+    for nodes in range(1, space.nodes + 1):
+        if pipeline % nodes == 0 and tensor * pipeline // nodes <= space.node_devices:
+            return nodes
+    return None
+
+
+def _mixed(hardware: list[Hardware], space: SearchSpace) -> Iterator[InstanceKind]:
     for each, (policy, tokens), batch in product(hardware, space.policies, space.batches):
-        device, tensor, pipeline = each
         if policy == "chunked" and batch > tokens:
             continue
         yield InstanceKind(
             role="mixed",
-            device=device,
-            tensor=tensor,
-            pipeline=pipeline,
+            **each._asdict(),
             chunk_tokens=tokens,
             prefill_batching="saturation" if policy == "prefill_first" else "chunks",
             mixed_policy=policy,
@@ -231,7 +240,8 @@ def kv_room_tokens(
 
 def most_devices(space: SearchSpace, max_devices: int | None) -> int:
     """Of an instance."""
-    return space.node_devices if max_devices is None else min(space.node_devices, max_devices)
+    most = space.nodes * space.node_devices
+    return most if max_devices is None else min(most, max_devices)
 
 
 def why_nothing_fits(

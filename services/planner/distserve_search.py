@@ -3,12 +3,15 @@ and how many instances there should be.
 
 Algorithm 1 is for clusters whose network carries KV with ease: each phase is simulated by itself, and the
 configuration with the most goodput per device is replicated to the traffic. Algorithm 2 is for those where
-only a node's own links do: a prefill and a decode instance share a node, and are simulated together."""
+only a node's own links do: a prefill and a decode instance share a node, or their stages with the same layers
+do, and are simulated together."""
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
+
+import msgspec
 
 from common.devices import DEVICES
 from services.planner.bounds import Bound
@@ -50,7 +53,7 @@ class HighAffinityPlacement:
 
 @dataclass(frozen=True, slots=True)
 class PairPlacement:
-    """A prefill and a decode instance in one node, ``count`` times."""
+    """A prefill and a decode instance, corresponding stages in one node, ``count`` times."""
 
     deployment: Deployment
     goodput_per_s: float
@@ -104,27 +107,42 @@ def place_with_low_affinity(
     rate_per_s: float,
     node_devices: int = NODE_DEVICES,
 ) -> Search[list[PairPlacement]]:
-    """Algorithm 2: all that fit a node and serve anything, best first."""
+    """Algorithm 2: all whose corresponding stages fit a node together and that serve anything, best first."""
     pairs = [
         (first, second)
         for first, second in product(prefill, decode)
-        if first.device == second.device and first.devices + second.devices <= node_devices
+        if first.device == second.device and pair_nodes(first, second, node_devices)
     ]
-    found = yield from together([_pair_goodput(pair, bounds, served, sample) for pair in pairs])
+    found = yield from together([_pair_goodput(pair, bounds, served, sample, node_devices) for pair in pairs])
     placed = [
-        PairPlacement(_in_one_node(pair), each.rate_per_s, math.ceil(rate_per_s / each.rate_per_s))
+        PairPlacement(
+            _by_stages(pair, node_devices), each.rate_per_s, math.ceil(rate_per_s / each.rate_per_s)
+        )
         for pair, each in zip(pairs, found, strict=True)
         if each.rate_per_s > 0
     ]
     return sorted(placed, key=lambda each: (-each.per_device, each.deployment.pools))
 
 
-def _in_one_node(pair: Sequence[InstanceKind]) -> Deployment:
-    """KV moves over the node's own links."""
+def pair_nodes(first: InstanceKind, second: InstanceKind, node_devices: int) -> int | None:
+    """The fewest nodes each of which holds the same share of both instances' layers, in whole stages: the
+    paper's inter-op degree, and the reference's pp_cross. With more of them pipelines would only cross more
+    often."""
+    devices = first.devices + second.devices
+    for nodes in range(1, min(first.pipeline, second.pipeline) + 1):
+        is_even = first.pipeline % nodes == 0 and second.pipeline % nodes == 0
+        if is_even and devices <= nodes * node_devices:
+            return nodes
+    return None
+
+
+def _by_stages(pair: tuple[InstanceKind, InstanceKind], node_devices: int) -> Deployment:
+    """KV moves over the nodes' own links, what stages hand on over the network where there are several."""
+    nodes = pair_nodes(*pair, node_devices) or 1
     return Deployment(
         tuple(
             PoolPlan(
-                kind=kind,
+                kind=msgspec.structs.replace(kind, nodes=nodes),
                 count=1,
                 link_bytes_per_s=kind.devices * DEVICES[kind.device].interchip_gb_s * 1e9,
             )
@@ -134,9 +152,13 @@ def _in_one_node(pair: Sequence[InstanceKind]) -> Deployment:
 
 
 def _pair_goodput(
-    pair: Sequence[InstanceKind], bounds: Mapping[InstanceKind, Bound], served: Served, sample: Sample
+    pair: tuple[InstanceKind, InstanceKind],
+    bounds: Mapping[InstanceKind, Bound],
+    served: Served,
+    sample: Sample,
+    node_devices: int,
 ) -> Search[Capacity]:
-    pools = _in_one_node(pair).pools
+    pools = _by_stages(pair, node_devices).pools
     probe_at = sample.of(pools, max(bounds[kind].sojourn_s for kind in pair))
     high = min(bounds[kind].rate_per_s for kind in pair)
     found = yield from find_capacity(probe_at, served, high, tolerance=FINE)

@@ -306,6 +306,9 @@ def notes_of(pools: Sequence[PoolPlan]) -> Iterator[str]:
             "an instance of lamella's own computes on one device: the files give those of"
             f" {', '.join(pool.kind.hardware for pool in wide)} all of theirs, which its engine does not use"
         )
+    for pool in pools:
+        if pool.kind.nodes > 1:
+            yield f"stages of {pool.kind.hardware} are on several hosts: the files ask one for all devices"
     if any(pool.kind.attention_workers for pool in pools):
         yield (
             "attention.kv_bytes is all of a worker's memory but a tenth: the KV of decode instances that died"

@@ -59,6 +59,7 @@ class Prepared:
     workload: PlannedWorkload
     kinds: Kinds
     devices: tuple[str, ...]
+    node_devices: int
 
 
 def prepare(request: PlanRequest) -> Prepared:
@@ -94,7 +95,7 @@ def prepare(request: PlanRequest) -> Prepared:
     if request.has_attention:
         apart = attention_kinds(space, shape, workload, conditions.element_bytes, demand)
         kinds = kinds._replace(attention=apart)
-    return Prepared(demand, conditions, workload, kinds, devices)
+    return Prepared(demand, conditions, workload, kinds, devices, space.node_devices)
 
 
 def space_of(devices: tuple[str, ...], settings: Mapping[str, Any]) -> tuple[SearchSpace, dict[str, Any]]:
@@ -105,6 +106,8 @@ def space_of(devices: tuple[str, ...], settings: Mapping[str, Any]) -> tuple[Sea
         space = msgspec.convert({**table, "devices": devices}, SearchSpace)
     except (msgspec.ValidationError, TypeError) as exc:
         raise ConfigError("space", table, str(exc)) from exc
+    if space.nodes < 1:
+        raise ConfigError("space.nodes", space.nodes, "must be 1 or more")
     if space.attention_ratios < 0:
         raise ConfigError("space.attention_ratios", space.attention_ratios, "must be 0 or more")
     for key in ("tensors", "pipelines", "batches", "policies", "chunks"):

@@ -100,14 +100,15 @@ def _distserve_low(prepared: Prepared) -> Search[SearchReport]:
         served_by(demand.goal),
         _sample(prepared),
         demand.rate_per_s,
+        prepared.node_devices,
     )
     rows = tuple(
         (str(each.deployment), _number(each.goodput_per_s), _number(each.per_device), str(each.count))
         for each in found
     )
-    columns = ("in a node", "goodput, req/s", "per GPU", "pairs")
+    columns = ("pair", "goodput, req/s", "per GPU", "pairs")
     if not found:
-        return SearchReport("distserve-low", columns, (), ("no pair within a node keeps the objectives",))
+        return SearchReport("distserve-low", columns, (), ("no pair that shares nodes keeps the objectives",))
     chosen = tuple(msgspec.structs.replace(pool, count=found[0].count) for pool in found[0].deployment.pools)
     return SearchReport("distserve-low", columns, rows, (f"best: {found[0].count} × {rows[0][0]}",), chosen)
 

@@ -120,7 +120,7 @@ def config(tmp_path: Path) -> Path:
     ("search", "options", "said"),
     [
         ("distserve-high", (), "goodput"),
-        ("distserve-low", (), "in a node"),
+        ("distserve-low", (), "pairs"),
         ("vidur", (), "capacity"),
         ("aladdin", (), "equation 7"),
         ("lamina", ("--devices", "h100,h20"), "attention on devices of its own"),

@@ -8,17 +8,25 @@ import msgspec
 import pytest
 
 from common.devices import DEVICES
+from common.latency import ServiceObjectives
+from common.messages import Role
 from common.shapes import LLAMA3_70B
+from services.bench.traces import TraceRequest
 from services.planner.attention_ratio import choose_ratio
 from services.planner.bounds import Speed
-from services.planner.candidates import Deployment, InstanceKind
+from services.planner.candidates import Deployment, InstanceKind, PoolPlan, SearchSpace, kinds_of
 from services.planner.checkpoint import Checkpoint
-from services.planner.distserve_search import place_with_high_affinity, place_with_low_affinity
+from services.planner.distserve_search import (
+    pair_nodes,
+    place_with_high_affinity,
+    place_with_low_affinity,
+)
 from services.planner.driver import Found, drive
 from services.planner.goodput import served_by
 from services.planner.probes import Point, Probe, Search
 from services.planner.provisioning import TABLE_VI, Design, cheapest, has_met_nine, missed, most_throughput
 from services.planner.samples import Sample
+from services.planner.simulating import Conditions, run_probe
 from services.planner.vidur_search import VidurPoint, pareto_front, search_capacities, within
 from services.planner.worker_configuration import (
     best_workers,
@@ -32,6 +40,7 @@ from services.simulator.performance.linear import LinearPerformance
 from services.simulator.shape import PassShape
 from tests.services.planner.worlds import PRICES, Capacities, answer, bounds_in, kind_of, point, search_world
 
+PAIR_ROLES: tuple[Role, ...] = ("prefill", "decode")
 SAMPLE = Sample(5_000)
 SERVED = served_by(0.9)
 PLACED = {
@@ -86,6 +95,68 @@ def test_distserve_s_second_algorithm_keeps_both_in_one_node_and_its_links() -> 
     assert tuple(pool.kind for pool in found[0].deployment.pools) == max(best, key=lambda pair: best[pair])
     for pool in found[0].deployment.pools:
         assert pool.link_bytes_per_s == pool.kind.devices * DEVICES[pool.kind.device].interchip_gb_s * 1e9
+
+
+def staged(role: Role, tensor: int, pipeline: int, nodes: int = 1) -> InstanceKind:
+    return InstanceKind(role=role, device="a100", tensor=tensor, pipeline=pipeline, nodes=nodes)
+
+
+def test_a_pair_that_no_node_holds_has_corresponding_stages_in_each_of_several() -> None:
+    prefill, decode, alone = staged("prefill", 4, 2), staged("decode", 2, 4), staged("decode", 8, 1)
+    world = {prefill: 4.0, decode: 2.0, alone: 9.0}
+    crossed = {msgspec.structs.replace(each, nodes=2): capacity for each, capacity in world.items()}
+    found, _ = search_world(
+        place_with_low_affinity((prefill,), (decode, alone), bounds_in(world), SERVED, SAMPLE, 3.0, 8),
+        {**world, **crossed},
+    )
+    (pair,) = found
+    assert [pool.kind.nodes for pool in pair.deployment.pools] == [2, 2]
+    assert [pool.kind.own_devices for pool in pair.deployment.pools] == [8, 8]
+    assert pair.count == math.ceil(3.0 / pair.goodput_per_s)
+    for pool in pair.deployment.pools:
+        assert pool.link_bytes_per_s == pool.kind.devices * DEVICES["a100"].interchip_gb_s * 1e9
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "nodes"),
+    [
+        ((4, 1), (4, 1), 1),
+        ((8, 1), (8, 1), None),
+        ((4, 2), (4, 2), 2),
+        ((4, 2), (4, 1), None),
+        ((2, 4), (6, 4), 4),
+        ((1, 6), (2, 3), 3),
+        ((8, 2), (8, 2), None),
+    ],
+)
+def test_stages_share_as_few_nodes_as_hold_them(
+    first: tuple[int, int], second: tuple[int, int], nodes: int | None
+) -> None:
+    assert pair_nodes(staged("prefill", *first), staged("decode", *second), 8 if nodes != 3 else 4) == nodes
+
+
+def test_stages_that_a_node_does_not_hold_are_spread_evenly_where_the_space_has_nodes() -> None:
+    def found(nodes: int) -> dict[tuple[int, int], int]:
+        space = SearchSpace(devices=("a100",), tensors=(4, 8), pipelines=(1, 2, 3, 4), nodes=nodes)
+        kinds = kinds_of(space, LLAMA3_70B, 2, None).decode
+        return {(kind.tensor, kind.pipeline): kind.nodes for kind in kinds}
+
+    assert found(1) == {(4, 1): 1, (4, 2): 1, (8, 1): 1}
+    assert found(2) == {**found(1), (8, 2): 2, (4, 4): 2}
+    assert found(4) == {**found(2), (4, 3): 3, (8, 3): 3, (8, 4): 4}
+
+
+def test_a_pipeline_over_several_nodes_hands_on_over_the_network() -> None:
+    conditions = Conditions(
+        shape=LLAMA3_70B,
+        rows=(TraceRequest(None, 800, 40),) * 40,
+        objectives=ServiceObjectives(ttft_s=5.0, tpot_s=0.5),
+    )
+    seconds = []
+    for nodes in (1, 2):
+        pools = tuple(PoolPlan(kind=staged(role, 4, 2, nodes), count=1) for role in PAIR_ROLES)
+        seconds.append(run_probe(Probe(pools=pools, rate_per_s=0.5, requests=40), conditions).ttft_s[0])
+    assert seconds[1] > seconds[0]
 
 
 def test_vidur_s_search_ranks_by_what_a_dollar_serves() -> None:
