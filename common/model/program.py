@@ -1,4 +1,5 @@
-"""The model as a program: slices that run between attentions, over flat ragged batches without padding.
+"""The model as a program: slices that run between attentions, over flat ragged batches. No sequence is
+padded, only a batch's number of rows, where that is quicker (``common.model.padding``).
 
 Started from a cache of generated source, a manifest and constants (``common.model.convert`` fills it when it
 is empty), so a serving process imports torch and safetensors, not transformers. One program serves prefill,
@@ -19,6 +20,7 @@ from common.errors import ModelError
 from common.model.cache import Manifest, SliceEntry, cached_conversion, load_manifest
 from common.model.interface import AttentionIO
 from common.model.linears import linear_of
+from common.model.padding import AttentionOfRows, rows_beside, with_rows
 from common.model.precision import WeightForm
 from common.model.weights import WeightFiles, load_tensors
 from common.spec import AttentionSpec, ElementType, ModelSpec, read_spec, weight_files
@@ -91,6 +93,11 @@ class ModelProgram:
         two devices with the work of both, by events of its own. ``batch`` is for a timeline.
         """
         replicas = replicas or (self,)
+        rows = token_ids.numel()
+        beside = rows_beside(rows, self.dtype, self.device)
+        if beside:
+            token_ids, positions = with_rows(token_ids, beside), with_rows(positions, beside)
+            attention = AttentionOfRows(attention, rows, beside)
         context: tuple[torch.Tensor, ...] = (token_ids.unsqueeze(0), positions.unsqueeze(0))
         received: torch.Tensor | None = None
         for index in range(len(self.slices) - 1):

@@ -1,11 +1,13 @@
 """The model as a Runner: a flat ragged batch through the program, and the batch's draws."""
 
 from collections.abc import Callable, Generator, Sequence
+from itertools import islice
 
 import torch
 
 from common.messages import SampledToken
 from common.model.interface import SequenceChunk, StepAttention
+from common.model.padding import tile_rows
 from common.model.program import ModelProgram
 from common.model.sampling import SamplingRow, sample
 from common.steps import LayerReports, SequenceStep
@@ -62,6 +64,20 @@ class ModelRunner:
             if reports is not None and reports.are_due(layer + 1):
                 self._wait_written()
                 reports.tell(layer + 1)
+
+    @torch.inference_mode()
+    def make_kernels(self, most_rows: int, block_table: tuple[int, ...]) -> None:
+        """Those that products of up to so many rows need, where each number of rows has its own: by the first
+        two slices, which have all products that layers have. In blocks which nobody holds."""
+        for rows in tile_rows(most_rows, self._program.dtype, self._program.device):
+            self._attention.begin([SequenceChunk(block_table, 0, rows)])
+            ones = torch.ones(rows, dtype=torch.int64)
+            none = torch.empty(0, dtype=torch.int64)
+            course = self._program.course(ones, torch.arange(rows), self._attention, none)
+            for _ in islice(course, 2):
+                pass
+            course.close()
+            self._attention.give_up()
 
     def _wait_written(self) -> None:
         """A slice ends with its layer's K and V on their way into the pool: a device may not be done yet."""

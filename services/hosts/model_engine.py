@@ -71,6 +71,11 @@ def load_model_engine(config: Config, model_directory: Path, thread: EngineThrea
     _warm_up(runner, tuple(range(min(total_blocks, blocks_for(WARM_UP_TOKENS, layout.block_size)))))
     precision, accelerator = precision_of(config.model), accelerator_name(config.model.device)
     profile = read_profile(profile_path(config.model, model_directory, precision.compute, accelerator))
+    chunk_tokens = DEFAULT_CHUNK_TOKENS if profile is None else profile.saturation_tokens
+    if not is_remote:
+        most = config.instance.chunk_tokens or chunk_tokens
+        most = min(most, context_length, total_blocks * layout.block_size)
+        runner.make_kernels(most, tuple(range(blocks_for(most, layout.block_size))))
     return Engine(
         runner=runner,
         thread=thread,
@@ -81,7 +86,7 @@ def load_model_engine(config: Config, model_directory: Path, thread: EngineThrea
         model_name=spec.name,
         context_length=context_length,
         dtype=precision.compute,
-        chunk_tokens=DEFAULT_CHUNK_TOKENS if profile is None else profile.saturation_tokens,
+        chunk_tokens=chunk_tokens,
         layerwise_min_tokens=_layerwise_min_tokens(profile, config.transfer, context_length),
         host_tier=host_tier,
         chunk_time=None if profile is None else _as_profiled(profile.chunk_time),

@@ -1,0 +1,49 @@
+"""Rows that are added to a batch change nothing of its own."""
+
+import pytest
+import torch
+
+from common.kv.layout import KVLayout
+from common.kv.pool import KVPool
+from common.model.attention import LocalAttention
+from common.model.interface import SequenceChunk
+from common.model.padding import rows_beside, tile_rows
+from common.model.program import load_program
+from tests.common.model.conftest import MakeTiny
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(("rows", "beside"), [(1, 0), (32, 0), (33, 15), (48, 0), (229, 11), (256, 0)])
+def test_rows_make_up_whole_tiles(rows: int, beside: int) -> None:
+    assert rows_beside(rows, torch.bfloat16, CPU) == beside
+
+
+def test_the_numbers_of_rows_that_there_are_with_those_beside() -> None:
+    assert [*tile_rows(100, torch.bfloat16, CPU)] == [48, 64, 80, 96]
+    assert not tile_rows(100, torch.float32, CPU)
+    had = {rows + rows_beside(rows, torch.bfloat16, CPU) for rows in range(33, 257)}
+    assert had == {*tile_rows(256, torch.bfloat16, CPU)}
+
+
+def test_only_bf16_products_of_the_host_have_rows_added() -> None:
+    assert rows_beside(37, torch.float32, CPU) == 0
+    assert rows_beside(37, torch.bfloat16, torch.device("meta")) == 0
+
+
+@pytest.mark.parametrize("family", ["llama", "mixtral"])
+def test_a_batch_with_rows_beside_it_gives_transformers_logits(tiny: MakeTiny, family: str) -> None:
+    model = tiny(family)
+    program = load_program(model.directory, "bfloat16", CPU, model.directory.parent / "cache")
+    pool = KVPool(KVLayout(3, 2, 8, 16, 2), 3, program.dtype, CPU)
+    attention = LocalAttention(pool, program.attention_specs)
+    token_ids = torch.arange(42) + 3
+    with torch.no_grad():
+        expected = model.reference(token_ids[None], use_cache=False).logits[0]
+    parts = []
+    for start, length in ((0, 37), (37, 5)):
+        attention.begin([SequenceChunk([2, 0, 1], start, length)])
+        positions = torch.arange(start, start + length)
+        parts.append(program.run(token_ids[positions], positions, attention, torch.arange(length)).float())
+    logits = torch.cat(parts)
+    assert float((logits - expected).norm() / expected.norm()) < 0.05
