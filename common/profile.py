@@ -23,8 +23,19 @@ class HandOverTimes(msgspec.Struct, frozen=True, kw_only=True):
     layerwise_min_tokens: int | None
 
 
+class PassTime(msgspec.Struct, frozen=True, array_like=True):
+    """The median in seconds of a pass with several ``chunks``, each (tokens before, tokens), or with chunks
+    and decodes: ``batch`` of them with ``context`` each."""
+
+    chunks: tuple[tuple[int, int], ...]
+    batch: int
+    context: int
+    seconds: float
+
+
 class Profile(msgspec.Struct, frozen=True, kw_only=True):
     """Medians in seconds: ``chunk_s`` by (tokens before, tokens), ``step_s`` by (batch, context of each).
+    ``shared_s``: of passes that are more than one chunk or one step.
 
     ``saturation_tokens``: L_m, and the ChunkSize that instances take. ``chunk_time`` and ``step_time`` are
     fitted to all of it, ``…_held_out_error`` is the mean relative error of each case predicted by the others.
@@ -42,6 +53,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     step_time: FittedTime
     chunk_held_out_error: float
     step_held_out_error: float
+    shared_s: tuple[PassTime, ...] = ()
     hand_over: HandOverTimes | None = None
 
 

@@ -3,6 +3,7 @@
 
 import asyncio
 import datetime
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterable
@@ -16,22 +17,38 @@ from common.kv.blocks import blocks_for
 from common.messages import SamplingParams
 from common.model.device import accelerator_name
 from common.performance import chunk_features, pairs_of, step_features
-from common.profile import Profile, machine_name
+from common.profile import PassTime, Profile, machine_name
 from common.steps import Draw, SequenceStep
 from scheduler.policy.fitting import LinearFit
 from scheduler.policy.saturation import saturation_length
 from services.hosts.engines import Engine, load_engine
 
 CHUNKS = (16, 32, 64, 128, 256, 512, 1024)
-BEFORE = 1024
-"""Tokens before some of the chunks, so that what attention costs is seen."""
+RESTS = (45, 90, 181, 245)
+"""Of no round number, as most prompts' last chunks."""
+BEFORES = (0, 256, 1024)
+"""Tokens before chunks: the first before them cost most, as attention has a part more then."""
 BATCHES = (1, 2, 4, 8, 16, 32)
-CONTEXTS = (128, 1024)
+CONTEXTS = (128, 512, 1024)
+SHARED = (
+    (((0, 32), (0, 32)), 0, 0),
+    (((0, 128), (0, 128)), 0, 0),
+    (((0, 64),) * 4, 0, 0),
+    (((0, 45),), 1, 128),
+    (((0, 64),), 4, 128),
+    (((0, 128),), 16, 128),
+    (((0, 256),), 4, 128),
+    (((256, 240),), 2, 512),
+    (((0, 181),), 4, 512),
+    (((512, 256),), 2, 1024),
+)
+"""Passes that are more than a chunk or a step: chunks, and how many decodes of which context go along."""
 GREEDY = SamplingParams(max_tokens=1 << 20, temperature=0.0)
 REPEATS = 12
 """How often a case's times are shown to the fit: enough for what it believed before to count for nothing."""
 
 Case = tuple[int, int]
+Shared = tuple[tuple[Case, ...], int, int]
 Progress = Callable[[int, int], None]
 """(rounds done, of how many)"""
 
@@ -40,14 +57,18 @@ async def measure_profile(config: Config, directory: Path, rounds: int, progress
     """Raises ConfigError where the pool or the context holds none of the cases, ModelError as an instance."""
     engine = await load_engine(config, directory)
     try:
-        chunks = [(before, tokens) for tokens in CHUNKS for before in (0, BEFORE)]
-        chunks = [case for case in chunks if sum(case) <= _longest(engine, 1)]
-        steps = [(batch, each) for batch in BATCHES for each in CONTEXTS if each < _longest(engine, batch)]
+        chunks = [(before, tokens) for tokens in sorted(CHUNKS + RESTS) for before in BEFORES]
+        chunks = [case for case in chunks if sum(case) <= _longest(engine)]
+        steps = [(batch, each) for batch in BATCHES for each in CONTEXTS if _has_room(engine, batch, each)]
         if not chunks or not steps:
             raise ConfigError("instance.kv_bytes", config.instance.kv_bytes, "is too small to profile in")
-        work = {("chunk", *case): _chunk(engine, *case) for case in chunks}
-        work |= {("step", *case): _batch(engine, *case) for case in steps}
-        taken: dict[tuple[str, int, int], list[float]] = {name: [] for name in work}
+        shared = [case for case in SHARED if _fits(engine, case)]
+        work: dict[tuple[str, Case | Shared], list[SequenceStep]] = {
+            ("chunk", case): _chunk(engine, *case) for case in chunks
+        }
+        work |= {("step", case): _batch(engine, *case) for case in steps}
+        work |= {("shared", case): _shared(engine, case) for case in shared}
+        taken: dict[tuple[str, Case | Shared], list[float]] = {name: [] for name in work}
         for done in range(rounds + 1):
             for name, batch in work.items():
                 elapsed_s = await engine.thread.run(_time, engine, batch)
@@ -57,13 +78,21 @@ async def measure_profile(config: Config, directory: Path, rounds: int, progress
             await asyncio.sleep(0)
     finally:
         engine.thread.close()
-    chunk_s = {case: taken["chunk", *case] for case in chunks}
-    step_s = {case: taken["step", *case] for case in steps}
-    return _profile_of(engine, machine_name(accelerator_name(config.model.device)), chunk_s, step_s)
+    chunk_s = {case: taken["chunk", case] for case in chunks}
+    step_s = {case: taken["step", case] for case in steps}
+    shared_s = tuple(
+        PassTime(case[0], case[1], case[2], statistics.median(taken["shared", case])) for case in shared
+    )
+    machine = machine_name(accelerator_name(config.model.device))
+    return _profile_of(engine, machine, chunk_s, step_s, shared_s)
 
 
 def _profile_of(
-    engine: Engine, machine: str, chunk_s: dict[Case, list[float]], step_s: dict[Case, list[float]]
+    engine: Engine,
+    machine: str,
+    chunk_s: dict[Case, list[float]],
+    step_s: dict[Case, list[float]],
+    shared_s: tuple[PassTime, ...],
 ) -> Profile:
     def of_chunk(case: Case) -> tuple[float, ...]:
         return chunk_features(case[1], pairs_of(*case))
@@ -82,11 +111,14 @@ def _profile_of(
         measured_on=datetime.datetime.now(datetime.UTC).date().isoformat(),
         chunk_s=tuple((*case, medians[case]) for case in chunk_s),
         step_s=tuple((*case, statistics.median(times)) for case, times in step_s.items()),
-        saturation_tokens=saturation_length({case[1]: medians[case] for case in chunk_s if case[0] == 0}),
+        saturation_tokens=saturation_length(
+            {case[1]: medians[case] for case in chunk_s if case[0] == 0 and case[1] in CHUNKS}
+        ),
         chunk_time=msgspec.structs.replace(chunk_fit, samples=sum(map(len, chunk_s.values()))),
         step_time=msgspec.structs.replace(step_fit, samples=sum(map(len, step_s.values()))),
         chunk_held_out_error=held_out_error(chunk_s, of_chunk),
         step_held_out_error=held_out_error(step_s, of_step),
+        shared_s=shared_s,
     )
 
 
@@ -111,10 +143,15 @@ def held_out_error(cases: dict[Case, list[float]], features: Callable[[Case], tu
     return statistics.fmean(errors)
 
 
-def _longest(engine: Engine, batch: int) -> int:
-    """Tokens that each of so many sequences can have."""
-    pool = engine.total_blocks // batch * engine.layout.block_size
-    return min(engine.context_length, pool)
+def _longest(engine: Engine) -> int:
+    """Tokens that a sequence can have."""
+    return min(engine.context_length, engine.total_blocks * engine.layout.block_size)
+
+
+def _has_room(engine: Engine, batch: int, context: int) -> bool:
+    contexts = spread(batch, context)
+    blocks = sum(blocks_for(each + 1, engine.layout.block_size) for each in contexts)
+    return blocks <= engine.total_blocks and max(contexts) < engine.context_length
 
 
 def _time(engine: Engine, batch: list[SequenceStep]) -> float:
@@ -123,24 +160,56 @@ def _time(engine: Engine, batch: list[SequenceStep]) -> float:
     return time.perf_counter() - began_s
 
 
-def _chunk(engine: Engine, before: int, tokens: int) -> list[SequenceStep]:
-    """As if ``before`` tokens of the prompt had been computed: what their KV holds costs nothing else."""
+def _fits(engine: Engine, case: Shared) -> bool:
+    chunks, batch, context = case
+    ends = [sum(each) for each in chunks] + [each + 1 for each in spread(batch, context)]
+    blocks = sum(blocks_for(each, engine.layout.block_size) for each in ends)
+    return blocks <= engine.total_blocks and max(ends) <= engine.context_length
+
+
+def _shared(engine: Engine, case: Shared) -> list[SequenceStep]:
+    chunks, batch, context = case
+    steps: list[SequenceStep] = []
+    first = 0
+    for before, tokens in chunks:
+        steps += _chunk(engine, before, tokens, first)
+        first += blocks_for(before + tokens, engine.layout.block_size)
+    return steps + _batch(engine, batch, context, first)
+
+
+def _chunk(engine: Engine, before: int, tokens: int, first: int = 0) -> list[SequenceStep]:
+    """As if ``before`` tokens of the prompt had been computed: what their KV holds costs nothing else. In
+    blocks from ``first`` on."""
     prompt = _prompt(tokens)
-    blocks = blocks_for(before + tokens, engine.layout.block_size)
-    return [SequenceStep(prompt, before, tuple(range(blocks)), Draw(GREEDY, (1,) * (before + tokens), ()))]
+    blocks = tuple(range(first, first + blocks_for(before + tokens, engine.layout.block_size)))
+    return [SequenceStep(prompt, before, blocks, Draw(GREEDY, (1,) * (before + tokens), ()))]
 
 
-def _batch(engine: Engine, batch: int, context: int) -> list[SequenceStep]:
-    blocks = blocks_for(context + 1, engine.layout.block_size)
+def _batch(engine: Engine, batch: int, context: int, first: int = 0) -> list[SequenceStep]:
+    """Decodes of ``context`` tokens on average: as live no two are as long, and their blocks lie as they came
+    by them in turn, from ``first`` on."""
+    contexts = spread(batch, context)
+    tables: list[list[int]] = [[] for _ in contexts]
+    needed = [blocks_for(each + 1, engine.layout.block_size) for each in contexts]
+    for turn in range(max(needed, default=0)):
+        for table, blocks in zip(tables, needed, strict=True):
+            if turn < blocks:
+                table.append(first)
+                first += 1
     return [
-        SequenceStep(
-            (1,),
-            context,
-            tuple(range(row * blocks, (row + 1) * blocks)),
-            Draw(GREEDY, (1,) * context, (1,)),
-        )
-        for row in range(batch)
+        SequenceStep((1,), each, tuple(table), Draw(GREEDY, (1,) * each, (1,)))
+        for each, table in zip(contexts, tables, strict=True)
     ]
+
+
+def spread(batch: int, mean: int) -> list[int]:
+    """So many numbers of that mean, the shortest first: quantiles of an exponential distribution, as many
+    short ones and few long ones come together."""
+    parts = [-math.log(1 - (index + 0.5) / batch) for index in range(batch)]
+    found = [max(1, int(mean * batch * part / sum(parts))) for part in parts]
+    if found:
+        found[-1] += mean * batch - sum(found)
+    return found
 
 
 def _prompt(tokens: int) -> tuple[int, ...]:
@@ -154,3 +223,9 @@ def rows_of(profile: Profile) -> Iterable[tuple[str, str, str, str]]:
         yield f"chunk after {before:,}", f"{tokens:,}", f"{1e3 * seconds:.1f}", f"{tokens / seconds:,.0f}"
     for batch, context, seconds in profile.step_s:
         yield f"step of {batch}", f"{context:,} each", f"{1e3 * seconds:.1f}", f"{batch / seconds:,.0f}"
+    for each in profile.shared_s:
+        tokens = sum(count for _, count in each.chunks)
+        chunks = "chunk" if len(each.chunks) == 1 else f"{len(each.chunks)} chunks"
+        name = f"{chunks} and step of {each.batch}" if each.batch else chunks
+        rate = (tokens + each.batch) / each.seconds
+        yield name, f"{tokens:,}", f"{1e3 * each.seconds:.1f}", f"{rate:,.0f}"

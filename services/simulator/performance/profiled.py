@@ -1,10 +1,13 @@
 """What ``lamella profile`` measured on a machine: between its medians, or by the law that was fitted to them.
 
 A pass with prompts and decodes takes the sum of what either adds; what any pass costs is paid once, by the
-prompts (``common.performance.pass_features``).
+prompts (``common.performance.pass_features``). Over the cases there is beside it what the profile's shared
+passes took more than that.
 """
 
 import math
+import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -15,7 +18,7 @@ import numpy as np
 from common.devices import DeviceSpec
 from common.errors import ConfigError
 from common.performance import PAIRS, TOKENS, FittedTime, pairs_of
-from common.profile import Profile
+from common.profile import PassTime, Profile
 from common.shapes import ModelShape
 from common.spec import ELEMENT_BYTES
 from services.simulator.performance.curves import BatchCurves, ChunkSurface
@@ -112,7 +115,8 @@ class LawModel:
 
 class TableModel:
     """Between the profile's cases, by a regression. What any pass costs is the laws' fixed part: of several
-    chunks, and of decodes beside chunks, it is taken off all but one."""
+    chunks, and of decodes beside chunks, it is taken off all but one. ``_more_chunk_s`` and ``_decodes_s``:
+    what a chunk more and decodes beside chunks cost over that, by the median of the profile's such passes."""
 
     stages = 1
 
@@ -123,6 +127,19 @@ class TableModel:
         self._step_fixed_s = max(0.0, profile.step_time.coefficients[2])
         self._chunks = ChunkSurface(self._chunk_s, before_grid=BEFORE_GRID, token_grid=TOKEN_GRID)
         self._steps = BatchCurves(self._step_s, CONTEXT_GRID)
+        self._more_chunk_s = self._decodes_s = 0.0
+        self._more_chunk_s = self._beside(
+            [(each, len(each.chunks) - 1) for each in profile.shared_s if not each.batch]
+        )
+        self._decodes_s = self._beside([(each, 1) for each in profile.shared_s if each.batch])
+
+    def _beside(self, cases: Sequence[tuple[PassTime, int]]) -> float:
+        """What each of so many of a case's parts costs over what was known."""
+        found = []
+        for case, parts in cases:
+            shape = PassShape(case.chunks, case.batch, case.batch * (case.context + 1))
+            found.append((case.seconds - self.pass_s(shape)) / parts)
+        return statistics.median(found) if found else 0.0
 
     def pass_s(self, shape: PassShape) -> float:
         step_s = 0.0
@@ -131,8 +148,10 @@ class TableModel:
         if not shape.chunks:
             return step_s
         first_s, *rest_s = (self._chunks.at(before, tokens) for before, tokens in shape.chunks)
-        more_s = sum(max(0.0, seconds - self._chunk_fixed_s) for seconds in rest_s)
-        return first_s + more_s + max(0.0, step_s - self._step_fixed_s)
+        more_s = sum(max(0.0, seconds - self._chunk_fixed_s + self._more_chunk_s) for seconds in rest_s)
+        if shape.sequences:
+            more_s += max(0.0, step_s - self._step_fixed_s + self._decodes_s)
+        return first_s + more_s
 
     def steps_s(self, sequences: int, context_tokens: int, steps: int) -> float:
         return self._steps.of(sequences).total(context_tokens / sequences, steps)

@@ -12,7 +12,7 @@ from common.performance import DEFAULT_CHUNK_TOKENS, step_features
 from common.profile import Profile, link_of, machine_name, profile_path, read_profile, write_profile
 from services.hosts.engines import DEFAULT_LAYERWISE_MIN_TOKENS, Engine, load_engine
 from services.profiling.hand_over_times import times_of
-from services.profiling.profiler import CHUNKS, fit, held_out_error, measure_profile, rows_of
+from services.profiling.profiler import CHUNKS, RESTS, fit, held_out_error, measure_profile, rows_of, spread
 from tests.common.model.conftest import MakeTiny
 
 
@@ -37,12 +37,25 @@ def profile(config: Config) -> Profile:
 
 
 def test_every_case_that_fits_is_measured_and_the_laws_come_from_them(profile: Profile) -> None:
-    assert {tokens for _, tokens, _ in profile.chunk_s} <= {*CHUNKS}
+    assert {tokens for _, tokens, _ in profile.chunk_s} <= {*CHUNKS, *RESTS}
     assert all(seconds > 0 for *_, seconds in (*profile.chunk_s, *profile.step_s))
+    assert all(case.seconds > 0 for case in profile.shared_s)
     assert profile.saturation_tokens in {tokens for before, tokens, _ in profile.chunk_s if before == 0}
     assert profile.chunk_time.seconds((0.1, 0.005, 1.0)) > 0
     assert 0 <= profile.step_held_out_error < float("inf")
-    assert len([*rows_of(profile)]) == len(profile.chunk_s) + len(profile.step_s)
+    assert profile.shared_s
+    cases = len(profile.chunk_s) + len(profile.step_s) + len(profile.shared_s)
+    assert len([*rows_of(profile)]) == cases
+
+
+@pytest.mark.parametrize("batch", [1, 2, 3, 8, 32])
+def test_a_batch_s_contexts_differ_about_their_mean(batch: int) -> None:
+    contexts = spread(batch, 128)
+    assert len(contexts) == batch
+    assert sum(contexts) == 128 * batch
+    assert contexts == sorted(contexts)
+    assert min(contexts) >= 1
+    assert max(contexts) > 1.5 * 128 or batch == 1
 
 
 def test_an_instance_takes_the_profiles_chunk_size_unless_it_is_told_one(

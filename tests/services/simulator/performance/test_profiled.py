@@ -8,7 +8,7 @@ import pytest
 from common.cost import PLAIN_ROOFLINE
 from common.errors import ConfigError
 from common.performance import FittedTime, chunk_features, pairs_of, pass_features, step_features
-from common.profile import Profile, write_profile
+from common.profile import PassTime, Profile, write_profile
 from common.shapes import SMOLLM2_135M
 from services.profiling.profiler import BATCHES, CHUNKS, CONTEXTS
 from services.simulator.performance.files import PerformanceFileError
@@ -109,6 +109,32 @@ def test_several_chunks_and_decodes_pay_for_a_pass_once() -> None:
     step = model.pass_s(PassShape((), 8, 8 * 500))
     both = model.pass_s(PassShape(((0, 256),), 8, 8 * 500))
     assert both == pytest.approx(one + step - STEP.coefficients[2])
+
+
+def test_passes_that_are_shared_cost_what_was_measured_of_such() -> None:
+    bare = TableModel(made())
+
+    def taken(chunks: tuple[tuple[int, int], ...], batch: int, more_s: float) -> PassTime:
+        seconds = bare.pass_s(PassShape(chunks, batch, batch * 129)) + more_s
+        return PassTime(chunks, batch, 128 if batch else 0, seconds)
+
+    shared = (
+        taken(((0, 64), (0, 64)), 0, 0.004),
+        taken(((0, 64),) * 4, 0, 0.012),
+        taken(((0, 64),), 4, 0.009),
+        taken(((0, 256),), 8, 0.011),
+    )
+    model = TableModel(msgspec.structs.replace(made(), shared_s=shared))
+    for chunks, batch, more_s in (
+        (((0, 100),), 0, 0.0),
+        (((0, 100), (256, 80)), 0, 0.004),
+        (((0, 100),), 3, 0.010),
+        (((0, 100),) * 3, 3, 0.018),
+        ((), 3, 0.0),
+    ):
+        shape = PassShape(chunks, batch, 600 * batch)
+        assert model.pass_s(shape) == pytest.approx(bare.pass_s(shape) + more_s)
+    assert_steps_are_their_passes(model)
 
 
 def test_held_out_cases_are_predicted_by_the_others() -> None:
