@@ -45,6 +45,7 @@ from common.model.exchange import Lane, Pace
 from common.model.kernels import use_compiled
 from common.service import Running, ServiceProcess, run_service
 from common.telemetry import export_count, export_total
+from common.thread_names import name_thread
 from common.transfer.buffers import SharedBuffer, host_identity
 from common.transfer.endpoint import TransferEndpoint
 from common.transfer.interface import PeerInfo, decode_peer_info, encode_peer_info
@@ -122,6 +123,7 @@ class AttentionService:
         return sum(pool.nbytes for pool in pools)
 
     def _run_loop(self, end: "Future[None]") -> None:
+        name_thread("attention")
         try:
             self.loop.run()
         except Exception as exc:

@@ -4,13 +4,13 @@ Both rooms of an instance share it (``common.shared_engine``), so forward passes
 """
 
 import asyncio
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import ParamSpec, TypeVar
 
 from common.host_cores import HostCores
+from common.thread_names import name_thread
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -31,10 +31,7 @@ class EngineThread:
         use_cores: Callable[[int], None] = lambda count: None,
         name: str = "engine",
     ) -> None:
-        def take_name() -> None:
-            threading.current_thread().name = name
-
-        self._executor = ThreadPoolExecutor(max_workers=1, initializer=take_name)
+        self._executor = ThreadPoolExecutor(max_workers=1, initializer=name_thread, initargs=(name,))
         self._cores = cores
         self._use_cores = use_cores
         self._calls = 0
