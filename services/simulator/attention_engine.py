@@ -17,11 +17,13 @@ from decode.attention_needs import ANSWER_TIMEOUT_S
 from prefill.events import RunChunk
 from scheduler.policy.staggering import Staggering
 from services.simulator.attention_cost import AttentionCost, LayerCost, Rows
+from services.simulator.attention_host import wanted_cores
 from services.simulator.attention_rates import Demand, demand_of, layer_rates
 from services.simulator.clock import Clock, Timer
 from services.simulator.conditions import Fares, SlowedPerformance
 from services.simulator.engine import BusyTime, EnginePass, EngineSettings
 from services.simulator.hardware import ComputedWork
+from services.simulator.host import Host
 from services.simulator.step_times import StepTimes
 
 HAIR = 1e-9
@@ -149,11 +151,13 @@ class Course:
         return self.times.until(place + 1) - self.times.until(place)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class SharedPace:
-    """Of all who use the same workers: their courses."""
+    """Of all who use the same workers: their courses. ``host``: whose cores all of them compute on, where
+    they have none of their own."""
 
     clock: Clock
+    host: Host | None = None
     courses: list[Course] = field(default_factory=list)
     _is_stale: bool = False
 
@@ -185,6 +189,8 @@ class SharedPace:
         for course in self.courses:
             course.advance(now)
         moving = [course for course in self.courses if not self._is_stuck(course)]
+        if self.host is not None:
+            self.host.want(self, wanted_cores(self.host, moving))
         looked: dict[int, list[float]] = {}
         offline_s = [1.0 / rate for rate in _rates(moving, 0, is_offline=True)] if moving else []
         for index, course in enumerate(moving):
@@ -214,6 +220,11 @@ class SharedPace:
         )
         return True
 
+    def change_pace(self) -> None:
+        """The host's has changed."""
+        self._is_stale = True
+        self.settle()
+
 
 def _step_s(moving: list[Course], looked: dict[int, list[float]], index: int, steps_on: int) -> float:
     if steps_on not in looked:
@@ -223,7 +234,11 @@ def _step_s(moving: list[Course], looked: dict[int, list[float]], index: int, st
 
 def _rates(moving: list[Course], steps_on: int, *, is_offline: bool = False) -> list[float]:
     """Where all are so many steps further on."""
-    return layer_rates([each.demand(steps_on, is_offline=is_offline) for each in moving])
+    rates = layer_rates([each.demand(steps_on, is_offline=is_offline) for each in moving])
+    host = moving[0].engine.pace.host
+    if host is None or not host.is_full:
+        return rates
+    return [1.0 / (1.0 / (host.pace * rate) + host.config.exchange_s) for rate in rates]
 
 
 @dataclass(slots=True, eq=False)

@@ -154,7 +154,7 @@ class AttentionWorkers:
     _binding_ids: "count[int]" = field(default_factory=count)
 
     def __post_init__(self) -> None:
-        self.pace = SharedPace(self.clock)
+        self.pace = SharedPace(self.clock, self.network.host)
         for worker_id in self.names:
             self.join(worker_id)
 

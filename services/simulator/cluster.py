@@ -30,6 +30,7 @@ from services.simulator.conditions import Conditions, SlowedPerformance
 from services.simulator.config import Pool, Simulated
 from services.simulator.engine import EngineSettings
 from services.simulator.gateway import RECORD, SimulatedGateway
+from services.simulator.host import Host
 from services.simulator.instance import SimulatedInstance, Surroundings
 from services.simulator.instance_states import states_of
 from services.simulator.links import Links
@@ -342,7 +343,8 @@ def make_cluster(
     links = Links(
         clock, cluster.link_latency_s, settings.transfer.deadline_s, settings.transfer.suspect_after_s
     )
-    network = Network(clock, links, cluster.hop_s, timeline)
+    host = None if simulated.host is None else Host(simulated.host)
+    network = Network(clock, links, cluster.hop_s, timeline, host)
     losses, continuations = Losses(settings.mesh.lease_s), settings.gateway.max_continuations
     gateway = SimulatedGateway(network, records, continuations, losses, retries)
     tallies = _tallies_of(simulated.pools) if has_operators else {}

@@ -2,9 +2,9 @@
 
 ``[cluster]`` says what is served and how instances are linked, each ``[[pool]]`` how many instances of a kind
 there are, each ``[[fault]]`` what befalls them, each ``[[scale]]`` when there are to be more or fewer,
-``[prediction]`` how well lengths are predicted, ``[prefix]`` what is kept of prompts. Every other section is
-of ``common.config`` and means what it means live; ``[pool.instance]`` replaces keys of ``[instance]`` for a
-pool.
+``[prediction]`` how well lengths are predicted, ``[prefix]`` what is kept of prompts, ``[host]`` that one
+machine runs everything. Every other section is of ``common.config`` and means what it means live;
+``[pool.instance]`` replaces keys of ``[instance]`` for a pool.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -31,6 +31,7 @@ from services.simulator.attention_config import (
 )
 from services.simulator.attention_performance import LanePerformance
 from services.simulator.fault_config import AnyFault, check_faults
+from services.simulator.host import HostConfig, check_host
 from services.simulator.performance.interface import HeldOutError, PerformanceModel
 from services.simulator.performance.roofline import Parallelism
 from services.simulator.performance.sources import open_source, read_source
@@ -38,7 +39,7 @@ from services.simulator.prediction import PredictionConfig, check_prediction
 from services.simulator.prefixes import PrefixConfig, check_prefix
 from services.simulator.stages import stage_token_bytes, stage_weight_bytes
 
-OWN_TABLES = ("cluster", "pool", "fault", "scale", "prediction", "prefix")
+OWN_TABLES = ("cluster", "pool", "fault", "scale", "prediction", "prefix", "host")
 
 
 class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -127,6 +128,7 @@ class Simulated(msgspec.Struct, frozen=True, kw_only=True):
     prediction: PredictionConfig | None = None
     prefix: PrefixConfig | None = None
     attention: AttentionPool | None = None
+    host: HostConfig | None = None
 
     @property
     def kv_token_bytes(self) -> int:
@@ -176,6 +178,7 @@ def simulated_from_tree(tree: Mapping[str, Any], beside: Path = Path()) -> Simul
         scale=scale,
         prediction=_prediction_of(tree, settings),
         prefix=_prefix_of(tree),
+        host=_host_of(tree, configs),
     )
 
 
@@ -237,6 +240,17 @@ def _prefix_of(tree: Mapping[str, Any]) -> PrefixConfig | None:
     prefix: PrefixConfig = _convert("prefix", tree["prefix"], PrefixConfig)
     check_prefix(prefix)
     return prefix
+
+
+def _host_of(tree: Mapping[str, Any], pools: Sequence[PoolConfig]) -> HostConfig | None:
+    if "host" not in tree:
+        return None
+    host: HostConfig = _convert("host", tree["host"], HostConfig)
+    check_host(host)
+    for pool in pools:
+        if pool.pipeline > 1:
+            raise ConfigError(f"pool.{pool.name}.pipeline", pool.pipeline, "must be 1 with a [host]")
+    return host
 
 
 def _shape_of(cluster: ClusterConfig) -> ModelShape:

@@ -16,6 +16,7 @@ from prefill.events import ChunkSlice, RunChunk
 from scheduler.policy.mixed_batching import choose_pass
 from services.simulator.clock import Clock, Timer
 from services.simulator.hardware import ComputedWork
+from services.simulator.host import Course, Host
 from services.simulator.performance.interface import PerformanceModel
 from services.simulator.shape import PassShape
 
@@ -90,7 +91,8 @@ class EnginePass(NamedTuple):
 
 @dataclass(slots=True)
 class _Run:
-    """What is computed now. ``steps``: of decodes alone, of which ``timer`` waits; 1 for other passes."""
+    """What is computed now. ``steps``: of decodes alone, of which ``timer`` waits; 1 for other passes.
+    ``course``: at which pace, where cores are shared; else every second of it takes one."""
 
     began_s: float
     phases: tuple[Phase, ...]
@@ -100,19 +102,29 @@ class _Run:
     duration_s: float
     timer: Timer
     chunk: RunChunk | None = None
+    course: Course | None = None
     told_layers: int = 0
     layer_timer: Timer | None = None
+
+    def time_of(self, work_s: float) -> float:
+        """When so many seconds of it are done."""
+        return self.began_s + work_s if self.course is None else self.course.time_of(work_s)
+
+    def done_by(self, now: float) -> float:
+        return now - self.began_s if self.course is None else self.course.done_by(now)
 
 
 @dataclass(slots=True, eq=False)
 class SimulatedEngine:
-    """``layers``: of the model. ``note_pass`` is told of every pass, where somebody keeps them."""
+    """``layers``: of the model. ``note_pass`` is told of every pass, where somebody keeps them. ``host``:
+    whose cores it shares, if it has none of its own."""
 
     clock: Clock
     rooms: Rooms
     settings: EngineSettings
     layers: int
     note_pass: Callable[[EnginePass], None] | None = None
+    host: Host | None = None
     busy: BusyTime = field(default_factory=BusyTime)
     work: ComputedWork = field(default_factory=ComputedWork)
     passes: int = 0
@@ -132,6 +144,7 @@ class SimulatedEngine:
         run, self._run = self._run, None
         if run is not None:
             self._forget(run)
+            self._leave_host()
 
     def change_settings(self, settings: EngineSettings) -> None:
         """From the next pass on; of steps that run on, from the one after that which is under way."""
@@ -183,9 +196,16 @@ class SimulatedEngine:
         else:
             steps = self._steps()
             duration_s = self.settings.performance.steps_s(sequences, context, steps)
-        timer = self.clock.at(now + duration_s, self._end)
+        course = None
+        if self.host is not None:
+            prompts = 0 if chunk is None else sum(piece.is_last for piece in chunk.slices)
+            wanted = self.host.cores_for(duration_s / steps, sequences + prompts, prompts)
+            self.host.want(self, wanted)
+            course = Course(now, self.host.pace)
+        due_s = now + duration_s if course is None else course.time_of(duration_s)
+        timer = self.clock.at(due_s, self._end)
         self.passes += 1
-        self._run = _Run(now, phases, sequences, context, steps, duration_s, timer, chunk)
+        self._run = _Run(now, phases, sequences, context, steps, duration_s, timer, chunk, course)
         self.look_at_layers()
 
     def _steps(self) -> int:
@@ -206,7 +226,9 @@ class SimulatedEngine:
             self._end_steps(run, done)
             if self._waiting:
                 # The step that followed began when those had ended.
-                self._begin(run.began_s + self._seconds(run, done))
+                self._begin(run.time_of(self._seconds(run, done)))
+            else:
+                self._leave_host()
 
     def untold_steps(self) -> int:
         """That have ended by now of those that run on, of which nobody has been told."""
@@ -223,11 +245,11 @@ class SimulatedEngine:
             self.clock.cancel(run.timer)
             run.steps = steps
             run.duration_s = self._seconds(run, steps)
-            run.timer = self.clock.at(run.began_s + run.duration_s, self._end)
+            run.timer = self.clock.at(run.time_of(run.duration_s), self._end)
 
     def _steps_done(self, run: _Run, now: float) -> int:
         """The most that had ended by now."""
-        elapsed_s = now - run.began_s
+        elapsed_s = run.done_by(now)
         if run.duration_s <= elapsed_s:
             return run.steps
         least, most = 0, run.steps - 1
@@ -244,46 +266,71 @@ class SimulatedEngine:
 
     def _end_steps(self, run: _Run, steps: int) -> None:
         whole_s = run.duration_s if steps == run.steps else self._seconds(run, steps)
-        first_s = last_s = whole_s
+        first_end_s = ended_s = run.time_of(whole_s)
+        last_s = whole_s if run.course is None else ended_s - run.began_s
         if steps > 1:
-            first_s, last_s = self._seconds(run, 1), whole_s - self._seconds(run, steps - 1)
-        self.busy.decode_s += whole_s
+            before_s = self._seconds(run, steps - 1)
+            first_end_s = run.time_of(self._seconds(run, 1))
+            last_s = whole_s - before_s if run.course is None else ended_s - run.time_of(before_s)
+        self.busy.decode_s += whole_s if run.course is None else ended_s - run.began_s
         self.work.add_steps(run.sequences, run.context_tokens, steps)
-        self._note(run, steps, whole_s)
-        self.rooms.end_steps(steps, run.began_s + first_s, run.began_s + whole_s, last_s)
+        self._note(run, steps, ended_s)
+        self.rooms.end_steps(steps, first_end_s, ended_s, last_s)
 
     # every pass
 
     def _end(self) -> None:
         run, self._run = self._run, None
         assert run is not None, "a pass ended that had not begun"
+        self._leave_host()
         if run.chunk is None:
             self._end_steps(run, run.steps)
         else:
             self._forget(run)
+            now = self.clock.now
+            taken_s = run.duration_s if run.course is None else now - run.began_s
             chunks = [(piece.start, piece.tokens) for piece in run.chunk.slices]
             self.work.add_mixed(chunks, run.sequences, run.context_tokens)
             if run.sequences:
-                self.busy.both_s += run.duration_s
+                self.busy.both_s += taken_s
             else:
-                self.busy.prefill_s += run.duration_s
-            self._note(run, 1, run.duration_s)
+                self.busy.prefill_s += taken_s
+            self._note(run, 1, run.began_s + taken_s)
             self.rooms.end_chunk(run.chunk.slices)
             if run.sequences:
-                self.rooms.end_steps(1, self.clock.now, self.clock.now, run.duration_s)
+                self.rooms.end_steps(1, now, now, taken_s)
         if self._waiting and self._run is None and not self._is_starting:
             self._is_starting = True
             self.clock.soon(self._start)
 
-    def _note(self, run: _Run, steps: int, seconds: float) -> None:
+    def _note(self, run: _Run, steps: int, ended_s: float) -> None:
         if self.note_pass is not None:
             rows = (run.sequences, run.context_tokens, steps)
-            self.note_pass(EnginePass(run.began_s, run.began_s + seconds, run.chunk, *rows))
+            self.note_pass(EnginePass(run.began_s, ended_s, run.chunk, *rows))
 
     def _forget(self, run: _Run) -> None:
         self.clock.cancel(run.timer)
         if run.layer_timer is not None:
             self.clock.cancel(run.layer_timer)
+
+    # cores that are shared
+
+    def change_pace(self) -> None:
+        """What is computed now gets on at the host's pace from now on."""
+        run, host = self._run, self.host
+        if run is None or run.course is None or host is None:
+            return
+        run.course.change_pace(self.clock.now, host.pace)
+        self.clock.cancel(run.timer)
+        run.timer = self.clock.at(run.time_of(run.duration_s), self._end)
+        if run.layer_timer is not None:
+            self.clock.cancel(run.layer_timer)
+            run.layer_timer = None
+            self.look_at_layers()
+
+    def _leave_host(self) -> None:
+        if self.host is not None:
+            self.host.want(self, 0.0)
 
     # a chunk's layers
 
@@ -293,7 +340,7 @@ class SimulatedEngine:
         if run is None or run.chunk is None or run.chunk.report_every is None:
             return 0
         every = run.chunk.report_every
-        share = (self.clock.now - run.began_s) / run.duration_s if run.duration_s > 0 else 1.0
+        share = run.done_by(self.clock.now) / run.duration_s if run.duration_s > 0 else 1.0
         done = min(self.layers, int(share * self.layers + 1e-9)) // every * every
         if done <= run.told_layers:
             return 0
@@ -307,7 +354,7 @@ class SimulatedEngine:
             return
         following = run.told_layers + run.chunk.report_every
         if following <= self.layers and self.rooms.wants_layers():
-            due_s = run.began_s + run.duration_s * following / self.layers
+            due_s = run.time_of(run.duration_s * following / self.layers)
             run.layer_timer = self.clock.at(due_s, lambda: self._end_layers(run))
 
     def _end_layers(self, run: _Run) -> None:

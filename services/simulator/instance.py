@@ -107,7 +107,8 @@ class SimulatedInstance:
             if len(shares) > 1:
                 self.engine = PipelinedEngine(network.clock, self, around.engine, layers, shares, note_pass)
             else:
-                self.engine = SimulatedEngine(network.clock, self, around.engine, layers, note_pass)
+                settings, host = around.engine, network.host
+                self.engine = SimulatedEngine(network.clock, self, settings, layers, note_pass, host)
         prompt_time = _prompt_time(around.speed, prefill.chunk_tokens)
         links = LinkWatch(self.instance_id, network.links.suspect_after_s, around.mesh.tell_scheduler)
         self.prefill = PrefillRoom(

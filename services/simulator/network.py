@@ -6,6 +6,7 @@ from functools import partial
 
 from common.ids import InstanceId
 from services.simulator.clock import Clock
+from services.simulator.host import Host
 from services.simulator.links import Link, Links
 from services.simulator.timeline import SimulatedTimeline
 
@@ -22,13 +23,15 @@ class Adapter:
 @dataclass(slots=True)
 class Network:
     """``hop_s``: what a message takes; messages never overtake one another. ``timeline``: where it is kept
-    what everyone did, if it is."""
+    what everyone did, if it is. ``host``: on which all run, if they share one."""
 
     clock: Clock
     links: Links
     hop_s: float
     timeline: SimulatedTimeline | None = None
+    host: Host | None = None
     adapters: dict[InstanceId, Adapter] = field(default_factory=dict)
+    _last_s: float = 0.0
     _numbers: dict[InstanceId, int] = field(default_factory=dict)
 
     def add(self, instance_id: InstanceId, bytes_per_s: float) -> None:
@@ -46,10 +49,20 @@ class Network:
 
     def tell(self, action: Callable[[], None]) -> None:
         """A message arrives."""
-        if self.hop_s > 0:
-            self.clock.after(self.hop_s, action)
+        if self.hop_s > 0 or self.host is not None:
+            self.clock.at(self.arrival_s(), action)
         else:
             self.clock.soon(action)
+
+    def arrival_s(self) -> float:
+        """Of a message that leaves now."""
+        host, arrival_s = self.host, self.clock.now + self.hop_s
+        if host is None:
+            return arrival_s
+        if host.is_busy:
+            arrival_s += host.config.wake_s
+        self._last_s = max(self._last_s, arrival_s)
+        return self._last_s
 
     def send_kv(
         self,

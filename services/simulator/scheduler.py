@@ -160,7 +160,7 @@ class SimulatedScheduler:
         network = self.mesh.network
         if can_wait and network.hop_s > 0 and self.config.scheduler.prefill_policy != "deferred":
             clock = network.clock
-            self._mail.append((clock.now + network.hop_s, clock.take_turn(), event))
+            self._mail.append((network.arrival_s(), clock.take_turn(), event))
         else:
             network.tell(lambda: self._handle(event))
 

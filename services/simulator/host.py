@@ -1,0 +1,127 @@
+"""The cores of the one machine that a whole mesh runs on: passes of its instances share them with one another
+and with all that is done beside passes: messages, streams, clients.
+
+A pass keeps one core busy for as long as its model of performance says. What it brings about beside is given
+in seconds of a core too, which are taken while it goes on. Where more is wanted than there are cores,
+everyone gets on at the same pace (processor sharing).
+"""
+
+from bisect import bisect_right
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import msgspec
+
+from common.errors import ConfigError
+
+IDLE_CORE = 0.5
+
+
+class HostConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``[host]``: one machine of ``cores`` runs everything. Seconds of a core that are taken beside passes:
+    by each pass ``pass_s``, by each token drawn ``token_s``, by each prompt, from its client to its first
+    token, ``prompt_s``. ``idle_cores``: what is taken all the time. ``worker_cores``: what an attention
+    worker takes while steps go on, computing or looking out for the next layer. Whoever is woken has to get
+    a core first: while no core is idle half of the time a message takes ``wake_s`` longer, and while more is
+    wanted than there is, a layer whose attention a worker computes takes ``exchange_s``."""
+
+    cores: int
+    idle_cores: float = 0.0
+    pass_s: float = 0.0
+    token_s: float = 0.0
+    prompt_s: float = 0.0
+    worker_cores: float = 0.0
+    wake_s: float = 0.0
+    exchange_s: float = 0.0
+
+
+def check_host(host: HostConfig) -> None:
+    """Raises ConfigError."""
+    if host.cores < 1:
+        raise ConfigError("host.cores", host.cores, "must be at least 1")
+    for key in ("idle_cores", "pass_s", "token_s", "prompt_s", "worker_cores", "wake_s", "exchange_s"):
+        if not 0 <= getattr(host, key) < float("inf"):
+            raise ConfigError(f"host.{key}", getattr(host, key), "must be 0 or more")
+    if host.idle_cores >= host.cores:
+        raise ConfigError("host.idle_cores", host.idle_cores, f"must be under host.cores = {host.cores}")
+
+
+class Paced(Protocol):
+    """Who computes on a host."""
+
+    def change_pace(self) -> None:
+        """The host's has changed."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class Host:
+    """``pace``: seconds of work that a pass gets done in a second. ``is_busy``: no core is idle half of the
+    time."""
+
+    config: HostConfig
+    pace: float = 1.0
+    is_busy: bool = False
+    _wanted: dict[Paced, float] = field(default_factory=dict)
+
+    def want(self, who: Paced, cores: float) -> None:
+        """From now on, of whoever computes; the others hear of it where that changes their pace."""
+        if cores > 0:
+            self._wanted[who] = cores
+        elif self._wanted.pop(who, None) is None:
+            return
+        pace = self._pace()
+        if pace != self.pace:
+            self.pace = pace
+            for other in list(self._wanted):
+                if other is not who:
+                    other.change_pace()
+
+    def cores_for(self, pass_s: float, tokens: int, prompts: int) -> float:
+        """What a pass of so many seconds takes with all that it brings about."""
+        if pass_s <= 0:
+            return 1.0
+        config = self.config
+        return 1.0 + (config.pass_s + tokens * config.token_s + prompts * config.prompt_s) / pass_s
+
+    @property
+    def is_full(self) -> bool:
+        """More is wanted than there is."""
+        return self.pace < 1.0
+
+    def _pace(self) -> float:
+        wanted = sum(self._wanted.values())
+        there = self.config.cores - self.config.idle_cores
+        self.is_busy = there - wanted < IDLE_CORE
+        return there / wanted if wanted > there else 1.0
+
+
+class Course:
+    """Work that gets on at a pace that changes: pieces, each with when it began, what was done then, and its
+    pace."""
+
+    __slots__ = ("_begun_s", "_done_s", "_paces")
+
+    def __init__(self, began_s: float, pace: float) -> None:
+        self._begun_s = [began_s]
+        self._done_s = [0.0]
+        self._paces = [pace]
+
+    def change_pace(self, now: float, pace: float) -> None:
+        """Never before the last change."""
+        if now <= self._begun_s[-1]:
+            self._paces[-1] = pace
+            return
+        self._done_s.append(self.done_by(now))
+        self._begun_s.append(now)
+        self._paces.append(pace)
+
+    def done_by(self, time_s: float) -> float:
+        """Seconds of work."""
+        piece = max(0, bisect_right(self._begun_s, time_s) - 1)
+        return self._done_s[piece] + (time_s - self._begun_s[piece]) * self._paces[piece]
+
+    def time_of(self, work_s: float) -> float:
+        """When so much of it is done."""
+        piece = max(0, bisect_right(self._done_s, work_s) - 1)
+        return self._begun_s[piece] + (work_s - self._done_s[piece]) / self._paces[piece]

@@ -1,0 +1,168 @@
+"""Passes that share one machine's cores: processor sharing, by its closed forms."""
+
+from typing import Any
+
+import pytest
+
+from common.errors import ConfigError
+from services.simulator.clock import Clock
+from services.simulator.cluster import Cluster
+from services.simulator.host import Course, Host, HostConfig
+from services.simulator.links import Links
+from services.simulator.network import Network
+from tests.services.simulator.meshes import mesh, pool, run
+
+PREFILL_S = 0.01 + 100e-4
+"""Of a prompt of 100 tokens."""
+
+
+class Worker:
+    """Counts what it is told."""
+
+    def __init__(self) -> None:
+        self.changes = 0
+
+    def change_pace(self) -> None:
+        self.changes += 1
+
+
+@pytest.mark.parametrize(("passes", "cores"), [(1, 1), (1, 2), (2, 2), (3, 2), (7, 2), (3, 4)])
+def test_passes_share_cores_evenly_and_none_has_more_than_one(passes: int, cores: int) -> None:
+    host = Host(HostConfig(cores=cores))
+    workers = [Worker() for _ in range(passes)]
+    for worker in workers:
+        host.want(worker, 1.0)
+    assert host.pace == pytest.approx(min(1.0, cores / passes))
+    for worker in workers:
+        host.want(worker, 0.0)
+    assert host.pace == 1.0
+    # Whoever changes it knows; the others are told, and only where it does.
+    told = 2 * sum(there - 1 for there in range(cores + 1, passes + 1))
+    assert sum(worker.changes for worker in workers) == told
+
+
+def test_what_is_taken_beside_passes_slows_them_by_its_share() -> None:
+    host = Host(HostConfig(cores=2, idle_cores=0.2, pass_s=0.001, token_s=0.0005, prompt_s=0.004))
+    cores = host.cores_for(0.05, tokens=8, prompts=1)
+    assert cores == pytest.approx(1 + (0.001 + 8 * 0.0005 + 0.004) / 0.05)
+    one, other = Worker(), Worker()
+    host.want(one, cores)
+    assert host.pace == 1.0
+    host.want(other, cores)
+    assert host.pace == pytest.approx(1.8 / (2 * cores))
+    assert (one.changes, other.changes) == (1, 0)
+
+
+def test_a_course_gets_done_at_each_pace_what_that_lets_it() -> None:
+    course = Course(10.0, 1.0)
+    course.change_pace(12.0, 0.5)
+    course.change_pace(16.0, 0.25)
+    course.change_pace(16.0, 1.0)
+    for time_s, done_s in ((10.0, 0.0), (11.0, 1.0), (12.0, 2.0), (14.0, 3.0), (16.0, 4.0), (18.5, 6.5)):
+        assert course.done_by(time_s) == pytest.approx(done_s)
+        assert course.time_of(done_s) == pytest.approx(time_s)
+
+
+def first_tokens_s(cluster: Cluster) -> list[float]:
+    records = cluster.records
+    return [first - arrival for first, arrival in zip(records.first_token_s, records.arrival_s, strict=True)]
+
+
+@pytest.mark.parametrize(("instances", "cores"), [(1, 1), (2, 1), (3, 1), (3, 2), (5, 2), (2, 4)])
+def test_prompts_of_as_many_instances_take_as_much_longer_as_there_are_too_few_cores(
+    instances: int, cores: int
+) -> None:
+    simulated = mesh(pool("prefill", instances), pool("decode"), host={"cores": cores})
+    cluster = run(simulated, *[(1.0, 100, 1)] * instances)
+    taken_s = PREFILL_S * max(1.0, instances / cores)
+    assert first_tokens_s(cluster) == pytest.approx([taken_s] * instances)
+    busy_s = sum(each.engine.busy.prefill_s for each in cluster.instances.values())
+    assert busy_s == pytest.approx(instances * taken_s)
+
+
+def stream_s(*others: tuple[float, int, int], **host: Any) -> float:
+    """How long a stream of 100 tokens takes on one core beside others' prompts."""
+    sections = {"host": {"cores": 1} | host} if host else {}
+    cluster = run(mesh(pool("prefill"), pool("decode"), **sections), (0.0, 100, 100), *others)
+    return cluster.records.end_s[0] - cluster.records.arrival_s[0]
+
+
+def test_steps_that_run_on_are_held_up_by_what_others_compute_meanwhile() -> None:
+    alone_s = stream_s()
+    assert stream_s(cores=2) == pytest.approx(alone_s)
+    assert stream_s((0.5, 100, 1), cores=2) == pytest.approx(alone_s)
+    # Both want the core: the stream is over when its own work and all of the prompts' are done.
+    assert stream_s((0.5, 100, 1), cores=1) == pytest.approx(alone_s + PREFILL_S)
+    others = ((0.5, 100, 1), (0.7, 100, 1), (1.1, 100, 1))
+    assert stream_s(*others, cores=1) == pytest.approx(alone_s + 3 * PREFILL_S)
+
+
+def test_what_is_taken_all_the_time_slows_what_there_is_no_core_for() -> None:
+    alone_s = stream_s()
+    assert stream_s(cores=1, idle_cores=0.25) == pytest.approx(alone_s / 0.75)
+    assert stream_s(cores=2, idle_cores=0.25) == pytest.approx(alone_s)
+    # A pass and its tokens bring about as much again.
+    steps = 99
+    more_s = stream_s(cores=1, pass_s=0.003, token_s=0.001, prompt_s=0.005) - alone_s
+    assert more_s == pytest.approx(steps * 0.004 + (0.003 + 0.001 + 0.005))
+
+
+@pytest.mark.parametrize(("cores", "times"), [(1, 2.0), (2, 1.0)])
+def test_an_attention_worker_looks_out_for_its_layers_on_the_same_cores(cores: int, times: float) -> None:
+    worker = pool("attention")
+    instances = pool("prefill"), {key: value for key, value in pool("decode").items() if key != "kv_tokens"}
+
+    def gap_s(**sections: Any) -> float:
+        simulated = mesh(*instances, worker, instance={"attention_workers": 1}, **sections)
+        cluster = run(simulated, (0.0, 100, 50))
+        return cluster.records.end_s[0] - cluster.records.first_token_s[0]
+
+    shared_s = gap_s(host={"cores": cores, "worker_cores": 1.0})
+    assert shared_s == pytest.approx(times * gap_s(), rel=1e-3)
+
+
+@pytest.mark.parametrize(("cores", "more_s"), [(1, 49 * 4 * 0.001), (2, 0.0)])
+def test_layers_wait_for_cores_while_more_are_wanted_than_there_are(cores: int, more_s: float) -> None:
+    worker = pool("attention")
+    instances = pool("prefill"), {key: value for key, value in pool("decode").items() if key != "kv_tokens"}
+
+    def gap_s(**host: float) -> float:
+        sections = {"host": {"cores": cores, "worker_cores": 1.0} | host}
+        simulated = mesh(*instances, worker, instance={"attention_workers": 1}, **sections)
+        cluster = run(simulated, (0.0, 100, 50))
+        return cluster.records.end_s[0] - cluster.records.first_token_s[0]
+
+    assert gap_s(exchange_s=0.001) == pytest.approx(gap_s() + more_s)
+
+
+def test_messages_wait_while_no_core_is_idle_and_never_overtake_one_another() -> None:
+    clock, host = Clock(), Host(HostConfig(cores=2, wake_s=0.005))
+    network = Network(clock, Links(clock, 0.0, 1.0), 0.001, host=host)
+    one, other = Worker(), Worker()
+    host.want(one, 1.0)
+    assert network.arrival_s() == pytest.approx(0.001)
+    host.want(other, 0.9)
+    assert network.arrival_s() == pytest.approx(0.006)
+    host.want(other, 0.0)
+    assert network.arrival_s() == pytest.approx(0.006)
+    clock.run_until(0.1)
+    assert network.arrival_s() == pytest.approx(0.101)
+
+
+@pytest.mark.parametrize(
+    ("host", "key"),
+    [
+        ({"cores": 0}, "host.cores"),
+        ({"cores": 2, "idle_cores": 2.0}, "host.idle_cores"),
+        ({"cores": 2, "token_s": -1.0}, "host.token_s"),
+        ({"cores": 2, "threads": 1}, "host"),
+    ],
+)
+def test_a_host_that_cannot_be_is_refused(host: dict[str, Any], key: str) -> None:
+    with pytest.raises(ConfigError, match=key):
+        mesh(pool("mixed"), host=host)
+
+
+def test_stages_have_cores_of_their_own() -> None:
+    with pytest.raises(ConfigError, match=r"pool\.mixed\.pipeline"):
+        mesh(pool("mixed", pipeline=2), host={"cores": 2})
