@@ -46,17 +46,26 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One configuration. ``knows_lengths``: a predictor that is always right runs beside the scheduler."""
+    """One configuration. ``knows_lengths``: a predictor that is always right runs beside the scheduler.
+    ``rates_per_s``: of workloads, by their names, that come at another rate here."""
 
     name: str
     instances: dict[InstanceRole, int]
     settings: Settings = {}
     knows_lengths: bool = False
+    rates_per_s: dict[str, float] = {}
+
+    def offered(self, offer: Offer) -> Offer:
+        """At this configuration's own rate."""
+        rate_per_s = self.rates_per_s.get(offer.name, offer.rate_per_s)
+        return msgspec.structs.replace(offer, rate_per_s=rate_per_s)
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A whole file. ``length_scale`` multiplies the workloads' lengths; a round's seed is ``seed`` and its
-    number. ``calibration`` names the workload whose requests are alone (``simulated``)."""
+    number. ``calibration`` names the workload whose requests are alone, ``costs`` those whose processor time
+    is shared out among passes, tokens and prompts, ``crowded`` one that wants more cores than there are: what
+    a mesh costs beside its model is taken from these (``simulated``)."""
 
     name: str
     workload: tuple[Offer, ...]
@@ -66,11 +75,13 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     rounds: int = 3
     seed: int = 0
     calibration: str | None = None
+    costs: tuple[str, ...] = ()
+    crowded: str | None = None
 
     @property
     def fingerprint(self) -> str:
         """Of all that decides a run's figures: runs of comparisons with another one are not of this."""
-        decisive = msgspec.structs.replace(self, rounds=0, calibration=None)
+        decisive = msgspec.structs.replace(self, rounds=0, calibration=None, costs=(), crowded=None)
         return hashlib.blake2b(msgspec.json.encode(decisive), digest_size=8).hexdigest()
 
 
@@ -89,8 +100,13 @@ def check_comparison(comparison: Comparison) -> None:
     if not (comparison.workload and comparison.configuration):
         raise ConfigError("comparison", comparison.name, "must have a workload and a configuration")
     _check_names("workload", (offer.name for offer in comparison.workload))
-    if comparison.calibration not in (None, *(offer.name for offer in comparison.workload)):
-        raise ConfigError("calibration", comparison.calibration, "must be a workload's name")
+    for key, names in (
+        ("calibration", (comparison.calibration,)),
+        ("costs", comparison.costs),
+    ):
+        for name in names:
+            if name not in (None, *(offer.name for offer in comparison.workload)):
+                raise ConfigError(key, name, "must be a workload's name")
     _check_names("configuration", (candidate.name for candidate in comparison.configuration))
     for offer in comparison.workload:
         if offer.drawn_from not in WORKLOADS:
@@ -99,6 +115,12 @@ def check_comparison(comparison: Comparison) -> None:
         for key in ("requests", "rate_per_s", "ttft_s", "tpot_s"):
             if not 0 < getattr(offer, key) < float("inf"):
                 raise ConfigError(f"workload.{key}", getattr(offer, key), "must be positive")
+    for candidate in comparison.configuration:
+        for name, rate_per_s in candidate.rates_per_s.items():
+            if name not in {offer.name for offer in comparison.workload}:
+                raise ConfigError("configuration.rates_per_s", name, "must be a workload's name")
+            if not 0 < rate_per_s < float("inf"):
+                raise ConfigError("configuration.rates_per_s", rate_per_s, "must be positive")
     if comparison.rounds < 1:
         raise ConfigError("rounds", comparison.rounds, "must be at least 1")
     if not 0 < comparison.length_scale < float("inf"):

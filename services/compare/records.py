@@ -15,7 +15,10 @@ RunKey = tuple[int, str, str]
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     """``instances_cpu_s`` is the processor time of the instances, ``services_cpu_s`` of the mesh's other
-    processes; ``client_cpu_share`` of one core is the load generator's. ``duration_s`` is the whole run's."""
+    processes; ``client_cpu_share`` of one core is the load generator's. ``duration_s`` is the whole run's.
+    ``beside_cpu_s``: what all meshes and the client took in it but for threads that ran the model;
+    ``workers_cpu_s``: of those, the attention workers'. ``idle_cores``: what all meshes took a second while
+    nothing was asked of them, where that was looked at."""
 
     fingerprint: str
     round_number: int
@@ -29,6 +32,10 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     instances_cpu_s: float
     services_cpu_s: float
     client_cpu_share: float
+    beside_cpu_s: float = 0.0
+    workers_cpu_s: float = 0.0
+    idle_cores: float | None = None
+    cores: int = 0
 
     @property
     def key(self) -> RunKey:

@@ -5,9 +5,11 @@ that waits takes 1 % of a core an instance, and as much again. What has been run
 comparison that was ended goes on where it was.
 """
 
+import asyncio
+import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -23,7 +25,7 @@ from services.bench.prompts import BodyTemplate, TokenIdPrompts
 from services.bench.run import run_bench
 from services.compare.comparison import Candidate, Comparison, Offer, bench_config, config_of, plan_of
 from services.compare.records import RunKey, RunRecord, append_run, read_runs
-from services.compare.usage import processor_s, resource_time_of, watch_use
+from services.compare.usage import computing_s, processor_s, resource_time_of, watch_use
 from services.launcher import local
 from services.length_predictor.oracle import KnownLength, digest_of
 from services.prepare import prepare_model
@@ -33,6 +35,8 @@ INSTANCE_ROLES = ("prefill", "decode", "mixed")
 WARMUP_ROUND = 10_000
 """Its seed is no measured round's."""
 WARMUP_REQUESTS, WARMUP_RATE_PER_S = 3, 2.0
+IDLE_LOOK_S = 5.0
+"""For so long nothing is asked before a calibration, to see what meshes take then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +84,7 @@ def run_comparison(
                 tell(f"round {round_number}, {offer.name}: left out, it would not end in time")
                 continue
             for mesh in left:
-                record = uvloop.run(_measure(comparison, mesh, offer, round_number))
+                record = uvloop.run(_measure(comparison, mesh, meshes, offer, round_number))
                 append_run(output / RUNS_FILE, record)
                 records.append(record)
                 tell(_describe(record))
@@ -131,30 +135,63 @@ async def _warm_up(comparison: Comparison, mesh: Mesh) -> None:
         await run_bench(bench_config(comparison, few, WARMUP_ROUND, mesh.url))
 
 
-async def _measure(comparison: Comparison, mesh: Mesh, offer: Offer, round_number: int) -> RunRecord:
-    config = bench_config(comparison, offer, round_number, mesh.url)
-    started_at, began_s = datetime.now(UTC), time.monotonic()
+async def _measure(
+    comparison: Comparison, mesh: Mesh, meshes: Sequence[Mesh], offer: Offer, round_number: int
+) -> RunRecord:
+    config = bench_config(comparison, mesh.candidate.offered(offer), round_number, mesh.url)
     async with watch_use(mesh.settings, len(mesh.instance_pids)) as watch:
         await watch.wait_idle()
-        before_s = processor_s(mesh.instance_pids), processor_s(mesh.service_pids)
+        idle_cores = await _idle_cores(meshes) if offer.name in comparison.costs else None
+        started_at, began_s = datetime.now(UTC), time.monotonic()
+        before = _processor_time(mesh, meshes)
         run = await run_bench(config)
         await watch.wait_idle()
-        after_s = processor_s(mesh.instance_pids), processor_s(mesh.service_pids)
+        after = _processor_time(mesh, meshes)
+        duration_s = time.monotonic() - began_s
         uses = tuple(watch.recorder.uses())
+    instances_s, services_s, workers_s, beside_s = (
+        late - early for early, late in zip(before, after, strict=True)
+    )
     return RunRecord(
         fingerprint=comparison.fingerprint,
         round_number=round_number,
         workload=offer.name,
         configuration=mesh.candidate.name,
         started_at=started_at.isoformat(timespec="seconds"),
-        duration_s=time.monotonic() - began_s,
+        duration_s=duration_s,
         load=run.result.loads[0],
         uses=uses,
         resource_time_s=resource_time_of(uses),
-        instances_cpu_s=after_s[0] - before_s[0],
-        services_cpu_s=after_s[1] - before_s[1],
+        instances_cpu_s=instances_s,
+        services_cpu_s=services_s,
         client_cpu_share=run.result.client_cpu_share,
+        workers_cpu_s=workers_s,
+        beside_cpu_s=beside_s,
+        idle_cores=idle_cores,
+        cores=len(os.sched_getaffinity(0)),
     )
+
+
+def _processor_time(mesh: Mesh, meshes: Sequence[Mesh]) -> tuple[float, float, float, float]:
+    """Seconds so far: of a mesh's instances and of its other processes, of the threads among these that
+    compute, and of all meshes and this process but for threads that compute."""
+    return (
+        processor_s(mesh.instance_pids),
+        processor_s(mesh.service_pids),
+        computing_s(mesh.service_pids),
+        time.process_time() + _beside_s(meshes),
+    )
+
+
+def _beside_s(meshes: Sequence[Mesh]) -> float:
+    process_ids = [pid for mesh in meshes for pid in (*mesh.instance_pids, *mesh.service_pids)]
+    return processor_s(process_ids) - computing_s(process_ids)
+
+
+async def _idle_cores(meshes: Sequence[Mesh]) -> float:
+    before_s, began_s = _beside_s(meshes), time.monotonic()
+    await asyncio.sleep(IDLE_LOOK_S)
+    return (_beside_s(meshes) - before_s) / (time.monotonic() - began_s)
 
 
 def _write_lengths(comparison: Comparison, path: Path) -> None:

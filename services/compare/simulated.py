@@ -3,16 +3,19 @@ the same settings, to hold the simulator to what a live mesh did.
 
 What a mesh costs beside the model is taken from its own runs of the ``calibration`` workload, which should be
 so thin that requests are alone: what every pass takes more than its profile says, and what a message takes.
-Nothing else is fitted: no other workload's figures are looked at.
+Where there are ``costs``, all run on one host, and what is taken of its cores beside passes is from the
+processor time of these workloads. Nothing else is fitted: no other workload's figures are looked at.
 """
 
 import dataclasses
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import msgspec
 
 from common.config import Config
 from common.config_file import config_from_tree
@@ -35,9 +38,12 @@ from services.compare.comparison import (
     bench_config,
     settings_of,
 )
+from services.compare.host_costs import Counted, host_of
 from services.compare.records import RunRecord
 from services.model_directory import model_directory
+from services.simulator.cluster import Cluster
 from services.simulator.config import Simulated, simulated_from_tree
+from services.simulator.host import HostConfig
 from services.simulator.metrics import Metrics, measure
 from services.simulator.run import Load, Offered, simulate
 
@@ -49,13 +55,30 @@ PROBE_S = 1e-3
 """How much longer messages are made, to see how many of them come before a first token."""
 
 CORRECTIONS = 4
+MOST_WAIT_S, HALVINGS = 0.04, 9
+"""For a core, while all are busy: some slices of the system's scheduler."""
 
 
 class Overhead(NamedTuple):
-    """Of a mesh, seconds. ``pass_s``: of every pass beside the model's; ``hop_s``: of a message."""
+    """Of a mesh, seconds. ``pass_s``: of every pass beside the model's; ``hop_s``: of a message. ``host``: on
+    which all run, if it is known what they take of it."""
 
     pass_s: float = 0.0
     hop_s: float = 0.0
+    host: HostConfig | None = None
+
+    def with_host(self, **costs: float) -> "Overhead":
+        """With some of the host's costs replaced, where there is one."""
+        return self if self.host is None else self._replace(host=msgspec.structs.replace(self.host, **costs))
+
+
+class Tried(NamedTuple):
+    """A run that an overhead is held to."""
+
+    candidate: Candidate
+    offer: Offer
+    record: RunRecord
+    overhead: Overhead
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,12 +138,58 @@ class Simulation:
         if name is None or not runs:
             rule = "must name a workload that every configuration was run at"
             raise ConfigError("calibration", name, rule)
-        found = [self._overhead_of(candidate, offers[name], record) for record in runs]
-        return Overhead(
-            statistics.median(each.pass_s for each in found), statistics.median(each.hop_s for each in found)
+        host = self._host_of(candidate, offers, records)
+        found = [self._overhead_of(candidate, offers[name], record, host) for record in runs]
+        overhead = Overhead(
+            statistics.median(each.pass_s for each in found),
+            statistics.median(each.hop_s for each in found),
+            host,
         )
+        return self._with_waits(candidate, offers, records, overhead)
 
-    def _overhead_of(self, candidate: Candidate, offer: Offer, record: RunRecord) -> Overhead:
+    def _with_waits(
+        self,
+        candidate: Candidate,
+        offers: Mapping[str, Offer],
+        records: Sequence[RunRecord],
+        overhead: Overhead,
+    ) -> Overhead:
+        """How much longer layers over attention workers, and messages, take while more cores are wanted than
+        there are: so that the crowded run's median time per token, then to the first token, comes out."""
+        name = (self.comparison.crowded, candidate.name)
+        runs = [each for each in records if (each.workload, each.configuration) == name]
+        if overhead.host is None or not runs:
+            return overhead
+        kinds = {"exchange_s": "tpot"} if candidate.instances.get("attention", 0) else {}
+        for key, measure_name in {**kinds, "wake_s": "ttft"}.items():
+            waits_s = []
+            for record in runs:
+                tried = Tried(candidate, offers[record.workload], record, overhead)
+                off = partial(self._off, tried, key, measure_name)
+                waits_s.append(_root(off, MOST_WAIT_S))
+            overhead = overhead.with_host(**{key: statistics.median(waits_s)})
+        return overhead
+
+    def _off(self, tried: "Tried", key: str, measure_name: str, wait_s: float) -> float:
+        """By how much the simulated median is over the live one, with that wait."""
+        candidate, offer, record, overhead = tried
+        metrics = self.run(candidate, offer, record.round_number, overhead.with_host(**{key: wait_s}))
+        return _median(getattr(metrics, measure_name)) - _median(getattr(record.load, measure_name))
+
+    def _host_of(
+        self, candidate: Candidate, offers: Mapping[str, Offer], records: Sequence[RunRecord]
+    ) -> HostConfig | None:
+        """How much was computed is simulated: what it cost hardly changes that."""
+        counted = []
+        for each in records:
+            if each.workload in self.comparison.costs and each.configuration == candidate.name:
+                cluster = self._simulate(candidate, offers[each.workload], each.round_number, Overhead())
+                counted.append((each, _counted(cluster)))
+        return host_of(counted)
+
+    def _overhead_of(
+        self, candidate: Candidate, offer: Offer, record: RunRecord, host: HostConfig | None
+    ) -> Overhead:
         """A time to first token is made of messages and passes, a time per token of steps and, in its first
         gap, of messages: each is corrected by what it is off, a few times."""
         number = record.round_number
@@ -131,16 +200,20 @@ class Simulation:
             load = record.load
             return _median(load.ttft) - _median(metrics.ttft), _median(load.tpot) - _median(metrics.tpot)
 
-        found = Overhead()
-        hops = (off(found)[0] - off(Overhead(hop_s=PROBE_S))[0]) / PROBE_S
+        found = Overhead(host=host)
+        hops = (off(found)[0] - off(Overhead(hop_s=PROBE_S, host=host))[0]) / PROBE_S
         for _ in range(CORRECTIONS):
             pass_s = max(0.0, found.pass_s + off(found)[1])
-            hop_s = max(0.0, found.hop_s + off(Overhead(pass_s, found.hop_s))[0] / hops)
-            found = Overhead(pass_s, hop_s)
+            hop_s = max(0.0, found.hop_s + off(Overhead(pass_s, found.hop_s, host))[0] / hops)
+            found = Overhead(pass_s, hop_s, host)
         return found
 
     def run(self, candidate: Candidate, offer: Offer, round_number: int, overhead: Overhead) -> Metrics:
         config = bench_config(self.comparison, offer, round_number, NOWHERE)
+        return measure(self._simulate(candidate, offer, round_number, overhead), config.objectives)
+
+    def _simulate(self, candidate: Candidate, offer: Offer, round_number: int, overhead: Overhead) -> Cluster:
+        config = bench_config(self.comparison, candidate.offered(offer), round_number, NOWHERE)
         plan = plan_foreground(config)
         maker = RequestMaker(FOREGROUND, TokenIdPrompts(config.seed), BodyTemplate("completions", ""), None)
         requests = make_foreground(config, plan, maker)
@@ -148,8 +221,7 @@ class Simulation:
             Offered(arrival_s, request.prompt_tokens, request.output_tokens)
             for arrival_s, request in zip(make_arrivals_s(config, plan), requests, strict=False)
         ]
-        simulated = self.simulated(candidate, overhead)
-        return measure(simulate(simulated, Load(offered)), config.objectives)
+        return simulate(self.simulated(candidate, overhead), Load(offered))
 
     def simulated(self, candidate: Candidate, overhead: Overhead) -> Simulated:
         """The candidate's mesh. Raises ConfigError for what cannot be simulated."""
@@ -170,7 +242,32 @@ class Simulation:
             for role, count in candidate.instances.items()
             if count
         ]
-        return simulated_from_tree({**settings, "cluster": cluster, "pool": pools})
+        host = {} if overhead.host is None else {"host": msgspec.structs.asdict(overhead.host)}
+        return simulated_from_tree({**settings, "cluster": cluster, "pool": pools, **host})
+
+
+def _root(off: Callable[[float], float], most: float) -> float:
+    """Where ``off``, which grows, is nothing: between 0 and ``most``."""
+    if off(0.0) >= 0:
+        return 0.0
+    least = 0.0
+    for _ in range(HALVINGS):
+        middle = (least + most) / 2
+        if off(middle) < 0:
+            least = middle
+        else:
+            most = middle
+    return (least + most) / 2
+
+
+def _counted(cluster: Cluster) -> Counted:
+    engines = [each.engine for each in cluster.lives]
+    return Counted(
+        passes=sum(each.work.passes for each in engines),
+        tokens=sum(cluster.records.drawn_tokens),
+        prompts=len(cluster.records),
+        steps_s=sum(each.engine.busy.decode_s for each in cluster.lives if each.pools is not None),
+    )
 
 
 def _performance(config: Config, overhead: Overhead) -> dict[str, Any]:
@@ -261,7 +358,17 @@ def _cell(pair: Pair, name: str, scale: float, digits: int) -> str:
 
 
 def describe_overheads(overheads: Mapping[str, Overhead]) -> str:
-    return "\n".join(
-        f"{name}: {1e3 * each.pass_s:.2f} ms a pass beside the profile's, {1e3 * each.hop_s:.2f} ms a message"
-        for name, each in overheads.items()
+    lines = []
+    for name, each in overheads.items():
+        own = f"{1e3 * each.pass_s:.2f} ms a pass beside the profile's, {1e3 * each.hop_s:.2f} ms a message"
+        lines.append(f"{name}: {own}{'' if each.host is None else _describe_host(each.host)}")
+    return "\n".join(lines)
+
+
+def _describe_host(host: HostConfig) -> str:
+    return (
+        f"; of {host.cores} cores {host.idle_cores:.3f} idle, {1e3 * host.pass_s:.2f} ms a pass,"
+        f" {1e3 * host.token_s:.2f} a token, {1e3 * host.prompt_s:.2f} a prompt,"
+        f" {host.worker_cores:.2f} cores a worker in steps; while more are wanted"
+        f" {1e3 * host.wake_s:.2f} ms a message and {1e3 * host.exchange_s:.2f} a layer more"
     )

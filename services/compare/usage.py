@@ -9,7 +9,7 @@ import asyncio
 import os
 import time
 from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,6 +24,8 @@ from common.subjects import Subjects
 from services.bench.config import BenchError
 
 IDLE_TIMEOUT_S = 30.0
+COMPUTING = ("engine", "replica", "attention")
+"""Names of threads that run the model begin so; other threads that they start inherit theirs."""
 
 
 class InstanceUse(msgspec.Struct, frozen=True):
@@ -133,12 +135,24 @@ async def watch_use(mesh: MeshConfig, instances: int) -> AsyncIterator[UseWatch]
 
 def processor_s(process_ids: Iterable[int]) -> float:
     """Seconds of one core that these processes have taken so far; of those that are gone, none."""
-    ticks = 0
+    return sum(_taken_s(Path(f"/proc/{process_id}/stat")) for process_id in process_ids)
+
+
+def computing_s(process_ids: Iterable[int]) -> float:
+    """Of these, those of threads that run the model."""
+    taken_s = 0.0
     for process_id in process_ids:
-        try:
-            stat = Path(f"/proc/{process_id}/stat").read_text()
-        except OSError:
-            continue
-        fields = stat[stat.rindex(")") + 2 :].split()
-        ticks += int(fields[11]) + int(fields[12])
-    return ticks / os.sysconf("SC_CLK_TCK")
+        for thread in Path(f"/proc/{process_id}/task").glob("*"):
+            with suppress(OSError):
+                if (thread / "comm").read_text().startswith(COMPUTING):
+                    taken_s += _taken_s(thread / "stat")
+    return taken_s
+
+
+def _taken_s(path: Path) -> float:
+    try:
+        stat = path.read_text()
+    except OSError:
+        return 0.0
+    fields = stat[stat.rindex(")") + 2 :].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -9,6 +9,7 @@ from common.errors import ConfigError
 from services.compare.comparison import Candidate, Comparison, Offer, Settings
 from services.compare.records import RunRecord
 from services.compare.simulated import Overhead, Simulation, errors_table
+from services.simulator.host import HostConfig
 from tests.services.compare.test_figures import run
 
 EMULATED: Settings = {
@@ -49,6 +50,37 @@ def test_what_a_mesh_takes_beside_its_model_is_found_from_the_runs_whose_request
         for percentile in ("p50_s", "p95_s"):
             assert all(abs(error) < 0.02 for error in pair.errors(percentile).values())
         assert pair.attainment_points == pytest.approx(0.0, abs=3.0)
+
+
+def test_what_all_take_of_one_host_is_found_from_the_runs_that_are_named_for_it() -> None:
+    host = HostConfig(cores=1, idle_cores=0.1, wake_s=0.008)
+    true = TRUE._replace(host=host)
+    named = msgspec.structs.replace(COMPARISON, costs=("alone",), crowded="hpld")
+    records = [
+        msgspec.structs.replace(live(offer, true), idle_cores=0.1, beside_cpu_s=0.3, duration_s=3.0, cores=1)
+        for offer in (ALONE, BUSY)
+    ]
+    overheads, [alone, busy] = Simulation(named).pairs(records)
+    found = overheads["split"]
+    assert found.host is not None
+    assert (found.host.cores, found.host.idle_cores) == (1, pytest.approx(0.1))
+    assert (found.host.pass_s, found.host.token_s, found.host.prompt_s) == pytest.approx((0.0,) * 3, abs=1e-6)
+    for pair in (alone, busy):
+        assert abs(pair.errors("p50_s")["ttft"]) < 0.03
+        assert abs(pair.errors("p50_s")["tpot"]) < 0.03
+    # Cores of one's own are another mesh.
+    alike = Simulation(named).run(SPLIT, BUSY, 0, found._replace(host=None))
+    assert alike.tpot is not None
+    assert busy.record.load.tpot is not None
+    assert alike.tpot.p50_s < 0.9 * busy.record.load.tpot.p50_s
+
+
+def test_a_configuration_has_rates_of_its_own() -> None:
+    slow = msgspec.structs.replace(SPLIT, rates_per_s={"hpld": 0.3})
+    assert slow.offered(BUSY).rate_per_s == 0.3
+    assert slow.offered(ALONE) == ALONE
+    given, thin = (SIMULATION.run(each, BUSY, 0, TRUE).elapsed_s for each in (SPLIT, slow))
+    assert thin == pytest.approx(10 * given, rel=0.2)
 
 
 def test_a_simulation_that_is_off_says_how_far() -> None:

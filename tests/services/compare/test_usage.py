@@ -1,13 +1,15 @@
 """How long instances are used, by what they report; worked by hand."""
 
 import os
+import threading
 import time
 
 import pytest
 
 from common.ids import InstanceId
 from common.messages import LoadReport, Role
-from services.compare.usage import InstanceUse, UseRecorder, processor_s, resource_time_of
+from common.thread_names import name_thread
+from services.compare.usage import InstanceUse, UseRecorder, computing_s, processor_s, resource_time_of
 from tests.load_reports import make_report
 
 PREFILL, DECODE, OTHER = InstanceId("prefill-0"), InstanceId("decode-0"), InstanceId("decode-1")
@@ -45,3 +47,22 @@ def test_the_processor_s_time_of_a_process_grows_with_what_it_computes_and_a_gon
         pass
     assert processor_s((os.getpid(), gone)) - before_s == pytest.approx(0.1, abs=0.05)
     assert processor_s((gone,)) == 0
+
+
+def test_threads_that_run_the_model_are_told_from_the_others() -> None:
+    before_s = computing_s((os.getpid(),)), processor_s((os.getpid(),))
+
+    def compute(name: str) -> None:
+        name_thread(name)
+        end_s = time.thread_time() + 0.1
+        while time.thread_time() < end_s:
+            pass
+        seen.append(computing_s((os.getpid(),)) - before_s[0])
+
+    seen: list[float] = []
+    for name in ("loop", "engine", "attention"):
+        thread = threading.Thread(target=compute, args=(name,))
+        thread.start()
+        thread.join()
+    assert seen == pytest.approx([0.0, 0.1, 0.1], abs=0.05)
+    assert processor_s((os.getpid(),)) - before_s[1] >= 0.25

@@ -1,0 +1,60 @@
+"""What a mesh takes of its machine's cores beside the passes of its model, from the processor time of its
+calibrating runs: so much for each pass, each token and each prompt."""
+
+from collections.abc import Sequence
+from itertools import combinations
+from typing import NamedTuple
+
+import numpy as np
+
+from services.compare.records import RunRecord
+from services.simulator.host import HostConfig
+
+
+class Counted(NamedTuple):
+    """What a run computed. ``steps_s``: of decodes over attention workers."""
+
+    passes: int
+    tokens: int
+    prompts: int
+    steps_s: float
+
+
+def host_of(runs: Sequence[tuple[RunRecord, Counted]]) -> HostConfig | None:
+    """By least squares over these runs, each as important as the others, with no cost under 0. None where
+    processor time was not looked at."""
+    seen = [(record, counted) for record, counted in runs if record.idle_cores is not None and record.cores]
+    if not seen:
+        return None
+    idle_cores = float(np.mean([record.idle_cores for record, _ in seen]))
+    taken_s = [max(0.0, record.beside_cpu_s - idle_cores * record.duration_s) for record, _ in seen]
+    counts = [[counted.passes, counted.tokens, counted.prompts] for _, counted in seen]
+    pass_s, token_s, prompt_s = costs_of(counts, taken_s)
+    workers_s, steps_s = (
+        sum(values) for values in zip(*((run.workers_cpu_s, its.steps_s) for run, its in seen), strict=True)
+    )
+    return HostConfig(
+        cores=seen[0][0].cores,
+        idle_cores=idle_cores,
+        pass_s=pass_s,
+        token_s=token_s,
+        prompt_s=prompt_s,
+        worker_cores=min(1.0, workers_s / steps_s) if steps_s > 0 else 0.0,
+    )
+
+
+def costs_of(counts: Sequence[Sequence[float]], taken: Sequence[float]) -> list[float]:
+    """What each of the counted costs, at least 0, so that all together are nearest to what was taken. Of
+    several answers the one that names fewest costs."""
+    rows = np.array(counts, dtype=float) / np.maximum(1e-9, np.array(taken))[:, None]
+    wanted = np.ones(len(rows))
+    kinds = rows.shape[1]
+    best, least = np.zeros(kinds), float(len(rows))
+    for size in range(1, min(kinds, len(rows)) + 1):
+        for some in combinations(range(kinds), size):
+            found, *_ = np.linalg.lstsq(rows[:, some], wanted, rcond=None)
+            off = float(np.sum((rows[:, some] @ found - wanted) ** 2))
+            if (found >= 0).all() and off < least - 1e-9:
+                best, least = np.zeros(kinds), off
+                best[list(some)] = found
+    return [float(each) for each in best]

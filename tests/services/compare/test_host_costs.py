@@ -1,0 +1,47 @@
+"""What a mesh takes beside its passes, from runs whose costs are known."""
+
+import msgspec
+import pytest
+
+from services.compare.host_costs import Counted, costs_of, host_of
+from services.compare.records import RunRecord
+from tests.services.compare.test_figures import run
+
+
+def test_costs_come_out_of_runs_that_had_them() -> None:
+    costs = (0.001, 0.0002, 0.008)
+    counts = [(240, 240, 10), (480, 1400, 8), (200, 570, 24), (90, 700, 3)]
+    taken = [sum(cost * count for cost, count in zip(costs, row, strict=True)) for row in counts]
+    assert costs_of(counts, taken) == pytest.approx(costs)
+
+
+def test_no_cost_is_under_nothing_and_what_was_not_counted_costs_nothing() -> None:
+    found = costs_of([(100, 200, 1), (100, 10, 1)], [0.1, 0.2])
+    assert min(found) == 0.0
+    assert costs_of([(100, 200, 0)], [0.0]) == pytest.approx([0.0, 0.0, 0.0], abs=1e-9)
+
+
+def looked_at(beside_s: float, workers_s: float = 0.0) -> RunRecord:
+    return msgspec.structs.replace(
+        run("split", 0, 1.0, 1.0),
+        duration_s=20.0,
+        beside_cpu_s=beside_s,
+        workers_cpu_s=workers_s,
+        idle_cores=0.05,
+        cores=2,
+    )
+
+
+def test_a_host_is_what_its_runs_took_of_it() -> None:
+    counted = Counted(passes=300, tokens=300, prompts=0, steps_s=12.0)
+    host = host_of([(looked_at(1.3, workers_s=9.0), counted)])
+    assert host is not None
+    assert (host.cores, host.idle_cores) == (2, 0.05)
+    assert host.pass_s + host.token_s == pytest.approx(0.001)
+    assert host.worker_cores == pytest.approx(0.75)
+
+
+def test_runs_whose_processor_time_was_not_looked_at_say_nothing() -> None:
+    record = msgspec.structs.replace(looked_at(1.0), idle_cores=None)
+    assert host_of([(record, Counted(1, 1, 1, 0.0))]) is None
+    assert host_of([]) is None
