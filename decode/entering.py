@@ -79,7 +79,7 @@ class Entering:
             pools = self.held.blocks.open_pools if sequence.pool is None else [sequence.pool]
             return earlier >= self.max_batch or not any(
                 self.held.room_in(pool) >= self.held.longest_blocks(sequence)
-                and self._has_room(pool, sequence, 0)
+                and self._has_room(pool, self._as_newcomer(sequence), 0)
                 for pool in pools
             )
         return False
@@ -88,7 +88,7 @@ class Entering:
         """That have to be free for it to come in, or back, beside those that are there."""
         if away.is_swapped:
             return self.held.swapping.blocks_wanted_by(away, self.held.with_blocks())
-        newcomer, present = _as_newcomer(away), self._present()
+        newcomer, present = self._as_newcomer(away), self._present()
         return blocks_to_enter(self.admission, newcomer, present, self.held.block_size)
 
     def _try_enter(
@@ -100,9 +100,10 @@ class Entering:
         held, pool = self.held, sequence.pool
         if pool is None:
             pool = held.blocks.pool_for_newcomer(held.longest_blocks(sequence))
-        if pool is None or not self._has_room(pool, sequence, reserved_blocks):
+        newcomer = self._as_newcomer(sequence)
+        if pool is None or not self._has_room(pool, newcomer, reserved_blocks):
             return False
-        held.blocks.try_allocate(sequence.owner, _as_newcomer(sequence).blocks(0, held.block_size), pool)
+        held.blocks.try_allocate(sequence.owner, newcomer.blocks(0, held.block_size), pool)
         self.mates.is_decodes_turn = False
         sequence.enter(DecodePhase.PULLING)
         if isinstance(sequence.task, DecodeTask):
@@ -123,11 +124,11 @@ class Entering:
         commands.append(swap)
         return True
 
-    def _has_room(self, pool: int, sequence: DecodeSequence, reserved_blocks: int) -> bool:
+    def _has_room(self, pool: int, newcomer: Growing, reserved_blocks: int) -> bool:
         present = self._present(pool)
         free = self.held.blocks.free_blocks_in(pool) - (reserved_blocks if present else 0)
         room = Pool(free, self.held.block_size)
-        return can_admit(self.admission, room, _as_newcomer(sequence), present)
+        return can_admit(self.admission, room, newcomer, present)
 
     def _present(self, pool: int | None = None) -> list[Growing]:
         """Who holds blocks, there or anywhere. Some admissions only count them."""
@@ -147,6 +148,7 @@ class Entering:
         blocks = tuple(self.held.blocks.block_table(sequence.owner)[:filled])
         return InheritSequence(sequence.owner, task.former, sequence.position, blocks)
 
-
-def _as_newcomer(sequence: DecodeSequence) -> Growing:
-    return Growing(sequence.tokens + sequence.awaits_first_token, sequence.coming_tokens)
+    def _as_newcomer(self, sequence: DecodeSequence) -> Growing:
+        """What it is still to draw only some admissions look at."""
+        tokens = sequence.tokens + sequence.awaits_first_token
+        return Growing(tokens, sequence.coming_tokens if looks_ahead(self.admission) else 1)

@@ -27,6 +27,7 @@ class Outlook:
     _ends: list[int] = field(default_factory=list)
     _rooms: list[int] = field(default_factory=list)
     _bases: list[int] = field(default_factory=list)
+    _outputs: list[list[int]] = field(default_factory=list)
     _first_end: int = 0
     _first_room: int = 0
     _table: tuple[StepRow, ...] | None = None
@@ -55,6 +56,11 @@ class Outlook:
         """That the step attends to, of all rows."""
         return sum(self._bases) + self.ended * len(self.rows)
 
+    def draw(self, token_ids: list[int]) -> None:
+        """Each of them by all rows."""
+        for output_ids in self._outputs:
+            output_ids.extend(token_ids)
+
     @property
     def end_token_ids(self) -> frozenset[int]:
         """Any of which ends one of the rows."""
@@ -72,6 +78,7 @@ class Outlook:
         self._ends.insert(place, self.ended + row.max_tokens - len(row.output_ids))
         self._rooms.insert(place, len(row.block_table) * self.block_size + 1 - base)
         self._bases.insert(place, base)
+        self._outputs.insert(place, row.output_ids)
         self.fresh.append(row.owner)
         if sequence.stop_token_ids:
             self._stops[number] = sequence.stop_token_ids
@@ -84,7 +91,7 @@ class Outlook:
                 self._end_token_ids = None
             for column in (self._numbers, self._ends, self._rooms, self._bases):
                 del column[place]
-            del self.rows[place]
+            del self.rows[place], self._outputs[place]
 
     def count(self) -> None:
         """After rows have come, gone or grown. There is one at least."""

@@ -130,7 +130,7 @@ class DecodeSequence:
 
     def _look_ahead(self, drawn: int) -> _ExpectedLength | None:
         """None: nothing is predicted."""
-        lengths, known = self.lengths, self._expected
+        lengths, known = self.predicted or self.task.lengths, self._expected
         if lengths is None:
             return None
         if known is None or known.lengths is not lengths:
@@ -144,9 +144,10 @@ class DecodeSequence:
         """``untold``: tokens that it has drawn beside ``output_ids``."""
         drawn = len(self.output_ids) + untold
         expected = self._look_ahead(drawn)
-        end = drawn + self._coming(expected, drawn)
         if expected is None:
+            end = drawn + tokens_to_come(None, drawn, self.max_tokens)
             return Expectation(end, None, end)
+        end = drawn + tokens_to_come(expected.mean, drawn, self.max_tokens)
         until = ceil(expected.until)
         if end < until:
             until = end

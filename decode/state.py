@@ -293,22 +293,21 @@ class DecodeState:
         return [(each.tokens, each.coming_tokens) for each in self.held.with_blocks()]
 
     def _tell_mates(self, now: float) -> None:
-        here = self.sequences
-        self.mates.decoding = -(-min(self.running, self.max_batch) // self.lanes)
-        self.mates.taken_slots = len(here) - here.without_blocks + here.swapped
-        away = None
-        if self.sequences.without_blocks:
-            away = next(each for each in self.sequences.values() if not each.has_blocks)
-        if away is None:
-            self.mates.note_away(None, 0, now)
+        mates, sequences = self.mates, self.sequences
+        mates.decoding = -(-min(sequences.in_batch, self.max_batch) // self.lanes)
+        mates.taken_slots = len(sequences) - sequences.without_blocks + sequences.swapped
+        if sequences.without_blocks:
+            away = next(each for each in sequences.values() if not each.has_blocks)
+            mates.note_away(away.owner, self.entering.blocks_wanted_by(away), now)
         else:
-            self.mates.note_away(away.owner, self.entering.blocks_wanted_by(away), now)
-        self.mates.note_stuck(is_stuck=bool(self.sequences) and not self._is_anybody_busy(), now=now)
+            mates.note_away(None, 0, now)
+        is_computing = bool(self.batches.steps) or not sequences
+        mates.note_stuck(is_stuck=not (is_computing or self._is_kv_on_its_way()), now=now)
 
-    def _is_anybody_busy(self) -> bool:
-        """Whether a step computes, or KV is on its way: else all that are here wait for memory."""
+    def _is_kv_on_its_way(self) -> bool:
+        """Else all that are here and not computed wait for memory."""
         resting = (DecodePhase.WAITING, DecodePhase.RUNNING, DecodePhase.SWAPPED)
-        return self.batches.is_computing or any(each.phase not in resting for each in self.sequences.values())
+        return any(each.phase not in resting for each in self.sequences.values())
 
     # pools
 

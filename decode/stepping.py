@@ -206,9 +206,7 @@ class Stepping:
         self._give_blocks(outlook, steps)
         self.held.batches.end(lane, len(rows))
         ending = self._may_end(outlook, run)
-        drawn = [before] * steps
-        for row in rows:
-            row.output_ids.extend(drawn)
+        outlook.draw([before] * steps)
         for place in ending:
             rows[place].output_ids.pop()
         self.held.sequences.note_steps(steps, steps * len(rows) - len(ending))

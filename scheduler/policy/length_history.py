@@ -24,23 +24,27 @@ LEAST_WEIGHT = 1e-3
 class _Histogram:
     """By bin: weight, and weight times length."""
 
-    bins: dict[int, tuple[float, float]] = field(default_factory=dict)
+    weights: dict[int, float] = field(default_factory=dict)
+    totals: dict[int, float] = field(default_factory=dict)
     weight: float = 0.0
 
     def add(self, tokens: int, is_cut: bool) -> None:
-        kept = {}
-        for place, (weight, total) in self.bins.items():
-            if weight * FORGETTING > LEAST_WEIGHT:
-                kept[place] = (weight * FORGETTING, total * FORGETTING)
-        further = [place for place in kept if place > tokens // BIN_TOKENS] if is_cut else []
+        weights = {place: weight * FORGETTING for place, weight in self.weights.items()}
+        totals = {place: total * FORGETTING for place, total in self.totals.items()}
+        if weights and min(weights.values()) <= LEAST_WEIGHT:
+            for place in [place for place, weight in weights.items() if weight <= LEAST_WEIGHT]:
+                del weights[place], totals[place]
+        bin_of = tokens // BIN_TOKENS
+        further = [place for place in weights if place > bin_of] if is_cut else []
         if further:
-            grown = 1 + 1 / sum(kept[place][0] for place in further)
-            kept |= {place: (kept[place][0] * grown, kept[place][1] * grown) for place in further}
+            grown = 1 + 1 / sum(weights[place] for place in further)
+            for place in further:
+                weights[place] *= grown
+                totals[place] *= grown
         else:
-            weight, total = kept.get(tokens // BIN_TOKENS, (0.0, 0.0))
-            kept[tokens // BIN_TOKENS] = (weight + 1.0, total + tokens)
-        self.bins = kept
-        self.weight = sum(weight for weight, _ in kept.values())
+            weights[bin_of] = weights.get(bin_of, 0.0) + 1.0
+            totals[bin_of] = totals.get(bin_of, 0.0) + tokens
+        self.weights, self.totals, self.weight = weights, totals, sum(weights.values())
 
 
 @dataclass(slots=True)
@@ -71,14 +75,15 @@ class LengthHistory:
         everything = self._everything
         own = self._classes.get(prompt_class, _Histogram())
         share = min(1.0, BORROWED / everything.weight) if own.weight < BORROWED else 0.0
-        found: dict[int, tuple[float, float]] = {}
-        for histogram, factor in ((own, 1.0), (everything, share)):
-            for place, (weight, total) in histogram.bins.items():
-                before = found.get(place, (0.0, 0.0))
-                found[place] = (before[0] + factor * weight, before[1] + factor * total)
-        weight = sum(each for each, _ in found.values())
+        weights, totals = own.weights, own.totals
+        if share > 0:
+            weights, totals = {**weights}, {**totals}
+            for place, weight in everything.weights.items():
+                weights[place] = weights.get(place, 0.0) + share * weight
+                totals[place] = totals.get(place, 0.0) + share * everything.totals[place]
+        weight = sum(weights.values())
         return LengthDistribution(
-            tuple((total / each, each / weight) for _, (each, total) in sorted(found.items()) if each > 0)
+            tuple([(totals[place] / weights[place], weights[place] / weight) for place in sorted(weights)])
         )
 
 

@@ -149,7 +149,9 @@ class Cluster:
 
     def _note_change(self, instance_id: InstanceId) -> None:
         reporter = self._reporters[instance_id]
-        due_s = max(self.clock.now, reporter.newest_s + MIN_GAP_S)
+        due_s, now = reporter.newest_s + MIN_GAP_S, self.clock.now
+        if due_s < now:
+            due_s = now
         if reporter.timer.action is None or reporter.timer.due_s > due_s:
             self._report_at(reporter, due_s)
 

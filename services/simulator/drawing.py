@@ -138,6 +138,8 @@ class Drawing:
             request, output_ids = decoded.sequence.request, decoded.sequence.output_ids
             self.gateway.take_second(request.request_id, request.attempt, len(output_ids) + 1, token_s)
         taking.joining = []
+        if not slowest.is_long:
+            return
         lane = self._lanes.index(taking)
         firsts = (each.first_step for each in self._decoded.values() if each.lane == lane)
         slowest.forget(min(firsts, default=slowest.steps))

@@ -176,7 +176,7 @@ class SimulatedEngine:
         if self._run is None and self._waiting and not self._is_dead:
             self._begin(self.clock.now)
 
-    def _begin(self, now: float) -> None:
+    def _begin(self, now: float, *, is_amid_event: bool = False) -> None:
         if self._next_settings is not None:
             self.settings, self._next_settings = self._next_settings, None
         phases = tuple(self._waiting)
@@ -194,7 +194,7 @@ class SimulatedEngine:
             chunks = tuple((piece.start, piece.tokens) for piece in chunk.slices)
             duration_s = self.settings.pass_s(PassShape(chunks, sequences, context))
         else:
-            steps = self._steps()
+            steps = 1 if is_amid_event else self._steps()
             duration_s = self.settings.performance.steps_s(sequences, context, steps)
         course = None
         if self.host is not None:
@@ -225,8 +225,9 @@ class SimulatedEngine:
             self._run = None
             self._end_steps(run, done)
             if self._waiting:
-                # The step that followed began when those had ended.
-                self._begin(run.time_of(self._seconds(run, done)))
+                # The step that followed began when those had ended; what is ahead of it is looked at when
+                # the event is over.
+                self._begin(run.time_of(self._seconds(run, done)), is_amid_event=True)
             else:
                 self._leave_host()
 
@@ -252,14 +253,13 @@ class SimulatedEngine:
         elapsed_s = run.done_by(now)
         if run.duration_s <= elapsed_s:
             return run.steps
-        least, most = 0, run.steps - 1
-        while least < most:
-            middle = (least + most + 1) // 2
-            if self._seconds(run, middle) <= elapsed_s:
-                least = middle
-            else:
-                most = middle - 1
-        return least
+        # All take about as long.
+        done = int(run.steps * elapsed_s / run.duration_s)
+        while done and self._seconds(run, done) > elapsed_s:
+            done -= 1
+        while done + 1 < run.steps and self._seconds(run, done + 1) <= elapsed_s:
+            done += 1
+        return done
 
     def _seconds(self, run: _Run, steps: int) -> float:
         return self.settings.performance.steps_s(run.sequences, run.context_tokens, steps)

@@ -7,6 +7,8 @@ from math import exp, floor, log
 RESOLUTION = 1.02
 """A class of gaps is as much wider than the one before."""
 LEAST_GAP_S = 1e-6
+MOST_KEPT = 64
+"""Steps of which it is not asked who still needs them."""
 
 
 @dataclass(slots=True)
@@ -59,6 +61,11 @@ class SlowestSteps:
             self._numbers.pop()
         self._gaps_s.append(slowest_s)
         self._numbers.append(self.steps)
+
+    @property
+    def is_long(self) -> bool:
+        """Whether it had better be told what to ``forget``."""
+        return len(self._numbers) > MOST_KEPT
 
     def since(self, step: int) -> float:
         """Of those after the first ``step`` ones; 0 where there is none."""

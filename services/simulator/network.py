@@ -75,6 +75,10 @@ class Network:
     ) -> None:
         """To each an equal part: the heads that it holds. ``done`` when all have arrived; ``fail``: one does
         not; ``late``: one takes long."""
+        if len(receivers) == 1:
+            links = (self.adapters[sender].outward, self.adapters[receivers[0]].inward)
+            self.links.send(links, nbytes, done, fail)
+            return
         left, has_failed = len(receivers), False
 
         def end(*, is_there: bool) -> None:

@@ -85,11 +85,13 @@ class SimulatedScheduler:
     roles: RolePolicy | None = field(init=False)
     changes: list[tuple[float, RoleChange]] = field(default_factory=list)
     asked_to_leave: int = 0
+    _may_wait: bool = field(init=False)
     _held: dict[RequestId, Answer] = field(default_factory=dict)
     _mail: deque[tuple[float, int, events.SchedulerStateEvent]] = field(default_factory=deque)
 
     def __post_init__(self) -> None:
         config, settings = self.config, self.config.scheduler
+        self._may_wait = self.mesh.network.hop_s > 0 and settings.prefill_policy != "deferred"
         instance = config.instance
         self.state = SchedulerState(
             config.mesh.lease_s,
@@ -158,7 +160,7 @@ class SimulatedScheduler:
     def _tell(self, event: events.SchedulerStateEvent, *, can_wait: bool) -> None:
         """``can_wait``: it does nothing by itself, unless requests wait here for their turn."""
         network = self.mesh.network
-        if can_wait and network.hop_s > 0 and self.config.scheduler.prefill_policy != "deferred":
+        if can_wait and self._may_wait:
             clock = network.clock
             self._mail.append((network.arrival_s(), clock.take_turn(), event))
         else:
@@ -167,9 +169,15 @@ class SimulatedScheduler:
     def open_mail(self) -> None:
         """What has come by now."""
         mail, clock = self._mail, self.mesh.network.clock
-        while mail and mail[0][:2] < (clock.now, clock.turn):
-            came_s, _, event = mail.popleft()
-            self._carry_out(self.state.handle(event, came_s))
+        now, turn, handle = clock.now, clock.turn, self.state.handle
+        while mail:
+            came_s, came_turn, event = mail[0]
+            if came_s > now or (came_s == now and came_turn >= turn):
+                return
+            mail.popleft()
+            commands = handle(event, came_s)
+            if commands:
+                self._carry_out(commands)
 
     # what is asked
 
