@@ -45,14 +45,14 @@ class Operators(Protocol):
 class OperatorModel:
     """The tables of some operators, as a performance model."""
 
-    def __init__(self, operators: Operators, *, row_rounding: int = 1) -> None:
+    def __init__(self, operators: Operators, *, row_rounding: int = 1, head_grid: int = HEAD_GRID) -> None:
         """``row_rounding``: passes take as long as with the next multiple of so many rows, as matrix kernels
-        work in tiles."""
+        work in tiles. ``head_grid``: the output matrix is looked up for every so many sequences."""
         self._operators = operators
         self._rounding = row_rounding
         self._rows = TokenCurve(self._all_rows_s, row_rounding)
         self._each: dict[str, TokenCurve] = {}
-        self._heads = TokenCurve(operators.heads_s, HEAD_GRID)
+        self._heads = TokenCurve(operators.heads_s, head_grid)
         self._decode = BatchCurves(operators.decode_attention_s, CONTEXT_GRID)
         self._prefill = ChunkSurface(
             operators.prefill_attention_s, before_grid=BEFORE_GRID, token_grid=CHUNK_GRID

@@ -7,6 +7,7 @@ what held-out data say of the fit is computed when it is asked for, as a forest'
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -32,13 +33,8 @@ from services.simulator.performance.splitwise import (
     SplitwiseModel,
     read_splitwise,
 )
-from services.simulator.performance.vidur import (
-    GROUPED_BATCH_FACTOR,
-    ROW_TILE,
-    VidurFiles,
-    VidurOperators,
-    read_vidur,
-)
+from services.simulator.performance.vidur import GROUPED_BATCH_FACTOR, ROW_TILE, VidurOperators, links_of
+from services.simulator.performance.vidur_files import VidurFiles, files_in, read_vidur
 
 
 class RooflineSource(
@@ -62,6 +58,17 @@ class VidurSource(
     send_recv: Path | None = None
     regression: Regression = "linear"
     batch_factor: float = GROUPED_BATCH_FACTOR
+
+
+class OperatorsSource(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="operators"
+):
+    """What ``lamella profile --operators`` wrote. ``communication``: measured between processes or devices of
+    the machine, or by the links of the catalogue's device."""
+
+    directory: Path
+    regression: Regression = "linear"
+    communication: Literal["measured", "roofline"] = "measured"
 
 
 class SplitwiseSource(
@@ -115,6 +122,7 @@ PerformanceSource = (
     LinearPerformance
     | RooflineSource
     | VidurSource
+    | OperatorsSource
     | SplitwiseSource
     | AiconfiguratorSource
     | DistServeSource
@@ -162,6 +170,8 @@ def open_source(
             return _open_roofline(source, shape, _named(device, "roofline"), parallelism)
         case VidurSource():
             return _open_vidur(source, shape, parallelism)
+        case OperatorsSource():
+            return _open_operators(source, shape, device, parallelism)
         case SplitwiseSource():
             return _open_splitwise(source, parallelism)
         case AiconfiguratorSource():
@@ -203,6 +213,34 @@ def _open_vidur(source: VidurSource, shape: ModelShape, parallelism: Parallelism
         batch_factor=source.batch_factor,
     )
     model = OperatorModel(operators, row_rounding=ROW_TILE)
+    return OpenedSource(model, lambda: profile.held_out(source.regression, FOLDS))
+
+
+def _open_operators(
+    source: OperatorsSource, shape: ModelShape, device: DeviceSpec | None, parallelism: Parallelism
+) -> OpenedSource:
+    is_measured = source.communication == "measured"
+    profile = read_vidur(
+        files_in(source.directory),
+        shape,
+        parallelism.tensor,
+        is_pipeline_on_network=parallelism.is_pipeline_on_network,
+        are_messages_measured=is_measured,
+    )
+    links = None
+    if not is_measured:
+        named = _named(device, 'operators with communication = "roofline"')
+        links = links_of(profile, named, parallelism)
+    operators = VidurOperators(
+        profile,
+        pipeline_parallel=parallelism.pipeline,
+        regression=source.regression,
+        batch_factor=1.0,
+        launch_ms=0.0,
+        are_contexts_summed=False,
+        links=links,
+    )
+    model = OperatorModel(operators, head_grid=1)
     return OpenedSource(model, lambda: profile.held_out(source.regression, FOLDS))
 
 

@@ -15,6 +15,7 @@ from services.simulator.performance.profiled import LawModel
 from services.simulator.performance.roofline import Parallelism, RooflineModel
 from services.simulator.performance.sources import (
     AiconfiguratorSource,
+    OperatorsSource,
     PerformanceSource,
     ProfileSource,
     RooflineSource,
@@ -22,7 +23,7 @@ from services.simulator.performance.sources import (
     open_source,
 )
 
-SPLIT_SOURCES = (LinearPerformance, RooflineSource, VidurSource, AiconfiguratorSource)
+SPLIT_SOURCES = (LinearPerformance, RooflineSource, VidurSource, OperatorsSource, AiconfiguratorSource)
 
 
 class SplitModel(Protocol):
@@ -44,7 +45,7 @@ def open_split(
         kind = type(source).__struct_config__.tag
         rule = (
             "does not tell attention from the rest of a step: with attention workers it must be roofline,"
-            " linear, vidur, aiconfigurator, or a profile by = 'law'"
+            " linear, vidur, operators, aiconfigurator, or a profile by = 'law'"
         )
         raise ConfigError("performance.kind", kind, rule)
     model = open_source(source, shape, device, parallelism).model

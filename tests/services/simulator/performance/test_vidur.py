@@ -9,12 +9,11 @@ from common.errors import ConfigError
 from common.shapes import CODELLAMA_34B, LLAMA2_70B
 from services.simulator.performance.files import PerformanceFileError
 from services.simulator.performance.operators import OperatorModel
-from services.simulator.performance.vidur import (
+from services.simulator.performance.vidur import ROW_TILE, VidurOperators
+from services.simulator.performance.vidur_files import (
     KV_SAVE,
-    ROW_TILE,
     TOKEN_OPERATORS,
     VidurFiles,
-    VidurOperators,
     VidurProfile,
     read_vidur,
 )
