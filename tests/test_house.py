@@ -37,6 +37,7 @@ USES_TORCH = (
     "services/hosts/model_engine.py",
     "services/length_predictor/embeddings.py",
     "services/length_predictor/training.py",
+    "services/profiling/operators/",
 )
 """Besides every room's engine.py. Instances load the model through ``services.hosts.model_engine``."""
 

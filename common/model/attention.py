@@ -119,10 +119,7 @@ class LocalAttention:
         if self._compiled is not None:
             return
         _check_tables(chunks, self._pool.total_blocks)
-        slots = [
-            row_slots(chunk.block_table, chunk.start, chunk.start + chunk.length, layout) for chunk in chunks
-        ]
-        self._slots = torch.cat(slots).reshape(-1).to(device)
+        self._slots = slots_of(chunks, layout, device)
         self._plans = {window: plan_step(chunks, window, self._pool) for window in self._windows}
 
     def give_up(self) -> None:
@@ -159,9 +156,7 @@ class LocalAttention:
         if self._compiled is not None:
             self._output = self._compiled.take_new(layer, k, v, spec)
         else:
-            head_dim = self._pool.layout.head_dim
-            for pages, new in zip(self._pages(layer), (k, v), strict=True):
-                pages.view(-1, head_dim).index_copy_(0, self._slots, new.reshape(-1, head_dim))
+            save_kv(self._pages(layer), self._slots, k, v)
             self._output = self._plans[spec.window].attend_new(self._before, k, v, spec)
         if began_ns:
             timeline.end(began_ns, ATTENTION, layer, self._tokens)
@@ -171,6 +166,21 @@ class LocalAttention:
 
     def _pages(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         return self._pool.keys[layer], self._pool.values[layer]
+
+
+def slots_of(chunks: Sequence[SequenceChunk], layout: KVLayout, device: torch.device) -> torch.Tensor:
+    """[new tokens · kv_heads]: where all chunks' rows go, as ``row_slots`` has them."""
+    slots = [row_slots(each.block_table, each.start, each.start + each.length, layout) for each in chunks]
+    return torch.cat(slots).reshape(-1).to(device)
+
+
+def save_kv(
+    pages: tuple[torch.Tensor, torch.Tensor], slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+) -> None:
+    """``k``, ``v`` [T, kv_heads, head_dim] into a layer's keys and values."""
+    for plane, new in zip(pages, (k, v), strict=True):
+        head_dim = plane.shape[-1]
+        plane.view(-1, head_dim).index_copy_(0, slots, new.reshape(-1, head_dim))
 
 
 def plan_step(chunks: Sequence[SequenceChunk], window: int | None, pool: KVPool) -> StepPlan:

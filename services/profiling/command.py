@@ -14,6 +14,7 @@ from rich.table import Table
 
 from common.config import Dtype
 from common.config_file import load_config
+from common.errors import ConfigError
 
 if TYPE_CHECKING:
     from common.config import Config
@@ -21,13 +22,51 @@ if TYPE_CHECKING:
 
 
 def profile(
-    model: Annotated[Path | None, typer.Option(help="A local transformers directory.")] = None,
+    model: Annotated[
+        Path | None,
+        typer.Option(help="A local transformers directory; of operators a catalogue's shape, too."),
+    ] = None,
     dtype: Annotated[Dtype | None, typer.Option(help="Of the weights; default bf16.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N.")] = None,
     rounds: Annotated[int, typer.Option(help="Times that every case is measured.", min=1, max=100)] = 5,
     config: Annotated[Path | None, typer.Option(help="Settings of the instances (TOML).")] = None,
     hand_overs: Annotated[bool, typer.Option(help="Measure hand-overs, in two meshes of two.")] = True,
+    operators: Annotated[
+        bool, typer.Option("--operators", help="Measure each operator instead, into --output.")
+    ] = False,
+    output: Annotated[Path | None, typer.Option(help="Operators: the folder of their files.")] = None,
+    tp: Annotated[str, typer.Option(help="Operators: degrees of tensor parallelism.")] = "1",
+    max_tokens: Annotated[int, typer.Option(help="Operators: of a pass.")] = 2048,
+    max_context: Annotated[int, typer.Option(help="Operators: of a sequence.")] = 4096,
+    max_batch: Annotated[int, typer.Option(help="Operators: decodes at once.")] = 64,
+    limit_s: Annotated[float, typer.Option(help="Operators: no new round after it.", min=1)] = 150.0,
+    communication: Annotated[
+        bool, typer.Option(help="Operators: messages between processes, or CUDA devices.")
+    ] = True,
 ) -> None:
-    """Measure a model on this machine: chunk and step times, saturation length, fitted models, hand-overs."""
+    """Measure a model on this machine: chunk and step times, saturation length, fitted models, hand-overs; or
+    its operators, of any shard."""
+    settings = load_config(config)
+    given = settings.model
+    if model is not None:
+        given = msgspec.structs.replace(given, directory=model)
+    if dtype is not None:
+        given = msgspec.structs.replace(given, dtype=dtype)
+    if device is not None:
+        given = msgspec.structs.replace(given, device=device)
+    settings = msgspec.structs.replace(settings, model=given)
+    if operators:
+        from services.profiling.operators_command import OperatorOptions, profile_operators_of
+
+        sizes = (max_tokens, max_context, max_batch)
+        profile_operators_of(settings, OperatorOptions(output, tp, sizes, rounds, limit_s, communication))
+        return
+    if output is not None:
+        raise ConfigError("output", output, "is of --operators: passes are kept where instances find them")
+    _profile_passes(settings, rounds, hand_overs)
+
+
+def _profile_passes(settings: "Config", rounds: int, hand_overs: bool) -> None:
     from common.model.device import accelerator_name
     from common.model.precision import precision_of
     from common.profile import profile_path, read_profile, write_profile
@@ -36,14 +75,9 @@ def profile(
     from services.profiling.profiler import measure_profile, rows_of
 
     messages = Console(stderr=True)
-    settings = load_config(config)
     given = settings.model
-    if model is not None:
-        given = msgspec.structs.replace(given, directory=model)
-    if dtype is not None:
-        given = msgspec.structs.replace(given, dtype=dtype)
     instance = msgspec.structs.replace(settings.instance, engine="model", attention_workers=0)
-    settings = msgspec.structs.replace(settings, model=given, instance=instance)
+    settings = msgspec.structs.replace(settings, instance=instance)
     with messages.status("preparing the model"):
         prepare_model(settings, lambda stage: None)
     directory = model_directory(given)

@@ -53,8 +53,15 @@ Progress = Callable[[int, int], None]
 """(rounds done, of how many)"""
 
 
-async def measure_profile(config: Config, directory: Path, rounds: int, progress: Progress) -> Profile:
-    """Raises ConfigError where the pool or the context holds none of the cases, ModelError as an instance."""
+async def measure_profile(
+    config: Config,
+    directory: Path,
+    rounds: int,
+    progress: Progress,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Profile:
+    """``clock``: in seconds, of the engine's thread. Raises ConfigError where the pool or the context holds
+    none of the cases, ModelError as an instance."""
     engine = await load_engine(config, directory)
     try:
         chunks = [(before, tokens) for tokens in sorted(CHUNKS + RESTS) for before in BEFORES]
@@ -71,7 +78,7 @@ async def measure_profile(config: Config, directory: Path, rounds: int, progress
         taken: dict[tuple[str, Case | Shared], list[float]] = {name: [] for name in work}
         for done in range(rounds + 1):
             for name, batch in work.items():
-                elapsed_s = await engine.thread.run(_time, engine, batch)
+                elapsed_s = await engine.thread.run(_time, engine, batch, clock)
                 if done:  # the first round touches memory
                     taken[name].append(elapsed_s)
             progress(done, rounds)
@@ -154,10 +161,10 @@ def _has_room(engine: Engine, batch: int, context: int) -> bool:
     return blocks <= engine.total_blocks and max(contexts) < engine.context_length
 
 
-def _time(engine: Engine, batch: list[SequenceStep]) -> float:
-    began_s = time.perf_counter()
+def _time(engine: Engine, batch: list[SequenceStep], clock: Callable[[], float]) -> float:
+    began_s = clock()
     engine.runner.run(batch)
-    return time.perf_counter() - began_s
+    return clock() - began_s
 
 
 def _fits(engine: Engine, case: Shared) -> bool:

@@ -1,0 +1,1 @@
+"""``lamella profile --operators``: what each operator of a model's pass takes on a device, for any shard."""
