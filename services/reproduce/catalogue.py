@@ -4,7 +4,8 @@ from services.reproduce import (
     aladdin,
     distserve_fig8,
     distserve_table2,
-    lamina_decoding,
+    lamina_fig10,
+    lamina_fig11,
     lamina_table3,
     splitwise_fig12,
     splitwise_fig16,
@@ -18,7 +19,8 @@ ROWS: dict[str, Row] = {
     row.id: row
     for row in (
         lamina_table3.ROW,
-        *lamina_decoding.ROWS,
+        lamina_fig10.ROW,
+        lamina_fig11.ROW,
         distserve_table2.ROW,
         distserve_fig8.ROW,
         splitwise_fig12.ROW,

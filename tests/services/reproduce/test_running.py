@@ -8,7 +8,7 @@ import pytest
 from common.latency import ServiceObjectives
 from services.bench.lengths import LengthPair, is_of_workload
 from services.planner.provisioning import SLOWDOWNS
-from services.reproduce.data import DataFiles, Lengths
+from services.reproduce.data import DataFiles
 from services.reproduce.distserve_servers import Server, longest_prompt, tree_of
 from services.reproduce.lamina_decoding import held_context
 from services.reproduce.row import Reproduced, Table, sentences
@@ -116,4 +116,4 @@ def test_a_workload_has_its_own_lengths_with_a_trace_or_without(
 def test_a_long_answer_weighs_more_in_the_context_that_is_held() -> None:
     pairs = (LengthPair(100, 1), LengthPair(1000, 99))
     held = (1 * (100 + 1.0) + 99 * (1000 + 50.0)) / 100
-    assert held_context(Lengths(pairs, "")) == math.floor(held + 0.5)
+    assert held_context(pairs) == math.floor(held + 0.5)
