@@ -342,7 +342,8 @@ class TransferConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     ``emulated_bandwidth_bytes_per_s`` and ``emulated_latency_s`` slow a link down for experiments
     (TetriInfer 4). Mooncake speaks ``protocol`` and listens at ``host`` on two ports from ``min_port`` to
     ``max_port``. A transfer that takes longer than ``deadline_s`` is given up. Of one that has taken
-    ``suspect_after_s`` its sender tells schedulers, which have others compute and decode, if there are any.
+    ``suspect_after_s`` its sender tells schedulers, which have others compute and decode, if there are any:
+    let it be longer than what is sent at once takes, with push a whole prompt's KV.
 
     A prompt of at least ``layerwise_min_tokens`` hands its KV over layer by layer while it is computed
     (Splitwise 4.4); None: of as many as `lamella profile` has found that it pays from, or 512. While
