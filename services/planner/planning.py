@@ -86,8 +86,13 @@ def _simulate(demand: Demand, finalists: Sequence[Proposed], requests: int) -> S
     ranked = in_order([each for each in settled if each is not None])
     if demand.objective == "throughput":
         return ranked
-    beyond = yield from together([look_beyond(demand, each, requests) for each in ranked[:LOOKED_BEYOND]])
-    return in_order([*beyond, *ranked[LOOKED_BEYOND:]])
+    chosen, rest = ranked[:LOOKED_BEYOND], ranked[LOOKED_BEYOND:]
+    apart = next((each for each in rest if each.deployment.has_attention), None)
+    if apart is not None and not any(each.deployment.has_attention for each in chosen):
+        chosen.append(apart)
+        rest.remove(apart)
+    beyond = yield from together([look_beyond(demand, each, requests) for each in chosen])
+    return in_order([*beyond, *rest])
 
 
 def in_order(settled: Sequence[Settled]) -> list[Settled]:

@@ -111,6 +111,15 @@ def test_it_is_said_whether_attention_workers_pay(capacity: float, said: str) ->
         assert any(each.deployment.has_attention for each in found.ranked)
 
 
+def test_what_the_best_with_attention_workers_has_to_spare_is_measured_wherever_it_ranks() -> None:
+    world = {kind_of("mixed", tensor=tensor): 4.0 * tensor for tensor in (1, 2, 4)}
+    world |= {kind_of("prefill"): 4.0, kind_of("decode"): 4.0, attention_kind(): 2.0}
+    found, _ = search_world(plan(kinds_in(world), bounds_in(world), demand_of(), REQUESTS), world)
+    place = next(place for place, each in enumerate(found.ranked) if each.deployment.has_attention)
+    assert place >= 3
+    assert found.ranked[place].headroom is not None
+
+
 def test_without_such_kinds_nothing_is_said_of_attention_workers() -> None:
     world = {kind_of("mixed"): 4.0}
     found, _ = search_world(plan(kinds_in(world), bounds_in(world), demand_of(), REQUESTS), world)
