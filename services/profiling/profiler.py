@@ -29,7 +29,7 @@ RESTS = (45, 90, 181, 245)
 BEFORES = (0, 256, 1024)
 """Tokens before chunks: the first before them cost most, as attention has a part more then."""
 BATCHES = (1, 2, 4, 8, 16, 32)
-CONTEXTS = (128, 512, 1024)
+CONTEXTS = (32, 128, 512, 1024)
 SHARED = (
     (((0, 32), (0, 32)), 0, 0),
     (((0, 128), (0, 128)), 0, 0),

@@ -153,8 +153,7 @@ class Course:
 
 @dataclass(slots=True, eq=False)
 class SharedPace:
-    """Of all who use the same workers: their courses. ``host``: whose cores all of them compute on, where
-    they have none of their own."""
+    """Of all who use the same workers: their courses. ``host``: whose cores they share, if they do."""
 
     clock: Clock
     host: Host | None = None
