@@ -77,7 +77,7 @@ class Network:
         not; ``late``: one takes long."""
         if len(receivers) == 1:
             links = (self.adapters[sender].outward, self.adapters[receivers[0]].inward)
-            self.links.send(links, nbytes, done, fail)
+            self.links.send(links, nbytes, done, fail, late)
             return
         left, has_failed = len(receivers), False
 
