@@ -103,10 +103,13 @@ def check_comparison(comparison: Comparison) -> None:
     for key, names in (
         ("calibration", (comparison.calibration,)),
         ("costs", comparison.costs),
+        ("crowded", (comparison.crowded,)),
     ):
         for name in names:
             if name not in (None, *(offer.name for offer in comparison.workload)):
                 raise ConfigError(key, name, "must be a workload's name")
+    if comparison.crowded is not None and not comparison.costs:
+        raise ConfigError("crowded", comparison.crowded, "needs costs: without them there is no host")
     _check_names("configuration", (candidate.name for candidate in comparison.configuration))
     for offer in comparison.workload:
         if offer.drawn_from not in WORKLOADS:

@@ -115,6 +115,11 @@ def test_some_of_a_comparison_are_still_of_it(two: Comparison) -> None:
         ("decode = 2 }", "decode = 1000 }", "1000"),
         ("decode = 2 }", "decoder = 2 }", "decoder"),
         ('name = "two"', 'name = "two"\nlength_scale = 0', "length_scale"),
+        ('name = "two"', 'name = "two"\ncosts = ["lpld"]', "costs = 'lpld'"),
+        ('name = "two"', 'name = "two"\ncosts = ["mixed"]\ncrowded = "lpld"', "crowded = 'lpld'"),
+        ('name = "two"', 'name = "two"\ncrowded = "mixed"', "needs costs"),
+        ("knows_lengths = true", "rates_per_s = { lpld = 1.0 }", "rates_per_s = 'lpld'"),
+        ("knows_lengths = true", "rates_per_s = { mixed = 0.0 }", "rates_per_s = 0.0"),
     ],
 )
 def test_a_comparison_that_cannot_be_run_names_what_is_wrong(
