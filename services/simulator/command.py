@@ -140,8 +140,8 @@ def show(runs: "Sequence[Run]", *, has_operators: bool = False) -> None:
         if run.metrics.operators:
             console.print(operator_table(run.metrics.operators))
         elif has_operators:
-            console.print("no pool's source of performance tells operators apart: roofline, vidur, operators")
-            console.print("and aiconfigurator do")
+            console.print("no pool's source of performance tells operators apart: roofline, vidur,")
+            console.print("operators and aiconfigurator do")
         for line in summary_of(run.metrics):
             console.print(line, highlight=False)
     if len(runs) > 1:

@@ -16,7 +16,7 @@ from services.simulator.shape import PassShape
 
 CONTEXT_GRID, CHUNK_GRID, BEFORE_GRID, HEAD_GRID = 32, 32, 256, 4
 Chunks = tuple[tuple[int, int], ...]
-OUTPUT_MATRIX = "lm_head"
+OUTPUT_MATRIX = "output_matrix"
 
 
 class Operators(Protocol):
