@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import pytest
+
 from services.simulator.cluster import Cluster
 from services.simulator.config import Simulated, simulated_from_tree
 from services.simulator.run import Load, Offered, simulate
@@ -49,3 +51,10 @@ def offered(*requests: tuple[float, int, int]) -> list[Offered]:
 
 def run(simulated: Simulated, *requests: tuple[float, int, int], **keys: Any) -> Cluster:
     return simulate(simulated, Load(offered(*requests), **keys))
+
+
+def assert_same_times(one: Cluster, other: Cluster) -> None:
+    """Of every request."""
+    for column in ("first_token_s", "second_token_s", "end_s", "slowest_gap_s"):
+        ones, others = getattr(one.records, column), getattr(other.records, column)
+        assert list(ones) == pytest.approx(list(others), abs=1e-6, nan_ok=True), column

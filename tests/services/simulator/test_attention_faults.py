@@ -12,7 +12,7 @@ from services.simulator.decode_room import DecodeRoom
 from services.simulator.instance import SimulatedInstance
 from services.simulator.metrics import measure
 from services.simulator.run import Load, simulate
-from tests.services.simulator.meshes import run
+from tests.services.simulator.meshes import assert_same_times, run
 from tests.services.simulator.test_attention import MODES, remote
 from tests.services.simulator.test_faults import steady
 
@@ -173,9 +173,7 @@ def test_steps_in_one_event_take_what_single_steps_take_whatever_befalls(
     skipped = simulate(simulated, load, seed=2)
     monkeypatch.setattr(DecodeRoom, "steps_ahead", lambda room, lane=0: 1)
     singly = simulate(simulated, load, seed=2)
-    for column in ("first_token_s", "second_token_s", "end_s", "slowest_gap_s"):
-        ones, others = getattr(skipped.records, column), getattr(singly.records, column)
-        assert list(ones) == pytest.approx(list(others), abs=1e-6, nan_ok=True), column
+    assert_same_times(skipped, singly)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from services.simulator.config import Simulated
 from services.simulator.decode_room import DecodeRoom
 from services.simulator.metrics import measure
 from services.simulator.run import Load, Offered, simulate
-from tests.services.simulator.meshes import TOKEN_BYTES, mesh, pool, run
+from tests.services.simulator.meshes import TOKEN_BYTES, assert_same_times, mesh, pool, run
 
 LEASE_S = 3.0
 """As ``[mesh]`` has it."""
@@ -158,9 +158,7 @@ def test_steps_in_one_event_take_what_single_steps_take(name: str, monkeypatch: 
     skipped = simulate(simulated, load, seed=2)
     monkeypatch.setattr(DecodeRoom, "steps_ahead", lambda room, lane=0: 1)
     singly = simulate(simulated, load, seed=2)
-    for column in ("first_token_s", "second_token_s", "end_s", "slowest_gap_s"):
-        ones, others = getattr(skipped.records, column), getattr(singly.records, column)
-        assert list(ones) == pytest.approx(list(others), abs=1e-6, nan_ok=True), column
+    assert_same_times(skipped, singly)
 
 
 def death(instance: str, at_s: float, lasts_s: float | None = None) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from services.simulator.config import Simulated
 from services.simulator.decode_room import DecodeRoom
 from services.simulator.metrics import measure
 from services.simulator.run import Load, Offered, simulate
-from tests.services.simulator.meshes import SHAPE, TOKEN_BYTES, mesh, pool, run
+from tests.services.simulator.meshes import SHAPE, TOKEN_BYTES, assert_same_times, mesh, pool, run
 
 PASS_S = 0.01 + 100e-4
 """Of a prompt of 100 tokens."""
@@ -246,9 +246,7 @@ def test_steps_in_one_plan_take_what_single_steps_take(
     planned = run(mesh(*pools), *REQUESTS_OF[requests])
     monkeypatch.setattr(DecodeRoom, "steps_ahead", lambda room, lane=0: 1)
     singly = run(mesh(*pools), *REQUESTS_OF[requests])
-    for column in ("first_token_s", "second_token_s", "end_s", "slowest_gap_s"):
-        ones, others = getattr(planned.records, column), getattr(singly.records, column)
-        assert list(ones) == pytest.approx(list(others), abs=1e-6, nan_ok=True), column
+    assert_same_times(planned, singly)
     ours, theirs = measure(planned), measure(singly)
     for one, other in zip(ours.pools, theirs.pools, strict=True):
         assert one.decode_steps == other.decode_steps

@@ -12,7 +12,7 @@ from services.simulator.config import Simulated
 from services.simulator.decode_room import DecodeRoom
 from services.simulator.metrics import measure
 from services.simulator.run import Load, Offered, SimulationError, check_conserved, simulate
-from tests.services.simulator.meshes import TOKEN_BYTES, mesh, pool, run
+from tests.services.simulator.meshes import TOKEN_BYTES, assert_same_times, mesh, pool, run
 
 LAYERWISE_NEVER = {"layerwise_min_tokens": 1_000_000}
 
@@ -213,9 +213,7 @@ def test_steps_in_one_event_take_what_single_steps_take(name: str, monkeypatch: 
     monkeypatch.setattr(DecodeRoom, "steps_ahead", lambda room, lane=0: 1)
     singly = simulate(ARRANGEMENTS[name], load)
     assert skipped.clock.events < singly.clock.events
-    for column in ("first_token_s", "second_token_s", "end_s", "slowest_gap_s"):
-        ones, others = getattr(skipped.records, column), getattr(singly.records, column)
-        assert list(ones) == pytest.approx(list(others), abs=1e-6, nan_ok=True), column
+    assert_same_times(skipped, singly)
 
 
 CHUNK_S = 0.02 + 64e-4 + 1e-4 + 1e-3
