@@ -70,9 +70,7 @@ class Host:
             self._wanted[who] = cores
         elif self._wanted.pop(who, None) is None:
             return
-        pace = self._pace()
-        if pace != self.pace:
-            self.pace = pace
+        if self._settle():
             for other in list(self._wanted):
                 if other is not who:
                     other.change_pace()
@@ -89,11 +87,13 @@ class Host:
         """More is wanted than there is."""
         return self.pace < 1.0
 
-    def _pace(self) -> float:
-        wanted = sum(self._wanted.values())
+    def _settle(self) -> bool:
+        """By what is wanted now; whether the pace is another one."""
+        before, wanted = self.pace, sum(self._wanted.values())
         there = self.config.cores - self.config.idle_cores
         self.is_busy = there - wanted < IDLE_CORE
-        return there / wanted if wanted > there else 1.0
+        self.pace = there / wanted if wanted > there else 1.0
+        return self.pace != before
 
 
 class Course:
