@@ -39,7 +39,7 @@ def check_command(words: list[str]) -> None:
     while isinstance(command, TyperGroup) and words:
         assert words[0] in command.commands, f"lamella {words[0]}"
         command, words = command.commands[words[0]], words[1:]
-    options = {name for each in command.params for name in each.opts} | {"--help"}
+    options = {name for each in command.params for name in (*each.opts, *each.secondary_opts)} | {"--help"}
     used = {option for word in words for option in re.findall(r"^\[?(--[a-z-]+)", word)}
     assert used <= options, f"lamella {command.name} {used - options}"
 
