@@ -84,26 +84,13 @@ class GatedLayer:
         laps.mark("attn_rope")
         v = kv.narrow(2, kv.shape[2] // 2, kv.shape[2] // 2)
         attended = attend(q[0], k[0], v.reshape(tokens, self._kv_heads, self._head_dim))
-        attended = attended.reshape(1, tokens, -1)
-        laps.mark(None)
-        projected = self._out(attended)
-        laps.mark("attn_post_proj")
-        x = x + projected
-        laps.mark("add")
-        normed = self._norm(x, 1)
-        laps.mark("post_attention_layernorm")
-        wide = self._up(normed)
-        laps.mark("mlp_up_proj")
-        inner = kernels.silu_multiply_halves(wide)
-        laps.mark("mlp_act")
-        narrow = self._down(inner)
-        laps.mark("mlp_down_proj")
-        x = x + narrow
-        laps.mark("add")
-        return x
+        return _run_behind_attention(self, x, attended, laps)
 
     def _norm(self, x: torch.Tensor, index: int) -> torch.Tensor:
         return kernels.rms_norm(x, [self._hidden], self._norms[index], EPSILON)
+
+    def _act(self, wide: torch.Tensor) -> torch.Tensor:
+        return kernels.silu_multiply_halves(wide)
 
 
 class PlainLayer:
@@ -128,26 +115,36 @@ class PlainLayer:
         laps.mark("attn_pre_proj")
         k, v = kv.chunk(2, dim=2)
         attended = attend(q.reshape(self._heads), k.reshape(self._kv_heads), v.reshape(self._kv_heads))
-        attended = attended.reshape(1, x.shape[1], -1)
-        laps.mark(None)
-        projected = self._out(attended)
-        laps.mark("attn_post_proj")
-        x = x + projected
-        laps.mark("add")
-        normed = self._norm(x, 1)
-        laps.mark("post_attention_layernorm")
-        wide = self._up(normed)
-        laps.mark("mlp_up_proj")
-        inner = F.gelu(wide)
-        laps.mark("mlp_act")
-        narrow = self._down(inner)
-        laps.mark("mlp_down_proj")
-        x = x + narrow
-        laps.mark("add")
-        return x
+        return _run_behind_attention(self, x, attended, laps)
 
     def _norm(self, x: torch.Tensor, index: int) -> torch.Tensor:
         return F.layer_norm(x, [x.shape[-1]], *self._norms[index], EPSILON)
+
+    def _act(self, wide: torch.Tensor) -> torch.Tensor:
+        return F.gelu(wide)
+
+
+def _run_behind_attention(
+    layer: GatedLayer | PlainLayer, x: torch.Tensor, attended: torch.Tensor, laps: Laps
+) -> torch.Tensor:
+    """The rest of either's operators."""
+    attended = attended.reshape(1, x.shape[1], -1)
+    laps.mark(None)
+    projected = layer._out(attended)
+    laps.mark("attn_post_proj")
+    x = x + projected
+    laps.mark("add")
+    normed = layer._norm(x, 1)
+    laps.mark("post_attention_layernorm")
+    wide = layer._up(normed)
+    laps.mark("mlp_up_proj")
+    inner = layer._act(wide)
+    laps.mark("mlp_act")
+    narrow = layer._down(inner)
+    laps.mark("mlp_down_proj")
+    x = x + narrow
+    laps.mark("add")
+    return x
 
 
 class PassEnds:
