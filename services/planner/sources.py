@@ -9,9 +9,12 @@ SOURCES = (
     "attention",
     "common",
     "decode",
+    "gateway",
     "prefill",
     "scheduler",
     "services/bench",
+    "services/hosts",
+    "services/launcher",
     "services/planner",
     "services/simulator",
 )

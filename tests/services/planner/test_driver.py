@@ -1,5 +1,7 @@
 """Who drives a search: every probe is simulated once, kept, and answered to whom it belongs."""
 
+import subprocess
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -147,6 +149,17 @@ def test_points_of_other_code_are_not_taken_for_this_one_s(
     assert simulated_with("first = 1\n") == []
     assert simulated_with("first = 2\n") == [1.0, 2.0]
     assert simulated_with("first = 1\n") == []
+
+
+def test_the_code_s_digest_is_of_all_that_a_run_loads() -> None:
+    listed = "import services.planner.simulating, sys; print(*(m.__file__ for m in sys.modules.values()"
+    script = f"{listed} if getattr(m, '__file__', None)), sep='\\n')"
+    command = [sys.executable, "-c", script]
+    loaded = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout.splitlines()
+    own = [Path(file).relative_to(ROOT) for file in loaded if Path(file).is_relative_to(ROOT)]
+    files = [file for file in own if file.name != "__init__.py" and not file.parts[0].startswith(".")]
+    assert Path("scheduler/policy/dispatch.py") in files
+    assert [file for file in files if not any(file.is_relative_to(package) for package in SOURCES)] == []
 
 
 def test_the_code_s_digest_is_of_every_decision_and_of_names() -> None:
