@@ -20,8 +20,11 @@ if TYPE_CHECKING:
     from common.config import Config
     from common.profile import HandOverTimes
 
+OF_OPERATORS = ("output", "tp", "max_tokens", "max_context", "max_batch", "limit_s", "communication")
+
 
 def profile(
+    context: typer.Context,
     model: Annotated[
         Path | None,
         typer.Option(help="A local transformers directory; of operators a catalogue's shape, too."),
@@ -61,9 +64,17 @@ def profile(
         sizes = (max_tokens, max_context, max_batch)
         profile_operators_of(settings, OperatorOptions(output, tp, sizes, rounds, limit_s, communication))
         return
-    if output is not None:
-        raise ConfigError("output", output, "is of --operators: passes are kept where instances find them")
+    _check_of_passes(context)
     _profile_passes(settings, rounds, hand_overs)
+
+
+def _check_of_passes(context: typer.Context) -> None:
+    """Raises ConfigError."""
+    for name in OF_OPERATORS:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            option = f"--{name.replace('_', '-')}"
+            raise ConfigError(option, context.params[name], "is of --operators: passes know nothing of it")
 
 
 def _profile_passes(settings: "Config", rounds: int, hand_overs: bool) -> None:

@@ -358,5 +358,7 @@ def test_the_command_writes_the_files_and_says_how_far_they_are_off(tiny: MakeTi
     assert "output_matrix" in found.output
     assert f'performance = {{ kind = "operators", directory = "{output}" }}' in found.output
     assert isinstance(CliRunner().invoke(app, asked).exception, ConfigError)
-    refused = CliRunner().invoke(app, ["profile", "--output", str(output)])
-    assert isinstance(refused.exception, ConfigError)
+    for alone in (["--output", str(output)], ["--tp", "2"], ["--no-communication"]):
+        refused = CliRunner().invoke(app, ["profile", *alone])
+        assert isinstance(refused.exception, ConfigError)
+        assert "is of --operators" in str(refused.exception)
