@@ -24,6 +24,7 @@ STATUS = {
     "no_instance_ready": 503,
     "instance_lost": 503,
     "handover_failed": 503,
+    "kv_link_broken": 503,
 }
 
 
