@@ -16,7 +16,7 @@ from prefill.events import ChunkSlice, RunChunk
 from scheduler.policy.mixed_batching import choose_pass
 from services.simulator.clock import Clock, Timer
 from services.simulator.hardware import ComputedWork
-from services.simulator.host import Course, Host
+from services.simulator.host import Host, PacedWork
 from services.simulator.performance.interface import PerformanceModel
 from services.simulator.shape import PassShape
 
@@ -102,7 +102,7 @@ class _Run:
     duration_s: float
     timer: Timer
     chunk: RunChunk | None = None
-    course: Course | None = None
+    course: PacedWork | None = None
     told_layers: int = 0
     layer_timer: Timer | None = None
 
@@ -201,7 +201,7 @@ class SimulatedEngine:
             prompts = 0 if chunk is None else sum(piece.is_last for piece in chunk.slices)
             wanted = self.host.cores_for(duration_s / steps, sequences + prompts, prompts)
             self.host.want(self, wanted)
-            course = Course(now, self.host.pace)
+            course = PacedWork(now, self.host.pace)
         due_s = now + duration_s if course is None else course.time_of(duration_s)
         timer = self.clock.at(due_s, self._end)
         self.passes += 1

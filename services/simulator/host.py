@@ -96,7 +96,7 @@ class Host:
         return self.pace != before
 
 
-class Course:
+class PacedWork:
     """Work that gets on at a pace that changes: pieces, each with when it began, what was done then, and its
     pace."""
 

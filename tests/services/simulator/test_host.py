@@ -7,7 +7,7 @@ import pytest
 from common.errors import ConfigError
 from services.simulator.clock import Clock
 from services.simulator.cluster import Cluster
-from services.simulator.host import Course, Host, HostConfig
+from services.simulator.host import Host, HostConfig, PacedWork
 from services.simulator.links import Links
 from services.simulator.network import Network
 from tests.services.simulator.meshes import mesh, pool, run
@@ -54,7 +54,7 @@ def test_what_is_taken_beside_passes_slows_them_by_its_share() -> None:
 
 
 def test_a_course_gets_done_at_each_pace_what_that_lets_it() -> None:
-    course = Course(10.0, 1.0)
+    course = PacedWork(10.0, 1.0)
     course.change_pace(12.0, 0.5)
     course.change_pace(16.0, 0.25)
     course.change_pace(16.0, 1.0)
