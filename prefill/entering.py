@@ -58,7 +58,8 @@ class Entering:
         if mates.is_static:
             return self._try_join(sequence, needed)
         owed = mates.owed_blocks(now)
-        if mates.is_mixed and self._stays(sequence):
+        stays = mates.is_mixed and self._stays(sequence)
+        if stays:
             if mates.needs_slots and self._slots <= 0:
                 mates.wants_slot = True
                 return False
@@ -66,9 +67,9 @@ class Entering:
             if self.blocks.free_blocks - wanted < owed and wanted > needed:
                 mates.entry_blocks = 0 if owed else wanted
                 return False
-            self._slots -= 1
         has_room = self.blocks.free_blocks - needed >= owed
         if has_room and self.blocks.try_allocate(sequence.owner, needed):
+            self._slots -= stays
             return True
         # Who has waited so long gives way to nobody.
         mates.wanted_blocks = 0 if owed else needed

@@ -115,6 +115,10 @@ class KVLinks:
         for link in [each for each in self.broken if instance_id in each]:
             del self.broken[link]
 
+    def forget_all(self) -> None:
+        """Who did not hear everything knows nothing for certain."""
+        self.broken.clear()
+
     def forget_old(self, now: float) -> None:
         for link in [each for each, state in self.broken.items() if now - state.failed_s > FORGET_AFTER_S]:
             del self.broken[link]

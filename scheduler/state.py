@@ -144,7 +144,7 @@ class SchedulerState:
                     self.bookings.merge(booking, now)
                 return self._learn(bookings)
             case MessagesLost():
-                self.links.broken.clear()
+                self.links.forget_all()
                 return self.peers.ask_all()
             case InstanceSuspected(instance_id):
                 self.members.suspect(instance_id)
