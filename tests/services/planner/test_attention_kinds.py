@@ -4,7 +4,7 @@ from common.latency import ServiceObjectives
 from common.shapes import LLAMA3_70B
 from services.bench.traces import TraceRequest
 from services.planner.attention_kinds import attention_kinds, partition_of
-from services.planner.attention_ratio import choose_ratio
+from services.planner.attention_ratio import RatioChoice, choose_ratio
 from services.planner.candidates import MEMORY_SHARE, SearchSpace, prices_of
 from services.planner.demand import Demand
 from services.planner.workload import workload_of
@@ -32,17 +32,7 @@ def test_the_first_ratio_is_the_cheapest_that_the_cost_model_knows() -> None:
         demand.prices[each.model_device] * each.dop[0] * count
         + demand.prices[each.attention_device or ""] * each.dop[1] * count
         for is_staggered in (True, False)
-        for each in choose_ratio(
-            LLAMA3_70B,
-            round(WORKLOAD.context_tokens),
-            2,
-            SPACE.devices,
-            demand.prices,
-            most_devices=16,
-            step_s=0.1,
-            is_staggered=is_staggered,
-            memory_share=MEMORY_SHARE,
-        )
+        for each in _ratios(demand, is_staggered=is_staggered)
         if each.attention_device and each.dop[0] in SPACE.tensors and max(each.dop) <= SPACE.node_devices
         for count in [-(-demand.rate_per_s // (each.throughput.tokens_s / WORKLOAD.decoded))]
     )
@@ -54,20 +44,24 @@ def test_the_first_ratio_is_the_cheapest_that_the_cost_model_knows() -> None:
     assert served == least
 
 
+def _ratios(demand: Demand, *, is_staggered: bool) -> list[RatioChoice]:
+    return choose_ratio(
+        LLAMA3_70B,
+        round(WORKLOAD.context_tokens),
+        2,
+        SPACE.devices,
+        demand.prices,
+        most_devices=16,
+        step_s=0.1,
+        is_staggered=is_staggered,
+        memory_share=MEMORY_SHARE,
+    )
+
+
 def _served(demand: Demand, a: int, b: int, batches: int) -> float:
     (found,) = (
         each.throughput.tokens_s / WORKLOAD.decoded
-        for each in choose_ratio(
-            LLAMA3_70B,
-            round(WORKLOAD.context_tokens),
-            2,
-            SPACE.devices,
-            demand.prices,
-            most_devices=16,
-            step_s=0.1,
-            is_staggered=batches == 2,
-            memory_share=MEMORY_SHARE,
-        )
+        for each in _ratios(demand, is_staggered=batches == 2)
         if (each.model_device, each.attention_device, *each.dop) == ("h100", "h20", a, b)
     )
     return found
