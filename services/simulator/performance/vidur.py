@@ -93,7 +93,7 @@ class VidurOperators:
         if self._reduction is not None:
             reduction_ms = milliseconds(self._reduction) + self._launch_ms
             found["all_reduce"] = layers * REDUCTIONS * reduction_ms
-        if self._transfer is not None:
+        if self._transfer is not None and self._stages > 1:
             found["send_recv"] = MS * (self._stages - 1) * milliseconds(self._transfer)
         if self._links is not None:
             for name, (fixed_s, each_s) in self._links.items():
