@@ -19,12 +19,9 @@ from common.config import Config, InstanceConfig, ModelConfig
 from common.shapes import ModelShape
 from services.analysis.model_shape import read_shape
 from services.model_directory import model_directory
+from services.profiling.allocating import allocate_as_instances
 from services.profiling.operators.laps import HostLaps
-from services.profiling.operators.profiling import (
-    OperatorsRequest,
-    allocate_as_instances,
-    profile_operators,
-)
+from services.profiling.operators.profiling import OperatorsRequest, profile_operators
 from services.profiling.operators.sizes import Effort, Limits
 from services.profiling.profiler import measure_profile
 from services.simulator.performance.regression import Regression

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import msgspec
 
 from common.errors import ConfigError
+from common.latency import RequestLatency, request_latency
 from services.bench.config import BenchError
 from services.bench.connection import ConnectionFailed, ConnectionPool, encode_request
 from services.bench.stream import UNREADABLE, CompletionStream, Usage, read_error
@@ -72,6 +73,12 @@ class Outcome:
     def counted_output_tokens(self) -> int:
         """The server's count; where it sent none, the events that carried a token."""
         return self.usage.completion_tokens if self.usage is not None else len(self.token_times_s)
+
+    @property
+    def latency(self) -> RequestLatency:
+        """Of one that was served: ValueError where no token came."""
+        tokens = self.counted_output_tokens
+        return request_latency(self.arrival_s, self.token_times_s, self.finished_s, tokens)
 
 
 class Attempt:

@@ -17,7 +17,6 @@ from common.latency import (
     end_to_end_s,
     goodput_per_s,
     normalized_latency_s,
-    request_latency,
     slo_attainment,
     token_gaps_s,
     tpot_s,
@@ -214,11 +213,7 @@ def count_failures(outcomes: Iterable[Outcome]) -> tuple[FailureCount, ...]:
 
 
 def _attainment(served: Sequence[Outcome], failed: int, objectives: ServiceObjectives) -> Attainment | None:
-    latencies = [
-        request_latency(one.arrival_s, one.token_times_s, one.finished_s, one.counted_output_tokens)
-        for one in served
-    ]
-    return slo_attainment(latencies, failed, objectives)
+    return slo_attainment([one.latency for one in served], failed, objectives)
 
 
 def _output_tokens(outcomes: Iterable[Outcome], window: Window) -> int:

@@ -13,12 +13,26 @@ RunKey = tuple[int, str, str]
 """Round, workload, configuration."""
 
 
+class ServedRequest(msgspec.Struct, frozen=True, array_like=True):
+    """Of a run: which of its requests, when it came (seconds from the first), and its times in seconds.
+    ``tpot_s`` is None where there was one token alone."""
+
+    index: int
+    arrival_s: float
+    prompt_tokens: int
+    output_tokens: int
+    ttft_s: float
+    tpot_s: float | None
+    end_to_end_s: float
+
+
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     """``instances_cpu_s`` is the processor time of the instances, ``services_cpu_s`` of the mesh's other
     processes; ``client_cpu_share`` of one core is the load generator's. ``duration_s`` is the whole run's.
     ``beside_cpu_s``: what all meshes and the client took in it but for threads that ran the model;
     ``workers_cpu_s``: of those, the attention workers'. ``idle_cores``: what all meshes took a second while
-    nothing was asked of them, where that was looked at."""
+    nothing was asked of them, where that was looked at. ``served``: each request by itself, for whoever wants
+    other objectives, or to know which ones a simulation has otherwise."""
 
     fingerprint: str
     round_number: int
@@ -36,6 +50,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     workers_cpu_s: float = 0.0
     idle_cores: float | None = None
     cores: int = 0
+    served: tuple[ServedRequest, ...] = ()
 
     @property
     def key(self) -> RunKey:

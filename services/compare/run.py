@@ -20,11 +20,12 @@ import msgspec
 import uvloop
 
 from common.config import MeshConfig
+from services.bench.client import Outcome
 from services.bench.plan import FOREGROUND, RequestMaker, make_foreground, plan_foreground
 from services.bench.prompts import BodyTemplate, TokenIdPrompts
 from services.bench.run import run_bench
 from services.compare.comparison import Candidate, Comparison, Offer, bench_config, config_of, plan_of
-from services.compare.records import RunKey, RunRecord, append_run, read_runs
+from services.compare.records import RunKey, RunRecord, ServedRequest, append_run, read_runs
 from services.compare.usage import computing_s, processor_s, resource_time_of, watch_use
 from services.launcher import local
 from services.length_predictor.oracle import KnownLength, digest_of
@@ -169,7 +170,24 @@ async def _measure(
         beside_cpu_s=beside_s,
         idle_cores=idle_cores,
         cores=len(os.sched_getaffinity(0)),
+        served=tuple(_served(run.outcomes)),
     )
+
+
+def _served(outcomes: Sequence[Outcome]) -> Iterator[ServedRequest]:
+    began_s = min((one.arrival_s for one in outcomes), default=0.0)
+    for one in sorted(outcomes, key=lambda one: one.index):
+        if one.is_served:
+            latency = one.latency
+            yield ServedRequest(
+                one.index,
+                one.arrival_s - began_s,
+                one.prompt_tokens,
+                one.counted_output_tokens,
+                latency.ttft_s,
+                latency.tpot_s,
+                latency.end_to_end_s,
+            )
 
 
 def _processor_time(mesh: Mesh, meshes: Sequence[Mesh]) -> tuple[float, float, float, float]:

@@ -6,8 +6,6 @@ be on each of several. Columns are those of Vidur's profiler, and our own beside
 """
 
 import csv
-import ctypes
-import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +22,7 @@ from common.model.precision import precision_of
 from common.model.program import TORCH_DTYPES
 from common.profile import machine_name
 from common.shapes import ModelShape
-from services.launcher.launch_plan import ALLOCATOR_ENVIRONMENT
+from services.profiling.allocating import allocate_as_instances
 from services.profiling.operators.communication import check_participants, measure_messages
 from services.profiling.operators.laps import Laps, laps_on
 from services.profiling.operators.measuring import Row, measure_shard
@@ -35,10 +33,7 @@ from services.simulator.performance.vidur_files import DTYPE, TENSOR_PARALLEL
 
 STAGES = 2
 """Between which a message is sent."""
-MALLOPT_TRIM_THRESHOLD, MALLOPT_MMAP_THRESHOLD = -1, -3
-"""glibc's numbers."""
 MESSAGE_TABLES: tuple[Collective, ...] = get_args(Collective)
-LARGEST_INT = (1 << 31) - 1
 Stage = Callable[[str, float], None]
 """What is being measured, and the share of it that is done."""
 
@@ -91,20 +86,6 @@ def profile_operators(
         write_rows(directory / f"{name}.csv", [{**row, **own} for row in rows])
         for name, rows in tables.items()
     ]
-
-
-def allocate_as_instances() -> None:
-    """Freed memory is kept, and waiting threads sleep, as in processes that the launcher starts with this
-    environment. Threads: where torch has not begun any."""
-    os.environ.setdefault("OMP_WAIT_POLICY", ALLOCATOR_ENVIRONMENT["OMP_WAIT_POLICY"])
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None:  # no glibc
-        return
-    for option, key in (
-        (MALLOPT_MMAP_THRESHOLD, "MALLOC_MMAP_THRESHOLD_"),
-        (MALLOPT_TRIM_THRESHOLD, "MALLOC_TRIM_THRESHOLD_"),
-    ):
-        mallopt(option, min(int(ALLOCATOR_ENVIRONMENT[key]), LARGEST_INT))
 
 
 def write_rows(path: Path, rows: Sequence[Row]) -> Path:
