@@ -6,8 +6,7 @@ the record in the store, so whoever finds the instance can use it.
 
 import asyncio
 import logging
-import os
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from common.bus import Bus
@@ -17,18 +16,14 @@ from common.errors import BusError, InvalidRequest, LeaderSuperseded, NoInstance
 from common.ids import Incarnation, InstanceId
 from common.instance_metrics import InstanceMetrics
 from common.kv.blocks import BlockAllocator
-from common.kv.endpoint import KVEndpoint
-from common.kv.link_watch import LinkWatch
 from common.load import LoadReporter
 from common.messages import (
     Acknowledged,
     DecodeTask,
     FlipProgress,
     FlipRole,
-    HostProcess,
     InstanceCall,
     InstanceEvent,
-    InstanceLife,
     InstanceRecord,
     KVDelivered,
     KVDestination,
@@ -42,35 +37,14 @@ from common.messages import (
     has_phase,
 )
 from common.performance import FittedTime
-from common.redelivery import publish_surely
-from common.room_mates import RoomMates
-from common.shared_engine import SharedEngine
 from common.subjects import Subjects
 from common.timeline import timeline
 from common.timeline_events import KV_BLOCKS, QUEUES, RUNNING
-from common.transfer.buffers import host_identity
-from common.transfer.endpoint import TransferEndpoint
-from common.work_reports import WorkReports
-from decode.events import HandOn, SequenceStayed
-from decode.homes import Homes
-from decode.inheritance import Inheritance
-from decode.mover import Mover
-from decode.puller import Puller
-from decode.pulls import Pulls
-from decode.service import DecodeService, Staggered
-from decode.state import DecodeState
-from decode.swapper import Swapper
-from prefill.events import SequenceLeft
-from prefill.prompts import PromptQueue
+from decode.service import DecodeService
 from prefill.service import PrefillService
-from prefill.state import PrefillState
-from scheduler.policy.mixed_batching import choose_pass
-from scheduler.policy.pass_times import PassTimes
-from scheduler.policy.prefill_batching import fill_batch_of
-from scheduler.policy.pull_budget import PullBudget
 from services.hosts.engines import Engine
 from services.hosts.load_report import MeasuredSpeed, make_load_report
-from services.hosts.shared_blocks import SharedBlocks, leaked_blocks
+from services.hosts.shared_blocks import leaked_blocks
 
 log = logging.getLogger("lamella.instance")
 
@@ -260,147 +234,3 @@ class Instance:
         timeline.count(RUNNING, report.decode_running)
         quarantined = self.blocks.quarantined_blocks
         timeline.count(KV_BLOCKS, report.total_blocks - report.free_blocks - quarantined, quarantined)
-
-
-def build_instance(
-    config: Config,
-    instance_id: InstanceId,
-    incarnation: Incarnation,
-    engine: Engine,
-    transfer: TransferEndpoint,
-    bus: Bus,
-    metrics: InstanceMetrics,
-    spawn: Callable[[Coroutine[None, None, None]], None],
-    staggered: Staggered | None = None,
-) -> Instance:
-    """Puts the rooms together over one engine and one pool, registered as ``KV_REGION``.
-
-    An engine without a pool of its own (``total_blocks`` 0) gets pools of attention workers later, and may
-    compute several batches that take turns.
-    """
-    subjects = Subjects(config.mesh.namespace)
-    blocks = BlockAllocator(engine.total_blocks)
-    pool_destinations: dict[int, tuple[KVDestination, ...]] = {}
-    remote = None if engine.total_blocks else pool_destinations
-    kv = KVEndpoint(transfer, engine.layout, engine.total_blocks, remote)
-    settings = config.instance
-    reporter, shared = LoadReporter(settings.report_interval_s), SharedBlocks(blocks)
-    reports = WorkReports(instance_id, bus, subjects)
-    links = LinkWatch(
-        instance_id,
-        config.transfer.suspect_after_s,
-        lambda word: publish_surely(bus, subjects.scheduler_events(), word, spawn),
-    )
-
-    passes = PassTimes()
-    shared_engine = SharedEngine(
-        engine.runner,
-        engine.thread,
-        lambda waited_s: choose_pass(settings.mixed_policy, waited_s, settings.mixed_max_wait_s),
-        passes.observe,
-    )
-    mates = RoomMates(settings.mixed_policy, settings.mixed_max_wait_s, is_mixed=settings.role == "mixed")
-
-    def note_prefill() -> None:
-        reporter.note_change()
-        shared.note_change(decode.note_freed)
-
-    def note_decode() -> None:
-        reporter.note_change()
-        shared.note_change(prefill.note_freed)
-
-    prefill = PrefillService(
-        state=PrefillState(
-            instance_id=instance_id,
-            incarnation=incarnation,
-            blocks=blocks,
-            layout=engine.layout,
-            eos_token_ids=engine.eos_token_ids,
-            chunk_tokens=settings.chunk_tokens or engine.chunk_tokens,
-            prompts=PromptQueue(
-                settings.prefill_order, settings.scheduling_window, settings.prefill_aging_tokens_per_s
-            ),
-            max_waiting_requests=settings.max_waiting_requests,
-            layerwise_min_tokens=config.transfer.layerwise_min_tokens or engine.layerwise_min_tokens,
-            fill_batch=fill_batch_of(settings.prefill_batching, settings.prefill_order),
-            is_admitting=has_phase(settings.role, "prefill"),
-            process=HostProcess(host_identity(), os.getpid()),
-            mates=mates,
-        ),
-        engine=shared_engine,
-        kv=kv,
-        bus=bus,
-        subjects=subjects,
-        metrics=metrics,
-        call_timeout_s=config.mesh.call_timeout_s,
-        spawn=spawn,
-        on_change=note_prefill,
-        keep_here=lambda command: decode.take_over(SequenceStayed(command.held_by, command.task)),
-        passes=passes,
-        reports=reports,
-        links=links,
-    )
-    call_timeout_s = config.mesh.call_timeout_s
-    tier = engine.host_tier if engine.total_blocks else None
-    homes = Homes(bus, subjects, InstanceLife(instance_id, incarnation), call_timeout_s)
-    inheritance = Inheritance(bus, subjects, call_timeout_s)
-    mover = Mover(bus, subjects, metrics, call_timeout_s, inheritance.workers, pool_destinations)
-    decode = DecodeService(
-        state=DecodeState(
-            instance_id=instance_id,
-            blocks=blocks,
-            block_size=settings.block_size,
-            eos_token_ids=engine.eos_token_ids,
-            max_batch=settings.max_decode_batch,
-            max_waiting_requests=settings.max_waiting_requests,
-            admission=settings.decode_admission,
-            is_admitting=has_phase(settings.role, "decode"),
-            lanes=1 if staggered is None else staggered.lanes,
-            max_moves=settings.attention_moves,
-            min_move_gain_tokens=settings.attention_move_gain_tokens,
-            host_blocks=0 if tier is None else tier.total_blocks,
-            block_bytes=engine.layout.block_bytes,
-            pulls=Pulls(PullBudget(config.transfer.pull_share), config.transfer.mode == "push"),
-            mates=mates,
-        ),
-        engine=shared_engine,
-        puller=Puller(instance_id, bus, subjects, kv, links, config.transfer.deadline_s + call_timeout_s),
-        inheritance=inheritance,
-        mover=mover,
-        swapper=None if tier is None else Swapper(tier, engine.thread, metrics),
-        homes=homes,
-        hand_on=lambda command: prefill.take_over(_as_left(command)),
-        bus=bus,
-        subjects=subjects,
-        metrics=metrics,
-        spawn=spawn,
-        on_change=note_decode,
-        passes=passes,
-        reports=reports,
-        staggered=staggered,
-    )
-    return Instance(
-        instance_id,
-        incarnation,
-        settings.role,
-        engine.total_blocks > 0,
-        config,
-        blocks,
-        prefill,
-        decode,
-        bus,
-        subjects,
-        metrics,
-        reporter,
-        pool_destinations,
-        engine.chunk_time,
-        engine.step_time,
-    )
-
-
-def _as_left(command: HandOn) -> SequenceLeft:
-    """From one room's words to the other's."""
-    home = command.home
-    return SequenceLeft(
-        command.held_by, command.request, home.decode_instance, home.decode_incarnation, command.lengths
-    )

@@ -16,8 +16,8 @@ from common.service import Running, ServiceProcess, run_service
 from common.telemetry import export_count, export_model
 from common.transfer.buffers import SharedBuffer
 from common.transfer.endpoint import TransferEndpoint
+from services.hosts.building import build_instance
 from services.hosts.engines import has_remote_attention, load_engine
-from services.hosts.instance import build_instance
 from services.model_directory import model_directory
 
 log = logging.getLogger("lamella.instance")

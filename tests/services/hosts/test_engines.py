@@ -16,8 +16,8 @@ from common.subjects import Subjects
 from common.telemetry import new_registry
 from common.transfer.endpoint import TransferEndpoint
 from decode import events
+from services.hosts.building import build_instance
 from services.hosts.engines import check_attention_pools, load_engine
-from services.hosts.instance import build_instance
 from tests.common.buses import connected, run, until
 
 

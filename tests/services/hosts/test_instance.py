@@ -34,8 +34,9 @@ from common.subjects import Subjects
 from common.telemetry import new_registry
 from common.transfer.endpoint import TransferEndpoint
 from prefill.events import SequenceLeft
+from services.hosts.building import build_instance
 from services.hosts.engines import load_engine
-from services.hosts.instance import Instance, build_instance
+from services.hosts.instance import Instance
 from tests.common.buses import connected, run, until
 from tests.decode.states import PREFILL, task_of
 from tests.requests import GATEWAY, make_request
