@@ -16,6 +16,9 @@ TOKENS, PAIRS = 1e3, 1e6
 CHUNK_FEATURES = ("thousand tokens", "million pairs", "chunk")
 DEFAULT_CHUNK_TOKENS = 512
 """Of a chunk where nothing was profiled, or set (``instance.chunk_tokens``): as on the papers' devices."""
+DEFAULT_LAYERWISE_MIN_TOKENS = 512
+"""Of a prompt that is handed over layer by layer, where nothing was measured, or set: Splitwise's on its
+H100s (4.4)."""
 STEP_FEATURES = ("thousand tokens of context", "sequence", "step")
 
 

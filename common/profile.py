@@ -39,7 +39,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
 
     ``saturation_tokens``: L_m, and the ChunkSize that instances take. ``chunk_time`` and ``step_time`` are
     fitted to all of it, ``…_held_out_error`` is the mean relative error of each case predicted by the others.
-    ``hand_over`` None: not measured.
+    ``hand_over`` None: not measured. ``probe_s``: what a fixed piece of work took meanwhile, on the processor
+    (``services.profiling.probe``).
     """
 
     model: str
@@ -55,6 +56,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     step_held_out_error: float
     shared_s: tuple[PassTime, ...] = ()
     hand_over: HandOverTimes | None = None
+    probe_s: float | None = None
 
 
 def profile_path(
@@ -67,6 +69,17 @@ def profile_path(
     parts = (text, dtype, *settings, machine_name(accelerator))
     digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
     return model.cache_directory.expanduser() / "profiles" / f"{directory.name}-{digest}.json"
+
+
+def measured_layerwise_min_tokens(
+    profile: Profile | None, transfer: TransferConfig, longest_tokens: int
+) -> int | None:
+    """Of prompts that are handed over layer by layer, over such a link; more than the longest has where that
+    was never better. None: it was not measured."""
+    times = None if profile is None else profile.hand_over
+    if times is None or times.link != link_of(transfer):
+        return None
+    return times.layerwise_min_tokens or longest_tokens + 1
 
 
 def link_of(transfer: TransferConfig) -> str:

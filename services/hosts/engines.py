@@ -14,12 +14,9 @@ from common.host_cores import open_host_cores
 from common.kv.blocks import blocks_for
 from common.kv.layout import KVLayout
 from common.kv.tier import HostTier
-from common.performance import DEFAULT_CHUNK_TOKENS, FittedTime
+from common.performance import DEFAULT_CHUNK_TOKENS, DEFAULT_LAYERWISE_MIN_TOKENS, FittedTime
 from common.steps import Runner
 from common.transfer.buffers import ForeignMemory, SharedBuffer
-
-DEFAULT_LAYERWISE_MIN_TOKENS = 512
-"""Where nothing was measured: Splitwise's on its H100s (4.4)."""
 
 
 @dataclass(frozen=True, slots=True)

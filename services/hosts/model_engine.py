@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import torch
 
-from common.config import Config, InstanceConfig, ModelConfig, TransferConfig
+from common.config import Config, InstanceConfig, ModelConfig
 from common.engine_thread import EngineThread
 from common.errors import ConfigError
 from common.kv.blocks import blocks_for
@@ -21,12 +21,11 @@ from common.model.kernels import use_compiled
 from common.model.precision import precision_of, wants_compiled
 from common.model.program import ModelProgram, load_program
 from common.model.runner import ModelRunner
-from common.performance import DEFAULT_CHUNK_TOKENS, FittedTime
-from common.profile import Profile, link_of, profile_path, read_profile
+from common.performance import DEFAULT_CHUNK_TOKENS, DEFAULT_LAYERWISE_MIN_TOKENS, FittedTime
+from common.profile import measured_layerwise_min_tokens, profile_path, read_profile
 from common.spec import served_context_length
 from common.steps import Draw, SequenceStep
 from services.hosts.engines import (
-    DEFAULT_LAYERWISE_MIN_TOKENS,
     Engine,
     blocks_in,
     check_pool,
@@ -87,7 +86,8 @@ def load_model_engine(config: Config, model_directory: Path, thread: EngineThrea
         context_length=context_length,
         dtype=precision.compute,
         chunk_tokens=chunk_tokens,
-        layerwise_min_tokens=_layerwise_min_tokens(profile, config.transfer, context_length),
+        layerwise_min_tokens=measured_layerwise_min_tokens(profile, config.transfer, context_length)
+        or DEFAULT_LAYERWISE_MIN_TOKENS,
         host_tier=host_tier,
         chunk_time=None if profile is None else _as_profiled(profile.chunk_time),
         step_time=None if profile is None or is_remote else _as_profiled(profile.step_time),
@@ -103,14 +103,6 @@ def memory_asked_by(key: str, instance: InstanceConfig) -> Iterator[None]:
         reason = str(exc).partition("\n")[0]
         rule = f"is more memory than can be had here ({reason})"
         raise ConfigError(f"instance.{key}", getattr(instance, key), rule) from exc
-
-
-def _layerwise_min_tokens(profile: Profile | None, transfer: TransferConfig, context_length: int) -> int:
-    """As measured over such a link; more than a prompt can have where that was never better."""
-    times = None if profile is None else profile.hand_over
-    if times is None or times.link != link_of(transfer):
-        return DEFAULT_LAYERWISE_MIN_TOKENS
-    return times.layerwise_min_tokens or context_length + 1
 
 
 def _as_profiled(fitted: FittedTime) -> FittedTime:

@@ -22,6 +22,7 @@ from common.steps import Draw, SequenceStep
 from scheduler.policy.fitting import LinearFit
 from scheduler.policy.saturation import saturation_length
 from services.hosts.engines import Engine, load_engine
+from services.profiling.probe import Probe
 
 CHUNKS = (16, 32, 64, 128, 256, 512, 1024)
 RESTS = (45, 90, 181, 245)
@@ -46,6 +47,9 @@ SHARED = (
 GREEDY = SamplingParams(max_tokens=1 << 20, temperature=0.0)
 REPEATS = 12
 """How often a case's times are shown to the fit: enough for what it believed before to count for nothing."""
+
+PROBE_REPEATS = 5
+"""After every round."""
 
 Case = tuple[int, int]
 Shared = tuple[tuple[Case, ...], int, int]
@@ -76,11 +80,14 @@ async def measure_profile(
         work |= {("step", case): _batch(engine, *case) for case in steps}
         work |= {("shared", case): _shared(engine, case) for case in shared}
         taken: dict[tuple[str, Case | Shared], list[float]] = {name: [] for name in work}
+        probe, probed_s = Probe() if config.model.device == "cpu" else None, []
         for done in range(rounds + 1):
             for name, batch in work.items():
                 elapsed_s = await engine.thread.run(_time, engine, batch, clock)
                 if done:  # the first round touches memory
                     taken[name].append(elapsed_s)
+            if probe is not None:
+                probed_s.append(probe.seconds(PROBE_REPEATS))
             progress(done, rounds)
             await asyncio.sleep(0)
     finally:
@@ -91,7 +98,8 @@ async def measure_profile(
         PassTime(case[0], case[1], case[2], statistics.median(taken["shared", case])) for case in shared
     )
     machine = machine_name(accelerator_name(config.model.device))
-    return _profile_of(engine, machine, chunk_s, step_s, shared_s)
+    found = _profile_of(engine, machine, chunk_s, step_s, shared_s)
+    return msgspec.structs.replace(found, probe_s=statistics.median(probed_s) if probed_s else None)
 
 
 def _profile_of(

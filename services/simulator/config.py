@@ -18,6 +18,7 @@ from common.config_file import config_from_tree, read_toml
 from common.cost import kv_token_bytes
 from common.errors import ConfigError
 from common.messages import Role
+from common.profile import Profile, measured_layerwise_min_tokens
 from common.shapes import SHAPES, ModelShape
 from services.hosts.engines import has_remote_attention
 from services.simulator.attention_config import (
@@ -39,6 +40,8 @@ from services.simulator.prediction import PredictionConfig, check_prediction
 from services.simulator.prefixes import PrefixConfig, check_prefix
 from services.simulator.stages import stage_token_bytes, stage_weight_bytes
 
+ANY_TOKENS = 1 << 31
+"""More than a prompt has."""
 OWN_TABLES = ("cluster", "pool", "fault", "scale", "prediction", "prefix", "host")
 
 
@@ -300,7 +303,20 @@ def _pool_of(
         opened = open_source(source, shape, device, pool.parallelism)
     except ConfigError as exc:
         raise ConfigError(f"{key}.{exc.key}", exc.value, exc.rule) from exc
+    if opened.profile is not None:
+        settings = _as_profiled(settings, opened.profile)
     return Pool(pool, settings, blocks, opened.model, opened.held_out)
+
+
+def _as_profiled(settings: Config, profile: Profile) -> Config:
+    """What instances on that machine take from its profile, where no setting says otherwise."""
+    instance, transfer = settings.instance, settings.transfer
+    if instance.chunk_tokens is None:
+        instance = msgspec.structs.replace(instance, chunk_tokens=profile.saturation_tokens)
+    if transfer.layerwise_min_tokens is None:
+        least = measured_layerwise_min_tokens(profile, transfer, ANY_TOKENS)
+        transfer = msgspec.structs.replace(transfer, layerwise_min_tokens=least)
+    return msgspec.structs.replace(settings, instance=instance, transfer=transfer)
 
 
 def _remote_pool_of(

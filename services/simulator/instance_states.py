@@ -4,7 +4,7 @@ from common.config import Config
 from common.kv.blocks import BlockAllocator
 from common.kv.layout import KVLayout
 from common.messages import InstanceRecord, has_phase
-from common.performance import DEFAULT_CHUNK_TOKENS
+from common.performance import DEFAULT_CHUNK_TOKENS, DEFAULT_LAYERWISE_MIN_TOKENS
 from common.room_mates import RoomMates
 from decode.pulls import Pulls
 from decode.state import DecodeState
@@ -14,9 +14,6 @@ from scheduler.policy.prefill_batching import fill_batch_of
 from scheduler.policy.pull_budget import PullBudget
 from services.simulator.config import Pool, Simulated
 from services.simulator.gateway import END_TOKEN
-
-LAYERWISE_MIN_TOKENS = 512
-"""Where nothing is set: as live without a profile."""
 
 
 def states_of(simulated: Simulated, pool: Pool, record: InstanceRecord) -> tuple[PrefillState, DecodeState]:
@@ -38,7 +35,7 @@ def states_of(simulated: Simulated, pool: Pool, record: InstanceRecord) -> tuple
             settings.prefill_order, settings.scheduling_window, settings.prefill_aging_tokens_per_s
         ),
         max_waiting_requests=settings.max_waiting_requests,
-        layerwise_min_tokens=config.transfer.layerwise_min_tokens or LAYERWISE_MIN_TOKENS,
+        layerwise_min_tokens=config.transfer.layerwise_min_tokens or DEFAULT_LAYERWISE_MIN_TOKENS,
         fill_batch=fill_batch_of(settings.prefill_batching, settings.prefill_order),
         is_admitting=has_phase(role, "prefill"),
         mates=mates,

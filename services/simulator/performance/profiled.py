@@ -50,6 +50,28 @@ def read_machine_profile(path: Path) -> Profile:
     return profile
 
 
+def at_pace(profile: Profile, pace: float) -> Profile:
+    """All that it measured takes so many times as long."""
+    if pace == 1.0:
+        return profile
+
+    def law(fitted: FittedTime) -> FittedTime:
+        return msgspec.structs.replace(
+            fitted, coefficients=tuple(pace * each for each in fitted.coefficients)
+        )
+
+    return msgspec.structs.replace(
+        profile,
+        chunk_s=tuple((*case, pace * seconds) for *case, seconds in profile.chunk_s),
+        step_s=tuple((*case, pace * seconds) for *case, seconds in profile.step_s),
+        shared_s=tuple(
+            msgspec.structs.replace(each, seconds=pace * each.seconds) for each in profile.shared_s
+        ),
+        chunk_time=law(profile.chunk_time),
+        step_time=law(profile.step_time),
+    )
+
+
 def profile_samples(profile: Profile) -> tuple[Samples, Samples]:
     """Chunks by their tokens, over those before; steps by their batch, over each one's context."""
     chunks, steps = np.array(profile.chunk_s), np.array(profile.step_s)

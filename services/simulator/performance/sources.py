@@ -14,6 +14,7 @@ import msgspec
 from common.cost import ELEMENT_BYTES, Utilisation
 from common.devices import DeviceSpec
 from common.errors import ConfigError
+from common.profile import Profile
 from common.shapes import ModelShape
 from services.simulator.performance.aiconfigurator import KernelOperators, read_kernels
 from services.simulator.performance.distserve import DistServeModel, read_distserve
@@ -22,6 +23,7 @@ from services.simulator.performance.linear import LinearPerformance
 from services.simulator.performance.operators import OperatorModel
 from services.simulator.performance.profiled import (
     ProfileFit,
+    at_pace,
     profile_held_out,
     profile_model,
     read_machine_profile,
@@ -111,10 +113,12 @@ class ProfileSource(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="profile"
 ):
     """What ``lamella profile`` wrote. ``by``: the law fitted to it, or a regression between its cases.
-    ``overhead_s``: that a pass takes beside the model's."""
+    ``pace``: how many times as long as it says the model's passes take, where the machine is another time
+    slower or faster. ``overhead_s``: that a pass takes beside the model's."""
 
     path: Path
     by: ProfileFit = "linear"
+    pace: float = 1.0
     overhead_s: float = 0.0
 
 
@@ -148,10 +152,12 @@ def read_source(key: str, table: Mapping[str, object], beside: Path) -> Performa
 
 @dataclass(frozen=True, slots=True)
 class OpenedSource:
-    """``held_out``: computes the errors of the fit on held-out data; none where nothing was fitted."""
+    """``held_out``: computes the errors of the fit on held-out data; none where nothing was fitted.
+    ``profile``: that of a machine, from which its instances have sizes, too."""
 
     model: PerformanceModel
     held_out: Callable[[], tuple[HeldOutError, ...]]
+    profile: Profile | None = None
 
 
 def open_source(
@@ -276,9 +282,11 @@ def _open_profile(source: ProfileSource, parallelism: Parallelism) -> OpenedSour
         raise ConfigError("tensor_parallel", parallelism.tensor, rule)
     if not 0 <= source.overhead_s < float("inf"):
         raise ConfigError("overhead_s", source.overhead_s, "must be 0 or more")
-    profile = read_machine_profile(source.path)
+    if not 0 < source.pace < float("inf"):
+        raise ConfigError("pace", source.pace, "must be over 0")
+    profile = at_pace(read_machine_profile(source.path), source.pace)
     model = profile_model(profile, source.by, source.overhead_s)
-    return OpenedSource(model, lambda: profile_held_out(profile, source.by))
+    return OpenedSource(model, lambda: profile_held_out(profile, source.by), profile)
 
 
 def _refuse_pipeline(kind: str, parallelism: Parallelism) -> None:

@@ -8,9 +8,9 @@ import pytest
 
 from common.config import Config, InstanceConfig, ModelConfig
 from common.errors import ConfigError
-from common.performance import DEFAULT_CHUNK_TOKENS, step_features
+from common.performance import DEFAULT_CHUNK_TOKENS, DEFAULT_LAYERWISE_MIN_TOKENS, step_features
 from common.profile import Profile, link_of, machine_name, profile_path, read_profile, write_profile
-from services.hosts.engines import DEFAULT_LAYERWISE_MIN_TOKENS, Engine, load_engine
+from services.hosts.engines import Engine, load_engine
 from services.profiling.hand_over_times import times_of
 from services.profiling.profiler import CHUNKS, RESTS, fit, held_out_error, measure_profile, rows_of, spread
 from tests.common.model.conftest import MakeTiny
@@ -42,6 +42,8 @@ def test_every_case_that_fits_is_measured_and_the_laws_come_from_them(profile: P
     assert all(case.seconds > 0 for case in profile.shared_s)
     assert profile.saturation_tokens in {tokens for before, tokens, _ in profile.chunk_s if before == 0}
     assert profile.chunk_time.seconds((0.1, 0.005, 1.0)) > 0
+    assert profile.probe_s is not None
+    assert 0 < profile.probe_s < 60
     assert 0 <= profile.step_held_out_error < float("inf")
     assert profile.shared_s
     cases = len(profile.chunk_s) + len(profile.step_s) + len(profile.shared_s)

@@ -16,6 +16,7 @@ from services.simulator.performance.profiled import (
     LawModel,
     ProfileFit,
     TableModel,
+    at_pace,
     machine_device,
     profile_held_out,
     profile_model,
@@ -82,6 +83,16 @@ def test_on_a_machine_that_follows_its_laws_both_say_the_same(by: ProfileFit) ->
         assert model.pass_s(shape) == pytest.approx(law.pass_s(shape), rel=0.02)
     assert_steps_are_their_passes(model)
     assert_more_takes_longer(model)
+
+
+@pytest.mark.parametrize("by", ["law", "linear"])
+def test_at_another_pace_every_pass_takes_so_many_times_as_long(by: ProfileFit) -> None:
+    shared = PassTime(((0, 64), (0, 64)), 4, 128, 0.2)
+    profile = msgspec.structs.replace(made(), shared_s=(shared,))
+    whole, paced = profile_model(profile, by), profile_model(at_pace(profile, 1.3), by)
+    for shape in (PassShape(((100, 256), (0, 64)), 3, 900), PassShape(((0, 512),)), PassShape((), 7, 2100)):
+        assert paced.pass_s(shape) == pytest.approx(1.3 * whole.pass_s(shape), rel=1e-6)
+    assert paced.steps_s(5, 1000, 20) == pytest.approx(1.3 * whole.steps_s(5, 1000, 20), rel=1e-6)
 
 
 @pytest.mark.parametrize("by", ["law", "linear"])
