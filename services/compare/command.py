@@ -55,7 +55,8 @@ def compare(
     draw_comparison(folder / "picture.svg", comparison, cells)
     print(table, end="")
     if simulates:
-        from services.compare.simulated import Simulation, describe_overheads, errors_table
+        from services.compare.error_table import describe_overheads, errors_table
+        from services.compare.simulated import Simulation
 
         overheads, pairs = Simulation(comparison).pairs(records)
         text = errors_table(pairs)

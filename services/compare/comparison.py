@@ -63,7 +63,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A whole file. ``length_scale`` multiplies the workloads' lengths; a round's seed is ``seed`` and its
-    number. ``calibration`` names the workload whose requests are alone, ``costs`` those whose processor time
+    number. ``calibration`` names workloads whose requests hardly wait, ``costs`` those whose processor time
     is shared out among passes, tokens and prompts, ``crowded`` one that wants more cores than there are: what
     a mesh costs beside its model is taken from these (``simulated``)."""
 
@@ -74,14 +74,14 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     length_scale: float = 1.0
     rounds: int = 3
     seed: int = 0
-    calibration: str | None = None
+    calibration: tuple[str, ...] = ()
     costs: tuple[str, ...] = ()
     crowded: str | None = None
 
     @property
     def fingerprint(self) -> str:
         """Of all that decides a run's figures: runs of comparisons with another one are not of this."""
-        decisive = msgspec.structs.replace(self, rounds=0, calibration=None, costs=(), crowded=None)
+        decisive = msgspec.structs.replace(self, rounds=0, calibration=(), costs=(), crowded=None)
         return hashlib.blake2b(msgspec.json.encode(decisive), digest_size=8).hexdigest()
 
 
@@ -101,7 +101,7 @@ def check_comparison(comparison: Comparison) -> None:
         raise ConfigError("comparison", comparison.name, "must have a workload and a configuration")
     _check_names("workload", (offer.name for offer in comparison.workload))
     for key, names in (
-        ("calibration", (comparison.calibration,)),
+        ("calibration", comparison.calibration),
         ("costs", comparison.costs),
         ("crowded", (comparison.crowded,)),
     ):

@@ -30,6 +30,7 @@ from services.compare.usage import computing_s, processor_s, resource_time_of, w
 from services.launcher import local
 from services.length_predictor.oracle import KnownLength, digest_of
 from services.prepare import prepare_model
+from services.profiling.probe import Probe
 
 RUNS_FILE, LENGTHS_FILE = "runs.jsonl", "lengths.jsonl"
 INSTANCE_ROLES = ("prefill", "decode", "mixed")
@@ -42,13 +43,14 @@ IDLE_LOOK_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """One configuration's, as it runs."""
+    """One configuration's, as it runs. ``probe``: of the processor, where that computes models."""
 
     candidate: Candidate
     url: str
     settings: MeshConfig
     instance_pids: tuple[int, ...]
     service_pids: tuple[int, ...]
+    probe: Probe | None
 
 
 def run_comparison(
@@ -124,6 +126,7 @@ def _running_mesh(
             settings=local.mesh_config(directory).mesh,
             instance_pids=tuple(pid for is_instance, pid in pids if is_instance and pid is not None),
             service_pids=tuple(pid for is_instance, pid in pids if not is_instance and pid is not None),
+            probe=Probe() if config.instance.engine == "model" and config.model.device == "cpu" else None,
         )
     finally:
         local.down(directory)
@@ -143,6 +146,7 @@ async def _measure(
     async with watch_use(mesh.settings, len(mesh.instance_pids)) as watch:
         await watch.wait_idle()
         idle_cores = await _idle_cores(meshes) if offer.name in comparison.costs else None
+        probed_s = () if mesh.probe is None else (mesh.probe.seconds(),)
         started_at, began_s = datetime.now(UTC), time.monotonic()
         before = _processor_time(mesh, meshes)
         run = await run_bench(config)
@@ -170,6 +174,7 @@ async def _measure(
         beside_cpu_s=beside_s,
         idle_cores=idle_cores,
         cores=len(os.sched_getaffinity(0)),
+        probe_s=probed_s if mesh.probe is None else (*probed_s, mesh.probe.seconds()),
         served=tuple(_served(run.outcomes)),
     )
 

@@ -14,7 +14,7 @@ TEXT = """
 name = "small"
 length_scale = 0.1
 rounds = 1
-calibration = "lpld"
+calibration = ["lpld"]
 [settings.instance]
 engine = "emulated"
 [[workload]]
@@ -60,6 +60,12 @@ def test_meshes_take_turns_at_the_same_requests_and_what_was_run_is_not_run_agai
     assert [record.key for record in records] == [(0, "lpld", "coupled"), (0, "lpld", "knowing")]
     assert all(record.load.served == 3 for record in records)
     coupled, knowing = records
+    for record in records:
+        assert [each.index for each in record.served] == [0, 1, 2]
+        assert record.served[0].arrival_s == 0.0
+        assert sum(each.output_tokens for each in record.served) == record.load.output_tokens
+        assert record.load.ttft is not None
+        assert max(each.ttft_s for each in record.served) == record.load.ttft.maximum_s
     assert {use.instance_id for use in coupled.uses} == {"mixed-0"}
     assert {use.instance_id for use in knowing.uses} == {"prefill-0", "decode-0"}
     assert 0 < coupled.resource_time_s <= coupled.duration_s

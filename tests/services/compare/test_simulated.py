@@ -1,16 +1,23 @@
 """A comparison's runs in virtual time: held to runs that were simulated, with an overhead that is known."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import msgspec
 import pytest
 
+from common.config_file import config_from_tree
 from common.errors import ConfigError
+from common.profile import profile_path, write_profile
 from services.compare.comparison import Candidate, Comparison, Offer, Settings
+from services.compare.error_table import errors_table
 from services.compare.records import RunRecord
-from services.compare.simulated import Overhead, Simulation, errors_table
+from services.compare.simulated import Simulation
+from services.compare.simulated_mesh import Overhead, pace_of, simulated_of
 from services.simulator.host import HostConfig
+from tests.common.model.conftest import MakeTiny
 from tests.services.compare.test_figures import run
+from tests.services.simulator.performance.test_profiled import made
 
 EMULATED: Settings = {
     "instance": {"engine": "emulated"},
@@ -20,7 +27,7 @@ SPLIT = Candidate(name="split", instances={"prefill": 1, "decode": 1})
 ALONE = Offer(name="alone", lengths="lpld", requests=20, rate_per_s=0.5, ttft_s=1.0, tpot_s=1.0)
 BUSY = Offer(name="hpld", requests=40, rate_per_s=3.0, ttft_s=4.0, tpot_s=0.03)
 COMPARISON = Comparison(
-    name="by-hand", workload=(ALONE, BUSY), configuration=(SPLIT,), settings=EMULATED, calibration="alone"
+    name="by-hand", workload=(ALONE, BUSY), configuration=(SPLIT,), settings=EMULATED, calibration=("alone",)
 )
 SIMULATION = Simulation(COMPARISON)
 TRUE = Overhead(pass_s=0.003, hop_s=0.002)
@@ -76,6 +83,29 @@ def test_what_all_take_of_one_host_is_found_from_the_runs_that_are_named_for_it(
     assert alike.tpot.p50_s < 0.9 * busy.record.load.tpot.p50_s
 
 
+def test_passes_take_the_pace_that_the_machine_had_around_a_run(tiny: MakeTiny, tmp_path: Path) -> None:
+    directory, cache = tiny("llama").directory, tmp_path / "cache"
+    settings = {"model": {"directory": str(directory), "cache_directory": str(cache), "dtype": "fp32"}}
+    modelled = msgspec.structs.replace(COMPARISON, settings=settings)
+    record = msgspec.structs.replace(run("split", 0, 1.0, 1.0), probe_s=(0.06, 0.08))
+    assert pace_of(modelled, SPLIT, record) == 1.0, "nothing was profiled"
+    model = config_from_tree(settings).model
+    path = profile_path(model, directory, "float32")
+    write_profile(path, made())
+    assert pace_of(modelled, SPLIT, record) == 1.0, "the profile knows no pace"
+    write_profile(path, msgspec.structs.replace(made(), probe_s=0.05))
+    assert pace_of(modelled, SPLIT, record) == pytest.approx(1.4)
+    assert pace_of(modelled, SPLIT, msgspec.structs.replace(record, probe_s=())) == 1.0
+    assert pace_of(COMPARISON, SPLIT, record) == 1.0, "emulated passes take what they are told"
+
+
+def test_a_slower_machine_is_slower_in_simulation() -> None:
+    alike, slower = (SIMULATION.run(SPLIT, BUSY, 0, TRUE._replace(pace=pace)) for pace in (1.0, 1.5))
+    assert alike.tpot is not None
+    assert slower.tpot is not None
+    assert 1.3 < slower.tpot.p50_s / alike.tpot.p50_s < 1.7
+
+
 def test_a_configuration_has_rates_of_its_own() -> None:
     slow = msgspec.structs.replace(SPLIT, rates_per_s={"hpld": 0.3})
     assert slow.offered(BUSY).rate_per_s == 0.3
@@ -98,16 +128,16 @@ def test_a_simulation_that_is_off_says_how_far() -> None:
 
 
 def test_without_a_calibration_nothing_is_simulated() -> None:
-    with pytest.raises(ConfigError, match="calibration = 'alone'"):
+    with pytest.raises(ConfigError, match=r"calibration = \['alone'\]"):
         SIMULATION.pairs([live(BUSY, TRUE)])
-    nameless = Simulation(msgspec.structs.replace(COMPARISON, calibration=None))
-    with pytest.raises(ConfigError, match="must name a workload"):
+    nameless = Simulation(msgspec.structs.replace(COMPARISON, calibration=()))
+    with pytest.raises(ConfigError, match="must name workloads"):
         nameless.pairs([live(BUSY, TRUE)])
 
 
 def test_attention_workers_hold_the_kv_of_decode_instances() -> None:
     apart = Candidate(name="apart", instances={"prefill": 1, "decode": 1, "attention": 1})
-    simulated = SIMULATION.simulated(apart, TRUE)
+    simulated = simulated_of(COMPARISON, apart, TRUE)
     assert [each.config.name for each in simulated.pools] == ["prefill", "decode"]
     assert simulated.attention is not None
     assert simulated.attention.config.count == 1

@@ -1,0 +1,132 @@
+"""A candidate's mesh as the simulator has it: its settings, and what a live one takes beside its model."""
+
+import dataclasses
+import statistics
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from common.config import Config
+from common.config_file import config_from_tree
+from common.errors import ConfigError
+from common.kv.layout import KVLayout
+from common.model.device import accelerator_name
+from common.model.precision import precision_of
+from common.profile import profile_path, read_profile
+from common.shapes import ModelShape
+from common.spec import ELEMENT_BYTES
+from services.analysis.model_shape import read_shape
+from services.compare.comparison import Candidate, Comparison, InstanceRole, settings_of
+from services.compare.records import RunRecord
+from services.model_directory import model_directory
+from services.simulator.config import Simulated, simulated_from_tree
+from services.simulator.host import HostConfig
+
+UNREAD = Path("lengths.jsonl")
+EMULATED = ModelShape("emulated", 1, 1, 1, 1, 1, 1, 1, 1, 0)
+"""An emulated engine's: its KV is a few bytes a token."""
+
+
+class Overhead(NamedTuple):
+    """Of a mesh, seconds. ``pass_s``: of every pass beside the model's; ``hop_s``: of a message. ``host``: on
+    which all run, if it is known what they take of it. ``pace``: how many times as long as the profile says
+    the model's passes take."""
+
+    pass_s: float = 0.0
+    hop_s: float = 0.0
+    host: HostConfig | None = None
+    pace: float = 1.0
+
+    def with_host(self, **costs: float) -> "Overhead":
+        """With some of the host's costs replaced, where there is one."""
+        return self if self.host is None else self._replace(host=msgspec.structs.replace(self.host, **costs))
+
+
+def simulated_of(comparison: Comparison, candidate: Candidate, overhead: Overhead) -> Simulated:
+    """The candidate's mesh. Raises ConfigError for what cannot be simulated."""
+    settings = settings_of(comparison, candidate, UNREAD)
+    workers = candidate.instances.get("attention", 0)
+    if workers:
+        instance = {**settings.get("instance", {}), "attention_workers": workers}
+        settings = {**settings, "instance": instance}
+    config = config_from_tree(settings)
+    shape, element_bytes = _model_of(config)
+    cluster = {
+        "shape": dataclasses.asdict(shape),
+        "element_bytes": element_bytes,
+        "hop_s": overhead.hop_s,
+    }
+    pools = [
+        _pool(role, count, config, shape, element_bytes, overhead)
+        for role, count in candidate.instances.items()
+        if count
+    ]
+    host = {} if overhead.host is None else {"host": msgspec.structs.asdict(overhead.host)}
+    return simulated_from_tree({**settings, "cluster": cluster, "pool": pools, **host})
+
+
+def pace_of(comparison: Comparison, candidate: Candidate, record: RunRecord) -> float:
+    """How many times as long as when it was profiled passes took around that run, by a fixed piece of work
+    that was timed then and now; 1 where it was not."""
+    config = config_from_tree(settings_of(comparison, candidate, UNREAD))
+    if config.instance.engine != "model" or not record.probe_s:
+        return 1.0
+    profile = read_profile(_profile_path(config))
+    if profile is None or profile.probe_s is None:
+        return 1.0
+    return statistics.fmean(record.probe_s) / profile.probe_s
+
+
+def _profile_path(config: Config) -> Path:
+    model, directory = config.model, model_directory(config.model)
+    return profile_path(model, directory, precision_of(model).compute, accelerator_name(model.device))
+
+
+def _performance(config: Config, overhead: Overhead) -> dict[str, Any]:
+    if config.instance.engine == "model":
+        path = _profile_path(config)
+        if not path.exists():
+            rule = "was not profiled with these settings on this machine: `lamella profile --config FILE`"
+            raise ConfigError("model.directory", str(model_directory(config.model)), rule)
+        return {"kind": "profile", "path": str(path), "overhead_s": overhead.pass_s, "pace": overhead.pace}
+    emulation, pace = config.emulation, overhead.pace
+    return {
+        "kind": "linear",
+        "prefill_s": pace * emulation.prefill_base_s + overhead.pass_s,
+        "per_prompt_token_s": pace * emulation.prefill_per_token_s,
+        "step_s": pace * emulation.decode_base_s + overhead.pass_s,
+        "per_sequence_s": pace * emulation.decode_per_sequence_s,
+        "per_context_token_s": pace * emulation.decode_per_context_token_s,
+    }
+
+
+def _pool(
+    role: InstanceRole, count: int, config: Config, shape: ModelShape, element_bytes: int, overhead: Overhead
+) -> dict[str, Any]:
+    """Attention workers hold decode instances' KV, whose own passes are then the rest of the model's."""
+    performance = _performance(config, overhead)
+    pool: dict[str, Any] = {"name": role, "role": role, "count": count, "performance": performance}
+    if config.instance.attention_workers and role in ("decode", "attention"):
+        pool["performance"] = performance if performance["kind"] == "linear" else {**performance, "by": "law"}
+        if role == "decode":
+            return pool
+        return pool | {"kv_tokens": _tokens_in(config.attention.kv_bytes, config, shape, element_bytes)}
+    if config.instance.engine != "model":
+        return pool | {"kv_tokens": config.emulation.total_blocks * config.instance.block_size}
+    return pool | {"kv_tokens": _tokens_in(config.instance.kv_bytes, config, shape, element_bytes)}
+
+
+def _tokens_in(kv_bytes: int, config: Config, shape: ModelShape, element_bytes: int) -> int:
+    """Of whole blocks."""
+    block_size = config.instance.block_size
+    layout = KVLayout(shape.layers, shape.kv_heads, shape.head_dim, block_size, element_bytes)
+    return kv_bytes // layout.block_bytes * block_size
+
+
+def _model_of(config: Config) -> tuple[ModelShape, int]:
+    """And the bytes of an element of its KV."""
+    if config.instance.engine != "model":
+        return EMULATED, 2
+    shape = read_shape(str(model_directory(config.model)))
+    return shape, ELEMENT_BYTES[precision_of(config.model).compute]
