@@ -9,6 +9,7 @@ papers' (Splitwise's H100 costs less than half of Lamina's).
 Prices move; these are for comparing, not for buying.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 OFFLOADING = "Offloading, Table 1"
@@ -51,6 +52,9 @@ class DeviceSpec:
     def network_bytes_s(self) -> float:
         return self.network_gbps * 1e9 / 8
 
+
+Catalogue = Mapping[str, DeviceSpec]
+"""By name."""
 
 H100 = DeviceSpec(
     name="h100",
@@ -197,7 +201,7 @@ A40 = DeviceSpec(
     network_source="assumption: half of the A100's",
 )
 
-DEVICES = {
+DEVICES: Catalogue = {
     device.name: device
     for device in (H100, H20, A100, H200, TPU_V6E, V100, RTX_3090, A100_SXM, H100_SXM, H100_SXM_CAPPED, A40)
 }

@@ -14,7 +14,7 @@ import msgspec
 from attention.state import AttentionState, BindArrived, StartServing
 from common.config import Config
 from common.cost import kv_token_bytes, weight_bytes
-from common.devices import DEVICES, DeviceSpec
+from common.devices import DeviceSpec
 from common.errors import ConfigError, InvalidRequest, Overloaded
 from common.ids import BindingId, Incarnation, InstanceId
 from common.kv.layout import KVLayout
@@ -25,6 +25,7 @@ from common.spec import AttentionSpec, ElementType
 from decode.attention_needs import AttentionNeeds
 from scheduler.policy.staggering import Staggering
 from services.simulator.attention_cost import AttentionCost, Wire, kv_share_of
+from services.simulator.devices import needed_device
 from services.simulator.performance.roofline import Parallelism
 from services.simulator.performance.sources import read_source
 from services.simulator.performance.split import SplitModel, open_split
@@ -59,6 +60,7 @@ class AttentionPool(NamedTuple):
     """Checked. ``kv_bytes``: of each worker, shared out among ``decode_instances``."""
 
     config: AttentionPoolConfig
+    device: DeviceSpec | None
     performance: SplitModel
     kv_bytes: int
     exchange_bytes: int
@@ -82,6 +84,7 @@ class RemoteAttention(NamedTuple):
 def attention_pool_of(
     tree: Mapping[str, Any],
     pool: AttentionPoolConfig,
+    device: DeviceSpec | None,
     settings: Config,
     cluster: "ClusterConfig",
     shape: ModelShape,
@@ -109,14 +112,14 @@ def attention_pool_of(
         if served < instances:
             rule = f"must be at least the {instances} decode instances that each worker serves"
             raise ConfigError("attention.decode_instances", served, rule)
-    device = None if pool.device is None else device_of(key, pool.device)
     if pool.kv_tokens is not None:
         kv_bytes = pool.kv_tokens * kv_token_bytes(shape, cluster.element_bytes)
     else:
-        spec = device_of(key, pool.device)
-        kv_bytes = int(pool.devices * spec.memory_bytes * cluster.memory_share)
+        memory_bytes = needed_device(key, device).memory_bytes
+        kv_bytes = int(pool.devices * memory_bytes * cluster.memory_share)
     return AttentionPool(
         config=pool,
+        device=device,
         performance=split_of(key, pool.performance, shape, device, pool.devices, beside),
         kv_bytes=kv_bytes,
         exchange_bytes=settings.attention.exchange_bytes,
@@ -128,6 +131,7 @@ def attention_pool_of(
 
 def remote_attention_of(
     pool: "PoolConfig",
+    device: DeviceSpec | None,
     settings: Config,
     cluster: "ClusterConfig",
     shape: ModelShape,
@@ -149,7 +153,6 @@ def remote_attention_of(
         needs.check()
     except ConfigError as exc:
         raise ConfigError(f"{key}.{exc.key}", exc.value, exc.rule) from exc
-    device = None if pool.device is None else device_of(key, pool.device)
     if device is not None:
         _check_weights(key, pool, cluster, shape, device)
     own_bytes_per_s = pool.link_bytes_per_s or cluster.link_bytes_per_s
@@ -205,14 +208,6 @@ def split_of(
         return open_split(source, shape, device, Parallelism(tensor=devices))
     except ConfigError as exc:
         raise ConfigError(f"{key}.{exc.key}", exc.value, exc.rule) from exc
-
-
-def device_of(key: str, name: str | None) -> DeviceSpec:
-    if name is None:
-        raise ConfigError(f"{key}.device", name, "must be set where kv_tokens is not")
-    if name not in DEVICES:
-        raise ConfigError(f"{key}.device", name, f"must be one of {', '.join(sorted(DEVICES))}")
-    return DEVICES[name]
 
 
 def _needs_of(

@@ -16,6 +16,7 @@ import msgspec
 from common.config import Config
 from common.config_file import config_from_tree, read_toml
 from common.cost import kv_token_bytes
+from common.devices import DEVICES, DeviceSpec
 from common.errors import ConfigError
 from common.messages import Role
 from common.profile import Profile, measured_layerwise_min_tokens
@@ -27,10 +28,10 @@ from services.simulator.attention_config import (
     AttentionPoolConfig,
     RemoteAttention,
     attention_pool_of,
-    device_of,
     remote_attention_of,
 )
 from services.simulator.attention_performance import LanePerformance
+from services.simulator.devices import device_of, needed_device
 from services.simulator.fault_config import AnyFault, check_faults
 from services.simulator.host import HostConfig, check_host
 from services.simulator.performance.interface import HeldOutError, PerformanceModel
@@ -111,6 +112,7 @@ class Pool(NamedTuple):
     ``OpenedSource`` has it. ``remote``: where its KV lies on attention workers."""
 
     config: PoolConfig
+    device: DeviceSpec | None
     settings: Config
     total_blocks: int
     performance: PerformanceModel
@@ -154,15 +156,22 @@ def simulated_from_tree(tree: Mapping[str, Any], beside: Path = Path()) -> Simul
     for name in names:
         if names.count(name) > 1 or not name:
             raise ConfigError("pool.name", name, "each pool needs a name of its own")
+    devices = {
+        each.name: device_of(f"pool.{each.name}", each.device, DEVICES)
+        for each in (*configs, *attention_configs)
+    }
     settings = config_from_tree(rest)
     own = [_settings_of(each, rest) for each in configs]
     attention = None
     if attention_configs:
         served = zip(configs, own, strict=True)
         instances = sum(each.count for each, its in served if has_remote_attention(its))
-        attention = attention_pool_of(rest, attention_configs[0], settings, cluster, shape, instances, beside)
+        [workers] = attention_configs
+        its_device = devices[workers.name]
+        attention = attention_pool_of(rest, workers, its_device, settings, cluster, shape, instances, beside)
     pools = tuple(
-        _pool_of(each, its, cluster, shape, attention, beside) for each, its in zip(configs, own, strict=True)
+        _pool_of(each, devices[each.name], its, cluster, shape, attention, beside)
+        for each, its in zip(configs, own, strict=True)
     )
     faults = _convert("fault", tree.get("fault", []), tuple[AnyFault, ...])
     scale = _convert("scale", tree.get("scale", []), tuple[ScaleStep, ...])
@@ -271,6 +280,7 @@ def _settings_of(pool: PoolConfig, rest: Mapping[str, Any]) -> Config:
 
 def _pool_of(
     pool: PoolConfig,
+    device: DeviceSpec | None,
     settings: Config,
     cluster: ClusterConfig,
     shape: ModelShape,
@@ -289,23 +299,22 @@ def _pool_of(
     if pool.link_bytes_per_s is not None and not pool.link_bytes_per_s > 0:
         raise ConfigError(f"{key}.link_bytes_per_s", pool.link_bytes_per_s, "must be over 0")
     if has_remote_attention(settings):
-        return _remote_pool_of(pool, settings, cluster, shape, attention, beside)
-    tokens = (
-        pool.kv_tokens if pool.kv_tokens is not None else _tokens_beside_weights(key, pool, cluster, shape)
-    )
+        return _remote_pool_of(pool, device, settings, cluster, shape, attention, beside)
+    tokens = pool.kv_tokens
+    if tokens is None:
+        tokens = _tokens_beside_weights(key, pool, needed_device(key, device), cluster, shape)
     blocks = tokens // settings.instance.block_size
     if blocks < 1:
         rule = f"must hold at least one block of instance.block_size = {settings.instance.block_size} tokens"
         raise ConfigError(f"{key}.kv_tokens", tokens, rule)
     source = read_source(f"{key}.performance", pool.performance, beside)
-    device = None if pool.device is None else device_of(key, pool.device)
     try:
         opened = open_source(source, shape, device, pool.parallelism)
     except ConfigError as exc:
         raise ConfigError(f"{key}.{exc.key}", exc.value, exc.rule) from exc
     if opened.profile is not None:
         settings = _as_profiled(settings, opened.profile)
-    return Pool(pool, settings, blocks, opened.model, opened.held_out)
+    return Pool(pool, device, settings, blocks, opened.model, opened.held_out)
 
 
 def _as_profiled(settings: Config, profile: Profile) -> Config:
@@ -321,6 +330,7 @@ def _as_profiled(settings: Config, profile: Profile) -> Config:
 
 def _remote_pool_of(
     pool: PoolConfig,
+    device: DeviceSpec | None,
     settings: Config,
     cluster: ClusterConfig,
     shape: ModelShape,
@@ -330,14 +340,17 @@ def _remote_pool_of(
     if pool.kv_tokens is not None:
         rule = "is of attention workers' pools: with instance.attention_workers an instance holds no KV"
         raise ConfigError(f"pool.{pool.name}.kv_tokens", pool.kv_tokens, rule)
-    remote = remote_attention_of(pool, settings, cluster, shape, workers, beside)
+    remote = remote_attention_of(pool, device, settings, cluster, shape, workers, beside)
     assert workers is not None, "remote attention without workers"
     pools = 1 if remote.cost.is_by_heads else workers.config.count
-    return Pool(pool, settings, pools * remote.pool_blocks, LanePerformance(remote, pools), tuple, remote)
+    return Pool(
+        pool, device, settings, pools * remote.pool_blocks, LanePerformance(remote, pools), tuple, remote
+    )
 
 
-def _tokens_beside_weights(key: str, pool: PoolConfig, cluster: ClusterConfig, shape: ModelShape) -> int:
-    device = device_of(key, pool.device)
+def _tokens_beside_weights(
+    key: str, pool: PoolConfig, device: DeviceSpec, cluster: ClusterConfig, shape: ModelShape
+) -> int:
     sizes = (shape, cluster.element_bytes, pool.pipeline)
     memory = pool.devices * device.memory_bytes * cluster.memory_share
     tokens = []

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import msgspec
 
 from common.cost import SECONDS_PER_HOUR, attention_work, model_work
-from common.devices import DEVICES, DeviceSpec
+from common.devices import DeviceSpec
 from common.performance import pairs_of
 from common.shapes import ModelShape
 from services.simulator.config import Pool
@@ -100,13 +100,13 @@ class PoolDevices:
     """A pool's: ``each`` of its instances or workers has so many."""
 
     name: str
-    device: str | None
+    device: DeviceSpec | None
     each: int
 
     @staticmethod
     def of(pool: Pool) -> "PoolDevices":
         replicas = 1 if pool.remote is None else pool.remote.turns.replicas
-        return PoolDevices(pool.config.name, pool.config.device, replicas * pool.config.all_devices)
+        return PoolDevices(pool.config.name, pool.device, replicas * pool.config.all_devices)
 
 
 def pool_hardware(
@@ -119,7 +119,7 @@ def pool_hardware(
     elapsed_s: float,
 ) -> PoolHardware:
     """``instances``: on average. ``work`` of each life of one, and ``busy_s`` of all."""
-    device: DeviceSpec | None = None if pool.device is None else DEVICES[pool.device]
+    device = pool.device
     devices = instances * pool.each
     mean_w = mfu = mbu = None
     if device is not None and device.power_w is not None and elapsed_s > 0:
@@ -131,7 +131,7 @@ def pool_hardware(
         mfu, mbu = flops / (device_s * device.peak_flop_s), moved_bytes / (device_s * device.memory_bytes_s)
     return PoolHardware(
         name=pool.name,
-        device=pool.device,
+        device=None if device is None else device.name,
         devices=devices,
         mean_w=mean_w,
         usd_h=None if device is None else devices * device.price_usd_h,

@@ -213,7 +213,7 @@ def _hardware(cluster: Cluster, first_s: float, last_s: float) -> Iterator[PoolH
     workers = cluster.workers
     if workers is not None:
         config, use = workers.pool.config, workers.use
-        devices = PoolDevices(config.name, config.device, config.devices)
+        devices = PoolDevices(config.name, workers.pool.device, config.devices)
         had = (config.count, [use.work], math.fsum(use.busy_s.values()), elapsed_s)
         yield pool_hardware(devices, simulated.shape, element_bytes, *had)
 
