@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from common.config import AttentionPartition, InstanceConfig
-from common.devices import DEVICES
+from common.devices import DeviceSpec
 from common.kv.layout import KVLayout
 from common.shapes import ModelShape
 from decode.attention_needs import AttentionNeeds
@@ -41,7 +41,6 @@ def attention_kinds(
             max(1, round(workload.context_tokens)),
             element_bytes,
             space.devices,
-            demand.prices,
             most_devices=most,
             step_s=demand.objectives.tpot_s,
             is_staggered=is_staggered,
@@ -118,14 +117,14 @@ def worker_settings(
     return {"decode_instances": count, "exchange_bytes": exchange_bytes}
 
 
-def pool_table(name: str, kind: InstanceKind, count: int, performance: Mapping[str, Any]) -> dict[str, Any]:
-    """For the simulator, of the workers of so many instances."""
+def pool_table(name: str, workers: int, device: DeviceSpec, performance: Mapping[str, Any]) -> dict[str, Any]:
+    """For the simulator, of so many workers."""
     return {
         "name": name,
         "role": "attention",
-        "count": count * kind.attention_workers,
-        "device": kind.attention_device,
-        "link_bytes_per_s": DEVICES[str(kind.attention_device)].network_bytes_s,
+        "count": workers,
+        "device": device.name,
+        "link_bytes_per_s": device.network_bytes_s,
         "link_latency_s": ONE_WAY_S,
         "performance": dict(performance),
     }

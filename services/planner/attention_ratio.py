@@ -1,12 +1,12 @@
 """Lamina's choice of (a, b): how many devices compute the model and how many hold KV and compute attention,
 by the cost model (``common.cost``), and the batch that goes with it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
 from common.cost import Throughput, disaggregated_throughput, homogeneous_throughput
-from common.devices import DEVICES
+from common.devices import DeviceSpec
 from common.shapes import ModelShape
 from services.simulator.performance.roofline import REACHED
 
@@ -36,8 +36,7 @@ def choose_ratio(
     shape: ModelShape,
     context_tokens: int,
     element_bytes: int,
-    devices: Sequence[str],
-    prices: Mapping[str, float],
+    devices: Sequence[DeviceSpec],
     *,
     most_devices: int,
     step_s: float | None,
@@ -46,14 +45,9 @@ def choose_ratio(
 ) -> list[RatioChoice]:
     """Every ratio of up to ``most_devices``, most tokens per dollar first. ``step_s``: that a step may take;
     the batch is the largest within it. ``memory_share``: of a device's, for weights and KV."""
-    priced = {
-        name: replace(
-            DEVICES[name], price_usd_h=prices[name], memory_gb=memory_share * DEVICES[name].memory_gb
-        )
-        for name in devices
-    }
     found: list[RatioChoice] = []
-    for first, second in product(devices, devices):
+    used = [replace(each, memory_gb=memory_share * each.memory_gb) for each in devices]
+    for first, second in product(used, used):
         for a, b in product(range(1, most_devices), repeat=2):
             if a + b > most_devices or shape.heads % a:
                 continue
@@ -61,16 +55,16 @@ def choose_ratio(
                 shape,
                 context_tokens,
                 element_bytes,
-                priced[first],
-                priced[second],
+                first,
+                second,
                 (a, b),
                 is_staggered=is_staggered,
                 utilisation=REACHED,
                 most_s=step_s,
             )
             if each is not None:
-                found.append(RatioChoice(first, second, each))
-    for name in devices:
+                found.append(RatioChoice(first.name, second.name, each))
+    for device in used:
         for count in range(1, most_devices + 1):
             if shape.heads % count:
                 continue
@@ -78,13 +72,13 @@ def choose_ratio(
                 shape,
                 context_tokens,
                 element_bytes,
-                priced[name],
+                device,
                 count,
                 utilisation=REACHED,
                 most_s=step_s,
             )
             if each is not None:
-                found.append(RatioChoice(name, None, each))
+                found.append(RatioChoice(device.name, None, each))
     return sorted(
         found,
         key=lambda each: (-each.tokens_usd, each.devices, each.model_device, each.attention_device or ""),

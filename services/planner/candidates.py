@@ -1,6 +1,7 @@
 """What a plan may be made of: kinds of instances, deployments of them, and the space that is searched."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -8,7 +9,7 @@ import msgspec
 
 from common.config import MixedPolicy, PrefillBatching
 from common.cost import weight_bytes
-from common.devices import DEVICES, DeviceSpec
+from common.devices import Catalogue, DeviceSpec
 from common.errors import ConfigError
 from common.messages import Role
 from common.shapes import ModelShape
@@ -130,7 +131,7 @@ class SearchSpace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     compute prompts alone. ``attention_ratios``: of decode instances whose KV lies on attention workers, so
     many ratios of devices, the best by Lamina's search."""
 
-    devices: tuple[str, ...]
+    devices: tuple[DeviceSpec, ...]
     tensors: tuple[int, ...] = (1, 2, 4, 8)
     pipelines: tuple[int, ...] = (1, 2)
     node_devices: int = 8
@@ -171,13 +172,13 @@ class Kinds(NamedTuple):
 def kinds_of(space: SearchSpace, shape: ModelShape, element_bytes: int, max_devices: int | None) -> Kinds:
     """Raises ConfigError where the model fits on none of them."""
     hardware = [
-        Hardware(device, tensor, pipeline, nodes)
+        Hardware(device.name, tensor, pipeline, nodes)
         for device, tensor, pipeline in product(space.devices, space.tensors, space.pipelines)
         if (nodes := nodes_of(space, tensor, pipeline))
         and tensor * pipeline <= most_devices(space, max_devices)
         and pipeline <= shape.layers
         and can_split(shape, tensor)
-        and kv_room_tokens(shape, DEVICES[device], tensor, element_bytes, pipeline) > 0
+        and kv_room_tokens(shape, device, tensor, element_bytes, pipeline) > 0
     ]
     if not hardware:
         raise ConfigError("--model", shape.name, why_nothing_fits(space, shape, element_bytes, max_devices))
@@ -250,8 +251,8 @@ def why_nothing_fits(
     sizes_tried = (tensor * pipeline for tensor, pipeline in product(space.tensors, space.pipelines))
     most = max((each for each in sizes_tried if each <= most_devices(space, max_devices)), default=0)
     sizes = ", ".join(
-        f"{most} {name} have {most * DEVICES[name].memory_bytes * MEMORY_SHARE / GIB:.0f}"
-        for name in space.devices
+        f"{most} {device.name} have {most * device.memory_bytes * MEMORY_SHARE / GIB:.0f}"
+        for device in space.devices
     )
     needed = weight_bytes(shape, element_bytes) / GIB
     bound = "" if max_devices is None else f" within --max-gpus {max_devices}"
@@ -261,24 +262,24 @@ def why_nothing_fits(
     )
 
 
-def devices_of(names: str) -> tuple[str, ...]:
+def devices_of(names: str, catalogue: Catalogue) -> tuple[DeviceSpec, ...]:
     """``a100,h100``. Raises ConfigError naming those known."""
-    found: list[str] = []
+    found: list[DeviceSpec] = []
     for name in (each.strip().lower() for each in names.split(",")):
-        if name not in DEVICES or name in found:
-            known = ", ".join(sorted(DEVICES))
+        if name not in catalogue or catalogue[name] in found:
+            known = ", ".join(sorted(catalogue))
             raise ConfigError("--devices", names, f"must name each of {known} at most once")
-        found.append(name)
+        found.append(catalogue[name])
     return tuple(found)
 
 
-def prices_of(tree: Mapping[str, Any], key: str) -> dict[str, float]:
-    """Dollars an hour of a device: the catalogue's, and those given. Raises ConfigError."""
-    prices = {name: device.price_usd_h for name, device in DEVICES.items()}
-    for name, price in tree.items():
-        if name not in DEVICES:
-            raise ConfigError(key, name, f"is no device: must be one of {', '.join(sorted(DEVICES))}")
+def priced(catalogue: Catalogue, prices: Mapping[str, Any], key: str) -> Catalogue:
+    """The catalogue with the dollars an hour that are given. Raises ConfigError."""
+    found = dict(catalogue)
+    for name, price in prices.items():
+        if name not in catalogue:
+            raise ConfigError(key, name, f"is no device: must be one of {', '.join(sorted(catalogue))}")
         if isinstance(price, bool) or not isinstance(price, int | float) or not 0 < price < float("inf"):
             raise ConfigError(f"{key}.{name}", price, "must be dollars an hour, over 0")
-        prices[name] = float(price)
-    return prices
+        found[name] = replace(catalogue[name], price_usd_h=float(price))
+    return found

@@ -1,11 +1,11 @@
 """What a plan is to reach, and what a deployment is worth by it."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from common.devices import DEVICES
+from common.devices import Catalogue
 from common.errors import ConfigError
 from common.latency import ServiceObjectives
 from services.planner.candidates import Deployment, InstanceKind, PoolPlan
@@ -18,13 +18,13 @@ OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
 @dataclass(frozen=True, slots=True)
 class Demand:
     """``rate_per_s`` to be served for the least ``cost`` or (provisioned) ``power``, or the highest rate
-    within ``max_devices``, which bound the other two where they are given. ``goal``: the share of requests
-    that meet all objectives."""
+    within ``max_devices``, which bound the other two where they are given. ``catalogue``: at the prices that
+    count. ``goal``: the share of requests that meet all objectives."""
 
     objective: Objective
     rate_per_s: float
     max_devices: int | None
-    prices: Mapping[str, float]
+    catalogue: Catalogue
     objectives: ServiceObjectives
     goal: float
 
@@ -39,9 +39,9 @@ class Demand:
     def unit(self, kind: InstanceKind) -> float:
         """What one instance costs: dollars an hour, watts, or devices."""
         if self.objective == "cost":
-            return sum(self.prices[device] * count for device, count in kind.parts)
+            return sum(self.catalogue[device].price_usd_h * count for device, count in kind.parts)
         if self.objective == "power":
-            return power_w(kind)
+            return power_w(kind, self.catalogue)
         return float(kind.devices)
 
     def cost(self, deployment: Deployment) -> float:
@@ -70,28 +70,30 @@ class Demand:
         return math.inf if count < 1 else self.rate_per_s / count
 
 
-def power_w(kind: InstanceKind) -> float:
+def power_w(kind: InstanceKind, catalogue: Catalogue) -> float:
     """Provisioned. Raises ConfigError where nobody says."""
     total = 0.0
     for device, count in kind.parts:
-        watts = DEVICES[device].power_w
+        watts = catalogue[device].power_w
         if watts is None:
             raise ConfigError("--objective", "power", f"nobody says what {device} draws")
         total += watts * count
     return total
 
 
-def price_usd_h(deployment: Deployment, prices: Mapping[str, float]) -> float:
+def price_usd_h(deployment: Deployment, catalogue: Catalogue) -> float:
     return sum(
-        pool.count * count * prices[device] for pool in deployment.pools for device, count in pool.kind.parts
+        pool.count * count * catalogue[device].price_usd_h
+        for pool in deployment.pools
+        for device, count in pool.kind.parts
     )
 
 
-def provisioned_w(deployment: Deployment) -> float | None:
+def provisioned_w(deployment: Deployment, catalogue: Catalogue) -> float | None:
     total = 0.0
     for pool in deployment.pools:
         for device, count in pool.kind.parts:
-            watts = DEVICES[device].power_w
+            watts = catalogue[device].power_w
             if watts is None:
                 return None
             total += pool.count * count * watts

@@ -13,7 +13,7 @@ from itertools import product
 
 import msgspec
 
-from common.devices import DEVICES
+from common.devices import Catalogue
 from services.planner.bounds import Bound
 from services.planner.candidates import Deployment, InstanceKind, PoolPlan
 from services.planner.goodput import FINE, Capacity, Served, find_capacity
@@ -105,6 +105,7 @@ def place_with_low_affinity(
     served: Served,
     sample: Sample,
     rate_per_s: float,
+    catalogue: Catalogue,
     node_devices: int = NODE_DEVICES,
 ) -> Search[list[PairPlacement]]:
     """Algorithm 2: all whose corresponding stages fit a node together and that serve anything, best first."""
@@ -113,12 +114,16 @@ def place_with_low_affinity(
         for first, second in product(prefill, decode)
         if first.device == second.device and pair_nodes(first, second, node_devices)
     ]
-    found = yield from together([_pair_goodput(pair, bounds, served, sample, node_devices) for pair in pairs])
+    deployments = [_by_stages(pair, catalogue, node_devices) for pair in pairs]
+    found = yield from together(
+        [
+            _pair_goodput(pair, deployment, bounds, served, sample)
+            for pair, deployment in zip(pairs, deployments, strict=True)
+        ]
+    )
     placed = [
-        PairPlacement(
-            _by_stages(pair, node_devices), each.rate_per_s, math.ceil(rate_per_s / each.rate_per_s)
-        )
-        for pair, each in zip(pairs, found, strict=True)
+        PairPlacement(deployment, each.rate_per_s, math.ceil(rate_per_s / each.rate_per_s))
+        for deployment, each in zip(deployments, found, strict=True)
         if each.rate_per_s > 0
     ]
     return sorted(placed, key=lambda each: (-each.per_device, each.deployment.pools))
@@ -136,7 +141,9 @@ def pair_nodes(first: InstanceKind, second: InstanceKind, node_devices: int) -> 
     return None
 
 
-def _by_stages(pair: tuple[InstanceKind, InstanceKind], node_devices: int) -> Deployment:
+def _by_stages(
+    pair: tuple[InstanceKind, InstanceKind], catalogue: Catalogue, node_devices: int
+) -> Deployment:
     """KV moves over the nodes' own links, what stages hand on over the network where there are several."""
     nodes = pair_nodes(*pair, node_devices) or 1
     return Deployment(
@@ -144,7 +151,7 @@ def _by_stages(pair: tuple[InstanceKind, InstanceKind], node_devices: int) -> De
             PoolPlan(
                 kind=msgspec.structs.replace(kind, nodes=nodes),
                 count=1,
-                link_bytes_per_s=kind.devices * DEVICES[kind.device].interchip_gb_s * 1e9,
+                link_bytes_per_s=kind.devices * catalogue[kind.device].interchip_gb_s * 1e9,
             )
             for kind in pair
         )
@@ -153,13 +160,12 @@ def _by_stages(pair: tuple[InstanceKind, InstanceKind], node_devices: int) -> De
 
 def _pair_goodput(
     pair: tuple[InstanceKind, InstanceKind],
+    deployment: Deployment,
     bounds: Mapping[InstanceKind, Bound],
     served: Served,
     sample: Sample,
-    node_devices: int,
 ) -> Search[Capacity]:
-    pools = _by_stages(pair, node_devices).pools
-    probe_at = sample.of(pools, max(bounds[kind].sojourn_s for kind in pair))
+    probe_at = sample.of(deployment.pools, max(bounds[kind].sojourn_s for kind in pair))
     high = min(bounds[kind].rate_per_s for kind in pair)
     found = yield from find_capacity(probe_at, served, high, tolerance=FINE)
     return found

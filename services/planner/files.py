@@ -12,7 +12,6 @@ from typing import Any
 
 from common.config_file import config_from_tree, toml_value
 from common.cost import kv_token_bytes, weight_bytes
-from common.devices import DEVICES
 from common.errors import ConfigError
 from common.messages import Role
 from services.output_files import write_whole
@@ -104,7 +103,7 @@ def attention_pool(by_role: Mapping[Role, PoolPlan]) -> PoolPlan | None:
 
 def worker_settings(pool: PoolPlan, conditions: Conditions) -> dict[str, Any]:
     """``[attention]`` of a pool's workers, which have KV alone."""
-    device = DEVICES[str(pool.kind.attention_device)]
+    device = conditions.catalogue[str(pool.kind.attention_device)]
     kv_bytes = int(device.memory_bytes * MEMORY_SHARE)
     return {**attention_settings(pool, conditions), "kv_bytes": kv_bytes}
 
@@ -115,7 +114,8 @@ def instance_settings(pool: PoolPlan, conditions: Conditions) -> dict[str, Any]:
     if kind.attention_workers:
         own = {"role": kind.role, **attention_kinds.instance_settings(kind, pool.count, shape)}
         return {**conditions.settings.get("instance", {}), **own, **kind.settings}
-    tokens = kv_room_tokens(shape, DEVICES[kind.device], kind.tensor, element_bytes, kind.pipeline)
+    device = conditions.catalogue[kind.device]
+    tokens = kv_room_tokens(shape, device, kind.tensor, element_bytes, kind.pipeline)
     kv_bytes = tokens * kv_token_bytes(shape, element_bytes)
     own = {"role": kind.role, "kv_bytes": kv_bytes, "swap_bytes": min(SWAP_BYTES, kv_bytes)}
     return {**conditions.settings.get("instance", {}), **own, **kind.settings}

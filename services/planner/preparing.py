@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from common.devices import DEVICES, Catalogue, DeviceSpec
 from common.errors import ConfigError
 from common.latency import ServiceObjectives
 from services.analysis.model_shape import read_shape
@@ -14,7 +15,7 @@ from services.bench.config import parse_objectives
 from services.bench.traces import read_trace
 from services.planner.attention_kinds import attention_kinds
 from services.planner.bounds import Bound, Speed, capacity_bound
-from services.planner.candidates import InstanceKind, Kinds, SearchSpace, devices_of, kinds_of, prices_of
+from services.planner.candidates import InstanceKind, Kinds, SearchSpace, devices_of, kinds_of, priced
 from services.planner.demand import OBJECTIVES, Demand
 from services.planner.simulating import Conditions, speed_of
 from services.planner.workload import PlannedWorkload, rate_of, workload_of
@@ -58,13 +59,15 @@ class Prepared:
     conditions: Conditions
     workload: PlannedWorkload
     kinds: Kinds
-    devices: tuple[str, ...]
+    devices: tuple[DeviceSpec, ...]
     node_devices: int
 
 
 def prepare(request: PlanRequest) -> Prepared:
     """Raises ConfigError, ModelError, TraceError."""
-    shape, devices = read_shape(request.model), devices_of(request.devices)
+    shape = read_shape(request.model)
+    catalogue = priced(DEVICES, request.prices, "--prices")
+    devices = devices_of(request.devices, catalogue)
     objectives = parse_objectives(request.slo)
     if request.objective not in OBJECTIVES:
         raise ConfigError("--objective", request.objective, f"must be one of {', '.join(OBJECTIVES)}")
@@ -75,12 +78,12 @@ def prepare(request: PlanRequest) -> Prepared:
         objective=next(each for each in OBJECTIVES if each == request.objective),
         rate_per_s=rate or 0.0,
         max_devices=request.max_devices,
-        prices=prices_of(request.prices, "--prices"),
+        catalogue=catalogue,
         objectives=objectives,
         goal=request.goal,
     )
     space, rest = space_of(devices, request.settings)
-    settings, performance = performance_of(rest, request.beside)
+    settings, performance = performance_of(rest, request.beside, catalogue)
     conditions = Conditions(
         shape=shape,
         rows=rows,
@@ -98,7 +101,9 @@ def prepare(request: PlanRequest) -> Prepared:
     return Prepared(demand, conditions, workload, kinds, devices, space.node_devices)
 
 
-def space_of(devices: tuple[str, ...], settings: Mapping[str, Any]) -> tuple[SearchSpace, dict[str, Any]]:
+def space_of(
+    devices: tuple[DeviceSpec, ...], settings: Mapping[str, Any]
+) -> tuple[SearchSpace, dict[str, Any]]:
     """With what ``[space]`` says, and the other tables. Raises ConfigError."""
     rest = {key: value for key, value in settings.items() if key != "space"}
     table = settings.get("space", {})
@@ -119,7 +124,7 @@ def space_of(devices: tuple[str, ...], settings: Mapping[str, Any]) -> tuple[Sea
 
 
 def performance_of(
-    settings: Mapping[str, Any], beside: Path
+    settings: Mapping[str, Any], beside: Path, catalogue: Catalogue
 ) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     """Sections, and sources by device with their files' places in full. Raises ConfigError."""
     rest = {key: value for key, value in settings.items() if key != "performance"}
@@ -129,7 +134,8 @@ def performance_of(
     tables = settings.get("performance", {})
     if not isinstance(tables, dict) or not all(isinstance(table, dict) for table in tables.values()):
         raise ConfigError("performance", tables, "must be tables [performance.DEVICE]")
-    devices_of(",".join(tables)) if tables else ()
+    if tables:
+        devices_of(",".join(tables), catalogue)
     placed = {
         device: {key: _placed(key, value, beside) for key, value in table.items()}
         for device, table in tables.items()

@@ -53,13 +53,13 @@ class PlanFile(msgspec.Struct, frozen=True):
 
 def planned(plan: Plan, settled: Settled) -> PlannedDeployment:
     deployment = settled.deployment
-    usd_h = price_usd_h(deployment, plan.demand.prices)
+    usd_h = price_usd_h(deployment, plan.demand.catalogue)
     return PlannedDeployment(
         pools=deployment.pools,
         devices=deployment.devices,
         is_disaggregated=deployment.is_disaggregated,
         usd_h=usd_h,
-        provisioned_w=provisioned_w(deployment),
+        provisioned_w=provisioned_w(deployment, plan.demand.catalogue),
         rate_per_s=settled.rate_per_s,
         requests_per_usd=settled.rate_per_s * SECONDS_PER_HOUR / usd_h,
         attainment=settled.point.attainment,

@@ -100,6 +100,7 @@ def _distserve_low(prepared: Prepared) -> Search[SearchReport]:
         served_by(demand.goal),
         _sample(prepared),
         demand.rate_per_s,
+        demand.catalogue,
         prepared.node_devices,
     )
     rows = tuple(
@@ -116,7 +117,7 @@ def _distserve_low(prepared: Prepared) -> Search[SearchReport]:
 def _vidur(prepared: Prepared) -> Search[SearchReport]:
     demand, objectives = prepared.demand, prepared.demand.objectives
     found = yield from search_capacities(
-        prepared.kinds.mixed, bounds_of(prepared, has_objectives=False), demand.prices, _sample(prepared)
+        prepared.kinds.mixed, bounds_of(prepared, has_objectives=False), demand.catalogue, _sample(prepared)
     )
     kept = {each.kind for each in within(found, objectives.ttft_s, objectives.tbt_s)}
     rows = tuple(
@@ -266,7 +267,6 @@ def _lamina(prepared: Prepared) -> Search[SearchReport]:
         context,
         prepared.conditions.element_bytes,
         prepared.devices,
-        demand.prices,
         most_devices=demand.max_devices or MOST_RATIO_DEVICES,
         step_s=demand.objectives.tpot_s,
     )

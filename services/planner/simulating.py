@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from common.config import InstanceConfig
-from common.devices import DEVICES
+from common.devices import DEVICES, Catalogue
 from common.latency import Attainment, Distribution, ServiceObjectives, percentiles
 from common.shapes import ModelShape
 from services.bench.arrivals import make_arrivals
@@ -56,6 +56,7 @@ class Conditions:
     seed: int = 0
     goal: float | None = None
     reference: InstanceKind | None = None
+    catalogue: Catalogue = field(default_factory=lambda: DEVICES)
 
     def encoded(self) -> bytes:
         """All that a point hangs on beside its probe: the code, too."""
@@ -70,7 +71,7 @@ class Conditions:
                 self.goal,
                 self.reference,
                 [(row.arrival_s, row.prompt_tokens, row.output_tokens) for row in self.rows],
-                list(DEVICES.values()),
+                list(self.catalogue.values()),
                 own_digest(),
             )
         )
@@ -94,8 +95,10 @@ def tree_of(pools: Sequence[PoolPlan], conditions: Conditions, phase: Phase = "w
     settings = dict(conditions.settings)
     for number, each in enumerate(pools):
         if each.kind.attention_device is not None:
-            performance = performance_of(each.kind.attention_device, conditions)
-            tables.append(pool_table(f"{number}-attention", each.kind, each.count, performance))
+            device = conditions.catalogue[each.kind.attention_device]
+            workers = each.count * each.kind.attention_workers
+            performance = performance_of(device.name, conditions)
+            tables.append(pool_table(f"{number}-attention", workers, device, performance))
             settings["attention"] = attention_settings(each, conditions)
     if phase == "prefill":
         tables.append(_timeless("decode", conditions))
@@ -125,7 +128,7 @@ def performance_of(device: str, conditions: Conditions) -> dict[str, Any]:
 
 def _pool_table(name: str, pool: PoolPlan, conditions: Conditions) -> dict[str, Any]:
     kind = pool.kind
-    link = pool.link_bytes_per_s or kind.own_devices * DEVICES[kind.device].network_bytes_s
+    link = pool.link_bytes_per_s or kind.own_devices * conditions.catalogue[kind.device].network_bytes_s
     instance = kind.settings
     if kind.attention_workers:
         instance |= instance_settings(kind, pool.count, conditions.shape)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from common.cost import SECONDS_PER_HOUR
+from common.devices import Catalogue
 from common.latency import REPORTED_PERCENTILES
 from services.planner.bounds import Bound
 from services.planner.candidates import InstanceKind, PoolPlan
@@ -43,7 +44,7 @@ def has_short_queue(point: Point) -> bool:
 def search_capacities(
     kinds: Sequence[InstanceKind],
     bounds: Mapping[InstanceKind, Bound],
-    prices: Mapping[str, float],
+    catalogue: Catalogue,
     sample: Sample,
 ) -> Search[list[VidurPoint]]:
     """Best first."""
@@ -62,7 +63,7 @@ def search_capacities(
     for kind, each in zip(kinds, found, strict=True):
         if each.point is None or not each.point.ttft_s:
             continue
-        usd_s = prices[kind.device] * kind.devices / SECONDS_PER_HOUR
+        usd_s = catalogue[kind.device].price_usd_h * kind.devices / SECONDS_PER_HOUR
         points.append(
             VidurPoint(
                 kind,

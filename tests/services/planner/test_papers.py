@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from itertools import product
 
 import msgspec
 import pytest
 
-from common.devices import DEVICES
+from common.devices import A100, DEVICES, H20, H100
 from common.latency import ServiceObjectives
 from common.messages import Role
 from common.shapes import LLAMA3_70B
@@ -16,6 +17,7 @@ from services.planner.attention_ratio import choose_ratio
 from services.planner.bounds import Speed
 from services.planner.candidates import Deployment, InstanceKind, PoolPlan, SearchSpace, kinds_of
 from services.planner.checkpoint import Checkpoint
+from services.planner.demand import price_usd_h
 from services.planner.distserve_search import (
     pair_nodes,
     place_with_high_affinity,
@@ -38,7 +40,15 @@ from services.planner.worker_configuration import (
 from services.planner.workload import PlannedWorkload
 from services.simulator.performance.linear import LinearPerformance
 from services.simulator.shape import PassShape
-from tests.services.planner.worlds import PRICES, Capacities, answer, bounds_in, kind_of, point, search_world
+from tests.services.planner.worlds import (
+    CATALOGUE,
+    Capacities,
+    answer,
+    bounds_in,
+    kind_of,
+    point,
+    search_world,
+)
 
 PAIR_ROLES: tuple[Role, ...] = ("prefill", "decode")
 SAMPLE = Sample(5_000)
@@ -82,7 +92,14 @@ def test_distserve_s_first_algorithm_finds_nothing_where_a_phase_has_nothing() -
 def test_distserve_s_second_algorithm_keeps_both_in_one_node_and_its_links() -> None:
     found, _ = search_world(
         place_with_low_affinity(
-            roles(PLACED, "prefill"), roles(PLACED, "decode"), bounds_in(PLACED), SERVED, SAMPLE, 20.0, 4
+            roles(PLACED, "prefill"),
+            roles(PLACED, "decode"),
+            bounds_in(PLACED),
+            SERVED,
+            SAMPLE,
+            20.0,
+            DEVICES,
+            4,
         ),
         PLACED,
     )
@@ -106,7 +123,9 @@ def test_a_pair_that_no_node_holds_has_corresponding_stages_in_each_of_several()
     world = {prefill: 4.0, decode: 2.0, alone: 9.0}
     crossed = {msgspec.structs.replace(each, nodes=2): capacity for each, capacity in world.items()}
     found, _ = search_world(
-        place_with_low_affinity((prefill,), (decode, alone), bounds_in(world), SERVED, SAMPLE, 3.0, 8),
+        place_with_low_affinity(
+            (prefill,), (decode, alone), bounds_in(world), SERVED, SAMPLE, 3.0, DEVICES, 8
+        ),
         {**world, **crossed},
     )
     (pair,) = found
@@ -137,7 +156,7 @@ def test_stages_share_as_few_nodes_as_hold_them(
 
 def test_stages_that_a_node_does_not_hold_are_spread_evenly_where_the_space_has_nodes() -> None:
     def found(nodes: int) -> dict[tuple[int, int], int]:
-        space = SearchSpace(devices=("a100",), tensors=(4, 8), pipelines=(1, 2, 3, 4), nodes=nodes)
+        space = SearchSpace(devices=(A100,), tensors=(4, 8), pipelines=(1, 2, 3, 4), nodes=nodes)
         kinds = kinds_of(space, LLAMA3_70B, 2, None).decode
         return {(kind.tensor, kind.pipeline): kind.nodes for kind in kinds}
 
@@ -167,7 +186,7 @@ def test_vidur_s_search_ranks_by_what_a_dollar_serves() -> None:
         served = probe.rate_per_s <= world[probe.pools[0].kind]
         return msgspec.structs.replace(point(), queue_p99_s=1.0 if served else 6.0)
 
-    found = search_with(search_capacities(kinds, bounds_in(world), PRICES, SAMPLE), waits)
+    found = search_with(search_capacities(kinds, bounds_in(world), CATALOGUE, SAMPLE), waits)
     assert [each.kind for each in found] == [kinds[0], kinds[1], kinds[2]]
     assert found[0].requests_per_usd == pytest.approx(3600 * found[0].capacity_per_s / 1.0)
 
@@ -220,7 +239,7 @@ def slowed(probe: Probe) -> Point:
 
 
 def cost(deployment: Deployment) -> float:
-    return sum(pool.count * pool.kind.devices * PRICES[pool.kind.device] for pool in deployment.pools)
+    return price_usd_h(deployment, CATALOGUE)
 
 
 def test_splitwise_s_cheapest_machines_are_what_looking_at_all_counts_finds() -> None:
@@ -306,13 +325,11 @@ def test_workers_are_a_line_over_the_rate() -> None:
 
 
 def test_lamina_s_ratio_is_the_most_tokens_per_dollar_within_the_step() -> None:
-    prices = {name: device.price_usd_h for name, device in DEVICES.items()}
-    found = choose_ratio(LLAMA3_70B, 8192, 2, ["h100", "h20"], prices, most_devices=8, step_s=0.1)
+    found = choose_ratio(LLAMA3_70B, 8192, 2, [H100, H20], most_devices=8, step_s=0.1)
     assert all(each.throughput.step_s <= 0.1 and each.devices <= 8 for each in found)
     assert [each.tokens_usd for each in found] == sorted((each.tokens_usd for each in found), reverse=True)
-    free = choose_ratio(LLAMA3_70B, 8192, 2, ["h100", "h20"], prices, most_devices=8, step_s=None)
+    free = choose_ratio(LLAMA3_70B, 8192, 2, [H100, H20], most_devices=8, step_s=None)
     assert free[0].tokens_usd >= found[0].tokens_usd
-    cheap = choose_ratio(
-        LLAMA3_70B, 8192, 2, ["h100", "h20"], {**prices, "h20": 40.0}, most_devices=8, step_s=0.1
-    )
-    assert cheap[0].attention_device != "h20"
+    dear = replace(H20, price_usd_h=40.0)
+    others = choose_ratio(LLAMA3_70B, 8192, 2, [H100, dear], most_devices=8, step_s=0.1)
+    assert others[0].attention_device != "h20"

@@ -1,8 +1,10 @@
 """A world whose instances' capacities are known: what a search finds there can be found by looking at all."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import product
 
+from common.devices import DEVICES
 from common.latency import ServiceObjectives
 from common.messages import Role
 from services.planner.bounds import Bound
@@ -12,7 +14,10 @@ from services.planner.demand import Demand, Objective
 from services.planner.driver import Found, drive
 from services.planner.probes import Point, PoolPoint, Probe, Search
 
-PRICES = {"a100": 1.0, "h100": 2.5, "h20": 0.5}
+CATALOGUE = {
+    name: replace(DEVICES[name], price_usd_h=price)
+    for name, price in (("a100", 1.0), ("h100", 2.5), ("h20", 0.5))
+}
 Capacities = Mapping[InstanceKind, float]
 
 
@@ -38,7 +43,7 @@ def demand_of(objective: Objective = "cost", rate: float = 10.0, most: int | Non
         objective=objective,
         rate_per_s=rate,
         max_devices=most,
-        prices=PRICES,
+        catalogue=CATALOGUE,
         objectives=ServiceObjectives(ttft_s=1.0, tpot_s=0.1),
         goal=0.9,
     )
