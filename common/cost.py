@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from common.devices import DeviceSpec
 from common.shapes import ModelShape
 
-ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp8": 1, "int8": 1}
+ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp8": 1, "int8": 1, "fp32": 4}
 """How weights and KV are stored. Arithmetic is at the bf16 rate whatever is stored."""
 
 SECONDS_PER_HOUR = 3600

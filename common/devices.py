@@ -1,11 +1,12 @@
 """Accelerators as data, for the cost formulas: what each can do, what it costs, and who says so.
 
 Rates are a data sheet's peaks (dense, no sparsity); what a kernel reaches of them is an argument of the
-formulas, never folded in here. "Offloading" and "Disaggregation" are Lamina's two papers: *Efficient and
-Economic Large Language Model Inference with Attention Offloading* and *Efficient Heterogeneous Large Language
-Model Decoding with Model-Attention Disaggregation*. "Splitwise" is *Efficient Generative LLM Inference Using
-Phase Splitting*. Where a paper prints a number, that number is taken; the same chip under two names is two
-papers' (Splitwise's H100 costs less than half of Lamina's).
+formulas, never folded in here. Devices of a user's own (``services.simulator.devices``) may say otherwise.
+"Offloading" and "Disaggregation" are Lamina's two papers: *Efficient and Economic Large Language Model
+Inference with Attention Offloading* and *Efficient Heterogeneous Large Language Model Decoding with
+Model-Attention Disaggregation*. "Splitwise" is *Efficient Generative LLM Inference Using Phase Splitting*.
+Where a paper prints a number, that number is taken; the same chip under two names is two papers'
+(Splitwise's H100 costs less than half of Lamina's).
 Prices move; these are for comparing, not for buying.
 """
 
@@ -22,7 +23,8 @@ BY_PURCHASE_PRICE = f"estimate: the H100's ${NVIDIA_H100_USD_H}/h by purchase pr
 
 @dataclass(frozen=True, slots=True)
 class DeviceSpec:
-    """One accelerator. Bandwidths are GB/s (1e9 bytes) in one direction, ``network_gbps`` is Gbit/s."""
+    """One accelerator. Bandwidths are GB/s (1e9 bytes) in one direction, ``network_gbps`` is Gbit/s.
+    ``has_reached_rates``: rates are what a model reached there, no peaks."""
 
     name: str
     bf16_tflops: float
@@ -35,6 +37,7 @@ class DeviceSpec:
     figures_source: str
     price_source: str
     network_source: str
+    has_reached_rates: bool = False
 
     @property
     def peak_flop_s(self) -> float:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 import msgspec
@@ -12,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from common.cost import ELEMENT_BYTES, LINK_ASSUMPTIONS, Utilisation
-from common.devices import DEVICES, DeviceSpec
+from common.devices import DEVICES, Catalogue, DeviceSpec
 from common.errors import ConfigError
 from common.shapes import SHAPES
 from services.analysis.figures import Analysis, AnalysisConfig, ThroughputPoint, analyse
@@ -38,6 +39,9 @@ def analyze(
     devices: Annotated[
         str, typer.Option(help=f"The first computes the model, others attention: {', '.join(DEVICES)}.")
     ] = "h100,h20",
+    device_file: Annotated[
+        Path | None, typer.Option(help="A TOML file of [[device]] tables: yours beside these.")
+    ] = None,
     batch: Annotated[str, typer.Option(help="Batch sizes.")] = "1,8,32,128,300,512",
     context: Annotated[str, typer.Option(help="Context lengths, tokens.")] = "1024,4096,8192,32768",
     ratio: Annotated[str, typer.Option(help="a:b, devices for the model and for attention.")] = (
@@ -55,8 +59,10 @@ def analyze(
 
     The papers' own statements are printed beside ours, each with a verdict.
     """
+    from services.simulator.devices import read_device_file
+
     config = AnalysisConfig(
-        devices=_parse_devices(devices),
+        devices=_parse_devices(devices, read_device_file(device_file)),
         batches=_parse_counts("--batch", batch),
         contexts=_parse_counts("--context", context),
         ratios=_parse_ratios(ratio),
@@ -73,12 +79,12 @@ def analyze(
     _print_tables(Console(), analysis, statements, entries)
 
 
-def _parse_devices(text: str) -> tuple[DeviceSpec, ...]:
+def _parse_devices(text: str, catalogue: Catalogue) -> tuple[DeviceSpec, ...]:
     found = []
     for name in text.split(","):
-        device = DEVICES.get(name.strip().lower())
+        device = catalogue.get(name.strip().lower())
         if device is None or device in found:
-            raise ConfigError("--devices", name, f"must be one of {', '.join(DEVICES)}, each once at most")
+            raise ConfigError("--devices", name, f"must be one of {', '.join(catalogue)}, each once at most")
         found.append(device)
     return tuple(found)
 

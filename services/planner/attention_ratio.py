@@ -8,7 +8,7 @@ from itertools import product
 from common.cost import Throughput, disaggregated_throughput, homogeneous_throughput
 from common.devices import DeviceSpec
 from common.shapes import ModelShape
-from services.simulator.performance.roofline import REACHED
+from services.simulator.performance.roofline import usual_utilisation
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ def choose_ratio(
     """Every ratio of up to ``most_devices``, most tokens per dollar first. ``step_s``: that a step may take;
     the batch is the largest within it. ``memory_share``: of a device's, for weights and KV."""
     found: list[RatioChoice] = []
-    used = [replace(each, memory_gb=memory_share * each.memory_gb) for each in devices]
+    used = [_usable(each, memory_share) for each in devices]
     for first, second in product(used, used):
         for a, b in product(range(1, most_devices), repeat=2):
             if a + b > most_devices or shape.heads % a:
@@ -59,7 +59,6 @@ def choose_ratio(
                 second,
                 (a, b),
                 is_staggered=is_staggered,
-                utilisation=REACHED,
                 most_s=step_s,
             )
             if each is not None:
@@ -74,7 +73,6 @@ def choose_ratio(
                 element_bytes,
                 device,
                 count,
-                utilisation=REACHED,
                 most_s=step_s,
             )
             if each is not None:
@@ -82,4 +80,15 @@ def choose_ratio(
     return sorted(
         found,
         key=lambda each: (-each.tokens_usd, each.devices, each.model_device, each.attention_device or ""),
+    )
+
+
+def _usable(device: DeviceSpec, memory_share: float) -> DeviceSpec:
+    """What is left of its memory, and of its rates what is usually reached."""
+    reached = usual_utilisation(device)
+    return replace(
+        device,
+        bf16_tflops=reached.compute * device.bf16_tflops,
+        memory_gb_s=reached.memory * device.memory_gb_s,
+        memory_gb=memory_share * device.memory_gb,
     )

@@ -20,6 +20,9 @@ def plan(
     trace: Annotated[Path, typer.Option(help="Whose lengths, and without --rate whose mean rate.")],
     slo: Annotated[str, typer.Option(help="As ttft=0.5,tpot=0.1: seconds, also tbt and e2e.")],
     devices: Annotated[str, typer.Option(help="That may be used, as a100,h100.")] = "a100,h100",
+    device_file: Annotated[
+        Path | None, typer.Option(help="A TOML file of [[device]] tables: yours beside the catalogue's.")
+    ] = None,
     prices: Annotated[
         Path | None, typer.Option(help="A TOML file of dollars an hour by device; else the catalogue's.")
     ] = None,
@@ -54,6 +57,7 @@ def plan(
     from services.planner.preparing import PlanRequest
     from services.planner.report import file_of, write_json
     from services.planner.run import make_plan
+    from services.simulator.devices import read_device_file
 
     if plot is not None:
         check_picture(plot, search)
@@ -62,6 +66,7 @@ def plan(
         trace=trace,
         slo=slo,
         devices=devices,
+        catalogue=read_device_file(device_file),
         prices={} if prices is None else read_toml("--prices", prices),
         objective=objective,
         rate_per_s=rate,

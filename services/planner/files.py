@@ -12,6 +12,7 @@ from typing import Any
 
 from common.config_file import config_from_tree, toml_value
 from common.cost import kv_token_bytes, weight_bytes
+from common.devices import DEVICES
 from common.errors import ConfigError
 from common.messages import Role
 from services.output_files import write_whole
@@ -294,7 +295,7 @@ def _kubernetes_patch(role: str, device: str, devices: int, host_gib: int) -> li
         f"          limits: {{ memory: {memory}, nvidia.com/gpu: {devices} }}",
         "      - op: add",
         "        path: /spec/template/spec/nodeSelector",
-        f"        value: {{ lamella.dev/device: {device} }}",
+        f"        value: {{ lamella.dev/device: {toml_value(device)} }}",
     ]
 
 
@@ -314,5 +315,8 @@ def notes_of(pools: Sequence[PoolPlan]) -> Iterator[str]:
             "attention.kv_bytes is all of a worker's memory but a tenth: the KV of decode instances that died"
             " is kept beside it, so lower it where they may"
         )
-    if len({device for pool in pools for device, _ in pool.kind.parts}) > 1:
+    used = {device for pool in pools for device, _ in pool.kind.parts}
+    for name in sorted(used - set(DEVICES)):
+        yield f"{name} is a device of your own: the files ask for it as for an NVIDIA GPU"
+    if len(used) > 1:
         yield "compose knows no kinds of devices: on one machine with several, name each service's device_ids"

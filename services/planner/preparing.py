@@ -28,15 +28,16 @@ REFERENCE = InstanceKind(
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
-    """As the command's options have it. ``settings``: sections of a mesh's, ``[space]``, and
-    ``[performance.DEVICE]`` of files ``beside``. ``has_reference``: requests are compared with REFERENCE.
-    ``ends_early``: runs that cannot reach the goal are not run to their end. ``has_attention``: decode
-    instances with attention workers are among the kinds."""
+    """As the command's options have it. ``catalogue``: in which devices are looked up. ``settings``: sections
+    of a mesh's, ``[space]``, and ``[performance.DEVICE]`` of files ``beside``. ``has_reference``: requests
+    are compared with REFERENCE. ``ends_early``: runs that cannot reach the goal are not run to their end.
+    ``has_attention``: decode instances with attention workers are among the kinds."""
 
     model: str
     trace: Path
     slo: str
     devices: str
+    catalogue: Catalogue = field(default_factory=lambda: DEVICES)
     prices: Mapping[str, Any] = field(default_factory=dict)
     objective: str = "cost"
     rate_per_s: float | None = None
@@ -66,7 +67,7 @@ class Prepared:
 def prepare(request: PlanRequest) -> Prepared:
     """Raises ConfigError, ModelError, TraceError."""
     shape = read_shape(request.model)
-    catalogue = priced(DEVICES, request.prices, "--prices")
+    catalogue = priced(request.catalogue, request.prices, "--prices")
     devices = devices_of(request.devices, catalogue)
     objectives = parse_objectives(request.slo)
     if request.objective not in OBJECTIVES:
@@ -93,6 +94,7 @@ def prepare(request: PlanRequest) -> Prepared:
         seed=request.seed,
         goal=request.goal if request.ends_early else None,
         reference=REFERENCE if request.has_reference else None,
+        catalogue=request.catalogue,
     )
     kinds = kinds_of(space, shape, conditions.element_bytes, request.max_devices)
     if request.has_attention:
@@ -108,9 +110,10 @@ def space_of(
     rest = {key: value for key, value in settings.items() if key != "space"}
     table = settings.get("space", {})
     try:
-        space = msgspec.convert({**table, "devices": devices}, SearchSpace)
+        space = msgspec.convert({**table, "devices": ()}, SearchSpace)
     except (msgspec.ValidationError, TypeError) as exc:
         raise ConfigError("space", table, str(exc)) from exc
+    space = msgspec.structs.replace(space, devices=devices)
     if space.nodes < 1:
         raise ConfigError("space.nodes", space.nodes, "must be 1 or more")
     if space.attention_ratios < 0:
@@ -128,9 +131,9 @@ def performance_of(
 ) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     """Sections, and sources by device with their files' places in full. Raises ConfigError."""
     rest = {key: value for key, value in settings.items() if key != "performance"}
-    for key in ("cluster", "pool"):
+    for key, rule in NOT_HERE.items():
         if key in rest:
-            raise ConfigError(f"--config {key}", rest[key], "is what a plan is to find")
+            raise ConfigError(f"--config {key}", rest[key], rule)
     tables = settings.get("performance", {})
     if not isinstance(tables, dict) or not all(isinstance(table, dict) for table in tables.values()):
         raise ConfigError("performance", tables, "must be tables [performance.DEVICE]")
@@ -143,6 +146,11 @@ def performance_of(
     return rest, placed
 
 
+NOT_HERE = {
+    "cluster": "is what a plan is to find",
+    "pool": "is what a plan is to find",
+    "device": "is of --device-file",
+}
 FILE_KEYS = ("mlp", "attention", "all_reduce", "send_recv", "path", "directory")
 """Of performance sources."""
 

@@ -23,6 +23,7 @@ from services.planner.sources import own_digest
 from services.planner.workload import spaced
 from services.simulator.cluster import Cluster
 from services.simulator.config import Simulated, simulated_from_tree
+from services.simulator.devices import device_table
 from services.simulator.metrics import DONE, Metrics, PoolMetrics, measure
 from services.simulator.records import Records
 from services.simulator.run import Load, Offered, simulate
@@ -45,7 +46,7 @@ class Conditions:
     """What all probes of a plan have in common. ``performance``: a source's table by the name of the device;
     others have the roofline's. ``settings``: sections of a mesh's settings. ``reference``: whom requests are
     compared with as if each were alone there (Splitwise's SLOs). ``goal``: where a run cannot reach that
-    attainment any more it ends; None: none does."""
+    attainment any more it ends; None: none does. ``catalogue``: of all devices that may be used."""
 
     shape: ModelShape
     rows: tuple[TraceRequest, ...]
@@ -109,7 +110,9 @@ def tree_of(pools: Sequence[PoolPlan], conditions: Conditions, phase: Phase = "w
         "element_bytes": conditions.element_bytes,
         "memory_share": MEMORY_SHARE,
     }
-    return {**settings, "cluster": cluster, "pool": tables}
+    named = {device for each in pools for device, _ in each.kind.parts if device not in DEVICES}
+    own = [device_table(conditions.catalogue[name]) for name in sorted(named)]
+    return {**settings, "cluster": cluster, **({"device": own} if own else {}), "pool": tables}
 
 
 def attention_settings(pool: PoolPlan, conditions: Conditions) -> dict[str, Any]:

@@ -1,10 +1,11 @@
 """What is simulated: a file of the same settings as a mesh's, and tables of its own.
 
 ``[cluster]`` says what is served and how instances are linked, each ``[[pool]]`` how many instances of a kind
-there are, each ``[[fault]]`` what befalls them, each ``[[scale]]`` when there are to be more or fewer,
-``[prediction]`` how well lengths are predicted, ``[prefix]`` what is kept of prompts, ``[host]`` that one
-machine runs everything. Every other section is of ``common.config`` and means what it means live;
-``[pool.instance]`` replaces keys of ``[instance]`` for a pool.
+there are, each ``[[device]]`` what these may be on beside the catalogue's devices, each ``[[fault]]`` what
+befalls them, each ``[[scale]]`` when there are to be more or fewer, ``[prediction]`` how well lengths are
+predicted, ``[prefix]`` what is kept of prompts, ``[host]`` that one machine runs everything. Every other
+section is of ``common.config`` and means what it means live; ``[pool.instance]`` replaces keys of
+``[instance]`` for a pool.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +17,7 @@ import msgspec
 from common.config import Config
 from common.config_file import config_from_tree, read_toml
 from common.cost import kv_token_bytes
-from common.devices import DEVICES, DeviceSpec
+from common.devices import DeviceSpec
 from common.errors import ConfigError
 from common.messages import Role
 from common.profile import Profile, measured_layerwise_min_tokens
@@ -31,7 +32,7 @@ from services.simulator.attention_config import (
     remote_attention_of,
 )
 from services.simulator.attention_performance import LanePerformance
-from services.simulator.devices import device_of, needed_device
+from services.simulator.devices import device_of, needed_device, read_devices
 from services.simulator.fault_config import AnyFault, check_faults
 from services.simulator.host import HostConfig, check_host
 from services.simulator.performance.interface import HeldOutError, PerformanceModel
@@ -43,7 +44,7 @@ from services.simulator.stages import stage_token_bytes, stage_weight_bytes
 
 ANY_TOKENS = 1 << 31
 """More than a prompt has."""
-OWN_TABLES = ("cluster", "pool", "fault", "scale", "prediction", "prefix", "host")
+OWN_TABLES = ("cluster", "pool", "fault", "scale", "prediction", "prefix", "host", "device")
 
 
 class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -146,20 +147,20 @@ def load_simulated(path: Path) -> Simulated:
 
 
 def simulated_from_tree(tree: Mapping[str, Any], beside: Path = Path()) -> Simulated:
-    """Files are ``beside`` that folder. Raises ConfigError, PerformanceFileError."""
+    """Files are ``beside`` that folder. Raises ConfigError, PerformanceFileError, ModelError."""
     rest = {key: value for key, value in tree.items() if key not in OWN_TABLES}
     cluster = _convert("cluster", tree.get("cluster", {}), ClusterConfig)
     _check_cluster(cluster)
     configs, attention_configs = _pool_configs(tree.get("pool", []))
     shape = _shape_of(cluster)
-    names = [*(each.name for each in configs), *(each.name for each in attention_configs)]
+    named = [(each.name, each.device) for each in configs]
+    named += [(each.name, each.device) for each in attention_configs]
+    names = [name for name, _ in named]
     for name in names:
         if names.count(name) > 1 or not name:
             raise ConfigError("pool.name", name, "each pool needs a name of its own")
-    devices = {
-        each.name: device_of(f"pool.{each.name}", each.device, DEVICES)
-        for each in (*configs, *attention_configs)
-    }
+    catalogue = read_devices(tree.get("device", []), beside)
+    devices = {name: device_of(f"pool.{name}", device, catalogue) for name, device in named}
     settings = config_from_tree(rest)
     own = [_settings_of(each, rest) for each in configs]
     attention = None

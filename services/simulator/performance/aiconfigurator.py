@@ -29,11 +29,11 @@ from services.simulator.performance.regression import (
     held_out_errors,
 )
 from services.simulator.performance.roofline import (
-    REACHED,
     REDUCTIONS,
     Parallelism,
     check_parallelism,
     transfers_s,
+    usual_utilisation,
 )
 
 MS = 1e-3
@@ -128,7 +128,7 @@ class KernelOperators:
         self._products = {name: products.over_rows(n, k) for name, (n, k) in zip(names, sizes, strict=True)}
         self._head = products.over_rows(shape.vocab_size // tensor, hidden)
         moved = BF16_BYTES * (ROUND_TRIPS * hidden + (gates + 1) * inner)
-        self._moved_s = moved / (device.memory_bytes_s * REACHED.memory)
+        self._moved_s = moved / (device.memory_bytes_s * usual_utilisation(device).memory)
         self._prefill = fit(regression, tables.prefill)
         self._decode = fit(regression, tables.decode)
         self._reduction = None if tables.reduction is None else fit(regression, tables.reduction)

@@ -211,10 +211,10 @@ def profile_model(profile: Profile, by: ProfileFit, overhead_s: float = 0.0) -> 
 
 
 def machine_device(
-    profile: Profile, shape: ModelShape, *, memory_gb: float, price_usd_h: float
+    profile: Profile, shape: ModelShape, *, name: str, memory_gb: float, price_usd_h: float
 ) -> DeviceSpec:
-    """This machine as a catalogue's device: the rates that the profile's laws come to, reached and no peaks.
-    Links are those of its own memory. Raises ConfigError where a law has no such rate."""
+    """A profiled machine as a catalogue's device: the rates that the profile's laws come to, reached and no
+    peaks. Links are those of its own memory. Raises ConfigError where a law has no such rate."""
     per_token_s = profile.chunk_time.coefficients[0] / TOKENS
     step_s = profile.step_time.coefficients[2]
     if per_token_s <= 0 or step_s <= 0:
@@ -223,9 +223,9 @@ def machine_device(
     element_bytes = ELEMENT_BYTES[profile.dtype]
     flop_s = 2 * (shape.multiplied_parameters - shape.head_parameters) / per_token_s
     memory_bytes_s = shape.multiplied_parameters * element_bytes / step_s
-    source = f"`lamella profile` of {profile.model}, {profile.measured_on}: reached, not peaks"
+    measured = f"{profile.model} in {profile.dtype}, {profile.machine}, {profile.measured_on}"
     return DeviceSpec(
-        name=profile.machine,
+        name=name,
         bf16_tflops=flop_s / 1e12,
         memory_gb=memory_gb,
         memory_gb_s=memory_bytes_s / 1e9,
@@ -233,7 +233,8 @@ def machine_device(
         price_usd_h=price_usd_h,
         interchip_gb_s=memory_bytes_s / 1e9,
         network_gbps=8 * memory_bytes_s / 1e9,
-        figures_source=source,
+        figures_source=f"`lamella profile` of {measured}: reached, not peaks",
         price_source="given by the user",
         network_source="its own memory's rate: instances of one machine hand over there",
+        has_reached_rates=True,
     )

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from common.cost import ELEMENT_BYTES, Utilisation, attention_work, model_work
+from common.cost import ELEMENT_BYTES, PLAIN_ROOFLINE, Utilisation, attention_work, model_work
 from common.devices import DeviceSpec
 from common.errors import ConfigError
 from common.performance import pairs_of
@@ -55,11 +55,14 @@ class RooflineModel:
         device: DeviceSpec,
         *,
         parallelism: Parallelism = ALONE,
-        utilisation: Utilisation = REACHED,
+        utilisation: Utilisation | None = None,
         dtype: str = "bf16",
     ) -> None:
-        """Raises ConfigError where the heads or layers cannot be cut so."""
+        """``utilisation`` None: the device's usual one. Raises ConfigError where the heads or layers cannot
+        be cut so."""
         check_parallelism(shape, parallelism.tensor, parallelism.pipeline)
+        if utilisation is None:
+            utilisation = usual_utilisation(device)
         element_bytes = ELEMENT_BYTES[dtype]
         # A stage has all tensor devices of its own, and a pass goes through one after the other.
         computing = 1 / (parallelism.tensor * device.peak_flop_s * utilisation.compute)
@@ -134,6 +137,11 @@ class RooflineModel:
         first = attended_tokens(sequences, context_tokens, in_memory)
         rest = attended_tokens(sequences, context_tokens + in_memory * sequences, steps - in_memory)
         return self._kv_s * first + self._query_s * sequences * in_memory + self._pair_s * rest
+
+
+def usual_utilisation(device: DeviceSpec) -> Utilisation:
+    """Of its rates, where nobody says otherwise."""
+    return PLAIN_ROOFLINE if device.has_reached_rates else REACHED
 
 
 def check_parallelism(shape: ModelShape, tensor: int, pipeline: int) -> None:

@@ -29,7 +29,12 @@ from services.simulator.performance.profiled import (
     read_machine_profile,
 )
 from services.simulator.performance.regression import FOLDS, Regression
-from services.simulator.performance.roofline import REACHED, Parallelism, RooflineModel, check_parallelism
+from services.simulator.performance.roofline import (
+    Parallelism,
+    RooflineModel,
+    check_parallelism,
+    usual_utilisation,
+)
 from services.simulator.performance.splitwise import (
     CorrectedSplitwiseModel,
     SplitwiseModel,
@@ -42,10 +47,11 @@ from services.simulator.performance.vidur_files import VidurFiles, files_in, rea
 class RooflineSource(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="roofline"
 ):
-    """Nothing but the model's shape and the device's figures. Shares of the peaks that kernels reach."""
+    """Nothing but the model's shape and the device's figures. Shares of its rates that kernels reach; None:
+    what is usual of peaks, all of rates that were reached."""
 
-    compute: float = REACHED.compute
-    memory: float = REACHED.memory
+    compute: float | None = None
+    memory: float | None = None
     dtype: str = "bf16"
 
 
@@ -197,12 +203,15 @@ def _named(device: DeviceSpec | None, kind: str) -> DeviceSpec:
 def _open_roofline(
     source: RooflineSource, shape: ModelShape, device: DeviceSpec, parallelism: Parallelism
 ) -> OpenedSource:
-    for key, share in (("compute", source.compute), ("memory", source.memory)):
+    usual = usual_utilisation(device)
+    compute = usual.compute if source.compute is None else source.compute
+    memory = usual.memory if source.memory is None else source.memory
+    for key, share in (("compute", compute), ("memory", memory)):
         if not 0 < share <= 1:
             raise ConfigError(key, share, "must be a share over 0 and up to 1")
     if source.dtype not in ELEMENT_BYTES:
         raise ConfigError("dtype", source.dtype, f"must be one of {', '.join(ELEMENT_BYTES)}")
-    utilisation = Utilisation(source.compute, source.memory)
+    utilisation = Utilisation(compute, memory)
     model = RooflineModel(shape, device, parallelism=parallelism, utilisation=utilisation, dtype=source.dtype)
     return OpenedSource(model, tuple)
 

@@ -6,13 +6,14 @@ import struct
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from common.cost import PLAIN_ROOFLINE, Utilisation
+from common.devices import H20
 from common.errors import ModelError
 from common.shapes import LLAMA3_70B
 from services.analysis.model_shape import read_shape
@@ -104,6 +105,23 @@ def test_one_device_computes_both_parts_and_slack_is_an_argument() -> None:
     assert halved["offloading"] == pytest.approx(10 * own["offloading"])
 
 
+def test_a_device_of_one_s_own_is_analysed_beside_the_catalogue_s(tmp_path: Path) -> None:
+    own = tmp_path / "own.toml"
+    figures = {**asdict(H20), "name": "mine", "power_w": 100.0, "memory_gb_s": 2000.0}
+    own.write_text("[[device]]\n" + "".join(f"{key} = {json.dumps(each)}\n" for key, each in figures.items()))
+    options = ("--batch", "8", "--context", "512", "--device-file", own)
+    report = run_json("llama3-70b", "--devices", "h20,mine", *options)["analysis"]
+    theirs, ours = (
+        run_json("llama3-70b", "--devices", f"h100,{name}", *options)["analysis"]["attention_points"][-1]
+        for name in ("h20", "mine")
+    )
+    assert [each["name"] for each in report["config"]["devices"]] == ["h20", "mine"]
+    assert ours["step_s"] == pytest.approx(2 * theirs["step_s"])
+    status, _, err = run_command("llama3-70b", "--devices", "yours", "--device-file", own)
+    assert status != 0
+    assert "a40, mine" in err
+
+
 def test_a_smaller_element_halves_the_kv() -> None:
     assert run_json("smollm2-135m", "--dtype", "fp8")["analysis"]["kv_token_bytes"] == 23_040 // 2
 
@@ -150,7 +168,7 @@ def test_a_tied_matrix_counts_once(tmp_path: Path) -> None:
         (("llama3-70b", "--batch", "1,none"), ("--batch", "'1,none'", "whole numbers")),
         (("llama3-70b", "--context", "0"), ("--context", "'0'", "from 1")),
         (("llama3-70b", "--ratio", "2"), ("--ratio", "'2'", "a:b")),
-        (("llama3-70b", "--dtype", "fp32"), ("--dtype", "'fp32'", "bf16")),
+        (("llama3-70b", "--dtype", "fp3"), ("--dtype", "'fp3'", "bf16")),
         (("llama3-70b", "--slack", "nan"), ("--slack", "nan", "above 0")),
         (("llama3-70b", "--mfu", "1.5"), ("--mfu", "1.5", "at most 1")),
     ],

@@ -21,6 +21,17 @@ batches = [64]
 policies = [["chunked", 512]]
 chunks = [["chunks", 512]]
 """
+OWN = """
+[[device]]
+name = "my-machine"
+bf16_tflops = 300
+memory_gb = 80
+memory_gb_s = 2000
+price_usd_h = 0.5
+interchip_gb_s = 300
+network_gbps = 200
+figures_source = "measured here"
+"""
 
 
 @pytest.fixture
@@ -84,6 +95,7 @@ def test_what_cannot_be_planned_is_told(trace: Path, options: tuple[str, ...], s
         ("[space]\nbatches = []", "must name at least one"),
         ("[space]\ntensor = [1]", "unknown field"),
         ("[pool]\ncount = 1", "is what a plan is to find"),
+        (OWN, "is of --device-file"),
         ("[performance.a1000]\nkind = 'roofline'", "must name each of"),
         ("[performance.a100]\nkind = 'crystal'", "Invalid value 'crystal'"),
         ("[instance]\nblock_sizes = 16", "block_sizes"),
@@ -105,6 +117,82 @@ def test_a_bad_price_list_is_told(trace: Path, tmp_path: Path, content: str, sai
     prices = tmp_path / "prices.toml"
     prices.write_text(content)
     result = run(trace, "--rate", "1", "--prices", str(prices))
+    assert isinstance(result.exception, ConfigError)
+    assert said in str(result.exception)
+
+
+def test_a_device_of_one_s_own_wins_where_it_is_cheap(trace: Path, tmp_path: Path) -> None:
+    """And no sooner: what one costs is in the file, or in the prices."""
+    own, config, prices = (tmp_path / f"{name}.toml" for name in ("own", "base", "prices"))
+    own.write_text(OWN)
+    config.write_text(CONFIG)
+    prices.write_text("my-machine = 50.0")
+    out, files = tmp_path / "plan.json", tmp_path / "deployment"
+    options = ("--devices", "a100,my-machine", "--device-file", str(own), "--config", str(config))
+    # The last one counts: in worker processes.
+    command = (trace, *options, "--rate", "6", "--json", str(out), "--processes", "2")
+    result = run(*command, "--out", str(files))
+    assert result.exit_code == 0, result.output
+    assert "my-machine is a device of your own" in " ".join(result.output.split())
+    ranked = json.loads(out.read_bytes())["ranked"]
+    assert {pool["kind"]["device"] for pool in ranked[0]["pools"]} == {"my-machine"}
+    assert ranked[0]["usd_h"] == pytest.approx(0.5 * ranked[0]["devices"])
+    simulated = CliRunner().invoke(
+        app, ["simulate", str(files / "simulate.toml"), "--trace", str(trace), "--rate", "6"]
+    )
+    assert simulated.exit_code == 0, simulated.output
+    assert "my-machine" in simulated.output
+    dear = run(*command, "--prices", str(prices))
+    assert dear.exit_code == 0, dear.output
+    assert {pool["kind"]["device"] for pool in json.loads(out.read_bytes())["ranked"][0]["pools"]} == {"a100"}
+
+
+def test_points_of_another_machine_of_the_same_name_are_not_taken(trace: Path, tmp_path: Path) -> None:
+    own, config, kept = tmp_path / "own.toml", tmp_path / "base.toml", tmp_path / "points.jsonl"
+    config.write_text(CONFIG)
+    sizes = []
+    for tflops in (300, 300, 200):
+        own.write_text(OWN.replace("bf16_tflops = 300", f"bf16_tflops = {tflops}"))
+        result = run(
+            *(trace, "--devices", "my-machine", "--device-file", str(own), "--config", str(config)),
+            *("--rate", "6", "--checkpoint", str(kept)),
+        )
+        assert result.exit_code == 0, result.output
+        sizes.append(kept.stat().st_size)
+    assert 0 < sizes[0] == sizes[1] < sizes[2]
+
+
+@pytest.mark.parametrize("search", ["lamina", "distserve-low"])
+def test_searches_know_a_device_of_one_s_own(trace: Path, tmp_path: Path, search: str) -> None:
+    own, config, out = (tmp_path / name for name in ("own.toml", "base.toml", "found.json"))
+    own.write_text(OWN)
+    config.write_text(CONFIG)
+    result = run(
+        *(trace, "--search", search, "--rate", "6", "--config", str(config), "--json", str(out)),
+        *("--devices", "my-machine", "--device-file", str(own)),
+    )
+    assert result.exit_code == 0, result.output
+    assert "my-machine" in json.loads(out.read_bytes())["rows"][0][0]
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "said"),
+    [
+        (OWN, ("--devices", "your-machine"), "must name each of a100, a100-sxm"),
+        (OWN, ("--devices", "your-machine"), "h200, my-machine, rtx-3090"),
+        (OWN.replace("my-machine", "h100"), (), "device.0.name = 'h100': is in the catalogue already"),
+        (OWN.replace("= 80", "= -80"), (), "device.my-machine.memory_gb = -80.0: must be over 0"),
+        (OWN, ("--devices", "my-machine", "--objective", "power"), "nobody says what my-machine draws"),
+        ("[space]\ntensors = [1]", (), "must have [[device]] tables, and nothing else"),
+        ("[[device]]", (), "device.0.name = None"),
+    ],
+)
+def test_a_bad_file_of_devices_is_told(
+    trace: Path, tmp_path: Path, content: str, options: tuple[str, ...], said: str
+) -> None:
+    own = tmp_path / "own.toml"
+    own.write_text(content)
+    result = run(trace, "--rate", "1", "--device-file", str(own), *options)
     assert isinstance(result.exception, ConfigError)
     assert said in str(result.exception)
 

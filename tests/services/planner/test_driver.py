@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from common.devices import A100, DEVICES
 from common.errors import ConfigError
 from common.latency import ServiceObjectives
 from common.shapes import LLAMA3_8B
@@ -26,6 +27,8 @@ CONDITIONS = Conditions(
     rows=tuple(TraceRequest(None, 300 + 7 * number % 200, 10 + number % 20) for number in range(60)),
     objectives=ServiceObjectives(ttft_s=1.0, tpot_s=0.05),
 )
+
+OWN = replace(A100, name="mine")
 
 
 def probe(rate_per_s: float) -> Probe:
@@ -127,6 +130,8 @@ def test_conditions_that_differ_have_keys_that_differ() -> None:
             replace(CONDITIONS, performance={"a100": {"kind": "roofline", "compute": 0.5}}),
             replace(CONDITIONS, rows=CONDITIONS.rows[:-1]),
             replace(CONDITIONS, objectives=ServiceObjectives(ttft_s=1.0)),
+            replace(CONDITIONS, catalogue={**DEVICES, "mine": OWN}),
+            replace(CONDITIONS, catalogue={**DEVICES, "mine": replace(OWN, memory_gb_s=1.0)}),
         )
     )
     encoded = [CONDITIONS.encoded(), *(each.encoded() for each in others)]

@@ -3,15 +3,18 @@
 import shutil
 import subprocess
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
+import msgspec
 import pytest
 import yaml  # type: ignore[import-untyped]
 
 from attention.state import AttentionState, BindArrived, StartServing
 from common.config_file import load_config
+from common.devices import A100, DEVICES
 from common.errors import ConfigError
 from common.ids import BindingId, Incarnation, InstanceId
 from common.kv.layout import KVLayout
@@ -115,6 +118,20 @@ def test_the_simulator_reads_its_own(pools: tuple[PoolPlan, ...], tmp_path: Path
     workers = [pool.count * pool.kind.attention_workers for pool in pools if pool.kind.attention_workers]
     assert ([] if simulated.attention is None else [simulated.attention.config.count]) == workers
     assert simulated.shape == LLAMA3_8B
+
+
+def test_a_device_of_one_s_own_goes_with_the_files(tmp_path: Path) -> None:
+    own = replace(A100, name="mine", memory_gb=48, power_w=None, has_reached_rates=True)
+    conditions = replace(CONDITIONS, catalogue={**DEVICES, "mine": own})
+    pools = (PoolPlan(kind=msgspec.structs.replace(MIXED, device="mine"), count=2),)
+    write_deployment(pools, conditions, tmp_path)
+    assert load_simulated(tmp_path / "simulate.toml").pools[0].device == own
+    config = load_config(tmp_path / "mixed.toml", {})
+    free = 0.9 * 48e9 - 2 * LLAMA3_8B.parameters
+    assert 0.99 * free < config.instance.kv_bytes <= free
+    assert 'lamella.dev/device: "mine"' in (tmp_path / "kubernetes" / "kustomization.yaml").read_text()
+    (note,) = notes_of(pools)
+    assert "mine is a device of your own" in note
 
 
 def composed(directory: Path) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from common.cost import PLAIN_ROOFLINE
 from common.errors import ConfigError
 from common.performance import FittedTime, chunk_features, pairs_of, pass_features, step_features
 from common.profile import PassTime, Profile, write_profile
@@ -158,15 +157,19 @@ def test_held_out_cases_are_predicted_by_the_others() -> None:
 
 
 def test_this_machine_is_a_device_whose_roofline_is_its_law() -> None:
-    device = machine_device(made(), SMOLLM2_135M, memory_gb=32, price_usd_h=0.1)
-    assert (device.name, device.memory_gb, device.price_usd_h) == ("2 x CPU", 32, 0.1)
-    assert "smollm2, 2026-11-20" in device.figures_source
-    model = RooflineModel(SMOLLM2_135M, device, utilisation=PLAIN_ROOFLINE)
+    device = machine_device(made(), SMOLLM2_135M, name="mine", memory_gb=32, price_usd_h=0.1)
+    assert (device.name, device.memory_gb, device.price_usd_h) == ("mine", 32, 0.1)
+    assert "smollm2 in bfloat16, 2 x CPU, 2026-11-20" in device.figures_source
+    model = RooflineModel(SMOLLM2_135M, device)
     assert model.pass_s(PassShape((), 1, 1)) == pytest.approx(STEP.coefficients[2], rel=0.01)
     assert model.pass_s(PassShape(((0, 1024),))) == pytest.approx(1.024 * CHUNK.coefficients[0], rel=0.35)
     with pytest.raises(ConfigError, match="profile again"):
         machine_device(
-            made(step=FittedTime((1.0, 1.0, 0.0), 0.0, 1)), SMOLLM2_135M, memory_gb=1, price_usd_h=0
+            made(step=FittedTime((1.0, 1.0, 0.0), 0.0, 1)),
+            SMOLLM2_135M,
+            name="mine",
+            memory_gb=1,
+            price_usd_h=1,
         )
 
 
