@@ -4,7 +4,8 @@ Its mean is what is unbiased in Aladdin, 2.3; what a request that has outlived i
 mean of those that got as far (4.3); TetriInfer calls a request heavy by 128 tokens (5.1).
 """
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
+from functools import cached_property
 from math import inf
 
 import msgspec
@@ -12,12 +13,13 @@ import msgspec
 HEAVY_TOKENS = 128
 
 
-class LengthDistribution(msgspec.Struct, frozen=True, array_like=True):
-    """``points``: (tokens, probability), tokens ascending, probabilities summing to 1. Never empty."""
+class LengthDistribution(msgspec.Struct, frozen=True, array_like=True, dict=True):
+    """``points``: (tokens, probability), tokens ascending, probabilities summing to 1. Never empty.
+    ``dict``: what is summed up is kept, as a placement asks for it again and again."""
 
     points: tuple[tuple[float, float], ...]
 
-    @property
+    @cached_property
     def mean(self) -> float:
         return sum([tokens * probability for tokens, probability in self.points])
 
@@ -28,7 +30,7 @@ class LengthDistribution(msgspec.Struct, frozen=True, array_like=True):
     def outlook(self, tokens: int) -> tuple[float, float]:
         """``mean_beyond`` of so many tokens, and below how many it stays the same. As ``beyond`` has it,
         which is not made: that is asked for every sequence again and again."""
-        further = self.points[bisect_right(self.points, (tokens, inf)) :]
+        further = self._further(tokens)
         weight = sum([probability for _, probability in further])
         until = further[0][0] if further else tokens + 1
         if weight <= 0:
@@ -45,7 +47,7 @@ class LengthDistribution(msgspec.Struct, frozen=True, array_like=True):
         return self.points[-1][0]
 
     def probability_over(self, tokens: float) -> float:
-        return sum(probability for each, probability in self.points if each > tokens)
+        return sum([probability for each, probability in self.points if each > tokens])
 
     @property
     def is_heavy(self) -> bool:
@@ -54,11 +56,14 @@ class LengthDistribution(msgspec.Struct, frozen=True, array_like=True):
 
     def beyond(self, tokens: int) -> "LengthDistribution":
         """Of those that draw more than ``tokens``; of one more where none is known to."""
-        points = [point for point in self.points if point[0] > tokens]
+        points = self._further(tokens)
         weight = sum([probability for _, probability in points])
         if weight <= 0:
             return certain(tokens + 1)
-        return LengthDistribution(tuple((each, probability / weight) for each, probability in points))
+        return LengthDistribution(tuple([(each, probability / weight) for each, probability in points]))
+
+    def _further(self, tokens: int) -> tuple[tuple[float, float], ...]:
+        return self.points[bisect_right(self.points, (tokens, inf)) :]
 
 
 def certain(tokens: int) -> LengthDistribution:
@@ -83,6 +88,6 @@ def tokens_to_come(mean: float | None, drawn_tokens: int, max_tokens: int) -> in
 
 def capped(lengths: LengthDistribution, max_tokens: int) -> LengthDistribution:
     """Of requests that end at ``max_tokens`` at the latest."""
-    below = tuple(point for point in lengths.points if point[0] < max_tokens)
-    rest = 1.0 - sum(probability for _, probability in below)
+    below = lengths.points[: bisect_left(lengths.points, (max_tokens, -inf))]
+    rest = 1.0 - sum([probability for _, probability in below])
     return LengthDistribution((*below, (float(max_tokens), rest)) if rest > 1e-12 else below)

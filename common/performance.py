@@ -67,7 +67,7 @@ class FittedTime(msgspec.Struct, frozen=True, array_like=True):
     def seconds(self, features: Sequence[float]) -> float:
         """Never under 0: the fit knows nothing of what lies outside what it has seen."""
         pairs = zip(self.coefficients, features, strict=True)
-        return max(0.0, sum(coefficient * feature for coefficient, feature in pairs))
+        return max(0.0, sum([coefficient * feature for coefficient, feature in pairs]))
 
 
 def chunk_features(tokens: int, pairs: int) -> tuple[float, float, float]:

@@ -37,7 +37,7 @@ class _Histogram:
         bin_of = tokens // BIN_TOKENS
         further = [place for place in weights if place > bin_of] if is_cut else []
         if further:
-            grown = 1 + 1 / sum(weights[place] for place in further)
+            grown = 1 + 1 / sum([weights[place] for place in further])
             for place in further:
                 weights[place] *= grown
                 totals[place] *= grown
