@@ -20,6 +20,9 @@ class PrefillPhase(Enum):
     COMPUTING = "computing"
     COMPUTED = "computed"
 
+    # Enum's own runs in Python, at each look into the tables below.
+    __hash__ = object.__hash__
+
 
 class DecodePhase(Enum):
     WAITING = "waiting"
@@ -29,6 +32,8 @@ class DecodePhase(Enum):
     SWAPPING_OUT = "swapping out"
     SWAPPED = "swapped"
     SWAPPING_IN = "swapping in"
+
+    __hash__ = object.__hash__
 
 
 NEXT_PREFILL_PHASES: dict[PrefillPhase, frozenset[PrefillPhase]] = {

@@ -25,10 +25,11 @@ class RoomMates:
 
     ``wanted_blocks``: of the prompt whose turn it is, where there is not room for it; on a mixed instance
     decodes give way to it. ``entry_blocks``: that have to be free for it by the ``admission``, where nobody
-    gives way. ``away_blocks``: that let the first sequence in which waits for memory to be decoded, and
-    ``away_since_s``: since when it is the first. From ``max_wait_s`` on prompts leave it those; before, it
-    leaves the prompt what that wants. So it is with slots, too, where prompts need one of ``max_batch``
-    (``orca``): ``taken_slots`` are, by those that are decoded or about to be, and ``wants_slot`` the prompt.
+    gives way. ``away``: the first sequence that waits for memory to be decoded, with ``away_blocks`` that let
+    it in, and ``away_since_s``: since when it is the first. From ``max_wait_s`` on prompts leave it those;
+    before, it leaves the prompt what that wants. So it is with slots, too, where prompts need one of
+    ``max_batch`` (``orca``): ``taken_slots`` are, by those that are decoded or about to be, and
+    ``wants_slot`` the prompt.
     ``stuck_since_s``: since when all that are to be decoded here wait for memory; None: somebody gets on.
 
     ``is_computing`` and ``waiting_prompts``: what prompts are about. Where batches are ``static`` they are
@@ -54,12 +55,12 @@ class RoomMates:
     away_blocks: int = 0
     away_since_s: float = 0.0
     stuck_since_s: float | None = None
-    _away: BlockOwner | None = None
+    away: BlockOwner | None = None
 
     def note_away(self, owner: BlockOwner | None, blocks: int, now: float) -> None:
         """None: nobody waits for memory to be decoded."""
-        if owner != self._away:
-            self._away, self.away_since_s = owner, now
+        if owner != self.away:
+            self.away, self.away_since_s = owner, now
         self.away_blocks = blocks
 
     def note_stuck(self, *, is_stuck: bool, now: float) -> None:
@@ -71,7 +72,7 @@ class RoomMates:
     @property
     def is_away(self) -> bool:
         """Whether somebody waits for memory, or a slot, to be decoded."""
-        return self._away is not None
+        return self.away is not None
 
     @property
     def is_static(self) -> bool:

@@ -32,11 +32,6 @@ class Batches:
         return bool(self.steps)
 
     @property
-    def is_any_idle(self) -> bool:
-        """Whether a lane has no step in flight."""
-        return len(self.steps) < self.lanes
-
-    @property
     def idle_lanes(self) -> list[int]:
         """Those without a step in flight."""
         return [lane for lane in range(self.lanes) if lane not in self.steps]
@@ -53,8 +48,6 @@ class Batches:
 
     def is_uneven(self, lane: int) -> bool:
         """Whether some of the lane's rows would go to another's next step (``even_out``)."""
-        if self.lanes == 1:
-            return False
         least = min(len(self.steps.get(other, ())) for other in range(self.lanes))
         return len(self.steps[lane]) - least > 1
 

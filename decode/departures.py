@@ -23,18 +23,19 @@ HANDED_ON_ROOM = "handed-on"
 
 @dataclass(slots=True)
 class Departures:
-    """``departed``: how many have left since the last change of the role."""
+    """``departed``: how many have left since the last change of the role. ``homes``: that were found for
+    those that have yet to leave."""
 
     blocks: BlockAllocator
     is_leaving: bool = False
     departed: int = 0
     _sought: set[BlockOwner] = field(default_factory=set)
     _asked: set[BlockOwner] = field(default_factory=set)
-    _homes: dict[BlockOwner, Placement] = field(default_factory=dict)
+    homes: dict[BlockOwner, Placement] = field(default_factory=dict)
 
     def check(self, sequences: Mapping[BlockOwner, DecodeSequence]) -> None:
         """Invariants, called by tests after every event."""
-        assert self._homes.keys() <= self._sought, "a home that nobody sought"
+        assert self.homes.keys() <= self._sought, "a home that nobody sought"
         assert self._asked <= self._sought, "one that was asked to leave is forgotten"
         assert self._sought <= sequences.keys(), "a home is sought for a sequence that is gone"
 
@@ -65,13 +66,13 @@ class Departures:
     def find(self, owner: BlockOwner, home: Placement) -> None:
         """Of a sequence that has ended meanwhile, nothing is wanted any more."""
         if owner in self._sought:
-            self._homes[owner] = home
+            self.homes[owner] = home
 
     def leave(self, resting: Iterable[DecodeSequence]) -> list[HandOn]:
         """Those that have a home, of all that no step computes. They hold nothing here any more."""
         commands: list[HandOn] = []
         for sequence in resting:
-            home = self._homes.get(sequence.owner)
+            home = self.homes.get(sequence.owner)
             if home is None:
                 continue
             owner = sequence.owner
@@ -90,15 +91,11 @@ class Departures:
             self.departed += 1
         return commands
 
-    @property
-    def has_homes(self) -> bool:
-        return bool(self._homes)
-
     def forget(self, owner: BlockOwner) -> None:
         """It is here no more, or nobody seeks for it any more."""
         self._sought.discard(owner)
         self._asked.discard(owner)
-        self._homes.pop(owner, None)
+        self.homes.pop(owner, None)
 
 
 def _as_it_stands(sequence: DecodeSequence) -> GenerationRequest:

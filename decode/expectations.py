@@ -59,9 +59,12 @@ class Expectations:
     _errors: int = 0
     _fresh: set[BlockOwner] = field(default_factory=set)
     _known: dict[BlockOwner, tuple[Expectation, int]] = field(default_factory=dict)
-    _growing: dict[BlockOwner, tuple[list[int], int, int]] = field(default_factory=dict)
-    """Of whom nobody knows how far they get: what they have drawn, and beyond that ``end_tokens`` and
-    ``error_tokens``."""
+    _growing: dict[BlockOwner, list[int]] = field(default_factory=dict)
+    """Of whom nobody knows how far they get: what they have drawn."""
+    _beyond: dict[BlockOwner, tuple[int, int]] = field(default_factory=dict)
+    """Theirs: by how much ``end_tokens`` and ``error_tokens`` exceed that. Both in sums, too."""
+    _beyond_end_tokens: int = 0
+    _beyond_error_tokens: int = 0
     _due: list[tuple[int, BlockOwner]] = field(default_factory=list)
 
     def note_changed(self, owner: BlockOwner) -> None:
@@ -95,15 +98,15 @@ class Expectations:
         return self._with_growing(sums, untold) if self._growing else sums
 
     def _with_growing(self, sums: Sums, untold: Untold) -> Sums:
-        end_tokens, error_tokens, errors = sums
-        steps, owners = untold
-        for owner, (output_ids, more, error) in self._growing.items():
-            drawn = len(output_ids)
-            if steps and owner in owners:
-                drawn += steps
-            end_tokens += drawn + more
-            error_tokens += drawn + error
-        return Sums(end_tokens, error_tokens, errors + len(self._growing))
+        growing = self._growing
+        drawn = sum(map(len, growing.values()))
+        if untold.steps:
+            drawn += untold.steps * len(growing.keys() & untold.owners)
+        return Sums(
+            sums.end_tokens + drawn + self._beyond_end_tokens,
+            sums.error_tokens + drawn + self._beyond_error_tokens,
+            sums.errors + len(growing),
+        )
 
     def _look_at(self, owner: BlockOwner, sequence: Expected, steps: int, untold: int) -> None:
         self._uncount(owner)
@@ -112,7 +115,10 @@ class Expectations:
         if expected.until_tokens is None:
             error_tokens = expected.error_tokens
             assert error_tokens is not None, "it has outlived all that is known"
-            self._growing[owner] = sequence.output_ids, expected.end_tokens - drawn, error_tokens - drawn
+            beyond = expected.end_tokens - drawn, error_tokens - drawn
+            self._growing[owner], self._beyond[owner] = sequence.output_ids, beyond
+            self._beyond_end_tokens += beyond[0]
+            self._beyond_error_tokens += beyond[1]
             return
         at = steps + expected.until_tokens - drawn
         self._known[owner] = expected, at
@@ -125,7 +131,10 @@ class Expectations:
     def _uncount(self, owner: BlockOwner) -> None:
         known = self._known.pop(owner, None)
         if known is None:
-            self._growing.pop(owner, None)
+            if self._growing.pop(owner, None) is not None:
+                end_tokens, error_tokens = self._beyond.pop(owner)
+                self._beyond_end_tokens -= end_tokens
+                self._beyond_error_tokens -= error_tokens
             return
         expected, _ = known
         self._end_tokens -= expected.end_tokens

@@ -98,13 +98,13 @@ class Holdings:
     def is_unsettled(self, rows: int) -> bool:
         """Whether the end of a step, nobody of whose rows ends, may change who is computed: somebody else
         runs than the ``rows`` of all steps in flight, waits for the end of a step, or has more room then."""
-        unlike_rows = len(self.sequences) - rows
+        sequences, departures, pulls = self.sequences, self.departures, self.pulls
         return (
-            self.departures.is_leaving
-            or self.departures.has_homes
-            or self.pulls.is_any_waiting
-            or (unlike_rows > 0 and self.in_batch != rows)
-            or self.sequences.swapped > 0
+            departures.is_leaving
+            or bool(departures.homes)
+            or (bool(pulls.under_way) and pulls.is_any_waiting)
+            or (len(sequences) > rows and sequences.in_batch != rows)
+            or sequences.swapped > 0
         )
 
     def with_blocks(self) -> list[DecodeSequence]:

@@ -35,36 +35,33 @@ class _Pull:
     max_bytes: int = 0
     step: int | None = None
 
-    def may_ask(self, step: int | None) -> bool:
-        return not self.is_asked and (step is None or step != self.step)
-
 
 @dataclass(slots=True)
 class Pulls:
-    """In the order of admission. ``_left_bytes``: of what the newest end of a step let be asked for; None:
-    all of it."""
+    """``under_way``: in the order of admission. ``_left_bytes``: of what the newest end of a step let be
+    asked for; None: all of it."""
 
     budget: PullBudget = field(default_factory=PullBudget)
     is_pushed: bool = False
-    _pulls: dict[BlockOwner, _Pull] = field(default_factory=dict)
+    under_way: dict[BlockOwner, _Pull] = field(default_factory=dict)
     _steps_began_s: dict[int, float] = field(default_factory=dict)
     _steps: int = 0
     _left_bytes: int | None = 0
 
     @property
     def owners(self) -> list[BlockOwner]:
-        return list(self._pulls)
+        return list(self.under_way)
 
     def rests(self, owner: BlockOwner) -> bool:
         """Whether nothing of its KV is in the air, or asked for."""
-        return owner in self._pulls and not self._pulls[owner].is_asked
+        return owner in self.under_way and not self.under_way[owner].is_asked
 
     def begin(self, owner: BlockOwner) -> None:
-        self._pulls[owner] = _Pull()
+        self.under_way[owner] = _Pull()
 
     def portion_done(self, owner: BlockOwner, kv_bytes: int, transfer_s: float) -> None:
         """Raises ValueError where none was asked for."""
-        pull = self._pulls[owner]
+        pull = self.under_way[owner]
         if not pull.is_asked:
             raise ValueError(f"{owner}: a portion of KV came that nobody had asked for")
         self.budget.portion_done(kv_bytes, transfer_s)
@@ -75,7 +72,7 @@ class Pulls:
 
     def end(self, owner: BlockOwner) -> None:
         """Complete or given up; also of one that is not pulled."""
-        self._pulls.pop(owner, None)
+        self.under_way.pop(owner, None)
 
     def step_began(self, lane: int, now: float) -> None:
         self._steps_began_s[lane] = now
@@ -87,13 +84,9 @@ class Pulls:
         self._left_bytes = None
 
     @property
-    def is_any_under_way(self) -> bool:
-        return bool(self._pulls)
-
-    @property
     def is_any_waiting(self) -> bool:
         """Whether somebody asks for a portion as soon as a step ends."""
-        return False in [pull.is_asked for pull in self._pulls.values()]
+        return False in [pull.is_asked for pull in self.under_way.values()]
 
     def ask(self, is_computing: bool) -> list[Portion]:
         """What to ask for now. Called after every event."""
@@ -101,7 +94,7 @@ class Pulls:
 
     def _ask_for_all(self) -> list[Portion]:
         portions = []
-        for owner, pull in self._pulls.items():
+        for owner, pull in self.under_way.items():
             if not pull.is_asked:
                 pull.is_asked = True
                 portions.append(Portion(owner, pull.portions, None))
@@ -109,7 +102,11 @@ class Pulls:
 
     def _ask_in_turn(self, is_computing: bool) -> list[Portion]:
         step = self._steps if is_computing else None
-        asking = [owner for owner, pull in self._pulls.items() if pull.may_ask(step)]
+        asking = [
+            owner
+            for owner, pull in self.under_way.items()
+            if not pull.is_asked and (step is None or step != pull.step)
+        ]
         if not asking:
             return []
         if is_computing:
@@ -118,12 +115,12 @@ class Pulls:
                 return []
             del asking[1:]
         else:
-            max_bytes = self.budget.idle_portion_bytes(len(self._pulls))
+            max_bytes = self.budget.idle_portion_bytes(len(self.under_way))
         self._left_bytes = 0
         for owner in asking:
-            pull = self._pulls[owner]
+            pull = self.under_way[owner]
             pull.is_asked, pull.max_bytes, pull.step = True, max_bytes, step
-        return [Portion(owner, self._pulls[owner].portions, max_bytes) for owner in asking]
+        return [Portion(owner, self.under_way[owner].portions, max_bytes) for owner in asking]
 
     def _room_bytes(self) -> int:
         if self._left_bytes is None:

@@ -55,6 +55,7 @@ class DecodeSequence:
     predicted: LengthDistribution | None = None
     preemptions: int = 0
     number: int = field(default=0, compare=False)
+    request: GenerationRequest = field(init=False, compare=False, repr=False)
     prompt_tokens: int = field(init=False)
     max_tokens: int = field(init=False)
     stop_token_ids: tuple[int, ...] = field(init=False)
@@ -63,7 +64,7 @@ class DecodeSequence:
     _census: "Sequences | None" = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        request = self.task.request
+        request = self.request = self.task.request
         self.prompt_tokens, self.max_tokens = len(request.prompt_ids), request.sampling.max_tokens
         self.stop_token_ids = request.sampling.stop_token_ids
 
@@ -93,10 +94,6 @@ class DecodeSequence:
     def is_swapped(self) -> bool:
         """It is in the host tier, or on the way there or back."""
         return self.phase in (DecodePhase.SWAPPING_OUT, DecodePhase.SWAPPED, DecodePhase.SWAPPING_IN)
-
-    @property
-    def request(self) -> GenerationRequest:
-        return self.task.request
 
     @property
     def awaits_first_token(self) -> bool:

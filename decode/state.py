@@ -188,15 +188,15 @@ class DecodeState:
     def handle(self, event: DecodeEvent, now: float) -> list[DecodeCommand]:
         """Takes an event in and says what to do. ``now``: seconds, monotonic."""
         commands = self._take(event, now)
-        if self.departures.has_homes:
+        if self.departures.homes:
             commands += self._let_leave()
         if self.sequences.without_blocks:
             commands += self.entering.enter(now)
-        if self.moves.can_start:
+        if not self.blocks.is_one_pool and self.moves.can_start:
             commands += self._start_moves()
-        if self.batches.is_any_idle:
+        if len(self.batches.steps) < self.lanes:
             commands += self.stepping.start(now)
-        if self.pulls.is_any_under_way:
+        if self.pulls.under_way:
             commands += self.hand_overs.ask()
         if self.departures.is_leaving:
             commands += self.departures.seek(self.held.running())
@@ -299,10 +299,13 @@ class DecodeState:
         if sequences.without_blocks:
             away = next(each for each in sequences.values() if not each.has_blocks)
             mates.note_away(away.owner, self.entering.blocks_wanted_by(away), now)
-        else:
+        elif mates.away is not None:
             mates.note_away(None, 0, now)
         is_computing = bool(self.batches.steps) or not sequences
-        mates.note_stuck(is_stuck=not (is_computing or self._is_kv_on_its_way()), now=now)
+        if is_computing:
+            mates.stuck_since_s = None
+        else:
+            mates.note_stuck(is_stuck=not self._is_kv_on_its_way(), now=now)
 
     def _is_kv_on_its_way(self) -> bool:
         """Else all that are here and not computed wait for memory."""

@@ -101,7 +101,7 @@ class Stepping:
         """With the step those in these places went."""
         held = self.held
         # They may change lanes, move to another pool or leave.
-        is_settled = held.batches.lanes == 1 and held.blocks.is_one_pool and not held.departures.has_homes
+        is_settled = held.batches.lanes == 1 and held.blocks.is_one_pool and not held.departures.homes
         if is_settled and len(gone) < len(outlook.rows):
             held.batches.keep(outlook, steps, gone)
         else:
@@ -151,21 +151,28 @@ class Stepping:
         anybody ends, comes in or leaves; and for which there is memory. 1, too, where that cannot be told.
         Raises KeyError without a step in flight."""
         most = self._free_of_others(lane)
-        if most > 1 and self.held.blocks.is_one_pool:
-            [pool] = self.held.blocks.pools
-            free = self.held.blocks.free_blocks_in(pool)
-            most = min(most, free // self.held.batches.rows * self.held.block_size)
-        elif most > 1:
-            most = min(most, self._steps_in_pools([*self.held.batches.steps.values()]))
-            before_move = self.held.moves.steps_before_any(self.held.with_blocks())
+        if most <= 1:
+            return 1
+        held = self.held
+        blocks, batches = held.blocks, held.batches
+        if blocks.is_one_pool:
+            [pool] = blocks.pools
+            rows = len(batches.steps[lane]) if batches.lanes == 1 else batches.rows
+            most = min(most, blocks.free_blocks_in(pool) // rows * held.block_size)
+        else:
+            most = min(most, self._steps_in_pools([*batches.steps.values()]))
+            before_move = held.moves.steps_before_any(held.with_blocks())
             most = most if before_move is None else min(most, before_move)
-        return max(1, most)
+        return most if most > 1 else 1
 
     def _free_of_others(self, lane: int) -> int:
         """So many steps follow on one another, were there memory enough. Raises KeyError."""
         held, batches = self.held, self.held.batches
-        rows = len(batches.steps[lane]) if batches.lanes == 1 else batches.rows
-        if held.is_unsettled(rows) or self.giving_way.mates.wanted_blocks or batches.is_uneven(lane):
+        is_alone = batches.lanes == 1
+        rows = len(batches.steps[lane]) if is_alone else batches.rows
+        if held.is_unsettled(rows) or self.giving_way.mates.wanted_blocks:
+            return 1
+        if not is_alone and batches.is_uneven(lane):
             return 1
         if len(held.sequences) > rows:
             # Where nobody looks ahead, or nobody may come in, who lacks room for now has no more of it as
@@ -197,9 +204,10 @@ class Stepping:
         rows = self.held.batches.steps.get(lane, ())
         if not rows or len(rows) != len(run.tokens):
             raise ValueError(f"lane {lane}: steps of {len(run.tokens)} rows ended, {len(rows)} are in flight")
-        most = self.ahead(lane) if self.held.batches.lanes == 1 else self._can_have_ended(lane)
-        if not 1 <= steps <= most:
-            raise ValueError(f"lane {lane}: {steps} steps ended, {most} can follow on another")
+        if steps != 1:
+            most = self.ahead(lane) if self.held.batches.lanes == 1 else self._can_have_ended(lane)
+            if not 1 <= steps <= most:
+                raise ValueError(f"lane {lane}: {steps} steps ended, {most} can follow on another")
         outlook = self.held.batches.outlook(lane)
         if steps > 1 and before in outlook.end_token_ids:
             raise ValueError(f"lane {lane}: token {before} ends a sequence before the last of {steps} steps")
