@@ -40,13 +40,12 @@ class EndedAttempts:
     def is_superseded(self, request: GenerationRequest, known: Iterable[KnownSequence]) -> bool:
         """Whether this attempt has ended, or a higher one of the same request is here already. ``known``: all
         of that request, maybe of others."""
-        if self.includes(request.request_id, request.attempt):
+        request_id, attempt = request.request_id, request.attempt
+        if self._highest.get(request_id, -1) >= attempt:
             return True
-        return any(
-            each.request.request_id == request.request_id
-            and (
-                each.request.attempt > request.attempt
-                or (each.is_cancelled and each.request.attempt == request.attempt)
-            )
-            for each in known
-        )
+        for each in known:
+            other = each.request
+            is_overtaken = other.attempt > attempt or (each.is_cancelled and other.attempt == attempt)
+            if is_overtaken and other.request_id == request_id:
+                return True
+        return False

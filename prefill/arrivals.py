@@ -41,17 +41,16 @@ class Arrivals:
         owner = BlockOwner(ROOM, request.request_id, request.attempt)
         if request.tokens == 0:
             raise InvalidRequest(f"request {request.request_id} has an empty prompt", param="prompt")
-        if self.held.ended.is_superseded(request, self.held.sequences.values()):
+        attempts = self.held.attempts_at(request.request_id)
+        if self.held.ended.is_superseded(request, attempts):
             raise RequestCancelled(f"request {request.request_id} was cancelled before it arrived")
         if owner in self.held.sequences:
             return []
         self._check_room(request)
-        commands = self.held.discard_all(
-            lambda sequence: (
-                sequence.request.request_id == request.request_id
-                and sequence.request.attempt < request.attempt
-            )
-        )
+        commands: list[PrefillCommand] = []
+        for earlier in attempts:
+            if earlier.request.attempt < request.attempt:
+                commands += self.held.discard(earlier)
         sequence = PrefillSequence(
             owner,
             request,

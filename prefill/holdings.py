@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from common.attempts import EndedAttempts
 from common.errors import RequestCancelled
-from common.ids import InstanceId
+from common.ids import InstanceId, RequestId
 from common.kv.blocks import BlockAllocator, BlockOwner
 from common.lifecycle import PrefillPhase
 from common.messages import ErrorReply
@@ -58,6 +58,10 @@ class Holdings:
         computed = [piece.owner for piece in self.chunks.all_slices]
         assert len({*computed}) == len(computed), "a sequence is in two chunks at once"
         assert self.sequences.keys() >= {*computed}, "a chunk in flight computes a sequence that is gone"
+
+    def attempts_at(self, request_id: RequestId) -> list[PrefillSequence]:
+        """All that are here, in the order of arrival."""
+        return [each for each in self.sequences.values() if each.owner.request_id == request_id]
 
     def discard_all(self, matches: Callable[[PrefillSequence], bool]) -> list[PrefillCommand]:
         commands: list[PrefillCommand] = []

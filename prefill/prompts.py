@@ -36,6 +36,15 @@ class PromptQueue:
         yield from self._window
         yield from self._arrivals
 
+    @property
+    def remaining_tokens(self) -> int:
+        """That are not computed yet."""
+        tokens = 0
+        for opened in (self._window, self._arrivals):
+            for sequence in opened:
+                tokens += sequence.tokens - sequence.computed_tokens
+        return tokens
+
     def add(self, sequence: PrefillSequence) -> None:
         self._arrivals.append(sequence)
         self.count += 1

@@ -118,7 +118,7 @@ class PrefillState:
     @property
     def pending_tokens(self) -> int:
         """Prompt tokens not yet computed."""
-        return sum([each.tokens - each.computed_tokens for each in self.prompts]) if self.prompts.count else 0
+        return self.prompts.remaining_tokens if self.prompts.count else 0
 
     @property
     def pending_requests(self) -> int:
@@ -127,7 +127,11 @@ class PrefillState:
     @property
     def handovers_waiting(self) -> int:
         """Sequences whose KV waits here for a decode instance."""
-        return sum([sequence.phase is COMPUTED for sequence in self.sequences.values()])
+        # In a loop: every report asks, of few.
+        waiting = 0
+        for sequence in self.sequences.values():
+            waiting += sequence.phase is COMPUTED
+        return waiting
 
     @property
     def moving(self) -> int:
@@ -162,18 +166,23 @@ class PrefillState:
 
     def _take(self, event: PrefillEvent, now: float) -> list[PrefillCommand]:
         match event:
+            # The commonest come first.
             case TaskArrived(task):
                 if not self.is_admitting:
                     raise NoInstanceReady(f"instance {self.instance_id} admits no prompts now")
                 return self.arrivals.take_in(task, now)
+            case ChunkFinished(tokens):
+                return self._finish_chunk(tokens, now)
+            case PullArrived(pull):
+                return self.sends.take_pull(pull, now)
+            case SendFinished(owner, kv_bytes, transfer_s):
+                return self.sends.finish(owner, kv_bytes, transfer_s)
             case SequenceLeft():
                 return self.arrivals.take_over(event, now)
             case ChunkAdvanced():
                 self.chunks.advance()
             case LayersComputed(layers):
                 return self._take_layers(layers)
-            case ChunkFinished(tokens):
-                return self._finish_chunk(tokens, now)
             case ChunkFailed(error):
                 return self._fail_chunk(error)
             case OfferRefused():
@@ -184,10 +193,6 @@ class PrefillState:
                 return self.offers.offer_anew(owner, placement)
             case DecodeNotFound(owner, error):
                 return self.offers.give_up(owner, error)
-            case PullArrived(pull):
-                return self.sends.take_pull(pull, now)
-            case SendFinished(owner, kv_bytes, transfer_s):
-                return self.sends.finish(owner, kv_bytes, transfer_s)
             case SendFailed(owner, error):
                 return self.sends.fail(owner, error)
             case CancelArrived(request_id, attempt):
