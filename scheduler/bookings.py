@@ -42,6 +42,8 @@ class Bookings:
     is_heard: bool = False
     """Whether there is another scheduler: to nobody nothing is told."""
     changes: list[RequestId] = field(default_factory=list)
+    _look_s: float = 0.0
+    """Before then nothing has been remembered for long enough."""
 
     def check(self) -> None:
         """Invariants, called by tests after every event."""
@@ -62,13 +64,19 @@ class Bookings:
         """To be called with every event: what ends is remembered from the latest one on."""
         if now > self.now_s:
             self.now_s = now
+        if self.now_s >= self._look_s or len(self.unbooked) > MOST_REMEMBERED:
+            self._forget_old()
+
+    def _forget_old(self) -> None:
         unbooked = self.unbooked
         while unbooked:
             oldest = next(iter(unbooked))
-            is_late = self.now_s - self.unbooked_s[oldest] > REMEMBERED_S
-            if not is_late and len(unbooked) <= MOST_REMEMBERED:
+            ended_s = self.unbooked_s[oldest]
+            if self.now_s - ended_s <= REMEMBERED_S and len(unbooked) <= MOST_REMEMBERED:
+                self._look_s = ended_s + REMEMBERED_S
                 return
             self._forget(oldest)
+        self._look_s = self.now_s + REMEMBERED_S
 
     def version_of(self, request_id: RequestId) -> BookingVersion:
         placed = self.requests.get(request_id)
@@ -235,16 +243,17 @@ class Bookings:
         for view in self._views(placed.placement):
             view.unbook(request_id, placed)
 
-    def _views(self, placement: Placement) -> Iterable[InstanceView]:
+    def _views(self, placement: Placement) -> list[InstanceView]:
         """Of those of its instances that are known in that very life."""
-        lives = {
-            placement.prefill_instance: placement.prefill_incarnation,
-            placement.decode_instance: placement.decode_incarnation,
-        }
-        for instance_id, incarnation in lives.items():
-            view = self.instances.get(instance_id)
-            if view is not None and view.record.incarnation == incarnation:
-                yield view
+        found, decode_instance = [], placement.decode_instance
+        if placement.prefill_instance != decode_instance:
+            view = self.instances.get(placement.prefill_instance)
+            if view is not None and view.record.incarnation == placement.prefill_incarnation:
+                found.append(view)
+        view = self.instances.get(decode_instance)
+        if view is not None and view.record.incarnation == placement.decode_incarnation:
+            found.append(view)
+        return found
 
 
 def _booked(placed: PlacedRequest) -> BookedRequest:

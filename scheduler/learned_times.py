@@ -4,11 +4,11 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from common.messages import InstanceRecord, LoadReport
+from common.messages import LoadReport
 from common.performance import FittedTime
 
 Kind = tuple[str, str, str]
-"""Model, element type, kind of device."""
+"""Model, element type, kind of device: ``InstanceRecord.kind``."""
 
 
 @dataclass(slots=True)
@@ -18,19 +18,18 @@ class LearnedTimes:
     _chunks: dict[Kind, FittedTime] = field(default_factory=dict)
     _steps: dict[Kind, FittedTime] = field(default_factory=dict)
 
-    def complete(self, record: InstanceRecord, report: LoadReport) -> LoadReport:
+    def complete(self, kind: Kind, report: LoadReport) -> LoadReport:
         """With its like's times where it has none of its own yet, which say more than a profile: that was
         measured of a machine that did nothing else."""
-        kind = (record.model, record.dtype, record.device)
-        chunk_time = _newest(self._chunks, kind, report.chunk_time)
-        step_time = _newest(self._steps, kind, report.step_time)
+        chunk_time, step_time = report.chunk_time, report.step_time
+        if chunk_time is not None and chunk_time.samples:
+            self._chunks[kind] = chunk_time
+        else:
+            chunk_time = self._chunks.get(kind, chunk_time)
+        if step_time is not None and step_time.samples:
+            self._steps[kind] = step_time
+        else:
+            step_time = self._steps.get(kind, step_time)
         if chunk_time is report.chunk_time and step_time is report.step_time:
             return report
         return msgspec.structs.replace(report, chunk_time=chunk_time, step_time=step_time)
-
-
-def _newest(learned: dict[Kind, FittedTime], kind: Kind, told: FittedTime | None) -> FittedTime | None:
-    if told is None or not told.samples:
-        return learned.get(kind, told)
-    learned[kind] = told
-    return told

@@ -84,8 +84,7 @@ class Membership:
             return []
         if report.role != view.role:
             self.groups.forget()
-        view.take_report(self.learned.complete(view.record, report), now)
-        view.note_reported()
+        view.take_report(self.learned.complete(view.kind, report), now)
         if now >= view.next_look_s and view.is_idle:
             self._forget_stale(view, now)
         return []

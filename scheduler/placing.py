@@ -5,7 +5,7 @@ Every choice is kept with its candidates and their scores (``scheduler.decision_
 
 import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -35,7 +35,7 @@ from scheduler.policy.shadow import Look, predicted_tpot_s, predicted_ttft_s
 from scheduler.regret import RegretLog, TimeBudget
 from scheduler.standby import Serving, Standby, serving_of
 from scheduler.trust import NOBODY, trusted_receivers, trusted_senders
-from scheduler.views import InstanceView, KVFormat
+from scheduler.views import InstanceView, KVFormat, decode_candidates, prefill_candidates
 
 NO_INSTANCE_RETRY_S = 2.0
 
@@ -174,7 +174,7 @@ class Placer:
             if prefills.is_any_mixed:
                 views = self._with_room_after(views, request)
             views, distrusted = trusted_senders(self._distrust, views, decodes.ready)
-            everyone = [view.for_prefill for view in views]
+            everyone = prefill_candidates(views)
             candidates = (
                 self._with_short_queue(everyone)
                 if is_patient
@@ -186,12 +186,18 @@ class Placer:
             raise
         self._prefills = candidates
         scored = PREFILL_POLICIES[policy](candidates, arrival, self._promised(request))
-        view = self._take("prefill", policy, scored, choose(scored), choices)
-        predicted_s = predicted_ttft_s(view.for_prefill, arrival)
-        choices[-1] = msgspec.structs.replace(
-            choices[-1],
-            predicted_s=predicted_s,
-            barred=self._barred("prefill", members, candidates, request.tokens, partners, distrusted),
+        taken = choose(scored)
+        assert taken is not None, f"{policy} took none of {scored}"
+        view = self.standby.instances[taken.instance_id]
+        choices.append(
+            Choice(
+                "prefill",
+                policy,
+                _shown(scored, taken),
+                taken.instance_id,
+                predicted_s=predicted_ttft_s(view.for_prefill, arrival),
+                barred=self._barred("prefill", members, candidates, request.tokens, partners, distrusted),
+            )
         )
         return view
 
@@ -300,7 +306,7 @@ class Placer:
                     for view in views
                     if view.role == "decode" or view.record.instance_id in (arrival.home, wanted)
                 ]
-            candidates = [each for view in views if (each := view.for_decode).requests < bound]
+            candidates = [each for each in decode_candidates(views) if each.requests < bound]
             if not candidates:
                 raise self._decode_overloaded(view.for_decode for view in views)
         except RequestError as exc:
@@ -311,33 +317,23 @@ class Placer:
         scored = DECODE_POLICIES[policy](candidates, arrival, objectives)
         home = arrival.home
         taken = choose(scored) if home is None else choose_coupled(scored, home, policy)
-        view = self._take("decode", policy, scored, taken, choices)
-        choices[-1] = msgspec.structs.replace(
-            choices[-1],
-            predicted_s=predicted_tpot_s(view.for_decode, arrival),
-            loads=tuple(candidates),
-            tpot_s=objectives.tpot_s,
-            barred=self._barred(
-                "decode", members, candidates, request.max_total_tokens, kv_formats, distrusted
-            ),
+        assert taken is not None, f"{policy} took none of {scored}"
+        view = self.standby.instances[taken.instance_id]
+        barred = self._barred("decode", members, candidates, request.max_total_tokens, kv_formats, distrusted)
+        choices.append(
+            Choice(
+                "decode",
+                policy,
+                _shown(scored, taken),
+                taken.instance_id,
+                predicted_s=predicted_tpot_s(view.for_decode, arrival),
+                loads=tuple(candidates),
+                tpot_s=objectives.tpot_s,
+                barred=barred,
+            )
         )
         self.look = Look(arrival, self._prefills, candidates, objectives)
         return view
-
-    def _take(
-        self,
-        phase: Phase,
-        policy: str,
-        scored: list[Scored],
-        taken: Scored | None,
-        choices: list[Choice],
-    ) -> InstanceView:
-        assert taken is not None, f"{policy} took none of {scored}"
-        shown = tuple(scored)
-        if taken.note is not None:
-            shown = tuple(taken if each.instance_id == taken.instance_id else each for each in scored)
-        choices.append(Choice(phase, policy, shown, taken.instance_id))
-        return self.standby.instances[taken.instance_id]
 
     def _barred(
         self,
@@ -390,6 +386,15 @@ class Placer:
         )
 
 
+def _shown(scored: Sequence[Scored], taken: Scored) -> tuple[Scored, ...]:
+    """With what speaks against the one that was taken."""
+    if taken.note is None:
+        return tuple(scored)
+    return tuple(taken if each.instance_id == taken.instance_id else each for each in scored)
+
+
 def _at_home(arrival: Arrival, prefill: InstanceView) -> Arrival:
     """Of a prompt that is computed there."""
-    return replace(arrival, home=prefill.record.instance_id) if prefill.role == "mixed" else arrival
+    if prefill.role != "mixed":
+        return arrival
+    return msgspec.structs.replace(arrival, home=prefill.record.instance_id)

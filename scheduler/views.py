@@ -1,5 +1,6 @@
 """An instance, and a request that was placed, as the scheduler sees them."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -10,6 +11,7 @@ from common.lengths import LengthDistribution
 from common.messages import InstanceRecord, LoadReport, Placement, Role
 from common.messages.bookings import BookingVersion
 from common.performance import queue_s
+from scheduler.learned_times import Kind
 from scheduler.policy.best_fit import Growth
 from scheduler.policy.decode_rebalancing import DecodeWorker
 from scheduler.policy.dispatch import DecodeCandidate, PrefillCandidate
@@ -96,6 +98,7 @@ class InstanceView:
     booked: BookedWork = field(default_factory=BookedWork)
     standing: Standing = field(default_factory=Standing, repr=False, compare=False)
     kv_format: KVFormat = field(init=False)
+    kind: Kind = field(init=False)
     role: Role = field(init=False)
     _decoding: dict[RequestId, PlacedRequest] = field(default_factory=dict)
     _prefilling: dict[RequestId, PlacedRequest] = field(default_factory=dict)
@@ -104,7 +107,7 @@ class InstanceView:
     _for_decode: DecodeCandidate | None = None
 
     def __post_init__(self) -> None:
-        self.kv_format = self.record.kv_format
+        self.kv_format, self.kind = self.record.kv_format, self.record.kind
         self.role = self.record.role
 
     def take_record(self, record: InstanceRecord) -> None:
@@ -128,7 +131,9 @@ class InstanceView:
         self.report, self.role = report, report.role
         self.is_suspect = False
         self.last_heard_s = now
-        self._change()
+        self._for_prefill = self._for_decode = None
+        if self._prefilling:
+            self._note_reported()
 
     def suspect(self) -> None:
         """It did not answer: it is avoided until it is heard of."""
@@ -152,10 +157,8 @@ class InstanceView:
             self._prefilling.pop(request_id, None)
             self._count(placed, -1)
 
-    def note_reported(self) -> None:
+    def _note_reported(self) -> None:
         """Its own report counts all prompts from now on that it had acknowledged."""
-        if not self._prefilling:
-            return
         for request_id, placed in list(self._prefilling.items()):
             if placed.acknowledged_s is not None:
                 del self._prefilling[request_id]
@@ -165,9 +168,6 @@ class InstanceView:
 
     def _count(self, placed: PlacedRequest, sign: Literal[1, -1]) -> None:
         self.booked.add(self.record.instance_id, placed, sign)
-        self._change()
-
-    def _change(self) -> None:
         self._for_prefill = self._for_decode = None
 
     @property
@@ -195,6 +195,9 @@ class InstanceView:
         else:
             pending_tokens = booked.unreported_tokens + report.pending_prefill_tokens
             chunk_time, chunk_tokens = report.chunk_time, report.chunk_tokens
+            waits_s = 0.0
+            if pending_tokens and chunk_time is not None:
+                waits_s = queue_s(chunk_time, pending_tokens, chunk_tokens)
             candidate = PrefillCandidate(
                 self.record.instance_id,
                 pending_tokens,
@@ -202,7 +205,7 @@ class InstanceView:
                 report.prefill_tokens_per_s,
                 chunk_time,
                 chunk_tokens,
-                queue_s=0.0 if chunk_time is None else queue_s(chunk_time, pending_tokens, chunk_tokens),
+                queue_s=waits_s,
             )
         if self.role != "mixed":
             return candidate
@@ -219,30 +222,33 @@ class InstanceView:
     def _decode_candidate(self) -> DecodeCandidate:
         """Own bookings or the instance's report, whichever knows of more (another scheduler's, or ours
         before a restart; what will still be drawn by those that outlived their predictions)."""
-        report, booked = self.report, self.booked
-        reported_requests = 0 if report is None else report.decode_running + report.decode_waiting
-        reported_tokens = 0 if report is None else report.decode_tokens
-        reported_coming = 0 if report is None else report.decode_coming_tokens
+        report, record, booked = self.report, self.record, self.booked
+        reported_requests = reported_tokens = reported_coming = 0
+        total_blocks, step_time = record.total_blocks, None
+        if report is not None:
+            reported_requests = report.decode_running + report.decode_waiting
+            reported_tokens, reported_coming = report.decode_tokens, report.decode_coming_tokens
+            total_blocks, step_time = report.total_blocks, report.step_time
         context_tokens = max(booked.decoding_tokens, reported_tokens)
+        capacity_tokens = total_blocks * record.block_size
         expected = booked.decoding_tokens + booked.decoding_expected
+        is_plenty = 2 * expected <= capacity_tokens or reported_requests > booked.decoding
         return DecodeCandidate(
-            self.record.instance_id,
-            requests=max(booked.decoding, reported_requests),
-            context_tokens=context_tokens,
-            capacity_tokens=self.capacity_tokens,
-            coming_tokens=max(0, expected - context_tokens, reported_coming),
-            heavy=booked.decoding_heavy,
-            step_time=None if report is None else report.step_time,
-            sequences=self._sequences(context_tokens, reported_requests),
+            record.instance_id,
+            max(booked.decoding, reported_requests),
+            context_tokens,
+            capacity_tokens,
+            max(0, expected - context_tokens, reported_coming),
+            booked.decoding_heavy,
+            step_time,
+            None if is_plenty else self._sequences(context_tokens),
         )
 
-    def _sequences(self, context_tokens: int, reported_requests: int) -> tuple[Growth, ...] | None:
+    def _sequences(self, context_tokens: int) -> tuple[Growth, ...]:
         """Of each booked request, as if all had drawn equally many of the tokens that are held beyond their
-        prompts. None where others' requests are there, too, or the pool would at most be half full."""
+        prompts. Not asked for where others' requests are there, too, or the pool would at most be half
+        full."""
         booked = self.booked
-        expected = booked.decoding_tokens + booked.decoding_expected
-        if 2 * expected <= self.capacity_tokens or reported_requests > booked.decoding:
-            return None
         drawn = (context_tokens - booked.decoding_tokens) / max(1, booked.decoding)
         return tuple(
             (placed.prompt_tokens + drawn, max(0.0, placed.expected_tokens - drawn))
@@ -315,3 +321,13 @@ class InstanceView:
     @property
     def longest_tokens_at_start(self) -> int:
         return self.record.largest_pool_blocks * self.record.block_size
+
+
+def prefill_candidates(views: Iterable[InstanceView]) -> list[PrefillCandidate]:
+    """``for_prefill`` of each. Most have it ready: a placement looks at everybody."""
+    return [view._for_prefill or view.for_prefill for view in views]
+
+
+def decode_candidates(views: Iterable[InstanceView]) -> list[DecodeCandidate]:
+    """``for_decode`` of each."""
+    return [view._for_decode or view.for_decode for view in views]

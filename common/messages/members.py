@@ -46,6 +46,11 @@ class InstanceRecord(msgspec.Struct, frozen=True, tag="instance", kw_only=True):
         """KV moves only between equal ones: model, element type, tokens per block."""
         return self.model, self.dtype, self.block_size
 
+    @property
+    def kind(self) -> tuple[str, str, str]:
+        """Those of one kind compute alike: model, element type, kind of device."""
+        return self.model, self.dtype, self.device
+
 
 class ServiceRecord(msgspec.Struct, frozen=True, tag="service", kw_only=True):
     """What a service without weights writes into the store under its lease. ``private_url``: a gateway's, for

@@ -6,7 +6,7 @@ transfer can overlap prefill (Splitwise IV-A).
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from math import inf
 
 import msgspec
 
@@ -18,8 +18,7 @@ from scheduler.policy.best_fit import Growth, prompt_refusal_of, refusal_of, wei
 from scheduler.policy.power_of_two import draw_two, heavy_ratio
 
 
-@dataclass(frozen=True, slots=True)
-class Arrival:
+class Arrival(msgspec.Struct, frozen=True, gc=False):
     """A request that is to be placed. Of its ``prompt_tokens`` it has itself drawn ``drawn_tokens`` before,
     which in the end will be as many as ``lengths`` say. ``number``: how many were placed before. ``salt``: 64
     bits that are the request's own, for rules that draw lots: every scheduler draws the same. ``home``: the
@@ -33,8 +32,7 @@ class Arrival:
     home: InstanceId | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Objectives:
+class Objectives(msgspec.Struct, frozen=True, gc=False):
     """Seconds to the first token and between tokens that users are promised."""
 
     ttft_s: float
@@ -87,14 +85,12 @@ class Scored(msgspec.Struct, frozen=True, gc=False):
 
 def choose(scored: Sequence[Scored]) -> Scored | None:
     """The best that is not refused; ties by id, so every scheduler agrees. None: all are refused."""
-    best: Scored | None = None
+    best, least = None, inf
     for each in scored:
-        if each.refusal is None and (
-            best is None
-            or each.score < best.score
-            or (each.score == best.score and each.instance_id < best.instance_id)
-        ):
-            best = each
+        if each.refusal is None:
+            score = each.score
+            if best is None or score < least or (score == least and each.instance_id < best.instance_id):
+                best, least = each, score
     return best
 
 
