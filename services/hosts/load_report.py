@@ -2,18 +2,19 @@
 reports as a real one does."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+
+import msgspec
 
 from common.messages import LoadReport, Role
 from common.performance import FittedTime
-from decode.forecast import least_spare_s, make_forecast
+from decode.expectations import ALL_TOLD
+from decode.forecast import NOTHING, least_spare_s, make_forecast
 from decode.state import DecodeState
 from prefill.forecast import needs_of_prompts
 from prefill.state import PrefillState
 
 
-@dataclass(frozen=True, slots=True)
-class MeasuredSpeed:
+class MeasuredSpeed(msgspec.Struct, frozen=True, gc=False):
     """Of the instance's own chunks and steps, as ``LoadReport`` has it; None before the first."""
 
     prefill_tokens_per_s: float | None = None
@@ -38,21 +39,25 @@ def make_load_report(
     """Of an instance whose rooms share their blocks. ``sequence``: of its reports. ``can_hand_on``: sequences
     that run can leave. ``tpot_s``: promised to a class of service. ``now``: on the rooms' clock.
     ``untold_steps``: that have ended, and the decode room is to be told of later (``DecodeState.untold``)."""
-    blocks, block_size = prefill.blocks, decode.block_size
-    untold = decode.untold(untold_steps)
+    blocks, sequences, block_size = prefill.blocks, decode.sequences, decode.block_size
     total_blocks, largest_pool_blocks = blocks.total_blocks, blocks.largest_pool_blocks
-    in_batch = decode.sequences.in_batch
-    forecast = make_forecast(
-        decode.sequences,
-        needs_of_prompts(prefill.sequences.values(), prefill.instance_id),
-        block_size,
-        total_blocks * block_size,
-        can_hand_on=can_hand_on,
-        untold=untold,
-    )
-    spare_s = None
+    free_blocks, tokens, untold = blocks.free_blocks, sequences.tokens, ALL_TOLD
+    if untold_steps:
+        untold = decode.untold(untold_steps)
+        free_blocks -= decode.blocks_taken(untold_steps)
+        tokens += untold_steps * len(untold.owners)
+    forecast, spare_s = NOTHING, None
+    if sequences or prefill.sequences:
+        forecast = make_forecast(
+            sequences,
+            needs_of_prompts(prefill.sequences.values(), prefill.instance_id) if prefill.sequences else (),
+            block_size,
+            total_blocks * block_size,
+            can_hand_on=can_hand_on,
+            untold=untold,
+        )
     if role == "mixed":
-        spare_s = least_spare_s(decode.sequences.values(), tpot_s, now, untold)
+        spare_s = least_spare_s(sequences.values(), tpot_s, now, untold)
     return LoadReport(
         instance_id=prefill.instance_id,
         incarnation=prefill.incarnation,
@@ -60,14 +65,14 @@ def make_load_report(
         role=role,
         is_draining=not (prefill.is_admitting or decode.is_admitting) or not largest_pool_blocks,
         pending_prefill_tokens=prefill.pending_tokens,
-        pending_prefill_requests=prefill.pending_requests,
+        pending_prefill_requests=prefill.prompts.count,
         handovers_waiting=prefill.handovers_waiting,
-        decode_running=in_batch,
-        decode_waiting=len(decode.sequences) - in_batch,
-        decode_tokens=decode.context_tokens + untold.steps * len(untold.owners),
+        decode_running=sequences.in_batch,
+        decode_waiting=len(sequences) - sequences.in_batch,
+        decode_tokens=tokens,
         total_blocks=total_blocks,
         largest_pool_blocks=largest_pool_blocks,
-        free_blocks=blocks.free_blocks - decode.blocks_taken(untold_steps),
+        free_blocks=free_blocks,
         prefill_tokens_per_s=speed.prefill_tokens_per_s,
         decode_step_s=speed.decode_step_s,
         chunk_tokens=prefill.chunk_tokens,

@@ -47,11 +47,13 @@ from services.simulator.timeline import SimulatedTimeline
 
 @dataclass(slots=True)
 class _Reporter:
-    """When an instance reports (``common.load``): soon after a change, and every interval. ``report`` does
-    it."""
+    """When an instance reports (``common.load``): soon after a change, and every interval, or when it has
+    nothing to do every ``idle_s``. ``report`` does it."""
 
     instance: SimulatedInstance
+    conditions: Conditions
     interval_s: float
+    idle_s: float
     timer: Timer
     newest_s: float = float("-inf")
     report: Callable[[], None] = field(init=False)
@@ -156,7 +158,7 @@ class Cluster:
             self._report_at(reporter, due_s)
 
     def _report_at(self, reporter: _Reporter, due_s: float) -> None:
-        self.clock.cancel(reporter.timer)
+        reporter.timer.action = None
         reporter.timer = self.clock.at(due_s, reporter.report)
 
     def _report(self, reporter: _Reporter) -> None:
@@ -166,12 +168,10 @@ class Cluster:
         # What it computes is told in passing, and makes no further report.
         reporter.newest_s = now
         report = instance.load()
-        if not self._conditions[instance.instance_id].silences:
+        if not reporter.conditions.silences:
             self.scheduler.tell_report(report)
-        silence_s = reporter.interval_s
-        if instance.is_idle:
-            # As long as nothing changes its next reports would say the same.
-            silence_s = max(silence_s, self.simulated.settings.mesh.lease_s / 3)
+        # As long as nothing changes an idle one's next reports would say the same.
+        silence_s = reporter.idle_s if instance.is_idle else reporter.interval_s
         self._report_at(reporter, now + silence_s)
 
     # instances
@@ -310,7 +310,7 @@ class Cluster:
             pool.config.role,
             *states,
             around,
-            note_change=lambda: self._note_change(instance_id),
+            note_change=partial(self._note_change, instance_id),
             publish_load=lambda: self._report(self._reporters[instance_id]),
             began_s=self.clock.now,
         )
@@ -318,7 +318,9 @@ class Cluster:
         self.pool_of[instance_id] = pool.config.name
         self.network.add(instance_id, pool.config.link_bytes_per_s or cluster.link_bytes_per_s)
         nothing = self.clock.at(self.clock.now, lambda: None)
-        reporter = _Reporter(instance, config.instance.report_interval_s, nothing)
+        interval_s = config.instance.report_interval_s
+        idle_s = max(interval_s, simulated.settings.mesh.lease_s / 3)
+        reporter = _Reporter(instance, conditions, interval_s, idle_s, nothing)
         reporter.report = partial(self._report, reporter)
         self._reporters[instance_id] = reporter
         if instance.pools is not None:

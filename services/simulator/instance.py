@@ -148,7 +148,8 @@ class SimulatedInstance:
 
     @property
     def is_idle(self) -> bool:
-        return self.prefill_state.is_idle and self.decode_state.is_idle
+        prefill, decode = self.prefill_state, self.decode_state
+        return not (prefill.sequences or decode.sequences) and prefill.is_idle and decode.is_idle
 
     def load(self) -> LoadReport:
         """Steps that run on are counted as far as they have come, and go on."""
@@ -174,8 +175,7 @@ class SimulatedInstance:
     def _measured_speed(self) -> MeasuredSpeed:
         known, step_s = self._speed, self.decode.drawing.step_s
         if known.decode_step_s != step_s:
-            known = replace(known, decode_step_s=step_s)
-            self._speed = known
+            known = self._speed = msgspec.structs.replace(known, decode_step_s=step_s)
         return known
 
     # what others tell and ask
@@ -287,9 +287,9 @@ class SimulatedInstance:
 
     def _note_prefill(self) -> None:
         """A report is wanted where it would count anything else now; so below."""
-        if self._has_freed() and self.decode_state.sequences:
-            self.around.mesh.network.clock.soon(self._tell_decode)
         prefill = self.prefill_state
+        if self._has_freed(prefill.blocks) and self.decode_state.sequences:
+            self.around.mesh.network.clock.soon(self._tell_decode)
         counts = len(prefill.sequences), prefill.prompts.count, self.prefill.chunk_tokens
         if counts != self._prompt_counts:
             self._prompt_counts = counts
@@ -297,17 +297,16 @@ class SimulatedInstance:
 
     def _note_decode(self) -> None:
         """That steps go on the next report says."""
-        if self._has_freed() and self.prefill_state.prompts.count:
+        prefill, sequences = self.prefill_state, self.decode_state.sequences
+        if self._has_freed(prefill.blocks) and prefill.prompts.count:
             self.around.mesh.network.clock.soon(self._tell_prefill)
-        sequences = self.decode_state.sequences
         counts = len(sequences), sequences.in_batch
         if counts != self._decode_counts:
             self._decode_counts = counts
             self.note_change()
 
-    def _has_freed(self) -> bool:
+    def _has_freed(self, blocks: BlockAllocator) -> bool:
         """Blocks, for which the other room may wait (``services.hosts.shared_blocks``)."""
-        blocks = self.prefill_state.blocks
         before, free = self._free_blocks, blocks.free_blocks
         if free == before:
             return False

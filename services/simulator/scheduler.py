@@ -143,9 +143,13 @@ class SimulatedScheduler:
     # what is told
 
     def tell_report(self, report: LoadReport) -> None:
-        view = self.state.instances.get(report.instance_id)
+        view, network = self.state.instances.get(report.instance_id), self.mesh.network
         is_known = view is not None and view.record.incarnation == report.incarnation
-        self._tell(events.LoadReported(report), can_wait=is_known)
+        reported = events.LoadReported(report)
+        if is_known and self._may_wait:
+            self._mail.append((network.arrival_s(), network.clock.take_turn(), reported))
+        else:
+            network.tell(lambda: self._handle(reported))
 
     def tell_end(self, ended: RequestEnded) -> None:
         if self.listener is not None:
