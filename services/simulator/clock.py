@@ -1,9 +1,9 @@
 """Virtual time: what is due, in the order of its time, and of its scheduling where that is the same."""
 
-import heapq
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 
 import msgspec
 
@@ -34,8 +34,8 @@ class Clock:
         """Never before now."""
         due_s = time_s if time_s > self.now else self.now
         timer = Timer(due_s, action)
-        self._scheduled += 1
-        heapq.heappush(self._due, (due_s, self._scheduled, timer))
+        turn = self._scheduled = self._scheduled + 1
+        heappush(self._due, (due_s, turn, timer))
         return timer
 
     def after(self, delay_s: float, action: Action) -> Timer:
@@ -60,7 +60,7 @@ class Clock:
 
     def run_until(self, time_s: float, is_over: Callable[[], bool] | None = None) -> None:
         """Lets everything happen that is due until then, or until ``is_over`` or somebody halts it."""
-        due, soon, heappop = self._due, self._soon, heapq.heappop
+        due, soon = self._due, self._soon
         self.is_halted = False
         while not (self.is_halted or (is_over is not None and is_over())):
             if soon:

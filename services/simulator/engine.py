@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+import msgspec
+
 from common.config import MixedPolicy
 from common.messages import Phase
 from prefill.events import ChunkSlice, RunChunk
@@ -89,8 +91,7 @@ class EnginePass(NamedTuple):
     is_lane: bool = False
 
 
-@dataclass(slots=True)
-class _Run:
+class _Run(msgspec.Struct, eq=False):
     """What is computed now. ``steps``: of decodes alone, of which ``timer`` waits; 1 for other passes.
     ``course``: at which pace, where cores are shared; else every second of it takes one."""
 
@@ -206,7 +207,8 @@ class SimulatedEngine:
         timer = self.clock.at(due_s, self._end)
         self.passes += 1
         self._run = _Run(now, phases, sequences, context, steps, duration_s, timer, chunk, course)
-        self.look_at_layers()
+        if chunk is not None:
+            self.look_at_layers()
 
     def _steps(self) -> int:
         is_cut = "prefill" in self._waiting or self._next_settings is not None
@@ -250,14 +252,15 @@ class SimulatedEngine:
 
     def _steps_done(self, run: _Run, now: float) -> int:
         """The most that had ended by now."""
-        elapsed_s = run.done_by(now)
+        elapsed_s = now - run.began_s if run.course is None else run.course.done_by(now)
         if run.duration_s <= elapsed_s:
             return run.steps
+        steps_s, sequences, context = self.settings.performance.steps_s, run.sequences, run.context_tokens
         # All take about as long.
         done = int(run.steps * elapsed_s / run.duration_s)
-        while done and self._seconds(run, done) > elapsed_s:
+        while done and steps_s(sequences, context, done) > elapsed_s:
             done -= 1
-        while done + 1 < run.steps and self._seconds(run, done + 1) <= elapsed_s:
+        while done + 1 < run.steps and steps_s(sequences, context, done + 1) <= elapsed_s:
             done += 1
         return done
 
@@ -266,13 +269,17 @@ class SimulatedEngine:
 
     def _end_steps(self, run: _Run, steps: int) -> None:
         whole_s = run.duration_s if steps == run.steps else self._seconds(run, steps)
-        first_end_s = ended_s = run.time_of(whole_s)
-        last_s = whole_s if run.course is None else ended_s - run.began_s
+        first_s, before_s = whole_s, 0.0
         if steps > 1:
-            before_s = self._seconds(run, steps - 1)
-            first_end_s = run.time_of(self._seconds(run, 1))
-            last_s = whole_s - before_s if run.course is None else ended_s - run.time_of(before_s)
-        self.busy.decode_s += whole_s if run.course is None else ended_s - run.began_s
+            first_s, before_s = self._seconds(run, 1), self._seconds(run, steps - 1)
+        if run.course is None:
+            first_end_s, ended_s = run.began_s + first_s, run.began_s + whole_s
+            last_s, taken_s = whole_s - before_s, whole_s
+        else:
+            first_end_s, ended_s = run.course.time_of(first_s), run.course.time_of(whole_s)
+            taken_s = ended_s - run.began_s
+            last_s = ended_s - run.course.time_of(before_s) if steps > 1 else taken_s
+        self.busy.decode_s += taken_s
         self.work.add_steps(run.sequences, run.context_tokens, steps)
         self._note(run, steps, ended_s)
         self.rooms.end_steps(steps, first_end_s, ended_s, last_s)
@@ -282,7 +289,8 @@ class SimulatedEngine:
     def _end(self) -> None:
         run, self._run = self._run, None
         assert run is not None, "a pass ended that had not begun"
-        self._leave_host()
+        if self.host is not None:
+            self._leave_host()
         if run.chunk is None:
             self._end_steps(run, run.steps)
         else:

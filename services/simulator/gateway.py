@@ -41,8 +41,7 @@ PROMPTS_KEPT = 1 << 10
 """Lengths of prompts."""
 
 
-@dataclass(slots=True, eq=False)
-class Entry:
+class Entry(msgspec.Struct, eq=False):
     """One open request. ``length``: what it is going to draw. ``drawn``: what its client has; ``fresh``: of
     this attempt. ``newest_s``: when the last token came that is known of; ``broke_s``: when this attempt's
     predecessor broke; ``continuations``: how many broke in a row."""

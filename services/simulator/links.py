@@ -9,6 +9,8 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+import msgspec
+
 from services.simulator.clock import Clock, Timer
 
 NEVER_GIVEN_UP_S = 1e9
@@ -28,8 +30,7 @@ class Link:
             raise ValueError(f"bytes_per_s = {self.bytes_per_s}: must be over 0")
 
 
-@dataclass(slots=True, eq=False)
-class Flow:
+class Flow(msgspec.Struct, eq=False):
     """One transfer. ``left_bytes`` were left at ``since_s``, from when on it has had ``bytes_per_s``. After
     ``until_s`` it is given up; ``late`` is called where it is not over at ``late_s``."""
 
@@ -91,13 +92,19 @@ class Links:
 
     def _begin(self, flow: Flow) -> None:
         flow.since_s = self.clock.now
-        if any(link.is_over for link in flow.links):
+        links = flow.links
+        if True in [link.is_over for link in links]:
             self.clock.soon(flow.fail)
             return
-        for link in flow.links:
+        flows = 0
+        for link in links:
             link.flows[flow] = None
             link.carried_bytes += flow.left_bytes
-        self._share(flow.links)
+            flows += len(link.flows)
+        if flows == len(links):
+            self._pace(flow, min([link.bytes_per_s for link in links]))
+        else:
+            self._share(links)
 
     def _end(self, flow: Flow) -> None:
         self._take_off(flow)
@@ -128,8 +135,9 @@ class Links:
                     fresh = [link for link in flow.links if link not in links]
                     links.update(dict.fromkeys(fresh))
                     waiting += fresh
-        for flow, bytes_per_s in fair_rates(flows, links).items():
-            self._pace(flow, bytes_per_s)
+        if flows:
+            for flow, bytes_per_s in fair_rates(flows, links).items():
+                self._pace(flow, bytes_per_s)
 
     def _pace(self, flow: Flow, bytes_per_s: float) -> None:
         if flow.timer is not None:

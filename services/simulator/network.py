@@ -49,10 +49,13 @@ class Network:
 
     def tell(self, action: Callable[[], None]) -> None:
         """A message arrives."""
-        if self.hop_s > 0 or self.host is not None:
-            self.clock.at(self.arrival_s(), action)
+        clock = self.clock
+        if self.host is not None:
+            clock.at(self.arrival_s(), action)
+        elif self.hop_s > 0:
+            clock.at(clock.now + self.hop_s, action)
         else:
-            self.clock.soon(action)
+            clock.soon(action)
 
     def arrival_s(self) -> float:
         """Of a message that leaves now."""

@@ -4,7 +4,7 @@ tokens, its attention pairs, its sequences and their context cost, and of a fixe
 import msgspec
 
 from common.performance import pairs_of
-from services.simulator.shape import PassShape, attended_tokens
+from services.simulator.shape import PassShape
 
 
 class LinearPerformance(
@@ -35,7 +35,8 @@ class LinearPerformance(
         return seconds + fixed_s
 
     def steps_s(self, sequences: int, context_tokens: int, steps: int) -> float:
-        attended = attended_tokens(sequences, context_tokens, steps)
+        # ``attended_tokens``, here without the call: reports and events ask how far runs have come.
+        attended = steps * context_tokens + sequences * steps * (steps - 1) // 2
         context_s = self.per_context_token_s * attended
         return steps * (self.step_s + self.per_sequence_s * sequences) + context_s
 
