@@ -36,8 +36,9 @@ from services.simulator.devices import device_of, needed_device, read_devices
 from services.simulator.fault_config import AnyFault, check_faults
 from services.simulator.host import HostConfig, check_host
 from services.simulator.performance.interface import HeldOutError, PerformanceModel
+from services.simulator.performance.opened import open_once
 from services.simulator.performance.roofline import Parallelism
-from services.simulator.performance.sources import open_source, read_source
+from services.simulator.performance.sources import read_source
 from services.simulator.prediction import PredictionConfig, check_prediction
 from services.simulator.prefixes import PrefixConfig, check_prefix
 from services.simulator.stages import stage_token_bytes, stage_weight_bytes
@@ -310,7 +311,7 @@ def _pool_of(
         raise ConfigError(f"{key}.kv_tokens", tokens, rule)
     source = read_source(f"{key}.performance", pool.performance, beside)
     try:
-        opened = open_source(source, shape, device, pool.parallelism)
+        opened = open_once(source, shape, device, pool.parallelism)
     except ConfigError as exc:
         raise ConfigError(f"{key}.{exc.key}", exc.value, exc.rule) from exc
     if opened.profile is not None:
