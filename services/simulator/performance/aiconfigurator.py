@@ -4,13 +4,15 @@ A directory of its tables (``*_gemm_perf.csv``, ``*_context_attention_perf.csv``
 ``*_generation_attention_perf.csv``, ``*_custom_allreduce_perf.csv``, each plain or gzipped) is one device and
 engine. A layer is its four matrices' products, its attention, two reductions where tensors are parallel, and
 what moves through memory between them (norms, additions, activation, rotation), at the device's bandwidth.
+Reductions are those of its own system, and a pipeline's transfers go at the catalogue's links, unless files
+of another node's links are named, which Vidur's profiler wrote.
 Attention over tokens before a chunk was not measured: it takes the share of the whole's squared tokens, as
 theirs does. Work is (sequence, KV head): where a device's heads were not measured, fewer heads of a batch as
 many times larger stand for them.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +37,8 @@ from services.simulator.performance.roofline import (
     transfers_s,
     usual_utilisation,
 )
+from services.simulator.performance.vidur import LAUNCH_MS
+from services.simulator.performance.vidur_files import reduction_samples, transfer_samples
 
 MS = 1e-3
 DTYPE = "bfloat16"
@@ -58,8 +62,19 @@ reads one or two and writes one, and rotation about as many again."""
 
 
 @dataclass(frozen=True, slots=True)
+class NodeLinks:
+    """Vidur's files of a node, each in place of what counts else."""
+
+    all_reduce: Path | None = None
+    send_recv: Path | None = None
+
+
+OWN_LINKS = NodeLinks()
+
+
+@dataclass(frozen=True, slots=True)
 class KernelTables:
-    """What is measured of one device, for one model's heads on it. ms."""
+    """What is measured of one device, for one model's heads on it, and between several. ms."""
 
     products: Table
     prefill: Samples
@@ -67,13 +82,21 @@ class KernelTables:
     merged: int
     """How many times a batch is taken, with as many times fewer heads."""
     reduction: Samples | None
+    transfer: Samples | None = None
 
     def held_out(self, regression: Regression = "linear", folds: int = FOLDS) -> tuple[HeldOutError, ...]:
-        samples = [self.prefill, self.decode, *([self.reduction] if self.reduction is not None else [])]
-        return held_out_errors(samples, regression, folds)
+        between = [each for each in (self.reduction, self.transfer) if each is not None]
+        return held_out_errors([self.prefill, self.decode, *between], regression, folds)
 
 
-def read_kernels(directory: Path, shape: ModelShape, tensor_parallel: int) -> KernelTables:
+def read_kernels(
+    directory: Path,
+    shape: ModelShape,
+    tensor_parallel: int,
+    links: NodeLinks = OWN_LINKS,
+    *,
+    is_pipeline_on_network: bool = False,
+) -> KernelTables:
     """Raises PerformanceFileError where a table is missing or has nothing for these heads."""
     check_parallelism(shape, tensor_parallel, 1)
     heads, kv_heads = shape.heads // tensor_parallel, max(1, shape.kv_heads // tensor_parallel)
@@ -81,20 +104,19 @@ def read_kernels(directory: Path, shape: ModelShape, tensor_parallel: int) -> Ke
     context = _attention(_find(directory, "context_attention_perf"), shape.head_dim)
     generation = _attention(_find(directory, "generation_attention_perf"), shape.head_dim)
     merged = _merging(generation, heads, kv_heads)
-    reduction = None
+    row_bytes = BF16_BYTES * shape.hidden_size
+    reduction = transfer = None
     if tensor_parallel > 1:
-        table = read_table(
-            _find(directory, "custom_allreduce_perf"), ("num_gpus", "message_size", "backend", "latency")
-        )
-        chosen = table.select(num_gpus=float(tensor_parallel), backend=GRAPH_BACKEND)
-        tokens = chosen.numbers("message_size", above=0) / (BF16_BYTES * shape.hidden_size)
-        reduction = Samples("all_reduce", tokens[:, None], chosen.numbers("latency", above=0))
+        reduction = _reductions(directory, row_bytes, tensor_parallel, links.all_reduce)
+    if links.send_recv is not None:
+        transfer = transfer_samples(links.send_recv, row_bytes, is_on_network=is_pipeline_on_network)
     return KernelTables(
         products=products.select(gemm_dtype=DTYPE),
         prefill=_prefill_samples(context, heads, kv_heads),
         decode=_decode_samples(generation, heads // merged, kv_heads // merged),
         merged=merged,
         reduction=reduction,
+        transfer=transfer,
     )
 
 
@@ -132,6 +154,7 @@ class KernelOperators:
         self._prefill = fit(regression, tables.prefill)
         self._decode = fit(regression, tables.decode)
         self._reduction = None if tables.reduction is None else fit(regression, tables.reduction)
+        self._transfer = None if tables.transfer is None else fit(regression, tables.transfer)
 
     @property
     def stages(self) -> int:
@@ -144,7 +167,10 @@ class KernelOperators:
         if self._reduction is not None:
             reduction_ms = np.maximum(0.0, self._reduction.predict(features))
             found["all_reduce"] = MS * layers * REDUCTIONS * reduction_ms
-        if self._parallelism.pipeline > 1:
+        hops = self._parallelism.pipeline - 1
+        if hops and self._transfer is not None:
+            found["send_recv"] = MS * hops * np.maximum(0.0, self._transfer.predict(features))
+        elif hops:
             fixed_s, each_s = self._transfers_s
             found["send_recv"] = fixed_s + rows * each_s
         if self._parallelism.pass_s:
@@ -235,6 +261,18 @@ def _find(directory: Path, name: str) -> Path:
         there = ", ".join(path.name for path in found) or "none"
         raise PerformanceFileError(directory, f"*{name}.csv", f"must be one file; there is {there}")
     return found[0]
+
+
+def _reductions(directory: Path, row_bytes: int, tensor_parallel: int, measured: Path | None) -> Samples:
+    """Over rows. Vidur's samples leave out what a launch takes."""
+    if measured is not None:
+        samples = reduction_samples(measured, row_bytes, tensor_parallel)
+        return replace(samples, values=samples.values + LAUNCH_MS)
+    columns = ("num_gpus", "message_size", "backend", "latency")
+    table = read_table(_find(directory, "custom_allreduce_perf"), columns)
+    chosen = table.select(num_gpus=float(tensor_parallel), backend=GRAPH_BACKEND)
+    rows = chosen.numbers("message_size", above=0) / row_bytes
+    return Samples("all_reduce", rows[:, None], chosen.numbers("latency", above=0))
 
 
 def _attention(path: Path, head_dim: int) -> Table:

@@ -16,7 +16,7 @@ from common.devices import DeviceSpec
 from common.errors import ConfigError
 from common.profile import Profile
 from common.shapes import ModelShape
-from services.simulator.performance.aiconfigurator import KernelOperators, read_kernels
+from services.simulator.performance.aiconfigurator import KernelOperators, NodeLinks, read_kernels
 from services.simulator.performance.distserve import DistServeModel, read_distserve
 from services.simulator.performance.interface import HeldOutError, PerformanceModel
 from services.simulator.performance.linear import LinearPerformance
@@ -99,10 +99,13 @@ class AiconfiguratorSource(
     tag_field="kind",
     tag="aiconfigurator",
 ):
-    """A directory of aiconfigurator's tables of one device and engine."""
+    """A directory of aiconfigurator's tables of one device and engine. ``all_reduce`` and ``send_recv``:
+    Vidur's files of a node with other links than the tables' system."""
 
     directory: Path
     regression: Regression = "linear"
+    all_reduce: Path | None = None
+    send_recv: Path | None = None
 
 
 class DistServeSource(
@@ -271,7 +274,13 @@ def _open_splitwise(source: SplitwiseSource, parallelism: Parallelism) -> Opened
 def _open_aiconfigurator(
     source: AiconfiguratorSource, shape: ModelShape, device: DeviceSpec, parallelism: Parallelism
 ) -> OpenedSource:
-    tables = read_kernels(source.directory, shape, parallelism.tensor)
+    tables = read_kernels(
+        source.directory,
+        shape,
+        parallelism.tensor,
+        NodeLinks(source.all_reduce, source.send_recv),
+        is_pipeline_on_network=parallelism.is_pipeline_on_network,
+    )
     operators = KernelOperators(tables, shape, device, parallelism=parallelism, regression=source.regression)
     return OpenedSource(OperatorModel(operators), lambda: tables.held_out(source.regression))
 

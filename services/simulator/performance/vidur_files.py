@@ -116,10 +116,9 @@ def read_vidur(
     row_bytes = element_bytes * shape.hidden_size
     is_parallel = are_messages_measured and tensor_parallel > 1
     if is_parallel:
-        reduction = _collective(files.all_reduce, "all_reduce", row_bytes, tensor_parallel, tensor_parallel)
+        reduction = reduction_samples(files.all_reduce, row_bytes, tensor_parallel)
     if are_messages_measured and files.send_recv is not None:
-        in_node = 1 if is_pipeline_on_network else 2
-        transfer = _collective(files.send_recv, "send_recv", row_bytes, 2, in_node)
+        transfer = transfer_samples(files.send_recv, row_bytes, is_on_network=is_pipeline_on_network)
     sequences = _sequence_samples(files.sequences, shape, tensor_parallel)
     if is_parallel and sequences:
         part_bytes = element_bytes * -(-shape.vocab_size // tensor_parallel)
@@ -237,6 +236,16 @@ def _element_bytes(table: Table) -> int:
             rule = f"{name!r}: must be one of {', '.join(ACTIVATION_BYTES)}, the same in all rows"
             raise PerformanceFileError(table.path, f"column {DTYPE}, row {row}", rule)
     return ACTIVATION_BYTES[names[0]]
+
+
+def reduction_samples(path: Path | None, row_bytes: int, tensor_parallel: int) -> Samples:
+    """Over rows, all workers in one node. Raises ConfigError without a file."""
+    return _collective(path, "all_reduce", row_bytes, tensor_parallel, tensor_parallel)
+
+
+def transfer_samples(path: Path, row_bytes: int, *, is_on_network: bool) -> Samples:
+    """Of a pipeline's stages, over rows."""
+    return _collective(path, "send_recv", row_bytes, 2, 1 if is_on_network else 2)
 
 
 def _collective(path: Path | None, name: str, row_bytes: int, workers: int, in_node: int) -> Samples:

@@ -9,10 +9,16 @@ import pytest
 from common.devices import A100_SXM
 from common.errors import ConfigError
 from common.shapes import LLAMA2_7B, LLAMA2_70B, LLAMA3_8B, ModelShape
-from services.simulator.performance.aiconfigurator import KernelOperators, ProductTable, read_kernels
+from services.simulator.performance.aiconfigurator import (
+    KernelOperators,
+    NodeLinks,
+    ProductTable,
+    read_kernels,
+)
 from services.simulator.performance.files import PerformanceFileError, read_table
 from services.simulator.performance.operators import OperatorModel
 from services.simulator.performance.roofline import Parallelism, RooflineModel
+from services.simulator.performance.vidur import LAUNCH_MS
 from services.simulator.shape import PassShape
 from tests.services.simulator.performance.conftest import (
     assert_more_takes_longer,
@@ -87,6 +93,43 @@ def test_a_pass_is_products_attention_reductions_and_what_moves_through_memory(t
     head_ms = PRODUCT_MS * 2048 * 1024 * 116
     found = model.pass_s(PassShape((), 16, 16 * 700))
     assert found == pytest.approx((4 * layer_ms + head_ms) / 1e3, rel=1e-6)
+
+
+def write_links(folder: Path) -> NodeLinks:
+    """Of a node whose reductions of rows take 1 ms each, and transfers 2 ms in it and 5 ms out of it."""
+    row_bytes = 2 * SHAPE.hidden_size
+    sizes = [rows * row_bytes for rows in (1, 4096)]
+    cases = {"all_reduce": ((2, 2, 1.0),), "send_recv": ((2, 2, 2.0), (2, 1, 5.0))}
+    for name, measured in cases.items():
+        write_csv(
+            folder / f"{name}.csv",
+            [
+                {
+                    f"time_stats.{name}.median": each_ms * size / row_bytes,
+                    "size": size,
+                    "num_workers": workers,
+                    "devices_per_node": in_node,
+                }
+                for size in sizes
+                for workers, in_node, each_ms in measured
+            ],
+        )
+    return NodeLinks(folder / "all_reduce.csv", folder / "send_recv.csv")
+
+
+@pytest.mark.parametrize(("is_on_network", "transfer_ms"), [(False, 2.0), (True, 5.0)])
+def test_the_links_of_another_node_are_in_place_of_its_own(
+    tmp_path: Path, is_on_network: bool, transfer_ms: float
+) -> None:
+    folder = write_tables(tmp_path)
+    tables = read_kernels(folder, SHAPE, 2, write_links(tmp_path), is_pipeline_on_network=is_on_network)
+    parallelism = Parallelism(tensor=2, pipeline=2, is_pipeline_on_network=is_on_network)
+    found = KernelOperators(tables, SHAPE, A100_SXM, parallelism=parallelism).row_operators_s(
+        np.array([16.0])
+    )
+    assert found["all_reduce"] == pytest.approx(SHAPE.layers * 2 * (16 * 1.0 + LAUNCH_MS) / 1e3)
+    assert found["send_recv"] == pytest.approx(16 * transfer_ms / 1e3)
+    assert [each.operator for each in tables.held_out(folds=2)][2:] == ["all_reduce", "send_recv"]
 
 
 def test_where_heads_were_not_measured_fewer_of_a_larger_batch_stand_for_them(tmp_path: Path) -> None:
