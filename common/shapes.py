@@ -178,6 +178,24 @@ LLAMA2_70B = llama_shape(
     intermediate_size=28672,
     vocab_size=32000,
 )
+INTERNLM_20B = llama_shape(
+    "internlm-20b",
+    layers=60,
+    hidden_size=5120,
+    heads=40,
+    kv_heads=40,
+    intermediate_size=13824,
+    vocab_size=103168,
+)
+QWEN_72B = llama_shape(
+    "qwen-72b",
+    layers=80,
+    hidden_size=8192,
+    heads=64,
+    kv_heads=64,
+    intermediate_size=24576,
+    vocab_size=152064,
+)
 CODELLAMA_34B = llama_shape(
     "codellama-34b",
     layers=48,
@@ -220,6 +238,8 @@ SHAPES = {
         LLAMA3_70B,
         LLAMA2_7B,
         LLAMA2_70B,
+        INTERNLM_20B,
+        QWEN_72B,
         CODELLAMA_34B,
         LLAMA3_8B,
         OPT_13B,

@@ -100,6 +100,8 @@ def test_parameters_are_the_published_ones() -> None:
         "llama3-70b": pytest.approx(70.554, abs=1e-3),
         "llama2-7b": pytest.approx(6.738, abs=1e-3),
         "llama2-70b": pytest.approx(68.977, abs=1e-3),
+        "internlm-20b": pytest.approx(20.089, abs=1e-3),
+        "qwen-72b": pytest.approx(72.286, abs=1e-3),
         "codellama-34b": pytest.approx(33.744, abs=1e-3),
         "llama3-8b": pytest.approx(8.030, abs=1e-3),
         "opt-13b": pytest.approx(12.853, abs=1e-3),
