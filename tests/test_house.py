@@ -38,6 +38,7 @@ USES_TORCH = (
     "services/length_predictor/embeddings.py",
     "services/length_predictor/training.py",
     "services/profiling/operators/",
+    "services/profiling/probe.py",
 )
 """Besides every room's engine.py. Instances load the model through ``services.hosts.model_engine``."""
 
