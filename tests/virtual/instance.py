@@ -4,7 +4,7 @@ What one room frees the other may wait for, and a sequence that leaves the decod
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -21,7 +21,7 @@ from tests.virtual.memory import Memory
 from tests.virtual.prefill import VirtualPrefill
 
 UNLEARNED = MeasuredSpeed(prefill_tokens_per_s=1000.0)
-LEARNED = replace(
+LEARNED = msgspec.structs.replace(
     UNLEARNED,
     chunk_time=FittedTime((5.0, 0.0, 0.05), 0.05, 99),
     step_time=FittedTime((1.0, 0.01, 0.05), 0.05, 99),
