@@ -82,3 +82,27 @@ def test_greedy_tokens_equal_generate(directory: Path) -> None:
             output.append(token.token_id)
     for output, tokens in zip(outputs, expected, strict=True):
         assert output[: len(tokens)] == tokens
+
+
+def test_an_answer_that_is_beyond_doubt_is_the_same_in_bf16(directory: Path) -> None:
+    """37 tokens of a question fill no whole tile of a CPU's bf16 products, rows or keys."""
+    import transformers
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(directory, local_files_only=True)
+    question = [{"role": "user", "content": "What is the capital of France?"}]
+    prompt = tuple(tokenizer.apply_chat_template(question, add_generation_prompt=True, return_dict=False))
+    assert len(prompt) == 37
+    program = load_program(directory, "bfloat16", torch.device("cpu"), directory.parents[2])
+    spec = program.spec
+    layout = KVLayout(spec.layers, spec.kv_heads, spec.head_dim, block_size=16, element_bytes=2)
+    pool = KVPool(layout, 4, torch.bfloat16, torch.device("cpu"))
+    runner = ModelRunner(program, LocalAttention(pool, program.attention_specs))
+    sampling = SamplingParams(max_tokens=OUTPUT_TOKENS, temperature=0.0)
+    output: list[int] = []
+    while len(output) < 7:
+        start = len(prompt) + len(output) - 1 if output else 0
+        tokens = (output[-1],) if output else prompt
+        [token] = runner.run([SequenceStep(tokens, start, (0, 1, 2), Draw(sampling, prompt, output))])
+        assert token is not None
+        output.append(token.token_id)
+    assert tokenizer.decode(output) == "The capital of France is Paris."
