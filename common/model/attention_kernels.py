@@ -6,6 +6,13 @@ DistAttention, Adrenaline), so pages, histories and machines can each compute th
 """
 
 import torch
+import torch.nn.functional as F
+
+TILE_KEYS = 32
+"""torch's CPU kernel takes twice as long over 254 keys in bf16 as over 256."""
+
+WHOLE_TILES_FROM = 64
+"""Up to so many keys filling up takes as long as it saves: 37 keys 75 us for 72, 90 keys 121 for 156."""
 
 Partial = tuple[torch.Tensor, torch.Tensor]
 """(output [..., queries, head_dim], lse [..., queries] fp32, natural logarithm)"""
@@ -30,11 +37,29 @@ def partial_attention(
     if k.shape[2] == 0:
         raise ValueError("attention over no keys: skip the call and keep the other partial")
     if q.device.type == "cpu" and softcap is None:
+        if q.dtype is torch.bfloat16 and q.shape[2] > 1:
+            k, v, mask = _with_whole_tiles(k, v, mask, is_causal)
         output, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             q, k, v, 0.0, is_causal, attn_mask=mask, scale=scale
         )
         return output, lse
     return _partial_by_products(q, k, v, scale, mask, is_causal, softcap)
+
+
+def _with_whole_tiles(
+    k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, is_causal: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """With keys behind the others that no query sees: they come after every query, or the mask hides them."""
+    keys = k.shape[2]
+    more = -keys % TILE_KEYS if keys > WHOLE_TILES_FROM else 0
+    if more == 0:
+        return k, v, mask
+    if mask is not None:
+        mask = F.pad(mask, (0, more), value=float("-inf"))
+    elif not is_causal:
+        mask = k.new_zeros(1, 1, 1, keys + more)
+        mask[..., keys:] = float("-inf")
+    return F.pad(k, (0, 0, 0, more)), F.pad(v, (0, 0, 0, more)), mask
 
 
 def _partial_by_products(

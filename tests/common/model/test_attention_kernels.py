@@ -78,3 +78,21 @@ def test_a_partial_over_no_keys_weighs_nothing() -> None:
 def test_empty_keys_are_refused_before_the_kernel() -> None:
     with pytest.raises(ValueError, match="no keys"):
         partial_attention(random(1, 2, 1, 4), random(1, 2, 0, 4), random(1, 2, 0, 4), 1.0)
+
+
+@pytest.mark.parametrize("keys", [31, 32, 33, 45, 64, 77])
+@pytest.mark.parametrize("kind", ["all", "causal", "masked"])
+def test_keys_that_fill_no_whole_tile_in_bf16_are_attended_to_as_they_are(kind: str, keys: int) -> None:
+    queries = keys if kind == "causal" else 5
+    shapes = ((1, 4, queries, 16), (1, 2, keys, 16), (1, 2, keys, 16))
+    q, k, v = (random(*shape, seed=seed).bfloat16() for seed, shape in enumerate(shapes))
+    mask = torch.zeros(queries, keys)
+    if kind == "causal":
+        mask.fill_(float("-inf")).triu_(1)
+    elif kind == "masked":
+        mask[:, ::3] = float("-inf")
+    given_mask = mask.bfloat16() if kind == "masked" else None
+    found = partial_attention(q, k, v, 0.3, mask=given_mask, is_causal=kind == "causal")
+    wide = partial_attention(q.float(), k.float(), v.float(), 0.3, mask=mask)
+    for ours, exact in zip(found, wide, strict=True):
+        torch.testing.assert_close(ours.float(), exact, atol=0.03, rtol=0.02)

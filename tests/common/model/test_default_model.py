@@ -8,11 +8,13 @@ import pytest
 import torch
 
 from common.errors import ModelError
+from common.kv.blocks import blocks_for
 from common.kv.layout import KVLayout
 from common.kv.pool import KVPool
 from common.messages import SamplingParams
 from common.model.attention import LocalAttention
 from common.model.default_model import default_model_directory
+from common.model.interface import SequenceChunk
 from common.model.program import load_program
 from common.model.runner import ModelRunner
 from common.steps import Draw, SequenceStep
@@ -32,6 +34,19 @@ def directory() -> Path:
         return default_model_directory(cache)
     except ModelError as exc:
         pytest.skip(f"the default model is not here: {exc}")
+
+
+@pytest.fixture(scope="module")
+def references(directory: Path) -> list[Any]:
+    """transformers' own, in fp32 and in bf16."""
+    import transformers
+
+    return [
+        transformers.AutoModelForCausalLM.from_pretrained(
+            directory, dtype=dtype, local_files_only=True, use_safetensors=True
+        )
+        for dtype in (torch.float32, torch.bfloat16)
+    ]
 
 
 def test_digits_are_single_tokens(directory: Path) -> None:
@@ -84,25 +99,33 @@ def test_greedy_tokens_equal_generate(directory: Path) -> None:
         assert output[: len(tokens)] == tokens
 
 
-def test_an_answer_that_is_beyond_doubt_is_the_same_in_bf16(directory: Path) -> None:
-    """37 tokens of a question fill no whole tile of a CPU's bf16 products, rows or keys."""
+@pytest.mark.parametrize("chunks", [(37,), (63,), (100,), (127,), (254,), (100, 99), (64, 33, 90)])
+def test_logits_in_bf16_are_as_near_to_fp32_as_those_of_transformers(
+    directory: Path, references: list[Any], chunks: tuple[int, ...]
+) -> None:
+    """Chunks that fill no whole tile of a CPU's bf16 products, rows or keys, alone and after others."""
     import transformers
 
     tokenizer = transformers.AutoTokenizer.from_pretrained(directory, local_files_only=True)
-    question = [{"role": "user", "content": "What is the capital of France?"}]
-    prompt = tuple(tokenizer.apply_chat_template(question, add_generation_prompt=True, return_dict=False))
-    assert len(prompt) == 37
+    total = sum(chunks)
+    prompt = (tokenizer(" ".join(PROMPTS)).input_ids * total)[:total]
+    with torch.inference_mode():
+        exact, usual = (model(torch.tensor([prompt])).logits[0, -1].float() for model in references)
+
     program = load_program(directory, "bfloat16", torch.device("cpu"), directory.parents[2])
     spec = program.spec
     layout = KVLayout(spec.layers, spec.kv_heads, spec.head_dim, block_size=16, element_bytes=2)
-    pool = KVPool(layout, 4, torch.bfloat16, torch.device("cpu"))
-    runner = ModelRunner(program, LocalAttention(pool, program.attention_specs))
-    sampling = SamplingParams(max_tokens=OUTPUT_TOKENS, temperature=0.0)
-    output: list[int] = []
-    while len(output) < 7:
-        start = len(prompt) + len(output) - 1 if output else 0
-        tokens = (output[-1],) if output else prompt
-        [token] = runner.run([SequenceStep(tokens, start, (0, 1, 2), Draw(sampling, prompt, output))])
-        assert token is not None
-        output.append(token.token_id)
-    assert tokenizer.decode(output) == "The capital of France is Paris."
+    blocks = tuple(range(blocks_for(total, 16)))
+    pool = KVPool(layout, len(blocks), torch.bfloat16, torch.device("cpu"))
+    attention = LocalAttention(pool, program.attention_specs)
+    start = 0
+    logits = torch.empty(0)
+    for count in chunks:
+        attention.begin([SequenceChunk(blocks, start, count)])
+        end = start + count
+        [logits] = program.run(
+            torch.tensor(prompt[start:end]), torch.arange(start, end), attention, torch.tensor([count - 1])
+        )
+        start = end
+
+    assert (logits.float() - exact).std() < 1.5 * (usual - exact).std() < 1
