@@ -43,14 +43,14 @@ IDLE_LOOK_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """One configuration's, as it runs. ``probe``: of the processor, where that computes models."""
+    """One configuration's, as it runs."""
 
     candidate: Candidate
     url: str
+    probe: Probe
     settings: MeshConfig
     instance_pids: tuple[int, ...]
     service_pids: tuple[int, ...]
-    probe: Probe | None
 
 
 def run_comparison(
@@ -126,7 +126,7 @@ def _running_mesh(
             settings=local.mesh_config(directory).mesh,
             instance_pids=tuple(pid for is_instance, pid in pids if is_instance and pid is not None),
             service_pids=tuple(pid for is_instance, pid in pids if not is_instance and pid is not None),
-            probe=Probe() if config.instance.engine == "model" and config.model.device == "cpu" else None,
+            probe=Probe(config),
         )
     finally:
         local.down(directory)
@@ -146,11 +146,11 @@ async def _measure(
     async with watch_use(mesh.settings, len(mesh.instance_pids)) as watch:
         await watch.wait_idle()
         idle_cores = await _idle_cores(meshes) if offer.name in comparison.costs else None
-        probed_s = () if mesh.probe is None else (mesh.probe.seconds(),)
         started_at, began_s = datetime.now(UTC), time.monotonic()
         before = _processor_time(mesh, meshes)
-        run = await run_bench(config)
-        await watch.wait_idle()
+        with mesh.probe.watch() as pieces:
+            run = await run_bench(config)
+            await watch.wait_idle()
         after = _processor_time(mesh, meshes)
         duration_s = time.monotonic() - began_s
         uses = tuple(watch.recorder.uses())
@@ -171,10 +171,10 @@ async def _measure(
         services_cpu_s=services_s,
         client_cpu_share=run.result.client_cpu_share,
         workers_cpu_s=workers_s,
-        beside_cpu_s=beside_s,
+        beside_cpu_s=beside_s - pieces.processor_s,
         idle_cores=idle_cores,
         cores=len(os.sched_getaffinity(0)),
-        probe_s=probed_s if mesh.probe is None else (*probed_s, mesh.probe.seconds()),
+        piece_s=tuple(pieces.taken_s),
         served=tuple(_served(run.outcomes)),
     )
 

@@ -1,54 +1,94 @@
-"""How fast this machine is just now: what a fixed piece of work takes on one core.
+"""How fast this machine is meanwhile: what a fixed piece of work takes on one core, again and again.
 
 A virtual machine computes at another pace every few minutes, by what its neighbours do (40 % within an hour
-was measured, of all passes alike). Whoever compares times of two hours needs the pace of each.
+was measured, of all passes alike), and for a second or two at a time. Whoever compares times of two hours
+needs the pace of each, all through: a look before and one after missed slow seconds, or took one for all.
 """
 
-import statistics
+import threading
 import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import cycle, islice
 from typing import TYPE_CHECKING
+
+from common.config import Config
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-SIDE, MATRICES = 1024, 64
-"""128 MiB of weights, as those of a small model: more than caches of a core hold."""
+SIDE, MATRICES = 1024, 60
+"""120 MiB of weights, as those of a small model: more than caches of a core hold."""
+LEAD, TIMED = 2, 4
+"""Matrices, of which each comes again when others have taken its room in the caches. A core that slept takes
+a tenth longer over the first ones (measured) than one that computed something else."""
 ROWS = (8, 256)
 """As in a decode step, which waits for memory, and in a chunk of a prompt, which computes."""
+EVERY_S = 0.5
+"""Some 5 ms each, on a core of 2023's servers: 1 % of it."""
+
+
+@dataclass(slots=True)
+class Pieces:
+    """``taken_s``: of the processor, each piece. ``processor_s``: all that looking took of it, at the end."""
+
+    taken_s: list[float] = field(default_factory=list)
+    processor_s: float = 0.0
 
 
 class Probe:
-    """``seconds`` of it: medians over ``repeats``, of both kinds of rows together."""
+    """Of the machine's processor, where that computes the model of ``config``: of anything else it says
+    nothing."""
 
-    def __init__(self) -> None:
+    def __init__(self, config: Config) -> None:
+        self._inputs: list[Tensor] = []
+        self._matrices: list[Tensor] = []
+        if config.instance.engine != "model" or config.model.device != "cpu":
+            return
         import torch
 
         made = torch.Generator().manual_seed(0)
+        self._inputs, self._matrices = (
+            [torch.randn(rows, SIDE, generator=made).bfloat16() for rows in sizes]
+            for sizes in (ROWS, [SIDE] * MATRICES)
+        )
 
-        def matrix(rows: int) -> "Tensor":
-            return torch.randn(rows, SIDE, generator=made).bfloat16()
+    @contextmanager
+    def watch(self) -> Iterator[Pieces]:
+        """While it lasts: at least one piece, in a thread of its own. That others keep it from a core is not
+        counted."""
+        pieces = Pieces()
+        if not self._matrices:
+            yield pieces
+            return
+        ended = threading.Event()
+        thread = threading.Thread(target=self._look, args=(pieces, ended), name="probe", daemon=True)
+        thread.start()
+        try:
+            yield pieces
+        finally:
+            ended.set()
+            thread.join()
 
-        self._weights = [matrix(SIDE) for _ in range(MATRICES)]
-        self._inputs = [matrix(rows) for rows in ROWS]
-
-    def seconds(self, repeats: int = 15) -> float:
-        """Some 70 ms each, on a core of 2023's servers."""
+    def _look(self, pieces: Pieces, ended: threading.Event) -> None:
         import torch
 
-        threads = torch.get_num_threads()
         torch.set_num_threads(1)
-        try:
-            return sum(self._median_s(each, repeats) for each in self._inputs)
-        finally:
-            torch.set_num_threads(threads)
+        around = cycle(self._matrices)
+        is_over = False
+        with torch.inference_mode():
+            while not is_over:
+                self._compute(islice(around, LEAD))
+                began_s = time.thread_time()
+                self._compute(islice(around, TIMED))
+                pieces.taken_s.append(time.thread_time() - began_s)
+                is_over = ended.wait(EVERY_S)
+        pieces.processor_s = time.thread_time()
 
-    def _median_s(self, rows: "Tensor", repeats: int) -> float:
+    def _compute(self, matrices: Iterable["Tensor"]) -> None:
         from torch.nn.functional import linear
 
-        taken_s = []
-        for _ in range(repeats):
-            began_s = time.perf_counter()
-            for weights in self._weights:
-                linear(rows, weights)
-            taken_s.append(time.perf_counter() - began_s)
-        return statistics.median(taken_s)
+        for matrix in matrices:
+            for rows in self._inputs:
+                linear(rows, matrix)

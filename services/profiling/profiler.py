@@ -48,9 +48,6 @@ GREEDY = SamplingParams(max_tokens=1 << 20, temperature=0.0)
 REPEATS = 12
 """How often a case's times are shown to the fit: enough for what it believed before to count for nothing."""
 
-PROBE_REPEATS = 5
-"""After every round."""
-
 Case = tuple[int, int]
 Shared = tuple[tuple[Case, ...], int, int]
 Progress = Callable[[int, int], None]
@@ -80,16 +77,14 @@ async def measure_profile(
         work |= {("step", case): _batch(engine, *case) for case in steps}
         work |= {("shared", case): _shared(engine, case) for case in shared}
         taken: dict[tuple[str, Case | Shared], list[float]] = {name: [] for name in work}
-        probe, probed_s = Probe() if config.model.device == "cpu" else None, []
-        for done in range(rounds + 1):
-            for name, batch in work.items():
-                elapsed_s = await engine.thread.run(_time, engine, batch, clock)
-                if done:  # the first round touches memory
-                    taken[name].append(elapsed_s)
-            if probe is not None:
-                probed_s.append(probe.seconds(PROBE_REPEATS))
-            progress(done, rounds)
-            await asyncio.sleep(0)
+        with Probe(config).watch() as pieces:
+            for done in range(rounds + 1):
+                for name, batch in work.items():
+                    elapsed_s = await engine.thread.run(_time, engine, batch, clock)
+                    if done:  # the first round touches memory
+                        taken[name].append(elapsed_s)
+                progress(done, rounds)
+                await asyncio.sleep(0)
     finally:
         engine.thread.close()
     chunk_s = {case: taken["chunk", case] for case in chunks}
@@ -99,7 +94,9 @@ async def measure_profile(
     )
     machine = machine_name(accelerator_name(config.model.device))
     found = _profile_of(engine, machine, chunk_s, step_s, shared_s)
-    return msgspec.structs.replace(found, probe_s=statistics.median(probed_s) if probed_s else None)
+    return msgspec.structs.replace(
+        found, piece_s=statistics.median(pieces.taken_s) if pieces.taken_s else None
+    )
 
 
 def _profile_of(
