@@ -67,7 +67,7 @@ def simulated_of(comparison: Comparison, candidate: Candidate, overhead: Overhea
 
 
 def pace_of(comparison: Comparison, candidate: Candidate, record: RunRecord) -> float:
-    """How many times as long as when it was profiled passes took around that run, by a fixed piece of work
+    """How many times as long as when it was profiled passes took in that run, by a fixed piece of work
     that was timed then and now; 1 where it was not."""
     config = config_from_tree(settings_of(comparison, candidate, UNREAD))
     if config.instance.engine != "model" or not record.piece_s:

@@ -83,7 +83,7 @@ def test_what_all_take_of_one_host_is_found_from_the_runs_that_are_named_for_it(
     assert alike.tpot.p50_s < 0.9 * busy.record.load.tpot.p50_s
 
 
-def test_passes_take_the_pace_that_the_machine_had_around_a_run(tiny: MakeTiny, tmp_path: Path) -> None:
+def test_passes_take_the_pace_that_the_machine_had_in_a_run(tiny: MakeTiny, tmp_path: Path) -> None:
     directory, cache = tiny("llama").directory, tmp_path / "cache"
     settings = {"model": {"directory": str(directory), "cache_directory": str(cache), "dtype": "fp32"}}
     modelled = msgspec.structs.replace(COMPARISON, settings=settings)

@@ -13,20 +13,21 @@ MODELLED = Config(instance=InstanceConfig(engine="model"), model=ModelConfig(dev
 
 def test_a_piece_of_work_is_timed_again_and_again_until_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe, "EVERY_S", 0.01)
-    with probe.watch_pace(MODELLED) as taken_s:
-        while len(taken_s) < probe.MATRICES // probe.TIMED + 2:
+    with probe.Probe(MODELLED).watch() as pieces:
+        while len(pieces.taken_s) < probe.MATRICES // probe.TIMED + 2:
             time.sleep(0.01)
-    count = len(taken_s)
-    assert all(0 < seconds < 60 for seconds in taken_s)
+    count = len(pieces.taken_s)
+    assert all(0 < seconds < 60 for seconds in pieces.taken_s)
+    assert sum(pieces.taken_s) < pieces.processor_s
     assert "probe" not in {thread.name for thread in threading.enumerate()}
     time.sleep(0.05)
-    assert len(taken_s) == count
+    assert len(pieces.taken_s) == count
 
 
 def test_the_shortest_watch_has_a_time_and_ends_when_what_it_watched_fails() -> None:
-    with pytest.raises(RuntimeError, match="of what is watched"), probe.watch_pace(MODELLED) as taken_s:
+    with pytest.raises(RuntimeError, match="of what is watched"), probe.Probe(MODELLED).watch() as pieces:
         raise RuntimeError("of what is watched")
-    assert len(taken_s) == 1
+    assert len(pieces.taken_s) == 1
 
 
 @pytest.mark.parametrize(
@@ -37,6 +38,6 @@ def test_the_shortest_watch_has_a_time_and_ends_when_what_it_watched_fails() -> 
     ],
 )
 def test_nothing_is_timed_where_no_processor_computes_a_model(config: Config) -> None:
-    with probe.watch_pace(config) as taken_s:
+    with probe.Probe(config).watch() as pieces:
         assert "probe" not in {thread.name for thread in threading.enumerate()}
-    assert taken_s == []
+    assert pieces == probe.Pieces()
