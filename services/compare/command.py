@@ -59,7 +59,7 @@ def compare(
         from services.compare.simulated import Simulation
 
         overheads, pairs = Simulation(comparison).pairs(records)
-        text = errors_table(pairs)
+        text = errors_table(pairs, comparison.fitted)
         (folder / "simulated.md").write_text(text)
         console.print(describe_overheads(overheads), highlight=False)
         print(text, end="")

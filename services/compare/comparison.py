@@ -64,8 +64,8 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A whole file. ``length_scale`` multiplies the workloads' lengths; a round's seed is ``seed`` and its
     number. ``calibration`` names workloads whose requests hardly wait, ``costs`` those whose processor time
-    is shared out among passes, tokens and prompts, ``crowded`` one that wants more cores than there are: what
-    a mesh costs beside its model is taken from these (``simulated``)."""
+    is shared out among passes, tokens and prompts, ``crowded`` one of these that wants more cores than there
+    are: what a mesh costs beside its model is taken from these (``simulated``)."""
 
     name: str
     workload: tuple[Offer, ...]
@@ -77,6 +77,11 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     calibration: tuple[str, ...] = ()
     costs: tuple[str, ...] = ()
     crowded: str | None = None
+
+    @property
+    def fitted(self) -> frozenset[str]:
+        """Workloads whose live figures simulated meshes were fitted to: they judge nothing."""
+        return frozenset((*self.calibration, *self.costs))
 
     @property
     def fingerprint(self) -> str:
@@ -108,8 +113,9 @@ def check_comparison(comparison: Comparison) -> None:
         for name in names:
             if name not in (None, *(offer.name for offer in comparison.workload)):
                 raise ConfigError(key, name, "must be a workload's name")
-    if comparison.crowded is not None and not comparison.costs:
-        raise ConfigError("crowded", comparison.crowded, "needs costs: without them there is no host")
+    if comparison.crowded is not None and comparison.crowded not in comparison.costs:
+        rule = "must be one of costs: what is fitted judges nothing"
+        raise ConfigError("crowded", comparison.crowded, rule)
     _check_names("configuration", (candidate.name for candidate in comparison.configuration))
     for offer in comparison.workload:
         if offer.drawn_from not in WORKLOADS:

@@ -169,7 +169,7 @@ async def _measure(
         resource_time_s=resource_time_of(uses),
         instances_cpu_s=instances_s,
         services_cpu_s=services_s,
-        client_cpu_share=run.result.client_cpu_share,
+        client_cpu_share=run.result.client_cpu_share - pieces.processor_s / duration_s,
         workers_cpu_s=workers_s,
         beside_cpu_s=beside_s - pieces.processor_s,
         idle_cores=idle_cores,

@@ -4,8 +4,8 @@ the same settings, to hold the simulator to what a live mesh did.
 What a mesh costs beside the model is from its own runs of the ``calibration`` workloads, which should be so
 thin that requests hardly wait: what every pass takes more than its profile says, and what a message takes,
 each the median of what these runs say. Where there are ``costs``, all run on one host, and what is taken of
-its cores beside passes is from the processor time of these workloads. Nothing else is fitted: no other
-workload's figures are looked at.
+its cores beside passes is from the processor time of these workloads; how long one waits for a core is from
+the medians of the one that is ``crowded``. Nothing else is fitted: no other workload's figures are looked at.
 """
 
 import statistics

@@ -7,9 +7,10 @@ needs the pace of each, all through: a look before and one after missed slow sec
 
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import cycle, islice
 from typing import TYPE_CHECKING
 
@@ -31,10 +32,12 @@ EVERY_S = 0.5
 
 @dataclass(slots=True)
 class Pieces:
-    """``taken_s``: of the processor, each piece. ``processor_s``: all that looking took of it, at the end."""
+    """``taken_s``: of the processor, each piece. ``processor_s``: all that looking took of it, at the end.
+    ``error``: that ended it early."""
 
     taken_s: list[float] = field(default_factory=list)
     processor_s: float = 0.0
+    error: Exception | None = None
 
 
 class Probe:
@@ -42,17 +45,10 @@ class Probe:
     nothing."""
 
     def __init__(self, config: Config) -> None:
-        self._inputs: list[Tensor] = []
-        self._matrices: list[Tensor] = []
-        if config.instance.engine != "model" or config.model.device != "cpu":
-            return
-        import torch
-
-        made = torch.Generator().manual_seed(0)
-        self._inputs, self._matrices = (
-            [torch.randn(rows, SIDE, generator=made).bfloat16() for rows in sizes]
-            for sizes in (ROWS, [SIDE] * MATRICES)
-        )
+        self._inputs: Sequence[Tensor] = ()
+        self._matrices: Sequence[Tensor] = ()
+        if config.instance.engine == "model" and config.model.device == "cpu":
+            self._inputs, self._matrices = _made()
 
     @contextmanager
     def watch(self) -> Iterator[Pieces]:
@@ -70,8 +66,16 @@ class Probe:
         finally:
             ended.set()
             thread.join()
+        if pieces.error is not None:
+            raise pieces.error
 
     def _look(self, pieces: Pieces, ended: threading.Event) -> None:
+        try:
+            self._look_until(pieces, ended)
+        except Exception as exc:  # raised where it is watched
+            pieces.error = exc
+
+    def _look_until(self, pieces: Pieces, ended: threading.Event) -> None:
         import torch
 
         torch.set_num_threads(1)
@@ -92,3 +96,16 @@ class Probe:
         for matrix in matrices:
             for rows in self._inputs:
                 linear(rows, matrix)
+
+
+@cache
+def _made() -> tuple[Sequence["Tensor"], Sequence["Tensor"]]:
+    """Inputs and matrices, once for all that look."""
+    import torch
+
+    made = torch.Generator().manual_seed(0)
+    inputs, matrices = (
+        tuple(torch.randn(rows, SIDE, generator=made).bfloat16() for rows in sizes)
+        for sizes in (ROWS, (SIDE,) * MATRICES)
+    )
+    return inputs, matrices

@@ -117,7 +117,7 @@ def test_some_of_a_comparison_are_still_of_it(two: Comparison) -> None:
         ('name = "two"', 'name = "two"\nlength_scale = 0', "length_scale"),
         ('name = "two"', 'name = "two"\ncosts = ["lpld"]', "costs = 'lpld'"),
         ('name = "two"', 'name = "two"\ncosts = ["mixed"]\ncrowded = "lpld"', "crowded = 'lpld'"),
-        ('name = "two"', 'name = "two"\ncrowded = "mixed"', "needs costs"),
+        ('name = "two"', 'name = "two"\ncrowded = "mixed"', "must be one of costs"),
         ("knows_lengths = true", "rates_per_s = { lpld = 1.0 }", "rates_per_s = 'lpld'"),
         ("knows_lengths = true", "rates_per_s = { mixed = 0.0 }", "rates_per_s = 0.0"),
     ],

@@ -62,20 +62,24 @@ def test_what_a_mesh_takes_beside_its_model_is_found_from_the_runs_whose_request
 def test_what_all_take_of_one_host_is_found_from_the_runs_that_are_named_for_it() -> None:
     host = HostConfig(cores=1, idle_cores=0.1, wake_s=0.008)
     true = TRUE._replace(host=host)
-    named = msgspec.structs.replace(COMPARISON, costs=("alone",), crowded="hpld")
+    other = Offer(name="hphd", requests=20, rate_per_s=0.3, ttft_s=4.0, tpot_s=0.03)
+    named = msgspec.structs.replace(
+        COMPARISON, workload=(ALONE, BUSY, other), costs=("alone", "hpld"), crowded="hpld"
+    )
     records = [
         msgspec.structs.replace(live(offer, true), idle_cores=0.1, beside_cpu_s=0.3, duration_s=3.0, cores=1)
-        for offer in (ALONE, BUSY)
+        for offer in (ALONE, BUSY, other)
     ]
-    overheads, [alone, busy] = Simulation(named).pairs(records)
+    overheads, [alone, busy, judged] = Simulation(named).pairs(records)
     found = overheads["split"]
     assert found.host is not None
     assert found.host.cores == 1
     assert found.host.idle_cores == pytest.approx(0.1)
     assert (found.host.pass_s, found.host.token_s, found.host.prompt_s) == pytest.approx((0.0,) * 3, abs=1e-6)
-    for pair in (alone, busy):
-        assert abs(pair.errors("p50_s")["ttft"]) < 0.03
-        assert abs(pair.errors("p50_s")["tpot"]) < 0.03
+    assert named.fitted == {"alone", "hpld"}
+    for pair, limit in ((alone, 0.03), (busy, 0.03), (judged, 0.05)):
+        assert abs(pair.errors("p50_s")["ttft"]) < limit
+        assert abs(pair.errors("p50_s")["tpot"]) < limit
     # Cores of one's own are another mesh.
     alike = Simulation(named).run(SPLIT, BUSY, 0, found._replace(host=None))
     assert alike.tpot is not None
@@ -122,9 +126,15 @@ def test_a_simulation_that_is_off_says_how_far() -> None:
     assert busy.errors("p50_s")["tpot"] < -0.4
     assert busy.attainment_points is not None
     assert busy.attainment_points > 50.0
-    lines = errors_table([alone, busy]).splitlines()
-    assert len(lines) == 4
-    assert f"({busy.attainment_points:+.1f})" in lines[3]
+    lines = errors_table([alone, busy], COMPARISON.fitted).splitlines()
+    assert len(lines) == 6
+    assert lines[2].startswith("| alone (fitted) |")
+    assert "**" not in lines[2]
+    assert f"(**{busy.attainment_points:+.1f}**)" in lines[3]
+    assert f"**{100 * busy.errors('p50_s')['tpot']:+.1f} %**" in lines[3]
+    assert lines[5].startswith("Of 1 runs that nothing was fitted to, within 9 %: TTFT in ")
+    assert "TPOT in 0 (p50) and 0 (p95)" in lines[5]
+    assert lines[5].endswith("within 2 points: 0.")
 
 
 def test_without_a_calibration_nothing_is_simulated() -> None:
