@@ -18,6 +18,7 @@ from services.planner.bounds import Bound, Speed, capacity_bound
 from services.planner.candidates import InstanceKind, Kinds, SearchSpace, devices_of, kinds_of, priced
 from services.planner.demand import OBJECTIVES, Demand
 from services.planner.simulating import Conditions, speed_of
+from services.planner.sources import files_digest
 from services.planner.workload import PlannedWorkload, rate_of, workload_of
 
 REFERENCE = InstanceKind(
@@ -91,6 +92,7 @@ def prepare(request: PlanRequest) -> Prepared:
         objectives=objectives,
         settings=settings,
         performance=performance,
+        performance_digest=digest_of(performance),
         seed=request.seed,
         goal=request.goal if request.ends_early else None,
         reference=REFERENCE if request.has_reference else None,
@@ -159,6 +161,16 @@ def _placed(key: str, value: Any, beside: Path) -> Any:
     if key in FILE_KEYS and isinstance(value, str):
         return str((beside / Path(value).expanduser()).absolute())
     return value
+
+
+def digest_of(performance: Mapping[str, Mapping[str, Any]]) -> str:
+    """Of what all files hold that sources name: one may be measured anew under its old name. Raises
+    ConfigError."""
+    named = [value for table in performance.values() for key, value in table.items() if key in FILE_KEYS]
+    try:
+        return files_digest(Path(each) for each in named if isinstance(each, str))
+    except OSError as exc:
+        raise ConfigError("performance", str(exc.filename), f"cannot be read ({exc.strerror})") from exc
 
 
 def speeds_of(prepared: Prepared, kinds: Sequence[InstanceKind]) -> dict[InstanceKind, Speed]:

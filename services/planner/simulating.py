@@ -44,9 +44,10 @@ LEFT_LYING = 0.02
 @dataclass(frozen=True, slots=True)
 class Conditions:
     """What all probes of a plan have in common. ``performance``: a source's table by the name of the device;
-    others have the roofline's. ``settings``: sections of a mesh's settings. ``reference``: whom requests are
-    compared with as if each were alone there (Splitwise's SLOs). ``goal``: where a run cannot reach that
-    attainment any more it ends; None: none does. ``catalogue``: of all devices that may be used."""
+    others have the roofline's; ``performance_digest``: of what the files hold that these name. ``settings``:
+    sections of a mesh's settings. ``reference``: whom requests are compared with as if each were alone there
+    (Splitwise's SLOs). ``goal``: where a run cannot reach that attainment any more it ends; None: none does.
+    ``catalogue``: of all devices that may be used."""
 
     shape: ModelShape
     rows: tuple[TraceRequest, ...]
@@ -54,13 +55,14 @@ class Conditions:
     element_bytes: int = 2
     settings: Mapping[str, Any] = field(default_factory=dict)
     performance: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+    performance_digest: str = ""
     seed: int = 0
     goal: float | None = None
     reference: InstanceKind | None = None
     catalogue: Catalogue = field(default_factory=lambda: DEVICES)
 
     def encoded(self) -> bytes:
-        """All that a point hangs on beside its probe: the code, too."""
+        """All that a point hangs on beside its probe: the code and what files hold, too."""
         return msgspec.json.encode(
             (
                 self.objectives,
@@ -68,6 +70,7 @@ class Conditions:
                 self.element_bytes,
                 dict(self.settings),
                 dict(self.performance),
+                self.performance_digest,
                 self.seed,
                 self.goal,
                 self.reference,

@@ -162,6 +162,27 @@ def test_points_of_another_machine_of_the_same_name_are_not_taken(trace: Path, t
     assert 0 < sizes[0] == sizes[1] < sizes[2]
 
 
+def test_points_of_a_device_that_was_measured_anew_are_not_taken(trace: Path, tmp_path: Path) -> None:
+    """Though its file has the old name."""
+    config, times, kept = tmp_path / "base.toml", tmp_path / "times.json", tmp_path / "points.jsonl"
+    source = 'kind = "distserve"\npath = "times.json"\nmodel = "opt-13b"\n'
+    config.write_text(f"{CONFIG}[performance.a100]\n{source}")
+    sizes = []
+    for step_ms in (20.0, 20.0, 25.0):
+        measured = {
+            "prefill": (18.0, 0.1, 7e-6),
+            "decoding_smallbs": (step_ms, 6e-4, 0.04),
+            "decoding_largebs": (step_ms, 6e-4, 0.04),
+            "decoding_large_small_bs_threshold": 95,
+        }
+        times.write_text(json.dumps({"opt-13b": {"1": measured, "2": measured}}))
+        options = ("--devices", "a100", "--rate", "6", "--config", str(config), "--checkpoint", str(kept))
+        result = run(trace, "--search", "vidur", *options)
+        assert result.exit_code == 0, result.output
+        sizes.append(kept.stat().st_size)
+    assert 0 < sizes[0] == sizes[1] < sizes[2]
+
+
 @pytest.mark.parametrize("search", ["lamina", "distserve-low"])
 def test_searches_know_a_device_of_one_s_own(trace: Path, tmp_path: Path, search: str) -> None:
     own, config, out = (tmp_path / name for name in ("own.toml", "base.toml", "found.json"))

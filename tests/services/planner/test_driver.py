@@ -19,7 +19,7 @@ from services.planner.checkpoint import Checkpoint
 from services.planner.driver import drive, simulating
 from services.planner.probes import Point, Probe, Search, ask, together
 from services.planner.simulating import Conditions
-from services.planner.sources import ROOT, SOURCES, own_digest, sources_digest
+from services.planner.sources import ROOT, SOURCES, files_digest, own_digest, sources_digest
 from tests.services.planner.worlds import kind_of, point
 
 CONDITIONS = Conditions(
@@ -128,6 +128,7 @@ def test_conditions_that_differ_have_keys_that_differ() -> None:
             replace(CONDITIONS, goal=0.9),
             replace(CONDITIONS, settings={"instance": {"block_size": 16}}),
             replace(CONDITIONS, performance={"a100": {"kind": "roofline", "compute": 0.5}}),
+            replace(CONDITIONS, performance_digest="other"),
             replace(CONDITIONS, rows=CONDITIONS.rows[:-1]),
             replace(CONDITIONS, objectives=ServiceObjectives(ttft_s=1.0)),
             replace(CONDITIONS, catalogue={**DEVICES, "mine": OWN}),
@@ -179,3 +180,22 @@ def test_a_file_under_another_name_is_other_code(tmp_path: Path) -> None:
     before = sources_digest(tmp_path)
     (tmp_path / "common" / "a.py").rename(tmp_path / "common" / "b.py")
     assert sources_digest(tmp_path) != before
+
+
+def test_files_are_told_apart_by_what_they_hold_and_by_their_names_in_a_folder(tmp_path: Path) -> None:
+    folder, file = tmp_path / "tables", tmp_path / "profile.json"
+    (folder / "deep").mkdir(parents=True)
+    (folder / "deep" / "gemm.csv").write_text("1\n")
+    file.write_text("{}")
+    seen = [files_digest([folder, file])]
+    assert files_digest([folder, file]) == seen[0]
+    (folder / "deep" / "gemm.csv").write_text("2\n")
+    seen.append(files_digest([folder, file]))
+    (folder / "deep" / "gemm.csv").rename(folder / "gemm.csv")
+    seen.append(files_digest([folder, file]))
+    file.write_text("[]")
+    seen.append(files_digest([folder, file]))
+    file.unlink()
+    seen.append(files_digest([folder, file]))
+    seen.append(files_digest([file, folder]))
+    assert len(set(seen)) == len(seen)
