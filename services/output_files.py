@@ -10,7 +10,18 @@ def check_writable(option: str, path: Path) -> None:
     """Before anything is measured for nothing. Raises ConfigError."""
     if path.is_dir():
         raise ConfigError(option, str(path), "is a directory")
-    unfinished = _unfinished(path)
+    _try(option, path, _unfinished(path))
+
+
+def check_folder(option: str, path: Path) -> None:
+    """That files can be written there, in a folder that is or can be made. Raises ConfigError."""
+    there = next(each for each in (path.absolute(), *path.absolute().parents) if os.path.exists(each))
+    if not there.is_dir():
+        raise ConfigError(option, str(path), f"cannot be made: {there} is no directory")
+    _try(option, path, _unfinished(there / "written"))
+
+
+def _try(option: str, path: Path, unfinished: Path) -> None:
     try:
         unfinished.touch()
         unfinished.unlink()

@@ -59,8 +59,7 @@ def plan(
     from services.planner.run import make_plan
     from services.simulator.devices import read_device_file
 
-    if plot is not None:
-        check_picture(plot, search)
+    check_files(json_file, plot, out, search)
     request = PlanRequest(
         model=model,
         trace=trace,
@@ -86,9 +85,9 @@ def plan(
             write_files(report.chosen, request, out)
         return
     found = make_plan(request, processes, checkpoint)
+    show(found)
     if json_file is not None:
         write_json(json_file, file_of(found))
-    show(found)
     if out is not None:
         chosen = found.ranked[choose - 1].deployment.pools if choose <= len(found.ranked) else ()
         write_files(chosen, request, out)
@@ -120,6 +119,8 @@ def run_search(
     json_file: Path | None,
     plot: Path | None,
 ) -> "SearchReport":
+    from rich.console import Console
+
     from services.planner.report import search_table, write_json
     from services.planner.run import make_search
     from services.planner.searches import SEARCHES
@@ -128,6 +129,10 @@ def run_search(
     if known is None:
         raise ConfigError("--search", name, f"must be one of {', '.join(SEARCHES)}")
     found = make_search(known, request, processes, checkpoint)
+    console = Console()
+    console.print(search_table(found))
+    for line in found.lines:
+        console.print(line, highlight=False)
     if json_file is not None:
         write_json(json_file, found)
     if plot is not None:
@@ -136,17 +141,23 @@ def run_search(
 
         objectives = parse_objectives(request.slo)
         draw_pareto(plot, found.vidur, objectives.ttft_s, objectives.tbt_s)
-    from rich.console import Console
-
-    console = Console()
-    console.print(search_table(found))
-    for line in found.lines:
-        console.print(line, highlight=False)
     return found
 
 
-def check_picture(path: Path, search: str | None) -> None:
+def check_files(json_file: Path | None, plot: Path | None, out: Path | None, search: str | None) -> None:
     """Before anything is run for nothing. Raises ConfigError."""
+    from services.output_files import check_folder, check_writable
+
+    if json_file is not None:
+        check_writable("--json", json_file)
+    if plot is not None:
+        check_picture(plot, search)
+    if out is not None:
+        check_folder("--out", out)
+
+
+def check_picture(path: Path, search: str | None) -> None:
+    """Raises ConfigError."""
     from services.output_files import check_writable
 
     if search != "vidur":

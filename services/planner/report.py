@@ -7,6 +7,7 @@ import msgspec
 from rich.table import Table
 
 from common.cost import SECONDS_PER_HOUR
+from services.output_files import write_whole
 from services.planner.candidates import PoolPlan
 from services.planner.demand import price_usd_h, provisioned_w
 from services.planner.finalists import Settled
@@ -87,7 +88,8 @@ def file_of(plan: Plan) -> PlanFile:
 
 
 def write_json(path: Path, found: PlanFile | SearchReport) -> None:
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n")
+    """Raises ConfigError."""
+    write_whole("--json", path, msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n")
 
 
 def search_table(report: SearchReport) -> Table:

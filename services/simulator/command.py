@@ -79,8 +79,8 @@ def simulate(
             cluster = run(one, load, shown, output.recorded, seed, has_operators=operators)
             runs.append(Run(name, measure(cluster, objectives)))
             output.take(name, cluster)
-    output.write(runs, objectives)
     show(runs, has_operators=operators)
+    output.write(runs, objectives)
     if held_out:
         for each in simulated:
             show_held_out(each)

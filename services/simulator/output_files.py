@@ -8,15 +8,15 @@ import msgspec
 
 from common.errors import ConfigError
 from common.latency import ServiceObjectives
-from services.output_files import check_writable
+from services.output_files import check_writable, write_whole
 from services.simulator.cluster import Cluster
 from services.simulator.records import Records
 from services.simulator.request_files import (
     RequestTable,
     check_parquet,
+    csv_of,
+    parquet_of,
     request_table,
-    write_csv,
-    write_parquet,
 )
 from services.simulator.tables import Run
 from services.simulator.timeline import SimulatedTimeline
@@ -43,8 +43,13 @@ class OutputFiles:
 
     def check(self, configurations: int) -> None:
         """Raises ConfigError."""
+        if self.json is not None:
+            check_writable("--json", self.json)
+        if self.csv is not None:
+            check_writable("--csv", self.csv)
         if self.parquet is not None:
             check_parquet(self.parquet)
+            check_writable("--parquet", self.parquet)
         if self.plot is not None:
             check_plot(self.plot)
         if self.timeline is not None:
@@ -63,13 +68,14 @@ class OutputFiles:
             write_timeline(self.timeline, cluster, self.recorded)
 
     def write(self, runs: Sequence[Run], objectives: ServiceObjectives | None) -> None:
+        """Raises ConfigError."""
         tables = list(self._tables.values())
         if self.json is not None:
-            write_json(self.json, runs)
+            write_whole("--json", self.json, json_of(runs))
         if self.csv is not None:
-            write_csv(self.csv, tables)
+            write_whole("--csv", self.csv, csv_of(tables))
         if self.parquet is not None:
-            write_parquet(self.parquet, tables)
+            write_whole("--parquet", self.parquet, parquet_of(tables))
         if self.plot is not None:
             from services.simulator.plot import write_plot
 
@@ -83,7 +89,7 @@ def check_plot(path: Path) -> None:
     check_writable("--plot", path)
 
 
-def write_json(path: Path, runs: Sequence[Run]) -> None:
+def json_of(runs: Sequence[Run]) -> bytes:
     """One run's metrics; of several, each run's by its name."""
     content = runs[0].metrics if len(runs) == 1 else {run.name: run.metrics for run in runs}
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n")
+    return msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n"

@@ -5,6 +5,7 @@ rejected. Parquet needs pyarrow, which is no dependency of lamella.
 """
 
 import csv
+import io
 import math
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
@@ -58,13 +59,14 @@ def _latencies(records: Records) -> Iterator[RequestLatency | None]:
         yield latency_of(records, number) if records.outcome[number] == DONE else None
 
 
-def write_csv(path: Path, tables: Sequence[RequestTable]) -> None:
+def csv_of(tables: Sequence[RequestTable]) -> bytes:
     """Numbers as they are: read back, they are the same to the last digit."""
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(tables[0].columns)
-        for table in tables:
-            writer.writerows(table.rows)
+    file = io.StringIO(newline="")
+    writer = csv.writer(file)
+    writer.writerow(tables[0].columns)
+    for table in tables:
+        writer.writerows(table.rows)
+    return file.getvalue().encode()
 
 
 def check_parquet(path: Path) -> None:
@@ -73,7 +75,7 @@ def check_parquet(path: Path) -> None:
         raise ConfigError("--parquet", str(path), "needs pyarrow: `pip install pyarrow`, or write --csv")
 
 
-def write_parquet(path: Path, tables: Sequence[RequestTable]) -> None:
+def parquet_of(tables: Sequence[RequestTable]) -> bytes:
     """After ``check_parquet``."""
     import pyarrow
     from pyarrow import parquet
@@ -85,6 +87,8 @@ def write_parquet(path: Path, tables: Sequence[RequestTable]) -> None:
 
     kinds = [(name, pyarrow.type_for_alias(kind_of(name))) for name in tables[0].columns]
     schema = pyarrow.schema(kinds)
-    with parquet.ParquetWriter(path, schema) as writer:
+    file = io.BytesIO()
+    with parquet.ParquetWriter(file, schema) as writer:
         for table in tables:
             writer.write_table(pyarrow.table(table.columns, schema=schema))
+    return file.getvalue()

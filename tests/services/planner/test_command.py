@@ -89,6 +89,30 @@ def test_what_cannot_be_planned_is_told(trace: Path, options: tuple[str, ...], s
 
 
 @pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--json", "nowhere/plan.json"), "cannot be written (No such file or directory)"),
+        (("--json", "."), "is a directory"),
+        (("--search", "vidur", "--json", "nowhere/plan.json"), "cannot be written"),
+        (("--search", "vidur", "--plot", "nowhere/front.png"), "cannot be written"),
+        (("--out", "trace.csv"), "is no directory"),
+        (("--out", "trace.csv/deployment/a"), "is no directory"),
+        (("--search", "distserve-low", "--out", "trace.csv"), "is no directory"),
+    ],
+)
+def test_a_file_that_cannot_be_written_is_told_before_anything_runs(
+    trace: Path, config: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], said: str
+) -> None:
+    monkeypatch.chdir(trace.parent)
+    kept = trace.parent / "points.jsonl"
+    result = run(trace, "--rate", "1", "--config", str(config), "--checkpoint", str(kept), *options)
+    assert isinstance(result.exception, ConfigError)
+    assert (result.exception.key, result.exception.value) == options[-2:]
+    assert said in result.exception.rule
+    assert not kept.exists()
+
+
+@pytest.mark.parametrize(
     ("content", "said"),
     [
         ("[space]\ntensors = [0]", "must name at least one"),

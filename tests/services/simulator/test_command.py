@@ -11,7 +11,9 @@ from typer.testing import CliRunner, Result
 from common.errors import ConfigError
 from services.cli import app
 from services.simulator import request_files
+from services.simulator import run as run_module
 from services.simulator.config import load_simulated
+from services.simulator.output_files import OutputFiles
 from tests.services.simulator.performance.conftest import write_csv
 from tests.services.simulator.performance.test_splitwise import rows
 
@@ -164,6 +166,42 @@ def test_without_pyarrow_it_is_said_what_parquet_needs_before_anything_runs(
     assert isinstance(result.exception, ConfigError)
     assert "pip install pyarrow" in str(result.exception)
     assert "TTFT" not in result.output
+
+
+@pytest.mark.parametrize("option", ["--json", "--csv", "--plot", "--timeline"])
+def test_a_file_that_cannot_be_written_is_told_before_anything_runs(
+    tmp_path: Path, trace: Path, monkeypatch: pytest.MonkeyPatch, option: str
+) -> None:
+    runs = 0
+
+    def count(*_: object, **__: object) -> None:
+        nonlocal runs
+        runs += 1
+
+    monkeypatch.setattr(run_module, "simulate", count)
+    config = write_config(tmp_path, "mesh.toml", 0.02)
+    result = run(config, "--trace", trace, option, tmp_path / "nowhere" / "run.svg")
+    assert isinstance(result.exception, ConfigError)
+    assert result.exception.key == option
+    assert "cannot be written" in result.exception.rule
+    assert runs == 0
+
+
+def test_what_was_measured_is_shown_where_its_file_can_no_longer_be_written(
+    tmp_path: Path, trace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, folder = write_config(tmp_path, "mesh.toml", 0.02), tmp_path / "gone"
+    folder.mkdir()
+
+    def check_and_lose(self: OutputFiles, configurations: int) -> None:
+        check(self, configurations)
+        folder.rmdir()
+
+    check = OutputFiles.check
+    monkeypatch.setattr(OutputFiles, "check", check_and_lose)
+    result = run(config, "--trace", trace, "--json", folder / "run.json")
+    assert isinstance(result.exception, ConfigError)
+    assert "TTFT" in result.output
 
 
 def test_parquet_has_what_the_csv_has(tmp_path: Path, trace: Path) -> None:
