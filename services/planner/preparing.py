@@ -20,6 +20,7 @@ from services.planner.demand import OBJECTIVES, Demand
 from services.planner.simulating import Conditions, speed_of
 from services.planner.sources import files_digest
 from services.planner.workload import PlannedWorkload, rate_of, workload_of
+from services.simulator.config import OWN_TABLES
 
 REFERENCE = InstanceKind(
     role="mixed", device="a100-sxm", tensor=8, chunk_tokens=2048, prefill_batching="saturation"
@@ -149,6 +150,7 @@ def performance_of(
 
 
 NOT_HERE = {
+    **dict.fromkeys(OWN_TABLES, "is of `lamella simulate` alone: no deployment that is planned has one"),
     "cluster": "is what a plan is to find",
     "pool": "is what a plan is to find",
     "device": "is of --device-file",
