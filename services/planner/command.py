@@ -139,8 +139,7 @@ def run_search(
         from services.bench.config import parse_objectives
         from services.planner.vidur_picture import draw_pareto
 
-        objectives = parse_objectives(request.slo)
-        draw_pareto(plot, found.vidur, objectives.ttft_s, objectives.tbt_s)
+        draw_pareto(plot, found.vidur, parse_objectives(request.slo))
     return found
 
 

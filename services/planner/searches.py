@@ -119,7 +119,12 @@ def _vidur(prepared: Prepared) -> Search[SearchReport]:
     found = yield from search_capacities(
         prepared.kinds.mixed, bounds_of(prepared, has_objectives=False), demand.catalogue, _sample(prepared)
     )
-    kept = {each.kind for each in within(found, objectives.ttft_s, objectives.tbt_s)}
+    kept = {
+        each.kind
+        for each in within(
+            found, objectives.ttft_s, objectives.tbt_s, objectives.tpot_s, objectives.end_to_end_s
+        )
+    }
     rows = tuple(
         (
             str(each.kind),
@@ -127,11 +132,22 @@ def _vidur(prepared: Prepared) -> Search[SearchReport]:
             f"{each.requests_per_usd:.0f}",
             _number(each.ttft_p90_s),
             _number(each.tbt_p99_s),
+            _number(each.tpot_p90_s),
+            _number(each.end_to_end_p90_s),
             "yes" if each.kind in kept else "no",
         )
         for each in found
     )
-    columns = ("instance", "capacity, req/s", "req/$", "TTFT P90, s", "gaps P99, s", "keeps the SLO")
+    columns = (
+        "instance",
+        "capacity, req/s",
+        "req/$",
+        "TTFT P90, s",
+        "gaps P99, s",
+        "TPOT P90, s",
+        "E2E P90, s",
+        "keeps the SLO",
+    )
     best = next((each for each in found if each.kind in kept), None)
     if best is None:
         return SearchReport(

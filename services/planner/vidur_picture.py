@@ -11,6 +11,7 @@ matplotlib.use("Agg")
 
 from matplotlib import pyplot as plt
 
+from common.latency import ServiceObjectives
 from services.bench.plot import INK, QUIET
 from services.planner.vidur_search import VidurPoint, pareto_front, within
 
@@ -19,9 +20,10 @@ MISSES = "#c9ccd1"
 FRONT = "#0b6e99"
 
 
-def draw_pareto(path: Path, points: Sequence[VidurPoint], ttft_s: float | None, tbt_s: float | None) -> None:
+def draw_pareto(path: Path, points: Sequence[VidurPoint], objectives: ServiceObjectives) -> None:
     """The file's ending says the format (png, svg, pdf)."""
-    kept = {each.kind for each in within(points, ttft_s, tbt_s)}
+    ttft_s, tbt_s = objectives.ttft_s, objectives.tbt_s
+    kept = {each.kind for each in within(points, ttft_s, tbt_s, objectives.tpot_s, objectives.end_to_end_s)}
     panels = (
         (attrgetter("ttft_p90_s"), "TTFT P90, s", ttft_s),
         (attrgetter("tbt_p99_s"), "gaps P99, s", tbt_s),
@@ -36,7 +38,7 @@ def draw_pareto(path: Path, points: Sequence[VidurPoint], ttft_s: float | None, 
                     [each.requests_per_usd for each in shown],
                     s=14,
                     color=color,
-                    label="keeps both objectives" if is_kept else "misses one",
+                    label="keeps the objectives" if is_kept else "misses one",
                 )
             front = pareto_front(points, latency_s)
             axis.step(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from common.cost import SECONDS_PER_HOUR
 from common.devices import Catalogue
-from common.latency import REPORTED_PERCENTILES
+from common.latency import REPORTED_PERCENTILES, is_within
 from services.planner.bounds import Bound
 from services.planner.candidates import InstanceKind, PoolPlan
 from services.planner.goodput import FINE, find_capacity
@@ -18,7 +18,7 @@ from services.planner.samples import Sample
 
 DELAY_S = 5.0
 TTFT_P90 = 1
-"""Of a point's (50, 90, 99)."""
+"""Of a point's (50, 90, 99): of TPOT's and of whole requests', too."""
 TBT_P99 = REPORTED_PERCENTILES.index(99.0)
 MOST_LOST = 0.01
 """Requests that are refused wait for ever: no more than the percentile leaves out."""
@@ -33,6 +33,8 @@ class VidurPoint:
     requests_per_usd: float
     ttft_p90_s: float
     tbt_p99_s: float
+    tpot_p90_s: float
+    end_to_end_p90_s: float
 
 
 def has_short_queue(point: Point) -> bool:
@@ -71,17 +73,29 @@ def search_capacities(
                 each.rate_per_s / usd_s,
                 each.point.ttft_s[TTFT_P90],
                 each.point.tbt_s[TBT_P99] if each.point.tbt_s else 0.0,
+                each.point.tpot_s[TTFT_P90] if each.point.tpot_s else 0.0,
+                each.point.end_to_end_s[TTFT_P90],
             )
         )
     return sorted(points, key=lambda each: (-each.requests_per_usd, each.kind))
 
 
-def within(points: Sequence[VidurPoint], ttft_s: float | None, tbt_s: float | None) -> list[VidurPoint]:
-    """Those that keep TTFT's 90th and the gaps' 99th percentile."""
+def within(
+    points: Sequence[VidurPoint],
+    ttft_s: float | None,
+    tbt_s: float | None,
+    tpot_s: float | None = None,
+    end_to_end_s: float | None = None,
+) -> list[VidurPoint]:
+    """Those that keep TTFT's 90th and the gaps' 99th percentile, as the paper has them, and TPOT's and whole
+    requests' 90th."""
     return [
         each
         for each in points
-        if (ttft_s is None or each.ttft_p90_s <= ttft_s) and (tbt_s is None or each.tbt_p99_s <= tbt_s)
+        if is_within(each.ttft_p90_s, ttft_s)
+        and is_within(each.tbt_p99_s, tbt_s)
+        and is_within(each.tpot_p90_s, tpot_s)
+        and is_within(each.end_to_end_p90_s, end_to_end_s)
     ]
 
 

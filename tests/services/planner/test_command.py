@@ -288,6 +288,20 @@ def test_splitwise_s_search_compares_with_its_reference(trace: Path, tmp_path: P
     assert {row[0] for row in rows} >= {"HH", "baseline h100-sxm"}
 
 
+@pytest.mark.parametrize("slo", ["ttft=1,tpot=0.0001", "ttft=1,e2e=0.01", "ttft=1,tbt=0.0001", "ttft=0.0001"])
+def test_vidur_s_search_keeps_every_objective_that_is_given(
+    trace: Path, config: Path, tmp_path: Path, slo: str
+) -> None:
+    out = tmp_path / "found.json"
+    options = ("--rate", "6", "--config", str(config), "--devices", "a100", "--json", str(out))
+    result = run(trace, "--search", "vidur", *options, "--slo", slo)
+    assert result.exit_code == 0, result.output
+    found = json.loads(out.read_bytes())
+    assert {row[-1] for row in found["rows"]} == {"no"}
+    assert found["lines"] == ["none keeps the objectives at its capacity"]
+    assert found["chosen"] == []
+
+
 def test_vidur_s_picture_is_drawn(trace: Path, config: Path, tmp_path: Path) -> None:
     picture = tmp_path / "front.png"
     result = run(

@@ -189,10 +189,18 @@ def test_vidur_s_search_ranks_by_what_a_dollar_serves() -> None:
     found = search_with(search_capacities(kinds, bounds_in(world), CATALOGUE, SAMPLE), waits)
     assert [each.kind for each in found] == [kinds[0], kinds[1], kinds[2]]
     assert found[0].requests_per_usd == pytest.approx(3600 * found[0].capacity_per_s / 1.0)
+    measured = point()
+    best = found[0]
+    assert (best.ttft_p90_s, best.tpot_p90_s, best.end_to_end_p90_s) == (
+        measured.ttft_s[1],
+        measured.tpot_s[1],
+        measured.end_to_end_s[1],
+    )
+    assert best.tbt_p99_s == measured.tbt_s[3]
 
 
 def vidur_point(value: float, ttft_s: float, tbt_s: float = 0.1) -> VidurPoint:
-    return VidurPoint(kind_of("mixed"), 1.0, value, ttft_s, tbt_s)
+    return VidurPoint(kind_of("mixed"), 1.0, value, ttft_s, tbt_s, 0.05, 4.0)
 
 
 def test_the_pareto_front_has_whoever_nobody_betters() -> None:
