@@ -76,10 +76,10 @@ def prepare(request: PlanRequest) -> Prepared:
         raise ConfigError("--objective", request.objective, f"must be one of {', '.join(OBJECTIVES)}")
     rows = read_trace(request.trace, request.requests).requests
     workload = workload_of(rows)
-    rate = request.rate_per_s if request.objective == "throughput" else rate_of(request.rate_per_s, workload)
+    is_rate_asked = request.objective != "throughput" or request.rate_per_s is not None
     demand = Demand(
         objective=next(each for each in OBJECTIVES if each == request.objective),
-        rate_per_s=rate or 0.0,
+        rate_per_s=rate_of(request.rate_per_s, workload) if is_rate_asked else 0.0,
         max_devices=request.max_devices,
         catalogue=catalogue,
         objectives=objectives,

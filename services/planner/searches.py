@@ -30,6 +30,7 @@ from services.planner.worker_configuration import best_workers, compute_law, wor
 
 SearchName = Literal["distserve-high", "distserve-low", "vidur", "splitwise", "aladdin", "lamina"]
 SEARCHES: tuple[SearchName, ...] = get_args(SearchName)
+FOR_A_RATE: tuple[SearchName, ...] = ("distserve-high", "distserve-low", "vidur", "aladdin")
 LENGTH = 4.0
 """Of samples: these searches have one round."""
 MOST_RATIO_DEVICES = 16
@@ -50,6 +51,10 @@ class SearchReport(msgspec.Struct, frozen=True):
 
 
 def search_of(name: SearchName, prepared: Prepared) -> Search[SearchReport]:
+    """Raises ConfigError for an objective that it has not."""
+    if name in FOR_A_RATE and prepared.demand.objective == "throughput":
+        rule = f"{name} says how many instances a rate takes: splitwise's search is of the most throughput"
+        raise ConfigError("--objective", "throughput", rule)
     return _SEARCHES[name](prepared)
 
 
@@ -250,7 +255,7 @@ def _aladdin(prepared: Prepared) -> Search[SearchReport]:
         _sample(prepared).of(pools, bound.sojourn_s), served, bound.rate_per_s, tolerance=FINE
     )
     chosen: tuple[PoolPlan, ...] = ()
-    if not (one.rate_per_s > 0 and demand.rate_per_s > 0):
+    if not one.rate_per_s > 0:
         lines.append("one worker by itself does not keep the objectives at any rate")
     else:
         rates = [share * demand.rate_per_s for share in LAW_SHARES]

@@ -34,6 +34,9 @@ figures_source = "measured here"
 """
 
 
+MOST = ("--objective", "throughput", "--max-gpus", "4")
+
+
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:
     path = tmp_path / "trace.csv"
@@ -76,6 +79,7 @@ def test_it_ranks_deployments_and_goes_on_from_its_checkpoint(trace: Path, tmp_p
         (("--model", "opt-12b", "--rate", "1"), "must be a model directory or one of"),
         ((), "is needed: the trace has lengths alone"),
         (("--rate", "-1"), "must be a positive number"),
+        (("--rate", "-1", "--objective", "throughput", "--max-gpus", "2"), "must be a positive number"),
         (("--rate", "1", "--objective", "fame"), "must be one of cost, power, throughput"),
         (("--objective", "throughput"), "needs --max-gpus"),
         (("--rate", "1", "--attainment", "1.5"), "must be a share"),
@@ -276,6 +280,13 @@ def test_each_paper_s_search_runs(
     assert json.loads(out.read_bytes())["rows"]
 
 
+def test_lamina_s_search_asks_for_no_rate(trace: Path, config: Path, tmp_path: Path) -> None:
+    out, options = tmp_path / "found.json", ("--config", str(config), "--devices", "a100,h20")
+    result = run(trace, "--search", "lamina", *MOST, *options, "--json", str(out))
+    assert result.exit_code == 0, result.output
+    assert json.loads(out.read_bytes())["rows"]
+
+
 def test_splitwise_s_search_compares_with_its_reference(trace: Path, tmp_path: Path) -> None:
     config, out = tmp_path / "base.toml", tmp_path / "found.json"
     config.write_text(CONFIG.replace("[1, 2]", "[8]"))
@@ -336,6 +347,10 @@ def test_the_best_one_s_files_are_written(trace: Path, config: Path, tmp_path: P
         (("--plot", "front.png"), "is of --search vidur"),
         (("--search", "vidur", "--plot", "front.gif"), "must end in .png"),
         (("--search", "aladdin", "--slo", "ttft=1"), "aladdin needs tpot"),
+        (("--search", "distserve-high", *MOST), "distserve-high says how many instances a rate takes"),
+        (("--search", "distserve-low", *MOST), "distserve-low says how many instances a rate takes"),
+        (("--search", "vidur", *MOST), "vidur says how many instances a rate takes"),
+        (("--search", "aladdin", *MOST), "aladdin says how many instances a rate takes"),
     ],
 )
 def test_a_search_that_cannot_be_is_told(
