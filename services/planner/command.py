@@ -49,7 +49,9 @@ def plan(
     out: Annotated[
         Path | None, typer.Option(help="A folder for the best one's files: settings, compose, Kubernetes.")
     ] = None,
-    choose: Annotated[int, typer.Option(min=1, help="With --out: which of the ranked ones.")] = 1,
+    choose: Annotated[
+        int | None, typer.Option(help="With --out: which of the ranked ones, else the first.")
+    ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write what was found there.")] = None,
 ) -> None:
     """Search deployments that keep objectives under a trace, and rank them."""
@@ -60,6 +62,7 @@ def plan(
     from services.simulator.devices import read_device_file
 
     check_files(json_file, plot, out, search)
+    check_choice(choose, out, search)
     request = PlanRequest(
         model=model,
         trace=trace,
@@ -89,8 +92,16 @@ def plan(
     if json_file is not None:
         write_json(json_file, file_of(found))
     if out is not None:
-        chosen = found.ranked[choose - 1].deployment.pools if choose <= len(found.ranked) else ()
-        write_files(chosen, request, out)
+        write_files(chosen_of(found, choose), request, out)
+
+
+def chosen_of(found: "Plan", choose: int | None) -> "Sequence[PoolPlan]":
+    """None where nothing was found. Raises ConfigError."""
+    if not found.ranked:
+        return ()
+    if choose is not None and choose > len(found.ranked):
+        raise ConfigError("--choose", choose, f"must be 1 to {len(found.ranked)}")
+    return found.ranked[(choose or 1) - 1].deployment.pools
 
 
 def write_files(pools: "Sequence[PoolPlan]", request: "PlanRequest", directory: Path) -> None:
@@ -157,13 +168,23 @@ def check_files(json_file: Path | None, plot: Path | None, out: Path | None, sea
 
 def check_picture(path: Path, search: str | None) -> None:
     """Raises ConfigError."""
-    from services.output_files import check_writable
+    from services.simulator.output_files import check_plot
 
     if search != "vidur":
         raise ConfigError("--plot", str(path), "is of --search vidur")
-    if path.suffix not in (".png", ".svg", ".pdf"):
-        raise ConfigError("--plot", str(path), "must end in .png, .svg or .pdf")
-    check_writable("--plot", path)
+    check_plot(path)
+
+
+def check_choice(choose: int | None, out: Path | None, search: str | None) -> None:
+    """Raises ConfigError."""
+    if choose is None:
+        return
+    if choose < 1:
+        raise ConfigError("--choose", choose, "must be 1 or more")
+    if search is not None:
+        raise ConfigError("--choose", choose, f"is of what is ranked without --search {search}")
+    if out is None:
+        raise ConfigError("--choose", choose, "says of which one --out is to write files: it is needed, too")
 
 
 def show(found: "Plan") -> None:

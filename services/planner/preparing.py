@@ -140,8 +140,10 @@ def performance_of(
     tables = settings.get("performance", {})
     if not isinstance(tables, dict) or not all(isinstance(table, dict) for table in tables.values()):
         raise ConfigError("performance", tables, "must be tables [performance.DEVICE]")
-    if tables:
-        devices_of(",".join(tables), catalogue)
+    for device, table in tables.items():
+        if device not in catalogue:
+            known = ", ".join(sorted(catalogue))
+            raise ConfigError(f"--config performance.{device}", table, f"must be of one of {known}")
     placed = {
         device: {key: _placed(key, value, beside) for key, value in table.items()}
         for device, table in tables.items()

@@ -82,6 +82,12 @@ def test_it_ranks_deployments_and_goes_on_from_its_checkpoint(trace: Path, tmp_p
         (("--rate", "-1", "--objective", "throughput", "--max-gpus", "2"), "must be a positive number"),
         (("--rate", "1", "--objective", "fame"), "must be one of cost, power, throughput"),
         (("--objective", "throughput"), "needs --max-gpus"),
+        (("--rate", "1", "--choose", "2"), "--choose = 2: says of which one --out is to write files"),
+        (("--rate", "1", "--choose", "0", "--out", "files"), "--choose = 0: must be 1 or more"),
+        (
+            ("--rate", "1", "--choose", "2", "--out", "files", "--search", "vidur"),
+            "--choose = 2: is of what is ranked without --search vidur",
+        ),
         (("--rate", "1", "--attainment", "1.5"), "must be a share"),
         (("--rate", "1", "--devices", "tpu-v6e", "--objective", "power"), "nobody says what tpu-v6e draws"),
     ],
@@ -129,7 +135,10 @@ def test_a_file_that_cannot_be_written_is_told_before_anything_runs(
         ("[[fault]]\nkind = 'death'", "is of `lamella simulate` alone"),
         ("[[scale]]\nat_s = 1", "is of `lamella simulate` alone"),
         (OWN, "is of --device-file"),
-        ("[performance.a1000]\nkind = 'roofline'", "must name each of"),
+        (
+            "[performance.a1000]\nkind = 'roofline'",
+            "--config performance.a1000 = {'kind': 'roofline'}: must be of one of a100, a100-sxm",
+        ),
         ("[performance.a100]\nkind = 'crystal'", "Invalid value 'crystal'"),
         ("[instance]\nblock_sizes = 16", "block_sizes"),
     ],
@@ -336,7 +345,7 @@ def test_the_best_one_s_files_are_written(trace: Path, config: Path, tmp_path: P
     assert simulated.exit_code == 0, simulated.output
     late = run(trace, *options, "--out", str(out), "--choose", "99")
     assert isinstance(late.exception, ConfigError)
-    assert "no such deployment was found" in str(late.exception)
+    assert "--choose = 99: must be 1 to " in str(late.exception)
 
 
 @pytest.mark.parametrize(
