@@ -8,6 +8,7 @@ section is of ``common.config`` and means what it means live; ``[pool.instance]`
 ``[instance]`` for a pool.
 """
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -217,13 +218,26 @@ def _convert(key: str, value: Any, kind: Any) -> Any:
 
 
 def _check_cluster(cluster: ClusterConfig) -> None:
-    over_zero = ("element_bytes", "memory_share", "link_bytes_per_s", "host_bytes_per_s")
-    for field in over_zero:
+    for field in ("element_bytes", "link_bytes_per_s", "host_bytes_per_s"):
         if not 0 < getattr(cluster, field) < float("inf"):
             raise ConfigError(f"cluster.{field}", getattr(cluster, field), "must be over 0")
+    if not 0 < cluster.memory_share <= 1:
+        raise ConfigError("cluster.memory_share", cluster.memory_share, "must be over 0 and at most 1")
     for field in ("hop_s", "link_latency_s"):
         if not 0 <= getattr(cluster, field) < float("inf"):
             raise ConfigError(f"cluster.{field}", getattr(cluster, field), "must be 0 or more")
+
+
+def _check_shape(shape: ModelShape) -> None:
+    for field, size in dataclasses.asdict(shape).items():
+        if isinstance(size, int) and size < 1 and field != "lookup_parameters":
+            raise ConfigError(f"cluster.shape.{field}", size, "must be at least 1")
+    if shape.heads % shape.kv_heads:
+        rule = f"must divide cluster.shape.heads = {shape.heads}"
+        raise ConfigError("cluster.shape.kv_heads", shape.kv_heads, rule)
+    if not 0 <= shape.lookup_parameters < shape.parameters:
+        rule = f"must be 0 or more, and under cluster.shape.parameters = {shape.parameters}"
+        raise ConfigError("cluster.shape.lookup_parameters", shape.lookup_parameters, rule)
 
 
 def _check_scale(steps: Sequence[ScaleStep], pools: Sequence[str]) -> None:
@@ -269,6 +283,7 @@ def _host_of(tree: Mapping[str, Any], pools: Sequence[PoolConfig]) -> HostConfig
 
 def _shape_of(cluster: ClusterConfig) -> ModelShape:
     if cluster.shape is not None:
+        _check_shape(cluster.shape)
         return cluster.shape
     if cluster.model not in SHAPES:
         raise ConfigError("cluster.model", cluster.model, f"must be one of {', '.join(sorted(SHAPES))}")

@@ -180,7 +180,7 @@ def open_source(
     check_parallelism(shape, parallelism.tensor, parallelism.pipeline)
     match source:
         case LinearPerformance():
-            return OpenedSource(source, tuple)
+            return _open_linear(source)
         case RooflineSource():
             return _open_roofline(source, shape, _named(device, "roofline"), parallelism)
         case VidurSource():
@@ -203,6 +203,13 @@ def _named(device: DeviceSpec | None, kind: str) -> DeviceSpec:
     return device
 
 
+def _open_linear(source: LinearPerformance) -> OpenedSource:
+    for key, seconds in msgspec.structs.asdict(source).items():
+        if not 0 <= seconds < float("inf"):
+            raise ConfigError(key, seconds, "must be 0 or more")
+    return OpenedSource(source, tuple)
+
+
 def _open_roofline(
     source: RooflineSource, shape: ModelShape, device: DeviceSpec, parallelism: Parallelism
 ) -> OpenedSource:
@@ -220,6 +227,8 @@ def _open_roofline(
 
 
 def _open_vidur(source: VidurSource, shape: ModelShape, parallelism: Parallelism) -> OpenedSource:
+    if not 0 < source.batch_factor < float("inf"):
+        raise ConfigError("batch_factor", source.batch_factor, "must be over 0")
     files = VidurFiles(source.mlp, source.attention, source.all_reduce, source.send_recv)
     profile = read_vidur(
         files, shape, parallelism.tensor, is_pipeline_on_network=parallelism.is_pipeline_on_network

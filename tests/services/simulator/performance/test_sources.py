@@ -110,6 +110,27 @@ def test_impossible_rooflines_are_refused(source: RooflineSource, said: str) -> 
         open_source(source, SMOLLM2_135M, A100_SXM, Parallelism())
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("step_s = -0.02", "step_s = -0.02: must be 0 or more"),
+        ("per_prompt_token_s = nan", "per_prompt_token_s = nan: must be 0 or more"),
+        ("per_context_token_s = inf", "per_context_token_s = inf: must be 0 or more"),
+    ],
+)
+def test_impossible_times_of_a_linear_law_are_refused(text: str, said: str) -> None:
+    source = source_of(f'kind = "linear"\nprefill_s = 0.01\n{text}')
+    with pytest.raises(ConfigError, match=said):
+        open_source(source, SMOLLM2_135M, None, Parallelism())
+
+
+@pytest.mark.parametrize("factor", ["0.0", "-1.1", "nan", "inf"])
+def test_an_impossible_factor_of_batches_is_refused(factor: str) -> None:
+    source = source_of(f'kind = "vidur"\nmlp = "a.csv"\nattention = "b.csv"\nbatch_factor = {factor}')
+    with pytest.raises(ConfigError, match=r"batch_factor = .*: must be over 0"):
+        open_source(source, SMOLLM2_135M, None, Parallelism())
+
+
 def test_unknown_kinds_and_keys_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"performance = .*crystal ball"):
         source_of('kind = "crystal ball"')
