@@ -1,4 +1,5 @@
-"""What a run came to: of requests, of the mesh as a whole, and of each pool (``common.latency`` defines)."""
+"""What a run came to: of requests (``common.latency`` defines), of the mesh as a whole, of each pool and of
+each instance."""
 
 import math
 from collections.abc import Iterator
@@ -32,6 +33,7 @@ from services.simulator.hardware import (
     pool_hardware,
 )
 from services.simulator.instance import SimulatedInstance
+from services.simulator.instance_use import InstanceUse, instance_uses, mean, use_of, within_s
 from services.simulator.operator_metrics import STEPS_ATTENTION, OperatorMetrics
 from services.simulator.records import OUTCOMES, Records
 
@@ -39,12 +41,11 @@ DONE = OUTCOMES.index("done")
 
 
 class PoolMetrics(msgspec.Struct, frozen=True):
-    """Shares are of the time that the pool's instances were there. ``instances``: that ever were;
+    """What all of the pool's instances did is as ``instance_use.Use`` has it. ``instances``: that ever were;
     ``mean_instances``: over the run, from when one was begun to be started until it has ended; ``deaths``: of
-    theirs. ``hit_tokens``: of prompts, that were kept and not computed, as ``chunk_tokens`` were. ``batch``:
-    sequences of a decode step, on average; ``kv_peak``: the most blocks that one instance used, as a share of
-    its own. Means: ``handover_wait_s`` from a computed prompt to the first portion of its KV asked for,
-    ``admission_wait_s`` from an offer to the batch."""
+    theirs. ``hit_tokens``: of prompts, that were kept and not computed, as ``chunk_tokens`` were. Means:
+    ``handover_wait_s`` from a computed prompt to the first portion of its KV asked for, ``admission_wait_s``
+    from an offer to the batch."""
 
     name: str
     role: str
@@ -104,6 +105,7 @@ class Metrics(msgspec.Struct, frozen=True):
     attainment: Attainment | None
     goodput_per_s: float | None
     pools: tuple[PoolMetrics, ...]
+    instances: tuple[InstanceUse, ...]
     attention: AttentionMetrics | None
     hardware: HardwareMetrics
     operators: tuple[OperatorMetrics, ...]
@@ -147,6 +149,7 @@ def measure(cluster: Cluster, objectives: ServiceObjectives | None = None) -> Me
         attainment=attainment,
         goodput_per_s=None if met is None or elapsed_s <= 0 else goodput_per_s(met, elapsed_s),
         pools=tuple(_pools(cluster, first_s, last_s)),
+        instances=tuple(instance_uses(cluster, first_s, last_s)),
         attention=_attention(cluster, elapsed_s),
         hardware=hardware_of(list(_hardware(cluster, first_s, last_s)), len(done), elapsed_s),
         operators=tuple(_operators(cluster)),
@@ -174,18 +177,9 @@ def _second_tokens(records: Records, done: list[int]) -> Iterator[float]:
             yield second_s - records.first_token_s[number]
 
 
-def _mean(total: float, count: int) -> float:
-    return total / count if count else 0.0
-
-
 def _members(cluster: Cluster, pool: Pool) -> list[SimulatedInstance]:
     name = pool.config.name
     return [each for each in cluster.lives if cluster.pool_of[each.instance_id] == name]
-
-
-def _within_s(began_s: float, ended_s: float | None, first_s: float, last_s: float) -> float:
-    """Of the run's time. ``ended_s`` None: not yet."""
-    return max(0.0, (last_s if ended_s is None else min(last_s, ended_s)) - max(first_s, began_s))
 
 
 def _names(members: list[SimulatedInstance]) -> set[InstanceId]:
@@ -196,7 +190,7 @@ def _mean_instances(cluster: Cluster, pool: Pool, first_s: float, last_s: float)
     terms = cluster.staff.terms_of(pool)
     if last_s <= first_s:
         return float(len(terms))
-    there_s = (_within_s(each.began_s, each.ended_s, first_s, last_s) for each in terms)
+    there_s = (within_s(each.began_s, each.ended_s, first_s, last_s) for each in terms)
     return math.fsum(each_s / (last_s - first_s) for each_s in there_s)
 
 
@@ -230,7 +224,7 @@ def _attention(cluster: Cluster, elapsed_s: float) -> AttentionMetrics | None:
         workers=workers.pool.config.count,
         busy=math.fsum(busy_s.values()) / (elapsed_s * workers.pool.config.count),
         busiest=max(busy_s.values(), default=0.0) / elapsed_s,
-        replicas_busy=_mean(math.fsum(each.busy.decode_s for each in engines), len(engines)) / elapsed_s,
+        replicas_busy=mean(math.fsum(each.busy.decode_s for each in engines), len(engines)) / elapsed_s,
         network_s=sent_s,
         network_hidden=1.0 - exposed_s / sent_s if sent_s > 0 else 0.0,
         moves=sum(each.decode.moves for each in users),
@@ -245,42 +239,36 @@ def _operators(cluster: Cluster) -> Iterator[OperatorMetrics]:
     if workers is not None and cluster.tallies:
         steps = sum(each.engine.work.passes for each in cluster.lives if each.pools is not None)
         seconds, attended = math.fsum(workers.use.busy_s.values()), workers.use.work.pairs
-        mean = _mean(attended, steps)
-        yield OperatorMetrics(workers.pool.config.name, STEPS_ATTENTION, steps, mean, seconds, 1.0)
+        tokens = mean(attended, steps)
+        yield OperatorMetrics(workers.pool.config.name, STEPS_ATTENTION, steps, tokens, seconds, 1.0)
 
 
 def _pools(cluster: Cluster, first_s: float, last_s: float) -> Iterator[PoolMetrics]:
     for pool in cluster.simulated.pools:
         members = _members(cluster, pool)
-        whole_s = math.fsum(_within_s(each.began_s, each.ended_s, first_s, last_s) for each in members)
-        busy = [each.engine.busy for each in members]
-        prefill_s = math.fsum(each.prefill_s + each.both_s for each in busy)
-        busy_s = prefill_s + math.fsum(each.decode_s for each in busy)
-        steps = sum(each.decode.drawing.steps for each in members)
-        rows = sum(each.decode.drawing.rows for each in members)
-        peak = max((each.most_used_blocks / each.record.total_blocks for each in members), default=0.0)
+        use = use_of(members, first_s, last_s)
         yield PoolMetrics(
             name=pool.config.name,
             role=pool.config.role,
             instances=len(_names(members)),
             mean_instances=_mean_instances(cluster, pool, first_s, last_s),
             deaths=sum(each.has_died for each in members),
-            busy=busy_s / whole_s if whole_s > 0 else 0.0,
-            prefill_busy=prefill_s / whole_s if whole_s > 0 else 0.0,
-            chunk_tokens=sum(each.prefill.chunk_tokens for each in members),
+            busy=use.busy,
+            prefill_busy=use.prefill_busy,
+            chunk_tokens=use.chunk_tokens,
             hit_tokens=sum(each.prefill.hit_tokens for each in members),
-            decode_steps=steps,
-            batch=_mean(rows, steps),
-            kv_peak=peak,
+            decode_steps=use.decode_steps,
+            batch=use.batch,
+            kv_peak=use.kv_peak,
             sent_bytes=sum(each.prefill.sent_bytes for each in members),
-            handover_wait_s=_mean(
+            handover_wait_s=mean(
                 math.fsum(each.prefill.handover_wait_s for each in members),
                 sum(each.prefill.handovers for each in members),
             ),
-            admission_wait_s=_mean(
+            admission_wait_s=mean(
                 math.fsum(each.decode.admission_wait_s for each in members),
                 sum(each.decode.admissions for each in members),
             ),
-            preempted=sum(each.decode_state.preempted for each in members),
+            preempted=use.preempted,
             swaps=sum(each.decode_state.swapping.swaps for each in members),
         )

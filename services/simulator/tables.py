@@ -84,13 +84,17 @@ def latency_table(metrics: Metrics) -> Table:
 
 
 def pool_table(metrics: Metrics) -> Table:
-    table = Table("pool", "role", "instances", "busy", "batch", "KV peak", "preempted", "sent GB", box=None)
+    """``least, most``: busy, of the pool's instances."""
+    titles = ("instances", "busy", "least, most", "batch", "KV peak", "preempted", "sent GB")
+    table = Table("pool", "role", *titles, box=None)
     for pool in metrics.pools:
+        busy = [each.busy for each in metrics.instances if each.pool == pool.name] or [0.0]
         table.add_row(
             pool.name,
             pool.role,
             str(pool.instances),
             f"{pool.busy:.1%}",
+            f"{min(busy):.1%}, {max(busy):.1%}",
             f"{pool.batch:.1f}",
             f"{pool.kv_peak:.1%}",
             str(pool.preempted),
