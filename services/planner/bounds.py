@@ -15,6 +15,7 @@ from services.planner.candidates import InstanceKind
 from services.planner.workload import PlannedWorkload
 from services.simulator.performance.interface import PerformanceModel
 from services.simulator.shape import PassShape
+from services.simulator.slowdowns import prompt_alone_s
 
 SLACK = 1.15
 BATCH_STEPS = 24
@@ -82,21 +83,13 @@ def prompt_s(performance: PerformanceModel, workload: PlannedWorkload, chunk_tok
     return seconds / len(workload.prompts)
 
 
-def alone_s(performance: PerformanceModel, tokens: int, chunk_tokens: int) -> float:
-    """Of one prompt on an idle instance."""
-    return sum(
-        performance.pass_s(PassShape(((before, min(chunk_tokens, tokens - before)),)))
-        for before in range(0, tokens, chunk_tokens)
-    )
-
-
 def _is_too_slow_alone(
     speed: Speed, workload: PlannedWorkload, objectives: ServiceObjectives, goal: float, chunk_tokens: int
 ) -> bool:
     if objectives.ttft_s is None:
         return False
     bound_s = objectives.ttft_s
-    late = sum(alone_s(speed.performance, each, chunk_tokens) > bound_s for each in workload.prompts)
+    late = sum(prompt_alone_s(speed.performance, each, chunk_tokens) > bound_s for each in workload.prompts)
     return late > (1 - goal) * len(workload.prompts)
 
 

@@ -260,7 +260,7 @@ def _aladdin(prepared: Prepared) -> Search[SearchReport]:
     else:
         rates = [share * demand.rate_per_s for share in LAW_SHARES]
         workers = yield from worker_law(
-            best.kind, served, rates, len(prepared.conditions.rows), one.rate_per_s
+            best.kind, served, rates, len(prepared.conditions.rows), bound.rate_per_s
         )
         if workers is not None:
             seen = ", ".join(f"{count} at {rate:.3g}/s" for rate, count in workers.seen)

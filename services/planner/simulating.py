@@ -15,16 +15,17 @@ from common.shapes import ModelShape
 from services.bench.arrivals import make_arrivals
 from services.bench.traces import TraceRequest
 from services.planner.attention_kinds import instance_settings, pool_table, worker_settings
-from services.planner.bounds import Speed, alone_s
+from services.planner.bounds import Speed
 from services.planner.candidates import MEMORY_SHARE, InstanceKind, PoolPlan
 from services.planner.hopeless import Hopeless, end_hopeless
 from services.planner.probes import Phase, Point, PoolPoint, Probe
 from services.planner.sources import own_digest
 from services.planner.workload import spaced
+from services.simulator import slowdowns
 from services.simulator.cluster import Cluster
 from services.simulator.config import Simulated, simulated_from_tree
 from services.simulator.devices import device_table
-from services.simulator.metrics import DONE, Metrics, PoolMetrics, measure
+from services.simulator.metrics import Metrics, PoolMetrics, measure
 from services.simulator.records import Records
 from services.simulator.run import Load, Offered, simulate
 
@@ -242,24 +243,10 @@ def slowdowns_of(records: Records, conditions: Conditions) -> tuple[float, ...]:
     tokens."""
     if conditions.reference is None:
         return ()
-    speed = speed_of(conditions.reference, conditions)
-    ratios: tuple[list[float], ...] = ([], [], [])
-    for number in range(len(records)):
-        if records.outcome[number] != DONE:
-            continue
-        prompt, drawn = records.prompt_tokens[number], records.drawn_tokens[number]
-        arrival_s, first_s, end_s = (
-            records.arrival_s[number],
-            records.first_token_s[number],
-            records.end_s[number],
-        )
-        alone_first_s = alone_s(speed.performance, prompt, conditions.reference.chunk_tokens)
-        alone_rest_s = speed.performance.steps_s(1, prompt + 1, drawn - 1) if drawn > 1 else 0.0
-        ratios[0].append((first_s - arrival_s) / alone_first_s)
-        if drawn > 1:
-            ratios[1].append((end_s - first_s) / alone_rest_s)
-        ratios[2].append((end_s - arrival_s) / (alone_first_s + alone_rest_s))
-    return tuple(value for each in ratios for value in percentiles(each or [1.0], SLOWDOWN_RANKS))
+    kind = conditions.reference
+    chunk_tokens = kind.chunk_tokens if kind.prefill_batching == "chunks" else None
+    found = slowdowns.slowdowns_of(records, speed_of(kind, conditions).performance, chunk_tokens)
+    return tuple(value for each in found for value in percentiles(each or [1.0], SLOWDOWN_RANKS))
 
 
 def left_share(records: Records) -> float:

@@ -15,6 +15,8 @@ from services.planner.workload import PlannedWorkload
 from services.simulator.shape import PassShape
 
 MOST_WORKERS = 1024
+CLOSE = 32
+"""Workers: one more or less is so small a part of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,37 +100,41 @@ def compute_law(
 
 
 def fewest_workers(
-    kind: InstanceKind, served: Served, rate_per_s: float, requests: int, guess: int
+    kind: InstanceKind, served: Served, rate_per_s: float, requests: int, least: int
 ) -> Search[int | None]:
-    """That keep the objectives, whole instances that do both phases."""
+    """That keep the objectives, whole instances that do both phases. Counted up from ``least``, the first
+    that can be enough: where a few requests decide one more may do worse, and halving would take that for a
+    need. Of more than ``CLOSE`` a part at a time is counted up, and then those in between."""
 
     def at(count: int) -> Probe:
         return Probe(pools=(PoolPlan(kind=kind, count=count),), rate_per_s=rate_per_s, requests=requests)
 
-    low, high = 0, max(1, guess)
+    low, high = max(1, least) - 1, max(1, least)
     while not served((yield from ask(at(high)))):
-        low, high = high, high + max(1, high // 4)
+        low, high = high, high + max(1, high // CLOSE)
         if high > MOST_WORKERS:
             return None
-    while high - low > 1:
-        # Guesses are close: one less is the likeliest answer.
-        middle = high - 1 if high <= guess else (low + high) // 2
-        if served((yield from ask(at(middle)))):
-            high = middle
-        else:
-            low = middle
+    for count in range(low + 1, high):
+        if served((yield from ask(at(count)))):
+            return count
     return high
 
 
 def worker_law(
-    kind: InstanceKind, served: Served, rates: Sequence[float], requests: int, capacity_per_s: float
+    kind: InstanceKind, served: Served, rates: Sequence[float], requests: int, most_per_s: float
 ) -> Search[WorkerLaw | None]:
-    """A line through the fewest workers at several rates; None where a rate needs too many."""
+    """A line through the fewest workers at several rates; None where a rate needs too many. ``most_per_s``:
+    no worker serves more."""
     counts = yield from together(
-        [fewest_workers(kind, served, rate, requests, math.ceil(rate / capacity_per_s)) for rate in rates]
+        [fewest_workers(kind, served, rate, requests, math.ceil(rate / most_per_s)) for rate in rates]
     )
-    seen = [(rate, count) for rate, count in zip(rates, counts, strict=True) if count is not None]
-    if len(seen) < len(rates) or len(set(rates)) < 2:
+    seen = tuple((rate, count) for rate, count in zip(rates, counts, strict=True) if count is not None)
+    return None if len(seen) < len(rates) else law_through(seen)
+
+
+def law_through(seen: Sequence[tuple[float, int]]) -> WorkerLaw | None:
+    """Least squares; None of fewer than two rates."""
+    if len({rate for rate, _ in seen}) < 2:
         return None
     slope, constant = np.polyfit([rate for rate, _ in seen], [count for _, count in seen], 1)
     return WorkerLaw(float(slope), float(constant), tuple(seen))

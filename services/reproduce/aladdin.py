@@ -6,11 +6,10 @@ from functools import partial
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from common.devices import A100
 from common.latency import ServiceObjectives
-from services.planner.worker_configuration import WorkerLaw
+from services.planner.worker_configuration import law_through
 from services.reproduce.data import (
     SHAREGPT_TRACE,
     DataFiles,
@@ -190,10 +189,9 @@ def _law(model: Model, found: Mapping[tuple[Model, float, Placing], int | None])
         None if each is None else each // gpus for each in (found[model, rate, ALADDIN] for rate in RATES)
     ]
     seen = [(rate, count) for rate, count in zip(RATES, workers, strict=True) if count is not None]
-    if len(seen) < 2:
+    law = law_through(seen)
+    if law is None:
         return (model.title, "-", "-", *("-" for _ in RATES))
-    slope, constant = np.polyfit([rate for rate, _ in seen], [count for _, count in seen], 1)
-    law = WorkerLaw(float(slope), float(constant), tuple(seen))
     both = (f"{law.workers(rate)}, {count or '-'}" for rate, count in zip(RATES, workers, strict=True))
     return (model.title, f"{law.k5_s:.3f}", f"{law.c5:+.2f}", *both)
 

@@ -5,18 +5,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from services.planner.provisioning import SLOWDOWNS
 from services.reproduce.data import DataFiles, PublishedLength, PublishedLengths
 from services.reproduce.running import NOBODY_IS_TURNED_AWAY, run_cluster
+from services.simulator import slowdowns
 from services.simulator.performance.splitwise import (
     CorrectedSplitwiseModel,
     SplitwiseModel,
     read_splitwise,
 )
 from services.simulator.run import Offered
-from services.simulator.shape import PassShape
 
 PERF_MODEL = "splitwise/perf_model.csv"
 MODEL, DEVICES = "bloom-176b", 8
@@ -152,20 +151,10 @@ class Slowdowns:
 def slowdowns_of(
     design: Design, requests: Sequence[Offered], files: DataFiles, assumed: Assumed
 ) -> Slowdowns:
-    """Over what each request takes alone on a DGX-A100 by the same performance model."""
-    columns = run_cluster(tree_of(design, files, assumed), requests).records.columns()
-    arrival_s, first_s, end_s = (columns[each] for each in ("arrival_s", "first_token_s", "end_s"))
-    prompts, drawn = columns["prompt_tokens"].tolist(), columns["drawn_tokens"]
+    """Over what each request takes alone on a DGX-A100 by the same performance model, its prompt whole."""
+    records = run_cluster(tree_of(design, files, assumed), requests).records
     profile = read_splitwise(files.require(PERF_MODEL), MODEL, HARDWARE["a100"], DEVICES)
     alone = CorrectedSplitwiseModel(profile) if assumed.is_corrected else SplitwiseModel(profile)
-    prompt_s = np.array([alone.pass_s(PassShape(((0, each),))) for each in prompts])
-    gaps = np.maximum(drawn - 1, 1)
-    steps_s = np.array([alone.steps_s(1, each, some) for each, some in zip(prompts, gaps, strict=True)])
-    ratios: dict[str, NDArray[np.float64]] = {
-        "TTFT": (first_s - arrival_s) / prompt_s,
-        "TBT": ((end_s - first_s) / steps_s)[drawn > 1],
-        "E2E": (end_s - arrival_s) / (prompt_s + np.where(drawn > 1, steps_s, 0.0)),
-    }
-    return Slowdowns(
-        {name: tuple(np.percentile(each, PERCENTILES).tolist()) for name, each in ratios.items()}
-    )
+    found = slowdowns.slowdowns_of(records, alone, None)
+    named = {"TTFT": found.ttft, "TBT": found.tbt, "E2E": found.end_to_end}
+    return Slowdowns({name: tuple(np.percentile(each, PERCENTILES).tolist()) for name, each in named.items()})

@@ -317,16 +317,43 @@ def test_aladdin_s_best_worker_has_the_most_per_device_and_its_law_is_found_agai
     assert [law.k4_s, law.c4_s] == pytest.approx([0.04, 0.0101])
 
 
-@pytest.mark.parametrize("guess", [1, 3, 5, 9])
-def test_the_fewest_workers_are_found_from_any_guess(guess: int) -> None:
+@pytest.mark.parametrize("least", [0, 1, 3, 5])
+def test_the_fewest_workers_are_found_from_any_that_cannot_be_enough(least: int) -> None:
     world = {kind_of("mixed"): 2.1}
     kind = kind_of("mixed")
-    assert search_world(fewest_workers(kind, SERVED, 10.0, 5_000, guess), world)[0] == 5
+    assert search_world(fewest_workers(kind, SERVED, 10.0, 5_000, least), world)[0] == 5
+
+
+@pytest.mark.parametrize(
+    ("enough", "fewest"),
+    [
+        ({3, 5, 6, 7, 8, 9, 10}, 3),
+        (set(range(200, 300)), 200),
+        (set(range(300)) - {2, 4, 7} - {0, 1}, 3),
+        (set(), None),
+    ],
+)
+def test_workers_are_counted_up_as_more_may_do_worse(enough: set[int], fewest: int | None) -> None:
+    """Four that are too few, by a few requests, do not say that three are."""
+    asked: list[int] = []
+    search = fewest_workers(kind_of("mixed"), SERVED, 10.0, 5_000, 1)
+    found: int | None = -1
+    point_of_last: list[Point] = []
+    while found == -1:
+        try:
+            [probe] = search.send(point_of_last) if asked else next(search)
+        except StopIteration as end:
+            found = end.value
+        else:
+            asked.append(probe.pools[0].count)
+            point_of_last = [point(float(asked[-1] in enough))]
+    assert found == fewest
+    assert len(asked) == len(set(asked)) < 200
 
 
 def test_workers_are_a_line_over_the_rate() -> None:
     world = {kind_of("mixed"): 2.0}
-    law, _ = search_world(worker_law(kind_of("mixed"), SERVED, (10.0, 20.0, 40.0), 5_000, 2.0), world)
+    law, _ = search_world(worker_law(kind_of("mixed"), SERVED, (10.0, 20.0, 40.0), 5_000, 3.1), world)
     assert law is not None
     assert [count for _, count in law.seen] == [5, 10, 20]
     assert law.workers(30.0) == 15
