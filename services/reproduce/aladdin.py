@@ -1,4 +1,4 @@
-"""Aladdin, Figures 11 and 12: the fewest GPUs with which every request meets its objectives."""
+"""Aladdin, Figures 11 and 12: the fewest GPUs with which requests meet their objectives, 99 of 100 here."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -116,7 +116,7 @@ def simulated_of(model: Model, placing: Placing, workers: int, is_split: bool) -
 
 
 def fewest_gpus(model: Model, placing: Placing, rate: float, lengths: Lengths, is_split: bool) -> int | None:
-    """Of mixed workers, or of decode workers alone, with which nobody misses an objective."""
+    """Of mixed workers, or of decode workers alone, with which a share of GOAL meets all objectives."""
     ttft_s = None if is_split else model.ttft_s
     objectives = ServiceObjectives(ttft_s=ttft_s, tpot_s=model.tpot_s)
     requests = poisson(lengths.pairs[: round(len(lengths.pairs) * rate / max(RATES))], rate)

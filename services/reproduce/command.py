@@ -55,4 +55,4 @@ def reproduce(
     if comparison not in ROWS:
         raise ConfigError("ID", comparison, f"must be one of {', '.join(ROWS)}")
     row = ROWS[comparison]
-    console.print(Markdown(markdown_of(row, row.run(files, size))))
+    console.print(Markdown(markdown_of(row, row.run(files, size), size)))

@@ -42,7 +42,7 @@ def list_text(rows: Iterable[Row]) -> str:
 
 def section_of(row_id: str, data: Path | None, size: float) -> str:
     row = ROWS[row_id]
-    return markdown_of(row, row.run(DataFiles(data), size))
+    return markdown_of(row, row.run(DataFiles(data), size), size)
 
 
 def run_rows(rows: Sequence[Row], data: Path | None, size: float, workers: int | None) -> list[str]:

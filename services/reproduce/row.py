@@ -2,7 +2,7 @@
 otherwise than the paper, and why the figures differ where they do."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from services.reproduce.data import DataFiles
 
@@ -57,9 +57,13 @@ def sentences(text: str) -> tuple[str, ...]:
     return tuple(" ".join(each.split()) for each in text.strip().split("\n\n"))
 
 
-def markdown_of(row: Row, found: Reproduced) -> str:
-    """A section of its own."""
-    return "\n".join(_lines(row, found)) + "\n"
+OF_A_WHOLE_RUN = "Our figures in these sentences are of a whole run, this one was of --size {size:g}."
+
+
+def markdown_of(row: Row, found: Reproduced, size: float) -> str:
+    """A section of its own. Causes were found, and are told, of runs of ``size`` 1."""
+    told = () if size == 1.0 or not found.causes else (OF_A_WHOLE_RUN.format(size=size),)
+    return "\n".join(_lines(row, replace(found, causes=(*found.causes, *told)))) + "\n"
 
 
 def _lines(row: Row, found: Reproduced) -> Iterator[str]:

@@ -22,9 +22,18 @@ def test_a_row_prints_the_paper_beside_ours(shared_directory: Path, row_id: str)
     ours = next(place for place, each in enumerate(table.columns) if each.startswith(OURS))
     for place in (paper, ours):
         assert any(character.isdigit() for cells in table.rows for character in cells[place])
-    text = markdown_of(row, found)
+    text = markdown_of(row, found, SMALL)
     assert text.startswith(f"## {row.id}: {row.title}\n")
     assert "Why it differs:" in text
+
+
+def test_causes_of_a_smaller_run_say_that_their_figures_are_of_a_whole_one() -> None:
+    row = ROWS["lamina-table3"]
+    found = row.run(DataFiles(None), 1.0)
+    whole, half = (markdown_of(row, found, size) for size in (1.0, 0.5))
+    assert whole.splitlines()[-1] == f"- {found.causes[-1]}"
+    said = "- Our figures in these sentences are of a whole run, this one was of --size 0.5.\n"
+    assert half == whole + said
 
 
 def test_the_document_has_every_row_of_a_whole_run() -> None:
