@@ -302,6 +302,23 @@ def _prefill_samples(context: Table, heads: int, kv_heads: int) -> Samples:
     """Of one sequence, over its squared tokens: several are one of as many."""
     merged = _merging(context, heads, kv_heads)
     rows = context.select(num_heads=float(heads // merged), num_key_value_heads=float(kv_heads // merged))
-    rows = rows.select(batch_size=float(merged), step=0.0)
-    squares = rows.numbers("isl", least=1) ** 2
-    return Samples("prefill attention", squares[:, None], rows.numbers("latency", above=0))
+    tokens, latencies = _of_batch(rows.select(step=0.0), merged)
+    return Samples("prefill attention", tokens[:, None] ** 2, latencies)
+
+
+def _of_batch(rows: Table, size: int) -> tuple[FloatArray, FloatArray]:
+    """Tokens of each sequence, and ms of ``size`` at once: where so many were not measured (40 heads over
+    four GPUs are five of two), on the line between the next sizes. Raises where none is above or below."""
+    sizes = rows.numbers("batch_size", least=1)
+    if size in sizes or not sizes.min() < size < sizes.max():
+        rows = rows.select(batch_size=float(size))
+        return rows.numbers("isl", least=1), rows.numbers("latency", above=0)
+    lower, upper = float(sizes[sizes < size].max()), float(sizes[sizes > size].min())
+    fewer, more = (
+        dict(zip(some.numbers("isl", least=1), some.numbers("latency", above=0), strict=True))
+        for some in (rows.select(batch_size=each) for each in (lower, upper))
+    )
+    tokens = sorted(fewer.keys() & more.keys())
+    share = (size - lower) / (upper - lower)
+    latencies = [(1 - share) * fewer[each] + share * more[each] for each in tokens]
+    return np.array(tokens), np.array(latencies)

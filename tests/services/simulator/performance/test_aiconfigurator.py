@@ -49,7 +49,7 @@ def write_tables(folder: Path) -> Path:
         folder / "x_context_attention_perf.csv",
         [
             {"batch_size": b, "isl": isl, **heads, "step": 0, "latency": PREFILL_MS * b * isl * isl}
-            for b in (1, 2)
+            for b in (1, 2, 4)
             for isl in (16, 512, 8192)
         ],
     )
@@ -139,6 +139,18 @@ def test_where_heads_were_not_measured_fewer_of_a_larger_batch_stand_for_them(tm
     assert prefill_s == pytest.approx(4 * PREFILL_MS * 2 * 512**2 / 1e3)
     found = operators.decode_attention_s(8, np.array([1000.0]))
     assert found == pytest.approx(4 * DECODE_MS * 16 * 1000 / 1e3)
+
+
+def test_a_batch_that_was_not_measured_is_on_the_line_between_the_next(tmp_path: Path) -> None:
+    three = replace(SHAPE, heads=12, kv_heads=3)
+    operators = KernelOperators(
+        read_kernels(write_tables(tmp_path), three, 1), three, A100_SXM, parallelism=Parallelism()
+    )
+    prefill_s = operators.prefill_attention_s(np.zeros(1), np.array([512.0]))
+    assert prefill_s == pytest.approx(4 * PREFILL_MS * 3 * 512**2 / 1e3)
+    many = replace(SHAPE, heads=20, kv_heads=5)
+    with pytest.raises(PerformanceFileError, match=r"batch_size: has no row with 5\.0; has 1, 2, 4"):
+        read_kernels(tmp_path, many, 1)
 
 
 def test_a_chunk_takes_the_share_of_squares_that_it_adds(tmp_path: Path) -> None:
