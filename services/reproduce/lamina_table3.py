@@ -55,7 +55,7 @@ def roofline_model_s(setting: Setting, batch: int) -> float:
 
 
 def kernels_of(files: DataFiles, setting: Setting) -> KernelOperators | None:
-    """None where the tables, or heads like this model's in them, are not there."""
+    """None where the tables are not there."""
     directory = files.find(KERNELS)
     if directory is None:
         return None
