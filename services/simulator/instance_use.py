@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 import msgspec
 
@@ -11,7 +10,7 @@ from services.simulator.cluster import Cluster
 from services.simulator.instance import SimulatedInstance
 
 
-class Use(NamedTuple):
+class LivesSummary(msgspec.Struct, frozen=True, kw_only=True):
     """By some lives. Shares are of the time that they were there. ``batch``: sequences of a decode step, on
     average; ``kv_peak``: the most blocks that one of them used, as a share of its own."""
 
@@ -24,23 +23,16 @@ class Use(NamedTuple):
     preempted: int
 
 
-class InstanceUse(msgspec.Struct, frozen=True):
-    """Of one instance, as ``Use`` has it. ``pool``: that it was started for; ``lives``: one, and one more for
-    each time that it came back after a death."""
+class InstanceSummary(LivesSummary, frozen=True, kw_only=True):
+    """Of one instance. ``pool``: that it was started for; ``lives``: one, and one more for each time that it
+    came back after a death."""
 
     name: str
     pool: str
     lives: int
-    busy: float
-    prefill_busy: float
-    chunk_tokens: int
-    decode_steps: int
-    batch: float
-    kv_peak: float
-    preempted: int
 
 
-def use_of(lives: Sequence[SimulatedInstance], first_s: float, last_s: float) -> Use:
+def use_of(lives: Sequence[SimulatedInstance], first_s: float, last_s: float) -> LivesSummary:
     """In a run of which that was the first moment and that the last."""
     there_s = math.fsum(within_s(each.began_s, each.ended_s, first_s, last_s) for each in lives)
     busy = [each.engine.busy for each in lives]
@@ -48,7 +40,7 @@ def use_of(lives: Sequence[SimulatedInstance], first_s: float, last_s: float) ->
     busy_s = prefill_s + math.fsum(each.decode_s for each in busy)
     steps = sum(each.decode.drawing.steps for each in lives)
     rows = sum(each.decode.drawing.rows for each in lives)
-    return Use(
+    return LivesSummary(
         busy=busy_s / there_s if there_s > 0 else 0.0,
         prefill_busy=prefill_s / there_s if there_s > 0 else 0.0,
         chunk_tokens=sum(each.prefill.chunk_tokens for each in lives),
@@ -59,7 +51,7 @@ def use_of(lives: Sequence[SimulatedInstance], first_s: float, last_s: float) ->
     )
 
 
-def instance_uses(cluster: Cluster, first_s: float, last_s: float) -> Iterator[InstanceUse]:
+def instance_uses(cluster: Cluster, first_s: float, last_s: float) -> Iterator[InstanceSummary]:
     """In the order in which they were asked for; those that never were ready are left out."""
     lives: dict[InstanceId, list[SimulatedInstance]] = {}
     for each in cluster.lives:
@@ -67,7 +59,9 @@ def instance_uses(cluster: Cluster, first_s: float, last_s: float) -> Iterator[I
     for name in cluster.staff.terms:
         if name in lives:
             use = use_of(lives[name], first_s, last_s)
-            yield InstanceUse(name, cluster.pool_of[name], len(lives[name]), *use)
+            yield InstanceSummary(
+                name=name, pool=cluster.pool_of[name], lives=len(lives[name]), **msgspec.structs.asdict(use)
+            )
 
 
 def within_s(began_s: float, ended_s: float | None, first_s: float, last_s: float) -> float:

@@ -33,7 +33,7 @@ from services.simulator.hardware import (
     pool_hardware,
 )
 from services.simulator.instance import SimulatedInstance
-from services.simulator.instance_use import InstanceUse, instance_uses, mean, use_of, within_s
+from services.simulator.instance_use import InstanceSummary, instance_uses, mean, use_of, within_s
 from services.simulator.operator_metrics import STEPS_ATTENTION, OperatorMetrics
 from services.simulator.records import OUTCOMES, Records
 
@@ -105,7 +105,7 @@ class Metrics(msgspec.Struct, frozen=True):
     attainment: Attainment | None
     goodput_per_s: float | None
     pools: tuple[PoolMetrics, ...]
-    instances: tuple[InstanceUse, ...]
+    instances: tuple[InstanceSummary, ...]
     attention: AttentionMetrics | None
     hardware: HardwareMetrics
     operators: tuple[OperatorMetrics, ...]
