@@ -124,12 +124,7 @@ def _vidur(prepared: Prepared) -> Search[SearchReport]:
     found = yield from search_capacities(
         prepared.kinds.mixed, bounds_of(prepared, has_objectives=False), demand.catalogue, _sample(prepared)
     )
-    kept = {
-        each.kind
-        for each in within(
-            found, objectives.ttft_s, objectives.tbt_s, objectives.tpot_s, objectives.end_to_end_s
-        )
-    }
+    kept = {each.kind for each in within(found, objectives)}
     rows = tuple(
         (
             str(each.kind),

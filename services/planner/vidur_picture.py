@@ -23,7 +23,7 @@ FRONT = "#0b6e99"
 def draw_pareto(path: Path, points: Sequence[VidurPoint], objectives: ServiceObjectives) -> None:
     """The file's ending says the format (png, svg, pdf)."""
     ttft_s, tbt_s = objectives.ttft_s, objectives.tbt_s
-    kept = {each.kind for each in within(points, ttft_s, tbt_s, objectives.tpot_s, objectives.end_to_end_s)}
+    kept = {each.kind for each in within(points, objectives)}
     panels = (
         (attrgetter("ttft_p90_s"), "TTFT P90, s", ttft_s),
         (attrgetter("tbt_p99_s"), "gaps P99, s", tbt_s),

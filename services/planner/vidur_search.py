@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from common.cost import SECONDS_PER_HOUR
 from common.devices import Catalogue
-from common.latency import REPORTED_PERCENTILES, is_within
+from common.latency import REPORTED_PERCENTILES, ServiceObjectives, is_within
 from services.planner.bounds import Bound
 from services.planner.candidates import InstanceKind, PoolPlan
 from services.planner.goodput import FINE, find_capacity
@@ -17,8 +17,8 @@ from services.planner.probes import Point, Search, together
 from services.planner.samples import Sample
 
 DELAY_S = 5.0
-TTFT_P90 = 1
-"""Of a point's (50, 90, 99): of TPOT's and of whole requests', too."""
+P90 = 1
+"""Of a point's (50, 90, 99)."""
 TBT_P99 = REPORTED_PERCENTILES.index(99.0)
 MOST_LOST = 0.01
 """Requests that are refused wait for ever: no more than the percentile leaves out."""
@@ -71,31 +71,25 @@ def search_capacities(
                 kind,
                 each.rate_per_s,
                 each.rate_per_s / usd_s,
-                each.point.ttft_s[TTFT_P90],
+                each.point.ttft_s[P90],
                 each.point.tbt_s[TBT_P99] if each.point.tbt_s else 0.0,
-                each.point.tpot_s[TTFT_P90] if each.point.tpot_s else 0.0,
-                each.point.end_to_end_s[TTFT_P90],
+                each.point.tpot_s[P90] if each.point.tpot_s else 0.0,
+                each.point.end_to_end_s[P90],
             )
         )
     return sorted(points, key=lambda each: (-each.requests_per_usd, each.kind))
 
 
-def within(
-    points: Sequence[VidurPoint],
-    ttft_s: float | None,
-    tbt_s: float | None,
-    tpot_s: float | None = None,
-    end_to_end_s: float | None = None,
-) -> list[VidurPoint]:
+def within(points: Sequence[VidurPoint], objectives: ServiceObjectives) -> list[VidurPoint]:
     """Those that keep TTFT's 90th and the gaps' 99th percentile, as the paper has them, and TPOT's and whole
     requests' 90th."""
     return [
         each
         for each in points
-        if is_within(each.ttft_p90_s, ttft_s)
-        and is_within(each.tbt_p99_s, tbt_s)
-        and is_within(each.tpot_p90_s, tpot_s)
-        and is_within(each.end_to_end_p90_s, end_to_end_s)
+        if is_within(each.ttft_p90_s, objectives.ttft_s)
+        and is_within(each.tbt_p99_s, objectives.tbt_s)
+        and is_within(each.tpot_p90_s, objectives.tpot_s)
+        and is_within(each.end_to_end_p90_s, objectives.end_to_end_s)
     ]
 
 

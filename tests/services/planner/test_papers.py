@@ -219,7 +219,7 @@ def test_the_pareto_front_has_whoever_nobody_betters() -> None:
     assert sorted(front, key=lambda each: each.ttft_p90_s) == sorted(
         undominated, key=lambda each: each.ttft_p90_s
     )
-    assert within(points, 0.55, None) == [points[1], points[5]]
+    assert within(points, ServiceObjectives(ttft_s=0.55)) == [points[1], points[5]]
 
 
 def search_with(search: Search[Found], answer_of: Callable[[Probe], Point]) -> Found:
