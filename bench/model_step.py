@@ -62,7 +62,7 @@ def _load(options: argparse.Namespace) -> tuple[ModelRunner, int]:
     dtype = TORCH_DTYPES[options.dtype]
     device = torch.device("cpu")
     cache = Path("~/.cache/lamella").expanduser()
-    if options.kernels == "auto" and dtype is torch.float32:
+    if options.kernels == "auto":
         use_compiled(cache)
     program = load_program(options.model, options.dtype, device, cache, weights=options.weights)
     spec = program.spec

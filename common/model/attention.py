@@ -6,7 +6,8 @@ computes for others does so while K and V are on their way (Infinite-LLM; Lamina
 with one new token are computed together, page by page (``page_plan``); prompts' chunks each on their own
 (``chunk_plan``). Sequences never see each other.
 
-Where compiled kernels are on (``common.model.cpu``) they compute a decode step of fp32 rows on the host.
+Where compiled kernels are on (``common.model.cpu``) they compute what sequences with one new token attend to
+on the host.
 Bit-exactness across batch compositions is not promised; equality of the mathematics is.
 """
 
@@ -26,7 +27,7 @@ from common.model.page_plan import DecodePlan, DecodeRow, plan_decode
 from common.spec import AttentionSpec
 
 if TYPE_CHECKING:
-    from common.model.cpu.decode_attention import DecodeStep
+    from common.model.cpu.decode_attention import DecodeStep, PagedRows
 from common.timeline import timeline
 from common.timeline_events import ATTENTION
 
@@ -39,7 +40,7 @@ class StepPlan:
     all. ``chunks``: the others.
     """
 
-    decode: DecodePlan | None
+    decode: "DecodePlan | PagedRows | None"
     decode_rows: torch.Tensor | None
     chunks: tuple[ChunkPlan, ...]
 
@@ -128,17 +129,17 @@ class LocalAttention:
     def _compiled_step(
         self, chunks: Sequence[SequenceChunk], output: torch.Tensor | None
     ) -> "DecodeStep | None":
-        """Where compiled kernels are on and the step is one of few new tokens, one a sequence."""
-        pool = self._pool
-        is_host = pool.device.type == "cpu" and pool.dtype is torch.float32
-        library = kernels.compiled()
-        if library is None or not is_host or len(chunks) > kernels.FEW_ROWS:
-            return None
+        """Where compiled kernels are on and the step is one new token for each sequence."""
         if any(chunk.length > 1 for chunk in chunks):
+            return None
+        paged = paged_rows(
+            [DecodeRow(0, each.block_table, each.start) for each in chunks], self._pool, self._windows
+        )
+        if paged is None:
             return None
         from common.model.cpu.decode_attention import DecodeStep
 
-        return DecodeStep(library, chunks, pool, self._windows, output)
+        return DecodeStep(paged, output)
 
     def send_q(self, layer: int, q: torch.Tensor) -> None:
         began_ns = timeline.begin()
@@ -199,7 +200,21 @@ def plan_step(chunks: Sequence[SequenceChunk], window: int | None, pool: KVPool)
     # The new token is one of those the window shows.
     before = None if window is None else window - 1
     rows = torch.tensor([each.row for each in decode], device=pool.device) if plans else None
-    return StepPlan(plan_decode(decode, pool.layout, before, pool.dtype, pool.device), rows, tuple(plans))
+    planned: DecodePlan | PagedRows | None = paged_rows(decode, pool, {window})
+    if planned is None:
+        planned = plan_decode(decode, pool.layout, before, pool.dtype, pool.device)
+    return StepPlan(planned, rows, tuple(plans))
+
+
+def paged_rows(rows: Sequence[DecodeRow], pool: KVPool, windows: set[int | None]) -> "PagedRows | None":
+    """Where compiled kernels are on, and can read that pool. Raises ValueError for a block table that leaves
+    it."""
+    library = kernels.compiled()
+    if library is None or pool.device.type != "cpu" or pool.dtype not in (torch.float32, torch.bfloat16):
+        return None
+    from common.model.cpu.decode_attention import PagedRow, PagedRows
+
+    return PagedRows(library, [PagedRow(row.block_table, row.tokens) for row in rows], pool, windows)
 
 
 def _check_tables(chunks: Sequence[SequenceChunk], total_blocks: int) -> None:

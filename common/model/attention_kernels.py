@@ -110,7 +110,7 @@ def with_new_token(
         scores = softcap * torch.tanh(scores / softcap)
     share = torch.sigmoid(scores - lse.view(grouped)).unsqueeze(-1)
     merged = torch.lerp(output.view(*grouped, head_dim).float(), v.float().unsqueeze(2), share)
-    return merged.reshape(batch, heads, head_dim).to(output.dtype)
+    return merged.reshape(batch, heads, head_dim).to(q.dtype)
 
 
 def merge_two(first: Partial, second: Partial) -> Partial:

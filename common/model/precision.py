@@ -42,8 +42,8 @@ def precision_of(model: ModelConfig) -> Precision:
 
 
 def wants_compiled(model: ModelConfig) -> bool:
-    """Whether compiled kernels (``common.model.cpu``) compute few rows: they know fp32 on the host."""
-    return model.kernels == "auto" and model.device == "cpu" and precision_of(model).compute == "float32"
+    """Whether compiled kernels (``common.model.cpu``) compute few rows, on the host."""
+    return model.kernels == "auto" and model.device == "cpu"
 
 
 def has_fast_bf16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:

@@ -51,7 +51,7 @@ def sample(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[SampledTok
     if logits.shape[0] != len(rows):
         raise ValueError(f"{logits.shape[0]} rows of logits for {len(rows)} sequences")
     shaped = _shape(logits, rows)
-    token_ids = shaped.argmax(dim=-1)
+    token_ids = shaped.max(dim=-1).indices  # as argmax, which takes five times as long over bf16
     random_rows = [index for index, row in enumerate(rows) if row.params.temperature > 0]
     if random_rows:
         token_ids[random_rows] = _draw(shaped[random_rows], [rows[index] for index in random_rows])

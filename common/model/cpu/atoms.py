@@ -46,6 +46,25 @@ def widened(typingctx: Any, value: Any) -> Any:
     return types.float32(value), codegen
 
 
+@intrinsic
+def narrowed_like(typingctx: Any, value: Any, like: Any) -> Any:
+    """A float32 as what ``like`` is: itself, or bf16, rounded to the nearest, to even ones between two; a NaN
+    stays one."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        if like != types.uint16:
+            return arguments[0]
+        bits = builder.bitcast(arguments[0], context.get_value_type(types.uint32))
+        odd = builder.and_(builder.lshr(bits, bits.type(16)), bits.type(1))
+        upper = builder.lshr(builder.add(builder.add(bits, bits.type(0x7FFF)), odd), bits.type(16))
+        is_nan = builder.fcmp_unordered("uno", arguments[0], arguments[0])
+        return builder.trunc(
+            builder.select(is_nan, bits.type(0x7FC0), upper), context.get_value_type(types.uint16)
+        )
+
+    return (types.uint16 if like == types.uint16 else types.float32)(value, like), codegen
+
+
 def _word_at(context: Any, builder: Any, address: Any) -> Any:
     pointer = types.CPointer(types.int64)  # type: ignore[attr-defined]
     return builder.inttoptr(address, context.get_value_type(pointer))

@@ -1,4 +1,4 @@
-"""Paged attention of decode steps, compiled: one new token a sequence, straight out of the pages.
+"""Paged attention of sequences with one new token, compiled: straight out of the pages, each to its length.
 
 The part over the tokens before runs as soon as Q is there; the new token's part is merged in when K and V
 are (Infinite-LLM, Lamina 1, section 4.1), so that a remote worker computes while these are on their way.
@@ -6,91 +6,83 @@ are (Infinite-LLM, Lamina 1, section 4.1), so that a remote worker computes whil
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from common.kv.pool import KVPool
+from common.model.attention_kernels import Partial
 from common.model.cpu.crew import own_crew
-from common.model.cpu.jobs import ATTEND, MOST_PARTS
+from common.model.cpu.jobs import ATTEND_FLOATS, ATTEND_HALVES, MOST_PARTS
 from common.model.cpu.library import KernelLibrary
-from common.model.interface import SequenceChunk
 from common.spec import AttentionSpec
 
 COMPUTERS = 2
 """Who may hold scratch memory at once: the thread and its helper."""
+JOBS = {torch.float32: ATTEND_FLOATS, torch.bfloat16: ATTEND_HALVES}
+"""By the pool's dtype, which Q, K and V have, too."""
 
 
-class DecodeStep:
-    """One step's rows, in order, for all layers. fp32 on the host; each chunk is of one token.
+class PagedRow(NamedTuple):
+    """A sequence's blocks, and how many of its tokens are in them before the new one."""
 
-    ``output`` [rows, heads, head_dim] takes every layer's output; None makes a tensor for each."""
+    block_table: Sequence[int]
+    start: int
+
+
+class PagedRows:
+    """Rows of one pass, for all layers. Of a pool on the host whose dtype is among JOBS. Raises ValueError
+    for a block table that leaves the pool."""
 
     def __init__(
-        self,
-        kernels: KernelLibrary,
-        chunks: Sequence[SequenceChunk],
-        pool: KVPool,
-        windows: set[int | None],
-        output: torch.Tensor | None = None,
+        self, kernels: KernelLibrary, rows: Sequence[PagedRow], pool: KVPool, windows: set[int | None]
     ) -> None:
-        self._kernels = kernels
-        layout = pool.layout
-        size = layout.block_size
-        self._pool = pool
-        self._rows = len(chunks)
-        tables = [np.asarray(chunk.block_table, dtype=np.int64) for chunk in chunks]
+        self.kernels, self.pool, self.rows = kernels, pool, rows
+        tables = [np.asarray(row.block_table, dtype=np.int64) for row in rows]
         firsts = np.cumsum([0, *map(len, tables)])[:-1]
         self._tables = np.concatenate(tables)
         if self._tables.min() < 0 or self._tables.max() >= pool.total_blocks:  # nothing below looks
             raise ValueError(f"a block table leaves the pool of {pool.total_blocks} blocks")
-        starts = [chunk.start for chunk in chunks]
-        self._slots = np.array(
-            [table[start // size] * size + start % size for table, start in zip(tables, starts, strict=True)],
-            dtype=np.int64,
-        )
-        self._slots_address = self._slots.ctypes.data
         self._crew = own_crew(kernels)
         self._spans = {
             window: np.array(
                 [
-                    (first, 0 if window is None else max(0, start + 1 - window), start)
-                    for first, start in zip(firsts, starts, strict=True)
+                    (first, 0 if window is None else max(0, row.start + 1 - window), row.start)
+                    for first, row in zip(firsts, rows, strict=True)
                 ],
                 dtype=np.int64,
             )
             for window in windows
         }
         self._fixed: dict[AttentionSpec, _Fixed] = {}
-        self._place = output
-        self._q = self._output = self._lses = torch.empty(0)
 
-    def attend_before(self, layer: int, q: torch.Tensor, spec: AttentionSpec) -> None:
-        """``q`` [rows, heads, head_dim] over each row's tokens before the new one."""
+    def attend(
+        self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, spec: AttentionSpec
+    ) -> Partial:
+        """``q`` [rows, heads, head_dim] over each row's tokens before the new one, in a layer's ``keys`` and
+        ``values``: fp32, until the next layer with that ``spec`` is attended to."""
         fixed = self._fixed.get(spec)
         if fixed is None:
             fixed = self._fixed[spec] = self._fixed_for(spec)
-        q = self._q = _in_rows(q)
-        output = self._output = torch.empty(fixed.output_shape) if self._place is None else self._place
-        lses = self._lses = fixed.lses
-        pool = self._pool
+        q = in_rows(q, self.pool.dtype)
         addresses = (
-            ATTEND,
+            JOBS[self.pool.dtype],
             q.data_ptr(),
-            pool.keys[layer].data_ptr(),
-            pool.values[layer].data_ptr(),
-            output.data_ptr(),
-            lses.data_ptr(),
+            keys.data_ptr(),
+            values.data_ptr(),
+            fixed.output.data_ptr(),
+            fixed.lses.data_ptr(),
             q.stride(0),
         )
         self._crew.run(addresses + fixed.arguments, fixed.parts)
+        return fixed.output, fixed.lses
 
     def _fixed_for(self, spec: AttentionSpec) -> "_Fixed":
-        layout = self._pool.layout
-        floats = spec.heads // layout.kv_heads * (layout.block_size + 2)
+        layout = self.pool.layout
+        floats = spec.heads // layout.kv_heads * (layout.block_size + 2 + layout.head_dim)
         scratch = np.empty(COMPUTERS * floats, dtype=np.float32)
-        items = self._rows * layout.kv_heads
+        items = len(self.rows) * layout.kv_heads
         arguments = (
             self._tables.ctypes.data,
             self._spans[spec.window].ctypes.data,
@@ -104,25 +96,54 @@ class DecodeStep:
             _bits(spec.softcap or 0.0),
             items,
         )
-        shape = (self._rows, spec.heads, layout.head_dim)
-        if self._place is not None and (self._place.shape != shape or not self._place.is_contiguous()):
-            raise ValueError(f"an output of {(*self._place.shape,)} for {shape}")  # nothing below looks
-        return _Fixed(arguments, min(items, MOST_PARTS), shape, scratch, torch.empty(shape[:2]))
+        output = torch.empty(len(self.rows), spec.heads, layout.head_dim)
+        return _Fixed(arguments, min(items, MOST_PARTS), output, scratch, torch.empty(output.shape[:2]))
+
+
+class DecodeStep:
+    """A pass of decodes alone, in order, for all layers. As ``PagedRows``.
+
+    ``output`` [rows, heads, head_dim], of the pool's dtype, takes every layer's output; None makes a tensor
+    for each."""
+
+    def __init__(self, paged: PagedRows, output: torch.Tensor | None = None) -> None:
+        self._paged = paged
+        size = paged.pool.layout.block_size
+        self._slots = np.array(
+            [row.block_table[row.start // size] * size + row.start % size for row in paged.rows],
+            dtype=np.int64,
+        )
+        self._slots_address = self._slots.ctypes.data
+        self._take = paged.kernels.operators[paged.pool.dtype].take_new
+        self._place = output
+        self._q = self._before = self._lses = torch.empty(0)
+
+    def attend_before(self, layer: int, q: torch.Tensor, spec: AttentionSpec) -> None:
+        """``q`` [rows, heads, head_dim] over each row's tokens before the new one."""
+        pool = self._paged.pool
+        self._q = q = in_rows(q, pool.dtype)
+        self._before, self._lses = self._paged.attend(q, pool.keys[layer], pool.values[layer], spec)
 
     def take_new(self, layer: int, k: torch.Tensor, v: torch.Tensor, spec: AttentionSpec) -> torch.Tensor:
         """Writes ``k``, ``v`` [rows, kv_heads, head_dim] into the pool; the output of all the tokens."""
-        layout, pool, q = self._pool.layout, self._pool, self._q
-        keys, values = _in_rows(k), _in_rows(v)
-        self._kernels.take_new_token(
+        pool, q, before = self._paged.pool, self._q, self._before
+        layout = pool.layout
+        keys, values = in_rows(k, pool.dtype), in_rows(v, pool.dtype)
+        output = torch.empty(before.shape, dtype=pool.dtype) if self._place is None else self._place
+        if output.shape != before.shape or output.dtype != pool.dtype or not output.is_contiguous():
+            found = f"an output of {(*output.shape,)} in {output.dtype}"
+            raise ValueError(f"{found} for {(*before.shape,)} in {pool.dtype}")  # nothing below looks
+        self._take(
             q.data_ptr(),
             keys.data_ptr(),
             values.data_ptr(),
-            self._output.data_ptr(),
+            before.data_ptr(),
+            output.data_ptr(),
             self._lses.data_ptr(),
             pool.keys[layer].data_ptr(),
             pool.values[layer].data_ptr(),
             self._slots_address,
-            self._rows,
+            len(self._slots),
             spec.heads,
             layout.kv_heads,
             layout.head_dim,
@@ -133,23 +154,27 @@ class DecodeStep:
             spec.scale,
             spec.softcap or 0.0,
         )
-        return self._output
+        return output
 
 
 @dataclass(frozen=True, slots=True)
 class _Fixed:
-    """What a step's layers with one spec have in common. ``arguments`` follow the layer's addresses, among
-    them that of ``scratch``. ``lses`` [rows, heads]: each layer's log-sum-exps."""
+    """What a pass's layers with one spec have in common. ``arguments`` follow the layer's addresses, among
+    them that of ``scratch``. ``output`` [rows, heads, head_dim] and ``lses`` [rows, heads], log-sum-exps:
+    each layer's, in turn."""
 
     arguments: tuple[int, ...]
     parts: int
-    output_shape: tuple[int, int, int]
+    output: torch.Tensor
     scratch: np.ndarray[Any, np.dtype[np.float32]]
     lses: torch.Tensor
 
 
-def _in_rows(x: torch.Tensor) -> torch.Tensor:
-    """[tokens, heads, width] with each token's heads side by side."""
+def in_rows(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """[tokens, heads, width] with each token's heads side by side. Raises ValueError for another dtype:
+    nothing below looks."""
+    if x.dtype != dtype:
+        raise ValueError(f"{x.dtype} beside a pool of {dtype}")
     return x if x.stride()[1:] == (x.shape[2], 1) else x.contiguous()
 
 

@@ -1,8 +1,11 @@
 """Kernels over addresses and sizes, as numba compiles them (``library`` keeps the result).
 
-Nothing here checks anything: ``common.model.kernels`` and the other callers do. Floats are fp32; sums are
-reassociated (``fastmath`` without the flags that assume no NaN and no infinity).
+Nothing here checks anything: ``common.model.kernels`` and the other callers do. Floats are fp32, but for
+"halves", which are bf16; sums are reassociated (``fastmath`` without the flags that assume no NaN and no
+infinity).
 """
+
+from typing import Any
 
 import numpy as np
 from numba import carray, njit
@@ -13,13 +16,17 @@ from common.model.cpu.atoms import (
     add_word,
     exp_of_negative,
     float_pointer,
+    half_pointer,
     load_word,
+    narrowed_like,
     store_word,
+    widened,
     word_pointer,
     yield_core,
 )
 from common.model.cpu.jobs import (
     ARGUMENTS,
+    ATTEND_FLOATS,
     DONE,
     JOB_WORDS,
     LEFT,
@@ -27,70 +34,81 @@ from common.model.cpu.jobs import (
     MULTIPLY_HALVES,
     PARTS,
 )
-from common.model.cpu.paged_attention import attend_items, take_new_token
+from common.model.cpu.paged_attention import attend_floats, attend_halves, taking
 from common.model.cpu.products import multiply_bytes, multiply_halves
 
 
-@njit(fastmath=FAST, error_model="numpy")
-def rms_norm(x: int, weight: int, output: int, rows: int, width: int, eps: float) -> None:
-    values = carray(float_pointer(x), (rows, width))
-    scales = carray(float_pointer(weight), (width,))
-    results = carray(float_pointer(output), (rows, width))
-    for row in range(rows):
-        total = np.float32(0)
-        for i in range(width):
-            total += values[row, i] * values[row, i]
-        factor = np.float32(1) / np.sqrt(total / np.float32(width) + eps)
-        for i in range(width):
-            results[row, i] = values[row, i] * factor * scales[i]
+def _operators(form: str, pointer: Any, size: int) -> dict[str, Any]:
+    """What a slice's small operators are called by, of elements at ``pointer`` of ``size`` bytes: they are
+    read and written so, and computed in fp32."""
 
+    @njit(fastmath=FAST, error_model="numpy")
+    def norm(x: int, weight: int, output: int, rows: int, width: int, eps: float) -> None:
+        values = carray(pointer(x), (rows, width))
+        scales = carray(pointer(weight), (width,))
+        results = carray(pointer(output), (rows, width))
+        for row in range(rows):
+            total = np.float32(0)
+            for i in range(width):
+                value = widened(values[row, i])
+                total += value * value
+            factor = np.float32(1) / np.sqrt(total / np.float32(width) + eps)
+            for i in range(width):
+                scaled = widened(values[row, i]) * factor * widened(scales[i])
+                results[row, i] = narrowed_like(scaled, results[row, i])
 
-def add_rms_norm(
-    left: int, right: int, weight: int, total: int, output: int, rows: int, width: int, eps: float
-) -> None:
-    """``total`` = ``left`` + ``right``, and ``output`` its RMSNorm."""
-    firsts = carray(float_pointer(left), (rows * width,))
-    seconds = carray(float_pointer(right), (rows * width,))
-    totals = carray(float_pointer(total), (rows * width,))
-    for i in range(rows * width):
-        totals[i] = firsts[i] + seconds[i]
-    rms_norm(total, weight, output, rows, width, eps)
+    def rms_norm(x: int, weight: int, output: int, rows: int, width: int, eps: float) -> None:
+        norm(x, weight, output, rows, width, eps)
 
+    def add_rms_norm(
+        left: int, right: int, weight: int, total: int, output: int, rows: int, width: int, eps: float
+    ) -> None:
+        """``total`` = ``left`` + ``right``, and ``output`` its RMSNorm."""
+        firsts = carray(pointer(left), (rows * width,))
+        seconds = carray(pointer(right), (rows * width,))
+        totals = carray(pointer(total), (rows * width,))
+        for i in range(rows * width):
+            totals[i] = narrowed_like(widened(firsts[i]) + widened(seconds[i]), totals[i])
+        norm(total, weight, output, rows, width, eps)
 
-def rotate(
-    x: int, cos: int, sin: int, output: int, tokens: int, heads: int, width: int, token_stride: int
-) -> None:
-    """``x`` [tokens, heads, width], a token every ``token_stride`` elements; the tables [tokens, width], the
-    sines signed (see ``fusions.fold_rotations``)."""
-    values = carray(float_pointer(x), (tokens * token_stride,))
-    cosines = carray(float_pointer(cos), (tokens, width))
-    sines = carray(float_pointer(sin), (tokens, width))
-    results = carray(float_pointer(output), (tokens, heads, width))
-    half = width // 2
-    for token in range(tokens):
-        for head in range(heads):
-            first = token * token_stride + head * width
-            for i in range(half):
-                low, high = values[first + i], values[first + half + i]
-                results[token, head, i] = low * cosines[token, i] + high * sines[token, i]
-                results[token, head, half + i] = (
-                    high * cosines[token, half + i] + low * sines[token, half + i]
-                )
+    def rotate(
+        x: int, cos: int, sin: int, output: int, tokens: int, heads: int, width: int, token_stride: int
+    ) -> None:
+        """``x`` [tokens, heads, width], a token every ``token_stride`` elements; the tables [tokens, width],
+        the sines signed (see ``fusions.fold_rotations``)."""
+        values = carray(pointer(x), (tokens * token_stride,))
+        cosines = carray(pointer(cos), (tokens, width))
+        sines = carray(pointer(sin), (tokens, width))
+        results = carray(pointer(output), (tokens, heads, width))
+        half = width // 2
+        for token in range(tokens):
+            for head in range(heads):
+                first = token * token_stride + head * width
+                for i in range(half):
+                    low, high = widened(values[first + i]), widened(values[first + half + i])
+                    left = low * widened(cosines[token, i]) + high * widened(sines[token, i])
+                    right = high * widened(cosines[token, half + i]) + low * widened(sines[token, half + i])
+                    results[token, head, i] = narrowed_like(left, results[token, head, i])
+                    results[token, head, half + i] = narrowed_like(right, results[token, head, half + i])
 
+    def silu_multiply(
+        gate: int, up: int, output: int, rows: int, width: int, gate_stride: int, up_stride: int
+    ) -> None:
+        gates = carray(pointer(gate), ((rows - 1) * gate_stride + width,))
+        ups = carray(pointer(up), ((rows - 1) * up_stride + width,))
+        results = carray(pointer(output), (rows, width))
+        for row in range(rows):
+            for i in range(width):
+                value = widened(gates[row * gate_stride + i])
+                # exp(−|x|) does not overflow: σ(x) is e/(1 + e) or 1/(1 + e) by the sign.
+                e = exp_of_negative(-abs(value))
+                sigmoid = (np.float32(1) if value >= 0 else e) / (np.float32(1) + e)
+                product = value * sigmoid * widened(ups[row * up_stride + i])
+                results[row, i] = narrowed_like(product, results[row, i])
 
-def silu_multiply(
-    gate: int, up: int, output: int, rows: int, width: int, gate_stride: int, up_stride: int
-) -> None:
-    gates = carray(float_pointer(gate), ((rows - 1) * gate_stride + width,))
-    ups = carray(float_pointer(up), ((rows - 1) * up_stride + width,))
-    results = carray(float_pointer(output), (rows, width))
-    for row in range(rows):
-        for i in range(width):
-            value = gates[row * gate_stride + i]
-            # exp(−|x|) does not overflow: σ(x) is e/(1 + e) or 1/(1 + e) by the sign.
-            e = exp_of_negative(-abs(value))
-            sigmoid = (np.float32(1) if value >= 0 else e) / (np.float32(1) + e)
-            results[row, i] = value * sigmoid * ups[row * up_stride + i]
+    found = {"take_new": taking(pointer, size)}
+    found |= {each.__name__: each for each in (rms_norm, add_rms_norm, rotate, silu_multiply)}
+    return {f"{name}_{form}": function for name, function in found.items()}
 
 
 SPINS = 300
@@ -114,27 +132,10 @@ def work(job: int, worker: int) -> int:
             multiply_halves(a[1], a[2], a[3], a[4], a[5], a[6], part, parts)
         elif a[0] == MULTIPLY_BYTES:
             multiply_bytes(a[1], a[2], a[3], a[4], a[5], a[6], part, parts, a[7])
+        elif a[0] == ATTEND_FLOATS:
+            attend_floats(a, worker, part, parts)
         else:
-            items = a[17]
-            attend_items(
-                a[1],
-                a[2],
-                a[3],
-                a[4],
-                a[5],
-                a[7],
-                a[8],
-                a[9] + 4 * worker * a[10],
-                a[11],
-                a[12],
-                a[13],
-                a[14],
-                a[6],
-                np.uint32(a[15]).view(np.float32),
-                np.uint32(a[16]).view(np.float32),
-                part * items // parts,
-                (part + 1) * items // parts,
-            )
+            attend_halves(a, worker, part, parts)
         add_word(job + 8 * DONE, 1)
         taken += 1
 
@@ -168,13 +169,18 @@ def help_until_idle(job: int, patience: int) -> int:
 
 _i, _f = types.int64, types.float32
 
-EXPORTED = {
-    rms_norm.py_func: types.void(_i, _i, _i, _i, _i, _f),
-    add_rms_norm: types.void(*[_i] * 7, _f),
-    rotate: types.void(*[_i] * 8),
-    silu_multiply: types.void(*[_i] * 7),
-    take_new_token: types.void(*[_i] * 16, _f, _f),
-    run_job: types.void(_i, _i),
-    help_until_idle: types.int64(_i, _i),
+OPERATORS = {
+    "rms_norm": types.void(_i, _i, _i, _i, _i, _f),
+    "add_rms_norm": types.void(*[_i] * 7, _f),
+    "rotate": types.void(*[_i] * 8),
+    "silu_multiply": types.void(*[_i] * 7),
+    "take_new": types.void(*[_i] * 17, _f, _f),
 }
-"""What is called from outside, with its signature."""
+JOBS = {"run_job": (run_job, types.void(_i, _i)), "help_until_idle": (help_until_idle, types.int64(_i, _i))}
+
+EXPORTED: dict[str, tuple[Any, Any]] = JOBS | {
+    name: (function, OPERATORS[name.rsplit("_", 1)[0]])
+    for form, pointer, size in (("floats", float_pointer, 4), ("halves", half_pointer, 2))
+    for name, function in _operators(form, pointer, size).items()
+}
+"""What is called from outside, by its name, with its signature."""

@@ -13,22 +13,21 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import llvmlite.binding as llvm
 import msgspec
+import torch
 
 WORD, FLOAT = ctypes.c_int64, ctypes.c_float
-SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
-    "rms_norm": (None, (*[WORD] * 5, FLOAT)),
-    "add_rms_norm": (None, (*[WORD] * 7, FLOAT)),
-    "rotate": (None, (WORD,) * 8),
-    "silu_multiply": (None, (WORD,) * 7),
-    "take_new_token": (None, (*[WORD] * 16, FLOAT, FLOAT)),
-    "run_job": (None, (WORD,) * 2),
-    "help_until_idle": (WORD, (WORD,) * 2),
+OPERATORS: dict[str, tuple[Any, ...]] = {
+    "rms_norm": (*[WORD] * 5, FLOAT),
+    "add_rms_norm": (*[WORD] * 7, FLOAT),
+    "rotate": (WORD,) * 8,
+    "silu_multiply": (WORD,) * 7,
+    "take_new": (*[WORD] * 17, FLOAT, FLOAT),
 }
-"""Of ``kernels.EXPORTED``: result, arguments."""
+"""Arguments of those in ``kernels.EXPORTED`` that are there for each form of elements; none has a result."""
 LONG = {"run_job", "help_until_idle"}
 """Others may run Python meanwhile; for the rest, giving the interpreter away would cost more than they do."""
 MATHEMATICS = ("memset", "memcpy", "memmove", "logf", "tanhf", "sqrtf", "floorf")
@@ -39,6 +38,16 @@ SYMBOLS = "symbols.json"
 Kernel = Callable[..., Any]
 
 
+class Operators(NamedTuple):
+    """Of one form of elements, float32 or bf16."""
+
+    rms_norm: Kernel
+    add_rms_norm: Kernel
+    rotate: Kernel
+    silu_multiply: Kernel
+    take_new: Kernel
+
+
 class Contents(msgspec.Struct, frozen=True):
     """Of a directory: each kernel's symbol, and what the code refers to outside itself."""
 
@@ -47,7 +56,8 @@ class Contents(msgspec.Struct, frozen=True):
 
 
 class KernelLibrary:
-    """The kernels of one directory. Keeps the memory their code is in."""
+    """The kernels of one directory: ``operators`` by the dtype of what they are given. Keeps the memory their
+    code is in."""
 
     def __init__(self, directory: Path) -> None:
         llvm.initialize_native_target()
@@ -56,22 +66,27 @@ class KernelLibrary:
         _define(contents.externals)
         symbols = contents.symbols
         self._engines: list[Any] = []
-        self.rms_norm = self._load(directory, symbols, "rms_norm")
-        self.add_rms_norm = self._load(directory, symbols, "add_rms_norm")
-        self.rotate = self._load(directory, symbols, "rotate")
-        self.silu_multiply = self._load(directory, symbols, "silu_multiply")
-        self.take_new_token = self._load(directory, symbols, "take_new_token")
-        self.run_job = self._load(directory, symbols, "run_job")
-        self.help_until_idle = self._load(directory, symbols, "help_until_idle")
+        self.run_job = self._load(directory, symbols, "run_job", None, (WORD, WORD))
+        self.help_until_idle = self._load(directory, symbols, "help_until_idle", WORD, (WORD, WORD))
 
-    def _load(self, directory: Path, symbols: dict[str, str], name: str) -> Kernel:
+        def operators(form: str) -> Operators:
+            loaded = {
+                name: self._load(directory, symbols, f"{name}_{form}", None, arguments)
+                for name, arguments in OPERATORS.items()
+            }
+            return Operators(**loaded)
+
+        self.operators = {torch.float32: operators("floats"), torch.bfloat16: operators("halves")}
+
+    def _load(
+        self, directory: Path, symbols: dict[str, str], name: str, result: Any, arguments: tuple[Any, ...]
+    ) -> Kernel:
         machine = llvm.Target.from_default_triple().create_target_machine()
         engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
         code = (directory / f"{name}.o").read_bytes()
         engine.add_object_file(llvm.ObjectFileRef.from_data(code))
         engine.finalize_object()
         self._engines.append(engine)
-        result, arguments = SIGNATURES[name]
         kind = ctypes.CFUNCTYPE if name in LONG else ctypes.PYFUNCTYPE
         return kind(result, *arguments)(engine.get_function_address(symbols[name]))
 
@@ -142,7 +157,7 @@ def _compile(directory: Path) -> None:
 
     symbols: dict[str, str] = {}
     externals = {*MATHEMATICS}
-    for function, signature in EXPORTED.items():
+    for name, (function, signature) in EXPORTED.items():
         compiled: Any = numba.cfunc(signature, fastmath=FAST, error_model="numpy")(function)
         library = compiled._library
         module = library._final_module
@@ -150,8 +165,8 @@ def _compile(directory: Path) -> None:
             if each.is_declaration and not each.name.startswith("llvm."):
                 externals.add(each.name)
         code = library.codegen._tm.emit_object(module)
-        (directory / f"{function.__name__}.o").write_bytes(code)
-        symbols[function.__name__] = compiled._wrapper_name
+        (directory / f"{name}.o").write_bytes(code)
+        symbols[name] = compiled._wrapper_name
     contents = Contents(symbols, tuple(sorted(externals)))
     (directory / SYMBOLS).write_bytes(msgspec.json.encode(contents))
 
