@@ -15,11 +15,13 @@ from common.messages import GenerationRequest, InstanceLife
 from common.model.tokens import Tokenizer
 from gateway.attempts import CONTINUE_BACKOFF_S
 from gateway.generation import PROGRESS_TOKENS
+from gateway.losses import DECLARED_WITHIN_S
 from tests.gateway.clients import complete, in_background, with_peer, with_stream
 from tests.gateway.processes import GatewayProcess
 from tests.gateway.scripted import DECODE, LIFE, PREFILL, ScriptedPeer
 
 END_TOKEN = 2
+TRIES = 5
 FORMER = InstanceLife(DECODE, LIFE)
 
 
@@ -129,18 +131,26 @@ def test_what_began_while_others_still_heard_that_its_gateway_is_gone_is_placed_
     gateway: GatewayProcess, ids: list[int]
 ) -> None:
     """An instance that heard it later than the gateway forgot that, too."""
+    were_in_time: list[bool] = []
 
     async def script(peer: ScriptedPeer, first: GenerationRequest) -> None:
+        declared_s = time.monotonic()
         peer.announce_gateway_gone(first.gateway_id)
         second = await peer.next_request()
+        were_in_time.append(time.monotonic() < declared_s + DECLARED_WITHIN_S)
         await peer.wait_cancelled(first)
+        if not were_in_time[-1]:  # everybody had heard when it began
+            peer.tokens(second, ids, finish="length")
+            return
         peer.tokens(second, ids[:2])
         third = await peer.next_request()
         await peer.wait_cancelled(second)
         assert (third.attempt, third.output_ids) == (2, tuple(ids[:2]))
         peer.tokens(third, ids[2:], finish="length")
 
-    with_stream(gateway, script)
+    while not any(were_in_time) and len(were_in_time) < TRIES:
+        with_stream(gateway, script)
+    assert any(were_in_time), "the machine is too busy for what is tested"
 
 
 def test_each_scheduler_s_word_that_a_living_gateway_is_gone_costs_none_of_the_continuations(
