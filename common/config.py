@@ -253,8 +253,8 @@ class InstanceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     ``srpt`` whoever has least left goes on at every chunk's end, and waiting counts as having
     ``prefill_aging_tokens_per_s`` less left. ``decode_admission`` is when decode takes one more sequence in
     (3.4), up to ``max_decode_batch`` in a step; prefill refuses prompts over ``max_waiting_requests``. The
-    load is reported at least every ``report_interval_s``. ``engine`` emulated replaces the model by a cost
-    model (`[emulation]`).
+    load is reported at least every ``report_interval_s``; changes closer together than ``report_gap_s`` share
+    a report. ``engine`` emulated replaces the model by a cost model (`[emulation]`).
 
     ``mixed_policy``: what a mixed instance computes where prompts and decodes wait
     (``scheduler.policy.mixed_batching``). prefill_first: prompts, for which decodes wait at most
@@ -302,6 +302,7 @@ class InstanceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     staggered_batches: int = 2
     replica_devices: tuple[str, ...] = ()
     report_interval_s: float = 0.1
+    report_gap_s: float = 0.02
     engine: Literal["model", "emulated"] = "model"
 
 

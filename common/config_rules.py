@@ -24,6 +24,7 @@ OVER_ZERO = (
     "mesh.call_timeout_s",
     "mesh.drain_timeout_s",
     "instance.report_interval_s",
+    "instance.report_gap_s",
     "transfer.deadline_s",
     "transfer.suspect_after_s",
     "transfer.emulated_bandwidth_bytes_per_s",

@@ -4,15 +4,13 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-MIN_GAP_S = 0.02
-"""Changes closer together than this share one report."""
-
 
 @dataclass(slots=True)
 class LoadReporter:
-    """``interval_s`` is the longest silence."""
+    """``interval_s`` is the longest silence; changes closer together than ``gap_s`` share one report."""
 
     interval_s: float
+    gap_s: float
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def note_change(self) -> None:
@@ -23,9 +21,9 @@ class LoadReporter:
         while True:
             self._changed.clear()
             publish()
-            await asyncio.sleep(min(MIN_GAP_S, self.interval_s))
+            await asyncio.sleep(min(self.gap_s, self.interval_s))
             try:
-                async with asyncio.timeout(max(0.0, self.interval_s - MIN_GAP_S)):
+                async with asyncio.timeout(max(0.0, self.interval_s - self.gap_s)):
                     await self._changed.wait()
             except TimeoutError:
                 continue

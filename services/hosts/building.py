@@ -108,7 +108,8 @@ def build_instance(
     compute several batches that take turns.
     """
     parts = _Parts(config, instance_id, incarnation, engine, transfer, bus, metrics, spawn)
-    reporter, shared = LoadReporter(config.instance.report_interval_s), SharedBlocks(parts.blocks)
+    reporter = LoadReporter(config.instance.report_interval_s, config.instance.report_gap_s)
+    shared = SharedBlocks(parts.blocks)
 
     def note_prefill() -> None:
         reporter.note_change()

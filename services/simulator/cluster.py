@@ -10,7 +10,6 @@ from common.config import Config
 from common.errors import RequestError
 from common.ids import Incarnation, InstanceId
 from common.lengths import certain
-from common.load import MIN_GAP_S
 from common.messages import (
     InstanceGone,
     InstanceLife,
@@ -47,11 +46,12 @@ from services.simulator.timeline import SimulatedTimeline
 
 @dataclass(slots=True)
 class _Reporter:
-    """When an instance reports (``common.load``): soon after a change, and every interval, or when it has
-    nothing to do every ``idle_s``. ``report`` does it."""
+    """When an instance reports (``common.load``): soon after a change, ``gap_s`` apart, and every interval,
+    or when it has nothing to do every ``idle_s``. ``report`` does it."""
 
     instance: SimulatedInstance
     conditions: Conditions
+    gap_s: float
     interval_s: float
     idle_s: float
     timer: Timer
@@ -151,7 +151,7 @@ class Cluster:
 
     def _note_change(self, instance_id: InstanceId) -> None:
         reporter = self._reporters[instance_id]
-        due_s, now = reporter.newest_s + MIN_GAP_S, self.clock.now
+        due_s, now = reporter.newest_s + reporter.gap_s, self.clock.now
         if due_s < now:
             due_s = now
         if reporter.timer.action is None or reporter.timer.due_s > due_s:
@@ -318,9 +318,9 @@ class Cluster:
         self.pool_of[instance_id] = pool.config.name
         self.network.add(instance_id, pool.config.link_bytes_per_s or cluster.link_bytes_per_s)
         nothing = self.clock.at(self.clock.now, lambda: None)
-        interval_s = config.instance.report_interval_s
+        gap_s, interval_s = config.instance.report_gap_s, config.instance.report_interval_s
         idle_s = max(interval_s, simulated.settings.mesh.lease_s / 3)
-        reporter = _Reporter(instance, conditions, interval_s, idle_s, nothing)
+        reporter = _Reporter(instance, conditions, gap_s, interval_s, idle_s, nothing)
         reporter.report = partial(self._report, reporter)
         self._reporters[instance_id] = reporter
         if instance.pools is not None:

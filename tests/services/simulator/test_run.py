@@ -243,6 +243,19 @@ def test_a_mixed_instance_computes_prompts_beside_decodes_as_its_policy_says(
     assert waited_s[0] < records.first_token_s[1] - 1.0 < waited_s[1]
 
 
+def test_reports_keep_their_gap_and_nothing_hangs_on_those_of_a_lone_instance() -> None:
+    load = Load(list(chances(REQUESTS, 4.0, seed=1)))
+    often, seldom = (
+        simulate(mesh(pool("mixed"), instance={"report_gap_s": gap_s, "report_interval_s": gap_s}), load)
+        for gap_s in (0.02, 1.0)
+    )
+    assert_same_times(often, seldom)
+    for cluster, gap_s in ((often, 0.02), (seldom, 1.0)):
+        (instance,) = cluster.lives
+        assert 1 < instance.reports <= 1 + cluster.clock.now / gap_s
+    assert 5 * seldom.lives[0].reports < often.lives[0].reports
+
+
 def test_who_is_refused_is_rejected_and_comes_again_if_its_client_asks() -> None:
     simulated = mesh(pool("prefill"), pool("decode"), scheduler={"max_pending_prefill_tokens": 100})
     crowd = [(0.001 * number, 100, 2) for number in range(50)]
