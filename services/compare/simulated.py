@@ -74,7 +74,7 @@ class Pair:
     def attainment_points(self) -> float | None:
         """How many points more of the simulated requests met their objectives."""
         live, virtual = self.record.load.attainment, self.metrics.attainment
-        return None if live is None or virtual is None else 100.0 * (virtual.share - live.share)
+        return None if live is None or virtual is None else round(100.0 * (virtual.share - live.share), 6)
 
 
 @dataclass(frozen=True, slots=True)

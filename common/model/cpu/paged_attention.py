@@ -1,4 +1,4 @@
-"""Paged attention of decode steps as numba compiles it: every KV head's keys and values are read once.
+"""Paged attention of decodes as numba compiles it: every KV head's keys and values are read once.
 
 What is read from memory is float32, or bf16 as it lies (half the bytes); all is computed in float32.
 """

@@ -176,7 +176,7 @@ def test_decode_attention(
     form: torch.dtype,
 ) -> None:
     """Sequences of any length in blocks in any order, the history of some empty, several steps; beside a
-    prompt's chunk, too. In bf16 it is nearer to what fp32 makes of the same numbers than torch's is."""
+    prompt's chunk, too. In bf16 it is about as near to what fp32 makes of the same numbers as torch's is."""
     chance = random.Random(seed)
     rows, per_row = chance.randint(1, 5), 1 + 60 // block_size
     blocks = list(range(rows * per_row))
@@ -259,6 +259,41 @@ def test_a_models_steps_give_the_same_logits(family: str, tiny: MakeTiny) -> Non
 
     compiled, expected = by_both(logits)
     close(compiled, expected)
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.integers(65, 90), FORMS, st.integers(0, 1 << 30))
+def test_decode_attention_of_many_rows(rows: int, form: torch.dtype, seed: int) -> None:
+    spec, layout = AttentionSpec(4, 2, 8, 0.4), KVLayout(1, 2, 8, 4, form.itemsize)
+
+    def output() -> torch.Tensor:
+        torch.manual_seed(seed)
+        pool = KVPool(layout, 2 * rows, form, torch.device("cpu"))
+        pool.tensor.view(form).normal_()
+        attention = LocalAttention(pool, (spec,))
+        attention.begin([SequenceChunk((row, rows + row), row % 8, 1) for row in range(rows)])
+        attention.send_q(0, torch.randn(rows, 4, 8).to(form))
+        attention.send_kv(0, *torch.randn(2, rows, 2, 8).to(form))
+        return attention.receive(0).clone()
+
+    is_near(*by_both(output))
+
+
+def test_what_is_not_of_the_pool_s_dtype_is_refused() -> None:
+    kernels.use_compiled(CACHE)
+    try:
+        pool = KVPool(KVLayout(1, 1, 8, 4, 2), 4, torch.bfloat16, torch.device("cpu"))
+        attention = LocalAttention(pool, (AttentionSpec(1, 1, 8, 1.0),))
+        q = torch.ones(1, 1, 8, dtype=torch.bfloat16)
+        attention.begin([SequenceChunk((2,), 1, 1)])
+        with pytest.raises(ValueError, match=r"float32 beside a pool of .*bfloat16"):
+            attention.send_q(0, q.float())
+        attention.begin([SequenceChunk((2,), 1, 1)], torch.empty(1, 1, 8))
+        attention.send_q(0, q)
+        with pytest.raises(ValueError, match=r"an output of \(1, 1, 8\) in .*float32"):
+            attention.send_kv(0, q, q)
+    finally:
+        kernels.use(None)
 
 
 def test_a_layer_s_small_operators_are_few_calls(tiny: MakeTiny) -> None:
