@@ -133,7 +133,9 @@ class LocalAttention:
         if any(chunk.length > 1 for chunk in chunks):
             return None
         paged = paged_rows(
-            [DecodeRow(0, each.block_table, each.start) for each in chunks], self._pool, self._windows
+            [DecodeRow(row, each.block_table, each.start) for row, each in enumerate(chunks)],
+            self._pool,
+            self._windows,
         )
         if paged is None:
             return None
@@ -212,9 +214,9 @@ def paged_rows(rows: Sequence[DecodeRow], pool: KVPool, windows: set[int | None]
     library = kernels.compiled()
     if library is None or pool.device.type != "cpu" or pool.dtype not in (torch.float32, torch.bfloat16):
         return None
-    from common.model.cpu.decode_attention import PagedRow, PagedRows
+    from common.model.cpu.decode_attention import PagedRows
 
-    return PagedRows(library, [PagedRow(row.block_table, row.tokens) for row in rows], pool, windows)
+    return PagedRows(library, rows, pool, windows)
 
 
 def _check_tables(chunks: Sequence[SequenceChunk], total_blocks: int) -> None:

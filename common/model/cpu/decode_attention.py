@@ -6,7 +6,7 @@ are (Infinite-LLM, Lamina 1, section 4.1), so that a remote worker computes whil
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from common.model.attention_kernels import Partial
 from common.model.cpu.crew import own_crew
 from common.model.cpu.jobs import ATTEND_FLOATS, ATTEND_HALVES, MOST_PARTS
 from common.model.cpu.library import KernelLibrary
+from common.model.page_plan import DecodeRow
 from common.spec import AttentionSpec
 
 COMPUTERS = 2
@@ -24,19 +25,12 @@ JOBS = {torch.float32: ATTEND_FLOATS, torch.bfloat16: ATTEND_HALVES}
 """By the pool's dtype, which Q, K and V have, too."""
 
 
-class PagedRow(NamedTuple):
-    """A sequence's blocks, and how many of its tokens are in them before the new one."""
-
-    block_table: Sequence[int]
-    start: int
-
-
 class PagedRows:
     """Rows of one pass, for all layers. Of a pool on the host whose dtype is among JOBS. Raises ValueError
     for a block table that leaves the pool."""
 
     def __init__(
-        self, kernels: KernelLibrary, rows: Sequence[PagedRow], pool: KVPool, windows: set[int | None]
+        self, kernels: KernelLibrary, rows: Sequence[DecodeRow], pool: KVPool, windows: set[int | None]
     ) -> None:
         self.kernels, self.pool, self.rows = kernels, pool, rows
         tables = [np.asarray(row.block_table, dtype=np.int64) for row in rows]
@@ -48,7 +42,7 @@ class PagedRows:
         self._spans = {
             window: np.array(
                 [
-                    (first, 0 if window is None else max(0, row.start + 1 - window), row.start)
+                    (first, 0 if window is None else max(0, row.tokens + 1 - window), row.tokens)
                     for first, row in zip(firsts, rows, strict=True)
                 ],
                 dtype=np.int64,
@@ -110,7 +104,7 @@ class DecodeStep:
         self._paged = paged
         size = paged.pool.layout.block_size
         self._slots = np.array(
-            [row.block_table[row.start // size] * size + row.start % size for row in paged.rows],
+            [row.block_table[row.tokens // size] * size + row.tokens % size for row in paged.rows],
             dtype=np.int64,
         )
         self._slots_address = self._slots.ctypes.data
