@@ -25,6 +25,8 @@ from services.launcher.launch_plan import LaunchPlan, check_plan
 Settings = dict[str, dict[str, Any]]
 """Sections of a configuration file, as they are read: checked by ``common.config_file``."""
 InstanceRole = Literal["prefill", "decode", "mixed", "attention"]
+UNDECISIVE = ("rounds", "calibration", "costs", "crowded", "saturated")
+"""Keys of a comparison that decide no run's figures."""
 
 
 class Offer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -64,8 +66,9 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A whole file. ``length_scale`` multiplies the workloads' lengths; a round's seed is ``seed`` and its
     number. ``calibration`` names workloads whose requests hardly wait, ``costs`` those whose processor time
-    is shared out among passes, tokens and prompts, ``crowded`` one of these that wants more cores than there
-    are: what a mesh costs beside its model is taken from these (``simulated``)."""
+    is shared out among passes, tokens and prompts, ``crowded`` one of these that now and then wants
+    more cores than there are, ``saturated`` one that hardly ever wants fewer: what a mesh costs beside its
+    model is taken from these (``simulated``)."""
 
     name: str
     workload: tuple[Offer, ...]
@@ -77,6 +80,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     calibration: tuple[str, ...] = ()
     costs: tuple[str, ...] = ()
     crowded: str | None = None
+    saturated: str | None = None
 
     @property
     def fitted(self) -> frozenset[str]:
@@ -86,7 +90,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     @property
     def fingerprint(self) -> str:
         """Of all that decides a run's figures: runs of comparisons with another one are not of this."""
-        decisive = msgspec.structs.replace(self, rounds=0, calibration=(), costs=(), crowded=None)
+        fields = msgspec.structs.asdict(self)
+        decisive = {key: value for key, value in fields.items() if key not in UNDECISIVE}
         return hashlib.blake2b(msgspec.json.encode(decisive), digest_size=8).hexdigest()
 
 
@@ -109,13 +114,15 @@ def check_comparison(comparison: Comparison) -> None:
         ("calibration", comparison.calibration),
         ("costs", comparison.costs),
         ("crowded", (comparison.crowded,)),
+        ("saturated", (comparison.saturated,)),
     ):
         for name in names:
             if name not in (None, *(offer.name for offer in comparison.workload)):
                 raise ConfigError(key, name, "must be a workload's name")
-    if comparison.crowded is not None and comparison.crowded not in comparison.costs:
-        rule = "must be one of costs: what is fitted judges nothing"
-        raise ConfigError("crowded", comparison.crowded, rule)
+    for key in ("crowded", "saturated"):
+        if getattr(comparison, key) not in (None, *comparison.costs):
+            rule = "must be one of costs: what is fitted judges nothing"
+            raise ConfigError(key, getattr(comparison, key), rule)
     _check_names("configuration", (candidate.name for candidate in comparison.configuration))
     for offer in comparison.workload:
         if offer.drawn_from not in WORKLOADS:

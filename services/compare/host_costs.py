@@ -1,5 +1,5 @@
 """What a mesh takes of its machine's cores beside the passes of its model, from the processor time of its
-calibrating runs: so much for each pass, each token and each prompt."""
+calibrating runs: so much for each pass, each token, each prompt and each of its tokens."""
 
 from collections.abc import Sequence
 from itertools import combinations
@@ -17,7 +17,12 @@ class Counted(NamedTuple):
     passes: int
     tokens: int
     prompts: int
+    prompt_tokens: int
     steps_s: float
+
+
+COUNTS = 4
+"""Of ``Counted``, that costs are of."""
 
 
 def host_of(runs: Sequence[tuple[RunRecord, Counted]]) -> HostConfig | None:
@@ -28,8 +33,8 @@ def host_of(runs: Sequence[tuple[RunRecord, Counted]]) -> HostConfig | None:
         return None
     idle_cores = float(np.mean([record.idle_cores for record, _ in seen]))
     taken_s = [max(0.0, record.beside_cpu_s - idle_cores * record.duration_s) for record, _ in seen]
-    counts = [[counted.passes, counted.tokens, counted.prompts] for _, counted in seen]
-    pass_s, token_s, prompt_s = costs_of(counts, taken_s)
+    counts = [counted[:COUNTS] for _, counted in seen]
+    pass_s, token_s, prompt_s, prompt_token_s = costs_of(counts, taken_s)
     workers_s, steps_s = (
         sum(values) for values in zip(*((run.workers_cpu_s, its.steps_s) for run, its in seen), strict=True)
     )
@@ -39,6 +44,7 @@ def host_of(runs: Sequence[tuple[RunRecord, Counted]]) -> HostConfig | None:
         pass_s=pass_s,
         token_s=token_s,
         prompt_s=prompt_s,
+        prompt_token_s=prompt_token_s,
         worker_cores=min(1.0, workers_s / steps_s) if steps_s > 0 else 0.0,
     )
 

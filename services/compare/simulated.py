@@ -5,7 +5,8 @@ What a mesh costs beside the model is from its own runs of the ``calibration`` w
 thin that requests hardly wait: what every pass takes more than its profile says, and what a message takes,
 each the median of what these runs say. Where there are ``costs``, all run on one host, and what is taken of
 its cores beside passes is from the processor time of these workloads; how long one waits for a core is from
-the medians of the one that is ``crowded``. Nothing else is fitted: no other workload's figures are looked at.
+the medians of the ones that are ``crowded`` and ``saturated``. Nothing else is fitted: no other workload's
+figures are looked at.
 """
 
 import statistics
@@ -40,6 +41,15 @@ PROBE_S = 1e-3
 CORRECTIONS = 4
 MOST_WAIT_S, HALVINGS = 0.04, 9
 """For a core, while all are busy: some slices of the system's scheduler."""
+
+
+class Waited(NamedTuple):
+    """What of ``HostConfig`` is found by which workload's median of which measure, and its most."""
+
+    workload: str | None
+    key: str
+    measure: str
+    most: float
 
 
 class Tried(NamedTuple):
@@ -129,28 +139,36 @@ class Simulation:
         records: Sequence[RunRecord],
         overhead: Overhead,
     ) -> Overhead:
-        """How much longer layers over attention workers, and messages, take while more cores are wanted than
-        there are: so that the crowded run's median time per token, then to the first token, comes out."""
-        name = (self.comparison.crowded, candidate.name)
-        runs = [each for each in records if (each.workload, each.configuration) == name]
-        if overhead.host is None or not runs:
-            return overhead
-        kinds = {"exchange_s": "tpot"} if candidate.instances.get("attention", 0) else {}
-        for key, measure_name in {**kinds, "wake_s": "ttft"}.items():
-            waits_s = []
-            for record in runs:
-                paced = overhead._replace(pace=pace_of(self.comparison, candidate, record))
-                tried = Tried(candidate, offers[record.workload], record, paced)
-                off = partial(self._off, tried, key, measure_name)
-                waits_s.append(_root(off, MOST_WAIT_S))
-            overhead = overhead.with_host(**{key: statistics.median(waits_s)})
+        """With what messages, and layers over attention workers, take longer while cores are short, and with
+        how much of its core a worker that only looks out holds against whoever wants it: each so that the
+        median of ``Waited`` comes out."""
+        own = [each for each in records if each.configuration == candidate.name]
+        for waited in self._waits_of(candidate):
+            shares = []
+            for record in own:
+                if overhead.host is not None and record.workload == waited.workload:
+                    paced = overhead._replace(pace=pace_of(self.comparison, candidate, record))
+                    tried = Tried(candidate, offers[record.workload], record, paced)
+                    shares.append(_root(partial(self._off, tried, waited), waited.most))
+            if shares:
+                overhead = overhead.with_host(**{waited.key: statistics.median(shares)})
         return overhead
 
-    def _off(self, tried: "Tried", key: str, measure_name: str, wait_s: float) -> float:
+    def _waits_of(self, candidate: Candidate) -> list[Waited]:
+        """In the order in which they are found."""
+        crowded, saturated = self.comparison.crowded, self.comparison.saturated
+        wake = Waited(crowded, "wake_s", "ttft", MOST_WAIT_S)
+        if not candidate.instances.get("attention", 0):
+            return [wake]
+        held = Waited(saturated, "held_share", "ttft", 1.0)
+        return [Waited(saturated or crowded, "exchange_s", "tpot", MOST_WAIT_S), held, wake]
+
+    def _off(self, tried: Tried, waited: Waited, value: float) -> float:
         """By how much the simulated median is over the live one, with that wait."""
         candidate, offer, record, overhead = tried
-        metrics = self.run(candidate, offer, record.round_number, overhead.with_host(**{key: wait_s}))
-        return _median(getattr(metrics, measure_name)) - _median(getattr(record.load, measure_name))
+        overhead = overhead.with_host(**{waited.key: value})
+        metrics = self.run(candidate, offer, record.round_number, overhead)
+        return _median(getattr(metrics, waited.measure)) - _median(getattr(record.load, waited.measure))
 
     def _host_of(
         self, candidate: Candidate, offers: Mapping[str, Offer], records: Sequence[RunRecord]
@@ -220,6 +238,7 @@ def _counted(cluster: Cluster) -> Counted:
         passes=sum(each.work.passes for each in engines),
         tokens=sum(cluster.records.drawn_tokens),
         prompts=len(cluster.records),
+        prompt_tokens=sum(cluster.records.prompt_tokens),
         steps_s=sum(each.engine.busy.decode_s for each in cluster.lives if each.pools is not None),
     )
 

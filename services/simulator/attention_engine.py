@@ -17,7 +17,7 @@ from decode.attention_needs import ANSWER_TIMEOUT_S
 from prefill.events import RunChunk
 from scheduler.policy.staggering import Staggering
 from services.simulator.attention_cost import AttentionCost, LayerCost, Rows
-from services.simulator.attention_host import wanted_cores
+from services.simulator.attention_host import wanted_of
 from services.simulator.attention_rates import Demand, demand_of, layer_rates
 from services.simulator.clock import Clock, Timer
 from services.simulator.conditions import Fares, SlowedPerformance
@@ -189,7 +189,7 @@ class SharedPace:
             course.advance(now)
         moving = [course for course in self.courses if not self._is_stuck(course)]
         if self.host is not None:
-            self.host.want(self, wanted_cores(self.host, moving))
+            self.host.want(self, *wanted_of(self.host, moving))
         looked: dict[int, list[float]] = {}
         offline_s = [1.0 / rate for rate in _rates(moving, 0, is_offline=True)] if moving else []
         for index, course in enumerate(moving):
@@ -237,7 +237,7 @@ def _rates(moving: list[Course], steps_on: int, *, is_offline: bool = False) -> 
     host = moving[0].engine.pace.host
     if host is None or not host.is_full:
         return rates
-    return [1.0 / (1.0 / (host.pace * rate) + host.config.exchange_s) for rate in rates]
+    return [1.0 / (1.0 / (host.yielding_pace * rate) + host.config.exchange_s) for rate in rates]
 
 
 @dataclass(slots=True, eq=False)

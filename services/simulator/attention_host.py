@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from services.simulator.host import Host
 
@@ -10,7 +10,14 @@ if TYPE_CHECKING:
     from services.simulator.attention_engine import Course
 
 
-def wanted_cores(host: Host, courses: "Sequence[Course]") -> float:
+class Wanted(NamedTuple):
+    """Cores; ``yielded``: of these, to whoever else wants them."""
+
+    cores: float
+    yielded: float
+
+
+def wanted_of(host: Host, courses: "Sequence[Course]") -> Wanted:
     """A replica of each engine's for every lane that is in a step, the workers, and what steps bring about
     beside."""
     lanes = Counter(course.engine for course in courses)
@@ -21,5 +28,6 @@ def wanted_cores(host: Host, courses: "Sequence[Course]") -> float:
             workers.update(course.engine.pools.workers[each.pool])
         sequences = sum(each.sequences for each in course.rows)
         step_s = course.engine.cost.layers * course.layer_cost(0).alone_s
-        cores += host.cores_for(step_s, sequences, 0) - 1.0
-    return cores + len(workers) * host.config.worker_cores
+        cores += host.cores_for(step_s, sequences, 0, 0) - 1.0
+    spinning = len(workers) * host.config.worker_cores
+    return Wanted(cores + spinning, (1.0 - host.config.held_share) * spinning)

@@ -199,8 +199,9 @@ class SimulatedEngine:
             duration_s = self.settings.performance.steps_s(sequences, context, steps)
         course = None
         if self.host is not None:
-            prompts = 0 if chunk is None else sum(piece.is_last for piece in chunk.slices)
-            wanted = self.host.cores_for(duration_s / steps, sequences + prompts, prompts)
+            pieces = () if chunk is None else chunk.slices
+            prompts, tokens = sum(each.is_last for each in pieces), sum(each.tokens for each in pieces)
+            wanted = self.host.cores_for(duration_s / steps, sequences + prompts, prompts, tokens)
             self.host.want(self, wanted)
             course = PacedWork(now, self.host.pace)
         due_s = now + duration_s if course is None else course.time_of(duration_s)

@@ -15,22 +15,37 @@ import msgspec
 from common.errors import ConfigError
 
 IDLE_CORE = 0.5
+COSTS = (
+    "idle_cores",
+    "pass_s",
+    "token_s",
+    "prompt_s",
+    "prompt_token_s",
+    "worker_cores",
+    "wake_s",
+    "exchange_s",
+)
+"""Keys of ``HostConfig`` that are 0 or more."""
 
 
 class HostConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``[host]``: one machine of ``cores`` runs everything. Seconds of a core that are taken beside passes:
     by each pass ``pass_s``, by each token drawn ``token_s``, by each prompt, from its client to its first
-    token, ``prompt_s``. ``idle_cores``: what is taken all the time. ``worker_cores``: what an attention
-    worker takes while steps go on, computing or looking out for the next layer. Whoever is woken has to get
-    a core first: while no core is idle half of the time a message takes ``wake_s`` longer, and while more is
-    wanted than there is, a layer whose attention a worker computes takes ``exchange_s``."""
+    token, ``prompt_s``, and ``prompt_token_s`` by each of its tokens. ``idle_cores``: what is taken all the
+    time. ``worker_cores``: what an attention worker takes while steps go on, computing or looking out for the
+    next layer; of these, other engines' passes lack ``held_share`` alone, as one that looks out gives way to
+    them. Whoever is woken has to get a core first: while no core is idle half of the time a message takes
+    ``wake_s`` longer, and while more is wanted than there is, a layer whose attention a worker computes takes
+    ``exchange_s``."""
 
     cores: int
     idle_cores: float = 0.0
     pass_s: float = 0.0
     token_s: float = 0.0
     prompt_s: float = 0.0
+    prompt_token_s: float = 0.0
     worker_cores: float = 0.0
+    held_share: float = 1.0
     wake_s: float = 0.0
     exchange_s: float = 0.0
 
@@ -39,9 +54,11 @@ def check_host(host: HostConfig) -> None:
     """Raises ConfigError."""
     if host.cores < 1:
         raise ConfigError("host.cores", host.cores, "must be at least 1")
-    for key in ("idle_cores", "pass_s", "token_s", "prompt_s", "worker_cores", "wake_s", "exchange_s"):
+    for key in COSTS:
         if not 0 <= getattr(host, key) < float("inf"):
             raise ConfigError(f"host.{key}", getattr(host, key), "must be 0 or more")
+    if not 0 <= host.held_share <= 1:
+        raise ConfigError("host.held_share", host.held_share, "must be from 0 to 1")
     if host.idle_cores >= host.cores:
         raise ConfigError("host.idle_cores", host.idle_cores, f"must be under host.cores = {host.cores}")
 
@@ -56,44 +73,54 @@ class Paced(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Host:
-    """``pace``: seconds of work that a pass gets done in a second. ``is_busy``: no core is idle half of the
-    time."""
+    """``pace``: seconds of work that a pass gets done in a second; ``yielding_pace``: that a step does which
+    gives way to passes. ``is_busy``: no core is idle half of the time."""
 
     config: HostConfig
     pace: float = 1.0
+    yielding_pace: float = 1.0
     is_busy: bool = False
     _wanted: dict[Paced, float] = field(default_factory=dict)
+    _yielded: dict[Paced, float] = field(default_factory=dict)
 
-    def want(self, who: Paced, cores: float) -> None:
-        """From now on, of whoever computes; the others hear of it where that changes their pace."""
+    def want(self, who: Paced, cores: float, yielded: float = 0.0) -> None:
+        """From now on, of whoever computes, so much of it ``yielded`` to others; these hear of it where that
+        changes their pace."""
         if cores > 0:
             self._wanted[who] = cores
+            self._yielded[who] = yielded
         elif self._wanted.pop(who, None) is None:
             return
+        else:
+            del self._yielded[who]
         if self._settle():
             for other in list(self._wanted):
                 if other is not who:
                     other.change_pace()
 
-    def cores_for(self, pass_s: float, tokens: int, prompts: int) -> float:
-        """What a pass of so many seconds takes with all that it brings about."""
+    def cores_for(self, pass_s: float, tokens: int, prompts: int, prompt_tokens: int) -> float:
+        """What a pass of so many seconds takes with all that it brings about: tokens that it draws, prompts
+        that it ends, prompts' tokens that it computes."""
         if pass_s <= 0:
             return 1.0
         config = self.config
-        return 1.0 + (config.pass_s + tokens * config.token_s + prompts * config.prompt_s) / pass_s
+        prompts_s = prompts * config.prompt_s + prompt_tokens * config.prompt_token_s
+        return 1.0 + (config.pass_s + tokens * config.token_s + prompts_s) / pass_s
 
     @property
     def is_full(self) -> bool:
         """More is wanted than there is."""
-        return self.pace < 1.0
+        return self.yielding_pace < 1.0
 
     def _settle(self) -> bool:
-        """By what is wanted now; whether the pace is another one."""
-        before, wanted = self.pace, sum(self._wanted.values())
+        """By what is wanted now; whether a pace is another one."""
+        before, wanted = (self.pace, self.yielding_pace), sum(self._wanted.values())
         there = self.config.cores - self.config.idle_cores
         self.is_busy = there - wanted < IDLE_CORE
-        self.pace = there / wanted if wanted > there else 1.0
-        return self.pace != before
+        self.yielding_pace = min(1.0, there / wanted) if wanted else 1.0
+        held = wanted - sum(self._yielded.values())
+        self.pace = there / held if held > there else 1.0
+        return (self.pace, self.yielding_pace) != before
 
 
 class PacedWork:

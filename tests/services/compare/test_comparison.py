@@ -100,6 +100,8 @@ def test_some_of_a_comparison_are_still_of_it(two: Comparison) -> None:
         choose(two, (), ("none", "plain"))
     more_rounds = msgspec.structs.replace(two, rounds=9)
     assert more_rounds.fingerprint == two.fingerprint
+    fitted = msgspec.structs.replace(two, costs=("mixed",), crowded="mixed", saturated="mixed")
+    assert fitted.fingerprint == two.fingerprint
     assert msgspec.structs.replace(two, seed=1).fingerprint != two.fingerprint
 
 
@@ -118,6 +120,8 @@ def test_some_of_a_comparison_are_still_of_it(two: Comparison) -> None:
         ('name = "two"', 'name = "two"\ncosts = ["lpld"]', "costs = 'lpld'"),
         ('name = "two"', 'name = "two"\ncosts = ["mixed"]\ncrowded = "lpld"', "crowded = 'lpld'"),
         ('name = "two"', 'name = "two"\ncrowded = "mixed"', "must be one of costs"),
+        ('name = "two"', 'name = "two"\ncosts = ["mixed"]\nsaturated = "lpld"', "saturated = 'lpld'"),
+        ('name = "two"', 'name = "two"\nsaturated = "mixed"', "must be one of costs"),
         ("knows_lengths = true", "rates_per_s = { lpld = 1.0 }", "rates_per_s = 'lpld'"),
         ("knows_lengths = true", "rates_per_s = { mixed = 0.0 }", "rates_per_s = 0.0"),
     ],

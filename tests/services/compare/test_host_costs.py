@@ -33,7 +33,7 @@ def looked_at(beside_s: float, workers_s: float = 0.0) -> RunRecord:
 
 
 def test_a_host_is_what_its_runs_took_of_it() -> None:
-    counted = Counted(passes=300, tokens=300, prompts=0, steps_s=12.0)
+    counted = Counted(passes=300, tokens=300, prompts=0, prompt_tokens=0, steps_s=12.0)
     host = host_of([(looked_at(1.3, workers_s=9.0), counted)])
     assert host is not None
     assert (host.cores, host.idle_cores) == (2, 0.05)
@@ -43,5 +43,5 @@ def test_a_host_is_what_its_runs_took_of_it() -> None:
 
 def test_runs_whose_processor_time_was_not_looked_at_say_nothing() -> None:
     record = msgspec.structs.replace(looked_at(1.0), idle_cores=None)
-    assert host_of([(record, Counted(1, 1, 1, 0.0))]) is None
+    assert host_of([(record, Counted(1, 1, 1, 1, 0.0))]) is None
     assert host_of([]) is None

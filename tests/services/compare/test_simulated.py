@@ -33,10 +33,10 @@ SIMULATION = Simulation(COMPARISON)
 TRUE = Overhead(pass_s=0.003, hop_s=0.002)
 
 
-def live(offer: Offer, overhead: Overhead) -> RunRecord:
+def live(offer: Offer, overhead: Overhead, candidate: Candidate = SPLIT) -> RunRecord:
     """A mesh that is just what is simulated, with that overhead."""
-    metrics = SIMULATION.run(SPLIT, offer, 0, overhead)
-    record = run("split", 0, 1.0, 1.0)
+    metrics = SIMULATION.run(candidate, offer, 0, overhead)
+    record = run(candidate.name, 0, 1.0, 1.0)
     load = replace(
         record.load,
         ttft=metrics.ttft,
@@ -85,6 +85,34 @@ def test_what_all_take_of_one_host_is_found_from_the_runs_that_are_named_for_it(
     assert alike.tpot is not None
     assert busy.record.load.tpot is not None
     assert alike.tpot.p50_s < 0.9 * busy.record.load.tpot.p50_s
+
+
+@pytest.mark.parametrize("held_share", [0.2, 0.8])
+def test_what_a_spinning_worker_holds_is_found_from_the_run_that_saturates_the_cores(
+    held_share: float,
+) -> None:
+    apart = Candidate(name="apart", instances={"prefill": 1, "decode": 1, "attention": 1})
+    named = msgspec.structs.replace(
+        COMPARISON, configuration=(apart,), costs=("alone", "hpld"), saturated="hpld"
+    )
+    true = TRUE._replace(host=HostConfig(cores=1, worker_cores=1.0, held_share=held_share))
+    records = [
+        msgspec.structs.replace(
+            live(offer, true, apart),
+            idle_cores=0.0,
+            beside_cpu_s=0.0,
+            workers_cpu_s=1e3,
+            duration_s=3.0,
+            cores=1,
+        )
+        for offer in (ALONE, BUSY)
+    ]
+    overheads, [_, busy] = Simulation(named).pairs(records)
+    found = overheads["apart"].host
+    assert found is not None
+    assert found.worker_cores == 1.0
+    assert found.held_share == pytest.approx(held_share, abs=0.1)
+    assert abs(busy.errors("p50_s")["ttft"]) < 0.02
 
 
 def test_passes_take_the_pace_that_the_machine_had_in_a_run(tiny: MakeTiny, tmp_path: Path) -> None:

@@ -42,9 +42,11 @@ def test_passes_share_cores_evenly_and_none_has_more_than_one(passes: int, cores
 
 
 def test_what_is_taken_beside_passes_slows_them_by_its_share() -> None:
-    host = Host(HostConfig(cores=2, idle_cores=0.2, pass_s=0.001, token_s=0.0005, prompt_s=0.004))
-    cores = host.cores_for(0.05, tokens=8, prompts=1)
-    assert cores == pytest.approx(1 + (0.001 + 8 * 0.0005 + 0.004) / 0.05)
+    host = Host(
+        HostConfig(cores=2, idle_cores=0.2, pass_s=0.001, token_s=0.0005, prompt_s=0.004, prompt_token_s=1e-5)
+    )
+    cores = host.cores_for(0.05, tokens=8, prompts=1, prompt_tokens=100)
+    assert cores == pytest.approx(1 + (0.001 + 8 * 0.0005 + 0.004 + 0.001) / 0.05)
     one, other = Worker(), Worker()
     host.want(one, cores)
     assert host.pace == 1.0
@@ -121,6 +123,35 @@ def test_an_attention_worker_looks_out_for_its_layers_on_the_same_cores(cores: i
     assert shared_s == pytest.approx(times * gap_s(), rel=1e-3)
 
 
+def test_a_worker_that_gives_way_slows_its_own_steps_alone() -> None:
+    one, steps = Worker(), Worker()
+    host = Host(HostConfig(cores=1))
+    host.want(one, 1.0)
+    host.want(steps, 2.0, yielded=0.75)
+    assert host.pace == pytest.approx(1 / 2.25)
+    assert host.yielding_pace == pytest.approx(1 / 3)
+    assert host.is_full
+    host.want(one, 0.0)
+    assert host.pace == pytest.approx(1 / 1.25)
+    host.want(steps, 0.0)
+    assert (host.pace, host.yielding_pace, host.is_full) == (1.0, 1.0, False)
+
+
+def test_a_prompt_is_computed_sooner_beside_a_worker_that_gives_way() -> None:
+    worker = pool("attention")
+    instances = pool("prefill"), {key: value for key, value in pool("decode").items() if key != "kv_tokens"}
+
+    def first_token_s(held_share: float) -> float:
+        host = {"cores": 2, "worker_cores": 1.0, "held_share": held_share}
+        simulated = mesh(*instances, worker, instance={"attention_workers": 1}, host=host)
+        records = run(simulated, (0.0, 100, 200), (0.5, 100, 1)).records
+        return records.first_token_s[1] - records.arrival_s[1]
+
+    assert first_token_s(1.0) == pytest.approx(1.5 * PREFILL_S, rel=1e-3)
+    assert first_token_s(0.5) == pytest.approx(1.25 * PREFILL_S, rel=1e-3)
+    assert first_token_s(0.0) == pytest.approx(PREFILL_S, rel=1e-3)
+
+
 @pytest.mark.parametrize(("cores", "more_s"), [(1, 49 * 4 * 0.001), (2, 0.0)])
 def test_layers_wait_for_cores_while_more_are_wanted_than_there_are(cores: int, more_s: float) -> None:
     worker = pool("attention")
@@ -155,6 +186,9 @@ def test_messages_wait_while_no_core_is_idle_and_never_overtake_one_another() ->
         ({"cores": 0}, "host.cores"),
         ({"cores": 2, "idle_cores": 2.0}, "host.idle_cores"),
         ({"cores": 2, "token_s": -1.0}, "host.token_s"),
+        ({"cores": 2, "prompt_token_s": -1.0}, "host.prompt_token_s"),
+        ({"cores": 2, "held_share": 1.1}, "host.held_share"),
+        ({"cores": 2, "held_share": -0.1}, "host.held_share"),
         ({"cores": 2, "threads": 1}, "host"),
     ],
 )
