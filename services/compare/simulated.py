@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import NamedTuple
 
+import msgspec
+
 from common.errors import ConfigError
 from common.latency import Distribution
 from services.bench.plan import FOREGROUND, RequestMaker, make_arrivals_s, make_foreground, plan_foreground
@@ -38,12 +40,13 @@ MEASURES = ("ttft", "tpot", "end_to_end")
 PROBE_S = 1e-3
 """How much longer messages are made, to see how many of them come before a first token."""
 
-CORRECTIONS = 4
+RUN_AT = "must name workloads that every configuration was run at"
+CORRECTIONS, SWEEPS = 4, 2
 MOST_WAIT_S, HALVINGS = 0.04, 9
-"""For a core, while all are busy: some slices of the system's scheduler."""
+"""The longest wait for a core, some slices of the system's scheduler; and how finely it is found."""
 
 
-class Waited(NamedTuple):
+class Sought(NamedTuple):
     """What of ``HostConfig`` is found by which workload's median of which measure, and its most."""
 
     workload: str | None
@@ -116,70 +119,79 @@ class Simulation:
     def calibrate(
         self, candidate: Candidate, offers: Mapping[str, Offer], records: Sequence[RunRecord]
     ) -> Overhead:
-        """By medians over the calibrating runs. A time that the profile's is over counts as nothing."""
+        """By medians over the calibrating runs. A time that the profile's is over counts as nothing. Each is
+        found beside what the others were found to be, the first time beside nothing: in ``SWEEPS``."""
         names = self.comparison.calibration
         own = [each for each in records if each.configuration == candidate.name]
         runs = [each for each in own if each.workload in names]
         if not names or {each.workload for each in runs} != set(names):
-            rule = "must name workloads that every configuration was run at"
-            raise ConfigError("calibration", list(names), rule)
-        host = self._host_of(candidate, offers, records)
-        found = [self._overhead_of(candidate, offers[record.workload], record, host) for record in runs]
-        overhead = Overhead(
-            statistics.median(each.pass_s for each in found),
-            statistics.median(each.hop_s for each in found),
-            host,
-        )
-        return self._with_waits(candidate, offers, records, overhead)
-
-    def _with_waits(
-        self,
-        candidate: Candidate,
-        offers: Mapping[str, Offer],
-        records: Sequence[RunRecord],
-        overhead: Overhead,
-    ) -> Overhead:
-        """With what messages, and layers over attention workers, take longer while cores are short, and with
-        how much of its core a worker that only looks out holds against whoever wants it: each so that the
-        median of ``Waited`` comes out."""
-        own = [each for each in records if each.configuration == candidate.name]
-        for waited in self._waits_of(candidate):
-            shares = []
-            for record in own:
-                if overhead.host is not None and record.workload == waited.workload:
-                    paced = overhead._replace(pace=pace_of(self.comparison, candidate, record))
-                    tried = Tried(candidate, offers[record.workload], record, paced)
-                    shares.append(_root(partial(self._off, tried, waited), waited.most))
-            if shares:
-                overhead = overhead.with_host(**{waited.key: statistics.median(shares)})
+            raise ConfigError("calibration", list(names), RUN_AT)
+        overhead = Overhead()
+        for _ in range(SWEEPS):
+            host = self._host_of(candidate, offers, own, overhead)
+            found = [self._overhead_of(candidate, offers[record.workload], record, host) for record in runs]
+            overhead = Overhead(
+                statistics.median(each.pass_s for each in found),
+                statistics.median(each.hop_s for each in found),
+                host,
+            )
+            overhead = self._with_sought(candidate, offers, own, overhead)
         return overhead
 
-    def _waits_of(self, candidate: Candidate) -> list[Waited]:
+    def _with_sought(
+        self, candidate: Candidate, offers: Mapping[str, Offer], own: Sequence[RunRecord], overhead: Overhead
+    ) -> Overhead:
+        """With what messages, and layers over attention workers, take longer while cores are short, and with
+        how much of its core a worker that only looks out holds against whoever wants it: so that the medians
+        that ``_sought`` names come out. Raises ConfigError where nobody ran what it names."""
+        if overhead.host is None:
+            return overhead
+        for sought in self._sought(candidate):
+            values = []
+            for record in own:
+                if record.workload == sought.workload:
+                    paced = overhead._replace(pace=pace_of(self.comparison, candidate, record))
+                    tried = Tried(candidate, offers[record.workload], record, paced)
+                    values.append(_root(partial(self._off, tried, sought), sought.most))
+            if not values:
+                raise ConfigError("costs", sought.workload, RUN_AT)
+            overhead = overhead.with_host(**{sought.key: statistics.median(values)})
+        return overhead
+
+    def _sought(self, candidate: Candidate) -> list[Sought]:
         """In the order in which they are found."""
         crowded, saturated = self.comparison.crowded, self.comparison.saturated
-        wake = Waited(crowded, "wake_s", "ttft", MOST_WAIT_S)
-        if not candidate.instances.get("attention", 0):
-            return [wake]
-        held = Waited(saturated, "held_share", "ttft", 1.0)
-        return [Waited(saturated or crowded, "exchange_s", "tpot", MOST_WAIT_S), held, wake]
+        found = []
+        if candidate.instances.get("attention", 0):
+            found = [
+                Sought(saturated or crowded, "exchange_s", "tpot", MOST_WAIT_S),
+                Sought(saturated, "held_share", "ttft", 1.0),
+            ]
+        found.append(Sought(crowded, "wake_s", "ttft", MOST_WAIT_S))
+        return [each for each in found if each.workload is not None]
 
-    def _off(self, tried: Tried, waited: Waited, value: float) -> float:
-        """By how much the simulated median is over the live one, with that wait."""
+    def _off(self, tried: Tried, sought: Sought, value: float) -> float:
+        """By how much the simulated median is over the live one, with that value."""
         candidate, offer, record, overhead = tried
-        overhead = overhead.with_host(**{waited.key: value})
+        overhead = overhead.with_host(**{sought.key: value})
         metrics = self.run(candidate, offer, record.round_number, overhead)
-        return _median(getattr(metrics, waited.measure)) - _median(getattr(record.load, waited.measure))
+        return _median(getattr(metrics, sought.measure)) - _median(getattr(record.load, sought.measure))
 
     def _host_of(
-        self, candidate: Candidate, offers: Mapping[str, Offer], records: Sequence[RunRecord]
+        self, candidate: Candidate, offers: Mapping[str, Offer], own: Sequence[RunRecord], overhead: Overhead
     ) -> HostConfig | None:
-        """How much was computed is simulated: what it cost hardly changes that."""
+        """How much was computed, and for how long, is simulated with that overhead, whose waits it keeps."""
         counted = []
-        for each in records:
-            if each.workload in self.comparison.costs and each.configuration == candidate.name:
-                cluster = self._simulate(candidate, offers[each.workload], each.round_number, Overhead())
+        for each in own:
+            if each.workload in self.comparison.costs:
+                paced = overhead._replace(pace=pace_of(self.comparison, candidate, each))
+                cluster = self._simulate(candidate, offers[each.workload], each.round_number, paced)
                 counted.append((each, _counted(cluster)))
-        return host_of(counted)
+        found, before = host_of(counted), overhead.host
+        if found is None or before is None:
+            return found
+        kept = {key: getattr(before, key) for key in ("held_share", "wake_s", "exchange_s")}
+        return msgspec.structs.replace(found, **kept)
 
     def _overhead_of(
         self, candidate: Candidate, offer: Offer, record: RunRecord, host: HostConfig | None

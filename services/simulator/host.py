@@ -3,7 +3,7 @@ and with all that is done beside passes: messages, streams, clients.
 
 A pass keeps one core busy for as long as its model of performance says. What it brings about beside is given
 in seconds of a core too, which are taken while it goes on. Where more is wanted than there are cores,
-everyone gets on at the same pace (processor sharing).
+everyone gets on at the same pace (processor sharing), but for what gives way to others.
 """
 
 from bisect import bisect_right
@@ -73,8 +73,8 @@ class Paced(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Host:
-    """``pace``: seconds of work that a pass gets done in a second; ``yielding_pace``: that a step does which
-    gives way to passes. ``is_busy``: no core is idle half of the time."""
+    """``pace``: seconds of work that a pass gets done in a second; ``yielding_pace``: that a step over
+    attention workers does, whatever it yields. ``is_busy``: no core is idle half of the time."""
 
     config: HostConfig
     pace: float = 1.0

@@ -41,6 +41,18 @@ def test_a_host_is_what_its_runs_took_of_it() -> None:
     assert host.worker_cores == pytest.approx(0.75)
 
 
+def test_a_prompt_s_tokens_are_told_from_prompts_by_runs_of_unlike_lengths() -> None:
+    runs = [
+        Counted(passes=100 + 200 * long, tokens=400, prompts=20, prompt_tokens=500 + 9500 * long, steps_s=0.0)
+        for long in (0, 1)
+    ] + [Counted(passes=300, tokens=900, prompts=60, prompt_tokens=900, steps_s=0.0)]
+    records = [looked_at(1.0 + each.passes * 0.001 + each.prompt_tokens * 3e-5) for each in runs]
+    host = host_of(list(zip(records, runs, strict=True)))
+    assert host is not None
+    assert host.pass_s == pytest.approx(0.001)
+    assert host.prompt_token_s == pytest.approx(3e-5)
+
+
 def test_runs_whose_processor_time_was_not_looked_at_say_nothing() -> None:
     record = msgspec.structs.replace(looked_at(1.0), idle_cores=None)
     assert host_of([(record, Counted(1, 1, 1, 1, 0.0))]) is None

@@ -109,6 +109,17 @@ def test_what_is_taken_all_the_time_slows_what_there_is_no_core_for() -> None:
     assert more_s == pytest.approx(steps * 0.004 + (0.003 + 0.001 + 0.005))
 
 
+@pytest.mark.parametrize("chunk_tokens", [30, 512])
+def test_each_of_a_prompt_s_tokens_takes_of_the_core_once(chunk_tokens: int) -> None:
+    instance = {"chunk_tokens": chunk_tokens}
+
+    def first_token_s(**costs: float) -> float:
+        simulated = mesh(pool("prefill"), pool("decode"), instance=instance, host={"cores": 1, **costs})
+        return run(simulated, (0.0, 100, 2)).records.first_token_s[0]
+
+    assert first_token_s(prompt_token_s=1e-4) - first_token_s() == pytest.approx(100 * 1e-4)
+
+
 @pytest.mark.parametrize(("cores", "times"), [(1, 2.0), (2, 1.0)])
 def test_an_attention_worker_looks_out_for_its_layers_on_the_same_cores(cores: int, times: float) -> None:
     worker = pool("attention")
@@ -123,7 +134,7 @@ def test_an_attention_worker_looks_out_for_its_layers_on_the_same_cores(cores: i
     assert shared_s == pytest.approx(times * gap_s(), rel=1e-3)
 
 
-def test_a_worker_that_gives_way_slows_its_own_steps_alone() -> None:
+def test_who_gives_way_leaves_passes_more_and_gets_no_less() -> None:
     one, steps = Worker(), Worker()
     host = Host(HostConfig(cores=1))
     host.want(one, 1.0)
@@ -131,8 +142,10 @@ def test_a_worker_that_gives_way_slows_its_own_steps_alone() -> None:
     assert host.pace == pytest.approx(1 / 2.25)
     assert host.yielding_pace == pytest.approx(1 / 3)
     assert host.is_full
+    host.want(steps, 2.0)
+    assert host.pace == host.yielding_pace == pytest.approx(1 / 3)
     host.want(one, 0.0)
-    assert host.pace == pytest.approx(1 / 1.25)
+    assert host.pace == host.yielding_pace == pytest.approx(1 / 2)
     host.want(steps, 0.0)
     assert (host.pace, host.yielding_pace, host.is_full) == (1.0, 1.0, False)
 
