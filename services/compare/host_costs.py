@@ -21,10 +21,6 @@ class Counted(NamedTuple):
     steps_s: float
 
 
-COUNTS = 4
-"""Of ``Counted``, that costs are of."""
-
-
 def host_of(runs: Sequence[tuple[RunRecord, Counted]]) -> HostConfig | None:
     """By least squares over these runs, each as important as the others, with no cost under 0. None where
     processor time was not looked at."""
@@ -33,7 +29,7 @@ def host_of(runs: Sequence[tuple[RunRecord, Counted]]) -> HostConfig | None:
         return None
     idle_cores = float(np.mean([record.idle_cores for record, _ in seen]))
     taken_s = [max(0.0, record.beside_cpu_s - idle_cores * record.duration_s) for record, _ in seen]
-    counts = [counted[:COUNTS] for _, counted in seen]
+    counts = [[each.passes, each.tokens, each.prompts, each.prompt_tokens] for _, each in seen]
     pass_s, token_s, prompt_s, prompt_token_s = costs_of(counts, taken_s)
     workers_s, steps_s = (
         sum(values) for values in zip(*((run.workers_cpu_s, its.steps_s) for run, its in seen), strict=True)

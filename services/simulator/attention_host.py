@@ -2,19 +2,12 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from services.simulator.host import Host
+from services.simulator.host import Host, Wanted
 
 if TYPE_CHECKING:
     from services.simulator.attention_engine import Course
-
-
-class Wanted(NamedTuple):
-    """Cores; ``yielded``: of these, to whoever else wants them."""
-
-    cores: float
-    yielded: float
 
 
 def wanted_of(host: Host, courses: "Sequence[Course]") -> Wanted:

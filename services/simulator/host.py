@@ -8,24 +8,13 @@ everyone gets on at the same pace (processor sharing), but for what gives way to
 
 from bisect import bisect_right
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
 from common.errors import ConfigError
 
 IDLE_CORE = 0.5
-COSTS = (
-    "idle_cores",
-    "pass_s",
-    "token_s",
-    "prompt_s",
-    "prompt_token_s",
-    "worker_cores",
-    "wake_s",
-    "exchange_s",
-)
-"""Keys of ``HostConfig`` that are 0 or more."""
 
 
 class HostConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -54,13 +43,20 @@ def check_host(host: HostConfig) -> None:
     """Raises ConfigError."""
     if host.cores < 1:
         raise ConfigError("host.cores", host.cores, "must be at least 1")
-    for key in COSTS:
-        if not 0 <= getattr(host, key) < float("inf"):
-            raise ConfigError(f"host.{key}", getattr(host, key), "must be 0 or more")
-    if not 0 <= host.held_share <= 1:
-        raise ConfigError("host.held_share", host.held_share, "must be from 0 to 1")
+    for key, value in msgspec.structs.asdict(host).items():
+        if not 0 <= value < float("inf"):
+            raise ConfigError(f"host.{key}", value, "must be 0 or more")
+    if host.held_share > 1:
+        raise ConfigError("host.held_share", host.held_share, "must be at most 1")
     if host.idle_cores >= host.cores:
         raise ConfigError("host.idle_cores", host.idle_cores, f"must be under host.cores = {host.cores}")
+
+
+class Wanted(NamedTuple):
+    """Cores; ``yielded``: of these, to whoever else wants them."""
+
+    cores: float
+    yielded: float
 
 
 class Paced(Protocol):
@@ -80,19 +76,14 @@ class Host:
     pace: float = 1.0
     yielding_pace: float = 1.0
     is_busy: bool = False
-    _wanted: dict[Paced, float] = field(default_factory=dict)
-    _yielded: dict[Paced, float] = field(default_factory=dict)
+    _wanted: dict[Paced, Wanted] = field(default_factory=dict)
 
     def want(self, who: Paced, cores: float, yielded: float = 0.0) -> None:
-        """From now on, of whoever computes, so much of it ``yielded`` to others; these hear of it where that
-        changes their pace."""
+        """From now on, of whoever computes; the others hear of it where that changes their pace."""
         if cores > 0:
-            self._wanted[who] = cores
-            self._yielded[who] = yielded
+            self._wanted[who] = Wanted(cores, yielded)
         elif self._wanted.pop(who, None) is None:
             return
-        else:
-            del self._yielded[who]
         if self._settle():
             for other in list(self._wanted):
                 if other is not who:
@@ -114,11 +105,11 @@ class Host:
 
     def _settle(self) -> bool:
         """By what is wanted now; whether a pace is another one."""
-        before, wanted = (self.pace, self.yielding_pace), sum(self._wanted.values())
+        before, wanted = (self.pace, self.yielding_pace), sum(each.cores for each in self._wanted.values())
         there = self.config.cores - self.config.idle_cores
         self.is_busy = there - wanted < IDLE_CORE
         self.yielding_pace = min(1.0, there / wanted) if wanted else 1.0
-        held = wanted - sum(self._yielded.values())
+        held = wanted - sum(each.yielded for each in self._wanted.values())
         self.pace = there / held if held > there else 1.0
         return (self.pace, self.yielding_pace) != before
 

@@ -202,6 +202,7 @@ def test_messages_wait_while_no_core_is_idle_and_never_overtake_one_another() ->
         ({"cores": 2, "prompt_token_s": -1.0}, "host.prompt_token_s"),
         ({"cores": 2, "held_share": 1.1}, "host.held_share"),
         ({"cores": 2, "held_share": -0.1}, "host.held_share"),
+        ({"cores": 2, "wake_s": float("inf")}, "host.wake_s"),
         ({"cores": 2, "threads": 1}, "host"),
     ],
 )
