@@ -4,7 +4,6 @@ A lane has at most one step in flight, and a sequence is in at most one of them:
 blocks are read and written.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -25,7 +24,8 @@ class Batches:
     _outlooks: dict[int, Outlook] = field(default_factory=dict)
     steps: dict[int, tuple[StepRow, ...]] = field(default_factory=dict)
     """In flight, by lane."""
-    _computed: set[BlockOwner] = field(default_factory=set)
+    computed: set[BlockOwner] = field(default_factory=set)
+    """Whose blocks a step in flight uses."""
 
     @property
     def is_computing(self) -> bool:
@@ -35,11 +35,6 @@ class Batches:
     def idle_lanes(self) -> list[int]:
         """Those without a step in flight."""
         return [lane for lane in range(self.lanes) if lane not in self.steps]
-
-    @property
-    def computes_any(self) -> bool:
-        """Whether ``computes`` is true of anybody."""
-        return bool(self._computed)
 
     @property
     def rows(self) -> int:
@@ -53,16 +48,16 @@ class Batches:
 
     def computes(self, owner: BlockOwner) -> bool:
         """Whether a step in flight uses the sequence's blocks."""
-        return owner in self._computed
+        return owner in self.computed
 
     def untold(self, steps: int) -> Untold:
         """So many steps of the only one in flight have ended."""
-        return Untold(steps, self._computed) if steps else ALL_TOLD
+        return Untold(steps, self.computed) if steps else ALL_TOLD
 
     def begin(self, lane: int, outlook: Outlook) -> None:
         self.kept = None
         self.steps[lane], self._outlooks[lane] = outlook.table, outlook
-        self._computed.update(outlook.fresh)
+        self.computed.update(outlook.fresh)
         outlook.fresh = []
 
     def outlook(self, lane: int) -> Outlook:
@@ -87,7 +82,7 @@ class Batches:
         """So many more have ended, and with them the rows in those places; others are left."""
         outlook.ended += steps
         if gone:
-            self._computed.difference_update([outlook.rows[place].owner for place in gone])
+            self.computed.difference_update([outlook.rows[place].owner for place in gone])
             outlook.remove(gone)
             outlook.departed += len(gone)
             outlook.count()
@@ -95,7 +90,7 @@ class Batches:
 
     def let_go(self, outlook: Outlook) -> None:
         """The next step's rows are to be found anew."""
-        self._computed.difference_update([row.owner for row in outlook.rows])
+        self.computed.difference_update([row.owner for row in outlook.rows])
 
     def forget_kept(self) -> None:
         if self.kept is not None:
@@ -106,13 +101,17 @@ class Batches:
         """Batches that take turns should be alike: a lane's surplus, of those at rest, goes to the others."""
         if self.lanes == 1:
             return
-        counts = Counter(sequence.lane for sequence in running)
+        counts = [0] * self.lanes
+        for sequence in running:
+            counts[sequence.lane] += 1
         for sequence in reversed(resting):
-            least = min(range(self.lanes), key=lambda lane: counts[lane])
-            if counts[sequence.lane] - counts[least] > 1:
+            fewest = min(counts)
+            if max(counts) - fewest <= 1:
+                return
+            if counts[sequence.lane] - fewest > 1:
                 counts[sequence.lane] -= 1
-                counts[least] += 1
-                sequence.lane = least
+                sequence.lane = counts.index(fewest)
+                counts[sequence.lane] += 1
 
     def check(self) -> None:
         """Invariants, called by tests after every event."""
@@ -123,5 +122,5 @@ class Batches:
         for lane, outlook in self._outlooks.items():
             outlook.check()
             assert self.steps[lane] == outlook.table
-        assert {*owners} == self._computed, "who is computed is not known"
+        assert {*owners} == self.computed, "who is computed is not known"
         assert all(0 <= lane < self.lanes for lane in self.steps), "a step in no lane"

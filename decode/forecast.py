@@ -9,7 +9,7 @@ from typing import NamedTuple
 from common.lifecycle import DecodePhase
 from common.messages import DecodeTask, MovableSequence
 from decode.expectations import ALL_TOLD, Untold
-from decode.sequence import DecodeSequence, Sequences
+from decode.sequence import RUNNING, DecodeSequence, Sequences
 from scheduler.policy.decode_admission import Growing
 from scheduler.policy.decode_rebalancing import HORIZON_STEPS, as_growing, most_need, peak_need
 
@@ -84,14 +84,23 @@ def least_spare_s(
 ) -> float | None:
     """The least of T_dec · l_out − t_dec (Aladdin 4.2, constraint d) over those that run: by how much each is
     ahead of its pace since it came here. ``tpot_s``: promised to a class of service."""
-    return min(
-        (
-            tpot_s(each.request.service_class) * _drawn_here(each, untold) - (now - each.arrived_s)
-            for each in sequences
-            if each.phase is DecodePhase.RUNNING
-        ),
-        default=None,
-    )
+    steps, owners = untold
+    paces_s: dict[str, float] = {}
+    least_s: float | None = None
+    for each in sequences:
+        if each.phase is not RUNNING:
+            continue
+        request = each.request
+        pace_s = paces_s.get(request.service_class)
+        if pace_s is None:
+            pace_s = paces_s[request.service_class] = tpot_s(request.service_class)
+        drawn = len(each.output_ids) - len(request.output_ids)
+        if steps and each.owner in owners:
+            drawn += steps
+        spare_s = pace_s * drawn - (now - each.arrived_s)
+        if least_s is None or spare_s < least_s:
+            least_s = spare_s
+    return least_s
 
 
 def is_movable(sequence: DecodeSequence, *, can_hand_on: bool) -> bool:
@@ -104,15 +113,6 @@ def is_movable(sequence: DecodeSequence, *, can_hand_on: bool) -> bool:
 
 def has_begun(sequence: DecodeSequence) -> bool:
     return sequence.phase is not DecodePhase.WAITING
-
-
-def _untold_of(sequence: DecodeSequence, untold: Untold) -> int:
-    return untold.steps if sequence.owner in untold.owners else 0
-
-
-def _drawn_here(sequence: DecodeSequence, untold: Untold) -> int:
-    drawn_before = len(sequence.request.output_ids)
-    return sequence.drawn_tokens - drawn_before + _untold_of(sequence, untold)
 
 
 def _growing(sequences: Iterable[DecodeSequence], untold: Untold) -> list[Growing]:

@@ -115,9 +115,11 @@ class Holdings:
 
     def at_rest(self) -> list[DecodeSequence]:
         """Running sequences that no step computes now, in arrival order."""
-        if not self.batches.computes_any:
+        computed = self.batches.computed
+        if not computed:
             return self.running()
-        return [sequence for sequence in self.running() if not self.batches.computes(sequence.owner)]
+        everyone = self.sequences.values()
+        return [each for each in everyone if each.phase is RUNNING and each.owner not in computed]
 
     def pulling(self, owner: BlockOwner) -> DecodeSequence:
         sequence = self.sequences.get(owner)

@@ -2,6 +2,7 @@
 are blocks."""
 
 from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from common.kv.blocks import BlockOwner
@@ -83,6 +84,24 @@ class Outlook:
         if sequence.stop_token_ids:
             self._stops[number] = sequence.stop_token_ids
             self._end_token_ids = None
+
+    def fill(
+        self, sequences: Sequence[DecodeSequence], block_table: Callable[[BlockOwner], list[int]]
+    ) -> None:
+        """A new one with these, in the order of arrival; and counts them."""
+        size = self.block_size
+        self.rows = rows = [each.row(block_table(each.owner)) for each in sequences]
+        self._numbers = [each.number for each in sequences]
+        self._outputs = [row.output_ids for row in rows]
+        drawn = [len(output_ids) for output_ids in self._outputs]
+        self._ends = [row.max_tokens - each for row, each in zip(rows, drawn, strict=True)]
+        self._bases = [row.prompt_tokens + each for row, each in zip(rows, drawn, strict=True)]
+        self._rooms = [
+            len(row.block_table) * size + 1 - base for row, base in zip(rows, self._bases, strict=True)
+        ]
+        self.fresh = [row.owner for row in rows]
+        self._stops = {each.number: each.stop_token_ids for each in sequences if each.stop_token_ids}
+        self.count()
 
     def remove(self, places: list[int]) -> None:
         """Ascending. Those left are to be counted."""

@@ -112,18 +112,15 @@ class DecodeSequence:
 
     def coming_after(self, drawn: int) -> int:
         """The same, once it has drawn so many."""
-        known = self._expected
-        if known is None or not known.since <= drawn < known.until or known.lengths is not self.lengths:
+        known, lengths = self._expected, self.predicted or self.task.lengths
+        if known is None or not known.since <= drawn < known.until or known.lengths is not lengths:
             known = self._look_ahead(drawn)
-        return self._coming(known, drawn)
+        return tokens_to_come(None if known is None else known.mean, drawn, self.max_tokens)
 
     @property
     def lengths(self) -> LengthDistribution | None:
         """What is predicted of it."""
         return self.predicted or self.task.lengths
-
-    def _coming(self, expected: _ExpectedLength | None, drawn: int) -> int:
-        return tokens_to_come(None if expected is None else expected.mean, drawn, self.max_tokens)
 
     def _look_ahead(self, drawn: int) -> _ExpectedLength | None:
         """None: nothing is predicted."""

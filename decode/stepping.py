@@ -91,10 +91,8 @@ class Stepping:
 
     def _outlook_of(self, sequences: list[DecodeSequence]) -> Outlook:
         """Anew."""
-        outlook, block_table = Outlook(self.held.block_size, self.eos_token_ids), self.held.blocks.block_table
-        for sequence in sequences:
-            outlook.add(sequence, block_table(sequence.owner))
-        outlook.count()
+        outlook = Outlook(self.held.block_size, self.eos_token_ids)
+        outlook.fill(sequences, self.held.blocks.block_table)
         return outlook
 
     def _end(self, outlook: Outlook, steps: int, gone: list[int]) -> None:
