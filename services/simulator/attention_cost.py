@@ -7,7 +7,7 @@ that take turns cost one another is not decided here but by whom they share (``a
 says what each uses of a replica, of a worker and of both sides' links.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -32,9 +32,9 @@ NONE_IS_OTHER: Mapping[str, Fares] = {}
 
 
 class WorkerShare(NamedTuple):
-    """One worker's of a layer: seconds of attention, and of its link each way."""
+    """Each of these workers' of a layer: seconds of attention, and of its link each way."""
 
-    worker: str
+    workers: tuple[str, ...]
     attention_s: float
     inward_s: float
     outward_s: float
@@ -120,11 +120,10 @@ class AttentionCost:
             per_worker = each.sequences / parts / self.wire.worker_bytes_per_s
             outward_s = per_worker * self.wire.q_bytes
             inward_s = outward_s + per_worker * self.wire.kv_bytes
-            for worker in members:
-                fares = others.get(worker, FINE)
+            for alike, fares in _alike(members, others):
                 link_share = fares.link_share or 1.0
                 own_s = fares.slowness * attention_s / parts / self.layers
-                yield WorkerShare(worker, own_s, inward_s / link_share, outward_s / link_share)
+                yield WorkerShare(alike, own_s, inward_s / link_share, outward_s / link_share)
 
     def _path_s(self, slice_s: float, attention_s: float, q_s: float, kv_s: float, latency_s: float) -> float:
         """From a slice's begin to the next one's, over one worker: mini-batches follow one another on the way
@@ -139,6 +138,17 @@ class AttentionCost:
             computed_s = max(max(computed_s, q_there_s) + attention_s / parts, kv_there_s)
             returned_s = max(returned_s, computed_s) + q_s / parts
         return returned_s + latency_s
+
+
+def _alike(members: tuple[str, ...], others: Mapping[str, Fares]) -> Iterable[tuple[tuple[str, ...], Fares]]:
+    """Those that fare alike, together."""
+    if others.keys().isdisjoint(members):
+        return ((members, FINE),)
+    found: dict[Fares, tuple[str, ...]] = {}
+    for worker in members:
+        fares = others.get(worker, FINE)
+        found[fares] = (*found.get(fares, ()), worker)
+    return [(alike, fares) for fares, alike in found.items()]
 
 
 def kv_share_of(shape: ModelShape) -> float:

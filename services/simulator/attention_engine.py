@@ -18,7 +18,7 @@ from prefill.events import RunChunk
 from scheduler.policy.staggering import Staggering
 from services.simulator.attention_cost import AttentionCost, LayerCost, Rows
 from services.simulator.attention_host import wanted_of
-from services.simulator.attention_rates import Demand, demand_of, layer_rates
+from services.simulator.attention_rates import Batch, demands_of, layer_rates
 from services.simulator.clock import Clock, Timer
 from services.simulator.conditions import Fares, SlowedPerformance
 from services.simulator.engine import BusyTime, EnginePass, EngineSettings
@@ -111,9 +111,8 @@ class Course:
         pools = self.engine.pools
         return self.engine.cost.layer(rows, pools.workers, pools.others)
 
-    def demand(self, steps_on: int, *, is_offline: bool = False) -> Demand:
-        engine = self.engine
-        return demand_of(self.layer_cost(steps_on), engine.turns, engine, is_offline=is_offline)
+    def as_batch(self, steps_on: int) -> Batch:
+        return Batch(self.layer_cost(steps_on), self.engine.turns, self.engine)
 
     def end_s(self, steps: int) -> float:
         """When so many, at least one more than are done, have ended."""
@@ -190,8 +189,13 @@ class SharedPace:
         moving = [course for course in self.courses if not self._is_stuck(course)]
         if self.host is not None:
             self.host.want(self, *wanted_of(self.host, moving))
-        looked: dict[int, list[float]] = {}
-        offline_s = [1.0 / rate for rate in _rates(moving, 0, is_offline=True)] if moving else []
+        if not moving:
+            return
+        first = _batches(moving, 0)
+        looked = {0: _rates(moving, first)}
+        offline_s = [1.0 / rate for rate in _rates(moving, first, is_offline=True)]
+        # All are looked at at the same steps.
+        most = max(course.steps - course.done for course in moving)
         for index, course in enumerate(moving):
             if course.timer is not None:
                 self.clock.cancel(course.timer)
@@ -199,7 +203,7 @@ class SharedPace:
                 course.timer = self.clock.at(now, partial(course.engine.end, course))
                 continue
             course.since_s, course.first = now, course.done
-            course.times = StepTimes(partial(_step_s, moving, looked, index), course.steps - course.done)
+            course.times = StepTimes(partial(_step_s, moving, looked, index), most)
             layer_s = _step_s(moving, looked, index, 0) / course.engine.cost.layers
             course.exposed = max(0.0, 1.0 - offline_s[index] / layer_s)
             course.timer = self.clock.at(course.end_s(course.steps), partial(course.engine.end, course))
@@ -227,13 +231,17 @@ class SharedPace:
 
 def _step_s(moving: list[Course], looked: dict[int, list[float]], index: int, steps_on: int) -> float:
     if steps_on not in looked:
-        looked[steps_on] = _rates(moving, steps_on)
+        looked[steps_on] = _rates(moving, _batches(moving, steps_on))
     return moving[index].engine.cost.layers / looked[steps_on][index]
 
 
-def _rates(moving: list[Course], steps_on: int, *, is_offline: bool = False) -> list[float]:
+def _batches(moving: list[Course], steps_on: int) -> list[Batch]:
     """Where all are so many steps further on."""
-    rates = layer_rates([each.demand(steps_on, is_offline=is_offline) for each in moving])
+    return [each.as_batch(steps_on) for each in moving]
+
+
+def _rates(moving: list[Course], batches: list[Batch], *, is_offline: bool = False) -> list[float]:
+    rates = layer_rates(demands_of(batches, is_offline=is_offline))
     host = moving[0].engine.pace.host
     if host is None or not host.is_full:
         return rates
@@ -390,7 +398,8 @@ class AttentionEngine:
         busy_s = self.use.busy_s
         for one, other in zip(first.shares, last.shares, strict=True):
             seconds = steps * layers * (one.attention_s + other.attention_s) / 2
-            busy_s[one.worker] = busy_s.get(one.worker, 0.0) + seconds
+            for worker in one.workers:
+                busy_s[worker] = busy_s.get(worker, 0.0) + seconds
         for each in course.rows:
             self.use.work.add_attention(each.sequences, each.context_tokens, steps)
         if self.note_pass is not None:

@@ -3,7 +3,7 @@ alike."""
 
 from services.simulator.attention_config import RemoteAttention
 from services.simulator.attention_cost import PoolRows, Rows
-from services.simulator.attention_rates import demand_of, layer_rates
+from services.simulator.attention_rates import Batch, demands_of, layer_rates
 from services.simulator.shape import PassShape
 from services.simulator.step_times import StepTimes
 
@@ -32,8 +32,8 @@ class LanePerformance:
 
     def _step_s(self, sequences: int, context_tokens: int) -> float:
         cost = self._cost.layer(self._rows(sequences, context_tokens), self._workers)
-        demand = demand_of(cost, self._turns, "instance")
-        return self._cost.layers / layer_rates([demand] * self._lanes)[0]
+        batches = [Batch(cost, self._turns, "instance")] * self._lanes
+        return self._cost.layers / layer_rates(demands_of(batches))[0]
 
     def _rows(self, sequences: int, context_tokens: int) -> Rows:
         pools = min(sequences, len(self._workers))

@@ -66,11 +66,18 @@ class PoolMetrics(msgspec.Struct, frozen=True):
     swaps: int
 
 
+class WorkerSummary(msgspec.Struct, frozen=True):
+    """Of one attention worker: ``busy`` for that share of the run's time, whichever of its lives was."""
+
+    name: str
+    busy: float
+
+
 class AttentionMetrics(msgspec.Struct, frozen=True):
     """Of attention workers and the decode instances over them; shares are of the run's time. ``busiest``: of
-    one worker. ``replicas_busy``: of the model replicas, on average. ``network_hidden``: the share of all
-    exchanges' time, one after another, by which steps did not become longer. ``moves``: of sequences from one
-    worker to another."""
+    one worker; ``by_worker``: of each. ``replicas_busy``: of the model replicas, on average.
+    ``network_hidden``: the share of all exchanges' time, one after another, by which steps did not become
+    longer. ``moves``: of sequences from one worker to another."""
 
     workers: int
     busy: float
@@ -79,6 +86,7 @@ class AttentionMetrics(msgspec.Struct, frozen=True):
     network_s: float
     network_hidden: float
     moves: int
+    by_worker: tuple[WorkerSummary, ...]
 
 
 class Metrics(msgspec.Struct, frozen=True):
@@ -228,6 +236,7 @@ def _attention(cluster: Cluster, elapsed_s: float) -> AttentionMetrics | None:
         network_s=sent_s,
         network_hidden=1.0 - exposed_s / sent_s if sent_s > 0 else 0.0,
         moves=sum(each.decode.moves for each in users),
+        by_worker=tuple(WorkerSummary(name, busy_s.get(name, 0.0) / elapsed_s) for name in workers.names),
     )
 
 

@@ -8,8 +8,9 @@ from common.errors import ConfigError
 from scheduler.policy.staggering import Staggering, staggering_timing
 from services.simulator.attention_cost import AttentionCost, PoolRows, Wire
 from services.simulator.attention_engine import AttentionEngine
-from services.simulator.attention_rates import Demand, demand_of, layer_rates
+from services.simulator.attention_rates import Batch, Demand, demands_of, layer_rates
 from services.simulator.cluster import Cluster
+from services.simulator.conditions import Fares
 from services.simulator.config import Simulated, load_simulated
 from services.simulator.decode_room import DecodeRoom
 from services.simulator.metrics import measure
@@ -101,7 +102,7 @@ def test_a_mini_batch_is_on_its_way_while_another_is_computed() -> None:
 )
 def test_equal_batches_get_on_as_the_papers_pipelines_do(turns: Staggering, context_tokens: int) -> None:
     layer = cost_of().layer((PoolRows(0, 10, context_tokens),), {0: ("a", "b")})
-    rates = layer_rates([demand_of(layer, turns, "instance")] * turns.batches)
+    rates = layer_rates(demands_of([Batch(layer, turns, "instance")] * turns.batches))
     timing = staggering_timing(turns, layer.slice_s, layer.shares[0].attention_s)
     assert [1 / rate for rate in rates] == pytest.approx([timing.cycle_s] * turns.batches)
 
@@ -111,6 +112,27 @@ def test_a_small_batch_goes_at_its_own_pace_beside_one_that_waits_for_itself() -
     assert layer_rates([slow, fast]) == pytest.approx([0.1, 0.5])
     crowded = layer_rates([slow, *[fast] * 4])
     assert crowded == pytest.approx([0.1, *[0.9 / 4] * 4])
+
+
+def test_pools_that_share_some_of_their_workers_wait_for_those_alone() -> None:
+    """Whether workers who fare alike are looked at together or each by itself."""
+    cost, turns, rows = cost_of(), Staggering(1), (PoolRows(0, 10, 400_000),)
+    pools: dict[str, tuple[str, ...]] = {"one": ("a", "b"), "two": ("b", "c"), "three": ("d", "e")}
+    layers = {owner: cost.layer(rows, {0: members}) for owner, members in pools.items()}
+    assert all(len(each.shares) == 1 for each in layers.values())
+    rates = layer_rates(demands_of([Batch(layer, turns, owner) for owner, layer in layers.items()]))
+    [attended] = layers["one"].shares
+    assert rates == pytest.approx([0.5 / attended.attention_s] * 2 + [1 / layers["three"].alone_s])
+    assert rates[0] < rates[2]
+
+
+def test_a_worker_that_fares_otherwise_is_looked_at_by_itself() -> None:
+    rows, workers = (PoolRows(0, 10, 400_000),), {0: ("a", "b", "c")}
+    whole, other = (cost_of().layer(rows, workers, fares) for fares in ({}, {"b": Fares(3.0, 1.0)}))
+    assert [each.workers for each in other.shares] == [("a", "c"), ("b",)]
+    times = [each.attention_s / whole.shares[0].attention_s for each in other.shares]
+    assert times == pytest.approx([1.0, 3.0])
+    assert other.alone_s > whole.alone_s
 
 
 def test_sums_of_steps_are_those_of_single_ones() -> None:
@@ -152,6 +174,10 @@ def test_every_mode_serves_all_and_conserves_what_must_be(
     assert (metrics.done, metrics.continued) == (120, 0)
     assert metrics.attention is not None
     assert 0 < metrics.attention.busy <= metrics.attention.busiest <= 1
+    each = {worker.name: worker.busy for worker in metrics.attention.by_worker}
+    assert list(each) == ["attention-0", "attention-1"]
+    assert sum(each.values()) / 2 == pytest.approx(metrics.attention.busy)
+    assert max(each.values()) == metrics.attention.busiest
     assert 0 < metrics.attention.replicas_busy <= 1
     assert 0 <= metrics.attention.network_hidden <= 1
     assert engine_of(cluster).cost.is_by_heads == (partition == "heads")
