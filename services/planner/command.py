@@ -163,6 +163,8 @@ def check_files(json_file: Path | None, plot: Path | None, out: Path | None, sea
     if plot is not None:
         check_picture(plot, search)
     if out is not None:
+        if search == "lamina":
+            raise ConfigError("--out", str(out), "is of what a search says how many of: lamina's says ratios")
         check_folder("--out", out)
 
 

@@ -1,12 +1,13 @@
 """One simulated run of a deployment at a rate: what is asked, and what came of it.
 
-A search is a generator of batches of probes that is sent their points: it decides, and whoever drives it
-(``services.planner.driver``) simulates, in as many processes as there are, and keeps points for the next
-time. What it decides hangs on the points alone, so it is the same on one core and on many.
+A search is a generator of the probes that it waits for, and is sent points of some of them as they come: it
+decides, and whoever drives it (``services.planner.driver``) simulates, in as many processes as there are, and
+keeps points for the next time. What each part of it decides hangs on its own points alone, so it is the same
+on one core and on many, whichever of them come first.
 """
 
 import hashlib
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Literal, TypeVar
 
 import msgspec
@@ -65,37 +66,36 @@ class Point(msgspec.Struct, frozen=True):
     pools: tuple[PoolPoint, ...]
 
 
-Search = Generator[Sequence[Probe], Sequence[Point], Found]
+Search = Generator[Sequence[Probe], Mapping[Probe, Point], Found]
+"""It is sent one point at least, and yields again what it still waits for."""
 
 
 def together(searches: Sequence[Search[Found]]) -> Search[list[Found]]:
-    """All at once: each round has the next probes of every one that goes on."""
+    """All at once: each goes on as soon as points of its own come, whatever the others wait for."""
     found: dict[int, Found] = {}
-    asked: dict[int, Sequence[Probe]] = {}
+    waiting: dict[int, Sequence[Probe]] = {}
 
-    def advance(number: int, points: Sequence[Point] | None) -> None:
+    def advance(number: int, points: Mapping[Probe, Point] | None) -> None:
         search = searches[number]
         try:
-            asked[number] = next(search) if points is None else search.send(points)
+            waiting[number] = next(search) if points is None else search.send(points)
         except StopIteration as end:
-            asked.pop(number, None)
+            waiting.pop(number, None)
             found[number] = end.value
 
     for number in range(len(searches)):
         advance(number, None)
-    while asked:
-        batch = {number: tuple(probes) for number, probes in asked.items()}
-        points = yield [probe for probes in batch.values() for probe in probes]
-        taken = 0
-        for number, probes in batch.items():
-            advance(number, points[taken : taken + len(probes)])
-            taken += len(probes)
+    while waiting:
+        points = yield list(dict.fromkeys(probe for probes in waiting.values() for probe in probes))
+        for number, probes in list(waiting.items()):
+            if own := {probe: points[probe] for probe in probes if probe in points}:
+                advance(number, own)
     return [found[number] for number in range(len(searches))]
 
 
 def ask(probe: Probe) -> Search[Point]:
-    (point,) = yield [probe]
-    return point
+    points = yield [probe]
+    return points[probe]
 
 
 def key_maker(context: bytes) -> Callable[[Probe], str]:

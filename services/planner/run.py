@@ -83,8 +83,8 @@ def _search(
         where = "and none is kept without --checkpoint" if checkpoint is None else f"kept in {checkpoint}"
         cores = len(os.sched_getaffinity(0))
         try:
-            with raising_terminated(), simulating(prepared.conditions, processes or cores) as simulate:
-                return drive(begun, simulate, kept, context, tell)
+            with raising_terminated(), simulating(prepared.conditions, processes or cores) as simulator:
+                return drive(begun, simulator, kept, context, tell)
         except KeyboardInterrupt:
             raise Interrupted(f"interrupted after {done} runs, {where}") from None
         except Terminated:

@@ -299,8 +299,7 @@ def _lamina(prepared: Prepared) -> Search[SearchReport]:
         )
         for each in found
     )
-    # Nothing is simulated, and a search has to ask for something: for no runs.
-    yield []
+    yield from ()
     if not found:
         return SearchReport("lamina", columns, (), ("no ratio holds the model within the time per token",))
     token_mib = kv_token_bytes(shape, prepared.conditions.element_bytes) / (1 << 20)

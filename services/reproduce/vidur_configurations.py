@@ -1,5 +1,5 @@
-"""What Vidur, section 7.3 searches: models under three workloads, on nodes of four GPUs; and how the planner
-searches it here, over measured kernels of NVIDIA's and the links of Vidur's own nodes."""
+"""What Vidur, section 7.3 searches: models under three workloads, on up to four nodes of four GPUs; and how
+the planner searches it here, over measured kernels of NVIDIA's and the links of Vidur's own nodes."""
 
 import os
 from collections.abc import Mapping
@@ -46,8 +46,7 @@ LINKS = {
     for device, node in NODES.items()
 }
 LONGEST = 4096
-MODELS = ("llama2-70b", "qwen-72b")
-"""Of its four those of which it prints anything in words."""
+MODELS = ("llama2-7b", "internlm-20b", "llama2-70b", "qwen-72b")
 SETTINGS: Mapping[str, Any] = {
     "instance": {
         "block_size": 16,
@@ -109,6 +108,7 @@ def space_of(device: str, size: float) -> SearchSpace:
         tensors=(1, 2, 4),
         pipelines=(1, 2, 4),
         node_devices=4,
+        nodes=4,
         batches=(32, 64, 128, 256, 512),
     )
 
@@ -215,5 +215,5 @@ def prepared_of(model: str, device: str, lengths: Lengths, files: DataFiles, siz
 
 def driven(asked: Search[Found], conditions: Conditions) -> Found:
     """In this process: others search for other models."""
-    with simulating(conditions, 1) as simulate, Checkpoint(None) as kept:
-        return drive(asked, simulate, kept, b"")
+    with simulating(conditions, 1) as simulator, Checkpoint(None) as kept:
+        return drive(asked, simulator, kept, b"")

@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -45,13 +45,22 @@ def counting(asked: list[float]) -> Search[list[float]]:
 
 
 class World:
-    def __init__(self) -> None:
-        self.simulated: list[float] = []
+    """What was begun last is over first."""
 
-    def __call__(self, probes: Sequence[Probe]) -> Iterable[tuple[int, Point]]:
-        for number, each in reversed(list(enumerate(probes))):
-            self.simulated.append(each.rate_per_s)
-            yield number, point(each.rate_per_s)
+    def __init__(self, places: int = 3) -> None:
+        self.places = places
+        self.simulated: list[float] = []
+        self.running: list[Probe] = []
+        self.most_running = 0
+
+    def begin(self, probe: Probe) -> None:
+        self.running.append(probe)
+        self.most_running = max(self.most_running, len(self.running))
+
+    def wait(self) -> tuple[Probe, Point]:
+        probe = self.running.pop()
+        self.simulated.append(probe.rate_per_s)
+        return probe, point(probe.rate_per_s)
 
 
 def test_answers_reach_whoever_asked_in_any_order() -> None:
@@ -61,6 +70,38 @@ def test_answers_reach_whoever_asked_in_any_order() -> None:
         found = drive(search, world, kept, b"")
     assert found == [[1.0, 2.0, 3.0], [4.0], [], [1.0, 5.0]]
     assert sorted(world.simulated) == [1.0, 2.0, 3.0, 4.0, 5.0]
+
+
+def test_no_search_waits_for_another_one_s_points() -> None:
+    """The one that was begun first comes last: meanwhile the other gets to its end."""
+    world = World(places=2)
+    with Checkpoint(None) as kept:
+        found = drive(together([counting([9.0, 1.0]), counting([2.0, 3.0, 4.0])]), world, kept, b"")
+    assert found == [[9.0, 1.0], [2.0, 3.0, 4.0]]
+    first, second = (world.simulated.index(rate) for rate in (9.0, 1.0))
+    others = [world.simulated.index(rate) for rate in (2.0, 3.0, 4.0)]
+    assert max(others) < first < second or max(first, second) < min(others)
+    assert world.most_running == 2
+
+
+def test_a_search_among_searches_goes_on_by_itself() -> None:
+    world = World(places=1)
+    inner = together([counting([1.0, 2.0]), counting([3.0])])
+    with Checkpoint(None) as kept:
+        found = drive(together([inner, together([counting([4.0])])]), world, kept, b"")
+    assert found == [[[1.0, 2.0], [3.0]], [[4.0]]]
+    assert world.most_running == 1
+
+
+def test_an_error_of_a_run_in_another_process_is_the_search_s() -> None:
+    nowhere = Probe(pools=(PoolPlan(kind=kind_of("mixed", "nowhere"), count=1),), rate_per_s=1.0, requests=9)
+    for processes in (1, 2):
+        with (
+            simulating(CONDITIONS, processes) as simulator,
+            Checkpoint(None) as kept,
+            pytest.raises(KeyError, match="nowhere"),
+        ):
+            drive(ask(nowhere), simulator, kept, b"")
 
 
 def test_what_was_kept_is_not_simulated_again(tmp_path: Path) -> None:
@@ -105,11 +146,12 @@ def test_a_folder_is_no_checkpoint(tmp_path: Path) -> None:
 
 def probes() -> Search[list[Point]]:
     kind = InstanceKind(role="mixed", device="a100", max_decode_batch=16)
-    points = yield [
-        Probe(pools=(PoolPlan(kind=kind, count=count),), rate_per_s=rate, requests=60)
-        for count, rate in ((1, 2.0), (2, 4.0), (1, 20.0))
-    ]
-    return list(points)
+    return together(
+        [
+            ask(Probe(pools=(PoolPlan(kind=kind, count=count),), rate_per_s=rate, requests=60))
+            for count, rate in ((1, 2.0), (2, 4.0), (1, 20.0))
+        ]
+    )
 
 
 def test_two_processes_find_what_one_does() -> None:

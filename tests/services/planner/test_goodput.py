@@ -22,7 +22,7 @@ def run(search: Search[Capacity], answer: Callable[[float], Point]) -> tuple[Cap
         (probe,) = probes
         asked.append(probe.rate_per_s)
         try:
-            probes = search.send([answer(probe.rate_per_s)])
+            probes = search.send({probe: answer(probe.rate_per_s)})
         except StopIteration as end:
             return end.value, asked
 

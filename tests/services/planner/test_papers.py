@@ -1,7 +1,7 @@
 """The papers' searches, in worlds whose capacities are known and against their own formulas."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 
@@ -23,7 +23,7 @@ from services.planner.distserve_search import (
     place_with_high_affinity,
     place_with_low_affinity,
 )
-from services.planner.driver import Found, drive
+from services.planner.driver import Found, Here, drive
 from services.planner.goodput import served_by
 from services.planner.probes import Point, Probe, Search
 from services.planner.provisioning import TABLE_VI, Design, cheapest, has_met_nine, missed, most_throughput
@@ -223,12 +223,8 @@ def test_the_pareto_front_has_whoever_nobody_betters() -> None:
 
 
 def search_with(search: Search[Found], answer_of: Callable[[Probe], Point]) -> Found:
-    def simulate(probes: Sequence[Probe]) -> Iterable[tuple[int, Point]]:
-        for number, probe in enumerate(probes):
-            yield number, answer_of(probe)
-
     with Checkpoint(None) as kept:
-        return drive(search, simulate, kept, b"")
+        return drive(search, Here(answer_of), kept, b"")
 
 
 MACHINES = {
@@ -338,7 +334,7 @@ def test_workers_are_counted_up_as_more_may_do_worse(enough: set[int], fewest: i
     asked: list[int] = []
     search = fewest_workers(kind_of("mixed"), SERVED, 10.0, 5_000, 1)
     found: int | None = -1
-    point_of_last: list[Point] = []
+    point_of_last: dict[Probe, Point] = {}
     while found == -1:
         try:
             [probe] = search.send(point_of_last) if asked else next(search)
@@ -346,7 +342,7 @@ def test_workers_are_counted_up_as_more_may_do_worse(enough: set[int], fewest: i
             found = end.value
         else:
             asked.append(probe.pools[0].count)
-            point_of_last = [point(float(asked[-1] in enough))]
+            point_of_last = {probe: point(float(asked[-1] in enough))}
     assert found == fewest
     assert len(asked) == len(set(asked)) < 200
 

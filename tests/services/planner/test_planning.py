@@ -156,7 +156,7 @@ def test_where_the_other_pool_is_what_is_short_it_grows_too() -> None:
     probes = next(search)
     while True:
         try:
-            probes = search.send([late(each) for each in probes])
+            probes = search.send({each: late(each) for each in probes})
         except StopIteration as end:
             settled = end.value
             break

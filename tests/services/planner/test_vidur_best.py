@@ -2,7 +2,7 @@
 known."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 
 import msgspec
 import pytest
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from common.latency import ServiceObjectives
 from services.planner.candidates import InstanceKind
 from services.planner.checkpoint import Checkpoint
-from services.planner.driver import drive
+from services.planner.driver import Here, drive
 from services.planner.probes import Point, Probe
 from services.planner.samples import Sample
 from services.planner.vidur_search import DELAY_S, VidurBest, search_best, within
@@ -45,12 +45,9 @@ def search_in(
         waited_s = 0.1 if load <= 1 else 2 * DELAY_S
         return msgspec.structs.replace(point(), queue_p99_s=waited_s, tbt_s=(gap_s,) * 4)
 
-    def simulate(probes: Sequence[Probe]) -> Iterable[tuple[int, Point]]:
-        return ((number, answer(probe)) for number, probe in enumerate(probes))
-
     search = search_best(tuple(capacities), bounds_in(capacities), CATALOGUE, OBJECTIVES, SHORT, LONG)
     with Checkpoint(None) as kept:
-        return drive(search, simulate, kept, b""), runs
+        return drive(search, Here(answer), kept, b""), runs
 
 
 @given(

@@ -1,6 +1,6 @@
 """A world whose instances' capacities are known: what a search finds there can be found by looking at all."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import product
 
@@ -11,7 +11,7 @@ from services.planner.bounds import Bound
 from services.planner.candidates import Deployment, InstanceKind, Kinds, PoolPlan
 from services.planner.checkpoint import Checkpoint
 from services.planner.demand import Demand, Objective
-from services.planner.driver import Found, drive
+from services.planner.driver import Found, Here, drive
 from services.planner.probes import Point, PoolPoint, Probe, Search
 
 CATALOGUE = {
@@ -80,14 +80,13 @@ def search_world(search: Search[Found], capacities: Capacities) -> tuple[Found, 
     """What it found, and how many runs it took."""
     runs = 0
 
-    def simulate(probes: Sequence[Probe]) -> Iterable[tuple[int, Point]]:
+    def run(probe: Probe) -> Point:
         nonlocal runs
-        for number, probe in enumerate(probes):
-            runs += 1
-            yield number, answer(probe, capacities)
+        runs += 1
+        return answer(probe, capacities)
 
     with Checkpoint(None) as kept:
-        found = drive(search, simulate, kept, b"")
+        found = drive(search, Here(run), kept, b"")
     return found, runs
 
 
