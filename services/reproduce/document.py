@@ -20,7 +20,7 @@ run, what is assumed otherwise than there, and why it differs. `lamella reproduc
 files of `DIR` that they read: public data of others, none of it in the package. Where a trace is not in `DIR`
 its lengths are drawn from a distribution with the paper's published means, and the row says so. A performance
 model that is missing is an error which names it. No constant was fitted to a figure of this page. All of it
-takes about a quarter of an hour of CPU time.
+takes about three quarters of an hour of CPU time.
 
 This page was written on {day} by
 
