@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from common.bell import Bell, bells_of
 from common.errors import InvalidRequest, UnknownRequest
 from common.exchange_shape import RecordPlace
 from common.host_cores import HostCores
@@ -18,7 +19,8 @@ from common.ids import BindingId
 from common.kv.blocks import blocks_for
 from common.kv.pool import KVPool
 from common.model.attention import LocalAttention
-from common.model.exchange import Group, Lane, PeerSilent, Records, Waiting
+from common.model.exchange import Group, Lane, Records
+from common.model.waiting import PeerSilent, Waiting
 from common.spec import AttentionSpec
 from common.timeline import EventId, timeline
 from common.timeline_events import ATTENTION_STEP, LAYER, SEND_OUTPUT, WAIT_KV, WAIT_Q
@@ -57,6 +59,11 @@ class ServedLane:
         self._attention_ns = 0
         self._moved_s = time.monotonic()
         self._course = self._serve()
+
+    @property
+    def bell(self) -> Bell | None:
+        """Rings as something comes that ``advance`` can do."""
+        return self._lane.bell
 
     def close(self) -> None:
         """Lets go of the pool and the exchange, when no thread serves the lane any more. ``held`` stays.
@@ -266,14 +273,19 @@ class AttentionLoop:
         torch.set_num_threads(self._threads)
         waiting = Waiting()
         has_cores = False
+        lanes: tuple[ServedLane, ...] = ()
+        bells = None
         while not self._is_stopped:
             has_worked = is_step_new = False
-            for lane in self._lanes:
+            if self._lanes is not lanes:
+                lanes = self._lanes
+                bells = bells_of([lane.bell for lane in lanes])
+            for lane in lanes:
                 begun, done = lane.steps_begun, lane.steps
                 has_worked |= self._advance(lane)
                 is_step_new |= lane.steps_begun != begun
                 self.steps += lane.steps - done
-            is_busy = any(lane.is_in_step for lane in self._lanes)
+            is_busy = any(lane.is_in_step for lane in lanes)
             if self._cores is not None and (is_step_new or is_busy != has_cores):
                 has_cores = is_busy
                 self._take_cores(self._cores, is_busy)
@@ -281,7 +293,7 @@ class AttentionLoop:
             if has_worked:
                 waiting.restart()
             else:
-                waiting.pause()
+                waiting.pause(bells)
 
     def _advance(self, lane: ServedLane) -> bool:
         try:

@@ -17,7 +17,8 @@ import torch
 
 from common.config import TransferConfig
 from common.exchange_shape import ExchangeShape
-from common.model.exchange import Lane, Waiting, wait_until
+from common.model.exchange import Lane
+from common.model.waiting import Waiting, wait_until
 from common.transfer.buffers import SharedBuffer
 from common.transfer.endpoint import TransferEndpoint
 from common.transfer.interface import PeerInfo

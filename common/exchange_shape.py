@@ -59,12 +59,21 @@ class ExchangeShape(msgspec.Struct, frozen=True):
         return self.q_offset + self._area_bytes(self.q_row_bytes)
 
     @property
-    def request_bytes(self) -> int:
+    def request_bell(self) -> int:
+        """The offset of what is rung as records come (``common.bell``), behind all of them."""
         return self.kv_offset + self._area_bytes(self.kv_row_bytes)
 
     @property
-    def response_bytes(self) -> int:
+    def response_bell(self) -> int:
         return self._area_bytes(self.q_row_bytes)
+
+    @property
+    def request_bytes(self) -> int:
+        return self.request_bell + LINE
+
+    @property
+    def response_bytes(self) -> int:
+        return self.response_bell + LINE
 
     def record(self, area_offset: int, row_bytes: int, tokens_before: int, tokens: int) -> RecordPlace:
         """Of the mini-batch of ``tokens`` rows that follow ``tokens_before`` others in the step."""

@@ -21,9 +21,9 @@ import torch
 
 from common.engine_thread import EngineThread
 from common.messages import SampledToken
-from common.model.exchange import Waiting
 from common.model.program import ModelProgram
 from common.model.runner import ModelRunner
+from common.model.waiting import Waiting
 from common.steps import SequenceStep
 from common.timeline import timeline
 from common.timeline_events import DECODE_STEP, WAIT_BATCH, WAIT_OUTPUT

@@ -17,8 +17,9 @@ import torch
 from common.errors import AttentionLost, TransferError
 from common.exchange_shape import RecordPlace
 from common.kv.blocks import in_pool, pool_of
-from common.model.exchange import Lane, PeerSilent, Records, Waiting, mini_batches, wait_until
+from common.model.exchange import Lane, Records, mini_batches
 from common.model.interface import SequenceChunk
+from common.model.waiting import PeerSilent, Waiting, wait_until
 from common.timeline import timeline
 from common.timeline_events import SEND_KV, SEND_PLAN, SEND_Q, TAKE_OUTPUT, WAIT_OUTPUT
 from decode.attention_needs import ANSWER_TIMEOUT_S
@@ -197,6 +198,7 @@ class RemoteAttention:
                     self._waiting,
                     ANSWER_TIMEOUT_S,
                     part.worker.is_gone,
+                    part.lane.bells,
                 )
             except PeerSilent as exc:
                 self._waiting = Waiting()

@@ -1,9 +1,10 @@
 """The memory through which a model worker and an attention worker exchange one step's attention.
 
 Each side owns a region and the other writes into it (one-sided, host-bypassing: Lamina 2, section 4.1). Data
-and sequence number go in one write; the reader polls the number. Per layer there is no system call but the
-waiting's, no event loop, and one buffer made: the output that the model keeps. What the attention worker's
-compiled kernels compute of a decode step goes straight into the record.
+and sequence number go in one write; the reader polls the number, and sleeps on a bell of the region where
+others want its core. Per layer there are no system calls but these two's, no event loop, and one buffer made:
+the output that the model keeps. What the attention worker's compiled kernels compute of a decode step goes
+straight into the record.
 
 The *request* region lies with the attention worker: the step's plan, then each layer's Q, then its K and V.
 The *response* region lies with the model worker: the attention's output. A layer's records may be overwritten
@@ -15,39 +16,27 @@ A number is a random salt plus a counter, compared for equality: no data and no 
 it. Relies on bytes of one write becoming visible in order: stores on x86-64, a TCP stream's receiver.
 """
 
-import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 
-from common.errors import ServiceError
+from common.bell import Bell, Bells, bells_of
 from common.exchange_shape import MAX_MINI_BATCHES, PLAN_HEAD_WORDS, WORD, ExchangeShape, RecordPlace
 from common.model.device import pin_host_memory, unpin_host_memory
 from common.model.interface import SequenceChunk
-
-SPINS = 20
-"""Some microseconds. What waits longer offers its core at every look: where nobody wants it, that is no
-slower, and where the other side computes on all cores, it is what lets it."""
-YIELD_S = 0.0005
-SHORTEST_SLEEP_S, LONGEST_SLEEP_S = 0.00005, 0.001
-IDLE_S, IDLE_SLEEP_S = 1.0, 0.005
-"""Who has had nothing to do for so long may begin a little late, and leaves the core in peace meanwhile."""
-LONG_WAIT_S, USUAL_WEIGHT = 0.01, 0.1
-"""A wait beyond the first is a pause between steps, and says nothing of the next layer's."""
-LOOKS_PER_CHECK = 16
-"""Sleeps between two looks at the clock and at whether the peer is still there."""
-
-
-class PeerSilent(ServiceError):
-    """The other side of an exchange did not answer in time, or is gone."""
+from common.model.waiting import PeerSilent
 
 
 class Mirror(Protocol):
-    """A peer's region as this process writes it: first into ``memory``, then ``publish`` (in order)."""
+    """A peer's region as this process writes it: first into ``memory``, then ``publish`` (in order).
+    ``is_mapped``: the memory is the region itself."""
+
+    @property
+    def is_mapped(self) -> bool: ...
 
     @property
     def memory(self) -> memoryview: ...
@@ -118,9 +107,11 @@ class Records:
 
 
 class Lane:
-    """One pair of regions, seen from either side: who sends through it, and what it receives.
+    """One pair of regions, seen from either side: who sends through it, and what it receives. ``outgoing`` is
+    the mirror of one of the two; what comes is in the other.
 
-    ``step`` counts the steps announced through it, and is where sequence numbers come from.
+    ``step`` counts the steps announced through it, and is where sequence numbers come from. ``bell`` rings
+    here as something comes, where the peer can ring: both are on one host, and what is sent is due at once.
     """
 
     def __init__(
@@ -144,6 +135,12 @@ class Lane:
         self._request = torch.frombuffer(request, dtype=dtype)
         self._response = torch.frombuffer(response, dtype=dtype)
         self._records: dict[tuple[int, int], Records] = {}
+        self.bell: Bell | None = None
+        self._peer_bell: Bell | None = None
+        if outgoing.is_mapped and pace is None:
+            bells = Bell(request, shape.request_bell), Bell(response, shape.response_bell)
+            self.bell, self._peer_bell = bells if outgoing.memory is response else reversed(bells)
+        self.bells: Bells | None = bells_of([self.bell])
 
     def records(self, begin: int, stop: int) -> Records:
         """Of a mini-batch's rows ``begin``..``stop``. Those of the usual batches are made once."""
@@ -193,7 +190,7 @@ class Lane:
         words = self._sent
         words[place.number_word - 1] = self._pace.due_ns(place.nbytes) if self._pace else 0
         words[place.number_word] = self.salt + number
-        self._outgoing.publish(place.offset, place.nbytes)
+        self._publish(place.offset, place.nbytes)
 
     def announce(self, chunks: Sequence[SequenceChunk], groups: int, layers: int) -> int:
         """The next step, of so many mini-batches: its number, which its layers' follow. Without chunks it has
@@ -216,8 +213,13 @@ class Lane:
         for index, word in enumerate(words, PLAN_HEAD_WORDS):
             sent[index] = word
         sent[PLAN_HEAD_WORDS + len(words)] = self.salt + number
-        self._outgoing.publish(0, nbytes)
+        self._publish(0, nbytes)
         return number
+
+    def _publish(self, offset: int, nbytes: int) -> None:
+        self._outgoing.publish(offset, nbytes)
+        if self._peer_bell is not None:
+            self._peer_bell.ring()
 
     def settle(self, timeout_s: float) -> None:
         """What was sent has arrived: its records may be written anew without an answer. Raises PeerSilent."""
@@ -263,70 +265,3 @@ class Lane:
             return False
         due_ns: int = words[place.number_word - 1]
         return not due_ns or due_ns <= time.monotonic_ns()
-
-
-class Waiting:
-    """How long to look for what has not come: spins, then yields the core, then sleeps ever longer.
-
-    The yielding lasts twice as long as the last waits took, within bounds: what usually comes soon is met
-    awake, and nobody burns a core for what does not.
-    """
-
-    def __init__(self) -> None:
-        self._usual_s = 0.0
-        self._clear()
-
-    def _clear(self) -> None:
-        self._looks = 0
-        self._began_s = 0.0
-        self._sleep_s = SHORTEST_SLEEP_S
-        self._is_sleeping = False
-
-    def restart(self) -> None:
-        """What was waited for has come."""
-        waited_s = self.waited_s
-        if waited_s < LONG_WAIT_S:
-            self._usual_s += USUAL_WEIGHT * (waited_s - self._usual_s)
-        self._clear()
-
-    @property
-    def waited_s(self) -> float:
-        """Since the spinning ended; 0 before."""
-        return time.monotonic() - self._began_s if self._began_s else 0.0
-
-    def pause(self) -> bool:
-        """Between two looks. True now and then: time to ask whether the peer is still there."""
-        self._looks += 1
-        if self._looks < SPINS:
-            return False
-        if not self._began_s:
-            self._began_s = time.monotonic()
-        if not self._is_sleeping:
-            self._is_sleeping = self.waited_s > max(YIELD_S, 2 * self._usual_s)
-            os.sched_yield()
-            return False
-        time.sleep(self._sleep_s)
-        longest_s = LONGEST_SLEEP_S if self.waited_s < IDLE_S else IDLE_SLEEP_S
-        self._sleep_s = min(1.5 * self._sleep_s, longest_s)
-        return self._looks % LOOKS_PER_CHECK == 0
-
-
-def wait_until(
-    has_come: Callable[[RecordPlace, int], bool],
-    place: RecordPlace,
-    number: int,
-    waiting: Waiting,
-    timeout_s: float,
-    is_gone: Callable[[], bool],
-) -> None:
-    """Until the record at ``place`` has come with that number.
-
-    Raises PeerSilent after ``timeout_s``, or when ``is_gone`` says that nobody will answer."""
-    while not has_come(place, number):
-        if not waiting.pause():
-            continue
-        if is_gone():
-            raise PeerSilent("the other side of the exchange is gone")
-        if waiting.waited_s > timeout_s:
-            raise PeerSilent(f"the other side of the exchange has not answered for {waiting.waited_s:.1f} s")
-    waiting.restart()

@@ -20,6 +20,7 @@ class MappedMirror:
     """The region itself, mapped."""
 
     kind = "shared_memory"
+    is_mapped = True
 
     def __init__(self, mapped: MappedRegion) -> None:
         self.memory = memoryview(mapped.mapping)
@@ -38,6 +39,7 @@ class MooncakeMirror:
     """
 
     kind = "mooncake"
+    is_mapped = False
 
     def __init__(
         self, engine: MooncakeEngine, spelling: str, remote_base: int, buffer: SharedBuffer, peer_name: str
