@@ -36,11 +36,19 @@ Each wire translates its library's errors once, ``from exc``. The gateway maps t
 (``gateway/errors.py``).
 """
 
-from typing import ClassVar
+from typing import Any, ClassVar, Self
 
 
 class LamellaError(Exception):
-    """Root of the tree."""
+    """Root of the tree. What comes from another process says and holds the same, whatever its class asks
+    for."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self)._told_again, self.args, self.__dict__
+
+    @classmethod
+    def _told_again(cls, *args: object) -> Self:
+        return cls.__new__(cls, *args)
 
 
 class RequestError(LamellaError):

@@ -4,17 +4,22 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from multiprocessing.pool import Pool
-from queue import SimpleQueue
 from typing import Protocol, TypeVar
 
+from common.errors import ServiceError
 from services.planner.checkpoint import Checkpoint
 from services.planner.probes import Point, Probe, Search, key_maker
 from services.planner.simulating import Conditions, run_probe
 
 Found = TypeVar("Found")
+
+
+class WorkerLost(ServiceError):
+    """A process that simulates ended, and not by an error of its run."""
 
 
 class Simulator(Protocol):
@@ -27,7 +32,7 @@ class Simulator(Protocol):
         ...
 
     def wait(self) -> tuple[Probe, Point]:
-        """Any one that was begun, when it is over. Raises what its run raises."""
+        """Any one that was begun, when it is over. Raises what its run raises, or WorkerLost."""
         ...
 
 
@@ -49,37 +54,43 @@ class Here:
 
 @dataclass(slots=True)
 class Apart:
-    """In a pool's processes."""
+    """In an executor's processes."""
 
-    pool: Pool
+    executor: Executor
     places: int
-    _over: SimpleQueue[tuple[Probe, Point] | BaseException] = field(default_factory=SimpleQueue)
+    _begun: dict[Future[Point], Probe] = field(default_factory=dict)
 
     def begin(self, probe: Probe) -> None:
-        self.pool.apply_async(_work, (probe,), callback=self._over.put, error_callback=self._over.put)
+        self._begun[self.executor.submit(_work, probe)] = probe
 
     def wait(self) -> tuple[Probe, Point]:
-        over = self._over.get()
-        if isinstance(over, BaseException):
-            raise over
-        return over
+        over, _ = wait(self._begun, return_when=FIRST_COMPLETED)
+        # What has come is not lost to an error beside it.
+        first = min(over, key=lambda each: each.exception() is not None)
+        probe = self._begun.pop(first)
+        try:
+            return probe, first.result()
+        except BrokenProcessPool as exc:
+            raise WorkerLost(
+                "a process of this plan was lost (killed, or short of memory?): fewer --processes take"
+                " less, and with --checkpoint it goes on where it was"
+            ) from exc
 
 
 _conditions: Conditions | None = None
 
 
 def _start_worker(conditions: Conditions) -> None:
-    """In a group of its own: who tells the whole plan to end tells this one's parent, and a worker that ends
-    by itself while it holds the lock of their queue would stop everybody."""
+    """In a group of its own: who tells the whole plan to end tells this one's parent."""
     global _conditions
     os.setpgid(0, 0)
     _conditions = conditions
 
 
-def _work(probe: Probe) -> tuple[Probe, Point]:
+def _work(probe: Probe) -> Point:
     if _conditions is None:
         raise RuntimeError("a worker was not started")
-    return probe, run_probe(probe, _conditions)
+    return run_probe(probe, _conditions)
 
 
 @contextmanager
@@ -88,15 +99,26 @@ def simulating(conditions: Conditions, processes: int) -> Iterator[Simulator]:
     if processes <= 1:
         yield Here(lambda probe: run_probe(probe, conditions))
         return
-    context = multiprocessing.get_context("spawn")
-    # Ctrl-C is this process's to answer: it keeps what is done and ends its workers, which inherit this.
+    others = set(multiprocessing.active_children())
+    executor = ProcessPoolExecutor(
+        processes, multiprocessing.get_context("spawn"), _start_worker, (conditions,)
+    )
+    # Ctrl-C is this process's to answer: it keeps what is done and ends its workers, which inherit this. They
+    # are started by work, so each is given some.
     answer = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        workers = context.Pool(processes, _start_worker, (conditions,))
+        for _ in range(processes):
+            executor.submit(os.getpid)
     finally:
         signal.signal(signal.SIGINT, answer)
-    with workers as pool:
-        yield Apart(pool, processes)
+    workers = set(multiprocessing.active_children()) - others
+    try:
+        yield Apart(executor, processes)
+    finally:
+        # A run under way may take a minute yet.
+        for worker in workers:
+            worker.terminate()
+        executor.shutdown(cancel_futures=True)
 
 
 def drive(
@@ -106,7 +128,8 @@ def drive(
     context: bytes,
     progress: Callable[[Probe], None] = lambda _: None,
 ) -> Found:
-    """What the search found. ``progress`` is told of every probe that is simulated."""
+    """What the search found. ``progress`` is told of every probe that is simulated. Raises what a run raises,
+    or WorkerLost; ValueError for a search that waits for nothing."""
     key_of, keys = key_maker(context), dict[Probe, str]()
     running: set[Probe] = set()
     points: dict[Probe, Point] | None = None
@@ -116,13 +139,15 @@ def drive(
         except StopIteration as end:
             found: Found = end.value
             return found
+        if not probes:
+            raise ValueError("a search that goes on waits for one probe at least")
         for probe in probes:
             if probe not in keys:
                 keys[probe] = key_of(probe)
         points = {probe: kept for probe in probes if (kept := checkpoint.points.get(keys[probe]))}
         if not points:
             # The longest first, so that no core waits for it at the end.
-            missing = [probe for probe in probes if probe not in running]
+            missing = [probe for probe in dict.fromkeys(probes) if probe not in running]
             missing.sort(key=lambda probe: -probe.requests)
             for probe in missing[: simulator.places - len(running)]:
                 simulator.begin(probe)

@@ -67,7 +67,8 @@ class Point(msgspec.Struct, frozen=True):
 
 
 Search = Generator[Sequence[Probe], Mapping[Probe, Point], Found]
-"""It is sent one point at least, and yields again what it still waits for."""
+"""It yields all that it waits for, one probe at least; is sent one of their points at least, and yields again
+what it still waits for."""
 
 
 def together(searches: Sequence[Search[Found]]) -> Search[list[Found]]:

@@ -1,8 +1,12 @@
 """Who drives a search: every probe is simulated once, kept, and answered to whom it belongs."""
 
+import multiprocessing
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import wait
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +20,7 @@ from services.bench.traces import TraceRequest
 from services.planner import simulating as simulating_module
 from services.planner.candidates import InstanceKind, PoolPlan
 from services.planner.checkpoint import Checkpoint
-from services.planner.driver import drive, simulating
+from services.planner.driver import Apart, WorkerLost, drive, simulating
 from services.planner.probes import Point, Probe, Search, ask, together
 from services.planner.simulating import Conditions
 from services.planner.sources import ROOT, SOURCES, files_digest, own_digest, sources_digest
@@ -93,15 +97,95 @@ def test_a_search_among_searches_goes_on_by_itself() -> None:
     assert world.most_running == 1
 
 
-def test_an_error_of_a_run_in_another_process_is_the_search_s() -> None:
-    nowhere = Probe(pools=(PoolPlan(kind=kind_of("mixed", "nowhere"), count=1),), rate_per_s=1.0, requests=9)
-    for processes in (1, 2):
-        with (
-            simulating(CONDITIONS, processes) as simulator,
-            Checkpoint(None) as kept,
-            pytest.raises(KeyError, match="nowhere"),
-        ):
-            drive(ask(nowhere), simulator, kept, b"")
+def test_the_longest_runs_begin_first_and_each_once() -> None:
+    begun: list[int] = []
+
+    class Noting(World):
+        def begin(self, probe: Probe) -> None:
+            begun.append(probe.requests)
+            super().begin(probe)
+
+    def twice_the_same() -> Search[float]:
+        asked = [replace_requests(number) for number in (60, 900, 300, 900)]
+        points: dict[Probe, Point] = {}
+        while len(points) < 3:
+            points |= yield [each for each in asked if each not in points]
+        return sum(each.attainment for each in points.values())
+
+    def replace_requests(requests: int) -> Probe:
+        return Probe(pools=probe(1.0).pools, rate_per_s=1.0, requests=requests)
+
+    with Checkpoint(None) as kept:
+        assert drive(twice_the_same(), Noting(places=3), kept, b"") == 3.0
+    assert begun == [900, 300, 60]
+
+
+def test_a_search_that_waits_for_nothing_is_refused() -> None:
+    def waits_for_nothing() -> Search[None]:
+        yield []
+
+    with Checkpoint(None) as kept, pytest.raises(ValueError, match="one probe at least"):
+        drive(waits_for_nothing(), World(), kept, b"")
+
+
+NOWHERE = InstanceKind(role="mixed", device="nowhere", max_decode_batch=16)
+THREE = InstanceKind(role="mixed", device="a100", max_decode_batch=16, tensor=3)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize(
+    ("kind", "error", "says"), [(NOWHERE, KeyError, "nowhere"), (THREE, ConfigError, "= 3")]
+)
+def test_an_error_of_a_run_in_another_process_is_the_search_s(
+    processes: int, kind: InstanceKind, error: type[Exception], says: str
+) -> None:
+    failing = Probe(pools=(PoolPlan(kind=kind, count=1),), rate_per_s=1.0, requests=9)
+    with (
+        simulating(CONDITIONS, processes) as simulator,
+        Checkpoint(None) as kept,
+        pytest.raises(error, match=says),
+    ):
+        drive(ask(failing), simulator, kept, b"")
+
+
+def test_what_came_beside_an_error_is_kept(tmp_path: Path) -> None:
+    """The error is told when nothing else has come."""
+    path = tmp_path / "points.jsonl"
+    failing = Probe(pools=(PoolPlan(kind=THREE, count=1),), rate_per_s=1.0, requests=9)
+
+    class Behind:
+        """What both have come to is looked at when both are over."""
+
+        def __init__(self, apart: Apart) -> None:
+            self.apart, self.places = apart, apart.places
+            self.begin = apart.begin
+
+        def wait(self) -> tuple[Probe, Point]:
+            wait(self.apart._begun)
+            return self.apart.wait()
+
+    with simulating(CONDITIONS, 2) as simulator, Checkpoint(path) as kept:
+        assert isinstance(simulator, Apart)
+        search = together([ask(failing), ask(probe(1.0))])
+        with pytest.raises(ConfigError):
+            drive(search, Behind(simulator), kept, b"")
+    with Checkpoint(path) as kept:
+        assert len(kept.points) == 1
+
+
+def test_a_process_that_is_killed_is_told_of(tmp_path: Path) -> None:
+    before = set(multiprocessing.active_children())
+    with simulating(CONDITIONS, 2) as simulator, Checkpoint(tmp_path / "points.jsonl") as kept:
+        drive(ask(probe(1.0)), simulator, kept, b"")
+        [first, _] = sorted(set(multiprocessing.active_children()) - before, key=lambda each: each.pid or 0)
+        assert first.pid is not None
+        os.kill(first.pid, signal.SIGKILL)
+        search = counting([float(rate) for rate in range(2, 50)])
+        with pytest.raises(WorkerLost, match="--processes"):
+            drive(search, simulator, kept, b"")
+    assert set(multiprocessing.active_children()) <= before
+    with Checkpoint(tmp_path / "points.jsonl") as kept:
+        assert kept.points
 
 
 def test_what_was_kept_is_not_simulated_again(tmp_path: Path) -> None:
