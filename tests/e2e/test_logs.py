@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,6 +34,7 @@ total_blocks = 512
 context_length = 2048
 """
 LONG_STREAM_TOKENS = 400
+GLOG_LINE = re.compile(r"[IWEF]\d{4} \d\d:\d\d:\d\d\.\d+ +\d+ \S+:\d+\] ")
 
 
 @pytest.fixture(scope="module")
@@ -43,10 +45,12 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
 
 
 def log_lines(mesh: Mesh) -> list[dict[str, object]]:
-    """Of all services, each line of which is JSON; the servers' own logs are none of ours."""
+    """Of all services, each line of which is JSON but for what Mooncake says there by itself, as glog writes
+    it; the servers' own logs are none of ours."""
     lines: list[dict[str, object]] = []
     for file in sorted((mesh.state_dir / "logs").glob("*-?.log")):
-        lines += map(json.loads, file.read_text().splitlines())
+        own = [line for line in file.read_text().splitlines() if not GLOG_LINE.match(line)]
+        lines += map(json.loads, own)
     return lines
 
 

@@ -43,20 +43,21 @@ def test_one_leads_and_when_it_resigns_another_does_at_once_with_a_higher_epoch(
 ) -> None:
     async def work() -> None:
         where = nats_url, redis_url, namespace
-        async with candidate("a", *where) as a, candidate("b", *where) as b:
+        async with candidate("a", *where) as a:
             await until(lambda: a.epoch is not None, a.bus)
             first = a.epoch
-            await until(lambda: b.lease.others.highest == first, b.bus)
-            assert b.epoch is None
-            leader = await b.store.leader()
-            assert leader is not None
-            assert (leader.service_id, leader.epoch) == ("a", first)
-            await a.resign()
-            assert a.epoch is None
-            await until(lambda: b.epoch is not None, b.bus)
-            assert first is not None
-            assert b.epoch is not None
-            assert b.epoch > first
+            async with candidate("b", *where) as b:
+                await until(lambda: b.lease.others.highest == first, b.bus)
+                assert b.epoch is None
+                leader = await b.store.leader()
+                assert leader is not None
+                assert (leader.service_id, leader.epoch) == ("a", first)
+                await a.resign()
+                assert a.epoch is None
+                await until(lambda: b.epoch is not None, b.bus)
+                assert first is not None
+                assert b.epoch is not None
+                assert b.epoch > first
 
     run(work())
 
