@@ -25,7 +25,7 @@ class Batches:
     steps: dict[int, tuple[StepRow, ...]] = field(default_factory=dict)
     """In flight, by lane."""
     computed: set[BlockOwner] = field(default_factory=set)
-    """Whose blocks a step in flight uses."""
+    """Whose blocks a step in flight uses. Others look, and change nothing."""
 
     @property
     def is_computing(self) -> bool:

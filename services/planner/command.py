@@ -164,7 +164,11 @@ def check_files(json_file: Path | None, plot: Path | None, out: Path | None, sea
         check_picture(plot, search)
     if out is not None:
         if search == "lamina":
-            raise ConfigError("--out", str(out), "is of what a search says how many of: lamina's says ratios")
+            raise ConfigError(
+                "--out",
+                str(out),
+                "cannot be written with --search lamina: it finds ratios, not how many instances there are",
+            )
         check_folder("--out", out)
 
 

@@ -194,7 +194,8 @@ class SharedPace:
         first = _batches(moving, 0)
         looked = {0: _rates(moving, first)}
         offline_s = [1.0 / rate for rate in _rates(moving, first, is_offline=True)]
-        # All are looked at at the same steps.
+        # All are looked at at the same steps, some of which a shorter one does not come to: what its steps
+        # take then comes out elsewhere within StepTimes' tolerance than if it were looked at alone.
         most = max(course.steps - course.done for course in moving)
         for index, course in enumerate(moving):
             if course.timer is not None:

@@ -33,7 +33,7 @@ class Batch(NamedTuple):
 
 
 def demands_of(batches: Sequence[Batch], *, is_offline: bool = False) -> list[Demand]:
-    """``is_offline``: over a network that takes no time."""
+    """One a batch, in order. ``is_offline``: over a network that takes no time."""
     groups = {share.workers for batch in batches for share in batch.cost.shares}
     # Workers of whom all batches use the same, or none, are as good as one.
     are_apart = sum(map(len, groups)) == len(frozenset().union(*groups))
@@ -87,7 +87,8 @@ def layer_rates(demands: Sequence[Demand]) -> list[float]:
 
 
 def _scarce(demands: Sequence[Demand], alone: Sequence[float]) -> list[list[float]]:
-    """Seconds that each uses of what not all can have as often as they could take it."""
+    """Of each thing that not all can have as often as they could take it: by demand, the seconds that it uses
+    of it a layer."""
     users: dict[Hashable, list[float]] = {}
     for index, demand in enumerate(demands):
         for shared, seconds in demand.uses:

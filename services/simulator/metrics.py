@@ -67,7 +67,7 @@ class PoolMetrics(msgspec.Struct, frozen=True):
 
 
 class WorkerSummary(msgspec.Struct, frozen=True):
-    """Of one attention worker: ``busy`` for that share of the run's time, whichever of its lives was."""
+    """Of one attention worker, all its lives together. ``busy``: the share of the run's time."""
 
     name: str
     busy: float

@@ -55,9 +55,15 @@ def handle(state: DecodeState, event: events.DecodeEvent, now: float = 0.0) -> l
 
 
 def task_of(
-    request_id: str = "r1", prompt_tokens: int = 4, max_tokens: int = 8, attempt: int = 0
+    request_id: str = "r1",
+    prompt_tokens: int = 4,
+    max_tokens: int = 8,
+    attempt: int = 0,
+    stop_token_ids: tuple[int, ...] = (),
 ) -> DecodeTask:
-    request = make_request(request_id, prompt_tokens, max_tokens, attempt=attempt, output_ids=(7,))
+    request = make_request(
+        request_id, prompt_tokens, max_tokens, attempt=attempt, output_ids=(7,), stop_token_ids=stop_token_ids
+    )
     return DecodeTask(request, PREFILL, LIFE, prompt_tokens)
 
 

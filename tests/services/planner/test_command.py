@@ -108,7 +108,7 @@ def test_what_cannot_be_planned_is_told(trace: Path, options: tuple[str, ...], s
         (("--out", "trace.csv"), "is no directory"),
         (("--out", "trace.csv/deployment/a"), "is no directory"),
         (("--search", "distserve-low", "--out", "trace.csv"), "is no directory"),
-        (("--search", "lamina", "--out", "files"), "lamina's says ratios"),
+        (("--search", "lamina", "--out", "files"), "it finds ratios"),
     ],
 )
 def test_a_file_that_cannot_be_written_is_told_before_anything_runs(
