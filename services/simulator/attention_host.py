@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from services.simulator.host import Host, Wanted
 
 if TYPE_CHECKING:
-    from services.simulator.attention_engine import Course
+    from services.simulator.attention_course import Course
 
 
 def wanted_of(host: Host, courses: "Sequence[Course]") -> Wanted:

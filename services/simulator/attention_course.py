@@ -1,0 +1,83 @@
+"""How far a lane's steps over attention workers have come, at paces that change."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from services.simulator.attention_cost import LayerCost, Rows
+from services.simulator.attention_rates import Batch
+from services.simulator.clock import Timer
+from services.simulator.step_times import StepTimes
+
+if TYPE_CHECKING:
+    from services.simulator.attention_engine import AttentionEngine
+
+HAIR = 1e-9
+"""Of a step: less than that is not left of one."""
+
+
+@dataclass(slots=True, eq=False)
+class Course:
+    """A lane's steps: ``steps`` of the same ``rows``, of which so many are ``done`` at ``since_s``, and a
+    ``fraction`` of the next. ``times``: from step number ``first`` on, at the pace of now. ``exposed``: the
+    share of time that the network adds. ``stuck_s``: since when it stands still."""
+
+    engine: "AttentionEngine"
+    lane: int
+    rows: Rows
+    steps: int
+    since_s: float
+    began_s: float
+    step_began_s: float
+    done: int = 0
+    fraction: float = 0.0
+    first_end_s: float = 0.0
+    last_s: float = 0.0
+    first: int = 0
+    times: StepTimes | None = None
+    exposed: float = 0.0
+    timer: Timer | None = None
+    stuck_s: float | None = None
+
+    def layer_cost(self, steps_on: int) -> LayerCost:
+        """Of the step that is so many after the present one."""
+        rows = tuple(each.grown(self.done + steps_on) for each in self.rows)
+        pools = self.engine.pools
+        return self.engine.cost.layer(rows, pools.workers, pools.others)
+
+    def as_batch(self, steps_on: int) -> Batch:
+        return Batch(self.layer_cost(steps_on), self.engine.turns, self.engine)
+
+    def end_s(self, steps: int) -> float:
+        """When so many, at least one more than are done, have ended."""
+        assert self.times is not None
+        whole_s = self.times.until(steps - self.first) - self.times.until(self.done - self.first)
+        return self.since_s + whole_s - self.fraction * self._step_s(self.done)
+
+    def advance(self, now: float) -> None:
+        """What has been computed by now, at the pace until now."""
+        if self.times is None or now <= self.since_s:
+            return
+        elapsed_s = now - self.since_s
+        self.engine.network.exposed_s += self.exposed * elapsed_s
+        begun_s = self.times.until(self.done - self.first) + self.fraction * self._step_s(self.done)
+        done = min(self.steps, self.first + self.times.done_by((begun_s + elapsed_s) * (1 + 1e-12)))
+        if done > self.done:
+            if self.done == 0:
+                self.first_end_s = self.end_s(1)
+            last_end_s = self.end_s(done)
+            before_s = self.end_s(done - 1) if done - 1 > self.done else self.step_began_s
+            self.last_s, self.step_began_s = last_end_s - before_s, last_end_s
+            self.done, self.fraction = done, 0.0
+            elapsed_s = max(0.0, now - last_end_s)
+        if self.done < self.steps:
+            self.fraction += elapsed_s / self._step_s(self.done)
+            if self.fraction > 1 - HAIR:
+                self.first_end_s = self.first_end_s if self.done else now
+                self.last_s, self.step_began_s = now - self.step_began_s, now
+                self.done, self.fraction = self.done + 1, 0.0
+        self.since_s = now
+
+    def _step_s(self, step: int) -> float:
+        assert self.times is not None
+        place = min(step - self.first, self.times.steps - 1)
+        return self.times.until(place + 1) - self.times.until(place)
