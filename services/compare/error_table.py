@@ -87,8 +87,7 @@ def _describe_host(host: HostConfig) -> str:
     return (
         f"; of {host.cores} cores {host.idle_cores:.3f} idle, {1e3 * host.pass_s:.2f} ms a pass,"
         f" {1e3 * host.token_s:.2f} a token, {1e3 * host.prompt_s:.2f} a prompt,"
-        f" {1e6 * host.prompt_token_s:.0f} µs each of its tokens,"
-        f" {host.worker_cores:.2f} cores a worker in steps, {100 * host.held_share:.0f} % of it held;"
+        f" {1e6 * host.prompt_token_s:.0f} µs each of its tokens;"
         f" while more are wanted {1e3 * host.wake_s:.2f} ms a message and {1e3 * host.exchange_s:.2f} a layer"
         " more"
     )

@@ -12,13 +12,12 @@ from services.simulator.host import HostConfig
 
 
 class Counted(NamedTuple):
-    """What a run computed. ``steps_s``: of decodes over attention workers."""
+    """What a run computed."""
 
     passes: int
     tokens: int
     prompts: int
     prompt_tokens: int
-    steps_s: float
 
 
 def host_of(runs: Sequence[tuple[RunRecord, Counted]]) -> HostConfig | None:
@@ -29,11 +28,8 @@ def host_of(runs: Sequence[tuple[RunRecord, Counted]]) -> HostConfig | None:
         return None
     idle_cores = float(np.mean([record.idle_cores for record, _ in seen]))
     taken_s = [max(0.0, record.beside_cpu_s - idle_cores * record.duration_s) for record, _ in seen]
-    counts = [[each.passes, each.tokens, each.prompts, each.prompt_tokens] for _, each in seen]
+    counts = [list(each) for _, each in seen]
     pass_s, token_s, prompt_s, prompt_token_s = costs_of(counts, taken_s)
-    workers_s, steps_s = (
-        sum(values) for values in zip(*((run.workers_cpu_s, its.steps_s) for run, its in seen), strict=True)
-    )
     return HostConfig(
         cores=seen[0][0].cores,
         idle_cores=idle_cores,
@@ -41,7 +37,6 @@ def host_of(runs: Sequence[tuple[RunRecord, Counted]]) -> HostConfig | None:
         token_s=token_s,
         prompt_s=prompt_s,
         prompt_token_s=prompt_token_s,
-        worker_cores=min(1.0, workers_s / steps_s) if steps_s > 0 else 0.0,
     )
 
 

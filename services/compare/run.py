@@ -154,9 +154,7 @@ async def _measure(
         after = _processor_time(mesh, meshes)
         duration_s = time.monotonic() - began_s
         uses = tuple(watch.recorder.uses())
-    instances_s, services_s, workers_s, beside_s = (
-        late - early for early, late in zip(before, after, strict=True)
-    )
+    instances_s, services_s, beside_s = (late - early for early, late in zip(before, after, strict=True))
     return RunRecord(
         fingerprint=comparison.fingerprint,
         round_number=round_number,
@@ -170,7 +168,6 @@ async def _measure(
         instances_cpu_s=instances_s,
         services_cpu_s=services_s,
         client_cpu_share=run.result.client_cpu_share - pieces.processor_s / duration_s,
-        workers_cpu_s=workers_s,
         beside_cpu_s=beside_s - pieces.processor_s,
         idle_cores=idle_cores,
         cores=len(os.sched_getaffinity(0)),
@@ -195,13 +192,12 @@ def _served(outcomes: Sequence[Outcome]) -> Iterator[ServedRequest]:
             )
 
 
-def _processor_time(mesh: Mesh, meshes: Sequence[Mesh]) -> tuple[float, float, float, float]:
-    """Seconds so far: of a mesh's instances and of its other processes, of the threads among these that
-    compute, and of all meshes and this process but for threads that compute."""
+def _processor_time(mesh: Mesh, meshes: Sequence[Mesh]) -> tuple[float, float, float]:
+    """Seconds so far: of a mesh's instances and of its other processes, and of all meshes and this process
+    but for threads that compute."""
     return (
         processor_s(mesh.instance_pids),
         processor_s(mesh.service_pids),
-        computing_s(mesh.service_pids),
         time.process_time() + _beside_s(meshes),
     )
 

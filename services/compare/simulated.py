@@ -3,10 +3,10 @@ the same settings, to hold the simulator to what a live mesh did.
 
 What a mesh costs beside the model is from its own runs of the ``calibration`` workloads, which should be so
 thin that requests hardly wait: what every pass takes more than its profile says, and what a message takes,
-each the median of what these runs say. Where there are ``costs``, all run on one host, and what is taken of
-its cores beside passes is from the processor time of these workloads; how long one waits for a core is from
-the medians of the ones that are ``crowded`` and ``saturated``. Nothing else is fitted: no other workload's
-figures are looked at.
+each the median of what these runs say, in which each request is held to itself. Where there are ``costs``,
+all run on one host, and what is taken of its cores beside passes is from the processor time of these
+workloads; how long one waits for a core is from the requests of the ones that are ``crowded`` and
+``saturated``. Nothing else is fitted: no other workload's figures are looked at.
 """
 
 import statistics
@@ -32,7 +32,7 @@ from services.compare.records import RunRecord
 from services.compare.simulated_mesh import Overhead, pace_of, simulated_of
 from services.simulator.cluster import Cluster
 from services.simulator.host import HostConfig
-from services.simulator.metrics import Metrics, measure
+from services.simulator.metrics import DONE, Metrics, latency_of, measure
 from services.simulator.run import Load, Offered, simulate
 
 NOWHERE = "http://127.0.0.1"
@@ -41,18 +41,18 @@ PROBE_S = 1e-3
 """How much longer messages are made, to see how many of them come before a first token."""
 
 RUN_AT = "must name workloads that every configuration was run at"
+SERVED_NOTHING = "has no request that was served live (kept by its number) and simulated: run it again"
 CORRECTIONS, SWEEPS = 4, 2
 MOST_WAIT_S, HALVINGS = 0.04, 9
 """The longest wait for a core, some slices of the system's scheduler; and how finely it is found."""
 
 
 class Sought(NamedTuple):
-    """What of ``HostConfig`` is found by which workload's median of which measure, and its most."""
+    """What of ``HostConfig`` is found by which workload's requests' measure."""
 
     workload: str | None
     key: str
     measure: str
-    most: float
 
 
 class Tried(NamedTuple):
@@ -141,9 +141,8 @@ class Simulation:
     def _with_sought(
         self, candidate: Candidate, offers: Mapping[str, Offer], own: Sequence[RunRecord], overhead: Overhead
     ) -> Overhead:
-        """With what messages, and layers over attention workers, take longer while cores are short, and with
-        how much of its core a worker that only looks out holds against whoever wants it: so that the medians
-        that ``_sought`` names come out. Raises ConfigError where nobody ran what it names."""
+        """With what messages, and layers over attention workers, take longer while cores are short: so that
+        what ``_sought`` names comes out. Raises ConfigError where nobody ran what it names."""
         if overhead.host is None:
             return overhead
         for sought in self._sought(candidate):
@@ -152,7 +151,7 @@ class Simulation:
                 if record.workload == sought.workload:
                     paced = overhead._replace(pace=pace_of(self.comparison, candidate, record))
                     tried = Tried(candidate, offers[record.workload], record, paced)
-                    values.append(_root(partial(self._off, tried, sought), sought.most))
+                    values.append(_root(partial(self._off, tried, sought), MOST_WAIT_S))
             if not values:
                 raise ConfigError("costs", sought.workload, RUN_AT)
             overhead = overhead.with_host(**{sought.key: statistics.median(values)})
@@ -163,34 +162,31 @@ class Simulation:
         crowded, saturated = self.comparison.crowded, self.comparison.saturated
         found = []
         if candidate.instances.get("attention", 0):
-            found = [
-                Sought(saturated or crowded, "exchange_s", "tpot", MOST_WAIT_S),
-                Sought(saturated, "held_share", "ttft", 1.0),
-            ]
-        found.append(Sought(crowded, "wake_s", "ttft", MOST_WAIT_S))
+            found = [Sought(saturated or crowded, "exchange_s", "tpot_s")]
+        found.append(Sought(crowded, "wake_s", "ttft_s"))
         return [each for each in found if each.workload is not None]
 
     def _off(self, tried: Tried, sought: Sought, value: float) -> float:
-        """By how much the simulated median is over the live one, with that value."""
+        """As ``_longer_s``, with that value."""
         candidate, offer, record, overhead = tried
         overhead = overhead.with_host(**{sought.key: value})
-        metrics = self.run(candidate, offer, record.round_number, overhead)
-        return _median(getattr(metrics, sought.measure)) - _median(getattr(record.load, sought.measure))
+        cluster = self.simulate(candidate, offer, record.round_number, overhead)
+        return _longer_s(record, cluster, sought.measure)
 
     def _host_of(
         self, candidate: Candidate, offers: Mapping[str, Offer], own: Sequence[RunRecord], overhead: Overhead
     ) -> HostConfig | None:
-        """How much was computed, and for how long, is simulated with that overhead, whose waits it keeps."""
+        """How much was computed is simulated with that overhead, whose waits it keeps."""
         counted = []
         for each in own:
             if each.workload in self.comparison.costs:
                 paced = overhead._replace(pace=pace_of(self.comparison, candidate, each))
-                cluster = self._simulate(candidate, offers[each.workload], each.round_number, paced)
+                cluster = self.simulate(candidate, offers[each.workload], each.round_number, paced)
                 counted.append((each, _counted(cluster)))
         found, before = host_of(counted), overhead.host
         if found is None or before is None:
             return found
-        kept = {key: getattr(before, key) for key in ("held_share", "wake_s", "exchange_s")}
+        kept = {key: getattr(before, key) for key in ("wake_s", "exchange_s")}
         return msgspec.structs.replace(found, **kept)
 
     def _overhead_of(
@@ -202,9 +198,8 @@ class Simulation:
 
         @cache
         def off(tried: Overhead) -> tuple[float, float]:
-            metrics = self.run(candidate, offer, number, tried)
-            load = record.load
-            return _median(load.ttft) - _median(metrics.ttft), _median(load.tpot) - _median(metrics.tpot)
+            cluster = self.simulate(candidate, offer, number, tried)
+            return -_longer_s(record, cluster, "ttft_s"), -_longer_s(record, cluster, "tpot_s")
 
         found = Overhead(host=host, pace=pace_of(self.comparison, candidate, record))
         hops = (off(found)[0] - off(found._replace(hop_s=PROBE_S))[0]) / PROBE_S
@@ -216,9 +211,10 @@ class Simulation:
 
     def run(self, candidate: Candidate, offer: Offer, round_number: int, overhead: Overhead) -> Metrics:
         config = bench_config(self.comparison, offer, round_number, NOWHERE)
-        return measure(self._simulate(candidate, offer, round_number, overhead), config.objectives)
+        return measure(self.simulate(candidate, offer, round_number, overhead), config.objectives)
 
-    def _simulate(self, candidate: Candidate, offer: Offer, round_number: int, overhead: Overhead) -> Cluster:
+    def simulate(self, candidate: Candidate, offer: Offer, round_number: int, overhead: Overhead) -> Cluster:
+        """The same requests at the same times through the candidate's mesh."""
         config = bench_config(self.comparison, candidate.offered(offer), round_number, NOWHERE)
         plan = plan_foreground(config)
         maker = RequestMaker(FOREGROUND, TokenIdPrompts(config.seed), BodyTemplate("completions", ""), None)
@@ -251,10 +247,18 @@ def _counted(cluster: Cluster) -> Counted:
         tokens=sum(cluster.records.drawn_tokens),
         prompts=len(cluster.records),
         prompt_tokens=sum(cluster.records.prompt_tokens),
-        steps_s=sum(each.engine.busy.decode_s for each in cluster.lives if each.pools is not None),
     )
 
 
-def _median(distribution: Distribution | None) -> float:
-    assert distribution is not None, "a calibration that served nothing says nothing"
-    return distribution.p50_s
+def _longer_s(record: RunRecord, cluster: Cluster, measure: str) -> float:
+    """By how much the simulated ones are over the live ones: the median of the requests, each against itself,
+    as lengths come in lumps between which medians jump."""
+    found: list[float] = []
+    for live in record.served:
+        if cluster.records.outcome[live.index] == DONE:
+            times = getattr(latency_of(cluster.records, live.index), measure), getattr(live, measure)
+            if None not in times:
+                found.append(times[0] - times[1])
+    if not found:
+        raise ConfigError("calibration", record.workload, SERVED_NOTHING)
+    return statistics.median(found)

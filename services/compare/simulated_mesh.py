@@ -105,10 +105,12 @@ def _pool(
     role: InstanceRole, count: int, config: Config, shape: ModelShape, element_bytes: int, overhead: Overhead
 ) -> dict[str, Any]:
     """Attention workers hold decode instances' KV, whose own passes are then the rest of the model's."""
+    if config.instance.attention_workers and role == "prefill" and overhead.host is not None:
+        # What is found of passes beside the model is steps' exchange, mostly.
+        overhead = overhead._replace(pass_s=overhead.host.pass_s)
     performance = _performance(config, overhead)
     pool: dict[str, Any] = {"name": role, "role": role, "count": count, "performance": performance}
     if config.instance.attention_workers and role in ("decode", "attention"):
-        pool["performance"] = performance if performance["kind"] == "linear" else {**performance, "by": "law"}
         if role == "decode":
             return pool
         return pool | {"kv_tokens": _tokens_in(config.attention.kv_bytes, config, shape, element_bytes)}

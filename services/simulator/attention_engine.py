@@ -18,13 +18,12 @@ from prefill.events import RunChunk
 from scheduler.policy.staggering import Staggering
 from services.simulator.attention_cost import AttentionCost, Rows
 from services.simulator.attention_course import Course
-from services.simulator.attention_host import wanted_of
+from services.simulator.attention_host import HostShare
 from services.simulator.attention_rates import Batch, demands_of, layer_rates
 from services.simulator.clock import Clock
 from services.simulator.conditions import Fares, SlowedPerformance
 from services.simulator.engine import BusyTime, EnginePass, EngineSettings
 from services.simulator.hardware import ComputedWork
-from services.simulator.host import Host
 from services.simulator.step_times import StepTimes
 
 
@@ -82,10 +81,11 @@ class NetworkTime:
 
 @dataclass(slots=True, eq=False)
 class SharedPace:
-    """Of all who use the same workers: their courses. ``host``: whose cores they share, if they do."""
+    """Of all who use the same workers: their courses. ``share``: of a machine that they share with others, if
+    they do."""
 
     clock: Clock
-    host: Host | None = None
+    share: HostShare | None = None
     courses: list[Course] = field(default_factory=list)
     _is_stale: bool = False
 
@@ -117,13 +117,14 @@ class SharedPace:
         for course in self.courses:
             course.advance(now)
         moving = [course for course in self.courses if not self._is_stuck(course)]
-        if self.host is not None:
-            self.host.want(self, *wanted_of(self.host, moving))
+        if self.share is not None:
+            rates = layer_rates(demands_of(_batches(moving, 0)))
+            self.share.host.want(self, *self.share.wanted(moving, rates))
         if not moving:
             return
-        first = _batches(moving, 0)
-        looked = {0: _rates(moving, first)}
-        offline_s = [1.0 / rate for rate in _rates(moving, first, is_offline=True)]
+        first = self._slowed(_batches(moving, 0))
+        looked = {0: layer_rates(demands_of(first))}
+        offline_s = [1.0 / rate for rate in layer_rates(demands_of(first, is_offline=True))]
         # All are looked at at the same steps, some of which a shorter one does not come to: what its steps
         # take then comes out elsewhere within StepTimes' tolerance than if it were looked at alone.
         most = max(course.steps - course.done for course in moving)
@@ -134,8 +135,8 @@ class SharedPace:
                 course.timer = self.clock.at(now, partial(course.engine.end, course))
                 continue
             course.since_s, course.first = now, course.done
-            course.times = StepTimes(partial(_step_s, moving, looked, index), most)
-            layer_s = _step_s(moving, looked, index, 0) / course.engine.cost.layers
+            course.times = StepTimes(partial(self._step_s, moving, looked, index), most)
+            layer_s = self._step_s(moving, looked, index, 0) / course.engine.cost.layers
             course.exposed = max(0.0, 1.0 - offline_s[index] / layer_s)
             course.timer = self.clock.at(course.end_s(course.steps), partial(course.engine.end, course))
 
@@ -159,24 +160,22 @@ class SharedPace:
         self._is_stale = True
         self.settle()
 
+    def _step_s(
+        self, moving: list[Course], looked: dict[int, list[float]], index: int, steps_on: int
+    ) -> float:
+        if steps_on not in looked:
+            looked[steps_on] = layer_rates(demands_of(self._slowed(_batches(moving, steps_on))))
+        return moving[index].engine.cost.layers / looked[steps_on][index]
 
-def _step_s(moving: list[Course], looked: dict[int, list[float]], index: int, steps_on: int) -> float:
-    if steps_on not in looked:
-        looked[steps_on] = _rates(moving, _batches(moving, steps_on))
-    return moving[index].engine.cost.layers / looked[steps_on][index]
+    def _slowed(self, batches: list[Batch]) -> list[Batch]:
+        if self.share is None:
+            return batches
+        return [each._replace(cost=self.share.slowed(each.cost)) for each in batches]
 
 
 def _batches(moving: list[Course], steps_on: int) -> list[Batch]:
     """Where all are so many steps further on."""
     return [each.as_batch(steps_on) for each in moving]
-
-
-def _rates(moving: list[Course], batches: list[Batch], *, is_offline: bool = False) -> list[float]:
-    rates = layer_rates(demands_of(batches, is_offline=is_offline))
-    host = moving[0].engine.pace.host
-    if host is None or not host.is_full:
-        return rates
-    return [1.0 / (1.0 / (host.yielding_pace * rate) + host.config.exchange_s) for rate in rates]
 
 
 @dataclass(slots=True, eq=False)

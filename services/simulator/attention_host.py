@@ -1,26 +1,57 @@
-"""What steps over attention workers take of the cores of a machine that all share."""
+"""What steps over attention workers take of the cores of a machine that all share, and how they get on there.
 
-from collections import Counter
+A model replica's thread that waits for attention looks out for it before it sleeps: it counts as one that
+computes all the time. A worker's takes what its attention takes, and is woken for each layer.
+"""
+
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from services.simulator.attention_cost import LayerCost
 from services.simulator.host import Host, Wanted
 
 if TYPE_CHECKING:
     from services.simulator.attention_course import Course
 
 
-def wanted_of(host: Host, courses: "Sequence[Course]") -> Wanted:
-    """A replica of each engine's for every lane that is in a step, the workers, and what steps bring about
-    beside."""
-    lanes = Counter(course.engine for course in courses)
-    cores = float(sum(min(count, engine.turns.replicas) for engine, count in lanes.items()))
-    workers: set[str] = set()
-    for course in courses:
-        for each in course.rows:
-            workers.update(course.engine.pools.workers[each.pool])
-        sequences = sum(each.sequences for each in course.rows)
-        step_s = course.engine.cost.layers * course.layer_cost(0).alone_s
-        cores += host.cores_for(step_s, sequences, 0, 0) - 1.0
-    spinning = len(workers) * host.config.worker_cores
-    return Wanted(cores + spinning, (1.0 - host.config.held_share) * spinning)
+@dataclass(slots=True)
+class HostShare:
+    """Of those who use the same workers. ``busiest``: of a core, that the one takes who takes most."""
+
+    host: Host
+    busiest: float = 0.0
+
+    def wanted(self, courses: "Sequence[Course]", rates: Sequence[float]) -> list[Wanted]:
+        """At so many layers a second of each."""
+        replicas = 0.0
+        workers: dict[str, float] = {}
+        for course, rate in zip(courses, rates, strict=True):
+            layer = course.layer_cost(0)
+            sequences = sum(each.sequences for each in course.rows)
+            beside_s = self.host.beside_s(sequences, 0, 0) / course.engine.cost.layers
+            replicas += rate * (layer.slice_s + beside_s)
+            for share in layer.shares:
+                for worker in share.workers:
+                    workers[worker] = workers.get(worker, 0.0) + rate * share.attention_s
+        self.busiest = max(workers.values(), default=0.0)
+        wanted = [Wanted(replicas), Wanted(sum(workers.values()), self.busiest)]
+        return [each for each in wanted if each.cores > 0]
+
+    def slowed(self, cost: LayerCost) -> LayerCost:
+        """As it comes out beside the others."""
+        host = self.host
+        if not host.is_full:
+            return cost
+        slice_times, attention_times = 1 / host.pace(), 1 / host.pace(self.busiest)
+        attention_s = max((each.attention_s for each in cost.shares), default=0.0)
+        more_s = (slice_times - 1) * cost.slice_s + (attention_times - 1) * attention_s
+        more_s += host.config.exchange_s
+        return cost._replace(
+            slice_s=slice_times * cost.slice_s,
+            alone_s=cost.alone_s + more_s,
+            offline_s=cost.offline_s + more_s,
+            shares=tuple(
+                each._replace(attention_s=attention_times * each.attention_s) for each in cost.shares
+            ),
+        )

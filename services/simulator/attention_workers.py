@@ -29,6 +29,7 @@ from decode.state import DecodeState
 from services.simulator.attention_config import AttentionPool, RemoteAttention, bind_message
 from services.simulator.attention_cost import Rows
 from services.simulator.attention_engine import AttentionEngine, Lanes, SharedPace, WorkerUse
+from services.simulator.attention_host import HostShare
 from services.simulator.clock import Clock
 from services.simulator.conditions import FINE, Conditions, Fares
 from services.simulator.engine import EnginePass, EngineSettings
@@ -154,7 +155,8 @@ class AttentionWorkers:
     _binding_ids: "count[int]" = field(default_factory=count)
 
     def __post_init__(self) -> None:
-        self.pace = SharedPace(self.clock, self.network.host)
+        host = self.network.host
+        self.pace = SharedPace(self.clock, None if host is None else HostShare(host))
         for worker_id in self.names:
             self.join(worker_id)
 

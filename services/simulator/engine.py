@@ -18,7 +18,7 @@ from prefill.events import ChunkSlice, RunChunk
 from scheduler.policy.mixed_batching import choose_pass
 from services.simulator.clock import Clock, Timer
 from services.simulator.hardware import ComputedWork
-from services.simulator.host import Host, PacedWork
+from services.simulator.host import Host, PacedWork, Wanted
 from services.simulator.performance.interface import PerformanceModel
 from services.simulator.shape import PassShape
 
@@ -201,9 +201,9 @@ class SimulatedEngine:
         if self.host is not None:
             pieces = () if chunk is None else chunk.slices
             prompts, tokens = sum(each.is_last for each in pieces), sum(each.tokens for each in pieces)
-            wanted = self.host.cores_for(duration_s / steps, sequences + prompts, prompts, tokens)
-            self.host.want(self, wanted)
-            course = PacedWork(now, self.host.pace)
+            cores = self.host.cores_for(duration_s / steps, sequences + prompts, prompts, tokens)
+            self.host.want(self, Wanted(cores))
+            course = PacedWork(now, self.host.pace())
         due_s = now + duration_s if course is None else course.time_of(duration_s)
         timer = self.clock.at(due_s, self._end)
         self.passes += 1
@@ -329,7 +329,7 @@ class SimulatedEngine:
         run, host = self._run, self.host
         if run is None or run.course is None or host is None:
             return
-        run.course.change_pace(self.clock.now, host.pace)
+        run.course.change_pace(self.clock.now, host.pace())
         self.clock.cancel(run.timer)
         run.timer = self.clock.at(run.time_of(run.duration_s), self._end)
         if run.layer_timer is not None:
@@ -339,7 +339,7 @@ class SimulatedEngine:
 
     def _leave_host(self) -> None:
         if self.host is not None:
-            self.host.want(self, 0.0)
+            self.host.want(self)
 
     # a chunk's layers
 

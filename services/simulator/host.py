@@ -2,8 +2,9 @@
 and with all that is done beside passes: messages, streams, clients.
 
 A pass keeps one core busy for as long as its model of performance says. What it brings about beside is given
-in seconds of a core too, which are taken while it goes on. Where more is wanted than there are cores,
-everyone gets on at the same pace (processor sharing), but for what gives way to others.
+in seconds of a core too, which are taken while it goes on. Where more is wanted than there are cores, they
+are shared as by a fair scheduler (max-min fairness): who computes all the time gets as much as others who do,
+and who is woken for less than that gets what it wants.
 """
 
 from bisect import bisect_right
@@ -21,9 +22,7 @@ class HostConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """``[host]``: one machine of ``cores`` runs everything. Seconds of a core that are taken beside passes:
     by each pass ``pass_s``, by each token drawn ``token_s``, by each prompt, from its client to its first
     token, ``prompt_s``, and ``prompt_token_s`` by each of its tokens. ``idle_cores``: what is taken all the
-    time. ``worker_cores``: what an attention worker takes while steps go on, computing or looking out for the
-    next layer; of these, other engines' passes lack ``held_share`` alone, as one that looks out gives way to
-    them. Whoever is woken has to get a core first: while no core is idle half of the time a message takes
+    time. Whoever is woken has to get a core first: while no core is idle half of the time a message takes
     ``wake_s`` longer, and while more is wanted than there is, a layer whose attention a worker computes takes
     ``exchange_s``."""
 
@@ -33,8 +32,6 @@ class HostConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     token_s: float = 0.0
     prompt_s: float = 0.0
     prompt_token_s: float = 0.0
-    worker_cores: float = 0.0
-    held_share: float = 1.0
     wake_s: float = 0.0
     exchange_s: float = 0.0
 
@@ -46,17 +43,15 @@ def check_host(host: HostConfig) -> None:
     for key, value in msgspec.structs.asdict(host).items():
         if not 0 <= value < float("inf"):
             raise ConfigError(f"host.{key}", value, "must be 0 or more")
-    if host.held_share > 1:
-        raise ConfigError("host.held_share", host.held_share, "must be at most 1")
     if host.idle_cores >= host.cores:
         raise ConfigError("host.idle_cores", host.idle_cores, f"must be under host.cores = {host.cores}")
 
 
 class Wanted(NamedTuple):
-    """Cores; ``yielded``: of these, to whoever else wants them."""
+    """So many ``cores``, by threads each of which takes ``thread`` of one if it can."""
 
     cores: float
-    yielded: float
+    thread: float = 1.0
 
 
 class Paced(Protocol):
@@ -69,19 +64,18 @@ class Paced(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Host:
-    """``pace``: seconds of work that a pass gets done in a second; ``yielding_pace``: that a step over
-    attention workers does, whatever it yields. ``is_busy``: no core is idle half of the time."""
+    """``level``: of a core, that no thread gets more of while more is wanted than there is; else 1.
+    ``is_busy``: no core is idle half of the time."""
 
     config: HostConfig
-    pace: float = 1.0
-    yielding_pace: float = 1.0
+    level: float = 1.0
     is_busy: bool = False
-    _wanted: dict[Paced, Wanted] = field(default_factory=dict)
+    _wanted: dict[Paced, tuple[Wanted, ...]] = field(default_factory=dict)
 
-    def want(self, who: Paced, cores: float, yielded: float = 0.0) -> None:
+    def want(self, who: Paced, *wanted: Wanted) -> None:
         """From now on, of whoever computes; the others hear of it where that changes their pace."""
-        if cores > 0:
-            self._wanted[who] = Wanted(cores, yielded)
+        if wanted:
+            self._wanted[who] = wanted
         elif self._wanted.pop(who, None) is None:
             return
         if self._settle():
@@ -89,29 +83,44 @@ class Host:
                 if other is not who:
                     other.change_pace()
 
+    def pace(self, thread: float = 1.0) -> float:
+        """Seconds of work that a thread which would take so much of a core gets done in a second."""
+        return min(1.0, self.level / thread) if thread > 0 else 1.0
+
     def cores_for(self, pass_s: float, tokens: int, prompts: int, prompt_tokens: int) -> float:
         """What a pass of so many seconds takes with all that it brings about: tokens that it draws, prompts
         that it ends, prompts' tokens that it computes."""
-        if pass_s <= 0:
-            return 1.0
+        return 1.0 + self.beside_s(tokens, prompts, prompt_tokens) / pass_s if pass_s > 0 else 1.0
+
+    def beside_s(self, tokens: int, prompts: int, prompt_tokens: int) -> float:
+        """Seconds of a core that such a pass brings about."""
         config = self.config
         prompts_s = prompts * config.prompt_s + prompt_tokens * config.prompt_token_s
-        return 1.0 + (config.pass_s + tokens * config.token_s + prompts_s) / pass_s
+        return config.pass_s + tokens * config.token_s + prompts_s
 
     @property
     def is_full(self) -> bool:
         """More is wanted than there is."""
-        return self.yielding_pace < 1.0
+        return self.level < 1.0
 
     def _settle(self) -> bool:
-        """By what is wanted now; whether a pace is another one."""
-        before, wanted = (self.pace, self.yielding_pace), sum(each.cores for each in self._wanted.values())
-        there = self.config.cores - self.config.idle_cores
-        self.is_busy = there - wanted < IDLE_CORE
-        self.yielding_pace = min(1.0, there / wanted) if wanted else 1.0
-        held = wanted - sum(each.yielded for each in self._wanted.values())
-        self.pace = there / held if held > there else 1.0
-        return (self.pace, self.yielding_pace) != before
+        """By what is wanted now; whether the level is another one."""
+        before, there = self.level, self.config.cores - self.config.idle_cores
+        wanted = [each for wants in self._wanted.values() for each in wants]
+        self.is_busy = there - sum(each.cores for each in wanted) < IDLE_CORE
+        self.level = _level(there, wanted)
+        return self.level != before
+
+
+def _level(there: float, wanted: list[Wanted]) -> float:
+    """At which all together take the cores that are there."""
+    wanted.sort(key=lambda each: each.thread)
+    for index, each in enumerate(wanted):
+        level = there / sum(other.cores / other.thread for other in wanted[index:])
+        if level < each.thread:
+            return level
+        there -= each.cores
+    return 1.0
 
 
 class PacedWork:

@@ -24,7 +24,7 @@ from common.spec import ELEMENT_BYTES
 from services.simulator.performance.curves import BatchCurves, ChunkSurface
 from services.simulator.performance.files import FloatArray, PerformanceFileError
 from services.simulator.performance.interface import HeldOutError, PerformanceModel
-from services.simulator.performance.regression import Regression, Samples, fit, held_out_error
+from services.simulator.performance.regression import Line, Regression, Samples, fit, held_out_error
 from services.simulator.shape import PassShape
 
 ProfileFit = Literal["law", "linear", "forest"]
@@ -149,6 +149,9 @@ class TableModel:
         self._step_fixed_s = max(0.0, profile.step_time.coefficients[2])
         self._chunks = ChunkSurface(self._chunk_s, before_grid=BEFORE_GRID, token_grid=TOKEN_GRID)
         self._steps = BatchCurves(self._step_s, CONTEXT_GRID)
+        self._per_context_s = profile.step_time.coefficients[0]
+        contexts = steps.features.prod(axis=1)
+        self._rest = Line(steps.features[:, 0], steps.values - self._per_context_s * contexts / TOKENS)
         self._more_chunk_s = self._decodes_s = 0.0
         self._more_chunk_s = self._beside(
             [(each, len(each.chunks) - 1) for each in profile.shared_s if not each.batch]
@@ -178,6 +181,14 @@ class TableModel:
     def steps_s(self, sequences: int, context_tokens: int, steps: int) -> float:
         return self._steps.of(sequences).total(context_tokens / sequences, steps)
 
+    def model_s(self, sequences: int) -> float:
+        """Of a step, what the law's contexts leave of it."""
+        return max(0.0, float(self._rest.at(np.array([float(sequences)]))[0]))
+
+    def attention_s(self, sequences: int, context_tokens: int) -> float:
+        """By the law."""
+        return max(0.0, self._per_context_s * context_tokens / TOKENS)
+
     def _chunk_s(self, before: FloatArray, tokens: FloatArray) -> FloatArray:
         return self._chunk.predict(np.column_stack((tokens, before)))
 
@@ -195,6 +206,12 @@ class WithOverhead:
     @property
     def stages(self) -> int:
         return self.model.stages
+
+    def model_s(self, sequences: int) -> float:
+        return self.model.model_s(sequences) + self.pass_overhead_s
+
+    def attention_s(self, sequences: int, context_tokens: int) -> float:
+        return self.model.attention_s(sequences, context_tokens)
 
     def pass_s(self, shape: PassShape) -> float:
         return self.model.pass_s(shape) + self.pass_overhead_s

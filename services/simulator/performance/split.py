@@ -11,7 +11,7 @@ from common.errors import ConfigError
 from common.shapes import ModelShape
 from services.simulator.performance.linear import LinearPerformance
 from services.simulator.performance.operators import OperatorModel
-from services.simulator.performance.profiled import LawModel
+from services.simulator.performance.profiled import LawModel, TableModel, WithOverhead
 from services.simulator.performance.roofline import Parallelism, RooflineModel
 from services.simulator.performance.sources import (
     AiconfiguratorSource,
@@ -23,7 +23,15 @@ from services.simulator.performance.sources import (
     open_source,
 )
 
-SPLIT_SOURCES = (LinearPerformance, RooflineSource, VidurSource, OperatorsSource, AiconfiguratorSource)
+SPLIT_SOURCES = (
+    LinearPerformance,
+    RooflineSource,
+    VidurSource,
+    OperatorsSource,
+    AiconfiguratorSource,
+    ProfileSource,
+)
+SPLIT_MODELS = (LinearPerformance, RooflineModel, OperatorModel, LawModel, TableModel, WithOverhead)
 
 
 class SplitModel(Protocol):
@@ -40,14 +48,13 @@ def open_split(
     source: PerformanceSource, shape: ModelShape, device: DeviceSpec | None, parallelism: Parallelism
 ) -> SplitModel:
     """Raises ConfigError for a source that does not tell the two apart, and as ``open_source``."""
-    is_law = isinstance(source, ProfileSource) and source.by == "law"
-    if not (is_law or isinstance(source, SPLIT_SOURCES)):
+    if not isinstance(source, SPLIT_SOURCES):
         kind = type(source).__struct_config__.tag
         rule = (
             "does not tell attention from the rest of a step: with attention workers it must be roofline,"
-            " linear, vidur, operators, aiconfigurator, or a profile by = 'law'"
+            " linear, vidur, operators, aiconfigurator or profile"
         )
         raise ConfigError("performance.kind", kind, rule)
     model = open_source(source, shape, device, parallelism).model
-    assert isinstance(model, LinearPerformance | LawModel | RooflineModel | OperatorModel)
+    assert isinstance(model, SPLIT_MODELS)
     return model

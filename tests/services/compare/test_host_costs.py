@@ -21,31 +21,29 @@ def test_no_cost_is_under_nothing_and_what_was_not_counted_costs_nothing() -> No
     assert costs_of([(100, 200, 0)], [0.0]) == pytest.approx([0.0, 0.0, 0.0], abs=1e-9)
 
 
-def looked_at(beside_s: float, workers_s: float = 0.0) -> RunRecord:
+def looked_at(beside_s: float) -> RunRecord:
     return msgspec.structs.replace(
         run("split", 0, 1.0, 1.0),
         duration_s=20.0,
         beside_cpu_s=beside_s,
-        workers_cpu_s=workers_s,
         idle_cores=0.05,
         cores=2,
     )
 
 
 def test_a_host_is_what_its_runs_took_of_it() -> None:
-    counted = Counted(passes=300, tokens=300, prompts=0, prompt_tokens=0, steps_s=12.0)
-    host = host_of([(looked_at(1.3, workers_s=9.0), counted)])
+    counted = Counted(passes=300, tokens=300, prompts=0, prompt_tokens=0)
+    host = host_of([(looked_at(1.3), counted)])
     assert host is not None
     assert (host.cores, host.idle_cores) == (2, 0.05)
     assert host.pass_s + host.token_s == pytest.approx(0.001)
-    assert host.worker_cores == pytest.approx(0.75)
 
 
 def test_a_prompt_s_tokens_are_told_from_prompts_by_runs_of_unlike_lengths() -> None:
     runs = [
-        Counted(passes=100 + 200 * long, tokens=400, prompts=20, prompt_tokens=500 + 9500 * long, steps_s=0.0)
+        Counted(passes=100 + 200 * long, tokens=400, prompts=20, prompt_tokens=500 + 9500 * long)
         for long in (0, 1)
-    ] + [Counted(passes=300, tokens=900, prompts=60, prompt_tokens=900, steps_s=0.0)]
+    ] + [Counted(passes=300, tokens=900, prompts=60, prompt_tokens=900)]
     records = [looked_at(1.0 + each.passes * 0.001 + each.prompt_tokens * 3e-5) for each in runs]
     host = host_of(list(zip(records, runs, strict=True)))
     assert host is not None
@@ -55,5 +53,5 @@ def test_a_prompt_s_tokens_are_told_from_prompts_by_runs_of_unlike_lengths() -> 
 
 def test_runs_whose_processor_time_was_not_looked_at_say_nothing() -> None:
     record = msgspec.structs.replace(looked_at(1.0), idle_cores=None)
-    assert host_of([(record, Counted(1, 1, 1, 1, 0.0))]) is None
+    assert host_of([(record, Counted(1, 1, 1, 1))]) is None
     assert host_of([]) is None

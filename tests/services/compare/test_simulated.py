@@ -1,5 +1,6 @@
 """A comparison's runs in virtual time: held to runs that were simulated, with an overhead that is known."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,13 +9,16 @@ import pytest
 
 from common.config_file import config_from_tree
 from common.errors import ConfigError
+from common.latency import describe
 from common.profile import profile_path, write_profile
 from services.compare.comparison import Candidate, Comparison, Offer, Settings
 from services.compare.error_table import errors_table
-from services.compare.records import RunRecord
+from services.compare.records import RunRecord, ServedRequest
 from services.compare.simulated import Simulation
 from services.compare.simulated_mesh import Overhead, pace_of, simulated_of
 from services.simulator.host import HostConfig
+from services.simulator.metrics import latency_of
+from services.simulator.records import Records
 from tests.common.model.conftest import MakeTiny
 from tests.services.compare.test_figures import run
 from tests.services.simulator.performance.test_profiled import made
@@ -33,9 +37,19 @@ SIMULATION = Simulation(COMPARISON)
 TRUE = Overhead(pass_s=0.003, hop_s=0.002)
 
 
+def served_of(records: Records) -> Iterator[ServedRequest]:
+    for index in range(len(records)):
+        times = latency_of(records, index)
+        tokens = records.prompt_tokens[index], records.drawn_tokens[index]
+        yield ServedRequest(
+            index, records.arrival_s[index], *tokens, times.ttft_s, times.tpot_s, times.end_to_end_s
+        )
+
+
 def live(offer: Offer, overhead: Overhead, candidate: Candidate = SPLIT) -> RunRecord:
     """A mesh that is just what is simulated, with that overhead."""
     metrics = SIMULATION.run(candidate, offer, 0, overhead)
+    records = SIMULATION.simulate(candidate, offer, 0, overhead).records
     record = run(candidate.name, 0, 1.0, 1.0)
     load = replace(
         record.load,
@@ -45,7 +59,7 @@ def live(offer: Offer, overhead: Overhead, candidate: Candidate = SPLIT) -> RunR
         attainment=metrics.attainment,
         requests_per_s=metrics.requests_per_s,
     )
-    return msgspec.structs.replace(record, workload=offer.name, load=load)
+    return msgspec.structs.replace(record, workload=offer.name, load=load, served=tuple(served_of(records)))
 
 
 def test_what_a_mesh_takes_beside_its_model_is_found_from_the_runs_whose_requests_are_alone() -> None:
@@ -87,32 +101,37 @@ def test_what_all_take_of_one_host_is_found_from_the_runs_that_are_named_for_it(
     assert alike.tpot.p50_s < 0.9 * busy.record.load.tpot.p50_s
 
 
-@pytest.mark.parametrize("held_share", [0.2, 0.8])
-def test_what_a_spinning_worker_holds_is_found_from_the_run_that_saturates_the_cores(
-    held_share: float,
-) -> None:
+@pytest.mark.parametrize("exchange_s", [0.001, 0.004])
+def test_how_long_layers_wait_is_found_from_the_run_that_saturates_the_cores(exchange_s: float) -> None:
     apart = Candidate(name="apart", instances={"prefill": 1, "decode": 1, "attention": 1})
     named = msgspec.structs.replace(
         COMPARISON, configuration=(apart,), costs=("alone", "hpld"), saturated="hpld"
     )
-    true = TRUE._replace(host=HostConfig(cores=1, worker_cores=1.0, held_share=held_share))
+    true = TRUE._replace(host=HostConfig(cores=1, exchange_s=exchange_s))
     records = [
         msgspec.structs.replace(
-            live(offer, true, apart),
-            idle_cores=0.0,
-            beside_cpu_s=0.0,
-            workers_cpu_s=1e3,
-            duration_s=3.0,
-            cores=1,
+            live(offer, true, apart), idle_cores=0.0, beside_cpu_s=0.0, duration_s=3.0, cores=1
         )
         for offer in (ALONE, BUSY)
     ]
     overheads, [_, busy] = Simulation(named).pairs(records)
     found = overheads["apart"].host
     assert found is not None
-    assert found.worker_cores == 1.0
-    assert found.held_share == pytest.approx(held_share, abs=0.1)
-    assert abs(busy.errors("p50_s")["ttft"]) < 0.02
+    assert found.exchange_s == pytest.approx(exchange_s, abs=0.0003)
+    assert abs(busy.errors("p50_s")["tpot"]) < 0.02
+
+
+def test_requests_are_held_to_themselves() -> None:
+    """Where most are short and live the median is a long one's, by chance, no message takes longer."""
+    record = live(ALONE, TRUE)
+    long = replace(record.load, ttft=describe([1.0, 2.0, 3.0]), tpot=None)
+    overheads, _ = SIMULATION.pairs([msgspec.structs.replace(record, load=long)])
+    assert overheads["split"].hop_s == pytest.approx(TRUE.hop_s, rel=0.1)
+
+
+def test_a_calibration_that_served_nothing_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"calibration = 'alone': has no request that was served"):
+        SIMULATION.pairs([msgspec.structs.replace(live(ALONE, TRUE), served=())])
 
 
 def test_passes_take_the_pace_that_the_machine_had_in_a_run(tiny: MakeTiny, tmp_path: Path) -> None:

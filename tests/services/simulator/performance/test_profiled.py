@@ -15,6 +15,7 @@ from services.simulator.performance.profiled import (
     LawModel,
     ProfileFit,
     TableModel,
+    WithOverhead,
     at_pace,
     machine_device,
     profile_held_out,
@@ -59,6 +60,12 @@ def made(chunk: FittedTime = CHUNK, step: FittedTime = STEP) -> Profile:
     )
 
 
+def open_split(by: ProfileFit, profile: Profile) -> LawModel | TableModel:
+    model = profile_model(profile, by)
+    assert isinstance(model, LawModel | TableModel)
+    return model
+
+
 def test_the_law_is_what_instances_learn() -> None:
     model = LawModel(CHUNK, STEP)
     step, chunk = PassShape((), 3, 900), PassShape(((100, 256),))
@@ -101,6 +108,29 @@ def test_what_a_process_takes_beside_its_model_is_of_every_pass(by: ProfileFit) 
         assert model.pass_s(shape) == pytest.approx(bare.pass_s(shape) + 0.003)
     assert model.steps_s(5, 3500, 20) == pytest.approx(bare.steps_s(5, 3500, 20) + 20 * 0.003)
     assert model.stages == bare.stages
+    assert isinstance(model, LawModel | WithOverhead)
+    assert isinstance(bare, LawModel | TableModel)
+    assert model.model_s(5) == pytest.approx(bare.model_s(5) + 0.003)
+    assert model.attention_s(5, 3500) == bare.attention_s(5, 3500)
+
+
+@pytest.mark.parametrize("by", ["law", "linear"])
+def test_a_step_is_told_in_two(by: ProfileFit) -> None:
+    model = open_split(by, made())
+    for sequences, context in ((1, 33), (5, 700), (32, 129), (50, 300)):
+        tokens = sequences * context
+        assert model.attention_s(sequences, tokens) == pytest.approx(0.001 * tokens / 1000)
+        assert model.model_s(sequences) == pytest.approx(0.002 * sequences + 0.012)
+
+
+def test_batches_that_no_straight_line_meets_take_what_was_measured() -> None:
+    """From 16 rows on this machine's steps take 10 ms longer."""
+    bent = msgspec.structs.replace(
+        made(), step_s=tuple((*case, seconds + 0.01 * (case[0] >= 16)) for *case, seconds in made().step_s)
+    )
+    model, law = (open_split(by, bent) for by in ("linear", "law"))
+    for batch, more_s in ((1, 0.0), (8, 0.0), (12, 0.005), (16, 0.01), (32, 0.01)):
+        assert model.model_s(batch) == pytest.approx(law.model_s(batch) + more_s)
 
 
 @pytest.mark.parametrize("step", [(-0.001, 0.0, 0.01), (0.001, 0.0, -0.01), (-0.001, 0.0, -0.01)])
