@@ -58,7 +58,7 @@ def serve(path: str, batch: int, rounds: int, pipe: Connection) -> None:
     waiting = Waiting()
     for number in range(1, rounds + 1):
         for place in (records.q_place, records.kv_place):
-            wait_until(lane.has_request, place, number, waiting, TIMEOUT_S, lambda: False)
+            wait_until(lane.has_request, place, number, waiting, TIMEOUT_S, lambda: False, lane.bells)
         records.output.copy_(records.q)
         lane.send(records.output_place, number)
     pipe.recv()
@@ -77,7 +77,9 @@ def ask(lane: Lane, batch: int, first: int, rounds: int) -> list[float]:
         records.k.copy_(k)
         records.v.copy_(v)
         lane.send(records.kv_place, number)
-        wait_until(lane.has_response, records.output_place, number, waiting, TIMEOUT_S, lambda: False)
+        wait_until(
+            lane.has_response, records.output_place, number, waiting, TIMEOUT_S, lambda: False, lane.bells
+        )
         output = records.output.clone()
         seconds.append(time.perf_counter() - began_s)
         assert torch.equal(output, q)

@@ -69,7 +69,7 @@ class Bell:
         return self._word.value
 
     def ring(self) -> None:
-        """What was stored before is seen by whoever hears it."""
+        """What was stored before is seen by whoever hears it (x86-64; elsewhere at its next look)."""
         self._word.value += 1
         if _FUTEX is not None:
             _ring(_FUTEX, self.address, FUTEX_WAKE, EVERYBODY)

@@ -32,7 +32,7 @@ class Waiting:
 
     The yielding lasts twice as long as the last waits took, within bounds: what usually comes soon is met
     awake, and nobody burns a core for what does not. Where a yield comes back late the core is wanted by
-    others: for a while from then on it sleeps at once (``common.bell`` has why that is sooner).
+    others: who hears a bell sleeps at once for a while from then on (``common.bell`` has why that is sooner).
     """
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class Waiting:
         now_s = time.monotonic()
         if not self._began_s:
             self._began_s = now_s
-        if not self._is_sleeping and now_s >= self._wanted_until_s:
+        if not self._is_sleeping and (bells is None or now_s >= self._wanted_until_s):
             self._yield(now_s)
             return False
         longest_s = LONGEST_SLEEP_S if now_s - self._began_s < IDLE_S else IDLE_SLEEP_S

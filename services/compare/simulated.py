@@ -48,8 +48,10 @@ MOST_WAIT_S, HALVINGS = 0.04, 9
 
 
 class Sought(NamedTuple):
-    """What of ``HostConfig`` is found by which workload's requests' measure."""
+    """What of ``HostConfig`` is found by which workload's requests' measure; ``named``: under which key the
+    comparison names that."""
 
+    named: str
     workload: str | None
     key: str
     measure: str
@@ -153,7 +155,7 @@ class Simulation:
                     tried = Tried(candidate, offers[record.workload], record, paced)
                     values.append(_root(partial(self._off, tried, sought), MOST_WAIT_S))
             if not values:
-                raise ConfigError("costs", sought.workload, RUN_AT)
+                raise ConfigError(sought.named, sought.workload, RUN_AT)
             overhead = overhead.with_host(**{sought.key: statistics.median(values)})
         return overhead
 
@@ -162,8 +164,9 @@ class Simulation:
         crowded, saturated = self.comparison.crowded, self.comparison.saturated
         found = []
         if candidate.instances.get("attention", 0):
-            found = [Sought(saturated or crowded, "exchange_s", "tpot_s")]
-        found.append(Sought(crowded, "wake_s", "ttft_s"))
+            named = "saturated" if saturated is not None else "crowded"
+            found = [Sought(named, saturated or crowded, "exchange_s", "tpot_s")]
+        found.append(Sought("crowded", crowded, "wake_s", "ttft_s"))
         return [each for each in found if each.workload is not None]
 
     def _off(self, tried: Tried, sought: Sought, value: float) -> float:
@@ -171,7 +174,7 @@ class Simulation:
         candidate, offer, record, overhead = tried
         overhead = overhead.with_host(**{sought.key: value})
         cluster = self.simulate(candidate, offer, record.round_number, overhead)
-        return _longer_s(record, cluster, sought.measure)
+        return _longer_s(sought.named, record, cluster, sought.measure)
 
     def _host_of(
         self, candidate: Candidate, offers: Mapping[str, Offer], own: Sequence[RunRecord], overhead: Overhead
@@ -199,7 +202,8 @@ class Simulation:
         @cache
         def off(tried: Overhead) -> tuple[float, float]:
             cluster = self.simulate(candidate, offer, number, tried)
-            return -_longer_s(record, cluster, "ttft_s"), -_longer_s(record, cluster, "tpot_s")
+            longer_s = partial(_longer_s, "calibration", record, cluster)
+            return -longer_s("ttft_s"), -longer_s("tpot_s")
 
         found = Overhead(host=host, pace=pace_of(self.comparison, candidate, record))
         hops = (off(found)[0] - off(found._replace(hop_s=PROBE_S))[0]) / PROBE_S
@@ -250,9 +254,10 @@ def _counted(cluster: Cluster) -> Counted:
     )
 
 
-def _longer_s(record: RunRecord, cluster: Cluster, measure: str) -> float:
+def _longer_s(named: str, record: RunRecord, cluster: Cluster, measure: str) -> float:
     """By how much the simulated ones are over the live ones: the median of the requests, each against itself,
-    as lengths come in lumps between which medians jump."""
+    as lengths come in lumps between which medians jump. Raises ConfigError where there is none, of what the
+    comparison calls ``named``."""
     found: list[float] = []
     for live in record.served:
         if cluster.records.outcome[live.index] == DONE:
@@ -260,5 +265,5 @@ def _longer_s(record: RunRecord, cluster: Cluster, measure: str) -> float:
             if None not in times:
                 found.append(times[0] - times[1])
     if not found:
-        raise ConfigError("calibration", record.workload, SERVED_NOTHING)
+        raise ConfigError(named, record.workload, SERVED_NOTHING)
     return statistics.median(found)

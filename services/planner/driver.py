@@ -8,6 +8,7 @@ from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExe
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from multiprocessing.synchronize import Barrier
 from typing import Protocol, TypeVar
 
 from common.errors import ServiceError
@@ -16,6 +17,11 @@ from services.planner.probes import Point, Probe, Search, key_maker
 from services.planner.simulating import Conditions, run_probe
 
 Found = TypeVar("Found")
+
+LOST = (
+    "a process of this plan was lost (killed, or short of memory?): fewer --processes take less, and with"
+    " --checkpoint it goes on where it was"
+)
 
 
 class WorkerLost(ServiceError):
@@ -61,7 +67,10 @@ class Apart:
     _begun: dict[Future[Point], Probe] = field(default_factory=dict)
 
     def begin(self, probe: Probe) -> None:
-        self._begun[self.executor.submit(_work, probe)] = probe
+        try:
+            self._begun[self.executor.submit(_work, probe)] = probe
+        except BrokenProcessPool as exc:
+            raise WorkerLost(LOST) from exc
 
     def wait(self) -> tuple[Probe, Point]:
         over, _ = wait(self._begun, return_when=FIRST_COMPLETED)
@@ -71,20 +80,25 @@ class Apart:
         try:
             return probe, first.result()
         except BrokenProcessPool as exc:
-            raise WorkerLost(
-                "a process of this plan was lost (killed, or short of memory?): fewer --processes take"
-                " less, and with --checkpoint it goes on where it was"
-            ) from exc
+            raise WorkerLost(LOST) from exc
 
 
 _conditions: Conditions | None = None
 
 
-def _start_worker(conditions: Conditions) -> None:
+_all_started: Barrier | None = None
+
+
+def _start_worker(conditions: Conditions, all_started: Barrier) -> None:
     """In a group of its own: who tells the whole plan to end tells this one's parent."""
-    global _conditions
+    global _conditions, _all_started
     os.setpgid(0, 0)
-    _conditions = conditions
+    _conditions, _all_started = conditions, all_started
+
+
+def _wait_for_the_others() -> None:
+    assert _all_started is not None, "a worker was started"
+    _all_started.wait()
 
 
 def _work(probe: Probe) -> Point:
@@ -100,17 +114,16 @@ def simulating(conditions: Conditions, processes: int) -> Iterator[Simulator]:
         yield Here(lambda probe: run_probe(probe, conditions))
         return
     others = set(multiprocessing.active_children())
-    executor = ProcessPoolExecutor(
-        processes, multiprocessing.get_context("spawn"), _start_worker, (conditions,)
-    )
-    # Ctrl-C is this process's to answer: it keeps what is done and ends its workers, which inherit this. They
-    # are started by work, so each is given some.
-    answer = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    spawn = multiprocessing.get_context("spawn")
+    executor = ProcessPoolExecutor(processes, spawn, _start_worker, (conditions, spawn.Barrier(processes)))
+    # Ctrl-C is this process's to answer: it keeps what is done and ends its workers, which inherit that they
+    # do not hear it. A worker is started by work that no other one is free for.
+    answered = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         for _ in range(processes):
-            executor.submit(os.getpid)
+            executor.submit(_wait_for_the_others)
     finally:
-        signal.signal(signal.SIGINT, answer)
+        signal.pthread_sigmask(signal.SIG_SETMASK, answered)
     workers = set(multiprocessing.active_children()) - others
     try:
         yield Apart(executor, processes)

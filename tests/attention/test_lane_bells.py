@@ -2,11 +2,16 @@
 
 import time
 
+import pytest
+import torch
+
 from common.bell import Bells
 from common.exchange_shape import ExchangeShape
+from common.model import waiting
 from common.model.exchange import Lane, Pace
 from common.model.interface import SequenceChunk
-from tests.attention.lanes import lanes_of
+from tests.attention.lanes import attention_workers, lanes_of
+from tests.common.model.conftest import MakeTiny
 
 SHAPE = ExchangeShape(4, 64, 4, 2, 8, "float32")
 
@@ -14,8 +19,8 @@ SHAPE = ExchangeShape(4, 64, 4, 2, 8, "float32")
 def hears(bells: Bells | None) -> bool:
     assert bells is not None
     began_s = time.monotonic()
-    bells.wait(0.05)
-    return time.monotonic() - began_s < 0.04
+    bells.wait(1.0)
+    return time.monotonic() - began_s < 0.9
 
 
 def test_each_end_hears_the_other_one_alone() -> None:
@@ -60,3 +65,22 @@ def test_what_is_due_later_is_not_told_by_a_bell() -> None:
     for lane in lanes_of(SHAPE, Pace(None, 0.001)):
         assert lane.bell is None
         assert lane.bells is None
+
+
+def test_both_sides_of_a_step_wake_each_other(tiny: MakeTiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where others want every core, and nobody would look again for a second."""
+    program = tiny("llama").program
+    chunks = [SequenceChunk((0,), 0, 3)]
+    with attention_workers(program, 2) as workers:
+        monkeypatch.setattr(waiting, "LATE_S", -1.0)
+        monkeypatch.setattr(waiting, "WANTED_S", 1e9)
+        for name in ("SHORTEST_SLEEP_S", "LONGEST_SLEEP_S", "IDLE_SLEEP_S"):
+            monkeypatch.setattr(waiting, name, 1.0)
+        began_s, steps = time.monotonic(), 4
+        for _ in range(steps):
+            attention = workers.remote[0]
+            attention.begin(chunks)
+            rows = torch.arange(3)
+            program.run(rows, rows, attention, rows)
+        waits = steps * program.spec.layers
+        assert time.monotonic() - began_s < waits / 2

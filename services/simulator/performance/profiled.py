@@ -149,7 +149,7 @@ class TableModel:
         self._step_fixed_s = max(0.0, profile.step_time.coefficients[2])
         self._chunks = ChunkSurface(self._chunk_s, before_grid=BEFORE_GRID, token_grid=TOKEN_GRID)
         self._steps = BatchCurves(self._step_s, CONTEXT_GRID)
-        self._per_context_s = profile.step_time.coefficients[0]
+        self._per_context_s = max(0.0, profile.step_time.coefficients[0])
         contexts = steps.features.prod(axis=1)
         self._rest = Line(steps.features[:, 0], steps.values - self._per_context_s * contexts / TOKENS)
         self._more_chunk_s = self._decodes_s = 0.0
@@ -187,7 +187,7 @@ class TableModel:
 
     def attention_s(self, sequences: int, context_tokens: int) -> float:
         """By the law."""
-        return max(0.0, self._per_context_s * context_tokens / TOKENS)
+        return self._per_context_s * context_tokens / TOKENS
 
     def _chunk_s(self, before: FloatArray, tokens: FloatArray) -> FloatArray:
         return self._chunk.predict(np.column_stack((tokens, before)))

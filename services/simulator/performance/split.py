@@ -35,7 +35,8 @@ SPLIT_MODELS = (LinearPerformance, RooflineModel, OperatorModel, LawModel, Table
 
 
 class SplitModel(Protocol):
-    """Seconds of one decode step, all layers. What a whole step takes alone is the sum."""
+    """Seconds of one decode step, all layers. What a whole step takes alone is the sum (of a profile's table,
+    about that: attention is its law's)."""
 
     def model_s(self, sequences: int) -> float:
         """Everything but attention."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from common.bell import Bell, Bells, bells_of
+from common.bell import Bell, Bells
 from common.exchange_shape import RecordPlace
 from common.model import waiting as module
 from common.model.waiting import (
@@ -60,15 +60,13 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
 @pytest.fixture
 def bells() -> Iterator[Bells]:
     buffer = SharedBuffer(64, "lamella-bell")
-    found = bells_of([Bell(buffer.memory, 0)])
-    assert found is not None
-    yield found
+    yield Bells([Bell(buffer.memory, 0)])
     buffer.close()
 
 
-def pause(waiting: Waiting, times: int) -> None:
+def pause(waiting: Waiting, times: int, bells: Bells | None = None) -> None:
     for _ in range(times):
-        waiting.pause()
+        waiting.pause(bells)
 
 
 def test_it_looks_then_yields_then_sleeps_ever_longer(machine: Machine) -> None:
@@ -85,21 +83,29 @@ def test_it_looks_then_yields_then_sleeps_ever_longer(machine: Machine) -> None:
     assert machine.sleeps[-1] == IDLE_SLEEP_S
 
 
-def test_a_yield_that_comes_back_late_is_the_last_one_for_a_while(machine: Machine) -> None:
+def test_a_yield_that_comes_back_late_is_the_last_one_for_a_while(
+    machine: Machine, bells: Bells, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bells, "wait", machine.sleep)
     waiting = Waiting()
     machine.yield_s = 2 * LATE_S
-    pause(waiting, SPINS)
+    pause(waiting, SPINS, bells)
     assert (machine.yields, machine.sleeps) == (1, [])
     until_s = machine.now_s + WANTED_S
     # Other waits, too, do not yield until then.
     while machine.now_s < until_s - 0.001:
         waiting.restart()
-        pause(waiting, SPINS)
+        pause(waiting, SPINS, bells)
     assert machine.yields == 1
+    # Who would have to be woken by a clock goes on yielding.
+    waiting.restart()
+    pause(waiting, SPINS)
+    assert machine.yields == 2
+    machine.yields = 1
     machine.now_s = until_s + 0.001
     machine.yield_s = 2e-6
     waiting.restart()
-    pause(waiting, SPINS + 10)
+    pause(waiting, SPINS + 10, bells)
     assert machine.yields == 12
 
 

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import wait
 from dataclasses import replace
@@ -186,6 +187,28 @@ def test_a_process_that_is_killed_is_told_of(tmp_path: Path) -> None:
     assert set(multiprocessing.active_children()) <= before
     with Checkpoint(tmp_path / "points.jsonl") as kept:
         assert kept.points
+
+
+def test_every_process_is_started_at_once() -> None:
+    before = set(multiprocessing.active_children())
+    with simulating(CONDITIONS, 4):
+        assert len(set(multiprocessing.active_children()) - before) == 4
+    assert set(multiprocessing.active_children()) <= before
+
+
+def test_nothing_is_begun_where_a_process_was_lost() -> None:
+    before = set(multiprocessing.active_children())
+    with simulating(CONDITIONS, 2) as simulator:
+        for lost in set(multiprocessing.active_children()) - before:
+            lost.kill()
+
+        def begin_until_it_is_seen() -> None:
+            for rate in range(1, 100):
+                simulator.begin(probe(float(rate)))
+                time.sleep(0.1)
+
+        with pytest.raises(WorkerLost, match="--processes"):
+            begin_until_it_is_seen()
 
 
 def test_what_was_kept_is_not_simulated_again(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Passes that share one machine's cores: processor sharing, by its closed forms."""
+"""Passes that share one machine's cores: max-min fairness, by its closed forms."""
 
 from typing import Any
 
