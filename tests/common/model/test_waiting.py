@@ -102,7 +102,7 @@ def test_a_yield_that_comes_back_late_is_the_last_one_for_a_while(
     pause(waiting, SPINS)
     assert machine.yields == 2
     machine.yields = 1
-    machine.now_s = until_s + 0.001
+    machine.now_s += WANTED_S
     machine.yield_s = 2e-6
     waiting.restart()
     pause(waiting, SPINS + 10, bells)
