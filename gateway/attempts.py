@@ -133,13 +133,13 @@ class Attempts:
         self.losses.declared_gone_s = time.monotonic()
         for generation in self._placed():
             self._continue_forgotten(generation)
-        self.spawn(self._continue_those_begun_since())
+        self.spawn(self._continue_those_begun_since(self.losses.declared_gone_s + DECLARED_WITHIN_S))
 
-    async def _continue_those_begun_since(self) -> None:
-        await asyncio.sleep(DECLARED_WITHIN_S)
-        now = time.monotonic()
+    async def _continue_those_begun_since(self, heard_s: float) -> None:
+        """Looks once everybody has heard, as of then: uvloop's sleeps end up to a millisecond early."""
+        await asyncio.sleep(heard_s - time.monotonic())
         for generation in self._placed():
-            if self.losses.is_forgotten(generation.asked_s, now):
+            if self.losses.is_forgotten(generation.asked_s, heard_s):
                 self._continue_forgotten(generation)
 
     def continue_placed(self, cause: str) -> None:
