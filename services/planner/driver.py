@@ -84,8 +84,6 @@ class Apart:
 
 
 _conditions: Conditions | None = None
-
-
 _all_started: Barrier | None = None
 
 
