@@ -117,12 +117,13 @@ class SharedPace:
         for course in self.courses:
             course.advance(now)
         moving = [course for course in self.courses if not self._is_stuck(course)]
+        batches = _batches(moving, 0)
         if self.share is not None:
-            rates = layer_rates(demands_of(_batches(moving, 0)))
+            rates = layer_rates(demands_of(batches))
             self.share.host.want(self, *self.share.wanted(moving, rates))
         if not moving:
             return
-        first = self._slowed(_batches(moving, 0))
+        first = self._slowed(batches)
         looked = {0: layer_rates(demands_of(first))}
         offline_s = [1.0 / rate for rate in layer_rates(demands_of(first, is_offline=True))]
         # All are looked at at the same steps, some of which a shorter one does not come to: what its steps
