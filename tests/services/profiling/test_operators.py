@@ -168,7 +168,8 @@ def test_every_size_and_degree_has_a_row_with_times(measured: Path, shape: Model
 
 @pytest.mark.parametrize("degree", [1, 2])
 def test_a_pass_is_the_sum_of_what_was_measured(measured: Path, shape: ModelShape, degree: int) -> None:
-    """At measured sizes lines go through the very medians: embedding, layers, ends, messages of shards."""
+    """At measured sizes lines go through the very medians: embedding, layers, ends, messages of shards, of
+    which smaller ones than were measured take no less than nothing."""
 
     def median(name: str, operator: str, **case: object) -> float:
         wanted = {column: str(value) for column, value in case.items()}
@@ -201,8 +202,8 @@ def test_a_pass_is_the_sum_of_what_was_measured(measured: Path, shape: ModelShap
         assert profile.reduction is not None
         assert profile.gather is not None
         rows = np.array([[float(tokens)], [1.0]])
-        layer_ms += 2 * fit("linear", profile.reduction).predict(rows)[0]
-        ends_ms += fit("linear", profile.gather).predict(rows)[1]
+        layer_ms += 2 * max(0.0, fit("linear", profile.reduction).predict(rows)[0])
+        ends_ms += max(0.0, fit("linear", profile.gather).predict(rows)[1])
     expected_s = (shape.layers * layer_ms + ends_ms) / 1e3
     assert opened.model.pass_s(PassShape(((0, tokens),))) == pytest.approx(expected_s, rel=1e-6)
 
