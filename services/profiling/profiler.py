@@ -29,8 +29,9 @@ RESTS = (45, 90, 181, 245)
 """Of no round number, as most prompts' last chunks."""
 BEFORES = (0, 256, 1024)
 """Tokens before chunks: the first before them cost most, as attention has a part more then."""
-BATCHES = (1, 2, 4, 8, 16, 32)
-CONTEXTS = (32, 128, 512, 1024)
+BATCHES = (1, 2, 4, 8, 16, 17, 24, 32, 33, 48, 49, 64, 65, 128)
+"""Up to whole tiles of 16 rows and just over them: there a step begins to take a tile's products more."""
+CONTEXTS = (32, 128, 256, 512, 1024)
 SHARED = (
     (((0, 32), (0, 32)), 0, 0),
     (((0, 128), (0, 128)), 0, 0),
