@@ -31,8 +31,7 @@ down_after_s = 8.0
 PROMPT_TOKENS, OUTPUT_TOKENS = 100, 11
 CALM_PER_S, BUSY_PER_S = 1.5, 7.0
 """A sequence is decoded for two seconds: an instance's eight keep up with some four a second."""
-FOLLOWS_TIMEOUT_S = 240.0
-"""On a busy machine objectives are missed now and then, and one instance more is kept for it."""
+FOLLOWS_TIMEOUT_S = 120.0
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +42,6 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
         yield mesh
 
 
-@pytest.mark.timeout(2 * FOLLOWS_TIMEOUT_S + 60)
 def test_instances_follow_the_load_up_and_down_and_no_request_fails(mesh: Mesh) -> None:
     asyncio.run(load_that_rises_and_falls(mesh))
     plan = asyncio.run(latest_plan(mesh))
