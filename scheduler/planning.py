@@ -75,7 +75,7 @@ def look_at(
         has_queue = report.pending_prefill_requests > 1 or share > 0
         if has_queue and wait_s > ttft_s:
             late.add("mixed" if is_mixed else "prefill")
-        if is_slow or report.decode_waiting:
+        if is_slow or report.decode_unadmitted:
             late.add("mixed" if is_mixed else "decode")
     chunks = [each.chunk_tokens for each in reports if has_phase(each.role, "prefill")]
     decoding = [each.capacity_tokens for each in ready if each.role != "prefill"]

@@ -25,6 +25,8 @@ class LoadReport(msgspec.Struct, frozen=True, tag="load", kw_only=True):
     over recent chunks that were near full, None before the first. ``chunk_time`` and ``step_time`` are what
     its own chunks and decode steps have taught it, or until then a profile (``common.performance``); its full
     chunks have ``chunk_tokens``.
+    ``decode_unadmitted``: of those waiting for decode, that lack memory or a place in the batch; the others'
+    KV is on its way.
     ``decode_tokens`` is the context held by running and waiting decodes. ``total_blocks`` are of all its KV
     pools, of which one sequence uses one: ``largest_pool_blocks`` bounds what it can take in.
     ``decode_coming_tokens`` are still to be drawn, and ``decode_need_tokens`` the most KV at one of the next
@@ -60,6 +62,7 @@ class LoadReport(msgspec.Struct, frozen=True, tag="load", kw_only=True):
     batch_error: int = 0
     movable: tuple[MovableSequence, ...] = ()
     decode_spare_s: float | None = None
+    decode_unadmitted: int = 0
     home: Role | None = None
 
 

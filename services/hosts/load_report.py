@@ -84,5 +84,6 @@ def make_load_report(
         batch_error=forecast.batch_error,
         movable=forecast.movable,
         decode_spare_s=spare_s,
+        decode_unadmitted=sequences.without_blocks,
         home=home,
     )

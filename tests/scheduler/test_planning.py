@@ -196,7 +196,7 @@ def test_what_is_seen_of_a_mesh_are_its_ready_instances_and_who_is_late() -> Non
         view_of("p0", "prefill", pending_prefill_tokens=9000, pending_prefill_requests=3, chunk_tokens=256),
         view_of("p1", "prefill", pending_prefill_tokens=9000, pending_prefill_requests=1),
         view_of("d0", "decode", decode_running=2, decode_step_s=0.05, decode_tokens=100),
-        view_of("d1", "decode", is_draining=True, decode_waiting=7),
+        view_of("d1", "decode", is_draining=True, decode_unadmitted=7),
     ]
     sight = look_at(views, 1, 0, 12, 2.0, 0.1)
     assert dict(sight.workers) == {"gateway": 1, "attention": 0, "prefill": 2, "decode": 1}
@@ -205,6 +205,10 @@ def test_what_is_seen_of_a_mesh_are_its_ready_instances_and_who_is_late() -> Non
     assert sight.chunk_tokens == (256 + 512) / 2
     slow = view_of("d2", "decode", decode_running=2, decode_step_s=0.2)
     assert look_at([slow], 1, 0, 0, 2.0, 0.1).late == {"decode"}
+    taking_in = view_of("d3", "decode", decode_running=2, decode_step_s=0.05, decode_waiting=1)
+    assert look_at([taking_in], 1, 0, 0, 2.0, 0.1).late == set(), "its KV is on its way, no more"
+    full = view_of("d4", "decode", decode_running=8, decode_waiting=1, decode_unadmitted=1)
+    assert look_at([full], 1, 0, 0, 2.0, 0.1).late == {"decode"}
     idle = [view_of("p0", "prefill"), view_of("p1", "prefill"), slow]
     assert look_at(idle, 1, 0, 0, 2.0, 0.3, waiting_tokens=4000).late == set()
     assert look_at(idle, 1, 0, 0, 2.0, 0.3, waiting_tokens=4002).late == {"prefill"}, "at the scheduler"
