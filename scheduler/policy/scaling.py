@@ -3,7 +3,10 @@
 What a workload needs is first estimated from learned speeds (``worker_counts``). Once there is enough history
 it is the line of Aladdin's eq. 7 through (rate, workers that kept the objectives): where the estimate's
 workers missed them, one more counts; where fewer kept them, those do. The line holds for one pattern of
-lengths: when lengths change, it is learned anew.
+lengths: when lengths change, it is learned anew. Where it has kept more workers than the estimate through a
+long calm it is doubted, and the estimate holds until the next miss: what was missed may have had another
+cause than the load, and with workers to spare nothing would ever say so. Each doubt that was wrong makes the
+next one come twice as late.
 
 Up at once, at a change point without even a pause after the last step; down only to the most that any window
 of ``down_after_s`` would have needed at a somewhat higher rate, so that noise around a border moves nothing.
@@ -20,6 +23,8 @@ from scheduler.policy.worker_counts import Need
 
 TRUSTED_ERROR = 0.25
 """Relative, of the line, and of the rate that it is asked for (Aladdin's R)."""
+DOUBTED_AFTER = 10.0
+"""Times ``down_after_s`` without a miss, and the line is doubted for the first time."""
 LATE_SHARE = 0.1
 """Of a window's looks at the mesh: more late ones than the goal allows, and the objectives were missed."""
 
@@ -68,6 +73,25 @@ class Asked:
 
 
 @dataclass(slots=True)
+class LawDoubt:
+    """``calm_since_s``: the last miss, or when it began to look."""
+
+    first_patience_s: float
+    is_doubted: bool = False
+    _wrong: int = 0
+    _calm_since_s: float | None = None
+
+    def note(self, *, is_kept: bool, was_missed: bool, now: float) -> None:
+        """A window's end. ``is_kept``: the line has asked for more than the estimate."""
+        if was_missed or self._calm_since_s is None:
+            self._calm_since_s = now
+            self._wrong += self.is_doubted
+            self.is_doubted = False
+        patience_s = self.first_patience_s * 2**self._wrong
+        self.is_doubted |= is_kept and now - self._calm_since_s >= patience_s
+
+
+@dataclass(slots=True)
 class ServiceScaler:
     """One service's count over time. ``least`` and ``most`` are the operator's, and hold always."""
 
@@ -75,15 +99,20 @@ class ServiceScaler:
     least: int
     most: int
     law: WorkerLaw = field(default_factory=WorkerLaw)
+    doubt: LawDoubt = field(init=False)
     desired: int | None = None
     _has_moved: bool = False
     _changed_s: float = -math.inf
     _held_until_s: float = -math.inf
     _enough: deque[tuple[float, int]] = field(default_factory=deque)
 
+    def __post_init__(self) -> None:
+        self.forget_law()
+
     def forget_law(self) -> None:
         """Requests are of another kind now."""
         self.law = WorkerLaw()
+        self.doubt = LawDoubt(DOUBTED_AFTER * self.settings.down_after_s)
 
     def keep(self, current: int, why: str, now: float) -> tuple[int, str]:
         """Nothing is known: as many as there are, within the limits. A single window says little after it."""
@@ -103,6 +132,9 @@ class ServiceScaler:
         before = self.desired = self._within(self.desired)
         was_missed = asked.was_missed and current >= before
         self._learn(current, asked, was_missed)
+        known = self.law.workers(asked.rate_per_s, asked.need.workers)
+        is_kept = known is not None and known > asked.need.workers
+        self.doubt.note(is_kept=is_kept, was_missed=was_missed, now=now)
         wanted, how = self._wanted(asked.rate_per_s, asked.need, asked.is_sure)
         if was_missed:
             self._held_until_s = now + self.settings.down_after_s
@@ -129,17 +161,21 @@ class ServiceScaler:
             self.law.observe(asked.rate_per_s, current)
 
     def _wanted(self, rate_per_s: float, need: Need, is_sure: bool) -> tuple[int, str]:
-        workers = self.law.workers(rate_per_s, need.workers) if is_sure else None
+        workers = self._by_law(rate_per_s, need.workers) if is_sure else None
         return (need.workers, "estimated") if workers is None else (workers, "by what kept the objectives")
 
     def _enough_for(self, asked: Asked) -> int:
         """At the higher rate. Who is not sure enough of the rate to grow by the line does not shrink against
         it either: the two would take turns."""
         estimate = asked.need_higher.workers
-        known = self.law.workers(asked.rate_per_s * (1 + self.settings.down_margin), estimate)
+        known = self._by_law(asked.rate_per_s * (1 + self.settings.down_margin), estimate)
         if known is None:
             return estimate
         return known if asked.is_sure else max(known, estimate)
+
+    def _by_law(self, rate_per_s: float, estimate: int) -> int | None:
+        """None while it is not to be believed."""
+        return None if self.doubt.is_doubted else self.law.workers(rate_per_s, estimate)
 
     def _note_enough(self, workers: int, now: float) -> None:
         self._enough.append((now, workers))

@@ -205,14 +205,43 @@ def test_a_step_down_says_what_held_it_up() -> None:
     assert service.reason == "so many requests: 1 needed (estimated), 2 within 60 s"
 
 
-def test_line_and_estimate_do_not_take_turns_when_few_requests_make_the_rate_unsure() -> None:
-    service, chance = Service(workers=2), random.Random(5)
+def teach(service: Service, factor: float) -> None:
+    """The line asks for so many times what is needed."""
+    chance = random.Random(5)
     for _ in range(200):
         rate_per_s = chance.uniform(1.0, 12.0)
-        service.scaler.law.observe(rate_per_s, needed_times(2.0, rate_per_s).workers)
+        service.scaler.law.observe(rate_per_s, needed_times(factor, rate_per_s).workers)
+
+
+def test_line_and_estimate_do_not_take_turns_when_few_requests_make_the_rate_unsure() -> None:
+    service = Service(workers=2)
+    teach(service, 2.0)
     counts = [
         service.window(asked(6.0, is_sure=is_sure))
         for is_sure in (True, False, True, False)
         for _ in range(12)
     ]
     assert set(counts[2:]) == {3}, "the line says three, the estimate two"
+
+
+def test_a_line_that_another_cause_than_the_load_has_taught_is_not_believed_for_ever() -> None:
+    service = Service(workers=4)
+    teach(service, 3.0)
+    counts = [service.window(asked(3.0, is_sure=True)) for _ in range(300)]
+    assert counts[20] == 3, "it is believed while it may be right"
+    assert counts[-1] == 1
+    assert service.scaler.law.workers(3.0, 1) == 1, "and learns in the end"
+
+
+def test_a_line_that_is_right_is_doubted_ever_more_seldom() -> None:
+    """The estimate is one worker, and two are needed, for a day."""
+    service, missed = Service(workers=2), []
+    teach(service, 2.0)
+    for window in range(8640):
+        was_missed = service.workers < 2
+        missed += [window] * was_missed
+        service.window(asked(3.0, is_sure=True, was_missed=was_missed))
+    assert 0 < len(missed) < 0.002 * 8640
+    calm = [later - earlier for earlier, later in pairwise(missed) if later > earlier + 1]
+    assert len(calm) >= 3
+    assert calm == sorted(calm)
