@@ -12,7 +12,9 @@ from pathlib import Path
 from tests.compose.stack import COMMAND_TIMEOUT_S, PUBLISHED, Stack
 
 CLIENT = Path(__file__).with_name("client.py")
-PROMPTS = tuple(f"What is the capital of {country}?" for country in ("France", "Japan", "Peru", "Kenya"))
+CAPITALS = {"Japan": "Tokyo", "Kenya": "Nairobi", "Cuba": "Havana", "Poland": "Warsaw"}
+PROMPTS = tuple(f"What is the capital of {country}?" for country in CAPITALS)
+"""At none of their answers' tokens is the second best near: bf16 may draw that one in another batch."""
 METRICS = "import urllib.request as u; print(u.urlopen('http://127.0.0.1:8000/metrics').read().decode())"
 HELD = ("used", "quarantined", "leaked")
 """Blocks of sequences, those that a transfer which was given up may still write, and those of nobody."""
