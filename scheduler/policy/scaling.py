@@ -82,13 +82,12 @@ class LawDoubt:
     _calm_since_s: float | None = None
 
     def note(self, *, is_kept: bool, was_missed: bool, now: float) -> None:
-        """A window's end. ``is_kept``: the line has asked for more than the estimate."""
+        """A window's end. ``is_kept``: the line asks for more than the estimate."""
         if was_missed or self._calm_since_s is None:
             self._calm_since_s = now
             self._wrong += self.is_doubted
-            self.is_doubted = False
         patience_s = self.first_patience_s * 2**self._wrong
-        self.is_doubted |= is_kept and now - self._calm_since_s >= patience_s
+        self.is_doubted = is_kept and now - self._calm_since_s >= patience_s
 
 
 @dataclass(slots=True)
@@ -132,9 +131,7 @@ class ServiceScaler:
         before = self.desired = self._within(self.desired)
         was_missed = asked.was_missed and current >= before
         self._learn(current, asked, was_missed)
-        known = self.law.workers(asked.rate_per_s, asked.need.workers)
-        is_kept = known is not None and known > asked.need.workers
-        self.doubt.note(is_kept=is_kept, was_missed=was_missed, now=now)
+        self.doubt.note(is_kept=self._asks_for_more(asked), was_missed=was_missed, now=now)
         wanted, how = self._wanted(asked.rate_per_s, asked.need, asked.is_sure)
         if was_missed:
             self._held_until_s = now + self.settings.down_after_s
@@ -172,6 +169,14 @@ class ServiceScaler:
         if known is None:
             return estimate
         return known if asked.is_sure else max(known, estimate)
+
+    def _asks_for_more(self, asked: Asked) -> bool:
+        """The line, than the estimate, now or at the higher rate."""
+        higher_per_s = asked.rate_per_s * (1 + self.settings.down_margin)
+        for rate_per_s, need in ((asked.rate_per_s, asked.need), (higher_per_s, asked.need_higher)):
+            if (self.law.workers(rate_per_s, need.workers) or 0) > need.workers:
+                return True
+        return False
 
     def _by_law(self, rate_per_s: float, estimate: int) -> int | None:
         """None while it is not to be believed."""

@@ -233,6 +233,15 @@ def test_a_line_that_another_cause_than_the_load_has_taught_is_not_believed_for_
     assert service.scaler.law.workers(3.0, 1) == 1, "and learns in the end"
 
 
+def test_so_is_one_that_only_holds_workers_back_from_leaving() -> None:
+    """It agrees with the estimate at the rate, and asks for two at the higher one against which it shrinks."""
+    service = Service(workers=2)
+    teach(service, 1.25)
+    law, higher_per_s = service.scaler.law, 3.0 * (1 + SETTINGS.down_margin)
+    assert (law.workers(3.0, 1), law.workers(higher_per_s, 1)) == (1, 2)
+    assert [service.window(asked(3.0, is_sure=True)) for _ in range(100)][-1] == 1
+
+
 def test_a_line_that_is_right_is_doubted_ever_more_seldom() -> None:
     """The estimate is one worker, and two are needed, for a day."""
     service, missed = Service(workers=2), []
