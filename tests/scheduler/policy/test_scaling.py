@@ -234,7 +234,7 @@ def test_a_line_that_another_cause_than_the_load_has_taught_is_not_believed_for_
 
 
 def test_so_is_one_that_only_holds_workers_back_from_leaving() -> None:
-    """It agrees with the estimate at the rate, and asks for two at the higher one against which it shrinks."""
+    """It agrees with the estimate at the rate, and asks for two at the one against which it shrinks."""
     service = Service(workers=2)
     teach(service, 1.25)
     law, higher_per_s = service.scaler.law, 3.0 * (1 + SETTINGS.down_margin)
