@@ -1,5 +1,6 @@
 """How far a lane's steps over attention workers have come, at paces that change."""
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,9 @@ if TYPE_CHECKING:
 
 HAIR = 1e-9
 """Of a step: less than that is not left of one."""
+ROUNDINGS = 4
+"""Nor is less than so many times what a clock's time is rounded by, or late in a long run no step would end:
+its end is a sum of so many times, and what has passed since it began is rounded, too."""
 
 
 @dataclass(slots=True, eq=False)
@@ -70,8 +74,9 @@ class Course:
             self.done, self.fraction = done, 0.0
             elapsed_s = max(0.0, now - last_end_s)
         if self.done < self.steps:
-            self.fraction += elapsed_s / self._step_s(self.done)
-            if self.fraction > 1 - HAIR:
+            step_s = self._step_s(self.done)
+            self.fraction += elapsed_s / step_s
+            if (1 - self.fraction) * step_s < max(HAIR * step_s, ROUNDINGS * math.ulp(now)):
                 self.first_end_s = self.first_end_s if self.done else now
                 self.last_s, self.step_began_s = now - self.step_began_s, now
                 self.done, self.fraction = self.done + 1, 0.0

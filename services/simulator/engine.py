@@ -343,14 +343,16 @@ class SimulatedEngine:
 
     # a chunk's layers
 
-    def layers_done(self) -> int:
-        """That are computed now and to be told of, of the chunk; 0 where it is none, or was told."""
+    def layers_done(self, at_least: int = 0) -> int:
+        """That are computed now and to be told of, of the chunk; 0 where it is none, or was told.
+        ``at_least`` as many are, whose end was waited for: late in a long run the time that has passed since
+        the chunk began may be rounded to less."""
         run = self._run
         if run is None or run.chunk is None or run.chunk.report_every is None:
             return 0
         every = run.chunk.report_every
         share = run.done_by(self.clock.now) / run.duration_s if run.duration_s > 0 else 1.0
-        done = min(self.layers, int(share * self.layers + 1e-9)) // every * every
+        done = max(at_least, min(self.layers, int(share * self.layers + 1e-9)) // every * every)
         if done <= run.told_layers:
             return 0
         run.told_layers = done
@@ -364,12 +366,12 @@ class SimulatedEngine:
         following = run.told_layers + run.chunk.report_every
         if following <= self.layers and self.rooms.wants_layers():
             due_s = run.time_of(run.duration_s * following / self.layers)
-            run.layer_timer = self.clock.at(due_s, lambda: self._end_layers(run))
+            run.layer_timer = self.clock.at(due_s, lambda: self._end_layers(run, following))
 
-    def _end_layers(self, run: _Run) -> None:
+    def _end_layers(self, run: _Run, due: int) -> None:
         run.layer_timer = None
         if self._run is run:
-            layers = self.layers_done()
+            layers = self.layers_done(due)
             if layers:
                 self.rooms.end_layers(layers)
             self.look_at_layers()

@@ -346,13 +346,13 @@ class PipelinedEngine:
                 return None if every is None else (each, every)
         return None
 
-    def layers_done(self) -> int:
-        """That are computed now and to be told of, of the oldest chunk; 0 where it is none, or was told."""
+    def layers_done(self, at_least: int = 0) -> int:
+        """As ``SimulatedEngine.layers_done``, of the oldest chunk."""
         oldest = self._oldest()
         if oldest is None:
             return 0
         each, every = oldest
-        done = each.layers_at(self.clock.now, self.shares, self.layers) // every * every
+        done = max(at_least, each.layers_at(self.clock.now, self.shares, self.layers) // every * every)
         if done <= each.told_layers:
             return 0
         each.told_layers = done
@@ -367,13 +367,13 @@ class PipelinedEngine:
         following = each.told_layers + every
         if each.layer_timer is None and following <= self.layers and self.rooms.wants_layers():
             due_s = each.layer_end_s(following, self.shares, self.layers)
-            each.layer_timer = self.clock.at(due_s, lambda: self._end_layers(each))
+            each.layer_timer = self.clock.at(due_s, lambda: self._end_layers(each, following))
 
-    def _end_layers(self, each: _Pass) -> None:
+    def _end_layers(self, each: _Pass, due: int) -> None:
         each.layer_timer = None
         oldest = self._oldest()
         if oldest is not None and oldest[0] is each:
-            layers = self.layers_done()
+            layers = self.layers_done(due)
             if layers:
                 self.rooms.end_layers(layers)
             self.look_at_layers()
