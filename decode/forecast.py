@@ -4,6 +4,7 @@ A prediction that a sequence has outlived is made again: the mean of those that 
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 from common.lifecycle import DecodePhase
@@ -55,24 +56,29 @@ def make_forecast(
     for prompt in prompts:
         held_tokens += prompt.tokens
     need_tokens = most_need(held_tokens, sums.sequences + len(prompts), block_size)
-    movable: list[MovableSequence] = []
+    movable: Iterable[MovableSequence] = ()
     if need_tokens > SURE_SHARE * capacity_tokens:
         staying = [each for each in sequences.values() if not each.is_cancelled]
         growing = _growing(staying, untold)
         need_tokens, step = peak_need([*growing, *prompts], block_size)
     if need_tokens > capacity_tokens:
-        movable = [
-            MovableSequence(each.owner.request_id, each.owner.attempt, *counts, has_begun=has_begun(each))
-            for each, grows in zip(staying, growing, strict=True)
-            for counts in [(grows.tokens, grows.coming_tokens)]
-            if is_movable(each, can_hand_on=can_hand_on) and min(grows.coming_tokens, HORIZON_STEPS) >= step
-        ]
+        movable = (
+            MovableSequence(
+                each.owner.request_id,
+                each.owner.attempt,
+                grows.tokens,
+                grows.coming_tokens,
+                has_begun=has_begun(each),
+            )
+            for each, grows in zip(reversed(staying), reversed(growing), strict=True)
+            if min(grows.coming_tokens, HORIZON_STEPS) >= step and is_movable(each, can_hand_on=can_hand_on)
+        )
     return Forecast(
         sums.coming_tokens,
         need_tokens,
         sums.error_tokens,
         sums.errors,
-        tuple(movable[-MOST_MOVABLE:]),
+        tuple(islice(movable, MOST_MOVABLE))[::-1],
     )
 
 
