@@ -348,9 +348,11 @@ class TransferConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     A prompt of at least ``layerwise_min_tokens`` hands its KV over layer by layer while it is computed
     (Splitwise 4.4); None: of as many as `lamella profile` has found that it pays from, or 512. While
-    sequences are decoded, their instance pulls others' KV for at most ``pull_share`` of each step's time.
-    That is ``mode`` pull (DistServe 4.3). With push it asks once, for all, when it has room, and the prefill
-    instance sends every part as soon as it is there (TetriInfer 3.3.4), however many do at once.
+    sequences are decoded, their instance pulls others' KV for ``pull_share`` of each step's time, or, where
+    these are a larger share of its sequences, for theirs; None: 0.2 where a processor computes the model or
+    attention workers do attention, else all of it. That is ``mode`` pull (DistServe 4.3). With push it asks
+    once, for all, when it has room, and the prefill instance sends every part as soon as it is there
+    (TetriInfer 3.3.4), however many do at once.
     """
 
     path: TransferPath = "auto"
@@ -364,7 +366,7 @@ class TransferConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     emulated_latency_s: float = 0.0
     layerwise_min_tokens: int | None = None
     mode: TransferMode = "pull"
-    pull_share: float = 0.2
+    pull_share: float | None = None
 
 
 class TelemetryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -29,9 +29,11 @@ class HandOvers:
 
     def ask(self) -> list[PullSequence]:
         """For the portions whose turn it is. Called after every event."""
+        held = self.held
+        decoding = max(1, held.in_batch) if held.batches.is_computing else 0
         return [
             self._pull(portion.owner, portion.number, portion.max_bytes)
-            for portion in self.held.pulls.ask(is_computing=self.held.batches.is_computing)
+            for portion in held.pulls.ask(decoding)
         ]
 
     def take_portion(self, owner: BlockOwner, kv_bytes: int, transfer_s: float) -> list[PublishFailure]:

@@ -88,9 +88,10 @@ class Pulls:
         """Whether somebody asks for a portion as soon as a step ends."""
         return False in [pull.is_asked for pull in self.under_way.values()]
 
-    def ask(self, is_computing: bool) -> list[Portion]:
-        """What to ask for now. Called after every event."""
-        return self._ask_for_all() if self.is_pushed else self._ask_in_turn(is_computing)
+    def ask(self, decoding: int) -> list[Portion]:
+        """What to ask for now, beside a step that so many sequences wait for; 0: none is computed. Called
+        after every event."""
+        return self._ask_for_all() if self.is_pushed else self._ask_in_turn(decoding)
 
     def _ask_for_all(self) -> list[Portion]:
         portions = []
@@ -100,8 +101,8 @@ class Pulls:
                 portions.append(Portion(owner, pull.portions, None))
         return portions
 
-    def _ask_in_turn(self, is_computing: bool) -> list[Portion]:
-        step = self._steps if is_computing else None
+    def _ask_in_turn(self, decoding: int) -> list[Portion]:
+        step = self._steps if decoding else None
         asking = [
             owner
             for owner, pull in self.under_way.items()
@@ -109,8 +110,8 @@ class Pulls:
         ]
         if not asking:
             return []
-        if is_computing:
-            max_bytes = self._room_bytes()
+        if decoding:
+            max_bytes = self._room_bytes(decoding)
             if max_bytes < self.budget.least_bytes:
                 return []
             del asking[1:]
@@ -122,7 +123,7 @@ class Pulls:
             pull.is_asked, pull.max_bytes, pull.step = True, max_bytes, step
         return [Portion(owner, self.under_way[owner].portions, max_bytes) for owner in asking]
 
-    def _room_bytes(self) -> int:
+    def _room_bytes(self, decoding: int) -> int:
         if self._left_bytes is None:
-            return self.budget.portion_bytes(len(self._steps_began_s))
+            return self.budget.portion_bytes(len(self._steps_began_s), len(self.under_way), decoding)
         return self._left_bytes

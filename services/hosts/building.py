@@ -37,8 +37,8 @@ from prefill.state import PrefillState
 from scheduler.policy.mixed_batching import choose_pass
 from scheduler.policy.pass_times import PassTimes
 from scheduler.policy.prefill_batching import fill_batch_of
-from scheduler.policy.pull_budget import PullBudget
-from services.hosts.engines import Engine
+from scheduler.policy.pull_budget import PullBudget, share_of_steps
+from services.hosts.engines import Engine, has_remote_attention
 from services.hosts.instance import Instance
 from services.hosts.shared_blocks import SharedBlocks
 
@@ -194,9 +194,15 @@ def _decode_state(parts: _Parts, lanes: int) -> DecodeState:
         min_move_gain_tokens=settings.attention_move_gain_tokens,
         host_blocks=0 if tier is None else tier.total_blocks,
         block_bytes=engine.layout.block_bytes,
-        pulls=Pulls(PullBudget(parts.config.transfer.pull_share), parts.config.transfer.mode == "push"),
+        pulls=_pulls(parts.config),
         mates=parts.mates,
     )
+
+
+def _pulls(config: Config) -> Pulls:
+    is_shared = config.model.device == "cpu" or has_remote_attention(config)
+    share = share_of_steps(config.transfer.pull_share, is_shared=is_shared)
+    return Pulls(PullBudget(share), config.transfer.mode == "push")
 
 
 def _decode_service(

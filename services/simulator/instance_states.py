@@ -11,7 +11,7 @@ from decode.state import DecodeState
 from prefill.prompts import PromptQueue
 from prefill.state import PrefillState
 from scheduler.policy.prefill_batching import fill_batch_of
-from scheduler.policy.pull_budget import PullBudget
+from scheduler.policy.pull_budget import PullBudget, share_of_steps
 from services.simulator.config import Pool, Simulated
 from services.simulator.gateway import END_TOKEN
 
@@ -53,11 +53,19 @@ def states_of(simulated: Simulated, pool: Pool, record: InstanceRecord) -> tuple
         max_moves=settings.attention_moves,
         min_move_gain_tokens=settings.attention_move_gain_tokens,
         mates=mates,
-        pulls=Pulls(PullBudget(config.transfer.pull_share), config.transfer.mode == "push"),
+        pulls=_pulls(simulated, pool),
         host_blocks=settings.swap_bytes // layout.block_bytes if remote is None else 0,
         block_bytes=layout.block_bytes,
     )
     return prefill, decode
+
+
+def _pulls(simulated: Simulated, pool: Pool) -> Pulls:
+    """A mesh on one host computes on its processor; other instances are taken for accelerators."""
+    transfer = pool.settings.transfer
+    is_shared = simulated.host is not None or pool.remote is not None
+    share = share_of_steps(transfer.pull_share, is_shared=is_shared)
+    return Pulls(PullBudget(share), transfer.mode == "push")
 
 
 def _layout_of(simulated: Simulated, config: Config) -> KVLayout:

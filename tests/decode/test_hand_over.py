@@ -67,15 +67,15 @@ def test_what_a_portion_leaves_of_a_steps_share_the_next_sequence_has() -> None:
     for request_id in ("r2", "r3", "r4", "r5"):
         handle(state, events.TaskArrived(task_of(request_id)))
     [pull] = kinds(handle(state, events.StepFinished((SampledToken(8),)), now=1.0), events.PullSequence)
-    assert (pull.owner, pull.max_bytes) == (owner_of("r2"), 2000)
+    assert (pull.owner, pull.max_bytes) == (owner_of("r2"), 8000), "four wait for KV beside one that runs"
     finished = events.PullFinished(owner_of("r2"), kv_bytes=700, transfer_s=0.07)
     [pull] = kinds(handle(state, finished), events.PullSequence)
-    assert (pull.owner, pull.portion, pull.max_bytes) == (owner_of("r3"), 0, 1300)
+    assert (pull.owner, pull.portion, pull.max_bytes) == (owner_of("r3"), 0, 7300)
     [pull] = kinds(handle(state, events.PortionPulled(owner_of("r3"), 300, 0.03)), events.PullSequence)
-    assert (pull.owner, pull.portion, pull.max_bytes) == (owner_of("r4"), 0, 1000)
-    assert not handle(state, events.PortionPulled(owner_of("r4"), 995, 0.0995)), "the rest is not worth it"
+    assert (pull.owner, pull.portion, pull.max_bytes) == (owner_of("r4"), 0, 7000)
+    assert not handle(state, events.PortionPulled(owner_of("r4"), 6995, 0.6995)), "the rest is not worth it"
     [pull] = kinds(handle(state, events.StepFinished((SampledToken(8),)), now=2.0), events.PullSequence)
-    assert (pull.owner, pull.portion, pull.max_bytes) == (owner_of("r3"), 1, 2000)
+    assert (pull.owner, pull.portion, pull.max_bytes) == (owner_of("r3"), 1, 6000), "three beside two"
     handle(state, events.StepFinished((SampledToken(8),) * 2), now=3.0)
     assert not kinds(handle(state, events.PortionPulled(owner_of("r3"), 0, 0.0)), events.PullSequence), (
         "what an earlier step let be pulled has lapsed"
@@ -92,7 +92,7 @@ def test_while_steps_run_a_portion_a_step_is_pulled_as_large_as_its_share_allows
     assert (pull.owner, pull.portion, pull.max_bytes) == (owner_of("r2"), 0, 10)
     assert not kinds(handle(state, events.PortionPulled(owner_of("r2"), 1000, 0.1)), events.PullSequence)
     [pull] = kinds(handle(state, events.StepFinished((SampledToken(8),)), now=2.0), events.PullSequence)
-    assert (pull.owner, pull.portion, pull.max_bytes) == (owner_of("r2"), 1, 2000)
+    assert (pull.owner, pull.portion, pull.max_bytes) == (owner_of("r2"), 1, 6666), "two wait beside one"
     [pull] = kinds(handle(state, events.StepFinished((SampledToken(8),)), now=3.0), events.PullSequence)
     assert pull.owner == owner_of("r3"), "a portion that does not come keeps nobody waiting"
     handle(state, events.PortionPulled(owner_of("r2"), 1, 0.1))
@@ -118,7 +118,7 @@ def test_a_portion_asked_for_while_idle_is_soon_over_when_a_step_begins() -> Non
     assert (pull.owner, pull.portion, pull.max_bytes) == (
         owner_of("r2"),
         1,
-        state.pulls.budget.portion_bytes(),
+        state.pulls.budget.portion_bytes(pulls=1, decoding=1),
     )
 
 
@@ -129,7 +129,7 @@ def test_batches_that_take_turns_share_what_is_pulled_beside_them() -> None:
     handle(state, events.StepFinished((SampledToken(8),), 0), now=1.0)
     handle(state, events.PortionPulled(owner_of("r3"), 1000, 0.1))
     [pull] = kinds(handle(state, events.StepFinished((SampledToken(8),), 1), now=1.0), events.PullSequence)
-    assert (pull.portion, pull.max_bytes) == (1, 1000), "two steps of a second allow 2000 together"
+    assert (pull.portion, pull.max_bytes) == (1, 1666), "two steps of a second allow 3333 together"
 
 
 def test_a_sequence_that_prefill_has_ended_leaves_without_a_word() -> None:

@@ -5,7 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler.policy.hand_over import is_layerwise, layers_per_report
-from scheduler.policy.pull_budget import IDLE_PORTIONS_S, UNMEASURED_IDLE_BYTES, PullBudget
+from scheduler.policy.pull_budget import (
+    GENTLE_SHARE,
+    IDLE_PORTIONS_S,
+    UNMEASURED_IDLE_BYTES,
+    PullBudget,
+    share_of_steps,
+)
 
 
 def test_long_prompts_that_are_decoded_are_handed_over_while_they_are_computed() -> None:
@@ -72,3 +78,22 @@ def test_a_share_of_a_steady_step_at_a_steady_rate() -> None:
         budget.portion_done(1 << 20, 0.01)
     assert budget.portion_bytes() == 1 << 20
     assert budget.portion_bytes(lanes=4) == 1 << 18
+
+
+@pytest.mark.parametrize(
+    ("pulls", "decoding", "share"), [(0, 5, 0.2), (1, 5, 0.2), (1, 4, 0.2), (1, 3, 0.25), (30, 10, 0.75)]
+)
+def test_where_more_wait_for_kv_than_the_share_of_all_theirs_is_the_share(
+    pulls: int, decoding: int, share: float
+) -> None:
+    budget = PullBudget(share=0.2, least_bytes=1)
+    budget.step_ended(0.05)
+    budget.portion_done(1 << 20, 0.01)
+    portion_s = budget.portion_bytes(1, pulls, decoding) * 0.01 / (1 << 20)
+    assert portion_s == pytest.approx(share * 0.05, rel=1e-5)
+
+
+def test_what_takes_nothing_of_what_steps_need_may_take_all_of_their_time() -> None:
+    assert share_of_steps(None, is_shared=True) == GENTLE_SHARE
+    assert share_of_steps(None, is_shared=False) == 1.0
+    assert [share_of_steps(0.05, is_shared=each) for each in (True, False)] == [0.05, 0.05]

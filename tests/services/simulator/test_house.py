@@ -68,6 +68,7 @@ POLICIES_USED = {
     "scheduler.policy.mixed_batching.choose_pass",
     "scheduler.policy.prefill_batching.fill_batch_of",
     "scheduler.policy.pull_budget.PullBudget",
+    "scheduler.policy.pull_budget.share_of_steps",
     "scheduler.policy.roles.RoleChange",
     "scheduler.policy.roles.RolePolicy",
     "scheduler.policy.roles.role_policy",

@@ -12,7 +12,7 @@ from services.simulator.config import Simulated
 from services.simulator.decode_room import DecodeRoom
 from services.simulator.metrics import measure
 from services.simulator.run import Load, Offered, SimulationError, check_conserved, simulate
-from tests.services.simulator.meshes import TOKEN_BYTES, assert_same_times, mesh, pool, run
+from tests.services.simulator.meshes import SHAPE, TOKEN_BYTES, assert_same_times, mesh, pool, run
 
 LAYERWISE_NEVER = {"layerwise_min_tokens": 1_000_000}
 
@@ -120,6 +120,24 @@ def test_a_larger_share_of_a_step_for_pulls_lets_new_sequences_start_sooner() ->
         records = run(simulated, (0.0, 100, 400), (1.0, 4000, 3)).records
         second_s.append(records.second_token_s[1])
     assert second_s[1] < second_s[0]
+
+
+def test_sequences_do_not_queue_for_their_kv_where_the_link_has_time_for_them() -> None:
+    """Two fifths of a link's time are wanted: within a fifth of every step nobody would catch up. By default
+    all of it is for those that wait, and where it is a fifth they have more as they come to be more."""
+    shape = SHAPE | {"layers": 64, "heads": 8, "kv_heads": 8, "head_dim": 128}
+    tokens, bytes_per_s, rate_per_s = 500, 5e9, 15
+    assert tokens * 64 * 2 * 8 * 128 * 2 * rate_per_s == pytest.approx(0.393 * bytes_per_s, rel=1e-3)
+    cluster = {"shape": shape, "link_bytes_per_s": bytes_per_s}
+    pools = (pool("prefill", 3), pool("decode", kv_tokens=1_000_000))
+    waits_s = {}
+    for given in ({}, {"pull_share": 0.2}):
+        simulated = mesh(*pools, cluster=cluster, transfer=LAYERWISE_NEVER | given)
+        load = [(number / rate_per_s, tokens, 40) for number in range(300)]
+        seconds = _seconds(run(simulated, *load))
+        waits_s[bool(given)] = max(second_s - first_s for second_s, first_s in seconds[200:])
+    assert waits_s[False] < 0.15
+    assert waits_s[True] < 1.5
 
 
 ARRANGEMENTS: dict[str, Simulated] = {
