@@ -349,10 +349,10 @@ class TransferConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     A prompt of at least ``layerwise_min_tokens`` hands its KV over layer by layer while it is computed
     (Splitwise 4.4); None: of as many as `lamella profile` has found that it pays from, or 512. While
     sequences are decoded, their instance pulls others' KV for ``pull_share`` of each step's time, or, where
-    these are a larger share of its sequences, for theirs; None: 0.2 where a processor computes the model or
-    attention workers do attention, else all of it. That is ``mode`` pull (DistServe 4.3). With push it asks
-    once, for all, when it has room, and the prefill instance sends every part as soon as it is there
-    (TetriInfer 3.3.4), however many do at once.
+    these are a larger share of its sequences, for theirs; None: 0.2 where a processor computes the model,
+    else all of it. That is ``mode`` pull (DistServe 4.3). With push it asks once, for all, when it has room,
+    and the prefill instance sends every part as soon as it is there (TetriInfer 3.3.4), however many do at
+    once.
     """
 
     path: TransferPath = "auto"

@@ -28,8 +28,9 @@ NEWEST_WEIGHT = 0.2
 
 
 def share_of_steps(configured: float | None, *, is_shared: bool) -> float:
-    """``is_shared``: steps need what pulls take, be it the processor that computes them and copies KV, or the
-    link over which attention workers are asked. An accelerator's memory takes KV in beside what it computes.
+    """``is_shared``: steps need what pulls take, the processor that computes them and copies KV. An
+    accelerator's memory takes KV in beside what it computes; over a link of 25 GB/s a layer's exchange with
+    attention workers (a batch of 50 of LLaMA2-70B: 1 MB) is some 40 us longer beside a pull.
     """
     if configured is not None:
         return configured

@@ -38,7 +38,7 @@ from scheduler.policy.mixed_batching import choose_pass
 from scheduler.policy.pass_times import PassTimes
 from scheduler.policy.prefill_batching import fill_batch_of
 from scheduler.policy.pull_budget import PullBudget, share_of_steps
-from services.hosts.engines import Engine, has_remote_attention
+from services.hosts.engines import Engine
 from services.hosts.instance import Instance
 from services.hosts.shared_blocks import SharedBlocks
 
@@ -200,8 +200,7 @@ def _decode_state(parts: _Parts, lanes: int) -> DecodeState:
 
 
 def _pulls(config: Config) -> Pulls:
-    is_shared = config.model.device == "cpu" or has_remote_attention(config)
-    share = share_of_steps(config.transfer.pull_share, is_shared=is_shared)
+    share = share_of_steps(config.transfer.pull_share, is_shared=config.model.device == "cpu")
     return Pulls(PullBudget(share), config.transfer.mode == "push")
 
 

@@ -63,8 +63,7 @@ def states_of(simulated: Simulated, pool: Pool, record: InstanceRecord) -> tuple
 def _pulls(simulated: Simulated, pool: Pool) -> Pulls:
     """A mesh on one host computes on its processor; other instances are taken for accelerators."""
     transfer = pool.settings.transfer
-    is_shared = simulated.host is not None or pool.remote is not None
-    share = share_of_steps(transfer.pull_share, is_shared=is_shared)
+    share = share_of_steps(transfer.pull_share, is_shared=simulated.host is not None)
     return Pulls(PullBudget(share), transfer.mode == "push")
 
 
