@@ -43,7 +43,8 @@ DONE = OUTCOMES.index("done")
 class PoolMetrics(msgspec.Struct, frozen=True):
     """What all of the pool's instances did is as ``instance_use.Use`` has it. ``instances``: that ever were;
     ``mean_instances``: over the run, from when one was begun to be started until it has ended; ``deaths``: of
-    theirs. ``hit_tokens``: of prompts, that were kept and not computed, as ``chunk_tokens`` were. Means:
+    theirs. ``hit_tokens``: of prompts, that were kept and not computed, as ``chunk_tokens`` were.
+    ``link_out`` and ``link_in``: the share of what their links could have carried that KV took. Means:
     ``handover_wait_s`` from a computed prompt to the first portion of its KV asked for, ``admission_wait_s``
     from an offer to the batch."""
 
@@ -60,6 +61,8 @@ class PoolMetrics(msgspec.Struct, frozen=True):
     batch: float
     kv_peak: float
     sent_bytes: int
+    link_out: float
+    link_in: float
     handover_wait_s: float
     admission_wait_s: float
     preempted: int
@@ -77,7 +80,8 @@ class AttentionMetrics(msgspec.Struct, frozen=True):
     """Of attention workers and the decode instances over them; shares are of the run's time. ``busiest``: of
     one worker; ``by_worker``: of each. ``replicas_busy``: of the model replicas, on average.
     ``network_hidden``: the share of all exchanges' time, one after another, by which steps did not become
-    longer. ``moves``: of sequences from one worker to another."""
+    longer. ``link_in``: of what the workers' links could have carried, that KV took. ``moves``: of sequences
+    from one worker to another."""
 
     workers: int
     busy: float
@@ -85,6 +89,7 @@ class AttentionMetrics(msgspec.Struct, frozen=True):
     replicas_busy: float
     network_s: float
     network_hidden: float
+    link_in: float
     moves: int
     by_worker: tuple[WorkerSummary, ...]
 
@@ -235,6 +240,9 @@ def _attention(cluster: Cluster, elapsed_s: float) -> AttentionMetrics | None:
         replicas_busy=mean(math.fsum(each.busy.decode_s for each in engines), len(engines)) / elapsed_s,
         network_s=sent_s,
         network_hidden=1.0 - exposed_s / sent_s if sent_s > 0 else 0.0,
+        link_in=cluster.network.use_of(
+            [InstanceId(name) for name in workers.names], elapsed_s * workers.pool.config.count
+        ).inward,
         moves=sum(each.decode.moves for each in users),
         by_worker=tuple(WorkerSummary(name, busy_s.get(name, 0.0) / elapsed_s) for name in workers.names),
     )
@@ -255,12 +263,14 @@ def _operators(cluster: Cluster) -> Iterator[OperatorMetrics]:
 def _pools(cluster: Cluster, first_s: float, last_s: float) -> Iterator[PoolMetrics]:
     for pool in cluster.simulated.pools:
         members = _members(cluster, pool)
-        use = use_of(members, first_s, last_s)
+        use, names = use_of(members, first_s, last_s), _names(members)
+        instances = _mean_instances(cluster, pool, first_s, last_s)
+        links = cluster.network.use_of(names, instances * (last_s - first_s))
         yield PoolMetrics(
             name=pool.config.name,
             role=pool.config.role,
-            instances=len(_names(members)),
-            mean_instances=_mean_instances(cluster, pool, first_s, last_s),
+            instances=len(names),
+            mean_instances=instances,
             deaths=sum(each.has_died for each in members),
             busy=use.busy,
             prefill_busy=use.prefill_busy,
@@ -270,6 +280,8 @@ def _pools(cluster: Cluster, first_s: float, last_s: float) -> Iterator[PoolMetr
             batch=use.batch,
             kv_peak=use.kv_peak,
             sent_bytes=sum(each.prefill.sent_bytes for each in members),
+            link_out=links.outward,
+            link_in=links.inward,
             handover_wait_s=mean(
                 math.fsum(each.prefill.handover_wait_s for each in members),
                 sum(each.prefill.handovers for each in members),

@@ -1,8 +1,10 @@
 """What services tell each other, and over which links instances' KV goes."""
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 from common.ids import InstanceId
 from services.simulator.clock import Clock
@@ -20,6 +22,13 @@ class Adapter:
     inward: Link
 
 
+class LinkUse(NamedTuple):
+    """Shares of what links could have carried each way."""
+
+    outward: float
+    inward: float
+
+
 @dataclass(slots=True)
 class Network:
     """``hop_s``: what a message takes; messages never overtake one another. ``timeline``: where it is kept
@@ -31,11 +40,13 @@ class Network:
     timeline: SimulatedTimeline | None = None
     host: Host | None = None
     adapters: dict[InstanceId, Adapter] = field(default_factory=dict)
+    _lives: list[tuple[InstanceId, Adapter]] = field(default_factory=list)
     _last_s: float = 0.0
     _numbers: dict[InstanceId, int] = field(default_factory=dict)
 
     def add(self, instance_id: InstanceId, bytes_per_s: float) -> None:
-        self.adapters[instance_id] = Adapter(bytes_per_s, Link(bytes_per_s), Link(bytes_per_s))
+        adapter = self.adapters[instance_id] = Adapter(bytes_per_s, Link(bytes_per_s), Link(bytes_per_s))
+        self._lives.append((instance_id, adapter))
         self._numbers.setdefault(instance_id, len(self._numbers))
 
     def number_of(self, instance_id: InstanceId) -> int:
@@ -95,6 +106,16 @@ class Network:
             links = (self.adapters[sender].outward, self.adapters[receiver].inward)
             ends = partial(end, is_there=True), partial(end, is_there=False)
             self.links.send(links, nbytes / len(receivers), *ends, late)
+
+    def use_of(self, instance_ids: Container[InstanceId], links_s: float) -> LinkUse:
+        """By KV, of all lives of those, whose links were there for so many seconds together. What was still
+        under way when an end was gone counts whole."""
+        adapters = [adapter for instance_id, adapter in self._lives if instance_id in instance_ids]
+        if links_s <= 0:
+            return LinkUse(0.0, 0.0)
+        outward_s = math.fsum(each.outward.carried_bytes / each.bytes_per_s for each in adapters)
+        inward_s = math.fsum(each.inward.carried_bytes / each.bytes_per_s for each in adapters)
+        return LinkUse(outward_s / links_s, inward_s / links_s)
 
     def pace(self, instance_id: InstanceId, share: float) -> None:
         """Its links have so much of the bandwidth that they came with."""

@@ -45,7 +45,7 @@ def summary_of(metrics: Metrics) -> list[str]:
             f"{attention.workers} attention workers busy {attention.busy:.1%} (one of them"
             f" {attention.busiest:.1%}), model replicas {attention.replicas_busy:.1%};"
             f" {attention.network_hidden:.1%} of {attention.network_s:.1f} s between them hidden,"
-            f" {attention.moves} moves"
+            f" workers' links {attention.link_in:.1%} busy with KV, {attention.moves} moves"
         )
     hardware = metrics.hardware
     lines.append(
@@ -84,8 +84,8 @@ def latency_table(metrics: Metrics) -> Table:
 
 
 def pool_table(metrics: Metrics) -> Table:
-    """``least, most``: busy, of the pool's instances."""
-    titles = ("instances", "busy", "least, most", "batch", "KV peak", "preempted", "sent GB")
+    """``least, most``: busy, of the pool's instances. ``links``: out and in, busy with KV."""
+    titles = ("instances", "busy", "least, most", "batch", "KV peak", "preempted", "links")
     table = Table("pool", "role", *titles, box=None)
     for pool in metrics.pools:
         busy = [each.busy for each in metrics.instances if each.pool == pool.name] or [0.0]
@@ -94,11 +94,11 @@ def pool_table(metrics: Metrics) -> Table:
             pool.role,
             str(pool.instances),
             f"{pool.busy:.1%}",
-            f"{min(busy):.1%}, {max(busy):.1%}",
+            _pair(min(busy), max(busy)),
             f"{pool.batch:.1f}",
             f"{pool.kv_peak:.1%}",
             str(pool.preempted),
-            f"{pool.sent_bytes / 1e9:.1f}",
+            _pair(pool.link_out, pool.link_in),
         )
     return table
 
@@ -132,6 +132,11 @@ def operator_table(operators: Sequence[OperatorMetrics]) -> Table:
 
 def _power_and_price(mean_w: float | None, usd_h: float | None) -> tuple[str, str]:
     return _known(None if mean_w is None else mean_w / 1e3, "{:.2f}"), _known(usd_h, "{:.2f}")
+
+
+def _pair(one: float, other: float) -> str:
+    """Shares, of as little width as a terminal has for a table of ten columns."""
+    return f"{100 * one:.0f}, {100 * other:.0f}%"
 
 
 def _known(value: float | None, form: str) -> str:

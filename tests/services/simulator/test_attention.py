@@ -180,6 +180,7 @@ def test_every_mode_serves_all_and_conserves_what_must_be(
     assert max(each.values()) == metrics.attention.busiest
     assert 0 < metrics.attention.replicas_busy <= 1
     assert 0 <= metrics.attention.network_hidden <= 1
+    assert 0 < metrics.attention.link_in <= 1
     assert engine_of(cluster).cost.is_by_heads == (partition == "heads")
 
 

@@ -47,7 +47,7 @@ def test_who_had_all_the_work_is_told_from_who_had_none() -> None:
     assert prompts.prefill_busy == prompts.busy
     assert prompts.busy + busy.busy == pytest.approx(1.0, abs=0.01)
     shown = list(pool_table(metrics).columns[4].cells)
-    assert shown == [f"{prompts.busy:.1%}, {prompts.busy:.1%}", f"0.0%, {busy.busy:.1%}"]
+    assert shown == [f"{100 * prompts.busy:.0f}, {prompts.busy:.0%}", f"0, {busy.busy:.0%}"]
 
 
 def test_lives_of_one_instance_count_together() -> None:

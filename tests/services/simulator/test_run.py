@@ -53,6 +53,11 @@ def test_a_request_alone_takes_what_its_passes_and_its_kv_take() -> None:
     assert records.slowest_gap_s[0] == pytest.approx(sent_s + steps[0])
     metrics = measure(cluster)
     assert metrics.pools[0].sent_bytes == 300 * TOKEN_BYTES
+    link = sent_s / metrics.elapsed_s
+    assert [(each.link_out, each.link_in) for each in metrics.pools] == [
+        pytest.approx((link, 0)),
+        pytest.approx((0, link)),
+    ]
     assert [each.decode_steps for each in metrics.pools] == [0, 4]
 
 
