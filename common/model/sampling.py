@@ -84,7 +84,7 @@ def _shape(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> torch.Tensor:
     ]
     if not touched:
         return logits
-    shaped = logits.float().clone() if logits.dtype != torch.float32 else logits.clone()
+    shaped = logits.to(torch.float32, copy=True)
     for index in touched:
         row = rows[index]
         if row.has_penalty:
