@@ -30,6 +30,6 @@ def worker_of(view: InstanceView, waiting_tokens: int) -> Worker:
         prompts=view.booked.unreported + report.pending_prefill_requests + report.handovers_waiting,
         kv_share=decode.context_tokens / max(1, view.capacity_tokens),
         decodes=decode.requests,
-        waiting=report.decode_waiting,
+        waiting=report.decode_unadmitted,
         coming=decode.requests - report.decode_running - report.decode_waiting,
     )

@@ -19,3 +19,16 @@ def test_what_is_booked_for_decode_is_told_apart_from_what_is_there() -> None:
     handle(state, events.LoadReported(make_report("d0", "decode", sequence=3)))
     [worker] = [each for each in workers_of(state) if each.instance_id == InstanceId("d0")]
     assert (worker.decodes, worker.coming, worker.is_busy) == (3, 3, False)
+
+
+def test_who_waits_for_room_is_told_apart_from_whose_kv_is_on_its_way() -> None:
+    """A decode instance that takes in KV, with memory to spare, needs nobody's help."""
+    state = make_state()
+    ready(state, p0=0, d0=0)
+    for sequence, (waiting, unadmitted) in enumerate([(3, 0), (3, 2)], 2):
+        report = make_report(
+            "d0", "decode", sequence=sequence, decode_waiting=waiting, decode_unadmitted=unadmitted
+        )
+        handle(state, events.LoadReported(report))
+        [worker] = [each for each in workers_of(state) if each.instance_id == InstanceId("d0")]
+        assert worker.waiting == unadmitted
