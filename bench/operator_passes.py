@@ -19,7 +19,7 @@ from common.config import Config, InstanceConfig, ModelConfig
 from common.shapes import ModelShape
 from services.analysis.model_shape import read_shape
 from services.model_directory import model_directory
-from services.profiling.allocating import allocate_as_instances
+from services.profiling.allocating import begin_as_instances
 from services.profiling.operators.laps import HostLaps
 from services.profiling.operators.profiling import OperatorsRequest, profile_operators
 from services.profiling.operators.sizes import Effort, Limits
@@ -44,7 +44,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--clock", choices=CLOCKS, default="wall")
     options = parser.parse_args()
-    allocate_as_instances()
+    begin_as_instances()
     config = Config(
         model=ModelConfig(directory=options.model, threads=1), instance=InstanceConfig(kv_bytes=KV_BYTES)
     )

@@ -43,6 +43,7 @@ from services.hosts.roles import ServiceRole
 from services.launcher.state_directory import DEFAULT_STATE_DIRECTORY
 from services.length_predictor.command import predictor_app
 from services.planner.command import plan
+from services.profiling.allocating import begin_as_instances
 from services.profiling.command import profile
 from services.reproduce.command import reproduce
 from services.simulator.command import simulate
@@ -86,6 +87,8 @@ DISK_REFUSES = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EROFS))
 
 def main() -> None:
     """Runs a command; a LamellaError, or a disk that takes nothing, becomes one line and exit status 1."""
+    if sys.argv[1:2] == ["profile"]:
+        begin_as_instances()
     try:
         app()
     except LamellaError as exc:

@@ -29,6 +29,9 @@ ALLOCATOR_ENVIRONMENT = {
     # linears of a 1,024-token prefill from 190 to 130 ms (docs/benchmarks.md).
     "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
     "MALLOC_TRIM_THRESHOLD_": str(1 << 32),
+    # It asks the kernel for huge pages: a step reads all weights, and a processor knows few small pages
+    # (docs/benchmarks.md).
+    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
     # A core that waits in a spin loop is a core that another instance of the same machine does not get.
     "OMP_WAIT_POLICY": "PASSIVE",
     "HF_HUB_OFFLINE": "1",

@@ -1,24 +1,14 @@
 """A profile's own process allocates memory as instances do, or it measures what they never take."""
 
-import ctypes
 import os
+import sys
 
 from services.launcher.launch_plan import ALLOCATOR_ENVIRONMENT
 
-MALLOPT_TRIM_THRESHOLD, MALLOPT_MMAP_THRESHOLD = -1, -3
-"""glibc's numbers."""
-LARGEST_INT = (1 << 31) - 1
 
-
-def allocate_as_instances() -> None:
-    """Freed memory is kept, and waiting threads sleep, as in processes that the launcher starts with this
-    environment. Threads: where torch has not begun any."""
-    os.environ.setdefault("OMP_WAIT_POLICY", ALLOCATOR_ENVIRONMENT["OMP_WAIT_POLICY"])
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None:  # no glibc
-        return
-    for option, key in (
-        (MALLOPT_MMAP_THRESHOLD, "MALLOC_MMAP_THRESHOLD_"),
-        (MALLOPT_TRIM_THRESHOLD, "MALLOC_TRIM_THRESHOLD_"),
-    ):
-        mallopt(option, min(int(ALLOCATOR_ENVIRONMENT[key]), LARGEST_INT))
+def begin_as_instances() -> None:
+    """Begins this program anew in the environment that the launcher gives its services, unless it has it: an
+    allocator reads it once, as a process starts."""
+    lacking = {key: value for key, value in ALLOCATOR_ENVIRONMENT.items() if key not in os.environ}
+    if lacking:
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, **lacking})

@@ -78,9 +78,6 @@ def _check_of_passes(context: typer.Context) -> None:
 
 
 def _profile_passes(settings: "Config", rounds: int, hand_overs: bool) -> None:
-    from services.profiling.allocating import allocate_as_instances
-
-    allocate_as_instances()  # threads: before torch begins any
     from common.model.device import accelerator_name
     from common.model.precision import precision_of
     from common.profile import profile_path, read_profile, write_profile

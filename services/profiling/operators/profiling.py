@@ -22,7 +22,6 @@ from common.model.precision import precision_of
 from common.model.program import TORCH_DTYPES
 from common.profile import machine_name
 from common.shapes import ModelShape
-from services.profiling.allocating import allocate_as_instances
 from services.profiling.operators.communication import check_participants, measure_messages
 from services.profiling.operators.laps import Laps, laps_on
 from services.profiling.operators.measuring import Row, measure_shard
@@ -61,7 +60,6 @@ def profile_operators(
     participants = _participants(request, device)
     check_participants(device, participants)
     directory.mkdir(parents=True, exist_ok=True)
-    allocate_as_instances()
     if request.model.threads is not None:
         torch.set_num_threads(request.model.threads)
     precision = precision_of(request.model)
