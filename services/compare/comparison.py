@@ -32,19 +32,25 @@ UNDECISIVE = ("rounds", "calibration", "costs", "crowded", "saturated")
 class Offer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One workload: Poisson arrivals, and the objectives that goodput counts (seconds). Meshes know them, as
     of a class of service with the workload's name: some rules place by what is promised. ``lengths``: whose
-    it has where that is not its name, for several rates of one."""
+    it has where that is not its name, for several rates of one. It comes at a rate, or at a share of what
+    each configuration serves here (``capacity``)."""
 
     name: str
     requests: int
-    rate_per_s: float
     ttft_s: float
     tpot_s: float
+    rate_per_s: float | None = None
+    capacity_share: float | None = None
     lengths: str | None = None
 
     @property
     def drawn_from(self) -> str:
         """Of ``services.bench.lengths.WORKLOADS``."""
         return self.lengths or self.name
+
+    @property
+    def objectives(self) -> ServiceObjectives:
+        return ServiceObjectives(ttft_s=self.ttft_s, tpot_s=self.tpot_s)
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -57,10 +63,9 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     knows_lengths: bool = False
     rates_per_s: dict[str, float] = {}
 
-    def offered(self, offer: Offer) -> Offer:
-        """At this configuration's own rate."""
-        rate_per_s = self.rates_per_s.get(offer.name, offer.rate_per_s)
-        return msgspec.structs.replace(offer, rate_per_s=rate_per_s)
+    def given_rate(self, offer: Offer) -> float | None:
+        """This configuration's own, or that of all; None: it is to be found."""
+        return self.rates_per_s.get(offer.name, offer.rate_per_s)
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -68,7 +73,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     number. ``calibration`` names workloads whose requests hardly wait, ``costs`` those whose processor time
     is shared out among passes, tokens and prompts, ``crowded`` one of these that now and then wants
     more cores than there are, ``saturated`` one that hardly ever wants fewer: what a mesh costs beside its
-    model is taken from these (``simulated``)."""
+    model is taken from these (``simulated``). ``capacity_requests``: of the simulations that say what a mesh
+    serves."""
 
     name: str
     workload: tuple[Offer, ...]
@@ -81,6 +87,11 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     costs: tuple[str, ...] = ()
     crowded: str | None = None
     saturated: str | None = None
+    capacity_requests: int = 1000
+
+    def offer(self, name: str) -> Offer:
+        """Raises StopIteration."""
+        return next(offer for offer in self.workload if offer.name == name)
 
     @property
     def fitted(self) -> frozenset[str]:
@@ -128,21 +139,37 @@ def check_comparison(comparison: Comparison) -> None:
         if offer.drawn_from not in WORKLOADS:
             key = "workload.name" if offer.lengths is None else "workload.lengths"
             raise ConfigError(key, offer.drawn_from, f"must be one of {', '.join(WORKLOADS)}")
-        for key in ("requests", "rate_per_s", "ttft_s", "tpot_s"):
-            if not 0 < getattr(offer, key) < float("inf"):
-                raise ConfigError(f"workload.{key}", getattr(offer, key), "must be positive")
+        for key in ("requests", "rate_per_s", "capacity_share", "ttft_s", "tpot_s"):
+            value = getattr(offer, key)
+            if value is not None and not 0 < value < float("inf"):
+                raise ConfigError(f"workload.{key}", value, "must be positive")
+        if (offer.rate_per_s is None) == (offer.capacity_share is None):
+            raise ConfigError("workload", offer.name, "must have either rate_per_s or capacity_share")
+    _check_order(comparison)
     for candidate in comparison.configuration:
         for name, rate_per_s in candidate.rates_per_s.items():
             if name not in {offer.name for offer in comparison.workload}:
                 raise ConfigError("configuration.rates_per_s", name, "must be a workload's name")
             if not 0 < rate_per_s < float("inf"):
                 raise ConfigError("configuration.rates_per_s", rate_per_s, "must be positive")
-    if comparison.rounds < 1:
-        raise ConfigError("rounds", comparison.rounds, "must be at least 1")
+    for key in ("rounds", "capacity_requests"):
+        if getattr(comparison, key) < 1:
+            raise ConfigError(key, getattr(comparison, key), "must be at least 1")
     if not 0 < comparison.length_scale < float("inf"):
         raise ConfigError("length_scale", comparison.length_scale, "must be positive")
     for candidate in comparison.configuration:
         check_plan(plan_of(candidate), config_of(comparison, candidate, lengths_file=Path("lengths.jsonl")))
+
+
+def _check_order(comparison: Comparison) -> None:
+    """Raises ConfigError where a share is asked for of what nobody can know yet."""
+    judged = None
+    for offer in comparison.workload:
+        if offer.name not in comparison.fitted and offer.capacity_share is not None:
+            judged = offer.name
+        elif offer.name in comparison.fitted and judged is not None:
+            rule = f"must come before {judged}, whose share is of a capacity that hangs on its runs"
+            raise ConfigError("workload", offer.name, rule)
 
 
 def _check_names(key: str, names: Iterable[str]) -> None:
@@ -200,15 +227,18 @@ def settings_of(comparison: Comparison, candidate: Candidate, lengths_file: Path
     return tree
 
 
-def bench_config(comparison: Comparison, offer: Offer, round_number: int, url: str) -> BenchConfig:
-    """The same for every configuration: same seed, so same prompts, lengths and arrivals."""
+def bench_config(
+    comparison: Comparison, offer: Offer, rate_per_s: float, round_number: int, url: str
+) -> BenchConfig:
+    """The same for every configuration that it comes to at one rate: same seed, so same prompts, lengths and
+    arrivals."""
     return BenchConfig(
         url=url,
-        rate_per_s=offer.rate_per_s,
+        rate_per_s=rate_per_s,
         requests=offer.requests,
         workload=offer.drawn_from,
         length_scale=comparison.length_scale,
-        objectives=ServiceObjectives(ttft_s=offer.ttft_s, tpot_s=offer.tpot_s),
+        objectives=offer.objectives,
         seed=comparison.seed + round_number,
         extra_body=(("service_tier", offer.name),),
     )

@@ -1,6 +1,7 @@
 """One run of one configuration on one workload, as a line of ``runs.jsonl``, and what is read from it."""
 
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 import msgspec
 
@@ -11,6 +12,14 @@ from services.compare.usage import InstanceUse
 
 RunKey = tuple[int, str, str]
 """Round, workload, configuration."""
+
+
+class OfComparison(Protocol):
+    @property
+    def fingerprint(self) -> str: ...
+
+
+Kept = TypeVar("Kept", bound=OfComparison)
 
 
 class ServedRequest(msgspec.Struct, frozen=True, array_like=True):
@@ -27,18 +36,19 @@ class ServedRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """``instances_cpu_s`` is the processor time of the instances, ``services_cpu_s`` of the mesh's other
-    processes; ``client_cpu_share`` of one core is the load generator's. ``duration_s`` is the whole run's.
-    ``beside_cpu_s``: what all meshes and the client took in it but for threads that ran the model or looked
-    at the pace. ``idle_cores``: what all meshes took a second while nothing was asked of them, where that was
-    looked at. ``piece_s``: what a fixed piece of work took each time meanwhile, where models ran
-    (``services.profiling.probe``). ``served``: each request by itself, for whoever wants other objectives, or
-    to know which ones a simulation has otherwise."""
+    """``rate_per_s``: at which its requests came. ``instances_cpu_s`` is the processor time of the instances,
+    ``services_cpu_s`` of the mesh's other processes; ``client_cpu_share`` of one core is the load
+    generator's. ``duration_s`` is the whole run's. ``beside_cpu_s``: what all meshes and the client took in
+    it but for threads that ran the model or looked at the pace. ``idle_cores``: what all meshes took a second
+    while nothing was asked of them, where that was looked at. ``piece_s``: what a fixed piece of work took
+    each time meanwhile, where models ran (``services.profiling.probe``). ``served``: each request by itself,
+    for whoever wants other objectives, or to know which ones a simulation has otherwise."""
 
     fingerprint: str
     round_number: int
     workload: str
     configuration: str
+    rate_per_s: float
     started_at: str
     duration_s: float
     load: LoadResult
@@ -58,24 +68,25 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
         return self.round_number, self.workload, self.configuration
 
 
-def read_runs(path: Path, comparison: Comparison) -> list[RunRecord]:
-    """What has been run already, in that order; nothing where there is no file. Raises ConfigError."""
+def read_kept(path: Path, kind: type[Kept], comparison: Comparison) -> list[Kept]:
+    """A folder's lines of one kind, in their order; nothing where there is no file. Raises ConfigError."""
     if not path.exists():
         return []
-    records = []
+    kept = []
     for number, line in enumerate(path.read_bytes().splitlines(), start=1):
         try:
-            record = msgspec.json.decode(line, type=RunRecord)
+            one = msgspec.json.decode(line, type=kind)
         except msgspec.DecodeError as exc:
-            raise ConfigError("--output", str(path), f"line {number} is no run: {exc}") from exc
-        if record.fingerprint != comparison.fingerprint:
+            raise ConfigError("--output", str(path), f"line {number} is no {kind.__name__}: {exc}") from exc
+        if one.fingerprint != comparison.fingerprint:
             raise ConfigError(
                 "--output", str(path), f"line {number} is of another comparison: choose another folder"
             )
-        records.append(record)
-    return records
+        kept.append(one)
+    return kept
 
 
-def append_run(path: Path, record: RunRecord) -> None:
+def keep(path: Path, one: msgspec.Struct) -> None:
+    """As its next line."""
     with path.open("ab") as file:
-        file.write(msgspec.json.encode(record) + b"\n")
+        file.write(msgspec.json.encode(one) + b"\n")

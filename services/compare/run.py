@@ -24,19 +24,22 @@ from services.bench.client import Outcome
 from services.bench.plan import FOREGROUND, RequestMaker, make_foreground, plan_foreground
 from services.bench.prompts import BodyTemplate, TokenIdPrompts
 from services.bench.run import run_bench
+from services.compare.capacity import Rates
 from services.compare.comparison import Candidate, Comparison, Offer, bench_config, config_of, plan_of
-from services.compare.records import RunKey, RunRecord, ServedRequest, append_run, read_runs
+from services.compare.records import RunKey, RunRecord, ServedRequest, keep, read_kept
 from services.compare.usage import computing_s, processor_s, resource_time_of, watch_use
 from services.launcher import local
 from services.length_predictor.oracle import KnownLength, digest_of
 from services.prepare import prepare_model
 from services.profiling.probe import Probe
 
-RUNS_FILE, LENGTHS_FILE = "runs.jsonl", "lengths.jsonl"
+RUNS_FILE, RATES_FILE, LENGTHS_FILE = "runs.jsonl", "rates.jsonl", "lengths.jsonl"
 INSTANCE_ROLES = ("prefill", "decode", "mixed")
 WARMUP_ROUND = 10_000
 """Its seed is no measured round's."""
 WARMUP_REQUESTS, WARMUP_RATE_PER_S = 3, 2.0
+ANY_RATE_PER_S = 1.0
+"""Prompts do not hang on when they come."""
 IDLE_LOOK_S = 5.0
 """For so long nothing is asked before a calibration, to see what meshes take then."""
 
@@ -66,7 +69,8 @@ def run_comparison(
     it; every mesh has ended when it returns.
     """
     ends_s = float("inf") if limit_s is None else time.monotonic() + limit_s
-    records = read_runs(output / RUNS_FILE, comparison)
+    records = read_kept(output / RUNS_FILE, RunRecord, comparison)
+    rates = Rates(comparison, output / RATES_FILE, tell)
     done = {record.key for record in records}
     if all(key in done for key in _keys(chosen)):
         return records
@@ -83,12 +87,16 @@ def run_comparison(
             turns = deque(meshes)
             turns.rotate(-round_number)
             left = [mesh for mesh in turns if (round_number, offer.name, mesh.candidate.name) not in done]
-            if time.monotonic() + len(left) * _expected_s(records, offer) > ends_s:
+            expected_s = sum(
+                _expected_s(records, offer, rates.known_rate(mesh.candidate, offer)) for mesh in left
+            )
+            if time.monotonic() + expected_s > ends_s:
                 tell(f"round {round_number}, {offer.name}: left out, it would not end in time")
                 continue
             for mesh in left:
-                record = uvloop.run(_measure(comparison, mesh, meshes, offer, round_number))
-                append_run(output / RUNS_FILE, record)
+                rate_per_s = rates.rate_per_s(mesh.candidate, offer, records)
+                record = uvloop.run(_measure(comparison, mesh, meshes, offer, rate_per_s, round_number))
+                keep(output / RUNS_FILE, record)
                 records.append(record)
                 tell(_describe(record))
     return records
@@ -101,10 +109,10 @@ def _keys(comparison: Comparison) -> Iterator[RunKey]:
         yield round_number, offer.name, candidate.name
 
 
-def _expected_s(records: list[RunRecord], offer: Offer) -> float:
-    """Of one run: as the slowest so far, or its arrivals alone."""
+def _expected_s(records: list[RunRecord], offer: Offer, rate_per_s: float | None) -> float:
+    """Of one run: as the slowest so far, or its arrivals alone; nothing where its rate is not found yet."""
     known = [record.duration_s for record in records if record.workload == offer.name]
-    return max(known, default=offer.requests / offer.rate_per_s)
+    return max(known, default=0.0 if rate_per_s is None else offer.requests / rate_per_s)
 
 
 @contextmanager
@@ -135,14 +143,19 @@ def _running_mesh(
 async def _warm_up(comparison: Comparison, mesh: Mesh) -> None:
     """First requests find memory that was never touched, and connections that are not there yet."""
     for offer in comparison.workload[:1]:
-        few = msgspec.structs.replace(offer, requests=WARMUP_REQUESTS, rate_per_s=WARMUP_RATE_PER_S)
-        await run_bench(bench_config(comparison, few, WARMUP_ROUND, mesh.url))
+        few = msgspec.structs.replace(offer, requests=WARMUP_REQUESTS)
+        await run_bench(bench_config(comparison, few, WARMUP_RATE_PER_S, WARMUP_ROUND, mesh.url))
 
 
 async def _measure(
-    comparison: Comparison, mesh: Mesh, meshes: Sequence[Mesh], offer: Offer, round_number: int
+    comparison: Comparison,
+    mesh: Mesh,
+    meshes: Sequence[Mesh],
+    offer: Offer,
+    rate_per_s: float,
+    round_number: int,
 ) -> RunRecord:
-    config = bench_config(comparison, mesh.candidate.offered(offer), round_number, mesh.url)
+    config = bench_config(comparison, offer, rate_per_s, round_number, mesh.url)
     async with watch_use(mesh.settings, len(mesh.instance_pids)) as watch:
         await watch.wait_idle()
         idle_cores = await _idle_cores(meshes) if offer.name in comparison.costs else None
@@ -160,6 +173,7 @@ async def _measure(
         round_number=round_number,
         workload=offer.name,
         configuration=mesh.candidate.name,
+        rate_per_s=rate_per_s,
         started_at=started_at.isoformat(timespec="seconds"),
         duration_s=duration_s,
         load=run.result.loads[0],
@@ -221,7 +235,7 @@ def _write_lengths(comparison: Comparison, path: Path) -> None:
     known = []
     for round_number in (*range(comparison.rounds), WARMUP_ROUND):
         for offer in comparison.workload:
-            config = bench_config(comparison, offer, round_number, "http://127.0.0.1")
+            config = bench_config(comparison, offer, ANY_RATE_PER_S, round_number, "http://127.0.0.1")
             maker = RequestMaker(
                 FOREGROUND, TokenIdPrompts(config.seed), BodyTemplate("completions", ""), None
             )

@@ -10,7 +10,7 @@ workloads; how long one waits for a core is from the requests of the ones that a
 """
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import NamedTuple
@@ -61,7 +61,6 @@ class Tried(NamedTuple):
     """A run that an overhead is held to."""
 
     candidate: Candidate
-    offer: Offer
     record: RunRecord
     overhead: Overhead
 
@@ -103,24 +102,20 @@ class Simulation:
     def pairs(self, records: Sequence[RunRecord]) -> tuple[dict[str, Overhead], list[Pair]]:
         """Each configuration's overhead, and every run beside its simulation. Raises ConfigError where a
         configuration was not run at the calibration's workload."""
-        offers = {offer.name: offer for offer in self.comparison.workload}
         candidates = {each.name: each for each in self.comparison.configuration}
         overheads: dict[str, Overhead] = {}
         pairs = []
         for record in records:
             candidate = candidates[record.configuration]
             if candidate.name not in overheads:
-                overheads[candidate.name] = self.calibrate(candidate, offers, records)
-            offer = offers[record.workload]
+                overheads[candidate.name] = self.calibrate(candidate, records)
             pace = pace_of(self.comparison, candidate, record)
             overhead = overheads[candidate.name]._replace(pace=pace)
-            metrics = self.run(candidate, offer, record.round_number, overhead)
+            metrics = self.run(candidate, record, overhead)
             pairs.append(Pair(record, metrics, pace))
         return overheads, pairs
 
-    def calibrate(
-        self, candidate: Candidate, offers: Mapping[str, Offer], records: Sequence[RunRecord]
-    ) -> Overhead:
+    def calibrate(self, candidate: Candidate, records: Sequence[RunRecord]) -> Overhead:
         """By medians over the calibrating runs. A time that the profile's is over counts as nothing. Each is
         found beside what the others were found to be, the first time beside nothing: in ``SWEEPS``."""
         names = self.comparison.calibration
@@ -130,19 +125,17 @@ class Simulation:
             raise ConfigError("calibration", list(names), RUN_AT)
         overhead = Overhead()
         for _ in range(SWEEPS):
-            host = self._host_of(candidate, offers, own, overhead)
-            found = [self._overhead_of(candidate, offers[record.workload], record, host) for record in runs]
+            host = self._host_of(candidate, own, overhead)
+            found = [self._overhead_of(candidate, record, host) for record in runs]
             overhead = Overhead(
                 statistics.median(each.pass_s for each in found),
                 statistics.median(each.hop_s for each in found),
                 host,
             )
-            overhead = self._with_sought(candidate, offers, own, overhead)
+            overhead = self._with_sought(candidate, own, overhead)
         return overhead
 
-    def _with_sought(
-        self, candidate: Candidate, offers: Mapping[str, Offer], own: Sequence[RunRecord], overhead: Overhead
-    ) -> Overhead:
+    def _with_sought(self, candidate: Candidate, own: Sequence[RunRecord], overhead: Overhead) -> Overhead:
         """With what messages, and layers over attention workers, take longer while cores are short: so that
         what ``_sought`` names comes out. Raises ConfigError where nobody ran what it names."""
         if overhead.host is None:
@@ -152,7 +145,7 @@ class Simulation:
             for record in own:
                 if record.workload == sought.workload:
                     paced = overhead._replace(pace=pace_of(self.comparison, candidate, record))
-                    tried = Tried(candidate, offers[record.workload], record, paced)
+                    tried = Tried(candidate, record, paced)
                     values.append(_root(partial(self._off, tried, sought), MOST_WAIT_S))
             if not values:
                 raise ConfigError(sought.named, sought.workload, RUN_AT)
@@ -171,37 +164,32 @@ class Simulation:
 
     def _off(self, tried: Tried, sought: Sought, value: float) -> float:
         """As ``_longer_s``, with that value."""
-        candidate, offer, record, overhead = tried
-        overhead = overhead.with_host(**{sought.key: value})
-        cluster = self.simulate(candidate, offer, record.round_number, overhead)
+        candidate, record, overhead = tried
+        cluster = self.again(candidate, record, overhead.with_host(**{sought.key: value}))
         return _longer_s(sought.named, record, cluster, sought.measure)
 
     def _host_of(
-        self, candidate: Candidate, offers: Mapping[str, Offer], own: Sequence[RunRecord], overhead: Overhead
+        self, candidate: Candidate, own: Sequence[RunRecord], overhead: Overhead
     ) -> HostConfig | None:
         """How much was computed is simulated with that overhead, whose waits it keeps."""
         counted = []
         for each in own:
             if each.workload in self.comparison.costs:
                 paced = overhead._replace(pace=pace_of(self.comparison, candidate, each))
-                cluster = self.simulate(candidate, offers[each.workload], each.round_number, paced)
-                counted.append((each, _counted(cluster)))
+                counted.append((each, _counted(self.again(candidate, each, paced))))
         found, before = host_of(counted), overhead.host
         if found is None or before is None:
             return found
         kept = {key: getattr(before, key) for key in ("wake_s", "exchange_s")}
         return msgspec.structs.replace(found, **kept)
 
-    def _overhead_of(
-        self, candidate: Candidate, offer: Offer, record: RunRecord, host: HostConfig | None
-    ) -> Overhead:
+    def _overhead_of(self, candidate: Candidate, record: RunRecord, host: HostConfig | None) -> Overhead:
         """A time to first token is made of messages and passes, a time per token of steps and, in its first
         gap, of messages: each is corrected by what it is off, a few times."""
-        number = record.round_number
 
         @cache
         def off(tried: Overhead) -> tuple[float, float]:
-            cluster = self.simulate(candidate, offer, number, tried)
+            cluster = self.again(candidate, record, tried)
             longer_s = partial(_longer_s, "calibration", record, cluster)
             return -longer_s("ttft_s"), -longer_s("tpot_s")
 
@@ -213,13 +201,20 @@ class Simulation:
             found = found._replace(hop_s=max(0.0, found.hop_s + off(found)[0] / hops))
         return found
 
-    def run(self, candidate: Candidate, offer: Offer, round_number: int, overhead: Overhead) -> Metrics:
-        config = bench_config(self.comparison, offer, round_number, NOWHERE)
-        return measure(self.simulate(candidate, offer, round_number, overhead), config.objectives)
+    def run(self, candidate: Candidate, record: RunRecord, overhead: Overhead) -> Metrics:
+        offer = self.comparison.offer(record.workload)
+        return measure(self.again(candidate, record, overhead), offer.objectives)
 
-    def simulate(self, candidate: Candidate, offer: Offer, round_number: int, overhead: Overhead) -> Cluster:
-        """The same requests at the same times through the candidate's mesh."""
-        config = bench_config(self.comparison, candidate.offered(offer), round_number, NOWHERE)
+    def again(self, candidate: Candidate, record: RunRecord, overhead: Overhead) -> Cluster:
+        """The requests of that run, as they came."""
+        offer = self.comparison.offer(record.workload)
+        return self.simulate(candidate, offer, record.rate_per_s, record.round_number, overhead)
+
+    def simulate(
+        self, candidate: Candidate, offer: Offer, rate_per_s: float, round_number: int, overhead: Overhead
+    ) -> Cluster:
+        """The same requests at the same times as live ones at that rate, through the candidate's mesh."""
+        config = bench_config(self.comparison, offer, rate_per_s, round_number, NOWHERE)
         plan = plan_foreground(config)
         maker = RequestMaker(FOREGROUND, TokenIdPrompts(config.seed), BodyTemplate("completions", ""), None)
         requests = make_foreground(config, plan, maker)

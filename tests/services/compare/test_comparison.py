@@ -44,6 +44,21 @@ knows_lengths = true
 chunk_tokens = 256
 """
 LENGTHS = Path("lengths.jsonl")
+LATE_COSTS = """
+[[workload]]
+name = "lpld"
+requests = 4
+capacity_share = 0.85
+ttft_s = 1.0
+tpot_s = 0.1
+[[workload]]
+name = "late"
+lengths = "lpld"
+requests = 4
+rate_per_s = 1.0
+ttft_s = 1.0
+tpot_s = 0.1
+[[configuration]]"""
 
 
 @pytest.fixture
@@ -72,7 +87,7 @@ def test_a_configuration_s_own_settings_come_over_those_of_all(two: Comparison) 
 def test_a_mesh_is_told_what_its_workloads_are_promised(two: Comparison) -> None:
     offer = two.workload[0]
     config = config_of(two, two.configuration[0], LENGTHS)
-    asked = dict(bench_config(two, offer, 0, "http://127.0.0.1:1").extra_body)
+    asked = dict(bench_config(two, offer, 8.0, 0, "http://127.0.0.1:1").extra_body)
     classes = service_classes_of(config)
     promised = classes[asked_class(classes, None, str(asked["service_tier"]))]
     assert (promised.ttft_s, promised.tpot_s) == (offer.ttft_s, offer.tpot_s)
@@ -80,7 +95,7 @@ def test_a_mesh_is_told_what_its_workloads_are_promised(two: Comparison) -> None
 
 def test_each_round_has_its_own_requests_whichever_configuration_gets_them(two: Comparison) -> None:
     def offered(round_number: int, url: str) -> list[tuple[bytes, float]]:
-        config = bench_config(two, two.workload[0], round_number, url)
+        config = bench_config(two, two.workload[0], 8.0, round_number, url)
         plan = plan_foreground(config)
         maker = RequestMaker(FOREGROUND, TokenIdPrompts(config.seed), BodyTemplate("completions", "m"), None)
         bodies = (request.body for request in make_foreground(config, plan, maker))
@@ -124,13 +139,21 @@ def test_some_of_a_comparison_are_still_of_it(two: Comparison) -> None:
         ('name = "two"', 'name = "two"\nsaturated = "mixed"', "must be one of costs"),
         ("knows_lengths = true", "rates_per_s = { lpld = 1.0 }", "rates_per_s = 'lpld'"),
         ("knows_lengths = true", "rates_per_s = { mixed = 0.0 }", "rates_per_s = 0.0"),
+        ("rate_per_s = 8.0", "capacity_share = 0.0", "workload.capacity_share = 0.0"),
+        ("rate_per_s = 8.0", "", "either rate_per_s or capacity_share"),
+        ("rate_per_s = 8.0", "rate_per_s = 8.0\ncapacity_share = 0.5", "either rate_per_s or capacity_share"),
+        ('name = "two"', 'name = "two"\ncapacity_requests = 0', "capacity_requests = 0"),
+        ("[[configuration]]", LATE_COSTS, "workload = 'late': must come before lpld"),
     ],
 )
 def test_a_comparison_that_cannot_be_run_names_what_is_wrong(
     tmp_path: Path, before: str, after: str, said: str
 ) -> None:
     file = tmp_path / "wrong.toml"
-    file.write_text(TEXT.replace(before, after, 1))
+    text = TEXT.replace(before, after, 1)
+    file.write_text(
+        text.replace('name = "two"', 'name = "two"\ncosts = ["late"]') if after is LATE_COSTS else text
+    )
     with pytest.raises(ConfigError, match=said):
         read_comparison(file)
 

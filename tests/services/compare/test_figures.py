@@ -16,7 +16,7 @@ from services.bench.summary import load_window, summarize
 from services.compare.comparison import Candidate, Comparison, Offer
 from services.compare.figures import JCT, RESOURCE_TIME, TTFT, make_cells, markdown_table, median_ratio
 from services.compare.picture import draw_comparison
-from services.compare.records import RunRecord, append_run, read_runs
+from services.compare.records import RunRecord, keep, read_kept
 
 COMPARISON = Comparison(
     name="by-hand",
@@ -57,6 +57,7 @@ def run(configuration: str, round_number: int, ttft_s: float, resource_time_s: f
         round_number=round_number,
         workload="lpld",
         configuration=configuration,
+        rate_per_s=1.0,
         started_at="2026-11-21T00:00:00+00:00",
         duration_s=3.0,
         load=load,
@@ -97,13 +98,13 @@ def test_the_table_says_medians_ratios_and_who_was_not_served() -> None:
 
 def test_runs_are_read_back_and_those_of_another_comparison_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "runs.jsonl"
-    assert read_runs(file, COMPARISON) == []
+    assert read_kept(file, RunRecord, COMPARISON) == []
     for record in RUNS:
-        append_run(file, record)
-    assert read_runs(file, COMPARISON) == list(RUNS)
-    append_run(file, msgspec.structs.replace(RUNS[0], fingerprint="of another"))
+        keep(file, record)
+    assert read_kept(file, RunRecord, COMPARISON) == list(RUNS)
+    keep(file, msgspec.structs.replace(RUNS[0], fingerprint="of another"))
     with pytest.raises(ConfigError, match="line 6 is of another comparison"):
-        read_runs(file, COMPARISON)
+        read_kept(file, RunRecord, COMPARISON)
 
 
 def test_a_picture_is_drawn_of_what_there_is(tmp_path: Path) -> None:

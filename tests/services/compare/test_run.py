@@ -5,7 +5,7 @@ import subprocess
 from pathlib import Path
 
 from services.compare.comparison import read_comparison
-from services.compare.records import read_runs
+from services.compare.records import RunRecord, read_kept
 from services.launcher.state_directory import StateDirectory, is_locked
 from tests.e2e.meshes import LAMELLA, environment
 
@@ -56,7 +56,7 @@ def test_meshes_take_turns_at_the_same_requests_and_what_was_run_is_not_run_agai
     assert "| LPLD | coupled |" in done.stdout
     assert "| LPLD | knowing |" in done.stdout
     assert "<svg" in (output / "picture.svg").read_text()[:500]
-    records = read_runs(output / "runs.jsonl", read_comparison(file))
+    records = read_kept(output / "runs.jsonl", RunRecord, read_comparison(file))
     assert [record.key for record in records] == [(0, "lpld", "coupled"), (0, "lpld", "knowing")]
     assert all(record.load.served == 3 for record in records)
     coupled, knowing = records
@@ -81,4 +81,4 @@ def test_meshes_take_turns_at_the_same_requests_and_what_was_run_is_not_run_agai
     assert again.stdout == done.stdout + (output / "simulated.md").read_text()
     assert len(again.stdout.splitlines()) == 2 * len(done.stdout.splitlines())
     assert "coupled: " in again.stderr, "what its mesh takes beside the model"
-    assert read_runs(output / "runs.jsonl", read_comparison(file)) == records
+    assert read_kept(output / "runs.jsonl", RunRecord, read_comparison(file)) == records

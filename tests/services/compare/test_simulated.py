@@ -16,8 +16,9 @@ from services.compare.error_table import errors_table
 from services.compare.records import RunRecord, ServedRequest
 from services.compare.simulated import Simulation
 from services.compare.simulated_mesh import Overhead, pace_of, simulated_of
+from services.simulator.cluster import Cluster
 from services.simulator.host import HostConfig
-from services.simulator.metrics import latency_of
+from services.simulator.metrics import Metrics, latency_of, measure
 from services.simulator.records import Records
 from tests.common.model.conftest import MakeTiny
 from tests.services.compare.test_figures import run
@@ -46,10 +47,20 @@ def served_of(records: Records) -> Iterator[ServedRequest]:
         )
 
 
+def simulated(candidate: Candidate, offer: Offer, overhead: Overhead) -> Cluster:
+    rate_per_s = candidate.given_rate(offer)
+    assert rate_per_s is not None
+    return SIMULATION.simulate(candidate, offer, rate_per_s, 0, overhead)
+
+
+def measured(candidate: Candidate, offer: Offer, overhead: Overhead) -> Metrics:
+    return measure(simulated(candidate, offer, overhead), offer.objectives)
+
+
 def live(offer: Offer, overhead: Overhead, candidate: Candidate = SPLIT) -> RunRecord:
     """A mesh that is just what is simulated, with that overhead."""
-    metrics = SIMULATION.run(candidate, offer, 0, overhead)
-    records = SIMULATION.simulate(candidate, offer, 0, overhead).records
+    metrics = measured(candidate, offer, overhead)
+    records = simulated(candidate, offer, overhead).records
     record = run(candidate.name, 0, 1.0, 1.0)
     load = replace(
         record.load,
@@ -59,7 +70,12 @@ def live(offer: Offer, overhead: Overhead, candidate: Candidate = SPLIT) -> RunR
         attainment=metrics.attainment,
         requests_per_s=metrics.requests_per_s,
     )
-    return msgspec.structs.replace(record, workload=offer.name, load=load, served=tuple(served_of(records)))
+    rate_per_s = candidate.given_rate(offer)
+    assert rate_per_s is not None
+    served = tuple(served_of(records))
+    return msgspec.structs.replace(
+        record, workload=offer.name, rate_per_s=rate_per_s, load=load, served=served
+    )
 
 
 def test_what_a_mesh_takes_beside_its_model_is_found_from_the_runs_whose_requests_are_alone() -> None:
@@ -95,7 +111,7 @@ def test_what_all_take_of_one_host_is_found_from_the_runs_that_are_named_for_it(
         assert abs(pair.errors("p50_s")["ttft"]) < limit
         assert abs(pair.errors("p50_s")["tpot"]) < limit
     # Cores of one's own are another mesh.
-    alike = Simulation(named).run(SPLIT, BUSY, 0, found._replace(host=None))
+    alike = measured(SPLIT, BUSY, found._replace(host=None))
     assert alike.tpot is not None
     assert busy.record.load.tpot is not None
     assert alike.tpot.p50_s < 0.9 * busy.record.load.tpot.p50_s
@@ -151,7 +167,7 @@ def test_passes_take_the_pace_that_the_machine_had_in_a_run(tiny: MakeTiny, tmp_
 
 
 def test_a_slower_machine_is_slower_in_simulation() -> None:
-    alike, slower = (SIMULATION.run(SPLIT, BUSY, 0, TRUE._replace(pace=pace)) for pace in (1.0, 1.5))
+    alike, slower = (measured(SPLIT, BUSY, TRUE._replace(pace=pace)) for pace in (1.0, 1.5))
     assert alike.tpot is not None
     assert slower.tpot is not None
     assert 1.3 < slower.tpot.p50_s / alike.tpot.p50_s < 1.7
@@ -159,9 +175,9 @@ def test_a_slower_machine_is_slower_in_simulation() -> None:
 
 def test_a_configuration_has_rates_of_its_own() -> None:
     slow = msgspec.structs.replace(SPLIT, rates_per_s={"hpld": 0.3})
-    assert slow.offered(BUSY).rate_per_s == 0.3
-    assert slow.offered(ALONE) == ALONE
-    given, thin = (SIMULATION.run(each, BUSY, 0, TRUE).elapsed_s for each in (SPLIT, slow))
+    assert slow.given_rate(BUSY) == 0.3
+    assert slow.given_rate(ALONE) == ALONE.rate_per_s
+    given, thin = (measured(each, BUSY, TRUE).elapsed_s for each in (SPLIT, slow))
     assert thin == pytest.approx(10 * given, rel=0.2)
 
 
@@ -194,12 +210,12 @@ def test_without_a_calibration_nothing_is_simulated() -> None:
 
 def test_attention_workers_hold_the_kv_of_decode_instances() -> None:
     apart = Candidate(name="apart", instances={"prefill": 1, "decode": 1, "attention": 1})
-    simulated = simulated_of(COMPARISON, apart, TRUE)
-    assert [each.config.name for each in simulated.pools] == ["prefill", "decode"]
-    assert simulated.attention is not None
-    assert simulated.attention.config.count == 1
+    mesh = simulated_of(COMPARISON, apart, TRUE)
+    assert [each.config.name for each in mesh.pools] == ["prefill", "decode"]
+    assert mesh.attention is not None
+    assert mesh.attention.config.count == 1
     # Steps take what they do beside their KV, but for the exchange.
-    split, other = (SIMULATION.run(each, ALONE, 0, TRUE).tpot for each in (SPLIT, apart))
+    split, other = (measured(each, ALONE, TRUE).tpot for each in (SPLIT, apart))
     assert split is not None
     assert other is not None
     assert other.mean_s == pytest.approx(split.mean_s, rel=0.02)
