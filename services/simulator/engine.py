@@ -177,7 +177,8 @@ class SimulatedEngine:
         if self._run is None and self._waiting and not self._is_dead:
             self._begin(self.clock.now)
 
-    def _begin(self, now: float, *, is_amid_event: bool = False) -> None:
+    def _begin(self, now: float, former: _Run | None = None) -> None:
+        """``former``: whose steps it follows on, as is found amid an event: they ended ``now``, in the past."""
         if self._next_settings is not None:
             self.settings, self._next_settings = self._next_settings, None
         phases = tuple(self._waiting)
@@ -195,7 +196,7 @@ class SimulatedEngine:
             chunks = tuple((piece.start, piece.tokens) for piece in chunk.slices)
             duration_s = self.settings.pass_s(PassShape(chunks, sequences, context))
         else:
-            steps = 1 if is_amid_event else self._steps()
+            steps = 1 if former is not None else self._steps()
             duration_s = self.settings.performance.steps_s(sequences, context, steps)
         course = None
         if self.host is not None:
@@ -203,7 +204,11 @@ class SimulatedEngine:
             prompts, tokens = sum(each.is_last for each in pieces), sum(each.tokens for each in pieces)
             cores = self.host.cores_for(duration_s / steps, sequences + prompts, prompts, tokens)
             self.host.want(self, Wanted(cores))
-            course = PacedWork(now, self.host.pace())
+            if former is None or former.course is None:
+                course = PacedWork(now, self.host.pace())
+            else:
+                course = former.course.after(now)
+                course.change_pace(self.clock.now, self.host.pace())
         due_s = now + duration_s if course is None else course.time_of(duration_s)
         timer = self.clock.at(due_s, self._end)
         self.passes += 1
@@ -230,7 +235,7 @@ class SimulatedEngine:
             if self._waiting:
                 # The step that followed began when those had ended; what is ahead of it is looked at when
                 # the event is over.
-                self._begin(run.time_of(self._seconds(run, done)), is_amid_event=True)
+                self._begin(run.time_of(self._seconds(run, done)), run)
             else:
                 self._leave_host()
 

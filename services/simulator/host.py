@@ -143,6 +143,14 @@ class PacedWork:
         self._begun_s.append(now)
         self._paces.append(pace)
 
+    def after(self, time_s: float) -> "PacedWork":
+        """Work that began then, at this one's paces since."""
+        piece = max(0, bisect_right(self._begun_s, time_s) - 1)
+        rest = PacedWork(time_s, self._paces[piece])
+        for begun_s, pace in zip(self._begun_s[piece + 1 :], self._paces[piece + 1 :], strict=True):
+            rest.change_pace(begun_s, pace)
+        return rest
+
     def done_by(self, time_s: float) -> float:
         """Seconds of work."""
         piece = max(0, bisect_right(self._begun_s, time_s) - 1)

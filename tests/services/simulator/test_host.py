@@ -1,16 +1,20 @@
 """Passes that share one machine's cores: max-min fairness, by its closed forms."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from common.errors import ConfigError
+from prefill.events import ChunkSlice
 from services.simulator.clock import Clock
 from services.simulator.cluster import Cluster
 from services.simulator.config import Simulated
+from services.simulator.engine import EngineSettings, SimulatedEngine
 from services.simulator.host import Host, HostConfig, PacedWork, Wanted
 from services.simulator.links import Links
 from services.simulator.network import Network
+from services.simulator.performance.linear import LinearPerformance
 from tests.services.simulator.meshes import PERFORMANCE, mesh, pool, run
 
 PREFILL_S = 0.01 + 100e-4
@@ -64,6 +68,64 @@ def test_a_course_gets_done_at_each_pace_what_that_lets_it() -> None:
     for time_s, done_s in ((10.0, 0.0), (11.0, 1.0), (12.0, 2.0), (14.0, 3.0), (16.0, 4.0), (18.5, 6.5)):
         assert course.done_by(time_s) == pytest.approx(done_s)
         assert course.time_of(done_s) == pytest.approx(time_s)
+
+
+def test_what_follows_gets_done_at_the_paces_since() -> None:
+    course = PacedWork(10.0, 1.0)
+    course.change_pace(12.0, 0.5)
+    course.change_pace(16.0, 0.25)
+    rest = course.after(14.0)
+    assert rest.done_by(14.0) == 0.0
+    assert rest.time_of(1.0) == pytest.approx(16.0)
+    assert rest.time_of(2.0) == pytest.approx(20.0)
+    assert course.after(11.0).time_of(2.0) == pytest.approx(14.0)
+
+
+class FiveSteps:
+    """A room with five steps to come, of a second each, none of which changes anything."""
+
+    def __init__(self, clock: Clock, host: Host) -> None:
+        performance = LinearPerformance(step_s=1.0)
+        self.engine = SimulatedEngine(clock, self, EngineSettings(performance, "chunked", 1.0), 4, None, host)
+        self.left, self.ended_s = 5, 0.0
+
+    def decode_shape(self) -> tuple[int, int]:
+        return 1, 100
+
+    def steps_ahead(self) -> int:
+        return self.left
+
+    def end_steps(self, steps: int, first_end_s: float, ended_s: float, last_s: float) -> None:
+        self.ended_s = ended_s
+        self.left -= steps
+        if self.left:
+            self.engine.wait_step()
+
+    def end_chunk(self, slices: Sequence[ChunkSlice]) -> None:
+        raise AssertionError("there is no chunk")
+
+    def end_layers(self, layers: int) -> None:
+        raise AssertionError("there is no chunk")
+
+    def wants_layers(self) -> bool:
+        return False
+
+    def look(self) -> None:
+        self.engine.catch_up()
+        self.engine.look_ahead()
+
+
+@pytest.mark.parametrize("looked_at_s", [(), (2.8,), (1.2, 2.5, 2.8, 4.1)])
+def test_to_look_at_steps_that_run_on_makes_none_of_them_longer(looked_at_s: tuple[float, ...]) -> None:
+    clock, host = Clock(), Host(HostConfig(cores=1))
+    rooms = FiveSteps(clock, host)
+    rooms.engine.wait_step()
+    clock.at(2.5, lambda: host.want(Worker(), Wanted(1.0)))
+    for time_s in looked_at_s:
+        clock.at(time_s, rooms.look)
+    clock.run_until(100.0)
+    # What is left when another thread comes takes twice as long.
+    assert rooms.ended_s == pytest.approx(2.5 + 2 * 2.5)
 
 
 def first_tokens_s(cluster: Cluster) -> list[float]:
