@@ -24,7 +24,7 @@ from scheduler.policy.worker_counts import Need
 TRUSTED_ERROR = 0.25
 """Relative, of the line, and of the rate that it is asked for (Aladdin's R)."""
 DOUBTED_AFTER = 10.0
-"""Times ``down_after_s`` without a miss, and the line is doubted for the first time."""
+"""Times ``down_after_s`` (a window at least) without a miss, and the line is doubted for the first time."""
 LATE_SHARE = 0.1
 """Of a window's looks at the mesh: more late ones than the goal allows, and the objectives were missed."""
 
@@ -74,20 +74,25 @@ class Asked:
 
 @dataclass(slots=True)
 class LawDoubt:
-    """``calm_since_s``: the last miss, or when it began to look."""
+    """``_calm_s``: that the line has asked for more than the estimate since the last miss. Times in which it
+    asks for no more say nothing of it, however calm they are."""
 
     first_patience_s: float
     is_doubted: bool = False
     _wrong: int = 0
-    _calm_since_s: float | None = None
+    _calm_s: float = 0.0
+    _noted_s: float | None = None
 
     def note(self, *, is_kept: bool, was_missed: bool, now: float) -> None:
         """A window's end. ``is_kept``: the line asks for more than the estimate."""
-        if was_missed or self._calm_since_s is None:
-            self._calm_since_s = now
+        if was_missed:
+            self._calm_s = 0.0
             self._wrong += self.is_doubted
+        elif is_kept and self._noted_s is not None:
+            self._calm_s += now - self._noted_s
+        self._noted_s = now
         patience_s = self.first_patience_s * 2**self._wrong
-        self.is_doubted = is_kept and now - self._calm_since_s >= patience_s
+        self.is_doubted = is_kept and not was_missed and self._calm_s >= patience_s
 
 
 @dataclass(slots=True)
@@ -111,7 +116,7 @@ class ServiceScaler:
     def forget_law(self) -> None:
         """Requests are of another kind now."""
         self.law = WorkerLaw()
-        self.doubt = LawDoubt(DOUBTED_AFTER * self.settings.down_after_s)
+        self.doubt = LawDoubt(DOUBTED_AFTER * max(self.settings.down_after_s, self.settings.window_s))
 
     def keep(self, current: int, why: str, now: float) -> tuple[int, str]:
         """Nothing is known: as many as there are, within the limits. A single window says little after it."""

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -254,3 +255,24 @@ def test_a_line_that_is_right_is_doubted_ever_more_seldom() -> None:
     calm = [later - earlier for earlier, later in pairwise(missed) if later > earlier + 1]
     assert len(calm) >= 3
     assert calm == sorted(calm)
+
+
+def test_a_quiet_night_raises_no_doubt_of_what_the_day_has_taught() -> None:
+    service = Service(workers=1)
+    teach(service, 2.0)
+    for _ in range(360):
+        service.window(asked(1.0, is_sure=True))
+    assert [service.window(asked(3.0, is_sure=True)) for _ in range(6)] == [2] * 6
+
+
+def test_a_line_is_believed_also_where_workers_may_leave_at_once() -> None:
+    hasty = msgspec.structs.replace(SETTINGS, down_after_s=0.0)
+    service = Service(workers=2)
+    service.scaler = ServiceScaler(hasty, 1, 8)
+    teach(service, 2.0)
+    missed = 0
+    for _ in range(500):
+        was_missed = service.workers < 2
+        missed += was_missed
+        service.window(asked(3.0, is_sure=True, was_missed=was_missed))
+    assert missed < 20
