@@ -19,6 +19,7 @@ from common.spec import ELEMENT_BYTES
 from services.analysis.model_shape import read_shape
 from services.compare.comparison import Candidate, Comparison, InstanceRole, settings_of
 from services.compare.records import RunRecord
+from services.hosts.engines import pull_share_of
 from services.model_directory import model_directory
 from services.simulator.config import Simulated, simulated_from_tree
 from services.simulator.host import HostConfig
@@ -51,6 +52,11 @@ def simulated_of(comparison: Comparison, candidate: Candidate, overhead: Overhea
         instance = {**settings.get("instance", {}), "attention_workers": workers}
         settings = {**settings, "instance": instance}
     config = config_from_tree(settings)
+    # A simulated mesh's settings do not say what its KV lies on.
+    decoding = msgspec.structs.replace(config.instance, role="decode")
+    share = pull_share_of(msgspec.structs.replace(config, instance=decoding))
+    transfer = {**settings.get("transfer", {}), "pull_share": share}
+    settings = {**settings, "transfer": transfer}
     shape, element_bytes = _model_of(config)
     cluster = {
         "shape": dataclasses.asdict(shape),

@@ -37,8 +37,8 @@ from prefill.state import PrefillState
 from scheduler.policy.mixed_batching import choose_pass
 from scheduler.policy.pass_times import PassTimes
 from scheduler.policy.prefill_batching import fill_batch_of
-from scheduler.policy.pull_budget import PullBudget, share_of_steps
-from services.hosts.engines import Engine
+from scheduler.policy.pull_budget import PullBudget
+from services.hosts.engines import Engine, pull_share_of
 from services.hosts.instance import Instance
 from services.hosts.shared_blocks import SharedBlocks
 
@@ -200,8 +200,7 @@ def _decode_state(parts: _Parts, lanes: int) -> DecodeState:
 
 
 def _pulls(config: Config) -> Pulls:
-    share = share_of_steps(config.transfer.pull_share, is_shared=config.model.device == "cpu")
-    return Pulls(PullBudget(share), config.transfer.mode == "push")
+    return Pulls(PullBudget(pull_share_of(config)), config.transfer.mode == "push")
 
 
 def _decode_service(

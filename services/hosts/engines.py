@@ -17,6 +17,7 @@ from common.kv.tier import HostTier
 from common.performance import DEFAULT_CHUNK_TOKENS, DEFAULT_LAYERWISE_MIN_TOKENS, FittedTime
 from common.steps import Runner
 from common.transfer.buffers import ForeignMemory, SharedBuffer
+from scheduler.policy.pull_budget import share_of_steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +85,12 @@ def host_blocks_in(config: Config, layout: KVLayout, total_blocks: int) -> int:
 def has_remote_attention(config: Config) -> bool:
     """Whether this instance's KV lives with attention workers."""
     return config.instance.role == "decode" and config.instance.attention_workers > 0
+
+
+def pull_share_of(config: Config) -> float:
+    """Of a step's time, for pulls: they share the processor with it where KV lies in a host's memory."""
+    device = config.attention.device if has_remote_attention(config) else config.model.device
+    return share_of_steps(config.transfer.pull_share, is_shared=device == "cpu")
 
 
 def check_pool(config: Config, layout: KVLayout, context_length: int) -> None:

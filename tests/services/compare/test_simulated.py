@@ -181,6 +181,18 @@ def test_a_configuration_has_rates_of_its_own() -> None:
     assert thin == pytest.approx(10 * given, rel=0.2)
 
 
+@pytest.mark.parametrize(
+    ("model", "attention", "share"), [("cpu", 0, 0.2), ("cuda", 0, 1.0), ("cuda", 1, 0.2)]
+)
+def test_simulated_meshes_pull_as_live_ones_do(model: str, attention: int, share: float) -> None:
+    """KV that attention workers keep in a host's memory takes of its processor, wherever the model lies."""
+    comparison = msgspec.structs.replace(COMPARISON, settings={**EMULATED, "model": {"device": model}})
+    candidate = Candidate(name="any", instances={"prefill": 1, "decode": 1, "attention": attention})
+    mesh = simulated_of(comparison, candidate, TRUE)
+    [decode] = [each for each in mesh.pools if each.config.role == "decode"]
+    assert decode.settings.transfer.pull_share == share
+
+
 def test_a_simulation_that_is_off_says_how_far() -> None:
     slower = Overhead(0.023, 0.002)
     _, (alone, busy) = SIMULATION.pairs([live(ALONE, TRUE), live(BUSY, slower)])
