@@ -2,7 +2,8 @@
 
 Six formats, told apart by the first line, plain or gzip (told apart by the first bytes), never by the name:
 
-- Azure CSV (``TIMESTAMP,ContextTokens,GeneratedTokens``): wall-clock times, up to seven fractional digits;
+- Azure CSV (``TIMESTAMP,ContextTokens,GeneratedTokens``): wall-clock times, up to seven fractional digits,
+  with or without a zone;
 - Mooncake JSON lines (``timestamp`` in ms, ``input_length``, ``output_length``, ``hash_ids``: equal ids are
   equal prefix blocks of 512 tokens);
 - Vidur CSV (``arrived_at`` in seconds, ``num_prefill_tokens``, ``num_decode_tokens``);
@@ -17,6 +18,7 @@ workload than it says.
 
 import csv
 import gzip
+import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -31,6 +33,8 @@ PREFIX_BLOCK_TOKENS = 512
 """What one hash id of a Mooncake trace stands for (Mooncake, FAST'25, its released traces)."""
 
 GZIP_MAGIC = b"\x1f\x8b"
+_STAMP = re.compile(r"(.*?)(\.\d+)?([+-]\d\d:\d\d|Z)?", re.DOTALL)
+"""Whole seconds, their fraction, a zone."""
 
 
 class TraceError(ServiceError):
@@ -150,12 +154,14 @@ def _row_parser(columns: tuple[str, ...]) -> _Row | None:
 
 
 def _parse_azure_row(row: dict[str, str]) -> TraceRequest:
-    # Python reads six fractional digits at most; the seventh (100 ns) is below what a client can replay.
-    seconds, _, fraction = row["TIMESTAMP"].partition(".")
-    moment = datetime.fromisoformat(seconds)
+    # 2023's stamps have seven fractional digits, of which Python reads six, and 2024's a zone.
+    stamp = _STAMP.fullmatch(row["TIMESTAMP"])
+    assert stamp is not None, "its parts may be empty"
+    seconds, fraction, zone = stamp.groups("")
+    moment = datetime.fromisoformat(seconds + zone)
     arrival_s = moment.timestamp() if moment.tzinfo else (moment - datetime(1970, 1, 1)).total_seconds()
     if fraction:
-        arrival_s += int(fraction) / 10 ** len(fraction)
+        arrival_s += float(fraction)
     return TraceRequest(arrival_s, int(row["ContextTokens"]), int(row["GeneratedTokens"]))
 
 

@@ -34,6 +34,15 @@ def test_an_azure_trace_counts_from_its_first_request(tmp_path: Path, zipped: bo
     assert (trace.requests[1].prompt_tokens, trace.requests[1].output_tokens) == (396, 109)
 
 
+@pytest.mark.parametrize("zone", ["+00:00", "Z", "+05:30"])
+def test_one_with_a_zone_and_six_digits_or_none_does_too(tmp_path: Path, zone: str) -> None:
+    """As Azure's of 2024 has them."""
+    rows = f"2024-05-10 00:00:00.009930{zone},2162,5\n2024-05-10 00:00:01{zone},2399,6\n"
+    first, second = read_trace(write(tmp_path, "TIMESTAMP,ContextTokens,GeneratedTokens\n" + rows)).requests
+    assert first == TraceRequest(0.0, 2162, 5)
+    assert second.arrival_s == pytest.approx(1 - 0.00993, abs=1e-6)
+
+
 @pytest.mark.parametrize("zipped", [False, True])
 def test_a_mooncake_trace_keeps_its_prefix_blocks(tmp_path: Path, zipped: bool) -> None:
     trace = read_trace(write(tmp_path, MOONCAKE, zipped=zipped))
@@ -73,6 +82,11 @@ def test_a_limit_reads_no_further(tmp_path: Path) -> None:
         ("", 1, "header"),
         ("a,b,c\n1,2,3\n", 1, "TIMESTAMP,ContextTokens,GeneratedTokens"),
         ("TIMESTAMP,ContextTokens,GeneratedTokens\n", 1, "no request"),
+        (
+            "TIMESTAMP,ContextTokens,GeneratedTokens\n2024-05-10 00:00:00.1+x,1,1\n",
+            2,
+            "Invalid isoformat string",
+        ),
         (AZURE + "2023-11-16 18:15:59,1\n", 4, "3 columns, has 2"),
         (AZURE + "yesterday,1,2\n", 4, "yesterday"),
         (AZURE + "2023-11-16 18:15:59,many,2\n", 4, "many"),
