@@ -168,9 +168,9 @@ class DecodeState:
         all, have ended (``steps_ahead``)."""
         return self.batches.untold(steps)
 
-    def blocks_taken(self, steps: int) -> int:
-        """By so many of the steps that follow on one another, and by the one after them."""
-        return self.stepping.blocks_taken(steps)
+    def blocks_taken(self, steps: int, lane: int = 0) -> int:
+        """By so many of the lane's steps that follow on one another, and by the one after them."""
+        return self.stepping.blocks_taken(steps, lane)
 
     def context_of_step(self, lane: int = 0) -> int:
         """KV positions that the lane's step in flight attends to, of all its rows."""

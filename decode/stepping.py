@@ -254,11 +254,11 @@ class Stepping:
             outlook.grow(place)
         outlook.count_room()
 
-    def blocks_taken(self, steps: int) -> int:
-        """By so many that follow on one another, of the only one in flight, and by the one after them."""
+    def blocks_taken(self, steps: int, lane: int = 0) -> int:
+        """By so many that follow on one another, of the lane's in flight, and by the one after them."""
         if steps == 0:
             return 0
-        outlook, size = self.held.batches.outlook(0), self.held.block_size
+        outlook, size = self.held.batches.outlook(lane), self.held.block_size
         if steps < outlook.room:
             return 0
         return sum([blocks_for(steps + 1 - room, size) for room, _ in outlook.lacking(steps + 1)])

@@ -30,7 +30,7 @@ from services.simulator.attention_config import AttentionPool, RemoteAttention, 
 from services.simulator.attention_cost import Rows
 from services.simulator.attention_engine import AttentionEngine, Lanes, SharedPace, WorkerUse
 from services.simulator.attention_host import HostShare
-from services.simulator.clock import Clock
+from services.simulator.clock import Clock, Timer
 from services.simulator.conditions import FINE, Conditions, Fares
 from services.simulator.engine import EnginePass, EngineSettings
 from services.simulator.network import Network
@@ -152,6 +152,7 @@ class AttentionWorkers:
     others: dict[str, Fares] = field(default_factory=dict)
     silent: set[str] = field(default_factory=set)
     _conditions: dict[str, Conditions] = field(default_factory=dict)
+    _leases: dict[str, Timer] = field(default_factory=dict)
     _binding_ids: "count[int]" = field(default_factory=count)
 
     def __post_init__(self) -> None:
@@ -166,6 +167,9 @@ class AttentionWorkers:
 
     def join(self, worker_id: str) -> None:
         """A worker, or its next life: then everybody knows that the one before is over."""
+        lease = self._leases.pop(worker_id, None)
+        if lease is not None:
+            self.clock.cancel(lease)
         self._lose(worker_id)
         self.states[worker_id] = self.pool.new_state(worker_id)
         self.network.add(InstanceId(worker_id), self.pool.link_bytes_per_s)
@@ -179,11 +183,7 @@ class AttentionWorkers:
         self.network.end(InstanceId(worker_id))
         self._look_at(worker_id)
 
-        def expire() -> None:
-            if worker_id not in self.states:
-                self._lose(worker_id)
-
-        self.clock.after(self.lease_s, expire)
+        self._leases[worker_id] = self.clock.after(self.lease_s, partial(self._lose, worker_id))
 
     def fare(self, worker_id: str, conditions: Conditions) -> None:
         """Whichever life of it is there."""

@@ -178,7 +178,7 @@ class SimulatedEngine:
             self._begin(self.clock.now)
 
     def _begin(self, now: float, former: _Run | None = None) -> None:
-        """``former``: whose steps it follows on, as is found amid an event: they ended ``now``, in the past."""
+        """``former``: whose steps it follows, as is found amid an event: they ended ``now``, in the past."""
         if self._next_settings is not None:
             self.settings, self._next_settings = self._next_settings, None
         phases = tuple(self._waiting)

@@ -311,8 +311,15 @@ class SimulatedInstance:
         if free == before:
             return False
         self._free_blocks = free
-        self.most_used_blocks = max(self.most_used_blocks, blocks.total_blocks - free)
+        self._note_used()
         return free > before
+
+    def _note_used(self, more_blocks: int = 0) -> None:
+        """``more_blocks``: that steps took of which the state has not been told."""
+        blocks = self.blocks
+        used = blocks.total_blocks - blocks.free_blocks + more_blocks
+        if used > self.most_used_blocks:
+            self.most_used_blocks = used
 
     def _tell_decode(self) -> None:
         if self.is_alive and self.decode_state.sequences:
@@ -345,6 +352,8 @@ class SimulatedInstance:
         lane: int = 0,
         slowest_s: float | None = None,
     ) -> None:
+        if steps > 1:
+            self._note_used(self.decode_state.blocks_taken(steps - 1, lane))
         self.decode.end_steps(steps, first_end_s, ended_s, last_s, lane, slowest_s)
 
     def advance_chunk(self) -> None:

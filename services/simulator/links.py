@@ -18,7 +18,8 @@ NEVER_GIVEN_UP_S = 1e9
 
 @dataclass(slots=True, eq=False)
 class Link:
-    """One direction. ``carried_bytes``: since the start. ``is_over``: who was at its end is gone."""
+    """One direction. ``carried_bytes``: since the start, with what is under way. ``is_over``: who was at its
+    end is gone."""
 
     bytes_per_s: float
     flows: "dict[Flow, None]" = field(default_factory=dict)
@@ -85,7 +86,7 @@ class Links:
         link.is_over = True
         flows = list(link.flows)
         for flow in flows:
-            self._take_off(flow)
+            self._break_off(flow)
         self._share({other: None for flow in flows for other in flow.links})
         for flow in flows:
             self.clock.soon(flow.fail)
@@ -112,9 +113,16 @@ class Links:
         flow.done()
 
     def _give_up(self, flow: Flow) -> None:
-        self._take_off(flow)
+        self._break_off(flow)
         self._share(flow.links)
         flow.fail()
+
+    def _break_off(self, flow: Flow) -> None:
+        """What has not crossed its links does not count as carried."""
+        self._take_off(flow)
+        left_bytes = max(0.0, flow.left_bytes - flow.bytes_per_s * (self.clock.now - flow.since_s))
+        for link in flow.links:
+            link.carried_bytes -= left_bytes
 
     def _take_off(self, flow: Flow) -> None:
         for timer in (flow.timer, flow.late_timer):

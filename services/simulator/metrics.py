@@ -265,7 +265,8 @@ def _pools(cluster: Cluster, first_s: float, last_s: float) -> Iterator[PoolMetr
         members = _members(cluster, pool)
         use, names = use_of(members, first_s, last_s), _names(members)
         instances = _mean_instances(cluster, pool, first_s, last_s)
-        links = cluster.network.use_of(names, instances * (last_s - first_s))
+        there_s = math.fsum(within_s(each.began_s, each.ended_s, first_s, last_s) for each in members)
+        links = cluster.network.use_of(names, there_s)
         yield PoolMetrics(
             name=pool.config.name,
             role=pool.config.role,

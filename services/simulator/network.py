@@ -108,8 +108,7 @@ class Network:
             self.links.send(links, nbytes / len(receivers), *ends, late)
 
     def use_of(self, instance_ids: Container[InstanceId], links_s: float) -> LinkUse:
-        """By KV, of all lives of those, whose links were there for so many seconds together. What was still
-        under way when an end was gone counts whole."""
+        """By KV, of all lives of those, whose links were there for so many seconds together."""
         adapters = [adapter for instance_id, adapter in self._lives if instance_id in instance_ids]
         if links_s <= 0:
             return LinkUse(0.0, 0.0)

@@ -7,8 +7,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 
-from common.errors import ServiceError
+from common.errors import ConfigError, ServiceError
 from common.messages import has_phase
+from common.phases import missing_phases
 from services.bench.arrivals import make_arrivals
 from services.bench.traces import Trace
 from services.simulator.cluster import Cluster, make_cluster
@@ -144,11 +145,9 @@ def _is_settled(cluster: Cluster) -> bool:
 
 def check_conserved(cluster: Cluster) -> None:
     """After a run: requests in are requests out, nobody holds anything, time went forward, and Little's law
-    holds, which here is an identity. Raises SimulationError."""
+    holds, which here is an identity. Raises SimulationError, or ConfigError for faults that leave nobody."""
     records, gateway = cluster.records, cluster.gateway
-    if gateway.entries:
-        waiting = ", ".join(list(gateway.entries)[:5])
-        raise SimulationError(f"{len(gateway.entries)} requests never ended: {waiting}…")
+    _check_ended(cluster)
     if 0 in records.outcome:
         raise SimulationError("a request is neither done nor refused")
     if cluster.scheduler.state.requests:
@@ -169,6 +168,19 @@ def check_conserved(cluster: Cluster) -> None:
             f"Little's law is broken: requests were there for {sojourn_s} s in sum, and"
             f" {gateway.waiting_s} s were counted"
         )
+
+
+def _check_ended(cluster: Cluster) -> None:
+    waiting = list(cluster.gateway.entries)
+    if not waiting:
+        return
+    missing: list[str] = [*missing_phases(each.role for each in cluster.instances.values())]
+    if cluster.workers is not None and not cluster.workers.states:
+        missing.append("attention")
+    if missing:
+        rule = f"leaves nobody for good, so that {len(waiting)} requests wait for ever"
+        raise ConfigError("fault", f"death of all for {' and '.join(missing)}", rule)
+    raise SimulationError(f"{len(waiting)} requests never ended: {', '.join(waiting[:5])}…")
 
 
 def _check_workers(cluster: Cluster) -> None:

@@ -6,10 +6,11 @@ import pytest
 
 from common.errors import ConfigError
 from decode.attention_needs import ANSWER_TIMEOUT_S
-from services.simulator.cluster import Cluster
+from services.simulator.cluster import Cluster, make_cluster
 from services.simulator.config import Simulated
 from services.simulator.decode_room import DecodeRoom
 from services.simulator.instance import SimulatedInstance
+from services.simulator.life import begin_life
 from services.simulator.metrics import measure
 from services.simulator.run import Load, simulate
 from tests.services.simulator.meshes import assert_same_times, run
@@ -137,6 +138,20 @@ def test_one_that_died_while_nobody_used_it_is_missed_after_a_lease() -> None:
     assert not decode_of(cluster).blocks.open_pools
     assert int(cluster.records.attempts[0]) == 1
     assert measure(cluster).done == 1
+
+
+def test_a_life_that_was_short_is_missed_a_lease_after_its_own_end() -> None:
+    """Dead at 10 and, back for a second, at 12: until 15 its user waits for it."""
+    deaths = [fault("death", at_s=10.0, lasts_s=1.0), fault("death", at_s=12.0)]
+    cluster = make_cluster(befallen(*deaths), is_exact=True)
+    cluster.start()
+    begin_life(cluster, 0)
+    cluster.clock.run_until(11.5)
+    assert len(decode_of(cluster).blocks.open_pools) == 1
+    cluster.clock.run_until(14.9)
+    assert len(decode_of(cluster).blocks.open_pools) == 1
+    cluster.clock.run_until(15.1)
+    assert not decode_of(cluster).blocks.open_pools
 
 
 FAULTS = (

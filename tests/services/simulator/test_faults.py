@@ -296,3 +296,22 @@ def test_a_fault_that_makes_no_sense_is_an_error(fault: dict[str, Any], key: str
     with pytest.raises(ConfigError, match=rule) as caught:
         befallen(fault)
     assert caught.value.key == key
+
+
+def test_links_are_never_busier_than_they_could_be() -> None:
+    deaths = [
+        {"kind": "death", "instance": "decode-0", "at_s": at_s, "lasts_s": 0.5} for at_s in (1.0, 5.0, 10.0)
+    ]
+    slow, pushed = {"link_bytes_per_s": 1e4}, {"layerwise_min_tokens": 10**6, "mode": "push"}
+    simulated = mesh(pool("prefill"), pool("decode"), cluster=slow, transfer=pushed, fault=deaths)
+    prefill, decode = measure(run(simulated, (0.0, 400, 20))).pools
+    assert 0.8 < prefill.link_out <= 1.0
+    assert 0.8 < decode.link_in <= 1.0
+
+
+def test_requests_that_nobody_is_left_for_are_told_of_by_the_fault() -> None:
+    dies = {"kind": "death", "instance": "prefill-0", "at_s": 1.0}
+    deferred = {"prefill_policy": "deferred"}
+    simulated = mesh(pool("prefill"), pool("decode"), scheduler=deferred, fault=[dies])
+    with pytest.raises(ConfigError, match=r"fault = 'death of all for prefill': .* 1 requests wait for ever"):
+        run(simulated, (0.0, 100, 2), (2.0, 100, 2), retries=10**6)

@@ -68,3 +68,27 @@ def test_as_json_they_are_beside_the_pools() -> None:
         ("mixed-1", "mixed", 1),
     ]
     assert sum(each["chunk_tokens"] for each in written["instances"]) == 400
+
+
+@pytest.mark.parametrize(("requests", "output_tokens"), [(1, 1000), (8, 400), (4, 500)])
+@pytest.mark.parametrize("pipeline", [1, 2])
+def test_what_steps_took_of_the_memory_is_seen_though_they_are_one_event(
+    requests: int, output_tokens: int, pipeline: int
+) -> None:
+    """All draw as many, so that nothing is free before the last step has ended."""
+    mixed = pool("mixed", kv_tokens=6400, pipeline=pipeline)
+    [used] = measure(run(mesh(mixed), *[(0.0, 16, output_tokens)] * requests)).pools
+    # The last token's KV is never needed.
+    assert used.kv_peak == pytest.approx(requests * -(-(16 + output_tokens - 1) // 16) / 400)
+
+
+def test_links_are_as_busy_as_those_were_that_were_there() -> None:
+    load = [(0.5 * number, 200, 20) for number in range(40)]
+    pools, slow = (pool("prefill"), pool("decode", start_s=1000.0)), {"link_bytes_per_s": 1e6}
+    coming = [{"at_s": 0.0, "pool": "decode", "count": 5}]
+    few, more = (
+        measure(run(mesh(*pools, cluster=slow, scale=scale), *load)).pools[1] for scale in ([], coming)
+    )
+    assert few.link_in > 0.1
+    assert more.mean_instances == pytest.approx(5)
+    assert more.link_in == pytest.approx(few.link_in)

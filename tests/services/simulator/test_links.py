@@ -60,3 +60,18 @@ def test_rates_are_max_min_fair(bandwidths: list[float], ends: list[tuple[int, i
             if sum(rates[each] for each in link.flows) == pytest.approx(link.bytes_per_s)
         ]
         assert any(rates[flow] >= max(rates[each] for each in link.flows) * (1 - 1e-9) for link in full)
+
+
+@pytest.mark.parametrize("deadline_s", [2.0, 1e9])
+def test_what_did_not_cross_a_link_was_not_carried(deadline_s: float) -> None:
+    """One of two ends: of 600 bytes and 1,000 at 50 a second each 100 of each have crossed."""
+    clock = Clock()
+    links = Links(clock, deadline_s=deadline_s)
+    ended, shared, other = (Link(100.0) for _ in range(3))
+    links.send((ended, shared), 600.0, lambda: None)
+    links.send((other, shared), 1000.0, lambda: None)
+    if deadline_s > 2.0:
+        clock.at(2.0, lambda: links.end(ended))
+    clock.run_until(2.0)
+    assert ended.carried_bytes == pytest.approx(100.0)
+    assert shared.carried_bytes == pytest.approx(200.0 if deadline_s == 2.0 else 1100.0)
