@@ -18,15 +18,14 @@ from services.compare.comparison import Candidate, Comparison, Offer
 from services.compare.records import RunRecord, keep, read_kept
 from services.compare.simulated import Simulation
 from services.compare.simulated_mesh import Overhead
-from services.planner.simulating import left_share
+from services.planner.goodput import FINE, Capacity, find_capacity, served_by
+from services.planner.probes import Point, Probe, Search
+from services.planner.simulating import point_of
 from services.simulator.metrics import measure
 
 GOAL = 0.9
 CAPACITY_ROUND = 20_000
 """Its seed is no measured round's."""
-FIRST_GUESS_PER_S, LEAST_PER_S = 1.0, 1e-3
-TOLERANCE = 1.03
-"""How far apart the highest rate that is served and the lowest that is not may stay."""
 DIGITS = 3
 """That a rate is rounded to."""
 
@@ -91,7 +90,7 @@ class Rates:
         if key not in self._capacities:
             self.tell(f"{candidate.name}: looking for what it serves of {offer.drawn_from}, by simulation")
             overhead = Overhead() if is_bare else self._overhead(candidate, records)
-            self._capacities[key] = find_capacity(self.comparison, candidate, offer, overhead)
+            self._capacities[key] = capacity_of(self.comparison, candidate, offer, overhead)
         return self._capacities[key]
 
     def _overhead(self, candidate: Candidate, records: Sequence[RunRecord]) -> Overhead:
@@ -100,17 +99,19 @@ class Rates:
         return self._overheads[candidate.name]
 
 
-def find_capacity(comparison: Comparison, candidate: Candidate, offer: Offer, overhead: Overhead) -> float:
+def capacity_of(comparison: Comparison, candidate: Candidate, offer: Offer, overhead: Overhead) -> float:
     """Requests a second, whatever rate the offer has. Raises ConfigError where there is none."""
     many = msgspec.structs.replace(offer, requests=comparison.capacity_requests)
     simulation = Simulation(comparison)
 
-    def serves(rate_per_s: float) -> bool:
-        cluster = simulation.simulate(candidate, many, rate_per_s, CAPACITY_ROUND, overhead)
-        attainment = measure(cluster, offer.objectives).attainment
-        return attainment is not None and attainment.share >= GOAL and left_share(cluster.records) <= 0
+    def probe_at(rate_per_s: float) -> Probe:
+        return Probe(pools=(), rate_per_s=rate_per_s, requests=many.requests)
 
-    found = highest_rate(serves)
+    def run(probe: Probe) -> Point:
+        cluster = simulation.simulate(candidate, many, probe.rate_per_s, CAPACITY_ROUND, overhead)
+        return point_of(cluster, measure(cluster, offer.objectives), 0)
+
+    found = _driven(find_capacity(probe_at, served_by(GOAL), math.inf, tolerance=FINE), run).rate_per_s
     if not found:
         rule = (
             f"is of nothing: by simulation {candidate.name} serves none of {offer.name} within its objectives"
@@ -119,15 +120,12 @@ def find_capacity(comparison: Comparison, candidate: Candidate, offer: Offer, ov
     return found
 
 
-def highest_rate(serves: Callable[[float], bool]) -> float:
-    """To ``TOLERANCE``; 0 where not even ``LEAST_PER_S`` is served."""
-    best, beyond, rate = 0.0, math.inf, FIRST_GUESS_PER_S
-    while not best or beyond > TOLERANCE * best:
-        if serves(rate):
-            best = rate
-        else:
-            beyond = rate
-        if beyond <= LEAST_PER_S:
-            return 0.0
-        rate = 2 * best if math.isinf(beyond) else math.sqrt(best * beyond) if best else beyond / 2
-    return best
+def _driven(search: Search[Capacity], run: Callable[[Probe], Point]) -> Capacity:
+    points: dict[Probe, Point] | None = None
+    while True:
+        try:
+            [probe] = next(search) if points is None else search.send(points)
+        except StopIteration as end:
+            found: Capacity = end.value
+            return found
+        points = {probe: run(probe)}

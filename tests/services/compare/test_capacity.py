@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from common.errors import ConfigError
-from services.compare.capacity import CAPACITY_ROUND, GOAL, Rates, find_capacity, highest_rate
+from services.compare.capacity import CAPACITY_ROUND, GOAL, Rates, capacity_of
 from services.compare.comparison import Candidate
 from services.compare.records import RunRecord
 from services.compare.simulated import Simulation
@@ -27,7 +27,7 @@ def shared(candidate: Candidate, rates: Rates, records: list[RunRecord]) -> floa
 
 
 def test_a_mesh_s_capacity_is_the_highest_rate_at_which_it_keeps_what_is_promised() -> None:
-    capacity_per_s = find_capacity(SHARES, SPLIT, SHARED, TRUE)
+    capacity_per_s = capacity_of(SHARES, SPLIT, SHARED, TRUE)
 
     def attained(rate_per_s: float) -> float:
         many = msgspec.structs.replace(SHARED, requests=SHARES.capacity_requests)
@@ -46,7 +46,7 @@ def test_a_share_is_of_what_a_mesh_serves_with_all_that_its_own_runs_say(tmp_pat
     slower = live(ALONE, Overhead(pass_s=0.009, hop_s=0.002))
     (tmp_path / "slower").mkdir()
     assert shared(SPLIT, rates_in(tmp_path / "slower"), [slower]) < 0.97 * rate_per_s
-    assert rate_per_s == pytest.approx(find_capacity(SHARES, SPLIT, SHARED, TRUE) / 2, rel=0.1)
+    assert rate_per_s == pytest.approx(capacity_of(SHARES, SPLIT, SHARED, TRUE) / 2, rel=0.1)
     assert told[-1].endswith(f"hpld comes at {rate_per_s:g}/s")
 
 
@@ -66,7 +66,7 @@ def test_what_is_fitted_to_comes_at_a_share_of_what_the_bare_model_serves(tmp_pa
     first = msgspec.structs.replace(ALONE, rate_per_s=None, capacity_share=0.05)
     comparison = msgspec.structs.replace(SHARES, workload=(first, SHARED))
     rates = Rates(comparison, tmp_path / "rates.jsonl", lambda line: None)
-    bare_per_s = find_capacity(comparison, SPLIT, first, Overhead())
+    bare_per_s = capacity_of(comparison, SPLIT, first, Overhead())
     assert rates.rate_per_s(SPLIT, first, []) == pytest.approx(0.05 * bare_per_s, rel=0.01)
     with pytest.raises(ConfigError, match=r"calibration = \['alone'\]: must name workloads"):
         rates.rate_per_s(SPLIT, SHARED, [])
@@ -85,19 +85,3 @@ def test_a_workload_that_no_rate_can_please_is_refused(tmp_path: Path) -> None:
     said = r"workload.capacity_share = 0.5: is of nothing: by simulation split serves none of hpld"
     with pytest.raises(ConfigError, match=said):
         rates.rate_per_s(SPLIT, hopeless, [live(ALONE, TRUE)])
-
-
-@pytest.mark.parametrize("limit_per_s", [0.02, 0.9, 1.0, 37.0, 5000.0])
-def test_the_highest_rate_is_found_wherever_it_is(limit_per_s: float) -> None:
-    asked: list[float] = []
-
-    def serves(rate_per_s: float) -> bool:
-        asked.append(rate_per_s)
-        return rate_per_s <= limit_per_s
-
-    assert limit_per_s / 1.03 <= highest_rate(serves) <= limit_per_s
-    assert len(asked) < 24
-
-
-def test_no_rate_at_all_is_none() -> None:
-    assert highest_rate(lambda rate_per_s: False) == 0.0
