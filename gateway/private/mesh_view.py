@@ -147,6 +147,11 @@ class MeshNews:
     _traffic: dict[InstanceId, tuple[float, LinkTraffic]] = field(default_factory=dict)
     _uses: dict[InstanceId, tuple[float, AttentionUse]] = field(default_factory=dict)
 
+    def begin(self, now: float) -> None:
+        """Listening begins, maybe anew: what was heard before is not how anybody is now."""
+        self.since_s = now
+        self._reports, self._traffic, self._uses = {}, {}, {}
+
     def take_members(self, members: list[MemberRecord]) -> None:
         """Of who is gone, nothing is kept."""
         self.members = members

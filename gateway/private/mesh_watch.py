@@ -56,7 +56,7 @@ class MeshWatch:
         """The mesh as it is now; as it was last known, where store or bus are away."""
         now = self._looked_s = time.monotonic()
         if not self._is_wanted.is_set():
-            self.news.since_s = now
+            self.news.begin(now)
             self._is_wanted.set()
         await self._read_store()
         if now - self.news.since_s < FIRST_LOOK_S:

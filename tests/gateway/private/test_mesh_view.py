@@ -138,3 +138,18 @@ def test_pools_add_their_instances_up_by_the_role_that_they_have_now() -> None:
     assert (prefill.role, prefill.instances, prefill.queue_tokens) == ("prefill", ["decode-2"], 9)
     assert (decode.role, decode.instances, decode.running) == ("decode", ["decode-0", "decode-1"], 3)
     assert (decode.kv_used_tokens, decode.kv_total_tokens) == (50 * 16, 200 * 16)
+
+
+def test_what_was_heard_before_nobody_listened_is_not_how_anybody_is_now() -> None:
+    """A first look after long said "silent" of who was well, with the load of long ago."""
+    news = MeshNews(LEASE_S)
+    news.take_members([record("decode-0", "decode")])
+    news.take(make_report("decode-0", "decode", 100, decode_running=3), 1.0)
+    news.take(LinkTraffic(InstanceId("decode-0"), 1.0, {InstanceId("decode-1"): 8}), 1.0)
+    assert news.has_heard_everyone
+    news.begin(60.0)
+    assert not news.has_heard_everyone
+    [view] = news.instances(60.5)
+    assert (view.state, view.running) == ("ready", 0)
+    assert not news.links(1.1)
+    assert [each.state for each in news.instances(60.0 + LEASE_S + 0.1)] == ["silent"]
