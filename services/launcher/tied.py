@@ -12,13 +12,18 @@ import sys
 PR_SET_PDEATHSIG = 1
 
 
-def main() -> None:
-    parent_pid, program = int(sys.argv[1]), sys.argv[2:]
+def tie_to(parent_pid: int) -> None:
+    """This process, which that one has started, ends when that dies."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != parent_pid:
             # It died before the line above.
             sys.exit(0)
+
+
+def main() -> None:
+    parent_pid, program = int(sys.argv[1]), sys.argv[2:]
+    tie_to(parent_pid)
     os.execv(program[0], program)
 
 

@@ -12,6 +12,7 @@ from multiprocessing.synchronize import Barrier
 from typing import Protocol, TypeVar
 
 from common.errors import ServiceError
+from services.launcher.tied import tie_to
 from services.planner.checkpoint import Checkpoint
 from services.planner.probes import Point, Probe, Search, key_maker
 from services.planner.simulating import Conditions, run_probe
@@ -88,8 +89,12 @@ _all_started: Barrier | None = None
 
 
 def _start_worker(conditions: Conditions, all_started: Barrier) -> None:
-    """In a group of its own: who tells the whole plan to end tells this one's parent."""
+    """In a group of its own: who tells the whole plan to end tells this one's parent. With that it ends, also
+    where nobody was told."""
     global _conditions, _all_started
+    parent = multiprocessing.parent_process()
+    if parent is not None and parent.pid is not None:
+        tie_to(parent.pid)
     os.setpgid(0, 0)
     _conditions, _all_started = conditions, all_started
 

@@ -55,6 +55,22 @@ def children_of(process: "subprocess.Popen[str]") -> list[int]:
     return [int(each) for each in listed]
 
 
+def wait_ended(pids: list[int]) -> None:
+    deadline_s = time.monotonic() + WAIT_S
+    while any(Path(f"/proc/{pid}").exists() for pid in pids):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+
+
+def test_a_plan_that_is_killed_leaves_nobody_behind(tmp_path: Path) -> None:
+    process = started(tmp_path)
+    children = children_of(process)
+    assert len(children) >= 2
+    process.kill()
+    process.communicate(timeout=WAIT_S)
+    wait_ended(children)
+
+
 @pytest.mark.parametrize("is_group_told", [False, True])
 def test_a_plan_that_is_terminated_ends_its_workers_and_keeps_its_points(
     tmp_path: Path, is_group_told: bool
@@ -72,10 +88,7 @@ def test_a_plan_that_is_terminated_ends_its_workers_and_keeps_its_points(
     assert "kept in" in said
     for word in ("Traceback", "leaked", "resource_tracker"):
         assert word not in said + out
-    deadline_s = time.monotonic() + WAIT_S
-    while any(Path(f"/proc/{pid}").exists() for pid in children):
-        assert time.monotonic() < deadline_s
-        time.sleep(0.05)
+    wait_ended(children)
     kept = (tmp_path / "points.jsonl").read_bytes()
     assert kept.endswith(b"\n")
     assert kept.count(b"\n") >= 2
