@@ -9,12 +9,19 @@ import msgspec
 from common.errors import ConfigError
 from services.planner.probes import Point
 
+BEGINNING = b'{"key":"'
+"""Of every line."""
+
 
 class KeptPoint(msgspec.Struct, frozen=True):
     """A line of the file."""
 
     key: str
     point: Point
+
+
+def _begins_as_ours(line: bytes) -> bool:
+    return line[: len(BEGINNING)] == BEGINNING[: len(line)]
 
 
 class Checkpoint:
@@ -30,14 +37,17 @@ class Checkpoint:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             content = path.read_bytes() if path.exists() else b""
-            self._read(content)
+            whole = self._read(content)
             self._file = path.open("ab")
-            if content and not content.endswith(b"\n"):
+            if whole < len(content):
+                self._file.truncate(whole)
+            elif content and not content.endswith(b"\n"):
                 self._file.write(b"\n")
         except OSError as exc:
             raise ConfigError("--checkpoint", str(path), f"cannot be used ({exc.strerror})") from exc
 
-    def _read(self, content: bytes) -> None:
+    def _read(self, content: bytes) -> int:
+        """How many bytes of it are whole lines."""
         lines = content.split(b"\n")
         for number, line in enumerate(lines, start=1):
             if not line:
@@ -45,12 +55,14 @@ class Checkpoint:
             try:
                 kept = msgspec.json.decode(line, type=KeptPoint)
             except (msgspec.DecodeError, UnicodeDecodeError) as exc:
-                # A process that ends while it writes leaves a line that stops short.
-                if line.startswith(b'{"key":"') and not line.endswith(b"}"):
-                    continue
+                # A process that ends while it writes leaves a last line that stops short. A file that has
+                # nothing else may be another one, of which nothing is to be lost.
+                if number == len(lines) and (self.points or _begins_as_ours(line)):
+                    return len(content) - len(line)
                 rule = f"is no file of points: line {number}: {exc}"
                 raise ConfigError("--checkpoint", str(self.path), rule) from exc
             self.points[kept.key] = kept.point
+        return len(content)
 
     def keep(self, key: str, point: Point) -> None:
         self.points[key] = point

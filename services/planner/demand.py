@@ -1,7 +1,7 @@
 """What a plan is to reach, and what a deployment is worth by it."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -47,6 +47,9 @@ class Demand:
     def cost(self, deployment: Deployment) -> float:
         """What all its instances cost."""
         return sum(self.unit(pool.kind) * pool.count for pool in deployment.pools)
+
+    def allows(self, deployment: Deployment) -> bool:
+        return self.max_devices is None or deployment.devices <= self.max_devices
 
     def burden(self, kind: InstanceKind, capacity_per_s: float) -> float:
         """The least that instances of the kind cost: the fewest whole ones that serve the rate, or devices
@@ -165,7 +168,7 @@ def _counts_within(devices: int, prefill: Measured, decode: Measured) -> tuple[i
 
 def _proposed(demand: Demand, pools: tuple[PoolPlan, ...], served: float) -> Proposed | None:
     deployment = Deployment(pools)
-    if demand.max_devices is not None and deployment.devices > demand.max_devices:
+    if not demand.allows(deployment):
         return None
     return Proposed(deployment, served, burden_of(demand, deployment, served))
 
@@ -174,6 +177,19 @@ def burden_of(demand: Demand, deployment: Deployment, served: float) -> float:
     if demand.objective == "throughput":
         return -served
     return demand.cost(deployment)
+
+
+def first_allowed(demand: Demand, ranked: Iterable[Deployment]) -> Deployment | None:
+    return next((each for each in ranked if demand.allows(each)), None)
+
+
+def none_allowed(demand: Demand, deployments: Iterable[Deployment]) -> str:
+    """A line, where there is no ``first_allowed``."""
+    fewest = min(deployments, key=lambda each: each.devices)
+    return (
+        f"none is within --max-gpus {demand.max_devices}: {demand.rate_per_s:g}/s would take"
+        f" {fewest.devices} GPUs, {fewest}"
+    )
 
 
 def best_first(proposed: Sequence[Proposed]) -> list[Proposed]:

@@ -14,6 +14,7 @@ from itertools import product
 import msgspec
 
 from common.devices import Catalogue
+from common.messages import Role
 from services.planner.bounds import Bound
 from services.planner.candidates import Deployment, InstanceKind, PoolPlan
 from services.planner.goodput import FINE, Capacity, Served, find_capacity
@@ -46,9 +47,21 @@ class HighAffinityPlacement:
 
     @property
     def deployment(self) -> Deployment:
-        return Deployment(
-            tuple(PoolPlan(kind=each.kind, count=each.count) for each in (self.prefill, self.decode))
-        )
+        return _replicated(self.prefill, self.decode)
+
+    @property
+    def fewest(self) -> Deployment:
+        """Of all that were tried, the fewest devices that serve the rate."""
+
+        def fewest(role: Role) -> PhasePlacement:
+            of_role = (each for each in self.tried if each.kind.role == role)
+            return min(of_role, key=lambda each: each.count * each.kind.devices)
+
+        return _replicated(fewest("prefill"), fewest("decode"))
+
+
+def _replicated(*placed: PhasePlacement) -> Deployment:
+    return Deployment(tuple(PoolPlan(kind=each.kind, count=each.count) for each in placed))
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +75,12 @@ class PairPlacement:
     @property
     def per_device(self) -> float:
         return self.goodput_per_s / self.deployment.devices
+
+    @property
+    def whole(self) -> Deployment:
+        """All pairs."""
+        pools = self.deployment.pools
+        return Deployment(tuple(msgspec.structs.replace(pool, count=self.count) for pool in pools))
 
 
 def place_with_high_affinity(

@@ -52,7 +52,7 @@ def settle(demand: Demand, proposed: Proposed, requests: int) -> Search[Settled 
         # A full decode pool holds prompts' memory, so that first tokens are late too: each pool in turn.
         number = (_lacking(deployment, point) + grown % 2) % len(deployment.pools)
         larger = _with(deployment, number, 1)
-        if grown == MOST_GROWN or not _is_allowed(demand, larger):
+        if grown == MOST_GROWN or not demand.allows(larger):
             return None
         missed, grown, deployment = point, grown + 1, larger
         point = yield from ask(at(deployment))
@@ -111,10 +111,6 @@ def _with(deployment: Deployment, number: int, more: int) -> Deployment:
     pools = list(deployment.pools)
     pools[number] = msgspec.structs.replace(pools[number], count=pools[number].count + more)
     return Deployment(tuple(pools))
-
-
-def _is_allowed(demand: Demand, deployment: Deployment) -> bool:
-    return demand.max_devices is None or deployment.devices <= demand.max_devices
 
 
 def _lacking(deployment: Deployment, point: Point) -> int:

@@ -8,9 +8,11 @@ both is a baseline."""
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 
+from common.errors import ConfigError
 from services.planner.bounds import Bound
-from services.planner.candidates import Deployment, InstanceKind, PoolPlan
+from services.planner.candidates import Deployment, InstanceKind, Kinds, PoolPlan
 from services.planner.goodput import FINE, find_capacity
 from services.planner.probes import Point, Probe, Search, ask, together
 
@@ -20,6 +22,7 @@ TABLE_VI = tuple(bound for bounds in SLOWDOWNS.values() for bound in bounds)
 """In the order of ``Point.slowdowns``."""
 NAMES = tuple(f"{what} P{rank}" for what in SLOWDOWNS for rank in (50, 90, 99))
 MACHINE_DEVICES = 8
+LETTERS = {"a100": "A", "a100-sxm": "A", "h100": "H", "h100-sxm": "H", "h100-sxm-capped": "Hcap"}
 MOST_MACHINES = 4
 """Times as many of either as its bound says: no more help."""
 
@@ -50,6 +53,32 @@ class Provisioned:
     point: Point
 
 
+def designs_of(kinds: Kinds) -> list[Design]:
+    """Every pair of devices, and each by itself for both phases; the most generous batching of the space.
+    Raises ConfigError where no machine of eight holds the model."""
+
+    def widest(some: Sequence[InstanceKind], device: str) -> InstanceKind | None:
+        whole = [kind for kind in some if kind.device == device and kind.devices == MACHINE_DEVICES]
+        return max(whole, key=lambda kind: (kind.chunk_tokens, kind.max_decode_batch, kind), default=None)
+
+    found: list[Design] = []
+    names = list(dict.fromkeys(kind.device for kind in kinds.mixed))
+    for name in names:
+        mixed = widest(kinds.mixed, name)
+        if mixed is not None:
+            found.append(Design(f"baseline {name}", mixed, None))
+    for first, second in product(names, names):
+        prompt, token = widest(kinds.prefill, first), widest(kinds.decode, second)
+        if prompt is not None and token is not None:
+            letters = LETTERS.get(first, first), LETTERS.get(second, second)
+            is_known = first in LETTERS and second in LETTERS
+            found.append(Design("".join(letters) if is_known else "+".join(letters), prompt, token))
+    if not found:
+        rule = f"splitwise's machines are of {MACHINE_DEVICES} devices: none of that size is in the space"
+        raise ConfigError("--search", "splitwise", rule)
+    return found
+
+
 Cost = Callable[[Deployment], float]
 
 
@@ -71,27 +100,49 @@ def cheapest(
     cost: Cost,
     rate_per_s: float,
     requests: int,
+    most_devices: int | None = None,
 ) -> Search[list[Provisioned]]:
-    """The least cost of each design that serves the rate; cheapest first."""
-    found = yield from together([_cheapest(each, bounds, cost, rate_per_s, requests) for each in designs])
+    """The least cost of each design that serves the rate with so many devices at the most; cheapest first."""
+    most = math.inf if most_devices is None else most_devices
+    found = yield from together(
+        [_cheapest(each, bounds, cost, rate_per_s, requests, most) for each in designs]
+    )
     return sorted(
         (each for each in found if each is not None), key=lambda each: (each.cost, each.design.name)
     )
 
 
+def fewest_by_bounds(
+    design: Design, bounds: Mapping[InstanceKind, Bound], rate_per_s: float
+) -> Deployment | None:
+    """With fewer machines of either the rate cannot be served; None: with none."""
+    prompts = _least(bounds[design.prompt], rate_per_s)
+    tokens = 0 if design.token is None else _least(bounds[design.token], rate_per_s)
+    return None if prompts is None or tokens is None else design.deployment(prompts, tokens)
+
+
 def _cheapest(
-    design: Design, bounds: Mapping[InstanceKind, Bound], cost: Cost, rate_per_s: float, requests: int
+    design: Design,
+    bounds: Mapping[InstanceKind, Bound],
+    cost: Cost,
+    rate_per_s: float,
+    requests: int,
+    most_devices: float,
 ) -> Search[Provisioned | None]:
     """Along the border of what serves: with one prompt machine more as many token machines do, or fewer."""
-    least_prompts = _least(bounds[design.prompt], rate_per_s)
-    least_tokens = 0 if design.token is None else _least(bounds[design.token], rate_per_s)
-    if least_prompts is None or least_tokens is None:
+    fewest = fewest_by_bounds(design, bounds, rate_per_s)
+    if fewest is None:
         return None
+    least_prompts = fewest.pools[0].count
+    least_tokens = 0 if design.token is None else fewest.pools[1].count
     best: Provisioned | None = None
     tokens = MOST_MACHINES * least_tokens
     for prompts in range(least_prompts, MOST_MACHINES * least_prompts + 1):
-        if best is not None and cost(design.deployment(prompts, least_tokens)) >= best.cost:
+        least = design.deployment(prompts, least_tokens)
+        if least.devices > most_devices or (best is not None and cost(least) >= best.cost):
             break
+        while design.deployment(prompts, tokens).devices > most_devices:
+            tokens -= 1
         served = yield from _fewest_tokens(design, prompts, least_tokens, tokens, rate_per_s, requests)
         if served is None:
             continue

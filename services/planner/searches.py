@@ -3,7 +3,6 @@ it found."""
 
 import math
 from collections.abc import Callable, Sequence
-from itertools import product
 from typing import Literal, get_args
 
 import msgspec
@@ -12,31 +11,40 @@ from common.cost import kv_token_bytes
 from common.errors import ConfigError
 from services.planner.attention_ratio import choose_ratio
 from services.planner.bounds import capacity_bound
-from services.planner.candidates import InstanceKind, PoolPlan
+from services.planner.candidates import Deployment, InstanceKind, PoolPlan
+from services.planner.demand import first_allowed, none_allowed
 from services.planner.distserve_search import place_with_high_affinity, place_with_low_affinity
 from services.planner.goodput import FINE, find_capacity, served_by
 from services.planner.preparing import Prepared, bounds_of, speeds_of
 from services.planner.probes import Search
 from services.planner.provisioning import (
-    MACHINE_DEVICES,
-    Design,
     Provisioned,
     cheapest,
+    designs_of,
+    fewest_by_bounds,
     most_throughput,
 )
+from services.planner.run_length import check_length
 from services.planner.samples import Sample
 from services.planner.vidur_search import VidurPoint, search_capacities, within
-from services.planner.worker_configuration import best_workers, compute_law, worker_law
+from services.planner.worker_configuration import (
+    MOST_WORKERS,
+    ComputeLaw,
+    best_workers,
+    compute_law,
+    worker_law,
+)
 
 SearchName = Literal["distserve-high", "distserve-low", "vidur", "splitwise", "aladdin", "lamina"]
 SEARCHES: tuple[SearchName, ...] = get_args(SearchName)
 FOR_A_RATE: tuple[SearchName, ...] = ("distserve-high", "distserve-low", "vidur", "aladdin")
+WHOLE_AT_A_RATE: tuple[SearchName, ...] = ("splitwise", "aladdin")
+"""Simulate the whole trace at the rate asked for, and ask whether work piles up."""
 LENGTH = 4.0
 """Of samples: these searches have one round."""
 MOST_RATIO_DEVICES = 16
 LAW_SHARES = (0.25, 0.5, 1.0)
 """Of the rate, at which workers are counted for Aladdin's line."""
-LETTERS = {"a100": "A", "a100-sxm": "A", "h100": "H", "h100-sxm": "H", "h100-sxm-capped": "Hcap"}
 
 
 class SearchReport(msgspec.Struct, frozen=True):
@@ -51,10 +59,12 @@ class SearchReport(msgspec.Struct, frozen=True):
 
 
 def search_of(name: SearchName, prepared: Prepared) -> Search[SearchReport]:
-    """Raises ConfigError for an objective that it has not."""
+    """Raises ConfigError for an objective that it has not, and for a trace that is too short for its rate."""
     if name in FOR_A_RATE and prepared.demand.objective == "throughput":
         rule = f"{name} says how many instances a rate takes: splitwise's search is of the most throughput"
         raise ConfigError("--objective", "throughput", rule)
+    if name in WHOLE_AT_A_RATE:
+        check_length(prepared)
     return _SEARCHES[name](prepared)
 
 
@@ -87,13 +97,12 @@ def _distserve_high(prepared: Prepared) -> Search[SearchReport]:
         )
         for each in found.tried
     )
-    return SearchReport(
-        "distserve-high",
-        columns,
-        rows,
-        (f"best: {found.deployment}, {found.deployment.devices} GPUs",),
-        found.deployment.pools,
-    )
+    # In whole instances the best of a GPU may take more of them than another.
+    named = first_allowed(demand, (found.deployment, found.fewest))
+    if named is None:
+        return SearchReport("distserve-high", columns, rows, (none_allowed(demand, (found.fewest,)),))
+    line = f"best: {named}, {named.devices} GPUs"
+    return SearchReport("distserve-high", columns, rows, (line,), named.pools)
 
 
 def _distserve_low(prepared: Prepared) -> Search[SearchReport]:
@@ -115,8 +124,12 @@ def _distserve_low(prepared: Prepared) -> Search[SearchReport]:
     columns = ("pair", "goodput, req/s", "per GPU", "pairs")
     if not found:
         return SearchReport("distserve-low", columns, (), ("no pair that shares nodes keeps the objectives",))
-    chosen = tuple(msgspec.structs.replace(pool, count=found[0].count) for pool in found[0].deployment.pools)
-    return SearchReport("distserve-low", columns, rows, (f"best: {found[0].count} × {rows[0][0]}",), chosen)
+    best = next((each for each in found if demand.allows(each.whole)), None)
+    if best is None:
+        line = none_allowed(demand, [each.whole for each in found])
+        return SearchReport("distserve-low", columns, rows, (line,))
+    line = f"best: {best.count} × {best.deployment}"
+    return SearchReport("distserve-low", columns, rows, (line,), best.whole.pools)
 
 
 def _vidur(prepared: Prepared) -> Search[SearchReport]:
@@ -148,20 +161,23 @@ def _vidur(prepared: Prepared) -> Search[SearchReport]:
         "E2E P90, s",
         "keeps the SLO",
     )
-    best = next((each for each in found if each.kind in kept), None)
+    replicated = [
+        _workers(each.kind, max(1, math.ceil(demand.rate_per_s / each.capacity_per_s)))
+        for each in found
+        if each.kind in kept
+    ]
+    best = first_allowed(demand, replicated)
     if best is None:
-        return SearchReport(
-            "vidur", columns, rows, ("none keeps the objectives at its capacity",), (), tuple(found)
-        )
-    count = max(1, math.ceil(demand.rate_per_s / best.capacity_per_s))
-    chosen = (PoolPlan(kind=best.kind, count=count),)
-    return SearchReport("vidur", columns, rows, (f"best: {best.kind}",), chosen, tuple(found))
+        line = none_allowed(demand, replicated) if kept else "none keeps the objectives at its capacity"
+        return SearchReport("vidur", columns, rows, (line,), (), tuple(found))
+    line = f"best: {best.pools[0].kind}"
+    return SearchReport("vidur", columns, rows, (line,), best.pools, tuple(found))
 
 
 def _splitwise(prepared: Prepared) -> Search[SearchReport]:
     """``prepared.conditions`` has the reference."""
     demand, bounds = prepared.demand, bounds_of(prepared, has_objectives=False)
-    designs = designs_of(prepared)
+    designs = designs_of(prepared.kinds)
     requests = len(prepared.conditions.rows)
     columns = ("design", "machines", "req/s", "cost", "TTFT, times", "TBT, times", "E2E, times")
 
@@ -169,10 +185,18 @@ def _splitwise(prepared: Prepared) -> Search[SearchReport]:
         budget = float(demand.max_devices or 0)
         found = yield from most_throughput(designs, bounds, demand.cost, budget, requests)
     else:
-        found = yield from cheapest(designs, bounds, demand.cost, demand.rate_per_s, requests)
+        found = yield from cheapest(
+            designs, bounds, demand.cost, demand.rate_per_s, requests, demand.max_devices
+        )
     rows = tuple(_provisioned_row(each) for each in found)
     if not found:
-        return SearchReport("splitwise", columns, rows, ("no design keeps the nine bounds of Table VI",))
+        line = "no design keeps the nine bounds of Table VI"
+        if demand.max_devices is not None:
+            line += f" within --max-gpus {demand.max_devices}"
+            least = [fewest_by_bounds(each, bounds, demand.rate_per_s) for each in designs]
+            if (fewest := min((each.devices for each in least if each), default=0)) > demand.max_devices:
+                line += f": none can with fewer than {fewest} GPUs"
+        return SearchReport("splitwise", columns, rows, (line,))
     best = found[0]
     return SearchReport(
         "splitwise", columns, rows, (f"best: {best.design.name}, {best.deployment}",), best.deployment.pools
@@ -190,32 +214,6 @@ def _provisioned_row(each: Provisioned) -> tuple[str, ...]:
         f"{each.cost:.1f}",
         *(" / ".join(slowdowns[part : part + 3]) for part in (0, 3, 6)),
     )
-
-
-def designs_of(prepared: Prepared) -> list[Design]:
-    """Every pair of devices, and each by itself for both phases; the most generous batching of the space.
-    Raises ConfigError where no machine of eight holds the model."""
-
-    def widest(kinds: Sequence[InstanceKind], device: str) -> InstanceKind | None:
-        whole = [kind for kind in kinds if kind.device == device and kind.devices == MACHINE_DEVICES]
-        return max(whole, key=lambda kind: (kind.chunk_tokens, kind.max_decode_batch, kind), default=None)
-
-    found: list[Design] = []
-    names = list(dict.fromkeys(kind.device for kind in prepared.kinds.mixed))
-    for name in names:
-        mixed = widest(prepared.kinds.mixed, name)
-        if mixed is not None:
-            found.append(Design(f"baseline {name}", mixed, None))
-    for first, second in product(names, names):
-        prompt, token = widest(prepared.kinds.prefill, first), widest(prepared.kinds.decode, second)
-        if prompt is not None and token is not None:
-            letters = LETTERS.get(first, first), LETTERS.get(second, second)
-            is_known = first in LETTERS and second in LETTERS
-            found.append(Design("".join(letters) if is_known else "+".join(letters), prompt, token))
-    if not found:
-        rule = f"splitwise's machines are of {MACHINE_DEVICES} devices: none of that size is in the space"
-        raise ConfigError("--search", "splitwise", rule)
-    return found
 
 
 def _aladdin(prepared: Prepared) -> Search[SearchReport]:
@@ -242,7 +240,7 @@ def _aladdin(prepared: Prepared) -> Search[SearchReport]:
     same = [kind for kind in kinds if kind.device == best.kind.device]
     context = round(best.batch * workload.context_tokens)
     law = compute_law(same, speeds, best.batch, context)
-    lines = [f"best: {best.kind}; its step takes {law.k4_s:.4g} s / GPUs + {law.c4_s:.4g} s (equation 5)"]
+    lines = [f"best: {best.kind}; {_equation_5(law)}"]
     bound = capacity_bound(best.kind, speeds[best.kind], workload, demand.objectives, demand.goal)
     served = served_by(demand.goal)
     pools = (PoolPlan(kind=best.kind, count=1),)
@@ -257,14 +255,30 @@ def _aladdin(prepared: Prepared) -> Search[SearchReport]:
         workers = yield from worker_law(
             best.kind, served, rates, len(prepared.conditions.rows), bound.rate_per_s
         )
-        if workers is not None:
+        if workers is None:
+            lines.append(
+                f"no line of workers over the rate (equation 7): up to {MOST_WORKERS} do not keep the"
+                f" objectives at {demand.rate_per_s:g}/s, or at half or a quarter of it"
+            )
+        else:
             seen = ", ".join(f"{count} at {rate:.3g}/s" for rate, count in workers.seen)
             lines.append(
                 f"workers = ⌈{workers.k5_s:.3g} · rate {workers.c5:+.3g}⌉ (equation 7), by {seen}:"
                 f" {workers.workers(demand.rate_per_s)} at {demand.rate_per_s:g}/s"
             )
-            chosen = (PoolPlan(kind=best.kind, count=workers.seen[-1][1]),)
+            replicated = (_workers(best.kind, workers.seen[-1][1]),)
+            named = first_allowed(demand, replicated)
+            if named is None:
+                lines.append(none_allowed(demand, replicated))
+            else:
+                chosen = named.pools
     return SearchReport("aladdin", columns, rows, tuple(lines), chosen)
+
+
+def _equation_5(law: ComputeLaw | None) -> str:
+    if law is None:
+        return "no equation 5: its workers all have one number of GPUs, and a line takes two"
+    return f"its step takes {law.k4_s:.4g} s / GPUs + {law.c4_s:.4g} s (equation 5)"
 
 
 def _one_of_each(kinds: Sequence[InstanceKind]) -> list[InstanceKind]:
@@ -317,6 +331,10 @@ def _lamina(prepared: Prepared) -> Search[SearchReport]:
             f" {whole.model_device}"
         )
     return SearchReport("lamina", columns, rows, tuple(lines))
+
+
+def _workers(kind: InstanceKind, count: int) -> Deployment:
+    return Deployment((PoolPlan(kind=kind, count=count),))
 
 
 def _number(value: float) -> str:

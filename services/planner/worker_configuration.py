@@ -90,8 +90,11 @@ def best_workers(
 
 def compute_law(
     kinds: Sequence[InstanceKind], speeds: Mapping[InstanceKind, Speed], sequences: int, context_tokens: int
-) -> ComputeLaw:
-    """Of one kind of device: fitted over the numbers of them, to what a step of so many sequences takes."""
+) -> ComputeLaw | None:
+    """Of one kind of device: fitted over the numbers of them, to what a step of so many sequences takes. None
+    of one number alone: any share of its step may be the constant."""
+    if len({kind.devices for kind in kinds}) < 2:
+        return None
     shares = np.array([[1 / kind.devices, 1.0] for kind in kinds])
     shape = PassShape((), sequences, context_tokens)
     seconds = np.array([speeds[kind].performance.pass_s(shape) for kind in kinds])

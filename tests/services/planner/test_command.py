@@ -1,6 +1,7 @@
 """``lamella plan`` from end to end, over a small model and a short trace."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from typer.testing import CliRunner, Result
 from common.config_file import load_config
 from common.errors import ConfigError
 from services.cli import app
+from services.planner import worker_configuration
 
 ROWS = 120
 CONFIG = """
@@ -288,6 +290,89 @@ def test_each_paper_s_search_runs(
     assert result.exit_code == 0, result.output
     assert said in result.output
     assert json.loads(out.read_bytes())["rows"]
+
+
+@pytest.mark.parametrize(
+    ("search", "rate", "most", "enough"),
+    [
+        ("distserve-high", "6", "1", "8"),
+        ("distserve-low", "6", "1", "8"),
+        ("vidur", "60", "1", "24"),
+        ("aladdin", "60", "1", "24"),
+    ],
+)
+def test_no_search_names_more_devices_than_allowed(
+    trace: Path, config: Path, tmp_path: Path, search: str, rate: str, most: str, enough: str
+) -> None:
+    out, files = tmp_path / "found.json", tmp_path / "files"
+    options = ("--search", search, "--config", str(config), "--devices", "a100", "--json", str(out))
+    # At its capacity Vidur's search lets requests wait for five seconds.
+    command = (trace, *options, "--slo", "ttft=20,tpot=0.2", "--rate", rate, "--out", str(files))
+    over = run(*command, "--max-gpus", most)
+    assert isinstance(over.exception, ConfigError)
+    assert "no such deployment was found" in str(over.exception)
+    assert not files.exists()
+    found = json.loads(out.read_bytes())
+    assert found["rows"]
+    assert found["chosen"] == []
+    assert re.match(rf"none is within --max-gpus {most}: {rate}/s would take \d+ GPUs", found["lines"][-1])
+    within = run(*command, "--max-gpus", enough)
+    assert within.exit_code == 0, within.output
+    pools = json.loads(out.read_bytes())["chosen"]
+    assert 0 < sum(pool["count"] * pool["kind"].get("tensor", 1) for pool in pools) <= int(enough)
+
+
+def test_another_than_the_best_is_named_where_that_alone_is_allowed(
+    trace: Path, config: Path, tmp_path: Path
+) -> None:
+    """The dear device serves the rate with fewer."""
+    out, prices = tmp_path / "found.json", tmp_path / "prices.toml"
+    prices.write_text("a100 = 1.0\nh100 = 30.0")
+    options = ("--search", "vidur", "--config", str(config), "--devices", "a100,h100", "--rate", "60")
+    devices = []
+    for most in ("100", "2"):
+        result = run(trace, *options, "--prices", str(prices), "--max-gpus", most, "--json", str(out))
+        assert result.exit_code == 0, result.output
+        [pool] = json.loads(out.read_bytes())["chosen"]
+        devices.append((pool["kind"]["device"], pool["count"] * pool["kind"].get("tensor", 1) <= 2))
+    assert devices == [("a100", False), ("h100", True)]
+
+
+def test_aladdin_says_so_where_no_number_of_workers_is_enough(
+    trace: Path, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_configuration, "MOST_WORKERS", 8)
+    out = tmp_path / "found.json"
+    options = ("--config", str(config), "--devices", "a100", "--rate", "160", "--json", str(out))
+    result = run(trace, "--search", "aladdin", *options)
+    assert result.exit_code == 0, result.output
+    assert "no line of workers over the rate (equation 7)" in json.loads(out.read_bytes())["lines"][-1]
+
+
+def test_aladdin_fits_no_law_to_one_number_of_devices(trace: Path, tmp_path: Path) -> None:
+    config, out = tmp_path / "base.toml", tmp_path / "found.json"
+    config.write_text(CONFIG.replace("[1, 2]", "[1]"))
+    options = ("--config", str(config), "--devices", "a100", "--rate", "6", "--json", str(out))
+    result = run(trace, "--search", "aladdin", *options)
+    assert result.exit_code == 0, result.output
+    assert "no equation 5" in json.loads(out.read_bytes())["lines"][0]
+
+
+def test_splitwise_says_what_no_design_can_be_within(trace: Path, tmp_path: Path) -> None:
+    config, out = tmp_path / "base.toml", tmp_path / "found.json"
+    config.write_text(CONFIG.replace("[1, 2]", "[8]"))
+    options = ("--config", str(config), "--devices", "a100-sxm", "--json", str(out), "--max-gpus", "8")
+    result = run(trace, "--search", "splitwise", "--rate", "400", *options)
+    assert result.exit_code == 0, result.output
+    found = json.loads(out.read_bytes())
+    assert found["chosen"] == []
+    assert re.search(r"within --max-gpus 8: none can with fewer than \d+ GPUs", found["lines"][0])
+
+
+def test_a_trace_that_is_too_short_for_its_rate_is_told(trace: Path, config: Path) -> None:
+    result = run(trace, "--devices", "a100", "--config", str(config), "--rate", "2000")
+    assert isinstance(result.exception, ConfigError)
+    assert "--rate = 2000.0: is too much for 120 requests" in str(result.exception)
 
 
 def test_lamina_s_search_asks_for_no_rate(trace: Path, config: Path, tmp_path: Path) -> None:

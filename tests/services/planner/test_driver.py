@@ -237,7 +237,41 @@ def test_a_line_that_stops_short_is_forgotten_and_the_next_is_whole(tmp_path: Pa
         assert {key: each.attainment for key, each in kept.points.items()} == {"a": 0.5, "c": 0.7}
 
 
-@pytest.mark.parametrize("content", [b"prices = 1\n", b"\xff\n", b'{"key":"a","point":{}}\n'])
+def test_a_last_line_is_forgotten_wherever_it_stops_short(tmp_path: Path) -> None:
+    path = tmp_path / "points.jsonl"
+    with Checkpoint(path) as kept:
+        kept.keep("a", point(0.5))
+    line = path.read_bytes()
+    for begun in (b"", line):
+        for cut in range(1, len(line) - 1):
+            path.write_bytes(begun + line.replace(b'"a"', b'"b"')[:cut])
+            with Checkpoint(path) as kept:
+                assert list(kept.points) == ["a"] * bool(begun)
+                kept.keep("c", point(0.7))
+            assert path.read_bytes().count(b"\n") == len(kept.points)
+            with Checkpoint(path) as kept:
+                assert "c" in kept.points
+    path.write_bytes(line + b"\0" * 40)
+    with Checkpoint(path) as kept:
+        assert list(kept.points) == ["a"]
+
+
+def test_a_line_that_stops_short_before_others_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "points.jsonl"
+    with Checkpoint(path) as kept:
+        kept.keep("a", point(0.5))
+    line = path.read_bytes()
+    for content in (line[:40] + b"\n" + line, line[:40] + b"\n"):
+        path.write_bytes(content)
+        with pytest.raises(ConfigError, match="no file of points: line 1"):
+            Checkpoint(path)
+        assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"prices = 1\n", b"\xff\n", b'{"key":"a","point":{}}\n', b"prices = 1", b'{"prices": 1}', b"a,b\n1,2"],
+)
 def test_another_file_is_no_checkpoint(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "other"
     path.write_bytes(content)

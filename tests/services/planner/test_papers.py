@@ -14,7 +14,7 @@ from common.messages import Role
 from common.shapes import LLAMA3_70B
 from services.bench.traces import TraceRequest
 from services.planner.attention_ratio import choose_ratio
-from services.planner.bounds import Speed
+from services.planner.bounds import Bound, Speed
 from services.planner.candidates import Deployment, InstanceKind, PoolPlan, SearchSpace, kinds_of
 from services.planner.checkpoint import Checkpoint
 from services.planner.demand import price_usd_h
@@ -26,7 +26,15 @@ from services.planner.distserve_search import (
 from services.planner.driver import Found, Here, drive
 from services.planner.goodput import served_by
 from services.planner.probes import Point, Probe, Search
-from services.planner.provisioning import TABLE_VI, Design, cheapest, has_met_nine, missed, most_throughput
+from services.planner.provisioning import (
+    TABLE_VI,
+    Design,
+    cheapest,
+    fewest_by_bounds,
+    has_met_nine,
+    missed,
+    most_throughput,
+)
 from services.planner.samples import Sample
 from services.planner.simulating import Conditions, run_probe
 from services.planner.vidur_search import VidurPoint, pareto_front, search_capacities, within
@@ -79,6 +87,30 @@ def test_distserve_s_first_algorithm_replicates_the_best_of_each_phase() -> None
     assert found.prefill.count == math.ceil(20 / found.prefill.goodput_per_s)
     per_device = [each.per_device for each in found.tried]
     assert per_device == sorted(per_device, reverse=True)
+
+
+def test_of_distserve_s_phases_others_than_the_best_may_take_fewer_devices() -> None:
+    """Two prefill instances of two for 6 a second, where four of one would do for 6.8."""
+    world = {
+        kind_of("prefill", tensor=2): 3.5,
+        kind_of("prefill", tensor=1): 1.7,
+        kind_of("prefill", tensor=3): 6.2 / 1.3,
+        kind_of("decode", tensor=4): 11.0,
+        kind_of("decode", tensor=1): 2.6,
+    }
+    for rate in (1.0, 4.5, 6.0, 20.0):
+        search = place_with_high_affinity(
+            roles(world, "prefill"), roles(world, "decode"), bounds_in(world), SERVED, SAMPLE, rate
+        )
+        found, _ = search_world(search, world)
+        assert found is not None
+        least = min(
+            prefill.count * prefill.kind.devices + decode.count * decode.kind.devices
+            for prefill, decode in product(found.tried, repeat=2)
+            if (prefill.kind.role, decode.kind.role) == PAIR_ROLES
+        )
+        assert found.fewest.devices == least <= found.deployment.devices
+        assert tuple(pool.kind.role for pool in found.fewest.pools) == PAIR_ROLES
 
 
 def test_distserve_s_first_algorithm_finds_nothing_where_a_phase_has_nothing() -> None:
@@ -253,6 +285,31 @@ def test_splitwise_s_cheapest_machines_are_what_looking_at_all_counts_finds() ->
     assert [each.cost for each in found] == sorted(each.cost for each in found)
 
 
+@pytest.mark.parametrize("most_devices", [8, 103, 104, 112, 136, 400])
+def test_splitwise_s_cheapest_machines_within_some_devices_are_too(most_devices: int) -> None:
+    found = search_with(cheapest(DESIGNS, bounds_in(MACHINES), cost, 50.0, 5_000, most_devices), slowed)
+    costs = {
+        design.name: [
+            cost(deployment)
+            for prompts, tokens in product(range(1, 40), range(1, 40) if design.token else [0])
+            if (deployment := design.deployment(prompts, tokens)).devices <= most_devices
+            and answer_rate(design, prompts, tokens) >= 50.0
+        ]
+        for design in DESIGNS
+    }
+    assert {each.design.name: each.cost for each in found} == {
+        name: min(each) for name, each in costs.items() if each
+    }
+    assert all(each.deployment.devices <= most_devices for each in found)
+
+
+def test_no_fewer_machines_than_by_their_bounds_serve_a_rate() -> None:
+    bounds = bounds_in(MACHINES, slack=1.0)
+    fewest = [fewest_by_bounds(design, bounds, 50.0) for design in DESIGNS]
+    assert [each.devices for each in fewest if each is not None] == [8 * (8 + 5), 8 * (8 + 6), 8 * 17]
+    assert fewest_by_bounds(DESIGNS[0], {**bounds, TOKEN_H: Bound(0.0, 0.0)}, 50.0) is None
+
+
 def test_splitwise_s_most_throughput_is_what_looking_at_all_splits_finds() -> None:
     budget = cost(DESIGNS[0].deployment(10, 10))
     found = search_with(most_throughput(DESIGNS, bounds_in(MACHINES), cost, budget, 5_000), slowed)
@@ -310,7 +367,15 @@ def test_aladdin_s_best_worker_has_the_most_per_device_and_its_law_is_found_agai
         (each.tokens_per_device_s for each in ranked), reverse=True
     )
     law = compute_law(kinds, speeds, 1, 1)
+    assert law is not None
     assert [law.k4_s, law.c4_s] == pytest.approx([0.04, 0.0101])
+
+
+def test_no_law_is_fitted_over_one_number_of_devices() -> None:
+    staged_alike = [staged("mixed", 4, 1), staged("mixed", 2, 2)]
+    speeds = {kind: speed(kind.devices, 60_000) for kind in staged_alike}
+    assert compute_law(staged_alike, speeds, 1, 1) is None
+    assert compute_law(staged_alike[:1], speeds, 1, 1) is None
 
 
 @pytest.mark.parametrize("least", [0, 1, 3, 5])

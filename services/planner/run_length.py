@@ -1,0 +1,67 @@
+"""Whether a trace is long enough for the rate that is asked for.
+
+Who is there late in a run is compared with who was there earlier (``Point.left_share``): in one that is over
+while its first requests are still there, they become more and more whatever serves them, and any deployment
+would pass for one that cannot keep up.
+"""
+
+import math
+
+import numpy as np
+
+from common.errors import ConfigError
+from services.bench.arrivals import make_arrivals
+from services.planner.preparing import Prepared, speeds_of
+from services.planner.simulating import left_share
+from services.simulator.records import Records
+from services.simulator.shape import PassShape
+from services.simulator.slowdowns import prompt_alone_s
+
+STAYS = 4.0
+"""That arrivals should last: ``left_share`` looks from a quarter of them on."""
+
+
+def check_length(prepared: Prepared) -> None:
+    """Raises ConfigError where even requests that nobody else delays would pass for a backlog that grows."""
+    demand, rows = prepared.demand, prepared.conditions.rows
+    if demand.objective == "throughput":
+        return
+    prompt_s, step_s = _quickest_s(prepared)
+    stays_s = np.array([prompt_s * row.prompt_tokens + step_s * (row.output_tokens - 1) for row in rows])
+    records = Records()
+    arrivals = make_arrivals("poisson", demand.rate_per_s, prepared.conditions.seed)
+    for number, (row, stay_s, arrival_s) in enumerate(zip(rows, stays_s, arrivals, strict=False)):
+        records.begin(arrival_s, row.prompt_tokens, row.output_tokens)
+        records.end(number, "done", arrival_s + float(stay_s))
+    if left_share(records) <= 0:
+        return
+    # Of those who are there at any time: who stays longer is there more often.
+    needed_s = STAYS * float((stays_s**2).sum() / stays_s.sum())
+    rule = (
+        f"is too much for {len(rows)} requests: they come within {len(rows) / demand.rate_per_s:.3g} s and"
+        f" stay for {stays_s.mean():.3g} s even where none waits, so that no run says whether work piles up:"
+        f" arrivals must last {needed_s:.3g} s: {math.ceil(needed_s * demand.rate_per_s)} requests"
+        f" (a longer trace, --requests), or at most {len(rows) / needed_s:.3g}/s"
+    )
+    raise ConfigError("--rate", demand.rate_per_s, rule)
+
+
+def _quickest_s(prepared: Prepared) -> tuple[float, float]:
+    """Of a prompt's token and of a step, each alone on the kind that is quickest at it."""
+    workload = prepared.workload
+    kinds = [kind for role in prepared.kinds for kind in role]
+    speeds = speeds_of(prepared, kinds)
+    prompt_tokens, context_tokens = (
+        max(1, round(each)) for each in (workload.prompt_tokens, workload.context_tokens)
+    )
+    prompt_s = min(
+        prompt_alone_s(speeds[kind].performance, prompt_tokens, None)
+        for kind in kinds
+        if kind.role != "decode"
+    )
+    step_s = min(
+        speeds[kind].performance.pass_s(PassShape((), 1, context_tokens))
+        for kind in kinds
+        if kind.role != "prefill"
+    )
+    return prompt_s / prompt_tokens, step_s

@@ -1,0 +1,88 @@
+"""A trace that is over before its requests would have left says nothing about a backlog, and is refused."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from common.errors import ConfigError
+from services.planner.candidates import PoolPlan
+from services.planner.preparing import PlanRequest, Prepared, prepare
+from services.planner.probes import Probe
+from services.planner.run_length import check_length
+from services.planner.searches import SearchName, search_of
+from services.planner.simulating import run_probe
+
+SPACE = {
+    "space": {
+        "tensors": [1, 8],
+        "pipelines": [1],
+        "batches": [32],
+        "policies": [["chunked", 512]],
+        "chunks": [["chunks", 512]],
+    }
+}
+
+
+def prepared_at(rate_per_s: float, folder: Path, count: int = 600) -> Prepared:
+    """Requests stay for more than a second on the quickest of all kinds."""
+    trace = folder / f"{count}.csv"
+    rows = [f"{100 + 37 * number % 400},{300 + 31 * number % 200}" for number in range(count)]
+    trace.write_text("\n".join(["num_prefill_tokens,num_decode_tokens", *rows]) + "\n")
+    return prepare(
+        PlanRequest(
+            model="llama3-8b",
+            trace=trace,
+            slo="ttft=5,tpot=0.2",
+            devices="h100",
+            rate_per_s=rate_per_s,
+            settings=SPACE,
+            ends_early=False,
+        )
+    )
+
+
+def test_a_run_that_any_number_of_instances_would_fail_is_refused(tmp_path: Path) -> None:
+    prepared = prepared_at(1_000.0, tmp_path)
+    pools = (PoolPlan(kind=prepared.kinds.mixed[-1], count=200),)
+    unserved = run_probe(Probe(pools=pools, rate_per_s=1_000.0, requests=600), prepared.conditions)
+    assert unserved.attainment == 1.0
+    assert unserved.left_share > 0
+    with pytest.raises(ConfigError) as caught:
+        check_length(prepared)
+    assert (caught.value.key, caught.value.value) == ("--rate", 1_000.0)
+    assert "no run says whether work piles up" in caught.value.rule
+
+
+def test_the_length_and_the_rate_that_it_names_are_enough(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_length(prepared_at(1_000.0, tmp_path))
+    words = caught.value.rule.split()
+    needed = int(words[words.index("(a") - 2])
+    rate = float(words[-1].removesuffix("/s"))
+    assert 600 < needed < 10_000
+    longer, slower = prepared_at(1_000.0, tmp_path, needed), prepared_at(rate, tmp_path)
+    for each in (longer, slower):
+        check_length(each)
+        pools = (PoolPlan(kind=each.kinds.mixed[-1], count=200),)
+        count, rate_per_s = len(each.conditions.rows), each.demand.rate_per_s
+        probe = Probe(pools=pools, rate_per_s=rate_per_s, requests=count)
+        assert run_probe(probe, each.conditions).left_share <= 0
+
+
+@pytest.mark.parametrize(("search", "is_refused"), [("splitwise", True), ("aladdin", True), ("vidur", False)])
+def test_searches_that_look_for_a_backlog_at_the_rate_refuse_it(
+    tmp_path: Path, search: SearchName, is_refused: bool
+) -> None:
+    prepared = prepared_at(1_000.0, tmp_path)
+    if is_refused:
+        with pytest.raises(ConfigError, match="must last"):
+            search_of(search, prepared)
+    else:
+        search_of(search, prepared)
+
+
+def test_where_the_rate_is_what_is_looked_for_any_length_is_taken(tmp_path: Path) -> None:
+    prepared = prepared_at(1_000.0, tmp_path)
+    demand = replace(prepared.demand, objective="throughput", max_devices=8)
+    check_length(replace(prepared, demand=demand))
