@@ -137,6 +137,7 @@ def parse_objectives(text: str) -> ServiceObjectives:
             bound_s = float(value)
         except ValueError:
             raise ConfigError("--slo", text, f"{name} must be a number of seconds") from None
-        _check_positive("--slo", bound_s)
+        if not 0 < bound_s < float("inf"):
+            raise ConfigError("--slo", text, f"{name} must be over 0 seconds")
         bounds_s[OBJECTIVE_NAMES[name]] = bound_s
     return ServiceObjectives(**bounds_s)

@@ -18,6 +18,7 @@ workload than it says.
 
 import csv
 import gzip
+import math
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -32,16 +33,19 @@ from common.errors import ServiceError
 PREFIX_BLOCK_TOKENS = 512
 """What one hash id of a Mooncake trace stands for (Mooncake, FAST'25, its released traces)."""
 
+MOST_TOKENS = 1_000_000_000
+"""Of a prompt or an output: more is no request."""
+
 GZIP_MAGIC = b"\x1f\x8b"
 _STAMP = re.compile(r"(.*?)(\.\d+)?([+-]\d\d:\d\d|Z)?", re.DOTALL)
 """Whole seconds, their fraction, a zone."""
 
 
 class TraceError(ServiceError):
-    """A trace file breaks a rule."""
+    """A trace file breaks a rule. ``line`` 0: all of it."""
 
     def __init__(self, path: Path, line: int, rule: str) -> None:
-        super().__init__(f"{path}, line {line}: {rule}")
+        super().__init__(f"{path}, line {line}: {rule}" if line else f"{path}: {rule}")
         self.path = path
         self.line = line
         self.rule = rule
@@ -83,8 +87,9 @@ def read_trace(path: Path, limit: int | None = None) -> Trace:
     first_s: float | None = None
     previous_s = float("-inf")
     for line, row in _read_rows(path):
-        if row.prompt_tokens < 1 or row.output_tokens < 1:
-            raise TraceError(path, line, "prompt and output must have at least one token")
+        for what, tokens in (("prompt", row.prompt_tokens), ("output", row.output_tokens)):
+            if not 1 <= tokens <= MOST_TOKENS:
+                raise TraceError(path, line, f"{what} of {tokens} tokens: must have 1 to {MOST_TOKENS:,}")
         arrival_s = row.arrival_s
         if arrival_s is not None:
             if not previous_s <= arrival_s < float("inf"):
@@ -154,25 +159,19 @@ def _row_parser(columns: tuple[str, ...]) -> _Row | None:
 
 
 def _parse_azure_row(row: dict[str, str]) -> TraceRequest:
-    # 2023's stamps have seven fractional digits, of which Python reads six, and 2024's a zone.
-    stamp = _STAMP.fullmatch(row["TIMESTAMP"])
-    assert stamp is not None, "its parts may be empty"
-    seconds, fraction, zone = stamp.groups("")
-    moment = datetime.fromisoformat(seconds + zone)
-    arrival_s = moment.timestamp() if moment.tzinfo else (moment - datetime(1970, 1, 1)).total_seconds()
-    if fraction:
-        arrival_s += float(fraction)
-    return TraceRequest(arrival_s, int(row["ContextTokens"]), int(row["GeneratedTokens"]))
-
-
-def _parse_vidur_row(row: dict[str, str]) -> TraceRequest:
     return TraceRequest(
-        float(row["arrived_at"]), int(row["num_prefill_tokens"]), int(row["num_decode_tokens"])
+        _moment_s(row, "TIMESTAMP"), _tokens(row, "ContextTokens"), _tokens(row, "GeneratedTokens")
     )
 
 
+def _parse_vidur_row(row: dict[str, str]) -> TraceRequest:
+    lengths = _tokens(row, "num_prefill_tokens"), _tokens(row, "num_decode_tokens")
+    return TraceRequest(_seconds(row, "arrived_at"), *lengths)
+
+
 def _parse_splitwise_row(row: dict[str, str]) -> TraceRequest:
-    return TraceRequest(float(row["arrival_timestamp"]), int(row["prompt_size"]), int(row["token_size"]))
+    lengths = _tokens(row, "prompt_size"), _tokens(row, "token_size")
+    return TraceRequest(_seconds(row, "arrival_timestamp"), *lengths)
 
 
 def _interarrival_parser() -> _Row:
@@ -181,14 +180,45 @@ def _interarrival_parser() -> _Row:
 
     def parse(row: dict[str, str]) -> TraceRequest:
         nonlocal arrival_s
-        arrival_s += float(row["unit_interarrival_s"])
-        return TraceRequest(arrival_s, int(row["prompt_tokens"]), int(row["output_tokens"]))
+        arrival_s += _seconds(row, "unit_interarrival_s")
+        return TraceRequest(arrival_s, _tokens(row, "prompt_tokens"), _tokens(row, "output_tokens"))
 
     return parse
 
 
 def _parse_lengths_row(row: dict[str, str]) -> TraceRequest:
-    return TraceRequest(None, int(row["num_prefill_tokens"]), int(row["num_decode_tokens"]))
+    return TraceRequest(None, _tokens(row, "num_prefill_tokens"), _tokens(row, "num_decode_tokens"))
+
+
+def _tokens(row: dict[str, str], column: str) -> int:
+    try:
+        return int(row[column])
+    except ValueError:
+        raise ValueError(f"{column} = {row[column]!r}: must be a whole number of tokens") from None
+
+
+def _seconds(row: dict[str, str], column: str) -> float:
+    try:
+        seconds = float(row[column])
+    except ValueError:
+        seconds = math.nan
+    if not math.isfinite(seconds):
+        raise ValueError(f"{column} = {row[column]!r}: must be a number of seconds")
+    return seconds
+
+
+def _moment_s(row: dict[str, str], column: str) -> float:
+    """2023's stamps have seven fractional digits, of which Python reads six, and 2024's a zone."""
+    stamp = _STAMP.fullmatch(row[column])
+    assert stamp is not None, "its parts may be empty"
+    seconds, fraction, zone = stamp.groups("")
+    try:
+        moment = datetime.fromisoformat(seconds + zone)
+    except ValueError:
+        rule = "must be a time such as 2023-11-16 18:15:46.68"
+        raise ValueError(f"{column} = {row[column]!r}: {rule}") from None
+    arrival_s = moment.timestamp() if moment.tzinfo else (moment - datetime(1970, 1, 1)).total_seconds()
+    return arrival_s + float(fraction or 0)
 
 
 def _parse_mooncake(path: Path, first: str, rest: Iterable[str]) -> Iterator[tuple[int, TraceRequest]]:

@@ -266,9 +266,10 @@ def devices_of(names: str, catalogue: Catalogue) -> tuple[DeviceSpec, ...]:
     """``a100,h100``. Raises ConfigError naming those known."""
     found: list[DeviceSpec] = []
     for name in (each.strip().lower() for each in names.split(",")):
-        if name not in catalogue or catalogue[name] in found:
-            known = ", ".join(sorted(catalogue))
-            raise ConfigError("--devices", names, f"must name each of {known} at most once")
+        if name not in catalogue:
+            raise ConfigError("--devices", name, f"is none of {', '.join(sorted(catalogue))}")
+        if catalogue[name] in found:
+            raise ConfigError("--devices", names, f"names {catalogue[name].name} twice")
         found.append(catalogue[name])
     return tuple(found)
 

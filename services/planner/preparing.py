@@ -21,6 +21,7 @@ from services.planner.simulating import Conditions, speed_of
 from services.planner.sources import files_digest
 from services.planner.workload import PlannedWorkload, rate_of, workload_of
 from services.simulator.config import OWN_TABLES
+from services.simulator.toml_tables import read_table
 
 REFERENCE = InstanceKind(
     role="mixed", device="a100-sxm", tensor=8, chunk_tokens=2048, prefill_batching="saturation"
@@ -112,13 +113,13 @@ def space_of(
     """With what ``[space]`` says, and the other tables. Raises ConfigError."""
     rest = {key: value for key, value in settings.items() if key != "space"}
     table = settings.get("space", {})
-    try:
-        space = msgspec.convert({**table, "devices": ()}, SearchSpace)
-    except (msgspec.ValidationError, TypeError) as exc:
-        raise ConfigError("space", table, str(exc)) from exc
+    if not isinstance(table, Mapping):
+        raise ConfigError("space", table, "must be a table")
+    space: SearchSpace = read_table("space", {**table, "devices": ()}, SearchSpace)
     space = msgspec.structs.replace(space, devices=devices)
-    if space.nodes < 1:
-        raise ConfigError("space.nodes", space.nodes, "must be 1 or more")
+    for key in ("nodes", "node_devices"):
+        if getattr(space, key) < 1:
+            raise ConfigError(f"space.{key}", getattr(space, key), "must be 1 or more")
     if space.attention_ratios < 0:
         raise ConfigError("space.attention_ratios", space.attention_ratios, "must be 0 or more")
     for key in ("tensors", "pipelines", "batches", "policies", "chunks"):

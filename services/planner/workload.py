@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from common.errors import ConfigError
 from services.bench.traces import TraceRequest
+from services.simulator.run import check_rate
 
 SAMPLED = 512
 """Prompts that stand for all where passes are counted."""
@@ -49,8 +50,7 @@ def spaced(rows: Sequence[TraceRequest], count: int) -> Iterator[TraceRequest]:
 def rate_of(rate_per_s: float | None, workload: PlannedWorkload) -> float:
     """What is asked for, else what the trace brings. Raises ConfigError."""
     if rate_per_s is not None:
-        if not 0 < rate_per_s < float("inf"):
-            raise ConfigError("--rate", rate_per_s, "must be a positive number of requests per second")
+        check_rate(rate_per_s)
         return rate_per_s
     if workload.rate_per_s is None:
         raise ConfigError("--rate", None, "is needed: the trace has lengths alone")

@@ -57,7 +57,7 @@ def simulate(
     from services.simulator.config import load_simulated
     from services.simulator.metrics import measure
     from services.simulator.output_files import OutputFiles
-    from services.simulator.run import Load, offered_of
+    from services.simulator.run import Load, check_rate, offered_of
     from services.simulator.run import simulate as run
     from services.simulator.tables import Run
 
@@ -69,7 +69,11 @@ def simulate(
     simulated = [load_simulated(each) for each in files]
     objectives = None if slo is None else parse_objectives(slo)
     check_scale(trace_scale, rate)
+    if rate is not None:
+        check_rate(rate)
     rows = read_trace(trace, requests)
+    if rate is None and not rows.has_arrivals:
+        raise ConfigError("--rate", None, "is needed: the trace has lengths alone")
     runs: list[Run] = []
     with Progress(console=messages, transient=True) as bar:
         for name, one in zip(names, simulated, strict=True):

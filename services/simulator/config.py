@@ -11,7 +11,7 @@ section is of ``common.config`` and means what it means live; ``[pool.instance]`
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -21,6 +21,7 @@ from common.cost import kv_token_bytes
 from common.devices import DeviceSpec
 from common.errors import ConfigError
 from common.messages import Role
+from common.phases import missing_phases
 from common.profile import Profile, measured_layerwise_min_tokens
 from common.shapes import SHAPES, ModelShape
 from services.hosts.engines import has_remote_attention
@@ -43,9 +44,12 @@ from services.simulator.performance.sources import read_source
 from services.simulator.prediction import PredictionConfig, check_prediction
 from services.simulator.prefixes import PrefixConfig, check_prefix
 from services.simulator.stages import stage_token_bytes, stage_weight_bytes
+from services.simulator.toml_tables import read_table
 
 ANY_TOKENS = 1 << 31
 """More than a prompt has."""
+MOST_OF_A_POOL = 10_000
+"""Instances, devices, stages."""
 OWN_TABLES = ("cluster", "pool", "fault", "scale", "prediction", "prefix", "host", "device")
 
 
@@ -101,6 +105,9 @@ class PoolConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         )
 
 
+AnyPool = TypeVar("AnyPool", PoolConfig, AttentionPoolConfig)
+
+
 class ScaleStep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """At ``at_s`` somebody wishes for so many instances of ``pool``: those that are too many drain, the last
     that were started first."""
@@ -144,14 +151,22 @@ class Simulated(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def load_simulated(path: Path) -> Simulated:
-    """Raises ConfigError naming key, value and rule."""
-    return simulated_from_tree(read_toml("CONFIG", path), path.parent)
+    """A whole mesh. Raises ConfigError naming key, value and rule."""
+    simulated = simulated_from_tree(read_toml("CONFIG", path), path.parent)
+    roles = [each.config.role for each in simulated.pools]
+    if missing := missing_phases(roles):
+        rule = f"leave nobody for {' and '.join(missing)}: no request would be answered"
+        raise ConfigError("pool.role", ", ".join(roles), rule)
+    return simulated
 
 
 def simulated_from_tree(tree: Mapping[str, Any], beside: Path = Path()) -> Simulated:
     """Files are ``beside`` that folder. Raises ConfigError, PerformanceFileError, ModelError."""
     rest = {key: value for key, value in tree.items() if key not in OWN_TABLES}
-    cluster = _convert("cluster", tree.get("cluster", {}), ClusterConfig)
+    for key, value in rest.items():
+        if key in ClusterConfig.__struct_fields__ and not isinstance(value, Mapping):
+            raise ConfigError(key, value, "is a key of [cluster], and stands in no table")
+    cluster = read_table("cluster", tree.get("cluster", {}), ClusterConfig)
     _check_cluster(cluster)
     configs, attention_configs = _pool_configs(tree.get("pool", []))
     shape = _shape_of(cluster)
@@ -176,8 +191,8 @@ def simulated_from_tree(tree: Mapping[str, Any], beside: Path = Path()) -> Simul
         _pool_of(each, devices[each.name], its, cluster, shape, attention, beside)
         for each, its in zip(configs, own, strict=True)
     )
-    faults = _convert("fault", tree.get("fault", []), tuple[AnyFault, ...])
-    scale = _convert("scale", tree.get("scale", []), tuple[ScaleStep, ...])
+    faults = read_table("fault", tree.get("fault", []), tuple[AnyFault, ...])
+    scale = read_table("scale", tree.get("scale", []), tuple[ScaleStep, ...])
     of_instances = [each.name for each in configs]
     _check_scale(scale, of_instances)
     may_grow = {step.pool for step in scale} if settings.scaling.policy != "on" else set(of_instances)
@@ -199,22 +214,21 @@ def simulated_from_tree(tree: Mapping[str, Any], beside: Path = Path()) -> Simul
 
 def _pool_configs(pools: Any) -> tuple[list[PoolConfig], list[AttentionPoolConfig]]:
     """Of instances, and of attention workers."""
-    tables: list[dict[str, Any]] = _convert("pool", pools, list[dict[str, Any]])
+    tables: list[dict[str, Any]] = read_table("pool", pools, list[dict[str, Any]])
     attention = [each for each in tables if each.get("role") == "attention"]
     if len(attention) > 1:
         rule = "is one of several pools of role 'attention': every decode instance uses every worker"
         raise ConfigError("pool.name", attention[1].get("name"), rule)
-    configs = _convert("pool", [each for each in tables if each not in attention], list[PoolConfig])
+    configs = [_pool_config(each, PoolConfig) for each in tables if each not in attention]
     if not configs:
         raise ConfigError("pool", configs, "at least one [[pool]] is needed")
-    return configs, _convert("pool", attention, list[AttentionPoolConfig])
+    return configs, [_pool_config(each, AttentionPoolConfig) for each in attention]
 
 
-def _convert(key: str, value: Any, kind: Any) -> Any:
-    try:
-        return msgspec.convert(value, kind)
-    except msgspec.ValidationError as exc:
-        raise ConfigError(key, value, str(exc)) from exc
+def _pool_config(table: dict[str, Any], kind: type[AnyPool]) -> AnyPool:
+    name = table.get("name")
+    found: AnyPool = read_table(f"pool.{name}" if isinstance(name, str) else "pool", table, kind)
+    return found
 
 
 def _check_cluster(cluster: ClusterConfig) -> None:
@@ -257,7 +271,7 @@ def _prediction_of(tree: Mapping[str, Any], settings: Config) -> PredictionConfi
         raise ConfigError("predictor.kind", settings.predictor.kind, rule)
     if "prediction" not in tree:
         return None
-    prediction: PredictionConfig = _convert("prediction", tree["prediction"], PredictionConfig)
+    prediction: PredictionConfig = read_table("prediction", tree["prediction"], PredictionConfig)
     check_prediction(prediction, settings.predictor)
     return prediction
 
@@ -265,7 +279,7 @@ def _prediction_of(tree: Mapping[str, Any], settings: Config) -> PredictionConfi
 def _prefix_of(tree: Mapping[str, Any]) -> PrefixConfig | None:
     if "prefix" not in tree:
         return None
-    prefix: PrefixConfig = _convert("prefix", tree["prefix"], PrefixConfig)
+    prefix: PrefixConfig = read_table("prefix", tree["prefix"], PrefixConfig)
     check_prefix(prefix)
     return prefix
 
@@ -273,7 +287,7 @@ def _prefix_of(tree: Mapping[str, Any]) -> PrefixConfig | None:
 def _host_of(tree: Mapping[str, Any], pools: Sequence[PoolConfig]) -> HostConfig | None:
     if "host" not in tree:
         return None
-    host: HostConfig = _convert("host", tree["host"], HostConfig)
+    host: HostConfig = read_table("host", tree["host"], HostConfig)
     check_host(host)
     for pool in pools:
         if pool.pipeline > 1:
@@ -306,8 +320,8 @@ def _pool_of(
 ) -> Pool:
     key = f"pool.{pool.name}"
     for field in ("count", "devices", "pipeline"):
-        if getattr(pool, field) < 1:
-            raise ConfigError(f"{key}.{field}", getattr(pool, field), "must be at least 1")
+        if not 1 <= getattr(pool, field) <= MOST_OF_A_POOL:
+            raise ConfigError(f"{key}.{field}", getattr(pool, field), f"must be 1 to {MOST_OF_A_POOL:,}")
     if pool.pipeline > shape.layers:
         rule = f"must be at most the {shape.layers} layers of {shape.name}"
         raise ConfigError(f"{key}.pipeline", pool.pipeline, rule)

@@ -19,6 +19,7 @@ from common.errors import ConfigError
 from common.profile import machine_name, profile_path
 from common.shapes import SHAPES, ModelShape
 from services.simulator.performance.profiled import machine_device, read_machine_profile
+from services.simulator.toml_tables import read_table
 
 NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 """It names tables and is a label in Kubernetes."""
@@ -100,13 +101,13 @@ def _given(key: str, table: Mapping[str, Any]) -> DeviceSpec:
     if "figures_source" in table:
         for field in ("price_source", "network_source"):
             whole.setdefault(field, table["figures_source"])
-    device: DeviceSpec = _convert(key, whole, DeviceSpec)
+    device: DeviceSpec = read_table(key, whole, DeviceSpec)
     _check_figures(key, device)
     return device
 
 
 def _profiled(key: str, table: Mapping[str, Any], beside: Path) -> DeviceSpec:
-    given: ProfiledDevice = _convert(key, table, ProfiledDevice)
+    given: ProfiledDevice = read_table(key, table, ProfiledDevice)
     if given.profile == THIS_MACHINE:
         path, shape = _of_this_machine(key, given.model)
         profile = read_machine_profile(path)
@@ -169,13 +170,6 @@ def _shape_of(key: str, model: str | None, profiled: str, beside: Path) -> Model
     except ConfigError as exc:
         rule = f"must say what was profiled, {profiled}: a directory, or one of {', '.join(sorted(SHAPES))}"
         raise ConfigError(f"{key}.model", model, rule) from exc
-
-
-def _convert(key: str, table: Mapping[str, Any], kind: Any) -> Any:
-    try:
-        return msgspec.convert(table, kind)
-    except msgspec.ValidationError as exc:
-        raise ConfigError(key, dict(table), str(exc)) from exc
 
 
 def _check_figures(key: str, device: DeviceSpec) -> None:

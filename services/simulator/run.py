@@ -19,6 +19,8 @@ from services.simulator.records import request_id_of
 from services.simulator.shape import attended_tokens
 from services.simulator.timeline import SimulatedTimeline
 
+LEAST_RATE_PER_S = 1e-3
+"""With fewer requests hardly anything but idling would be simulated."""
 LITTLE_TOLERANCE = 1e-6
 SETTLE_S = 120.0
 """Virtual seconds after the last client is gone until nobody holds anything any more, at the most."""
@@ -69,6 +71,13 @@ def offered_of(
         times = make_arrivals(arrivals, rate_per_s or 0.0, seed)
     for row, time_s in zip(rows, islice(times, len(rows)), strict=True):
         yield Offered(time_s, row.prompt_tokens, row.output_tokens, row.block_hashes)
+
+
+def check_rate(rate_per_s: float) -> None:
+    """Raises ConfigError."""
+    if not LEAST_RATE_PER_S <= rate_per_s < float("inf"):
+        rule = f"must be a number of requests per second, at least {LEAST_RATE_PER_S:g}"
+        raise ConfigError("--rate", rate_per_s, rule)
 
 
 def simulate(

@@ -42,6 +42,7 @@ from services.simulator.performance.splitwise import (
 )
 from services.simulator.performance.vidur import GROUPED_BATCH_FACTOR, ROW_TILE, VidurOperators, links_of
 from services.simulator.performance.vidur_files import VidurFiles, files_in, read_vidur
+from services.simulator.toml_tables import read_table
 
 
 class RooflineSource(
@@ -152,10 +153,7 @@ def read_source(key: str, table: Mapping[str, object], beside: Path) -> Performa
             return beside / Path(value).expanduser()
         raise ValueError("must be the path of a file or folder")
 
-    try:
-        found: PerformanceSource = msgspec.convert(dict(table), PerformanceSource, dec_hook=decode)
-    except msgspec.ValidationError as exc:
-        raise ConfigError(key, dict(table), str(exc)) from exc
+    found: PerformanceSource = read_table(key, dict(table), PerformanceSource, decode)
     return found
 
 

@@ -273,3 +273,22 @@ def test_what_befalls_a_mesh_is_the_seeds(tmp_path: Path, trace: Path) -> None:
     )
     assert first == again != other
     assert "instances died" in ran(config, "--trace", trace, "--seed", "1")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--rate", "1e-9"), "--rate = 1e-09: must be a number of requests per second, at least 0.001"),
+        (("--rate", "nan"), "--rate = nan: must be a number"),
+        (("--rate", "1", "--slo", "ttft=0"), "--slo = 'ttft=0': ttft must be over 0 seconds"),
+        ((), "--rate = None: is needed: the trace has lengths alone"),
+    ],
+)
+def test_what_cannot_be_meant_is_told_by_its_option(
+    tmp_path: Path, arguments: tuple[str, ...], said: str
+) -> None:
+    lengths = tmp_path / "lengths.csv"
+    lengths.write_text("num_prefill_tokens,num_decode_tokens\n30,4\n")
+    found = run(write_config(tmp_path, "mesh", 0.02), "--trace", lengths, *arguments)
+    assert isinstance(found.exception, ConfigError)
+    assert str(found.exception).startswith(said)

@@ -1,10 +1,13 @@
 """What is impossible of a cluster is refused by key, value and rule."""
 
+import tomllib
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from common.errors import ConfigError
+from services.simulator.config import load_simulated, simulated_from_tree
 from tests.services.simulator.meshes import PERFORMANCE, SHAPE, mesh, pool
 
 
@@ -40,3 +43,42 @@ def test_a_pool_is_named_whose_passes_would_take_less_than_nothing() -> None:
     with pytest.raises(ConfigError, match="must be 0 or more") as caught:
         mesh(pool("mixed", performance=PERFORMANCE | {"step_s": -0.02}))
     assert (caught.value.key, caught.value.value) == ("pool.mixed.step_s", -0.02)
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        (
+            '[[pool]]\nname = "a"\nrole = "banana"\ncount = 1\nperformance = {}',
+            "pool.a.role = 'banana': must be one of prefill, decode, mixed",
+        ),
+        (
+            '[[pool]]\nname = "a"\nrole = "mixed"\ncount = "x"\nperformance = {}',
+            "pool.a.count = 'x': Expected `int`",
+        ),
+        ('[[pool]]\nname = "a"\nrole = "mixed"\nperformance = {}', "pool.a.count = None: must be given"),
+        ("[cluster]\nhopp_s = 1", "cluster.hopp_s = 1: is not a known key: did you mean hop_s?"),
+        ('model = "llama3-70b"', "model = 'llama3-70b': is a key of [cluster], and stands in no table"),
+    ],
+)
+def test_what_breaks_a_rule_is_named_by_its_key_and_shown_by_itself(table: str, said: str) -> None:
+    with pytest.raises(ConfigError) as told:
+        simulated_from_tree(tomllib.loads(table))
+    assert str(told.value).startswith(said)
+
+
+def test_a_mesh_that_could_answer_nobody_is_refused(tmp_path: Path) -> None:
+    """Nothing would be drawn; a planner's single phases are simulated nevertheless."""
+    pools = [pool("decode", name="a"), pool("decode", name="b")]
+    assert mesh(*pools).pools
+    file = tmp_path / "mesh.toml"
+    keys = 'role = "decode"\ncount = 1\nkv_tokens = 1000\nperformance = { kind = "linear" }\n'
+    table = f'[[pool]]\nname = "NAME"\n{keys}'
+    file.write_text("".join(table.replace("NAME", name) for name in "ab"))
+    with pytest.raises(ConfigError, match=r"pool\.role = 'decode, decode': leave nobody for prefill"):
+        load_simulated(file)
+
+
+def test_pools_have_no_more_than_can_be_simulated() -> None:
+    with pytest.raises(ConfigError, match=r"pool.mixed.count = 10000000: must be 1 to 10,000"):
+        mesh(pool("mixed", 10_000_000))

@@ -276,7 +276,11 @@ def test_deaths_come_as_often_as_their_mean_says() -> None:
 @pytest.mark.parametrize(
     ("fault", "key", "rule"),
     [
-        ({"kind": "fire", "instance": "decode-0", "at_s": 1.0}, "fault", "fire"),
+        (
+            {"kind": "fire", "instance": "decode-0", "at_s": 1.0},
+            "fault.0.kind",
+            "must be one of death, straggler",
+        ),
         ({"kind": "death", "at_s": 1.0}, "fault.0.instance", "either it or pool"),
         (death("decode-9", 1.0), "fault.0.instance", "from 0"),
         ({"kind": "death", "pool": "attic", "at_s": 1.0}, "fault.0.pool", "must be one of"),

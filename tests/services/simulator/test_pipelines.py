@@ -212,7 +212,7 @@ def test_devices_of_all_stages_are_paid_for() -> None:
     assert math.isclose(mixed.usd_h, 4 * 5.30)
 
 
-@pytest.mark.parametrize(("stages", "rule"), [(0, "at least 1"), (5, "at most the 4 layers")])
+@pytest.mark.parametrize(("stages", "rule"), [(0, "must be 1 to"), (5, "at most the 4 layers")])
 def test_stages_without_layers_are_refused(stages: int, rule: str) -> None:
     with pytest.raises(ConfigError, match=rule) as told:
         mesh(pool("mixed", pipeline=stages))

@@ -111,7 +111,7 @@ def test_what_is_foreseen_wrongly_is_decided_otherwise_and_all_are_served() -> N
         ({"prediction": {"accuracy": 1.2}}, "prediction.accuracy", "from 0 to 1"),
         ({"prediction": {"granularity": 0}}, "prediction.granularity", "at least 1"),
         ({"prediction": {"delay_s": 3.0}}, "prediction.delay_s", "predictor.timeout_s"),
-        ({"prediction": {"exactness": 1.0}}, "prediction", "exactness"),
+        ({"prediction": {"exactness": 1.0}}, "prediction.exactness", "is not a known key"),
         ({"prediction": {}, "predictor": {"kind": "history"}}, "predictor.kind", "left out"),
         ({"predictor": {"kind": "classifier", "directory": "x"}}, "predictor.kind", "no words"),
     ],

@@ -149,7 +149,7 @@ def test_prefixes_of_a_crowd_lose_nothing() -> None:
 @pytest.mark.parametrize(
     ("prefix", "key", "rule"),
     [
-        ({"scope": "town"}, "prefix", "town"),
+        ({"scope": "town"}, "prefix.scope", "must be one of"),
         ({"capacity_tokens": 100}, "prefix.capacity_tokens", "at least a block"),
         ({"bytes_per_s": 0.0}, "prefix.bytes_per_s", "over 0"),
     ],

@@ -145,7 +145,7 @@ def test_a_plan_that_is_only_looked_at_changes_nothing() -> None:
         (step(1.0, "attic", 1), "scale.0.pool", "must be one of"),
         (step(-1.0, "decode", 1), "scale.0.at_s", "0 or more"),
         (step(1.0, "decode", -1), "scale.0.count", "0 or more"),
-        ({"at_s": 1.0, "pool": "decode"}, "scale", "count"),
+        ({"at_s": 1.0, "pool": "decode"}, "scale.0.count", "must be given"),
     ],
 )
 def test_a_step_that_makes_no_sense_is_an_error(given: dict[str, Any], key: str, rule: str) -> None:

@@ -132,9 +132,9 @@ def test_an_impossible_factor_of_batches_is_refused(factor: str) -> None:
 
 
 def test_unknown_kinds_and_keys_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"performance = .*crystal ball"):
+    with pytest.raises(ConfigError, match=r"performance\.kind = 'crystal ball': must be one of linear, "):
         source_of('kind = "crystal ball"')
-    with pytest.raises(ConfigError, match=r"performance = .*tenser"):
+    with pytest.raises(ConfigError, match=r"performance\.tenser = 2: is not a known key"):
         source_of('kind = "roofline"\ntenser = 2')
     with pytest.raises(ConfigError, match=r"performance = .*path of a file"):
         source_of('kind = "profile"\npath = 5')

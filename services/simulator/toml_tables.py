@@ -1,0 +1,73 @@
+"""Tables of a TOML file as values of ours: what breaks a rule is named by its key, and shown by itself."""
+
+import difflib
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from common.config_file import UNKNOWN_KEY
+from common.errors import ConfigError
+
+_STEP = re.compile(r"[^].`[]+")
+
+
+def read_table(key: str, table: object, kind: Any, decode: Callable[[type, Any], Any] | None = None) -> Any:
+    """As ``kind``, a Struct, a union of them, or a list or tuple of such. ``decode``: msgspec's hook. Raises
+    ConfigError, whose key begins with ``key``."""
+    try:
+        return msgspec.convert(table, kind, dec_hook=decode)
+    except msgspec.ValidationError as exc:
+        raise _as_config_error(key, table, kind, str(exc)) from exc
+
+
+def _as_config_error(key: str, table: object, kind: Any, text: str) -> ConfigError:
+    """msgspec says ``Expected `int`, got `str` - at `$[1].count` ``."""
+    rule, _, location = text.partition(" - at `$")
+    steps = _STEP.findall(location)
+    structs = list(_structs_of(kind))
+    if rule.startswith("Object contains unknown field"):
+        steps.append(rule.split("`")[1])
+        rule = UNKNOWN_KEY
+        near = difflib.get_close_matches(
+            steps[-1], [each for one in structs for each in one.__struct_fields__], n=1
+        )
+        if near:
+            rule += f": did you mean {near[0]}?"
+    elif rule.startswith("Object missing required field"):
+        steps.append(rule.split("`")[1])
+        rule = "must be given"
+    elif choices := _choices(steps[-1] if steps else "", structs):
+        rule = f"must be one of {', '.join(choices)}"
+    value: Any = table
+    for step in steps:
+        value = _within(value, step)
+    return ConfigError(".".join([key, *steps]), value, rule)
+
+
+def _within(value: Any, step: str) -> Any:
+    """A list's by its number."""
+    if isinstance(value, Sequence) and not isinstance(value, str) and step.isdecimal():
+        return value[int(step)]
+    return value.get(step) if isinstance(value, Mapping) else None
+
+
+def _structs_of(kind: Any) -> Iterator[type[msgspec.Struct]]:
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        yield kind
+    for each in get_args(kind):
+        yield from _structs_of(each)
+
+
+def _choices(field: str, structs: Sequence[type[msgspec.Struct]]) -> list[str]:
+    """What it may be, where that is one of a few words: a table's kind, too."""
+    found: list[str] = []
+    for each in structs:
+        if each.__struct_config__.tag_field == field:
+            found.append(str(each.__struct_config__.tag))
+        elif field in each.__struct_fields__:
+            hint = get_type_hints(each)[field]
+            literals = [one for one in (hint, *get_args(hint)) if get_origin(one) is Literal]
+            found += [str(word) for literal in literals for word in get_args(literal)]
+    return list(dict.fromkeys(found))
