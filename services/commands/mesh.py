@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from common.errors import LauncherError
+from common.messages import has_phase
 from common.phases import missing_phases
 from services.commands.options import StateOption, messages
 from services.launcher.state_directory import DEFAULT_STATE_DIRECTORY
@@ -76,13 +77,23 @@ def print_status(mesh: "MeshStatus") -> None:
 
 def warn_missing(mesh: "MeshStatus") -> None:
     """That it serves nothing, where it cannot."""
-    for phase in missing_phases(each.role for each in mesh.instances):
-        messages.print(
-            f"[yellow]no instance does {phase}:[/yellow] every request is answered with 503 until one does,"
-            f" for example after `lamella scale {phase}=1`",
-            highlight=False,
-            soft_wrap=True,
+    missing = missing_phases(each.role for each in mesh.instances)
+    for phase in missing:
+        _warn(
+            f"no instance does {phase}:",
+            f"every request is answered with 503 until one does, for example after `lamella scale {phase}=1`",
         )
+    for phase in missing_phases(each.role for each in mesh.instances if each.state == "ready"):
+        if mesh.state == "ready" and phase not in missing:
+            states = (f"{each.id} is {each.state}" for each in mesh.instances if has_phase(each.role, phase))
+            _warn(
+                f"no instance that does {phase} is ready:",
+                f"{', '.join(states)}; where it is not the store that is away, requests wait or are refused",
+            )
+
+
+def _warn(what: str, which: str) -> None:
+    messages.print(f"[yellow]{what}[/yellow] {which}", highlight=False, soft_wrap=True)
 
 
 def print_plan(plan: "DesiredCounts") -> None:

@@ -39,3 +39,19 @@ def test_who_looks_at_a_mesh_that_serves_nothing_is_told_what_to_do(
     assert "`lamella scale prefill=1`" in said
     warn_missing(MeshStatus("ready", None, [*instances, InstanceStatus("mixed-0", "mixed", "ready")], []))
     assert capsys.readouterr().err == ""
+
+
+def test_who_looks_at_a_mesh_whose_only_instance_hangs_is_told_which(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A decode instance that was stopped left a status of "ready" and nothing else."""
+    instances = [
+        InstanceStatus("decode-0", "decode", "unregistered"),
+        InstanceStatus("prefill-0", "prefill", "ready"),
+    ]
+    warn_missing(MeshStatus("ready", "http://127.0.0.1:1", instances, []))
+    said = capsys.readouterr().err
+    assert said.startswith("no instance that does decode is ready: decode-0 is unregistered; ")
+    assert "prefill" not in said
+    warn_missing(MeshStatus("starting", None, instances, []))
+    assert not capsys.readouterr().err
