@@ -39,8 +39,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
 
     ``saturation_tokens``: L_m, and the ChunkSize that instances take. ``chunk_time`` and ``step_time`` are
     fitted to all of it, ``…_held_out_error`` is the mean relative error of each case predicted by the others.
-    ``hand_over`` None: not measured. ``piece_s``: what a fixed piece of work took meanwhile, on the processor
-    (``services.profiling.probe``).
+    ``hand_over`` None: not measured. ``probe_s``: what a fixed piece of work of this ``dtype`` took
+    meanwhile, on the processor (``services.profiling.probe``).
     """
 
     model: str
@@ -56,7 +56,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     step_held_out_error: float
     shared_s: tuple[PassTime, ...] = ()
     hand_over: HandOverTimes | None = None
-    piece_s: float | None = None
+    probe_s: float | None = None
 
 
 def profile_path(

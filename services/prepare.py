@@ -41,17 +41,15 @@ def _prepare(config: Config, progress: Callable[[str], None]) -> None:
         model_directory(config.model, progress)
         return
     cache, is_compiled = config.model.cache_directory, wants_compiled(config.model)
-    with _compiling(cache if is_compiled else None):
+    with _compiling(cache if is_compiled else None, progress):
         directory = model_directory(config.model, progress)
         cached_conversion(directory, precision_of(config.model).compute, cache, progress)
-        if is_compiled:
-            progress("compiling kernels")
     if is_compiled:
         compile_kernels(cache, progress)
 
 
 @contextmanager
-def _compiling(cache_directory: Path | None) -> Iterator[None]:
+def _compiling(cache_directory: Path | None, progress: Callable[[str], None]) -> Iterator[None]:
     """Missing kernels are compiled on another core meanwhile. Whoever needs them sees whether it worked."""
     if cache_directory is None or kept_kernels(cache_directory) is not None:
         yield
@@ -59,6 +57,7 @@ def _compiling(cache_directory: Path | None) -> Iterator[None]:
     child = subprocess.Popen([sys.executable, "-c", COMPILE, str(cache_directory)], stderr=subprocess.DEVNULL)
     try:
         yield
+        progress("compiling kernels")
         child.wait()
     finally:
         child.kill()

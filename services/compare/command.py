@@ -20,7 +20,7 @@ def compare(
         float | None, typer.Option(help="Begin nothing that would probably end later than that.", min=1.0)
     ] = None,
     simulates: Annotated[
-        bool, typer.Option("--simulate", help="Simulate each run, too, and say how far that is off.")
+        bool, typer.Option("--simulate", help="Simulate their runs, too, and say how far that is off.")
     ] = False,
 ) -> None:
     """Send the same requests at the same times through differently configured meshes, in turn.
@@ -58,7 +58,9 @@ def compare(
         from services.compare.error_table import describe_overheads, errors_table
         from services.compare.simulated import Simulation
 
-        overheads, pairs = Simulation(comparison).pairs(records)
+        names = {each.name for each in chosen.configuration}
+        own = [each for each in records if each.configuration in names]
+        overheads, pairs = Simulation(comparison).pairs(own)
         text = errors_table(pairs, comparison.fitted)
         (folder / "simulated.md").write_text(text)
         console.print(describe_overheads(overheads), highlight=False)

@@ -77,7 +77,7 @@ def read_kept(path: Path, kind: type[Kept], comparison: Comparison) -> list[Kept
         try:
             one = msgspec.json.decode(line, type=kind)
         except msgspec.DecodeError as exc:
-            raise ConfigError("--output", str(path), f"line {number} is no {kind.__name__}: {exc}") from exc
+            raise ConfigError("--output", str(path), f"line {number} cannot be read: {exc}") from exc
         if one.fingerprint != comparison.fingerprint:
             raise ConfigError(
                 "--output", str(path), f"line {number} is of another comparison: choose another folder"

@@ -39,8 +39,6 @@ NOWHERE = "http://127.0.0.1"
 MEASURES = ("ttft", "tpot", "end_to_end")
 PROBE_S = 1e-3
 """How much longer messages are made, to see how many of them come before a first token."""
-
-RUN_AT = "must name workloads that every configuration was run at"
 SERVED_NOTHING = "has no request that was served live (kept by its number) and simulated: run it again"
 CORRECTIONS, SWEEPS = 4, 2
 MOST_WAIT_S, HALVINGS = 0.04, 9
@@ -121,8 +119,9 @@ class Simulation:
         names = self.comparison.calibration
         own = [each for each in records if each.configuration == candidate.name]
         runs = [each for each in own if each.workload in names]
-        if not names or {each.workload for each in runs} != set(names):
-            raise ConfigError("calibration", list(names), RUN_AT)
+        missing = sorted(set(names) - {each.workload for each in runs})
+        if missing or not names:
+            raise ConfigError("calibration", list(names), _run_at(candidate, *missing))
         overhead = Overhead()
         for _ in range(SWEEPS):
             host = self._host_of(candidate, own, overhead)
@@ -148,7 +147,7 @@ class Simulation:
                     tried = Tried(candidate, record, paced)
                     values.append(_root(partial(self._off, tried, sought), MOST_WAIT_S))
             if not values:
-                raise ConfigError(sought.named, sought.workload, RUN_AT)
+                raise ConfigError(sought.named, sought.workload, _run_at(candidate, sought.workload))
             overhead = overhead.with_host(**{sought.key: statistics.median(values)})
         return overhead
 
@@ -223,6 +222,12 @@ class Simulation:
             for arrival_s, request in zip(make_arrivals_s(config, plan), requests, strict=False)
         ]
         return simulate(simulated_of(self.comparison, candidate, overhead), Load(offered))
+
+
+def _run_at(candidate: Candidate, *missing: str | None) -> str:
+    """The rule of keys that name workloads, and who breaks it."""
+    rule = "must name workloads that every configuration was run at"
+    return f"{rule}; {candidate.name} was not at {', '.join(map(str, missing))}" if missing else rule
 
 
 def _root(off: Callable[[float], float], most: float) -> float:

@@ -79,9 +79,9 @@ def pace_of(comparison: Comparison, candidate: Candidate, record: RunRecord) -> 
     if config.instance.engine != "model" or not record.piece_s:
         return 1.0
     profile = read_profile(_profile_path(config))
-    if profile is None or profile.piece_s is None:
+    if profile is None or profile.probe_s is None:
         return 1.0
-    return statistics.fmean(record.piece_s) / profile.piece_s
+    return statistics.fmean(record.piece_s) / profile.probe_s
 
 
 def _profile_path(config: Config) -> Path:

@@ -96,7 +96,7 @@ async def measure_profile(
     machine = machine_name(accelerator_name(config.model.device))
     found = _profile_of(engine, machine, chunk_s, step_s, shared_s)
     return msgspec.structs.replace(
-        found, piece_s=statistics.median(pieces.taken_s) if pieces.taken_s else None
+        found, probe_s=statistics.median(pieces.taken_s) if pieces.taken_s else None
     )
 
 

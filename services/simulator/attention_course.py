@@ -66,9 +66,10 @@ class Course:
         begun_s = self.times.until(self.done - self.first) + self.fraction * self._step_s(self.done)
         done = min(self.steps, self.first + self.times.done_by((begun_s + elapsed_s) * (1 + 1e-12)))
         if done > self.done:
+            # What is done by now has ended by now, which sums of times may round past.
             if self.done == 0:
-                self.first_end_s = self.end_s(1)
-            last_end_s = self.end_s(done)
+                self.first_end_s = min(now, self.end_s(1))
+            last_end_s = min(now, self.end_s(done))
             before_s = self.end_s(done - 1) if done - 1 > self.done else self.step_began_s
             self.last_s, self.step_began_s = last_end_s - before_s, last_end_s
             self.done, self.fraction = done, 0.0

@@ -160,7 +160,7 @@ def test_passes_take_the_pace_that_the_machine_had_in_a_run(tiny: MakeTiny, tmp_
     path = profile_path(model, directory, "float32")
     write_profile(path, made())
     assert pace_of(modelled, SPLIT, record) == 1.0, "the profile knows no pace"
-    write_profile(path, msgspec.structs.replace(made(), piece_s=0.05))
+    write_profile(path, msgspec.structs.replace(made(), probe_s=0.05))
     assert pace_of(modelled, SPLIT, record) == pytest.approx(1.4)
     assert pace_of(modelled, SPLIT, msgspec.structs.replace(record, piece_s=())) == 1.0
     assert pace_of(COMPARISON, SPLIT, record) == 1.0, "emulated passes take what they are told"
@@ -213,7 +213,7 @@ def test_a_simulation_that_is_off_says_how_far() -> None:
 
 
 def test_without_a_calibration_nothing_is_simulated() -> None:
-    with pytest.raises(ConfigError, match=r"calibration = \['alone'\]"):
+    with pytest.raises(ConfigError, match=r"calibration = \['alone'\]: .*; split was not at alone"):
         SIMULATION.pairs([live(BUSY, TRUE)])
     nameless = Simulation(msgspec.structs.replace(COMPARISON, calibration=()))
     with pytest.raises(ConfigError, match="must name workloads"):

@@ -42,8 +42,8 @@ def test_every_case_that_fits_is_measured_and_the_laws_come_from_them(profile: P
     assert all(case.seconds > 0 for case in profile.shared_s)
     assert profile.saturation_tokens in {tokens for before, tokens, _ in profile.chunk_s if before == 0}
     assert profile.chunk_time.seconds((0.1, 0.005, 1.0)) > 0
-    assert profile.piece_s is not None
-    assert 0 < profile.piece_s < 60
+    assert profile.probe_s is not None
+    assert 0 < profile.probe_s < 60
     assert 0 <= profile.step_held_out_error < float("inf")
     assert profile.shared_s
     cases = len(profile.chunk_s) + len(profile.step_s) + len(profile.shared_s)
