@@ -27,6 +27,9 @@ from services.profiling.probe import Probe
 CHUNKS = (16, 32, 64, 128, 256, 512, 1024)
 RESTS = (45, 90, 181, 245)
 """Of no round number, as most prompts' last chunks."""
+FEW = (1, 4, 8)
+"""As a prompt's rest beside what is cached, computed by kernels for few rows: by a line of their own, which
+the law of longer chunks is not fitted to."""
 BEFORES = (0, 256, 1024)
 """Tokens before chunks: the first before them cost most, as attention has a part more then."""
 BATCHES = (1, 2, 4, 8, 16, 17, 24, 32, 33, 48, 49, 64, 65, 128)
@@ -66,10 +69,10 @@ async def measure_profile(
     none of the cases, ModelError as an instance."""
     engine = await load_engine(config, directory)
     try:
-        chunks = [(before, tokens) for tokens in sorted(CHUNKS + RESTS) for before in BEFORES]
+        chunks = [(before, tokens) for tokens in sorted(FEW + CHUNKS + RESTS) for before in BEFORES]
         chunks = [case for case in chunks if sum(case) <= _longest(engine)]
         steps = [(batch, each) for batch in BATCHES for each in CONTEXTS if _has_room(engine, batch, each)]
-        if not chunks or not steps:
+        if not steps or all(tokens in FEW for _, tokens in chunks):
             raise ConfigError("instance.kv_bytes", config.instance.kv_bytes, "is too small to profile in")
         shared = [case for case in SHARED if _fits(engine, case)]
         work: dict[tuple[str, Case | Shared], list[SequenceStep]] = {
@@ -113,7 +116,8 @@ def _profile_of(
     def of_step(case: Case) -> tuple[float, ...]:
         return step_features(case[0], case[0] * (case[1] + 1))
 
-    chunk_fit, step_fit = fit(chunk_s, of_chunk).fitted, fit(step_s, of_step).fitted
+    lawful_s = {case: times for case, times in chunk_s.items() if case[1] not in FEW}
+    chunk_fit, step_fit = fit(lawful_s, of_chunk).fitted, fit(step_s, of_step).fitted
     assert chunk_fit is not None, "there are enough cases for a fit"
     assert step_fit is not None, "there are enough cases for a fit"
     medians = {case: statistics.median(times) for case, times in chunk_s.items()}
@@ -127,9 +131,9 @@ def _profile_of(
         saturation_tokens=saturation_length(
             {case[1]: medians[case] for case in chunk_s if case[0] == 0 and case[1] in CHUNKS}
         ),
-        chunk_time=msgspec.structs.replace(chunk_fit, samples=sum(map(len, chunk_s.values()))),
+        chunk_time=msgspec.structs.replace(chunk_fit, samples=sum(map(len, lawful_s.values()))),
         step_time=msgspec.structs.replace(step_fit, samples=sum(map(len, step_s.values()))),
-        chunk_held_out_error=held_out_error(chunk_s, of_chunk),
+        chunk_held_out_error=held_out_error(lawful_s, of_chunk),
         step_held_out_error=held_out_error(step_s, of_step),
         shared_s=shared_s,
     )

@@ -12,7 +12,16 @@ from common.performance import DEFAULT_CHUNK_TOKENS, DEFAULT_LAYERWISE_MIN_TOKEN
 from common.profile import Profile, link_of, machine_name, profile_path, read_profile, write_profile
 from services.hosts.engines import Engine, load_engine
 from services.profiling.hand_over_times import times_of
-from services.profiling.profiler import CHUNKS, RESTS, fit, held_out_error, measure_profile, rows_of, spread
+from services.profiling.profiler import (
+    CHUNKS,
+    FEW,
+    RESTS,
+    fit,
+    held_out_error,
+    measure_profile,
+    rows_of,
+    spread,
+)
 from tests.common.model.conftest import MakeTiny
 
 
@@ -37,7 +46,9 @@ def profile(config: Config) -> Profile:
 
 
 def test_every_case_that_fits_is_measured_and_the_laws_come_from_them(profile: Profile) -> None:
-    assert {tokens for _, tokens, _ in profile.chunk_s} <= {*CHUNKS, *RESTS}
+    chunks = [tokens for _, tokens, _ in profile.chunk_s]
+    assert {*FEW} < {*chunks} <= {*FEW, *CHUNKS, *RESTS}
+    assert profile.chunk_time.samples == 2 * len([tokens for tokens in chunks if tokens not in FEW])
     assert all(seconds > 0 for *_, seconds in (*profile.chunk_s, *profile.step_s))
     assert all(case.seconds > 0 for case in profile.shared_s)
     assert profile.saturation_tokens in {tokens for before, tokens, _ in profile.chunk_s if before == 0}
