@@ -33,14 +33,19 @@ class PassTime(msgspec.Struct, frozen=True, array_like=True):
     seconds: float
 
 
+LAW_TOKENS = 16
+"""The law is of chunks from here on. Fewer rows wait for weights, or have kernels of their own."""
+
+
 class Profile(msgspec.Struct, frozen=True, kw_only=True):
     """Medians in seconds: ``chunk_s`` by (tokens before, tokens), ``step_s`` by (batch, context of each).
     ``shared_s``: of passes that are more than one chunk or one step.
 
     ``saturation_tokens``: L_m, and the ChunkSize that instances take. ``chunk_time`` and ``step_time`` are
-    fitted to all of it, ``…_held_out_error`` is the mean relative error of each case predicted by the others.
-    ``hand_over`` None: not measured. ``probe_s``: what a fixed piece of work of this ``dtype`` took
-    meanwhile, on the processor (``services.profiling.probe``).
+    fitted to chunks from ``LAW_TOKENS`` on and to all steps, ``…_held_out_error`` is the mean relative error
+    of each such case predicted by the others. ``hand_over`` None: not measured. ``probe_s``: what a fixed
+    piece of work of this ``dtype`` took meanwhile, on the processor (``services.profiling.probe``). ``dtype``
+    is what was computed in; a weight that steps read has ``weight_bytes``, None: those of ``dtype``.
     """
 
     model: str
@@ -57,6 +62,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     shared_s: tuple[PassTime, ...] = ()
     hand_over: HandOverTimes | None = None
     probe_s: float | None = None
+    weight_bytes: int | None = None
 
 
 def profile_path(

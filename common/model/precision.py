@@ -11,7 +11,7 @@ import msgspec
 
 from common.config import ModelConfig
 from common.errors import ConfigError
-from common.spec import ElementType
+from common.spec import ELEMENT_BYTES, ElementType
 
 WeightForm = Literal["model", "bf16", "int8", "w8a8"]
 """How linear weights are held; see ``common.model.linears``."""
@@ -39,6 +39,17 @@ def precision_of(model: ModelConfig) -> Precision:
 
     is_fast = torch.cuda.is_bf16_supported(including_emulation=False)
     return Precision("bfloat16" if is_fast else "float32", model.weights)
+
+
+def weight_bytes(precision: Precision) -> int:
+    """Of each weight that a decode step reads."""
+    match precision.weights:
+        case "model":
+            return ELEMENT_BYTES[precision.compute]
+        case "bf16":
+            return 2
+        case "int8" | "w8a8":
+            return 1
 
 
 def wants_compiled(model: ModelConfig) -> bool:

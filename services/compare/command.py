@@ -20,13 +20,16 @@ def compare(
         float | None, typer.Option(help="Begin nothing that would probably end later than that.", min=1.0)
     ] = None,
     simulates: Annotated[
-        bool, typer.Option("--simulate", help="Simulate their runs, too, and say how far that is off.")
+        bool,
+        typer.Option(
+            "--simulate", help="Simulate the runs of these configurations, too, and say how far that is off."
+        ),
     ] = False,
 ) -> None:
     """Send the same requests at the same times through differently configured meshes, in turn.
 
     Writes runs.jsonl, table.md, picture.svg and each mesh's logs into the folder; with --simulate
-    simulated.md, too.
+    simulated.md, too, of the configurations that were asked for.
     """
     import msgspec
     from rich.console import Console

@@ -16,8 +16,9 @@ from common.errors import ConfigError
 from common.kv.blocks import blocks_for
 from common.messages import SamplingParams
 from common.model.device import accelerator_name
+from common.model.precision import precision_of, weight_bytes
 from common.performance import chunk_features, pairs_of, step_features
-from common.profile import PassTime, Profile, machine_name
+from common.profile import LAW_TOKENS, PassTime, Profile, machine_name
 from common.steps import Draw, SequenceStep
 from scheduler.policy.fitting import LinearFit
 from scheduler.policy.saturation import saturation_length
@@ -28,8 +29,7 @@ CHUNKS = (16, 32, 64, 128, 256, 512, 1024)
 RESTS = (45, 90, 181, 245)
 """Of no round number, as most prompts' last chunks."""
 FEW = (1, 4, 8)
-"""As a prompt's rest beside what is cached, computed by kernels for few rows: by a line of their own, which
-the law of longer chunks is not fitted to."""
+"""As a prompt's rest beside what is cached: fewer than ``LAW_TOKENS``."""
 BEFORES = (0, 256, 1024)
 """Tokens before chunks: the first before them cost most, as attention has a part more then."""
 BATCHES = (1, 2, 4, 8, 16, 17, 24, 32, 33, 48, 49, 64, 65, 128)
@@ -72,7 +72,7 @@ async def measure_profile(
         chunks = [(before, tokens) for tokens in sorted(FEW + CHUNKS + RESTS) for before in BEFORES]
         chunks = [case for case in chunks if sum(case) <= _longest(engine)]
         steps = [(batch, each) for batch in BATCHES for each in CONTEXTS if _has_room(engine, batch, each)]
-        if not steps or all(tokens in FEW for _, tokens in chunks):
+        if not steps or all(tokens < LAW_TOKENS for _, tokens in chunks):
             raise ConfigError("instance.kv_bytes", config.instance.kv_bytes, "is too small to profile in")
         shared = [case for case in SHARED if _fits(engine, case)]
         work: dict[tuple[str, Case | Shared], list[SequenceStep]] = {
@@ -99,7 +99,9 @@ async def measure_profile(
     machine = machine_name(accelerator_name(config.model.device))
     found = _profile_of(engine, machine, chunk_s, step_s, shared_s)
     return msgspec.structs.replace(
-        found, probe_s=statistics.median(pieces.taken_s) if pieces.taken_s else None
+        found,
+        probe_s=statistics.median(pieces.taken_s) if pieces.taken_s else None,
+        weight_bytes=weight_bytes(precision_of(config.model)),
     )
 
 
@@ -116,7 +118,7 @@ def _profile_of(
     def of_step(case: Case) -> tuple[float, ...]:
         return step_features(case[0], case[0] * (case[1] + 1))
 
-    lawful_s = {case: times for case, times in chunk_s.items() if case[1] not in FEW}
+    lawful_s = {case: times for case, times in chunk_s.items() if case[1] >= LAW_TOKENS}
     chunk_fit, step_fit = fit(lawful_s, of_chunk).fitted, fit(step_s, of_step).fitted
     assert chunk_fit is not None, "there are enough cases for a fit"
     assert step_fit is not None, "there are enough cases for a fit"

@@ -18,7 +18,7 @@ import numpy as np
 from common.devices import DeviceSpec
 from common.errors import ConfigError
 from common.performance import PAIRS, TOKENS, FittedTime, pairs_of
-from common.profile import PassTime, Profile
+from common.profile import LAW_TOKENS, PassTime, Profile
 from common.shapes import ModelShape
 from common.spec import ELEMENT_BYTES
 from services.simulator.performance.curves import BatchCurves, ChunkSurface
@@ -28,7 +28,7 @@ from services.simulator.performance.regression import Line, Regression, Samples,
 from services.simulator.shape import PassShape
 
 ProfileFit = Literal["law", "linear", "forest"]
-"""The law fitted to all cases, or the cases themselves with a regression between them."""
+"""The law fitted to the cases, or the cases themselves with a regression between them."""
 CONTEXT_GRID, TOKEN_GRID, BEFORE_GRID = 16, 4, 64
 
 
@@ -85,8 +85,9 @@ def profile_held_out(profile: Profile, by: ProfileFit) -> tuple[HeldOutError, ..
     """Each case predicted by the others."""
     chunks, steps = profile_samples(profile)
     if by == "law":
+        lawful = sum(tokens >= LAW_TOKENS for _, tokens, _ in profile.chunk_s)
         return (
-            HeldOutError("chunk", profile.chunk_held_out_error, len(chunks.values)),
+            HeldOutError("chunk", profile.chunk_held_out_error, lawful),
             HeldOutError("step", profile.step_held_out_error, len(steps.values)),
         )
     return tuple(
@@ -138,7 +139,8 @@ class LawModel:
 class TableModel:
     """Between the profile's cases, by a regression. What any pass costs is the laws' fixed part: of several
     chunks, and of decodes beside chunks, it is taken off all but one. ``_more_chunk_s`` and ``_decodes_s``:
-    what a chunk more and decodes beside chunks cost over that, by the median of the profile's such passes."""
+    what a chunk more and decodes beside chunks cost over that, by the median of the profile's such passes. No
+    chunk more takes less than its tokens by the law."""
 
     stages = 1
 
@@ -150,6 +152,7 @@ class TableModel:
         self._chunks = ChunkSurface(self._chunk_s, before_grid=BEFORE_GRID, token_grid=TOKEN_GRID)
         self._steps = BatchCurves(self._step_s, CONTEXT_GRID)
         self._per_context_s = max(0.0, profile.step_time.coefficients[0])
+        self._per_token_s = max(0.0, profile.chunk_time.coefficients[0] / TOKENS)
         contexts = steps.features.prod(axis=1)
         self._rest = Line(steps.features[:, 0], steps.values - self._per_context_s * contexts / TOKENS)
         self._more_chunk_s = self._decodes_s = 0.0
@@ -172,8 +175,14 @@ class TableModel:
             step_s = self._steps.of(shape.sequences).at(shape.context_tokens / shape.sequences)
         if not shape.chunks:
             return step_s
-        first_s, *rest_s = (self._chunks.at(before, tokens) for before, tokens in shape.chunks)
-        more_s = sum(max(0.0, seconds - self._chunk_fixed_s + self._more_chunk_s) for seconds in rest_s)
+        # The longest is whole, whichever comes first: a few tokens take less than the law's fixed part.
+        (first_s, _), *rest = sorted(
+            ((self._chunks.at(before, tokens), tokens) for before, tokens in shape.chunks), reverse=True
+        )
+        more_s = 0.0
+        for seconds, tokens in rest:
+            beside_s = seconds - self._chunk_fixed_s + self._more_chunk_s
+            more_s += max(beside_s, tokens * self._per_token_s)
         if shape.sequences:
             more_s += max(0.0, step_s - self._step_fixed_s + self._decodes_s)
         return first_s + more_s
@@ -237,9 +246,9 @@ def machine_device(
     if per_token_s <= 0 or step_s <= 0:
         rule = "says that tokens or steps take no time: profile again, on an idle machine"
         raise ConfigError("profile", profile.machine, rule)
-    element_bytes = ELEMENT_BYTES[profile.dtype]
+    weight_bytes = profile.weight_bytes or ELEMENT_BYTES[profile.dtype]
     flop_s = 2 * (shape.multiplied_parameters - shape.head_parameters) / per_token_s
-    memory_bytes_s = shape.multiplied_parameters * element_bytes / step_s
+    memory_bytes_s = shape.multiplied_parameters * weight_bytes / step_s
     measured = f"{profile.model} in {profile.dtype}, {profile.machine}, {profile.measured_on}"
     return DeviceSpec(
         name=name,

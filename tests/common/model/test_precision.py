@@ -5,7 +5,8 @@ import pytest
 from common.config import ModelConfig
 from common.errors import ConfigError
 from common.model import precision
-from common.model.precision import Precision, has_fast_bf16, precision_of
+from common.model.precision import Precision, WeightForm, has_fast_bf16, precision_of, weight_bytes
+from common.spec import ElementType
 
 
 @pytest.mark.parametrize(
@@ -51,3 +52,19 @@ def test_bf16_weights_compute_in_what_the_processor_is_fast_at(
 def test_an_unknown_device_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"model\.device = 'tpu': must be cpu or cuda"):
         precision_of(ModelConfig(device="tpu"))
+
+
+@pytest.mark.parametrize(
+    ("compute", "weights", "expected"),
+    [
+        ("bfloat16", "model", 2),
+        ("float32", "model", 4),
+        ("float32", "bf16", 2),
+        ("float32", "int8", 1),
+        ("bfloat16", "w8a8", 1),
+    ],
+)
+def test_a_step_reads_weights_in_the_form_that_they_are_held_in(
+    compute: ElementType, weights: WeightForm, expected: int
+) -> None:
+    assert weight_bytes(Precision(compute, weights)) == expected

@@ -81,4 +81,11 @@ def test_meshes_take_turns_at_the_same_requests_and_what_was_run_is_not_run_agai
     assert again.stdout == done.stdout + (output / "simulated.md").read_text()
     assert len(again.stdout.splitlines()) == 2 * len(done.stdout.splitlines())
     assert "coupled: " in again.stderr, "what its mesh takes beside the model"
+    both = (output / "simulated.md").read_text()
+    assert "| knowing |" in both
+    of_one = compare(str(file), "--output", str(output), "--simulate", "--configuration", "coupled")
+    assert of_one.returncode == 0, of_one.stderr
+    one = (output / "simulated.md").read_text()
+    assert "| coupled |" in one
+    assert "| knowing |" not in one
     assert read_kept(output / "runs.jsonl", RunRecord, read_comparison(file)) == records

@@ -3,10 +3,11 @@
 import threading
 import time
 
+import msgspec
 import pytest
 import torch
 
-from common.config import Config, InstanceConfig, ModelConfig
+from common.config import Config, Dtype, InstanceConfig, ModelConfig
 from common.model.precision import precision_of
 from services.profiling import probe
 
@@ -40,12 +41,14 @@ def test_looks_that_take_long_come_less_often(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(watched, "_compute", spin)
     with watched.watch() as pieces:
         time.sleep(1.0)
-    assert len(pieces.taken_s) in (1, 2)  # one at the least every 5 s
+    assert len(pieces.taken_s) in (1, 2)  # one every 5 s
 
 
-def test_pieces_are_of_the_type_that_the_model_computes_in() -> None:
-    watched = probe.Probe(MODELLED)
-    wanted = getattr(torch, precision_of(MODELLED.model).compute)
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_pieces_are_of_the_type_that_the_model_computes_in(dtype: Dtype) -> None:
+    config = msgspec.structs.replace(MODELLED, model=ModelConfig(device="cpu", dtype=dtype))
+    watched = probe.Probe(config)
+    wanted = getattr(torch, precision_of(config.model).compute)
     assert {each.dtype for each in (*watched._inputs, *watched._matrices)} == {wanted}
 
 

@@ -55,6 +55,7 @@ def test_every_case_that_fits_is_measured_and_the_laws_come_from_them(profile: P
     assert profile.chunk_time.seconds((0.1, 0.005, 1.0)) > 0
     assert profile.probe_s is not None
     assert 0 < profile.probe_s < 60
+    assert profile.weight_bytes == 4
     assert 0 <= profile.step_held_out_error < float("inf")
     assert profile.shared_s
     cases = len(profile.chunk_s) + len(profile.step_s) + len(profile.shared_s)

@@ -20,13 +20,10 @@ def course(began_s: float, step_s: float, steps: int) -> Course:
 def test_steps_that_are_done_by_now_have_not_ended_after_now() -> None:
     """A second token was drawn 2e-15 s after its request's end: that run was refused as not conserved."""
     made = random.Random(0)
-    late = 0
     for _ in range(1000):
         steps = made.randint(1, 5)
         looked_at = course(made.uniform(0, 1000), made.uniform(0.01, 0.2), steps)
         now = math.nextafter(looked_at.end_s(steps), 0.0)
         looked_at.advance(now)
         assert looked_at.done == steps
-        assert looked_at.first_end_s <= looked_at.step_began_s <= now
-        late += looked_at.step_began_s == now
-    assert late == 1000
+        assert looked_at.first_end_s <= looked_at.step_began_s == now

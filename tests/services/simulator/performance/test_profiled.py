@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from common.errors import ConfigError
-from common.performance import FittedTime, chunk_features, pairs_of, pass_features, step_features
+from common.performance import TOKENS, FittedTime, chunk_features, pairs_of, pass_features, step_features
 from common.profile import PassTime, Profile, write_profile
 from common.shapes import SMOLLM2_135M
 from services.profiling.profiler import BATCHES, CHUNKS, CONTEXTS
@@ -184,6 +184,40 @@ def test_held_out_cases_are_predicted_by_the_others() -> None:
     assert chunk.mape < 0.09
     assert step.mape < 0.09
     assert [error.mape for error in profile_held_out(made(), "law")] == [0.04, 0.05]
+
+
+def test_a_few_tokens_beside_a_long_chunk_take_longer_than_it_alone() -> None:
+    """They take less than the law's fixed part, which is taken off all chunks of a pass but one: with it the
+    long chunk's was."""
+    few = tuple((0, tokens, 1e-3 + 2e-4 * tokens) for tokens in (1, 4, 8))
+    profile = made()
+    model = TableModel(msgspec.structs.replace(profile, chunk_s=(*few, *profile.chunk_s)))
+    assert model.pass_s(PassShape(((0, 4),))) == pytest.approx(1.8e-3)
+    alone_s = model.pass_s(PassShape(((0, 256),)))
+    beside_s = model.pass_s(PassShape(((0, 4), (0, 256))))
+    assert beside_s >= alone_s + 0.99 * 4 * CHUNK.coefficients[0] / TOKENS
+    assert beside_s == model.pass_s(PassShape(((0, 256), (0, 4))))
+    fours_s = [model.pass_s(PassShape(((0, 4),) * count)) for count in range(1, 6)]
+    assert fours_s == sorted(set(fours_s))
+
+
+def test_the_law_s_held_out_error_is_of_the_chunks_that_it_is_fitted_to() -> None:
+    profile = made()
+    with_few = msgspec.structs.replace(profile, chunk_s=((0, 4, 0.002), *profile.chunk_s))
+    assert profile_held_out(with_few, "law") == profile_held_out(profile, "law")
+
+
+def test_a_machine_that_reads_weights_of_fewer_bytes_than_it_computes_in_is_no_faster() -> None:
+    """Without bf16 products weights in bf16 are computed in fp32: its memory came out twice as fast."""
+
+    def rate_of(profile: Profile) -> float:
+        device = machine_device(profile, SMOLLM2_135M, name="mine", memory_gb=32, price_usd_h=0.1)
+        return device.memory_gb_s
+
+    wide = msgspec.structs.replace(made(), dtype="float32")
+    narrow = msgspec.structs.replace(wide, weight_bytes=2)
+    assert rate_of(narrow) == pytest.approx(rate_of(made()))
+    assert rate_of(wide) == pytest.approx(2 * rate_of(made()))
 
 
 def test_this_machine_is_a_device_whose_roofline_is_its_law() -> None:
