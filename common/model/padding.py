@@ -1,13 +1,14 @@
 """Rows of nothing beside a batch's own, where products are quicker with a whole number of tiles.
 
-oneDNN's bf16 products take 16 rows at once: 229 take a tenth longer than 240, and a number of rows that a
-process has not had before costs some 10 ms of making kernels for it (docs/benchmarks.md). Attention never
-sees the rows beside.
+With AMX oneDNN's bf16 products take 16 rows at once: 229 take a tenth longer than 240, and a number of rows
+that a process has not had before costs some 10 ms of making kernels for it. Without AMX every row more takes
+as long as any (docs/benchmarks.md). Attention never sees the rows beside.
 """
 
 import torch
 
 from common.model.interface import AttentionIO
+from common.model.precision import has_amx
 
 TILE_ROWS = 16
 LEAST_ROWS = 33
@@ -16,7 +17,7 @@ LEAST_ROWS = 33
 
 def rows_beside(rows: int, dtype: torch.dtype, device: torch.device) -> int:
     """How many to add to a batch of ``rows``."""
-    if rows < LEAST_ROWS or dtype is not torch.bfloat16 or device.type != "cpu":
+    if rows < LEAST_ROWS or dtype is not torch.bfloat16 or device.type != "cpu" or not has_amx():
         return 0
     return -rows % TILE_ROWS
 

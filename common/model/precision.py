@@ -4,6 +4,7 @@
 bf16 too; elsewhere activations and KV are fp32, which is faster there and loses nothing.
 """
 
+from functools import cache
 from pathlib import Path
 from typing import Literal
 
@@ -16,8 +17,10 @@ from common.spec import ELEMENT_BYTES, ElementType
 WeightForm = Literal["model", "bf16", "int8", "w8a8"]
 """How linear weights are held; see ``common.model.linears``."""
 
-BF16_FLAGS = {"amx_bf16", "avx512_bf16", "bf16"}
-"""Of /proc/cpuinfo: Intel's and AMD's instructions, and Arm's."""
+CPUINFO = Path("/proc/cpuinfo")
+AMX_FLAG = "amx_bf16"
+BF16_FLAGS = {AMX_FLAG, "avx512_bf16", "bf16"}
+"""Intel's and AMD's instructions, and Arm's."""
 
 
 class Precision(msgspec.Struct, frozen=True):
@@ -57,11 +60,20 @@ def wants_compiled(model: ModelConfig) -> bool:
     return model.kernels == "auto" and model.device == "cpu"
 
 
-def has_fast_bf16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
+def has_fast_bf16(cpuinfo: Path = CPUINFO) -> bool:
     """Whether the CPU has bf16 products; unknown counts as no."""
+    return not BF16_FLAGS.isdisjoint(_cpu_flags(cpuinfo))
+
+
+@cache
+def has_amx(cpuinfo: Path = CPUINFO) -> bool:
+    """Whether those are of whole tiles; unknown counts as no."""
+    return AMX_FLAG in _cpu_flags(cpuinfo)
+
+
+def _cpu_flags(cpuinfo: Path) -> list[str]:
     try:
         lines = cpuinfo.read_text().splitlines()
     except OSError:
-        return False
-    flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
-    return not BF16_FLAGS.isdisjoint(flags.split())
+        return []
+    return next((line for line in lines if line.startswith(("flags", "Features"))), "").split()

@@ -5,6 +5,7 @@ import torch
 
 from common.kv.layout import KVLayout
 from common.kv.pool import KVPool
+from common.model import padding
 from common.model.attention import LocalAttention
 from common.model.interface import SequenceChunk
 from common.model.padding import rows_beside, tile_rows
@@ -12,6 +13,11 @@ from common.model.program import load_program
 from tests.common.model.conftest import MakeTiny
 
 CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def amx(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(padding, "has_amx", lambda: True)
 
 
 @pytest.mark.parametrize(("rows", "beside"), [(1, 0), (32, 0), (33, 15), (48, 0), (229, 11), (256, 0)])
@@ -26,9 +32,12 @@ def test_the_numbers_of_rows_that_there_are_with_those_beside() -> None:
     assert had == {*tile_rows(256, torch.bfloat16, CPU)}
 
 
-def test_only_bf16_products_of_the_host_have_rows_added() -> None:
+def test_only_bf16_products_of_the_host_with_amx_have_rows_added(monkeypatch: pytest.MonkeyPatch) -> None:
     assert rows_beside(37, torch.float32, CPU) == 0
     assert rows_beside(37, torch.bfloat16, torch.device("meta")) == 0
+    monkeypatch.setattr(padding, "has_amx", lambda: False)
+    assert rows_beside(37, torch.bfloat16, CPU) == 0
+    assert not tile_rows(100, torch.bfloat16, CPU)
 
 
 @pytest.mark.parametrize("family", ["llama", "mixtral"])

@@ -5,30 +5,39 @@ import pytest
 from common.config import ModelConfig
 from common.errors import ConfigError
 from common.model import precision
-from common.model.precision import Precision, WeightForm, has_fast_bf16, precision_of, weight_bytes
+from common.model.precision import (
+    Precision,
+    WeightForm,
+    has_amx,
+    has_fast_bf16,
+    precision_of,
+    weight_bytes,
+)
 from common.spec import ElementType
 
 
 @pytest.mark.parametrize(
-    ("line", "expected"),
+    ("line", "is_fast", "is_amx"),
     [
-        ("flags\t\t: fpu sse2 avx512_vnni avx512_bf16", True),
-        ("flags\t\t: fpu amx_bf16 amx_tile", True),
-        ("Features\t: fp asimd bf16", True),
-        ("flags\t\t: fpu sse2 avx512f", False),
-        ("model name\t: bf16", False),
+        ("flags\t\t: fpu sse2 avx512_vnni avx512_bf16", True, False),
+        ("flags\t\t: fpu amx_bf16 amx_tile", True, True),
+        ("Features\t: fp asimd bf16", True, False),
+        ("flags\t\t: fpu sse2 avx512f", False, False),
+        ("model name\t: bf16", False, False),
     ],
 )
 def test_bf16_is_fast_where_the_kernel_lists_its_instructions(
-    tmp_path: Path, line: str, expected: bool
+    tmp_path: Path, line: str, is_fast: bool, is_amx: bool
 ) -> None:
     cpuinfo = tmp_path / "cpuinfo"
     cpuinfo.write_text(f"processor\t: 0\n{line}\n")
-    assert has_fast_bf16(cpuinfo) is expected
+    assert has_fast_bf16(cpuinfo) is is_fast
+    assert has_amx(cpuinfo) is is_amx
 
 
 def test_an_unknown_processor_has_no_fast_bf16(tmp_path: Path) -> None:
     assert not has_fast_bf16(tmp_path / "absent")
+    assert not has_amx(tmp_path / "absent")
 
 
 @pytest.mark.parametrize(
