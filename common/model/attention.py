@@ -7,7 +7,7 @@ with one new token are computed together, page by page (``page_plan``); prompts'
 (``chunk_plan``). Sequences never see each other.
 
 Where compiled kernels are on (``common.model.cpu``) they compute what sequences with one new token attend to
-on the host.
+on the host. On CUDA devices one kernel computes all of a step once K and V are there (``flash_plan``).
 Bit-exactness across batch compositions is not promised; equality of the mathematics is.
 """
 
@@ -20,8 +20,9 @@ import torch
 from common.kv.layout import KVLayout
 from common.kv.pool import KVPool
 from common.model import kernels
-from common.model.attention_kernels import Partial, with_new_token
+from common.model.attention_kernels import Before, Pages, with_new_token
 from common.model.chunk_plan import ChunkPlan, plan_chunk, row_slots
+from common.model.flash_plan import FlashPlan, has_flash, plan_flash
 from common.model.interface import SequenceChunk
 from common.model.page_plan import DecodePlan, DecodeRow, plan_decode
 from common.spec import AttentionSpec
@@ -46,7 +47,7 @@ class StepPlan:
 
     def attend_before(
         self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, spec: AttentionSpec
-    ) -> "Before":
+    ) -> Before:
         """``q`` [T, heads, head_dim] over what the layer's pages held before the step."""
         decode = None
         if self.decode is not None:
@@ -54,9 +55,9 @@ class StepPlan:
         return Before(q, decode, tuple(chunk.attend_before(q, keys, values, spec) for chunk in self.chunks))
 
     def attend_new(
-        self, before: "Before", k: torch.Tensor, v: torch.Tensor, spec: AttentionSpec
+        self, before: Before, pages: Pages, k: torch.Tensor, v: torch.Tensor, spec: AttentionSpec
     ) -> torch.Tensor:
-        """[T, heads, head_dim]: over the new tokens too."""
+        """[T, heads, head_dim]: over the new tokens too, which ``pages`` hold by now."""
         q = before.q
         decode = None
         if before.decode is not None:
@@ -82,13 +83,7 @@ class StepPlan:
         return rows if self.decode_rows is None else rows.index_select(0, self.decode_rows)
 
 
-@dataclass(frozen=True, slots=True)
-class Before:
-    """A layer's Q, and the parts of its attention that need no new K and V."""
-
-    q: torch.Tensor
-    decode: Partial | None
-    chunks: tuple[Partial | None, ...]
+Plan = StepPlan | FlashPlan
 
 
 class LocalAttention:
@@ -98,7 +93,8 @@ class LocalAttention:
         self._pool = pool
         self._specs = tuple(attention_specs)
         self._windows = {spec.window for spec in self._specs}
-        self._plans: dict[int | None, StepPlan] = {}
+        self._has_softcap = any(spec.softcap is not None for spec in self._specs)
+        self._plans: dict[int | None, Plan] = {}
         self._slots = torch.empty(0, dtype=torch.int64)
         self._tokens = 0
         self._before = Before(torch.empty(0), None, ())
@@ -121,7 +117,10 @@ class LocalAttention:
             return
         _check_tables(chunks, self._pool.total_blocks)
         self._slots = slots_of(chunks, layout, device)
-        self._plans = {window: plan_step(chunks, window, self._pool) for window in self._windows}
+        self._plans = {
+            window: plan_step(chunks, window, self._pool, has_softcap=self._has_softcap)
+            for window in self._windows
+        }
 
     def give_up(self) -> None:
         """Nothing here goes on by itself."""
@@ -159,15 +158,16 @@ class LocalAttention:
         if self._compiled is not None:
             self._output = self._compiled.take_new(layer, k, v, spec)
         else:
-            save_kv(self._pages(layer), self._slots, k, v)
-            self._output = self._plans[spec.window].attend_new(self._before, k, v, spec)
+            pages = self._pages(layer)
+            save_kv(pages, self._slots, k, v)
+            self._output = self._plans[spec.window].attend_new(self._before, pages, k, v, spec)
         if began_ns:
             timeline.end(began_ns, ATTENTION, layer, self._tokens)
 
     def receive(self, layer: int) -> torch.Tensor:
         return self._output
 
-    def _pages(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def _pages(self, layer: int) -> Pages:
         return self._pool.keys[layer], self._pool.values[layer]
 
 
@@ -177,17 +177,19 @@ def slots_of(chunks: Sequence[SequenceChunk], layout: KVLayout, device: torch.de
     return torch.cat(slots).reshape(-1).to(device)
 
 
-def save_kv(
-    pages: tuple[torch.Tensor, torch.Tensor], slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor
-) -> None:
+def save_kv(pages: Pages, slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
     """``k``, ``v`` [T, kv_heads, head_dim] into a layer's keys and values."""
     for plane, new in zip(pages, (k, v), strict=True):
         head_dim = plane.shape[-1]
         plane.view(-1, head_dim).index_copy_(0, slots, new.reshape(-1, head_dim))
 
 
-def plan_step(chunks: Sequence[SequenceChunk], window: int | None, pool: KVPool) -> StepPlan:
+def plan_step(
+    chunks: Sequence[SequenceChunk], window: int | None, pool: KVPool, *, has_softcap: bool = False
+) -> Plan:
     """For all layers with this ``window``."""
+    if has_flash(pool, has_softcap):
+        return plan_flash(chunks, window, pool)
     decode: list[DecodeRow] = []
     plans: list[ChunkPlan] = []
     row = 0

@@ -5,6 +5,8 @@ exponentiated scores. Two partials of disjoint keys merge exactly (flash decodin
 DistAttention, Adrenaline), so pages, histories and machines can each compute their own.
 """
 
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
 
@@ -16,6 +18,17 @@ WHOLE_TILES_FROM = 64
 
 Partial = tuple[torch.Tensor, torch.Tensor]
 """(output [..., queries, head_dim], lse [..., queries] fp32, natural logarithm)"""
+Pages = tuple[torch.Tensor, torch.Tensor]
+"""A layer's keys and values, each [blocks, kv_heads, block_size, head_dim]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Before:
+    """A layer's Q, and the parts of its attention that need no new K and V."""
+
+    q: torch.Tensor
+    decode: Partial | None
+    chunks: tuple[Partial | None, ...]
 
 
 def partial_attention(

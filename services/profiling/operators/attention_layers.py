@@ -13,7 +13,8 @@ import torch
 from common.kv.blocks import blocks_for
 from common.kv.layout import KVLayout
 from common.kv.pool import KVPool
-from common.model.attention import StepPlan, plan_step, save_kv, slots_of
+from common.model.attention import Plan, plan_step, save_kv, slots_of
+from common.model.attention_kernels import Pages
 from common.model.interface import SequenceChunk
 from common.spec import AttentionSpec
 from services.profiling.operators.laps import Laps
@@ -77,8 +78,8 @@ class AttentionLayers:
 
     def _attend(
         self,
-        pages: tuple[torch.Tensor, torch.Tensor],
-        plan: StepPlan,
+        pages: Pages,
+        plan: Plan,
         slots: torch.Tensor,
         operator: str,
         laps: Laps,
@@ -90,7 +91,7 @@ class AttentionLayers:
         save_kv(pages, slots, k, v)
         laps.mark("attn_kv_cache_save")
         before = plan.attend_before(q, *pages, self._spec)
-        attended = plan.attend_new(before, k, v, self._spec)
+        attended = plan.attend_new(before, pages, k, v, self._spec)
         laps.mark(operator)
         return attended
 
