@@ -1,6 +1,9 @@
 """`lamella profile`: measures a real model here, and instances find what it wrote."""
 
 import asyncio
+import itertools
+import json
+import shutil
 from pathlib import Path
 
 import msgspec
@@ -12,16 +15,18 @@ from common.performance import DEFAULT_CHUNK_TOKENS, DEFAULT_LAYERWISE_MIN_TOKEN
 from common.profile import Profile, link_of, machine_name, profile_path, read_profile, write_profile
 from services.hosts.engines import Engine, load_engine
 from services.profiling.hand_over_times import times_of
-from services.profiling.profiler import (
+from services.profiling.passes import (
+    BATCHES,
+    BEFORES,
     CHUNKS,
+    CONTEXTS,
     FEW,
     RESTS,
-    fit,
-    held_out_error,
-    measure_profile,
-    rows_of,
+    larger_chunks,
+    larger_steps,
     spread,
 )
+from services.profiling.profiler import fit, held_out_error, measure_profile, rows_of
 from tests.common.model.conftest import MakeTiny
 
 
@@ -60,6 +65,51 @@ def test_every_case_that_fits_is_measured_and_the_laws_come_from_them(profile: P
     assert profile.shared_s
     cases = len(profile.chunk_s) + len(profile.step_s) + len(profile.shared_s)
     assert len([*rows_of(profile)]) == cases
+
+
+@pytest.mark.parametrize(("pass_s", "are_larger"), [(0.1, True), (0.3, False)])
+def test_larger_passes_are_measured_where_none_takes_long(
+    config: Config, tmp_path: Path, pass_s: float, are_larger: bool
+) -> None:
+    assert config.model.directory is not None
+    directory = tmp_path / "long"
+    shutil.copytree(config.model.directory, directory)
+    spec = json.loads((directory / "config.json").read_text()) | {"max_position_embeddings": 4096}
+    (directory / "config.json").write_text(json.dumps(spec))
+    model = msgspec.structs.replace(config.model, directory=directory)
+    instance = InstanceConfig(kv_bytes=4 << 20, block_size=16, role="decode")
+    ticks = itertools.count()
+    found = asyncio.run(
+        measure_profile(
+            Config(model=model, instance=instance),
+            directory,
+            1,
+            lambda done, rounds: None,
+            lambda: pass_s * next(ticks),
+        )
+    )
+    chunks = {(before, tokens) for before, tokens, _ in found.chunk_s}
+    steps = {(batch, context) for batch, context, _ in found.step_s}
+    assert {(0, 2048), (1024, 2048)} <= chunks or not are_larger
+    assert {(256, 32), (1, 2048)} <= steps or not are_larger
+    assert (max(tokens for _, tokens in chunks) > CHUNKS[-1]) is are_larger
+    assert (max(batch for batch, _ in steps) > BATCHES[-1]) is are_larger
+    assert (max(context for _, context in steps) > CONTEXTS[-1]) is are_larger
+    assert [tokens for _, tokens, _ in found.chunk_s] == sorted(tokens for _, tokens, _ in found.chunk_s)
+    assert found.saturation_tokens in {tokens for _, tokens in chunks}
+
+
+def test_what_follows_the_largest_ends_somewhere() -> None:
+    waiting, seen = [(BEFORES[-1], CHUNKS[-1])], set[tuple[int, int]]()
+    while waiting:
+        case = waiting.pop()
+        seen.add(case)
+        waiting += [larger for larger in larger_chunks(case) if larger not in seen]
+    assert {before for before, _ in seen} == {1024, 4096, 16384}
+    assert {tokens for _, tokens in seen} == {1024, 2048, 4096, 8192}
+    assert [*larger_chunks((0, 45))] == [*larger_chunks((256, 512))] == [*larger_steps((64, 512))] == []
+    assert {*larger_steps((128, 1024))} == {(256, 1024), (128, 2048)}
+    assert [*larger_steps((512, 16384))] == []
 
 
 @pytest.mark.parametrize("batch", [1, 2, 3, 8, 32])

@@ -9,7 +9,7 @@ from common.errors import ConfigError
 from common.performance import TOKENS, FittedTime, chunk_features, pairs_of, pass_features, step_features
 from common.profile import PassTime, Profile, write_profile
 from common.shapes import SMOLLM2_135M
-from services.profiling.profiler import BATCHES, CHUNKS, CONTEXTS
+from services.profiling.passes import BATCHES, CHUNKS, CONTEXTS
 from services.simulator.performance.files import PerformanceFileError
 from services.simulator.performance.profiled import (
     LawModel,
