@@ -36,6 +36,8 @@ Result = TypeVar("Result")
 
 NATIVE_LIBRARIES = ("libnl-3.so.200", "libnl-route-3.so.200", "libibverbs.so.1", "libnuma.so.1")
 """In the order in which they need one another."""
+CUDA_LIBRARY = "libmlx5.so.1"
+"""What the build for CUDA links beside these."""
 NATIVE_DIRECTORY = Path(sys.prefix) / "lib" / "lamella-native"
 """Where ``deploy/libibverbs.sh`` unpacks them when it may not install."""
 
@@ -85,18 +87,26 @@ def set_environment(
 def import_engine_module() -> Any:
     """``mooncake.engine``. Raises EngineStartError that says what is missing and how to get it."""
     if all((NATIVE_DIRECTORY / library).exists() for library in NATIVE_LIBRARIES):
-        for library in NATIVE_LIBRARIES:
-            ctypes.CDLL(str(NATIVE_DIRECTORY / library), mode=ctypes.RTLD_GLOBAL)
+        for library in (*NATIVE_LIBRARIES, CUDA_LIBRARY):
+            if (NATIVE_DIRECTORY / library).exists():
+                ctypes.CDLL(str(NATIVE_DIRECTORY / library), mode=ctypes.RTLD_GLOBAL)
     try:
-        return importlib.import_module("mooncake.engine")
+        try:
+            return importlib.import_module("mooncake.engine")
+        except ImportError as exc:
+            if "libcudart" not in str(exc):
+                raise
+            # The build for CUDA links its runtime, which comes with torch and lies where only torch looks.
+            importlib.import_module("torch")
+            return importlib.import_module("mooncake.engine")
     except ModuleNotFoundError as exc:
         raise EngineStartError(
             "Mooncake is not installed: pip install mooncake-transfer-engine-non-cuda==0.3.13.post1"
         ) from exc
     except ImportError as exc:
         raise EngineStartError(
-            f"Mooncake cannot be loaded ({exc}): run `apt-get install -y libibverbs1 libnuma1 libcurl4`, "
-            "or `make setup`, which also works without root"
+            f"Mooncake cannot be loaded ({exc}): run `apt-get install -y libibverbs1 libnuma1 libcurl4` (and "
+            "ibverbs-providers for its build for CUDA), or `make setup`, which also works without root"
         ) from exc
 
 

@@ -1,6 +1,7 @@
 """Starting Mooncake: what it needs, what it is told, and what it says when it cannot."""
 
 import asyncio
+import importlib
 import os
 import socket
 import subprocess
@@ -11,7 +12,12 @@ import pytest
 
 from common.config import TransferConfig, TransferProtocol
 from common.transfer import EngineStartError, TransferEndpoint
-from common.transfer.mooncake import INFINIBAND, MooncakeEngine, set_environment
+from common.transfer.mooncake import (
+    INFINIBAND,
+    MooncakeEngine,
+    import_engine_module,
+    set_environment,
+)
 from tests.common.transfer.peer_process import REPOSITORY
 from tests.common.transfer.writing import LIMITS, sending_endpoint
 
@@ -45,6 +51,22 @@ def test_a_missing_library_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPa
         await endpoint.close()
 
     asyncio.run(scenario())
+
+
+def test_a_build_that_links_cuda_s_runtime_has_it_from_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No loader finds it where torch's wheels put it; torch itself does."""
+    seen: list[str] = []
+    engine = object()
+
+    def import_module(name: str) -> object:
+        seen.append(name)
+        if name == "mooncake.engine" and "torch" not in seen:
+            raise ImportError("libcudart.so.13: cannot open shared object file")
+        return engine
+
+    monkeypatch.setattr(importlib, "import_module", import_module)
+    assert import_engine_module() is engine
+    assert seen == ["mooncake.engine", "torch", "mooncake.engine"]
 
 
 def test_hardware_that_is_not_there_is_an_error_and_not_a_silent_tcp() -> None:
