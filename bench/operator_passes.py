@@ -53,13 +53,16 @@ def main() -> None:
     profile = asyncio.run(
         measure_profile(config, directory, options.rounds, lambda done, rounds: None, clock)
     )
+    limits = Limits()
     cases: Measured = [
         (f"chunk of {tokens:,} after {before:,}", PassShape(((before, tokens),)), seconds)
         for before, tokens, seconds in profile.chunk_s
+        if tokens <= limits.tokens and before + tokens <= limits.context
     ]
     cases += [
         (f"step of {batch}, {context:,} each", PassShape((), batch, batch * (context + 1)), seconds)
         for batch, context, seconds in profile.step_s
+        if batch <= limits.batch and context <= limits.context
     ]
     shape = read_shape(str(directory))
     with tempfile.TemporaryDirectory() as folder:
@@ -68,7 +71,7 @@ def main() -> None:
             tensor_parallel=(1,),
             model=config.model,
             block_size=config.instance.block_size,
-            limits=Limits(),
+            limits=limits,
             effort=Effort(options.rounds, LIMIT_S),
             has_messages=False,
         )

@@ -6,6 +6,9 @@ import torch
 
 from common.errors import ConfigError, ServiceError
 
+OutOfMemory = torch.OutOfMemoryError
+"""Of a device: what a pass needs between its layers had no room beside weights and KV."""
+
 
 def device_of(key: str, name: str) -> torch.device:
     """Raises ConfigError where this machine, or this torch, has no such device."""
@@ -24,6 +27,12 @@ def accelerator_name(name: str) -> str | None:
     """The model of the device that ``device_of`` has accepted; None: the processor computes."""
     device = torch.device(name)
     return torch.cuda.get_device_name(device) if device.type == "cuda" else None
+
+
+def free_unused_memory() -> None:
+    """Of every CUDA device, what torch keeps for later."""
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def pin_host_memory(memory: torch.Tensor) -> None:

@@ -15,9 +15,13 @@ RESTS = (45, 90, 181, 245)
 FEW = (1, 4, 8)
 """As a prompt's rest beside what is cached: fewer than ``LAW_TOKENS``."""
 BEFORES = (0, 256, 1024)
-"""Tokens before chunks: the first before them cost most, as attention has a part more then."""
+"""Tokens before chunks."""
+NEAR, NEAR_TOKENS = 64, 256
+"""Before chunks of at most so many, too: the first tokens before them cost most, as attention has a part more
+then, and where chunks are short every prompt has some."""
 BATCHES = (1, 2, 4, 8, 16, 17, 24, 32, 33, 48, 49, 64, 65, 128)
-"""Up to whole tiles of 16 rows and just over them: there a step begins to take a tile's products more."""
+"""Up to whole tiles of 16 rows and just over them: there, with AMX, a step begins to take a tile's products
+more."""
 CONTEXTS = (32, 128, 256, 512, 1024)
 MOST_TOKENS, MOST_BEFORE, MOST_BATCH, MOST_CONTEXT = 8192, 16384, 512, 16384
 """Of larger passes, which are measured where they do not take long (``larger_chunks``, ``larger_steps``)."""
@@ -34,15 +38,35 @@ SHARED = (
     (((512, 256),), 2, 1024),
 )
 """Passes that are more than a chunk or a step: chunks, and how many decodes of which context go along."""
+LARGER_SHARED = (
+    (((0, 512), (0, 512)), 0, 0),
+    (((0, 256),) * 4, 0, 0),
+    (((0, 1024), (0, 1024)), 0, 0),
+    (((0, 512),), 32, 512),
+    (((0, 1024),), 64, 512),
+    (((1024, 1024),), 128, 512),
+)
+"""Where none of their parts takes long alone."""
 GREEDY = SamplingParams(max_tokens=1 << 20, temperature=0.0)
 
 Case = tuple[int, int]
 """A chunk's (tokens before, tokens), or a step's (batch, context of each on average)."""
 Shared = tuple[tuple[Case, ...], int, int]
+"""Chunks, and a step's batch and context."""
+
+
+def as_chunk(case: Case) -> Shared:
+    return (case,), 0, 0
+
+
+def as_step(case: Case) -> Shared:
+    return (), *case
 
 
 def chunk_cases() -> list[Case]:
-    return [(before, tokens) for tokens in sorted(FEW + CHUNKS + RESTS) for before in BEFORES]
+    sizes = sorted(FEW + CHUNKS + RESTS)
+    cases = [(before, tokens) for tokens in sizes for before in BEFORES]
+    return cases + [(NEAR, tokens) for tokens in sizes if tokens <= NEAR_TOKENS]
 
 
 def step_cases() -> list[Case]:
@@ -50,15 +74,16 @@ def step_cases() -> list[Case]:
 
 
 def larger_chunks(case: Case) -> Iterator[Case]:
-    """Those that follow the largest, which twice as large were not measured yet."""
+    """The next in size after one of the largest: of twice as many tokens, or after four times as many."""
     before, tokens = case
     if CHUNKS[-1] <= tokens < MOST_TOKENS:
         yield before, 2 * tokens
-    if BEFORES[-1] <= before < MOST_BEFORE and (tokens in CHUNKS or tokens > CHUNKS[-1]):
+    if BEFORES[-1] <= before < MOST_BEFORE:
         yield 4 * before, tokens
 
 
 def larger_steps(case: Case) -> Iterator[Case]:
+    """Likewise: of twice the batch, or the context."""
     batch, context = case
     if BATCHES[-1] <= batch < MOST_BATCH:
         yield 2 * batch, context
@@ -111,10 +136,12 @@ def _decodes(engine: Engine, batch: int, context: int, first: int) -> list[Seque
 def spread(batch: int, mean: int) -> list[int]:
     """So many numbers of that mean, the shortest first: quantiles of an exponential distribution, as many
     short ones and few long ones come together."""
+    if not batch:
+        return []
     parts = [-math.log(1 - (index + 0.5) / batch) for index in range(batch)]
-    found = [max(1, int(mean * batch * part / sum(parts))) for part in parts]
-    if found:
-        found[-1] += mean * batch - sum(found)
+    scale = mean * batch / math.fsum(parts)
+    found = [max(1, int(scale * part)) for part in parts]
+    found[-1] += mean * batch - sum(found)
     return found
 
 

@@ -1,4 +1,4 @@
-"""How fast this machine is meanwhile: what a fixed piece of work takes on one core, again and again.
+"""How fast this machine is meanwhile: what some layers of a model take on one core, again and again.
 
 A virtual machine computes at another pace every few minutes, by what its neighbours do (40 % within an hour
 was measured, of all passes alike), and for a second or two at a time. Whoever compares times of two hours
@@ -8,12 +8,12 @@ needs the pace of each, all through: a look before and one after missed slow sec
 import math
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, reduce
 from itertools import cycle, islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from common.config import Config
 from common.model.precision import precision_of
@@ -22,15 +22,17 @@ from common.spec import ElementType
 if TYPE_CHECKING:
     from torch import Tensor
 
-SIDE, MATRICES = 1024, 60
-"""120 MiB of weights in bf16, as those of a small model: more than caches of a core hold."""
-LEAD, TIMED = 2, 4
-"""Matrices, of which each comes again when others have taken its room in the caches. A core that slept takes
+WIDTH, MIDDLE, HEADS, KV_HEADS, HEAD_DIM = 576, 1536, 9, 3, 64
+LAYERS = 18
+"""Of SmolLM2-135M's shape, 120 MiB in bf16: more than caches of a core hold."""
+LEAD, TIMED = 1, 2
+"""Layers, of which each comes again when others have taken its room in the caches. A core that slept takes
 a tenth longer over the first ones (measured) than one that computed something else."""
-ROWS = (8, 256)
-"""As in a decode step, which waits for memory, and in a chunk of a prompt, which computes."""
+ROWS = (8, 64)
+"""As of a decode step and of a chunk. Products alone, of 8 rows and of 256, changed a third to two thirds as
+much as passes did from minute to minute (measured on a Zen 4): what is between products changes most."""
 EVERY_S = 0.5
-"""Some 5 ms each, on a core of 2023's servers: 1 % of it."""
+"""Some 5 to 15 ms each, on a core of 2023's servers."""
 MOST_OF_A_CORE = 0.02
 """Of slower ones, by looking less often: what is watched wants all cores. In bf16, looks took 39 % of a core
 that has no such products, and a mesh beside them served LPLD's first tokens in 190 ms, not 90 (measured)."""
@@ -52,16 +54,16 @@ class Probe:
 
     def __init__(self, config: Config) -> None:
         self._inputs: Sequence[Tensor] = ()
-        self._matrices: Sequence[Tensor] = ()
+        self._layers: Sequence[_Layer] = ()
         if config.instance.engine == "model" and config.model.device == "cpu":
-            self._inputs, self._matrices = _made(precision_of(config.model).compute)
+            self._inputs, self._layers = _made(precision_of(config.model).compute)
 
     @contextmanager
     def watch(self) -> Iterator[Pieces]:
         """While it lasts: at least one piece, in a thread of its own. That others keep it from a core is not
         counted."""
         pieces = Pieces()
-        if not self._matrices:
+        if not self._layers:
             yield pieces
             return
         ended = threading.Event()
@@ -85,38 +87,65 @@ class Probe:
         import torch
 
         torch.set_num_threads(1)
-        around = cycle(self._matrices)
+        around = cycle(self._layers)
         is_over = False
         with torch.inference_mode():
             every_s = math.inf
             while not is_over:
                 woke_s = time.thread_time()
-                self._compute(islice(around, LEAD))
+                self._compute(around, LEAD)
                 began_s = time.thread_time()
-                self._compute(islice(around, TIMED))
+                self._compute(around, TIMED)
                 pieces.taken_s.append(time.thread_time() - began_s)
                 # By the shortest look, or slow seconds would be looked at less often than others.
                 every_s = min(every_s, max(EVERY_S, (time.thread_time() - woke_s) / MOST_OF_A_CORE))
                 is_over = ended.wait(every_s)
         pieces.processor_s = time.thread_time()
 
-    def _compute(self, matrices: Iterable["Tensor"]) -> None:
-        from torch.nn.functional import linear
+    def _compute(self, around: Iterator["_Layer"], each: int) -> None:
+        for x in self._inputs:
+            reduce(_through, islice(around, each), x)
 
-        for matrix in matrices:
-            for rows in self._inputs:
-                linear(rows, matrix)
+
+class _Layer(NamedTuple):
+    """Weights, [out, in] each."""
+
+    norm: "Tensor"
+    q: "Tensor"
+    kv: "Tensor"
+    o: "Tensor"
+    gate_up: "Tensor"
+    down: "Tensor"
+
+
+def _through(x: "Tensor", layer: _Layer) -> "Tensor":
+    """``x`` [rows, WIDTH], as one prompt's chunk."""
+    from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, silu
+
+    normed = rms_norm(x, (WIDTH,), layer.norm, 1e-5)
+    q = linear(normed, layer.q).view(1, -1, HEADS, HEAD_DIM).transpose(1, 2)
+    kv = linear(normed, layer.kv).view(1, -1, 2 * KV_HEADS, HEAD_DIM).transpose(1, 2)
+    k, v = kv[:, :KV_HEADS], kv[:, KV_HEADS:]
+    attended = scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    x = x + linear(attended.transpose(1, 2).reshape(-1, WIDTH), layer.o)
+    both = linear(rms_norm(x, (WIDTH,), layer.norm, 1e-5), layer.gate_up)
+    return x + linear(silu(both[:, :MIDDLE]) * both[:, MIDDLE:], layer.down)
 
 
 @cache
-def _made(dtype: ElementType) -> tuple[Sequence["Tensor"], Sequence["Tensor"]]:
-    """Inputs and matrices, once for all that look. As the model computes: a processor without bf16
+def _made(dtype: ElementType) -> tuple[Sequence["Tensor"], Sequence[_Layer]]:
+    """Inputs and layers, once for all that look. As the model computes: a processor without bf16
     products takes eight times as long over bf16 as over fp32."""
     import torch
 
     made = torch.Generator().manual_seed(0)
-    inputs, matrices = (
-        tuple(torch.randn(rows, SIDE, generator=made).to(getattr(torch, dtype)) for rows in sizes)
-        for sizes in (ROWS, (SIDE,) * MATRICES)
-    )
-    return inputs, matrices
+    kind: torch.dtype = getattr(torch, dtype)
+
+    def random(*shape: int) -> torch.Tensor:
+        return (torch.randn(*shape, generator=made) / math.sqrt(shape[-1])).to(kind)
+
+    norm = torch.ones(WIDTH, dtype=kind)
+    kv_width = 2 * KV_HEADS * HEAD_DIM
+    shapes = ((WIDTH, WIDTH), (kv_width, WIDTH), (WIDTH, WIDTH), (2 * MIDDLE, WIDTH), (WIDTH, MIDDLE))
+    layers = tuple(_Layer(norm, *(random(*shape) for shape in shapes)) for _ in range(LAYERS))
+    return tuple(random(rows, WIDTH) for rows in ROWS), layers

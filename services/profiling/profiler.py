@@ -3,9 +3,11 @@
 
 import asyncio
 import datetime
+import math
 import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +15,7 @@ import msgspec
 
 from common.config import Config
 from common.errors import ConfigError
-from common.model.device import accelerator_name
+from common.model.device import OutOfMemory, accelerator_name, free_unused_memory
 from common.model.precision import precision_of, weight_bytes
 from common.performance import chunk_features, pairs_of, step_features
 from common.profile import LAW_TOKENS, PassTime, Profile, machine_name
@@ -23,10 +25,13 @@ from scheduler.policy.saturation import saturation_length
 from services.hosts.engines import Engine, load_engine
 from services.profiling.passes import (
     FEW,
+    LARGER_SHARED,
     RESTS,
     SHARED,
     Case,
     Shared,
+    as_chunk,
+    as_step,
     chunk_cases,
     has_room,
     larger_chunks,
@@ -39,8 +44,10 @@ from services.profiling.probe import Probe
 REPEATS = 12
 """How often a case's times are shown to the fit: enough for what it believed before to count for nothing."""
 BRIEF_S = 0.2
-"""A pass about twice as large as one that takes no longer is measured, too: accelerators need large ones to
-be kept busy, and processors have no time for them."""
+"""What follows in size on a pass that takes no longer is measured, too: accelerators need large ones to be
+kept busy, which would take a processor minutes."""
+COLD_S = 1.0
+"""Up to so long a first pass may have been cold: how brief it is a second one says."""
 
 Progress = Callable[[int, int], None]
 """(rounds done, of how many)"""
@@ -63,7 +70,7 @@ async def measure_profile(
     machine = machine_name(accelerator_name(config.model.device))
     return msgspec.structs.replace(
         _profile_of(engine, machine, measured),
-        probe_s=statistics.median(measured.probe_s) if measured.probe_s else None,
+        layers_s=statistics.median(measured.layers_s) if measured.layers_s else None,
         weight_bytes=weight_bytes(precision_of(config.model)),
     )
 
@@ -75,65 +82,94 @@ class Measured:
     chunk_s: dict[Case, list[float]]
     step_s: dict[Case, list[float]]
     shared_s: dict[Shared, list[float]]
-    probe_s: Sequence[float]
+    layers_s: Sequence[float]
 
 
 async def _measure(
     engine: Engine, config: Config, rounds: int, progress: Progress, clock: Callable[[], float]
 ) -> Measured:
-    async def time_once(case: Shared) -> float:
-        return await engine.thread.run(_time, engine, pass_of(engine, case), clock)
-
-    async def grow(
-        first_s: dict[Case, float],
-        larger: Callable[[Case], Iterable[Case]],
-        whole: Callable[[Case], Shared],
-    ) -> None:
-        """Cases of which the next smaller one took no longer than ``BRIEF_S``, as long as there are any."""
-        waiting = [*first_s]
-        while waiting:
-            smaller = waiting.pop(0)
-            if first_s[smaller] > BRIEF_S:
-                continue
-            for case in larger(smaller):
-                if case not in first_s and has_room(engine, whole(case)):
-                    first_s[case] = await time_once(whole(case))
-                    waiting.append(case)
-
-    chunks = [case for case in chunk_cases() if has_room(engine, _as_chunk(case))]
-    steps = [case for case in step_cases() if has_room(engine, _as_step(case))]
-    if not steps or all(tokens < LAW_TOKENS for _, tokens in chunks):
-        raise ConfigError("instance.kv_bytes", config.instance.kv_bytes, "is too small to profile in")
+    watch = _Watch(engine, clock)
     with Probe(config).watch() as pieces:
-        # The first round touches memory.
-        first_chunk_s = {case: await time_once(_as_chunk(case)) for case in chunks}
-        await grow(first_chunk_s, larger_chunks, _as_chunk)
-        first_step_s = {case: await time_once(_as_step(case)) for case in steps}
-        await grow(first_step_s, larger_steps, _as_step)
-        chunk_s: dict[Case, list[float]] = {case: [] for case in sorted(first_chunk_s, key=_by_tokens)}
-        step_s: dict[Case, list[float]] = {case: [] for case in sorted(first_step_s)}
-        shared_s: dict[Shared, list[float]] = {case: [] for case in SHARED if has_room(engine, case)}
-        for case in shared_s:
-            await time_once(case)
+        # The first round touches memory, and says what else is brief.
+        chunk_s = await watch.grown(chunk_cases(), larger_chunks, as_chunk)
+        step_s = await watch.grown(step_cases(), larger_steps, as_step)
+        if not step_s or all(tokens < LAW_TOKENS for _, tokens in chunk_s):
+            raise ConfigError("instance.kv_bytes", config.instance.kv_bytes, "is too small to profile in")
+        together = [*SHARED, *(case for case in LARGER_SHARED if _is_brief(case, chunk_s, step_s))]
+        shared = [case for case in together if await watch.first(case) is not None]
+        by_tokens, by_batch = sorted(chunk_s, key=_by_tokens), sorted(step_s)
+        taken: dict[Shared, list[float]] = {
+            case: [] for case in (*map(as_chunk, by_tokens), *map(as_step, by_batch), *shared)
+        }
         progress(0, rounds)
         for done in range(rounds):
-            for chunk, times in chunk_s.items():
-                times.append(await time_once(_as_chunk(chunk)))
-            for step, times in step_s.items():
-                times.append(await time_once(_as_step(step)))
-            for shared, times in shared_s.items():
-                times.append(await time_once(shared))
+            for case, times in taken.items():
+                times.append(await watch.time(case))
             progress(done + 1, rounds)
             await asyncio.sleep(0)
-    return Measured(chunk_s, step_s, shared_s, pieces.taken_s)
+    return Measured(
+        {case: taken[as_chunk(case)] for case in by_tokens},
+        {case: taken[as_step(case)] for case in by_batch},
+        {case: taken[case] for case in shared},
+        pieces.taken_s,
+    )
 
 
-def _as_chunk(case: Case) -> Shared:
-    return (case,), 0, 0
+class _Watch:
+    """Times passes, each made once, on the engine's own thread."""
+
+    def __init__(self, engine: Engine, clock: Callable[[], float]) -> None:
+        self._engine = engine
+        self._clock = clock
+        self._passes: dict[Shared, list[SequenceStep]] = {}
+
+    async def time(self, case: Shared) -> float:
+        batch = self._passes.get(case)
+        if batch is None:
+            batch = self._passes[case] = pass_of(self._engine, case)
+        return await self._engine.thread.run(_time, self._engine, batch, self._clock)
+
+    async def first(self, case: Shared) -> float | None:
+        """None: there is no room for its KV, or for what is between layers."""
+        if not has_room(self._engine, case):
+            return None
+        try:
+            return await self.time(case)
+        except OutOfMemory:
+            free_unused_memory()
+            return None
+
+    async def grown(
+        self,
+        cases: Sequence[Case],
+        larger: Callable[[Case], Iterable[Case]],
+        whole: Callable[[Case], Shared],
+    ) -> dict[Case, float]:
+        """How long these take for which there is room, and those beyond them of which the next smaller one is
+        brief."""
+        found: dict[Case, float] = {}
+        seen, waiting = set(cases), deque(cases)
+        while waiting:
+            case = waiting.popleft()
+            seconds = await self.first(whole(case))
+            if seconds is None:
+                continue
+            beyond = [each for each in larger(case) if each not in seen]
+            if beyond and BRIEF_S < seconds <= COLD_S:
+                seconds = min(seconds, await self.time(whole(case)))
+            found[case] = seconds
+            if seconds <= BRIEF_S:
+                seen.update(beyond)
+                waiting += beyond
+        return found
 
 
-def _as_step(case: Case) -> Shared:
-    return (), *case
+def _is_brief(case: Shared, chunk_s: Mapping[Case, float], step_s: Mapping[Case, float]) -> bool:
+    """Whether each of its parts was measured and is."""
+    chunks, batch, context = case
+    times = [chunk_s.get(chunk, math.inf) for chunk in chunks]
+    times += [step_s.get((batch, context), math.inf)] if batch else []
+    return max(times) <= BRIEF_S
 
 
 def _by_tokens(chunk: Case) -> Case:

@@ -154,15 +154,15 @@ def test_passes_take_the_pace_that_the_machine_had_in_a_run(tiny: MakeTiny, tmp_
     directory, cache = tiny("llama").directory, tmp_path / "cache"
     settings = {"model": {"directory": str(directory), "cache_directory": str(cache), "dtype": "fp32"}}
     modelled = msgspec.structs.replace(COMPARISON, settings=settings)
-    record = msgspec.structs.replace(run("split", 0, 1.0, 1.0), probe_s=(0.06, 0.08))
+    record = msgspec.structs.replace(run("split", 0, 1.0, 1.0), layers_s=(0.06, 0.08))
     assert pace_of(modelled, SPLIT, record) == 1.0, "nothing was profiled"
     model = config_from_tree(settings).model
     path = profile_path(model, directory, "float32")
     write_profile(path, made())
     assert pace_of(modelled, SPLIT, record) == 1.0, "the profile knows no pace"
-    write_profile(path, msgspec.structs.replace(made(), probe_s=0.05))
+    write_profile(path, msgspec.structs.replace(made(), layers_s=0.05))
     assert pace_of(modelled, SPLIT, record) == pytest.approx(1.4)
-    assert pace_of(modelled, SPLIT, msgspec.structs.replace(record, probe_s=())) == 1.0
+    assert pace_of(modelled, SPLIT, msgspec.structs.replace(record, layers_s=())) == 1.0
     assert pace_of(COMPARISON, SPLIT, record) == 1.0, "emulated passes take what they are told"
 
 

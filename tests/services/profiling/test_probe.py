@@ -2,6 +2,8 @@
 
 import threading
 import time
+from functools import reduce
+from itertools import chain
 
 import msgspec
 import pytest
@@ -17,7 +19,7 @@ MODELLED = Config(instance=InstanceConfig(engine="model"), model=ModelConfig(dev
 def test_a_piece_of_work_is_timed_again_and_again_until_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe, "EVERY_S", 0.01)
     monkeypatch.setattr(probe, "MOST_OF_A_CORE", 1.0)
-    enough = probe.MATRICES // probe.TIMED
+    enough = probe.LAYERS // probe.TIMED
     with probe.Probe(MODELLED).watch() as pieces:
         ends_s = time.monotonic() + 60
         while len(pieces.taken_s) <= enough and time.monotonic() < ends_s:
@@ -33,7 +35,7 @@ def test_looks_that_take_long_come_less_often(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(probe, "EVERY_S", 0.001)
     watched = probe.Probe(MODELLED)
 
-    def spin(_: object) -> None:
+    def spin(*_: object) -> None:
         ends_s = time.thread_time() + 0.05
         while time.thread_time() < ends_s:
             pass
@@ -49,7 +51,16 @@ def test_pieces_are_of_the_type_that_the_model_computes_in(dtype: Dtype) -> None
     config = msgspec.structs.replace(MODELLED, model=ModelConfig(device="cpu", dtype=dtype))
     watched = probe.Probe(config)
     wanted = getattr(torch, precision_of(config.model).compute)
-    assert {each.dtype for each in (*watched._inputs, *watched._matrices)} == {wanted}
+    assert {each.dtype for each in (*watched._inputs, *chain(*watched._layers))} == {wanted}
+
+
+def test_layers_come_to_numbers_of_their_size() -> None:
+    """Of all that is infinite or nothing, products would take another time."""
+    watched = probe.Probe(MODELLED)
+    for rows, x in zip(probe.ROWS, watched._inputs, strict=True):
+        y = reduce(probe._through, watched._layers[: probe.LEAD + probe.TIMED], x)
+        assert y.shape == (rows, probe.WIDTH)
+        assert 0.1 < float(y.float().std()) < 100
 
 
 def test_the_shortest_watch_has_a_time_and_ends_when_what_it_watched_fails() -> None:
@@ -61,7 +72,7 @@ def test_the_shortest_watch_has_a_time_and_ends_when_what_it_watched_fails() -> 
 def test_a_look_that_fails_is_not_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     watched = probe.Probe(MODELLED)
 
-    def refuse(_: object) -> None:
+    def refuse(*_: object) -> None:
         raise RuntimeError("out of memory")
 
     monkeypatch.setattr(watched, "_compute", refuse)

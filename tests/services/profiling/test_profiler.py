@@ -1,31 +1,26 @@
 """`lamella profile`: measures a real model here, and instances find what it wrote."""
 
 import asyncio
-import itertools
 import json
 import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import msgspec
 import pytest
 
 from common.config import Config, InstanceConfig, ModelConfig
 from common.errors import ConfigError
+from common.model.device import OutOfMemory
 from common.performance import DEFAULT_CHUNK_TOKENS, DEFAULT_LAYERWISE_MIN_TOKENS, step_features
 from common.profile import Profile, link_of, machine_name, profile_path, read_profile, write_profile
+from common.steps import Runner, SequenceStep
 from services.hosts.engines import Engine, load_engine
+from services.profiling import profiler
 from services.profiling.hand_over_times import times_of
-from services.profiling.passes import (
-    BATCHES,
-    BEFORES,
-    CHUNKS,
-    CONTEXTS,
-    FEW,
-    RESTS,
-    larger_chunks,
-    larger_steps,
-    spread,
-)
+from services.profiling.passes import CHUNKS, FEW, LARGER_SHARED, RESTS, SHARED
 from services.profiling.profiler import fit, held_out_error, measure_profile, rows_of
 from tests.common.model.conftest import MakeTiny
 
@@ -58,8 +53,8 @@ def test_every_case_that_fits_is_measured_and_the_laws_come_from_them(profile: P
     assert all(case.seconds > 0 for case in profile.shared_s)
     assert profile.saturation_tokens in {tokens for before, tokens, _ in profile.chunk_s if before == 0}
     assert profile.chunk_time.seconds((0.1, 0.005, 1.0)) > 0
-    assert profile.probe_s is not None
-    assert 0 < profile.probe_s < 60
+    assert profile.layers_s is not None
+    assert 0 < profile.layers_s < 60
     assert profile.weight_bytes == 4
     assert 0 <= profile.step_held_out_error < float("inf")
     assert profile.shared_s
@@ -67,59 +62,108 @@ def test_every_case_that_fits_is_measured_and_the_laws_come_from_them(profile: P
     assert len([*rows_of(profile)]) == cases
 
 
-@pytest.mark.parametrize(("pass_s", "are_larger"), [(0.1, True), (0.3, False)])
-def test_larger_passes_are_measured_where_none_takes_long(
-    config: Config, tmp_path: Path, pass_s: float, are_larger: bool
+class Timed:
+    """A clock by which a pass takes as long as ``seconds`` says, of its rows and what they attend to."""
+
+    def __init__(self, seconds: Callable[[int, int], float]) -> None:
+        self._seconds = seconds
+        self._now_s = 0.0
+        self._due_s = 0.0
+        self.seen: list[tuple[int, int]] = []
+
+    def run(self, batch: Sequence[SequenceStep]) -> list[None]:
+        rows = sum(len(step.token_ids) for step in batch)
+        context = sum(step.start for step in batch)
+        self.seen.append((rows, context))
+        self._due_s = self._seconds(rows, context)
+        return [None for _ in batch]
+
+    def clock(self) -> float:
+        self._now_s += self._due_s
+        self._due_s = 0.0
+        return self._now_s
+
+
+def profiled_by(
+    timed: Timed, config: Config, directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Profile:
+    """Of a model with a context of 4,096 tokens and a pool of as many."""
+    longer = tmp_path / "long"
+    shutil.copytree(directory, longer)
+    spec = json.loads((longer / "config.json").read_text()) | {"max_position_embeddings": 4096}
+    (longer / "config.json").write_text(json.dumps(spec))
+    model = msgspec.structs.replace(config.model, directory=longer)
+    instance = InstanceConfig(kv_bytes=6 << 20, block_size=16, role="decode")
+
+    async def load(config: Config, directory: Path) -> Engine:
+        return replace(await load_engine(config, directory), runner=cast(Runner, timed))
+
+    monkeypatch.setattr(profiler, "load_engine", load)
+    made = Config(model=model, instance=instance)
+    return asyncio.run(measure_profile(made, longer, 1, lambda done, rounds: None, timed.clock))
+
+
+def test_larger_passes_are_measured_where_the_next_smaller_one_is_brief(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Half a millisecond a token: after 1,024 tokens no chunk is tried, but larger steps are."""
     assert config.model.directory is not None
-    directory = tmp_path / "long"
-    shutil.copytree(config.model.directory, directory)
-    spec = json.loads((directory / "config.json").read_text()) | {"max_position_embeddings": 4096}
-    (directory / "config.json").write_text(json.dumps(spec))
-    model = msgspec.structs.replace(config.model, directory=directory)
-    instance = InstanceConfig(kv_bytes=4 << 20, block_size=16, role="decode")
-    ticks = itertools.count()
-    found = asyncio.run(
-        measure_profile(
-            Config(model=model, instance=instance),
-            directory,
-            1,
-            lambda done, rounds: None,
-            lambda: pass_s * next(ticks),
-        )
-    )
+    timed = Timed(lambda rows, context: 0.5e-3 * rows + 1e-5 * context)
+    found = profiled_by(timed, config, config.model.directory, tmp_path, monkeypatch)
     chunks = {(before, tokens) for before, tokens, _ in found.chunk_s}
     steps = {(batch, context) for batch, context, _ in found.step_s}
-    assert {(0, 2048), (1024, 2048)} <= chunks or not are_larger
-    assert {(256, 32), (1, 2048)} <= steps or not are_larger
-    assert (max(tokens for _, tokens in chunks) > CHUNKS[-1]) is are_larger
-    assert (max(batch for batch, _ in steps) > BATCHES[-1]) is are_larger
-    assert (max(context for _, context in steps) > CONTEXTS[-1]) is are_larger
-    assert [tokens for _, tokens, _ in found.chunk_s] == sorted(tokens for _, tokens, _ in found.chunk_s)
-    assert found.saturation_tokens in {tokens for _, tokens in chunks}
+    assert max(tokens for _, tokens in chunks) == 1024
+    assert {tokens for before, tokens in chunks if before > 1024} == set()
+    assert {(1, 2048), (2, 2048), (128, 32)} <= steps
+    assert (256, 32) in steps, "128 rows take 0.1 s"
+    assert (512, 32) not in steps, "and there is no room for their contexts"
+    beyond = {case.chunks for case in found.shared_s} - {chunks for chunks, *_ in SHARED}
+    assert beyond == {((0, 256),) * 4}, "a chunk of 512 is not brief"
 
 
-def test_what_follows_the_largest_ends_somewhere() -> None:
-    waiting, seen = [(BEFORES[-1], CHUNKS[-1])], set[tuple[int, int]]()
-    while waiting:
-        case = waiting.pop()
-        seen.add(case)
-        waiting += [larger for larger in larger_chunks(case) if larger not in seen]
-    assert {before for before, _ in seen} == {1024, 4096, 16384}
-    assert {tokens for _, tokens in seen} == {1024, 2048, 4096, 8192}
-    assert [*larger_chunks((0, 45))] == [*larger_chunks((256, 512))] == [*larger_steps((64, 512))] == []
-    assert {*larger_steps((128, 1024))} == {(256, 1024), (128, 2048)}
-    assert [*larger_steps((512, 16384))] == []
+def test_a_card_is_measured_until_it_is_busy(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Up to 2,048 rows take as long as one: only from there on is it kept busy."""
+    assert config.model.directory is not None
+    timed = Timed(lambda rows, context: 0.01 * max(1.0, rows / 2048))
+    found = profiled_by(timed, config, config.model.directory, tmp_path, monkeypatch)
+    chunks = [(tokens, before) for before, tokens, _ in found.chunk_s]
+    assert {(2048, 0), (4096, 0), (2048, 1024)} <= {*chunks}
+    assert chunks == sorted(chunks)
+    steps = [(batch, context) for batch, context, _ in found.step_s]
+    assert steps == sorted(steps)
+    assert found.saturation_tokens == 2048
+    assert {case.chunks for case in found.shared_s} >= {case[0] for case in LARGER_SHARED[:3]}
 
 
-@pytest.mark.parametrize("batch", [1, 2, 3, 8, 32])
-def test_a_batch_s_contexts_differ_about_their_mean(batch: int) -> None:
-    contexts = spread(batch, 128)
-    assert len(contexts) == batch
-    assert sum(contexts) == 128 * batch
-    assert contexts == sorted(contexts)
-    assert min(contexts) >= 1
-    assert max(contexts) > 1.5 * 128 or batch == 1
+def test_a_first_pass_that_was_cold_is_seen_again(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert config.model.directory is not None
+    seen: set[tuple[int, int]] = set()
+
+    def seconds(rows: int, context: int) -> float:
+        is_cold = (rows, context) not in seen
+        seen.add((rows, context))
+        return 1.0 if is_cold else 0.01
+
+    found = profiled_by(Timed(seconds), config, config.model.directory, tmp_path, monkeypatch)
+    assert (0, 4096) in {(before, tokens) for before, tokens, _ in found.chunk_s}
+
+
+def test_a_pass_for_which_the_device_has_no_memory_is_left_out(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert config.model.directory is not None
+
+    def seconds(rows: int, context: int) -> float:
+        if rows > 2048:
+            raise OutOfMemory("CUDA out of memory")
+        return 0.01
+
+    found = profiled_by(Timed(seconds), config, config.model.directory, tmp_path, monkeypatch)
+    assert max(tokens for _, tokens, _ in found.chunk_s) == 2048
 
 
 def test_an_instance_takes_the_profiles_chunk_size_unless_it_is_told_one(

@@ -10,6 +10,7 @@ from common.performance import TOKENS, FittedTime, chunk_features, pairs_of, pas
 from common.profile import PassTime, Profile, write_profile
 from common.shapes import SMOLLM2_135M
 from services.profiling.passes import BATCHES, CHUNKS, CONTEXTS
+from services.simulator.config import load_simulated
 from services.simulator.performance.files import PerformanceFileError
 from services.simulator.performance.profiled import (
     LawModel,
@@ -28,6 +29,8 @@ from tests.services.simulator.performance.conftest import (
     assert_more_takes_longer,
     assert_steps_are_their_passes,
 )
+
+REPOSITORY = Path(__file__).resolve().parents[4]
 
 CHUNK = FittedTime((0.4, 0.05, 0.006), 0.02, 100)
 STEP = FittedTime((0.001, 0.002, 0.012), 0.03, 100)
@@ -252,3 +255,13 @@ def test_a_written_profile_is_read_and_what_breaks_a_rule_is_named(tmp_path: Pat
         read_machine_profile(path)
     with pytest.raises(PerformanceFileError, match="cannot be read"):
         read_machine_profile(tmp_path / "absent.json")
+
+
+def test_the_profile_of_a_card_that_is_kept_can_be_simulated() -> None:
+    [pool] = load_simulated(REPOSITORY / "bench" / "h200_profile.toml").pools
+    profile = read_machine_profile(REPOSITORY / "bench" / "profiles" / "h200_llama3_8b.json")
+    assert profile.machine.startswith("NVIDIA H200, ")
+    measured = {(before, tokens): seconds for before, tokens, seconds in profile.chunk_s}
+    for chunk in ((0, 512), (1024, 2048), (0, 8192)):
+        assert pool.performance.pass_s(PassShape((chunk,))) == pytest.approx(measured[chunk], rel=0.01)
+    assert pool.total_blocks * pool.settings.instance.block_size == 262_144
