@@ -158,7 +158,11 @@ def check_comparison(comparison: Comparison) -> None:
     if not 0 < comparison.length_scale < float("inf"):
         raise ConfigError("length_scale", comparison.length_scale, "must be positive")
     for candidate in comparison.configuration:
-        check_plan(plan_of(candidate), config_of(comparison, candidate, lengths_file=Path("lengths.jsonl")))
+        config = config_of(comparison, candidate, lengths_file=Path("lengths.jsonl"))
+        check_plan(plan_of(candidate), config)
+        if comparison.costs and config.instance.engine == "model" and config.model.threads != 1:
+            rule = "must be 1 beside costs: of shared cores each simulated pass takes one"
+            raise ConfigError("model.threads", config.model.threads, rule)
 
 
 def _check_order(comparison: Comparison) -> None:

@@ -137,6 +137,16 @@ def test_some_of_a_comparison_are_still_of_it(two: Comparison) -> None:
         ('name = "two"', 'name = "two"\ncrowded = "mixed"', "must be one of costs"),
         ('name = "two"', 'name = "two"\ncosts = ["mixed"]\nsaturated = "lpld"', "saturated = 'lpld'"),
         ('name = "two"', 'name = "two"\nsaturated = "mixed"', "must be one of costs"),
+        (
+            'name = "two"\n[settings.instance]\nengine = "emulated"',
+            'name = "two"\ncosts = ["mixed"]\n[settings.model]\nthreads = 2\n[settings.instance]',
+            "model.threads = 2: must be 1 beside costs",
+        ),
+        (
+            'name = "two"\n[settings.instance]\nengine = "emulated"',
+            'name = "two"\ncosts = ["mixed"]\n[settings.instance]',
+            "model.threads = None: must be 1 beside costs",
+        ),
         ("knows_lengths = true", "rates_per_s = { lpld = 1.0 }", "rates_per_s = 'lpld'"),
         ("knows_lengths = true", "rates_per_s = { mixed = 0.0 }", "rates_per_s = 0.0"),
         ("rate_per_s = 8.0", "capacity_share = 0.0", "workload.capacity_share = 0.0"),
