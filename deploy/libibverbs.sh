@@ -76,9 +76,9 @@ elif unpack_without_root; then
     echo "libibverbs1 unpacked into $native (Mooncake's KV transfer needs it)"
 else
     cat >&2 <<EOT
-warning: libibverbs, libnuma or libcurl is missing and could not be installed.
-  Lost: KV transfer through Mooncake, so instances on different hosts cannot hand requests over.
-  Still there: everything on one host, where KV moves through shared memory.
+warning: one of $libraries libcurl.so.4 is missing and could not be installed.
+  Lost: KV transfer through Mooncake: instances on different hosts cannot hand requests over, nor any on GPUs.
+  Still there: everything on the CPUs of one host, where KV moves through shared memory.
   To repair: apt-get install -y $packages libcurl4
              (Fedora: dnf install libibverbs numactl-libs libcurl; then run set-up again)
 EOT

@@ -13,7 +13,8 @@ say() { printf 'lamella setup: %s\n' "$*"; }
 fail() { printf 'lamella setup: %s\n' "$*" >&2; exit 1; }
 
 fingerprint() {
-    (cd "$root" && cat requirements.lock requirements-dev.lock pyproject.toml deploy/setup.sh) |
+    (cd "$root" && cat requirements.lock requirements-dev.lock pyproject.toml deploy/setup.sh \
+        deploy/libibverbs.sh) |
         cksum | tr ' ' -
 }
 

@@ -13,7 +13,7 @@ Bit-exactness across batch compositions is not promised; equality of the mathema
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -22,7 +22,7 @@ from common.kv.pool import KVPool
 from common.model import kernels
 from common.model.attention_kernels import Before, Pages, with_new_token
 from common.model.chunk_plan import ChunkPlan, plan_chunk, row_slots
-from common.model.flash_plan import FlashPlan, has_flash, plan_flash
+from common.model.flash_plan import has_flash, plan_flash
 from common.model.interface import SequenceChunk
 from common.model.page_plan import DecodePlan, DecodeRow, plan_decode
 from common.spec import AttentionSpec
@@ -83,7 +83,16 @@ class StepPlan:
         return rows if self.decode_rows is None else rows.index_select(0, self.decode_rows)
 
 
-Plan = StepPlan | FlashPlan
+class Plan(Protocol):
+    """A step's, of all layers with one window: ``StepPlan``, ``FlashPlan``."""
+
+    def attend_before(
+        self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, spec: AttentionSpec
+    ) -> Before: ...
+
+    def attend_new(
+        self, before: Before, pages: Pages, k: torch.Tensor, v: torch.Tensor, spec: AttentionSpec
+    ) -> torch.Tensor: ...
 
 
 class LocalAttention:

@@ -1,9 +1,9 @@
 """Attention on CUDA devices, planned once per step: the whole ragged batch in one call of torch's flash
 kernel (FlashAttention-2, variable lengths), over each sequence's tokens gathered from the pool, new ones too.
 
-Chunks and decode steps are alike to it. It begins when K and V are there: what could be computed of the
-earlier tokens before that would take more launches of kernels than it saves, and launches are what a decode
-step waits for.
+Chunks and decode steps are alike to it. It begins when K and V are there: to compute what there is of the
+earlier tokens before that takes more launches of kernels, and launches are what a step in one process waits
+for. Attention workers lose by it that they compute while K and V are on their way.
 """
 
 from collections.abc import Sequence
@@ -16,8 +16,9 @@ from common.model.attention_kernels import Before, Pages
 from common.model.interface import SequenceChunk
 from common.spec import AttentionSpec
 
-KERNEL_DTYPES = (torch.bfloat16, torch.float16)
 MOST_HEAD_DIM = 256
+LEAST_CAPABILITY = (8, 0)
+"""Of the device: Ampere's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,8 @@ def flash_attention(
 ) -> torch.Tensor:
     """``q`` [T, heads, head_dim] over ``k``, ``v`` [keys, kv_heads, head_dim]: each sequence's last query
     sees all its keys up to the last, each before one less, and none more than ``plan.window``."""
-    output, *_ = torch.ops.aten._flash_attention_forward(
+    output: torch.Tensor
+    output, *_ = torch.ops.aten._flash_attention_forward.default(
         q,
         k,
         v,
@@ -70,8 +72,7 @@ def flash_attention(
         window_size_left=None if plan.window is None else plan.window - 1,
         window_size_right=None if plan.window is None else 0,
     )
-    found: torch.Tensor = output
-    return found
+    return output
 
 
 def has_flash(pool: KVPool, has_softcap: bool) -> bool:
@@ -79,17 +80,18 @@ def has_flash(pool: KVPool, has_softcap: bool) -> bool:
     head_dim = pool.layout.head_dim
     return (
         pool.device.type == "cuda"
-        and pool.dtype in KERNEL_DTYPES
+        and pool.dtype is torch.bfloat16
         and head_dim <= MOST_HEAD_DIM
         and head_dim % 8 == 0
         and not has_softcap
+        and torch.cuda.get_device_capability(pool.device) >= LEAST_CAPABILITY
     )
 
 
 def plan_flash(chunks: Sequence[SequenceChunk], window: int | None, pool: KVPool) -> FlashPlan:
     """The indices of tokens are made on the device, from the block tables."""
     layout, device = pool.layout, pool.device
-    size, heads = layout.block_size, layout.kv_heads
+    size, kv_heads = layout.block_size, layout.kv_heads
     firsts = [0 if window is None else max(0, each.start + 1 - window) for each in chunks]
     counts = [each.start + each.length - first for each, first in zip(chunks, firsts, strict=True)]
     pages = [-(-(each.start + each.length) // size) for each in chunks]
@@ -104,8 +106,8 @@ def plan_flash(chunks: Sequence[SequenceChunk], window: int | None, pool: KVPool
     of_token = torch.repeat_interleave(facts[1:], facts[0], dim=1, output_size=total)
     positions = torch.arange(total, device=device) + of_token[0]
     blocks = torch.tensor(tables, dtype=torch.int64, device=device)[of_token[1] + positions // size]
-    in_head = blocks * (heads * size) + positions % size
-    rows = in_head[:, None] + torch.arange(heads, device=device) * size
+    in_head = blocks * (kv_heads * size) + positions % size
+    rows = in_head[:, None] + torch.arange(kv_heads, device=device) * size
     return FlashPlan(
         rows=rows.view(-1),
         query_ends=torch.tensor(query_ends, dtype=torch.int32, device=device),

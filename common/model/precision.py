@@ -67,7 +67,7 @@ def has_fast_bf16(cpuinfo: Path = CPUINFO) -> bool:
 
 @cache
 def has_amx(cpuinfo: Path = CPUINFO) -> bool:
-    """Whether those are of whole tiles; unknown counts as no."""
+    """Whether the CPU computes bf16 products of whole tiles, of 16 rows; unknown counts as no."""
     return AMX_FLAG in _cpu_flags(cpuinfo)
 
 

@@ -91,14 +91,7 @@ def import_engine_module() -> Any:
             if (NATIVE_DIRECTORY / library).exists():
                 ctypes.CDLL(str(NATIVE_DIRECTORY / library), mode=ctypes.RTLD_GLOBAL)
     try:
-        try:
-            return importlib.import_module("mooncake.engine")
-        except ImportError as exc:
-            if "libcudart" not in str(exc):
-                raise
-            # The build for CUDA links its runtime, which comes with torch and lies where only torch looks.
-            importlib.import_module("torch")
-            return importlib.import_module("mooncake.engine")
+        return _import_with_cuda_runtime()
     except ModuleNotFoundError as exc:
         raise EngineStartError(
             "Mooncake is not installed: pip install mooncake-transfer-engine-non-cuda==0.3.13.post1"
@@ -108,6 +101,19 @@ def import_engine_module() -> Any:
             f"Mooncake cannot be loaded ({exc}): run `apt-get install -y libibverbs1 libnuma1 libcurl4` (and "
             "ibverbs-providers for its build for CUDA), or `make setup`, which also works without root"
         ) from exc
+
+
+def _import_with_cuda_runtime() -> Any:
+    """The build for CUDA links its runtime, which comes with torch and lies where only torch looks. Raises
+    ImportError."""
+    try:
+        return importlib.import_module("mooncake.engine")
+    except ImportError as exc:
+        if "libcudart" not in str(exc):
+            raise
+        with suppress(ImportError):
+            importlib.import_module("torch")
+        return importlib.import_module("mooncake.engine")
 
 
 class MooncakeEngine:

@@ -66,8 +66,8 @@ def examine_libibverbs() -> Finding:
         return note(
             "libibverbs",
             f"{', '.join(missing)} cannot be loaded",
-            "Mooncake needs it: `apt-get install -y libibverbs1 libnuma1 libcurl4`, or, without root,"
-            " `make setup` unpacks it beside the packages",
+            "Mooncake needs it: `apt-get install -y libibverbs1 libnuma1 libcurl4` (and ibverbs-providers for"
+            " GPUs), or, without root, `make setup` unpacks it beside the packages",
         )
     return good("libibverbs", f"{', '.join(NATIVE_LIBRARIES)} can be loaded")
 
@@ -94,5 +94,7 @@ def judge_mooncake(answer: ChildAnswer, transfer: TransferConfig) -> Finding:
             'install what it lacks; on one machine leave `[transfer] path = "mooncake"` away instead',
         )
     return note(
-        "Mooncake", answer.text, "on one machine KV moves through shared memory, and nothing is lost without"
+        "Mooncake",
+        answer.text,
+        "on the CPUs of one machine KV moves through shared memory, and nothing is lost without",
     )

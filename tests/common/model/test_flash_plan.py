@@ -1,6 +1,7 @@
 """The plan for CUDA devices: with the kernel itself where there is one, and its definition everywhere."""
 
 import random
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from common.kv.layout import KVLayout
 from common.kv.pool import KVPool
 from common.model import attention, flash_plan
 from common.model.attention import LocalAttention
-from common.model.flash_plan import FlashPlan, has_flash
+from common.model.flash_plan import FlashPlan, flash_attention, has_flash
 from common.model.interface import SequenceChunk
 from common.spec import AttentionSpec
 
@@ -53,10 +54,12 @@ def as_the_kernel(
     assert queries[-1] == len(q)
     assert keys[-1] == len(k) == len(v)
     found = []
-    for begin, end, first, last in zip(queries, queries[1:], keys, keys[1:], strict=False):
-        assert end - begin <= plan.most_queries
-        assert last - first <= plan.most_keys
+    for (begin, end), (first, last) in zip(pairwise(queries), pairwise(keys), strict=True):
+        if plan.window is not None:
+            assert last - first <= end - begin + plan.window - 1, "what no query sees is gathered"
         found.append(defined(q[begin:end], k[first:last], v[first:last], plan.window))
+    assert plan.most_queries == max(map(len, found))
+    assert plan.most_keys == max(end - begin for begin, end in pairwise(keys))
     return torch.cat(found).to(q.dtype)
 
 
@@ -126,6 +129,16 @@ def test_the_kernel_computes_the_definition(
     check(sequences, block_size, heads, window, torch.device("cuda"))
 
 
+def test_torch_s_kernel_takes_what_it_is_given() -> None:
+    """Its shapes alone, where nothing computes."""
+    meta = torch.device("meta")
+    q, k = torch.empty(7, 6, 64, device=meta), torch.empty(20, 2, 64, device=meta)
+    ends = torch.empty(3, dtype=torch.int32, device=meta)
+    for window in (None, 5):
+        plan = FlashPlan(torch.empty(0), ends, ends, 4, 12, window)
+        assert flash_attention(q, k, k, plan, SCALE).shape == q.shape
+
+
 @pytest.mark.parametrize(
     ("change", "has_softcap", "expected"),
     [
@@ -135,11 +148,14 @@ def test_the_kernel_computes_the_definition(
         ({"device": CPU}, False, False),
         ({"head_dim": 264}, False, False),
         ({"head_dim": 12}, False, False),
+        ({"capability": (7, 5)}, False, False),
     ],
 )
 def test_what_the_kernel_does_not_take_goes_the_other_way(
-    change: dict[str, Any], has_softcap: bool, expected: bool
+    monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], has_softcap: bool, expected: bool
 ) -> None:
+    capability = change.get("capability", (9, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     pool = KVPool(KVLayout(1, 1, change.get("head_dim", 64), 4, 2), 1, torch.bfloat16, CPU)
     pool.device = change.get("device", torch.device("cuda"))
     pool.dtype = change.get("dtype", torch.bfloat16)

@@ -69,6 +69,19 @@ def test_a_build_that_links_cuda_s_runtime_has_it_from_torch(monkeypatch: pytest
     assert seen == ["mooncake.engine", "torch", "mooncake.engine"]
 
 
+def test_what_torch_does_not_bring_is_named_and_not_tried_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+
+    def import_module(name: str) -> object:
+        seen.append(name)
+        raise ImportError("libmlx5.so.1: cannot open shared object file")
+
+    monkeypatch.setattr(importlib, "import_module", import_module)
+    with pytest.raises(EngineStartError, match=r"libmlx5\.so\.1.*ibverbs-providers"):
+        import_engine_module()
+    assert seen == ["mooncake.engine"]
+
+
 def test_hardware_that_is_not_there_is_an_error_and_not_a_silent_tcp() -> None:
     async def scenario(protocol: TransferProtocol) -> None:
         endpoint = TransferEndpoint(TransferConfig(path="auto", protocol=protocol), LIMITS)
