@@ -1,0 +1,183 @@
+"""``lamella plan --search``, from end to end."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from common.errors import ConfigError
+from services.planner import worker_configuration
+from tests.services.planner.command_line import CONFIG, run
+
+MOST = ("--objective", "throughput", "--max-gpus", "4")
+
+
+@pytest.mark.parametrize(
+    ("search", "options", "said"),
+    [
+        ("distserve-high", (), "goodput"),
+        ("distserve-low", (), "pairs"),
+        ("vidur", (), "capacity"),
+        ("aladdin", (), "equation 7"),
+        ("lamina", ("--devices", "h100,h20"), "attention on devices of its own"),
+    ],
+)
+def test_each_paper_s_search_runs(
+    trace: Path, config: Path, tmp_path: Path, search: str, options: tuple[str, ...], said: str
+) -> None:
+    out, devices = tmp_path / "found.json", options or ("--devices", "a100")
+    result = run(
+        trace, "--search", search, "--rate", "6", "--config", str(config), "--json", str(out), *devices
+    )
+    assert result.exit_code == 0, result.output
+    assert said in result.output
+    assert json.loads(out.read_bytes())["rows"]
+
+
+@pytest.mark.parametrize(
+    ("search", "rate", "most", "enough"),
+    [
+        ("distserve-high", "6", "1", "8"),
+        ("distserve-low", "6", "1", "8"),
+        ("vidur", "60", "1", "24"),
+        ("aladdin", "60", "1", "24"),
+    ],
+)
+def test_no_search_names_more_devices_than_allowed(
+    trace: Path, config: Path, tmp_path: Path, search: str, rate: str, most: str, enough: str
+) -> None:
+    out, files = tmp_path / "found.json", tmp_path / "files"
+    options = ("--search", search, "--config", str(config), "--devices", "a100", "--json", str(out))
+    # At its capacity Vidur's search lets requests wait for five seconds.
+    command = (trace, *options, "--slo", "ttft=20,tpot=0.2", "--rate", rate, "--out", str(files))
+    over = run(*command, "--max-gpus", most)
+    assert isinstance(over.exception, ConfigError)
+    assert "no such deployment was found" in str(over.exception)
+    assert not files.exists()
+    found = json.loads(out.read_bytes())
+    assert found["rows"]
+    assert found["chosen"] == []
+    assert re.match(rf"none is within --max-gpus {most}: {rate}/s would take \d+ GPUs", found["lines"][-1])
+    within = run(*command, "--max-gpus", enough)
+    assert within.exit_code == 0, within.output
+    pools = json.loads(out.read_bytes())["chosen"]
+    assert 0 < sum(pool["count"] * pool["kind"].get("tensor", 1) for pool in pools) <= int(enough)
+
+
+def test_another_than_the_best_is_named_where_that_alone_is_allowed(
+    trace: Path, config: Path, tmp_path: Path
+) -> None:
+    """The dear device serves the rate with fewer."""
+    out, prices = tmp_path / "found.json", tmp_path / "prices.toml"
+    prices.write_text("a100 = 1.0\nh100 = 30.0")
+    options = ("--search", "vidur", "--config", str(config), "--devices", "a100,h100", "--rate", "60")
+    devices = []
+    for most in ("100", "2"):
+        result = run(trace, *options, "--prices", str(prices), "--max-gpus", most, "--json", str(out))
+        assert result.exit_code == 0, result.output
+        [pool] = json.loads(out.read_bytes())["chosen"]
+        devices.append((pool["kind"]["device"], pool["count"] * pool["kind"].get("tensor", 1) <= 2))
+    assert devices == [("a100", False), ("h100", True)]
+
+
+def test_aladdin_says_so_where_no_number_of_workers_is_enough(
+    trace: Path, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_configuration, "MOST_WORKERS", 8)
+    out = tmp_path / "found.json"
+    options = ("--config", str(config), "--devices", "a100", "--rate", "160", "--json", str(out))
+    result = run(trace, "--search", "aladdin", *options)
+    assert result.exit_code == 0, result.output
+    assert "no line of workers over the rate (equation 7)" in json.loads(out.read_bytes())["lines"][-1]
+
+
+def test_aladdin_fits_no_law_to_one_number_of_devices(trace: Path, tmp_path: Path) -> None:
+    config, out = tmp_path / "base.toml", tmp_path / "found.json"
+    config.write_text(CONFIG.replace("[1, 2]", "[1]"))
+    options = ("--config", str(config), "--devices", "a100", "--rate", "6", "--json", str(out))
+    result = run(trace, "--search", "aladdin", *options)
+    assert result.exit_code == 0, result.output
+    assert "no equation 5" in json.loads(out.read_bytes())["lines"][0]
+
+
+def test_splitwise_says_what_no_design_can_be_within(trace: Path, tmp_path: Path) -> None:
+    config, out = tmp_path / "base.toml", tmp_path / "found.json"
+    config.write_text(CONFIG.replace("[1, 2]", "[8]"))
+    options = ("--config", str(config), "--devices", "a100-sxm", "--json", str(out), "--max-gpus", "8")
+    result = run(trace, "--search", "splitwise", "--rate", "400", *options)
+    assert result.exit_code == 0, result.output
+    found = json.loads(out.read_bytes())
+    assert found["chosen"] == []
+    assert re.search(r"within --max-gpus 8: none can with fewer than \d+ GPUs", found["lines"][0])
+
+
+def test_a_trace_that_is_too_short_for_its_rate_is_told(trace: Path, config: Path) -> None:
+    result = run(trace, "--devices", "a100", "--config", str(config), "--rate", "2000")
+    assert isinstance(result.exception, ConfigError)
+    assert "--rate = 2000.0: is too much for 120 requests" in str(result.exception)
+
+
+def test_lamina_s_search_asks_for_no_rate(trace: Path, config: Path, tmp_path: Path) -> None:
+    out, options = tmp_path / "found.json", ("--config", str(config), "--devices", "a100,h20")
+    result = run(trace, "--search", "lamina", *MOST, *options, "--json", str(out))
+    assert result.exit_code == 0, result.output
+    assert json.loads(out.read_bytes())["rows"]
+
+
+def test_splitwise_s_search_compares_with_its_reference(trace: Path, tmp_path: Path) -> None:
+    config, out = tmp_path / "base.toml", tmp_path / "found.json"
+    config.write_text(CONFIG.replace("[1, 2]", "[8]"))
+    result = run(
+        *(trace, "--search", "splitwise", "--rate", "10", "--config", str(config), "--json", str(out)),
+        *("--devices", "a100-sxm,h100-sxm"),
+    )
+    assert result.exit_code == 0, result.output
+    rows = json.loads(out.read_bytes())["rows"]
+    assert {row[0] for row in rows} >= {"HH", "baseline h100-sxm"}
+
+
+@pytest.mark.parametrize("slo", ["ttft=1,tpot=0.0001", "ttft=1,e2e=0.01", "ttft=1,tbt=0.0001", "ttft=0.0001"])
+def test_vidur_s_search_keeps_every_objective_that_is_given(
+    trace: Path, config: Path, tmp_path: Path, slo: str
+) -> None:
+    out = tmp_path / "found.json"
+    options = ("--rate", "6", "--config", str(config), "--devices", "a100", "--json", str(out))
+    result = run(trace, "--search", "vidur", *options, "--slo", slo)
+    assert result.exit_code == 0, result.output
+    found = json.loads(out.read_bytes())
+    assert {row[-1] for row in found["rows"]} == {"no"}
+    assert found["lines"] == ["none keeps the objectives at its capacity"]
+    assert found["chosen"] == []
+
+
+def test_vidur_s_picture_is_drawn(trace: Path, config: Path, tmp_path: Path) -> None:
+    picture = tmp_path / "front.png"
+    result = run(
+        *(trace, "--search", "vidur", "--rate", "6", "--config", str(config), "--devices", "a100"),
+        *("--plot", str(picture)),
+    )
+    assert result.exit_code == 0, result.output
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--search", "oracle"), "must be one of distserve-high"),
+        (("--search", "splitwise"), "machines are of 8 devices"),
+        (("--plot", "front.png"), "is of --search vidur"),
+        (("--search", "vidur", "--plot", "front.gif"), "must end in .png"),
+        (("--search", "aladdin", "--slo", "ttft=1"), "aladdin needs tpot"),
+        (("--search", "distserve-high", *MOST), "distserve-high says how many instances a rate takes"),
+        (("--search", "distserve-low", *MOST), "distserve-low says how many instances a rate takes"),
+        (("--search", "vidur", *MOST), "vidur says how many instances a rate takes"),
+        (("--search", "aladdin", *MOST), "aladdin says how many instances a rate takes"),
+    ],
+)
+def test_a_search_that_cannot_be_is_told(
+    trace: Path, config: Path, options: tuple[str, ...], said: str
+) -> None:
+    result = run(trace, "--rate", "1", "--devices", "a100", "--config", str(config), *options)
+    assert isinstance(result.exception, ConfigError)
+    assert said in str(result.exception)
