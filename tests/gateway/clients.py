@@ -44,7 +44,16 @@ def with_peer(gateway: GatewayProcess, script: Script) -> None:
 
 
 def in_background(work: Coroutine[Any, Any, str]) -> asyncio.Task[str]:
-    return asyncio.get_running_loop().create_task(work)
+    """A client whose call fails says so at once: a test that waits for its submission would only say that
+    none came."""
+    task = asyncio.get_running_loop().create_task(work)
+    task.add_done_callback(_print_failure)
+    return task
+
+
+def _print_failure(task: asyncio.Task[str]) -> None:
+    if not task.cancelled() and task.exception() is not None:
+        print(f"a client's call failed: {task.exception()!r}")
 
 
 def with_stream(

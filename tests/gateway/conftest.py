@@ -56,8 +56,8 @@ def gateway_config(nats_url: str, redis_url: str) -> Config:
             max_open_requests=8,
             keep_alive_comment_s=0.4,
             slow_reader_timeout_s=1.0,
-            header_timeout_s=1.0,
-            body_timeout_s=1.5,
+            header_timeout_s=3.0,
+            body_timeout_s=3.5,
             token_timeout_s=2.5,
         ),
     )

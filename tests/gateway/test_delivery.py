@@ -228,7 +228,7 @@ def test_half_a_body_is_given_up_after_its_time(
 
     answer = asyncio.run(run())
     assert answer.startswith(b"HTTP/1.1 " + status)
-    assert (b"gateway.body_timeout_s = 1.5" in answer) == (status == b"408")
+    assert (b"gateway.body_timeout_s = 3.5" in answer) == (status == b"408")
     gateway.wait_metric("lamella_open_requests", 0)
 
 
