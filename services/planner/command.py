@@ -8,6 +8,8 @@ import typer
 
 from common.errors import ConfigError
 
+EXIT_NOTHING_FOUND = 1
+
 if TYPE_CHECKING:
     from services.planner.candidates import PoolPlan
     from services.planner.planning import Plan
@@ -54,7 +56,7 @@ def plan(
     ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write what was found there.")] = None,
 ) -> None:
-    """Search deployments that keep objectives under a trace, and rank them."""
+    """Search deployments that keep objectives under a trace, and rank them. Exit status 1: none does."""
     from common.config_file import read_toml
     from services.planner.preparing import PlanRequest
     from services.planner.report import file_of, write_json
@@ -93,6 +95,8 @@ def plan(
         write_json(json_file, file_of(found))
     if out is not None:
         write_files(chosen_of(found, choose), request, out)
+    if not found.ranked:
+        raise typer.Exit(EXIT_NOTHING_FOUND)
 
 
 def chosen_of(found: "Plan", choose: int | None) -> "Sequence[PoolPlan]":

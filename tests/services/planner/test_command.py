@@ -41,6 +41,19 @@ def test_it_ranks_deployments_and_goes_on_from_its_checkpoint(trace: Path, tmp_p
     assert kept.stat().st_size == size
 
 
+def test_a_script_is_told_that_nothing_keeps_the_objectives(
+    trace: Path, config: Path, tmp_path: Path
+) -> None:
+    """By the status; what was looked at is written nevertheless."""
+    out = tmp_path / "plan.json"
+    options = ("--rate", "6", "--config", str(config), "--devices", "a100", "--slo", "ttft=0.000001")
+    result = run(trace, *options, "--json", str(out))
+    assert result.exit_code == 1, result.output
+    assert result.exception is None or isinstance(result.exception, SystemExit)
+    assert "nothing keeps the objectives" in result.output
+    assert json.loads(out.read_bytes())["ranked"] == []
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
