@@ -44,7 +44,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     ``saturation_tokens``: L_m, and the ChunkSize that instances take. ``chunk_time`` and ``step_time`` are
     fitted to chunks from ``LAW_TOKENS`` on and to all steps, ``…_held_out_error`` is the mean relative error
     of each such case predicted by the others. ``hand_over`` None: not measured. ``layers_s``: what some
-    layers in this ``dtype`` took meanwhile, on the processor (``services.profiling.probe``). ``dtype``
+    layers in this ``dtype`` took between them, on the processor (``services.profiling.probe``). ``dtype``
     is what was computed in; a weight that steps read has ``weight_bytes``, None: those of ``dtype``.
     """
 

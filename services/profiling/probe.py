@@ -25,14 +25,18 @@ if TYPE_CHECKING:
 WIDTH, MIDDLE, HEADS, KV_HEADS, HEAD_DIM = 576, 1536, 9, 3, 64
 LAYERS = 18
 """Of SmolLM2-135M's shape, 120 MiB in bf16: more than caches of a core hold."""
-LEAD, TIMED = 1, 2
-"""Layers, of which each comes again when others have taken its room in the caches. A core that slept takes
-a tenth longer over the first ones (measured) than one that computed something else."""
+LEAD, TIMED = 6, 2
+"""Layers, of which each comes again when others have taken its room in the caches. The first ones take longer
+on a core that slept, and on one from which an engine was taken: beside two engines that decode a look took
+19 % longer than alone after one layer, 15 after three, 11 after six, where the engines' passes took 5 to 10 %
+longer beside one another (measured on a Zen 5)."""
 ROWS = (8, 64)
 """As of a decode step and of a chunk. Products alone, of 8 rows and of 256, changed a third to two thirds as
 much as passes did from minute to minute (measured on a Zen 4): what is between products changes most."""
 EVERY_S = 0.5
-"""Some 5 to 15 ms each, on a core of 2023's servers."""
+"""Some 15 to 40 ms each, on a core of 2023's servers; where that is over ``MOST_OF_A_CORE``, not as often."""
+PAUSE_S = 0.1
+"""Between looks beside which nothing is computed: they wake a core from its sleep, too."""
 MOST_OF_A_CORE = 0.02
 """Of slower ones, by looking less often: what is watched wants all cores. In bf16, looks took 39 % of a core
 that has no such products, and a mesh beside them served LPLD's first tokens in 190 ms, not 90 (measured)."""
@@ -77,6 +81,20 @@ class Probe:
         if pieces.error is not None:
             raise pieces.error
 
+    def looks(self, count: int) -> list[float]:
+        """Seconds of so many, one after another, in this thread. None where there is nothing to look at."""
+        if not self._layers:
+            return []
+        import torch
+
+        torch.set_num_threads(1)
+        around, taken_s = cycle(self._layers), []
+        with torch.inference_mode():
+            for _ in range(count):
+                time.sleep(PAUSE_S)
+                taken_s.append(self._timed(around))
+        return taken_s
+
     def _look(self, pieces: Pieces, ended: threading.Event) -> None:
         try:
             self._look_until(pieces, ended)
@@ -93,14 +111,18 @@ class Probe:
             every_s = math.inf
             while not is_over:
                 woke_s = time.thread_time()
-                self._compute(around, LEAD)
-                began_s = time.thread_time()
-                self._compute(around, TIMED)
-                pieces.taken_s.append(time.thread_time() - began_s)
+                pieces.taken_s.append(self._timed(around))
                 # By the shortest look, or slow seconds would be looked at less often than others.
                 every_s = min(every_s, max(EVERY_S, (time.thread_time() - woke_s) / MOST_OF_A_CORE))
                 is_over = ended.wait(every_s)
         pieces.processor_s = time.thread_time()
+
+    def _timed(self, around: Iterator["_Layer"]) -> float:
+        """Seconds of the processor."""
+        self._compute(around, LEAD)
+        began_s = time.thread_time()
+        self._compute(around, TIMED)
+        return time.thread_time() - began_s
 
     def _compute(self, around: Iterator["_Layer"], each: int) -> None:
         for x in self._inputs:

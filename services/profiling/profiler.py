@@ -48,6 +48,8 @@ BRIEF_S = 0.2
 kept busy, which would take a processor minutes."""
 COLD_S = 1.0
 """Up to so long a first pass may have been cold: how brief it is a second one says."""
+LOOKS, LOOK_EVERY = 3, 20
+"""At the machine's pace, and between how many cases."""
 
 Progress = Callable[[int, int], None]
 """(rounds done, of how many)"""
@@ -88,30 +90,33 @@ class Measured:
 async def _measure(
     engine: Engine, config: Config, rounds: int, progress: Progress, clock: Callable[[], float]
 ) -> Measured:
-    watch = _Watch(engine, clock)
-    with Probe(config).watch() as pieces:
-        # The first round touches memory, and says what else is brief.
-        chunk_s = await watch.grown(chunk_cases(), larger_chunks, as_chunk)
-        step_s = await watch.grown(step_cases(), larger_steps, as_step)
-        if not step_s or all(tokens < LAW_TOKENS for _, tokens in chunk_s):
-            raise ConfigError("instance.kv_bytes", config.instance.kv_bytes, "is too small to profile in")
-        together = [*SHARED, *(case for case in LARGER_SHARED if _is_brief(case, chunk_s, step_s))]
-        shared = [case for case in together if await watch.first(case) is not None]
-        by_tokens, by_batch = sorted(chunk_s, key=_by_tokens), sorted(step_s)
-        taken: dict[Shared, list[float]] = {
-            case: [] for case in (*map(as_chunk, by_tokens), *map(as_step, by_batch), *shared)
-        }
-        progress(0, rounds)
-        for done in range(rounds):
-            for case, times in taken.items():
-                times.append(await watch.time(case))
-            progress(done + 1, rounds)
-            await asyncio.sleep(0)
+    watch, probe = _Watch(engine, clock), Probe(config)
+    layers_s: list[float] = []
+    # The first round touches memory, and says what else is brief.
+    chunk_s = await watch.grown(chunk_cases(), larger_chunks, as_chunk)
+    step_s = await watch.grown(step_cases(), larger_steps, as_step)
+    if not step_s or all(tokens < LAW_TOKENS for _, tokens in chunk_s):
+        raise ConfigError("instance.kv_bytes", config.instance.kv_bytes, "is too small to profile in")
+    together = [*SHARED, *(case for case in LARGER_SHARED if _is_brief(case, chunk_s, step_s))]
+    shared = [case for case in together if await watch.first(case) is not None]
+    by_tokens, by_batch = sorted(chunk_s, key=_by_tokens), sorted(step_s)
+    taken: dict[Shared, list[float]] = {
+        case: [] for case in (*map(as_chunk, by_tokens), *map(as_step, by_batch), *shared)
+    }
+    progress(0, rounds)
+    for done in range(rounds):
+        for number, (case, times) in enumerate(taken.items()):
+            if number % LOOK_EVERY == 0:
+                # Between passes: beside them a look takes longer by what they happen to be.
+                layers_s += await asyncio.to_thread(probe.looks, LOOKS)
+            times.append(await watch.time(case))
+        progress(done + 1, rounds)
+        await asyncio.sleep(0)
     return Measured(
         {case: taken[as_chunk(case)] for case in by_tokens},
         {case: taken[as_step(case)] for case in by_batch},
         {case: taken[case] for case in shared},
-        pieces.taken_s,
+        layers_s,
     )
 
 

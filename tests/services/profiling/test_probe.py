@@ -30,6 +30,12 @@ def test_a_piece_of_work_is_timed_again_and_again_until_the_end(monkeypatch: pyt
     assert "probe" not in {thread.name for thread in threading.enumerate()}
 
 
+def test_so_many_looks_come_one_after_another() -> None:
+    taken_s = probe.Probe(MODELLED).looks(3)
+    assert len(taken_s) == 3
+    assert all(0 < seconds < 60 for seconds in taken_s)
+
+
 def test_looks_that_take_long_come_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """In bf16 on a processor without such products they took 39 % of a core from the meshes they watched."""
     monkeypatch.setattr(probe, "EVERY_S", 0.001)
@@ -88,6 +94,7 @@ def test_a_look_that_fails_is_not_passed_over(monkeypatch: pytest.MonkeyPatch) -
     ],
 )
 def test_nothing_is_timed_where_no_processor_computes_a_model(config: Config) -> None:
+    assert probe.Probe(config).looks(3) == []
     with probe.Probe(config).watch() as pieces:
         assert "probe" not in {thread.name for thread in threading.enumerate()}
     assert pieces == probe.Pieces()
