@@ -1,10 +1,12 @@
 """How far simulated runs are off the live ones, as people read it."""
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+import statistics
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from common.latency import Distribution
-from services.compare.simulated import Pair
+from services.compare.simulated import LONGEST_WAIT_S, Pair
 from services.compare.simulated_mesh import Overhead
 from services.simulator.host import HostConfig
 
@@ -14,9 +16,69 @@ PERCENTILES = {"p50_s": "p50", "p95_s": "p95"}
 NAMES = {"ttft": "TTFT", "tpot": "TPOT", "end_to_end": "end to end"}
 
 
+@dataclass(slots=True)
+class Rounds:
+    """One configuration's runs of one workload, live and simulated: by the medians of their figures."""
+
+    workload: str
+    configuration: str
+    pairs: list[Pair] = field(default_factory=list)
+
+    def live(self, name: str, percentile: str) -> float | None:
+        """Seconds. None: of no round was anything measured."""
+        return _median(_figure(getattr(pair.record.load, name), percentile) for pair in self.pairs)
+
+    def error(self, name: str, percentile: str) -> float | None:
+        """Relative, over 0 where the simulated one is longer. None where one of them was not measured, or
+        took no time."""
+        live = self.live(name, percentile)
+        virtual = _median(_figure(getattr(pair.metrics, name), percentile) for pair in self.pairs)
+        return virtual / live - 1.0 if live and virtual is not None else None
+
+    @property
+    def attainment(self) -> float | None:
+        """Of live requests, the share that met its objectives."""
+        loads = [pair.record.load.attainment for pair in self.pairs]
+        return _mean(None if each is None else each.share for each in loads)
+
+    @property
+    def attainment_points(self) -> float | None:
+        """How many points more of the simulated requests met theirs."""
+        points = _mean(pair.attainment_points for pair in self.pairs)
+        return None if points is None else round(points, 6)
+
+    def mean(self, of: Callable[[Pair], float]) -> float:
+        return statistics.fmean(of(pair) for pair in self.pairs)
+
+
+def rounds_of(pairs: Iterable[Pair]) -> list[Rounds]:
+    """In the order of their first ones."""
+    found: dict[tuple[str, str], Rounds] = {}
+    for pair in pairs:
+        key = (pair.record.workload, pair.record.configuration)
+        found.setdefault(key, Rounds(*key)).pairs.append(pair)
+    return list(found.values())
+
+
+def _figure(found: Distribution | None, percentile: str) -> float | None:
+    value: float | None = None if found is None else getattr(found, percentile)
+    return value
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    known = [each for each in values if each is not None]
+    return statistics.median(known) if known else None
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [each for each in values if each is not None]
+    return statistics.fmean(known) if known else None
+
+
 def errors_table(pairs: Sequence[Pair], fitted: Collection[str] = ()) -> str:
-    """A row a run: what was live, and by how much the simulated one is off; the pace, where one is not 1.
-    Then how many are near, without the workloads that something was ``fitted`` to."""
+    """A row a workload of a configuration: what was live, and by how much the simulated one is off, by the
+    medians of their rounds; the pace, where one is not 1. Then how many are near, without the workloads that
+    something was ``fitted`` to."""
     is_paced = any(pair.pace != 1.0 for pair in pairs)
     pace, rule = (" pace |", " --- |") if is_paced else ("", "")
     lines = [
@@ -24,53 +86,61 @@ def errors_table(pairs: Sequence[Pair], fitted: Collection[str] = ()) -> str:
         " | end to end p50, p95, s | within objectives |",
         f"| --- | --- | --- |{rule} --- | --- | --- | --- |",
     ]
-    for pair in pairs:
-        load = pair.record.load
-        workload = pair.record.workload + (" (fitted)" if pair.record.workload in fitted else "")
-        columns = [workload, pair.record.configuration, f"{load.requests_per_s:.2f}"]
+    found = rounds_of(pairs)
+    for each in found:
+        workload = each.workload + (" (fitted)" if each.workload in fitted else "")
+        rate_per_s = each.mean(lambda pair: pair.record.load.requests_per_s)
+        columns = [workload, each.configuration, f"{rate_per_s:.2f}"]
         columns += [
-            _cell(pair, name, scale, digits)
+            _cell(each, name, scale, digits)
             for name, scale, digits in (("ttft", 1.0, 2), ("tpot", 1e3, 1), ("end_to_end", 1.0, 2))
         ]
-        points, attainment = pair.attainment_points, load.attainment
+        points, attainment = each.attainment_points, each.attainment
         if is_paced:
-            columns.insert(3, f"{pair.pace:.2f}")
-        share = "–" if attainment is None else f"{100 * attainment.share:.1f} %"
+            columns.insert(3, f"{each.mean(lambda pair: pair.pace):.2f}")
+        share = "–" if attainment is None else f"{100 * attainment:.1f} %"
         columns.append(share if points is None else f"{share} ({_bold(f'{points:+.1f}', points, POINTS)})")
         lines.append(f"| {' | '.join(columns)} |")
-    judged = [pair for pair in pairs if pair.record.workload not in fitted]
+    judged = [each for each in found if each.workload not in fitted]
     return "\n".join([*lines, *_counts(judged)]) + "\n"
 
 
-def _counts(judged: Sequence[Pair]) -> list[str]:
+def _counts(judged: Sequence[Rounds]) -> list[str]:
     if not judged:
         return []
     near = []
     for name, shown in NAMES.items():
         within = (
-            f"{sum(abs(pair.errors(key).get(name, math.inf)) <= RELATIVE for pair in judged)} ({percentile})"
+            f"{sum(_off(each, name, key) <= RELATIVE for each in judged)} ({percentile})"
             for key, percentile in PERCENTILES.items()
         )
         near.append(f"{shown} in {' and '.join(within)}")
-    off = (pair.attainment_points for pair in judged)
+    off = (each.attainment_points for each in judged)
     points = sum(each is not None and abs(each) <= POINTS for each in off)
+    most = max(len(each.pairs) for each in judged)
+    medians = f", each by the medians of up to {most} rounds" if most > 1 else ""
     return [
         "",
-        f"Of {len(judged)} runs that nothing was fitted to, within {100 * RELATIVE:.0f} %: {', '.join(near)};"
-        f" within {POINTS:.0f} points: {points}.",
+        f"Of {len(judged)} runs that nothing was fitted to{medians}, within {100 * RELATIVE:.0f} %:"
+        f" {', '.join(near)}; within {POINTS:.0f} points: {points}.",
     ]
+
+
+def _off(each: Rounds, name: str, percentile: str) -> float:
+    error = each.error(name, percentile)
+    return math.inf if error is None else abs(error)
 
 
 def _bold(text: str, value: float, limit: float) -> str:
     return f"**{text}**" if abs(value) > limit else text
 
 
-def _cell(pair: Pair, name: str, scale: float, digits: int) -> str:
-    live: Distribution | None = getattr(pair.record.load, name)
-    if live is None:
+def _cell(found: Rounds, name: str, scale: float, digits: int) -> str:
+    live = [found.live(name, percentile) for percentile in PERCENTILES]
+    shown = [f"{scale * value:.{digits}f}" for value in live if value is not None]
+    if not shown:
         return "–"
-    shown = (f"{scale * value:.{digits}f}" for value in (live.p50_s, live.p95_s))
-    off = (pair.errors(percentile).get(name) for percentile in PERCENTILES)
+    off = (found.error(name, percentile) for percentile in PERCENTILES)
     errors = ("–" if each is None else _bold(f"{100 * each:+.1f} %", each, RELATIVE) for each in off)
     return f"{', '.join(shown)} ({', '.join(errors)})"
 
@@ -88,6 +158,9 @@ def _describe_host(host: HostConfig) -> str:
         f"; of {host.cores} cores {host.idle_cores:.3f} idle, {1e3 * host.pass_s:.2f} ms a pass,"
         f" {1e3 * host.token_s:.2f} a token, {1e3 * host.prompt_s:.2f} a prompt,"
         f" {1e6 * host.prompt_token_s:.0f} µs each of its tokens;"
-        f" while more are wanted {1e3 * host.wake_s:.2f} ms a message and {1e3 * host.exchange_s:.2f} a layer"
-        " more"
+        f" while more are wanted {_wait(host.wake_s)} ms a message and {_wait(host.exchange_s)} a layer more"
     )
+
+
+def _wait(seconds: float) -> str:
+    return f"{1e3 * seconds:.2f}" + (" (the most that is looked for)" if seconds >= LONGEST_WAIT_S else "")

@@ -18,7 +18,6 @@ from typing import NamedTuple
 import msgspec
 
 from common.errors import ConfigError
-from common.latency import Distribution
 from services.bench.plan import FOREGROUND, RequestMaker, make_arrivals_s, make_foreground, plan_foreground
 from services.bench.prompts import BodyTemplate, TokenIdPrompts
 from services.compare.comparison import (
@@ -36,13 +35,15 @@ from services.simulator.metrics import DONE, Metrics, latency_of, measure
 from services.simulator.run import Load, Offered, simulate
 
 NOWHERE = "http://127.0.0.1"
-MEASURES = ("ttft", "tpot", "end_to_end")
 PROBE_S = 1e-3
 """How much longer messages are made, to see how many of them come before a first token."""
 SERVED_NOTHING = "has no request that was served live (kept by its number) and simulated: run it again"
 CORRECTIONS, SWEEPS = 4, 2
-MOST_WAIT_S, HALVINGS = 0.04, 9
-"""The longest wait for a core, some slices of the system's scheduler; and how finely it is found."""
+MOST_WAIT_S, HALVINGS = 0.01, 8
+"""The longest wait for a core, some slices of the system's scheduler, each of 3 ms; and how finely it is
+found. Where requests hardly meet busy cores any wait explains what they are off by."""
+LONGEST_WAIT_S = MOST_WAIT_S * (1 - 2.0 ** -(HALVINGS + 1))
+"""What is found where even that is too short."""
 
 
 class Sought(NamedTuple):
@@ -70,17 +71,6 @@ class Pair:
     record: RunRecord
     metrics: Metrics
     pace: float = 1.0
-
-    def errors(self, percentile: str) -> dict[str, float]:
-        """Relative, of each of MEASURES at one of ``Distribution``'s percentiles: over 0 where the simulated
-        one is longer. Without those that nothing was measured of."""
-        found = {}
-        for measure_name in MEASURES:
-            live: Distribution | None = getattr(self.record.load, measure_name)
-            virtual: Distribution | None = getattr(self.metrics, measure_name)
-            if live is not None and virtual is not None and getattr(live, percentile) > 0:
-                found[measure_name] = getattr(virtual, percentile) / getattr(live, percentile) - 1.0
-        return found
 
     @property
     def attainment_points(self) -> float | None:

@@ -68,8 +68,16 @@ def simulated_of(comparison: Comparison, candidate: Candidate, overhead: Overhea
         for role, count in candidate.instances.items()
         if count
     ]
-    host = {} if overhead.host is None else {"host": msgspec.structs.asdict(overhead.host)}
+    host = (
+        {} if overhead.host is None else {"host": _host(overhead.host, 0.0 if workers else overhead.pass_s)}
+    )
     return simulated_from_tree({**settings, "cluster": cluster, "pool": pools, **host})
+
+
+def _host(host: HostConfig, waited_s: float) -> dict[str, Any]:
+    """Without those seconds beside each pass for which the engine's thread waits: its core is taken in their
+    place, as they are in its passes."""
+    return msgspec.structs.asdict(host) | {"pass_s": max(0.0, host.pass_s - waited_s)}
 
 
 def pace_of(comparison: Comparison, candidate: Candidate, record: RunRecord) -> float:
