@@ -43,7 +43,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
 
     ``saturation_tokens``: L_m, and the ChunkSize that instances take. ``chunk_time`` and ``step_time`` are
     fitted to chunks from ``LAW_TOKENS`` on and to all steps, ``…_held_out_error`` is the mean relative error
-    of each such case predicted by the others. ``hand_over`` None: not measured. ``layers_s``: what some
+    of each such case predicted by the others. ``hand_over`` None: not measured. ``look_s``: what some
     layers in this ``dtype`` took between them, on the processor (``services.profiling.probe``). ``dtype``
     is what was computed in; a weight that steps read has ``weight_bytes``, None: those of ``dtype``.
     """
@@ -61,7 +61,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     step_held_out_error: float
     shared_s: tuple[PassTime, ...] = ()
     hand_over: HandOverTimes | None = None
-    layers_s: float | None = None
+    look_s: float | None = None
     weight_bytes: int | None = None
 
 

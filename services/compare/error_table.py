@@ -3,7 +3,7 @@
 import math
 import statistics
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from common.latency import Distribution
 from services.compare.simulated import LONGEST_WAIT_S, Pair
@@ -16,24 +16,31 @@ PERCENTILES = {"p50_s": "p50", "p95_s": "p95"}
 NAMES = {"ttft": "TTFT", "tpot": "TPOT", "end_to_end": "end to end"}
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Rounds:
-    """One configuration's runs of one workload, live and simulated: by the medians of their figures."""
+    """One configuration's runs of one workload, live and simulated: latencies by the medians of their
+    figures, shares, rates and paces by their means."""
 
     workload: str
     configuration: str
-    pairs: list[Pair] = field(default_factory=list)
+    pairs: tuple[Pair, ...]
 
     def live(self, name: str, percentile: str) -> float | None:
         """Seconds. None: of no round was anything measured."""
         return _median(_figure(getattr(pair.record.load, name), percentile) for pair in self.pairs)
 
     def error(self, name: str, percentile: str) -> float | None:
-        """Relative, over 0 where the simulated one is longer. None where one of them was not measured, or
-        took no time."""
-        live = self.live(name, percentile)
-        virtual = _median(_figure(getattr(pair.metrics, name), percentile) for pair in self.pairs)
-        return virtual / live - 1.0 if live and virtual is not None else None
+        """Relative, over 0 where the simulated one is longer, of the rounds of which both were measured; None
+        where there is none, or live it took no time. A table shows medians: they are what is compared, not
+        rounds one by one."""
+        both = [
+            (live, virtual)
+            for pair in self.pairs
+            if (live := _figure(getattr(pair.record.load, name), percentile)) is not None
+            and (virtual := _figure(getattr(pair.metrics, name), percentile)) is not None
+        ]
+        live_s, virtual_s = _median(live for live, _ in both), _median(virtual for _, virtual in both)
+        return virtual_s / live_s - 1.0 if live_s and virtual_s is not None else None
 
     @property
     def attainment(self) -> float | None:
@@ -48,16 +55,16 @@ class Rounds:
         return None if points is None else round(points, 6)
 
     def mean(self, of: Callable[[Pair], float]) -> float:
+        """Over the rounds."""
         return statistics.fmean(of(pair) for pair in self.pairs)
 
 
 def rounds_of(pairs: Iterable[Pair]) -> list[Rounds]:
     """In the order of their first ones."""
-    found: dict[tuple[str, str], Rounds] = {}
+    found: dict[tuple[str, str], list[Pair]] = {}
     for pair in pairs:
-        key = (pair.record.workload, pair.record.configuration)
-        found.setdefault(key, Rounds(*key)).pairs.append(pair)
-    return list(found.values())
+        found.setdefault((pair.record.workload, pair.record.configuration), []).append(pair)
+    return [Rounds(*key, tuple(own)) for key, own in found.items()]
 
 
 def _figure(found: Distribution | None, percentile: str) -> float | None:
@@ -77,8 +84,8 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 def errors_table(pairs: Sequence[Pair], fitted: Collection[str] = ()) -> str:
     """A row a workload of a configuration: what was live, and by how much the simulated one is off, by the
-    medians of their rounds; the pace, where one is not 1. Then how many are near, without the workloads that
-    something was ``fitted`` to."""
+    medians of their rounds; the mean pace, where one is not 1. Then how many are near, without the workloads
+    that something was ``fitted`` to."""
     is_paced = any(pair.pace != 1.0 for pair in pairs)
     pace, rule = (" pace |", " --- |") if is_paced else ("", "")
     lines = [
@@ -118,10 +125,10 @@ def _counts(judged: Sequence[Rounds]) -> list[str]:
     off = (each.attainment_points for each in judged)
     points = sum(each is not None and abs(each) <= POINTS for each in off)
     most = max(len(each.pairs) for each in judged)
-    medians = f", each by the medians of up to {most} rounds" if most > 1 else ""
+    medians = f", latencies by the medians of up to {most} rounds" if most > 1 else ""
     return [
         "",
-        f"Of {len(judged)} runs that nothing was fitted to{medians}, within {100 * RELATIVE:.0f} %:"
+        f"Of {len(judged)} rows that nothing was fitted to{medians}, within {100 * RELATIVE:.0f} %:"
         f" {', '.join(near)}; within {POINTS:.0f} points: {points}.",
     ]
 
@@ -158,9 +165,11 @@ def _describe_host(host: HostConfig) -> str:
         f"; of {host.cores} cores {host.idle_cores:.3f} idle, {1e3 * host.pass_s:.2f} ms a pass,"
         f" {1e3 * host.token_s:.2f} a token, {1e3 * host.prompt_s:.2f} a prompt,"
         f" {1e6 * host.prompt_token_s:.0f} µs each of its tokens;"
-        f" while more are wanted {_wait(host.wake_s)} ms a message and {_wait(host.exchange_s)} a layer more"
+        f" while more are wanted {_wait(host.wake_s, 'a message')} and"
+        f" {_wait(host.exchange_s, 'a layer')} more"
     )
 
 
-def _wait(seconds: float) -> str:
-    return f"{1e3 * seconds:.2f}" + (" (the most that is looked for)" if seconds >= LONGEST_WAIT_S else "")
+def _wait(seconds: float, each: str) -> str:
+    most = " (the most that is looked for)" if seconds >= LONGEST_WAIT_S else ""
+    return f"{1e3 * seconds:.2f} ms {each}{most}"

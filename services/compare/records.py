@@ -40,7 +40,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     ``services_cpu_s`` of the mesh's other processes; ``client_cpu_share`` of one core is the load
     generator's. ``duration_s`` is the whole run's. ``beside_cpu_s``: what all meshes and the client took in
     it but for threads that ran the model or looked at the pace. ``idle_cores``: what all meshes took a second
-    while nothing was asked of them, where that was looked at. ``layers_s``: what some layers took each
+    while nothing was asked of them, where that was looked at. ``looks_s``: what some layers took each
     time meanwhile, where models ran (``services.profiling.probe``). ``served``: each request by itself,
     for whoever wants other objectives, or to know which ones a simulation has otherwise."""
 
@@ -60,7 +60,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     beside_cpu_s: float = 0.0
     idle_cores: float | None = None
     cores: int = 0
-    layers_s: tuple[float, ...] = ()
+    looks_s: tuple[float, ...] = ()
     served: tuple[ServedRequest, ...] = ()
 
     @property

@@ -185,7 +185,7 @@ async def _measure(
         beside_cpu_s=beside_s - pieces.processor_s,
         idle_cores=idle_cores,
         cores=len(os.sched_getaffinity(0)),
-        layers_s=tuple(pieces.taken_s),
+        looks_s=tuple(pieces.taken_s),
         served=tuple(_served(run.outcomes)),
     )
 

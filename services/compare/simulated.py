@@ -42,8 +42,8 @@ CORRECTIONS, SWEEPS = 4, 2
 MOST_WAIT_S, HALVINGS = 0.01, 8
 """The longest wait for a core, some slices of the system's scheduler, each of 3 ms; and how finely it is
 found. Where requests hardly meet busy cores any wait explains what they are off by."""
-LONGEST_WAIT_S = MOST_WAIT_S * (1 - 2.0 ** -(HALVINGS + 1))
-"""What is found where even that is too short."""
+LONGEST_WAIT_S = MOST_WAIT_S * (1 - 2.0**-HALVINGS)
+"""From here on it was too short, or nearly."""
 
 
 class Sought(NamedTuple):

@@ -84,12 +84,12 @@ def pace_of(comparison: Comparison, candidate: Candidate, record: RunRecord) -> 
     """How many times as long as when it was profiled passes took in that run, by a fixed piece of work
     that was timed then and now; 1 where it was not."""
     config = config_from_tree(settings_of(comparison, candidate, UNREAD))
-    if config.instance.engine != "model" or not record.layers_s:
+    if config.instance.engine != "model" or not record.looks_s:
         return 1.0
     profile = read_profile(_profile_path(config))
-    if profile is None or profile.layers_s is None:
+    if profile is None or profile.look_s is None:
         return 1.0
-    return statistics.fmean(record.layers_s) / profile.layers_s
+    return statistics.fmean(record.looks_s) / profile.look_s
 
 
 def _profile_path(config: Config) -> Path:

@@ -8,13 +8,13 @@ import typer
 
 from common.errors import ConfigError
 
-EXIT_NOTHING_FOUND = 1
-
 if TYPE_CHECKING:
     from services.planner.candidates import PoolPlan
     from services.planner.planning import Plan
     from services.planner.preparing import PlanRequest
     from services.planner.searches import SearchReport
+
+EXIT_NOTHING_FOUND = 1
 
 
 def plan(
@@ -88,6 +88,8 @@ def plan(
         report = run_search(search, request, processes, checkpoint, json_file, plot)
         if out is not None:
             write_files(report.chosen, request, out)
+        if not report.chosen and search != "lamina":
+            raise typer.Exit(EXIT_NOTHING_FOUND)
         return
     found = make_plan(request, processes, checkpoint)
     show(found)

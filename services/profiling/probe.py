@@ -34,7 +34,8 @@ ROWS = (8, 64)
 """As of a decode step and of a chunk. Products alone, of 8 rows and of 256, changed a third to two thirds as
 much as passes did from minute to minute (measured on a Zen 4): what is between products changes most."""
 EVERY_S = 0.5
-"""Some 15 to 40 ms each, on a core of 2023's servers; where that is over ``MOST_OF_A_CORE``, not as often."""
+"""At the most: with ``MOST_OF_A_CORE`` a look of 15 to 40 ms, as on a core of 2023's servers, comes every
+0.75 to 2 s."""
 PAUSE_S = 0.1
 """Between looks beside which nothing is computed: they wake a core from its sleep, too."""
 MOST_OF_A_CORE = 0.02
@@ -82,7 +83,8 @@ class Probe:
             raise pieces.error
 
     def looks(self, count: int) -> list[float]:
-        """Seconds of so many, one after another, in this thread. None where there is nothing to look at."""
+        """Seconds of so many, one after another. Empty where there is nothing to look at. In a thread of its
+        own: torch's have one core each from then on."""
         if not self._layers:
             return []
         import torch

@@ -49,7 +49,7 @@ kept busy, which would take a processor minutes."""
 COLD_S = 1.0
 """Up to so long a first pass may have been cold: how brief it is a second one says."""
 LOOKS, LOOK_EVERY = 3, 20
-"""At the machine's pace, and between how many cases."""
+"""So many looks at the machine's pace, before every so many cases."""
 
 Progress = Callable[[int, int], None]
 """(rounds done, of how many)"""
@@ -72,7 +72,7 @@ async def measure_profile(
     machine = machine_name(accelerator_name(config.model.device))
     return msgspec.structs.replace(
         _profile_of(engine, machine, measured),
-        layers_s=statistics.median(measured.layers_s) if measured.layers_s else None,
+        look_s=statistics.median(measured.looks_s) if measured.looks_s else None,
         weight_bytes=weight_bytes(precision_of(config.model)),
     )
 
@@ -84,14 +84,14 @@ class Measured:
     chunk_s: dict[Case, list[float]]
     step_s: dict[Case, list[float]]
     shared_s: dict[Shared, list[float]]
-    layers_s: Sequence[float]
+    looks_s: Sequence[float]
 
 
 async def _measure(
     engine: Engine, config: Config, rounds: int, progress: Progress, clock: Callable[[], float]
 ) -> Measured:
     watch, probe = _Watch(engine, clock), Probe(config)
-    layers_s: list[float] = []
+    looks_s: list[float] = []
     # The first round touches memory, and says what else is brief.
     chunk_s = await watch.grown(chunk_cases(), larger_chunks, as_chunk)
     step_s = await watch.grown(step_cases(), larger_steps, as_step)
@@ -107,8 +107,10 @@ async def _measure(
     for done in range(rounds):
         for number, (case, times) in enumerate(taken.items()):
             if number % LOOK_EVERY == 0:
-                # Between passes: beside them a look takes longer by what they happen to be.
-                layers_s += await asyncio.to_thread(probe.looks, LOOKS)
+                # Between passes: beside them a look takes longer by what they happen to be. The pass after
+                # it finds a core that slept, and the look's weights in the caches: it does not count.
+                looks_s += await asyncio.to_thread(probe.looks, LOOKS)
+                await watch.time(case)
             times.append(await watch.time(case))
         progress(done + 1, rounds)
         await asyncio.sleep(0)
@@ -116,7 +118,7 @@ async def _measure(
         {case: taken[as_chunk(case)] for case in by_tokens},
         {case: taken[as_step(case)] for case in by_batch},
         {case: taken[case] for case in shared},
-        layers_s,
+        looks_s,
     )
 
 

@@ -1,6 +1,7 @@
 """Requests of the official client, for tests that speak for the rest of the mesh."""
 
 import asyncio
+import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
@@ -52,8 +53,8 @@ def in_background(work: Coroutine[Any, Any, str]) -> asyncio.Task[str]:
 
 
 def _print_failure(task: asyncio.Task[str]) -> None:
-    if not task.cancelled() and task.exception() is not None:
-        print(f"a client's call failed: {task.exception()!r}")
+    if not task.cancelled() and (error := task.exception()) is not None:
+        traceback.print_exception(error)
 
 
 def with_stream(

@@ -13,9 +13,9 @@ from common.errors import ConfigError
 from common.latency import describe
 from common.profile import profile_path, write_profile
 from services.compare.comparison import Candidate, Comparison, Offer, Settings
-from services.compare.error_table import errors_table, rounds_of
+from services.compare.error_table import describe_overheads, errors_table, rounds_of
 from services.compare.records import RunRecord, ServedRequest
-from services.compare.simulated import Pair, Simulation
+from services.compare.simulated import MOST_WAIT_S, Pair, Simulation, _root
 from services.compare.simulated_mesh import Overhead, pace_of, simulated_of
 from services.simulator.cluster import Cluster
 from services.simulator.host import HostConfig
@@ -163,15 +163,15 @@ def test_passes_take_the_pace_that_the_machine_had_in_a_run(tiny: MakeTiny, tmp_
     directory, cache = tiny("llama").directory, tmp_path / "cache"
     settings = {"model": {"directory": str(directory), "cache_directory": str(cache), "dtype": "fp32"}}
     modelled = msgspec.structs.replace(COMPARISON, settings=settings)
-    record = msgspec.structs.replace(run("split", 0, 1.0, 1.0), layers_s=(0.06, 0.08))
+    record = msgspec.structs.replace(run("split", 0, 1.0, 1.0), looks_s=(0.06, 0.08))
     assert pace_of(modelled, SPLIT, record) == 1.0, "nothing was profiled"
     model = config_from_tree(settings).model
     path = profile_path(model, directory, "float32")
     write_profile(path, made())
     assert pace_of(modelled, SPLIT, record) == 1.0, "the profile knows no pace"
-    write_profile(path, msgspec.structs.replace(made(), layers_s=0.05))
+    write_profile(path, msgspec.structs.replace(made(), look_s=0.05))
     assert pace_of(modelled, SPLIT, record) == pytest.approx(1.4)
-    assert pace_of(modelled, SPLIT, msgspec.structs.replace(record, layers_s=())) == 1.0
+    assert pace_of(modelled, SPLIT, msgspec.structs.replace(record, looks_s=())) == 1.0
     assert pace_of(COMPARISON, SPLIT, record) == 1.0, "emulated passes take what they are told"
 
 
@@ -230,7 +230,7 @@ def test_a_simulation_that_is_off_says_how_far() -> None:
     assert "**" not in lines[2]
     assert f"(**{busy.attainment_points:+.1f}**)" in lines[3]
     assert f"**{100 * error(busy, 'tpot'):+.1f} %**" in lines[3]
-    assert lines[5].startswith("Of 1 runs that nothing was fitted to, within 9 %: TTFT in ")
+    assert lines[5].startswith("Of 1 rows that nothing was fitted to, within 9 %: TTFT in ")
     assert "TPOT in 0 (p50) and 0 (p95)" in lines[5]
     assert lines[5].endswith("within 2 points: 0.")
 
@@ -253,7 +253,22 @@ def test_rounds_are_one_row_by_the_medians_of_their_figures() -> None:
     lines = errors_table(pairs).splitlines()
     assert len(lines) == 5
     assert lines[2].startswith("| hpld | split |")
-    assert "fitted to, each by the medians of up to 3 rounds, within 9 %: TTFT in 1 (p50)" in lines[4]
+    assert "fitted to, latencies by the medians of up to 3 rounds, within 9 %: TTFT in 1 (p50)" in lines[4]
+    # A round that served nothing says nothing of either side.
+    unserved = replace(pairs[1].record.load, ttft=None, tpot=None, end_to_end=None)
+    silent = replace(pairs[1], record=msgspec.structs.replace(pairs[1].record, load=unserved))
+    [two] = rounds_of([pairs[0], silent, pairs[2]])
+    assert two.error("tpot", "p95_s") == pytest.approx(error(pairs[0], "tpot", "p95_s"), abs=0.05)
+    [none] = rounds_of([silent])
+    assert none.error("tpot", "p50_s") is None
+    assert none.live("tpot", "p50_s") is None
+
+
+def test_a_wait_that_is_too_short_even_at_its_longest_is_told() -> None:
+    longest_s, none_s = _root(lambda _: -1.0, MOST_WAIT_S), _root(lambda _: 1.0, MOST_WAIT_S)
+    host = HostConfig(cores=2, wake_s=longest_s, exchange_s=none_s)
+    said = describe_overheads({"split": Overhead(host=host)})
+    assert said.endswith("9.98 ms a message (the most that is looked for) and 0.00 ms a layer more")
 
 
 def test_without_a_calibration_nothing_is_simulated() -> None:

@@ -1,5 +1,6 @@
 """The machine's pace, from a thread beside what is watched."""
 
+import asyncio
 import threading
 import time
 from functools import reduce
@@ -30,10 +31,22 @@ def test_a_piece_of_work_is_timed_again_and_again_until_the_end(monkeypatch: pyt
     assert "probe" not in {thread.name for thread in threading.enumerate()}
 
 
-def test_so_many_looks_come_one_after_another() -> None:
-    taken_s = probe.Probe(MODELLED).looks(3)
-    assert len(taken_s) == 3
-    assert all(0 < seconds < 60 for seconds in taken_s)
+def test_so_many_looks_come_one_after_another_and_their_first_layers_are_not_timed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    watched = probe.Probe(MODELLED)
+    computed: list[int] = []
+
+    def spin(around: object, each: int) -> None:
+        computed.append(each)
+        ends_s = time.thread_time() + (0.2 if each == probe.LEAD else 0.01)
+        while time.thread_time() < ends_s:
+            pass
+
+    monkeypatch.setattr(watched, "_compute", spin)
+    taken_s = asyncio.run(asyncio.to_thread(watched.looks, 3))
+    assert computed == [probe.LEAD, probe.TIMED] * 3
+    assert all(0.01 <= seconds < 0.2 for seconds in taken_s)
 
 
 def test_looks_that_take_long_come_less_often(monkeypatch: pytest.MonkeyPatch) -> None:

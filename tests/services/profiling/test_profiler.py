@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -21,6 +22,7 @@ from services.hosts.engines import Engine, load_engine
 from services.profiling import profiler
 from services.profiling.hand_over_times import times_of
 from services.profiling.passes import CHUNKS, FEW, LARGER_SHARED, RESTS, SHARED
+from services.profiling.probe import Probe
 from services.profiling.profiler import fit, held_out_error, measure_profile, rows_of
 from tests.common.model.conftest import MakeTiny
 
@@ -53,8 +55,8 @@ def test_every_case_that_fits_is_measured_and_the_laws_come_from_them(profile: P
     assert all(case.seconds > 0 for case in profile.shared_s)
     assert profile.saturation_tokens in {tokens for before, tokens, _ in profile.chunk_s if before == 0}
     assert profile.chunk_time.seconds((0.1, 0.005, 1.0)) > 0
-    assert profile.layers_s is not None
-    assert 0 < profile.layers_s < 60
+    assert profile.look_s is not None
+    assert 0 < profile.look_s < 60
     assert profile.weight_bytes == 4
     assert 0 <= profile.step_held_out_error < float("inf")
     assert profile.shared_s
@@ -101,6 +103,25 @@ def profiled_by(
     monkeypatch.setattr(profiler, "load_engine", load)
     made = Config(model=model, instance=instance)
     return asyncio.run(measure_profile(made, longer, 1, lambda done, rounds: None, timed.clock))
+
+
+def test_looks_come_between_passes_and_the_pass_after_one_does_not_count(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert config.model.directory is not None
+    timed = Timed(lambda rows, context: 0.3)
+    seen_before: list[int] = []
+
+    def looks(probe: Probe, count: int) -> list[float]:
+        seen_before.append(len(timed.seen))
+        return [0.001, 0.002, 0.9][:count]
+
+    monkeypatch.setattr(Probe, "looks", looks)
+    found = profiled_by(timed, config, config.model.directory, tmp_path, monkeypatch)
+    cases = len(found.chunk_s) + len(found.step_s) + len(found.shared_s)
+    assert len(seen_before) == math.ceil(cases / profiler.LOOK_EVERY) > 1
+    assert all(timed.seen[passes] == timed.seen[passes + 1] for passes in seen_before)
+    assert found.look_s == 0.002
 
 
 def test_larger_passes_are_measured_where_the_next_smaller_one_is_brief(
