@@ -56,7 +56,8 @@ def plan(
     ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write what was found there.")] = None,
 ) -> None:
-    """Search deployments that keep objectives under a trace, and rank them. Exit status 1: none does."""
+    """Search deployments that keep objectives under a trace, and rank them. Exit status 1 without
+    --search: none does."""
     from common.config_file import read_toml
     from services.planner.preparing import PlanRequest
     from services.planner.report import file_of, write_json
@@ -88,8 +89,6 @@ def plan(
         report = run_search(search, request, processes, checkpoint, json_file, plot)
         if out is not None:
             write_files(report.chosen, request, out)
-        if not report.chosen and search != "lamina":
-            raise typer.Exit(EXIT_NOTHING_FOUND)
         return
     found = make_plan(request, processes, checkpoint)
     show(found)

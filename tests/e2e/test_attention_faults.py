@@ -23,7 +23,8 @@ emulated_latency_s = 0.005
 """Steps of some hundredths of a second, amid which a process can be killed. Leases last longer than a paused
 worker may stay unnoticed."""
 STREAMS = 4
-OUTPUT_TOKENS = 60
+OUTPUT_TOKENS = 120
+"""Some seconds of steps: on a busy machine a client may see a second late what was drawn."""
 BEGUN_CHUNKS = 4
 """The first token is prefill's; from the second on the KV lies with the attention workers."""
 NOTICED_S = 2.0
