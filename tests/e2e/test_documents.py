@@ -7,7 +7,6 @@ interpreter's environment set up.
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from common.listening import port_of, reserve
 from tests.documents import ALL_DOCUMENTS, DOCUMENTS, ROOT, Block, blocks_of
 from tests.e2e.meshes import LAMELLA, START_TIMEOUT_S
 
@@ -50,9 +50,8 @@ class Terminals:
         # An HTTP error is curl's error, too.
         (directory / ".curlrc").write_text("fail\nsilent\nshow-error\n")
         self.environment = {**os.environ, "PYTHONPATH": str(ROOT), "CURL_HOME": str(directory)}
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = int(probe.getsockname()[1])
+        self.reservation = reserve("127.0.0.1")
+        self.port = port_of(self.reservation)
 
     def typed(self, text: str) -> str:
         """As a block says, at this test's port."""
@@ -106,6 +105,7 @@ class Terminals:
             os.killpg(self.staying.pid, signal.SIGINT)
             self.staying.wait(STOP_TIMEOUT_S)
         subprocess.run([*LAMELLA, "down"], cwd=self.directory, env=self.environment, check=False)
+        self.reservation.close()
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 import os
 import socket
+import struct
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,11 @@ from pathlib import Path
 import pytest
 
 from common.errors import LauncherError
+from common.listening import port_of
 from services.launcher import embedded
+
+IP_LOCAL_PORT_RANGE = 51
+"""Of linux/in.h, which Python does not name."""
 
 
 def test_a_server_on_path_is_preferred_to_the_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,6 +76,34 @@ def test_a_server_that_cannot_start_says_why_with_the_end_of_its_log(tmp_path: P
         pytest.raises(LauncherError, match=r"(?s)nats ended with status 1:.*address already in use"),
     ):
         embedded.start(server)
+
+
+@pytest.mark.parametrize("prepare", [embedded.prepare_nats, embedded.prepare_redis], ids=["nats", "redis"])
+def test_a_server_s_port_is_given_to_nobody_else_until_it_runs(prepare: type, tmp_path: Path) -> None:
+    """One of two meshes that started at a time took the port of the other's Redis."""
+    server = prepare(tmp_path)
+    assert isinstance(server, embedded.EmbeddedServer)
+    with pytest.raises(OSError, match="in use"):
+        any_free_port_of(server.port)
+    process = embedded.start(server)
+    try:
+        assert embedded.is_answering(server)
+    finally:
+        embedded.stop(process)
+    assert any_free_port_of(server.port) == server.port, "it is kept no longer"
+
+
+def any_free_port_of(port: int) -> int:
+    """Asks for any that is free, where there is this one alone. Raises OSError."""
+    with socket.socket() as listener:
+        # As servers ask that are begun anew where connections have just ended.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.setsockopt(socket.IPPROTO_IP, IP_LOCAL_PORT_RANGE, struct.pack("I", port << 16 | port))
+        except OSError:
+            pytest.skip("a kernel before Linux 6.3 gives a socket no port range of its own")
+        listener.bind(("127.0.0.1", 0))
+        return port_of(listener)
 
 
 def test_a_process_that_ignores_the_request_to_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,22 +47,24 @@ def test_a_mesh_comes_up_is_seen_scaled_and_taken_down_without_leftovers(directo
     status = local.up_detached(directory, plan(), CONFIG)
     assert status.state == "ready"
     assert ids(status) == ONE_EACH
-    assert {(each.id, each.role, each.state) for each in status.instances} == {
+    assert [(each.id, each.role, each.state) for each in status.instances] == [
         ("prefill-0", "prefill", "ready"),
         ("decode-0", "decode", "ready"),
-    }
+    ]
     with urllib.request.urlopen(f"{status.url}/health/ready", timeout=WAIT_S) as response:
         assert response.status == 200
     assert {process.role for process in status.processes} >= {"gateway", "scheduler", "prefill", "decode"}
 
     grown = scale(directory, "prefill=2", "decode=+2")
     assert ids(grown) == ONE_EACH | {"prefill-1", "decode-1", "decode-2"}
-    assert all(each.state == "ready" for each in grown.instances)
+    assert {each.state for each in grown.instances} == {"ready"}
     assert len(members(directory)) == 7
     assert grown.changes == [
         RoleChange("prefill", 1, 2, ("prefill-1",)),
         RoleChange("decode", 1, 3, ("decode-1", "decode-2")),
     ]
+    names = [each.id for each in grown.instances]
+    assert names == ["prefill-0", "prefill-1", "decode-0", "decode-1", "decode-2"]
     shrunk = scale(directory, "prefill=1", "decode=-1")
     assert shrunk.changes[1] == RoleChange("decode", 3, 2, (), ("decode-2",))
     assert ids(shrunk) == ONE_EACH | {"decode-1"}
