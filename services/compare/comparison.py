@@ -25,7 +25,7 @@ from services.launcher.launch_plan import LaunchPlan, check_plan
 Settings = dict[str, dict[str, Any]]
 """Sections of a configuration file, as they are read: checked by ``common.config_file``."""
 InstanceRole = Literal["prefill", "decode", "mixed", "attention"]
-UNDECISIVE = ("rounds", "calibration", "costs", "crowded", "saturated")
+UNDECISIVE = ("rounds", "calibration", "costs", "crowded", "saturated", "profiled_between")
 """Keys of a comparison that decide no run's figures."""
 
 
@@ -74,7 +74,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     is shared out among passes, tokens and prompts, ``crowded`` one of these that now and then wants
     more cores than there are, ``saturated`` one that hardly ever wants fewer: what a mesh costs beside its
     model is taken from these (``simulated``). ``capacity_requests``: of the simulations that say what a mesh
-    serves."""
+    serves. ``profiled_between``: runs take turns with passes of a profile (``between``)."""
 
     name: str
     workload: tuple[Offer, ...]
@@ -88,6 +88,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     crowded: str | None = None
     saturated: str | None = None
     capacity_requests: int = 1000
+    profiled_between: bool = False
 
     def offer(self, name: str) -> Offer:
         """Raises StopIteration."""

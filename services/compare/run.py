@@ -24,6 +24,7 @@ from services.bench.client import Outcome
 from services.bench.plan import FOREGROUND, RequestMaker, make_foreground, plan_foreground
 from services.bench.prompts import BodyTemplate, TokenIdPrompts
 from services.bench.run import run_bench
+from services.compare.between import passes_between
 from services.compare.capacity import Rates
 from services.compare.comparison import Candidate, Comparison, Offer, bench_config, config_of, plan_of
 from services.compare.records import RunKey, RunRecord, ServedRequest, keep, read_kept
@@ -82,6 +83,10 @@ def run_comparison(
         ]
         for mesh in meshes:
             uvloop.run(_warm_up(comparison, mesh))
+        takers = {
+            mesh.candidate.name: stack.enter_context(passes_between(comparison, mesh.candidate, output))
+            for mesh in meshes
+        }
         for round_number, offer in product(range(chosen.rounds), chosen.workload):
             # Each round begins with another one: whoever comes after whom is nobody's advantage.
             turns = deque(meshes)
@@ -95,10 +100,13 @@ def run_comparison(
                 continue
             for mesh in left:
                 rate_per_s = rates.rate_per_s(mesh.candidate, offer, records)
+                takers[mesh.candidate.name]()
                 record = uvloop.run(_measure(comparison, mesh, meshes, offer, rate_per_s, round_number))
                 keep(output / RUNS_FILE, record)
                 records.append(record)
                 tell(_describe(record))
+        for take in takers.values():
+            take()
     return records
 
 

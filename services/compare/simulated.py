@@ -10,9 +10,10 @@ workloads; how long one waits for a core is from the requests of the ones that a
 """
 
 import statistics
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache, partial
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
@@ -82,10 +83,11 @@ class Pair:
 @dataclass(frozen=True, slots=True)
 class Simulation:
     """Of a comparison's meshes. How long the model's passes take is from the profile that the instances took,
-    too (``lamella profile``); how long emulated ones, from their settings; both at the pace
-    that the machine had in each run (``pace_of``)."""
+    too (``lamella profile``), or from ``profiles``, by configuration; how long emulated ones, from their
+    settings; both at the pace that the machine had in each run (``pace_of``)."""
 
     comparison: Comparison
+    profiles: Mapping[str, Path] = field(default_factory=dict)
 
     def pairs(self, records: Sequence[RunRecord]) -> tuple[dict[str, Overhead], list[Pair]]:
         """Each configuration's overhead, and every run beside its simulation. Raises ConfigError where a
@@ -97,7 +99,7 @@ class Simulation:
             candidate = candidates[record.configuration]
             if candidate.name not in overheads:
                 overheads[candidate.name] = self.calibrate(candidate, records)
-            pace = pace_of(self.comparison, candidate, record)
+            pace = self._pace_of(candidate, record)
             overhead = overheads[candidate.name]._replace(pace=pace)
             metrics = self.run(candidate, record, overhead)
             pairs.append(Pair(record, metrics, pace))
@@ -133,7 +135,7 @@ class Simulation:
             values = []
             for record in own:
                 if record.workload == sought.workload:
-                    paced = overhead._replace(pace=pace_of(self.comparison, candidate, record))
+                    paced = overhead._replace(pace=self._pace_of(candidate, record))
                     tried = Tried(candidate, record, paced)
                     values.append(_root(partial(self._off, tried, sought), MOST_WAIT_S))
             if not values:
@@ -164,7 +166,7 @@ class Simulation:
         counted = []
         for each in own:
             if each.workload in self.comparison.costs:
-                paced = overhead._replace(pace=pace_of(self.comparison, candidate, each))
+                paced = overhead._replace(pace=self._pace_of(candidate, each))
                 counted.append((each, _counted(self.again(candidate, each, paced))))
         found, before = host_of(counted), overhead.host
         if found is None or before is None:
@@ -182,7 +184,7 @@ class Simulation:
             longer_s = partial(_longer_s, "calibration", record, cluster)
             return -longer_s("ttft_s"), -longer_s("tpot_s")
 
-        found = Overhead(host=host, pace=pace_of(self.comparison, candidate, record))
+        found = Overhead(host=host, pace=self._pace_of(candidate, record))
         hops = (off(found)[0] - off(found._replace(hop_s=PROBE_S))[0]) / PROBE_S
         for _ in range(CORRECTIONS):
             pass_s = max(0.0, found.pass_s + off(found)[1])
@@ -211,7 +213,11 @@ class Simulation:
             Offered(arrival_s, request.prompt_tokens, request.output_tokens)
             for arrival_s, request in zip(make_arrivals_s(config, plan), requests, strict=False)
         ]
-        return simulate(simulated_of(self.comparison, candidate, overhead), Load(offered))
+        profile = self.profiles.get(candidate.name)
+        return simulate(simulated_of(self.comparison, candidate, overhead, profile), Load(offered))
+
+    def _pace_of(self, candidate: Candidate, record: RunRecord) -> float:
+        return pace_of(self.comparison, candidate, record, self.profiles.get(candidate.name))
 
 
 def _run_at(candidate: Candidate, *missing: str | None) -> str:

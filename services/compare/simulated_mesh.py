@@ -44,8 +44,11 @@ class Overhead(NamedTuple):
         return self if self.host is None else self._replace(host=msgspec.structs.replace(self.host, **costs))
 
 
-def simulated_of(comparison: Comparison, candidate: Candidate, overhead: Overhead) -> Simulated:
-    """The candidate's mesh. Raises ConfigError for what cannot be simulated."""
+def simulated_of(
+    comparison: Comparison, candidate: Candidate, overhead: Overhead, profile: Path | None = None
+) -> Simulated:
+    """The candidate's mesh; its model's passes by ``profile``, None: the one that its instances took. Raises
+    ConfigError for what cannot be simulated."""
     settings = settings_of(comparison, candidate, UNREAD)
     workers = candidate.instances.get("attention", 0)
     if workers:
@@ -64,7 +67,7 @@ def simulated_of(comparison: Comparison, candidate: Candidate, overhead: Overhea
         "hop_s": overhead.hop_s,
     }
     pools = [
-        _pool(role, count, config, shape, element_bytes, overhead)
+        _pool(role, count, config, shape, element_bytes, overhead, profile)
         for role, count in candidate.instances.items()
         if count
     ]
@@ -80,29 +83,37 @@ def _host(host: HostConfig, waited_s: float) -> dict[str, Any]:
     return msgspec.structs.asdict(host) | {"pass_s": max(0.0, host.pass_s - waited_s)}
 
 
-def pace_of(comparison: Comparison, candidate: Candidate, record: RunRecord) -> float:
+def pace_of(
+    comparison: Comparison, candidate: Candidate, record: RunRecord, profile: Path | None = None
+) -> float:
     """How many times as long as when it was profiled passes took in that run, by a fixed piece of work
     that was timed then and now; 1 where it was not."""
     config = config_from_tree(settings_of(comparison, candidate, UNREAD))
     if config.instance.engine != "model" or not record.looks_s:
         return 1.0
-    profile = read_profile(_profile_path(config))
-    if profile is None or profile.look_s is None:
+    found = read_profile(_instances_path(config) if profile is None else profile)
+    if found is None or found.look_s is None:
         return 1.0
-    return statistics.fmean(record.looks_s) / profile.look_s
+    return statistics.fmean(record.looks_s) / found.look_s
 
 
-def _profile_path(config: Config) -> Path:
+def profile_of_instances(config: Config) -> Path:
+    """The one that they took. Raises ConfigError where there is none."""
+    path = _instances_path(config)
+    if not path.exists():
+        rule = "was not profiled with these settings on this machine: `lamella profile --config FILE`"
+        raise ConfigError("model.directory", str(model_directory(config.model)), rule)
+    return path
+
+
+def _instances_path(config: Config) -> Path:
     model, directory = config.model, model_directory(config.model)
     return profile_path(model, directory, precision_of(model).compute, accelerator_name(model.device))
 
 
-def _performance(config: Config, overhead: Overhead) -> dict[str, Any]:
+def _performance(config: Config, overhead: Overhead, profile: Path | None) -> dict[str, Any]:
     if config.instance.engine == "model":
-        path = _profile_path(config)
-        if not path.exists():
-            rule = "was not profiled with these settings on this machine: `lamella profile --config FILE`"
-            raise ConfigError("model.directory", str(model_directory(config.model)), rule)
+        path = profile_of_instances(config) if profile is None else profile
         return {"kind": "profile", "path": str(path), "overhead_s": overhead.pass_s, "pace": overhead.pace}
     emulation, pace = config.emulation, overhead.pace
     return {
@@ -116,13 +127,19 @@ def _performance(config: Config, overhead: Overhead) -> dict[str, Any]:
 
 
 def _pool(
-    role: InstanceRole, count: int, config: Config, shape: ModelShape, element_bytes: int, overhead: Overhead
+    role: InstanceRole,
+    count: int,
+    config: Config,
+    shape: ModelShape,
+    element_bytes: int,
+    overhead: Overhead,
+    profile: Path | None,
 ) -> dict[str, Any]:
     """Attention workers hold decode instances' KV, whose own passes are then the rest of the model's."""
     if config.instance.attention_workers and role == "prefill" and overhead.host is not None:
         # What is found of passes beside the model is steps' exchange, mostly.
         overhead = overhead._replace(pass_s=overhead.host.pass_s)
-    performance = _performance(config, overhead)
+    performance = _performance(config, overhead, profile)
     pool: dict[str, Any] = {"name": role, "role": role, "count": count, "performance": performance}
     if config.instance.attention_workers and role in ("decode", "attention"):
         if role == "decode":

@@ -83,7 +83,8 @@ def _profile_passes(settings: "Config", rounds: int, hand_overs: bool) -> None:
     from common.profile import profile_path, read_profile, write_profile
     from services.model_directory import model_directory
     from services.prepare import prepare_model
-    from services.profiling.profiler import measure_profile, rows_of
+    from services.profiling.measured import rows_of
+    from services.profiling.profiler import measure_profile
 
     messages = Console(stderr=True)
     given = settings.model

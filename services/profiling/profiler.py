@@ -2,13 +2,10 @@
 (DistServe 4.3: L_m; TetriInfer 3.3.3: ChunkSize; Aladdin 3: performance models)."""
 
 import asyncio
-import datetime
 import math
-import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -17,16 +14,13 @@ from common.config import Config
 from common.errors import ConfigError
 from common.model.device import OutOfMemory, accelerator_name, free_unused_memory
 from common.model.precision import precision_of, weight_bytes
-from common.performance import chunk_features, pairs_of, step_features
-from common.profile import LAW_TOKENS, PassTime, Profile, machine_name
+from common.profile import LAW_TOKENS, Profile, machine_name
+from common.spec import ElementType
 from common.steps import SequenceStep
-from scheduler.policy.fitting import LinearFit
-from scheduler.policy.saturation import saturation_length
 from services.hosts.engines import Engine, load_engine
+from services.profiling.measured import Measured, profile_of
 from services.profiling.passes import (
-    FEW,
     LARGER_SHARED,
-    RESTS,
     SHARED,
     Case,
     Shared,
@@ -41,8 +35,6 @@ from services.profiling.passes import (
 )
 from services.profiling.probe import Probe
 
-REPEATS = 12
-"""How often a case's times are shown to the fit: enough for what it believed before to count for nothing."""
 BRIEF_S = 0.2
 """What follows in size on a pass that takes no longer is measured, too: accelerators need large ones to be
 kept busy, which would take a processor minutes."""
@@ -70,27 +62,17 @@ async def measure_profile(
     finally:
         engine.thread.close()
     machine = machine_name(accelerator_name(config.model.device))
+    dtype: ElementType = "bfloat16" if engine.dtype == "bfloat16" else "float32"
     return msgspec.structs.replace(
-        _profile_of(engine, machine, measured),
-        look_s=statistics.median(measured.looks_s) if measured.looks_s else None,
+        profile_of(engine.model_name, dtype, machine, measured),
         weight_bytes=weight_bytes(precision_of(config.model)),
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """Seconds of every round, by case."""
-
-    chunk_s: dict[Case, list[float]]
-    step_s: dict[Case, list[float]]
-    shared_s: dict[Shared, list[float]]
-    looks_s: Sequence[float]
 
 
 async def _measure(
     engine: Engine, config: Config, rounds: int, progress: Progress, clock: Callable[[], float]
 ) -> Measured:
-    watch, probe = _Watch(engine, clock), Probe(config)
+    watch, probe = PassWatch(engine, clock), Probe(config)
     looks_s: list[float] = []
     # The first round touches memory, and says what else is brief.
     chunk_s = await watch.grown(chunk_cases(), larger_chunks, as_chunk)
@@ -114,15 +96,10 @@ async def _measure(
             times.append(await watch.time(case))
         progress(done + 1, rounds)
         await asyncio.sleep(0)
-    return Measured(
-        {case: taken[as_chunk(case)] for case in by_tokens},
-        {case: taken[as_step(case)] for case in by_batch},
-        {case: taken[case] for case in shared},
-        looks_s,
-    )
+    return Measured(taken, looks_s)
 
 
-class _Watch:
+class PassWatch:
     """Times passes, each made once, on the engine's own thread."""
 
     def __init__(self, engine: Engine, clock: Callable[[], float]) -> None:
@@ -184,74 +161,7 @@ def _by_tokens(chunk: Case) -> Case:
     return tokens, before
 
 
-def _profile_of(engine: Engine, machine: str, measured: Measured) -> Profile:
-    def of_chunk(case: Case) -> tuple[float, ...]:
-        return chunk_features(case[1], pairs_of(*case))
-
-    def of_step(case: Case) -> tuple[float, ...]:
-        return step_features(case[0], case[0] * (case[1] + 1))
-
-    chunk_s, step_s = measured.chunk_s, measured.step_s
-    lawful_s = {case: times for case, times in chunk_s.items() if case[1] >= LAW_TOKENS}
-    chunk_fit, step_fit = fit(lawful_s, of_chunk).fitted, fit(step_s, of_step).fitted
-    assert chunk_fit is not None, "there are enough cases for a fit"
-    assert step_fit is not None, "there are enough cases for a fit"
-    medians = {case: statistics.median(times) for case, times in chunk_s.items()}
-    shared_s = {case: statistics.median(times) for case, times in measured.shared_s.items()}
-    return Profile(
-        model=engine.model_name,
-        dtype="bfloat16" if engine.dtype == "bfloat16" else "float32",
-        machine=machine,
-        measured_on=datetime.datetime.now(datetime.UTC).date().isoformat(),
-        chunk_s=tuple((*case, medians[case]) for case in chunk_s),
-        step_s=tuple((*case, statistics.median(times)) for case, times in step_s.items()),
-        saturation_tokens=saturation_length(
-            {case[1]: medians[case] for case in chunk_s if case[0] == 0 and case[1] not in FEW + RESTS}
-        ),
-        chunk_time=msgspec.structs.replace(chunk_fit, samples=sum(map(len, lawful_s.values()))),
-        step_time=msgspec.structs.replace(step_fit, samples=sum(map(len, step_s.values()))),
-        chunk_held_out_error=held_out_error(lawful_s, of_chunk),
-        step_held_out_error=held_out_error(step_s, of_step),
-        shared_s=tuple(PassTime(*case, seconds) for case, seconds in shared_s.items()),
-    )
-
-
-def fit(cases: dict[Case, list[float]], features: Callable[[Case], tuple[float, ...]]) -> LinearFit:
-    """To the median of every case, again and again, each as important as the others."""
-    found = LinearFit(len(features(next(iter(cases)))))
-    for _ in range(REPEATS):
-        for case, times in cases.items():
-            found.observe(features(case), statistics.median(times))
-    return found
-
-
-def held_out_error(cases: dict[Case, list[float]], features: Callable[[Case], tuple[float, ...]]) -> float:
-    """The mean relative error of each case's median, predicted by a fit to all the others."""
-    errors = []
-    for held_out, times in cases.items():
-        others = {case: taken for case, taken in cases.items() if case != held_out}
-        fitted = fit(others, features).fitted
-        assert fitted is not None, "there are enough cases for a fit"
-        measured_s = statistics.median(times)
-        errors.append(abs(fitted.seconds(features(held_out)) - measured_s) / measured_s)
-    return statistics.fmean(errors)
-
-
 def _time(engine: Engine, batch: list[SequenceStep], clock: Callable[[], float]) -> float:
     began_s = clock()
     engine.runner.run(batch)
     return clock() - began_s
-
-
-def rows_of(profile: Profile) -> Iterable[tuple[str, str, str, str]]:
-    """(what, of how many tokens, ms, tokens a second), as a table shows them."""
-    for before, tokens, seconds in profile.chunk_s:
-        yield f"chunk after {before:,}", f"{tokens:,}", f"{1e3 * seconds:.1f}", f"{tokens / seconds:,.0f}"
-    for batch, context, seconds in profile.step_s:
-        yield f"step of {batch}", f"{context:,} each", f"{1e3 * seconds:.1f}", f"{batch / seconds:,.0f}"
-    for each in profile.shared_s:
-        tokens = sum(count for _, count in each.chunks)
-        chunks = "chunk" if len(each.chunks) == 1 else f"{len(each.chunks)} chunks"
-        name = f"{chunks} and step of {each.batch}" if each.batch else chunks
-        rate = (tokens + each.batch) / each.seconds
-        yield name, f"{tokens:,}", f"{1e3 * each.seconds:.1f}", f"{rate:,.0f}"

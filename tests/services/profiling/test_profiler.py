@@ -21,9 +21,10 @@ from common.steps import Runner, SequenceStep
 from services.hosts.engines import Engine, load_engine
 from services.profiling import profiler
 from services.profiling.hand_over_times import times_of
+from services.profiling.measured import fit, held_out_error, rows_of
 from services.profiling.passes import CHUNKS, FEW, LARGER_SHARED, RESTS, SHARED
 from services.profiling.probe import Probe
-from services.profiling.profiler import fit, held_out_error, measure_profile, rows_of
+from services.profiling.profiler import measure_profile
 from tests.common.model.conftest import MakeTiny
 
 
