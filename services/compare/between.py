@@ -2,24 +2,31 @@
 in others, and a profile says what runs took where both found the same ones.
 
 They are taken in ``PARTS``: all of them at first, then one before each run, and one after the last. Each is
-kept as it comes.
+kept as it comes. The comparing process has the model and a pool for it meanwhile.
+
+Parts near a run say at what pace the machine was then, too. Looks during it (``services.profiling.probe``)
+feel what a mesh's engines take from one another more than its passes do: they took 5 to 16 % longer than
+between runs, where coupled meshes were simulated best with passes that took 3 % longer (measured on a Zen 5).
 """
 
 import asyncio
+import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import uvloop
 
 from common.config import Config
+from common.errors import ConfigError
 from common.profile import PassTime, Profile, write_profile
 from services.compare.comparison import Candidate, Comparison, config_of
-from services.compare.records import keep, read_kept
+from services.compare.records import RunKey, keep, read_kept
 from services.compare.simulated_mesh import UNREAD, profile_of_instances
 from services.hosts.engines import Engine, load_engine
 from services.model_directory import model_directory
@@ -32,32 +39,41 @@ from services.simulator.performance.profiled import read_machine_profile
 PASSES_FILE, PROFILES = "passes.jsonl", "profiles"
 PARTS = 7
 """Each takes a processor a few seconds."""
+NEAR = 2
+"""So many parts before a run, and after it, say at what pace it was: one may have met a neighbour's burst."""
 
 
 class TakenPart(msgspec.Struct, frozen=True, kw_only=True):
     """A line of ``passes.jsonl``: seconds that some passes of a configuration's instances took, and looks at
-    the pace just before them."""
+    the pace just before them. ``before``: which run came next."""
 
     fingerprint: str
     configuration: str
+    before: RunKey | None
     passes: tuple[PassTime, ...]
     looks_s: tuple[float, ...]
+
+
+class Between(NamedTuple):
+    """Of a configuration: a profile with the times that its passes took between runs, as a file, and at which
+    pace runs were, as a share of those times, by parts near them."""
+
+    profile: Path
+    paces: Mapping[RunKey, float]
 
 
 @contextmanager
 def passes_between(
     comparison: Comparison, candidate: Candidate, output: Path
-) -> Iterator[Callable[[], None]]:
-    """Who calls it takes a part; it does nothing where the comparison wants none, or no model computes.
-    Raises ConfigError where that was not profiled, PerformanceFileError for a profile that cannot be read."""
-    config = config_of(comparison, candidate, UNREAD)
-    if not comparison.profiled_between or config.instance.engine != "model":
-        yield lambda: None
+) -> Iterator[Callable[[RunKey | None], None]]:
+    """Who calls it takes a part, and says before which run; it does nothing where the comparison wants none,
+    or no model computes. Raises as ``check_profiled``, and ConfigError where the pool has no room for all."""
+    profile = check_profiled(comparison, candidate, output)
+    if profile is None:
+        yield lambda before: None
         return
-    profile = read_machine_profile(profile_of_instances(config))
-    base_file = _base_file(output, candidate)
-    if not base_file.exists():
-        write_profile(base_file, profile)
+    write_profile(_base_file(output, candidate), profile)
+    config = config_of(comparison, candidate, UNREAD)
     number = sum(each.configuration == candidate.name for each in _kept(comparison, output))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         instance = msgspec.structs.replace(config.instance, attention_workers=0)
@@ -65,14 +81,17 @@ def passes_between(
         engine = runner.run(load_engine(config, model_directory(config.model)))
         try:
             passes = _Passes(engine, config, profile)
-            runner.run(passes.warm_up())
+            if not runner.run(passes.warm_up()):
+                rule = "has no room for every pass of the profile: take it with these settings"
+                raise ConfigError("instance.kv_bytes", config.instance.kv_bytes, rule)
 
-            def take() -> None:
+            def take(before: RunKey | None = None) -> None:
                 nonlocal number
                 taken, looks_s = runner.run(passes.take(number % PARTS))
                 part = TakenPart(
                     fingerprint=comparison.fingerprint,
                     configuration=candidate.name,
+                    before=before,
                     passes=taken,
                     looks_s=looks_s,
                 )
@@ -86,6 +105,20 @@ def passes_between(
             engine.thread.close()
 
 
+def check_profiled(comparison: Comparison, candidate: Candidate, output: Path) -> Profile | None:
+    """The profile that its instances take; None where passes are not to be taken between runs, or no model
+    computes. Raises ConfigError where there is none, or another one than when the comparison began,
+    PerformanceFileError where it cannot be read."""
+    config = config_of(comparison, candidate, UNREAD)
+    if not _is_wanted(comparison, config):
+        return None
+    profile, begun_with = read_machine_profile(profile_of_instances(config)), _base_file(output, candidate)
+    if begun_with.exists() and read_machine_profile(begun_with) != profile:
+        rule = f"began with another profile of {candidate.name} than there is now: choose another folder"
+        raise ConfigError("--output", str(output), rule)
+    return profile
+
+
 class _Passes:
     """Of an engine in this process."""
 
@@ -93,9 +126,9 @@ class _Passes:
         self._watch, self._probe = PassWatch(engine, time.perf_counter), Probe(config)
         self._cases = cases_of(profile)
 
-    async def warm_up(self) -> None:
-        """First passes touch memory; and is there room for all?"""
-        self._cases = [case for case in self._cases if await self._watch.first(case) is not None]
+    async def warm_up(self) -> bool:
+        """First passes touch memory. Whether there is room for all."""
+        return all([await self._watch.first(case) is not None for case in self._cases])
 
     async def take(self, part: int) -> tuple[tuple[PassTime, ...], tuple[float, ...]]:
         """And what looks took before them."""
@@ -106,25 +139,48 @@ class _Passes:
         return tuple([PassTime(*case, await self._watch.time(case)) for case in cases]), tuple(looks_s)
 
 
-def profiles_between(comparison: Comparison, output: Path) -> dict[str, Path]:
-    """By configuration, of those with such passes: the profile that its instances took, with the times of
-    these, as a file. Raises ConfigError, or PerformanceFileError, for a file that cannot be read."""
+def read_between(comparison: Comparison, candidates: Iterable[Candidate], output: Path) -> dict[str, Between]:
+    """By the names of ``candidates`` whose passes were to be taken between runs; writes their profiles.
+    Raises ConfigError, also for those that were run without, and PerformanceFileError."""
     kept = _kept(comparison, output)
     found = {}
-    for candidate in comparison.configuration:
+    for candidate in candidates:
+        if not _is_wanted(comparison, config_of(comparison, candidate, UNREAD)):
+            continue
         parts = [each for each in kept if each.configuration == candidate.name]
         if len(parts) < PARTS:
-            continue
+            rule = f"but {candidate.name} was run without: choose another --output"
+            raise ConfigError("profiled_between", True, rule)
         taken: dict[Shared, list[float]] = defaultdict(list)
         for each in chain.from_iterable(part.passes for part in parts):
             taken[each.chunks, each.batch, each.context].append(each.seconds)
         base = read_machine_profile(_base_file(output, candidate))
-        times = {case: taken[case] for case in cases_of(base) if case in taken}
+        times = {case: taken[case] for case in cases_of(base)}
         looks_s = list(chain.from_iterable(part.looks_s for part in parts))
         path = _base_file(output, candidate).with_name(f"{candidate.name}-between.json")
         write_profile(path, retimed(base, Measured(times, looks_s)))
-        found[candidate.name] = path
+        found[candidate.name] = Between(path, _paces(parts, times))
     return found
+
+
+def _paces(parts: Sequence[TakenPart], times: Mapping[Shared, Sequence[float]]) -> dict[RunKey, float]:
+    """Of a run that was begun twice, as it was the second time."""
+    medians = {case: statistics.median(taken) for case, taken in times.items()}
+    paces = [
+        statistics.median(
+            each.seconds / medians[each.chunks, each.batch, each.context] for each in part.passes
+        )
+        for part in parts
+    ]
+    return {
+        part.before: statistics.median(paces[max(0, number + 1 - NEAR) : number + 1 + NEAR])
+        for number, part in enumerate(parts)
+        if part.before is not None
+    }
+
+
+def _is_wanted(comparison: Comparison, config: Config) -> bool:
+    return comparison.profiled_between and config.instance.engine == "model"
 
 
 def _kept(comparison: Comparison, output: Path) -> list[TakenPart]:

@@ -58,13 +58,14 @@ def compare(
     draw_comparison(folder / "picture.svg", comparison, cells)
     print(table, end="")
     if simulates:
-        from services.compare.between import profiles_between
+        from services.compare.between import read_between
         from services.compare.error_table import describe_overheads, errors_table
         from services.compare.simulated import Simulation
 
+        between = read_between(comparison, chosen.configuration, folder)
         names = {each.name for each in chosen.configuration}
         own = [each for each in records if each.configuration in names]
-        overheads, pairs = Simulation(comparison, profiles_between(comparison, folder)).pairs(own)
+        overheads, pairs = Simulation(comparison, between).pairs(own)
         text = errors_table(pairs, comparison.fitted)
         (folder / "simulated.md").write_text(text)
         console.print(describe_overheads(overheads), highlight=False)

@@ -161,9 +161,20 @@ def check_comparison(comparison: Comparison) -> None:
     for candidate in comparison.configuration:
         config = config_of(comparison, candidate, lengths_file=Path("lengths.jsonl"))
         check_plan(plan_of(candidate), config)
-        if comparison.costs and config.instance.engine == "model" and config.model.threads != 1:
-            rule = "must be 1 beside costs: of shared cores each simulated pass takes one"
-            raise ConfigError("model.threads", config.model.threads, rule)
+        if config.instance.engine == "model":
+            _check_threads(comparison, config.model.threads)
+
+
+def _check_threads(comparison: Comparison, threads: int | None) -> None:
+    """Raises ConfigError."""
+    if comparison.costs and threads != 1:
+        rule = "must be 1 beside costs: of shared cores each simulated pass takes one"
+        raise ConfigError("model.threads", threads, rule)
+    if comparison.profiled_between and threads is None:
+        rule = (
+            "must be given beside profiled_between: instances would leave cores to who takes passes between"
+        )
+        raise ConfigError("model.threads", threads, rule)
 
 
 def _check_order(comparison: Comparison) -> None:

@@ -24,7 +24,7 @@ from services.bench.client import Outcome
 from services.bench.plan import FOREGROUND, RequestMaker, make_foreground, plan_foreground
 from services.bench.prompts import BodyTemplate, TokenIdPrompts
 from services.bench.run import run_bench
-from services.compare.between import passes_between
+from services.compare.between import check_profiled, passes_between
 from services.compare.capacity import Rates
 from services.compare.comparison import Candidate, Comparison, Offer, bench_config, config_of, plan_of
 from services.compare.records import RunKey, RunRecord, ServedRequest, keep, read_kept
@@ -100,13 +100,13 @@ def run_comparison(
                 continue
             for mesh in left:
                 rate_per_s = rates.rate_per_s(mesh.candidate, offer, records)
-                takers[mesh.candidate.name]()
+                takers[mesh.candidate.name]((round_number, offer.name, mesh.candidate.name))
                 record = uvloop.run(_measure(comparison, mesh, meshes, offer, rate_per_s, round_number))
                 keep(output / RUNS_FILE, record)
                 records.append(record)
                 tell(_describe(record))
         for take in takers.values():
-            take()
+            take(None)
     return records
 
 
@@ -131,6 +131,7 @@ def _running_mesh(
     directory = output / "meshes" / candidate.name
     config = config_of(comparison, candidate, output / LENGTHS_FILE)
     prepare_model(config, lambda stage: tell(f"{candidate.name}: {stage}"))
+    check_profiled(comparison, candidate, output)
     tell(f"starting {candidate.name}")
     status = local.up_detached(directory, plan_of(candidate), config)
     assert status.url is not None, "it serves"

@@ -13,7 +13,6 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
-from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
@@ -21,6 +20,7 @@ import msgspec
 from common.errors import ConfigError
 from services.bench.plan import FOREGROUND, RequestMaker, make_arrivals_s, make_foreground, plan_foreground
 from services.bench.prompts import BodyTemplate, TokenIdPrompts
+from services.compare.between import Between
 from services.compare.comparison import (
     Candidate,
     Comparison,
@@ -83,11 +83,11 @@ class Pair:
 @dataclass(frozen=True, slots=True)
 class Simulation:
     """Of a comparison's meshes. How long the model's passes take is from the profile that the instances took,
-    too (``lamella profile``), or from ``profiles``, by configuration; how long emulated ones, from their
-    settings; both at the pace that the machine had in each run (``pace_of``)."""
+    too (``lamella profile``), at the pace that the machine had in each run by looks (``pace_of``); or, by
+    configuration, as they were taken ``between`` runs. How long emulated ones take is from their settings."""
 
     comparison: Comparison
-    profiles: Mapping[str, Path] = field(default_factory=dict)
+    between: Mapping[str, Between] = field(default_factory=dict)
 
     def pairs(self, records: Sequence[RunRecord]) -> tuple[dict[str, Overhead], list[Pair]]:
         """Each configuration's overhead, and every run beside its simulation. Raises ConfigError where a
@@ -213,11 +213,15 @@ class Simulation:
             Offered(arrival_s, request.prompt_tokens, request.output_tokens)
             for arrival_s, request in zip(make_arrivals_s(config, plan), requests, strict=False)
         ]
-        profile = self.profiles.get(candidate.name)
+        between = self.between.get(candidate.name)
+        profile = None if between is None else between.profile
         return simulate(simulated_of(self.comparison, candidate, overhead, profile), Load(offered))
 
     def _pace_of(self, candidate: Candidate, record: RunRecord) -> float:
-        return pace_of(self.comparison, candidate, record, self.profiles.get(candidate.name))
+        between = self.between.get(candidate.name)
+        if between is not None:
+            return between.paces.get(record.key, 1.0)
+        return pace_of(self.comparison, candidate, record)
 
 
 def _run_at(candidate: Candidate, *missing: str | None) -> str:

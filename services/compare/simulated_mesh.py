@@ -83,18 +83,16 @@ def _host(host: HostConfig, waited_s: float) -> dict[str, Any]:
     return msgspec.structs.asdict(host) | {"pass_s": max(0.0, host.pass_s - waited_s)}
 
 
-def pace_of(
-    comparison: Comparison, candidate: Candidate, record: RunRecord, profile: Path | None = None
-) -> float:
+def pace_of(comparison: Comparison, candidate: Candidate, record: RunRecord) -> float:
     """How many times as long as when it was profiled passes took in that run, by a fixed piece of work
     that was timed then and now; 1 where it was not."""
     config = config_from_tree(settings_of(comparison, candidate, UNREAD))
     if config.instance.engine != "model" or not record.looks_s:
         return 1.0
-    found = read_profile(_instances_path(config) if profile is None else profile)
-    if found is None or found.look_s is None:
+    profile = read_profile(_instances_path(config))
+    if profile is None or profile.look_s is None:
         return 1.0
-    return statistics.fmean(record.looks_s) / found.look_s
+    return statistics.fmean(record.looks_s) / profile.look_s
 
 
 def profile_of_instances(config: Config) -> Path:

@@ -141,22 +141,21 @@ def find_binary(names: tuple[str, ...], distribution: str, path_end: str) -> Pat
 def start(server: EmbeddedServer) -> subprocess.Popen[bytes]:
     """Starts the server and returns when it answers; its port is kept no more. Raises LauncherError with the
     end of its log."""
-    with server.log_file.open("ab") as log:
-        process = subprocess.Popen(server.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+    with server.reservation:
+        with server.log_file.open("ab") as log:
+            process = subprocess.Popen(server.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
-    def wait_for_exit(seconds: float) -> int | None:
+        def wait_for_exit(seconds: float) -> int | None:
+            try:
+                return process.wait(seconds)
+            except subprocess.TimeoutExpired:
+                return None
+
         try:
-            return process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            return None
-
-    try:
-        wait_ready(server, wait_for_exit)
-    except LauncherError:
-        stop(process)
-        raise
-    finally:
-        server.reservation.close()
+            wait_ready(server, wait_for_exit)
+        except LauncherError:
+            stop(process)
+            raise
     return process
 
 

@@ -8,18 +8,27 @@ import pytest
 
 from common.config_file import config_from_tree
 from common.errors import ConfigError
-from common.profile import Profile, profile_path, read_profile, write_profile
-from services.compare.between import PARTS, PASSES_FILE, TakenPart, passes_between, profiles_between
+from common.profile import PassTime, Profile, profile_path, read_profile, write_profile
+from services.compare.between import (
+    PARTS,
+    PASSES_FILE,
+    TakenPart,
+    _paces,
+    passes_between,
+    read_between,
+)
 from services.compare.comparison import Comparison
-from services.compare.records import read_kept
+from services.compare.records import RunKey, read_kept
 from services.compare.simulated import Simulation
-from services.compare.simulated_mesh import Overhead, pace_of
+from services.compare.simulated_mesh import Overhead
 from services.profiling.measured import cases_of
 from services.profiling.profiler import measure_profile
 from services.simulator.metrics import measure
 from tests.common.model.conftest import MakeTiny
-from tests.services.compare.test_figures import run
-from tests.services.compare.test_simulated import ALONE, COMPARISON, SPLIT
+from tests.services.compare.test_simulated import ALONE, COMPARISON, SPLIT, TRUE, live
+
+RUN: RunKey = (0, "alone", "split")
+AGAIN: RunKey = (1, "alone", "split")
 
 
 @pytest.fixture(scope="module")
@@ -67,16 +76,11 @@ def test_passes_are_taken_in_parts_and_simulated_ones_take_their_times(
     with passes_between(comparison, SPLIT, tmp_path) as take:
         first = parts(comparison, tmp_path)
         assert len(first) == PARTS, "all of them at first"
-        for _ in range(3):
-            take()
-    # Another profile since then is not the one that its instances took.
-    write_profile(cache_file(comparison), msgspec.structs.replace(base, saturation_tokens=99))
-    try:
-        with passes_between(comparison, SPLIT, tmp_path) as take:
-            assert len(parts(comparison, tmp_path)) == PARTS + 3, "a run that goes on begins no new round"
-            take()
-    finally:
-        write_profile(cache_file(comparison), base)
+        for before in (RUN, RUN, AGAIN):
+            take(before)
+    with passes_between(comparison, SPLIT, tmp_path) as take:
+        assert len(parts(comparison, tmp_path)) == PARTS + 3, "a run that goes on begins no new round"
+        take(None)
     kept = parts(comparison, tmp_path)
     cases = [{(each.chunks, each.batch, each.context) for each in part.passes} for part in kept]
     assert cases[PARTS:] == cases[:4], "in turn"
@@ -84,8 +88,9 @@ def test_passes_are_taken_in_parts_and_simulated_ones_take_their_times(
     assert sum(map(len, cases[:PARTS])) == len(cases_of(base)), "each once"
     assert all(part.looks_s and min(part.looks_s) > 0 for part in kept)
 
-    profiles = profiles_between(comparison, tmp_path)
-    found = read_profile(profiles["split"])
+    between = read_between(comparison, [SPLIT], tmp_path)
+    assert between["split"].paces.keys() == {RUN, AGAIN}
+    found = read_profile(between["split"].profile)
     assert found is not None
     assert cases_of(found) == cases_of(base)
     assert found.saturation_tokens == 77
@@ -94,12 +99,9 @@ def test_passes_are_taken_in_parts_and_simulated_ones_take_their_times(
     assert found.look_s is not None
     assert found.look_s < 0.5
 
-    record = msgspec.structs.replace(run("split", 0, 1.0, 1.0), looks_s=(2 * found.look_s,))
-    assert pace_of(comparison, SPLIT, record, profiles["split"]) == pytest.approx(2.0)
-    assert pace_of(comparison, SPLIT, record) == pytest.approx(4 * found.look_s)
     slow, fast = (
         measure(Simulation(comparison, known).simulate(SPLIT, ALONE, 0.5, 0, Overhead()), None).tpot
-        for known in ({}, profiles)
+        for known in ({}, between)
     )
     assert slow is not None
     assert fast is not None
@@ -107,14 +109,70 @@ def test_passes_are_taken_in_parts_and_simulated_ones_take_their_times(
     assert fast.p50_s < 0.2
 
 
-def test_too_few_runs_leave_the_profile_that_instances_took(
+def test_a_run_s_pace_is_that_of_the_parts_near_it_and_not_of_a_burst() -> None:
+    def part(seconds: float, before: RunKey | None) -> TakenPart:
+        passes = (PassTime(((0, 64),), 0, 0, seconds), PassTime((), 4, 128, 2 * seconds))
+        return TakenPart(fingerprint="", configuration="split", before=before, passes=passes, looks_s=(0.1,))
+
+    times = {(((0, 64),), 0, 0): [0.9, 1.0, 1.1], ((), 4, 128): [2.0]}
+    seen = [part(1.0, None), part(1.1, RUN), part(9.0, AGAIN), part(1.3, None)]
+    assert _paces(seen, times) == {RUN: pytest.approx(1.2), AGAIN: pytest.approx(1.3)}
+    assert _paces([part(1.0, RUN), part(1.5, RUN)], times) == {RUN: pytest.approx(1.25)}
+
+
+def test_simulated_runs_take_the_pace_between_them_and_not_that_of_looks(
+    comparison: Comparison, base: Profile, tmp_path: Path
+) -> None:
+    with passes_between(comparison, SPLIT, tmp_path) as take:
+        take(RUN)
+    between = read_between(comparison, [SPLIT], tmp_path)
+    paced = {"split": between["split"]._replace(paces={RUN: 2.0})}
+    record = live(ALONE, TRUE)
+    assert record.key == RUN
+    longer, as_taken = (
+        Simulation(comparison, known).pairs([msgspec.structs.replace(record, looks_s=(9.0,))])[1][0].pace
+        for known in (paced, {"split": between["split"]._replace(paces={})})
+    )
+    assert (longer, as_taken) == (2.0, 1.0)
+
+
+def test_a_folder_that_began_with_one_profile_goes_on_with_no_other(
     comparison: Comparison, base: Profile, tmp_path: Path
 ) -> None:
     with passes_between(comparison, SPLIT, tmp_path):
         pass
-    lines = (tmp_path / PASSES_FILE).read_bytes().splitlines(keepends=True)
-    (tmp_path / PASSES_FILE).write_bytes(b"".join(lines[:-1]))
-    assert profiles_between(comparison, tmp_path) == {}
+    write_profile(cache_file(comparison), msgspec.structs.replace(base, saturation_tokens=99))
+    try:
+        with (
+            pytest.raises(ConfigError, match=r"--output = .*began with another profile of split"),
+            passes_between(comparison, SPLIT, tmp_path),
+        ):
+            pass
+    finally:
+        write_profile(cache_file(comparison), base)
+
+
+def test_runs_without_such_passes_are_not_simulated_with_them(
+    comparison: Comparison, base: Profile, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=r"profiled_between = True: but split was run without"):
+        read_between(comparison, [SPLIT], tmp_path)
+    with passes_between(comparison, SPLIT, tmp_path):
+        pass
+    without = msgspec.structs.replace(comparison, profiled_between=False)
+    assert read_between(without, [SPLIT], tmp_path) == {}
+    assert read_between(comparison, [], tmp_path) == {}
+
+
+def test_a_pool_without_room_for_a_pass_of_the_profile_is_refused(
+    comparison: Comparison, base: Profile, tmp_path: Path
+) -> None:
+    small = {**comparison.settings, "instance": {"kv_bytes": 200_000, "block_size": 16}}
+    with (
+        pytest.raises(ConfigError, match=r"kv_bytes = 200000: has no room for every pass"),
+        passes_between(msgspec.structs.replace(comparison, settings=small), SPLIT, tmp_path),
+    ):
+        pass
 
 
 def test_nothing_is_taken_where_nothing_is_asked_or_no_model_computes(
@@ -125,13 +183,12 @@ def test_nothing_is_taken_where_nothing_is_asked_or_no_model_computes(
         msgspec.structs.replace(COMPARISON, profiled_between=True),
     ):
         with passes_between(unasked, SPLIT, tmp_path) as take:
-            take()
+            take(None)
+        assert read_between(unasked, [SPLIT], tmp_path) == {}
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_model_that_was_not_profiled_is_named_before_anything_is_asked(
-    comparison: Comparison, tmp_path: Path
-) -> None:
+def test_a_model_that_was_not_profiled_is_named(comparison: Comparison, tmp_path: Path) -> None:
     elsewhere = {**comparison.settings["model"], "cache_directory": str(tmp_path / "none")}
     unknown = msgspec.structs.replace(comparison, settings={**comparison.settings, "model": elsewhere})
     with (

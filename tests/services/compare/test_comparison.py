@@ -147,6 +147,11 @@ def test_some_of_a_comparison_are_still_of_it(two: Comparison) -> None:
             'name = "two"\ncosts = ["mixed"]\n[settings.instance]',
             "model.threads = None: must be 1 beside costs",
         ),
+        (
+            'name = "two"\n[settings.instance]\nengine = "emulated"',
+            'name = "two"\nprofiled_between = true\n[settings.instance]',
+            "model.threads = None: must be given beside profiled_between",
+        ),
         ("knows_lengths = true", "rates_per_s = { lpld = 1.0 }", "rates_per_s = 'lpld'"),
         ("knows_lengths = true", "rates_per_s = { mixed = 0.0 }", "rates_per_s = 0.0"),
         ("rate_per_s = 8.0", "capacity_share = 0.0", "workload.capacity_share = 0.0"),

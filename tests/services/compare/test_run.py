@@ -4,10 +4,19 @@ import json
 import subprocess
 from pathlib import Path
 
+import msgspec
+
+from common.config import ModelConfig
+from common.config_file import config_from_tree
+from common.model.precision import precision_of
+from common.profile import Profile, profile_path, read_profile, write_profile
+from services.compare.between import PARTS, TakenPart
 from services.compare.comparison import read_comparison
 from services.compare.records import RunRecord, read_kept
 from services.launcher.state_directory import StateDirectory, is_locked
+from services.model_directory import model_directory
 from tests.e2e.meshes import LAMELLA, environment
+from tests.services.simulator.performance.test_profiled import made
 
 TIMEOUT_S = 200.0
 TEXT = """
@@ -89,3 +98,59 @@ def test_meshes_take_turns_at_the_same_requests_and_what_was_run_is_not_run_agai
     assert "| coupled |" in one
     assert "| knowing |" not in one
     assert read_kept(output / "runs.jsonl", RunRecord, read_comparison(file)) == records
+
+
+def test_runs_take_turns_with_passes_of_the_profile(tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    # What was made for the model stays, and another's profile is neither found nor replaced.
+    for made_before in ("models", "programs", "kernels"):
+        (cache / made_before).symlink_to(ModelConfig().cache_directory.expanduser() / made_before)
+    workload = TEXT.partition("[[workload]]")[2].partition("[[configuration]]")[0]
+    file, output = tmp_path / "real.toml", tmp_path / "runs"
+    file.write_text(
+        f"""
+name = "real"
+length_scale = 0.1
+rounds = 1
+calibration = ["lpld"]
+profiled_between = true
+[settings.model]
+cache_directory = "{cache}"
+threads = 1
+context_length = 2048
+[settings.instance]
+kv_bytes = {128 << 20}
+[[workload]]{workload}
+[[configuration]]
+name = "coupled"
+instances = {{ mixed = 1 }}
+"""
+    )
+    refused = compare(str(file), "--output", str(output))
+    assert refused.returncode == 1, refused.stderr
+    assert "was not profiled with these settings" in refused.stderr
+    assert "starting" not in refused.stderr
+    comparison = read_comparison(file)
+    config = config_from_tree(comparison.settings)
+    directory, profile = model_directory(config.model), small_profile()
+    write_profile(profile_path(config.model, directory, precision_of(config.model).compute), profile)
+    done = compare(str(file), "--output", str(output), "--simulate")
+    assert done.returncode == 0, done.stderr
+    kept = read_kept(output / "passes.jsonl", TakenPart, comparison)
+    assert [part.before for part in kept[PARTS:]] == [(0, "lpld", "coupled"), None]
+    assert len(kept) == PARTS + 2
+    found = read_profile(output / "profiles" / "coupled-between.json")
+    assert found is not None
+    assert found.step_s != profile.step_s
+    assert "| coupled |" in (output / "simulated.md").read_text()
+
+
+def small_profile() -> Profile:
+    """Of few passes, none of them long."""
+    profile = made()
+    return msgspec.structs.replace(
+        profile,
+        chunk_s=tuple(each for each in profile.chunk_s if each[0] == 0 and each[1] <= 256),
+        step_s=tuple(each for each in profile.step_s if each[0] <= 8 and each[1] <= 256),
+    )
