@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+import signal
 from pathlib import Path
 
 import openai
@@ -17,22 +19,24 @@ CONFIG = """
 decode_binding = "late"
 [instance]
 block_size = 16
-chunk_tokens = 8
+chunk_tokens = 4
 prefill_order = "srpt"
 """
-HEAVY_TOKENS, LONG_TOKENS, SHORT_TOKENS = 1750, 1500, 20
-"""Prompts. In chunks of 8 the long one takes a second or more, and the short one passes it."""
+HEAVY_TOKENS, LONG_TOKENS, SHORT_TOKENS = 1600, 1500, 20
+"""Prompts. In chunks of 4 the long one takes most of a second or more, and the short one passes it."""
 OUTPUT_TOKENS = 200
-SHORT_OUTPUT_TOKENS = 1000
+SHORT_OUTPUT_TOKENS = 1900
 """So many that the short one is decoded for as long as the long prompt is computed."""
 WAIT_S = 60.0
+REPORTED_S = 0.5
+"""By then a scheduler has heard of what an instance no longer does: it reports ten times a second."""
 
 
 def test_a_sequence_is_decoded_where_there_is_room_when_its_prompt_is_computed(
     tiny_model: Path, tmp_path: Path
 ) -> None:
     """One stream holds most of an instance, so that the long prompt and then a short one are placed on the
-    other; it leaves before the long one is computed."""
+    other; it leaves before the long one is computed, which waits until that is known."""
     tokenizer = Tokenizer(tiny_model)
     truth = [
         tokenizer.decode(tokens, skip_special_tokens=True)
@@ -53,24 +57,29 @@ def test_a_sequence_is_decoded_where_there_is_room_when_its_prompt_is_computed(
 
 
 async def run(mesh: Mesh) -> tuple[list[str], list[str | None]]:
-    """Texts of the long prompt's stream and the short one's, which ends later, and where all three were to be
-    decoded before the heavy one left."""
+    """Texts of the long prompt's stream and the short one's, which goes on when the other begins, and where
+    all three were to be decoded before the heavy one left."""
+    prefill_pid = mesh.pid_of("prefill")
     async with mesh.client() as client:
         heavy = await begin(client, prompt_of(HEAVY_TOKENS))
-        long = asyncio.create_task(
-            stream_text(client, prompt_of(LONG_TOKENS), OUTPUT_TOKENS, asyncio.Event())
-        )
+        long_begun, short_begun = asyncio.Event(), asyncio.Event()
+        long = asyncio.create_task(stream_text(client, prompt_of(LONG_TOKENS), OUTPUT_TOKENS, long_begun))
         await wait_placed(mesh, LONG_TOKENS)
-        has_begun = asyncio.Event()
         short = asyncio.create_task(
-            stream_text(client, prompt_of(SHORT_TOKENS), SHORT_OUTPUT_TOKENS, has_begun, begun_chunks=2)
+            stream_text(client, prompt_of(SHORT_TOKENS), SHORT_OUTPUT_TOKENS, short_begun, begun_chunks=2)
         )
-        await has_begun.wait()
-        placed = [await decode_instance_of(mesh, each) for each in (HEAVY_TOKENS, LONG_TOKENS, SHORT_TOKENS)]
-        await heavy.close()
-        text = await long
+        await short_begun.wait()
+        os.kill(prefill_pid, signal.SIGSTOP)
+        try:
+            prompts = (HEAVY_TOKENS, LONG_TOKENS, SHORT_TOKENS)
+            placed = [await decode_instance_of(mesh, each) for each in prompts]
+            await heavy.close()
+            await wait_left(mesh, placed[0])
+        finally:
+            os.kill(prefill_pid, signal.SIGCONT)
+        await long_begun.wait()
         assert not short.done()
-        return [text, await short], placed
+        return [await long, await short], placed
 
 
 async def begin(client: openai.AsyncOpenAI, prompt: list[int]) -> openai.AsyncStream[Completion]:
@@ -78,7 +87,7 @@ async def begin(client: openai.AsyncOpenAI, prompt: list[int]) -> openai.AsyncSt
     stream = await client.completions.create(
         model="default",
         prompt=prompt,
-        max_tokens=240,
+        max_tokens=440,
         temperature=0,
         stream=True,
         extra_body={"ignore_eos": True},
@@ -94,6 +103,17 @@ async def wait_placed(mesh: Mesh, prompt_tokens: int) -> None:
             if await decode_instance_of(mesh, prompt_tokens) is not None:
                 return
             await asyncio.sleep(0.01)
+
+
+async def wait_left(mesh: Mesh, instance_id: str | None) -> None:
+    """Until it decodes nothing and a scheduler has heard that."""
+    async with asyncio.timeout(WAIT_S):
+        while True:
+            running = await mesh.metric_by_instance("decode", "lamella_requests_running")
+            if running[str(instance_id)] == 0:
+                break
+            await asyncio.sleep(0.01)
+    await asyncio.sleep(REPORTED_S)
 
 
 async def decode_instance_of(mesh: Mesh, prompt_tokens: int) -> str | None:
