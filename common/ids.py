@@ -21,6 +21,7 @@ Incarnation = NewType("Incarnation", str)
 """One life of a process: a restarted instance keeps its id and gets a new incarnation."""
 
 ID_PATTERN = re.compile(r"[a-z0-9-]{1,64}")
+COUNTED = re.compile(r"([^0-9]*)([0-9]*)")
 
 
 def new_call_id() -> str:
@@ -48,6 +49,11 @@ def new_binding_id() -> BindingId:
 def sequence_key(request_id: RequestId) -> int:
     """The request's name as one word, over 0, for plans that go without text."""
     return int.from_bytes(hashlib.blake2b(request_id.encode(), digest_size=8).digest()) >> 1 | 1
+
+
+def counted_order(name: str) -> tuple[tuple[str, int], ...]:
+    """To sort by: as people count, ``decode-2`` before ``decode-10``."""
+    return tuple((text, int(number or 0)) for text, number in COUNTED.findall(name))
 
 
 def is_valid_id(text: str) -> bool:

@@ -10,7 +10,7 @@ from typing import Literal, get_args
 
 import msgspec
 
-from common.ids import Incarnation, InstanceId
+from common.ids import Incarnation, InstanceId, counted_order
 from common.messages import (
     AttentionUse,
     InstanceRecord,
@@ -178,7 +178,9 @@ class MeshNews:
         return next((each.model for each in self._records), None)
 
     def instances(self, now: float) -> list[InstanceView]:
-        return sorted((self._instance(each, now) for each in self._records), key=lambda each: each.id)
+        return sorted(
+            (self._instance(each, now) for each in self._records), key=lambda each: counted_order(each.id)
+        )
 
     def links(self, now: float) -> list[LinkView]:
         """Those over which bytes went a moment ago."""
@@ -191,7 +193,10 @@ class MeshNews:
 
     def services(self, now: float) -> list[ServiceView]:
         records = [each for each in self.members if isinstance(each, ServiceRecord)]
-        return sorted((self._service(each, now) for each in records), key=lambda each: (each.kind, each.id))
+        return sorted(
+            (self._service(each, now) for each in records),
+            key=lambda each: (each.kind, counted_order(each.id)),
+        )
 
     def _service(self, record: ServiceRecord, now: float) -> ServiceView:
         """What instances that fell silent have told of it counts no more."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 from common.errors import StoreError
+from common.ids import counted_order
 from common.messages import InstanceRecord, MemberRecord, ServiceRecord
 from common.scaling import DesiredCounts
 from common.store import Store
@@ -47,7 +48,7 @@ async def read_plan(store: Store) -> DesiredCounts | None:
 
 def private_url_of(records: Mapping[str, MemberRecord]) -> str | None:
     """The first gateway's, where it is now: begun anew, it may have found its port taken."""
-    services = [records[name] for name in sorted(records)]
+    services = [records[name] for name in sorted(records, key=counted_order)]
     urls = [each.private_url for each in services if isinstance(each, ServiceRecord)]
     return next(filter(None, urls), None)
 

@@ -16,6 +16,7 @@ import msgspec
 from common.config import Config
 from common.config_file import to_toml
 from common.errors import LauncherError
+from common.ids import counted_order
 from common.messages import InstanceRecord, MemberRecord
 from common.scaling import ScaledRole
 from common.store import Store
@@ -243,7 +244,7 @@ class Supervisor:
             state,
             self.url,
             # The store names them in any order.
-            sorted(instances.values(), key=lambda each: (ROLES.index(each.role), each.id)),
+            sorted(instances.values(), key=lambda each: (ROLES.index(each.role), counted_order(each.id))),
             processes,
             leader=leader,
             plan=plan,

@@ -8,6 +8,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from common.ids import counted_order
 from common.latency import Distribution
 from gateway.private.latency_view import ClassLatency, LatencyView
 from gateway.private.mesh_view import ROLES, InstanceView, MeshView, ServiceView
@@ -99,7 +100,7 @@ def _instance_table(mesh: MeshView) -> Table:
     table.add_column("KV", no_wrap=True)
     for column in ("", "prefill/s", "step/ms"):
         table.add_column(column, justify="right", no_wrap=True)
-    for each in sorted(mesh.instances, key=lambda each: (ROLES.index(each.role), each.id)):
+    for each in sorted(mesh.instances, key=lambda each: (ROLES.index(each.role), counted_order(each.id))):
         _add_instance(table, each)
     for worker in (each for each in mesh.services if each.kind == "attention"):
         load = (UNKNOWN, str(worker.running), UNKNOWN, *_kv(worker.kv_used_tokens, worker.kv_total_tokens))
