@@ -33,6 +33,21 @@ class PassTime(msgspec.Struct, frozen=True, array_like=True):
     seconds: float
 
 
+class Contention(msgspec.Struct, frozen=True):
+    """How much longer passes take while another process computes one on another core, as both read the same
+    memory: each ``pass_s`` seconds, and ``share`` of what it takes alone."""
+
+    pass_s: float
+    share: float
+
+
+class Contentions(msgspec.Struct, frozen=True, kw_only=True):
+    """Beside another process's chunks, and beside its decode steps."""
+
+    chunk: Contention
+    step: Contention
+
+
 LAW_TOKENS = 16
 """The law is of chunks from here on. Fewer rows wait for weights, or have kernels of their own."""
 
@@ -46,6 +61,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     of each such case predicted by the others. ``hand_over`` None: not measured. ``look_s``: what some
     layers in this ``dtype`` took between them, on the processor (``services.profiling.probe``). ``dtype``
     is what was computed in; a weight that steps read has ``weight_bytes``, None: those of ``dtype``.
+    ``contention`` None: not measured, as on accelerators, and where an instance has all cores for itself.
     """
 
     model: str
@@ -63,6 +79,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     hand_over: HandOverTimes | None = None
     look_s: float | None = None
     weight_bytes: int | None = None
+    contention: Contentions | None = None
 
 
 def profile_path(

@@ -4,9 +4,10 @@ in others, and a profile says what runs took where both found the same ones.
 They are taken in ``PARTS``: all of them at first, then one before each run, and one after the last. Each is
 kept as it comes. The comparing process has the model and a pool for it meanwhile.
 
-Parts near a run say at what pace the machine was then, too. Looks during it (``services.profiling.probe``)
-feel what a mesh's engines take from one another more than its passes do: they took 5 to 16 % longer than
-between runs, where coupled meshes were simulated best with passes that took 3 % longer (measured on a Zen 5).
+Parts near a run say at what pace the machine was then, too, and how much longer passes take beside another
+process's, which is another thing every few minutes (``services.profiling.contention``). Looks during a run
+(``services.profiling.probe``) feel what a mesh's engines take from one another more than its passes do: they
+took 5 to 16 % longer than between runs, passes 3 to 7 % (measured on a Zen 5).
 """
 
 import asyncio
@@ -14,7 +15,7 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
@@ -24,16 +25,23 @@ import uvloop
 
 from common.config import Config
 from common.errors import ConfigError
-from common.profile import PassTime, Profile, write_profile
+from common.profile import Contentions, PassTime, Profile, write_profile
 from services.compare.comparison import Candidate, Comparison, config_of
 from services.compare.records import RunKey, keep, read_kept
 from services.compare.simulated_mesh import UNREAD, profile_of_instances
 from services.hosts.engines import Engine, load_engine
 from services.model_directory import model_directory
+from services.profiling.contention import (
+    Crowd,
+    CrowdedPass,
+    Neighbour,
+    contentions_of,
+    has_neighbours,
+    neighbour_of,
+)
 from services.profiling.measured import Measured, cases_of, retimed
+from services.profiling.pass_watch import PassWatch
 from services.profiling.passes import Shared
-from services.profiling.probe import Probe
-from services.profiling.profiler import LOOKS, PassWatch
 from services.simulator.performance.profiled import read_machine_profile
 
 PASSES_FILE, PROFILES = "passes.jsonl", "profiles"
@@ -44,22 +52,31 @@ NEAR = 2
 
 
 class TakenPart(msgspec.Struct, frozen=True, kw_only=True):
-    """A line of ``passes.jsonl``: seconds that some passes of a configuration's instances took, and looks at
-    the pace just before them. ``before``: which run came next."""
+    """A line of ``passes.jsonl``: seconds that some passes of a configuration's instances took, and others
+    alone and beside another process's, where instances compute beside one another. ``before``: which run came
+    next."""
 
     fingerprint: str
     configuration: str
     before: RunKey | None
     passes: tuple[PassTime, ...]
-    looks_s: tuple[float, ...]
+    crowded: tuple[CrowdedPass, ...] = ()
+
+
+class Minutes(NamedTuple):
+    """Those of a run, by the parts near it: how many times as long passes took as on average, and beside one
+    another; None where that was not taken."""
+
+    pace: float
+    contention: Contentions | None
 
 
 class Between(NamedTuple):
-    """Of a configuration: a profile with the times that its passes took between runs, as a file, and at which
-    pace runs were, as a share of those times, by parts near them."""
+    """Of a configuration: a profile with the times that its passes took between runs, as a file, and which
+    minutes runs were in."""
 
     profile: Path
-    paces: Mapping[RunKey, float]
+    minutes: Mapping[RunKey, Minutes]
 
 
 @contextmanager
@@ -67,7 +84,8 @@ def passes_between(
     comparison: Comparison, candidate: Candidate, output: Path
 ) -> Iterator[Callable[[RunKey | None], None]]:
     """Who calls it takes a part, and says before which run; it does nothing where the comparison wants none,
-    or no model computes. Raises as ``check_profiled``, and ConfigError where the pool has no room for all."""
+    or no model computes. Raises as ``check_profiled``, ConfigError where the pool has no room for all, and
+    NeighbourLost, as that does."""
     profile = check_profiled(comparison, candidate, output)
     if profile is None:
         yield lambda before: None
@@ -75,34 +93,35 @@ def passes_between(
     write_profile(_base_file(output, candidate), profile)
     config = config_of(comparison, candidate, UNREAD)
     number = sum(each.configuration == candidate.name for each in _kept(comparison, output))
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner, ExitStack() as stack:
         instance = msgspec.structs.replace(config.instance, attention_workers=0)
         config = msgspec.structs.replace(config, instance=instance)
-        engine = runner.run(load_engine(config, model_directory(config.model)))
-        try:
-            passes = _Passes(engine, config, profile)
-            if not runner.run(passes.warm_up()):
-                rule = "has no room for every pass of the profile: take it with these settings"
-                raise ConfigError("instance.kv_bytes", config.instance.kv_bytes, rule)
+        directory = model_directory(config.model)
+        engine = runner.run(load_engine(config, directory))
+        stack.callback(engine.thread.close)
+        neighbour = None
+        if has_neighbours(config):
+            neighbour = stack.enter_context(neighbour_of(config, directory))
+        passes = _Passes(engine, profile, neighbour)
+        if not runner.run(passes.warm_up()):
+            rule = "has no room for every pass of the profile: take it with these settings"
+            raise ConfigError("instance.kv_bytes", config.instance.kv_bytes, rule)
 
-            def take(before: RunKey | None = None) -> None:
-                nonlocal number
-                taken, looks_s = runner.run(passes.take(number % PARTS))
-                part = TakenPart(
-                    fingerprint=comparison.fingerprint,
-                    configuration=candidate.name,
-                    before=before,
-                    passes=taken,
-                    looks_s=looks_s,
-                )
-                keep(output / PASSES_FILE, part)
-                number += 1
+        def take(before: RunKey | None = None) -> None:
+            nonlocal number
+            part = TakenPart(
+                fingerprint=comparison.fingerprint,
+                configuration=candidate.name,
+                before=before,
+                passes=runner.run(passes.take(number % PARTS)),
+                crowded=runner.run(passes.take_crowded()),
+            )
+            keep(output / PASSES_FILE, part)
+            number += 1
 
-            while number < PARTS:
-                take()
-            yield take
-        finally:
-            engine.thread.close()
+        while number < PARTS:
+            take()
+        yield take
 
 
 def check_profiled(comparison: Comparison, candidate: Candidate, output: Path) -> Profile | None:
@@ -122,21 +141,26 @@ def check_profiled(comparison: Comparison, candidate: Candidate, output: Path) -
 class _Passes:
     """Of an engine in this process."""
 
-    def __init__(self, engine: Engine, config: Config, profile: Profile) -> None:
-        self._watch, self._probe = PassWatch(engine, time.perf_counter), Probe(config)
+    def __init__(self, engine: Engine, profile: Profile, neighbour: Neighbour | None) -> None:
+        self._watch = PassWatch(engine, time.perf_counter)
         self._cases = cases_of(profile)
+        self._crowd = None if neighbour is None else Crowd(self._watch, neighbour)
 
     async def warm_up(self) -> bool:
         """First passes touch memory. Whether there is room for all."""
-        return all([await self._watch.first(case) is not None for case in self._cases])
+        found = [await self._watch.first(case) is not None for case in self._cases]
+        if self._crowd is not None and not await self._crowd.warm_up():
+            self._crowd = None
+        return all(found)
 
-    async def take(self, part: int) -> tuple[tuple[PassTime, ...], tuple[float, ...]]:
-        """And what looks took before them."""
-        looks_s = await asyncio.to_thread(self._probe.looks, LOOKS)
+    async def take(self, part: int) -> tuple[PassTime, ...]:
         cases = self._cases[part::PARTS]
-        # One finds a core that slept, and a look's weights in the caches: it does not count.
+        # One finds a core that slept, and other weights in the caches: it does not count.
         await self._watch.time(cases[0])
-        return tuple([PassTime(*case, await self._watch.time(case)) for case in cases]), tuple(looks_s)
+        return tuple([PassTime(*case, await self._watch.time(case)) for case in cases])
+
+    async def take_crowded(self) -> tuple[CrowdedPass, ...]:
+        return () if self._crowd is None else tuple(await self._crowd.take())
 
 
 def read_between(comparison: Comparison, candidates: Iterable[Candidate], output: Path) -> dict[str, Between]:
@@ -156,15 +180,15 @@ def read_between(comparison: Comparison, candidates: Iterable[Candidate], output
             taken[each.chunks, each.batch, each.context].append(each.seconds)
         base = read_machine_profile(_base_file(output, candidate))
         times = {case: taken[case] for case in cases_of(base)}
-        looks_s = list(chain.from_iterable(part.looks_s for part in parts))
         path = _base_file(output, candidate).with_name(f"{candidate.name}-between.json")
-        write_profile(path, retimed(base, Measured(times, looks_s)))
-        found[candidate.name] = Between(path, _paces(parts, times))
+        again = retimed(base, Measured(times, ()))
+        write_profile(path, msgspec.structs.replace(again, contention=_contention_of(parts)))
+        found[candidate.name] = Between(path, _minutes(parts, times))
     return found
 
 
-def _paces(parts: Sequence[TakenPart], times: Mapping[Shared, Sequence[float]]) -> dict[RunKey, float]:
-    """Of a run that was begun twice, as it was the second time."""
+def _minutes(parts: Sequence[TakenPart], times: Mapping[Shared, Sequence[float]]) -> dict[RunKey, Minutes]:
+    """Of a run that was begun twice, those of the second time."""
     medians = {case: statistics.median(taken) for case, taken in times.items()}
     paces = [
         statistics.median(
@@ -172,11 +196,17 @@ def _paces(parts: Sequence[TakenPart], times: Mapping[Shared, Sequence[float]]) 
         )
         for part in parts
     ]
-    return {
-        part.before: statistics.median(paces[max(0, number + 1 - NEAR) : number + 1 + NEAR])
-        for number, part in enumerate(parts)
-        if part.before is not None
-    }
+    found = {}
+    for number, part in enumerate(parts):
+        if part.before is not None:
+            near = slice(max(0, number + 1 - NEAR), number + 1 + NEAR)
+            found[part.before] = Minutes(statistics.median(paces[near]), _contention_of(parts[near]))
+    return found
+
+
+def _contention_of(parts: Sequence[TakenPart]) -> Contentions | None:
+    taken = [*chain.from_iterable(part.crowded for part in parts)]
+    return contentions_of(taken) if taken else None
 
 
 def _is_wanted(comparison: Comparison, config: Config) -> bool:

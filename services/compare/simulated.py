@@ -99,10 +99,8 @@ class Simulation:
             candidate = candidates[record.configuration]
             if candidate.name not in overheads:
                 overheads[candidate.name] = self.calibrate(candidate, records)
-            pace = self._pace_of(candidate, record)
-            overhead = overheads[candidate.name]._replace(pace=pace)
-            metrics = self.run(candidate, record, overhead)
-            pairs.append(Pair(record, metrics, pace))
+            overhead = self._in_its_minutes(candidate, record, overheads[candidate.name])
+            pairs.append(Pair(record, self.run(candidate, record, overhead), overhead.pace))
         return overheads, pairs
 
     def calibrate(self, candidate: Candidate, records: Sequence[RunRecord]) -> Overhead:
@@ -135,8 +133,7 @@ class Simulation:
             values = []
             for record in own:
                 if record.workload == sought.workload:
-                    paced = overhead._replace(pace=self._pace_of(candidate, record))
-                    tried = Tried(candidate, record, paced)
+                    tried = Tried(candidate, record, self._in_its_minutes(candidate, record, overhead))
                     values.append(_root(partial(self._off, tried, sought), MOST_WAIT_S))
             if not values:
                 raise ConfigError(sought.named, sought.workload, _run_at(candidate, sought.workload))
@@ -166,8 +163,8 @@ class Simulation:
         counted = []
         for each in own:
             if each.workload in self.comparison.costs:
-                paced = overhead._replace(pace=self._pace_of(candidate, each))
-                counted.append((each, _counted(self.again(candidate, each, paced))))
+                tried = self._in_its_minutes(candidate, each, overhead)
+                counted.append((each, _counted(self.again(candidate, each, tried))))
         found, before = host_of(counted), overhead.host
         if found is None or before is None:
             return found
@@ -184,7 +181,7 @@ class Simulation:
             longer_s = partial(_longer_s, "calibration", record, cluster)
             return -longer_s("ttft_s"), -longer_s("tpot_s")
 
-        found = Overhead(host=host, pace=self._pace_of(candidate, record))
+        found = self._in_its_minutes(candidate, record, Overhead(host=host))
         hops = (off(found)[0] - off(found._replace(hop_s=PROBE_S))[0]) / PROBE_S
         for _ in range(CORRECTIONS):
             pass_s = max(0.0, found.pass_s + off(found)[1])
@@ -217,11 +214,13 @@ class Simulation:
         profile = None if between is None else between.profile
         return simulate(simulated_of(self.comparison, candidate, overhead, profile), Load(offered))
 
-    def _pace_of(self, candidate: Candidate, record: RunRecord) -> float:
+    def _in_its_minutes(self, candidate: Candidate, record: RunRecord, overhead: Overhead) -> Overhead:
+        """As the machine was when that run was."""
         between = self.between.get(candidate.name)
-        if between is not None:
-            return between.paces.get(record.key, 1.0)
-        return pace_of(self.comparison, candidate, record)
+        if between is None:
+            return overhead._replace(pace=pace_of(self.comparison, candidate, record))
+        minutes = between.minutes.get(record.key)
+        return overhead if minutes is None else overhead._replace(**minutes._asdict())
 
 
 def _run_at(candidate: Candidate, *missing: str | None) -> str:

@@ -13,7 +13,7 @@ from common.errors import ConfigError
 from common.kv.layout import KVLayout
 from common.model.device import accelerator_name
 from common.model.precision import precision_of
-from common.profile import profile_path, read_profile
+from common.profile import Contentions, profile_path, read_profile
 from common.shapes import ModelShape
 from common.spec import ELEMENT_BYTES
 from services.analysis.model_shape import read_shape
@@ -23,6 +23,7 @@ from services.hosts.engines import pull_share_of
 from services.model_directory import model_directory
 from services.simulator.config import Simulated, simulated_from_tree
 from services.simulator.host import HostConfig
+from services.simulator.performance.profiled import read_machine_profile
 
 UNREAD = Path("lengths.jsonl")
 EMULATED = ModelShape("emulated", 1, 1, 1, 1, 1, 1, 1, 1, 0)
@@ -32,12 +33,13 @@ EMULATED = ModelShape("emulated", 1, 1, 1, 1, 1, 1, 1, 1, 0)
 class Overhead(NamedTuple):
     """Of a mesh, seconds. ``pass_s``: of every pass beside the model's; ``hop_s``: of a message. ``host``: on
     which all run, if it is known what they take of it. ``pace``: how many times as long as the profile says
-    the model's passes take."""
+    the model's passes take; ``contention``: beside one another, None: as the profile says."""
 
     pass_s: float = 0.0
     hop_s: float = 0.0
     host: HostConfig | None = None
     pace: float = 1.0
+    contention: Contentions | None = None
 
     def with_host(self, **costs: float) -> "Overhead":
         """With some of the host's costs replaced, where there is one."""
@@ -71,9 +73,10 @@ def simulated_of(
         for role, count in candidate.instances.items()
         if count
     ]
-    host = (
-        {} if overhead.host is None else {"host": _host(overhead.host, 0.0 if workers else overhead.pass_s)}
-    )
+    host = {}
+    if overhead.host is not None:
+        costs = _host(overhead.host, 0.0 if workers else overhead.pass_s)
+        host["host"] = costs | _contention(config, overhead, profile)
     return simulated_from_tree({**settings, "cluster": cluster, "pool": pools, **host})
 
 
@@ -81,6 +84,23 @@ def _host(host: HostConfig, waited_s: float) -> dict[str, Any]:
     """Without those seconds beside each pass for which the engine's thread waits: its core is taken in their
     place, as they are in its passes."""
     return msgspec.structs.asdict(host) | {"pass_s": max(0.0, host.pass_s - waited_s)}
+
+
+def _contention(config: Config, overhead: Overhead, path: Path | None) -> dict[str, float]:
+    """What of ``[host]`` is known of passes beside one another's."""
+    if config.instance.engine != "model":
+        return {}
+    found = overhead.contention
+    if found is None:
+        found = read_machine_profile(profile_of_instances(config) if path is None else path).contention
+    if found is None:
+        return {}
+    return {
+        "beside_chunk_s": overhead.pace * found.chunk.pass_s,
+        "beside_chunk_share": found.chunk.share,
+        "beside_step_s": overhead.pace * found.step.pass_s,
+        "beside_step_share": found.step.share,
+    }
 
 
 def pace_of(comparison: Comparison, candidate: Candidate, record: RunRecord) -> float:

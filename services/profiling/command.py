@@ -18,7 +18,7 @@ from common.errors import ConfigError
 
 if TYPE_CHECKING:
     from common.config import Config
-    from common.profile import HandOverTimes
+    from common.profile import Contentions, HandOverTimes
 
 OF_OPERATORS = ("output", "tp", "max_tokens", "max_context", "max_batch", "limit_s", "communication")
 
@@ -96,7 +96,12 @@ def _profile_passes(settings: "Config", rounds: int, hand_overs: bool) -> None:
     with Progress(console=messages) as bar:
         task = bar.add_task("measuring", total=rounds)
         found = asyncio.run(
-            measure_profile(settings, directory, rounds, lambda done, _: bar.update(task, completed=done))
+            measure_profile(
+                settings,
+                directory,
+                rounds,
+                lambda done, of: bar.update(task, completed=done, total=of),
+            )
         )
     path = profile_path(given, directory, precision_of(given).compute, accelerator_name(given.device))
     former = read_profile(path)
@@ -117,7 +122,8 @@ def _profile_passes(settings: "Config", rounds: int, hand_overs: bool) -> None:
         f"chunk = {_law(found.chunk_time.coefficients, ('ms/1,000 tokens', 'ms/1,000,000 pairs', 'ms'))},"
         f" held-out error {found.chunk_held_out_error:.1%}\n"
         f"step = {_law(found.step_time.coefficients, ('ms/1,000 tokens of context', 'ms/sequence', 'ms'))},"
-        f" held-out error {found.step_held_out_error:.1%}\n{_hand_over_text(found.hand_over)}{path}"
+        f" held-out error {found.step_held_out_error:.1%}\n"
+        f"{_contention_text(found.contention)}{_hand_over_text(found.hand_over)}{path}"
     )
 
 
@@ -156,6 +162,16 @@ def _hand_over_text(times: "HandOverTimes | None") -> str:
     best = times.layerwise_min_tokens
     lines.append("handed over layer by layer " + ("never" if best is None else f"from {best:,} tokens on"))
     return "\n".join(lines) + "\n"
+
+
+def _contention_text(found: "Contentions | None") -> str:
+    if found is None:
+        return ""
+    named = (("chunks", found.chunk), ("steps", found.step))
+    return "".join(
+        f"beside another's {name}: passes {1e3 * each.pass_s:.2f} ms and {each.share:.1%} longer\n"
+        for name, each in named
+    )
 
 
 def _law(coefficients: tuple[float, ...], units: tuple[str, ...]) -> str:

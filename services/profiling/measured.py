@@ -90,13 +90,15 @@ def profile_of(model: str, dtype: ElementType, machine: str, measured: Measured)
 
 def retimed(profile: Profile, measured: Measured) -> Profile:
     """With other times of its passes, taken elsewhen. How long chunks are, and from how many tokens on KV is
-    handed over layer by layer, stays as instances had it."""
+    handed over layer by layer, stays as instances had it; so do looks and contention."""
     found = profile_of(profile.model, profile.dtype, profile.machine, measured)
     return msgspec.structs.replace(
         found,
         saturation_tokens=profile.saturation_tokens,
         hand_over=profile.hand_over,
+        look_s=profile.look_s,
         weight_bytes=profile.weight_bytes,
+        contention=profile.contention,
         measured_on=profile.measured_on,
     )
 

@@ -123,7 +123,7 @@ class SharedPace:
             self.share.host.want(self, *self.share.wanted(moving, rates))
         if not moving:
             return
-        first = self._slowed(batches)
+        first = self._slowed(moving, batches)
         looked = {0: layer_rates(demands_of(first))}
         offline_s = [1.0 / rate for rate in layer_rates(demands_of(first, is_offline=True))]
         # All are looked at at the same steps, some of which a shorter one does not come to: what its steps
@@ -165,13 +165,17 @@ class SharedPace:
         self, moving: list[Course], looked: dict[int, list[float]], index: int, steps_on: int
     ) -> float:
         if steps_on not in looked:
-            looked[steps_on] = layer_rates(demands_of(self._slowed(_batches(moving, steps_on))))
+            batches = self._slowed(moving, _batches(moving, steps_on))
+            looked[steps_on] = layer_rates(demands_of(batches))
         return moving[index].engine.cost.layers / looked[steps_on][index]
 
-    def _slowed(self, batches: list[Batch]) -> list[Batch]:
+    def _slowed(self, moving: list[Course], batches: list[Batch]) -> list[Batch]:
         if self.share is None:
             return batches
-        return [each._replace(cost=self.share.slowed(each.cost)) for each in batches]
+        return [
+            each._replace(cost=self.share.slowed(each.cost, course.engine.cost.layers, self))
+            for course, each in zip(moving, batches, strict=True)
+        ]
 
 
 def _batches(moving: list[Course], steps_on: int) -> list[Batch]:

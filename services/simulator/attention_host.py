@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from services.simulator.attention_cost import LayerCost
-from services.simulator.host import Host, Wanted
+from services.simulator.host import NO_CONTENTION, Host, Paced, Wanted
 
 if TYPE_CHECKING:
     from services.simulator.attention_course import Course
@@ -38,17 +38,20 @@ class HostShare:
         wanted = [Wanted(replicas), Wanted(sum(workers.values()), self.busiest)]
         return [each for each in wanted if each.cores > 0]
 
-    def slowed(self, cost: LayerCost) -> LayerCost:
-        """As it comes out beside the others."""
-        host = self.host
-        if not host.is_full:
+    def slowed(self, cost: LayerCost, layers: int, who: Paced) -> LayerCost:
+        """As it comes out beside the others, of a step of so many layers by ``who``: passes of others make
+        its slices longer, and attention, which reads memory as they do, by their share."""
+        host, longer = self.host, self.host.contention_of(who)
+        if not host.is_full and longer == NO_CONTENTION:
             return cost
-        slice_times, attention_times = 1 / host.pace(), 1 / host.pace(self.busiest)
+        slice_s = (1 + longer.share) * cost.slice_s + longer.pass_s / layers
+        slice_s /= host.pace()
+        attention_times = (1 + longer.share) / host.pace(self.busiest)
         attention_s = max((each.attention_s for each in cost.shares), default=0.0)
-        more_s = (slice_times - 1) * cost.slice_s + (attention_times - 1) * attention_s
-        more_s += host.config.exchange_s
+        more_s = slice_s - cost.slice_s + (attention_times - 1) * attention_s
+        more_s += host.config.exchange_s if host.is_full else 0.0
         return cost._replace(
-            slice_s=slice_times * cost.slice_s,
+            slice_s=slice_s,
             alone_s=cost.alone_s + more_s,
             offline_s=cost.offline_s + more_s,
             shares=tuple(

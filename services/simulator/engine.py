@@ -203,12 +203,13 @@ class SimulatedEngine:
             pieces = () if chunk is None else chunk.slices
             prompts, tokens = sum(each.is_last for each in pieces), sum(each.tokens for each in pieces)
             cores = self.host.cores_for(duration_s / steps, sequences + prompts, prompts, tokens)
-            self.host.want(self, Wanted(cores))
+            self.host.want(self, Wanted(cores), phase="decode" if chunk is None else "prefill")
+            pace = self.host.pace_of(self, duration_s / steps)
             if former is None or former.course is None:
-                course = PacedWork(now, self.host.pace())
+                course = PacedWork(now, pace)
             else:
                 course = former.course.after(now)
-                course.change_pace(self.clock.now, self.host.pace())
+                course.change_pace(self.clock.now, pace)
         due_s = now + duration_s if course is None else course.time_of(duration_s)
         timer = self.clock.at(due_s, self._end)
         self.passes += 1
@@ -334,7 +335,7 @@ class SimulatedEngine:
         run, host = self._run, self.host
         if run is None or run.course is None or host is None:
             return
-        run.course.change_pace(self.clock.now, host.pace())
+        run.course.change_pace(self.clock.now, host.pace_of(self, run.duration_s / run.steps))
         self.clock.cancel(run.timer)
         run.timer = self.clock.at(run.time_of(run.duration_s), self._end)
         if run.layer_timer is not None:

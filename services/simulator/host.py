@@ -4,7 +4,8 @@ and with all that is done beside passes: messages, streams, clients.
 A pass keeps one core busy for as long as its model of performance says. What it brings about beside is given
 in seconds of a core too, which are taken while it goes on. Where more is wanted than there are cores, they
 are shared as by a fair scheduler (max-min fairness): who computes all the time gets as much as others who do,
-and who is woken for less than that gets what it wants.
+and who is woken for less than that gets what it wants. Cores have one memory between them: a pass takes
+longer while others are computed (contention for its bandwidth: ``services.profiling.contention``).
 """
 
 from bisect import bisect_right
@@ -14,8 +15,11 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from common.errors import ConfigError
+from common.messages import Phase
+from common.profile import Contention
 
 IDLE_CORE = 0.5
+NO_CONTENTION = Contention(0.0, 0.0)
 
 
 class HostConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -24,7 +28,9 @@ class HostConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     token, ``prompt_s``, and ``prompt_token_s`` by each of its tokens. ``idle_cores``: what is taken all the
     time. Whoever is woken has to get a core first: while no core is idle half of the time a message takes
     ``wake_s`` longer, and while more is wanted than there is, a layer whose attention a worker computes takes
-    ``exchange_s``."""
+    ``exchange_s``. While another instance computes a prompt's chunk, a pass takes ``beside_chunk_s`` longer
+    and ``beside_chunk_share`` of its time; ``beside_step_s`` and ``beside_step_share`` while that computes
+    decode steps alone."""
 
     cores: int
     idle_cores: float = 0.0
@@ -34,6 +40,18 @@ class HostConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     prompt_token_s: float = 0.0
     wake_s: float = 0.0
     exchange_s: float = 0.0
+    beside_chunk_s: float = 0.0
+    beside_chunk_share: float = 0.0
+    beside_step_s: float = 0.0
+    beside_step_share: float = 0.0
+
+    @property
+    def contention(self) -> dict[Phase, Contention]:
+        """By what the other one computes."""
+        return {
+            "prefill": Contention(self.beside_chunk_s, self.beside_chunk_share),
+            "decode": Contention(self.beside_step_s, self.beside_step_share),
+        }
 
 
 def check_host(host: HostConfig) -> None:
@@ -71,14 +89,26 @@ class Host:
     level: float = 1.0
     is_busy: bool = False
     _wanted: dict[Paced, tuple[Wanted, ...]] = field(default_factory=dict)
+    _phases: dict[Paced, Phase] = field(default_factory=dict)
+    _contention: dict[Phase, Contention] = field(init=False)
 
-    def want(self, who: Paced, *wanted: Wanted) -> None:
-        """From now on, of whoever computes; the others hear of it where that changes their pace."""
+    def __post_init__(self) -> None:
+        found = self.config.contention
+        self._contention = {phase: each for phase, each in found.items() if each != NO_CONTENTION}
+
+    def want(self, who: Paced, *wanted: Wanted, phase: Phase = "decode") -> None:
+        """From now on, of whoever computes passes of that phase; the others hear of it where that changes
+        their pace."""
+        before = self._phases.get(who)
         if wanted:
             self._wanted[who] = wanted
+            self._phases[who] = phase
         elif self._wanted.pop(who, None) is None:
             return
-        if self._settle():
+        else:
+            del self._phases[who]
+        is_other_neighbour = bool(self._contention) and self._phases.get(who) != before
+        if self._settle() or is_other_neighbour:
             for other in list(self._wanted):
                 if other is not who:
                     other.change_pace()
@@ -86,6 +116,24 @@ class Host:
     def pace(self, thread: float = 1.0) -> float:
         """Seconds of work that a thread which would take so much of a core gets done in a second."""
         return min(1.0, self.level / thread) if thread > 0 else 1.0
+
+    def pace_of(self, who: Paced, pass_s: float) -> float:
+        """Seconds of work that ``who`` gets done in a second of passes that take so long alone."""
+        if not self._contention or pass_s <= 0:
+            return self.pace()
+        longer = self.contention_of(who)
+        return self.pace() / (1.0 + longer.share + longer.pass_s / pass_s)
+
+    def contention_of(self, who: Paced) -> Contention:
+        """By all the others that compute, as much of the time as they get a core."""
+        pass_s = share = 0.0
+        if self._contention:
+            for other, phase in self._phases.items():
+                if other is not who and phase in self._contention:
+                    each = self._contention[phase]
+                    pass_s += self.level * each.pass_s
+                    share += self.level * each.share
+        return Contention(pass_s, share)
 
     def cores_for(self, pass_s: float, tokens: int, prompts: int, prompt_tokens: int) -> float:
         """What a pass of so many seconds takes with all that it brings about: tokens that it draws, prompts

@@ -1,6 +1,8 @@
 """A profile's passes between runs: real passes of a small model."""
 
 import asyncio
+import os
+from itertools import chain
 from pathlib import Path
 
 import msgspec
@@ -8,27 +10,39 @@ import pytest
 
 from common.config_file import config_from_tree
 from common.errors import ConfigError
-from common.profile import PassTime, Profile, profile_path, read_profile, write_profile
+from common.profile import (
+    Contention,
+    Contentions,
+    PassTime,
+    Profile,
+    profile_path,
+    read_profile,
+    write_profile,
+)
 from services.compare.between import (
     PARTS,
     PASSES_FILE,
+    Minutes,
     TakenPart,
-    _paces,
+    _minutes,
     passes_between,
     read_between,
 )
 from services.compare.comparison import Comparison
 from services.compare.records import RunKey, read_kept
 from services.compare.simulated import Simulation
-from services.compare.simulated_mesh import Overhead
+from services.compare.simulated_mesh import Overhead, simulated_of
+from services.profiling.contention import contentions_of
 from services.profiling.measured import cases_of
 from services.profiling.profiler import measure_profile
+from services.simulator.host import HostConfig
 from services.simulator.metrics import measure
 from tests.common.model.conftest import MakeTiny
 from tests.services.compare.test_simulated import ALONE, COMPARISON, SPLIT, TRUE, live
 
 RUN: RunKey = (0, "alone", "split")
 AGAIN: RunKey = (1, "alone", "split")
+CONTENTION = Contentions(chunk=Contention(0.001, 0.01), step=Contention(0.002, 0.03))
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +58,12 @@ def comparison(tiny: MakeTiny, tmp_path_factory: pytest.TempPathFactory) -> Comp
     return msgspec.structs.replace(COMPARISON, settings=settings, profiled_between=True)
 
 
+@pytest.fixture(autouse=True)
+def cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For an instance and one beside it."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
+
+
 @pytest.fixture(scope="module")
 def base(comparison: Comparison) -> Profile:
     """What its instances took: half a second is no pass of theirs."""
@@ -54,6 +74,7 @@ def base(comparison: Comparison) -> Profile:
         found,
         saturation_tokens=77,
         look_s=0.5,
+        contention=CONTENTION,
         step_s=tuple((batch, context, 0.5) for batch, context, _ in found.step_s),
     )
     write_profile(cache_file(comparison), slow)
@@ -86,18 +107,21 @@ def test_passes_are_taken_in_parts_and_simulated_ones_take_their_times(
     assert cases[PARTS:] == cases[:4], "in turn"
     assert set().union(*cases[:PARTS]) == {*cases_of(base)}
     assert sum(map(len, cases[:PARTS])) == len(cases_of(base)), "each once"
-    assert all(part.looks_s and min(part.looks_s) > 0 for part in kept)
 
     between = read_between(comparison, [SPLIT], tmp_path)
-    assert between["split"].paces.keys() == {RUN, AGAIN}
+    assert between["split"].minutes.keys() == {RUN, AGAIN}
     found = read_profile(between["split"].profile)
     assert found is not None
     assert cases_of(found) == cases_of(base)
     assert found.saturation_tokens == 77
     assert 0 < max(seconds for *_, seconds in found.step_s) < 0.5
     assert found.step_time.samples > len(found.step_s)
-    assert found.look_s is not None
-    assert found.look_s < 0.5
+    assert found.look_s == 0.5
+    crowded = [[*part.crowded] for part in kept]
+    assert all(crowded)
+    assert found.contention == contentions_of([*chain.from_iterable(crowded)]) != CONTENTION
+    near = contentions_of([*chain.from_iterable(crowded[-3:])])
+    assert between["split"].minutes[AGAIN].contention == near, "of the parts near it"
 
     slow, fast = (
         measure(Simulation(comparison, known).simulate(SPLIT, ALONE, 0.5, 0, Overhead()), None).tpot
@@ -112,12 +136,15 @@ def test_passes_are_taken_in_parts_and_simulated_ones_take_their_times(
 def test_a_run_s_pace_is_that_of_the_parts_near_it_and_not_of_a_burst() -> None:
     def part(seconds: float, before: RunKey | None) -> TakenPart:
         passes = (PassTime(((0, 64),), 0, 0, seconds), PassTime((), 4, 128, 2 * seconds))
-        return TakenPart(fingerprint="", configuration="split", before=before, passes=passes, looks_s=(0.1,))
+        return TakenPart(fingerprint="", configuration="split", before=before, passes=passes)
 
-    times = {(((0, 64),), 0, 0): [0.9, 1.0, 1.1], ((), 4, 128): [2.0]}
+    def paces(parts: list[TakenPart]) -> dict[RunKey, float]:
+        times = {(((0, 64),), 0, 0): [0.9, 1.0, 1.1], ((), 4, 128): [2.0]}
+        return {run: each.pace for run, each in _minutes(parts, times).items()}
+
     seen = [part(1.0, None), part(1.1, RUN), part(9.0, AGAIN), part(1.3, None)]
-    assert _paces(seen, times) == {RUN: pytest.approx(1.2), AGAIN: pytest.approx(1.3)}
-    assert _paces([part(1.0, RUN), part(1.5, RUN)], times) == {RUN: pytest.approx(1.25)}
+    assert paces(seen) == {RUN: pytest.approx(1.2), AGAIN: pytest.approx(1.3)}
+    assert paces([part(1.0, RUN), part(1.5, RUN)]) == {RUN: pytest.approx(1.25)}
 
 
 def test_simulated_runs_take_the_pace_between_them_and_not_that_of_looks(
@@ -126,14 +153,27 @@ def test_simulated_runs_take_the_pace_between_them_and_not_that_of_looks(
     with passes_between(comparison, SPLIT, tmp_path) as take:
         take(RUN)
     between = read_between(comparison, [SPLIT], tmp_path)
-    paced = {"split": between["split"]._replace(paces={RUN: 2.0})}
+    paced = {"split": between["split"]._replace(minutes={RUN: Minutes(2.0, None)})}
     record = live(ALONE, TRUE)
     assert record.key == RUN
     longer, as_taken = (
         Simulation(comparison, known).pairs([msgspec.structs.replace(record, looks_s=(9.0,))])[1][0].pace
-        for known in (paced, {"split": between["split"]._replace(paces={})})
+        for known in (paced, {"split": between["split"]._replace(minutes={})})
     )
     assert (longer, as_taken) == (2.0, 1.0)
+
+
+def test_simulated_passes_take_longer_beside_one_another_by_the_profile(
+    comparison: Comparison, base: Profile, tmp_path: Path
+) -> None:
+    host = HostConfig(cores=2, pass_s=0.001)
+    found = simulated_of(comparison, SPLIT, Overhead(host=host, pace=2.0)).host
+    costs = {"beside_chunk_s": 0.002, "beside_step_s": 0.004}
+    shares = {"beside_chunk_share": 0.01, "beside_step_share": 0.03}
+    assert found == msgspec.structs.replace(host, **costs, **shares)
+    path = tmp_path / "unknown.json"
+    write_profile(path, msgspec.structs.replace(base, contention=None))
+    assert simulated_of(comparison, SPLIT, Overhead(host=host), path).host == host
 
 
 def test_a_folder_that_began_with_one_profile_goes_on_with_no_other(

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from common.errors import ConfigError
+from common.messages import Phase
 from prefill.events import ChunkSlice
 from services.simulator.clock import Clock
 from services.simulator.cluster import Cluster
@@ -17,6 +18,7 @@ from services.simulator.network import Network
 from services.simulator.performance.linear import LinearPerformance
 from tests.services.simulator.meshes import PERFORMANCE, mesh, pool, run
 
+PHASES: tuple[Phase, ...] = ("decode", "prefill", "decode")
 PREFILL_S = 0.01 + 100e-4
 """Of a prompt of 100 tokens."""
 
@@ -204,6 +206,61 @@ def test_who_wants_less_than_the_others_get_gets_it_all() -> None:
     assert (host.pace(), host.is_full) == (1.0, False)
 
 
+CONTENTION = {
+    "beside_chunk_s": 0.002,
+    "beside_chunk_share": 0.1,
+    "beside_step_s": 0.004,
+    "beside_step_share": 0.2,
+}
+
+
+@pytest.mark.parametrize(("cores", "level"), [(2, 1.0), (1, 0.5)])
+def test_a_pass_takes_longer_by_what_another_computes_as_much_of_the_time_as_it_does(
+    cores: int, level: float
+) -> None:
+    host = Host(HostConfig(cores=cores, **CONTENTION))
+    one, other = Worker(), Worker()
+    host.want(one, Wanted(1.0), phase="decode")
+    assert host.pace_of(one, 0.02) == 1.0, "alone"
+    host.want(other, Wanted(1.0), phase="prefill")
+    assert host.pace_of(one, 0.02) == pytest.approx(level / (1 + level * (0.1 + 0.002 / 0.02)))
+    assert host.pace_of(other, 0.05) == pytest.approx(level / (1 + level * (0.2 + 0.004 / 0.05)))
+    assert one.changes == 1
+    host.want(other, Wanted(1.0), phase="decode")
+    assert host.pace_of(one, 0.02) == pytest.approx(level / (1 + level * (0.2 + 0.004 / 0.02)))
+    assert one.changes == 2
+    host.want(other, Wanted(1.0), phase="decode")
+    assert one.changes == 2, "it is as it was"
+    host.want(other)
+    assert (one.changes, other.changes) == (3, 0)
+    assert host.pace_of(one, 0.02) == 1.0
+
+
+def test_several_neighbours_make_a_pass_longer_by_what_each_does() -> None:
+    host = Host(HostConfig(cores=4, **CONTENTION))
+    workers = [Worker() for _ in range(3)]
+    for worker, phase in zip(workers, PHASES, strict=True):
+        host.want(worker, Wanted(1.0), phase=phase)
+    first, chunk = (host.contention_of(workers[index]) for index in (0, 1))
+    assert (first.pass_s, first.share) == pytest.approx((0.006, 0.3))
+    assert (chunk.pass_s, chunk.share) == pytest.approx((0.008, 0.4))
+
+
+def test_a_prompt_and_a_stream_beside_it_take_each_other_s_time() -> None:
+    steps = {**PERFORMANCE, "step_s": 0.01, "per_sequence_s": 0.0, "per_context_token_s": 0.0}
+    pools = pool("prefill"), pool("decode", performance=steps)
+
+    def ended_s(*others: tuple[float, int, int]) -> tuple[float, list[float]]:
+        cluster = run(mesh(*pools, host={"cores": 2} | CONTENTION), (0.0, 100, 100), *others)
+        return cluster.records.end_s[0], first_tokens_s(cluster)
+
+    alone_s, _ = ended_s()
+    beside_s, [_, prompt_s] = ended_s((0.5, 100, 1))
+    assert prompt_s == pytest.approx(1.2 * PREFILL_S + 0.004)
+    lost = 1 - 1 / (1 + 0.1 + 0.002 / 0.01)
+    assert beside_s - alone_s == pytest.approx(lost * prompt_s)
+
+
 def over_a_worker(**sections: Any) -> Simulated:
     """A mesh whose steps take 8 ms on the model replica and 1 ms for 10 tokens on an attention worker."""
     steps = {**PERFORMANCE, "step_s": 0.008, "per_sequence_s": 0.0, "per_context_token_s": 1e-4}
@@ -249,6 +306,18 @@ def test_beside_a_prompt_a_worker_computes_as_fast_as_it_does_alone_while_that_i
     assert lost == pytest.approx(1 - (slice_s + attention_s) / slowed_s, rel=0.1)
 
 
+def test_a_chunk_makes_slices_and_attention_longer_and_steps_the_chunk() -> None:
+    slice_s, attention_s, context = 0.008, 1e-4 * 60, 60
+    mesh = over_a_worker(host={"cores": 3} | CONTENTION)
+    records = run(mesh, (0.0, context, 200), (0.05, 100, 1)).records
+    alone = run(mesh, (0.0, context, 200)).records
+    prompt_s = records.first_token_s[1] - records.arrival_s[1]
+    assert prompt_s == pytest.approx(1.2 * PREFILL_S + 0.004)
+    slowed_s = 1.1 * (slice_s + attention_s) + 0.002
+    lost = (records.end_s[0] - alone.end_s[0]) / prompt_s
+    assert lost == pytest.approx(1 - (slice_s + attention_s) / slowed_s, rel=0.1)
+
+
 @pytest.mark.parametrize(("cores", "more_s"), [(1, 49 * 4 * 0.001), (2, 0.0)])
 def test_layers_wait_for_cores_while_more_are_wanted_than_there_are(cores: int, more_s: float) -> None:
     def gap_s(**host: float) -> float:
@@ -282,6 +351,7 @@ def test_messages_wait_while_no_core_is_idle_and_never_overtake_one_another() ->
         ({"cores": 2, "prompt_token_s": -1.0}, "host.prompt_token_s"),
         ({"cores": 2, "exchange_s": -0.1}, "host.exchange_s"),
         ({"cores": 2, "wake_s": float("inf")}, "host.wake_s"),
+        ({"cores": 2, "beside_step_share": -0.1}, "host.beside_step_share"),
         ({"cores": 2, "threads": 1}, "host"),
     ],
 )

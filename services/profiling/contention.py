@@ -1,0 +1,195 @@
+"""How much longer passes take while another process computes some on another core: cores have one memory
+between them, and steps of few rows read weights as fast as it gives them.
+
+Taken in turns with the same passes alone, as a shared machine is faster in some minutes than in others. A
+process that only computed, in its registers, made no pass longer, one that decoded made them 4 to 19 %
+longer, one that computed chunks 1 to 4 %: the fewer rows the more, which is why there is a part that is the
+same of all passes (measured on a Zen 5).
+"""
+
+import asyncio
+import multiprocessing
+import os
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from scipy.optimize import nnls
+
+from common.config import Config
+from common.errors import ServiceError
+from common.profile import Contention, Contentions
+from services.hosts.engines import load_engine
+from services.profiling.pass_watch import PassWatch
+from services.profiling.passes import Case, Shared, as_chunk, as_step
+
+CASES = (
+    *map(as_chunk, ((0, 16), (0, 64), (0, 128), (0, 256), (256, 256))),
+    *map(as_step, ((1, 128), (4, 128), (8, 256), (16, 256), (32, 256), (64, 128))),
+    (((0, 64),), 4, 128),
+)
+"""That are made longer, where there is room for them."""
+NEIGHBOURS: Mapping[bytes, tuple[Shared, ...]] = {
+    b"chunks": tuple(map(as_chunk, ((0, 256), (0, 128), (0, 64)))),
+    b"steps": tuple(map(as_step, ((4, 128), (16, 256), (32, 256), (8, 512)))),
+}
+"""What the other process computes, again and again."""
+REST, END = b"rest", b"end"
+READY_S, JOIN_S = 300.0, 10.0
+
+
+Times = tuple[float, float, float]
+"""Seconds: alone, beside chunks, beside steps."""
+
+
+class CrowdedPass(msgspec.Struct, frozen=True, array_like=True):
+    """What one took, once each."""
+
+    chunks: tuple[Case, ...]
+    batch: int
+    context: int
+    alone_s: float
+    beside_chunks_s: float
+    beside_steps_s: float
+
+
+class NeighbourLost(ServiceError):
+    """The other process has ended, or says nothing."""
+
+
+class Neighbour:
+    """Another process with an engine of its own, that computes what it is told to."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def tell(self, what: bytes) -> None:
+        """Returns once it does. Raises NeighbourLost."""
+        try:
+            self._connection.send_bytes(what)
+            if self._connection.poll(READY_S) and self._connection.recv_bytes() == what:
+                return
+        except (EOFError, OSError) as exc:
+            raise NeighbourLost("the process that computes beside this one ended") from exc
+        raise NeighbourLost(f"the process that computes beside this one says nothing for {READY_S:g} s")
+
+
+def has_neighbours(config: Config) -> bool:
+    """Whether instances with these settings compute beside one another here, each on cores of its own: those
+    that are not given theirs share all of them, and accelerators have memory of their own."""
+    threads = config.model.threads
+    is_here = config.instance.engine == "model" and config.model.device == "cpu"
+    return is_here and threads is not None and 2 * threads <= len(os.sched_getaffinity(0))
+
+
+class Crowd:
+    """An engine's passes, alone and beside ``neighbour``'s."""
+
+    def __init__(self, watch: PassWatch, neighbour: Neighbour) -> None:
+        self._watch = watch
+        self._neighbour = neighbour
+        self._cases: list[Shared] = []
+
+    async def warm_up(self) -> bool:
+        """First passes touch memory. Whether the pool has room for any."""
+        self._cases = [case for case in CASES if await self._watch.first(case) is not None]
+        return bool(self._cases)
+
+    async def take(self) -> list[CrowdedPass]:
+        """Each once alone and once beside either. Raises NeighbourLost."""
+        alone_s, *beside_s = [await self._times(what) for what in (REST, *NEIGHBOURS)]
+        await asyncio.to_thread(self._neighbour.tell, REST)
+        times = zip(self._cases, alone_s, *beside_s, strict=True)
+        return [CrowdedPass(*case, *taken_s) for case, *taken_s in times]
+
+    async def _times(self, what: bytes) -> list[float]:
+        await asyncio.to_thread(self._neighbour.tell, what)
+        # One finds a core that slept.
+        await self._watch.time(self._cases[0])
+        return [await self._watch.time(case) for case in self._cases]
+
+
+async def measure_contention(
+    watch: PassWatch, config: Config, directory: Path, rounds: int, progress: Callable[[int], None]
+) -> Contentions | None:
+    """None where the pool has room for none of the passes. ``progress``: of rounds that are done. Raises
+    NeighbourLost."""
+    taken: list[CrowdedPass] = []
+    with neighbour_of(config, directory) as neighbour:
+        crowd = Crowd(watch, neighbour)
+        if not await crowd.warm_up():
+            return None
+        for done in range(rounds):
+            taken += await crowd.take()
+            progress(done + 1)
+    return contentions_of(taken)
+
+
+def contentions_of(taken: Sequence[CrowdedPass]) -> Contentions:
+    """By the median of each pass, whenever it was taken."""
+    times: dict[Shared, list[Times]] = defaultdict(list)
+    for each in taken:
+        times[each.chunks, each.batch, each.context].append(
+            (each.alone_s, each.beside_chunks_s, each.beside_steps_s)
+        )
+    medians = [tuple(map(statistics.median, zip(*each, strict=True))) for each in times.values()]
+    return Contentions(
+        chunk=contention_of([(alone_s, chunks_s) for alone_s, chunks_s, _ in medians]),
+        step=contention_of([(alone_s, steps_s) for alone_s, _, steps_s in medians]),
+    )
+
+
+def contention_of(passes: Sequence[tuple[float, float]]) -> Contention:
+    """Of seconds that passes took (alone, beside another): by least squares of how many times as long, with
+    nothing under 0."""
+    rows = np.array([(1.0 / alone_s, 1.0) for alone_s, _ in passes])
+    more = np.array([beside_s / alone_s - 1.0 for alone_s, beside_s in passes])
+    (pass_s, share), _ = nnls(rows, more)
+    return Contention(float(pass_s), float(share))
+
+
+@contextmanager
+def neighbour_of(config: Config, directory: Path) -> Iterator[Neighbour]:
+    """It has ended when this does."""
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    process = context.Process(target=compute_beside, args=(config, directory, there), daemon=True)
+    process.start()
+    there.close()
+    try:
+        yield Neighbour(here)
+    finally:
+        with suppress(OSError):
+            here.send_bytes(END)
+        here.close()
+        process.join(JOIN_S)
+        if process.is_alive():
+            process.kill()
+            process.join()
+
+
+def compute_beside(config: Config, directory: Path, connection: Connection) -> None:
+    """Runs until it is told to end, or nobody is there who could tell it."""
+    with suppress(EOFError, OSError, KeyboardInterrupt):
+        asyncio.run(_compute(config, directory, connection))
+
+
+async def _compute(config: Config, directory: Path, connection: Connection) -> None:
+    engine = await load_engine(config, directory)
+    watch = PassWatch(engine, time.perf_counter)
+    try:
+        while (what := connection.recv_bytes()) != END:
+            # First passes touch memory.
+            cases = [case for case in NEIGHBOURS.get(what, ()) if await watch.first(case) is not None]
+            connection.send_bytes(what)
+            while cases and not connection.poll():
+                for case in cases:
+                    await watch.time(case)
+    finally:
+        engine.thread.close()

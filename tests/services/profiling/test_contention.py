@@ -1,0 +1,168 @@
+"""How much longer passes take beside another process's: a real one, of a small model."""
+
+import asyncio
+import multiprocessing
+import os
+import signal
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from common.config import Config, InstanceConfig, ModelConfig
+from services.hosts.engines import load_engine
+from services.profiling import contention
+from services.profiling.contention import (
+    NEIGHBOURS,
+    REST,
+    Neighbour,
+    NeighbourLost,
+    contention_of,
+    has_neighbours,
+    measure_contention,
+    neighbour_of,
+)
+from services.profiling.pass_watch import PassWatch
+from services.profiling.profiler import measure_profile
+from tests.common.model.conftest import MakeTiny
+
+ENDS_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def config(tiny: MakeTiny, tmp_path_factory: pytest.TempPathFactory) -> Config:
+    model = ModelConfig(
+        directory=tiny("llama").directory,
+        cache_directory=tmp_path_factory.mktemp("cache"),
+        dtype="fp32",
+        kernels="torch",
+        threads=1,
+    )
+    return Config(model=model, instance=InstanceConfig(kv_bytes=8 << 20, block_size=16, role="decode"))
+
+
+def directory_of(config: Config) -> Path:
+    assert config.model.directory is not None
+    return config.model.directory
+
+
+def with_cores(monkeypatch: pytest.MonkeyPatch, cores: int) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)))
+
+
+def test_what_is_the_same_of_all_passes_and_what_grows_with_them_are_told_apart() -> None:
+    found = contention_of([(alone_s, 1.04 * alone_s + 0.002) for alone_s in (0.013, 0.03, 0.2)])
+    assert (found.pass_s, found.share) == pytest.approx((0.002, 0.04))
+    # What came out shorter takes no time from the others.
+    found = contention_of([(0.02, 0.0198), (0.1, 0.097)])
+    assert (found.pass_s, found.share) == (0.0, 0.0)
+    found = contention_of([(0.01, 0.012), (0.1, 0.1005)])
+    assert found.pass_s == pytest.approx(0.002, rel=0.05)
+    assert found.share == 0.0
+
+
+@pytest.mark.parametrize(
+    ("cores", "threads", "engine", "device", "expected"),
+    [
+        (2, 1, "model", "cpu", True),
+        (1, 1, "model", "cpu", False),
+        (4, 2, "model", "cpu", True),
+        (2, 2, "model", "cpu", False),
+        (2, None, "model", "cpu", False),
+        (2, 1, "emulated", "cpu", False),
+        (2, 1, "model", "cuda", False),
+    ],
+)
+def test_there_are_neighbours_where_another_instance_has_cores_of_its_own(
+    config: Config,
+    monkeypatch: pytest.MonkeyPatch,
+    cores: int,
+    threads: int | None,
+    engine: str,
+    device: str,
+    expected: bool,
+) -> None:
+    with_cores(monkeypatch, cores)
+    model = msgspec.structs.replace(config.model, threads=threads, device=device)
+    instance = msgspec.structs.replace(config.instance, engine=engine)
+    assert has_neighbours(Config(model=model, instance=instance)) is expected
+
+
+def test_a_profile_says_what_passes_take_beside_a_process_that_has_ended_then(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_cores(monkeypatch, 2)
+    seen: list[tuple[int, int]] = []
+    found = asyncio.run(
+        measure_profile(config, directory_of(config), 2, lambda done, of: seen.append((done, of)))
+    )
+    assert seen == [(done, 4) for done in range(5)]
+    assert found.contention is not None
+    for each in (found.contention.chunk, found.contention.step):
+        assert 0 <= each.pass_s < 1
+        assert 0 <= each.share < 100
+    assert not multiprocessing.active_children()
+
+
+def test_passes_are_timed_while_the_other_process_does_what_it_was_told(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a clock that says a pass took as long as the other process lets it."""
+    told: list[bytes] = []
+    tell = Neighbour.tell
+
+    def tell_and_note(neighbour: Neighbour, what: bytes) -> None:
+        tell(neighbour, what)
+        told.append(what)
+
+    monkeypatch.setattr(Neighbour, "tell", tell_and_note)
+    times = {b"rest": 0.02, b"chunks": 0.021, b"steps": 0.024}
+    now_s = 0.0
+
+    def clock() -> float:
+        nonlocal now_s
+        now_s += times[told[-1]] / 2 if told else 0.01
+        return now_s
+
+    async def measured() -> tuple[float, float]:
+        directory = directory_of(config)
+        engine = await load_engine(config, directory)
+        try:
+            watch = PassWatch(engine, clock)
+            found = await measure_contention(watch, config, directory, 2, lambda done: None)
+        finally:
+            engine.thread.close()
+        assert found is not None
+        chunk, step = found.chunk, found.step
+        return chunk.share + chunk.pass_s / 0.01, step.share + step.pass_s / 0.01
+
+    assert asyncio.run(measured()) == pytest.approx((0.05, 0.2))
+    assert told == 2 * [REST, *NEIGHBOURS, REST]
+
+
+def test_a_process_that_was_lost_is_an_error_and_not_waited_for(config: Config) -> None:
+    with neighbour_of(config, directory_of(config)) as neighbour:
+        neighbour.tell(b"steps")
+        [process] = multiprocessing.active_children()
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGKILL)
+        with pytest.raises(NeighbourLost, match="ended"):
+            neighbour.tell(b"rest")
+    assert not multiprocessing.active_children()
+
+
+def test_a_process_ends_with_the_one_that_began_it(config: Config) -> None:
+    """However that ended: nothing tells it to."""
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    process = context.Process(
+        target=contention.compute_beside, args=(config, directory_of(config), there), daemon=True
+    )
+    process.start()
+    there.close()
+    Neighbour(here).tell(b"chunks")
+    here.close()
+    began_s = time.monotonic()
+    process.join(ENDS_S)
+    assert process.exitcode == 0, f"it computes on after {time.monotonic() - began_s:.0f} s"
