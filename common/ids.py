@@ -53,7 +53,8 @@ def sequence_key(request_id: RequestId) -> int:
 
 def counted_order(name: str) -> tuple[tuple[str, int], ...]:
     """To sort by: as people count, ``decode-2`` before ``decode-10``."""
-    return tuple((text, int(number or 0)) for text, number in COUNTED.findall(name))
+    counted = ((text, int(number or 0)) for text, number in COUNTED.findall(name))
+    return (*counted, (name, 0))
 
 
 def is_valid_id(text: str) -> bool:

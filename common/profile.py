@@ -61,7 +61,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     of each such case predicted by the others. ``hand_over`` None: not measured. ``look_s``: what some
     layers in this ``dtype`` took between them, on the processor (``services.profiling.probe``). ``dtype``
     is what was computed in; a weight that steps read has ``weight_bytes``, None: those of ``dtype``.
-    ``contention`` None: not measured, as on accelerators, and where an instance has all cores for itself.
+    ``contention`` None: not measured, as on accelerators, and where instances have no cores of their own.
     """
 
     model: str

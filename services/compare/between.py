@@ -2,7 +2,8 @@
 in others, and a profile says what runs took where both found the same ones.
 
 They are taken in ``PARTS``: all of them at first, then one before each run, and one after the last. Each is
-kept as it comes. The comparing process has the model and a pool for it meanwhile.
+kept as it comes. The comparing process has the model and a pool for it meanwhile, and so has the one that
+computes beside it.
 
 Parts near a run say at what pace the machine was then, too, and how much longer passes take beside another
 process's, which is another thing every few minutes (``services.profiling.contention``). Looks during a run
@@ -32,10 +33,10 @@ from services.compare.simulated_mesh import UNREAD, profile_of_instances
 from services.hosts.engines import Engine, load_engine
 from services.model_directory import model_directory
 from services.profiling.contention import (
-    Crowd,
-    CrowdedPass,
+    ContendedPass,
+    ContentionWatch,
     Neighbour,
-    contentions_of,
+    fit_contentions,
     has_neighbours,
     neighbour_of,
 )
@@ -48,7 +49,7 @@ PASSES_FILE, PROFILES = "passes.jsonl", "profiles"
 PARTS = 7
 """Each takes a processor a few seconds."""
 NEAR = 2
-"""So many parts before a run, and after it, say at what pace it was: one may have met a neighbour's burst."""
+"""So many parts before a run, and after it, say at what pace it was: one may have met somebody's burst."""
 
 
 class TakenPart(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,7 +61,7 @@ class TakenPart(msgspec.Struct, frozen=True, kw_only=True):
     configuration: str
     before: RunKey | None
     passes: tuple[PassTime, ...]
-    crowded: tuple[CrowdedPass, ...] = ()
+    contended: tuple[ContendedPass, ...] = ()
 
 
 class Minutes(NamedTuple):
@@ -85,7 +86,7 @@ def passes_between(
 ) -> Iterator[Callable[[RunKey | None], None]]:
     """Who calls it takes a part, and says before which run; it does nothing where the comparison wants none,
     or no model computes. Raises as ``check_profiled``, ConfigError where the pool has no room for all, and
-    NeighbourLost, as that does."""
+    NeighbourLost; so does a part."""
     profile = check_profiled(comparison, candidate, output)
     if profile is None:
         yield lambda before: None
@@ -100,7 +101,7 @@ def passes_between(
         engine = runner.run(load_engine(config, directory))
         stack.callback(engine.thread.close)
         neighbour = None
-        if has_neighbours(config):
+        if comparison.costs and has_neighbours(config):
             neighbour = stack.enter_context(neighbour_of(config, directory))
         passes = _Passes(engine, profile, neighbour)
         if not runner.run(passes.warm_up()):
@@ -114,7 +115,7 @@ def passes_between(
                 configuration=candidate.name,
                 before=before,
                 passes=runner.run(passes.take(number % PARTS)),
-                crowded=runner.run(passes.take_crowded()),
+                contended=runner.run(passes.take_contended()),
             )
             keep(output / PASSES_FILE, part)
             number += 1
@@ -144,13 +145,15 @@ class _Passes:
     def __init__(self, engine: Engine, profile: Profile, neighbour: Neighbour | None) -> None:
         self._watch = PassWatch(engine, time.perf_counter)
         self._cases = cases_of(profile)
-        self._crowd = None if neighbour is None else Crowd(self._watch, neighbour)
+        self._contention = None
+        if neighbour is not None:
+            self._contention = ContentionWatch(PassWatch(engine, time.thread_time), neighbour)
 
     async def warm_up(self) -> bool:
         """First passes touch memory. Whether there is room for all."""
         found = [await self._watch.first(case) is not None for case in self._cases]
-        if self._crowd is not None and not await self._crowd.warm_up():
-            self._crowd = None
+        if self._contention is not None and not await self._contention.warm_up():
+            self._contention = None
         return all(found)
 
     async def take(self, part: int) -> tuple[PassTime, ...]:
@@ -159,8 +162,8 @@ class _Passes:
         await self._watch.time(cases[0])
         return tuple([PassTime(*case, await self._watch.time(case)) for case in cases])
 
-    async def take_crowded(self) -> tuple[CrowdedPass, ...]:
-        return () if self._crowd is None else tuple(await self._crowd.take())
+    async def take_contended(self) -> tuple[ContendedPass, ...]:
+        return () if self._contention is None else tuple(await self._contention.take())
 
 
 def read_between(comparison: Comparison, candidates: Iterable[Candidate], output: Path) -> dict[str, Between]:
@@ -182,7 +185,8 @@ def read_between(comparison: Comparison, candidates: Iterable[Candidate], output
         times = {case: taken[case] for case in cases_of(base)}
         path = _base_file(output, candidate).with_name(f"{candidate.name}-between.json")
         again = retimed(base, Measured(times, ()))
-        write_profile(path, msgspec.structs.replace(again, contention=_contention_of(parts)))
+        contention = _contention_in(parts) or base.contention
+        write_profile(path, msgspec.structs.replace(again, contention=contention))
         found[candidate.name] = Between(path, _minutes(parts, times))
     return found
 
@@ -200,13 +204,13 @@ def _minutes(parts: Sequence[TakenPart], times: Mapping[Shared, Sequence[float]]
     for number, part in enumerate(parts):
         if part.before is not None:
             near = slice(max(0, number + 1 - NEAR), number + 1 + NEAR)
-            found[part.before] = Minutes(statistics.median(paces[near]), _contention_of(parts[near]))
+            found[part.before] = Minutes(statistics.median(paces[near]), _contention_in(parts[near]))
     return found
 
 
-def _contention_of(parts: Sequence[TakenPart]) -> Contentions | None:
-    taken = [*chain.from_iterable(part.crowded for part in parts)]
-    return contentions_of(taken) if taken else None
+def _contention_in(parts: Sequence[TakenPart]) -> Contentions | None:
+    taken = [*chain.from_iterable(part.contended for part in parts)]
+    return fit_contentions(taken) if taken else None
 
 
 def _is_wanted(comparison: Comparison, config: Config) -> bool:

@@ -66,8 +66,8 @@ def run_comparison(
 ) -> list[RunRecord]:
     """Runs of ``comparison`` what ``chosen`` names and ``output`` does not hold yet; all that it then holds.
 
-    No turn begins that would probably end after ``limit_s``. ConfigError, LauncherError and BenchError end
-    it; every mesh has ended when it returns.
+    No turn begins that would probably end after ``limit_s``. ConfigError, LauncherError, BenchError
+    and NeighbourLost end it; every mesh has ended when it returns.
     """
     ends_s = float("inf") if limit_s is None else time.monotonic() + limit_s
     records = read_kept(output / RUNS_FILE, RunRecord, comparison)

@@ -82,9 +82,10 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """Of a comparison's meshes. How long the model's passes take is from the profile that the instances took,
-    too (``lamella profile``), at the pace that the machine had in each run by looks (``pace_of``); or, by
-    configuration, as they were taken ``between`` runs. How long emulated ones take is from their settings."""
+    """Of a comparison's meshes. How long the model's passes take, alone and beside one another, is from the
+    profile that the instances took, too (``lamella profile``), at the pace that the machine had in each run
+    by looks (``pace_of``); or, by configuration, as they were taken ``between`` runs. How long emulated ones
+    take is from their settings."""
 
     comparison: Comparison
     between: Mapping[str, Between] = field(default_factory=dict)

@@ -90,15 +90,17 @@ def _contention(config: Config, overhead: Overhead, path: Path | None) -> dict[s
     """What of ``[host]`` is known of passes beside one another's."""
     if config.instance.engine != "model":
         return {}
-    found = overhead.contention
+    found, pace = overhead.contention, 1.0
     if found is None:
-        found = read_machine_profile(profile_of_instances(config) if path is None else path).contention
+        # That of its own minutes is at their pace.
+        path = profile_of_instances(config) if path is None else path
+        found, pace = read_machine_profile(path).contention, overhead.pace
     if found is None:
         return {}
     return {
-        "beside_chunk_s": overhead.pace * found.chunk.pass_s,
+        "beside_chunk_s": pace * found.chunk.pass_s,
         "beside_chunk_share": found.chunk.share,
-        "beside_step_s": overhead.pace * found.step.pass_s,
+        "beside_step_s": pace * found.step.pass_s,
         "beside_step_share": found.step.share,
     }
 

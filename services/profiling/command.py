@@ -101,6 +101,7 @@ def _profile_passes(settings: "Config", rounds: int, hand_overs: bool) -> None:
                 directory,
                 rounds,
                 lambda done, of: bar.update(task, completed=done, total=of),
+                tell=messages.print,
             )
         )
     path = profile_path(given, directory, precision_of(given).compute, accelerator_name(given.device))
@@ -169,7 +170,8 @@ def _contention_text(found: "Contentions | None") -> str:
         return ""
     named = (("chunks", found.chunk), ("steps", found.step))
     return "".join(
-        f"beside another's {name}: passes {1e3 * each.pass_s:.2f} ms and {each.share:.1%} longer\n"
+        f"while another process computes {name}, a pass takes {1e3 * each.pass_s:.2f} ms"
+        f" and {each.share:.1%} of its time longer\n"
         for name, each in named
     )
 

@@ -4,7 +4,8 @@ between them, and steps of few rows read weights as fast as it gives them.
 Taken in turns with the same passes alone, as a shared machine is faster in some minutes than in others. A
 process that only computed, in its registers, made no pass longer, one that decoded made them 4 to 19 %
 longer, one that computed chunks 1 to 4 %: the fewer rows the more, which is why there is a part that is the
-same of all passes (measured on a Zen 5).
+same of all passes (measured on a Zen 5). It is processor time: who keeps whom from a core is another thing,
+and beside two busy cores whatever else a machine does keeps somebody from one.
 """
 
 import asyncio
@@ -23,7 +24,7 @@ import numpy as np
 from scipy.optimize import nnls
 
 from common.config import Config
-from common.errors import ServiceError
+from common.errors import LamellaError, ServiceError
 from common.profile import Contention, Contentions
 from services.hosts.engines import load_engine
 from services.profiling.pass_watch import PassWatch
@@ -39,16 +40,16 @@ NEIGHBOURS: Mapping[bytes, tuple[Shared, ...]] = {
     b"chunks": tuple(map(as_chunk, ((0, 256), (0, 128), (0, 64)))),
     b"steps": tuple(map(as_step, ((4, 128), (16, 256), (32, 256), (8, 512)))),
 }
-"""What the other process computes, again and again."""
+"""What the other process computes, again and again: those for which there is room."""
 REST, END = b"rest", b"end"
+DONE, NO_ROOM, FAILED = b"done", b"no room", b"failed"
+"""Its answers; the last is followed by why."""
 READY_S, JOIN_S = 300.0, 10.0
-
-
 Times = tuple[float, float, float]
 """Seconds: alone, beside chunks, beside steps."""
 
 
-class CrowdedPass(msgspec.Struct, frozen=True, array_like=True):
+class ContendedPass(msgspec.Struct, frozen=True, array_like=True):
     """What one took, once each."""
 
     chunks: tuple[Case, ...]
@@ -60,7 +61,7 @@ class CrowdedPass(msgspec.Struct, frozen=True, array_like=True):
 
 
 class NeighbourLost(ServiceError):
-    """The other process has ended, or says nothing."""
+    """The process that was to compute beside this one has failed, ended, or says nothing."""
 
 
 class Neighbour:
@@ -69,15 +70,48 @@ class Neighbour:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    def tell(self, what: bytes) -> None:
-        """Returns once it does. Raises NeighbourLost."""
+    def tell(self, what: bytes) -> bool:
+        """Returns once it does; False where it has room for none of that, and rests. Raises NeighbourLost."""
         try:
             self._connection.send_bytes(what)
-            if self._connection.poll(READY_S) and self._connection.recv_bytes() == what:
-                return
+            if not self._connection.poll(READY_S):
+                raise NeighbourLost(f"a process that computes beside this one said nothing for {READY_S:g} s")
+            answer = self._connection.recv_bytes()
         except (EOFError, OSError) as exc:
-            raise NeighbourLost("the process that computes beside this one ended") from exc
-        raise NeighbourLost(f"the process that computes beside this one says nothing for {READY_S:g} s")
+            raise NeighbourLost("a process that computes beside this one ended") from exc
+        if answer.startswith(FAILED):
+            reason = answer.removeprefix(FAILED).decode()
+            raise NeighbourLost(f"a process that computes beside this one failed: {reason}")
+        return answer == DONE
+
+
+class ContentionWatch:
+    """Times passes of an engine alone and beside ``neighbour``'s."""
+
+    def __init__(self, watch: PassWatch, neighbour: Neighbour) -> None:
+        self._watch = watch
+        self._neighbour = neighbour
+        self._cases: list[Shared] = []
+
+    async def warm_up(self) -> bool:
+        """First passes touch memory. Whether both have room for any, and the other process is at rest. Raises
+        NeighbourLost."""
+        has_room = [await asyncio.to_thread(self._neighbour.tell, what) for what in (*NEIGHBOURS, REST)]
+        self._cases = [case for case in CASES if await self._watch.first(case) is not None]
+        return all(has_room) and bool(self._cases)
+
+    async def take(self) -> list[ContendedPass]:
+        """Each once alone and once beside either. Raises NeighbourLost."""
+        alone_s, *beside_s = [await self._times(what) for what in (REST, *NEIGHBOURS)]
+        await asyncio.to_thread(self._neighbour.tell, REST)
+        times = zip(self._cases, alone_s, *beside_s, strict=True)
+        return [ContendedPass(*case, *taken_s) for case, *taken_s in times]
+
+    async def _times(self, what: bytes) -> list[float]:
+        await asyncio.to_thread(self._neighbour.tell, what)
+        # One finds a core that slept.
+        await self._watch.time(self._cases[0])
+        return [await self._watch.time(case) for case in self._cases]
 
 
 def has_neighbours(config: Config) -> bool:
@@ -88,64 +122,36 @@ def has_neighbours(config: Config) -> bool:
     return is_here and threads is not None and 2 * threads <= len(os.sched_getaffinity(0))
 
 
-class Crowd:
-    """An engine's passes, alone and beside ``neighbour``'s."""
-
-    def __init__(self, watch: PassWatch, neighbour: Neighbour) -> None:
-        self._watch = watch
-        self._neighbour = neighbour
-        self._cases: list[Shared] = []
-
-    async def warm_up(self) -> bool:
-        """First passes touch memory. Whether the pool has room for any."""
-        self._cases = [case for case in CASES if await self._watch.first(case) is not None]
-        return bool(self._cases)
-
-    async def take(self) -> list[CrowdedPass]:
-        """Each once alone and once beside either. Raises NeighbourLost."""
-        alone_s, *beside_s = [await self._times(what) for what in (REST, *NEIGHBOURS)]
-        await asyncio.to_thread(self._neighbour.tell, REST)
-        times = zip(self._cases, alone_s, *beside_s, strict=True)
-        return [CrowdedPass(*case, *taken_s) for case, *taken_s in times]
-
-    async def _times(self, what: bytes) -> list[float]:
-        await asyncio.to_thread(self._neighbour.tell, what)
-        # One finds a core that slept.
-        await self._watch.time(self._cases[0])
-        return [await self._watch.time(case) for case in self._cases]
-
-
 async def measure_contention(
     watch: PassWatch, config: Config, directory: Path, rounds: int, progress: Callable[[int], None]
 ) -> Contentions | None:
-    """None where the pool has room for none of the passes. ``progress``: of rounds that are done. Raises
-    NeighbourLost."""
-    taken: list[CrowdedPass] = []
+    """``watch``: by processor time. None where there is no room for any of the passes. ``progress``: of
+    rounds that are done. Raises NeighbourLost."""
+    taken: list[ContendedPass] = []
     with neighbour_of(config, directory) as neighbour:
-        crowd = Crowd(watch, neighbour)
-        if not await crowd.warm_up():
+        contention = ContentionWatch(watch, neighbour)
+        if not await contention.warm_up():
             return None
         for done in range(rounds):
-            taken += await crowd.take()
+            taken += await contention.take()
             progress(done + 1)
-    return contentions_of(taken)
+    return fit_contentions(taken)
 
 
-def contentions_of(taken: Sequence[CrowdedPass]) -> Contentions:
+def fit_contentions(taken: Sequence[ContendedPass]) -> Contentions:
     """By the median of each pass, whenever it was taken."""
     times: dict[Shared, list[Times]] = defaultdict(list)
     for each in taken:
-        times[each.chunks, each.batch, each.context].append(
-            (each.alone_s, each.beside_chunks_s, each.beside_steps_s)
-        )
+        took = each.alone_s, each.beside_chunks_s, each.beside_steps_s
+        times[each.chunks, each.batch, each.context].append(took)
     medians = [tuple(map(statistics.median, zip(*each, strict=True))) for each in times.values()]
     return Contentions(
-        chunk=contention_of([(alone_s, chunks_s) for alone_s, chunks_s, _ in medians]),
-        step=contention_of([(alone_s, steps_s) for alone_s, _, steps_s in medians]),
+        chunk=fit_contention([(alone_s, chunks_s) for alone_s, chunks_s, _ in medians]),
+        step=fit_contention([(alone_s, steps_s) for alone_s, _, steps_s in medians]),
     )
 
 
-def contention_of(passes: Sequence[tuple[float, float]]) -> Contention:
+def fit_contention(passes: Sequence[tuple[float, float]]) -> Contention:
     """Of seconds that passes took (alone, beside another): by least squares of how many times as long, with
     nothing under 0."""
     rows = np.array([(1.0 / alone_s, 1.0) for alone_s, _ in passes])
@@ -177,7 +183,10 @@ def neighbour_of(config: Config, directory: Path) -> Iterator[Neighbour]:
 def compute_beside(config: Config, directory: Path, connection: Connection) -> None:
     """Runs until it is told to end, or nobody is there who could tell it."""
     with suppress(EOFError, OSError, KeyboardInterrupt):
-        asyncio.run(_compute(config, directory, connection))
+        try:
+            asyncio.run(_compute(config, directory, connection))
+        except (LamellaError, MemoryError) as exc:
+            connection.send_bytes(FAILED + (str(exc) or "out of memory").encode())
 
 
 async def _compute(config: Config, directory: Path, connection: Connection) -> None:
@@ -187,7 +196,7 @@ async def _compute(config: Config, directory: Path, connection: Connection) -> N
         while (what := connection.recv_bytes()) != END:
             # First passes touch memory.
             cases = [case for case in NEIGHBOURS.get(what, ()) if await watch.first(case) is not None]
-            connection.send_bytes(what)
+            connection.send_bytes(DONE if cases or what == REST else NO_ROOM)
             while cases and not connection.poll():
                 for case in cases:
                     await watch.time(case)

@@ -1,5 +1,5 @@
-"""Measures chunks and decode steps of a model on this machine, as an instance with these settings runs them
-(DistServe 4.3: L_m; TetriInfer 3.3.3: ChunkSize; Aladdin 3: performance models)."""
+"""Measures chunks and decode steps of a model on this machine, as an instance with these settings runs them,
+alone and beside another (DistServe 4.3: L_m; TetriInfer 3.3.3: ChunkSize; Aladdin 3: performance models)."""
 
 import asyncio
 import math
@@ -16,7 +16,7 @@ from common.model.precision import precision_of, weight_bytes
 from common.profile import LAW_TOKENS, Profile, machine_name
 from common.spec import ElementType
 from services.hosts.engines import Engine, load_engine
-from services.profiling.contention import has_neighbours, measure_contention
+from services.profiling.contention import NeighbourLost, has_neighbours, measure_contention
 from services.profiling.measured import Measured, profile_of
 from services.profiling.pass_watch import BRIEF_S, PassWatch
 from services.profiling.passes import (
@@ -46,23 +46,27 @@ async def measure_profile(
     rounds: int,
     progress: Progress,
     clock: Callable[[], float] = time.perf_counter,
+    tell: Callable[[str], None] = lambda text: None,
 ) -> Profile:
-    """``clock``: in seconds, of the engine's thread. Raises ConfigError where the pool or the context holds
-    none of the cases, ModelError as an instance, NeighbourLost."""
+    """``clock``: in seconds, of the engine's thread. ``tell``: why something was left out. Raises ConfigError
+    where the pool or the context holds none of the cases, ModelError as an instance."""
     engine = await load_engine(config, directory)
-    is_crowded = has_neighbours(config)
-    of_rounds = 2 * rounds if is_crowded else rounds
+    is_beside = has_neighbours(config)
+    all_rounds = 2 * rounds if is_beside else rounds
     contention = None
     try:
-        measured = await _measure(engine, config, rounds, lambda done: progress(done, of_rounds), clock)
-        if is_crowded:
-            contention = await measure_contention(
-                PassWatch(engine, clock),
-                config,
-                directory,
-                rounds,
-                lambda done: progress(rounds + done, of_rounds),
-            )
+        measured = await _measure(engine, config, rounds, lambda done: progress(done, all_rounds), clock)
+        if is_beside:
+            watch = PassWatch(engine, time.thread_time)
+            try:
+                contention = await measure_contention(
+                    watch, config, directory, rounds, lambda done: progress(rounds + done, all_rounds)
+                )
+            except NeighbourLost as exc:
+                # What was measured is worth as much without.
+                tell(f"passes beside another process's were not measured: {exc}")
+            if contention is None:
+                progress(all_rounds, all_rounds)
     finally:
         engine.thread.close()
     machine = machine_name(accelerator_name(config.model.device))

@@ -157,7 +157,7 @@ class SharedPace:
         return True
 
     def change_pace(self) -> None:
-        """The host's has changed."""
+        """The host's has changed, or who computes beside."""
         self._is_stale = True
         self.settle()
 

@@ -41,7 +41,7 @@ class HostShare:
     def slowed(self, cost: LayerCost, layers: int, who: Paced) -> LayerCost:
         """As it comes out beside the others, of a step of so many layers by ``who``: passes of others make
         its slices longer, and attention, which reads memory as they do, by their share."""
-        host, longer = self.host, self.host.contention_of(who)
+        host, longer = self.host, self.host.contention_for(who)
         if not host.is_full and longer == NO_CONTENTION:
             return cost
         slice_s = (1 + longer.share) * cost.slice_s + longer.pass_s / layers

@@ -331,7 +331,7 @@ class SimulatedEngine:
     # cores that are shared
 
     def change_pace(self) -> None:
-        """What is computed now gets on at the host's pace from now on."""
+        """What is computed now gets on at the host's pace, beside whoever computes there, from now on."""
         run, host = self._run, self.host
         if run is None or run.course is None or host is None:
             return

@@ -76,7 +76,7 @@ class Paced(Protocol):
     """Who computes on a host."""
 
     def change_pace(self) -> None:
-        """The host's has changed."""
+        """The host's has changed, or who computes beside."""
         ...
 
 
@@ -107,7 +107,7 @@ class Host:
             return
         else:
             del self._phases[who]
-        is_other_neighbour = bool(self._contention) and self._phases.get(who) != before
+        is_other_neighbour = self._cost_of(self._phases.get(who)) != self._cost_of(before)
         if self._settle() or is_other_neighbour:
             for other in list(self._wanted):
                 if other is not who:
@@ -121,19 +121,23 @@ class Host:
         """Seconds of work that ``who`` gets done in a second of passes that take so long alone."""
         if not self._contention or pass_s <= 0:
             return self.pace()
-        longer = self.contention_of(who)
+        longer = self.contention_for(who)
         return self.pace() / (1.0 + longer.share + longer.pass_s / pass_s)
 
-    def contention_of(self, who: Paced) -> Contention:
-        """By all the others that compute, as much of the time as they get a core."""
-        pass_s = share = 0.0
-        if self._contention:
-            for other, phase in self._phases.items():
-                if other is not who and phase in self._contention:
-                    each = self._contention[phase]
-                    pass_s += self.level * each.pass_s
-                    share += self.level * each.share
+    def contention_for(self, who: Paced) -> Contention:
+        """By all the others that compute: each as it would alone, as much of the time as the other cores have
+        for it while ``who`` has one."""
+        if not self._contention or len(self._phases) < 2:
+            return NO_CONTENTION
+        costs = [self._cost_of(phase) for other, phase in self._phases.items() if other is not who]
+        beside = min(1.0, (self.config.cores - 1) / len(costs))
+        pass_s = beside * sum(each.pass_s for each in costs)
+        share = beside * sum(each.share for each in costs)
         return Contention(pass_s, share)
+
+    def _cost_of(self, phase: Phase | None) -> Contention:
+        """Of a neighbour that computes that."""
+        return NO_CONTENTION if phase is None else self._contention.get(phase, NO_CONTENTION)
 
     def cores_for(self, pass_s: float, tokens: int, prompts: int, prompt_tokens: int) -> float:
         """What a pass of so many seconds takes with all that it brings about: tokens that it draws, prompts

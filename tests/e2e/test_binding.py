@@ -4,17 +4,21 @@ import asyncio
 import json
 import os
 import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import openai
 from openai.types import Completion
 
-from common.messages import ServiceRecord
+from common.messages import LoadReport, SchedulerEvent, ServiceRecord
 from common.model.tokens import Tokenizer
 from tests.e2e.meshes import Mesh, get_text, running_mesh, stream_text
 from tests.e2e.reference import greedy_tokens
 
 CONFIG = """
+[mesh]
+lease_s = 60.0
 [scheduler]
 decode_binding = "late"
 [instance]
@@ -28,8 +32,6 @@ OUTPUT_TOKENS = 200
 SHORT_OUTPUT_TOKENS = 1900
 """So many that the short one is decoded for as long as the long prompt is computed."""
 WAIT_S = 60.0
-REPORTED_S = 0.5
-"""By then a scheduler has heard of what an instance no longer does: it reports ten times a second."""
 
 
 def test_a_sequence_is_decoded_where_there_is_room_when_its_prompt_is_computed(
@@ -73,8 +75,8 @@ async def run(mesh: Mesh) -> tuple[list[str], list[str | None]]:
         try:
             prompts = (HEAVY_TOKENS, LONG_TOKENS, SHORT_TOKENS)
             placed = [await decode_instance_of(mesh, each) for each in prompts]
-            await heavy.close()
-            await wait_left(mesh, placed[0])
+            async with until_it_says_it_decodes_nothing(mesh, placed[0]):
+                await heavy.close()
         finally:
             os.kill(prefill_pid, signal.SIGCONT)
         await long_begun.wait()
@@ -105,15 +107,21 @@ async def wait_placed(mesh: Mesh, prompt_tokens: int) -> None:
             await asyncio.sleep(0.01)
 
 
-async def wait_left(mesh: Mesh, instance_id: str | None) -> None:
-    """Until it decodes nothing and a scheduler has heard that."""
-    async with asyncio.timeout(WAIT_S):
-        while True:
-            running = await mesh.metric_by_instance("decode", "lamella_requests_running")
-            if running[str(instance_id)] == 0:
-                break
-            await asyncio.sleep(0.01)
-    await asyncio.sleep(REPORTED_S)
+@asynccontextmanager
+async def until_it_says_it_decodes_nothing(mesh: Mesh, instance_id: str | None) -> AsyncIterator[None]:
+    """Waits at the end, for a report of after its beginning: schedulers hear it with us."""
+    is_idle = asyncio.Event()
+
+    def take(event: SchedulerEvent) -> None:
+        match event:
+            case LoadReport(instance_id=name, decode_running=0, decode_waiting=0) if name == instance_id:
+                is_idle.set()
+
+    async with mesh.bus() as bus:
+        await bus.subscribe(mesh.subjects.scheduler_events(), SchedulerEvent, take)
+        yield
+        async with asyncio.timeout(WAIT_S):
+            await is_idle.wait()
 
 
 async def decode_instance_of(mesh: Mesh, prompt_tokens: int) -> str | None:

@@ -32,7 +32,7 @@ from services.compare.comparison import Comparison
 from services.compare.records import RunKey, read_kept
 from services.compare.simulated import Simulation
 from services.compare.simulated_mesh import Overhead, simulated_of
-from services.profiling.contention import contentions_of
+from services.profiling.contention import fit_contentions
 from services.profiling.measured import cases_of
 from services.profiling.profiler import measure_profile
 from services.simulator.host import HostConfig
@@ -58,7 +58,7 @@ def comparison(tiny: MakeTiny, tmp_path_factory: pytest.TempPathFactory) -> Comp
     return msgspec.structs.replace(COMPARISON, settings=settings, profiled_between=True)
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """For an instance and one beside it."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
@@ -92,8 +92,9 @@ def parts(comparison: Comparison, output: Path) -> list[TakenPart]:
 
 
 def test_passes_are_taken_in_parts_and_simulated_ones_take_their_times(
-    comparison: Comparison, base: Profile, tmp_path: Path
+    comparison: Comparison, base: Profile, cores: None, tmp_path: Path
 ) -> None:
+    comparison = msgspec.structs.replace(comparison, costs=("alone",))
     with passes_between(comparison, SPLIT, tmp_path) as take:
         first = parts(comparison, tmp_path)
         assert len(first) == PARTS, "all of them at first"
@@ -117,10 +118,10 @@ def test_passes_are_taken_in_parts_and_simulated_ones_take_their_times(
     assert 0 < max(seconds for *_, seconds in found.step_s) < 0.5
     assert found.step_time.samples > len(found.step_s)
     assert found.look_s == 0.5
-    crowded = [[*part.crowded] for part in kept]
-    assert all(crowded)
-    assert found.contention == contentions_of([*chain.from_iterable(crowded)]) != CONTENTION
-    near = contentions_of([*chain.from_iterable(crowded[-3:])])
+    contended = [[*part.contended] for part in kept]
+    assert all(contended)
+    assert found.contention == fit_contentions([*chain.from_iterable(contended)]) != CONTENTION
+    near = fit_contentions([*chain.from_iterable(contended[-3:])])
     assert between["split"].minutes[AGAIN].contention == near, "of the parts near it"
 
     slow, fast = (
@@ -152,7 +153,11 @@ def test_simulated_runs_take_the_pace_between_them_and_not_that_of_looks(
 ) -> None:
     with passes_between(comparison, SPLIT, tmp_path) as take:
         take(RUN)
+    assert not any(part.contended for part in parts(comparison, tmp_path)), "no host is simulated"
     between = read_between(comparison, [SPLIT], tmp_path)
+    found = read_profile(between["split"].profile)
+    assert found is not None
+    assert found.contention == CONTENTION, "that of the profile there was"
     paced = {"split": between["split"]._replace(minutes={RUN: Minutes(2.0, None)})}
     record = live(ALONE, TRUE)
     assert record.key == RUN
@@ -171,6 +176,11 @@ def test_simulated_passes_take_longer_beside_one_another_by_the_profile(
     costs = {"beside_chunk_s": 0.002, "beside_step_s": 0.004}
     shares = {"beside_chunk_share": 0.01, "beside_step_share": 0.03}
     assert found == msgspec.structs.replace(host, **costs, **shares)
+    taken = Contentions(chunk=Contention(0.005, 0.1), step=Contention(0.006, 0.2))
+    found = simulated_of(comparison, SPLIT, Overhead(host=host, pace=2.0, contention=taken)).host
+    assert found is not None
+    assert (found.beside_chunk_s, found.beside_chunk_share) == (0.005, 0.1), "at that pace already"
+    assert (found.beside_step_s, found.beside_step_share) == (0.006, 0.2)
     path = tmp_path / "unknown.json"
     write_profile(path, msgspec.structs.replace(base, contention=None))
     assert simulated_of(comparison, SPLIT, Overhead(host=host), path).host == host

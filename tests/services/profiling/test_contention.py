@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from common.config import Config, InstanceConfig, ModelConfig
+from common.profile import Contentions
 from services.hosts.engines import load_engine
 from services.profiling import contention
 from services.profiling.contention import (
@@ -18,7 +19,7 @@ from services.profiling.contention import (
     REST,
     Neighbour,
     NeighbourLost,
-    contention_of,
+    fit_contention,
     has_neighbours,
     measure_contention,
     neighbour_of,
@@ -52,12 +53,12 @@ def with_cores(monkeypatch: pytest.MonkeyPatch, cores: int) -> None:
 
 
 def test_what_is_the_same_of_all_passes_and_what_grows_with_them_are_told_apart() -> None:
-    found = contention_of([(alone_s, 1.04 * alone_s + 0.002) for alone_s in (0.013, 0.03, 0.2)])
+    found = fit_contention([(alone_s, 1.04 * alone_s + 0.002) for alone_s in (0.013, 0.03, 0.2)])
     assert (found.pass_s, found.share) == pytest.approx((0.002, 0.04))
     # What came out shorter takes no time from the others.
-    found = contention_of([(0.02, 0.0198), (0.1, 0.097)])
+    found = fit_contention([(0.02, 0.0198), (0.1, 0.097)])
     assert (found.pass_s, found.share) == (0.0, 0.0)
-    found = contention_of([(0.01, 0.012), (0.1, 0.1005)])
+    found = fit_contention([(0.01, 0.012), (0.1, 0.1005)])
     assert found.pass_s == pytest.approx(0.002, rel=0.05)
     assert found.share == 0.0
 
@@ -112,9 +113,10 @@ def test_passes_are_timed_while_the_other_process_does_what_it_was_told(
     told: list[bytes] = []
     tell = Neighbour.tell
 
-    def tell_and_note(neighbour: Neighbour, what: bytes) -> None:
-        tell(neighbour, what)
+    def tell_and_note(neighbour: Neighbour, what: bytes) -> bool:
+        done = tell(neighbour, what)
         told.append(what)
+        return done
 
     monkeypatch.setattr(Neighbour, "tell", tell_and_note)
     times = {b"rest": 0.02, b"chunks": 0.021, b"steps": 0.024}
@@ -138,7 +140,7 @@ def test_passes_are_timed_while_the_other_process_does_what_it_was_told(
         return chunk.share + chunk.pass_s / 0.01, step.share + step.pass_s / 0.01
 
     assert asyncio.run(measured()) == pytest.approx((0.05, 0.2))
-    assert told == 2 * [REST, *NEIGHBOURS, REST]
+    assert told == [*NEIGHBOURS, REST, *2 * [REST, *NEIGHBOURS, REST]]
 
 
 def test_a_process_that_was_lost_is_an_error_and_not_waited_for(config: Config) -> None:
@@ -150,6 +152,50 @@ def test_a_process_that_was_lost_is_an_error_and_not_waited_for(config: Config) 
         with pytest.raises(NeighbourLost, match="ended"):
             neighbour.tell(b"rest")
     assert not multiprocessing.active_children()
+
+
+def test_who_has_no_room_for_what_it_is_told_rests_and_says_so(config: Config) -> None:
+    """Of a context in which steps of some sequences are too long: beside nothing, nothing is measured."""
+    short = msgspec.structs.replace(config.model, context_length=256)
+    with neighbour_of(msgspec.structs.replace(config, model=short), directory_of(config)) as neighbour:
+        assert [neighbour.tell(what) for what in (*NEIGHBOURS, REST)] == [True, False, True]
+
+    async def measured() -> Contentions | None:
+        engine = await load_engine(config, directory_of(config))
+        try:
+            watch = PassWatch(engine, time.perf_counter)
+            given = msgspec.structs.replace(config, model=short)
+            return await measure_contention(watch, given, directory_of(config), 1, lambda done: None)
+        finally:
+            engine.thread.close()
+
+    assert asyncio.run(measured()) is None
+
+
+def test_who_fails_says_why_and_a_profile_goes_without(
+    config: Config, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    nowhere = msgspec.structs.replace(config.model, directory=tmp_path)
+    with (
+        neighbour_of(msgspec.structs.replace(config, model=nowhere), tmp_path) as neighbour,
+        pytest.raises(NeighbourLost, match=r"failed: .*config\.json"),
+    ):
+        neighbour.tell(REST)
+
+    def lost(neighbour: Neighbour, what: bytes) -> bool:
+        raise NeighbourLost("a process that computes beside this one ended")
+
+    monkeypatch.setattr(Neighbour, "tell", lost)
+    with_cores(monkeypatch, 2)
+    said: list[str] = []
+    found = asyncio.run(
+        measure_profile(config, directory_of(config), 1, lambda done, of: None, tell=said.append)
+    )
+    assert found.contention is None
+    assert found.step_s
+    assert said == [
+        "passes beside another process's were not measured: a process that computes beside this one ended"
+    ]
 
 
 def test_a_process_ends_with_the_one_that_began_it(config: Config) -> None:

@@ -214,20 +214,17 @@ CONTENTION = {
 }
 
 
-@pytest.mark.parametrize(("cores", "level"), [(2, 1.0), (1, 0.5)])
-def test_a_pass_takes_longer_by_what_another_computes_as_much_of_the_time_as_it_does(
-    cores: int, level: float
-) -> None:
-    host = Host(HostConfig(cores=cores, **CONTENTION))
+def test_a_pass_takes_longer_by_what_another_computes_beside_it() -> None:
+    host = Host(HostConfig(cores=2, **CONTENTION))
     one, other = Worker(), Worker()
     host.want(one, Wanted(1.0), phase="decode")
     assert host.pace_of(one, 0.02) == 1.0, "alone"
     host.want(other, Wanted(1.0), phase="prefill")
-    assert host.pace_of(one, 0.02) == pytest.approx(level / (1 + level * (0.1 + 0.002 / 0.02)))
-    assert host.pace_of(other, 0.05) == pytest.approx(level / (1 + level * (0.2 + 0.004 / 0.05)))
+    assert host.pace_of(one, 0.02) == pytest.approx(1 / (1 + 0.1 + 0.002 / 0.02))
+    assert host.pace_of(other, 0.05) == pytest.approx(1 / (1 + 0.2 + 0.004 / 0.05))
     assert one.changes == 1
     host.want(other, Wanted(1.0), phase="decode")
-    assert host.pace_of(one, 0.02) == pytest.approx(level / (1 + level * (0.2 + 0.004 / 0.02)))
+    assert host.pace_of(one, 0.02) == pytest.approx(1 / (1 + 0.2 + 0.004 / 0.02))
     assert one.changes == 2
     host.want(other, Wanted(1.0), phase="decode")
     assert one.changes == 2, "it is as it was"
@@ -236,14 +233,18 @@ def test_a_pass_takes_longer_by_what_another_computes_as_much_of_the_time_as_it_
     assert host.pace_of(one, 0.02) == 1.0
 
 
-def test_several_neighbours_make_a_pass_longer_by_what_each_does() -> None:
-    host = Host(HostConfig(cores=4, **CONTENTION))
+@pytest.mark.parametrize(("cores", "beside"), [(1, 0.0), (2, 0.5), (3, 1.0), (4, 1.0)])
+def test_as_many_compute_beside_a_pass_as_there_are_other_cores(cores: int, beside: float) -> None:
+    """Of three: each makes the others' longer by what it does, as much of the time as it has a core."""
+    host = Host(HostConfig(cores=cores, **CONTENTION))
     workers = [Worker() for _ in range(3)]
     for worker, phase in zip(workers, PHASES, strict=True):
         host.want(worker, Wanted(1.0), phase=phase)
-    first, chunk = (host.contention_of(workers[index]) for index in (0, 1))
-    assert (first.pass_s, first.share) == pytest.approx((0.006, 0.3))
-    assert (chunk.pass_s, chunk.share) == pytest.approx((0.008, 0.4))
+    step, chunk = (host.contention_for(workers[index]) for index in (0, 1))
+    assert (step.pass_s, step.share) == pytest.approx((beside * 0.006, beside * 0.3))
+    assert (chunk.pass_s, chunk.share) == pytest.approx((beside * 0.008, beside * 0.4))
+    paces = min(1.0, cores / 3) / (1 + step.share + step.pass_s / 0.02)
+    assert host.pace_of(workers[0], 0.02) == pytest.approx(paces)
 
 
 def test_a_prompt_and_a_stream_beside_it_take_each_other_s_time() -> None:
@@ -259,6 +260,18 @@ def test_a_prompt_and_a_stream_beside_it_take_each_other_s_time() -> None:
     assert prompt_s == pytest.approx(1.2 * PREFILL_S + 0.004)
     lost = 1 - 1 / (1 + 0.1 + 0.002 / 0.01)
     assert beside_s - alone_s == pytest.approx(lost * prompt_s)
+
+
+def test_who_dies_computes_beside_nobody() -> None:
+    clock, host = Clock(), Host(HostConfig(cores=2, **CONTENTION))
+    dying, other = FiveSteps(clock, host), FiveSteps(clock, host)
+    for each in (dying, other):
+        each.engine.wait_step()
+    clock.at(2.0, dying.engine.die)
+    clock.run_until(100.0)
+    # Of its five seconds so much was done beside the other.
+    done_s = 2.0 / (1 + 0.2 + 0.004 / 1.0)
+    assert other.ended_s == pytest.approx(2.0 + 5.0 - done_s)
 
 
 def over_a_worker(**sections: Any) -> Simulated:
