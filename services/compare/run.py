@@ -87,20 +87,23 @@ def run_comparison(
             mesh.candidate.name: stack.enter_context(passes_between(comparison, mesh.candidate, output))
             for mesh in meshes
         }
+        part_s = 0.0
         for round_number, offer in product(range(chosen.rounds), chosen.workload):
             # Each round begins with another one: whoever comes after whom is nobody's advantage.
             turns = deque(meshes)
             turns.rotate(-round_number)
             left = [mesh for mesh in turns if (round_number, offer.name, mesh.candidate.name) not in done]
             expected_s = sum(
-                _expected_s(records, offer, rates.known_rate(mesh.candidate, offer)) for mesh in left
+                part_s + _expected_s(records, offer, rates.known_rate(mesh.candidate, offer)) for mesh in left
             )
             if time.monotonic() + expected_s > ends_s:
                 tell(f"round {round_number}, {offer.name}: left out, it would not end in time")
                 continue
             for mesh in left:
                 rate_per_s = rates.rate_per_s(mesh.candidate, offer, records)
+                began_s = time.monotonic()
                 takers[mesh.candidate.name]((round_number, offer.name, mesh.candidate.name))
+                part_s = time.monotonic() - began_s
                 record = uvloop.run(_measure(comparison, mesh, meshes, offer, rate_per_s, round_number))
                 keep(output / RUNS_FILE, record)
                 records.append(record)
