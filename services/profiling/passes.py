@@ -29,6 +29,11 @@ SHARED = (
     (((0, 32), (0, 32)), 0, 0),
     (((0, 128), (0, 128)), 0, 0),
     (((0, 64),) * 4, 0, 0),
+    (((0, 16),) * 4, 0, 0),
+    (((0, 8),) * 4, 0, 0),
+    (((0, 4),) * 8, 0, 0),
+    (((0, 16),), 4, 64),
+    (((0, 8),) * 4, 8, 64),
     (((0, 45),), 1, 128),
     (((0, 64),), 4, 128),
     (((0, 128),), 16, 128),
@@ -37,7 +42,8 @@ SHARED = (
     (((0, 181),), 4, 512),
     (((512, 256),), 2, 1024),
 )
-"""Passes that are more than a chunk or a step: chunks, and how many decodes of which context go along."""
+"""Passes that are more than a chunk or a step: chunks, and how many decodes of which context go along. What
+a chunk more costs shows in short passes of many."""
 LARGER_SHARED = (
     (((0, 512), (0, 512)), 0, 0),
     (((0, 256),) * 4, 0, 0),

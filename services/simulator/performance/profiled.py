@@ -1,12 +1,11 @@
 """What ``lamella profile`` measured on a machine: between its medians, or by the law that was fitted to them.
 
 A pass with prompts and decodes takes the sum of what either adds; what any pass costs is paid once, by the
-prompts (``common.performance.pass_features``). Over the cases there is beside it what the profile's shared
-passes took more than that.
+prompts (``common.performance.pass_features``). Over the cases several prompts take what the rows of all do
+in one chunk, but for attention, and there is beside it what the profile's shared passes took more than that.
 """
 
 import math
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -137,37 +136,40 @@ class LawModel:
 
 
 class TableModel:
-    """Between the profile's cases, by a regression. What any pass costs is the laws' fixed part: of several
-    chunks, and of decodes beside chunks, it is taken off all but one. ``_more_chunk_s`` and ``_decodes_s``:
-    what a chunk more and decodes beside chunks cost over that, by the median of the profile's such passes. No
-    chunk more takes less than its tokens by the law."""
+    """Between the profile's cases, by a regression. Several chunks have the rows of one of all their tokens,
+    whose attention is over each one's own prompt only; decodes beside chunks take what they take over the
+    laws' fixed part, which a pass has once. ``_more_chunk_s`` and ``_decodes_s``: what a chunk more and
+    decodes beside chunks cost over that, as the profile's such passes say, one as important as another."""
 
     stages = 1
 
     def __init__(self, profile: Profile, by: Regression = "linear") -> None:
         chunks, steps = profile_samples(profile)
         self._chunk, self._step = fit(by, chunks), fit(by, steps)
-        self._chunk_fixed_s = max(0.0, profile.chunk_time.coefficients[2])
         self._step_fixed_s = max(0.0, profile.step_time.coefficients[2])
         self._chunks = ChunkSurface(self._chunk_s, before_grid=BEFORE_GRID, token_grid=TOKEN_GRID)
         self._steps = BatchCurves(self._step_s, CONTEXT_GRID)
         self._per_context_s = max(0.0, profile.step_time.coefficients[0])
         self._per_token_s = max(0.0, profile.chunk_time.coefficients[0] / TOKENS)
+        self._per_pair_s = max(0.0, profile.chunk_time.coefficients[1] / PAIRS)
         contexts = steps.features.prod(axis=1)
         self._rest = Line(steps.features[:, 0], steps.values - self._per_context_s * contexts / TOKENS)
+        self._most_tokens = int(chunks.features[:, 0].max())
         self._more_chunk_s = self._decodes_s = 0.0
-        self._more_chunk_s = self._beside(
-            [(each, len(each.chunks) - 1) for each in profile.shared_s if not each.batch]
-        )
+        several = [(each, len(each.chunks) - 1) for each in profile.shared_s if not each.batch]
+        self._more_chunk_s = max(0.0, self._beside(several))
         self._decodes_s = self._beside([(each, 1) for each in profile.shared_s if each.batch])
 
     def _beside(self, cases: Sequence[tuple[PassTime, int]]) -> float:
-        """What each of so many of a case's parts costs over what was known."""
-        found = []
+        """What each of so many of a case's parts costs over what was known: with the least squares of what
+        passes are off by, relative to them. A hundredth of a long pass is more than what a part costs."""
+        wanted = weight = 0.0
         for case, parts in cases:
             shape = PassShape(case.chunks, case.batch, case.batch * (case.context + 1))
-            found.append((case.seconds - self.pass_s(shape)) / parts)
-        return statistics.median(found) if found else 0.0
+            share = parts / case.seconds
+            wanted += share * (case.seconds - self.pass_s(shape)) / case.seconds
+            weight += share * share
+        return wanted / weight if weight else 0.0
 
     def pass_s(self, shape: PassShape) -> float:
         step_s = 0.0
@@ -175,17 +177,25 @@ class TableModel:
             step_s = self._steps.of(shape.sequences).at(shape.context_tokens / shape.sequences)
         if not shape.chunks:
             return step_s
-        # The longest is whole, whichever comes first: a few tokens take less than the law's fixed part.
-        (first_s, _), *rest = sorted(
-            ((self._chunks.at(before, tokens), tokens) for before, tokens in shape.chunks), reverse=True
-        )
-        more_s = 0.0
-        for seconds, tokens in rest:
-            beside_s = seconds - self._chunk_fixed_s + self._more_chunk_s
-            more_s += max(beside_s, tokens * self._per_token_s)
+        chunks_s = self._chunks.at(*shape.chunks[0]) if len(shape.chunks) == 1 else self._several_s(shape)
         if shape.sequences:
-            more_s += max(0.0, step_s - self._step_fixed_s + self._decodes_s)
-        return first_s + more_s
+            chunks_s += max(0.0, step_s - self._step_fixed_s + self._decodes_s)
+        return chunks_s
+
+    def _several_s(self, shape: PassShape) -> float:
+        """Of its chunks. Tokens beyond those of the largest case take what the law says of tokens."""
+        at = self._chunks.at
+        rows = min(shape.chunk_tokens, self._most_tokens)
+        seconds = at(0, rows) + (shape.chunk_tokens - rows) * self._per_token_s
+        seconds += (len(shape.chunks) - 1) * self._more_chunk_s
+        pairs, longest_s = pairs_of(0, rows), 0.0
+        for before, tokens in shape.chunks:
+            own_s = at(before, tokens)
+            longest_s = max(longest_s, own_s)
+            pairs -= pairs_of(0, tokens)
+            if before:
+                seconds += max(0.0, own_s - at(0, tokens))
+        return max(longest_s, seconds - pairs * self._per_pair_s)
 
     def steps_s(self, sequences: int, context_tokens: int, steps: int) -> float:
         return self._steps.of(sequences).total(context_tokens / sequences, steps)

@@ -164,8 +164,8 @@ def test_passes_that_are_shared_cost_what_was_measured_of_such() -> None:
     shared = (
         taken(((0, 64), (0, 64)), 0, 0.004),
         taken(((0, 64),) * 4, 0, 0.012),
-        taken(((0, 64),), 4, 0.009),
-        taken(((0, 256),), 8, 0.011),
+        taken(((0, 64),), 4, 0.010),
+        taken(((0, 256),), 8, 0.010),
     )
     model = TableModel(msgspec.structs.replace(made(), shared_s=shared))
     for chunks, batch, more_s in (
@@ -180,6 +180,41 @@ def test_passes_that_are_shared_cost_what_was_measured_of_such() -> None:
     assert_steps_are_their_passes(model)
 
 
+@pytest.mark.parametrize(
+    "chunks",
+    [
+        ((0, 64), (0, 64)),
+        ((0, 32), (512, 64), (0, 32)),
+        ((1024, 48), (0, 16)),
+        ((0, 4),) * 8,
+        ((0, 128),) * 4,
+    ],
+)
+def test_several_chunks_attend_to_their_own_prompts_only(chunks: tuple[tuple[int, int], ...]) -> None:
+    """A machine that follows the law, at numbers of tokens in all that were measured."""
+    shape = PassShape(chunks)
+    law = LawModel(CHUNK, STEP)
+    assert TableModel(made()).pass_s(shape) == pytest.approx(law.pass_s(shape), rel=0.002)
+
+
+def test_long_passes_off_by_a_little_say_little_of_what_a_short_chunk_more_costs() -> None:
+    law = LawModel(CHUNK, STEP)
+
+    def taken(chunks: tuple[tuple[int, int], ...], factor: float) -> PassTime:
+        return PassTime(chunks, 0, 0, factor * law.pass_s(PassShape(chunks)))
+
+    short = [taken(((0, 4),) * 8, 1.0), taken(((0, 16),) * 4, 1.0), taken(((0, 8),) * 4, 1.0)]
+    for factor in (0.98, 1.02):
+        long = [
+            taken(((0, 256),) * 2, factor),
+            taken(((0, 128),) * 2, factor),
+            taken(((0, 512),) * 2, factor),
+        ]
+        model = TableModel(msgspec.structs.replace(made(), shared_s=tuple(short + long)))
+        shape = PassShape(((0, 16),) * 2)
+        assert model.pass_s(shape) == pytest.approx(law.pass_s(shape), rel=0.02)
+
+
 def test_held_out_cases_are_predicted_by_the_others() -> None:
     chunk, step = profile_held_out(made(), "linear")
     assert (chunk.operator, chunk.samples) == ("chunk", 2 * len(CHUNKS))
@@ -189,19 +224,36 @@ def test_held_out_cases_are_predicted_by_the_others() -> None:
     assert [error.mape for error in profile_held_out(made(), "law")] == [0.04, 0.05]
 
 
-def test_a_few_tokens_beside_a_long_chunk_take_longer_than_it_alone() -> None:
-    """They take less than the law's fixed part, which is taken off all chunks of a pass but one: with it the
-    long chunk's was."""
-    few = tuple((0, tokens, 1e-3 + 2e-4 * tokens) for tokens in (1, 4, 8))
-    profile = made()
-    model = TableModel(msgspec.structs.replace(profile, chunk_s=(*few, *profile.chunk_s)))
-    assert model.pass_s(PassShape(((0, 4),))) == pytest.approx(1.8e-3)
+def test_several_chunks_have_the_rows_of_one_of_all_their_tokens() -> None:
+    """Few tokens take less than the law's fixed part."""
+    few = tuple((0, tokens, 1e-3 + 2e-4 * tokens) for tokens in (1, 4, 8, 16))
+    law_s = {(before, tokens): seconds for before, tokens, seconds in made().chunk_s}
+    kept = tuple((*case, seconds) for case, seconds in law_s.items() if case[1] > 16 or case[0])
+    model = TableModel(msgspec.structs.replace(made(), chunk_s=(*few, *kept)))
+    assert model.pass_s(PassShape(((0, 4),) * 4)) == pytest.approx(
+        model.pass_s(PassShape(((0, 16),))), rel=0.01
+    )
+    fours_s = [model.pass_s(PassShape(((0, 4),) * count)) for count in range(1, 6)]
+    assert fours_s == sorted(set(fours_s))
     alone_s = model.pass_s(PassShape(((0, 256),)))
     beside_s = model.pass_s(PassShape(((0, 4), (0, 256))))
     assert beside_s >= alone_s + 0.99 * 4 * CHUNK.coefficients[0] / TOKENS
     assert beside_s == model.pass_s(PassShape(((0, 256), (0, 4))))
-    fours_s = [model.pass_s(PassShape(((0, 4),) * count)) for count in range(1, 6)]
-    assert fours_s == sorted(set(fours_s))
+
+
+def test_more_tokens_than_were_measured_go_on_by_the_law() -> None:
+    largest = max(CHUNKS)
+    model, law = TableModel(made()), LawModel(CHUNK, STEP)
+    for chunks in (((0, largest),) * 3, ((1024, largest), (0, largest)), ((0, largest), (0, 16))):
+        shape = PassShape(chunks)
+        assert model.pass_s(shape) == pytest.approx(law.pass_s(shape), rel=0.002)
+
+
+def test_a_chunk_more_never_takes_less_than_nothing() -> None:
+    law = LawModel(CHUNK, STEP)
+    shorter = PassTime(((0, 64),) * 2, 0, 0, 0.9 * law.pass_s(PassShape(((0, 64),) * 2)))
+    model = TableModel(msgspec.structs.replace(made(), shared_s=(shorter,)))
+    assert model.pass_s(PassShape(((0, 64), (0, 1)))) >= model.pass_s(PassShape(((0, 64),)))
 
 
 def test_the_law_s_held_out_error_is_of_the_chunks_that_it_is_fitted_to() -> None:
