@@ -1,7 +1,8 @@
 """How far a profile's table is off passes that it did not measure: of several prompts, with decodes beside.
 
-The profile's own passes and random ones are taken in turns on one engine, by processor time, so that the
-machine's pace is the same for both; the table is made of the first and says what the second take.
+The profile's own passes and random ones are taken in turns on one engine of one thread on a processor, by
+processor time, so that the machine's pace is the same for both; the table is made of the first and says what
+the second take.
 
     lamella profile --config settings.toml
     python bench/mixed_passes.py PROFILE [--config settings.toml] [--passes 160] [--rounds 3]
@@ -18,11 +19,13 @@ from pathlib import Path
 import numpy as np
 
 from common.config_file import load_config
+from common.errors import ConfigError
 from services.hosts.engines import load_engine
 from services.model_directory import model_directory
+from services.profiling.allocating import begin_as_instances
 from services.profiling.measured import Measured, cases_of, retimed
 from services.profiling.pass_watch import PassWatch
-from services.profiling.passes import Shared
+from services.profiling.passes import Shared, has_room
 from services.simulator.performance.profiled import profile_model, read_machine_profile
 from services.simulator.shape import PassShape
 
@@ -30,6 +33,8 @@ SHORT = (2, 3, 4, 6, 9, 13, 18, 23, 29, 37, 47, 58)
 """Tokens of prompts that share a chunk."""
 PROMPTS = (1, 1, 1, 2, 2, 3, 4, 5)
 BATCHES = (1, 2, 3, 4, 6, 8, 10, 12, 14, 18, 22, 26)
+MOST_DRAWS = 20
+"""A pass: some have no room, or were drawn."""
 CONTEXTS = (12, 20, 30, 40, 60, 80, 120, 160)
 
 
@@ -63,10 +68,17 @@ def kind_of(case: Shared) -> str:
 async def measure(path: Path, config_file: Path | None, passes: int, rounds: int) -> None:
     profile = read_machine_profile(path)
     config = load_config(config_file)
+    if config.model.threads != 1 or config.model.device != "cpu":
+        raise ConfigError("model.threads", config.model.threads, "must be 1, on a processor: see --help")
     engine = await load_engine(config, model_directory(config.model))
     drawn = random.Random(0)
     known = cases_of(profile)
-    unknown = [random_pass(drawn, profile.saturation_tokens) for _ in range(passes)]
+    seen, unknown = set(known), list[Shared]()
+    for _ in range(MOST_DRAWS * passes):
+        case = random_pass(drawn, profile.saturation_tokens)
+        if len(unknown) < passes and case not in seen and has_room(engine, case):
+            seen.add(case)
+            unknown.append(case)
     try:
         watch = PassWatch(engine, time.thread_time)
         taken: dict[Shared, list[float]] = {case: [] for case in (*known, *unknown)}
@@ -98,4 +110,5 @@ if __name__ == "__main__":
     parser.add_argument("--passes", type=int, default=160)
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
+    begin_as_instances()
     asyncio.run(measure(options.profile, options.config, options.passes, options.rounds))

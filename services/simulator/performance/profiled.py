@@ -8,6 +8,7 @@ in one chunk, but for attention, and there is beside it what the profile's share
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Literal
 
@@ -46,6 +47,11 @@ def read_machine_profile(path: Path) -> Profile:
             if before < 0 or size < 0 or not 0 < seconds < float("inf"):
                 rule = f"{[before, size, seconds]}: must be two sizes and a time over 0"
                 raise PerformanceFileError(path, f"key {name}[{row}]", rule)
+    for row, case in enumerate(profile.shared_s):
+        sizes = [*chain.from_iterable(case.chunks), case.batch, case.context]
+        if min(sizes) < 0 or not 0 < case.seconds < float("inf"):
+            rule = f"{msgspec.to_builtins(case)}: must be sizes and a time over 0"
+            raise PerformanceFileError(path, f"key shared_s[{row}]", rule)
     return profile
 
 
@@ -139,7 +145,8 @@ class TableModel:
     """Between the profile's cases, by a regression. Several chunks have the rows of one of all their tokens,
     whose attention is over each one's own prompt only; decodes beside chunks take what they take over the
     laws' fixed part, which a pass has once. ``_more_chunk_s`` and ``_decodes_s``: what a chunk more and
-    decodes beside chunks cost over that, as the profile's such passes say, one as important as another."""
+    decodes beside chunks cost over that, by what the profile's such passes are off relative to them: short
+    ones of many parts say most."""
 
     stages = 1
 
@@ -151,18 +158,22 @@ class TableModel:
         self._steps = BatchCurves(self._step_s, CONTEXT_GRID)
         self._per_context_s = max(0.0, profile.step_time.coefficients[0])
         self._per_token_s = max(0.0, profile.chunk_time.coefficients[0] / TOKENS)
-        self._per_pair_s = max(0.0, profile.chunk_time.coefficients[1] / PAIRS)
+        self._per_pair_s = max(0.0, profile.chunk_time.coefficients[1])
         contexts = steps.features.prod(axis=1)
         self._rest = Line(steps.features[:, 0], steps.values - self._per_context_s * contexts / TOKENS)
         self._most_tokens = int(chunks.features[:, 0].max())
+        # A law of few cases may say that tokens cost nothing.
+        mean_s = self._chunks.at(0, self._most_tokens) / self._most_tokens if self._most_tokens else 0.0
+        self._beyond_token_s = self._per_token_s or mean_s
         self._more_chunk_s = self._decodes_s = 0.0
         several = [(each, len(each.chunks) - 1) for each in profile.shared_s if not each.batch]
         self._more_chunk_s = max(0.0, self._beside(several))
         self._decodes_s = self._beside([(each, 1) for each in profile.shared_s if each.batch])
 
     def _beside(self, cases: Sequence[tuple[PassTime, int]]) -> float:
-        """What each of so many of a case's parts costs over what was known: with the least squares of what
-        passes are off by, relative to them. A hundredth of a long pass is more than what a part costs."""
+        """Seconds that each of so many of a case's parts costs over what was known: with the least squares of
+        what passes are off by, relative to them, as a hundredth of a long pass is more than what a part
+        costs. 0 where no such pass was measured."""
         wanted = weight = 0.0
         for case, parts in cases:
             shape = PassShape(case.chunks, case.batch, case.batch * (case.context + 1))
@@ -177,25 +188,33 @@ class TableModel:
             step_s = self._steps.of(shape.sequences).at(shape.context_tokens / shape.sequences)
         if not shape.chunks:
             return step_s
-        chunks_s = self._chunks.at(*shape.chunks[0]) if len(shape.chunks) == 1 else self._several_s(shape)
+        [first, *rest] = shape.chunks
+        chunks_s = self._several_s(shape.chunks) if rest else self._chunks.at(*first)
         if shape.sequences:
             chunks_s += max(0.0, step_s - self._step_fixed_s + self._decodes_s)
         return chunks_s
 
-    def _several_s(self, shape: PassShape) -> float:
-        """Of its chunks. Tokens beyond those of the largest case take what the law says of tokens."""
-        at = self._chunks.at
-        rows = min(shape.chunk_tokens, self._most_tokens)
-        seconds = at(0, rows) + (shape.chunk_tokens - rows) * self._per_token_s
-        seconds += (len(shape.chunks) - 1) * self._more_chunk_s
-        pairs, longest_s = pairs_of(0, rows), 0.0
-        for before, tokens in shape.chunks:
-            own_s = at(before, tokens)
+    def _several_s(self, chunks: Sequence[tuple[int, int]]) -> float:
+        """Each (tokens before, tokens). Attention from prompt to prompt, which one chunk of them all has, is
+        the law's or, where that says more, the cases'. Tokens beyond those of the largest case take what the
+        law says."""
+        at, per_pair_s = self._chunks.at, self._per_pair_s
+        all_tokens = sum([tokens for _, tokens in chunks])
+        rows = min(all_tokens, self._most_tokens)
+        seconds = at(0, rows) + (all_tokens - rows) * self._beyond_token_s
+        seconds += (len(chunks) - 1) * self._more_chunk_s
+        start, longest_s = 0, 0.0
+        for tokens, before in sorted([(tokens, before) for before, tokens in chunks], reverse=True):
+            own_s, first_s = at(before, tokens), at(0, tokens)
             longest_s = max(longest_s, own_s)
-            pairs -= pairs_of(0, tokens)
-            if before:
-                seconds += max(0.0, own_s - at(0, tokens))
-        return max(longest_s, seconds - pairs * self._per_pair_s)
+            seconds += max(0.0, own_s - first_s)
+            inside = max(0, min(tokens, rows - start))
+            if start and inside:
+                after_others_s = max(0.0, at(start, inside) - at(0, inside))
+                seconds -= min(start * inside / PAIRS * per_pair_s, after_others_s)
+            seconds += (pairs_of(0, tokens) - pairs_of(0, inside)) / PAIRS * per_pair_s
+            start += tokens
+        return max(longest_s, seconds)
 
     def steps_s(self, sequences: int, context_tokens: int, steps: int) -> float:
         return self._steps.of(sequences).total(context_tokens / sequences, steps)

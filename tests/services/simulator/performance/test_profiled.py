@@ -23,6 +23,7 @@ from services.simulator.performance.profiled import (
     profile_model,
     read_machine_profile,
 )
+from services.simulator.performance.regression import Regression
 from services.simulator.performance.roofline import RooflineModel
 from services.simulator.shape import PassShape
 from tests.services.simulator.performance.conftest import (
@@ -164,15 +165,18 @@ def test_passes_that_are_shared_cost_what_was_measured_of_such() -> None:
     shared = (
         taken(((0, 64), (0, 64)), 0, 0.004),
         taken(((0, 64),) * 4, 0, 0.012),
-        taken(((0, 64),), 4, 0.010),
-        taken(((0, 256),), 8, 0.010),
+        taken(((0, 64),), 4, 0.009),
+        taken(((0, 256),), 8, 0.011),
     )
+    # As each is off relative to what it took.
+    short, long = shared[2].seconds ** -2, shared[3].seconds ** -2
+    decodes_s = (0.009 * short + 0.011 * long) / (short + long)
     model = TableModel(msgspec.structs.replace(made(), shared_s=shared))
     for chunks, batch, more_s in (
         (((0, 100),), 0, 0.0),
         (((0, 100), (256, 80)), 0, 0.004),
-        (((0, 100),), 3, 0.010),
-        (((0, 100),) * 3, 3, 0.018),
+        (((0, 100),), 3, decodes_s),
+        (((0, 100),) * 3, 3, 0.008 + decodes_s),
         ((), 3, 0.0),
     ):
         shape = PassShape(chunks, batch, 600 * batch)
@@ -249,11 +253,42 @@ def test_more_tokens_than_were_measured_go_on_by_the_law() -> None:
         assert model.pass_s(shape) == pytest.approx(law.pass_s(shape), rel=0.002)
 
 
-def test_a_chunk_more_never_takes_less_than_nothing() -> None:
+def test_a_chunk_more_never_takes_less_than_its_tokens_say() -> None:
     law = LawModel(CHUNK, STEP)
     shorter = PassTime(((0, 64),) * 2, 0, 0, 0.9 * law.pass_s(PassShape(((0, 64),) * 2)))
     model = TableModel(msgspec.structs.replace(made(), shared_s=(shorter,)))
-    assert model.pass_s(PassShape(((0, 64), (0, 1)))) >= model.pass_s(PassShape(((0, 64),)))
+    more_s = model.pass_s(PassShape(((0, 64), (0, 32)))) - model.pass_s(PassShape(((0, 64),)))
+    assert more_s >= 0.99 * 32 * CHUNK.coefficients[0] / TOKENS
+
+
+def test_a_law_that_says_too_much_of_attention_does_not_take_it_off_several_chunks() -> None:
+    """The cases say what attention to others' tokens takes."""
+    true = LawModel(CHUNK, STEP)
+    per_token, per_pair, fixed = CHUNK.coefficients
+    wrong = FittedTime((per_token, 20 * per_pair, fixed), 0.2, 100)
+    model = TableModel(msgspec.structs.replace(made(), chunk_time=wrong))
+    for chunks in (((0, 512), (0, 512)), ((0, 256),) * 4, ((1024, 512), (0, 256), (0, 256))):
+        shape = PassShape(chunks)
+        assert model.pass_s(shape) == pytest.approx(true.pass_s(shape), rel=0.002)
+
+
+def test_tokens_beyond_the_largest_case_take_time_where_the_law_says_none() -> None:
+    flat = FittedTime((0.0, 0.0, 0.01), 0.2, 100)
+    model = TableModel(msgspec.structs.replace(made(), chunk_time=flat))
+    largest = max(CHUNKS)
+    times_s = [model.pass_s(PassShape(((0, largest),) * count)) for count in (1, 2, 3)]
+    assert times_s[1] >= 1.5 * times_s[0]
+    assert times_s[2] >= 2.5 * times_s[0]
+
+
+@pytest.mark.parametrize("by", ["linear", "forest"])
+def test_a_chunk_more_takes_longer_by_every_regression(by: Regression) -> None:
+    if by == "forest":
+        pytest.importorskip("sklearn")
+    model = TableModel(made(), by)
+    for chunks in (((0, 64),), ((0, 256),), ((256, 128),)):
+        one_s = model.pass_s(PassShape(chunks))
+        assert one_s < model.pass_s(PassShape((*chunks, (0, 128))))
 
 
 def test_the_law_s_held_out_error_is_of_the_chunks_that_it_is_fitted_to() -> None:
@@ -298,6 +333,9 @@ def test_a_written_profile_is_read_and_what_breaks_a_rule_is_named(tmp_path: Pat
     assert read_machine_profile(path) == made()
     write_profile(path, msgspec.structs.replace(made(), step_s=((1, 128, 0.1), (2, 128, -0.1))))
     with pytest.raises(PerformanceFileError, match=r"profile.json: key step_s\[1\]: .* a time over 0"):
+        read_machine_profile(path)
+    write_profile(path, msgspec.structs.replace(made(), shared_s=(PassTime(((0, 8),) * 2, 0, 0, 0.0),)))
+    with pytest.raises(PerformanceFileError, match=r"key shared_s\[0\]: .* a time over 0"):
         read_machine_profile(path)
     write_profile(path, msgspec.structs.replace(made(), chunk_s=((0, 16, 0.1),)))
     with pytest.raises(PerformanceFileError, match="key chunk_s: needs two cases"):
