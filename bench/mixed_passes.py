@@ -33,9 +33,9 @@ SHORT = (2, 3, 4, 6, 9, 13, 18, 23, 29, 37, 47, 58)
 """Tokens of prompts that share a chunk."""
 PROMPTS = (1, 1, 1, 2, 2, 3, 4, 5)
 BATCHES = (1, 2, 3, 4, 6, 8, 10, 12, 14, 18, 22, 26)
-MOST_DRAWS = 20
-"""A pass: some have no room, or were drawn."""
 CONTEXTS = (12, 20, 30, 40, 60, 80, 120, 160)
+MOST_DRAWS = 20
+"""For each pass that is wanted: some were drawn already, or have no room."""
 
 
 def random_pass(drawn: random.Random, chunk_tokens: int) -> Shared:

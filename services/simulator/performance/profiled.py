@@ -157,14 +157,13 @@ class TableModel:
         self._chunks = ChunkSurface(self._chunk_s, before_grid=BEFORE_GRID, token_grid=TOKEN_GRID)
         self._steps = BatchCurves(self._step_s, CONTEXT_GRID)
         self._per_context_s = max(0.0, profile.step_time.coefficients[0])
-        self._per_token_s = max(0.0, profile.chunk_time.coefficients[0] / TOKENS)
         self._per_pair_s = max(0.0, profile.chunk_time.coefficients[1])
         contexts = steps.features.prod(axis=1)
         self._rest = Line(steps.features[:, 0], steps.values - self._per_context_s * contexts / TOKENS)
         self._most_tokens = int(chunks.features[:, 0].max())
         # A law of few cases may say that tokens cost nothing.
         mean_s = self._chunks.at(0, self._most_tokens) / self._most_tokens if self._most_tokens else 0.0
-        self._beyond_token_s = self._per_token_s or mean_s
+        self._beyond_token_s = max(0.0, profile.chunk_time.coefficients[0] / TOKENS) or mean_s
         self._more_chunk_s = self._decodes_s = 0.0
         several = [(each, len(each.chunks) - 1) for each in profile.shared_s if not each.batch]
         self._more_chunk_s = max(0.0, self._beside(several))
@@ -188,8 +187,8 @@ class TableModel:
             step_s = self._steps.of(shape.sequences).at(shape.context_tokens / shape.sequences)
         if not shape.chunks:
             return step_s
-        [first, *rest] = shape.chunks
-        chunks_s = self._several_s(shape.chunks) if rest else self._chunks.at(*first)
+        chunks = shape.chunks
+        chunks_s = self._chunks.at(*chunks[0]) if len(chunks) == 1 else self._several_s(chunks)
         if shape.sequences:
             chunks_s += max(0.0, step_s - self._step_fixed_s + self._decodes_s)
         return chunks_s
@@ -205,9 +204,10 @@ class TableModel:
         seconds += (len(chunks) - 1) * self._more_chunk_s
         start, longest_s = 0, 0.0
         for tokens, before in sorted([(tokens, before) for before, tokens in chunks], reverse=True):
-            own_s, first_s = at(before, tokens), at(0, tokens)
+            own_s = at(before, tokens)
             longest_s = max(longest_s, own_s)
-            seconds += max(0.0, own_s - first_s)
+            if before:
+                seconds += max(0.0, own_s - at(0, tokens))
             inside = max(0, min(tokens, rows - start))
             if start and inside:
                 after_others_s = max(0.0, at(start, inside) - at(0, inside))
