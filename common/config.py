@@ -70,7 +70,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     ``weights``: see ``common.model.precision`` and ``common.model.linears``. ``device``: cpu, cuda or
     cuda:N. ``context_length`` None is the model's own. ``threads`` None uses the cores that no other
     instance of this machine uses at the time. ``kernels`` auto compiles those of few rows on a CPU
-    (``common.model.cpu``); torch leaves everything to torch.
+    (``common.model.cpu``) and replays short passes as graphs on CUDA (``common.model.step_graphs``); torch
+    leaves everything to torch.
     """
 
     directory: Path | None = None

@@ -11,7 +11,7 @@ on the host. On CUDA devices one kernel computes all of a step once K and V are 
 Bit-exactness across batch compositions is not promised; equality of the mathematics is.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -130,6 +130,20 @@ class LocalAttention:
             window: plan_step(chunks, window, self._pool, has_softcap=self._has_softcap)
             for window in self._windows
         }
+
+    def begin_planned(self, plans: Mapping[int | None, Plan], slots: torch.Tensor) -> None:
+        """A step whose plans, by window, and ``slots_of`` were made elsewhere, of chunks that passed
+        ``check``."""
+        self._compiled = None
+        self._tokens = slots.numel() // self._pool.layout.kv_heads
+        self._slots = slots
+        self._plans = dict(plans)
+
+    def check(self, chunks: Sequence[SequenceChunk]) -> None:
+        """Raises ValueError as ``begin``."""
+        for chunk in chunks:
+            _check_chunk(chunk, self._pool.layout)
+        _check_tables(chunks, self._pool.total_blocks)
 
     def give_up(self) -> None:
         """Nothing here goes on by itself."""

@@ -43,12 +43,14 @@ class FlashPlan:
         self, before: Before, pages: Pages, k: torch.Tensor, v: torch.Tensor, spec: AttentionSpec
     ) -> torch.Tensor:
         """[T, heads, head_dim], of K and V that ``pages`` hold by now."""
-        head_dim = spec.head_dim
-        keys, values = (
-            plane.view(-1, head_dim).index_select(0, self.rows).view(-1, spec.kv_heads, head_dim)
-            for plane in pages
-        )
+        keys, values = (gathered(plane, self.rows).view(-1, spec.kv_heads, spec.head_dim) for plane in pages)
         return flash_attention(before.q, keys, values, self, spec.scale)
+
+
+def gathered(plane: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """[rows, head_dim] of a layer's keys or values. 16 bytes at once: torch's kernel copies element by
+    element, and the largest that there are are these."""
+    return plane.view(-1, plane.shape[-1]).view(torch.complex128).index_select(0, rows).view(plane.dtype)
 
 
 def flash_attention(
@@ -92,8 +94,8 @@ def plan_flash(chunks: Sequence[SequenceChunk], window: int | None, pool: KVPool
     """The indices of tokens are made on the device, from the block tables."""
     layout, device = pool.layout, pool.device
     size, kv_heads = layout.block_size, layout.kv_heads
-    firsts = [0 if window is None else max(0, each.start + 1 - window) for each in chunks]
-    counts = [each.start + each.length - first for each, first in zip(chunks, firsts, strict=True)]
+    counts = keys_of(chunks, window)
+    firsts = [each.start + each.length - count for each, count in zip(chunks, counts, strict=True)]
     pages = [-(-(each.start + each.length) // size) for each in chunks]
     tables: list[int] = []
     for chunk, used in zip(chunks, pages, strict=True):
@@ -116,6 +118,13 @@ def plan_flash(chunks: Sequence[SequenceChunk], window: int | None, pool: KVPool
         most_keys=max(counts),
         window=window,
     )
+
+
+def keys_of(chunks: Sequence[SequenceChunk], window: int | None) -> list[int]:
+    """How many tokens of each sequence are seen by any of its new ones."""
+    if window is None:
+        return [each.start + each.length for each in chunks]
+    return [each.length + min(each.start, window - 1) for each in chunks]
 
 
 def _ends(lengths: Sequence[int]) -> list[int]:

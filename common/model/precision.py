@@ -60,6 +60,11 @@ def wants_compiled(model: ModelConfig) -> bool:
     return model.kernels == "auto" and model.device == "cpu"
 
 
+def wants_graphs(model: ModelConfig) -> bool:
+    """Whether short passes are replayed as graphs (``common.model.step_graphs``), on a CUDA device."""
+    return model.kernels == "auto" and model.device != "cpu"
+
+
 def has_fast_bf16(cpuinfo: Path = CPUINFO) -> bool:
     """Whether the CPU has bf16 products; unknown counts as no."""
     return not BF16_FLAGS.isdisjoint(_cpu_flags(cpuinfo))

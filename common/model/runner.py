@@ -10,6 +10,7 @@ from common.model.interface import SequenceChunk, StepAttention
 from common.model.padding import tile_rows
 from common.model.program import ModelProgram
 from common.model.sampling import SamplingRow, sample
+from common.model.step_graphs import StepGraphs
 from common.steps import LayerReports, SequenceStep
 from common.timeline import timeline
 from common.timeline_events import SAMPLE
@@ -22,7 +23,8 @@ class ModelRunner:
     """One step at a time, on whichever engine threads: the attention's step state is shared between calls.
 
     ``share_cores`` is called between the slices of a long step. ``lost_chunks`` says, after a step, which of
-    its sequences have lost their KV; attention in this process loses none.
+    its sequences have lost their KV; attention in this process loses none. ``graphs`` compute those steps
+    that they take, over the same pool.
     """
 
     def __init__(
@@ -31,12 +33,14 @@ class ModelRunner:
         attention: StepAttention,
         share_cores: Callable[[], None] | None = None,
         lost_chunks: Callable[[], list[bool]] | None = None,
+        graphs: StepGraphs | None = None,
     ) -> None:
         self._program = program
         self._attention = attention
         self._eos_token_ids = program.spec.eos_token_ids
         self._share_cores = share_cores
         self._lost_chunks = lost_chunks
+        self._graphs = graphs
 
     def over(self, attention: StepAttention, lost_chunks: Callable[[], list[bool]]) -> "ModelRunner":
         """The same model over other attention."""
@@ -50,6 +54,11 @@ class ModelRunner:
     def run(
         self, batch: Sequence[SequenceStep], reports: LayerReports | None = None
     ) -> list[SampledToken | None]:
+        if self._graphs is not None and reports is None:
+            token_ids, _, output_rows = _flat(batch)
+            replayed = self._graphs.logits(token_ids, _chunks_of(batch), output_rows)
+            if replayed is not None:
+                return self._draw(batch, replayed)
         course = self.course(batch)
         tokens = sum(len(step.token_ids) for step in batch)
         share_cores = self._share_cores if tokens >= LONG_STEP_TOKENS else None
@@ -90,22 +99,9 @@ class ModelRunner:
         """``run`` in parts: yields the layer whose attention is awaited. For ``replicas``, and ``lane``, the
         batch's number among those under way, see ``ModelProgram.course``."""
         device = replicas[0].device if replicas else self._program.device
-        token_ids: list[int] = []
-        positions: list[int] = []
-        output_rows: list[int] = []
-        rows: list[SamplingRow] = []
-        for step in batch:
-            token_ids.extend(step.token_ids)
-            positions.extend(range(step.start, step.start + len(step.token_ids)))
-            if step.draw is not None:
-                output_rows.append(len(token_ids) - 1)
-                draw = step.draw
-                rows.append(SamplingRow(draw.sampling, draw.prompt_ids, draw.output_ids, self._eos_token_ids))
-        chunks = [
-            SequenceChunk(step.block_table, step.start, len(step.token_ids), step.key) for step in batch
-        ]
+        token_ids, positions, output_rows = _flat(batch)
         try:
-            self._attention.begin(chunks)
+            self._attention.begin(_chunks_of(batch))
             logits = yield from self._program.course(
                 torch.tensor(token_ids, dtype=torch.int64, device=device),
                 torch.tensor(positions, dtype=torch.int64, device=device),
@@ -117,6 +113,15 @@ class ModelRunner:
         except Exception:
             self._attention.give_up()
             raise
+        return self._draw(batch, logits)
+
+    def _draw(self, batch: Sequence[SequenceStep], logits: torch.Tensor) -> list[SampledToken | None]:
+        """``logits``: a row for each step that draws."""
+        draws = [step.draw for step in batch if step.draw is not None]
+        rows = [
+            SamplingRow(draw.sampling, draw.prompt_ids, draw.output_ids, self._eos_token_ids)
+            for draw in draws
+        ]
         began_ns = timeline.begin()
         drawn = iter(sample(logits, rows) if rows else [])
         if began_ns:
@@ -126,3 +131,20 @@ class ModelRunner:
             return tokens
         lost = self._lost_chunks()
         return [None if is_lost else token for token, is_lost in zip(tokens, lost, strict=True)]
+
+
+def _flat(batch: Sequence[SequenceStep]) -> tuple[list[int], list[int], list[int]]:
+    """Token ids and positions of all, and which of them draw."""
+    token_ids: list[int] = []
+    positions: list[int] = []
+    output_rows: list[int] = []
+    for step in batch:
+        token_ids.extend(step.token_ids)
+        positions.extend(range(step.start, step.start + len(step.token_ids)))
+        if step.draw is not None:
+            output_rows.append(len(token_ids) - 1)
+    return token_ids, positions, output_rows
+
+
+def _chunks_of(batch: Sequence[SequenceStep]) -> list[SequenceChunk]:
+    return [SequenceChunk(step.block_table, step.start, len(step.token_ids), step.key) for step in batch]

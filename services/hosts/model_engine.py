@@ -18,9 +18,10 @@ from common.messages import SamplingParams
 from common.model.attention import LocalAttention
 from common.model.device import accelerator_name, device_of
 from common.model.kernels import use_compiled
-from common.model.precision import precision_of, wants_compiled
+from common.model.precision import precision_of, wants_compiled, wants_graphs
 from common.model.program import ModelProgram, load_program
 from common.model.runner import ModelRunner
+from common.model.step_graphs import step_graphs
 from common.performance import DEFAULT_CHUNK_TOKENS, DEFAULT_LAYERWISE_MIN_TOKENS, FittedTime
 from common.profile import measured_layerwise_min_tokens, profile_path, read_profile
 from common.spec import served_context_length
@@ -66,7 +67,12 @@ def load_model_engine(config: Config, model_directory: Path, thread: EngineThrea
         pool, buffer = allocate_pool(layout, total_blocks, dtype, device)
     with memory_asked_by("swap_bytes", config.instance):
         host_tier = HostMemory(pool, host_blocks) if host_blocks else None
-    runner = ModelRunner(program, LocalAttention(pool, program.attention_specs), thread.share_cores)
+    runner = ModelRunner(
+        program,
+        LocalAttention(pool, program.attention_specs),
+        thread.share_cores,
+        graphs=step_graphs(program, pool) if wants_graphs(config.model) and not is_remote else None,
+    )
     _warm_up(runner, tuple(range(min(total_blocks, blocks_for(WARM_UP_TOKENS, layout.block_size)))))
     precision, accelerator = precision_of(config.model), accelerator_name(config.model.device)
     profile = read_profile(profile_path(config.model, model_directory, precision.compute, accelerator))

@@ -33,11 +33,13 @@ parts = st.lists(
 windows = st.sampled_from([None, 1, 2, 7, 40])
 
 
-def defined(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int | None) -> torch.Tensor:
+def defined(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int | None, scale: float = SCALE
+) -> torch.Tensor:
     """The last queries of a sequence: ``q`` [new, heads, head_dim] over ``k``, ``v`` [all, kv_heads, ...]."""
     group = q.shape[1] // k.shape[1]
     k, v = (part.double().repeat_interleave(group, 1) for part in (k, v))
-    scores = torch.einsum("qhd,khd->hqk", q.double(), k) * SCALE
+    scores = torch.einsum("qhd,khd->hqk", q.double(), k) * scale
     queries = torch.arange(len(k) - len(q), len(k), device=q.device)[:, None]
     keys = torch.arange(len(k), device=q.device)[None, :]
     hidden = keys > queries

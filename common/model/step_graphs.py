@@ -1,0 +1,234 @@
+"""Short passes on a CUDA device as graphs: the same launches again, told to the device as one.
+
+A pass launches some 900 kernels, which the device works off in less time than Python takes to launch them
+where their rows are few. So passes are captured by their shape, filled up, and replayed from then on: only
+what changes from one to the next (tokens, positions, where KV lies) is copied before. A shape is captured
+when it is met for the second time.
+
+Filled up are its tokens, with the last ones of the longest chunk again: that writes the KV that they write
+themselves. What is gathered beyond all sequences' tokens, and sequences of none, nobody sees.
+"""
+
+import logging
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+
+from common.kv.pool import KVPool
+from common.model.attention import LocalAttention
+from common.model.flash_plan import FlashPlan, has_flash, keys_of, plan_flash
+from common.model.interface import SequenceChunk
+from common.model.program import ModelProgram
+
+logger = logging.getLogger(__name__)
+
+TOKENS = (1, 2, 4, 8, 12, 16, 24, 32, 40, 48, *range(64, 129, 16), *range(160, 257, 32), *range(320, 513, 64))
+"""Of a pass: what is filled up takes hardly any time. With more the device is busy for longer than Python."""
+SEQUENCES = (4, 16, 64, 256)
+"""Of a pass with prompts."""
+KEYS = tuple(n for power in range(8, 17) for n in (1 << power, 3 << (power - 1)) if n <= 1 << 16)
+"""Tokens gathered."""
+MOST_GRAPHS = 512
+"""A graph takes some memory of the device's."""
+
+Capture = Callable[[Callable[[], None]], Callable[[], None]]
+"""Returns what runs again what it is given, over the same memory."""
+
+
+class Shape(NamedTuple):
+    """``keys``: gathered for each window."""
+
+    tokens: int
+    sequences: int
+    most_queries: int
+    keys: tuple[int, ...]
+
+
+class StepGraphs:
+    """Of one program over one pool. One pass at a time, like the program."""
+
+    def __init__(self, program: ModelProgram, pool: KVPool, capture: Capture) -> None:
+        self._program = program
+        self._pool = pool
+        self._capture: Capture | None = capture
+        self._attention = LocalAttention(pool, program.attention_specs)
+        self._replays: dict[Shape, Callable[[], None]] = {}
+        self._met: set[Shape] = set()
+        device, kv_heads = program.device, pool.layout.kv_heads
+        self._windows = tuple({spec.window: None for spec in program.attention_specs})
+        most = TOKENS[-1], SEQUENCES[-1]
+        # Tokens, positions, places and, of each sequence, where its queries end and which row draws.
+        self._told = torch.zeros(3 * most[0] + 2 * most[1] + 1, dtype=torch.int64, device=device)
+        self._rows = [
+            torch.zeros(KEYS[-1] * kv_heads, dtype=torch.int64, device=device) for _ in self._windows
+        ]
+        self._key_ends = [torch.zeros(most[1] + 1, dtype=torch.int32, device=device) for _ in self._windows]
+        self._logits = torch.empty(most[1], program.spec.vocab_size, dtype=program.dtype, device=device)
+
+    @torch.inference_mode()
+    def logits(
+        self, token_ids: Sequence[int], chunks: Sequence[SequenceChunk], output_rows: Sequence[int]
+    ) -> torch.Tensor | None:
+        """[rows, vocab] of the tokens at ``output_rows``, valid until the next pass; KV is written. None:
+        nothing was computed, as this is no pass for a graph, or not yet. Raises ValueError as
+        ``LocalAttention.begin``."""
+        if self._capture is None or not chunks:
+            return None
+        self._attention.check(chunks)
+        shape = self._shape_of(chunks)
+        if shape is None or not self._is_due(shape):
+            return None
+        filled, token_ids = filled_up(chunks, token_ids, shape.tokens)
+        self._tell(shape, filled, token_ids, output_rows)
+        if not self._compute(shape):
+            return None
+        return self._logits[: len(output_rows)]
+
+    def _shape_of(self, chunks: Sequence[SequenceChunk]) -> Shape | None:
+        tokens = _next(TOKENS, sum(chunk.length for chunk in chunks))
+        if tokens is None:
+            return None
+        filled, _ = filled_up(chunks, (), tokens)
+        is_decode = tokens == len(filled)
+        sequences = tokens if is_decode and tokens <= SEQUENCES[-1] else _next(SEQUENCES, len(filled))
+        keys = [_next(KEYS, sum(keys_of(filled, window))) for window in self._windows]
+        if sequences is None or None in keys:
+            return None
+        return Shape(tokens, sequences, 1 if is_decode else tokens, tuple(each or 0 for each in keys))
+
+    def _is_due(self, shape: Shape) -> bool:
+        """Whether it has been met before, and there is a graph of it or may be one."""
+        if shape in self._met:
+            return shape in self._replays or len(self._replays) < MOST_GRAPHS
+        self._met.add(shape)
+        return False
+
+    def _tell(
+        self,
+        shape: Shape,
+        filled: Sequence[SequenceChunk],
+        token_ids: Sequence[int],
+        output_rows: Sequence[int],
+    ) -> None:
+        """Copies what this pass is to where graphs read it."""
+        positions: list[int] = []
+        places: list[int] = []
+        query_ends, key_end = [0], 0
+        for chunk, keys in zip(filled, keys_of(filled, self._windows[0]), strict=True):
+            key_end += keys
+            positions += range(chunk.start, chunk.start + chunk.length)
+            places += range(key_end - chunk.length, key_end)
+            query_ends.append(query_ends[-1] + chunk.length)
+        empty = shape.sequences - len(filled)
+        unused = shape.sequences - len(output_rows)
+        told = [
+            *token_ids,
+            *positions,
+            *places,
+            *query_ends,
+            *(query_ends[-1:] * empty),
+            *output_rows,
+            *([0] * unused),
+        ]
+        self._told[: len(told)].copy_(torch.tensor(told, dtype=torch.int64))
+        for window, rows, key_ends in zip(self._windows, self._rows, self._key_ends, strict=True):
+            plan = plan_flash(filled, window, self._pool)
+            rows[: plan.rows.numel()].copy_(plan.rows)
+            key_ends[: len(filled) + 1].copy_(plan.key_ends)
+            key_ends[len(filled) + 1 : shape.sequences + 1] = key_ends[len(filled)]
+
+    def _compute(self, shape: Shape) -> bool:
+        """What was told. False: it could not be captured, and nothing ever is again."""
+        replay = self._replays.get(shape)
+        if replay is None:
+            assert self._capture is not None
+            try:
+                replay = self._replays[shape] = self._capture(lambda: self._step(shape))
+            except RuntimeError as exc:
+                logger.warning("passes are not replayed as graphs from now on: %s", exc)
+                self._capture = None
+                self._replays.clear()
+                return False
+        replay()
+        return True
+
+    def _step(self, shape: Shape) -> None:
+        kv_heads = self._pool.layout.kv_heads
+        tokens, sequences = shape.tokens, shape.sequences
+        parts = [tokens, tokens, tokens, sequences + 1, sequences]
+        token_ids, positions, places, ends, output_rows = torch.split(self._told[: sum(parts)], parts)
+        query_ends = ends.to(torch.int32)
+        plans = {
+            window: FlashPlan(
+                rows=rows[: count * kv_heads],
+                query_ends=query_ends,
+                key_ends=key_ends[: sequences + 1],
+                most_queries=shape.most_queries,
+                most_keys=count,
+                window=window,
+            )
+            for window, rows, key_ends, count in zip(
+                self._windows, self._rows, self._key_ends, shape.keys, strict=True
+            )
+        }
+        slots = self._rows[0].view(-1, kv_heads).index_select(0, places).view(-1)
+        self._attention.begin_planned(plans, slots)
+        logits = self._program.run(token_ids, positions, self._attention, output_rows)
+        self._logits[:sequences].copy_(logits)
+
+
+def filled_up(
+    chunks: Sequence[SequenceChunk], token_ids: Sequence[int], tokens: int
+) -> tuple[list[SequenceChunk], list[int]]:
+    """Of so many ``tokens``, with the last ones of the longest chunk again and again; of several as long, the
+    one with the fewest tokens before."""
+    filled, ids = list(chunks), list(token_ids)
+    missing = tokens - sum(chunk.length for chunk in chunks)
+    if not missing:
+        return filled, ids
+    longest = max(range(len(chunks)), key=lambda index: (chunks[index].length, -chunks[index].start))
+    chunk = chunks[longest]
+    end = sum(each.length for each in chunks[: longest + 1])
+    own = ids[end - chunk.length : end]
+    while missing:
+        count = min(missing, chunk.length)
+        filled.append(SequenceChunk(chunk.block_table, chunk.start + chunk.length - count, count))
+        ids += own[-count:]
+        missing -= count
+    return filled, ids
+
+
+def _next(sizes: Sequence[int], least: int) -> int | None:
+    index = bisect_left(sizes, least)
+    return sizes[index] if index < len(sizes) else None
+
+
+def step_graphs(program: ModelProgram, pool: KVPool) -> StepGraphs | None:
+    """None where steps are no graphs: on a CPU, or where attention is no one kernel (``flash_plan``)."""
+    has_softcap = any(spec.softcap is not None for spec in program.attention_specs)
+    return StepGraphs(program, pool, CudaCapture(program.device)) if has_flash(pool, has_softcap) else None
+
+
+class CudaCapture:
+    """A ``Capture``. Graphs share the memory that is between their layers: one runs at a time."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._memory = torch.cuda.graph_pool_handle()
+
+    def __call__(self, work: Callable[[], None]) -> Callable[[], None]:
+        """Raises RuntimeError for work that a device cannot do by itself, or has no memory for."""
+        work()  # Kernels are loaded by that: within a capture it is not possible.
+        graph = torch.cuda.CUDAGraph()
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            # What other threads do on the device meanwhile is no part of it.
+            graph.capture_begin(pool=self._memory, capture_error_mode="thread_local")
+            try:
+                work()
+            finally:
+                graph.capture_end()
+        return graph.replay
