@@ -43,14 +43,12 @@ class FlashPlan:
         self, before: Before, pages: Pages, k: torch.Tensor, v: torch.Tensor, spec: AttentionSpec
     ) -> torch.Tensor:
         """[T, heads, head_dim], of K and V that ``pages`` hold by now."""
-        keys, values = (gathered(plane, self.rows).view(-1, spec.kv_heads, spec.head_dim) for plane in pages)
+        head_dim = spec.head_dim
+        keys, values = (
+            plane.view(-1, head_dim).index_select(0, self.rows).view(-1, spec.kv_heads, head_dim)
+            for plane in pages
+        )
         return flash_attention(before.q, keys, values, self, spec.scale)
-
-
-def gathered(plane: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """[rows, head_dim] of a layer's keys or values. 16 bytes at once: torch's kernel copies element by
-    element, and the largest that there are are these."""
-    return plane.view(-1, plane.shape[-1]).view(torch.complex128).index_select(0, rows).view(plane.dtype)
 
 
 def flash_attention(

@@ -74,6 +74,10 @@ class ModelRunner:
                 self._wait_written()
                 reports.tell(layer + 1)
 
+    def is_settled(self, batch: Sequence[SequenceStep]) -> bool:
+        """Whether such a pass is computed the same way from now on."""
+        return self._graphs is None or self._graphs.is_settled(_chunks_of(batch))
+
     @torch.inference_mode()
     def make_kernels(self, most_rows: int, block_table: tuple[int, ...]) -> None:
         """Those that products of up to so many rows need, where each number of rows has its own: by the first

@@ -2,8 +2,7 @@
 
 A pass launches some 900 kernels, which the device works off in less time than Python takes to launch them
 where their rows are few. So passes are captured by their shape, filled up, and replayed from then on: only
-what changes from one to the next (tokens, positions, where KV lies) is copied before. A shape is captured
-when it is met for the second time.
+what changes from one to the next (tokens, positions, where KV lies) is copied before.
 
 Filled up are its tokens, with the last ones of the longest chunk again: that writes the KV that they write
 themselves. What is gathered beyond all sequences' tokens, and sequences of none, nobody sees.
@@ -11,6 +10,7 @@ themselves. What is gathered beyond all sequences' tokens, and sequences of none
 
 import logging
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -24,12 +24,15 @@ from common.model.program import ModelProgram
 
 logger = logging.getLogger(__name__)
 
-TOKENS = (1, 2, 4, 8, 12, 16, 24, 32, 40, 48, *range(64, 129, 16), *range(160, 257, 32), *range(320, 513, 64))
-"""Of a pass: what is filled up takes hardly any time. With more the device is busy for longer than Python."""
-SEQUENCES = (4, 16, 64, 256)
+TOKENS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+"""Of a pass. What is filled up takes less than launching does; with more the device is busy for longer."""
+SEQUENCES = (8, 64, 256)
 """Of a pass with prompts."""
-KEYS = tuple(n for power in range(8, 17) for n in (1 << power, 3 << (power - 1)) if n <= 1 << 16)
+KEYS = (1024, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768)
 """Tokens gathered."""
+CAPTURED_AFTER = 8
+"""Meetings: to capture takes 40 to 80 ms (on an H100, docs/benchmarks.md), what so many replays save, and
+most shapes of passes with prompts are met once or twice."""
 MOST_GRAPHS = 512
 """A graph takes some memory of the device's."""
 
@@ -55,7 +58,7 @@ class StepGraphs:
         self._capture: Capture | None = capture
         self._attention = LocalAttention(pool, program.attention_specs)
         self._replays: dict[Shape, Callable[[], None]] = {}
-        self._met: set[Shape] = set()
+        self._met: Counter[Shape] = Counter()
         device, kv_heads = program.device, pool.layout.kv_heads
         self._windows = tuple({spec.window: None for spec in program.attention_specs})
         most = TOKENS[-1], SEQUENCES[-1]
@@ -99,11 +102,18 @@ class StepGraphs:
         return Shape(tokens, sequences, 1 if is_decode else tokens, tuple(each or 0 for each in keys))
 
     def _is_due(self, shape: Shape) -> bool:
-        """Whether it has been met before, and there is a graph of it or may be one."""
-        if shape in self._met:
-            return shape in self._replays or len(self._replays) < MOST_GRAPHS
-        self._met.add(shape)
-        return False
+        """Whether there is a graph of it, or is one from now on."""
+        if shape in self._replays:
+            return True
+        self._met[shape] += 1
+        return self._met[shape] > CAPTURED_AFTER and len(self._replays) < MOST_GRAPHS
+
+    def is_settled(self, chunks: Sequence[SequenceChunk]) -> bool:
+        """Whether such a pass goes the same way from now on."""
+        if self._capture is None or len(self._replays) >= MOST_GRAPHS:
+            return True
+        shape = self._shape_of(chunks)
+        return shape is None or shape in self._replays
 
     def _tell(
         self,

@@ -3,6 +3,7 @@
 torch is imported only where the real model is loaded, so an emulated instance starts at once.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from common.kv.blocks import blocks_for
 from common.kv.layout import KVLayout
 from common.kv.tier import HostTier
 from common.performance import DEFAULT_CHUNK_TOKENS, DEFAULT_LAYERWISE_MIN_TOKENS, FittedTime
-from common.steps import Runner
+from common.steps import Runner, SequenceStep
 from common.transfer.buffers import ForeignMemory, SharedBuffer
 from scheduler.policy.pull_budget import share_of_steps
 
@@ -28,7 +29,8 @@ class Engine:
     map, or a device's. ``chunk_tokens``: of a chunk that keeps it busy, and ``layerwise_min_tokens``: of a
     prompt whose KV is best handed over layer by layer, as far as is known. ``chunk_time`` and ``step_time``:
     as profiled on such a machine, if that was done.
-    ``host_tier``: where the blocks of preempted sequences can wait, if anywhere.
+    ``host_tier``: where the blocks of preempted sequences can wait, if anywhere. ``is_settled``: whether a
+    pass takes as long from now on.
     """
 
     runner: Runner
@@ -45,6 +47,7 @@ class Engine:
     host_tier: HostTier | None = None
     chunk_time: FittedTime | None = None
     step_time: FittedTime | None = None
+    is_settled: Callable[[Sequence[SequenceStep]], bool] = lambda batch: True
 
 
 async def load_engine(config: Config, model_directory: Path) -> Engine:

@@ -97,6 +97,7 @@ def load_model_engine(config: Config, model_directory: Path, thread: EngineThrea
         host_tier=host_tier,
         chunk_time=None if profile is None else _as_profiled(profile.chunk_time),
         step_time=None if profile is None or is_remote else _as_profiled(profile.step_time),
+        is_settled=runner.is_settled,
     )
 
 

@@ -24,16 +24,15 @@ class PassWatch:
         self._passes: dict[Shared, list[SequenceStep]] = {}
 
     async def time(self, case: Shared) -> float:
-        batch = self._passes.get(case)
-        if batch is None:
-            batch = self._passes[case] = pass_of(self._engine, case)
-        return await self._engine.thread.run(_time, self._engine, batch, self._clock)
+        return await self._engine.thread.run(_time, self._engine, self._batch(case), self._clock)
 
     async def first(self, case: Shared) -> float | None:
-        """None: there is no room for its KV, or for what is between layers."""
+        """As those to come will be. None: there is no room for its KV, or for what is between layers."""
         if not has_room(self._engine, case):
             return None
         try:
+            while not self._engine.is_settled(self._batch(case)):
+                await self.time(case)
             return await self.time(case)
         except OutOfMemory:
             free_unused_memory()
@@ -62,6 +61,11 @@ class PassWatch:
                 seen.update(beyond)
                 waiting += beyond
         return found
+
+    def _batch(self, case: Shared) -> list[SequenceStep]:
+        if case not in self._passes:
+            self._passes[case] = pass_of(self._engine, case)
+        return self._passes[case]
 
 
 def _time(engine: Engine, batch: list[SequenceStep], clock: Callable[[], float]) -> float:

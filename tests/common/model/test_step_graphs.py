@@ -19,7 +19,16 @@ from common.model.flash_plan import FlashPlan, has_flash
 from common.model.interface import SequenceChunk
 from common.model.program import ModelProgram, load_program
 from common.model.runner import ModelRunner
-from common.model.step_graphs import KEYS, SEQUENCES, TOKENS, Capture, CudaCapture, StepGraphs, filled_up
+from common.model.step_graphs import (
+    CAPTURED_AFTER,
+    KEYS,
+    SEQUENCES,
+    TOKENS,
+    Capture,
+    CudaCapture,
+    StepGraphs,
+    filled_up,
+)
 from common.steps import Draw, LayerReports, SequenceStep
 from tests.common.model.conftest import MakeTiny
 from tests.common.model.test_flash_plan import defined
@@ -102,12 +111,13 @@ def test_steps_from_the_same_memory_are_the_model_s(
     expected = run_all(ModelRunner(program, LocalAttention(expected_pool, program.attention_specs)))
     graphs = StepGraphs(program, pool, again)
     runner = ModelRunner(program, LocalAttention(pool, program.attention_specs), graphs=graphs)
+    monkeypatch.setattr(step_graphs, "CAPTURED_AFTER", 1)
     assert [run_all(runner) for _ in range(2)] == [expected] * 2
     torch.testing.assert_close(
         pool.tensor.view(program.dtype), expected_pool.tensor.view(program.dtype), atol=1e-5, rtol=1e-4
     )
-    # Passes of 4, 11, 7 and 12 tokens with prompts, filled up to 4, 12, 8 and 12, and of 1 to 5 decodes.
-    assert again.captured == 4 + len((1, 2, 4, 8))
+    # Passes of 4, 7, 11 and 12 tokens with prompts, filled up to 4, 8 and 16, and of 1 to 5 decodes.
+    assert again.captured == len((4, 8, 16)) + len((1, 2, 4, 8))
     assert again.replayed == 2 * STAYS[0][1] - again.captured
 
 
@@ -128,7 +138,7 @@ def test_a_replayed_graph_computes_what_was_captured(tiny: MakeTiny, family: str
         )
         for pool, capture in zip(pools, captures, strict=True)
     ]
-    for _ in range(2):
+    for _ in range(1 + step_graphs.CAPTURED_AFTER):
         found, expected = (run_all(runner) for runner in runners)
         assert found == expected
         assert torch.equal(*(pool.tensor for pool in pools))
@@ -141,30 +151,31 @@ def test_what_no_graph_takes_goes_the_usual_way(monkeypatch: pytest.MonkeyPatch,
     graphs = StepGraphs(program, pool, again)
     one = SequenceChunk((0, 1), 3, 1)
 
-    def twice(chunks: list[SequenceChunk]) -> torch.Tensor | None:
+    def often(chunks: list[SequenceChunk]) -> torch.Tensor | None:
         tokens = [1] * sum(chunk.length for chunk in chunks)
-        assert graphs.logits(tokens, chunks, (0,)) is None, "it was not met before"
+        for _ in range(CAPTURED_AFTER):
+            assert graphs.logits(tokens, chunks, (0,)) is None, "it is not worth it yet"
         return graphs.logits(tokens, chunks, (0,))
 
-    assert twice([SequenceChunk(tuple(range(200)), 0, TOKENS[-1] + 1)]) is None, "too many tokens"
-    assert twice([one] * 257) is None, "too many sequences"
-    assert twice([]) is None
+    assert often([SequenceChunk(tuple(range(200)), 0, TOKENS[-1] + 1)]) is None, "too many tokens"
+    assert often([one] * 257) is None, "too many sequences"
+    assert often([]) is None
     with pytest.raises(ValueError, match="its block table holds 8 tokens"):
         graphs.logits((1,), [SequenceChunk((0, 1), 8, 1)], (0,))
     with pytest.raises(ValueError, match="chunk of 0 tokens"):
         graphs.logits((1,), [SequenceChunk((0, 1), 8, 0)], (0,))
     with pytest.raises(ValueError, match="leaves the pool of 200 blocks"):
         graphs.logits((1,), [SequenceChunk((0, 200), 3, 1)], (0,))
-    monkeypatch.setattr(step_graphs, "KEYS", KEYS[:1])
-    long = SequenceChunk(tuple(range(KEYS[0] // BLOCK_SIZE + 1)), KEYS[0], 1)
-    assert twice([long]) is None, "more tokens than are gathered"
+    monkeypatch.setattr(step_graphs, "KEYS", (256,))
+    long = SequenceChunk(tuple(range(65)), 256, 1)
+    assert often([long]) is None, "more tokens than are gathered"
     assert again.captured == 0
-    answer = twice([one])
+    answer = often([one])
     assert answer is not None
     assert answer.shape == (1, program.spec.vocab_size)
     assert again.captured == 1
     monkeypatch.setattr(step_graphs, "MOST_GRAPHS", 1)
-    assert twice([one] * 2) is None, "there are as many graphs as there may be"
+    assert often([one] * 2) is None, "there are as many graphs as there may be"
     assert graphs.logits((1,), [one], (0,)) is not None
     assert again.captured == 1
 
@@ -179,14 +190,18 @@ def test_a_step_of_which_layers_are_told_is_none(monkeypatch: pytest.MonkeyPatch
         graphs=StepGraphs(program, pool, again),
     )
     batch = [SequenceStep((4,), 0, (0,), None)]
-    for _ in range(2):
+    for _ in range(1 + CAPTURED_AFTER):
         told.clear()
         assert runner.run(batch, LayerReports(1, told.append)) == [None]
         assert told == list(range(1, program.spec.layers + 1))
     assert again.captured == 0
-    for _ in range(2):
+    for _ in range(CAPTURED_AFTER):
+        assert not runner.is_settled(batch)
         assert runner.run(batch) == [None]
+    assert again.captured == 0
+    assert runner.run(batch) == [None]
     assert again.captured == 1
+    assert runner.is_settled(batch)
 
 
 def test_what_cannot_be_captured_is_computed_as_before(
@@ -209,8 +224,12 @@ def test_what_cannot_be_captured_is_computed_as_before(
         LocalAttention(pool, program.attention_specs),
         graphs=StepGraphs(program, pool, fails),
     )
+    monkeypatch.setattr(step_graphs, "CAPTURED_AFTER", 1)
+    batch = [SequenceStep((4,), 0, (0,), None)]
+    assert not runner.is_settled(batch)
     assert run_all(runner) == expected
     assert tried == 1
+    assert runner.is_settled(batch)
     assert "operation not permitted" in caplog.text
 
 
