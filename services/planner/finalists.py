@@ -17,7 +17,7 @@ from services.planner.probes import Point, PoolPoint, Probe, Search, ask
 
 MOST_GROWN = 6
 """Instances that are added to a guess, at the most."""
-MOST_TIMES = 2.0
+MOST_TIMES = 8.0
 """Of the rate that is guessed or asked for: nobody asks how much more than that."""
 TOLERANCE = 1.05
 FULL_KV = 0.97
@@ -27,7 +27,8 @@ FULL_BATCH = 0.9
 @dataclass(frozen=True, slots=True)
 class Settled:
     """``rate_per_s``: asked for and served, or the highest served. ``headroom``: how much more than that it
-    serves, as a share; None where nobody looked. ``limit``: what gives way first."""
+    serves, as a share; None where nobody looked. ``limit``: what gives way first. ``is_open``: nothing did up
+    to the highest rate that was tried."""
 
     deployment: Deployment
     burden: float
@@ -35,6 +36,7 @@ class Settled:
     point: Point
     headroom: float | None
     limit: str
+    is_open: bool = False
 
 
 def settle(demand: Demand, proposed: Proposed, requests: int) -> Search[Settled | None]:
@@ -85,8 +87,12 @@ def look_beyond(demand: Demand, settled: Settled, requests: int) -> Search[Settl
     """With its headroom, and what ends it."""
     deployment, rate = settled.deployment, settled.rate_per_s
     found = yield from _highest_rate(demand, deployment, rate, requests)
+    headroom = max(0.0, found.rate_per_s / rate - 1)
+    if found.beyond is None and found.point is not None:
+        limit = f"nothing up to {found.rate_per_s:.3g}/s, the highest rate that was tried"
+        return replace(settled, headroom=headroom, limit=limit, is_open=True)
     limit = limit_of(deployment, demand, found.point or settled.point, found.beyond)
-    return replace(settled, headroom=max(0.0, found.rate_per_s / rate - 1), limit=limit)
+    return replace(settled, headroom=headroom, limit=limit)
 
 
 def stretch(demand: Demand, proposed: Proposed, requests: int) -> Search[Settled | None]:

@@ -31,7 +31,7 @@ LOOKED_BEYOND = 3
 class Plan:
     """``ranked``: best first, all of which keep the objectives. ``configurations``: that were searched;
     ``bounded``, ``cut`` and ``measured``: kinds of instances, by what became of them. ``has_attention``: some
-    of them have attention workers."""
+    of them have attention workers. ``caveat``: why counts may be too high."""
 
     demand: Demand
     ranked: tuple[Settled, ...]
@@ -41,9 +41,16 @@ class Plan:
     cut: int
     measured: int
     has_attention: bool = False
+    caveat: str | None = None
 
 
-def plan(kinds: Kinds, bounds: Mapping[InstanceKind, Bound], demand: Demand, requests: int) -> Search[Plan]:
+def plan(
+    kinds: Kinds,
+    bounds: Mapping[InstanceKind, Bound],
+    demand: Demand,
+    requests: int,
+    caveat: str | None = None,
+) -> Search[Plan]:
     """``requests``: of the whole trace."""
     screened: list[Screened] = yield from together([screen(each, bounds, demand, requests) for each in kinds])
     mixed, prefill, decode, attention = (each.measured for each in screened)
@@ -64,6 +71,7 @@ def plan(kinds: Kinds, bounds: Mapping[InstanceKind, Bound], demand: Demand, req
         cut=sum(each.cut for each in screened),
         measured=sum(len(each.measured) for each in screened),
         has_attention=bool(kinds.attention),
+        caveat=caveat,
     )
 
 
@@ -109,7 +117,8 @@ def verdict(plan: Plan) -> str:
     coupled = next((each for each in plan.ranked if not each.deployment.is_disaggregated), None)
     pair = next((each for each in plan.ranked if each.deployment.is_disaggregated), None)
     if coupled is None and pair is None:
-        return "nothing keeps the objectives: loosen them, or allow more devices"
+        instead = "ask for them of a longer trace" if plan.caveat else "loosen them, or allow more devices"
+        return f"nothing keeps the objectives: {instead}"
     if pair is None or coupled is None:
         left, other = ("disaggregated", "coupled") if coupled is None else ("coupled", "disaggregated")
         said = "disaggregation does not pay here: " if pair is None else "disaggregation is what works here: "

@@ -31,6 +31,7 @@ class PlannedDeployment(msgspec.Struct, frozen=True):
     requests_per_usd: float
     attainment: float
     headroom: float | None
+    is_headroom_open: bool
     limit: str
     point: Point
 
@@ -49,6 +50,7 @@ class PlanFile(msgspec.Struct, frozen=True):
     measured: int
     verdict: str
     attention_verdict: str | None
+    caveat: str | None
     ranked: tuple[PlannedDeployment, ...]
 
 
@@ -65,6 +67,7 @@ def planned(plan: Plan, settled: Settled) -> PlannedDeployment:
         requests_per_usd=settled.rate_per_s * SECONDS_PER_HOUR / usd_h,
         attainment=settled.point.attainment,
         headroom=settled.headroom,
+        is_headroom_open=settled.is_open,
         limit=settled.limit,
         point=settled.point,
     )
@@ -83,6 +86,7 @@ def file_of(plan: Plan) -> PlanFile:
         measured=plan.measured,
         verdict=verdict(plan),
         attention_verdict=attention_verdict(plan),
+        caveat=plan.caveat,
         ranked=tuple(planned(plan, each) for each in plan.ranked),
     )
 
@@ -118,16 +122,24 @@ def plan_table(plan: Plan) -> Table:
             f"{each.rate_per_s:.3g}",
             f"{each.requests_per_usd:.0f}",
             f"{100 * each.attainment:.1f} %",
-            "" if each.headroom is None else f"{100 * each.headroom:.0f} %",
+            _headroom(each),
             each.limit,
         )
     return table
+
+
+def _headroom(each: PlannedDeployment) -> str:
+    if each.headroom is None:
+        return ""
+    return f"{'over ' if each.is_headroom_open else ''}{100 * each.headroom:.0f} %"
 
 
 def summary_of(plan: Plan) -> Iterator[str]:
     yield verdict(plan)
     if (said := attention_verdict(plan)) is not None:
         yield said
+    if plan.caveat is not None:
+        yield plan.caveat
     yield (
         f"{plan.configurations:,} configurations of {plan.kinds} kinds of instances: {plan.bounded} left out"
         f" by their bounds, {plan.cut} by short runs, {plan.measured} measured, {len(plan.ranked)}"

@@ -15,7 +15,7 @@ from services.planner.driver import drive, simulating
 from services.planner.planning import Plan, plan
 from services.planner.preparing import PlanRequest, Prepared, bounds_of, prepare
 from services.planner.probes import Search
-from services.planner.run_length import check_length
+from services.planner.run_length import caveat_of, check_length
 from services.planner.searches import SearchName, SearchReport, search_of
 
 Found = TypeVar("Found")
@@ -53,7 +53,8 @@ def make_plan(request: PlanRequest, processes: int | None = None, checkpoint: Pa
 
     def search(prepared: Prepared) -> Search[Plan]:
         check_length(prepared)
-        return plan(prepared.kinds, bounds_of(prepared), prepared.demand, len(prepared.conditions.rows))
+        requests, caveat = len(prepared.conditions.rows), caveat_of(prepared)
+        return plan(prepared.kinds, bounds_of(prepared), prepared.demand, requests, caveat)
 
     return _search(request, search, processes, checkpoint)
 

@@ -46,6 +46,26 @@ def check_length(prepared: Prepared) -> None:
     raise ConfigError("--rate", demand.rate_per_s, rule)
 
 
+def caveat_of(prepared: Prepared) -> str | None:
+    """What to keep in mind of few requests, by how long one stays that just keeps its objectives: with them
+    as long as that, as with others that nobody delays in ``check_length``. None: there are enough."""
+    demand, rows = prepared.demand, prepared.conditions.rows
+    objectives = demand.objectives
+    token_s = objectives.tpot_s if objectives.tpot_s is not None else objectives.tbt_s
+    if demand.objective == "throughput" or objectives.ttft_s is None or token_s is None:
+        return None
+    stays_s = objectives.ttft_s + token_s * np.array([row.output_tokens - 1 for row in rows])
+    stay_s = float((stays_s**2).sum() / stays_s.sum())
+    needed = math.ceil(STAYS * stay_s * demand.rate_per_s)
+    if len(rows) >= needed:
+        return None
+    return (
+        f"of so few requests more instances may be counted than it takes: these {len(rows):,} come within"
+        f" {len(rows) / demand.rate_per_s:.3g} s, and those that just keep their objectives stay for"
+        f" {stay_s:.3g} s, which passes for work that piles up; {needed:,} would say"
+    )
+
+
 def _quickest_s(prepared: Prepared) -> tuple[float, float]:
     """Of a prompt's token and of a step, each alone on the kind that is quickest at it."""
     workload = prepared.workload

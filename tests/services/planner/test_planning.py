@@ -9,6 +9,7 @@ from services.planner.demand import Objective, Proposed
 from services.planner.finalists import settle
 from services.planner.planning import attention_verdict, plan, verdict
 from services.planner.probes import Point, Probe
+from services.planner.report import summary_of
 from tests.services.planner.worlds import (
     Capacities,
     attention_kind,
@@ -139,6 +140,28 @@ def test_what_is_to_spare_is_measured() -> None:
     (best,) = found.ranked
     assert best.deployment.pools[0].count == 3
     assert best.headroom == pytest.approx(0.2, abs=0.06)
+
+
+def test_what_is_to_spare_beyond_what_was_tried_is_said_to_be_more() -> None:
+    world = {kind_of("mixed"): 500.0}
+    found, _ = search_world(plan(kinds_in(world), bounds_in(world), demand_of(rate=10.0), REQUESTS), world)
+    (best,) = found.ranked
+    assert best.is_open
+    assert best.headroom == pytest.approx(7.0, rel=0.06)
+    assert best.limit.startswith("nothing up to 7")
+    world = {kind_of("mixed"): 40.0}
+    found, _ = search_world(plan(kinds_in(world), bounds_in(world), demand_of(rate=10.0), REQUESTS), world)
+    (best,) = found.ranked
+    assert not best.is_open
+    assert best.headroom == pytest.approx(3.0, rel=0.06)
+
+
+def test_of_few_requests_nothing_is_said_to_be_impossible() -> None:
+    world = {kind_of("mixed"): 0.0}
+    search = plan(kinds_in(world), bounds_in(world), demand_of(), REQUESTS, caveat="too few")
+    found, _ = search_world(search, world)
+    assert verdict(found) == "nothing keeps the objectives: ask for them of a longer trace"
+    assert "too few" in list(summary_of(found))
 
 
 def test_where_the_other_pool_is_what_is_short_it_grows_too() -> None:

@@ -9,7 +9,7 @@ from common.errors import ConfigError
 from services.planner.candidates import PoolPlan
 from services.planner.preparing import PlanRequest, Prepared, prepare
 from services.planner.probes import Probe
-from services.planner.run_length import check_length
+from services.planner.run_length import caveat_of, check_length
 from services.planner.searches import SearchName, search_of
 from services.planner.simulating import run_probe
 
@@ -86,3 +86,14 @@ def test_where_the_rate_is_what_is_looked_for_any_length_is_taken(tmp_path: Path
     prepared = prepared_at(1_000.0, tmp_path)
     demand = replace(prepared.demand, objective="throughput", max_devices=8)
     check_length(replace(prepared, demand=demand))
+
+
+def test_few_requests_for_what_objectives_allow_are_told_of(tmp_path: Path) -> None:
+    """One of 400 tokens may stay for 5 s and 0.2 s a token."""
+    said = caveat_of(prepared_at(40.0, tmp_path))
+    assert said is not None
+    assert "these 600 come within 15 s" in said
+    enough = int(said.split()[-3].replace(",", ""))
+    assert 4 * 40 * 80 < enough < 4 * 40 * 100
+    assert caveat_of(prepared_at(40.0, tmp_path, count=enough)) is None
+    assert caveat_of(prepared_at(1.0, tmp_path)) is None
