@@ -4,7 +4,6 @@ The form is that of Prometheus' file discovery; ``deploy/prometheus/local.yml`` 
 """
 
 import asyncio
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
@@ -19,6 +18,7 @@ from common.messages import InstanceRecord, MemberRecord
 from services.commands.options import ConfigOption, StateOption, config_of, messages
 from services.launcher.state_directory import DEFAULT_STATE_DIRECTORY
 from services.members import members_of
+from services.output_files import write_whole
 
 LOOK_INTERVAL_S = 2.0
 
@@ -83,13 +83,6 @@ async def keep_written(config: Config, file: Path) -> None:
             messages.print(f"not updated: {exc}", highlight=False, markup=False)
         else:
             if content != written:
-                _replace(file, content)
+                write_whole("--watch", file, content)  # Prometheus reads the old or the new, never a half
                 written = content
         await asyncio.sleep(LOOK_INTERVAL_S)
-
-
-def _replace(file: Path, content: bytes) -> None:
-    """Prometheus reads the old or the new, never a half."""
-    new = file.with_name(f"{file.name}.new")
-    new.write_bytes(content)
-    os.replace(new, file)
