@@ -40,7 +40,7 @@ def analyze(
         str, typer.Option(help=f"The first computes the model, others attention: {', '.join(DEVICES)}.")
     ] = "h100,h20",
     device_file: Annotated[
-        Path | None, typer.Option(help="A TOML file of [[device]] tables: yours beside these.")
+        Path | None, typer.Option(help="A TOML file of [\\[device]] tables: yours beside these.")
     ] = None,
     batch: Annotated[str, typer.Option(help="Batch sizes.")] = "1,8,32,128,300,512",
     context: Annotated[str, typer.Option(help="Context lengths, tokens.")] = "1024,4096,8192,32768",

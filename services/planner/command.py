@@ -23,7 +23,7 @@ def plan(
     slo: Annotated[str, typer.Option(help="As ttft=0.5,tpot=0.1: seconds, also tbt and e2e.")],
     devices: Annotated[str, typer.Option(help="That may be used, as a100,h100.")] = "a100,h100",
     device_file: Annotated[
-        Path | None, typer.Option(help="A TOML file of [[device]] tables: yours beside the catalogue's.")
+        Path | None, typer.Option(help="A TOML file of [\\[device]] tables: yours beside the catalogue's.")
     ] = None,
     prices: Annotated[
         Path | None, typer.Option(help="A TOML file of dollars an hour by device; else the catalogue's.")
@@ -33,7 +33,7 @@ def plan(
     max_gpus: Annotated[int | None, typer.Option(min=1, help="Devices in all, at the most.")] = None,
     attainment: Annotated[float, typer.Option(help="Share of requests that must meet the SLO.")] = 0.9,
     config: Annotated[
-        Path | None, typer.Option(help="Settings that all share, [space], and [performance.DEVICE].")
+        Path | None, typer.Option(help="Settings that all share, \\[space], and \\[performance.DEVICE].")
     ] = None,
     requests: Annotated[int | None, typer.Option(min=8, help="Only the trace's first.")] = None,
     seed: Annotated[int, typer.Option(help="Of the arrivals.")] = 0,
