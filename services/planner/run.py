@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
-from common.errors import ServiceError
 from services.commands.options import messages
 from services.planner.checkpoint import Checkpoint
 from services.planner.driver import drive, simulating
@@ -19,13 +18,6 @@ from services.planner.run_length import caveat_of, check_length
 from services.planner.searches import SearchName, SearchReport, search_of
 
 Found = TypeVar("Found")
-
-
-TERMINATED_STATUS = 128 + signal.SIGTERM
-
-
-class Interrupted(ServiceError):
-    """Ctrl-C. What was simulated is kept where a checkpoint was named."""
 
 
 class Terminated(BaseException):
@@ -49,7 +41,7 @@ def raising_terminated() -> Iterator[None]:
 
 
 def make_plan(request: PlanRequest, processes: int | None = None, checkpoint: Path | None = None) -> Plan:
-    """Raises ConfigError and what reading files raises; Interrupted."""
+    """Raises ConfigError and what reading files raises; SystemExit after Ctrl-C or SIGTERM."""
 
     def search(prepared: Prepared) -> Search[Plan]:
         check_length(prepared)
@@ -89,7 +81,12 @@ def _search(
             with raising_terminated(), simulating(prepared.conditions, processes or cores) as simulator:
                 return drive(begun, simulator, kept, context, tell)
         except KeyboardInterrupt:
-            raise Interrupted(f"interrupted after {done} runs, {where}") from None
+            _end("interrupted", done, where, signal.SIGINT)
         except Terminated:
-            messages.print(f"terminated after {done} runs, {where}", highlight=False, soft_wrap=True)
-            raise SystemExit(TERMINATED_STATUS) from None
+            _end("terminated", done, where, signal.SIGTERM)
+
+
+def _end(how: str, done: int, where: str, number: signal.Signals) -> NoReturn:
+    """With the exit status that shells give a signal: 1 would say that no deployment was found."""
+    messages.print(f"{how} after {done} runs, {where}", highlight=False, markup=False, soft_wrap=True)
+    raise SystemExit(128 + number) from None
