@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from common.devices import DEVICES
 from services.bench.traces import read_trace
 from services.simulator.config import simulated_from_tree
 from services.simulator.metrics import Metrics, measure
@@ -112,6 +113,13 @@ def simulated(shared: Path, config: str, trace: str, count: int | None = None) -
     cluster = simulate(simulated_from_tree(tree), Load(offered_of(requests, None, "poisson", 0)))
     columns = {name: each.astype(np.float64) for name, each in cluster.records.columns().items()}
     return Simulated(measure(cluster), columns)
+
+
+@pytest.mark.parametrize("design", ["aa", "ha", "hh", "hhcap", "baseline", "baseline_a100"])
+def test_all_have_the_power_that_forty_machines_of_h100_have(design: str) -> None:
+    pools = tomllib.loads((BENCH / f"splitwise_{design}.toml").read_text())["pool"]
+    power_w = sum(pool["count"] * pool["devices"] * DEVICES[pool["device"]].power_w for pool in pools)
+    assert power_w == pytest.approx(40 * 8 * 700, rel=0.01)
 
 
 @pytest.fixture(scope="module")
