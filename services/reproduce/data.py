@@ -1,7 +1,8 @@
 """The papers' public data, as files of one directory that the user names: none of them is in the package.
 
-A performance model or a table that is missing is an error, naming it. Of a trace that is missing the lengths
-can be drawn from a distribution that has the paper's published means, and whoever does so says so.
+A performance model or a table that is missing is an error, naming it, unless its row calls it optional and
+says what was left out. Of a trace that is missing the lengths can be drawn from a distribution that has the
+paper's published means, and whoever does so says so.
 """
 
 import math

@@ -19,8 +19,9 @@ One command each: `lamella reproduce ID --data DIR` prints the paper's figures a
 run, what is assumed otherwise than there, and why it differs. `lamella reproduce --list` names them and the
 files of `DIR` that they read: public data of others, none of it in the package. Where a trace is not in `DIR`
 its lengths are drawn from a distribution with the paper's published means, and the row says so. A performance
-model that is missing is an error which names it. No constant was fitted to a figure of this page. All of it
-takes about three quarters of an hour of CPU time.
+model that is missing is an error which names it, but one that `--list` calls optional: without it its column
+is left out, and the row says so. No constant was fitted to a figure of this page. All of it takes about three
+quarters of an hour of CPU time.
 
 This page was written on {day} by
 

@@ -1,5 +1,7 @@
 """What a printed bandwidth says of the time behind it."""
 
+from pathlib import Path
+
 import pytest
 
 from common.cost import OFFLOADING_LINK, exchanged_bytes
@@ -19,6 +21,19 @@ def test_a_cell_and_its_time_are_one_statement() -> None:
             )
 
 
-def test_without_measured_kernels_their_column_is_empty() -> None:
-    for table in run(DataFiles(None), 1.0).tables:
-        assert {cells[5] for cells in table.rows} == {"-"}
+def test_without_measured_kernels_nothing_is_told_of_them() -> None:
+    found = run(DataFiles(None), 1.0)
+    assert all(len(table.columns) == 5 for table in found.tables)
+    assert found.setup[0].endswith(
+        "Not by measured kernels, for want of aiconfigurator/a100_sxm in the data directory."
+    )
+    told = " ".join((*found.setup, *found.assumptions, *found.causes))
+    assert "aiconfigurator's kernels" not in told
+    assert "today's kernels" not in told
+
+
+def test_with_them_they_have_their_column(shared_directory: Path) -> None:
+    found = run(DataFiles(shared_directory / "data"), 1.0)
+    for table in found.tables:
+        assert table.columns[5] == "ours: measured kernels"
+    assert "aiconfigurator's kernels" in found.setup[0]
