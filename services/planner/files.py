@@ -12,7 +12,7 @@ from typing import Any
 
 from common.config_file import config_from_tree, toml_value
 from common.cost import kv_token_bytes, weight_bytes
-from common.devices import DEVICES
+from common.devices import DEVICES, TPU_V6E
 from common.errors import ConfigError
 from common.messages import Role
 from services.output_files import write_whole
@@ -25,6 +25,7 @@ ROLES: tuple[Role, ...] = ("prefill", "decode", "mixed")
 HOST_GIB = 16
 """Of a host's memory beside the weights on their way: CUDA's own, torch, ``instance.swap_bytes``."""
 SWAP_BYTES = 8 << 30
+OTHER_THAN_NVIDIA = frozenset((TPU_V6E.name,))
 GROWTH = 2
 """Times as many instances as planned may be asked for by the scheduler's plan."""
 
@@ -318,5 +319,10 @@ def notes_of(pools: Sequence[PoolPlan]) -> Iterator[str]:
     used = {device for pool in pools for device, _ in pool.kind.parts}
     for name in sorted(used - set(DEVICES)):
         yield f"{name} is a device of your own: the files ask for it as for an NVIDIA GPU"
+    for name in sorted(used & OTHER_THAN_NVIDIA):
+        yield (
+            f"{name} is no NVIDIA GPU, yet the files ask for it as for one, and lamella's engine computes on"
+            " none such: they need its driver, its resource in Kubernetes, and an engine of its own"
+        )
     if len(used) > 1:
         yield "compose knows no kinds of devices: on one machine with several, name each service's device_ids"

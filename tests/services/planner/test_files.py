@@ -134,6 +134,12 @@ def test_a_device_of_one_s_own_goes_with_the_files(tmp_path: Path) -> None:
     assert "mine is a device of your own" in note
 
 
+def test_accelerators_of_the_catalogue_that_are_no_nvidia_gpus_are_told() -> None:
+    pools = (PoolPlan(kind=msgspec.structs.replace(MIXED, device="tpu-v6e"), count=2),)
+    (note,) = notes_of(pools)
+    assert note.startswith("tpu-v6e is no NVIDIA GPU")
+
+
 def composed(directory: Path) -> dict[str, Any]:
     if shutil.which("docker") is None:
         pytest.skip("no docker: the override is not merged")
