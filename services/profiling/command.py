@@ -74,7 +74,12 @@ def _check_of_passes(context: typer.Context) -> None:
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
             option = f"--{name.replace('_', '-')}"
-            raise ConfigError(option, context.params[name], "is of --operators: passes know nothing of it")
+            given = context.params[name]
+            if isinstance(given, Path):
+                given = str(given)
+            if given is False:
+                option, given = f"--no-{option[2:]}", True
+            raise ConfigError(option, given, "is of --operators: passes know nothing of it")
 
 
 def _profile_passes(settings: "Config", rounds: int, hand_overs: bool) -> None:

@@ -10,6 +10,7 @@ from rich.table import Table
 from common.config import Config
 from common.errors import ConfigError
 from common.shapes import ModelShape
+from services.output_files import check_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,8 @@ class OperatorOptions:
 def profile_operators_of(settings: Config, options: OperatorOptions) -> None:
     """Raises ConfigError."""
     if options.output is None:
-        raise ConfigError("output", None, "is needed: the folder that operators' files go to")
+        raise ConfigError("--output", None, "is needed: the folder that operators' files go to")
+    check_folder("--output", options.output)
     from services.profiling.operators.profiling import OperatorsRequest, parse_degrees, profile_operators
     from services.profiling.operators.sizes import Effort, Limits
 

@@ -39,7 +39,7 @@ def check_participants(device: torch.device, workers: Sequence[int]) -> None:
             ' --no-communication, and simulate with communication = "roofline", which goes by the links of'
             " the device's catalogue entry"
         )
-        raise ConfigError("tp", most, rule)
+        raise ConfigError("--tp", most, rule)
 
 
 def measure_messages(

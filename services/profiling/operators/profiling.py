@@ -55,7 +55,7 @@ def profile_operators(
 ) -> list[Path]:
     """The files written. ``laps``: another clock than the device's. Raises ConfigError before anything is
     measured, CommunicationError."""
-    device = device_of("device", request.model.device)
+    device = device_of("--device", request.model.device)
     shards = [shard_of(request.shape, degree) for degree in request.tensor_parallel]
     participants = _participants(request, device)
     check_participants(device, participants)
@@ -101,7 +101,7 @@ def parse_degrees(text: str) -> tuple[int, ...]:
     try:
         degrees = tuple(sorted({int(each) for each in text.split(",")}))
     except ValueError:
-        raise ConfigError("tp", text, "must be numbers with commas, such as 1,2,4") from None
+        raise ConfigError("--tp", text, "must be numbers with commas, such as 1,2,4") from None
     return degrees
 
 

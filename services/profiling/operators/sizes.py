@@ -53,9 +53,9 @@ class Limits:
     def __post_init__(self) -> None:
         """Raises ConfigError for less than two cases of anything."""
         for key, value, least in (
-            ("max-tokens", self.tokens, 2 * FEWEST_CHUNK_TOKENS),
-            ("max-context", self.context, 4 * SHORTEST_CONTEXT),
-            ("max-batch", self.batch, 2),
+            ("--max-tokens", self.tokens, 2 * FEWEST_CHUNK_TOKENS),
+            ("--max-context", self.context, 4 * SHORTEST_CONTEXT),
+            ("--max-batch", self.batch, 2),
         ):
             if value < least:
                 raise ConfigError(key, value, f"must be at least {least}")

@@ -27,7 +27,9 @@ from services.profiling.operators.sizes import (
 def test_messages_need_a_device_each_where_there_are_devices() -> None:
     check_participants(torch.device("cpu"), (2, 64))
     there = torch.cuda.device_count()
-    said = rf"tp = {there + 2}: .* need as many CUDA devices, .* has {there}: .*communication = \"roofline\""
+    said = (
+        rf"--tp = {there + 2}: .* need as many CUDA devices, .* has {there}: .*communication = \"roofline\""
+    )
     with pytest.raises(ConfigError, match=said):
         check_participants(torch.device("cuda"), (2, there + 2))
 
@@ -70,7 +72,7 @@ def test_sizes_are_what_the_limits_allow() -> None:
     assert message_sizes(1) == (512, 1024)
     assert parse_degrees("4,1,2,1") == (1, 2, 4)
     for bad in ("", "1;2", "two"):
-        with pytest.raises(ConfigError, match="tp = "):
+        with pytest.raises(ConfigError, match="--tp = "):
             parse_degrees(bad)
     with pytest.raises(ConfigError, match="max-batch = 1: must be at least 2"):
         Limits(batch=1)

@@ -361,7 +361,13 @@ def test_the_command_writes_the_files_and_says_how_far_they_are_off(tiny: MakeTi
     assert "output_matrix" in found.output
     assert f'performance = {{ kind = "operators", directory = "{output}" }}' in found.output
     assert isinstance(CliRunner().invoke(app, asked).exception, ConfigError)
+    taken = tmp_path / "file"
+    taken.touch()
+    refused = CliRunner().invoke(app, [*asked, "--output", str(taken)])
+    assert str(refused.exception) == f"--output = {str(taken)!r}: cannot be made: {taken} is no directory"
     for alone in (["--output", str(output)], ["--tp", "2"], ["--no-communication"]):
         refused = CliRunner().invoke(app, ["profile", *alone])
         assert isinstance(refused.exception, ConfigError)
+        assert str(refused.exception).startswith(f"{alone[0]} = ")
         assert "is of --operators" in str(refused.exception)
+        assert "PosixPath" not in str(refused.exception)
