@@ -37,7 +37,9 @@ def plan(
     ] = None,
     requests: Annotated[int | None, typer.Option(min=8, help="Only the trace's first.")] = None,
     seed: Annotated[int, typer.Option(help="Of the arrivals.")] = 0,
-    processes: Annotated[int | None, typer.Option(min=1, help="Default: one a core.")] = None,
+    processes: Annotated[
+        int | None, typer.Option(min=1, help="Default, and at the most: one a core.")
+    ] = None,
     checkpoint: Annotated[
         Path | None, typer.Option(help="Keep what was simulated there, and begin with what is there.")
     ] = None,
@@ -105,7 +107,11 @@ def chosen_of(found: "Plan", choose: int | None) -> "Sequence[PoolPlan]":
     if not found.ranked:
         return ()
     if choose is not None and choose > len(found.ranked):
-        raise ConfigError("--choose", choose, f"must be 1 to {len(found.ranked)}")
+        raise ConfigError(
+            "--choose",
+            choose,
+            f"must be 1 to {len(found.ranked)}, as many as were found: no files are written",
+        )
     return found.ranked[(choose or 1) - 1].deployment.pools
 
 

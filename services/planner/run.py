@@ -77,8 +77,11 @@ def _search(
 
         where = "and none is kept without --checkpoint" if checkpoint is None else f"kept in {checkpoint}"
         cores = len(os.sched_getaffinity(0))
+        workers = min(processes or cores, cores)
+        if processes is not None and processes > cores:
+            messages.print(f"--processes {processes}: held to {cores}, one a core", highlight=False)
         try:
-            with raising_terminated(), simulating(prepared.conditions, processes or cores) as simulator:
+            with raising_terminated(), simulating(prepared.conditions, workers) as simulator:
                 return drive(begun, simulator, kept, context, tell)
         except KeyboardInterrupt:
             _end("interrupted", done, where, signal.SIGINT)

@@ -1,6 +1,7 @@
 """``lamella plan`` from end to end, over a small model and a short trace."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -153,6 +154,14 @@ def test_a_bad_price_list_is_told(trace: Path, tmp_path: Path, content: str, sai
     assert said in str(result.exception)
 
 
+def test_processes_are_held_to_the_cores(trace: Path, tmp_path: Path) -> None:
+    config, cores = tmp_path / "base.toml", len(os.sched_getaffinity(0))
+    config.write_text(CONFIG)
+    result = run(trace, "--rate", "6", "--config", str(config), "--devices", "a100", "--processes", "1000000")
+    assert result.exit_code == 0, result.output
+    assert f"--processes 1000000: held to {cores}, one a core" in result.output
+
+
 def test_a_device_of_one_s_own_wins_where_it_is_cheap(trace: Path, tmp_path: Path) -> None:
     """And no sooner: what one costs is in the file, or in the prices."""
     own, config, prices = (tmp_path / f"{name}.toml" for name in ("own", "base", "prices"))
@@ -264,3 +273,4 @@ def test_the_best_one_s_files_are_written(trace: Path, config: Path, tmp_path: P
     late = run(trace, *options, "--out", str(out), "--choose", "99")
     assert isinstance(late.exception, ConfigError)
     assert "--choose = 99: must be 1 to " in str(late.exception)
+    assert "as many as were found: no files are written" in str(late.exception)
