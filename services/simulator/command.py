@@ -26,7 +26,7 @@ def simulate(
     trace_scale: Annotated[
         float, typer.Option(help="Replay the trace's arrivals so many times as fast.")
     ] = 1.0,
-    arrivals: Annotated[str, typer.Option(help="With --rate: poisson or fixed.")] = "poisson",
+    arrivals: Annotated[str | None, typer.Option(help="With --rate: poisson, the default, or fixed.")] = None,
     seed: Annotated[int, typer.Option(help="Of arrivals, and of what befalls the mesh.")] = 0,
     requests: Annotated[int | None, typer.Option(min=1, help="Only the trace's first.")] = None,
     max_tokens: Annotated[
@@ -69,6 +69,7 @@ def simulate(
     simulated = [load_simulated(each) for each in files]
     objectives = None if slo is None else parse_objectives(slo)
     check_scale(trace_scale, rate)
+    check_arrivals(arrivals, rate)
     if rate is not None:
         check_rate(rate)
     rows = read_trace(trace, requests)
@@ -78,7 +79,7 @@ def simulate(
     with Progress(console=messages, transient=True) as bar:
         for name, one in zip(names, simulated, strict=True):
             task = bar.add_task(name, total=len(rows.requests))
-            load = Load(offered_of(rows, rate, arrivals, seed, trace_scale), max_tokens, retries)
+            load = Load(offered_of(rows, rate, arrivals or "poisson", seed, trace_scale), max_tokens, retries)
             shown = partial(_show_progress, bar, task)
             cluster = run(one, load, shown, output.recorded, seed, has_operators=operators)
             runs.append(Run(name, measure(cluster, objectives)))
@@ -100,6 +101,18 @@ def check_scale(trace_scale: float, rate: float | None) -> None:
         raise ConfigError("--trace-scale", trace_scale, "must be a positive number")
     if trace_scale != 1.0 and rate is not None:
         raise ConfigError("--trace-scale", trace_scale, "is of the trace's own arrivals: leave --rate out")
+
+
+def check_arrivals(arrivals: str | None, rate: float | None) -> None:
+    """Raises ConfigError."""
+    from services.bench.arrivals import ARRIVAL_PROCESSES
+
+    if arrivals is None:
+        return
+    if arrivals not in ARRIVAL_PROCESSES:
+        raise ConfigError("--arrivals", arrivals, f"must be one of {', '.join(ARRIVAL_PROCESSES)}")
+    if rate is None:
+        raise ConfigError("--arrivals", arrivals, "is of --rate: without it requests come as in the trace")
 
 
 def show_held_out(simulated: "Simulated") -> None:

@@ -8,7 +8,7 @@ import msgspec
 
 from common.errors import ConfigError
 from common.latency import ServiceObjectives
-from services.output_files import check_writable, write_whole
+from services.output_files import check_writable, is_stream, write_whole
 from services.simulator.cluster import Cluster
 from services.simulator.records import Records
 from services.simulator.request_files import (
@@ -57,6 +57,19 @@ class OutputFiles:
                 rule = "is of one configuration: leave --compare out"
                 raise ConfigError("--timeline", str(self.timeline), rule)
             check_writable("--timeline", self.timeline)
+        self._check_apart()
+
+    def _check_apart(self) -> None:
+        """The later one would replace the former; what only takes bytes takes those of both."""
+        taken: dict[Path, str] = {}
+        for name in ("json", "csv", "parquet", "plot", "timeline"):
+            option, path = f"--{name}", getattr(self, name)
+            if path is None or is_stream(option, path):
+                continue
+            file = path.resolve()
+            if file in taken:
+                raise ConfigError(option, str(path), f"is the file of {taken[file]}, too")
+            taken[file] = option
 
     def take(self, name: str, cluster: Cluster) -> None:
         """A run that is over. Its timeline is written, of all else what is needed is kept."""

@@ -265,6 +265,15 @@ def test_a_run_is_drawn_and_a_timeline_is_of_one_configuration(tmp_path: Path, t
     assert not written.exists()
 
 
+def test_one_file_is_not_for_two(tmp_path: Path, trace: Path) -> None:
+    config = write_config(tmp_path, "mesh.toml", 0.02)
+    (tmp_path / "link").symlink_to(tmp_path / "out")
+    both = run(config, "--trace", trace, "--json", tmp_path / "out", "--csv", tmp_path / "link")
+    assert "--csv" in str(both.exception)
+    assert "is the file of --json, too" in str(both.exception)
+    assert not (tmp_path / "out").exists()
+
+
 def test_what_befalls_a_mesh_is_the_seeds(tmp_path: Path, trace: Path) -> None:
     config = write_config(tmp_path, "mesh.toml", 0.02)
     config.write_text(config.read_text() + FAULT)
@@ -282,6 +291,9 @@ def test_what_befalls_a_mesh_is_the_seeds(tmp_path: Path, trace: Path) -> None:
         (("--rate", "nan"), "--rate = nan: must be a number"),
         (("--rate", "1", "--slo", "ttft=0"), "--slo = 'ttft=0': ttft must be over 0 seconds"),
         ((), "--rate = None: is needed: the trace has lengths alone"),
+        (("--rate", "1", "--arrivals", "foo"), "--arrivals = 'foo': must be one of poisson, fixed"),
+        (("--arrivals", "foo"), "--arrivals = 'foo': must be one of poisson, fixed"),
+        (("--arrivals", "fixed"), "--arrivals = 'fixed': is of --rate"),
     ],
 )
 def test_what_cannot_be_meant_is_told_by_its_option(
