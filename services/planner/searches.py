@@ -44,6 +44,7 @@ LENGTH = 4.0
 """Of samples: these searches have one round."""
 MOST_RATIO_DEVICES = 16
 LAW_SHARES = (0.25, 0.5, 1.0)
+NEARLY_NOTHING = 1e-9
 """Of the rate, at which workers are counted for Aladdin's line."""
 
 
@@ -263,7 +264,7 @@ def _aladdin(prepared: Prepared) -> Search[SearchReport]:
         else:
             seen = ", ".join(f"{count} at {rate:.3g}/s" for rate, count in workers.seen)
             lines.append(
-                f"workers = ⌈{workers.k5_s:.3g} · rate {workers.c5:+.3g}⌉ (equation 7), by {seen}:"
+                f"workers = {law_text(workers.k5_s, workers.c5)} (equation 7), by {seen}:"
                 f" {workers.workers(demand.rate_per_s)} at {demand.rate_per_s:g}/s"
             )
             replicated = (_workers(best.kind, workers.seen[-1][1]),)
@@ -349,3 +350,11 @@ _SEARCHES: dict[SearchName, Callable[[Prepared], Search[SearchReport]]] = {
     "aladdin": _aladdin,
     "lamina": _lamina,
 }
+
+
+def law_text(k5_s: float, c5: float) -> str:
+    """Equation 7. What a fit leaves of nothing is no term."""
+    slope, constant = (0.0 if abs(each) < NEARLY_NOTHING else each for each in (k5_s, c5))
+    if not slope:
+        return f"⌈{constant:.3g}⌉"
+    return f"⌈{slope:.3g} · rate{f' {constant:+.3g}' if constant else ''}⌉"

@@ -36,6 +36,7 @@ from services.planner.provisioning import (
     most_throughput,
 )
 from services.planner.samples import Sample
+from services.planner.searches import law_text
 from services.planner.simulating import Conditions, run_probe
 from services.planner.vidur_search import VidurPoint, pareto_front, search_capacities, within
 from services.planner.worker_configuration import (
@@ -369,6 +370,14 @@ def test_aladdin_s_best_worker_has_the_most_per_device_and_its_law_is_found_agai
     law = compute_law(kinds, speeds, 1, 1)
     assert law is not None
     assert [law.k4_s, law.c4_s] == pytest.approx([0.04, 0.0101])
+
+
+@pytest.mark.parametrize(
+    ("k5_s", "c5", "text"),
+    [(0.25, -1.5, "⌈0.25 · rate -1.5⌉"), (-7.08e-17, 1.0, "⌈1⌉"), (0.5, 2e-16, "⌈0.5 · rate⌉")],
+)
+def test_what_a_law_has_nearly_nothing_of_is_no_term(k5_s: float, c5: float, text: str) -> None:
+    assert law_text(k5_s, c5) == text
 
 
 def test_no_law_is_fitted_over_one_number_of_devices() -> None:
