@@ -37,6 +37,8 @@ CONTEXT_LENGTH = 131_072
 """For which workers' exchanges are made where ``[model] context_length`` does not say."""
 ELEMENT_TYPES: dict[int, ElementType] = {2: "bfloat16", 4: "float32"}
 GIB = float(1 << 30)
+POOL_KEYS = {"tensor_parallel": "devices", "pipeline_parallel": "pipeline"}
+"""A pool's own, by what performance models call them."""
 
 
 class AttentionPoolConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -207,7 +209,7 @@ def split_of(
     try:
         return open_split(source, shape, device, Parallelism(tensor=devices))
     except ConfigError as exc:
-        raise ConfigError(f"{key}.{exc.key}", exc.value, exc.rule) from exc
+        raise ConfigError(f"{key}.{POOL_KEYS.get(exc.key, exc.key)}", exc.value, exc.rule) from exc
 
 
 def _needs_of(

@@ -11,7 +11,7 @@ section is of ``common.config`` and means what it means live; ``[pool.instance]`
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, get_args
 
 import msgspec
 
@@ -27,6 +27,7 @@ from common.shapes import SHAPES, ModelShape
 from services.hosts.engines import has_remote_attention
 from services.simulator.attention_config import (
     GIB,
+    POOL_KEYS,
     AttentionPool,
     AttentionPoolConfig,
     RemoteAttention,
@@ -48,6 +49,7 @@ from services.simulator.toml_tables import read_table
 
 ANY_TOKENS = 1 << 31
 """More than a prompt has."""
+POOL_ROLES = (*get_args(Role), "attention")
 MOST_OF_A_POOL = 10_000
 """Instances, devices, stages."""
 OWN_TABLES = ("cluster", "pool", "fault", "scale", "prediction", "prefix", "host", "device")
@@ -227,7 +229,10 @@ def _pool_configs(pools: Any) -> tuple[list[PoolConfig], list[AttentionPoolConfi
 
 def _pool_config(table: dict[str, Any], kind: type[AnyPool]) -> AnyPool:
     name = table.get("name")
-    found: AnyPool = read_table(f"pool.{name}" if isinstance(name, str) else "pool", table, kind)
+    key = f"pool.{name}" if isinstance(name, str) else "pool"
+    if "role" in table and table["role"] not in POOL_ROLES:
+        raise ConfigError(f"{key}.role", table["role"], f"must be one of {', '.join(POOL_ROLES)}")
+    found: AnyPool = read_table(key, table, kind)
     return found
 
 
@@ -342,7 +347,7 @@ def _pool_of(
     try:
         opened = open_once(source, shape, device, pool.parallelism)
     except ConfigError as exc:
-        raise ConfigError(f"{key}.{exc.key}", exc.value, exc.rule) from exc
+        raise ConfigError(f"{key}.{POOL_KEYS.get(exc.key, exc.key)}", exc.value, exc.rule) from exc
     if opened.profile is not None:
         settings = _as_profiled(settings, opened.profile)
     return Pool(pool, device, settings, blocks, opened.model, opened.held_out)

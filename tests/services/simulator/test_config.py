@@ -45,12 +45,20 @@ def test_a_pool_is_named_whose_passes_would_take_less_than_nothing() -> None:
     assert (caught.value.key, caught.value.value) == ("pool.mixed.step_s", -0.02)
 
 
+@pytest.mark.parametrize(("key", "value"), [("devices", 3), ("pipeline", 1000)])
+def test_a_pool_s_parallelism_is_named_as_its_file_has_it(key: str, value: int) -> None:
+    performance = {"kind": "roofline"}
+    with pytest.raises(ConfigError) as caught:
+        mesh(pool("mixed", performance=performance, device="h100", kv_tokens=1000, **{key: value}))
+    assert (caught.value.key, caught.value.value) == (f"pool.mixed.{key}", value)
+
+
 @pytest.mark.parametrize(
     ("table", "said"),
     [
         (
             '[[pool]]\nname = "a"\nrole = "banana"\ncount = 1\nperformance = {}',
-            "pool.a.role = 'banana': must be one of prefill, decode, mixed",
+            "pool.a.role = 'banana': must be one of prefill, decode, mixed, attention",
         ),
         (
             '[[pool]]\nname = "a"\nrole = "mixed"\ncount = "x"\nperformance = {}',
