@@ -121,7 +121,10 @@ def profile_of_instances(config: Config) -> Path:
     """The one that they took. Raises ConfigError where there is none."""
     path = _instances_path(config)
     if not path.exists():
-        rule = "was not profiled with these settings on this machine: `lamella profile --config FILE`"
+        rule = (
+            "was not profiled with these settings on this machine: `lamella profile --config FILE`, FILE with"
+            " the comparison's [settings]"
+        )
         raise ConfigError("model.directory", str(model_directory(config.model)), rule)
     return path
 
