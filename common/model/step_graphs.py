@@ -22,7 +22,7 @@ from common.model.flash_plan import FlashPlan, has_flash, keys_of, plan_flash
 from common.model.interface import SequenceChunk
 from common.model.program import ModelProgram
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger("lamella.model")
 
 TOKENS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 """Of a pass. What is filled up takes less than launching does; with more the device is busy for longer."""
@@ -80,26 +80,30 @@ class StepGraphs:
         if self._capture is None or not chunks:
             return None
         self._attention.check(chunks)
-        shape = self._shape_of(chunks)
-        if shape is None or not self._is_due(shape):
+        found = self._shaped(chunks, token_ids)
+        if found is None or not self._is_due(found[0]):
             return None
-        filled, token_ids = filled_up(chunks, token_ids, shape.tokens)
+        shape, filled, token_ids = found
         self._tell(shape, filled, token_ids, output_rows)
         if not self._compute(shape):
             return None
         return self._logits[: len(output_rows)]
 
-    def _shape_of(self, chunks: Sequence[SequenceChunk]) -> Shape | None:
+    def _shaped(
+        self, chunks: Sequence[SequenceChunk], token_ids: Sequence[int]
+    ) -> tuple[Shape, list[SequenceChunk], list[int]] | None:
+        """With what it is filled up to. None: it is no shape for a graph."""
         tokens = _next(TOKENS, sum(chunk.length for chunk in chunks))
         if tokens is None:
             return None
-        filled, _ = filled_up(chunks, (), tokens)
+        filled, ids = filled_up(chunks, token_ids, tokens)
         is_decode = tokens == len(filled)
         sequences = tokens if is_decode and tokens <= SEQUENCES[-1] else _next(SEQUENCES, len(filled))
         keys = [_next(KEYS, sum(keys_of(filled, window))) for window in self._windows]
         if sequences is None or None in keys:
             return None
-        return Shape(tokens, sequences, 1 if is_decode else tokens, tuple(each or 0 for each in keys))
+        most_queries = 1 if is_decode else tokens
+        return Shape(tokens, sequences, most_queries, tuple(each or 0 for each in keys)), filled, ids
 
     def _is_due(self, shape: Shape) -> bool:
         """Whether there is a graph of it, or is one from now on."""
@@ -112,8 +116,8 @@ class StepGraphs:
         """Whether such a pass goes the same way from now on."""
         if self._capture is None or len(self._replays) >= MOST_GRAPHS:
             return True
-        shape = self._shape_of(chunks)
-        return shape is None or shape in self._replays
+        found = self._shaped(chunks, ())
+        return found is None or found[0] in self._replays
 
     def _tell(
         self,
@@ -157,7 +161,7 @@ class StepGraphs:
             try:
                 replay = self._replays[shape] = self._capture(lambda: self._step(shape))
             except RuntimeError as exc:
-                logger.warning("passes are not replayed as graphs from now on: %s", exc)
+                log.warning("passes_not_captured", extra={"error": str(exc)})
                 self._capture = None
                 self._replays.clear()
                 return False
