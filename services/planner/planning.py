@@ -117,7 +117,7 @@ def verdict(plan: Plan) -> str:
     coupled = next((each for each in plan.ranked if not each.deployment.is_disaggregated), None)
     pair = next((each for each in plan.ranked if each.deployment.is_disaggregated), None)
     if coupled is None and pair is None:
-        instead = "ask for them of a longer trace" if plan.caveat else "loosen them, or allow more devices"
+        instead = "give a longer trace" if plan.caveat else "loosen them, or allow more devices"
         return f"nothing keeps the objectives: {instead}"
     if pair is None or coupled is None:
         left, other = ("disaggregated", "coupled") if coupled is None else ("coupled", "disaggregated")
