@@ -34,18 +34,13 @@ class PassTime(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Contention(msgspec.Struct, frozen=True):
-    """How much longer passes take while another process computes one on another core, as both read the same
-    memory: each ``pass_s`` seconds, and ``share`` of what it takes alone."""
+    """How much longer passes take while another process computes some on another core, as both read the same
+    memory: for each pass a second that the other one would compute alone, each ``pass_s`` seconds, and
+    ``share`` of what it takes alone. A pass reads all weights, however few rows it has: short ones cost their
+    neighbours most."""
 
     pass_s: float
     share: float
-
-
-class Contentions(msgspec.Struct, frozen=True, kw_only=True):
-    """Beside another process's chunks, and beside its decode steps."""
-
-    chunk: Contention
-    step: Contention
 
 
 LAW_TOKENS = 16
@@ -79,7 +74,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     hand_over: HandOverTimes | None = None
     look_s: float | None = None
     weight_bytes: int | None = None
-    contention: Contentions | None = None
+    contention: Contention | None = None
 
 
 def profile_path(

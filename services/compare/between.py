@@ -26,7 +26,7 @@ import uvloop
 
 from common.config import Config
 from common.errors import ConfigError
-from common.profile import Contentions, PassTime, Profile, write_profile
+from common.profile import Contention, PassTime, Profile, write_profile
 from services.compare.comparison import Candidate, Comparison, config_of
 from services.compare.records import RunKey, keep, read_kept
 from services.compare.simulated_mesh import UNREAD, profile_of_instances
@@ -36,7 +36,7 @@ from services.profiling.contention import (
     ContendedPass,
     ContentionWatch,
     Neighbour,
-    fit_contentions,
+    fit_contention,
     has_neighbours,
     neighbour_of,
 )
@@ -69,7 +69,7 @@ class Minutes(NamedTuple):
     another; None where that was not taken."""
 
     pace: float
-    contention: Contentions | None
+    contention: Contention | None
 
 
 class Between(NamedTuple):
@@ -208,9 +208,9 @@ def _minutes(parts: Sequence[TakenPart], times: Mapping[Shared, Sequence[float]]
     return found
 
 
-def _contention_in(parts: Sequence[TakenPart]) -> Contentions | None:
+def _contention_in(parts: Sequence[TakenPart]) -> Contention | None:
     taken = [*chain.from_iterable(part.contended for part in parts)]
-    return fit_contentions(taken) if taken else None
+    return fit_contention(taken) if taken else None
 
 
 def _is_wanted(comparison: Comparison, config: Config) -> bool:

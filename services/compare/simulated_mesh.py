@@ -13,7 +13,7 @@ from common.errors import ConfigError
 from common.kv.layout import KVLayout
 from common.model.device import accelerator_name
 from common.model.precision import precision_of
-from common.profile import Contentions, profile_path, read_profile
+from common.profile import Contention, profile_path, read_profile
 from common.shapes import ModelShape
 from common.spec import ELEMENT_BYTES
 from services.analysis.model_shape import read_shape
@@ -39,7 +39,7 @@ class Overhead(NamedTuple):
     hop_s: float = 0.0
     host: HostConfig | None = None
     pace: float = 1.0
-    contention: Contentions | None = None
+    contention: Contention | None = None
 
     def with_host(self, **costs: float) -> "Overhead":
         """With some of the host's costs replaced, where there is one."""
@@ -97,12 +97,7 @@ def _contention(config: Config, overhead: Overhead, path: Path | None) -> dict[s
         found, pace = read_machine_profile(path).contention, overhead.pace
     if found is None:
         return {}
-    return {
-        "beside_chunk_s": pace * found.chunk.pass_s,
-        "beside_chunk_share": found.chunk.share,
-        "beside_step_s": pace * found.step.pass_s,
-        "beside_step_share": found.step.share,
-    }
+    return {"beside_pass_s": pace * found.pass_s, "beside_share": found.share}
 
 
 def pace_of(comparison: Comparison, candidate: Candidate, record: RunRecord) -> float:

@@ -18,8 +18,10 @@ from common.errors import ConfigError
 
 if TYPE_CHECKING:
     from common.config import Config
-    from common.profile import Contentions, HandOverTimes
+    from common.profile import Contention, HandOverTimes
 
+BESIDE_PER_S = 50
+"""Of a neighbour that is told of: some one steps of a small model."""
 OF_OPERATORS = ("output", "tp", "max_tokens", "max_context", "max_batch", "limit_s", "communication")
 
 
@@ -170,14 +172,13 @@ def _hand_over_text(times: "HandOverTimes | None") -> str:
     return "\n".join(lines) + "\n"
 
 
-def _contention_text(found: "Contentions | None") -> str:
+def _contention_text(found: "Contention | None") -> str:
     if found is None:
         return ""
-    named = (("chunks", found.chunk), ("steps", found.step))
-    return "".join(
-        f"while another process computes {name}, a pass takes {1e3 * each.pass_s:.2f} ms"
-        f" and {each.share:.1%} of its time longer\n"
-        for name, each in named
+    pass_ms, share = 1e3 * BESIDE_PER_S * found.pass_s, BESIDE_PER_S * found.share
+    return (
+        f"while another process computes {BESIDE_PER_S} passes a second, a pass takes {pass_ms:.2f} ms"
+        f" and {share:.1%} of its time longer\n"
     )
 
 

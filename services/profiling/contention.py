@@ -2,10 +2,12 @@
 between them, and steps of few rows read weights as fast as it gives them.
 
 Taken in turns with the same passes alone, as a shared machine is faster in some minutes than in others. A
-process that only computed, in its registers, made no pass longer, one that decoded made them 4 to 19 %
-longer, one that computed chunks 1 to 4 %: the fewer rows the more, which is why there is a part that is the
-same of all passes (measured on a Zen 5). It is processor time: who keeps whom from a core is another thing,
-and beside two busy cores whatever else a machine does keeps somebody from one.
+process that only computed, in its registers, made no pass longer. One that computed passes made others longer
+in proportion to how many a second: each reads the weights, a step of one sequence in 13 ms, a chunk of 256
+tokens in 200. And the fewer rows a pass has the more it was held up, which is why there is a part that is the
+same of all passes: a step of one sequence 10 to 20 % beside steps of one to four, 3 beside that chunk, that
+chunk itself 4 and 1 % (measured on a Zen 5). It is processor time: who keeps whom from a core is another
+thing, and beside two busy cores whatever else a machine does keeps somebody from one.
 """
 
 import asyncio
@@ -25,7 +27,7 @@ from scipy.optimize import nnls
 
 from common.config import Config
 from common.errors import LamellaError, ServiceError
-from common.profile import Contention, Contentions
+from common.profile import Contention
 from services.hosts.engines import load_engine
 from services.profiling.pass_watch import PassWatch
 from services.profiling.passes import Case, Shared, as_chunk, as_step
@@ -37,27 +39,32 @@ CASES = (
 )
 """That are made longer, where there is room for them."""
 NEIGHBOURS: Mapping[bytes, tuple[Shared, ...]] = {
-    b"chunks": tuple(map(as_chunk, ((0, 256), (0, 128), (0, 64)))),
-    b"steps": tuple(map(as_step, ((4, 128), (16, 256), (32, 256), (8, 512)))),
+    b"quick": tuple(map(as_step, ((1, 128), (4, 128)))),
+    b"slow": (as_chunk((0, 64)), *map(as_step, ((16, 256), (32, 256)))),
 }
-"""What the other process computes, again and again: those for which there is room."""
+"""What the other process computes, again and again: those for which there is room. Of ``CASES`` all, as what
+they take alone says how many a second it would compute."""
 REST, END = b"rest", b"end"
 DONE, NO_ROOM, FAILED = b"done", b"no room", b"failed"
 """Its answers; the last is followed by why."""
 READY_S, JOIN_S = 300.0, 10.0
-Times = tuple[float, float, float]
-"""Seconds: alone, beside chunks, beside steps."""
+
+
+class BesideOthers(msgspec.Struct, frozen=True, array_like=True):
+    """What a pass took beside a process that alone would compute so many a second."""
+
+    passes_per_s: float
+    seconds: float
 
 
 class ContendedPass(msgspec.Struct, frozen=True, array_like=True):
-    """What one took, once each."""
+    """What one took alone, and once beside each kind of ``NEIGHBOURS``."""
 
     chunks: tuple[Case, ...]
     batch: int
     context: int
     alone_s: float
-    beside_chunks_s: float
-    beside_steps_s: float
+    beside: tuple[BesideOthers, ...]
 
 
 class NeighbourLost(ServiceError):
@@ -102,16 +109,30 @@ class ContentionWatch:
 
     async def take(self) -> list[ContendedPass]:
         """Each once alone and once beside either. Raises NeighbourLost."""
-        alone_s, *beside_s = [await self._times(what) for what in (REST, *NEIGHBOURS)]
+        alone_s = await self._times(REST)
+        beside = {what: await self._times(what) for what in NEIGHBOURS}
         await asyncio.to_thread(self._neighbour.tell, REST)
-        times = zip(self._cases, alone_s, *beside_s, strict=True)
-        return [ContendedPass(*case, *taken_s) for case, *taken_s in times]
+        rates = {
+            what: _passes_per_s([alone_s[case] for case in NEIGHBOURS[what] if case in alone_s])
+            for what in NEIGHBOURS
+        }
+        return [
+            ContendedPass(
+                *case, taken_s, tuple(BesideOthers(rates[what], beside[what][case]) for what in NEIGHBOURS)
+            )
+            for case, taken_s in alone_s.items()
+        ]
 
-    async def _times(self, what: bytes) -> list[float]:
+    async def _times(self, what: bytes) -> dict[Shared, float]:
         await asyncio.to_thread(self._neighbour.tell, what)
         # One finds a core that slept.
         await self._watch.time(self._cases[0])
-        return [await self._watch.time(case) for case in self._cases]
+        return {case: await self._watch.time(case) for case in self._cases}
+
+
+def _passes_per_s(alone_s: Sequence[float]) -> float:
+    """Of who computes them in turn."""
+    return len(alone_s) / sum(alone_s)
 
 
 def has_neighbours(config: Config) -> bool:
@@ -124,7 +145,7 @@ def has_neighbours(config: Config) -> bool:
 
 async def measure_contention(
     watch: PassWatch, config: Config, directory: Path, rounds: int, progress: Callable[[int], None]
-) -> Contentions | None:
+) -> Contention | None:
     """``watch``: by processor time. None where there is no room for any of the passes. ``progress``: of
     rounds that are done. Raises NeighbourLost."""
     taken: list[ContendedPass] = []
@@ -135,28 +156,22 @@ async def measure_contention(
         for done in range(rounds):
             taken += await contention.take()
             progress(done + 1)
-    return fit_contentions(taken)
+    return fit_contention(taken)
 
 
-def fit_contentions(taken: Sequence[ContendedPass]) -> Contentions:
-    """By the median of each pass, whenever it was taken."""
-    times: dict[Shared, list[Times]] = defaultdict(list)
+def fit_contention(taken: Sequence[ContendedPass]) -> Contention:
+    """Least squares of how many times as long passes took as alone, with nothing under 0: of each beside each
+    kind of neighbour once, by the medians over its minutes."""
+    seen: dict[tuple[Shared, int], list[tuple[float, float, float]]] = defaultdict(list)
     for each in taken:
-        took = each.alone_s, each.beside_chunks_s, each.beside_steps_s
-        times[each.chunks, each.batch, each.context].append(took)
-    medians = [tuple(map(statistics.median, zip(*each, strict=True))) for each in times.values()]
-    return Contentions(
-        chunk=fit_contention([(alone_s, chunks_s) for alone_s, chunks_s, _ in medians]),
-        step=fit_contention([(alone_s, steps_s) for alone_s, _, steps_s in medians]),
-    )
-
-
-def fit_contention(passes: Sequence[tuple[float, float]]) -> Contention:
-    """Of seconds that passes took (alone, beside another): by least squares of how many times as long, with
-    nothing under 0."""
-    rows = np.array([(1.0 / alone_s, 1.0) for alone_s, _ in passes])
-    more = np.array([beside_s / alone_s - 1.0 for alone_s, beside_s in passes])
-    (pass_s, share), _ = nnls(rows, more)
+        case = each.chunks, each.batch, each.context
+        for kind, (passes_per_s, seconds) in enumerate(map(msgspec.structs.astuple, each.beside)):
+            times_per_pass = (seconds / each.alone_s - 1.0) / passes_per_s
+            seen[case, kind].append((each.alone_s, passes_per_s, times_per_pass))
+    medians = np.array([[*map(statistics.median, zip(*each, strict=True))] for each in seen.values()])
+    alone_s, passes_per_s, times_per_pass = medians.T
+    rows = np.column_stack((passes_per_s / alone_s, passes_per_s))
+    (pass_s, share), _ = nnls(rows, passes_per_s * times_per_pass)
     return Contention(float(pass_s), float(share))
 
 

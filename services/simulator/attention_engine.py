@@ -120,7 +120,10 @@ class SharedPace:
         batches = _batches(moving, 0)
         if self.share is not None:
             rates = layer_rates(demands_of(batches))
-            self.share.host.want(self, *self.share.wanted(moving, rates))
+            steps_per_s = sum(
+                rate / course.engine.cost.layers for course, rate in zip(moving, rates, strict=True)
+            )
+            self.share.host.want(self, *self.share.wanted(moving, rates), passes_per_s=steps_per_s)
         if not moving:
             return
         first = self._slowed(moving, batches)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from services.simulator.attention_cost import LayerCost
-from services.simulator.host import NO_CONTENTION, Host, Paced, Wanted
+from services.simulator.host import NO_LONGER, Host, Paced, Wanted
 
 if TYPE_CHECKING:
     from services.simulator.attention_course import Course
@@ -41,8 +41,8 @@ class HostShare:
     def slowed(self, cost: LayerCost, layers: int, who: Paced) -> LayerCost:
         """As it comes out beside the others, of a step of so many layers by ``who``: passes of others make
         its slices longer, and attention, which reads memory as they do, by their share."""
-        host, longer = self.host, self.host.contention_for(who)
-        if not host.is_full and longer == NO_CONTENTION:
+        host, longer = self.host, self.host.longer_for(who)
+        if not host.is_full and longer == NO_LONGER:
             return cost
         slice_s = (1 + longer.share) * cost.slice_s + longer.pass_s / layers
         slice_s /= host.pace()

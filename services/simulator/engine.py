@@ -202,9 +202,10 @@ class SimulatedEngine:
         if self.host is not None:
             pieces = () if chunk is None else chunk.slices
             prompts, tokens = sum(each.is_last for each in pieces), sum(each.tokens for each in pieces)
-            cores = self.host.cores_for(duration_s / steps, sequences + prompts, prompts, tokens)
-            self.host.want(self, Wanted(cores), phase="decode" if chunk is None else "prefill")
-            pace = self.host.pace_of(self, duration_s / steps)
+            pass_s = duration_s / steps
+            cores = self.host.cores_for(pass_s, sequences + prompts, prompts, tokens)
+            self.host.want(self, Wanted(cores), passes_per_s=1.0 / pass_s if pass_s > 0 else 0.0)
+            pace = self.host.pace_of(self, pass_s)
             if former is None or former.course is None:
                 course = PacedWork(now, pace)
             else:

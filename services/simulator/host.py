@@ -5,7 +5,8 @@ A pass keeps one core busy for as long as its model of performance says. What it
 in seconds of a core too, which are taken while it goes on. Where more is wanted than there are cores, they
 are shared as by a fair scheduler (max-min fairness): who computes all the time gets as much as others who do,
 and who is woken for less than that gets what it wants. Cores have one memory between them: a pass takes
-longer while others are computed (contention for its bandwidth: ``services.profiling.contention``).
+longer the more passes others compute meanwhile (contention for its bandwidth:
+``services.profiling.contention``).
 """
 
 from bisect import bisect_right
@@ -15,11 +16,8 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from common.errors import ConfigError
-from common.messages import Phase
-from common.profile import Contention
 
 IDLE_CORE = 0.5
-NO_CONTENTION = Contention(0.0, 0.0)
 
 
 class HostConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -28,9 +26,8 @@ class HostConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     token, ``prompt_s``, and ``prompt_token_s`` by each of its tokens. ``idle_cores``: what is taken all the
     time. Whoever is woken has to get a core first: while no core is idle half of the time a message takes
     ``wake_s`` longer, and while more is wanted than there is, a layer whose attention a worker computes takes
-    ``exchange_s``. While another instance computes a prompt's chunk, a pass takes ``beside_chunk_s`` longer
-    and ``beside_chunk_share`` of its time; ``beside_step_s`` and ``beside_step_share`` while that computes
-    decode steps alone."""
+    ``exchange_s``. For each pass a second that another instance computes meanwhile, a pass takes
+    ``beside_pass_s`` longer, and ``beside_share`` of its time."""
 
     cores: int
     idle_cores: float = 0.0
@@ -40,18 +37,8 @@ class HostConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     prompt_token_s: float = 0.0
     wake_s: float = 0.0
     exchange_s: float = 0.0
-    beside_chunk_s: float = 0.0
-    beside_chunk_share: float = 0.0
-    beside_step_s: float = 0.0
-    beside_step_share: float = 0.0
-
-    @property
-    def contention(self) -> dict[Phase, Contention]:
-        """By what the other one computes."""
-        return {
-            "prefill": Contention(self.beside_chunk_s, self.beside_chunk_share),
-            "decode": Contention(self.beside_step_s, self.beside_step_share),
-        }
+    beside_pass_s: float = 0.0
+    beside_share: float = 0.0
 
 
 def check_host(host: HostConfig) -> None:
@@ -72,6 +59,16 @@ class Wanted(NamedTuple):
     thread: float = 1.0
 
 
+class Longer(NamedTuple):
+    """A pass takes ``pass_s`` seconds longer than alone, and ``share`` of what it takes then."""
+
+    pass_s: float
+    share: float
+
+
+NO_LONGER = Longer(0.0, 0.0)
+
+
 class Paced(Protocol):
     """Who computes on a host."""
 
@@ -89,25 +86,24 @@ class Host:
     level: float = 1.0
     is_busy: bool = False
     _wanted: dict[Paced, tuple[Wanted, ...]] = field(default_factory=dict)
-    _phases: dict[Paced, Phase] = field(default_factory=dict)
-    _contention: dict[Phase, Contention] = field(init=False)
+    _passes_per_s: dict[Paced, float] = field(default_factory=dict)
+    _is_contended: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        found = self.config.contention
-        self._contention = {phase: each for phase, each in found.items() if each != NO_CONTENTION}
+        self._is_contended = self.config.beside_pass_s > 0 or self.config.beside_share > 0
 
-    def want(self, who: Paced, *wanted: Wanted, phase: Phase = "decode") -> None:
-        """From now on, of whoever computes passes of that phase; the others hear of it where that changes
-        their pace."""
-        before = self._phases.get(who)
+    def want(self, who: Paced, *wanted: Wanted, passes_per_s: float = 0.0) -> None:
+        """From now on, of whoever would compute so many passes a second alone; the others hear of it where
+        that changes their pace."""
+        before = self._passes_per_s.get(who, 0.0)
         if wanted:
             self._wanted[who] = wanted
-            self._phases[who] = phase
+            self._passes_per_s[who] = passes_per_s
         elif self._wanted.pop(who, None) is None:
             return
         else:
-            del self._phases[who]
-        is_other_neighbour = self._cost_of(self._phases.get(who)) != self._cost_of(before)
+            del self._passes_per_s[who]
+        is_other_neighbour = self._is_contended and self._passes_per_s.get(who, 0.0) != before
         if self._settle() or is_other_neighbour:
             for other in list(self._wanted):
                 if other is not who:
@@ -119,25 +115,19 @@ class Host:
 
     def pace_of(self, who: Paced, pass_s: float) -> float:
         """Seconds of work that ``who`` gets done in a second of passes that take so long alone."""
-        if not self._contention or pass_s <= 0:
+        if not self._is_contended or pass_s <= 0:
             return self.pace()
-        longer = self.contention_for(who)
+        longer = self.longer_for(who)
         return self.pace() / (1.0 + longer.share + longer.pass_s / pass_s)
 
-    def contention_for(self, who: Paced) -> Contention:
-        """By all the others that compute: each as it would alone, as much of the time as the other cores have
-        for it while ``who`` has one."""
-        if not self._contention or len(self._phases) < 2:
-            return NO_CONTENTION
-        costs = [self._cost_of(phase) for other, phase in self._phases.items() if other is not who]
-        beside = min(1.0, (self.config.cores - 1) / len(costs))
-        pass_s = beside * sum(each.pass_s for each in costs)
-        share = beside * sum(each.share for each in costs)
-        return Contention(pass_s, share)
-
-    def _cost_of(self, phase: Phase | None) -> Contention:
-        """Of a neighbour that computes that."""
-        return NO_CONTENTION if phase is None else self._contention.get(phase, NO_CONTENTION)
+    def longer_for(self, who: Paced) -> Longer:
+        """Beside all the others that compute: each as it would alone, as much of the time as the other cores
+        have for it while ``who`` has one."""
+        if not self._is_contended or len(self._passes_per_s) < 2:
+            return NO_LONGER
+        others = [rate for other, rate in self._passes_per_s.items() if other is not who]
+        passes_per_s = min(1.0, (self.config.cores - 1) / len(others)) * sum(others)
+        return Longer(passes_per_s * self.config.beside_pass_s, passes_per_s * self.config.beside_share)
 
     def cores_for(self, pass_s: float, tokens: int, prompts: int, prompt_tokens: int) -> float:
         """What a pass of so many seconds takes with all that it brings about: tokens that it draws, prompts

@@ -12,7 +12,6 @@ from common.config_file import config_from_tree
 from common.errors import ConfigError
 from common.profile import (
     Contention,
-    Contentions,
     PassTime,
     Profile,
     profile_path,
@@ -32,7 +31,7 @@ from services.compare.comparison import Comparison
 from services.compare.records import RunKey, read_kept
 from services.compare.simulated import Simulation
 from services.compare.simulated_mesh import Overhead, simulated_of
-from services.profiling.contention import fit_contentions
+from services.profiling.contention import fit_contention
 from services.profiling.measured import cases_of
 from services.profiling.profiler import measure_profile
 from services.simulator.host import HostConfig
@@ -42,7 +41,7 @@ from tests.services.compare.test_simulated import ALONE, COMPARISON, SPLIT, TRUE
 
 RUN: RunKey = (0, "alone", "split")
 AGAIN: RunKey = (1, "alone", "split")
-CONTENTION = Contentions(chunk=Contention(0.001, 0.01), step=Contention(0.002, 0.03))
+CONTENTION = Contention(0.00002, 0.0003)
 
 
 @pytest.fixture(scope="module")
@@ -120,8 +119,8 @@ def test_passes_are_taken_in_parts_and_simulated_ones_take_their_times(
     assert found.look_s == 0.5
     contended = [[*part.contended] for part in kept]
     assert all(contended)
-    assert found.contention == fit_contentions([*chain.from_iterable(contended)]) != CONTENTION
-    near = fit_contentions([*chain.from_iterable(contended[-3:])])
+    assert found.contention == fit_contention([*chain.from_iterable(contended)]) != CONTENTION
+    near = fit_contention([*chain.from_iterable(contended[-3:])])
     assert between["split"].minutes[AGAIN].contention == near, "of the parts near it"
 
     slow, fast = (
@@ -173,14 +172,11 @@ def test_simulated_passes_take_longer_beside_one_another_by_the_profile(
 ) -> None:
     host = HostConfig(cores=2, pass_s=0.001)
     found = simulated_of(comparison, SPLIT, Overhead(host=host, pace=2.0)).host
-    costs = {"beside_chunk_s": 0.002, "beside_step_s": 0.004}
-    shares = {"beside_chunk_share": 0.01, "beside_step_share": 0.03}
-    assert found == msgspec.structs.replace(host, **costs, **shares)
-    taken = Contentions(chunk=Contention(0.005, 0.1), step=Contention(0.006, 0.2))
+    assert found == msgspec.structs.replace(host, beside_pass_s=0.00004, beside_share=0.0003)
+    taken = Contention(0.00005, 0.001)
     found = simulated_of(comparison, SPLIT, Overhead(host=host, pace=2.0, contention=taken)).host
     assert found is not None
-    assert (found.beside_chunk_s, found.beside_chunk_share) == (0.005, 0.1), "at that pace already"
-    assert (found.beside_step_s, found.beside_step_share) == (0.006, 0.2)
+    assert (found.beside_pass_s, found.beside_share) == (0.00005, 0.001), "at that pace already"
     path = tmp_path / "unknown.json"
     write_profile(path, msgspec.structs.replace(base, contention=None))
     assert simulated_of(comparison, SPLIT, Overhead(host=host), path).host == host

@@ -11,12 +11,16 @@ import msgspec
 import pytest
 
 from common.config import Config, InstanceConfig, ModelConfig
-from common.profile import Contentions
+from common.profile import Contention
 from services.hosts.engines import load_engine
 from services.profiling import contention
 from services.profiling.contention import (
+    CASES,
     NEIGHBOURS,
     REST,
+    BesideOthers,
+    ContendedPass,
+    ContentionWatch,
     Neighbour,
     NeighbourLost,
     fit_contention,
@@ -52,15 +56,38 @@ def with_cores(monkeypatch: pytest.MonkeyPatch, cores: int) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)))
 
 
+def beside(passes_per_s: float, **took: float) -> list[ContendedPass]:
+    """Chunks by how many milliseconds they take alone, and what they took beside such passes."""
+    return [
+        ContendedPass(((0, tokens),), 0, 0, alone_ms / 1e3, (BesideOthers(passes_per_s, seconds),))
+        for tokens, (alone_ms, seconds) in enumerate((int(name[1:]), each) for name, each in took.items())
+    ]
+
+
 def test_what_is_the_same_of_all_passes_and_what_grows_with_them_are_told_apart() -> None:
-    found = fit_contention([(alone_s, 1.04 * alone_s + 0.002) for alone_s in (0.013, 0.03, 0.2)])
-    assert (found.pass_s, found.share) == pytest.approx((0.002, 0.04))
+    found = fit_contention(beside(50, _13=0.01552, _30=0.0332, _200=0.21))
+    assert (50 * found.pass_s, 50 * found.share) == pytest.approx((0.002, 0.04))
     # What came out shorter takes no time from the others.
-    found = fit_contention([(0.02, 0.0198), (0.1, 0.097)])
+    found = fit_contention(beside(50, _20=0.0198, _100=0.097))
     assert (found.pass_s, found.share) == (0.0, 0.0)
-    found = fit_contention([(0.01, 0.012), (0.1, 0.1005)])
-    assert found.pass_s == pytest.approx(0.002, rel=0.05)
+    found = fit_contention(beside(50, _10=0.012, _100=0.1005))
+    assert 50 * found.pass_s == pytest.approx(0.002, rel=0.05)
     assert found.share == 0.0
+
+
+def test_passes_take_longer_by_how_many_a_second_the_other_one_computes() -> None:
+    def took(alone_s: float, passes_per_s: float) -> BesideOthers:
+        return BesideOthers(passes_per_s, alone_s + passes_per_s * (0.00003 + 0.0004 * alone_s))
+
+    taken = [
+        ContendedPass((), batch, 128, alone_s, tuple(took(alone_s, rate) for rate in rates))
+        for batch, alone_s in ((1, 0.013), (16, 0.025), (64, 0.09))
+        # In other minutes it computes as much slower as the rest.
+        for rates in ((70.0, 20.0), (50.0, 5.0))
+    ]
+    burst = ContendedPass((), 1, 128, 0.013, (BesideOthers(60.0, 0.1), BesideOthers(12.5, 0.2)))
+    found = fit_contention([*taken, burst])
+    assert (found.pass_s, found.share) == pytest.approx((0.00003, 0.0004))
 
 
 @pytest.mark.parametrize(
@@ -100,9 +127,8 @@ def test_a_profile_says_what_passes_take_beside_a_process_that_has_ended_then(
     )
     assert seen == [(done, 4) for done in range(5)]
     assert found.contention is not None
-    for each in (found.contention.chunk, found.contention.step):
-        assert 0 <= each.pass_s < 1
-        assert 0 <= each.share < 100
+    assert 0 <= found.contention.pass_s < 1
+    assert 0 <= found.contention.share < 100
     assert not multiprocessing.active_children()
 
 
@@ -119,7 +145,7 @@ def test_passes_are_timed_while_the_other_process_does_what_it_was_told(
         return done
 
     monkeypatch.setattr(Neighbour, "tell", tell_and_note)
-    times = {b"rest": 0.02, b"chunks": 0.021, b"steps": 0.024}
+    times = {b"rest": 0.02, b"quick": 0.024, b"slow": 0.021}
     now_s = 0.0
 
     def clock() -> float:
@@ -127,25 +153,33 @@ def test_passes_are_timed_while_the_other_process_does_what_it_was_told(
         now_s += times[told[-1]] / 2 if told else 0.01
         return now_s
 
-    async def measured() -> tuple[float, float]:
+    async def measured() -> list[ContendedPass]:
         directory = directory_of(config)
         engine = await load_engine(config, directory)
         try:
-            watch = PassWatch(engine, clock)
-            found = await measure_contention(watch, config, directory, 2, lambda done: None)
+            with neighbour_of(config, directory) as neighbour:
+                watch = ContentionWatch(PassWatch(engine, clock), neighbour)
+                assert await watch.warm_up()
+                return await watch.take()
         finally:
             engine.thread.close()
-        assert found is not None
-        chunk, step = found.chunk, found.step
-        return chunk.share + chunk.pass_s / 0.01, step.share + step.pass_s / 0.01
 
-    assert asyncio.run(measured()) == pytest.approx((0.05, 0.2))
-    assert told == [*NEIGHBOURS, REST, *2 * [REST, *NEIGHBOURS, REST]]
+    taken = asyncio.run(measured())
+    assert told == [*NEIGHBOURS, REST, REST, *NEIGHBOURS, REST]
+    for each in taken:
+        assert each.alone_s == pytest.approx(0.01)
+        seen = [*map(msgspec.structs.astuple, each.beside)]
+        assert seen == [pytest.approx((100.0, 0.012)), pytest.approx((100.0, 0.0105))]
+    assert {(each.chunks, each.batch, each.context) for each in taken} < {*CASES}, "there is little room"
+
+
+def test_all_that_a_neighbour_computes_is_timed_alone_too() -> None:
+    assert {case for cases in NEIGHBOURS.values() for case in cases} <= {*CASES}
 
 
 def test_a_process_that_was_lost_is_an_error_and_not_waited_for(config: Config) -> None:
     with neighbour_of(config, directory_of(config)) as neighbour:
-        neighbour.tell(b"steps")
+        neighbour.tell(b"quick")
         [process] = multiprocessing.active_children()
         assert process.pid is not None
         os.kill(process.pid, signal.SIGKILL)
@@ -156,11 +190,11 @@ def test_a_process_that_was_lost_is_an_error_and_not_waited_for(config: Config) 
 
 def test_who_has_no_room_for_what_it_is_told_rests_and_says_so(config: Config) -> None:
     """Of a context in which steps of some sequences are too long: beside nothing, nothing is measured."""
-    short = msgspec.structs.replace(config.model, context_length=256)
+    short = msgspec.structs.replace(config.model, context_length=64)
     with neighbour_of(msgspec.structs.replace(config, model=short), directory_of(config)) as neighbour:
-        assert [neighbour.tell(what) for what in (*NEIGHBOURS, REST)] == [True, False, True]
+        assert [neighbour.tell(what) for what in (*NEIGHBOURS, REST)] == [False, True, True]
 
-    async def measured() -> Contentions | None:
+    async def measured() -> Contention | None:
         engine = await load_engine(config, directory_of(config))
         try:
             watch = PassWatch(engine, time.perf_counter)
@@ -207,7 +241,7 @@ def test_a_process_ends_with_the_one_that_began_it(config: Config) -> None:
     )
     process.start()
     there.close()
-    Neighbour(here).tell(b"chunks")
+    Neighbour(here).tell(b"slow")
     here.close()
     began_s = time.monotonic()
     process.join(ENDS_S)
