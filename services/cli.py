@@ -87,7 +87,8 @@ DISK_REFUSES = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EROFS))
 
 def main() -> None:
     """Runs a command; a LamellaError, or a disk that takes nothing, becomes one line and exit status 1."""
-    if sys.argv[1:2] == ["profile"]:
+    if sys.argv[1:2] in (["profile"], ["compare"]):
+        # Both may compute passes, and say what instances' take.
         begin_as_instances()
     try:
         app()

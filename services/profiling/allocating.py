@@ -1,4 +1,4 @@
-"""A profile's own process allocates memory as instances do, or it measures what they never take."""
+"""A process that measures passes allocates memory as instances do, or it measures what they never take."""
 
 import os
 import sys

@@ -10,6 +10,7 @@ import typer
 from rich.text import Text
 
 from common.release import installed_version
+from services import cli
 from services.cli import app
 
 
@@ -41,6 +42,18 @@ def test_help_texts_have_no_brackets_that_would_be_taken_for_styles() -> None:
     assert len(texts) > 100
     for name, text in texts.items():
         assert Text.from_markup(text).plain == text.replace("\\[", "["), name
+
+
+@pytest.mark.parametrize(("command", "measures"), [("profile", True), ("compare", True), ("bench", False)])
+def test_what_measures_passes_allocates_as_instances_do(
+    monkeypatch: pytest.MonkeyPatch, command: str, measures: bool
+) -> None:
+    begun: list[str] = []
+    monkeypatch.setattr(cli, "begin_as_instances", lambda: begun.append("anew"))
+    monkeypatch.setattr(cli, "app", lambda: begun.append(command))
+    monkeypatch.setattr(sys, "argv", ["lamella", command])
+    cli.main()
+    assert begun == (["anew", command] if measures else [command])
 
 
 @pytest.mark.parametrize("command", ["plan", "analyze"])

@@ -1,4 +1,4 @@
-"""A process that profiles begins anew as instances begin."""
+"""A process that measures passes begins anew as instances begin."""
 
 import os
 import subprocess
