@@ -73,8 +73,8 @@ class Minutes(NamedTuple):
 
 
 class Between(NamedTuple):
-    """Of a configuration: a profile with the times that its passes took between runs, as a file, and which
-    minutes runs were in."""
+    """Of a configuration: a profile with the times that its passes took between runs, bursts included, as a
+    file, and which minutes runs were in."""
 
     profile: Path
     minutes: Mapping[RunKey, Minutes]
@@ -182,13 +182,21 @@ def read_between(comparison: Comparison, candidates: Iterable[Candidate], output
         for each in chain.from_iterable(part.passes for part in parts):
             taken[each.chunks, each.batch, each.context].append(each.seconds)
         base = read_machine_profile(_base_file(output, candidate))
-        times = {case: taken[case] for case in cases_of(base)}
+        bursts = bursts_in(taken)
+        times = {case: [bursts * seconds for seconds in taken[case]] for case in cases_of(base)}
         path = _base_file(output, candidate).with_name(f"{candidate.name}-between.json")
         again = retimed(base, Measured(times, ()))
         contention = _contention_in(parts) or base.contention
         write_profile(path, msgspec.structs.replace(again, contention=contention))
-        found[candidate.name] = Between(path, _minutes(parts, times))
+        found[candidate.name] = Between(path, _minutes(parts, taken))
     return found
+
+
+def bursts_in(taken: Mapping[Shared, Sequence[float]]) -> float:
+    """How many times as long as its median a pass takes on average: what is computed meanwhile, and how long
+    others wait for it, hang on that. Of all passes together, as each was taken a few times only."""
+    medians = {case: statistics.median(times) for case, times in taken.items()}
+    return statistics.fmean(seconds / medians[case] for case, times in taken.items() for seconds in times)
 
 
 def _minutes(parts: Sequence[TakenPart], times: Mapping[Shared, Sequence[float]]) -> dict[RunKey, Minutes]:

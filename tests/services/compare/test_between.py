@@ -24,6 +24,7 @@ from services.compare.between import (
     Minutes,
     TakenPart,
     _minutes,
+    bursts_in,
     passes_between,
     read_between,
 )
@@ -145,6 +146,16 @@ def test_a_run_s_pace_is_that_of_the_parts_near_it_and_not_of_a_burst() -> None:
     seen = [part(1.0, None), part(1.1, RUN), part(9.0, AGAIN), part(1.3, None)]
     assert paces(seen) == {RUN: pytest.approx(1.2), AGAIN: pytest.approx(1.3)}
     assert paces([part(1.0, RUN), part(1.5, RUN)]) == {RUN: pytest.approx(1.25)}
+
+
+def test_passes_take_as_long_as_they_do_on_average_and_not_in_the_median() -> None:
+    """Of nine, two met bursts that made them 1.45 times as long."""
+    taken = {
+        (((0, 64),), 0, 0): [0.1, 0.1, 0.145],
+        ((), 4, 128): [0.02, 0.02, 0.02],
+        ((), 8, 128): [0.04, 0.058, 0.04],
+    }
+    assert bursts_in(taken) == pytest.approx(1.1)
 
 
 def test_simulated_runs_take_the_pace_between_them_and_not_that_of_looks(
