@@ -34,6 +34,8 @@ class InstanceMetrics:
         self._decode_tokens = count("decode_tokens", "Tokens drawn in decode steps.")
         self._decode_steps = count("decode_steps", "Decode steps run.")
         self._step_s = count("decode_busy_seconds", "Time the engine spent in decode steps.")
+        self._gaps = count("pass_gaps", "Passes that followed on another one, without a pause.")
+        self._gap_s = count("pass_gap_seconds", "Time that the model rested before these.")
         self._preemptions = count("preemptions", "Sequences that lost their blocks to older ones.")
         self._left = count("sequences_left", "Sequences that this instance passed on to another.")
         self._moves = count("moves", "Running sequences moved to another attention worker.")
@@ -86,6 +88,11 @@ class InstanceMetrics:
         self._decode_tokens.inc(sequences)
         self._step_tokens.observe(sequences)
         self._step_s.inc(elapsed_s)
+
+    def observe_gap(self, gap_s: float) -> None:
+        """Between two passes (``shared_engine.PassGaps``)."""
+        self._gaps.inc()
+        self._gap_s.inc(gap_s)
 
     def observe_transfer(self, kv_bytes: int, elapsed_s: float) -> None:
         self._transfer.observe(elapsed_s)

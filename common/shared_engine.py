@@ -7,6 +7,7 @@ by itself: one room's fault is not the other's.
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
@@ -21,6 +22,9 @@ from common.timeline import timeline
 log = logging.getLogger("lamella.engine")
 
 Tokens = tuple[SampledToken | None, ...]
+
+MOST_GAP_S = 0.01
+"""What lies between a pass and the next for longer is a pause: there was nothing to compute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +55,37 @@ class _Waiting:
     done: asyncio.Future[Computed]
 
 
-def compute_together(runner: Runner, works: Sequence[EngineWork]) -> list[Tokens]:
+@dataclass(slots=True)
+class PassGaps:
+    """How long the model rests between a pass and the one that follows on it: tokens are told, the next work
+    is chosen, its batch is made. ``last_s``: before the newest pass; None before one that came after a
+    pause, a failure or nothing."""
+
+    last_s: float | None = None
+    _ended_s: float | None = None
+
+    def begin(self) -> None:
+        """A pass does, on the engine's thread."""
+        ended_s, self._ended_s, self.last_s = self._ended_s, None, None
+        if ended_s is not None and (gap_s := time.perf_counter() - ended_s) <= MOST_GAP_S:
+            self.last_s = gap_s
+
+    def end(self) -> None:
+        self._ended_s = time.perf_counter()
+
+
+def compute_together(
+    runner: Runner, works: Sequence[EngineWork], gaps: PassGaps | None = None
+) -> list[Tokens]:
     """Runs on the engine's thread: the tokens of each."""
+    gaps = PassGaps() if gaps is None else gaps
     began_ns = timeline.begin()
     batches = [work.batch() for work in works]
     reports = next((work.reports for work in works if work.reports is not None), None)
-    drawn = iter(runner.run([step for batch in batches for step in batch], reports))
+    steps = [step for batch in batches for step in batch]
+    gaps.begin()
+    drawn = iter(runner.run(steps, reports))
+    gaps.end()
     if began_ns:
         for work in works:
             work.note(began_ns)
@@ -66,12 +95,15 @@ def compute_together(runner: Runner, works: Sequence[EngineWork]) -> list[Tokens
 @dataclass(slots=True)
 class SharedEngine:
     """``choose_pass``: see ``scheduler.policy.mixed_batching``; it is given for how long, in seconds, the
-    decode step has waited. ``note_pass`` is told of every pass what it computed, and its seconds."""
+    decode step has waited. ``note_pass`` is told of every pass what it computed, and its seconds;
+    ``note_gap`` of every gap, as ``PassGaps`` has them, in seconds."""
 
     runner: Runner
     thread: EngineThread
     choose_pass: Callable[[float], tuple[Phase, ...]]
     note_pass: Callable[[PassLoad, float], None]
+    note_gap: Callable[[float], None]
+    _gaps: PassGaps = field(default_factory=PassGaps)
     _waiting: dict[Phase, _Waiting] = field(default_factory=dict)
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -99,6 +131,8 @@ class SharedEngine:
             return
         elapsed_s = loop.time() - began_s
         self.note_pass(reduce(PassLoad.with_also, (each.work.load for each in chosen)), elapsed_s)
+        if self._gaps.last_s is not None:
+            self.note_gap(self._gaps.last_s)
         for each, tokens in zip(chosen, drawn, strict=True):
             each.done.set_result(Computed(tokens, elapsed_s, len(chosen) == 1))
 
@@ -122,7 +156,8 @@ class SharedEngine:
                 each.done.set_result(Computed(tokens, elapsed_s, is_alone=True))
 
     async def _compute(self, chosen: Sequence[_Waiting]) -> list[Tokens]:
-        return await self.thread.run(compute_together, self.runner, [each.work for each in chosen])
+        works = [each.work for each in chosen]
+        return await self.thread.run(compute_together, self.runner, works, self._gaps)
 
     def _take_next(self, now: float) -> list[_Waiting]:
         phases = tuple(self._waiting)

@@ -41,7 +41,9 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     generator's. ``duration_s`` is the whole run's. ``beside_cpu_s``: what all meshes and the client took in
     it but for threads that ran the model or looked at the pace. ``idle_cores``: what all meshes took a second
     while nothing was asked of them, where that was looked at. ``looks_s``: what some layers took each
-    time meanwhile, where models ran (``services.profiling.probe``). ``served``: each request by itself,
+    time meanwhile, where models ran (``services.profiling.probe``). ``gaps``: how many passes followed on
+    another one, and ``gap_s`` for how long models rested before these, where instances compute their own
+    attention. ``served``: each request by itself,
     for whoever wants other objectives, or to know which ones a simulation has otherwise."""
 
     fingerprint: str
@@ -61,6 +63,8 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     idle_cores: float | None = None
     cores: int = 0
     looks_s: tuple[float, ...] = ()
+    gaps: int = 0
+    gap_s: float = 0.0
     served: tuple[ServedRequest, ...] = ()
 
     @property

@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 import uvloop
 
-from common.config import MeshConfig
+from common.config import Config, MeshConfig
 from services.bench.client import Outcome
 from services.bench.plan import FOREGROUND, RequestMaker, make_foreground, plan_foreground
 from services.bench.prompts import BodyTemplate, TokenIdPrompts
@@ -27,9 +27,11 @@ from services.bench.run import run_bench
 from services.compare.between import check_profiled, passes_between
 from services.compare.capacity import Rates
 from services.compare.comparison import Candidate, Comparison, Offer, bench_config, config_of, plan_of
+from services.compare.pass_gaps import gaps_of
 from services.compare.records import RunKey, RunRecord, ServedRequest, keep, read_kept
 from services.compare.usage import computing_s, processor_s, resource_time_of, watch_use
 from services.launcher import local
+from services.launcher.control import MeshStatus
 from services.length_predictor.oracle import KnownLength, digest_of
 from services.prepare import prepare_model
 from services.profiling.probe import Probe
@@ -54,6 +56,7 @@ class Mesh:
     probe: Probe
     settings: MeshConfig
     instance_pids: tuple[int, ...]
+    instance_urls: tuple[str, ...]
     service_pids: tuple[int, ...]
 
 
@@ -145,11 +148,21 @@ def _running_mesh(
             url=status.url,
             settings=local.mesh_config(directory).mesh,
             instance_pids=tuple(pid for is_instance, pid in pids if is_instance and pid is not None),
+            instance_urls=_urls_of_own_models(config, candidate, status),
             service_pids=tuple(pid for is_instance, pid in pids if not is_instance and pid is not None),
             probe=Probe(config),
         )
     finally:
         local.down(directory)
+
+
+def _urls_of_own_models(config: Config, candidate: Candidate, status: MeshStatus) -> tuple[str, ...]:
+    """Of instances that compute a model with its attention; an emulated pass takes longer than it says, and
+    one over attention workers rests between layers."""
+    if config.instance.engine != "model" or candidate.instances.get("attention", 0):
+        return ()
+    processes = [each for each in status.processes if each.role in INSTANCE_ROLES]
+    return tuple(each.url for each in processes if each.url is not None)
 
 
 async def _warm_up(comparison: Comparison, mesh: Mesh) -> None:
@@ -173,10 +186,12 @@ async def _measure(
         idle_cores = await _idle_cores(meshes) if offer.name in comparison.costs else None
         started_at, began_s = datetime.now(UTC), time.monotonic()
         before = _processor_time(mesh, meshes)
+        gaps_before = await asyncio.to_thread(gaps_of, mesh.instance_urls)
         with mesh.probe.watch() as pieces:
             run = await run_bench(config)
             await watch.wait_idle()
         after = _processor_time(mesh, meshes)
+        gaps = (await asyncio.to_thread(gaps_of, mesh.instance_urls)).since(gaps_before)
         duration_s = time.monotonic() - began_s
         uses = tuple(watch.recorder.uses())
     instances_s, services_s, beside_s = (late - early for early, late in zip(before, after, strict=True))
@@ -198,6 +213,8 @@ async def _measure(
         idle_cores=idle_cores,
         cores=len(os.sched_getaffinity(0)),
         looks_s=tuple(pieces.taken_s),
+        gaps=gaps.passes,
+        gap_s=gaps.seconds,
         served=tuple(_served(run.outcomes)),
     )
 

@@ -2,8 +2,9 @@
 the same settings, to hold the simulator to what a live mesh did.
 
 What a mesh costs beside the model is from its own runs of the ``calibration`` workloads, which should be so
-thin that requests hardly wait: what every pass takes more than its profile says, and what a message takes,
-each the median of what these runs say, in which each request is held to itself. Where there are ``costs``,
+thin that requests hardly wait. What every pass takes more than its profile says is how long instances counted
+that the model rests before the next; where they did not count, and what a message takes, it is the median of
+what these runs say, in which each request is held to itself. Where there are ``costs``,
 all run on one host, and what is taken of its cores beside passes is from the processor time of these
 workloads; how long one waits for a core is from the requests of the ones that are ``crowded`` and
 ``saturated``. Nothing else is fitted: no other workload's figures are looked at.
@@ -113,10 +114,10 @@ class Simulation:
         missing = sorted(set(names) - {each.workload for each in runs})
         if missing or not names:
             raise ConfigError("calibration", list(names), _run_at(candidate, *missing))
-        overhead = Overhead()
+        overhead, gap_s = Overhead(), _gap_s(runs)
         for _ in range(SWEEPS):
             host = self._host_of(candidate, own, overhead)
-            found = [self._overhead_of(candidate, record, host) for record in runs]
+            found = [self._overhead_of(candidate, record, host, gap_s) for record in runs]
             overhead = Overhead(
                 statistics.median(each.pass_s for each in found),
                 statistics.median(each.hop_s for each in found),
@@ -172,9 +173,12 @@ class Simulation:
         kept = {key: getattr(before, key) for key in ("wake_s", "exchange_s")}
         return msgspec.structs.replace(found, **kept)
 
-    def _overhead_of(self, candidate: Candidate, record: RunRecord, host: HostConfig | None) -> Overhead:
+    def _overhead_of(
+        self, candidate: Candidate, record: RunRecord, host: HostConfig | None, gap_s: float | None
+    ) -> Overhead:
         """A time to first token is made of messages and passes, a time per token of steps and, in its first
-        gap, of messages: each is corrected by what it is off, a few times."""
+        gap, of messages: each is corrected by what it is off, a few times. ``gap_s``: what a pass takes
+        more, where that was counted."""
 
         @cache
         def off(tried: Overhead) -> tuple[float, float]:
@@ -182,11 +186,11 @@ class Simulation:
             longer_s = partial(_longer_s, "calibration", record, cluster)
             return -longer_s("ttft_s"), -longer_s("tpot_s")
 
-        found = self._in_its_minutes(candidate, record, Overhead(host=host))
+        found = self._in_its_minutes(candidate, record, Overhead(pass_s=gap_s or 0.0, host=host))
         hops = (off(found)[0] - off(found._replace(hop_s=PROBE_S))[0]) / PROBE_S
         for _ in range(CORRECTIONS):
-            pass_s = max(0.0, found.pass_s + off(found)[1])
-            found = found._replace(pass_s=pass_s)
+            if gap_s is None:
+                found = found._replace(pass_s=max(0.0, found.pass_s + off(found)[1]))
             found = found._replace(hop_s=max(0.0, found.hop_s + off(found)[0] / hops))
         return found
 
@@ -222,6 +226,12 @@ class Simulation:
             return overhead._replace(pace=pace_of(self.comparison, candidate, record))
         minutes = between.minutes.get(record.key)
         return overhead if minutes is None else overhead._replace(**minutes._asdict())
+
+
+def _gap_s(records: Sequence[RunRecord]) -> float | None:
+    """How long the models of these runs rested between passes, on average; None where nobody counted."""
+    gaps = sum(each.gaps for each in records)
+    return sum(each.gap_s for each in records) / gaps if gaps else None
 
 
 def _run_at(candidate: Candidate, *missing: str | None) -> str:

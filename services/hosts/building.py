@@ -79,6 +79,7 @@ class _Parts:
             engine.thread,
             lambda waited_s: choose_pass(settings.mixed_policy, waited_s, settings.mixed_max_wait_s),
             self.passes.observe,
+            self.metrics.observe_gap,
         )
         self.mates = RoomMates(
             settings.mixed_policy, settings.mixed_max_wait_s, is_mixed=settings.role == "mixed"

@@ -2,7 +2,9 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import get_args
 
@@ -14,7 +16,7 @@ from common.config import MixedPolicy
 from common.engine_thread import EngineThread
 from common.messages import Phase, SampledToken
 from common.performance import PassLoad
-from common.shared_engine import Computed, EngineWork, SharedEngine
+from common.shared_engine import MOST_GAP_S, Computed, EngineWork, SharedEngine
 from common.steps import LayerReports, SequenceStep
 from scheduler.policy.mixed_batching import choose_pass, prompt_tokens_beside
 
@@ -27,6 +29,7 @@ class Recorder:
     def __init__(self) -> None:
         self.passes: list[list[int]] = []
         self.noted: list[PassLoad] = []
+        self.gaps_s: list[float] = []
         self.gate = threading.Event()
         self.gate.set()
 
@@ -42,7 +45,9 @@ class Recorder:
 
 def engine_of(recorder: Recorder, policy: MixedPolicy) -> SharedEngine:
     choose = partial(choose_pass, policy, max_wait_s=MAX_WAIT_S)
-    return SharedEngine(recorder, EngineThread(), choose, lambda load, _: recorder.noted.append(load))
+    return SharedEngine(
+        recorder, EngineThread(), choose, lambda load, _: recorder.noted.append(load), recorder.gaps_s.append
+    )
 
 
 def work_of(*tokens: int) -> EngineWork:
@@ -155,3 +160,40 @@ def test_a_chunk_and_the_decodes_fill_the_pass_together(chunk_tokens: int, decod
         assert beside + decoding == chunk_tokens or (beside == 1 and decoding >= chunk_tokens)
     for policy in alone:
         assert prompt_tokens_beside(policy, chunk_tokens, decoding) == chunk_tokens
+
+
+def test_gaps_are_told_between_passes_that_follow_on_one_another_and_not_of_pauses() -> None:
+    async def work() -> None:
+        recorder = Recorder()
+        engine = engine_of(recorder, "chunked")
+        await keep_asking(engine, "decode", (3,), 50)
+        assert 40 <= len(recorder.gaps_s) < 50, "what somebody else held up for long was a pause"
+        assert all(0 < gap_s <= MOST_GAP_S for gap_s in recorder.gaps_s)
+        told = len(recorder.gaps_s)
+        await asyncio.sleep(2 * MOST_GAP_S)
+        await keep_asking(engine, "decode", (3,), 1)
+        with pytest.raises(RuntimeError, match="unlucky"):
+            await engine.compute("decode", work_of(13))
+        at_failure = len(recorder.gaps_s)
+        await keep_asking(engine, "decode", (3,), 1)
+        engine.thread.close()
+        assert told == at_failure == len(recorder.gaps_s)
+
+    asyncio.run(work())
+
+
+def test_to_make_a_batch_is_part_of_the_gap() -> None:
+    def slowly() -> Sequence[SequenceStep]:
+        time.sleep(MOST_GAP_S / 2)
+        return [SequenceStep((3,), 0, (), None)]
+
+    async def work() -> None:
+        recorder = Recorder()
+        engine = engine_of(recorder, "chunked")
+        for _ in range(20):
+            await engine.compute("decode", replace(work_of(3), batch=slowly))
+        engine.thread.close()
+        assert recorder.gaps_s
+        assert all(gap_s >= MOST_GAP_S / 2 for gap_s in recorder.gaps_s)
+
+    asyncio.run(work())

@@ -144,6 +144,9 @@ instances = {{ mixed = 1 }}
     assert found is not None
     assert found.step_s != profile.step_s
     assert "| coupled |" in (output / "simulated.md").read_text()
+    [record] = read_kept(output / "runs.jsonl", RunRecord, comparison)
+    assert 0 < record.gaps < record.load.output_tokens + 3
+    assert f"coupled: {1e3 * record.gap_s / record.gaps:.2f} ms a pass" in done.stderr.replace("\n", " ")
 
 
 def small_profile() -> Profile:

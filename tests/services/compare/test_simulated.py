@@ -98,6 +98,16 @@ def test_what_a_mesh_takes_beside_its_model_is_found_from_the_runs_whose_request
         assert pair.attainment_points == pytest.approx(0.0, abs=3.0)
 
 
+def test_what_instances_counted_between_passes_is_not_sought_in_latencies() -> None:
+    counted = msgspec.structs.replace(live(ALONE, TRUE), gaps=50, gap_s=0.1)
+    more = msgspec.structs.replace(counted, round_number=1, gaps=150, gap_s=0.5)
+    overheads, _ = SIMULATION.pairs(
+        [counted, more, msgspec.structs.replace(live(BUSY, TRUE), gaps=1, gap_s=9)]
+    )
+    assert overheads["split"].pass_s == pytest.approx(0.6 / 200), "of the calibrating runs"
+    assert overheads["split"].hop_s > 0
+
+
 def test_what_all_take_of_one_host_is_found_from_the_runs_that_are_named_for_it() -> None:
     host = HostConfig(cores=1, idle_cores=0.1, wake_s=0.008)
     true = TRUE._replace(host=host)
