@@ -57,6 +57,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     layers in this ``dtype`` took between them, on the processor (``services.profiling.probe``). ``dtype``
     is what was computed in; a weight that steps read has ``weight_bytes``, None: those of ``dtype``.
     ``contention`` None: not measured, as on accelerators, and where instances have no cores of their own.
+    ``key_tile``: earlier tokens that a chunk attends to are computed in so many at once.
     """
 
     model: str
@@ -75,6 +76,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     look_s: float | None = None
     weight_bytes: int | None = None
     contention: Contention | None = None
+    key_tile: int = 1
 
 
 def profile_path(

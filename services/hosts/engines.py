@@ -30,7 +30,7 @@ class Engine:
     prompt whose KV is best handed over layer by layer, as far as is known. ``chunk_time`` and ``step_time``:
     as profiled on such a machine, if that was done.
     ``host_tier``: where the blocks of preempted sequences can wait, if anywhere. ``is_settled``: whether a
-    pass takes as long from now on.
+    pass takes as long from now on. ``key_tile``: keys that a chunk's attention fills up to multiples of.
     """
 
     runner: Runner
@@ -48,6 +48,7 @@ class Engine:
     chunk_time: FittedTime | None = None
     step_time: FittedTime | None = None
     is_settled: Callable[[Sequence[SequenceStep]], bool] = lambda batch: True
+    key_tile: int = 1
 
 
 async def load_engine(config: Config, model_directory: Path) -> Engine:

@@ -16,6 +16,7 @@ from common.kv.layout import KVLayout
 from common.kv.pool import allocate_pool
 from common.messages import SamplingParams
 from common.model.attention import LocalAttention
+from common.model.attention_kernels import TILE_KEYS
 from common.model.device import accelerator_name, device_of
 from common.model.kernels import use_compiled
 from common.model.precision import precision_of, wants_compiled, wants_graphs
@@ -98,6 +99,7 @@ def load_model_engine(config: Config, model_directory: Path, thread: EngineThrea
         chunk_time=None if profile is None else _as_profiled(profile.chunk_time),
         step_time=None if profile is None or is_remote else _as_profiled(profile.step_time),
         is_settled=runner.is_settled,
+        key_tile=TILE_KEYS if dtype is torch.bfloat16 and device.type == "cpu" else 1,
     )
 
 

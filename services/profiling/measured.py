@@ -90,7 +90,7 @@ def profile_of(model: str, dtype: ElementType, machine: str, measured: Measured)
 
 def retimed(profile: Profile, measured: Measured) -> Profile:
     """With other times of its passes, taken elsewhen. How long chunks are, and from how many tokens on KV is
-    handed over layer by layer, stays as instances had it; so do looks and contention."""
+    handed over layer by layer, stays as instances had it; so do looks, contention and tiles of keys."""
     found = profile_of(profile.model, profile.dtype, profile.machine, measured)
     return msgspec.structs.replace(
         found,
@@ -99,6 +99,7 @@ def retimed(profile: Profile, measured: Measured) -> Profile:
         look_s=profile.look_s,
         weight_bytes=profile.weight_bytes,
         contention=profile.contention,
+        key_tile=profile.key_tile,
         measured_on=profile.measured_on,
     )
 

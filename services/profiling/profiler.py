@@ -75,6 +75,7 @@ async def measure_profile(
         profile_of(engine.model_name, dtype, machine, measured),
         weight_bytes=weight_bytes(precision_of(config.model)),
         contention=contention,
+        key_tile=engine.key_tile,
     )
 
 

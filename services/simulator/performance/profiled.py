@@ -146,7 +146,7 @@ class TableModel:
     whose attention is over each one's own prompt only; decodes beside chunks take what they take over the
     laws' fixed part, which a pass has once. ``_more_chunk_s`` and ``_decodes_s``: what a chunk more and
     decodes beside chunks cost over that, by what the profile's such passes are off relative to them: short
-    ones of many parts say most."""
+    ones of many parts say most. Earlier tokens count in whole tiles, as they were measured."""
 
     stages = 1
 
@@ -154,6 +154,7 @@ class TableModel:
         chunks, steps = profile_samples(profile)
         self._chunk, self._step = fit(by, chunks), fit(by, steps)
         self._step_fixed_s = max(0.0, profile.step_time.coefficients[2])
+        self._key_tile = profile.key_tile
         self._chunks = ChunkSurface(self._chunk_s, before_grid=BEFORE_GRID, token_grid=TOKEN_GRID)
         self._steps = BatchCurves(self._step_s, CONTEXT_GRID)
         self._per_context_s = max(0.0, profile.step_time.coefficients[0])
@@ -188,10 +189,15 @@ class TableModel:
         if not shape.chunks:
             return step_s
         chunks = shape.chunks
+        if self._key_tile > 1:
+            chunks = tuple([(self._whole_tiles(before), tokens) for before, tokens in chunks])
         chunks_s = self._chunks.at(*chunks[0]) if len(chunks) == 1 else self._several_s(chunks)
         if shape.sequences:
             chunks_s += max(0.0, step_s - self._step_fixed_s + self._decodes_s)
         return chunks_s
+
+    def _whole_tiles(self, keys: int) -> int:
+        return -(-keys // self._key_tile) * self._key_tile
 
     def _several_s(self, chunks: Sequence[tuple[int, int]]) -> float:
         """Each (tokens before, tokens). Attention from prompt to prompt, which one chunk of them all has, is

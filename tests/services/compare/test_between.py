@@ -74,6 +74,7 @@ def base(comparison: Comparison) -> Profile:
         found,
         saturation_tokens=77,
         look_s=0.5,
+        key_tile=8,
         contention=CONTENTION,
         step_s=tuple((batch, context, 0.5) for batch, context, _ in found.step_s),
     )
@@ -114,7 +115,7 @@ def test_passes_are_taken_in_parts_and_simulated_ones_take_their_times(
     found = read_profile(between["split"].profile)
     assert found is not None
     assert cases_of(found) == cases_of(base)
-    assert found.saturation_tokens == 77
+    assert (found.saturation_tokens, found.key_tile) == (77, 8)
     assert 0 < max(seconds for *_, seconds in found.step_s) < 0.5
     assert found.step_time.samples > len(found.step_s)
     assert found.look_s == 0.5

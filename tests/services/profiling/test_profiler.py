@@ -12,8 +12,9 @@ from typing import cast
 import msgspec
 import pytest
 
-from common.config import Config, InstanceConfig, ModelConfig
+from common.config import Config, Dtype, InstanceConfig, ModelConfig
 from common.errors import ConfigError
+from common.model.attention_kernels import TILE_KEYS
 from common.model.device import OutOfMemory
 from common.performance import DEFAULT_CHUNK_TOKENS, DEFAULT_LAYERWISE_MIN_TOKENS, step_features
 from common.profile import Profile, link_of, machine_name, profile_path, read_profile, write_profile
@@ -59,6 +60,7 @@ def test_every_case_that_fits_is_measured_and_the_laws_come_from_them(profile: P
     assert profile.look_s is not None
     assert 0 < profile.look_s < 60
     assert profile.weight_bytes == 4
+    assert profile.key_tile == 1, "in fp32"
     assert 0 <= profile.step_held_out_error < float("inf")
     assert profile.shared_s
     cases = len(profile.chunk_s) + len(profile.step_s) + len(profile.shared_s)
@@ -216,6 +218,16 @@ async def loaded(config: Config, directory: Path) -> Engine:
     engine = await load_engine(config, directory)
     engine.thread.close()
     return engine
+
+
+@pytest.mark.parametrize(("dtype", "key_tile"), [("bf16", TILE_KEYS), ("fp32", 1)])
+def test_an_engine_says_how_many_keys_its_chunks_attend_to_at_once(
+    config: Config, dtype: Dtype, key_tile: int
+) -> None:
+    assert config.model.directory is not None
+    model = msgspec.structs.replace(config.model, dtype=dtype)
+    engine = asyncio.run(loaded(msgspec.structs.replace(config, model=model), config.model.directory))
+    assert engine.key_tile == key_tile
 
 
 @pytest.mark.parametrize(

@@ -219,6 +219,16 @@ def test_long_passes_off_by_a_little_say_little_of_what_a_short_chunk_more_costs
         assert model.pass_s(shape) == pytest.approx(law.pass_s(shape), rel=0.02)
 
 
+def test_earlier_tokens_count_in_whole_tiles_of_keys() -> None:
+    tiled, bare = TableModel(msgspec.structs.replace(made(), key_tile=32)), TableModel(made())
+    decodes = (2, 260)
+    for before, counted in ((0, 0), (1, 32), (96, 96), (97, 128), (128, 128), (131, 160)):
+        for rest in (((0, 9),), ()):
+            got = tiled.pass_s(PassShape(((before, 64), *rest), *decodes))
+            assert got == bare.pass_s(PassShape(((counted, 64), *rest), *decodes))
+    assert bare.pass_s(PassShape(((131, 64),))) < tiled.pass_s(PassShape(((131, 64),)))
+
+
 def test_held_out_cases_are_predicted_by_the_others() -> None:
     chunk, step = profile_held_out(made(), "linear")
     assert (chunk.operator, chunk.samples) == ("chunk", 2 * len(CHUNKS))
