@@ -171,15 +171,7 @@ class Kinds(NamedTuple):
 
 def kinds_of(space: SearchSpace, shape: ModelShape, element_bytes: int, max_devices: int | None) -> Kinds:
     """Raises ConfigError where the model fits on none of them."""
-    hardware = [
-        Hardware(device.name, tensor, pipeline, nodes)
-        for device, tensor, pipeline in product(space.devices, space.tensors, space.pipelines)
-        if (nodes := nodes_of(space, tensor, pipeline))
-        and tensor * pipeline <= most_devices(space, max_devices)
-        and pipeline <= shape.layers
-        and can_split(shape, tensor)
-        and kv_room_tokens(shape, device, tensor, element_bytes, pipeline) > 0
-    ]
+    hardware = hardware_of(space, shape, element_bytes, max_devices)
     if not hardware:
         raise ConfigError("--model", shape.name, why_nothing_fits(space, shape, element_bytes, max_devices))
     return Kinds(
@@ -202,6 +194,21 @@ class Hardware(NamedTuple):
     tensor: int
     pipeline: int
     nodes: int
+
+
+def hardware_of(
+    space: SearchSpace, shape: ModelShape, element_bytes: int, max_devices: int | None
+) -> list[Hardware]:
+    """That the model fits on."""
+    return [
+        Hardware(device.name, tensor, pipeline, nodes)
+        for device, tensor, pipeline in product(space.devices, space.tensors, space.pipelines)
+        if (nodes := nodes_of(space, tensor, pipeline))
+        and tensor * pipeline <= most_devices(space, max_devices)
+        and pipeline <= shape.layers
+        and can_split(shape, tensor)
+        and kv_room_tokens(shape, device, tensor, element_bytes, pipeline) > 0
+    ]
 
 
 def nodes_of(space: SearchSpace, tensor: int, pipeline: int) -> int | None:
@@ -255,7 +262,12 @@ def why_nothing_fits(
         for device in space.devices
     )
     needed = weight_bytes(shape, element_bytes) / GIB
-    bound = "" if max_devices is None else f" within --max-gpus {max_devices}"
+    bound = ""
+    if max_devices is not None:
+        bound = f" within --max-gpus {max_devices}"
+        if unbounded := hardware_of(space, shape, element_bytes, None):
+            fewest = min(unbounded, key=lambda each: each.tensor * each.pipeline)
+            bound += f", where {fewest.tensor * fewest.pipeline} {fewest.device} would do"
     return (
         f"fits on no allowed number of devices{bound}: its weights have {needed:.0f} GiB, and {sizes} at"
         f" a memory share of {MEMORY_SHARE:g}; {shape.heads} heads, {shape.kv_heads} of KV, must split evenly"

@@ -6,7 +6,8 @@ thousand pairs take as many measurements as there are kinds.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from services.planner.bounds import Bound
 from services.planner.candidates import InstanceKind, Kinds
@@ -14,6 +15,7 @@ from services.planner.demand import (
     Demand,
     Proposed,
     best_first,
+    none_allowed,
     propose_coupled,
     propose_pair,
 )
@@ -24,6 +26,8 @@ from services.planner.screening import Screened, screen
 COUPLED_FINALISTS = 3
 PAIR_FINALISTS = 4
 ATTENTION_FINALISTS = 2
+OVER_FINALISTS = 2
+"""Of deployments of more devices than allowed, where nothing else was found: those of the fewest."""
 LOOKED_BEYOND = 3
 
 
@@ -31,7 +35,8 @@ LOOKED_BEYOND = 3
 class Plan:
     """``ranked``: best first, all of which keep the objectives. ``configurations``: that were searched;
     ``bounded``, ``cut`` and ``measured``: kinds of instances, by what became of them. ``has_attention``: some
-    of them have attention workers. ``caveat``: why counts may be too high."""
+    of them have attention workers. ``caveat``: why counts may be too high. ``fewest_over``: what keeps the
+    objectives with the fewest devices over those allowed, where nothing within them does."""
 
     demand: Demand
     ranked: tuple[Settled, ...]
@@ -42,6 +47,15 @@ class Plan:
     measured: int
     has_attention: bool = False
     caveat: str | None = None
+    fewest_over: Settled | None = None
+
+
+class Proposals(NamedTuple):
+    """Best first, each."""
+
+    coupled: list[Proposed]
+    pairs: list[Proposed]
+    apart: list[Proposed]
 
 
 def plan(
@@ -53,15 +67,13 @@ def plan(
 ) -> Search[Plan]:
     """``requests``: of the whole trace."""
     screened: list[Screened] = yield from together([screen(each, bounds, demand, requests) for each in kinds])
-    mixed, prefill, decode, attention = (each.measured for each in screened)
-    coupled = best_first([found for each in mixed if (found := propose_coupled(demand, each))])
-    pairs, apart = (
-        best_first([found for p in prefill for d in some if (found := propose_pair(demand, p, d))])
-        for some in (decode, attention)
-    )
+    coupled, pairs, apart = _propose(demand, screened)
     finalists = _unlike(coupled)[:COUPLED_FINALISTS] + _unlike(pairs)[:PAIR_FINALISTS]
     finalists += _unlike(apart)[:ATTENTION_FINALISTS]
     ranked = yield from _simulate(demand, finalists, requests)
+    over: list[Settled] = []
+    if not ranked and demand.max_devices is not None and demand.objective != "throughput":
+        ranked, over = yield from _look_over(demand, screened, requests)
     return Plan(
         demand=demand,
         ranked=tuple(ranked),
@@ -72,7 +84,31 @@ def plan(
         measured=sum(len(each.measured) for each in screened),
         has_attention=bool(kinds.attention),
         caveat=caveat,
+        fewest_over=min(over, key=lambda each: each.deployment.devices, default=None),
     )
+
+
+def _propose(demand: Demand, screened: Sequence[Screened]) -> Proposals:
+    mixed, prefill, decode, attention = (each.measured for each in screened)
+    coupled = best_first([found for each in mixed if (found := propose_coupled(demand, each))])
+    pairs, apart = (
+        best_first([found for p in prefill for d in some if (found := propose_pair(demand, p, d))])
+        for some in (decode, attention)
+    )
+    return Proposals(coupled, pairs, apart)
+
+
+def _look_over(
+    demand: Demand, screened: Sequence[Screened], requests: int
+) -> Search[tuple[list[Settled], list[Settled]]]:
+    """Those of the fewest devices, however many: what turns out to be allowed, and what takes more."""
+    unbounded = replace(demand, max_devices=None)
+    proposed = [each for some in _propose(unbounded, screened) for each in some]
+    proposed.sort(key=lambda each: each.deployment.devices)
+    found = yield from together([settle(unbounded, each, requests) for each in proposed[:OVER_FINALISTS]])
+    settled = in_order([each for each in found if each is not None])
+    allowed = [each for each in settled if demand.allows(each.deployment)]
+    return allowed, [each for each in settled if each not in allowed]
 
 
 def _unlike(proposed: Sequence[Proposed]) -> list[Proposed]:
@@ -116,6 +152,8 @@ def verdict(plan: Plan) -> str:
     """Whether disaggregation pays."""
     coupled = next((each for each in plan.ranked if not each.deployment.is_disaggregated), None)
     pair = next((each for each in plan.ranked if each.deployment.is_disaggregated), None)
+    if plan.fewest_over is not None:
+        return none_allowed(plan.demand, [plan.fewest_over.deployment])
     if coupled is None and pair is None:
         instead = "give a longer trace" if plan.caveat else "loosen them, or allow more devices"
         return f"nothing keeps the objectives: {instead}"
@@ -132,8 +170,9 @@ def verdict(plan: Plan) -> str:
 
 
 def attention_verdict(plan: Plan) -> str | None:
-    """Whether attention workers pay; None where no such kind was among those looked at."""
-    if not plan.has_attention:
+    """Whether attention workers pay; None where no such kind was among those looked at, or all that keeps the
+    objectives takes too many devices."""
+    if not plan.has_attention or plan.fewest_over is not None:
         return None
     apart = next((each for each in plan.ranked if each.deployment.has_attention), None)
     other = next((each for each in plan.ranked if not each.deployment.has_attention), None)

@@ -37,7 +37,7 @@ class PlannedDeployment(msgspec.Struct, frozen=True):
 
 
 class PlanFile(msgspec.Struct, frozen=True):
-    """What ``--json`` writes."""
+    """What ``--json`` writes. ``fewest_over``: as ``Plan`` has it."""
 
     version: int
     objective: str
@@ -52,6 +52,7 @@ class PlanFile(msgspec.Struct, frozen=True):
     attention_verdict: str | None
     caveat: str | None
     ranked: tuple[PlannedDeployment, ...]
+    fewest_over: PlannedDeployment | None
 
 
 def planned(plan: Plan, settled: Settled) -> PlannedDeployment:
@@ -88,6 +89,7 @@ def file_of(plan: Plan) -> PlanFile:
         attention_verdict=attention_verdict(plan),
         caveat=plan.caveat,
         ranked=tuple(planned(plan, each) for each in plan.ranked),
+        fewest_over=None if plan.fewest_over is None else planned(plan, plan.fewest_over),
     )
 
 

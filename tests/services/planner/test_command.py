@@ -55,11 +55,25 @@ def test_a_script_is_told_that_nothing_keeps_the_objectives(
     assert json.loads(out.read_bytes())["ranked"] == []
 
 
+def test_where_the_rate_takes_more_gpus_than_allowed_it_is_said_how_many(
+    trace: Path, config: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "plan.json"
+    options = ("--rate", "40", "--config", str(config), "--devices", "a100", "--json", str(out))
+    result = run(trace, *options, "--max-gpus", "1")
+    assert result.exit_code == 1, result.output
+    told = json.loads(out.read_bytes())["fewest_over"]
+    assert told["devices"] > 1
+    line = f"none is within --max-gpus 1: 40/s would take {told['devices']} GPUs, "
+    assert line in " ".join(result.output.split())
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
         (("--devices", "a1000", "--rate", "1"), "--devices = 'a1000': is none of a100, a100-sxm"),
         (("--model", "opt-175b", "--max-gpus", "2", "--rate", "1"), "fits on no allowed number of devices"),
+        (("--model", "opt-175b", "--max-gpus", "2", "--rate", "1"), "--max-gpus 2, where 8 a100 would do"),
         (("--model", "opt-12b", "--rate", "1"), "must be a model directory or one of"),
         ((), "is needed: the trace has lengths alone"),
         (("--rate", "-1"), "must be a number of requests per second, at least 0.001"),

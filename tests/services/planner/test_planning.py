@@ -5,13 +5,16 @@ import random
 import pytest
 
 from services.planner.candidates import Deployment, PoolPlan
+from services.planner.checkpoint import Checkpoint
 from services.planner.demand import Objective, Proposed
+from services.planner.driver import Here, drive
 from services.planner.finalists import settle
 from services.planner.planning import attention_verdict, plan, verdict
 from services.planner.probes import Point, Probe
-from services.planner.report import summary_of
+from services.planner.report import file_of, summary_of
 from tests.services.planner.worlds import (
     Capacities,
+    answer,
     attention_kind,
     bounds_in,
     demand_of,
@@ -73,6 +76,39 @@ def test_no_deployment_has_more_devices_than_allowed() -> None:
     )
     assert found.ranked
     assert all(each.deployment.devices <= 8 for each in found.ranked)
+
+
+def test_where_all_take_more_devices_than_allowed_it_is_said_how_many_the_rate_takes() -> None:
+    """Of what a plan without the bound finds the fewest."""
+    world = {kind_of("mixed"): 3.0, kind_of("prefill"): 5.0, kind_of("decode"): 2.0}
+    demand = demand_of(rate=10.0, most=3)
+    found, _ = search_world(plan(kinds_in(world), bounds_in(world), demand, REQUESTS), world)
+    assert found.ranked == ()
+    assert found.fewest_over is not None
+    assert found.fewest_over.deployment.devices == 4
+    assert verdict(found) == (
+        "none is within --max-gpus 3: 10/s would take 4 GPUs,"
+        " 4 mixed (a100 TP1, chunks of 512, chunked, batch 64)"
+    )
+    written = file_of(found).fewest_over
+    assert written is not None
+    assert (written.devices, written.usd_h) == (4, 4.0)
+
+
+def test_what_takes_fewer_devices_than_one_instance_s_capacity_says_is_still_found() -> None:
+    """Together two serve what each alone does not serve half of."""
+    kind = kind_of("mixed")
+    alone = {kind: 4.0}
+    demand = demand_of(rate=10.0, most=2)
+
+    def run(probe: Probe) -> Point:
+        is_whole = probe.requests == REQUESTS
+        return answer(probe, {kind: 5.0} if is_whole else alone)
+
+    with Checkpoint(None) as kept:
+        found = drive(plan(kinds_in(alone), bounds_in(alone), demand, REQUESTS), Here(run), kept, b"")
+    assert [each.deployment.devices for each in found.ranked] == [2]
+    assert found.fewest_over is None
 
 
 @pytest.mark.parametrize(
