@@ -200,6 +200,10 @@ def check_choice(choose: int | None, out: Path | None, search: str | None) -> No
         raise ConfigError("--choose", choose, "must be 1 or more")
     if search is not None:
         raise ConfigError("--choose", choose, f"is of what is ranked without --search {search}")
+    from services.planner.planning import MOST_RANKED
+
+    if choose > MOST_RANKED:
+        raise ConfigError("--choose", choose, f"must be 1 to {MOST_RANKED}: no plan ranks more")
     if out is None:
         raise ConfigError("--choose", choose, "says of which one --out is to write files: it is needed, too")
 

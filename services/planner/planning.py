@@ -26,6 +26,7 @@ from services.planner.screening import Screened, screen
 COUPLED_FINALISTS = 3
 PAIR_FINALISTS = 4
 ATTENTION_FINALISTS = 2
+MOST_RANKED = COUPLED_FINALISTS + PAIR_FINALISTS + ATTENTION_FINALISTS
 OVER_FINALISTS = 2
 """Of deployments of more devices than allowed, where nothing else was found: those of the fewest."""
 LOOKED_BEYOND = 3

@@ -85,6 +85,7 @@ def test_where_the_rate_takes_more_gpus_than_allowed_it_is_said_how_many(
         (("--objective", "throughput"), "needs --max-gpus"),
         (("--rate", "1", "--choose", "2"), "--choose = 2: says of which one --out is to write files"),
         (("--rate", "1", "--choose", "0", "--out", "files"), "--choose = 0: must be 1 or more"),
+        (("--rate", "1", "--choose", "10", "--out", "files"), "--choose = 10: must be 1 to 9"),
         (
             ("--rate", "1", "--choose", "2", "--out", "files", "--search", "vidur"),
             "--choose = 2: is of what is ranked without --search vidur",
@@ -284,7 +285,8 @@ def test_the_best_one_s_files_are_written(trace: Path, config: Path, tmp_path: P
         app, ["simulate", str(out / "simulate.toml"), "--trace", str(trace), "--rate", "6"]
     )
     assert simulated.exit_code == 0, simulated.output
-    late = run(trace, *options, "--out", str(out), "--choose", "99")
+    late = run(trace, *options, "--out", str(out), "--choose", "9")
     assert isinstance(late.exception, ConfigError)
-    assert "--choose = 99: must be 1 to " in str(late.exception)
+    assert "disaggregation" in late.output
+    assert "--choose = 9: must be 1 to " in str(late.exception)
     assert "as many as were found: no files are written" in str(late.exception)
