@@ -14,6 +14,7 @@ from services.bench.arrivals import make_arrivals
 from services.bench.traces import Trace
 from services.simulator.cluster import Cluster, make_cluster
 from services.simulator.config import Simulated
+from services.simulator.gateway import Entry
 from services.simulator.life import begin_life
 from services.simulator.records import request_id_of
 from services.simulator.shape import attended_tokens
@@ -26,6 +27,10 @@ SETTLE_S = 120.0
 """Virtual seconds after the last client is gone until nobody holds anything any more, at the most."""
 STUCK_S = 86_400.0
 """A request that has not ended so long after the last arrival never will."""
+MESSAGES = 10
+"""That a request waits for one after another, with those of instances about its KV."""
+NAMED = 5
+"""Requests of which it is said what they waited for."""
 PROGRESS_REQUESTS = 256
 COLLECTED_EVERY = 20_000
 """Objects that were made and not freed between two looks for cycles, of which a run hardly makes any."""
@@ -157,6 +162,8 @@ def check_conserved(cluster: Cluster) -> None:
     holds, which here is an identity. Raises SimulationError, or ConfigError for faults that leave nobody."""
     records, gateway = cluster.records, cluster.gateway
     _check_ended(cluster)
+    if not _is_settled(cluster):
+        _check_hops(cluster, SETTLE_S, f"the mesh was not at rest {SETTLE_S:,g} s after the last request")
     if 0 in records.outcome:
         raise SimulationError("a request is neither done nor refused")
     if cluster.scheduler.state.requests:
@@ -189,7 +196,53 @@ def _check_ended(cluster: Cluster) -> None:
     if missing:
         rule = f"leaves nobody for good, so that {len(waiting)} requests wait for ever"
         raise ConfigError("fault", f"death of all for {' and '.join(missing)}", rule)
-    raise SimulationError(f"{len(waiting)} requests never ended: {', '.join(waiting[:5])}…")
+    late = f"had not ended {STUCK_S:,g} s after the last arrival"
+    found = f"{len(waiting)} of {len(cluster.records)} requests {late}"
+    _check_hops(cluster, STUCK_S, found)
+    _check_links(cluster, found)
+    named = [f"{each} waited {_wait_of(cluster.gateway.entries[each])}" for each in waiting[:NAMED]]
+    raise SimulationError(f"{found}: {', '.join(named)}{', …' if len(waiting) > NAMED else ''}")
+
+
+def _wait_of(entry: Entry) -> str:
+    placement = entry.placement
+    if placement is None:
+        return "to be placed"
+    if entry.drawn == 0:
+        return f"for its first token of {placement.prefill_instance}"
+    return f"for the rest of its {entry.length} tokens of {placement.decode_instance}"
+
+
+def _check_hops(cluster: Cluster, patience_s: float, found: str) -> None:
+    """Raises ConfigError where messages alone take as long."""
+    hop_s = cluster.network.hop_s
+    if hop_s * MESSAGES >= patience_s:
+        rule = f"must be under {patience_s / MESSAGES:,g} s: {found}"
+        raise ConfigError("cluster.hop_s", hop_s, rule)
+
+
+def _check_links(cluster: Cluster, found: str) -> None:
+    """Raises ConfigError where to move the KV of one of those that wait takes as long."""
+    moved = [
+        len(entry.request.prompt_ids)
+        for entry in cluster.gateway.entries.values()
+        if (placement := entry.placement) is not None
+        and entry.drawn
+        and placement.prefill_instance != placement.decode_instance
+    ]
+    if not moved:
+        return
+    simulated = cluster.simulated
+    latency_s, nbytes = simulated.cluster.link_latency_s, max(moved) * simulated.kv_token_bytes
+    if latency_s >= STUCK_S:
+        raise ConfigError("cluster.link_latency_s", latency_s, f"must be under {STUCK_S:,g} s: {found}")
+    for pool in simulated.pools:
+        own = pool.config.link_bytes_per_s
+        key = "cluster" if own is None else f"pool.{pool.config.name}"
+        bytes_per_s = own or simulated.cluster.link_bytes_per_s
+        if nbytes / bytes_per_s >= STUCK_S:
+            rule = f"takes {nbytes / bytes_per_s:,.0f} s for the {nbytes:,} bytes of a prompt's KV: {found}"
+            raise ConfigError(f"{key}.link_bytes_per_s", bytes_per_s, rule)
 
 
 def _check_workers(cluster: Cluster) -> None:

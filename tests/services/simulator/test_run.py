@@ -7,12 +7,22 @@ from typing import Any
 import pytest
 
 from common.config import MixedPolicy
+from common.errors import ConfigError
+from services.simulator import run as run_module
 from services.simulator.cluster import Cluster
 from services.simulator.config import Simulated
 from services.simulator.decode_room import DecodeRoom
 from services.simulator.metrics import measure
 from services.simulator.run import Load, Offered, SimulationError, check_conserved, simulate
-from tests.services.simulator.meshes import SHAPE, TOKEN_BYTES, assert_same_times, mesh, pool, run
+from tests.services.simulator.meshes import (
+    PERFORMANCE,
+    SHAPE,
+    TOKEN_BYTES,
+    assert_same_times,
+    mesh,
+    pool,
+    run,
+)
 
 LAYERWISE_NEVER = {"layerwise_min_tokens": 1_000_000}
 
@@ -293,6 +303,57 @@ def test_what_nobody_can_hold_is_rejected() -> None:
     cluster = run(mesh(pool("prefill"), pool("decode", kv_tokens=160)), (0.0, 100, 100), (0.0, 50, 50))
     metrics = measure(cluster)
     assert (metrics.done, metrics.rejected) == (1, 1)
+
+
+PATIENT = {"deadline_s": 1e7, "suspect_after_s": 1e6}
+LATE = "2 of 2 requests had not ended 600 s after the last arrival"
+
+
+@pytest.mark.parametrize(
+    ("cluster", "key", "rule"),
+    [
+        ({"hop_s": 1e6}, "cluster.hop_s", f"must be under 60 s: {LATE}"),
+        ({"link_latency_s": 1e6}, "cluster.link_latency_s", f"must be under 600 s: {LATE}"),
+        ({"link_bytes_per_s": 10.0}, "cluster.link_bytes_per_s", "takes 10,240 s for the 102,400 bytes of"),
+    ],
+)
+def test_a_setting_under_which_nothing_ends_is_told(
+    monkeypatch: pytest.MonkeyPatch, cluster: dict[str, float], key: str, rule: str
+) -> None:
+    monkeypatch.setattr(run_module, "STUCK_S", 600.0)
+    slow = mesh(pool("prefill"), pool("decode"), cluster=cluster, transfer=PATIENT | LAYERWISE_NEVER)
+    with pytest.raises(ConfigError) as told:
+        run(slow, (0.0, 200, 3), (0.0, 200, 3))
+    assert (told.value.key, told.value.value) == (key, cluster[key.removeprefix("cluster.")])
+    assert told.value.rule.startswith(rule)
+
+
+def test_messages_that_take_longer_than_a_mesh_may_to_come_to_rest_are_told() -> None:
+    slow = mesh(pool("prefill"), pool("decode"), cluster={"hop_s": 1_000.0})
+    with pytest.raises(
+        ConfigError, match=r"hop_s = 1000\.0: must be under 12 s: the mesh was not at rest 120 s"
+    ):
+        run(slow, (0.0, 300, 3), (1.0, 300, 3))
+
+
+@pytest.mark.parametrize(
+    ("slow", "waited"),
+    [
+        (
+            {"prefill_s": 1e6},
+            "r0 waited for its first token of mixed-0, r1 waited for its first token of mixed-0",
+        ),
+        ({"step_s": 1e6}, "r0 waited for the rest of its 3 tokens of mixed-0, r1 waited for its"),
+    ],
+)
+def test_of_requests_that_never_end_it_is_said_what_they_waited_for(
+    monkeypatch: pytest.MonkeyPatch, slow: dict[str, float], waited: str
+) -> None:
+    monkeypatch.setattr(run_module, "STUCK_S", 600.0)
+    never = mesh(pool("mixed", performance=PERFORMANCE | slow))
+    with pytest.raises(SimulationError, match=f"{LATE}: ") as told:
+        run(never, (0.0, 200, 3), (0.0, 200, 3))
+    assert waited in str(told.value)
 
 
 def test_a_run_that_loses_something_is_an_error() -> None:
