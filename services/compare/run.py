@@ -69,14 +69,17 @@ def run_comparison(
 ) -> list[RunRecord]:
     """Runs of ``comparison`` what ``chosen`` names and ``output`` does not hold yet; all that it then holds.
 
-    No turn begins that would probably end after ``limit_s``. ConfigError, LauncherError, BenchError
-    and NeighbourLost end it; every mesh has ended when it returns.
+    No turn begins that would probably end after ``limit_s``, and no mesh where no turn would. ConfigError,
+    LauncherError, BenchError and NeighbourLost end it; every mesh has ended when it returns.
     """
     ends_s = float("inf") if limit_s is None else time.monotonic() + limit_s
     records = read_kept(output / RUNS_FILE, RunRecord, comparison)
     rates = Rates(comparison, output / RATES_FILE, tell)
     done = {record.key for record in records}
     if all(key in done for key in _keys(chosen)):
+        return records
+    if time.monotonic() + _least_s(chosen, records, rates) > ends_s:
+        tell(f"no mesh is started: nothing that is left would end within --limit-s {limit_s:g}")
         return records
     _write_lengths(chosen, output / LENGTHS_FILE)
     with local.ended_by_any_signal(), ExitStack() as stack:
@@ -121,6 +124,21 @@ def _keys(comparison: Comparison) -> Iterator[RunKey]:
         range(comparison.rounds), comparison.workload, comparison.configuration
     ):
         yield round_number, offer.name, candidate.name
+
+
+def _least_s(chosen: Comparison, records: list[RunRecord], rates: Rates) -> float:
+    """Until the first turns of those that are left end, with the warm-up's arrivals before them."""
+    done = {record.key for record in records}
+    turns_s = [
+        sum(_expected_s(records, offer, rates.known_rate(each, offer)) for each in left)
+        for round_number, offer in product(range(chosen.rounds), chosen.workload)
+        if (
+            left := [
+                each for each in chosen.configuration if (round_number, offer.name, each.name) not in done
+            ]
+        )
+    ]
+    return len(chosen.configuration) * WARMUP_REQUESTS / WARMUP_RATE_PER_S + min(turns_s)
 
 
 def _expected_s(records: list[RunRecord], offer: Offer, rate_per_s: float | None) -> float:

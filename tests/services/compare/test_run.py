@@ -100,6 +100,16 @@ def test_meshes_take_turns_at_the_same_requests_and_what_was_run_is_not_run_agai
     assert read_kept(output / "runs.jsonl", RunRecord, read_comparison(file)) == records
 
 
+def test_no_mesh_is_started_where_nothing_would_end_in_time(tmp_path: Path) -> None:
+    file, output = tmp_path / "small.toml", tmp_path / "runs"
+    file.write_text(TEXT.replace("requests = 3", "requests = 100"))
+    done = compare(str(file), "--output", str(output), "--limit-s", "9")
+    assert done.returncode == 0, done.stderr
+    assert "no mesh is started: nothing that is left would end within --limit-s 9" in done.stderr
+    assert "starting" not in done.stderr
+    assert not (output / "meshes").exists()
+
+
 def test_runs_take_turns_with_passes_of_the_profile(tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     cache.mkdir()
