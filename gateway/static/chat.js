@@ -128,7 +128,7 @@ function append(answer, words) {
 
 function tellSpeed(askedAt, firstAt, drawn) {
   const tookS = (performance.now() - firstAt) / 1000;
-  const speed = drawn > 1 && tookS > 0 ? `, ${rate((drawn - 1) / tookS)} tokens/s` : "";
+  const speed = drawn > 1 && tookS > 0 ? `, ${rate((drawn - 1) / tookS)} output tokens/s` : "";
   byId("chat-speed").textContent = `first token after ${seconds((firstAt - askedAt) / 1000)}${speed}`;
 }
 

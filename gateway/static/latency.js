@@ -40,7 +40,9 @@ function draw() {
 }
 
 function tilesOf(view, one) {
-  const tokensPerS = one.service_class === ALL ? view.tokens_per_s : one.tokens_per_s;
+  // Those of requests that go on are known of all classes together.
+  const [tokensPerS, unit] = one.service_class === ALL
+    ? [view.tokens_per_s, "tokens/s now"] : [one.tokens_per_s, "tokens/s of ended"];
   const kept = one.requests
     ? `${share(one.attainment)} of ${count(one.requests)} as promised`
     : "none has ended";
@@ -49,8 +51,8 @@ function tilesOf(view, one) {
     timeTile("TPOT", one.tpot_s, one.objectives?.tpot_s),
     { title: "Goodput", value: rate(one.goodput_requests_per_s), unit: "requests/s",
       course: one.goodput_requests_per_s, more: kept },
-    { title: "Tokens", value: rate(tokensPerS), unit: "tokens/s",
-      course: tokensPerS, more: `${rate(one.goodput_tokens_per_s)} tokens/s as promised` },
+    { title: "Output", value: rate(tokensPerS), unit,
+      course: tokensPerS, more: `${rate(one.goodput_tokens_per_s)} tokens/s of ended as promised` },
     { title: "Open requests", value: count(view.open_requests), unit: "", course: view.open_requests,
       more: `${count(one.requests)} ended in ${roundSeconds(Math.round(view.window_s))}` },
   ];

@@ -136,7 +136,7 @@ function factsOf(instance) {
     ["Queue", `${plural(instance.queue_tokens, "prompt token")}, ${count(instance.waiting)} waiting`],
     ["Running", plural(instance.running, "sequence")],
     ["KV", kvFacts(instance)],
-    ["Prefill", measured(instance.prefill_tokens_per_s, (value) => `${rate(value)} tokens/s`)],
+    ["Prefill", measured(instance.prefill_tokens_per_s, (value) => `${rate(value)} prompt tokens/s`)],
     ["Decode step", measured(instance.decode_step_s, seconds)],
     ["Where", `${instance.host}, process ${instance.pid}, ${instance.device}`],
   ];

@@ -55,30 +55,32 @@ def _name_of(service: ServiceView, mesh: MeshView) -> str:
 
 
 def _latency_table(latency: LatencyView) -> Table:
-    """All classes of service, then each of which requests came: how many were ``kept`` as promised, and the
-    median beside the tails."""
-    title = f"last {latency.window_s:.0f} s, {latency.open_requests} requests open now"
+    """Of requests that ended, all and by class of service: how many were ``kept`` as promised, the tokens
+    that they drew, and the median beside the tails. What goes to clients now is of open ones, too."""
+    title = (
+        f"ended in the last {latency.window_s:.0f} s; {latency.open_requests} requests open now,"
+        f" {latency.tokens_per_s:.1f} output tokens/s now"
+    )
     table = Table(box=None, padding=BETWEEN, title=title, title_justify="left")
     table.add_column("class", no_wrap=True)
-    for column in ("ended", "kept", "kept/s", "tokens/s"):
+    for column in ("ended", "kept", "kept/s", "output\ntokens/s"):
         table.add_column(column, justify="right", no_wrap=True)
     for column in ("TTFT/ms", "p90", "p99", "TPOT/ms", "p90", "p99"):
         table.add_column(column, justify="right", no_wrap=True)
-    # Of all together the tokens are those of the last seconds, of requests that go on among them.
-    _add_latency(table, latency.all, latency.tokens_per_s)
+    _add_latency(table, latency.all)
     for each in latency.classes:
         if each.requests:
-            _add_latency(table, each, each.tokens_per_s)
+            _add_latency(table, each)
     return table
 
 
-def _add_latency(table: Table, one: ClassLatency, tokens_per_s: float) -> None:
+def _add_latency(table: Table, one: ClassLatency) -> None:
     table.add_row(
         one.service_class,
         str(one.requests),
         UNKNOWN if one.attainment is None else f"{one.attainment:.0%}",
         f"{one.goodput_requests_per_s:.2f}",
-        f"{tokens_per_s:.1f}",
+        f"{one.tokens_per_s:.1f}",
         *_percentiles(one.ttft_s),
         *_percentiles(one.tpot_s),
     )
@@ -98,7 +100,7 @@ def _instance_table(mesh: MeshView) -> Table:
     for column in ("queue", "run", "wait"):
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("KV", no_wrap=True)
-    for column in ("", "prefill/s", "step/ms"):
+    for column in ("", "prompt\ntokens/s", "step/ms"):
         table.add_column(column, justify="right", no_wrap=True)
     for each in sorted(mesh.instances, key=lambda each: (ROLES.index(each.role), counted_order(each.id))):
         _add_instance(table, each)

@@ -56,8 +56,11 @@ def test_tiles_tell_the_class_that_is_chosen(recorded: RecordedGateway, open_pag
     page = open_page(recorded.url)
     goodput = page.locator('.tile[data-key="Goodput"]')
     expect(goodput).to_contain_text("92 % of 123 as promised")
+    output = page.locator('.tile[data-key="Output"]')
+    expect(output).to_contain_text("413 tokens/s now")
     page.get_by_label("of class").select_option("interactive")
     expect(goodput).to_contain_text("77 % of 31 as promised")
+    expect(output).to_contain_text("96.1 tokens/s of ended")
     page.get_by_label("of class").select_option("batch")
     expect(page.locator('.tile[data-key="TTFT"]')).to_contain_text("none has ended")
 

@@ -48,9 +48,17 @@ def test_an_attention_worker_has_a_line_with_what_it_holds() -> None:
 def test_latencies_are_of_all_classes_and_of_those_that_were_asked() -> None:
     shown = small_mesh()
     everybody = line_of(shown, "all")
-    assert everybody[1:5] == ["123", "92%", "1.88", "412.6"]
-    assert line_of(shown, "interactive")[1:3] == ["31", "77%"]
+    assert everybody[1:5] == ["123", "92%", "1.88", "381.3"]
+    assert line_of(shown, "interactive")[1:5] == ["31", "77%", "0.40", "96.1"]
     assert not [line for line in lines_of(shown) if line.strip().startswith("batch")]
+
+
+def test_tokens_a_second_are_told_apart() -> None:
+    """Those of requests that ended, by class; what goes to clients now; and of prompts what is computed."""
+    text = " ".join(" ".join(lines_of(small_mesh())).split())
+    assert "ended in the last 60 s; 5 requests open now, 412.6 output tokens/s now" in text
+    assert "output class ended kept kept/s tokens/s" in text
+    assert "prompt instance role state queue run wait KV tokens/s" in text
 
 
 def test_who_leads_what_is_wanted_and_where_kv_goes_is_said() -> None:
