@@ -1,6 +1,7 @@
 """The ``simulate`` command: a configuration and a trace to latencies, in virtual time."""
 
 from collections.abc import Sequence
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -80,7 +81,7 @@ def simulate(
         for name, one in zip(names, simulated, strict=True):
             task = bar.add_task(name, total=len(rows.requests))
             load = Load(offered_of(rows, rate, arrivals or "poisson", seed, trace_scale), max_tokens, retries)
-            shown = partial(_show_progress, bar, task)
+            shown = partial(_show_progress, bar, task, name)
             cluster = run(one, load, shown, output.recorded, seed, has_operators=operators)
             runs.append(Run(name, measure(cluster, objectives)))
             output.take(name, cluster)
@@ -91,8 +92,9 @@ def simulate(
             show_held_out(each)
 
 
-def _show_progress(bar: "Progress", task: "TaskID", come: int) -> None:
-    bar.update(task, completed=come)
+def _show_progress(bar: "Progress", task: "TaskID", name: str, come: int, now_s: float) -> None:
+    """With the virtual time: amid hours without requests that alone goes on."""
+    bar.update(task, completed=come, description=f"{name}, {timedelta(seconds=round(now_s))} simulated")
 
 
 def check_scale(trace_scale: float, rate: float | None) -> None:

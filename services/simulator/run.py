@@ -32,6 +32,8 @@ MESSAGES = 10
 NAMED = 5
 """Requests of which it is said what they waited for."""
 PROGRESS_REQUESTS = 256
+PROGRESS_S = 3600.0
+"""Virtual seconds between two tellings where hardly anybody comes."""
 COLLECTED_EVERY = 20_000
 """Objects that were made and not freed between two looks for cycles, of which a run hardly makes any."""
 
@@ -88,17 +90,17 @@ def check_rate(rate_per_s: float) -> None:
 def simulate(
     simulated: Simulated,
     load: Load,
-    progress: Callable[[int], None] = lambda _: None,
+    progress: Callable[[int, float], None] = lambda _, __: None,
     timeline: SimulatedTimeline | None = None,
     seed: int = 0,
     watch: Callable[[Cluster], None] = lambda _: None,
     *,
     has_operators: bool = False,
 ) -> Cluster:
-    """The mesh after the last request. ``progress`` is told how many have come; ``timeline`` keeps what
-    everyone did; ``seed``: of what befalls the mesh; ``watch`` is shown the mesh as often as progress is told
-    of, and ends the run by what it raises; ``has_operators``: what each took is counted. Raises
-    SimulationError."""
+    """The mesh after the last request. ``progress`` is told how many have come by what virtual time;
+    ``timeline`` keeps what everyone did; ``seed``: of what befalls the mesh; ``watch`` is shown the mesh as
+    often as some requests have come, and ends the run by what it raises; ``has_operators``: what each took is
+    counted. Raises SimulationError."""
     cluster = make_cluster(
         simulated,
         is_exact=load.max_tokens is None,
@@ -112,13 +114,16 @@ def simulate(
     clock, gateway = cluster.clock, cluster.gateway
     is_everybody_here = False
 
+    def tell() -> None:
+        progress(len(cluster.records), clock.now)
+
     def come(offered: Offered) -> None:
         gateway.start(offered.prompt_tokens, offered.output_tokens, load.max_tokens)
         if prefixes is not None and offered.block_hashes:
             newest = request_id_of(len(cluster.records) - 1)
             prefixes.note(newest, offered.block_hashes, gateway.entries)
         if len(cluster.records) % PROGRESS_REQUESTS == 0:
-            progress(len(cluster.records))
+            tell()
             watch(cluster)
         expect()
 
@@ -133,10 +138,13 @@ def simulate(
 
     with _collecting_rarely():
         expect()
-        if not is_everybody_here:
-            clock.run_until(math.inf)
-        clock.run_until(clock.now + STUCK_S, lambda: not gateway.entries)
-        progress(len(cluster.records))
+        while not is_everybody_here:
+            clock.run_until(clock.now + PROGRESS_S)
+            tell()
+        stuck_s = clock.now + STUCK_S
+        while gateway.entries and clock.now < stuck_s:
+            clock.run_until(min(clock.now + PROGRESS_S, stuck_s), lambda: not gateway.entries)
+            tell()
         clock.run_until(clock.now + SETTLE_S, lambda: _is_settled(cluster))
     check_conserved(cluster)
     return cluster

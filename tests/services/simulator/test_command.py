@@ -2,16 +2,20 @@
 
 import csv
 import json
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
+from rich.progress import Progress
 from typer.testing import CliRunner, Result
 
 from common.errors import ConfigError
 from services.cli import app
 from services.simulator import request_files
 from services.simulator import run as run_module
+from services.simulator.command import _show_progress
 from services.simulator.config import load_simulated
 from services.simulator.output_files import OutputFiles
 from tests.services.simulator.performance.conftest import write_csv
@@ -55,6 +59,13 @@ def write_config(folder: Path, name: str, step_s: float, extra: str = "") -> Pat
     path = folder / name
     path.write_text(POOLS.format(performance=PERFORMANCE.format(step_s=step_s), extra=extra))
     return path
+
+
+def test_the_bar_says_how_far_virtual_time_is() -> None:
+    bar = Progress(console=Console(file=StringIO()))
+    _show_progress(bar, bar.add_task("one", total=10), "one", 3, 93_784.2)
+    [task] = bar.tasks
+    assert (task.completed, task.description) == (3, "one, 1 day, 2:03:04 simulated")
 
 
 FAULT = """

@@ -20,6 +20,7 @@ from tests.services.simulator.meshes import (
     TOKEN_BYTES,
     assert_same_times,
     mesh,
+    offered,
     pool,
     run,
 )
@@ -303,6 +304,17 @@ def test_what_nobody_can_hold_is_rejected() -> None:
     cluster = run(mesh(pool("prefill"), pool("decode", kv_tokens=160)), (0.0, 100, 100), (0.0, 50, 50))
     metrics = measure(cluster)
     assert (metrics.done, metrics.rejected) == (1, 1)
+
+
+def test_hours_without_requests_are_told_as_they_pass_and_change_nothing() -> None:
+    simulated = mesh(pool("prefill"), pool("decode"))
+    requests = ((0.0, 200, 3), (4 * 3600.0, 200, 3))
+    told: list[tuple[int, float]] = []
+    cluster = simulate(simulated, Load(offered(*requests)), lambda come, now_s: told.append((come, now_s)))
+    assert told[:4] == [(1, 3600.0), (1, 7200.0), (1, 10_800.0), (2, 14_400.0)]
+    alone = run(simulated, (0.0, 200, 3))
+    assert cluster.records.end_s[0] == alone.records.end_s[0]
+    assert cluster.records.end_s[1] - 4 * 3600.0 == pytest.approx(alone.records.end_s[0], abs=1e-6)
 
 
 PATIENT = {"deadline_s": 1e7, "suspect_after_s": 1e6}
