@@ -142,8 +142,9 @@ def summary_of(plan: Plan) -> Iterator[str]:
         yield said
     if plan.caveat is not None:
         yield plan.caveat
+    whole = len(plan.ranked) + (plan.fewest_over is not None)
     yield (
         f"{plan.configurations:,} configurations of {plan.kinds} kinds of instances: {plan.bounded} left out"
-        f" by their bounds, {plan.cut} by short runs, {plan.measured} measured, {len(plan.ranked)}"
+        f" by their bounds, {plan.cut} by short runs, {plan.measured} measured, {whole}"
         " deployments simulated whole"
     )

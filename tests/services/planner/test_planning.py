@@ -90,6 +90,7 @@ def test_where_all_take_more_devices_than_allowed_it_is_said_how_many_the_rate_t
         "none is within --max-gpus 3: 10/s would take 4 GPUs,"
         " 4 mixed (a100 TP1, chunks of 512, chunked, batch 64)"
     )
+    assert "1 deployments simulated whole" in list(summary_of(found))[-1]
     written = file_of(found).fewest_over
     assert written is not None
     assert (written.devices, written.usd_h) == (4, 4.0)
