@@ -20,10 +20,17 @@ class NoAnswer(LauncherError):
 def ask_service(url: str, kind: type[Answer]) -> Answer:
     """Its JSON. Raises NoAnswer."""
     try:
+        return msgspec.json.decode(fetch(url), type=kind)
+    except msgspec.DecodeError as exc:
+        raise NoAnswer(f"{url} answers something else: {exc}") from exc
+
+
+def fetch(url: str) -> bytes:
+    """What it answers. Raises NoAnswer."""
+    try:
         with urllib.request.urlopen(url, timeout=TIMEOUT_S) as response:
-            return msgspec.json.decode(response.read(), type=kind)
+            body: bytes = response.read()
+            return body
     # A port that speaks no HTTP is an HTTPException, and no OSError.
     except (OSError, http.client.HTTPException) as exc:
         raise NoAnswer(f"{url} does not answer: {exc}") from exc
-    except msgspec.DecodeError as exc:
-        raise NoAnswer(f"{url} answers something else: {exc}") from exc

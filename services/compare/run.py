@@ -27,7 +27,7 @@ from services.bench.run import run_bench
 from services.compare.between import check_profiled, passes_between
 from services.compare.capacity import Rates
 from services.compare.comparison import Candidate, Comparison, Offer, bench_config, config_of, plan_of
-from services.compare.pass_gaps import gaps_of
+from services.compare.pass_gaps import gaps_between, gaps_of
 from services.compare.records import RunKey, RunRecord, ServedRequest, keep, read_kept
 from services.compare.usage import computing_s, processor_s, resource_time_of, watch_use
 from services.launcher import local
@@ -209,7 +209,7 @@ async def _measure(
             run = await run_bench(config)
             await watch.wait_idle()
         after = _processor_time(mesh, meshes)
-        gaps = (await asyncio.to_thread(gaps_of, mesh.instance_urls)).since(gaps_before)
+        gaps = gaps_between(gaps_before, await asyncio.to_thread(gaps_of, mesh.instance_urls))
         duration_s = time.monotonic() - began_s
         uses = tuple(watch.recorder.uses())
     instances_s, services_s, beside_s = (late - early for early, late in zip(before, after, strict=True))
