@@ -175,10 +175,9 @@ def _hand_over_text(times: "HandOverTimes | None") -> str:
 def _contention_text(found: "Contention | None") -> str:
     if found is None:
         return ""
-    pass_ms, share = 1e3 * BESIDE_PER_S * found.pass_s, BESIDE_PER_S * found.share
     return (
-        f"while another process computes {BESIDE_PER_S} passes a second, a pass takes {pass_ms:.2f} ms"
-        f" and {share:.1%} of its time longer\n"
+        f"while another process computes {BESIDE_PER_S} passes a second, a pass takes"
+        f" {1e3 * BESIDE_PER_S * found.pass_s:.2f} ms and {found.share:.1%} of its time longer\n"
     )
 
 

@@ -2,11 +2,11 @@
 between them, and steps of few rows read weights as fast as it gives them.
 
 Taken in turns with the same passes alone, as a shared machine is faster in some minutes than in others. A
-process that only computed, in its registers, made no pass longer. One that computed passes made others longer
-in proportion to how many a second: each reads the weights, a step of one sequence in 13 ms, a chunk of 256
-tokens in 200. And the fewer rows a pass has the more it was held up, which is why there is a part that is the
-same of all passes: a step of one sequence 10 to 20 % beside steps of one to four, 3 beside that chunk, that
-chunk itself 4 and 1 % (measured on a Zen 5). It is processor time: who keeps whom from a core is another
+process that only computed, in its registers, made no pass longer. One that computed passes made each of the
+others longer by milliseconds in proportion to how many a second, as each reads the weights, a step of one
+sequence in 13 ms, a chunk of 256 tokens in 200; and by a share of its time that hangs on the minutes alone
+(1 to 5 %). A step of one sequence took 10 to 20 % longer beside steps of one to four and 3 beside that chunk,
+the chunk itself 4 and 1 % (measured on a Zen 5). It is processor time: who keeps whom from a core is another
 thing, and beside two busy cores whatever else a machine does keeps somebody from one.
 """
 
@@ -166,12 +166,10 @@ def fit_contention(taken: Sequence[ContendedPass]) -> Contention:
     for each in taken:
         case = each.chunks, each.batch, each.context
         for kind, (passes_per_s, seconds) in enumerate(map(msgspec.structs.astuple, each.beside)):
-            times_per_pass = (seconds / each.alone_s - 1.0) / passes_per_s
-            seen[case, kind].append((each.alone_s, passes_per_s, times_per_pass))
+            seen[case, kind].append((each.alone_s, passes_per_s, seconds / each.alone_s - 1.0))
     medians = np.array([[*map(statistics.median, zip(*each, strict=True))] for each in seen.values()])
-    alone_s, passes_per_s, times_per_pass = medians.T
-    rows = np.column_stack((passes_per_s / alone_s, passes_per_s))
-    (pass_s, share), _ = nnls(rows, passes_per_s * times_per_pass)
+    alone_s, passes_per_s, more = medians.T
+    (pass_s, share), _ = nnls(np.column_stack((passes_per_s / alone_s, np.ones_like(alone_s))), more)
     return Contention(float(pass_s), float(share))
 
 

@@ -5,7 +5,7 @@ A pass keeps one core busy for as long as its model of performance says. What it
 in seconds of a core too, which are taken while it goes on. Where more is wanted than there are cores, they
 are shared as by a fair scheduler (max-min fairness): who computes all the time gets as much as others who do,
 and who is woken for less than that gets what it wants. Cores have one memory between them: a pass takes
-longer the more passes others compute meanwhile (contention for its bandwidth:
+longer while others compute, and the more passes they compute the more (contention for its bandwidth:
 ``services.profiling.contention``).
 """
 
@@ -26,8 +26,8 @@ class HostConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     token, ``prompt_s``, and ``prompt_token_s`` by each of its tokens. ``idle_cores``: what is taken all the
     time. Whoever is woken has to get a core first: while no core is idle half of the time a message takes
     ``wake_s`` longer, and while more is wanted than there is, a layer whose attention a worker computes takes
-    ``exchange_s``. For each pass a second that another instance computes meanwhile, a pass takes
-    ``beside_pass_s`` longer, and ``beside_share`` of its time."""
+    ``exchange_s``. While another instance computes, a pass takes ``beside_share`` of its time longer, and
+    ``beside_pass_s`` for each pass a second that it would compute alone."""
 
     cores: int
     idle_cores: float = 0.0
@@ -95,7 +95,7 @@ class Host:
     def want(self, who: Paced, *wanted: Wanted, passes_per_s: float = 0.0) -> None:
         """From now on, of whoever would compute so many passes a second alone; the others hear of it where
         that changes their pace."""
-        before = self._passes_per_s.get(who, 0.0)
+        before = self._passes_per_s.get(who)
         if wanted:
             self._wanted[who] = wanted
             self._passes_per_s[who] = passes_per_s
@@ -103,7 +103,7 @@ class Host:
             return
         else:
             del self._passes_per_s[who]
-        is_other_neighbour = self._is_contended and self._passes_per_s.get(who, 0.0) != before
+        is_other_neighbour = self._is_contended and self._passes_per_s.get(who) != before
         if self._settle() or is_other_neighbour:
             for other in list(self._wanted):
                 if other is not who:
@@ -125,9 +125,9 @@ class Host:
         have for it while ``who`` has one."""
         if not self._is_contended or len(self._passes_per_s) < 2:
             return NO_LONGER
-        others = [rate for other, rate in self._passes_per_s.items() if other is not who]
-        passes_per_s = min(1.0, (self.config.cores - 1) / len(others)) * sum(others)
-        return Longer(passes_per_s * self.config.beside_pass_s, passes_per_s * self.config.beside_share)
+        config, others = self.config, [each for other, each in self._passes_per_s.items() if other is not who]
+        beside = min(1.0, (config.cores - 1) / len(others))
+        return Longer(beside * sum(others) * config.beside_pass_s, beside * len(others) * config.beside_share)
 
     def cores_for(self, pass_s: float, tokens: int, prompts: int, prompt_tokens: int) -> float:
         """What a pass of so many seconds takes with all that it brings about: tokens that it draws, prompts
