@@ -35,7 +35,9 @@ class InstanceMetrics:
         self._decode_steps = count("decode_steps", "Decode steps run.")
         self._step_s = count("decode_busy_seconds", "Time the engine spent in decode steps.")
         self._gaps = count("pass_gaps", "Passes that followed on another one, without a pause.")
-        self._gap_s = count("pass_gap_seconds", "Time that the model rested before these.")
+        self._gap_s = count(
+            "pass_gap_seconds", "Time that the model rested before passes that followed on another one."
+        )
         self._preemptions = count("preemptions", "Sequences that lost their blocks to older ones.")
         self._left = count("sequences_left", "Sequences that this instance passed on to another.")
         self._moves = count("moves", "Running sequences moved to another attention worker.")

@@ -35,11 +35,11 @@ class PassTime(msgspec.Struct, frozen=True, array_like=True):
 
 class Contention(msgspec.Struct, frozen=True):
     """How much longer passes take while another process computes some on another core, as both read the same
-    memory: each ``pass_s`` seconds for each pass a second that the other one would compute alone, and
+    memory: each ``s_per_rate`` seconds for each pass a second that the other one would compute alone, and
     ``share`` of what it takes alone whatever that one computes. A pass reads all weights, however few rows it
     has: short ones cost their neighbours most."""
 
-    pass_s: float
+    s_per_rate: float
     share: float
 
 

@@ -182,7 +182,7 @@ def read_between(comparison: Comparison, candidates: Iterable[Candidate], output
         for each in chain.from_iterable(part.passes for part in parts):
             taken[each.chunks, each.batch, each.context].append(each.seconds)
         base = read_machine_profile(_base_file(output, candidate))
-        bursts = bursts_in(taken)
+        bursts = bursts_in(parts, taken)
         times = {case: [bursts * seconds for seconds in taken[case]] for case in cases_of(base)}
         path = _base_file(output, candidate).with_name(f"{candidate.name}-between.json")
         again = retimed(base, Measured(times, ()))
@@ -192,22 +192,27 @@ def read_between(comparison: Comparison, candidates: Iterable[Candidate], output
     return found
 
 
-def bursts_in(taken: Mapping[Shared, Sequence[float]]) -> float:
-    """How many times as long as its median a pass takes on average: what is computed meanwhile, and how long
-    others wait for it, hang on that. Of all passes together, as each was taken a few times only."""
+def _ratios_in(parts: Sequence[TakenPart], taken: Mapping[Shared, Sequence[float]]) -> list[list[float]]:
+    """Of each part, how many times as long its passes took as in the median."""
     medians = {case: statistics.median(times) for case, times in taken.items()}
-    return statistics.fmean(seconds / medians[case] for case, times in taken.items() for seconds in times)
-
-
-def _minutes(parts: Sequence[TakenPart], times: Mapping[Shared, Sequence[float]]) -> dict[RunKey, Minutes]:
-    """Of a run that was begun twice, those of the second time."""
-    medians = {case: statistics.median(taken) for case, taken in times.items()}
-    paces = [
-        statistics.median(
-            each.seconds / medians[each.chunks, each.batch, each.context] for each in part.passes
-        )
+    return [
+        [each.seconds / medians[each.chunks, each.batch, each.context] for each in part.passes]
         for part in parts
     ]
+
+
+def bursts_in(parts: Sequence[TakenPart], taken: Mapping[Shared, Sequence[float]]) -> float:
+    """How many times as long passes take on average as in the median, within the minutes of a part: what is
+    computed meanwhile, and how long others wait for it, hang on the average. What minutes take otherwise than
+    others is their pace. Of passes that were taken once nothing is known."""
+    return statistics.fmean(
+        statistics.fmean(ratios) / statistics.median(ratios) for ratios in _ratios_in(parts, taken)
+    )
+
+
+def _minutes(parts: Sequence[TakenPart], taken: Mapping[Shared, Sequence[float]]) -> dict[RunKey, Minutes]:
+    """Of a run that was begun twice, those of the second time."""
+    paces = [statistics.median(ratios) for ratios in _ratios_in(parts, taken)]
     found = {}
     for number, part in enumerate(parts):
         if part.before is not None:

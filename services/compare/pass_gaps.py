@@ -1,11 +1,12 @@
 """How long a mesh's models rest between passes that follow on one another, as its instances count it."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import NamedTuple
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from services.asking import fetch
+from services.asking import NoAnswer, fetch
 
 PASSES, SECONDS = "lamella_pass_gaps_total", "lamella_pass_gap_seconds_total"
 
@@ -18,16 +19,20 @@ class Gaps(NamedTuple):
 
 
 def gaps_of(instance_urls: Iterable[str]) -> dict[str, Gaps]:
-    """Since each began, by its URL. Raises NoAnswer."""
-    return {url: _counted(fetch(f"{url}/metrics").decode()) for url in instance_urls}
+    """Since each began, by its URL; who does not answer is left out."""
+    found = {}
+    for url in instance_urls:
+        with suppress(NoAnswer):
+            found[url] = _counted(fetch(f"{url}/metrics").decode())
+    return found
 
 
-def gaps_between(before: dict[str, Gaps], after: dict[str, Gaps]) -> Gaps:
-    """Of those together that did not begin anew meanwhile."""
+def gaps_between(before: Mapping[str, Gaps], after: Mapping[str, Gaps]) -> Gaps:
+    """Of those together that were there both times, and did not begin anew meanwhile."""
     passes, seconds = 0, 0.0
-    for url, late in after.items():
-        early = before.get(url, Gaps())
-        if late.passes >= early.passes:
+    for url in before.keys() & after.keys():
+        early, late = before[url], after[url]
+        if late.passes >= early.passes and late.seconds >= early.seconds:
             passes += late.passes - early.passes
             seconds += late.seconds - early.seconds
     return Gaps(passes, seconds)

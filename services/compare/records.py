@@ -81,7 +81,8 @@ def read_kept(path: Path, kind: type[Kept], comparison: Comparison) -> list[Kept
         try:
             one = msgspec.json.decode(line, type=kind)
         except msgspec.DecodeError as exc:
-            raise ConfigError("--output", str(path), f"line {number} cannot be read: {exc}") from exc
+            rule = f"line {number} cannot be read ({exc}): choose another folder"
+            raise ConfigError("--output", str(path), rule) from exc
         if one.fingerprint != comparison.fingerprint:
             raise ConfigError(
                 "--output", str(path), f"line {number} is of another comparison: choose another folder"

@@ -202,15 +202,15 @@ async def _measure(
     async with watch_use(mesh.settings, len(mesh.instance_pids)) as watch:
         await watch.wait_idle()
         idle_cores = await _idle_cores(meshes) if offer.name in comparison.costs else None
+        gaps_before = await asyncio.to_thread(gaps_of, mesh.instance_urls)
         started_at, began_s = datetime.now(UTC), time.monotonic()
         before = _processor_time(mesh, meshes)
-        gaps_before = await asyncio.to_thread(gaps_of, mesh.instance_urls)
         with mesh.probe.watch() as pieces:
             run = await run_bench(config)
             await watch.wait_idle()
         after = _processor_time(mesh, meshes)
-        gaps = gaps_between(gaps_before, await asyncio.to_thread(gaps_of, mesh.instance_urls))
         duration_s = time.monotonic() - began_s
+        gaps = gaps_between(gaps_before, await asyncio.to_thread(gaps_of, mesh.instance_urls))
         uses = tuple(watch.recorder.uses())
     instances_s, services_s, beside_s = (late - early for early, late in zip(before, after, strict=True))
     return RunRecord(

@@ -97,7 +97,8 @@ def _contention(config: Config, overhead: Overhead, path: Path | None) -> dict[s
         found, pace = read_machine_profile(path).contention, overhead.pace
     if found is None:
         return {}
-    return {"beside_pass_s": pace * found.pass_s, "beside_share": found.share}
+    # A neighbour at that pace computes fewer passes, each of which costs as much more.
+    return {"beside_s_per_rate": pace**2 * found.s_per_rate, "beside_share": found.share}
 
 
 def pace_of(comparison: Comparison, candidate: Candidate, record: RunRecord) -> float:

@@ -99,8 +99,15 @@ def load_model_engine(config: Config, model_directory: Path, thread: EngineThrea
         chunk_time=None if profile is None else _as_profiled(profile.chunk_time),
         step_time=None if profile is None or is_remote else _as_profiled(profile.step_time),
         is_settled=runner.is_settled,
-        key_tile=TILE_KEYS if dtype is torch.bfloat16 and device.type == "cpu" else 1,
+        key_tile=key_tile(program),
     )
+
+
+def key_tile(program: ModelProgram) -> int:
+    """Of its chunks' attention, as ``Engine`` has it."""
+    has_softcap = any(spec.softcap is not None for spec in program.attention_specs)
+    is_filled_up = program.dtype is torch.bfloat16 and program.device.type == "cpu" and not has_softcap
+    return TILE_KEYS if is_filled_up else 1
 
 
 @contextmanager

@@ -85,7 +85,7 @@ def plan(
         measured=sum(len(each.measured) for each in screened),
         has_attention=bool(kinds.attention),
         caveat=caveat,
-        fewest_over=min(over, key=lambda each: each.deployment.devices, default=None),
+        fewest_over=None if ranked else min(over, key=lambda each: each.deployment.devices, default=None),
     )
 
 
@@ -106,7 +106,8 @@ def _look_over(
     unbounded = replace(demand, max_devices=None)
     proposed = [each for some in _propose(unbounded, screened) for each in some]
     proposed.sort(key=lambda each: each.deployment.devices)
-    found = yield from together([settle(unbounded, each, requests) for each in proposed[:OVER_FINALISTS]])
+    fewest = _unlike(proposed)[:OVER_FINALISTS]
+    found = yield from together([settle(unbounded, each, requests) for each in fewest])
     settled = in_order([each for each in found if each is not None])
     allowed = [each for each in settled if demand.allows(each.deployment)]
     return allowed, [each for each in settled if each not in allowed]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from common.profile import Contention, HandOverTimes
 
 BESIDE_PER_S = 50
-"""Of a neighbour that is told of: some one steps of a small model."""
+"""A neighbour's passes, in what is printed."""
 OF_OPERATORS = ("output", "tp", "max_tokens", "max_context", "max_batch", "limit_s", "communication")
 
 
@@ -177,7 +177,7 @@ def _contention_text(found: "Contention | None") -> str:
         return ""
     return (
         f"while another process computes {BESIDE_PER_S} passes a second, a pass takes"
-        f" {1e3 * BESIDE_PER_S * found.pass_s:.2f} ms and {found.share:.1%} of its time longer\n"
+        f" {1e3 * BESIDE_PER_S * found.s_per_rate:.2f} ms and {found.share:.1%} of its time longer\n"
     )
 
 

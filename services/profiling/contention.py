@@ -5,9 +5,9 @@ Taken in turns with the same passes alone, as a shared machine is faster in some
 process that only computed, in its registers, made no pass longer. One that computed passes made each of the
 others longer by milliseconds in proportion to how many a second, as each reads the weights, a step of one
 sequence in 13 ms, a chunk of 256 tokens in 200; and by a share of its time that hangs on the minutes alone
-(1 to 5 %). A step of one sequence took 10 to 20 % longer beside steps of one to four and 3 beside that chunk,
-the chunk itself 4 and 1 % (measured on a Zen 5). It is processor time: who keeps whom from a core is another
-thing, and beside two busy cores whatever else a machine does keeps somebody from one.
+(1 to 5 %). A step of one sequence took 9 to 23 % longer beside steps of one to four and 3 beside that chunk,
+the chunk itself 4 to 6 and 1 % (measured on a Zen 5). It is processor time: who keeps whom from a core is
+another thing, and beside two busy cores whatever else a machine does keeps somebody from one.
 """
 
 import asyncio
@@ -169,8 +169,8 @@ def fit_contention(taken: Sequence[ContendedPass]) -> Contention:
             seen[case, kind].append((each.alone_s, passes_per_s, seconds / each.alone_s - 1.0))
     medians = np.array([[*map(statistics.median, zip(*each, strict=True))] for each in seen.values()])
     alone_s, passes_per_s, more = medians.T
-    (pass_s, share), _ = nnls(np.column_stack((passes_per_s / alone_s, np.ones_like(alone_s))), more)
-    return Contention(float(pass_s), float(share))
+    (s_per_rate, share), _ = nnls(np.column_stack((passes_per_s / alone_s, np.ones_like(alone_s))), more)
+    return Contention(float(s_per_rate), float(share))
 
 
 @contextmanager

@@ -44,7 +44,7 @@ class HostShare:
         host, longer = self.host, self.host.longer_for(who)
         if not host.is_full and longer == NO_LONGER:
             return cost
-        slice_s = (1 + longer.share) * cost.slice_s + longer.pass_s / layers
+        slice_s = (1 + longer.share) * cost.slice_s + longer.more_s / layers
         slice_s /= host.pace()
         attention_times = (1 + longer.share) / host.pace(self.busiest)
         attention_s = max((each.attention_s for each in cost.shares), default=0.0)

@@ -27,7 +27,7 @@ class HostConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     time. Whoever is woken has to get a core first: while no core is idle half of the time a message takes
     ``wake_s`` longer, and while more is wanted than there is, a layer whose attention a worker computes takes
     ``exchange_s``. While another instance computes, a pass takes ``beside_share`` of its time longer, and
-    ``beside_pass_s`` for each pass a second that it would compute alone."""
+    ``beside_s_per_rate`` for each pass a second that it would compute alone."""
 
     cores: int
     idle_cores: float = 0.0
@@ -37,7 +37,7 @@ class HostConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     prompt_token_s: float = 0.0
     wake_s: float = 0.0
     exchange_s: float = 0.0
-    beside_pass_s: float = 0.0
+    beside_s_per_rate: float = 0.0
     beside_share: float = 0.0
 
 
@@ -60,9 +60,9 @@ class Wanted(NamedTuple):
 
 
 class Longer(NamedTuple):
-    """A pass takes ``pass_s`` seconds longer than alone, and ``share`` of what it takes then."""
+    """A pass takes ``more_s`` seconds longer than alone, and ``share`` of what it takes then."""
 
-    pass_s: float
+    more_s: float
     share: float
 
 
@@ -90,7 +90,7 @@ class Host:
     _is_contended: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        self._is_contended = self.config.beside_pass_s > 0 or self.config.beside_share > 0
+        self._is_contended = self.config.beside_s_per_rate > 0 or self.config.beside_share > 0
 
     def want(self, who: Paced, *wanted: Wanted, passes_per_s: float = 0.0) -> None:
         """From now on, of whoever would compute so many passes a second alone; the others hear of it where
@@ -118,7 +118,7 @@ class Host:
         if not self._is_contended or pass_s <= 0:
             return self.pace()
         longer = self.longer_for(who)
-        return self.pace() / (1.0 + longer.share + longer.pass_s / pass_s)
+        return self.pace() / (1.0 + longer.share + longer.more_s / pass_s)
 
     def longer_for(self, who: Paced) -> Longer:
         """Beside all the others that compute: each as it would alone, as much of the time as the other cores
@@ -127,7 +127,9 @@ class Host:
             return NO_LONGER
         config, others = self.config, [each for other, each in self._passes_per_s.items() if other is not who]
         beside = min(1.0, (config.cores - 1) / len(others))
-        return Longer(beside * sum(others) * config.beside_pass_s, beside * len(others) * config.beside_share)
+        return Longer(
+            beside * sum(others) * config.beside_s_per_rate, beside * len(others) * config.beside_share
+        )
 
     def cores_for(self, pass_s: float, tokens: int, prompts: int, prompt_tokens: int) -> float:
         """What a pass of so many seconds takes with all that it brings about: tokens that it draws, prompts
@@ -178,6 +180,8 @@ class PacedWork:
 
     def change_pace(self, now: float, pace: float) -> None:
         """Never before the last change."""
+        if pace == self._paces[-1]:
+            return
         if now <= self._begun_s[-1]:
             self._paces[-1] = pace
             return

@@ -231,20 +231,23 @@ def _check_hops(cluster: Cluster, patience_s: float, found: str) -> None:
 
 def _check_links(cluster: Cluster, found: str) -> None:
     """Raises ConfigError where to move the KV of one of those that wait takes as long."""
-    moved = [
-        len(entry.request.prompt_ids)
-        for entry in cluster.gateway.entries.values()
-        if (placement := entry.placement) is not None
-        and entry.drawn
-        and placement.prefill_instance != placement.decode_instance
-    ]
-    if not moved:
+    tokens, passed = 0, set[str]()
+    for entry in cluster.gateway.entries.values():
+        placement = entry.placement
+        if placement is None or not entry.drawn or placement.prefill_instance == placement.decode_instance:
+            continue
+        tokens = max(tokens, len(entry.request.prompt_ids))
+        for instance_id in (placement.prefill_instance, placement.decode_instance):
+            passed.add(cluster.pool_of[instance_id])
+    if not passed:
         return
     simulated = cluster.simulated
-    latency_s, nbytes = simulated.cluster.link_latency_s, max(moved) * simulated.kv_token_bytes
+    latency_s, nbytes = simulated.cluster.link_latency_s, tokens * simulated.kv_token_bytes
     if latency_s >= STUCK_S:
         raise ConfigError("cluster.link_latency_s", latency_s, f"must be under {STUCK_S:,g} s: {found}")
     for pool in simulated.pools:
+        if pool.config.name not in passed:
+            continue
         own = pool.config.link_bytes_per_s
         key = "cluster" if own is None else f"pool.{pool.config.name}"
         bytes_per_s = own or simulated.cluster.link_bytes_per_s

@@ -39,7 +39,8 @@ def read_machine_profile(path: Path) -> Profile:
     except OSError as exc:
         raise PerformanceFileError(path, "", f"cannot be read: {exc}") from exc
     except msgspec.DecodeError as exc:
-        raise PerformanceFileError(path, "", f"is no profile of `lamella profile`: {exc}") from exc
+        rule = f"is no profile of this version's `lamella profile`, which has to be run again: {exc}"
+        raise PerformanceFileError(path, "", rule) from exc
     for name, cases in (("chunk_s", profile.chunk_s), ("step_s", profile.step_s)):
         if len(cases) < 2:
             raise PerformanceFileError(path, f"key {name}", "needs two cases at least")

@@ -34,6 +34,7 @@ from services.compare.simulated import Simulation
 from services.compare.simulated_mesh import Overhead, simulated_of
 from services.profiling.contention import fit_contention
 from services.profiling.measured import cases_of
+from services.profiling.passes import as_chunk
 from services.profiling.profiler import measure_profile
 from services.simulator.host import HostConfig
 from services.simulator.metrics import measure
@@ -149,14 +150,27 @@ def test_a_run_s_pace_is_that_of_the_parts_near_it_and_not_of_a_burst() -> None:
     assert paces([part(1.0, RUN), part(1.5, RUN)]) == {RUN: pytest.approx(1.25)}
 
 
-def test_passes_take_as_long_as_they_do_on_average_and_not_in_the_median() -> None:
-    """Of nine, two met bursts that made them 1.45 times as long."""
-    taken = {
-        (((0, 64),), 0, 0): [0.1, 0.1, 0.145],
-        ((), 4, 128): [0.02, 0.02, 0.02],
-        ((), 8, 128): [0.04, 0.058, 0.04],
-    }
-    assert bursts_in(taken) == pytest.approx(1.1)
+def test_bursts_are_told_from_slow_minutes() -> None:
+    """A burst makes one pass of a part longer, slow minutes all of it."""
+    cases = [as_chunk((0, tokens)) for tokens in (16, 32, 64, 128, 256)]
+
+    def part(*times: float) -> TakenPart:
+        passes = tuple(
+            PassTime(chunks, batch, context, seconds)
+            for (chunks, batch, context), seconds in zip(cases, times, strict=True)
+        )
+        return TakenPart(fingerprint="", configuration="split", before=None, passes=passes)
+
+    def bursts(*parts: TakenPart) -> float:
+        taken = {case: [part.passes[number].seconds for part in parts] for number, case in enumerate(cases)}
+        return bursts_in(parts, taken)
+
+    usual, slow = part(1, 2, 3, 4, 5), part(1.3, 2.6, 3.9, 5.2, 6.5)
+    assert bursts(usual, slow, usual, slow) == pytest.approx(1.0)
+    assert bursts(usual, part(1, 2, 3, 4, 10), usual, part(1.5, 2, 3, 4, 5)) == pytest.approx(
+        (1 + 1.2 + 1 + 1.1) / 4
+    )
+    assert bursts(usual) == 1.0
 
 
 def test_simulated_runs_take_the_pace_between_them_and_not_that_of_looks(
@@ -184,11 +198,13 @@ def test_simulated_passes_take_longer_beside_one_another_by_the_profile(
 ) -> None:
     host = HostConfig(cores=2, pass_s=0.001)
     found = simulated_of(comparison, SPLIT, Overhead(host=host, pace=2.0)).host
-    assert found == msgspec.structs.replace(host, beside_pass_s=0.00004, beside_share=0.0003)
+    assert found == msgspec.structs.replace(host, beside_s_per_rate=0.00008, beside_share=0.0003), (
+        "fewer passes, each dearer"
+    )
     taken = Contention(0.00005, 0.001)
     found = simulated_of(comparison, SPLIT, Overhead(host=host, pace=2.0, contention=taken)).host
     assert found is not None
-    assert (found.beside_pass_s, found.beside_share) == (0.00005, 0.001), "at that pace already"
+    assert (found.beside_s_per_rate, found.beside_share) == (0.00005, 0.001), "at that pace already"
     path = tmp_path / "unknown.json"
     write_profile(path, msgspec.structs.replace(base, contention=None))
     assert simulated_of(comparison, SPLIT, Overhead(host=host), path).host == host

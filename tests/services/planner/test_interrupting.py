@@ -73,10 +73,11 @@ def is_running(pid: int) -> bool:
         return False
 
 
+@pytest.mark.skipif(WORKERS < 2, reason="one core: a plan has no workers that could be left")
 def test_a_plan_that_is_killed_leaves_nobody_behind(tmp_path: Path) -> None:
     process = started(tmp_path)
     children = children_of(process)
-    assert len(children) >= (WORKERS if WORKERS > 1 else 0)
+    assert len(children) >= WORKERS
     process.kill()
     process.communicate(timeout=WAIT_S)
     wait_ended(children)

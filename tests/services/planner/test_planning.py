@@ -112,6 +112,22 @@ def test_what_takes_fewer_devices_than_one_instance_s_capacity_says_is_still_fou
     assert found.fewest_over is None
 
 
+def test_where_something_turns_out_to_be_allowed_nothing_is_said_of_what_is_not() -> None:
+    mixed, prefill, decode = kind_of("mixed"), kind_of("prefill"), kind_of("decode")
+    alone = {mixed: 4.0, prefill: 6.0, decode: 6.0}
+    demand = demand_of(rate=10.0, most=2)
+
+    def run(probe: Probe) -> Point:
+        is_whole = probe.requests == REQUESTS
+        return answer(probe, alone | {mixed: 5.0} if is_whole else alone)
+
+    with Checkpoint(None) as kept:
+        found = drive(plan(kinds_in(alone), bounds_in(alone), demand, REQUESTS), Here(run), kept, b"")
+    assert [each.deployment.devices for each in found.ranked] == [2]
+    assert found.fewest_over is None
+    assert "none is within" not in verdict(found)
+
+
 @pytest.mark.parametrize(
     ("coupled", "said"),
     [

@@ -66,12 +66,12 @@ def beside(passes_per_s: float, **took: float) -> list[ContendedPass]:
 
 def test_what_is_the_same_of_all_passes_and_what_grows_with_them_are_told_apart() -> None:
     found = fit_contention(beside(50, _13=0.01552, _30=0.0332, _200=0.21))
-    assert (50 * found.pass_s, found.share) == pytest.approx((0.002, 0.04))
+    assert (50 * found.s_per_rate, found.share) == pytest.approx((0.002, 0.04))
     # What came out shorter takes no time from the others.
     found = fit_contention(beside(50, _20=0.0198, _100=0.097))
-    assert (found.pass_s, found.share) == (0.0, 0.0)
+    assert (found.s_per_rate, found.share) == (0.0, 0.0)
     found = fit_contention(beside(50, _10=0.012, _100=0.1005))
-    assert 50 * found.pass_s == pytest.approx(0.002, rel=0.05)
+    assert 50 * found.s_per_rate == pytest.approx(0.002, rel=0.05)
     assert found.share == 0.0
 
 
@@ -86,7 +86,7 @@ def test_passes_take_longer_by_how_many_a_second_the_other_one_computes_and_by_t
     ]
     burst = ContendedPass((), 1, 128, 0.013, (BesideOthers(60.0, 0.1), BesideOthers(12.5, 0.2)))
     found = fit_contention([*taken, burst])
-    assert (found.pass_s, found.share) == pytest.approx((0.00003, 0.02))
+    assert (found.s_per_rate, found.share) == pytest.approx((0.00003, 0.02))
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_a_profile_says_what_passes_take_beside_a_process_that_has_ended_then(
     )
     assert seen == [(done, 4) for done in range(5)]
     assert found.contention is not None
-    assert 0 <= found.contention.pass_s < 1
+    assert 0 <= found.contention.s_per_rate < 1
     assert 0 <= found.contention.share < 100
     assert not multiprocessing.active_children()
 

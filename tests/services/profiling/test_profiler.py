@@ -230,6 +230,13 @@ def test_an_engine_says_how_many_keys_its_chunks_attend_to_at_once(
     assert engine.key_tile == key_tile
 
 
+def test_attention_with_a_softcap_is_computed_without_tiles(tiny: MakeTiny, config: Config) -> None:
+    directory = tiny("gemma2").directory
+    model = msgspec.structs.replace(config.model, directory=directory, dtype="bf16")
+    engine = asyncio.run(loaded(msgspec.structs.replace(config, model=model), directory))
+    assert engine.key_tile == 1
+
+
 @pytest.mark.parametrize(
     ("measured", "taken"), [(None, DEFAULT_LAYERWISE_MIN_TOKENS), ((1.0, 0.5), 99), ((0.5, 1.0), None)]
 )

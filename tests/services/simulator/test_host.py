@@ -204,7 +204,7 @@ def test_who_wants_less_than_the_others_get_gets_it_all() -> None:
     assert (host.pace(), host.is_full) == (1.0, False)
 
 
-CONTENTION = {"beside_pass_s": 0.00004, "beside_share": 0.1}
+CONTENTION = {"beside_s_per_rate": 0.00004, "beside_share": 0.1}
 
 
 def test_a_pass_takes_longer_by_what_another_computes_beside_it() -> None:
@@ -236,7 +236,7 @@ def test_as_many_compute_beside_a_pass_as_there_are_other_cores(cores: int, besi
     step, chunk = (host.longer_for(workers[index]) for index in (0, 1))
     assert step == pytest.approx((beside * 0.006, beside * 0.2))
     assert chunk == pytest.approx((beside * 0.008, beside * 0.2))
-    paces = min(1.0, cores / 3) / (1 + step.share + step.pass_s / 0.02)
+    paces = min(1.0, cores / 3) / (1 + step.share + step.more_s / 0.02)
     assert host.pace_of(workers[0], 0.02) == pytest.approx(paces)
 
 

@@ -351,7 +351,7 @@ def test_a_written_profile_is_read_and_what_breaks_a_rule_is_named(tmp_path: Pat
     with pytest.raises(PerformanceFileError, match="key chunk_s: needs two cases"):
         read_machine_profile(path)
     path.write_text("{}")
-    with pytest.raises(PerformanceFileError, match="is no profile of `lamella profile`"):
+    with pytest.raises(PerformanceFileError, match="is no profile of this version's `lamella profile`"):
         read_machine_profile(path)
     with pytest.raises(PerformanceFileError, match="cannot be read"):
         read_machine_profile(tmp_path / "absent.json")
