@@ -74,7 +74,8 @@ def plan(
     ranked = yield from _simulate(demand, finalists, requests)
     over: list[Settled] = []
     if not ranked and demand.max_devices is not None and demand.objective != "throughput":
-        ranked, over = yield from _look_over(demand, screened, requests)
+        over = yield from _fewest(demand, screened, requests)
+        ranked = [each for each in over if demand.allows(each.deployment)]
     return Plan(
         demand=demand,
         ranked=tuple(ranked),
@@ -99,18 +100,14 @@ def _propose(demand: Demand, screened: Sequence[Screened]) -> Proposals:
     return Proposals(coupled, pairs, apart)
 
 
-def _look_over(
-    demand: Demand, screened: Sequence[Screened], requests: int
-) -> Search[tuple[list[Settled], list[Settled]]]:
-    """Those of the fewest devices, however many: what turns out to be allowed, and what takes more."""
+def _fewest(demand: Demand, screened: Sequence[Screened], requests: int) -> Search[list[Settled]]:
+    """Those of the fewest devices, however many, best first: some may turn out to be allowed."""
     unbounded = replace(demand, max_devices=None)
     proposed = [each for some in _propose(unbounded, screened) for each in some]
     proposed.sort(key=lambda each: each.deployment.devices)
     fewest = _unlike(proposed)[:OVER_FINALISTS]
     found = yield from together([settle(unbounded, each, requests) for each in fewest])
-    settled = in_order([each for each in found if each is not None])
-    allowed = [each for each in settled if demand.allows(each.deployment)]
-    return allowed, [each for each in settled if each not in allowed]
+    return in_order([each for each in found if each is not None])
 
 
 def _unlike(proposed: Sequence[Proposed]) -> list[Proposed]:
