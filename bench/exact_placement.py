@@ -17,7 +17,8 @@ from common.ids import InstanceId
 from common.lengths import certain
 from common.performance import FittedTime
 from scheduler.policy.best_fit import Growth
-from scheduler.policy.dispatch import DECODE_POLICIES, Arrival, DecodeCandidate, Objectives, choose
+from scheduler.policy.candidates import Arrival, DecodeCandidate, Objectives
+from scheduler.policy.dispatch import DECODE_POLICIES, choose
 from services.explaining.exact_placement import ExactPlacement, Worker, place_exactly
 
 CAPACITY_TOKENS = 4096

@@ -7,7 +7,7 @@ import msgspec
 from common.ids import InstanceId, RequestId, request_id_of
 from common.messages import Phase
 from scheduler.barring import Barred
-from scheduler.policy.dispatch import DecodeCandidate, Scored
+from scheduler.policy.candidates import DecodeCandidate, Scored
 
 MOST_CHOICES = 128
 """Of one call."""

@@ -19,17 +19,9 @@ from scheduler.barring import Barred, barred_of
 from scheduler.decision_log import Choice, Decision, DecisionLog
 from scheduler.kv_links import Distrust, KVLinks
 from scheduler.policy.admission import next_end_s, prefill_s, retry_after_s
+from scheduler.policy.candidates import Arrival, DecodeCandidate, Objectives, PrefillCandidate, Scored
 from scheduler.policy.coupling import choose_coupled
-from scheduler.policy.dispatch import (
-    DECODE_POLICIES,
-    PREFILL_POLICIES,
-    Arrival,
-    DecodeCandidate,
-    Objectives,
-    PrefillCandidate,
-    Scored,
-    choose,
-)
+from scheduler.policy.dispatch import DECODE_POLICIES, PREFILL_POLICIES, choose
 from scheduler.policy.length_history import LengthHistory
 from scheduler.policy.shadow import Look, predicted_tpot_s, predicted_ttft_s
 from scheduler.regret import RegretLog, TimeBudget

@@ -13,8 +13,8 @@ from common.messages.bookings import BookingVersion
 from common.performance import queue_s
 from scheduler.learned_times import Kind
 from scheduler.policy.best_fit import Growth
+from scheduler.policy.candidates import DecodeCandidate, PrefillCandidate
 from scheduler.policy.decode_rebalancing import DecodeWorker
-from scheduler.policy.dispatch import DecodeCandidate, PrefillCandidate
 
 KVFormat = tuple[str, str, int]
 """``InstanceRecord.kv_format``."""

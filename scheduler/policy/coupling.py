@@ -12,7 +12,8 @@ import msgspec
 
 from common.config import DecodePolicy
 from common.ids import InstanceId
-from scheduler.policy.dispatch import Scored, choose
+from scheduler.policy.candidates import Scored
+from scheduler.policy.dispatch import choose
 
 TRANSFER_WORTH: dict[DecodePolicy, float] = {
     "round_robin": float("inf"),

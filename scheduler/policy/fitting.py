@@ -61,7 +61,7 @@ class LinearFit:
         """How little is known of such a step: the variance of what is predicted, over one measurement's. Much
         above 1 where nothing has told the coefficients apart that it needs."""
         x = self._scaled(features, max(LEAST_S, self._predicted_s(features)))
-        return sum(map(float.__mul__, self._gains(x), x))
+        return sum(map(float.__mul__, self._gains(x), x), 0.0)
 
     def observe(self, features: Sequence[float], seconds: float) -> None:
         """Raises ValueError for another number of features, or a time that is none."""
@@ -74,20 +74,20 @@ class LinearFit:
         x = self._scaled(features, scale_s)
         error = (seconds - predicted_s) / scale_s
         gains = self._gains(x)
-        novelty = sum(map(float.__mul__, gains, x))
+        novelty = sum(map(float.__mul__, gains, x), 0.0)
         bound = OUTLIER * max(self.relative_error, LEAST_ERROR)
         is_held_up = self.samples > WARM_SAMPLES and novelty < NOVEL and abs(error) > bound
         self._note_error(abs(seconds - predicted_s) / max(seconds, LEAST_S), bound)
         self._learn(gains, novelty, bound / abs(error) if is_held_up else 1.0, error)
 
     def _predicted_s(self, features: Sequence[float]) -> float:
-        return sum(map(float.__mul__, self.coefficients, map(float, features)))
+        return sum(map(float.__mul__, self.coefficients, map(float, features)), 0.0)
 
     def _scaled(self, features: Sequence[float], scale_s: float) -> list[float]:
         return [float(feature) / scale_s for feature in features]
 
     def _gains(self, x: Sequence[float]) -> list[float]:
-        return [sum(map(float.__mul__, row, x)) for row in self._variance]
+        return [sum(map(float.__mul__, row, x), 0.0) for row in self._variance]
 
     def _learn(self, gains: Sequence[float], novelty: float, trust: float, error: float) -> None:
         variance = sum(row[index] for index, row in enumerate(self._variance))

@@ -37,14 +37,14 @@ class _Histogram:
         bin_of = tokens // BIN_TOKENS
         further = [place for place in weights if place > bin_of] if is_cut else []
         if further:
-            grown = 1 + 1 / sum([weights[place] for place in further])
+            grown = 1 + 1 / sum([weights[place] for place in further], 0.0)
             for place in further:
                 weights[place] *= grown
                 totals[place] *= grown
         else:
             weights[bin_of] = weights.get(bin_of, 0.0) + 1.0
             totals[bin_of] = totals.get(bin_of, 0.0) + tokens
-        self.weights, self.totals, self.weight = weights, totals, sum(weights.values())
+        self.weights, self.totals, self.weight = weights, totals, sum(weights.values(), 0.0)
 
 
 @dataclass(slots=True)
@@ -81,7 +81,7 @@ class LengthHistory:
             for place, weight in everything.weights.items():
                 weights[place] = weights.get(place, 0.0) + share * weight
                 totals[place] = totals.get(place, 0.0) + share * everything.totals[place]
-        weight = sum(weights.values())
+        weight = sum(weights.values(), 0.0)
         return LengthDistribution(
             tuple([(totals[place] / weights[place], weights[place] / weight) for place in sorted(weights)])
         )

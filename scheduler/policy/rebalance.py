@@ -92,7 +92,8 @@ def choose_balancing(
         return None
     fullest = max(open_pools, key=lambda pool: pools[pool].context_tokens)
     most_tokens = pools[fullest].context_tokens
-    best, best_gain = None, max(min_gain_tokens, MIN_GAIN_SHARE * most_tokens)
+    best = None
+    best_gain: float = max(min_gain_tokens, MIN_GAIN_SHARE * most_tokens)
     for index, resident in enumerate(residents):
         pool = _least_loaded(pools, resident) if resident.pool == fullest else None
         if pool is None:
@@ -100,7 +101,7 @@ def choose_balancing(
         tokens = resident.context_tokens
         gain = most_tokens - max(most_tokens - tokens, pools[pool].context_tokens + tokens)
         if gain >= best_gain and resident.max_steps * gain >= STEPS_TO_PAY * tokens:
-            best, best_gain = Move(index, pool), gain
+            best, best_gain = Move(index, pool), float(gain)
     return best
 
 

@@ -19,17 +19,9 @@ from common.messages import Phase
 from common.performance import prompt_s, queue_s, step_features
 from scheduler.policy.admission import prefill_s
 from scheduler.policy.best_fit import GAMMA
+from scheduler.policy.candidates import Arrival, DecodeCandidate, Objectives, PrefillCandidate, Scored
 from scheduler.policy.coupling import choose_coupled
-from scheduler.policy.dispatch import (
-    DECODE_POLICIES,
-    PREFILL_POLICIES,
-    Arrival,
-    DecodeCandidate,
-    Objectives,
-    PrefillCandidate,
-    Scored,
-    choose,
-)
+from scheduler.policy.dispatch import DECODE_POLICIES, PREFILL_POLICIES, choose
 
 
 @dataclass(slots=True)

@@ -180,7 +180,7 @@ class WorkloadProfiler:
     @property
     def workload(self) -> Workload | None:
         """Of the windows since each parameter changed; None before the first has ended."""
-        elapsed_s = sum(self._durations_s)
+        elapsed_s = sum(self._durations_s, 0.0)
         if elapsed_s <= 0:
             return None
         gaps = Moments()

@@ -14,7 +14,7 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 
 from common.performance import TOKENS
 from scheduler.policy.best_fit import GAMMA, THETA, Growth
-from scheduler.policy.dispatch import DecodeCandidate
+from scheduler.policy.candidates import DecodeCandidate
 
 TIME_LIMIT_S = 10.0
 Row = tuple[dict[int, float], float]

@@ -43,7 +43,8 @@ from common.timeline_events import KV_BLOCKS, QUEUES, RUNNING
 from decode.service import DecodeService
 from prefill.service import PrefillService
 from services.hosts.engines import Engine
-from services.hosts.load_report import MeasuredSpeed, make_load_report
+from services.hosts.load_report import make_load_report
+from services.hosts.measured_speed import MeasuredSpeed
 from services.hosts.shared_blocks import leaked_blocks
 
 log = logging.getLogger("lamella.instance")

@@ -3,24 +3,13 @@ reports as a real one does."""
 
 from collections.abc import Callable
 
-import msgspec
-
 from common.messages import LoadReport, Role
-from common.performance import FittedTime
 from decode.expectations import ALL_TOLD
 from decode.forecast import NOTHING, least_spare_s, make_forecast
 from decode.state import DecodeState
 from prefill.forecast import needs_of_prompts
 from prefill.state import PrefillState
-
-
-class MeasuredSpeed(msgspec.Struct, frozen=True, gc=False):
-    """Of the instance's own chunks and steps, as ``LoadReport`` has it; None before the first."""
-
-    prefill_tokens_per_s: float | None = None
-    decode_step_s: float | None = None
-    chunk_time: FittedTime | None = None
-    step_time: FittedTime | None = None
+from services.hosts.measured_speed import MeasuredSpeed
 
 
 def make_load_report(

@@ -22,7 +22,7 @@ from common.messages import (
 )
 from common.performance import DEFAULT_CHUNK_TOKENS
 from gateway.losses import Losses
-from services.hosts.load_report import MeasuredSpeed
+from services.hosts.measured_speed import MeasuredSpeed
 from services.simulator.attention_workers import AttentionWorkers, RemoteUse
 from services.simulator.clock import Clock, Timer
 from services.simulator.conditions import Conditions, SlowedPerformance

@@ -33,7 +33,7 @@ from decode.sequence import ROOM
 from decode.state import DecodeState
 from services.simulator.attention_cost import PoolRows
 from services.simulator.drawing import Drawing
-from services.simulator.mesh import Engine, Mesh
+from services.simulator.mesh import Engine, Mesh, PullAnswer
 from services.simulator.prefill_room import DRAWN, ENDING
 
 
@@ -157,25 +157,31 @@ class DecodeRoom:
         )
         sender_id = command.prefill_instance
         self._pulls[owner] = InstanceLife(sender_id, command.prefill_incarnation)
-        clock, timeline = self.mesh.network.clock, self.mesh.network.timeline
-        began_s = clock.now
+        take = partial(self._take_reply, owner, sender_id, pull, self.mesh.network.clock.now)
+        self.mesh.network.tell(partial(self._ask_sender, owner, sender_id, pull, take))
 
-        def take(reply: KVDelivered | RequestError) -> None:
-            if timeline is not None and isinstance(reply, KVDelivered):
-                timeline.add_pull(pull, sender_id, reply.kv_bytes, began_s, clock.now)
-            if self._pulls.pop(owner, None) is not None:
-                self._take_portion(owner, sender_id, reply)
-            else:
-                self._end_adrift(owner)
+    def _ask_sender(self, owner: BlockOwner, sender_id: InstanceId, pull: PullKV, take: PullAnswer) -> None:
+        sender = self.mesh.find(sender_id)
+        if sender is not None:
+            sender.take_pull(pull, take)
+        else:
+            self.mesh.network.tell(lambda: self._miss_sender(owner))
 
-        def arrive() -> None:
-            sender = self.mesh.find(sender_id)
-            if sender is not None:
-                sender.take_pull(pull, take)
-            else:
-                self.mesh.network.tell(lambda: self._miss_sender(owner))
-
-        self.mesh.network.tell(arrive)
+    def _take_reply(
+        self,
+        owner: BlockOwner,
+        sender_id: InstanceId,
+        pull: PullKV,
+        began_s: float,
+        reply: KVDelivered | RequestError,
+    ) -> None:
+        network = self.mesh.network
+        if network.timeline is not None and isinstance(reply, KVDelivered):
+            network.timeline.add_pull(pull, sender_id, reply.kv_bytes, began_s, network.clock.now)
+        if self._pulls.pop(owner, None) is not None:
+            self._take_portion(owner, sender_id, reply)
+        else:
+            self._end_adrift(owner)
 
     def _take_portion(self, owner: BlockOwner, sender: InstanceId, reply: KVDelivered | RequestError) -> None:
         if not self.is_alive:

@@ -5,6 +5,7 @@ Delivery and retries are as ``gateway.attempts`` and ``gateway.journal`` have th
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import msgspec
 
@@ -224,30 +225,38 @@ class SimulatedGateway:
     def _submit(self, entry: Entry) -> None:
         entry.is_submitting = True
         request, told = entry.request, entry.lost_instances
-        asked_s = self.network.clock.now
+        self.submit(
+            request, told, partial(self._take_answer, entry, request, len(told), self.network.clock.now)
+        )
 
-        def answer(reply: Placement | RequestError) -> None:
-            if entry.request is not request:
-                if isinstance(reply, Placement):
-                    self._cancel(request, reply)
-                return
-            entry.is_submitting = False
-            # Told once: told again, it would keep an instance that came back suspect.
-            entry.lost_instances = entry.lost_instances[len(told) :]
+    def _take_answer(
+        self,
+        entry: Entry,
+        request: GenerationRequest,
+        told: int,
+        asked_s: float,
+        reply: Placement | RequestError,
+    ) -> None:
+        """To what was asked at ``asked_s``, with word of ``told`` instances that it lost."""
+        if entry.request is not request:
             if isinstance(reply, Placement):
-                entry.placement = entry.moved or reply
-                if self.network.timeline is not None:
-                    self.network.timeline.add_placed(GATEWAY, request.request_id, self.network.clock.now)
-                self.records.prefill[entry.number] = self.network.number_of(reply.prefill_instance)
-                self.records.decode[entry.number] = self.network.number_of(entry.placement.decode_instance)
-                if entry.is_over:
-                    self._tell_ended(entry)
-                else:
-                    self._continue_if_lost(entry, entry.placement, asked_s)
-            elif not entry.is_over:
-                self._refused(entry, reply)
-
-        self.submit(request, told, answer)
+                self._cancel(request, reply)
+            return
+        entry.is_submitting = False
+        # Told once: told again, it would keep an instance that came back suspect.
+        entry.lost_instances = entry.lost_instances[told:]
+        if isinstance(reply, Placement):
+            entry.placement = entry.moved or reply
+            if self.network.timeline is not None:
+                self.network.timeline.add_placed(GATEWAY, request.request_id, self.network.clock.now)
+            self.records.prefill[entry.number] = self.network.number_of(reply.prefill_instance)
+            self.records.decode[entry.number] = self.network.number_of(entry.placement.decode_instance)
+            if entry.is_over:
+                self._tell_ended(entry)
+            else:
+                self._continue_if_lost(entry, entry.placement, asked_s)
+        elif not entry.is_over:
+            self._refused(entry, reply)
 
     def _refused(self, entry: Entry, refusal: RequestError) -> None:
         """A first attempt's refusal is its client's; a stream that broke is placed as soon as it can be."""

@@ -33,7 +33,8 @@ from decode.state import DecodeState
 from prefill import events as prefill_events
 from prefill.sequence import ROOM as PREFILL_ROOM
 from prefill.state import PrefillState
-from services.hosts.load_report import MeasuredSpeed, make_load_report
+from services.hosts.load_report import make_load_report
+from services.hosts.measured_speed import MeasuredSpeed
 from services.simulator.attention_cost import PoolRows
 from services.simulator.attention_workers import KVPools, RemoteUse
 from services.simulator.decode_room import DecodeRoom

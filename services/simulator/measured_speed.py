@@ -3,7 +3,7 @@ profile``), fitted to their model of performance in place of a machine."""
 
 from common.performance import chunk_features, pairs_of, step_features
 from scheduler.policy.fitting import LinearFit
-from services.hosts.load_report import MeasuredSpeed
+from services.hosts.measured_speed import MeasuredSpeed
 from services.simulator.performance.interface import PerformanceModel
 from services.simulator.shape import PassShape
 

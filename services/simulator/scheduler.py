@@ -45,6 +45,17 @@ EPOCH = 1
 """One scheduler leads, for ever."""
 
 
+class _Delivery(msgspec.Struct, eq=False):
+    """Of a prompt to its prefill instance. ``excluded``: who was tried in vain before; ``attempts``: that are
+    left with this one."""
+
+    task: PrefillTask
+    placement: Placement
+    excluded: frozenset[InstanceId]
+    attempts: int
+    answer: Answer
+
+
 class Instances(Protocol):
     """Whom the scheduler reaches."""
 
@@ -251,40 +262,41 @@ class SimulatedScheduler:
         if self.predict is not None and self.state.placer.predicted.find(request.request_id) is None:
             said = events.LengthPredicted(request, self.predict(request))
             network.clock.after(self.predictor_s, lambda: self._handle(said))
-        task = self._task(request, placement)
+        delivery = _Delivery(self._task(request, placement), placement, excluded, attempts, answer)
+        network.tell(partial(self._deliver, delivery))
 
-        def deliver() -> None:
-            instance = self.mesh.find(placement.prefill_instance)
-            refused: RequestError | None = None
-            if instance is None:
-                refused = NoInstanceReady(NO_ANSWER)
-            else:
-                try:
-                    instance.take_prompt(task)
-                except RequestError as exc:
-                    refused = exc
-            network.tell(lambda: end(refused, is_there=instance is not None))
+    def _deliver(self, delivery: _Delivery) -> None:
+        instance = self.mesh.find(delivery.placement.prefill_instance)
+        refused: RequestError | None = None
+        if instance is None:
+            refused = NoInstanceReady(NO_ANSWER)
+        else:
+            try:
+                instance.take_prompt(delivery.task)
+            except RequestError as exc:
+                refused = exc
+        is_there = instance is not None
+        self.mesh.network.tell(lambda: self._end_delivery(delivery, refused, is_there=is_there))
 
-        def end(refused: RequestError | None, *, is_there: bool) -> None:
-            self.open_mail()
-            if refused is None:
-                self._handle(events.TaskAcknowledged(request.request_id, request.attempt))
-                answer(placement)
-                return
-            is_wanted = self.state.is_placed(request.request_id, request.attempt)
-            self._handle(events.TaskUndelivered(request.request_id, request.attempt))
-            if not isinstance(refused, Overloaded | NoInstanceReady):
-                answer(refused)
-                return
-            if not is_there:
-                self._handle(events.InstanceSuspected(placement.prefill_instance))
-            if not is_wanted:
-                answer(RequestCancelled("ended while it was placed"))
-                return
-            others = excluded | {placement.prefill_instance}
-            self._dispatch(request, others, attempts - 1, refused, answer)
-
-        network.tell(deliver)
+    def _end_delivery(self, delivery: _Delivery, refused: RequestError | None, *, is_there: bool) -> None:
+        request, placement, answer = delivery.task.request, delivery.placement, delivery.answer
+        self.open_mail()
+        if refused is None:
+            self._handle(events.TaskAcknowledged(request.request_id, request.attempt))
+            answer(placement)
+            return
+        is_wanted = self.state.is_placed(request.request_id, request.attempt)
+        self._handle(events.TaskUndelivered(request.request_id, request.attempt))
+        if not isinstance(refused, Overloaded | NoInstanceReady):
+            answer(refused)
+            return
+        if not is_there:
+            self._handle(events.InstanceSuspected(placement.prefill_instance))
+        if not is_wanted:
+            answer(RequestCancelled("ended while it was placed"))
+            return
+        others = delivery.excluded | {placement.prefill_instance}
+        self._dispatch(request, others, delivery.attempts - 1, refused, answer)
 
     def _task(self, request: GenerationRequest, placement: Placement) -> PrefillTask:
         decode, binding = placement.decode_instance, self.config.scheduler.decode_binding

@@ -8,7 +8,7 @@ from common.performance import prompt_s
 from prefill.events import ChunkSlice
 from prefill.sequence import ROOM
 from prefill.speed import PrefillSpeed
-from scheduler.policy.dispatch import Arrival, PrefillCandidate
+from scheduler.policy.candidates import Arrival, PrefillCandidate
 from scheduler.policy.fitting import WARM_SAMPLES
 from scheduler.policy.length_history import LengthHistory
 from scheduler.policy.shadow import predicted_ttft_s

@@ -8,8 +8,9 @@ from common.errors import ContextLengthExceeded, Overloaded
 from common.ids import Incarnation, InstanceId
 from common.messages import InstanceLife
 from scheduler import events
+from scheduler.policy.candidates import Scored
 from scheduler.policy.coupling import STAYS, choose_coupled
-from scheduler.policy.dispatch import DECODE_POLICIES, Scored
+from scheduler.policy.dispatch import DECODE_POLICIES
 from scheduler.state import SchedulerState
 from tests.requests import make_request
 from tests.scheduler.states import LEASE_S, handle, ready, record_of, report_of

@@ -20,7 +20,7 @@ from gateway.private.mesh_view import (
 from gateway.private.wishes import WishView
 from gateway.request_views import RequestList, RequestPhase, RequestTimeline, RequestView
 from scheduler.decision_log import Choice, Decision
-from scheduler.policy.dispatch import Scored
+from scheduler.policy.candidates import Scored
 from tests.ui.recorded_gateway import Shown
 
 WISHES = ("flip", "scale", "drain")

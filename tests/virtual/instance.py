@@ -14,7 +14,8 @@ from common.messages import DecodeTask, LoadReport, ResumeTask, Role, has_phase
 from common.performance import FittedTime
 from decode import events as decode_events
 from prefill.events import BlocksFreed, KeepHere, RoleChanged, SequenceLeft
-from services.hosts.load_report import MeasuredSpeed, make_load_report
+from services.hosts.load_report import make_load_report
+from services.hosts.measured_speed import MeasuredSpeed
 from tests.virtual.bus import Bus, Reply
 from tests.virtual.decode import VirtualDecode
 from tests.virtual.memory import Memory

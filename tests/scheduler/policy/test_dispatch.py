@@ -12,15 +12,8 @@ from common.ids import InstanceId
 from common.lengths import LengthDistribution, certain
 from common.performance import FittedTime
 from scheduler.policy.best_fit import THETA
-from scheduler.policy.dispatch import (
-    DECODE_POLICIES,
-    PREFILL_POLICIES,
-    Arrival,
-    DecodeCandidate,
-    Objectives,
-    PrefillCandidate,
-    choose,
-)
+from scheduler.policy.candidates import Arrival, DecodeCandidate, Objectives, PrefillCandidate
+from scheduler.policy.dispatch import DECODE_POLICIES, PREFILL_POLICIES, choose
 from scheduler.policy.power_of_two import draw_two
 
 OBJECTIVES = Objectives(ttft_s=2.0, tpot_s=0.1)

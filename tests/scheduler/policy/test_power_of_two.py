@@ -8,7 +8,8 @@ import pytest
 
 from common.ids import InstanceId
 from common.lengths import LengthDistribution, certain
-from scheduler.policy.dispatch import DECODE_POLICIES, Arrival, DecodeCandidate, Objectives, choose
+from scheduler.policy.candidates import Arrival, DecodeCandidate, Objectives
+from scheduler.policy.dispatch import DECODE_POLICIES, choose
 from scheduler.policy.power_of_two import heavy_ratio
 
 PROMPT_TOKENS = 100

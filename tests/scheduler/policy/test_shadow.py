@@ -8,14 +8,8 @@ from msgspec.structs import replace
 from common.ids import InstanceId
 from common.lengths import certain
 from common.performance import FittedTime
-from scheduler.policy.dispatch import (
-    DECODE_POLICIES,
-    PREFILL_POLICIES,
-    Arrival,
-    DecodeCandidate,
-    Objectives,
-    PrefillCandidate,
-)
+from scheduler.policy.candidates import Arrival, DecodeCandidate, Objectives, PrefillCandidate
+from scheduler.policy.dispatch import DECODE_POLICIES, PREFILL_POLICIES
 from scheduler.policy.shadow import Look, judge_policies, predicted_tpot_s, predicted_ttft_s
 
 OBJECTIVES = Objectives(ttft_s=2.0, tpot_s=0.1)

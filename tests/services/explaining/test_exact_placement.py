@@ -22,7 +22,8 @@ from common.lengths import certain
 from common.performance import FittedTime
 from scheduler.decision_log import Decision
 from scheduler.policy.best_fit import Growth, peak_tokens
-from scheduler.policy.dispatch import DECODE_POLICIES, Arrival, DecodeCandidate, Objectives, choose
+from scheduler.policy.candidates import Arrival, DecodeCandidate, Objectives
+from scheduler.policy.dispatch import DECODE_POLICIES, choose
 from scheduler.state import SchedulerState
 from services.explaining.exact_placement import Worker, place_exactly
 from services.explaining.exactness import compare_exactly, describe_each, describe_exactness

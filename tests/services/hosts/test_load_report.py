@@ -3,7 +3,8 @@
 from common.messages import LoadReport
 from decode import events
 from decode.state import DecodeState
-from services.hosts.load_report import MeasuredSpeed, make_load_report
+from services.hosts.load_report import make_load_report
+from services.hosts.measured_speed import MeasuredSpeed
 from tests.decode.states import handle, make_state, start, task_of
 from tests.prefill.states import make_state as make_prefill_state
 
