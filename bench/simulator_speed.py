@@ -7,12 +7,15 @@ by default; prompts are handed over when they are computed, as in splitwise-sim.
 
     python bench/simulator_speed.py TRACE [--requests N] [--prefill 25] [--decode 15] [--profile]
 
+It runs compiled where `lamella compile` was called; LAMELLA_COMPILED= (empty) has it interpreted.
+
 With ``--rate`` requests come at random at that rate, and the trace's lengths again and again: as many
 ``--requests`` as one wants.
 """
 
 import argparse
 import cProfile
+import os
 import pstats
 import resource
 import time
@@ -22,6 +25,7 @@ from pathlib import Path
 
 from services.bench.arrivals import make_arrivals
 from services.bench.traces import Trace, read_trace
+from services.compiling.entering import TREE, begin_compiled
 from services.simulator.config import Simulated, simulated_from_tree
 from services.simulator.metrics import measure
 from services.simulator.run import Load, Offered, offered_of, simulate
@@ -79,6 +83,7 @@ def main() -> None:
     parser.add_argument("--decode", type=int, default=15)
     parser.add_argument("--profile", action="store_true", help="Also print where the time goes.")
     options = parser.parse_args()
+    begin_compiled()
     trace = read_trace(options.trace, options.requests)
     requests = options.requests if options.rate and options.requests else len(trace.requests)
     simulated = mesh_of(options.prefill, options.decode)
@@ -95,6 +100,7 @@ def main() -> None:
     peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     metrics = measure(cluster)
     print(
+        f"{'compiled' if os.environ.get(TREE) else 'interpreted'}: "
         f"{requests} requests in {taken_s:.2f} CPU seconds: {requests / taken_s:,.0f} a second;"
         f" {cluster.clock.events / requests:.1f} events, {reports / requests:.1f} load reports and"
         f" {passes / requests:.1f} runs of the engine a request, for {steps / requests:.1f} decode steps;"

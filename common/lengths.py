@@ -6,6 +6,7 @@ mean of those that got as far (4.3); TetriInfer calls a request heavy by 128 tok
 
 from bisect import bisect_left, bisect_right
 from functools import cached_property
+from itertools import accumulate
 from math import inf
 
 import msgspec
@@ -30,12 +31,21 @@ class LengthDistribution(msgspec.Struct, frozen=True, array_like=True, dict=True
     def outlook(self, tokens: int) -> tuple[float, float]:
         """``mean_beyond`` of so many tokens, and below how many it stays the same. As ``beyond`` has it,
         which is not made: that is asked for every sequence again and again."""
-        further = self._further(tokens)
-        weight = sum([probability for _, probability in further])
-        until = further[0][0] if further else tokens + 1
-        if weight <= 0:
-            return tokens + 1, until
-        return sum([each * (probability / weight) for each, probability in further]), until
+        points, means = self.points, self._means_from
+        place = bisect_right(points, (tokens, inf))
+        if place == len(points):
+            return tokens + 1, tokens + 1
+        mean = means[place]
+        return tokens + 1 if mean is None else mean, points[place][0]
+
+    @cached_property
+    def _means_from(self) -> list[float | None]:
+        """Of those that draw as many as a point and more, by point; None where none is known to."""
+        backward = self.points[::-1]
+        weights = accumulate([probability for _, probability in backward])
+        sums = accumulate([tokens * probability for tokens, probability in backward])
+        means = [each / weight if weight > 0 else None for each, weight in zip(sums, weights, strict=True)]
+        return means[::-1]
 
     def quantile(self, share: float) -> float:
         """The least length that at least ``share`` of requests do not exceed."""

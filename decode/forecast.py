@@ -90,7 +90,7 @@ def least_spare_s(
 ) -> float | None:
     """The least of T_dec · l_out − t_dec (Aladdin 4.2, constraint d) over those that run: by how much each is
     ahead of its pace since it came here. ``tpot_s``: promised to a class of service."""
-    steps, owners = untold
+    steps, owners = untold.steps, untold.owners
     paces_s: dict[str, float] = {}
     least_s: float | None = None
     for each in sequences:
@@ -123,7 +123,7 @@ def has_begun(sequence: DecodeSequence) -> bool:
 
 def _growing(sequences: Iterable[DecodeSequence], untold: Untold) -> list[Growing]:
     """Where memory is short every report asks it of everybody."""
-    steps, owners = untold
+    steps, owners = untold.steps, untold.owners
     growing = []
     for each in sequences:
         drawn = len(each.output_ids)

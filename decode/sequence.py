@@ -272,14 +272,14 @@ class Sequences(dict[BlockOwner, DecodeSequence]):
         """Nobody who is cancelled has drawn anything that is ``untold``."""
         if not self:
             return NOBODY
-        end_tokens, *errors = self._expectations.sums(self, untold)
+        sums = self._expectations.sums(self, untold)
         grown = untold.steps * len(untold.owners)
         drawn_tokens, tokens, staying = self.drawn_tokens + grown, self.tokens + grown, len(self)
         for each in self._cancelled.values():
             drawn_tokens -= each.drawn_tokens
             tokens -= each.tokens
             staying -= 1
-        return Staying(staying, tokens, end_tokens - drawn_tokens, *errors)
+        return Staying(staying, tokens, sums.end_tokens - drawn_tokens, sums.error_tokens, sums.errors)
 
     def count_in(self, sequence: DecodeSequence) -> None:
         """It has come, or come to another phase."""
@@ -317,7 +317,8 @@ class Sequences(dict[BlockOwner, DecodeSequence]):
             sum(each.tokens for each in staying),
             sum(each.coming_tokens for each in staying),
         )
-        assert self.staying() == (*told, sum(errors), len(errors)), "the sums of what comes are wrong"
+        expected_sums = Staying(*told, sum(errors), len(errors))
+        assert self.staying() == expected_sums, "the sums of what comes are wrong"
         known = [each for attempts in self._requests.values() for each in attempts]
         assert {id(each) for each in known} == {id(each) for each in everyone}
         assert all(self._requests.values()), "a request is known of which nothing is here"

@@ -36,6 +36,8 @@ from services.commands.settings import settings
 from services.commands.targets import targets
 from services.commands.up import up
 from services.compare.command import compare
+from services.compiling.command import compile_simulator
+from services.compiling.entering import begin_compiled
 from services.doctor.command import doctor
 from services.explaining.command import explain
 from services.flip import flip
@@ -73,6 +75,7 @@ app.command("bench")(bench)
 app.command("compare")(compare)
 app.command("analyze")(analyze)
 app.command("simulate")(simulate)
+app.command("compile")(compile_simulator)
 app.command("reproduce")(reproduce)
 app.command("plan")(plan)
 app.command("trace")(trace)
@@ -91,6 +94,8 @@ def main() -> None:
         # Both may compute passes, and say what instances' take.
         begin_as_instances()
     try:
+        if sys.argv[1:2] in (["simulate"], ["plan"], ["reproduce"]):
+            begin_compiled()
         app()
     except LamellaError as exc:
         _fail(str(exc))

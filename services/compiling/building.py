@@ -1,0 +1,145 @@
+"""Makes machine code of the decisions and the simulator around them, from the source that runs interpreted.
+
+It lies in the cache under the source's own digest, so that what was compiled of another source is never run.
+"""
+
+import hashlib
+import importlib.metadata
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from pathlib import Path
+
+from common.errors import CompileError
+from common.file_lock import exclusive
+from services.compiling.modules import COMPILED, PACKAGES
+from services.compiling.rewriting import rewritten
+
+READY = "compiled"
+"""A file that a tree has once it is whole."""
+KEPT = 3
+"""Trees, the newest: of other checkouts, branches and interpreters."""
+_LOG = "build.log"
+_NEEDED = ("mypyc", "setuptools")
+_MYPY_INI = """\
+[mypy]
+ignore_missing_imports = True
+[mypy-common.model.*]
+follow_imports = skip
+[mypy-torch.*]
+follow_imports = skip
+"""
+_SETUP = """\
+from mypyc.build import mypycify
+from setuptools import setup
+
+paths = {paths!r}
+extensions = mypycify(["--config-file", "mypy.ini", *paths], opt_level="3", debug_level="0", multi_file=True)
+setup(name="simulator", packages=[], ext_modules=extensions)
+"""
+
+
+def tree_of(cache_directory: Path) -> Path:
+    """Where this source's compiled tree lies, or would."""
+    return cache_directory.expanduser() / "simulator" / _key()
+
+
+def build(cache_directory: Path) -> Path:
+    """The tree, made now where the cache has none: packages as they are, of which some have machine code
+    beside them. One process makes it, others wait. Raises CompileError."""
+    target = tree_of(cache_directory)
+    if (target / READY).is_file():
+        return target
+    _check_tools()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with exclusive(target.parent / "building.lock"):
+        if (target / READY).is_file():
+            return target
+        scratch = Path(tempfile.mkdtemp(dir=target.parent, prefix=".building-"))
+        try:
+            _copy(scratch)
+            _compile(scratch)
+            (scratch / READY).touch()
+            shutil.rmtree(target, ignore_errors=True)
+            scratch.rename(target)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+        _forget_others(target)
+    return target
+
+
+def _root() -> Path:
+    return Path(__file__).parents[2]
+
+
+def _sources() -> list[Path]:
+    return sorted(path for package in PACKAGES for path in (_root() / package).rglob("*.py"))
+
+
+def _key() -> str:
+    digest = hashlib.sha256()
+    for path in _sources():
+        digest.update(f"{path.relative_to(_root())}\n".encode())
+        digest.update(path.read_bytes())
+    digest.update(f"{sys.implementation.cache_tag} {sysconfig.get_platform()} {_version('mypy')}".encode())
+    return digest.hexdigest()[:16]
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _check_tools() -> None:
+    for name in _NEEDED:
+        if importlib.util.find_spec(name) is None:
+            raise CompileError(f"it takes {name}: pip install 'lamella[compiled]'")
+    compiler = (os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc").split()[0]
+    if shutil.which(compiler) is None:
+        raise CompileError(f"it takes a C compiler, and there is no {compiler}: apt-get install gcc")
+    header = Path(sysconfig.get_path("include")) / "Python.h"
+    if not header.is_file():
+        raise CompileError(
+            f"it takes Python's headers, and there is no {header}: apt-get install python3-dev"
+        )
+
+
+def _copy(tree: Path) -> None:
+    ignored = shutil.ignore_patterns("__pycache__", "node_modules")
+    for package in PACKAGES:
+        shutil.copytree(_root() / package, tree / package, ignore=ignored)
+
+
+def _compile(tree: Path) -> None:
+    paths = [f"{name.replace('.', '/')}.py" for name in COMPILED]
+    for path in paths:
+        (tree / path).write_text(rewritten((tree / path).read_text(), path))
+    (tree / "mypy.ini").write_text(_MYPY_INI)
+    (tree / "setup.py").write_text(_SETUP.format(paths=paths))
+    command = [sys.executable, "setup.py", "build_ext", "--inplace", "--parallel", str(os.cpu_count() or 1)]
+    environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "MYPYPATH")}
+    with (tree / _LOG).open("wb") as log:
+        rc = subprocess.run(
+            command, cwd=tree, env=environment, stdout=log, stderr=log, check=False
+        ).returncode
+    if rc:
+        said = (tree / _LOG).read_text(errors="replace").splitlines()
+        reasons = [line for line in said if "error:" in line] or said
+        raise CompileError("\n".join(["not everything could be compiled:", *reasons[-20:]]))
+    for path in paths:
+        # What is imported is beside it. Digests and tracebacks are of the source.
+        shutil.copyfile(_root() / path, tree / path)
+    shutil.rmtree(tree / "build")
+
+
+def _forget_others(newest: Path) -> None:
+    trees = [each for each in newest.parent.iterdir() if (each / READY).is_file() and each != newest]
+    trees.sort(key=lambda each: (each / READY).stat().st_mtime)
+    for tree in trees[: max(0, len(trees) + 1 - KEPT)]:
+        shutil.rmtree(tree, ignore_errors=True)

@@ -1,0 +1,36 @@
+"""Of which modules machine code is made: those that a simulation spends its time in."""
+
+PACKAGES = ("common", "gateway", "scheduler", "prefill", "decode", "attention", "services")
+"""All that a simulation imports of, which are copied."""
+
+_COMMON = "epochs kv.blocks kv.link_watch phases room_mates sequences"
+_DECODE = (
+    "arrivals attention_needs batches departures entering expectations forecast giving_way hand_over holdings"
+    " homes moves outlook pulls sequence speed state stepping swapping"
+)
+_PREFILL = "arrivals batching chunks entering forecast handover holdings offers prompts sends sequence state"
+_SCHEDULER = (
+    "arrivals bookings kv_links learned_times membership overdue peers placing planning standby state trust"
+    " views waiting_room"
+)
+_POLICY = (
+    "admission best_fit coupling decode_admission decode_batching decode_binding decode_rebalancing dispatch"
+    " fitting grouping hand_over length_history mixed_batching power_of_two preemption prefill_batching"
+    " pull_budget rebalance shadow workload"
+)
+_SIMULATOR = (
+    "clock cluster conditions decode_room drawing engine gaps gateway instance links network prefill_room"
+    " records run scheduler staff"
+)
+
+COMPILED = (
+    *(f"common.{name}" for name in _COMMON.split()),
+    *(f"decode.{name}" for name in _DECODE.split()),
+    *(f"prefill.{name}" for name in _PREFILL.split()),
+    *(f"scheduler.{name}" for name in _SCHEDULER.split()),
+    *(f"scheduler.policy.{name}" for name in _POLICY.split()),
+    "services.hosts.load_report",
+    *(f"services.simulator.{name}" for name in _SIMULATOR.split()),
+)
+"""Nothing with Structs that msgspec serialises, by keywords that a compiled class loses, and no generic class
+(``rewriting``)."""

@@ -1,0 +1,131 @@
+"""Source as mypyc makes fast code of it: what ``dataclass`` and msgspec write at run time is written out.
+
+mypyc compiles a dataclass, but leaves it the constructor that the decorator makes, which is interpreted and
+sets every field by name; a NamedTuple's is interpreted, too. And it drops a Struct's keywords without a word.
+So constructors are written out, and some NamedTuples and Structs that are compared by
+identity, which nothing serialises, become such classes. Functions stay as they are, word for word.
+"""
+
+import ast
+
+from common.errors import CompileError
+
+UNTUPLED = {"Expectation", "Forecast", "Staying", "Sums", "Untold", "_ExpectedLength"}
+"""The NamedTuples that are made most often, and that nobody takes apart."""
+_FRESH = {"dict": "{}", "list": "[]", "set": "set()"}
+
+
+def rewritten(source: str, path: str) -> str:
+    """Raises CompileError for a class that would come out as another one."""
+    tree = ast.parse(source, path)
+    changed = [each for each in ast.walk(tree) if isinstance(each, ast.ClassDef) and _rewrite(each, path)]
+    if not changed:
+        return source
+    # Structs and tuples bring no import of it.
+    after_words = 0 if ast.get_docstring(tree) is None else 1
+    tree.body[after_words:after_words] = ast.parse("from dataclasses import dataclass").body
+    return ast.unparse(ast.fix_missing_locations(tree)) + "\n"
+
+
+def _rewrite(made: ast.ClassDef, path: str) -> bool:
+    where = f"{path}, line {made.lineno}: {made.name}"
+    if any(ast.unparse(base).startswith("Generic[") for base in made.bases):
+        raise CompileError(f"{where} is generic, of which mypyc makes no class that can be imported")
+    if any(ast.unparse(base) == "msgspec.Struct" for base in made.bases):
+        _make_dataclass(made, where)
+    if [ast.unparse(base) for base in made.bases] == ["NamedTuple"] and made.name in UNTUPLED:
+        made.bases = []
+        made.decorator_list.append(_expression("dataclass(frozen=True)"))
+    decorator = next((each for each in made.decorator_list if _is_dataclass(each)), None)
+    if decorator is None:
+        return False
+    keywords = decorator.keywords if isinstance(decorator, ast.Call) else []
+    flags = {each.arg: each.value.value for each in keywords if isinstance(each.value, ast.Constant)}
+    if any(ast.unparse(base) != "Protocol" for base in made.bases):
+        raise CompileError(f"{where} inherits: its constructor would lack what is inherited")
+    if flags.get("init", True):
+        made.body.append(_constructor(made, where))
+    flags |= {"init": False}
+    flags.pop("slots", None)
+    if flags.pop("frozen", False) and flags.get("eq", True):
+        # It is held to be frozen where it is interpreted, and by the type checker.
+        flags["unsafe_hash"] = True
+    said = ", ".join(f"{name}={value!r}" for name, value in flags.items())
+    made.decorator_list[made.decorator_list.index(decorator)] = _expression(f"dataclass({said})")
+    return True
+
+
+def _is_dataclass(decorator: ast.expr) -> bool:
+    called = decorator.func if isinstance(decorator, ast.Call) else decorator
+    return isinstance(called, ast.Name) and called.id == "dataclass"
+
+
+def _make_dataclass(made: ast.ClassDef, where: str) -> None:
+    if [ast.unparse(each) for each in made.keywords] != ["eq=False"] or len(made.bases) != 1:
+        rule = "may be compiled where nothing but eq=False is said of it"
+        raise CompileError(f"{where} is a Struct, which {rule}: move it to a module that is not")
+    made.bases, made.keywords = [], []
+    made.decorator_list.append(_expression("dataclass(eq=False)"))
+
+
+def _constructor(made: ast.ClassDef, where: str) -> ast.stmt:
+    parameters, lines = ["self"], []
+    for each in made.body:
+        if not isinstance(each, ast.AnnAssign) or not isinstance(each.target, ast.Name):
+            continue
+        kind = ast.unparse(each.annotation)
+        if kind.startswith("ClassVar"):
+            continue
+        if "InitVar" in kind or "KW_ONLY" in kind:
+            raise CompileError(f"{where}.{each.target.id}: {kind} is not written out")
+        parameter, line = _field(each.target.id, kind, each.value, where)
+        parameters += parameter
+        lines += line
+    if any(isinstance(each, ast.FunctionDef) and each.name == "__post_init__" for each in made.body):
+        lines.append("self.__post_init__()")
+    body = "\n    ".join(lines or ["pass"])
+    return ast.parse(f"def __init__({', '.join(parameters)}) -> None:\n    {body}").body[0]
+
+
+def _field(name: str, kind: str, value: ast.expr | None, where: str) -> tuple[list[str], list[str]]:
+    """Its parameter, if it has one, and what sets it, if anything does."""
+    if value is None:
+        return [f"{name}: {kind}"], [f"self.{name} = {name}"]
+    if isinstance(value, ast.List | ast.Dict | ast.Set):
+        raise CompileError(f"{where}.{name}: {ast.unparse(value)} would be everybody's")
+    if not (isinstance(value, ast.Call) and ast.unparse(value.func) == "field"):
+        return [f"{name}: {kind} = {ast.unparse(value)}"], [f"self.{name} = {name}"]
+    said = {each.arg: each.value for each in value.keywords}
+    init = said.get("init")
+    is_told = not (isinstance(init, ast.Constant) and init.value is False)
+    if "default_factory" in said:
+        fresh = _fresh(said["default_factory"])
+        if not is_told:
+            return [], [f"self.{name} = {fresh}"]
+        quoted = _expression(kind)
+        if isinstance(quoted, ast.Constant):
+            kind = str(quoted.value)
+        if _may_be_none(_expression(kind)):
+            raise CompileError(f"{where}.{name}: None would be taken for nothing told")
+        return [f"{name}: '{kind} | None' = None"], [f"self.{name} = {fresh} if {name} is None else {name}"]
+    default = "" if "default" not in said else f" = {ast.unparse(said['default'])}"
+    if is_told:
+        return [f"{name}: {kind}{default}"], [f"self.{name} = {name}"]
+    return [], [f"self.{name}{default}"] if default else []
+
+
+def _fresh(factory: ast.expr) -> str:
+    if isinstance(factory, ast.Lambda):
+        return f"({ast.unparse(factory.body)})"
+    name = ast.unparse(factory)
+    return _FRESH.get(name, f"{name}()")
+
+
+def _may_be_none(kind: ast.expr) -> bool:
+    if isinstance(kind, ast.BinOp):
+        return _may_be_none(kind.left) or _may_be_none(kind.right)
+    return ast.unparse(kind) in ("None", "Any") or ast.unparse(kind).startswith("Optional[")
+
+
+def _expression(text: str) -> ast.expr:
+    return ast.parse(text, mode="eval").body
