@@ -4,12 +4,13 @@ Its mean is what is unbiased in Aladdin, 2.3; what a request that has outlived i
 mean of those that got as far (4.3); TetriInfer calls a request heavy by 128 tokens (5.1).
 """
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from functools import cached_property
-from itertools import accumulate
 from math import inf
 
 import msgspec
+
+from common.length_points import further, outlook_of, tokens_to_come
 
 HEAVY_TOKENS = 128
 
@@ -31,21 +32,7 @@ class LengthDistribution(msgspec.Struct, frozen=True, array_like=True, dict=True
     def outlook(self, tokens: int) -> tuple[float, float]:
         """``mean_beyond`` of so many tokens, and below how many it stays the same. As ``beyond`` has it,
         which is not made: that is asked for every sequence again and again."""
-        points, means = self.points, self._means_from
-        place = bisect_right(points, (tokens, inf))
-        if place == len(points):
-            return tokens + 1, tokens + 1
-        mean = means[place]
-        return tokens + 1 if mean is None else mean, points[place][0]
-
-    @cached_property
-    def _means_from(self) -> list[float | None]:
-        """Of those that draw as many as a point and more, by point; None where none is known to."""
-        backward = self.points[::-1]
-        weights = accumulate([probability for _, probability in backward])
-        sums = accumulate([tokens * probability for tokens, probability in backward])
-        means = [each / weight if weight > 0 else None for each, weight in zip(sums, weights, strict=True)]
-        return means[::-1]
+        return outlook_of(self.points, tokens)
 
     def quantile(self, share: float) -> float:
         """The least length that at least ``share`` of requests do not exceed."""
@@ -66,14 +53,11 @@ class LengthDistribution(msgspec.Struct, frozen=True, array_like=True, dict=True
 
     def beyond(self, tokens: int) -> "LengthDistribution":
         """Of those that draw more than ``tokens``; of one more where none is known to."""
-        points = self._further(tokens)
+        points = further(self.points, tokens)
         weight = sum([probability for _, probability in points])
         if weight <= 0:
             return certain(tokens + 1)
         return LengthDistribution(tuple([(each, probability / weight) for each, probability in points]))
-
-    def _further(self, tokens: int) -> tuple[tuple[float, float], ...]:
-        return self.points[bisect_right(self.points, (tokens, inf)) :]
 
 
 def certain(tokens: int) -> LengthDistribution:
@@ -86,14 +70,6 @@ def coming_tokens(lengths: LengthDistribution | None, drawn_tokens: int, max_tok
     prediction, as those like it that did. Without a prediction: all that it may."""
     mean = None if lengths is None else lengths.mean_beyond(drawn_tokens)
     return tokens_to_come(mean, drawn_tokens, max_tokens)
-
-
-def tokens_to_come(mean: float | None, drawn_tokens: int, max_tokens: int) -> int:
-    """``coming_tokens`` where those like it draw ``mean`` in the end; None: nobody knows."""
-    left = max_tokens - drawn_tokens
-    if mean is not None and (foreseen := round(mean) - drawn_tokens) < left:
-        left = foreseen
-    return left if left > 1 else 1
 
 
 def capped(lengths: LengthDistribution, max_tokens: int) -> LengthDistribution:

@@ -7,7 +7,8 @@ from typing import NamedTuple
 from common.errors import HandoverFailed, Overloaded
 from common.ids import Incarnation, InstanceId, RequestId
 from common.kv.blocks import BlockOwner
-from common.lengths import LengthDistribution, tokens_to_come
+from common.length_points import outlook_of, tokens_to_come
+from common.lengths import LengthDistribution
 from common.lifecycle import DecodePhase, next_decode_phase
 from common.messages import DecodeTask, ErrorReply, GenerationRequest, ResumeTask
 from decode.events import StepRow
@@ -128,10 +129,11 @@ class DecodeSequence:
         if lengths is None:
             return None
         if known is None or known.lengths is not lengths:
-            known = self._expected = _ExpectedLength(lengths, lengths.mean, drawn, *lengths.outlook(drawn))
+            mean, until = outlook_of(lengths.points, drawn)
+            known = self._expected = _ExpectedLength(lengths, lengths.mean, drawn, mean, until)
         elif not known.since <= drawn < known.until:
-            outlook = lengths.outlook(drawn)
-            known = self._expected = _ExpectedLength(lengths, known.whole_mean, drawn, *outlook)
+            mean, until = outlook_of(lengths.points, drawn)
+            known = self._expected = _ExpectedLength(lengths, known.whole_mean, drawn, mean, until)
         return known
 
     def expect(self, untold: int = 0) -> Expectation:

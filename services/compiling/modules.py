@@ -3,7 +3,7 @@
 PACKAGES = ("common", "gateway", "scheduler", "prefill", "decode", "attention", "services")
 """All that a simulation imports of, which are copied."""
 
-_COMMON = "epochs kv.blocks kv.link_watch phases room_mates sequences"
+_COMMON = "epochs kv.blocks kv.link_watch length_points phases room_mates sequences"
 _DECODE = (
     "arrivals attention_needs batches departures entering expectations forecast giving_way hand_over holdings"
     " homes moves outlook pulls sequence speed state stepping swapping"
@@ -19,8 +19,8 @@ _POLICY = (
     " pull_budget rebalance shadow workload"
 )
 _SIMULATOR = (
-    "clock cluster conditions decode_room drawing engine gaps gateway instance links network prefill_room"
-    " records run scheduler staff"
+    "clock cluster computed_work conditions decode_room drawing engine gaps gateway instance links network"
+    " prefill_room records run scheduler staff"
 )
 
 COMPILED = (

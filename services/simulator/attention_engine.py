@@ -21,9 +21,9 @@ from services.simulator.attention_course import Course
 from services.simulator.attention_host import HostShare
 from services.simulator.attention_rates import Batch, demands_of, layer_rates
 from services.simulator.clock import Clock
+from services.simulator.computed_work import ComputedWork
 from services.simulator.conditions import Fares, SlowedPerformance
 from services.simulator.engine import BusyTime, EnginePass, EngineSettings
-from services.simulator.hardware import ComputedWork
 from services.simulator.step_times import StepTimes
 
 

@@ -17,7 +17,7 @@ from common.messages import Phase
 from prefill.events import ChunkSlice, RunChunk
 from scheduler.policy.mixed_batching import choose_pass
 from services.simulator.clock import Clock, Timer
-from services.simulator.hardware import ComputedWork
+from services.simulator.computed_work import ComputedWork
 from services.simulator.host import Host, PacedWork, Wanted
 from services.simulator.performance.interface import PerformanceModel
 from services.simulator.shape import PassShape

@@ -18,9 +18,9 @@ from common.messages import (
     PullKV,
 )
 from prefill.events import RunChunk
+from services.simulator.computed_work import ComputedWork
 from services.simulator.engine import BusyTime, EngineSettings
 from services.simulator.gateway import SimulatedGateway
-from services.simulator.hardware import ComputedWork
 from services.simulator.network import Network
 
 OWN_POOL = b""

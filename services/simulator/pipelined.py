@@ -16,8 +16,8 @@ from typing import Protocol
 from prefill.events import ChunkSlice, RunChunk
 from scheduler.policy.mixed_batching import choose_pass
 from services.simulator.clock import Clock, Timer
+from services.simulator.computed_work import ComputedWork
 from services.simulator.engine import BusyTime, EnginePass, EngineSettings
-from services.simulator.hardware import ComputedWork
 from services.simulator.performance.interface import FrontLoaded
 from services.simulator.pipeline_plan import PipelinePlan, Planned, tell_together
 from services.simulator.shape import PassShape

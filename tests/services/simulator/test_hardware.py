@@ -7,8 +7,8 @@ import pytest
 from common.cost import SECONDS_PER_HOUR
 from common.devices import H100, H200, TPU_V6E
 from services.simulator.cluster import Cluster
+from services.simulator.computed_work import ComputedWork
 from services.simulator.config import simulated_from_tree
-from services.simulator.hardware import ComputedWork
 from services.simulator.metrics import measure
 from services.simulator.run import Load, Offered, simulate
 from tests.services.simulator.meshes import mesh, pool, run

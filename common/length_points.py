@@ -1,0 +1,32 @@
+"""What the points of a length distribution say of a request that has drawn some tokens (``common.lengths``)
+which is asked for every sequence again and again."""
+
+from bisect import bisect_right
+from math import inf
+
+Points = tuple[tuple[float, float], ...]
+"""(tokens, probability), tokens ascending."""
+
+
+def further(points: Points, tokens: int) -> Points:
+    """Those of more than ``tokens``."""
+    return points[bisect_right(points, (tokens, inf)) :]
+
+
+def outlook_of(points: Points, tokens: int) -> tuple[float, float]:
+    """What those draw on average that draw more than ``tokens``, one more where none is known to; and below
+    how many it stays the same."""
+    left = further(points, tokens)
+    weight = sum([probability for _, probability in left], 0.0)
+    until = left[0][0] if left else tokens + 1.0
+    if weight <= 0:
+        return tokens + 1.0, until
+    return sum([each * (probability / weight) for each, probability in left], 0.0), until
+
+
+def tokens_to_come(mean: float | None, drawn_tokens: int, max_tokens: int) -> int:
+    """``coming_tokens`` where those like it draw ``mean`` in the end; None: nobody knows."""
+    left = max_tokens - drawn_tokens
+    if mean is not None and (foreseen := round(mean) - drawn_tokens) < left:
+        left = foreseen
+    return left if left > 1 else 1

@@ -1,0 +1,148 @@
+"""The simulator compiled: the same records as interpreted, to the bit, over every kind of mesh."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from common.errors import CompileError
+from services.compiling import building
+from services.compiling.building import READY, build, tree_of
+from services.compiling.entering import TREE
+from services.compiling.modules import COMPILED
+
+REPOSITORY = Path(__file__).parents[3]
+ROLES = ("prefill", "decode")
+RECORDS = """\
+import json, random, sys
+import decode.state, prefill.state, scheduler.state, services.simulator.run as run_module
+from services.simulator.metrics import measure
+from services.simulator.run import Load, simulate
+from tests.services.simulator import test_faults, test_late, test_pipelines
+from tests.services.simulator.meshes import run
+
+chance = random.Random(1)
+load = [(0.1 * number, chance.randint(50, 900), chance.randint(2, 60)) for number in range(60)]
+found = {name: measure(run(mesh, *load)).digest for name, mesh in test_late.MESHES.items()}
+befallen = Load(test_faults.steady(60, 0.06), retries=20)
+for arrangement, keys in test_faults.ARRANGEMENTS.items():
+    mesh = test_faults.befallen(*test_faults.FAULTS["all of it"], **keys)
+    found["all of it: " + arrangement] = measure(simulate(mesh, befallen, seed=2)).digest
+modules = (decode.state, prefill.state, scheduler.state, run_module)
+json.dump({"records": found, "files": [each.__file__ for each in modules]}, sys.stdout)
+"""
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """In which the simulator was compiled, by the command."""
+    if shutil.which((sysconfig.get_config_var("CC") or "cc").split()[0]) is None:
+        pytest.skip("NO C COMPILER here: whether the simulator compiles is not tested")
+    cache = tmp_path_factory.mktemp("cache")
+    done = lamella("compile", cache=cache)
+    assert done.returncode == 0, done.stderr
+    return cache
+
+
+def lamella(*arguments: str, cache: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    said = {key: value for key, value in os.environ.items() if key not in (TREE, "PYTHONPATH")}
+    return subprocess.run(
+        [sys.executable, "-m", "services.cli", *arguments],
+        cwd=REPOSITORY,
+        env=said | {"LAMELLA_CACHE": str(cache)} | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.timeout(600)
+def test_records_are_the_same_to_the_bit_over_every_kind_of_mesh(cache: Path) -> None:
+    [tree] = (path for path in (cache / "simulator").iterdir() if path.is_dir())
+    told = []
+    for path in (f"{tree}{os.pathsep}{REPOSITORY}", str(REPOSITORY)):
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", RECORDS],
+            env=os.environ | {"PYTHONPATH": path},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        told.append(json.loads(done.stdout))
+    compiled, interpreted = told
+    assert all(file.startswith(str(tree)) and file.endswith(".so") for file in compiled["files"])
+    assert all(file.startswith(str(REPOSITORY)) and file.endswith(".py") for file in interpreted["files"])
+    assert compiled["records"] == interpreted["records"]
+    assert len(compiled["records"]) > 12
+
+
+@pytest.mark.timeout(600)
+def test_the_command_uses_what_was_compiled_and_says_the_same(cache: Path, tmp_path: Path) -> None:
+    mesh, trace = tmp_path / "mesh.toml", tmp_path / "trace.csv"
+    linear = 'performance = { kind = "linear", prefill_s = 0.01, per_prompt_token_s = 1e-4, step_s = 0.02 }'
+    pools = (
+        f'[[pool]]\nname = "{role}"\nrole = "{role}"\ncount = 1\nkv_tokens = 100000\n{linear}\n'
+        for role in ROLES
+    )
+    mesh.write_text('[cluster]\nmodel = "llama3-70b"\n' + "".join(pools))
+    rows = "".join(f"{number * 0.2:.1f},{100 + number},{20 + number % 9}\n" for number in range(50))
+    trace.write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n" + rows)
+    outputs: list[bytes] = []
+    environments: tuple[dict[str, str], ...] = ({}, {TREE: ""})
+    for environment in environments:
+        output = tmp_path / f"metrics-{len(outputs)}.json"
+        arguments = ("simulate", str(mesh), "--trace", str(trace), "--json", str(output))
+        done = lamella(*arguments, cache=cache, **environment)
+        assert done.returncode == 0, done.stderr
+        outputs.append(output.read_bytes())
+    assert outputs[0] == outputs[1]
+    again = lamella("compile", cache=cache)
+    assert again.returncode == 0
+    assert "compiled already" in again.stderr
+
+
+def test_source_that_changes_is_another_tree(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    source = tmp_path / "common" / "one.py"
+    source.parent.mkdir()
+    source.write_text("X = 1\n")
+    monkeypatch.setattr(building, "_root", lambda: tmp_path)
+    before = tree_of(tmp_path)
+    assert tree_of(tmp_path) == before
+    source.write_text("X = 2\n")
+    assert tree_of(tmp_path) != before
+
+
+def test_without_a_compiler_it_says_so_and_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("CC", "no-such-compiler")
+    with pytest.raises(CompileError, match="no-such-compiler"):
+        build(tmp_path)
+    assert not (tree_of(tmp_path) / READY).exists()
+
+
+def test_source_that_is_not_fit_for_it_is_refused_and_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """mypy's own words are told."""
+    root = tmp_path / "root"
+    (root / "common").mkdir(parents=True)
+    (root / "common" / "one.py").write_text('X: int = "one"\n')
+    monkeypatch.setattr(building, "_root", lambda: root)
+    monkeypatch.setattr(building, "PACKAGES", ("common",))
+    monkeypatch.setattr(building, "COMPILED", ("common.one",))
+    with pytest.raises(CompileError, match=r"common/one\.py:1: error"):
+        build(tmp_path / "cache")
+    left = [path.name for path in (tmp_path / "cache" / "simulator").iterdir()]
+    assert left == ["building.lock"]
+
+
+def test_every_module_that_is_compiled_is_there() -> None:
+    assert len(set(COMPILED)) == len(COMPILED)
+    assert [name for name in COMPILED if not (REPOSITORY / f"{name.replace('.', '/')}.py").is_file()] == []

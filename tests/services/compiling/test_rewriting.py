@@ -1,0 +1,102 @@
+"""What becomes of classes before they are compiled: the same ones, with constructors of their own."""
+
+import pytest
+
+from common.errors import CompileError
+from services.compiling.rewriting import rewritten
+
+CLASSES = '''
+"""Words first."""
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    begin: int
+    end: int = 7
+
+
+@dataclass(slots=True)
+class Room:
+    name: str
+    spans: list[Span] = field(default_factory=list)
+    limits: "dict[str, int | None]" = field(default_factory=dict)
+    pace: float = field(default=1.5, compare=False)
+    seen: set[int] = field(init=False, default_factory=set)
+    doubled: float = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        self.doubled = 2 * self.pace
+
+
+@dataclass(slots=True, eq=False)
+class Entity:
+    made: Room = field(default_factory=lambda: Room("of itself"))
+
+
+class Timer(msgspec.Struct, eq=False):
+    due_s: float
+    action: str | None = None
+'''
+
+
+def made_of(source: str) -> dict[str, type]:
+    """The classes of what it becomes."""
+    names: dict[str, type] = {"__name__": __name__}  # type: ignore[dict-item]
+    exec(rewritten(source, "some/where.py"), names)
+    return names
+
+
+def test_classes_are_made_as_before() -> None:
+    names = made_of(CLASSES)
+    span, room, timer = names["Span"], names["Room"], names["Timer"]
+    assert span(1) == span(1, 7) == span(begin=1, end=7) != span(1, 8)
+    assert len({span(1), span(1, 7), span(2)}) == 2
+    assert repr(span(1)).endswith("Span(begin=1, end=7)")
+    first, second = room("a"), room("a", [span(3)], {"x": None}, pace=2.0)
+    assert (first.spans, first.limits, first.pace, first.seen, first.doubled) == ([], {}, 1.5, set(), 3.0)
+    assert (second.spans, second.limits, second.doubled) == ([span(3)], {"x": None}, 4.0)
+    assert room("b").spans is not room("b").spans, "everybody's"
+    assert room("a", pace=3.0) == first, "the pace is not compared"
+    assert names["Entity"]().made.name == "of itself"
+    assert names["Entity"]() != names["Entity"]()
+    due = timer(2.0)
+    assert (due.due_s, due.action) == (2.0, None)
+    assert due != timer(2.0)
+    with pytest.raises(TypeError, match="due_s"):
+        timer()
+
+
+def test_a_constructor_of_one_s_own_stays() -> None:
+    source = (
+        "from dataclasses import dataclass\n@dataclass(init=False)\nclass A:\n    x: int\n"
+        "    def __init__(self) -> None:\n        self.x = 3\n"
+    )
+    assert made_of(source)["A"]().x == 3
+
+
+def test_what_is_no_class_of_theirs_stays_word_for_word() -> None:
+    source = "X = 1  # said\n\n\nclass Plain:\n    def __init__(self) -> None:\n        self.x = [1]\n"
+    assert rewritten(source, "plain.py") == source
+
+
+@pytest.mark.parametrize(
+    ("made", "rule"),
+    [
+        ("class A(msgspec.Struct, frozen=True):\n    x: int", "is a Struct"),
+        ("class A(msgspec.Struct):\n    x: int", "is a Struct"),
+        ("class A(Generic[T]):\n    x: int", "is generic"),
+        ("@dataclass(slots=True)\nclass A(B):\n    x: int", "inherits"),
+        ("@dataclass\nclass A:\n    x: InitVar[int]", "InitVar"),
+        ("class A(msgspec.Struct, eq=False):\n    x: list[int] = []", "everybody's"),
+        ("@dataclass\nclass A:\n    x: int | None = field(default_factory=make)", "None would be taken"),
+    ],
+)
+def test_a_class_that_would_be_another_one_is_refused_by_name(made: str, rule: str) -> None:
+    with pytest.raises(CompileError, match=rule) as refused:
+        rewritten(made + "\n", "some/where.py")
+    assert "some/where.py, line" in str(refused.value)
+    assert ": A" in str(refused.value)
