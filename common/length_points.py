@@ -1,4 +1,4 @@
-"""What the points of a length distribution say of a request that has drawn some tokens (``common.lengths``)
+"""What the points of a length distribution say of a request that has drawn some tokens (``common.lengths``),
 which is asked for every sequence again and again."""
 
 from bisect import bisect_right

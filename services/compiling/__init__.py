@@ -1,0 +1,1 @@
+"""Machine code of the simulator and the decisions it drives, made of their source."""

@@ -129,10 +129,8 @@ class InstancePrefixes:
             hits = min(piece.tokens, max(0, self._kept_of(piece) - piece.start))
             hit_tokens += hits
             if hits < piece.tokens:
-                start, tokens = piece.start + hits, piece.tokens - hits
-                left.append(
-                    ChunkSlice(piece.owner, piece.request, start, tokens, piece.block_table, piece.is_last)
-                )
+                rest = {"start": piece.start + hits, "tokens": piece.tokens - hits}
+                left.append(msgspec.structs.replace(piece, **rest))
         self.hit_tokens += hit_tokens
         bytes_per_s = self.known.config.bytes_per_s
         loading_s = 0.0 if bytes_per_s is None else hit_tokens * self.known.token_bytes / bytes_per_s
