@@ -15,7 +15,6 @@ With ``--rate`` requests come at random at that rate, and the trace's lengths ag
 
 import argparse
 import cProfile
-import os
 import pstats
 import resource
 import time
@@ -23,9 +22,10 @@ from collections.abc import Iterator
 from itertools import cycle, islice
 from pathlib import Path
 
+import services.simulator.run as run_module
 from services.bench.arrivals import make_arrivals
 from services.bench.traces import Trace, read_trace
-from services.compiling.entering import TREE, begin_compiled
+from services.compiling.entering import begin_compiled
 from services.simulator.config import Simulated, simulated_from_tree
 from services.simulator.metrics import measure
 from services.simulator.run import Load, Offered, offered_of, simulate
@@ -100,7 +100,7 @@ def main() -> None:
     peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     metrics = measure(cluster)
     print(
-        f"{'compiled' if os.environ.get(TREE) else 'interpreted'}: "
+        f"{'interpreted' if run_module.__file__.endswith('.py') else 'compiled'}: "
         f"{requests} requests in {taken_s:.2f} CPU seconds: {requests / taken_s:,.0f} a second;"
         f" {cluster.clock.events / requests:.1f} events, {reports / requests:.1f} load reports and"
         f" {passes / requests:.1f} runs of the engine a request, for {steps / requests:.1f} decode steps;"

@@ -195,10 +195,6 @@ class TransferError(ServiceError):
     """The transfer engine; its own tree is in ``common.transfer.interface``."""
 
 
-class CompileError(ServiceError):
-    """No machine code could be made of the simulator: a tool is missing, or the source is not fit for it."""
-
-
 class LauncherError(ServiceError):
     """A local process or an embedded server did not start or stop."""
 

@@ -15,7 +15,7 @@ def further(points: Points, tokens: int) -> Points:
 
 def outlook_of(points: Points, tokens: int) -> tuple[float, float]:
     """What those draw on average that draw more than ``tokens``, one more where none is known to; and below
-    how many it stays the same."""
+    how many it stays the same. As ``LengthDistribution.beyond`` has it, which is not made."""
     left = further(points, tokens)
     weight = sum([probability for _, probability in left], 0.0)
     until = left[0][0] if left else tokens + 1.0

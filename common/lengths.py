@@ -10,7 +10,7 @@ from math import inf
 
 import msgspec
 
-from common.length_points import further, outlook_of, tokens_to_come
+from common.length_points import further, tokens_to_come
 
 HEAVY_TOKENS = 128
 
@@ -28,11 +28,6 @@ class LengthDistribution(msgspec.Struct, frozen=True, array_like=True, dict=True
     def mean_beyond(self, tokens: int) -> float:
         """Of those that draw more than ``tokens``; one more than that where none is known to."""
         return self.beyond(tokens).mean
-
-    def outlook(self, tokens: int) -> tuple[float, float]:
-        """``mean_beyond`` of so many tokens, and below how many it stays the same. As ``beyond`` has it,
-        which is not made: that is asked for every sequence again and again."""
-        return outlook_of(self.points, tokens)
 
     def quantile(self, share: float) -> float:
         """The least length that at least ``share`` of requests do not exceed."""

@@ -90,7 +90,7 @@ class LinearFit:
         return [sum(map(float.__mul__, row, x), 0.0) for row in self._variance]
 
     def _learn(self, gains: Sequence[float], novelty: float, trust: float, error: float) -> None:
-        variance = sum(row[index] for index, row in enumerate(self._variance))
+        variance = sum([row[index] for index, row in enumerate(self._variance)], 0.0)
         keep = 1.0 if variance > MOST_VARIANCE else FORGETTING
         weight = keep / trust + novelty
         for row, gain in enumerate(gains):

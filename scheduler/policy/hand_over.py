@@ -33,10 +33,11 @@ def layerwise_threshold(seconds: Mapping[int, tuple[float, float]]) -> int | Non
         raise ValueError("no hand-over was measured")
 
     def cost(threshold: int) -> float:
-        return sum(
+        shares = [
             (layerwise / serialized if tokens >= threshold else 1.0)
             for tokens, (serialized, layerwise) in seconds.items()
-        )
+        ]
+        return sum(shares, 0.0)
 
     never = max(seconds) + 1
     best = min((*seconds, never), key=lambda threshold: (cost(threshold), -threshold))

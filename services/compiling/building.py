@@ -14,15 +14,15 @@ import sysconfig
 import tempfile
 from pathlib import Path
 
-from common.errors import CompileError
 from common.file_lock import exclusive
+from services.compiling.errors import CompileError
 from services.compiling.modules import COMPILED, PACKAGES
 from services.compiling.rewriting import rewritten
 
 READY = "compiled"
 """A file that a tree has once it is whole."""
 KEPT = 3
-"""Trees, the newest: of other checkouts, branches and interpreters."""
+"""Trees, those used last: of other checkouts, branches and interpreters."""
 _LOG = "build.log"
 _NEEDED = ("mypyc", "setuptools")
 _MYPY_INI = """\
@@ -39,13 +39,16 @@ from setuptools import setup
 
 paths = {paths!r}
 extensions = mypycify(["--config-file", "mypy.ini", *paths], opt_level="3", debug_level="0", multi_file=True)
+for extension in extensions:
+    # Sums as Python has them, also where a processor multiplies and adds at once.
+    extension.extra_compile_args.append("-ffp-contract=off")
 setup(name="simulator", packages=[], ext_modules=extensions)
 """
 
 
 def tree_of(cache_directory: Path) -> Path:
     """Where this source's compiled tree lies, or would."""
-    return cache_directory.expanduser() / "simulator" / _key()
+    return cache_directory.expanduser() / "simulator" / _key(_root())
 
 
 def build(cache_directory: Path) -> Path:
@@ -55,37 +58,49 @@ def build(cache_directory: Path) -> Path:
     if (target / READY).is_file():
         return target
     _check_tools()
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with exclusive(target.parent / "building.lock"):
-        if (target / READY).is_file():
-            return target
-        scratch = Path(tempfile.mkdtemp(dir=target.parent, prefix=".building-"))
-        try:
-            _copy(scratch)
-            _compile(scratch)
-            (scratch / READY).touch()
-            shutil.rmtree(target, ignore_errors=True)
-            scratch.rename(target)
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
-        _forget_others(target)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with exclusive(target.parent / "building.lock"):
+            if not (target / READY).is_file():
+                _build(target)
+    except OSError as exc:
+        rule = "the cache must be a directory that can be written ($LAMELLA_CACHE)"
+        raise CompileError(f"{exc.filename or target.parent}: {exc.strerror}: {rule}") from exc
     return target
+
+
+def _build(target: Path) -> None:
+    """While nobody else does. What was left of a build that was killed goes."""
+    for path in target.parent.glob(".building-*"):
+        shutil.rmtree(path, ignore_errors=True)
+    scratch = Path(tempfile.mkdtemp(dir=target.parent, prefix=".building-"))
+    try:
+        _copy(scratch)
+        if _key(scratch) != target.name:
+            raise CompileError(f"{_root()}: the source changed meanwhile: call it again")
+        _compile(scratch)
+        for path in (scratch, *scratch.rglob("*")):
+            path.chmod(0o755 if path.is_dir() else 0o644)  # another user may read the cache
+        (scratch / READY).touch()
+        shutil.rmtree(target, ignore_errors=True)
+        scratch.rename(target)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    _forget_others(target)
 
 
 def _root() -> Path:
     return Path(__file__).parents[2]
 
 
-def _sources() -> list[Path]:
-    return sorted(path for package in PACKAGES for path in (_root() / package).rglob("*.py"))
-
-
-def _key() -> str:
+def _key(root: Path) -> str:
+    """Everything that a tree depends on: the source, and what compiles and loads it."""
     digest = hashlib.sha256()
-    for path in _sources():
-        digest.update(f"{path.relative_to(_root())}\n".encode())
+    for path in sorted(path for package in PACKAGES for path in (root / package).rglob("*.py")):
+        digest.update(f"{path.relative_to(root)}\n".encode())
         digest.update(path.read_bytes())
-    digest.update(f"{sys.implementation.cache_tag} {sysconfig.get_platform()} {_version('mypy')}".encode())
+    suffix = sysconfig.get_config_var("EXT_SUFFIX")
+    digest.update(f"{suffix} {sysconfig.get_platform()} {_version('mypy')}".encode())
     return digest.hexdigest()[:16]
 
 
@@ -99,10 +114,10 @@ def _version(package: str) -> str | None:
 def _check_tools() -> None:
     for name in _NEEDED:
         if importlib.util.find_spec(name) is None:
-            raise CompileError(f"it takes {name}: pip install 'lamella[compiled]'")
+            raise CompileError(f"compiling takes {name}: pip install 'lamella[compiled]'")
     compiler = (os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc").split()[0]
     if shutil.which(compiler) is None:
-        raise CompileError(f"it takes a C compiler, and there is no {compiler}: apt-get install gcc")
+        raise CompileError(f"compiling takes a C compiler ($CC), there is no {compiler}: apt-get install gcc")
     header = Path(sysconfig.get_path("include")) / "Python.h"
     if not header.is_file():
         raise CompileError(
@@ -118,8 +133,9 @@ def _copy(tree: Path) -> None:
 
 def _compile(tree: Path) -> None:
     paths = [f"{name.replace('.', '/')}.py" for name in COMPILED]
-    for path in paths:
-        (tree / path).write_text(rewritten((tree / path).read_text(), path))
+    sources = {path: (tree / path).read_text() for path in paths}
+    for path, source in sources.items():
+        (tree / path).write_text(rewritten(source, path))
     (tree / "mypy.ini").write_text(_MYPY_INI)
     (tree / "setup.py").write_text(_SETUP.format(paths=paths))
     command = [sys.executable, "setup.py", "build_ext", "--inplace", "--parallel", str(os.cpu_count() or 1)]
@@ -132,14 +148,17 @@ def _compile(tree: Path) -> None:
         said = (tree / _LOG).read_text(errors="replace").splitlines()
         reasons = [line for line in said if "error:" in line] or said
         raise CompileError("\n".join(["not everything could be compiled:", *reasons[-20:]]))
-    for path in paths:
-        # What is imported is beside it. Digests and tracebacks are of the source.
-        shutil.copyfile(_root() / path, tree / path)
-    shutil.rmtree(tree / "build")
+    for path, source in sources.items():
+        # What is imported is beside it. Digests are of the source.
+        (tree / path).write_text(source)
+    for left in ("build", ".mypy_cache"):
+        shutil.rmtree(tree / left, ignore_errors=True)
 
 
 def _forget_others(newest: Path) -> None:
     trees = [each for each in newest.parent.iterdir() if (each / READY).is_file() and each != newest]
     trees.sort(key=lambda each: (each / READY).stat().st_mtime)
     for tree in trees[: max(0, len(trees) + 1 - KEPT)]:
+        # First of all nobody is to begin from it.
+        (tree / READY).unlink(missing_ok=True)
         shutil.rmtree(tree, ignore_errors=True)

@@ -2,9 +2,9 @@
 
 import time
 
-from common.config_file import load_config
 from services.commands.options import messages
 from services.compiling.building import READY, build, tree_of
+from services.compiling.entering import cache_directory
 
 
 def compile_simulator() -> None:
@@ -12,7 +12,7 @@ def compile_simulator() -> None:
 
     `simulate`, `plan` and `reproduce` use it from then on, until the source changes.
     LAMELLA_COMPILED= (empty) in the environment has them interpreted. It takes a C compiler and mypy."""
-    cache = load_config(None).model.cache_directory
+    cache = cache_directory()
     if (tree_of(cache) / READY).is_file():
         messages.print(f"compiled already: {tree_of(cache)}", highlight=False, soft_wrap=True)
         return

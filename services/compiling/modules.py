@@ -33,4 +33,5 @@ COMPILED = (
     *(f"services.simulator.{name}" for name in _SIMULATOR.split()),
 )
 """Nothing with Structs that msgspec serialises, by keywords that a compiled class loses, and no generic class
-(``rewriting``)."""
+(``rewriting``). What is compiled asks by ``is None`` whether one of a class with ``__len__`` is there:
+mypyc takes every object of such a class for true."""

@@ -8,10 +8,19 @@ identity, which nothing serialises, become such classes. Functions stay as they 
 
 import ast
 
-from common.errors import CompileError
+from services.compiling.errors import CompileError
 
-UNTUPLED = {"Expectation", "Forecast", "Staying", "Sums", "Untold", "_ExpectedLength"}
+UNTUPLED = {
+    ("decode/expectations.py", "Expectation"),
+    ("decode/expectations.py", "Sums"),
+    ("decode/expectations.py", "Untold"),
+    ("decode/forecast.py", "Forecast"),
+    ("decode/sequence.py", "Staying"),
+    ("decode/sequence.py", "_ExpectedLength"),
+}
 """The NamedTuples that are made most often, and that nobody takes apart."""
+_FLAGS = {"frozen", "slots", "eq", "init"}
+_FIELD = {"default", "default_factory", "init", "compare", "repr"}
 _FRESH = {"dict": "{}", "list": "[]", "set": "set()"}
 
 
@@ -29,11 +38,12 @@ def rewritten(source: str, path: str) -> str:
 
 def _rewrite(made: ast.ClassDef, path: str) -> bool:
     where = f"{path}, line {made.lineno}: {made.name}"
-    if any(ast.unparse(base).startswith("Generic[") for base in made.bases):
+    bases = [ast.unparse(base) for base in made.bases]
+    if any(base.startswith("Generic[") for base in bases):
         raise CompileError(f"{where} is generic, of which mypyc makes no class that can be imported")
-    if any(ast.unparse(base) == "msgspec.Struct" for base in made.bases):
-        _make_dataclass(made, where)
-    if [ast.unparse(base) for base in made.bases] == ["NamedTuple"] and made.name in UNTUPLED:
+    if made.keywords or any(base.endswith("Struct") for base in bases):
+        _make_dataclass(made, bases, where)
+    if bases == ["NamedTuple"] and (path, made.name) in UNTUPLED:
         made.bases = []
         made.decorator_list.append(_expression("dataclass(frozen=True)"))
     decorator = next((each for each in made.decorator_list if _is_dataclass(each)), None)
@@ -41,8 +51,12 @@ def _rewrite(made: ast.ClassDef, path: str) -> bool:
         return False
     keywords = decorator.keywords if isinstance(decorator, ast.Call) else []
     flags = {each.arg: each.value.value for each in keywords if isinstance(each.value, ast.Constant)}
+    if len(flags) < len(keywords) or not flags.keys() <= _FLAGS:
+        raise CompileError(f"{where}: {ast.unparse(decorator)}: of a dataclass may be said {_listed(_FLAGS)}")
     if any(ast.unparse(base) != "Protocol" for base in made.bases):
         raise CompileError(f"{where} inherits: its constructor would lack what is inherited")
+    if any(isinstance(each, ast.FunctionDef) and each.name == "__hash__" for each in made.body):
+        raise CompileError(f"{where} has a __hash__ of its own, which would be another one's")
     if flags.get("init", True):
         made.body.append(_constructor(made, where))
     flags |= {"init": False}
@@ -60,8 +74,8 @@ def _is_dataclass(decorator: ast.expr) -> bool:
     return isinstance(called, ast.Name) and called.id == "dataclass"
 
 
-def _make_dataclass(made: ast.ClassDef, where: str) -> None:
-    if [ast.unparse(each) for each in made.keywords] != ["eq=False"] or len(made.bases) != 1:
+def _make_dataclass(made: ast.ClassDef, bases: list[str], where: str) -> None:
+    if [ast.unparse(each) for each in made.keywords] != ["eq=False"] or bases != ["msgspec.Struct"]:
         rule = "may be compiled where nothing but eq=False is said of it"
         raise CompileError(f"{where} is a Struct, which {rule}: move it to a module that is not")
     made.bases, made.keywords = [], []
@@ -74,7 +88,7 @@ def _constructor(made: ast.ClassDef, where: str) -> ast.stmt:
         if not isinstance(each, ast.AnnAssign) or not isinstance(each.target, ast.Name):
             continue
         kind = ast.unparse(each.annotation)
-        if kind.startswith("ClassVar"):
+        if "ClassVar" in kind:
             continue
         if "InitVar" in kind or "KW_ONLY" in kind:
             raise CompileError(f"{where}.{each.target.id}: {kind} is not written out")
@@ -96,6 +110,8 @@ def _field(name: str, kind: str, value: ast.expr | None, where: str) -> tuple[li
     if not (isinstance(value, ast.Call) and ast.unparse(value.func) == "field"):
         return [f"{name}: {kind} = {ast.unparse(value)}"], [f"self.{name} = {name}"]
     said = {each.arg: each.value for each in value.keywords}
+    if not said.keys() <= _FIELD:
+        raise CompileError(f"{where}.{name}: {ast.unparse(value)}: of a field may be said {_listed(_FIELD)}")
     init = said.get("init")
     is_told = not (isinstance(init, ast.Constant) and init.value is False)
     if "default_factory" in said:
@@ -119,6 +135,10 @@ def _fresh(factory: ast.expr) -> str:
         return f"({ast.unparse(factory.body)})"
     name = ast.unparse(factory)
     return _FRESH.get(name, f"{name}()")
+
+
+def _listed(names: set[str]) -> str:
+    return ", ".join(sorted(names))
 
 
 def _may_be_none(kind: ast.expr) -> bool:

@@ -19,8 +19,8 @@ from services.output_files import write_whole
 from services.planner import attention_kinds
 from services.planner.candidates import GIB, MEMORY_SHARE, PoolPlan, kv_room_tokens
 from services.planner.simulating import Conditions, attention_settings, tree_of
+from services.source_root import source_root
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 ROLES: tuple[Role, ...] = ("prefill", "decode", "mixed")
 HOST_GIB = 16
 """Of a host's memory beside the weights on their way: CUDA's own, torch, ``instance.swap_bytes``."""
@@ -46,7 +46,7 @@ def deployment_files(pools: Sequence[PoolPlan], conditions: Conditions, director
     texts["simulate.toml"] = toml_text(tree_of(pools, conditions))
     texts["compose.override.yml"] = compose_override(by_role, settings, conditions)
     base = os.path.relpath(
-        REPOSITORY / "deploy" / "kubernetes" / "overlays" / "gpu", directory / "kubernetes"
+        source_root() / "deploy" / "kubernetes" / "overlays" / "gpu", directory / "kubernetes"
     )
     texts["kubernetes/kustomization.yaml"] = kustomization(by_role, settings, base, conditions)
     texts |= {f"kubernetes/{name}": text for name, text in settings.items()}

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import CompileError
 from services.compiling import building
 from services.compiling.building import READY, build, tree_of
 from services.compiling.entering import TREE
+from services.compiling.errors import CompileError
 from services.compiling.modules import COMPILED
 
 REPOSITORY = Path(__file__).parents[3]
@@ -23,7 +23,7 @@ import json, random, sys
 import decode.state, prefill.state, scheduler.state, services.simulator.run as run_module
 from services.simulator.metrics import measure
 from services.simulator.run import Load, simulate
-from tests.services.simulator import test_faults, test_late, test_pipelines
+from tests.services.simulator import test_faults, test_late
 from tests.services.simulator.meshes import run
 
 chance = random.Random(1)

@@ -1,9 +1,13 @@
 """What becomes of classes before they are compiled: the same ones, with constructors of their own."""
 
+from pathlib import Path
+
 import pytest
 
-from common.errors import CompileError
-from services.compiling.rewriting import rewritten
+from services.compiling.errors import CompileError
+from services.compiling.rewriting import UNTUPLED, rewritten
+
+REPOSITORY = Path(__file__).parents[3]
 
 CLASSES = '''
 """Words first."""
@@ -88,6 +92,12 @@ def test_what_is_no_class_of_theirs_stays_word_for_word() -> None:
     [
         ("class A(msgspec.Struct, frozen=True):\n    x: int", "is a Struct"),
         ("class A(msgspec.Struct):\n    x: int", "is a Struct"),
+        ("class A(Struct, array_like=True):\n    x: int", "is a Struct"),
+        ("class A(Base, frozen=True):\n    x: int", "is a Struct"),
+        ("@dataclass(kw_only=True)\nclass A:\n    x: int", "of a dataclass may be said"),
+        ("@dataclass(order=ORDER)\nclass A:\n    x: int", "of a dataclass may be said"),
+        ("@dataclass\nclass A:\n    x: int = field(kw_only=True)", "of a field may be said"),
+        ("@dataclass(frozen=True)\nclass A:\n    def __hash__(self) -> int: ...", "__hash__"),
         ("class A(Generic[T]):\n    x: int", "is generic"),
         ("@dataclass(slots=True)\nclass A(B):\n    x: int", "inherits"),
         ("@dataclass\nclass A:\n    x: InitVar[int]", "InitVar"),
@@ -100,3 +110,8 @@ def test_a_class_that_would_be_another_one_is_refused_by_name(made: str, rule: s
         rewritten(made + "\n", "some/where.py")
     assert "some/where.py, line" in str(refused.value)
     assert ": A" in str(refused.value)
+
+
+def test_every_tuple_that_becomes_a_class_is_there() -> None:
+    for path, name in UNTUPLED:
+        assert f"class {name}(NamedTuple):" in (REPOSITORY / path).read_text(), (path, name)
