@@ -26,12 +26,12 @@ from decode.attention_needs import AttentionNeeds
 from deploy import credentials
 from services.bench.traces import TraceRequest
 from services.hosts.engines import has_remote_attention
-from services.planner import files
 from services.planner.candidates import InstanceKind, PoolPlan
-from services.planner.files import deployment_files, notes_of, toml_text, write_deployment
+from services.planner.files import ROLES, deployment_files, notes_of, toml_text, write_deployment
 from services.planner.simulating import Conditions
 from services.simulator.attention_config import bind_message
 from services.simulator.config import load_simulated
+from services.source_root import SOURCE
 from tests.deploy.kubernetes.manifests import (
     KUBERNETES,
     ROOT,
@@ -191,7 +191,7 @@ def test_kubernetes_takes_the_overlay(
     copy = tmp_path / "repository"
     shutil.copytree(KUBERNETES, copy / "deploy" / "kubernetes", ignore=shutil.ignore_patterns("secrets"))
     credentials.fill(copy / "deploy" / "kubernetes" / "base" / "secrets")
-    monkeypatch.setattr(files, "REPOSITORY", copy)
+    monkeypatch.setenv(SOURCE, str(copy))
     write_deployment(pools, CONDITIONS, tmp_path / "out")
     command = (kubectl, "kustomize", str(tmp_path / "out" / "kubernetes"))
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
@@ -207,9 +207,7 @@ def test_kubernetes_takes_the_overlay(
         assert pod_of(worker)["nodeSelector"] == {"lamella.dev/device": "h20"}
         assert settings_of(worker, objects, tmp_path / "attention").attention.decode_instances == 2
     planned = {pool.kind.role: pool.count for pool in pools}
-    assert {role: counts[role] for role in files.ROLES} == {
-        role: planned.get(role, 0) for role in files.ROLES
-    }
+    assert {role: counts[role] for role in ROLES} == {role: planned.get(role, 0) for role in ROLES}
     for pool in pools:
         found = services(objects)[pool.kind.role]
         limits = container_of(found)["resources"]["limits"]
