@@ -120,9 +120,7 @@ def _check_tools() -> None:
         raise CompileError(f"compiling takes a C compiler ($CC), there is no {compiler}: apt-get install gcc")
     header = Path(sysconfig.get_path("include")) / "Python.h"
     if not header.is_file():
-        raise CompileError(
-            f"it takes Python's headers, and there is no {header}: apt-get install python3-dev"
-        )
+        raise CompileError(f"compiling takes Python's headers, there is no {header}: get python3-dev")
 
 
 def _copy(tree: Path) -> None:
@@ -141,10 +139,8 @@ def _compile(tree: Path) -> None:
     command = [sys.executable, "setup.py", "build_ext", "--inplace", "--parallel", str(os.cpu_count() or 1)]
     environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "MYPYPATH")}
     with (tree / _LOG).open("wb") as log:
-        rc = subprocess.run(
-            command, cwd=tree, env=environment, stdout=log, stderr=log, check=False
-        ).returncode
-    if rc:
+        done = subprocess.run(command, cwd=tree, env=environment, stdout=log, stderr=log, check=False)
+    if done.returncode:
         said = (tree / _LOG).read_text(errors="replace").splitlines()
         reasons = [line for line in said if "error:" in line] or said
         raise CompileError("\n".join(["not everything could be compiled:", *reasons[-20:]]))
