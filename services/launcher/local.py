@@ -91,7 +91,8 @@ def up_detached(directory: Path, plan: LaunchPlan, config: Config) -> MeshStatus
         with ended_by_any_signal():
             line = supervisor.stdout.readline()
     except KeyboardInterrupt:
-        supervisor.send_signal(signal.SIGINT)
+        # SIGINT is ignored by what a shell starts in the background, and so by all that this starts.
+        supervisor.terminate()
         supervisor.wait()
         state.remove_files()
         raise

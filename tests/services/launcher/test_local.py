@@ -283,6 +283,26 @@ def test_a_foreground_mesh_ends_at_ctrl_c_and_nothing_of_it_is_left(directory: P
     assert not any(is_alive(each) for each in processes)
 
 
+def test_a_start_that_is_interrupted_ends_what_it_began_even_where_ctrl_c_is_ignored(directory: Path) -> None:
+    """As in what a shell starts in the background."""
+    program = (
+        "import signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); from pathlib import Path;"
+        "from common.config_file import load_config; from services.launcher import local;"
+        "from services.launcher.launch_plan import LaunchPlan;"
+        "plan = LaunchPlan(port=0, command=(sys.executable, '-c', 'import time; time.sleep(600)'));"
+        "local.up_detached(Path(sys.argv[1]), plan, load_config(None))"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, str(directory)], cwd=REPOSITORY, stderr=subprocess.PIPE, text=True
+    )
+    until(lambda: "prefill-0" in identities(directory))
+    processes = list(identities(directory).values())
+    process.terminate()
+    _, errors = process.communicate(timeout=WAIT_S)
+    assert "KeyboardInterrupt" in errors
+    assert not any(is_alive(each) for each in processes)
+
+
 def test_the_state_is_private_and_holds_no_password_for_others(running: Path) -> None:
     assert running.stat().st_mode & 0o077 == 0
     for name in ("mesh.toml", "nats.conf", "redis.conf", "processes.json", "plan.json"):
