@@ -10,8 +10,9 @@ from common.steps import Draw, SequenceStep
 from services.hosts.engines import Engine
 
 CHUNKS = (16, 32, 64, 128, 256, 512, 1024)
-RESTS = (45, 90, 181, 245)
-"""Of no round number, as most prompts' last chunks."""
+RESTS = (45, 61, 90, 125, 181, 245)
+"""Of no round number, as most prompts' last chunks: just under a whole tile of rows they take longer than
+it."""
 FEW = (1, 4, 8)
 """As a prompt's rest beside what is cached: fewer than ``LAW_TOKENS``."""
 BEFORES = (0, 256, 1024)
@@ -41,9 +42,17 @@ SHARED = (
     (((256, 240),), 2, 512),
     (((0, 181),), 4, 512),
     (((512, 256),), 2, 1024),
+    (((61, 61),), 3, 128),
+    (((126, 63),), 1, 256),
+    (((116, 58),), 6, 64),
+    (((50, 50),), 14, 64),
+    (((240, 120),), 8, 128),
+    (((44, 44), (0, 20)), 0, 0),
+    (((180, 64), (0, 64)), 0, 0),
 )
 """Passes that are more than a chunk or a step: chunks, and how many decodes of which context go along. What
-a chunk more costs shows in short passes of many."""
+a chunk more costs shows in short passes of many; that decodes leave a prompt's chunks fewer tokens, and one
+prompt's rest the next one's, begins the later ones amid tiles of keys."""
 LARGER_SHARED = (
     (((0, 512), (0, 512)), 0, 0),
     (((0, 256),) * 4, 0, 0),

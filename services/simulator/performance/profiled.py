@@ -145,9 +145,11 @@ class LawModel:
 class TableModel:
     """Between the profile's cases, by a regression. Several chunks have the rows of one of all their tokens,
     whose attention is over each one's own prompt only; decodes beside chunks take what they take over the
-    laws' fixed part, which a pass has once. ``_more_chunk_s`` and ``_decodes_s``: what a chunk more and
-    decodes beside chunks cost over that, by what the profile's such passes are off relative to them: short
-    ones of many parts say most. Earlier tokens count in whole tiles, as they were measured."""
+    laws' fixed part, which a pass has once. A chunk of one token is computed as a decode. ``_more_chunk_s``,
+    ``_decodes_s``, ``_token_s`` and ``_broken_s``: what a chunk more, decodes beside chunks, each of these
+    chunks' tokens and a chunk after tokens that are no whole tiles cost over that, by what the profile's such
+    passes are off relative to them: short ones of many parts say most. Earlier tokens count in whole tiles,
+    as they were measured alone."""
 
     stages = 1
 
@@ -166,36 +168,47 @@ class TableModel:
         # A law of few cases may say that tokens cost nothing.
         mean_s = self._chunks.at(0, self._most_tokens) / self._most_tokens if self._most_tokens else 0.0
         self._beyond_token_s = max(0.0, profile.chunk_time.coefficients[0] / TOKENS) or mean_s
-        self._more_chunk_s = self._decodes_s = 0.0
-        several = [(each, len(each.chunks) - 1) for each in profile.shared_s if not each.batch]
-        self._more_chunk_s = max(0.0, self._beside(several))
-        self._decodes_s = self._beside([(each, 1) for each in profile.shared_s if each.batch])
+        self._more_chunk_s = self._decodes_s = self._token_s = self._broken_s = 0.0
+        if profile.shared_s:
+            found = self._beside(profile.shared_s)
+            self._more_chunk_s, self._broken_s = max(0.0, found[0]), max(0.0, found[3])
+            self._decodes_s, self._token_s = found[1], found[2]
 
-    def _beside(self, cases: Sequence[tuple[PassTime, int]]) -> float:
-        """Seconds that each of so many of a case's parts costs over what was known: with the least squares of
-        what passes are off by, relative to them, as a hundredth of a long pass is more than what a part
-        costs. 0 where no such pass was measured."""
-        wanted = weight = 0.0
-        for case, parts in cases:
+    def _beside(self, cases: Sequence[PassTime]) -> list[float]:
+        """Seconds of a chunk more, of decodes, of a token beside decodes and of a chunk after a broken tile
+        over what was known: with the least squares of what passes are off by, relative to them, as a
+        hundredth of a long pass is more than what a part costs. 0 of what no pass has."""
+        parts, wanted = [], []
+        for case in cases:
             shape = PassShape(case.chunks, case.batch, case.batch * (case.context + 1))
-            share = parts / case.seconds
-            wanted += share * (case.seconds - self.pass_s(shape)) / case.seconds
-            weight += share * share
-        return wanted / weight if weight else 0.0
+            has_decodes = case.batch > 0
+            broken = sum([before % self._key_tile > 0 for before, _ in case.chunks])
+            counts = (len(case.chunks) - 1, has_decodes, has_decodes * shape.chunk_tokens, broken)
+            parts.append([count / case.seconds for count in counts])
+            wanted.append((case.seconds - self.pass_s(shape)) / case.seconds)
+        found = np.linalg.lstsq(np.array(parts), np.array(wanted), rcond=None)[0]
+        return [float(each) for each in found]
 
     def pass_s(self, shape: PassShape) -> float:
-        step_s = 0.0
-        if shape.sequences:
-            step_s = self._steps.of(shape.sequences).at(shape.context_tokens / shape.sequences)
-        if not shape.chunks:
+        chunks, sequences, context_tokens = shape.chunks, shape.sequences, shape.context_tokens
+        for before, tokens in chunks:
+            if tokens == 1:
+                sequences += 1
+                context_tokens += before + 1
+        if sequences > shape.sequences:
+            chunks = tuple([chunk for chunk in chunks if chunk[1] > 1])
+        step_s = self._steps.of(sequences).at(context_tokens / sequences) if sequences else 0.0
+        if not chunks:
             return step_s
-        chunks = shape.chunks
+        broken_s = 0.0
         if self._key_tile > 1:
+            broken_s = self._broken_s * sum([before % self._key_tile > 0 for before, _ in chunks])
             chunks = tuple([(self._whole_tiles(before), tokens) for before, tokens in chunks])
         chunks_s = self._chunks.at(*chunks[0]) if len(chunks) == 1 else self._several_s(chunks)
-        if shape.sequences:
-            chunks_s += max(0.0, step_s - self._step_fixed_s + self._decodes_s)
-        return chunks_s
+        if sequences:
+            beside_s = self._decodes_s + self._token_s * sum([tokens for _, tokens in chunks])
+            chunks_s += max(0.0, step_s - self._step_fixed_s + beside_s)
+        return chunks_s + broken_s
 
     def _whole_tiles(self, keys: int) -> int:
         return -(-keys // self._key_tile) * self._key_tile

@@ -156,7 +156,8 @@ def test_several_chunks_and_decodes_pay_for_a_pass_once() -> None:
 
 
 def test_passes_that_are_shared_cost_what_was_measured_of_such() -> None:
-    bare = TableModel(made())
+    tiles = msgspec.structs.replace(made(), key_tile=32)
+    bare = TableModel(tiles)
 
     def taken(chunks: tuple[tuple[int, int], ...], batch: int, more_s: float) -> PassTime:
         seconds = bare.pass_s(PassShape(chunks, batch, batch * 129)) + more_s
@@ -165,23 +166,46 @@ def test_passes_that_are_shared_cost_what_was_measured_of_such() -> None:
     shared = (
         taken(((0, 64), (0, 64)), 0, 0.004),
         taken(((0, 64),) * 4, 0, 0.012),
-        taken(((0, 64),), 4, 0.009),
-        taken(((0, 256),), 8, 0.011),
+        taken(((0, 64),), 4, 0.003 + 64e-5),
+        taken(((0, 256),), 8, 0.003 + 256e-5),
+        taken(((61, 61),), 3, 0.003 + 61e-5 + 0.002),
     )
-    # As each is off relative to what it took.
-    short, long = shared[2].seconds ** -2, shared[3].seconds ** -2
-    decodes_s = (0.009 * short + 0.011 * long) / (short + long)
-    model = TableModel(msgspec.structs.replace(made(), shared_s=shared))
+    model = TableModel(msgspec.structs.replace(tiles, shared_s=shared))
     for chunks, batch, more_s in (
         (((0, 100),), 0, 0.0),
         (((0, 100), (256, 80)), 0, 0.004),
-        (((0, 100),), 3, decodes_s),
-        (((0, 100),) * 3, 3, 0.008 + decodes_s),
+        (((0, 100),), 3, 0.003 + 100e-5),
+        (((0, 100),) * 3, 3, 0.008 + 0.003 + 300e-5),
+        (((45, 100), (7, 20)), 0, 0.004 + 2 * 0.002),
+        (((45, 100),), 1, 0.003 + 100e-5 + 0.002),
         ((), 3, 0.0),
     ):
         shape = PassShape(chunks, batch, 600 * batch)
         assert model.pass_s(shape) == pytest.approx(bare.pass_s(shape) + more_s)
     assert_steps_are_their_passes(model)
+
+
+def test_what_passes_off_by_different_shares_say_is_weighed_by_what_they_took() -> None:
+    bare = TableModel(made())
+    shapes = (PassShape(((0, 64), (0, 64))), PassShape(((0, 256), (0, 256))))
+    shared = tuple(
+        [PassTime(each.chunks, 0, 0, bare.pass_s(each) + 0.004 * (1 + i)) for i, each in enumerate(shapes)]
+    )
+    short, long = shared[0].seconds ** -2, shared[1].seconds ** -2
+    more_s = (0.004 * short + 0.008 * long) / (short + long)
+    shape = PassShape(((0, 100), (256, 80)))
+    model = TableModel(msgspec.structs.replace(made(), shared_s=shared))
+    assert model.pass_s(shape) == pytest.approx(bare.pass_s(shape) + more_s)
+
+
+def test_a_chunk_of_one_token_is_computed_as_a_decode() -> None:
+    model = TableModel(msgspec.structs.replace(made(), key_tile=32))
+    for chunks, sequences, context_tokens, same in (
+        (((0, 1),), 0, 0, PassShape((), 1, 1)),
+        (((0, 1), (40, 1)), 3, 600, PassShape((), 5, 642)),
+        (((0, 1), (40, 20)), 3, 600, PassShape(((40, 20),), 4, 601)),
+    ):
+        assert model.pass_s(PassShape(chunks, sequences, context_tokens)) == model.pass_s(same)
 
 
 @pytest.mark.parametrize(
