@@ -1,8 +1,9 @@
 """An instance's engine, which computes for both its rooms: one pass at a time, for one of them or for both.
 
 Each room has at most one piece of work here. Where both have, ``choose_pass`` says whose goes next; a pass
-for both is one run of the model over the prompts' chunk and the decodes' step. Where that fails each is run
-by itself: one room's fault is not the other's.
+for both is one run of the model over the prompts' chunk and the decodes' step. Its chunk is told of first: a
+sequence that stays here is in the step that follows. Where that fails each is run by itself: one room's
+fault is not the other's.
 """
 
 import asyncio
@@ -23,6 +24,8 @@ log = logging.getLogger("lamella.engine")
 
 Tokens = tuple[SampledToken | None, ...]
 
+PHASES: tuple[Phase, ...] = ("prefill", "decode")
+"""In the order in which the rooms are told of a pass."""
 MOST_GAP_S = 0.01
 """What lies between a pass and the next for longer is a pause: there was nothing to compute."""
 
@@ -53,6 +56,15 @@ class _Waiting:
     work: EngineWork
     since_s: float
     done: asyncio.Future[Computed]
+
+    def tell(self, computed: Computed) -> None:
+        """Unless who waits was cancelled."""
+        if not self.done.done():
+            self.done.set_result(computed)
+
+    def fail(self, exc: Exception) -> None:
+        if not self.done.done():
+            self.done.set_exception(exc)
 
 
 @dataclass(slots=True)
@@ -105,25 +117,32 @@ class SharedEngine:
     note_gap: Callable[[float], None]
     _gaps: PassGaps = field(default_factory=PassGaps)
     _waiting: dict[Phase, _Waiting] = field(default_factory=dict)
-    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _passes: asyncio.Task[None] | None = None
 
     async def compute(self, phase: Phase, work: EngineWork) -> Computed:
         """Once its turn has come. Raises what the runner raised."""
         loop = asyncio.get_running_loop()
-        done: asyncio.Future[Computed] = loop.create_future()
-        self._waiting[phase] = _Waiting(work, loop.time(), done)
-        while not done.done():
-            async with self._turn:
-                if not done.done():
-                    # What the last pass has brought about comes in before the next one is chosen.
-                    await asyncio.sleep(0)
-                    await self._run_pass()
-        return done.result()
+        waiting = _Waiting(work, loop.time(), loop.create_future())
+        self._waiting[phase] = waiting
+        if self._passes is None or self._passes.done():
+            self._passes = loop.create_task(self._run_passes())
+        return await waiting.done
 
-    async def _run_pass(self) -> None:
+    async def _run_passes(self) -> None:
+        """Until nobody waits: who wakes the rooms is neither of them, so that both are woken in order."""
+        while self._waiting:
+            # What the last pass has brought about comes in before the next one is chosen.
+            await asyncio.sleep(0)
+            chosen = self._take_next(asyncio.get_running_loop().time())
+            try:
+                await self._run_pass(chosen)
+            except Exception as exc:
+                for each in chosen:
+                    each.fail(exc)
+
+    async def _run_pass(self, chosen: Sequence[_Waiting]) -> None:
         loop = asyncio.get_running_loop()
         began_s = loop.time()
-        chosen = self._take_next(began_s)
         try:
             drawn = await self._compute(chosen)
         except Exception as exc:
@@ -134,13 +153,13 @@ class SharedEngine:
         if self._gaps.last_s is not None:
             self.note_gap(self._gaps.last_s)
         for each, tokens in zip(chosen, drawn, strict=True):
-            each.done.set_result(Computed(tokens, elapsed_s, len(chosen) == 1))
+            each.tell(Computed(tokens, elapsed_s, len(chosen) == 1))
 
     async def _run_apart(self, chosen: Sequence[_Waiting], failed: Exception) -> None:
         """After a pass that failed: it has drawn nothing, and what it wrote is written again. Its layers may
         have been told of already: they are not told of twice."""
         if len(chosen) == 1:
-            chosen[0].done.set_exception(failed)
+            chosen[0].fail(failed)
             return
         log.error("pass_failed", exc_info=failed, extra={"works": len(chosen)})
         for each in chosen:
@@ -149,11 +168,11 @@ class SharedEngine:
             try:
                 [tokens] = await self._compute([alone])
             except Exception as exc:
-                each.done.set_exception(exc)
+                each.fail(exc)
             else:
                 elapsed_s = asyncio.get_running_loop().time() - began_s
                 self.note_pass(each.work.load, elapsed_s)
-                each.done.set_result(Computed(tokens, elapsed_s, is_alone=True))
+                each.tell(Computed(tokens, elapsed_s, is_alone=True))
 
     async def _compute(self, chosen: Sequence[_Waiting]) -> list[Tokens]:
         works = [each.work for each in chosen]
@@ -163,4 +182,4 @@ class SharedEngine:
         phases = tuple(self._waiting)
         if len(phases) > 1:
             phases = self.choose_pass(now - self._waiting["decode"].since_s)
-        return [self._waiting.pop(phase) for phase in phases]
+        return [self._waiting.pop(phase) for phase in PHASES if phase in phases]

@@ -76,6 +76,45 @@ def test_chunked_takes_both_rooms_into_every_pass() -> None:
     asyncio.run(work())
 
 
+@pytest.mark.parametrize("first", get_args(Phase))
+def test_a_passs_chunk_is_told_of_before_its_step_whoever_asked_first(first: Phase) -> None:
+    """So a prompt's sequence is there when the next step is made."""
+    told: list[Phase] = []
+
+    async def ask(engine: SharedEngine, phase: Phase) -> None:
+        for _ in range(10):
+            await engine.compute(phase, work_of(1 if phase == "prefill" else 3))
+            told.append(phase)
+
+    async def work() -> None:
+        engine = engine_of(Recorder(), "chunked")
+        phases = sorted(get_args(Phase), key=lambda phase: phase != first)
+        await asyncio.gather(*(ask(engine, phase) for phase in phases))
+        engine.thread.close()
+
+    asyncio.run(work())
+    assert told == ["prefill", "decode"] * 10
+
+
+def test_who_gave_up_waiting_holds_nobody_up() -> None:
+    async def work() -> None:
+        recorder = Recorder()
+        engine = engine_of(recorder, "chunked")
+        recorder.gate.clear()
+        given_up = asyncio.create_task(engine.compute("prefill", work_of(1)))
+        other = asyncio.create_task(engine.compute("decode", work_of(3)))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        given_up.cancel()
+        recorder.gate.set()
+        assert (await other).tokens == (SampledToken(3),)
+        assert (await engine.compute("prefill", work_of(2))).tokens == (SampledToken(2),)
+        engine.thread.close()
+        assert recorder.passes == [[1, 3], [2]]
+
+    asyncio.run(work())
+
+
 def test_prefill_first_lets_decodes_wait_but_not_for_ever_though_prompts_never_end() -> None:
     async def work() -> None:
         recorder = Recorder()
