@@ -39,22 +39,25 @@ MOST_DRAWS = 20
 
 
 def random_pass(drawn: random.Random, chunk_tokens: int) -> Shared:
-    """A full chunk of one long prompt, or prompts that share one; half of the time with decodes, and now and
-    then these alone."""
+    """A chunk of one long prompt, or prompts that share one; half of the time with decodes, which leave the
+    chunk fewer rows, and now and then these alone."""
     batch, context = drawn.choice(BATCHES), drawn.choice(CONTEXTS)
     kind = drawn.random()
     if kind < 0.2:
         return (), batch, context
-    chunks, left = [], chunk_tokens
+    if drawn.random() < 0.5:
+        batch = context = 0
+    chunks, left = [], max(1, chunk_tokens - batch)
     if kind < 0.5:
-        chunks.append((drawn.randrange(1, 8 * chunk_tokens), drawn.choice((chunk_tokens, chunk_tokens // 3))))
+        before = drawn.choice((drawn.randrange(1, 8) * left, drawn.randrange(1, 8 * chunk_tokens)))
+        chunks.append((before, drawn.choice((left, left, max(1, left // 3)))))
         left -= chunks[0][1]
     for _ in range(drawn.choice(PROMPTS)):
         tokens = min(left, drawn.choice(SHORT))
         if tokens:
             chunks.append((0, tokens))
             left -= tokens
-    return (tuple(chunks), batch, context) if drawn.random() < 0.5 else (tuple(chunks), 0, 0)
+    return tuple(chunks), batch, context
 
 
 def kind_of(case: Shared) -> str:
