@@ -5,10 +5,11 @@ They are taken in ``PARTS``: all of them at first, then one before each run, and
 kept as it comes. The comparing process has the model and a pool for it meanwhile, and so has the one that
 computes beside it.
 
-Parts near a run say at what pace the machine was then, too, and how much longer passes take beside another
-process's, which is another thing every few minutes (``services.profiling.contention``). Looks during a run
-(``services.profiling.probe``) feel what a mesh's engines take from one another more than its passes do: they
-took 5 to 16 % longer than between runs, passes 3 to 7 % (measured on a Zen 5).
+Parts near a run say at what pace the machine was then, too; all of them, how much longer passes take beside
+another process's (``services.profiling.contention``): four said anything between 0.05 and 1.8 ms, which runs
+beside them did not follow. Looks during a run (``services.profiling.probe``) feel what a mesh's engines take
+from one another more than its passes do: they took 5 to 16 % longer than between runs, passes 3 to 7 %
+(measured on a Zen 5).
 """
 
 import asyncio
@@ -64,20 +65,12 @@ class TakenPart(msgspec.Struct, frozen=True, kw_only=True):
     contended: tuple[ContendedPass, ...] = ()
 
 
-class Minutes(NamedTuple):
-    """Those of a run, by the parts near it: how many times as long passes took as on average, and beside one
-    another; None where that was not taken."""
-
-    pace: float
-    contention: Contention | None
-
-
 class Between(NamedTuple):
-    """Of a configuration: a profile with the times that its passes took between runs, bursts included, as a
-    file, and which minutes runs were in."""
+    """Of a configuration: a profile with the times that its passes took between runs, bursts included, and
+    beside one another, as a file; and how many times as long as on average passes took near each run."""
 
     profile: Path
-    minutes: Mapping[RunKey, Minutes]
+    paces: Mapping[RunKey, float]
 
 
 @contextmanager
@@ -188,7 +181,7 @@ def read_between(comparison: Comparison, candidates: Iterable[Candidate], output
         again = retimed(base, Measured(times, ()))
         contention = _contention_in(parts) or base.contention
         write_profile(path, msgspec.structs.replace(again, contention=contention))
-        found[candidate.name] = Between(path, _minutes(parts, taken))
+        found[candidate.name] = Between(path, _paces(parts, taken))
     return found
 
 
@@ -210,14 +203,14 @@ def bursts_in(parts: Sequence[TakenPart], taken: Mapping[Shared, Sequence[float]
     )
 
 
-def _minutes(parts: Sequence[TakenPart], taken: Mapping[Shared, Sequence[float]]) -> dict[RunKey, Minutes]:
-    """Of a run that was begun twice, those of the second time."""
+def _paces(parts: Sequence[TakenPart], taken: Mapping[Shared, Sequence[float]]) -> dict[RunKey, float]:
+    """Of a run that was begun twice, that of the second time."""
     paces = [statistics.median(ratios) for ratios in _ratios_in(parts, taken)]
     found = {}
     for number, part in enumerate(parts):
         if part.before is not None:
             near = slice(max(0, number + 1 - NEAR), number + 1 + NEAR)
-            found[part.before] = Minutes(statistics.median(paces[near]), _contention_in(parts[near]))
+            found[part.before] = statistics.median(paces[near])
     return found
 
 

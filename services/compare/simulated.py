@@ -224,8 +224,7 @@ class Simulation:
         between = self.between.get(candidate.name)
         if between is None:
             return overhead._replace(pace=pace_of(self.comparison, candidate, record))
-        minutes = between.minutes.get(record.key)
-        return overhead if minutes is None else overhead._replace(**minutes._asdict())
+        return overhead._replace(pace=between.paces.get(record.key, overhead.pace))
 
 
 def _gap_s(records: Sequence[RunRecord]) -> float | None:

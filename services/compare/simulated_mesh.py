@@ -13,7 +13,7 @@ from common.errors import ConfigError
 from common.kv.layout import KVLayout
 from common.model.device import accelerator_name
 from common.model.precision import precision_of
-from common.profile import Contention, profile_path, read_profile
+from common.profile import profile_path, read_profile
 from common.shapes import ModelShape
 from common.spec import ELEMENT_BYTES
 from services.analysis.model_shape import read_shape
@@ -33,13 +33,12 @@ EMULATED = ModelShape("emulated", 1, 1, 1, 1, 1, 1, 1, 1, 0)
 class Overhead(NamedTuple):
     """Of a mesh, seconds. ``pass_s``: of every pass beside the model's; ``hop_s``: of a message. ``host``: on
     which all run, if it is known what they take of it. ``pace``: how many times as long as the profile says
-    the model's passes take; ``contention``: beside one another, None: as the profile says."""
+    the model's passes take."""
 
     pass_s: float = 0.0
     hop_s: float = 0.0
     host: HostConfig | None = None
     pace: float = 1.0
-    contention: Contention | None = None
 
     def with_host(self, **costs: float) -> "Overhead":
         """With some of the host's costs replaced, where there is one."""
@@ -90,15 +89,11 @@ def _contention(config: Config, overhead: Overhead, path: Path | None) -> dict[s
     """What of ``[host]`` is known of passes beside one another's."""
     if config.instance.engine != "model":
         return {}
-    found, pace = overhead.contention, 1.0
-    if found is None:
-        # That of its own minutes is at their pace.
-        path = profile_of_instances(config) if path is None else path
-        found, pace = read_machine_profile(path).contention, overhead.pace
+    found = read_machine_profile(profile_of_instances(config) if path is None else path).contention
     if found is None:
         return {}
     # A neighbour at that pace computes fewer passes, each of which costs as much more.
-    return {"beside_s_per_rate": pace**2 * found.s_per_rate, "beside_share": found.share}
+    return {"beside_s_per_rate": overhead.pace**2 * found.s_per_rate, "beside_share": found.share}
 
 
 def pace_of(comparison: Comparison, candidate: Candidate, record: RunRecord) -> float:

@@ -21,9 +21,8 @@ from common.profile import (
 from services.compare.between import (
     PARTS,
     PASSES_FILE,
-    Minutes,
     TakenPart,
-    _minutes,
+    _paces,
     bursts_in,
     passes_between,
     read_between,
@@ -112,7 +111,7 @@ def test_passes_are_taken_in_parts_and_simulated_ones_take_their_times(
     assert sum(map(len, cases[:PARTS])) == len(cases_of(base)), "each once"
 
     between = read_between(comparison, [SPLIT], tmp_path)
-    assert between["split"].minutes.keys() == {RUN, AGAIN}
+    assert between["split"].paces.keys() == {RUN, AGAIN}
     found = read_profile(between["split"].profile)
     assert found is not None
     assert cases_of(found) == cases_of(base)
@@ -123,8 +122,6 @@ def test_passes_are_taken_in_parts_and_simulated_ones_take_their_times(
     contended = [[*part.contended] for part in kept]
     assert all(contended)
     assert found.contention == fit_contention([*chain.from_iterable(contended)]) != CONTENTION
-    near = fit_contention([*chain.from_iterable(contended[-3:])])
-    assert between["split"].minutes[AGAIN].contention == near, "of the parts near it"
 
     slow, fast = (
         measure(Simulation(comparison, known).simulate(SPLIT, ALONE, 0.5, 0, Overhead()), None).tpot
@@ -143,7 +140,7 @@ def test_a_run_s_pace_is_that_of_the_parts_near_it_and_not_of_a_burst() -> None:
 
     def paces(parts: list[TakenPart]) -> dict[RunKey, float]:
         times = {(((0, 64),), 0, 0): [0.9, 1.0, 1.1], ((), 4, 128): [2.0]}
-        return {run: each.pace for run, each in _minutes(parts, times).items()}
+        return _paces(parts, times)
 
     seen = [part(1.0, None), part(1.1, RUN), part(9.0, AGAIN), part(1.3, None)]
     assert paces(seen) == {RUN: pytest.approx(1.2), AGAIN: pytest.approx(1.3)}
@@ -183,12 +180,12 @@ def test_simulated_runs_take_the_pace_between_them_and_not_that_of_looks(
     found = read_profile(between["split"].profile)
     assert found is not None
     assert found.contention == CONTENTION, "that of the profile there was"
-    paced = {"split": between["split"]._replace(minutes={RUN: Minutes(2.0, None)})}
+    paced = {"split": between["split"]._replace(paces={RUN: 2.0})}
     record = live(ALONE, TRUE)
     assert record.key == RUN
     longer, as_taken = (
         Simulation(comparison, known).pairs([msgspec.structs.replace(record, looks_s=(9.0,))])[1][0].pace
-        for known in (paced, {"split": between["split"]._replace(minutes={})})
+        for known in (paced, {"split": between["split"]._replace(paces={})})
     )
     assert (longer, as_taken) == (2.0, 1.0)
 
@@ -201,10 +198,6 @@ def test_simulated_passes_take_longer_beside_one_another_by_the_profile(
     assert found == msgspec.structs.replace(host, beside_s_per_rate=0.00008, beside_share=0.0003), (
         "fewer passes, each dearer"
     )
-    taken = Contention(0.00005, 0.001)
-    found = simulated_of(comparison, SPLIT, Overhead(host=host, pace=2.0, contention=taken)).host
-    assert found is not None
-    assert (found.beside_s_per_rate, found.beside_share) == (0.00005, 0.001), "at that pace already"
     path = tmp_path / "unknown.json"
     write_profile(path, msgspec.structs.replace(base, contention=None))
     assert simulated_of(comparison, SPLIT, Overhead(host=host), path).host == host
