@@ -131,7 +131,9 @@ class SharedEngine:
     async def _run_passes(self) -> None:
         """Until nobody waits: who wakes the rooms is neither of them, so that both are woken in order."""
         while self._waiting:
-            # What the last pass has brought about comes in before the next one is chosen.
+            # What the last pass has brought about comes in before the next one is chosen: rooms wake, and
+            # what they start for their next work asks for it.
+            await asyncio.sleep(0)
             await asyncio.sleep(0)
             chosen = self._take_next(asyncio.get_running_loop().time())
             try:

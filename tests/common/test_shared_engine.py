@@ -96,6 +96,34 @@ def test_a_passs_chunk_is_told_of_before_its_step_whoever_asked_first(first: Pha
     assert told == ["prefill", "decode"] * 10
 
 
+def test_a_prompt_that_came_amid_a_step_is_computed_with_the_next_one() -> None:
+    """Though a room asks for its next work from a task that it starts when the last one is told."""
+
+    async def work() -> None:
+        recorder = Recorder()
+        engine = engine_of(recorder, "chunked")
+        left: dict[Phase, int] = {"prefill": 3, "decode": 6}
+
+        async def ask(tasks: asyncio.TaskGroup, phase: Phase) -> None:
+            await engine.compute(phase, work_of(1 if phase == "prefill" else 3))
+            left[phase] -= 1
+            if left[phase]:
+                tasks.create_task(ask(tasks, phase))
+
+        recorder.gate.clear()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(ask(tasks, "decode"))
+            for _ in range(5):
+                await asyncio.sleep(0)
+            tasks.create_task(ask(tasks, "prefill"))
+            await asyncio.sleep(0)
+            recorder.gate.set()
+        engine.thread.close()
+        assert recorder.passes == [[3], [1, 3], [1, 3], [1, 3], [3], [3]]
+
+    asyncio.run(work())
+
+
 def test_who_gave_up_waiting_holds_nobody_up() -> None:
     async def work() -> None:
         recorder = Recorder()
