@@ -32,8 +32,8 @@ ALLOCATOR_ENVIRONMENT = {
     # It asks the kernel for huge pages: a step reads all weights, and a processor knows few small pages
     # (docs/benchmarks.md).
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
-    # It asks for none for what a thread's own arena holds, which grows by small steps: models are computed on
-    # a thread, and passes took 7 % longer once it had seen many shapes (docs/benchmarks.md).
+    # It gets none for what a thread's own arena holds, which grows by small steps: models are computed on a
+    # thread, whose steps took 4 to 6 % longer (docs/benchmarks.md).
     "MALLOC_ARENA_MAX": "1",
     # A core that waits in a spin loop is a core that another instance of the same machine does not get.
     "OMP_WAIT_POLICY": "PASSIVE",
