@@ -9,7 +9,7 @@ fault is not the other's.
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from itertools import islice
@@ -106,41 +106,54 @@ def compute_together(
 
 @dataclass(slots=True)
 class SharedEngine:
-    """``choose_pass``: see ``scheduler.policy.mixed_batching``; it is given for how long, in seconds, the
-    decode step has waited. ``note_pass`` is told of every pass what it computed, and its seconds;
-    ``note_gap`` of every gap, as ``PassGaps`` has them, in seconds."""
+    """``spawn`` starts a task in the process's task group. ``choose_pass``: see
+    ``scheduler.policy.mixed_batching``; it is given for how long, in seconds, the decode step has waited.
+    ``note_pass`` is told of every pass what it computed, and its seconds; ``note_gap`` of every gap, as
+    ``PassGaps`` has them, in seconds."""
 
     runner: Runner
     thread: EngineThread
+    spawn: Callable[[Coroutine[None, None, None]], None]
     choose_pass: Callable[[float], tuple[Phase, ...]]
     note_pass: Callable[[PassLoad, float], None]
     note_gap: Callable[[float], None]
     _gaps: PassGaps = field(default_factory=PassGaps)
     _waiting: dict[Phase, _Waiting] = field(default_factory=dict)
-    _passes: asyncio.Task[None] | None = None
+    _is_running: bool = False
 
     async def compute(self, phase: Phase, work: EngineWork) -> Computed:
         """Once its turn has come. Raises what the runner raised."""
         loop = asyncio.get_running_loop()
         waiting = _Waiting(work, loop.time(), loop.create_future())
         self._waiting[phase] = waiting
-        if self._passes is None or self._passes.done():
-            self._passes = loop.create_task(self._run_passes())
+        if not self._is_running:
+            self._is_running = True
+            self.spawn(self._run_passes())
         return await waiting.done
 
     async def _run_passes(self) -> None:
         """Until nobody waits: who wakes the rooms is neither of them, so that both are woken in order."""
-        while self._waiting:
-            # What the last pass has brought about comes in before the next one is chosen: rooms wake, and
-            # what they start for their next work asks for it.
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
-            chosen = self._take_next(asyncio.get_running_loop().time())
-            try:
-                await self._run_pass(chosen)
-            except Exception as exc:
-                for each in chosen:
-                    each.fail(exc)
+        try:
+            while self._waiting:
+                # What the last pass has brought about comes in before the next one is chosen: rooms wake,
+                # and what they start for their next work asks for it.
+                await asyncio.sleep(0)
+                await asyncio.sleep(0)
+                if chosen := self._take_next(asyncio.get_running_loop().time()):
+                    await self._run_chosen(chosen)
+        finally:
+            self._is_running = False
+
+    async def _run_chosen(self, chosen: Sequence[_Waiting]) -> None:
+        """Whatever happens, each of them is told."""
+        try:
+            await self._run_pass(chosen)
+        except Exception as exc:
+            for each in chosen:
+                each.fail(exc)
+        finally:
+            for each in chosen:
+                each.done.cancel()
 
     async def _run_pass(self, chosen: Sequence[_Waiting]) -> None:
         loop = asyncio.get_running_loop()
@@ -181,6 +194,9 @@ class SharedEngine:
         return await self.thread.run(compute_together, self.runner, works, self._gaps)
 
     def _take_next(self, now: float) -> list[_Waiting]:
+        """Nothing where all that waited have given up."""
+        for phase in [phase for phase, each in self._waiting.items() if each.done.done()]:
+            del self._waiting[phase]
         phases = tuple(self._waiting)
         if len(phases) > 1:
             phases = self.choose_pass(now - self._waiting["decode"].since_s)

@@ -144,8 +144,11 @@ def _least_s(chosen: Comparison, records: list[RunRecord], rates: Rates) -> floa
 
 
 def _kinds(comparison: Comparison) -> list[Offer]:
-    """One workload of each kind of lengths."""
-    return list({offer.drawn_from: offer for offer in comparison.workload}.values())
+    """The first workload of each kind of lengths."""
+    found: dict[str, Offer] = {}
+    for offer in comparison.workload:
+        found.setdefault(offer.drawn_from, offer)
+    return list(found.values())
 
 
 def _expected_s(records: list[RunRecord], offer: Offer, rate_per_s: float | None) -> float:

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import signal
 from asyncio.subprocess import DEVNULL, PIPE
 
 from common.errors import LauncherError
@@ -17,7 +16,7 @@ class ProgramFailed(LauncherError):
 
 
 async def output_of(*command: str, timeout_s: float) -> bytes:
-    """What it wrote to its standard output. Raises ProgramFailed. Cancelled, it is ended as by Ctrl-C."""
+    """What it wrote to its standard output. Raises ProgramFailed. Cancelled, it is ended by SIGTERM."""
     try:
         process = await asyncio.create_subprocess_exec(*command, stdin=DEVNULL, stdout=PIPE, stderr=PIPE)
     except OSError as exc:
@@ -39,7 +38,7 @@ async def _end(process: asyncio.subprocess.Process) -> None:
     if process.returncode is not None:
         return
     with contextlib.suppress(ProcessLookupError):
-        process.send_signal(signal.SIGINT)
+        process.terminate()
         try:
             async with asyncio.timeout(END_TIMEOUT_S):
                 await process.wait()

@@ -77,6 +77,7 @@ class _Parts:
         self.shared_engine = SharedEngine(
             engine.runner,
             engine.thread,
+            self.spawn,
             lambda waited_s: choose_pass(settings.mixed_policy, waited_s, settings.mixed_max_wait_s),
             self.passes.observe,
             self.metrics.observe_gap,

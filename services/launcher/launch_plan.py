@@ -33,7 +33,7 @@ ALLOCATOR_ENVIRONMENT = {
     # (docs/benchmarks.md).
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
     # It gets none for what a thread's own arena holds, which grows by small steps: models are computed on a
-    # thread, whose steps took 4 to 6 % longer (docs/benchmarks.md).
+    # thread, whose steps took 4 to 7 % longer (measured with one; docs/benchmarks.md).
     "MALLOC_ARENA_MAX": "1",
     # A core that waits in a spin loop is a core that another instance of the same machine does not get.
     "OMP_WAIT_POLICY": "PASSIVE",

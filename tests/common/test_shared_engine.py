@@ -30,6 +30,7 @@ class Recorder:
         self.passes: list[list[int]] = []
         self.noted: list[PassLoad] = []
         self.gaps_s: list[float] = []
+        self.tasks: list[asyncio.Future[None]] = []
         self.gate = threading.Event()
         self.gate.set()
 
@@ -46,7 +47,12 @@ class Recorder:
 def engine_of(recorder: Recorder, policy: MixedPolicy) -> SharedEngine:
     choose = partial(choose_pass, policy, max_wait_s=MAX_WAIT_S)
     return SharedEngine(
-        recorder, EngineThread(), choose, lambda load, _: recorder.noted.append(load), recorder.gaps_s.append
+        recorder,
+        EngineThread(),
+        lambda work: recorder.tasks.append(asyncio.ensure_future(work)),
+        choose,
+        lambda load, _: recorder.noted.append(load),
+        recorder.gaps_s.append,
     )
 
 
@@ -134,11 +140,37 @@ def test_who_gave_up_waiting_holds_nobody_up() -> None:
         for _ in range(5):
             await asyncio.sleep(0)
         given_up.cancel()
+        early = asyncio.create_task(engine.compute("prefill", work_of(5)))
+        await asyncio.sleep(0)
+        early.cancel()
         recorder.gate.set()
         assert (await other).tokens == (SampledToken(3),)
         assert (await engine.compute("prefill", work_of(2))).tokens == (SampledToken(2),)
         engine.thread.close()
-        assert recorder.passes == [[1, 3], [2]]
+        assert recorder.passes == [[1, 3], [2]], "who gave up before a pass began is not computed"
+
+    asyncio.run(work())
+
+
+def test_who_waits_is_told_where_a_pass_is_cancelled_or_what_notes_it_fails() -> None:
+    def fail(load: PassLoad, seconds: float) -> None:
+        raise ZeroDivisionError
+
+    async def work() -> None:
+        recorder = Recorder()
+        engine = engine_of(recorder, "chunked")
+        engine.note_pass = fail
+        with pytest.raises(ZeroDivisionError):
+            await engine.compute("decode", work_of(3))
+        recorder.gate.clear()
+        waits = asyncio.create_task(engine.compute("decode", work_of(4)))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        recorder.tasks[-1].cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waits
+        recorder.gate.set()
+        engine.thread.close()
 
     asyncio.run(work())
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -142,14 +142,42 @@ class LawModel:
         return max(0.0, self._step[0] * context_tokens / TOKENS)
 
 
+class Beside(NamedTuple):
+    """Seconds over those of a pass's parts: of a chunk more, of decodes beside chunks, of each of these
+    chunks' tokens, of a chunk after tokens that are no whole tiles."""
+
+    more_chunk_s: float = 0.0
+    decodes_s: float = 0.0
+    token_s: float = 0.0
+    broken_s: float = 0.0
+
+
+TOKENS_BESIDE = Beside._fields.index("token_s")
+NEVER_LESS = tuple([Beside._fields.index(name) for name in ("more_chunk_s", "broken_s")])
+
+
+class _Parts(NamedTuple):
+    """``broken``: of the ``chunks``, those after tokens that are no whole tiles."""
+
+    chunks: tuple[tuple[int, int], ...]
+    sequences: int
+    context_tokens: int
+    broken: int
+
+    @property
+    def counts(self) -> tuple[int, int, int, int]:
+        """As ``Beside`` has them."""
+        tokens = sum([tokens for _, tokens in self.chunks])
+        has_both = bool(self.sequences and self.chunks)
+        return max(0, len(self.chunks) - 1), int(has_both), tokens if has_both else 0, self.broken
+
+
 class TableModel:
     """Between the profile's cases, by a regression. Several chunks have the rows of one of all their tokens,
     whose attention is over each one's own prompt only; decodes beside chunks take what they take over the
-    laws' fixed part, which a pass has once. A chunk of one token is computed as a decode. ``_more_chunk_s``,
-    ``_decodes_s``, ``_token_s`` and ``_broken_s``: what a chunk more, decodes beside chunks, each of these
-    chunks' tokens and a chunk after tokens that are no whole tiles cost over that, by what the profile's such
-    passes are off relative to them: short ones of many parts say most. Earlier tokens count in whole tiles,
-    as they were measured alone."""
+    laws' fixed part, which a pass has once. A chunk of one token counts as a decode, as it is computed but
+    for a prompt's first beside other chunks. ``_beside``: what the profile's such passes took over that.
+    Earlier tokens count in whole tiles, as they were measured alone."""
 
     stages = 1
 
@@ -168,28 +196,31 @@ class TableModel:
         # A law of few cases may say that tokens cost nothing.
         mean_s = self._chunks.at(0, self._most_tokens) / self._most_tokens if self._most_tokens else 0.0
         self._beyond_token_s = max(0.0, profile.chunk_time.coefficients[0] / TOKENS) or mean_s
-        self._more_chunk_s = self._decodes_s = self._token_s = self._broken_s = 0.0
+        self._beside = Beside()
         if profile.shared_s:
-            found = self._beside(profile.shared_s)
-            self._more_chunk_s, self._broken_s = max(0.0, found[0]), max(0.0, found[3])
-            self._decodes_s, self._token_s = found[1], found[2]
+            self._beside = self._fit_beside(profile.shared_s)
 
-    def _beside(self, cases: Sequence[PassTime]) -> list[float]:
-        """Seconds of a chunk more, of decodes, of a token beside decodes and of a chunk after a broken tile
-        over what was known: with the least squares of what passes are off by, relative to them, as a
-        hundredth of a long pass is more than what a part costs. 0 of what no pass has."""
-        parts, wanted = [], []
+    def _fit_beside(self, cases: Sequence[PassTime]) -> Beside:
+        """With the least squares of what passes are off by, relative to them, as a hundredth of a long pass
+        is more than what a part costs: short ones of many parts say most. What none has costs nothing."""
+        counts, wanted = [], []
         for case in cases:
             shape = PassShape(case.chunks, case.batch, case.batch * (case.context + 1))
-            has_decodes = case.batch > 0
-            broken = sum([before % self._key_tile > 0 for before, _ in case.chunks])
-            counts = (len(case.chunks) - 1, has_decodes, has_decodes * shape.chunk_tokens, broken)
-            parts.append([count / case.seconds for count in counts])
+            counts.append(self._parts(shape).counts)
             wanted.append((case.seconds - self.pass_s(shape)) / case.seconds)
-        found = np.linalg.lstsq(np.array(parts), np.array(wanted), rcond=None)[0]
-        return [float(each) for each in found]
+        columns = np.array(counts) / np.array([[case.seconds] for case in cases])
+        # One number of tokens beside decodes does not tell what is of each from what is of the decodes.
+        numbers = {tokens for _, decodes, tokens, _ in counts if decodes}
+        kept = [part for part in range(columns.shape[1]) if part != TOKENS_BESIDE or len(numbers) > 1]
+        while True:
+            found = np.zeros(columns.shape[1])
+            found[kept] = np.linalg.lstsq(columns[:, kept], np.array(wanted), rcond=None)[0]
+            negative = [part for part in NEVER_LESS if found[part] < 0]
+            if not negative:
+                return Beside(*map(float, found))
+            kept = [part for part in kept if part not in negative]
 
-    def pass_s(self, shape: PassShape) -> float:
+    def _parts(self, shape: PassShape) -> "_Parts":
         chunks, sequences, context_tokens = shape.chunks, shape.sequences, shape.context_tokens
         for before, tokens in chunks:
             if tokens == 1:
@@ -197,18 +228,23 @@ class TableModel:
                 context_tokens += before + 1
         if sequences > shape.sequences:
             chunks = tuple([chunk for chunk in chunks if chunk[1] > 1])
+        broken = 0
+        if self._key_tile > 1:
+            broken = sum([before % self._key_tile > 0 for before, _ in chunks])
+        return _Parts(chunks, sequences, context_tokens, broken)
+
+    def pass_s(self, shape: PassShape) -> float:
+        chunks, sequences, context_tokens, broken = self._parts(shape)
         step_s = self._steps.of(sequences).at(context_tokens / sequences) if sequences else 0.0
         if not chunks:
             return step_s
-        broken_s = 0.0
-        if self._key_tile > 1:
-            broken_s = self._broken_s * sum([before % self._key_tile > 0 for before, _ in chunks])
+        if broken:
             chunks = tuple([(self._whole_tiles(before), tokens) for before, tokens in chunks])
         chunks_s = self._chunks.at(*chunks[0]) if len(chunks) == 1 else self._several_s(chunks)
         if sequences:
-            beside_s = self._decodes_s + self._token_s * sum([tokens for _, tokens in chunks])
+            beside_s = self._beside.decodes_s + self._beside.token_s * sum([tokens for _, tokens in chunks])
             chunks_s += max(0.0, step_s - self._step_fixed_s + beside_s)
-        return chunks_s + broken_s
+        return chunks_s + broken * self._beside.broken_s
 
     def _whole_tiles(self, keys: int) -> int:
         return -(-keys // self._key_tile) * self._key_tile
@@ -221,7 +257,7 @@ class TableModel:
         all_tokens = sum([tokens for _, tokens in chunks])
         rows = min(all_tokens, self._most_tokens)
         seconds = at(0, rows) + (all_tokens - rows) * self._beyond_token_s
-        seconds += (len(chunks) - 1) * self._more_chunk_s
+        seconds += (len(chunks) - 1) * self._beside.more_chunk_s
         start, longest_s = 0, 0.0
         for tokens, before in sorted([(tokens, before) for before, tokens in chunks], reverse=True):
             own_s = at(before, tokens)

@@ -13,6 +13,7 @@ from common.profile import Profile, profile_path, read_profile, write_profile
 from services.compare.between import PARTS, TakenPart
 from services.compare.comparison import read_comparison
 from services.compare.records import RunRecord, read_kept
+from services.compare.run import _kinds
 from services.launcher.state_directory import StateDirectory, is_locked
 from services.model_directory import model_directory
 from tests.e2e.meshes import LAMELLA, environment
@@ -167,3 +168,8 @@ def small_profile() -> Profile:
         chunk_s=tuple(each for each in profile.chunk_s if each[0] == 0 and each[1] <= 256),
         step_s=tuple(each for each in profile.step_s if each[0] <= 8 and each[1] <= 256),
     )
+
+
+def test_a_mesh_is_warmed_up_with_every_kind_of_lengths_once() -> None:
+    comparison = read_comparison(Path(__file__).parents[3] / "bench" / "fidelity.toml")
+    assert [offer.name for offer in _kinds(comparison)] == ["alone", "streams", "long", "crowd", "mixed"]

@@ -185,6 +185,31 @@ def test_passes_that_are_shared_cost_what_was_measured_of_such() -> None:
     assert_steps_are_their_passes(model)
 
 
+def test_one_pass_with_decodes_says_what_they_cost_and_nothing_of_tokens_and_no_part_saves_time() -> None:
+    """Nor is a part that would fall under nothing made up for by others."""
+    tiles = msgspec.structs.replace(made(), key_tile=32)
+    bare = TableModel(tiles)
+
+    def model_of(*shared: tuple[PassShape, float]) -> TableModel:
+        times = [
+            PassTime(each.chunks, each.sequences, 128 if each.sequences else 0, bare.pass_s(each) + more_s)
+            for each, more_s in shared
+        ]
+        return TableModel(msgspec.structs.replace(tiles, shared_s=tuple(times)))
+
+    one = model_of((PassShape(((0, 64),), 4, 4 * 129), 0.003))
+    for tokens in (16, 4096):
+        shape = PassShape(((0, tokens),), 4, 4 * 129)
+        assert one.pass_s(shape) == pytest.approx(bare.pass_s(shape) + 0.003)
+    saving = model_of(
+        (PassShape(((0, 64), (0, 64))), -0.004),
+        (PassShape(((0, 64), (0, 64)), 4, 4 * 129), 0.003),
+    )
+    two, both = PassShape(((0, 64), (0, 64))), PassShape(((0, 64),), 4, 4 * 129)
+    assert saving.pass_s(two) == pytest.approx(bare.pass_s(two))
+    assert saving.pass_s(both) == pytest.approx(bare.pass_s(both) + 0.003)
+
+
 def test_what_passes_off_by_different_shares_say_is_weighed_by_what_they_took() -> None:
     bare = TableModel(made())
     shapes = (PassShape(((0, 64), (0, 64))), PassShape(((0, 256), (0, 256))))
