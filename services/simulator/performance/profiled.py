@@ -220,7 +220,7 @@ class TableModel:
                 return Beside(*map(float, found))
             kept = [part for part in kept if part not in negative]
 
-    def _parts(self, shape: PassShape) -> "_Parts":
+    def _parts(self, shape: PassShape) -> _Parts:
         chunks, sequences, context_tokens = shape.chunks, shape.sequences, shape.context_tokens
         for before, tokens in chunks:
             if tokens == 1:
