@@ -1,8 +1,8 @@
 """Rows of nothing beside a batch's own, where products are quicker with a whole number of tiles.
 
-With AMX oneDNN's bf16 products take 16 rows at once: 229 take a tenth longer than 240, and a number of rows
-that a process has not had before costs some 10 ms of making kernels for it. Without AMX every row more takes
-as long as any (docs/benchmarks.md). Attention never sees the rows beside.
+With AMX oneDNN's bf16 products take 16 rows at once: 229 take a tenth longer than 240. Without AMX every row
+more takes as long as any. Either way a number of rows that a process has not had before costs 3 to 10 ms of
+making kernels for it (docs/benchmarks.md). Attention never sees the rows beside.
 """
 
 import torch
@@ -13,6 +13,8 @@ from common.model.precision import has_amx
 TILE_ROWS = 16
 LEAST_ROWS = 33
 """Fewer are bound by the weights: their time is the same or grows with what is beside them."""
+MOST_OWN_ROWS = 64
+"""Of more the kernels are a small part of what a pass takes."""
 
 
 def rows_beside(rows: int, dtype: torch.dtype, device: torch.device) -> int:
@@ -22,11 +24,15 @@ def rows_beside(rows: int, dtype: torch.dtype, device: torch.device) -> int:
     return -rows % TILE_ROWS
 
 
-def tile_rows(most: int, dtype: torch.dtype, device: torch.device) -> range:
-    """The numbers of rows, up to ``most``, that batches of LEAST_ROWS and more have with those beside; none
-    where no rows are added."""
+def own_rows(most: int, dtype: torch.dtype, device: torch.device) -> list[int]:
+    """The numbers of rows, up to ``most``, that batches have with those beside and whose kernels are worth to
+    be made before they come: few, and whole tiles."""
+    if device.type != "cpu":
+        return []
     beside = rows_beside(LEAST_ROWS, dtype, device)
-    return range(LEAST_ROWS + beside, most + 1, TILE_ROWS) if beside else range(0)
+    few = range(1, min(most, LEAST_ROWS - 1 if beside else MOST_OWN_ROWS) + 1)
+    tiles = range(LEAST_ROWS + beside, most + 1, TILE_ROWS)
+    return [*few, *tiles] if beside else [*few]
 
 
 def with_rows(values: torch.Tensor, beside: int) -> torch.Tensor:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import load_file
@@ -39,6 +39,14 @@ class BoundSlice:
     run: Callable[..., Any]
     layer: int | None
     bound: tuple[Any, ...]
+
+
+class LastContext(NamedTuple):
+    """What the last slice is given, of all tokens of a batch: the last attention's output, and the slice
+    before's."""
+
+    received: torch.Tensor
+    values: tuple[torch.Tensor, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +100,34 @@ class ModelProgram:
         wait, so that it travels while attention computes; none: all on this one. torch orders a copy between
         two devices with the work of both, by events of its own. ``batch`` is for a timeline.
         """
+        context = yield from self._until_last(token_ids, positions, attention, replicas, batch)
+        last = replicas[(len(self.slices) - 1) % len(replicas)] if replicas else self
+        return last._logits(context, attention, output_rows.to(last.device), batch)
+
+    @torch.inference_mode()
+    def make_heads(self, most_rows: int, attention: AttentionIO) -> None:
+        """Computes logits of up to so many tokens, each number once: where products of each have kernels of
+        their own these are made now. ``attention``: begun with one token."""
+        one = torch.ones(1, dtype=torch.int64, device=self.device)
+        course = self._until_last(one, torch.zeros_like(one), attention, (), 0)
+        while True:
+            try:
+                next(course)
+            except StopIteration as end:
+                context: LastContext = end.value
+                break
+        for rows in range(1, most_rows + 1):
+            self._logits(context, attention, torch.zeros(rows, dtype=torch.int64, device=self.device), 0)
+
+    def _until_last(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        attention: AttentionIO,
+        replicas: Sequence["ModelProgram"],
+        batch: int,
+    ) -> Generator[int, None, LastContext]:
+        """``course`` as far as the last slice."""
         replicas = replicas or (self,)
         rows = token_ids.numel()
         beside = rows_beside(rows, self.dtype, self.device)
@@ -115,20 +151,22 @@ class ModelProgram:
             received = attention.receive(piece.layer)
             if received.device != following.device:
                 received = received.to(following.device)
-        program = replicas[(len(self.slices) - 1) % len(replicas)]
+        assert received is not None
+        return LastContext(received, context)
+
+    def _logits(
+        self, context: LastContext, attention: AttentionIO, output_rows: torch.Tensor, batch: int
+    ) -> torch.Tensor:
         if output_rows.numel() == 0:
-            return torch.empty(0, self.spec.vocab_size, dtype=self.dtype, device=program.device)
-        output_rows = output_rows.to(program.device)
+            return torch.empty(0, self.spec.vocab_size, dtype=self.dtype, device=self.device)
         chosen = [
             value if dim is None else value.index_select(dim, output_rows)
-            for value, dim in zip(context, self.last_context_token_dims, strict=True)
+            for value, dim in zip(context.values, self.last_context_token_dims, strict=True)
         ]
-        assert received is not None
-        last = program.slices[-1]
+        received = context.received.index_select(0, output_rows)
+        last = self.slices[-1]
         began_ns = timeline.begin()
-        logits: torch.Tensor = last.run(
-            attention, None, received.index_select(0, output_rows), *chosen, *last.bound
-        )
+        logits: torch.Tensor = last.run(attention, None, received, *chosen, *last.bound)
         if began_ns:
             timeline.end(began_ns, SLICE, len(self.slices) - 1, batch)
         return logits.squeeze(0)

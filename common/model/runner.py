@@ -7,7 +7,7 @@ import torch
 
 from common.messages import SampledToken
 from common.model.interface import SequenceChunk, StepAttention
-from common.model.padding import tile_rows
+from common.model.padding import own_rows
 from common.model.program import ModelProgram
 from common.model.sampling import SamplingRow, sample
 from common.model.step_graphs import StepGraphs
@@ -15,6 +15,8 @@ from common.steps import LayerReports, SequenceStep
 from common.timeline import timeline
 from common.timeline_events import SAMPLE
 
+MOST_OWN_HEADS = 32
+"""More tokens are rarely drawn at once, and the output matrix is read for each number."""
 LONG_STEP_TOKENS = 128
 """A step of so many tokens takes long enough for a neighbour to begin or end its own."""
 
@@ -81,8 +83,10 @@ class ModelRunner:
     @torch.inference_mode()
     def make_kernels(self, most_rows: int, block_table: tuple[int, ...]) -> None:
         """Those that products of up to so many rows need, where each number of rows has its own: by the first
-        two slices, which have all products that layers have. In blocks which nobody holds."""
-        for rows in tile_rows(most_rows, self._program.dtype, self._program.device):
+        two slices, which have all products that layers have, and by the last one, of tokens that are drawn.
+        In blocks which nobody holds."""
+        counts = own_rows(most_rows, self._program.dtype, self._program.device)
+        for rows in counts:
             self._attention.begin([SequenceChunk(block_table, 0, rows)])
             ones = torch.ones(rows, dtype=torch.int64)
             none = torch.empty(0, dtype=torch.int64)
@@ -90,6 +94,10 @@ class ModelRunner:
             for _ in islice(course, 2):
                 pass
             course.close()
+            self._attention.give_up()
+        if counts:
+            self._attention.begin([SequenceChunk(block_table, 0, 1)])
+            self._program.make_heads(MOST_OWN_HEADS, self._attention)
             self._attention.give_up()
 
     def _wait_written(self) -> None:

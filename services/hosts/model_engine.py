@@ -78,10 +78,8 @@ def load_model_engine(config: Config, model_directory: Path, thread: EngineThrea
     precision, accelerator = precision_of(config.model), accelerator_name(config.model.device)
     profile = read_profile(profile_path(config.model, model_directory, precision.compute, accelerator))
     chunk_tokens = DEFAULT_CHUNK_TOKENS if profile is None else profile.saturation_tokens
-    if not is_remote:
-        most = config.instance.chunk_tokens or chunk_tokens
-        most = min(most, context_length, total_blocks * layout.block_size)
-        runner.make_kernels(most, tuple(range(blocks_for(most, layout.block_size))))
+    most = min(config.instance.chunk_tokens or chunk_tokens, context_length, total_blocks * layout.block_size)
+    runner.make_kernels(most, tuple(range(blocks_for(most, layout.block_size))))
     return Engine(
         runner=runner,
         thread=thread,

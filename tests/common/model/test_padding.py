@@ -8,7 +8,7 @@ from common.kv.pool import KVPool
 from common.model import padding
 from common.model.attention import LocalAttention
 from common.model.interface import SequenceChunk
-from common.model.padding import rows_beside, tile_rows
+from common.model.padding import own_rows, rows_beside
 from common.model.program import load_program
 from tests.common.model.conftest import MakeTiny
 
@@ -26,10 +26,12 @@ def test_rows_make_up_whole_tiles(rows: int, beside: int) -> None:
 
 
 def test_the_numbers_of_rows_that_there_are_with_those_beside() -> None:
-    assert [*tile_rows(100, torch.bfloat16, CPU)] == [48, 64, 80, 96]
-    assert not tile_rows(100, torch.float32, CPU)
-    had = {rows + rows_beside(rows, torch.bfloat16, CPU) for rows in range(33, 257)}
-    assert had == {*tile_rows(256, torch.bfloat16, CPU)}
+    assert own_rows(100, torch.bfloat16, CPU) == [*range(1, 33), 48, 64, 80, 96]
+    assert own_rows(20, torch.bfloat16, CPU) == [*range(1, 21)]
+    assert own_rows(100, torch.float32, CPU) == [*range(1, 65)]
+    assert not own_rows(100, torch.bfloat16, torch.device("meta"))
+    had = {rows + rows_beside(rows, torch.bfloat16, CPU) for rows in range(1, 257)}
+    assert had == {*own_rows(256, torch.bfloat16, CPU)}
 
 
 def test_only_bf16_products_of_the_host_with_amx_have_rows_added(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,7 +39,7 @@ def test_only_bf16_products_of_the_host_with_amx_have_rows_added(monkeypatch: py
     assert rows_beside(37, torch.bfloat16, torch.device("meta")) == 0
     monkeypatch.setattr(padding, "has_amx", lambda: False)
     assert rows_beside(37, torch.bfloat16, CPU) == 0
-    assert not tile_rows(100, torch.bfloat16, CPU)
+    assert own_rows(100, torch.bfloat16, CPU) == [*range(1, 65)]
 
 
 @pytest.mark.parametrize("family", ["llama", "mixtral"])
