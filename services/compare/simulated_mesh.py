@@ -13,6 +13,7 @@ from common.errors import ConfigError
 from common.kv.layout import KVLayout
 from common.model.device import accelerator_name
 from common.model.precision import precision_of
+from common.model.waiting import WANTED_S
 from common.profile import profile_path, read_profile
 from common.shapes import ModelShape
 from common.spec import ELEMENT_BYTES
@@ -74,15 +75,18 @@ def simulated_of(
     ]
     host = {}
     if overhead.host is not None:
-        costs = _host(overhead.host, 0.0 if workers else overhead.pass_s)
+        costs = _host(overhead.host, overhead.pass_s, has_workers=workers > 0)
         host["host"] = costs | _contention(config, overhead, profile)
     return simulated_from_tree({**settings, "cluster": cluster, "pool": pools, **host})
 
 
-def _host(host: HostConfig, waited_s: float) -> dict[str, Any]:
+def _host(host: HostConfig, waited_s: float, *, has_workers: bool) -> dict[str, Any]:
     """Without those seconds beside each pass for which the engine's thread waits: its core is taken in their
-    place, as they are in its passes."""
-    return msgspec.structs.asdict(host) | {"pass_s": max(0.0, host.pass_s - waited_s)}
+    place, as they are in its passes. One that waits for attention workers sleeps, as long as live ones do."""
+    costs = msgspec.structs.asdict(host)
+    if has_workers:
+        return costs | {"exchange_hold_s": WANTED_S}
+    return costs | {"pass_s": max(0.0, host.pass_s - waited_s)}
 
 
 def _contention(config: Config, overhead: Overhead, path: Path | None) -> dict[str, float]:

@@ -42,14 +42,14 @@ class HostShare:
         """As it comes out beside the others, of a step of so many layers by ``who``: passes of others make
         its slices longer, and attention, which reads memory as they do, by their share."""
         host, longer = self.host, self.host.longer_for(who)
-        if not host.is_full and longer == NO_LONGER:
+        if not host.is_short and longer == NO_LONGER:
             return cost
         slice_s = (1 + longer.share) * cost.slice_s + longer.more_s / layers
         slice_s /= host.pace()
         attention_times = (1 + longer.share) / host.pace(self.busiest)
         attention_s = max((each.attention_s for each in cost.shares), default=0.0)
         more_s = slice_s - cost.slice_s + (attention_times - 1) * attention_s
-        more_s += host.config.exchange_s if host.is_full else 0.0
+        more_s += host.config.exchange_s if host.is_short else 0.0
         return cost._replace(
             slice_s=slice_s,
             alone_s=cost.alone_s + more_s,

@@ -347,7 +347,7 @@ def make_cluster(
     links = Links(
         clock, cluster.link_latency_s, settings.transfer.deadline_s, settings.transfer.suspect_after_s
     )
-    host = None if simulated.host is None else Host(simulated.host)
+    host = None if simulated.host is None else Host(simulated.host, clock)
     network = Network(clock, links, cluster.hop_s, timeline, host)
     losses, continuations = Losses(settings.mesh.lease_s), settings.gateway.max_continuations
     gateway = SimulatedGateway(network, records, continuations, losses, retries)

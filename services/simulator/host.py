@@ -16,6 +16,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from common.errors import ConfigError
+from services.simulator.clock import Clock, Timer
 
 IDLE_CORE = 0.5
 
@@ -26,7 +27,8 @@ class HostConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     token, ``prompt_s``, and ``prompt_token_s`` by each of its tokens. ``idle_cores``: what is taken all the
     time. Whoever is woken has to get a core first: while no core is idle half of the time a message takes
     ``wake_s`` longer, and while more is wanted than there is, a layer whose attention a worker computes takes
-    ``exchange_s``. While another instance computes, a pass takes ``beside_share`` of its time longer, and
+    ``exchange_s``, and for ``exchange_hold_s`` after that, as who waits for it sleeps until then.
+    While another instance computes, a pass takes ``beside_share`` of its time longer, and
     ``beside_s_per_rate`` for each pass a second that it would compute alone."""
 
     cores: int
@@ -37,6 +39,7 @@ class HostConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     prompt_token_s: float = 0.0
     wake_s: float = 0.0
     exchange_s: float = 0.0
+    exchange_hold_s: float = 0.0
     beside_s_per_rate: float = 0.0
     beside_share: float = 0.0
 
@@ -80,11 +83,15 @@ class Paced(Protocol):
 @dataclass(slots=True, eq=False)
 class Host:
     """``level``: of a core, that no thread gets more of while more is wanted than there is; else 1.
-    ``is_busy``: no core is idle half of the time."""
+    ``is_busy``: no core is idle half of the time. ``is_short``: more is wanted than there is, or was not long
+    ago, as ``exchange_hold_s`` has it."""
 
     config: HostConfig
+    clock: Clock
     level: float = 1.0
     is_busy: bool = False
+    is_short: bool = False
+    _is_over: Timer | None = None
     _wanted: dict[Paced, tuple[Wanted, ...]] = field(default_factory=dict)
     _passes_per_s: dict[Paced, float] = field(default_factory=dict)
     _is_contended: bool = field(init=False)
@@ -153,7 +160,23 @@ class Host:
         wanted = [each for wants in self._wanted.values() for each in wants]
         self.is_busy = there - sum(each.cores for each in wanted) < IDLE_CORE
         self.level = _level(there, wanted)
+        self._look_how_short()
         return self.level != before
+
+    def _look_how_short(self) -> None:
+        held_s = self.config.exchange_hold_s if self.config.exchange_s else 0.0
+        if self.is_full or not held_s:
+            self.is_short = self.is_full
+            if self._is_over is not None:
+                self.clock.cancel(self._is_over)
+                self._is_over = None
+        elif self.is_short and self._is_over is None:
+            self._is_over = self.clock.after(held_s, self._be_short_no_more)
+
+    def _be_short_no_more(self) -> None:
+        self._is_over, self.is_short = None, False
+        for other in list(self._wanted):
+            other.change_pace()
 
 
 def _level(there: float, wanted: list[Wanted]) -> float:

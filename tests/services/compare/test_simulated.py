@@ -11,6 +11,7 @@ import pytest
 from common.config_file import config_from_tree
 from common.errors import ConfigError
 from common.latency import describe
+from common.model.waiting import WANTED_S
 from common.profile import profile_path, write_profile
 from services.compare.comparison import Candidate, Comparison, Offer, Settings
 from services.compare.error_table import describe_overheads, errors_table, rounds_of
@@ -196,7 +197,8 @@ def test_what_a_pass_waits_for_is_not_taken_of_the_cores_twice() -> None:
     assert less == msgspec.structs.replace(host, pass_s=0.003)
     assert none == msgspec.structs.replace(host, pass_s=0.0)
     apart = Candidate(name="apart", instances={"prefill": 1, "decode": 1, "attention": 1})
-    assert simulated_of(COMPARISON, apart, Overhead(pass_s=0.002, host=host)).host == host
+    held = msgspec.structs.replace(host, exchange_hold_s=WANTED_S)
+    assert simulated_of(COMPARISON, apart, Overhead(pass_s=0.002, host=host)).host == held
 
 
 def test_a_slower_machine_is_slower_in_simulation() -> None:

@@ -33,7 +33,7 @@ class Worker:
 
 @pytest.mark.parametrize(("passes", "cores"), [(1, 1), (1, 2), (2, 2), (3, 2), (7, 2), (3, 4)])
 def test_passes_share_cores_evenly_and_none_has_more_than_one(passes: int, cores: int) -> None:
-    host = Host(HostConfig(cores=cores))
+    host = Host(HostConfig(cores=cores), Clock())
     workers = [Worker() for _ in range(passes)]
     for worker in workers:
         host.want(worker, Wanted(1.0))
@@ -48,7 +48,10 @@ def test_passes_share_cores_evenly_and_none_has_more_than_one(passes: int, cores
 
 def test_what_is_taken_beside_passes_slows_them_by_its_share() -> None:
     host = Host(
-        HostConfig(cores=2, idle_cores=0.2, pass_s=0.001, token_s=0.0005, prompt_s=0.004, prompt_token_s=1e-5)
+        HostConfig(
+            cores=2, idle_cores=0.2, pass_s=0.001, token_s=0.0005, prompt_s=0.004, prompt_token_s=1e-5
+        ),
+        Clock(),
     )
     cores = host.cores_for(0.05, tokens=8, prompts=1, prompt_tokens=100)
     assert cores == pytest.approx(1 + (0.001 + 8 * 0.0005 + 0.004 + 0.001) / 0.05)
@@ -117,7 +120,8 @@ class FiveSteps:
 
 @pytest.mark.parametrize("looked_at_s", [(), (2.8,), (1.2, 2.5, 2.8, 4.1)])
 def test_to_look_at_steps_that_run_on_makes_none_of_them_longer(looked_at_s: tuple[float, ...]) -> None:
-    clock, host = Clock(), Host(HostConfig(cores=1))
+    clock = Clock()
+    host = Host(HostConfig(cores=1), clock)
     rooms = FiveSteps(clock, host)
     rooms.engine.wait_step()
     clock.at(2.5, lambda: host.want(Worker(), Wanted(1.0)))
@@ -185,7 +189,7 @@ def test_each_of_a_prompt_s_tokens_takes_of_the_core_once(chunk_tokens: int) -> 
 
 def test_who_wants_less_than_the_others_get_gets_it_all() -> None:
     one, other, woken = Worker(), Worker(), Worker()
-    host = Host(HostConfig(cores=2))
+    host = Host(HostConfig(cores=2), Clock())
     host.want(one, Wanted(1.0))
     host.want(woken, Wanted(0.5, 0.5))
     assert not host.is_full
@@ -208,7 +212,7 @@ CONTENTION = {"beside_s_per_rate": 0.00004, "beside_share": 0.1}
 
 
 def test_a_pass_takes_longer_by_what_another_computes_beside_it() -> None:
-    host = Host(HostConfig(cores=2, **CONTENTION))
+    host = Host(HostConfig(cores=2, **CONTENTION), Clock())
     one, other = Worker(), Worker()
     host.want(one, Wanted(1.0), passes_per_s=50)
     assert host.pace_of(one, 0.02) == 1.0, "alone"
@@ -229,7 +233,7 @@ def test_a_pass_takes_longer_by_what_another_computes_beside_it() -> None:
 @pytest.mark.parametrize(("cores", "beside"), [(1, 0.0), (2, 0.5), (3, 1.0), (4, 1.0)])
 def test_as_many_compute_beside_a_pass_as_there_are_other_cores(cores: int, beside: float) -> None:
     """Of three: each makes the others' longer by what it does, as much of the time as it has a core."""
-    host = Host(HostConfig(cores=cores, **CONTENTION))
+    host = Host(HostConfig(cores=cores, **CONTENTION), Clock())
     workers = [Worker() for _ in range(3)]
     for worker, passes_per_s in zip(workers, (100, 50, 100), strict=True):
         host.want(worker, Wanted(1.0), passes_per_s=passes_per_s)
@@ -269,7 +273,8 @@ def test_steps_of_few_cost_a_neighbour_more_than_steps_of_many() -> None:
 
 
 def test_who_dies_computes_beside_nobody() -> None:
-    clock, host = Clock(), Host(HostConfig(cores=2, **CONTENTION))
+    clock = Clock()
+    host = Host(HostConfig(cores=2, **CONTENTION), clock)
     dying, other = FiveSteps(clock, host), FiveSteps(clock, host)
     for each in (dying, other):
         each.engine.wait_step()
@@ -348,8 +353,44 @@ def test_layers_wait_for_cores_while_more_are_wanted_than_there_are(cores: int, 
     assert gap_s(exchange_s=0.001) == pytest.approx(gap_s() + more_s)
 
 
+@pytest.mark.parametrize("hold_s", [0.1, 0.5])
+def test_layers_wait_for_a_while_after_more_cores_were_wanted_than_there_are(hold_s: float) -> None:
+    """A stream beside one prompt, whose pass makes three of two cores."""
+    step_s, layers, exchange_s = 0.008 + 1e-4 * 60, 4, 0.001
+
+    def ended_s(**host: float) -> float:
+        mesh = over_a_worker(host={"cores": 2} | host)
+        return run(mesh, (0.0, 60, 200), (0.05, 100, 1)).records.end_s[0]
+
+    held_s = ended_s(exchange_s=exchange_s, exchange_hold_s=hold_s) - ended_s(exchange_s=exchange_s)
+    lost = 1 - step_s / (step_s + layers * exchange_s)
+    assert held_s == pytest.approx(lost * hold_s, rel=0.1)
+    assert ended_s(exchange_hold_s=hold_s) == ended_s(), "of layers that wait for nothing"
+
+
+def test_who_is_short_of_cores_again_meanwhile_stays_so_as_long_from_then_on() -> None:
+    clock = Clock()
+    host = Host(HostConfig(cores=1, exchange_s=0.001, exchange_hold_s=0.5), clock)
+    one, other = Worker(), Worker()
+    host.want(one, Wanted(1.0))
+    host.want(other, Wanted(1.0))
+    clock.run_until(1.0)
+    host.want(other)
+    clock.run_until(1.4)
+    assert (host.is_full, host.is_short) == (False, True)
+    host.want(other, Wanted(1.0))
+    host.want(other)
+    clock.run_until(1.8)
+    told = one.changes
+    assert host.is_short
+    clock.run_until(2.0)
+    assert not host.is_short
+    assert one.changes == told + 1
+
+
 def test_messages_wait_while_no_core_is_idle_and_never_overtake_one_another() -> None:
-    clock, host = Clock(), Host(HostConfig(cores=2, wake_s=0.005))
+    clock = Clock()
+    host = Host(HostConfig(cores=2, wake_s=0.005), clock)
     network = Network(clock, Links(clock, 0.0, 1.0), 0.001, host=host)
     one, other = Worker(), Worker()
     host.want(one, Wanted(1.0))
@@ -370,6 +411,7 @@ def test_messages_wait_while_no_core_is_idle_and_never_overtake_one_another() ->
         ({"cores": 2, "token_s": -1.0}, "host.token_s"),
         ({"cores": 2, "prompt_token_s": -1.0}, "host.prompt_token_s"),
         ({"cores": 2, "exchange_s": -0.1}, "host.exchange_s"),
+        ({"cores": 2, "exchange_hold_s": -0.1}, "host.exchange_hold_s"),
         ({"cores": 2, "wake_s": float("inf")}, "host.wake_s"),
         ({"cores": 2, "beside_share": -0.1}, "host.beside_share"),
         ({"cores": 2, "threads": 1}, "host"),
