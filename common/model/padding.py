@@ -1,7 +1,7 @@
 """Rows of nothing beside a batch's own, where products are quicker with a whole number of tiles.
 
 With AMX oneDNN's bf16 products take 16 rows at once: 229 take a tenth longer than 240. Without AMX every row
-more takes as long as any. Either way a number of rows that a process has not had before costs 3 to 10 ms of
+more takes as long as any. Either way a number of rows that a process has not had before costs 3 to 15 ms of
 making kernels for it (docs/benchmarks.md). Attention never sees the rows beside.
 """
 
@@ -25,14 +25,14 @@ def rows_beside(rows: int, dtype: torch.dtype, device: torch.device) -> int:
 
 
 def own_rows(most: int, dtype: torch.dtype, device: torch.device) -> list[int]:
-    """The numbers of rows, up to ``most``, that batches have with those beside and whose kernels are worth to
-    be made before they come: few, and whole tiles."""
+    """The numbers of rows, up to ``most``, that batches have with those beside and whose kernels are worth
+    making before they come: whole tiles, and few. The last ones made are kept longest."""
     if device.type != "cpu":
         return []
     beside = rows_beside(LEAST_ROWS, dtype, device)
     few = range(1, min(most, LEAST_ROWS - 1 if beside else MOST_OWN_ROWS) + 1)
     tiles = range(LEAST_ROWS + beside, most + 1, TILE_ROWS)
-    return [*few, *tiles] if beside else [*few]
+    return [*tiles, *few] if beside else [*few]
 
 
 def with_rows(values: torch.Tensor, beside: int) -> torch.Tensor:

@@ -127,7 +127,7 @@ class ModelProgram:
         replicas: Sequence["ModelProgram"],
         batch: int,
     ) -> Generator[int, None, LastContext]:
-        """``course`` as far as the last slice."""
+        """``course`` up to the last slice, and without it."""
         replicas = replicas or (self,)
         rows = token_ids.numel()
         beside = rows_beside(rows, self.dtype, self.device)

@@ -81,23 +81,26 @@ class ModelRunner:
         return self._graphs is None or self._graphs.is_settled(_chunks_of(batch))
 
     @torch.inference_mode()
-    def make_kernels(self, most_rows: int, block_table: tuple[int, ...]) -> None:
+    def make_kernels(self, most_rows: int, most_draws: int, block_table: tuple[int, ...], room: int) -> None:
         """Those that products of up to so many rows need, where each number of rows has its own: by the first
         two slices, which have all products that layers have, and by the last one, of tokens that are drawn.
-        In blocks which nobody holds."""
+        For as many threads as the caller's has. In blocks which nobody holds, of ``room`` tokens."""
         counts = own_rows(most_rows, self._program.dtype, self._program.device)
+        none = torch.empty(0, dtype=torch.int64)
         for rows in counts:
-            self._attention.begin([SequenceChunk(block_table, 0, rows)])
-            ones = torch.ones(rows, dtype=torch.int64)
-            none = torch.empty(0, dtype=torch.int64)
-            course = self._program.course(ones, torch.arange(rows), self._attention, none)
+            begins = range(0, rows, room)
+            self._attention.begin(
+                [SequenceChunk(block_table, 0, min(room, rows - begin)) for begin in begins]
+            )
+            ones, positions = torch.ones(rows, dtype=torch.int64), torch.arange(rows) % room
+            course = self._program.course(ones, positions, self._attention, none)
             for _ in islice(course, 2):
                 pass
             course.close()
             self._attention.give_up()
         if counts:
             self._attention.begin([SequenceChunk(block_table, 0, 1)])
-            self._program.make_heads(MOST_OWN_HEADS, self._attention)
+            self._program.make_heads(min(most_draws, MOST_OWN_HEADS), self._attention)
             self._attention.give_up()
 
     def _wait_written(self) -> None:

@@ -75,18 +75,23 @@ def simulated_of(
     ]
     host = {}
     if overhead.host is not None:
-        costs = _host(overhead.host, overhead.pass_s, has_workers=workers > 0)
+        costs = _host_of_workers(overhead.host, config) if workers else _host(overhead.host, overhead.pass_s)
         host["host"] = costs | _contention(config, overhead, profile)
     return simulated_from_tree({**settings, "cluster": cluster, "pool": pools, **host})
 
 
-def _host(host: HostConfig, waited_s: float, *, has_workers: bool) -> dict[str, Any]:
+def _host(host: HostConfig, waited_s: float) -> dict[str, Any]:
     """Without those seconds beside each pass for which the engine's thread waits: its core is taken in their
-    place, as they are in its passes. One that waits for attention workers sleeps, as long as live ones do."""
-    costs = msgspec.structs.asdict(host)
-    if has_workers:
-        return costs | {"exchange_hold_s": WANTED_S}
-    return costs | {"pass_s": max(0.0, host.pass_s - waited_s)}
+    place, as they are in its passes."""
+    return msgspec.structs.asdict(host) | {"pass_s": max(0.0, host.pass_s - waited_s)}
+
+
+def _host_of_workers(host: HostConfig, config: Config) -> dict[str, Any]:
+    """Who has waited for attention where cores are short sleeps from then on, live, until it looks again
+    whether they still are: what is left of that when they are no longer is half of it on average. Batches
+    that take turns look out all the time."""
+    hold_s = WANTED_S / 2 if config.instance.pipeline == "off" else 0.0
+    return msgspec.structs.asdict(host) | {"exchange_hold_s": hold_s}
 
 
 def _contention(config: Config, overhead: Overhead, path: Path | None) -> dict[str, float]:

@@ -78,8 +78,11 @@ def load_model_engine(config: Config, model_directory: Path, thread: EngineThrea
     precision, accelerator = precision_of(config.model), accelerator_name(config.model.device)
     profile = read_profile(profile_path(config.model, model_directory, precision.compute, accelerator))
     chunk_tokens = DEFAULT_CHUNK_TOKENS if profile is None else profile.saturation_tokens
-    most = min(config.instance.chunk_tokens or chunk_tokens, context_length, total_blocks * layout.block_size)
-    runner.make_kernels(most, tuple(range(blocks_for(most, layout.block_size))))
+    most_draws = config.instance.max_decode_batch
+    most_rows = most_draws if is_remote else max(config.instance.chunk_tokens or chunk_tokens, most_draws)
+    room = min(most_rows, context_length, total_blocks * layout.block_size)
+    blocks = tuple(range(blocks_for(room, layout.block_size)))
+    runner.make_kernels(most_rows, most_draws, blocks, room)
     return Engine(
         runner=runner,
         thread=thread,

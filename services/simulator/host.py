@@ -19,6 +19,7 @@ from common.errors import ConfigError
 from services.simulator.clock import Clock, Timer
 
 IDLE_CORE = 0.5
+ROUNDING = 1e-9
 
 
 class HostConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -27,7 +28,7 @@ class HostConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     token, ``prompt_s``, and ``prompt_token_s`` by each of its tokens. ``idle_cores``: what is taken all the
     time. Whoever is woken has to get a core first: while no core is idle half of the time a message takes
     ``wake_s`` longer, and while more is wanted than there is, a layer whose attention a worker computes takes
-    ``exchange_s``, and for ``exchange_hold_s`` after that, as who waits for it sleeps until then.
+    ``exchange_s`` longer, and so it does for ``exchange_hold_s`` after that: who waits for it still sleeps.
     While another instance computes, a pass takes ``beside_share`` of its time longer, and
     ``beside_s_per_rate`` for each pass a second that it would compute alone."""
 
@@ -152,7 +153,7 @@ class Host:
     @property
     def is_full(self) -> bool:
         """More is wanted than there is."""
-        return self.level < 1.0
+        return self.level < 1.0 - ROUNDING
 
     def _settle(self) -> bool:
         """By what is wanted now; whether the level is another one."""

@@ -1,5 +1,9 @@
 """Rows that are added to a batch change nothing of its own."""
 
+from collections import defaultdict
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
 
@@ -10,6 +14,7 @@ from common.model.attention import LocalAttention
 from common.model.interface import SequenceChunk
 from common.model.padding import own_rows, rows_beside
 from common.model.program import load_program
+from common.model.runner import ModelRunner
 from tests.common.model.conftest import MakeTiny
 
 CPU = torch.device("cpu")
@@ -26,7 +31,7 @@ def test_rows_make_up_whole_tiles(rows: int, beside: int) -> None:
 
 
 def test_the_numbers_of_rows_that_there_are_with_those_beside() -> None:
-    assert own_rows(100, torch.bfloat16, CPU) == [*range(1, 33), 48, 64, 80, 96]
+    assert own_rows(100, torch.bfloat16, CPU) == [48, 64, 80, 96, *range(1, 33)]
     assert own_rows(20, torch.bfloat16, CPU) == [*range(1, 21)]
     assert own_rows(100, torch.float32, CPU) == [*range(1, 65)]
     assert not own_rows(100, torch.bfloat16, torch.device("meta"))
@@ -58,3 +63,37 @@ def test_a_batch_with_rows_beside_it_gives_transformers_logits(tiny: MakeTiny, f
         parts.append(program.run(token_ids[positions], positions, attention, torch.arange(length)).float())
     logits = torch.cat(parts)
     assert float((logits - expected).norm() / expected.norm()) < 0.05
+
+
+class WatchedAttention(LocalAttention):
+    """Keeps how many rows came, by layer."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.rows: defaultdict[int, list[int]] = defaultdict(list)
+
+    def send_q(self, layer: int, q: torch.Tensor) -> None:
+        self.rows[layer].append(len(q))
+        super().send_q(layer, q)
+
+
+@pytest.mark.parametrize("draws", [5, 40])
+def test_products_of_each_number_of_rows_are_computed_before_any_comes(tiny: MakeTiny, draws: int) -> None:
+    """In a pool that holds no batch of so many rows."""
+    model = tiny("llama")
+    program = load_program(model.directory, "bfloat16", CPU, model.directory.parent / "cache")
+    last, drawn = program.slices[-1], []
+
+    def run_last(attention: Any, layer: Any, received: torch.Tensor, *rest: Any) -> Any:
+        drawn.append(len(received))
+        return last.run(attention, layer, received, *rest)
+
+    program = replace(program, slices=(*program.slices[:-1], replace(last, run=run_last)))
+    attention = WatchedAttention(
+        KVPool(KVLayout(3, 2, 8, 16, 2), 2, program.dtype, CPU), program.attention_specs
+    )
+    ModelRunner(program, attention).make_kernels(70, draws, (1,), room=16)
+    counts = own_rows(70, torch.bfloat16, CPU)
+    # One token goes all the way, for what follows the layers.
+    assert attention.rows == {0: [*counts, 1], 1: [*counts, 1], 2: [1]}
+    assert drawn == [*range(1, min(draws, 32) + 1)]

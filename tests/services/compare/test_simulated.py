@@ -197,7 +197,7 @@ def test_what_a_pass_waits_for_is_not_taken_of_the_cores_twice() -> None:
     assert less == msgspec.structs.replace(host, pass_s=0.003)
     assert none == msgspec.structs.replace(host, pass_s=0.0)
     apart = Candidate(name="apart", instances={"prefill": 1, "decode": 1, "attention": 1})
-    held = msgspec.structs.replace(host, exchange_hold_s=WANTED_S)
+    held = msgspec.structs.replace(host, exchange_hold_s=WANTED_S / 2)
     assert simulated_of(COMPARISON, apart, Overhead(pass_s=0.002, host=host)).host == held
 
 

@@ -355,11 +355,11 @@ def test_layers_wait_for_cores_while_more_are_wanted_than_there_are(cores: int, 
 
 @pytest.mark.parametrize("hold_s", [0.1, 0.5])
 def test_layers_wait_for_a_while_after_more_cores_were_wanted_than_there_are(hold_s: float) -> None:
-    """A stream beside one prompt, whose pass makes three of two cores."""
+    """A stream beside one prompt: slices, attention and a pass, and what they bring about, on two cores."""
     step_s, layers, exchange_s = 0.008 + 1e-4 * 60, 4, 0.001
 
     def ended_s(**host: float) -> float:
-        mesh = over_a_worker(host={"cores": 2} | host)
+        mesh = over_a_worker(host={"cores": 2, "pass_s": 0.001} | host)
         return run(mesh, (0.0, 60, 200), (0.05, 100, 1)).records.end_s[0]
 
     held_s = ended_s(exchange_s=exchange_s, exchange_hold_s=hold_s) - ended_s(exchange_s=exchange_s)
