@@ -29,7 +29,7 @@ BEGUN_CHUNKS = 4
 """The first token is prefill's; from the second on the KV lies with the attention workers."""
 NOTICED_S = 2.0
 """After this at most a worker that pauses amid a step is given up."""
-SCHEDULING_S = 0.5
+SCHEDULING_S = 1.5
 """What a busy machine may add."""
 WATCH_S = 30.0
 
