@@ -15,6 +15,8 @@ import pytest
 from tests.e2e.meshes import Mesh, running_mesh, stream_text
 
 CONFIG = """
+[mesh]
+lease_s = 5
 [instance]
 block_size = 16
 [transfer]
