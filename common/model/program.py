@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from safetensors.torch import load_file
@@ -28,6 +28,7 @@ from common.timeline import timeline
 from common.timeline_events import SLICE
 
 Progress = Callable[[str], None]
+Result = TypeVar("Result")
 
 TORCH_DTYPES: dict[ElementType, torch.dtype] = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
@@ -67,22 +68,13 @@ class ModelProgram:
         positions: torch.Tensor,
         attention: AttentionIO,
         output_rows: torch.Tensor,
-        between_slices: Callable[[], None] | None = None,
     ) -> torch.Tensor:
         """``token_ids``, ``positions`` [T] int64 → logits [R, vocab] of the tokens at ``output_rows`` [R].
 
         The rows are chosen before the last slice, which the others then need not pass. R = 0 still writes
         every layer's K and V and returns [0, vocab].
         """
-        course = self.course(token_ids, positions, attention, output_rows)
-        while True:
-            if between_slices is not None:
-                between_slices()
-            try:
-                next(course)
-            except StopIteration as end:
-                logits: torch.Tensor = end.value
-                return logits
+        return _ended(self.course(token_ids, positions, attention, output_rows))
 
     def course(
         self,
@@ -109,13 +101,7 @@ class ModelProgram:
         """Computes logits of up to so many tokens, each number once: where products of each have kernels of
         their own these are made now. ``attention``: begun with one token."""
         one = torch.ones(1, dtype=torch.int64, device=self.device)
-        course = self._until_last(one, torch.zeros_like(one), attention, (), 0)
-        while True:
-            try:
-                next(course)
-            except StopIteration as end:
-                context: LastContext = end.value
-                break
+        context = _ended(self._until_last(one, torch.zeros_like(one), attention, (), 0))
         for rows in range(1, most_rows + 1):
             self._logits(context, attention, torch.zeros(rows, dtype=torch.int64, device=self.device), 0)
 
@@ -170,6 +156,16 @@ class ModelProgram:
         if began_ns:
             timeline.end(began_ns, SLICE, len(self.slices) - 1, batch)
         return logits.squeeze(0)
+
+
+def _ended(course: Generator[int, None, Result]) -> Result:
+    """What comes of it once all its slices are computed, one after the other."""
+    while True:
+        try:
+            next(course)
+        except StopIteration as end:
+            result: Result = end.value
+            return result
 
 
 def load_program(
