@@ -92,7 +92,7 @@ class Host:
     level: float = 1.0
     is_busy: bool = False
     is_short: bool = False
-    _is_over: Timer | None = None
+    _hold_end: Timer | None = None
     _wanted: dict[Paced, tuple[Wanted, ...]] = field(default_factory=dict)
     _passes_per_s: dict[Paced, float] = field(default_factory=dict)
     _is_contended: bool = field(init=False)
@@ -161,21 +161,21 @@ class Host:
         wanted = [each for wants in self._wanted.values() for each in wants]
         self.is_busy = there - sum(each.cores for each in wanted) < IDLE_CORE
         self.level = _level(there, wanted)
-        self._look_how_short()
+        self._settle_hold()
         return self.level != before
 
-    def _look_how_short(self) -> None:
+    def _settle_hold(self) -> None:
         held_s = self.config.exchange_hold_s if self.config.exchange_s else 0.0
         if self.is_full or not held_s:
             self.is_short = self.is_full
-            if self._is_over is not None:
-                self.clock.cancel(self._is_over)
-                self._is_over = None
-        elif self.is_short and self._is_over is None:
-            self._is_over = self.clock.after(held_s, self._be_short_no_more)
+            if self._hold_end is not None:
+                self.clock.cancel(self._hold_end)
+                self._hold_end = None
+        elif self.is_short and self._hold_end is None:
+            self._hold_end = self.clock.after(held_s, self._end_hold)
 
-    def _be_short_no_more(self) -> None:
-        self._is_over, self.is_short = None, False
+    def _end_hold(self) -> None:
+        self._hold_end, self.is_short = None, False
         for other in list(self._wanted):
             other.change_pace()
 
