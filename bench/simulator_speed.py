@@ -11,6 +11,11 @@ It runs compiled where `lamella compile` was called; LAMELLA_COMPILED= (empty) h
 
 With ``--rate`` requests come at random at that rate, and the trace's lengths again and again: as many
 ``--requests`` as one wants.
+
+``--mesh FILE`` in place of that mesh: one of others' runs, say, as `lamella simulate` reads it. What is read,
+and what estimators are trained from, is not counted.
+
+    python bench/simulator_speed.py TRACE --mesh bench/vidur_34b.toml
 """
 
 import argparse
@@ -26,7 +31,7 @@ import services.simulator.run as run_module
 from services.bench.arrivals import make_arrivals
 from services.bench.traces import Trace, read_trace
 from services.compiling.entering import begin_compiled
-from services.simulator.config import Simulated, simulated_from_tree
+from services.simulator.config import Simulated, load_simulated, simulated_from_tree
 from services.simulator.metrics import measure
 from services.simulator.run import Load, Offered, offered_of, simulate
 
@@ -81,12 +86,13 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=None)
     parser.add_argument("--prefill", type=int, default=25)
     parser.add_argument("--decode", type=int, default=15)
+    parser.add_argument("--mesh", type=Path, default=None)
     parser.add_argument("--profile", action="store_true", help="Also print where the time goes.")
     options = parser.parse_args()
     begin_compiled()
     trace = read_trace(options.trace, options.requests)
     requests = options.requests if options.rate and options.requests else len(trace.requests)
-    simulated = mesh_of(options.prefill, options.decode)
+    simulated = load_simulated(options.mesh) if options.mesh else mesh_of(options.prefill, options.decode)
     profile = cProfile.Profile(time.process_time)
     began_s = time.process_time()
     if options.profile:

@@ -10,7 +10,7 @@ from math import inf
 
 import msgspec
 
-from common.length_points import further, tokens_to_come
+from common.length_points import further
 
 HEAVY_TOKENS = 128
 
@@ -24,10 +24,6 @@ class LengthDistribution(msgspec.Struct, frozen=True, array_like=True, dict=True
     @cached_property
     def mean(self) -> float:
         return sum([tokens * probability for tokens, probability in self.points])
-
-    def mean_beyond(self, tokens: int) -> float:
-        """Of those that draw more than ``tokens``; one more than that where none is known to."""
-        return self.beyond(tokens).mean
 
     def quantile(self, share: float) -> float:
         """The least length that at least ``share`` of requests do not exceed."""
@@ -58,13 +54,6 @@ class LengthDistribution(msgspec.Struct, frozen=True, array_like=True, dict=True
 def certain(tokens: int) -> LengthDistribution:
     """Of a length that is known, as a trace's is."""
     return LengthDistribution(((float(tokens), 1.0),))
-
-
-def coming_tokens(lengths: LengthDistribution | None, drawn_tokens: int, max_tokens: int) -> int:
-    """That a request which has drawn so many is still expected to, at least one; where it has outlived its
-    prediction, as those like it that did. Without a prediction: all that it may."""
-    mean = None if lengths is None else lengths.mean_beyond(drawn_tokens)
-    return tokens_to_come(mean, drawn_tokens, max_tokens)
 
 
 def capped(lengths: LengthDistribution, max_tokens: int) -> LengthDistribution:

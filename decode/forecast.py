@@ -91,16 +91,16 @@ def least_spare_s(
     """The least of T_dec · l_out − t_dec (Aladdin 4.2, constraint d) over those that run: by how much each is
     ahead of its pace since it came here. ``tpot_s``: promised to a class of service."""
     steps, owners = untold.steps, untold.owners
-    paces_s: dict[str, float] = {}
+    service_class: str | None = None
     least_s: float | None = None
+    pace_s = 0.0
     for each in sequences:
         if each.phase is not RUNNING:
             continue
-        request = each.request
-        pace_s = paces_s.get(request.service_class)
-        if pace_s is None:
-            pace_s = paces_s[request.service_class] = tpot_s(request.service_class)
-        drawn = len(each.output_ids) - len(request.output_ids)
+        if each.service_class != service_class:
+            service_class = each.service_class
+            pace_s = tpot_s(service_class)
+        drawn = len(each.output_ids) - each.drawn_before
         if steps and each.owner in owners:
             drawn += steps
         spare_s = pace_s * drawn - (now - each.arrived_s)

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from common.ids import InstanceId
 from common.kv.blocks import BlockAllocator, blocks_for
-from common.lengths import coming_tokens
 from common.room_mates import RoomMates
 from prefill.prompts import PromptQueue
 from prefill.sequence import PrefillSequence
@@ -104,6 +103,4 @@ class Entering:
         return sequence.decode_instance == self.instance_id
 
     def _growing(self, sequence: PrefillSequence) -> Growing:
-        request = sequence.request
-        coming = coming_tokens(sequence.lengths, len(request.output_ids), request.sampling.max_tokens)
-        return Growing(sequence.tokens, coming)
+        return Growing(sequence.tokens, sequence.coming_tokens)

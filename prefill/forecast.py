@@ -3,7 +3,6 @@
 from collections.abc import Iterable
 
 from common.ids import InstanceId
-from common.lengths import coming_tokens
 from prefill.sequence import PrefillSequence
 from scheduler.policy.decode_admission import Growing
 from scheduler.policy.decode_rebalancing import as_growing
@@ -19,4 +18,5 @@ def _need_of(sequence: PrefillSequence, instance_id: InstanceId) -> Growing:
     if sequence.decode_instance != instance_id:
         return Growing(sequence.tokens, 1)
     drawn, most = len(sequence.request.output_ids), sequence.request.sampling.max_tokens
-    return as_growing(sequence.tokens, coming_tokens(sequence.lengths, drawn, most), max(1, most - drawn))
+    left = most - drawn
+    return as_growing(sequence.tokens, sequence.coming_tokens, left if left > 1 else 1)

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from common.ids import Incarnation, InstanceId
 from common.kv.blocks import BlockOwner
+from common.length_points import coming_tokens
 from common.lengths import LengthDistribution
 from common.lifecycle import PrefillPhase
 from common.messages import GenerationRequest
@@ -45,6 +46,13 @@ class PrefillSequence:
 
     def __post_init__(self) -> None:
         self.tokens = self.request.tokens
+
+    @property
+    def coming_tokens(self) -> int:
+        """That it is expected to draw."""
+        lengths, request = self.lengths, self.request
+        points = None if lengths is None else lengths.points
+        return coming_tokens(points, len(request.output_ids), request.sampling.max_tokens)
 
     @property
     def remaining_tokens(self) -> int:

@@ -2,18 +2,10 @@
 
 from collections.abc import Collection, Iterable, Mapping
 
-import msgspec
-
 from common.ids import InstanceId
 from common.messages import Phase
+from scheduler.decision_log import Barred
 from scheduler.views import InstanceView, KVFormat
-
-
-class Barred(msgspec.Struct, frozen=True, gc=False):
-    """An instance of the phase that was no candidate, and the reason, for people."""
-
-    instance_id: InstanceId
-    reason: str
 
 
 def barred_of(
@@ -28,14 +20,13 @@ def barred_of(
     """Of ``members``, who have the phase, those that are no candidates for a sequence of ``tokens``.
     ``kv_formats``: of those who could have exchanged KV with it. ``most_requests``: that one may have, while
     it decodes. ``distrusted``: whom no KV may get to, or from, and why."""
-    return tuple(
-        Barred(
-            view.record.instance_id,
-            distrusted.get(view.record.instance_id) or _why(phase, view, tokens, kv_formats, most_requests),
-        )
-        for view in members
-        if view.record.instance_id not in candidates
-    )
+    barred = []
+    for view in members:
+        instance_id = view.record.instance_id
+        if instance_id not in candidates:
+            reason = distrusted.get(instance_id) or _why(phase, view, tokens, kv_formats, most_requests)
+            barred.append(Barred(instance_id, reason))
+    return tuple(barred)
 
 
 def _why(

@@ -6,11 +6,17 @@ import msgspec
 
 from common.ids import InstanceId, RequestId, request_id_of
 from common.messages import Phase
-from scheduler.barring import Barred
 from scheduler.policy.candidates import DecodeCandidate, Scored
 
 MOST_CHOICES = 128
 """Of one call."""
+
+
+class Barred(msgspec.Struct, frozen=True, gc=False):
+    """An instance of the phase that was no candidate, and the reason, for people."""
+
+    instance_id: InstanceId
+    reason: str
 
 
 class Choice(msgspec.Struct, frozen=True, gc=False):

@@ -15,8 +15,8 @@ from common.ids import InstanceId, RequestId
 from common.lengths import LengthDistribution, capped
 from common.messages import GenerationRequest, Phase
 from common.predictions import NewestLengths
-from scheduler.barring import Barred, barred_of
-from scheduler.decision_log import Choice, Decision, DecisionLog
+from scheduler.barring import barred_of
+from scheduler.decision_log import Barred, Choice, Decision, DecisionLog
 from scheduler.kv_links import Distrust, KVLinks
 from scheduler.policy.admission import next_end_s, prefill_s, retry_after_s
 from scheduler.policy.candidates import Arrival, DecodeCandidate, Objectives, PrefillCandidate, Scored
@@ -160,20 +160,18 @@ class Placer:
     ) -> InstanceView:
         policy = self.settings.prefill_policy
         partners, prefills = decodes.kv_formats, self._serving("prefill", excluded)
-        members, distrusted = prefills.members, NOBODY
+        members, distrusted, tokens = prefills.members, NOBODY, arrival.prompt_tokens
         try:
-            views = self._fitting("prefill", prefills, request.tokens, partners)
+            views = self._fitting("prefill", prefills, tokens, partners)
             if prefills.is_any_mixed:
                 views = self._with_room_after(views, request)
             views, distrusted = trusted_senders(self._distrust, views, decodes.ready)
             everyone = prefill_candidates(views)
             candidates = (
-                self._with_short_queue(everyone)
-                if is_patient
-                else self._within_bound(everyone, request.tokens)
+                self._with_short_queue(everyone) if is_patient else self._within_bound(everyone, tokens)
             )
         except RequestError as exc:
-            barred = self._barred("prefill", members, (), request.tokens, partners, distrusted)
+            barred = self._barred("prefill", members, (), tokens, partners, distrusted)
             choices.append(Choice("prefill", policy, (), None, exc.message, barred=barred))
             raise
         self._prefills = candidates
@@ -188,7 +186,7 @@ class Placer:
                 _shown(scored, taken),
                 taken.instance_id,
                 predicted_s=predicted_ttft_s(view.for_prefill, arrival),
-                barred=self._barred("prefill", members, candidates, request.tokens, partners, distrusted),
+                barred=self._barred("prefill", members, candidates, tokens, partners, distrusted),
             )
         )
         return view
@@ -286,10 +284,10 @@ class Placer:
         wanted: InstanceId | None = None,
     ) -> InstanceView:
         policy, bound = self.settings.decode_policy, self.settings.max_requests_per_decode
-        members, distrusted = decodes.members, NOBODY
+        members, distrusted, tokens = decodes.members, NOBODY, request.max_total_tokens
         kv_formats = {view.kv_format for view in ([sender] if sender is not None else decodes.ready)}
         try:
-            views = self._fitting("decode", decodes, request.max_total_tokens, kv_formats)
+            views = self._fitting("decode", decodes, tokens, kv_formats)
             views, distrusted = trusted_receivers(self._distrust, sender, views)
             if arrival.home is not None:
                 # Not to another mixed one that is not wanted: see ``policy.coupling``.
@@ -302,7 +300,7 @@ class Placer:
             if not candidates:
                 raise self._decode_overloaded(view.for_decode for view in views)
         except RequestError as exc:
-            barred = self._barred("decode", members, (), request.max_total_tokens, kv_formats, distrusted)
+            barred = self._barred("decode", members, (), tokens, kv_formats, distrusted)
             choices.append(Choice("decode", policy, (), None, exc.message, barred=barred))
             raise
         objectives = self._promised(request)
@@ -311,7 +309,7 @@ class Placer:
         taken = choose(scored) if home is None else choose_coupled(scored, home, policy)
         assert taken is not None, f"{policy} took none of {scored}"
         view = self.standby.instances[taken.instance_id]
-        barred = self._barred("decode", members, candidates, request.max_total_tokens, kv_formats, distrusted)
+        barred = self._barred("decode", members, candidates, tokens, kv_formats, distrusted)
         choices.append(
             Choice(
                 "decode",

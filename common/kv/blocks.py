@@ -3,9 +3,10 @@
 An instance has one pool of its own, or pools on attention workers, which come and go. A block's id says which
 pool it is of; all blocks of an owner are of one pool. Every block is in exactly one place: free, held by an
 owner, or in quarantine. Blocks are handed out lowest id first, so the pages in use stay dense and the
-attention kernel can take them as one view. A *pinned* owner's blocks are the source of a transfer and cannot
-be released; *quarantined* blocks may still be written by a transfer that was given up on, and are not reused
-until it is known to have drained (``common.transfer``: a transfer that failed may still land).
+attention kernel can take them as one view; where there are no pages, those that were freed last. A *pinned*
+owner's blocks are the source of a transfer and cannot be released; *quarantined* blocks may still be written
+by a transfer that was given up on, and are not reused until it is known to have drained
+(``common.transfer``: a transfer that failed may still land).
 """
 
 import heapq
@@ -53,12 +54,13 @@ class BlockAllocator:
 
     ``free_blocks`` are those of open pools, ``total_blocks`` of those that are not lost, and
     ``largest_pool_blocks`` bounds the longest sequence that could ever be held: 0 without an open pool.
-    ``is_any_lost``: whether ``is_lost`` is true of anybody.
+    ``is_any_lost``: whether ``is_lost`` is true of anybody. ``has_pages``: it matters which blocks are used.
 
     Raises KeyError for an unknown owner or pool, ValueError for an illegal move.
     """
 
     first_pool_blocks: int
+    has_pages: bool = True
     free_blocks: int = field(init=False, default=0)
     total_blocks: int = field(init=False, default=0)
     largest_pool_blocks: int = field(init=False, default=0)
@@ -190,7 +192,11 @@ class BlockAllocator:
             return False
         given = self._pools[number]
         free = given.free
-        taken = [heapq.heappop(free) for _ in range(blocks)]
+        if self.has_pages:
+            taken = [heapq.heappop(free) for _ in range(blocks)]
+        else:
+            taken = free[-blocks:]
+            del free[-blocks:]
         if given.is_open:
             self.free_blocks -= blocks
         held = self._held.get(owner)
@@ -274,8 +280,11 @@ class BlockAllocator:
         if pool.is_lost:
             self._forget_if_empty(number)
             return
-        for block in blocks:
-            heapq.heappush(pool.free, block)
+        if self.has_pages:
+            for block in blocks:
+                heapq.heappush(pool.free, block)
+        else:
+            pool.free += blocks
         if pool.is_open:
             self.free_blocks += len(blocks)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from common.latency import Distribution
 from services.compare.simulated import LONGEST_WAIT_S, Pair
 from services.compare.simulated_mesh import Overhead
-from services.simulator.host import HostConfig
+from services.simulator.host_config import HostConfig
 
 RELATIVE, POINTS = 0.09, 2.0
 """From where on an error is bold: of latencies, and of attainment."""

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from services.compare.records import RunRecord
-from services.simulator.host import HostConfig
+from services.simulator.host_config import HostConfig
 
 
 class Counted(NamedTuple):

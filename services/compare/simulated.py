@@ -32,7 +32,7 @@ from services.compare.host_costs import Counted, host_of
 from services.compare.records import RunRecord
 from services.compare.simulated_mesh import Overhead, pace_of, simulated_of
 from services.simulator.cluster import Cluster
-from services.simulator.host import HostConfig
+from services.simulator.host_config import HostConfig
 from services.simulator.metrics import DONE, Metrics, latency_of, measure
 from services.simulator.run import Load, Offered, simulate
 

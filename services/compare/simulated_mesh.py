@@ -23,7 +23,7 @@ from services.compare.records import RunRecord
 from services.hosts.engines import pull_share_of
 from services.model_directory import model_directory
 from services.simulator.config import Simulated, simulated_from_tree
-from services.simulator.host import HostConfig
+from services.simulator.host_config import HostConfig
 from services.simulator.performance.profiled import read_machine_profile
 
 UNREAD = Path("lengths.jsonl")

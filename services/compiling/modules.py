@@ -10,8 +10,8 @@ _DECODE = (
 )
 _PREFILL = "arrivals batching chunks entering forecast handover holdings offers prompts sends sequence state"
 _SCHEDULER = (
-    "arrivals bookings kv_links learned_times membership overdue peers placing planning standby state trust"
-    " views waiting_room"
+    "arrivals barring bookings kv_links learned_times membership overdue peers placing planning standby state"
+    " trust views waiting_room"
 )
 _POLICY = (
     "admission best_fit coupling decode_admission decode_batching decode_binding decode_rebalancing dispatch"
@@ -19,9 +19,12 @@ _POLICY = (
     " pull_budget rebalance shadow workload"
 )
 _SIMULATOR = (
-    "clock cluster computed_work conditions decode_room drawing engine gaps gateway instance links network"
-    " prefill_room records run scheduler staff"
+    "attention_cost attention_course attention_engine attention_host attention_performance attention_rates"
+    " attention_workers clock cluster computed_work conditions decode_room drawing engine gaps gateway host"
+    " instance links network pipeline_plan pipelined prefill_room records run scheduler shape staff stages"
+    " step_times"
 )
+_PERFORMANCE = "aiconfigurator curves linear operators profiled roofline splitwise vidur"
 
 COMPILED = (
     *(f"common.{name}" for name in _COMMON.split()),
@@ -31,6 +34,7 @@ COMPILED = (
     *(f"scheduler.policy.{name}" for name in _POLICY.split()),
     "services.hosts.load_report",
     *(f"services.simulator.{name}" for name in _SIMULATOR.split()),
+    *(f"services.simulator.performance.{name}" for name in _PERFORMANCE.split()),
 )
 """Nothing with Structs that msgspec serialises, by keywords that a compiled class loses, and no generic class
 (``rewriting``). What is compiled asks by ``is None`` whether one of a class with ``__len__`` is there:

@@ -3,10 +3,12 @@
 mypyc compiles a dataclass, but leaves it the constructor that the decorator makes, which is interpreted and
 sets every field by name; a NamedTuple's is interpreted, too. And it drops a Struct's keywords without a word.
 So constructors are written out, and some NamedTuples and Structs that are compared by
-identity, which nothing serialises, become such classes. Functions stay as they are, word for word.
+identity, which nothing serialises, become such classes. Constants are said to be final: others are looked up
+by name at every use. Functions stay as they are, word for word.
 """
 
 import ast
+import re
 
 from services.compiling.errors import CompileError
 
@@ -19,24 +21,43 @@ UNTUPLED = {
     ("decode/sequence.py", "_ExpectedLength"),
 }
 """The NamedTuples that are made most often, and that nobody takes apart."""
+_IMPORTS = "from dataclasses import dataclass; from typing import Final"
+_CONSTANT = re.compile("_?[A-Z][A-Z0-9_]*")
 _FLAGS = {"frozen", "slots", "eq", "init"}
 _FIELD = {"default", "default_factory", "init", "compare", "repr"}
+_STRUCTS = ({"eq": "False"}, {"frozen": "True", "gc": "False"})
 _FRESH = {"dict": "{}", "list": "[]", "set": "set()"}
 
 
 def rewritten(source: str, path: str) -> str:
     """Raises CompileError for a class that would come out as another one."""
     tree = ast.parse(source, path)
-    changed = [each for each in ast.walk(tree) if isinstance(each, ast.ClassDef) and _rewrite(each, path)]
-    if not changed:
-        return source
-    # Structs and tuples bring no import of it.
+    for each in ast.walk(tree):
+        if isinstance(each, ast.ClassDef):
+            _rewrite(each, path)
+    tree.body = [said for each in tree.body for said in _final(each)]
     after_words = 0 if ast.get_docstring(tree) is None else 1
-    tree.body[after_words:after_words] = ast.parse("from dataclasses import dataclass").body
+    tree.body[after_words:after_words] = ast.parse(_IMPORTS).body
     return ast.unparse(ast.fix_missing_locations(tree)) + "\n"
 
 
-def _rewrite(made: ast.ClassDef, path: str) -> bool:
+def _final(statement: ast.stmt) -> list[ast.stmt]:
+    """A module's constant, or several that are said at once, as final."""
+    match statement:
+        case ast.Assign(targets=[ast.Name(id=name)], value=value) if _CONSTANT.fullmatch(name):
+            return ast.parse(f"{name}: Final = {ast.unparse(value)}").body
+        case ast.AnnAssign(target=ast.Name(id=name), annotation=kind, value=ast.expr() as value) if (
+            _CONSTANT.fullmatch(name)
+        ):
+            return ast.parse(f"{name}: Final[{ast.unparse(kind)}] = {ast.unparse(value)}").body
+        case ast.Assign(targets=[ast.Tuple(elts=names)], value=ast.Tuple(elts=values)):
+            pairs = zip(names, values, strict=True)
+            each = [ast.Assign([name], value) for name, value in pairs]
+            return [said for one in each for said in _final(ast.fix_missing_locations(one))]
+    return [statement]
+
+
+def _rewrite(made: ast.ClassDef, path: str) -> None:
     where = f"{path}, line {made.lineno}: {made.name}"
     bases = [ast.unparse(base) for base in made.bases]
     if any(base.startswith("Generic[") for base in bases):
@@ -48,7 +69,7 @@ def _rewrite(made: ast.ClassDef, path: str) -> bool:
         made.decorator_list.append(_expression("dataclass(frozen=True)"))
     decorator = next((each for each in made.decorator_list if _is_dataclass(each)), None)
     if decorator is None:
-        return False
+        return
     keywords = decorator.keywords if isinstance(decorator, ast.Call) else []
     flags = {each.arg: each.value.value for each in keywords if isinstance(each.value, ast.Constant)}
     if len(flags) < len(keywords) or not flags.keys() <= _FLAGS:
@@ -66,7 +87,6 @@ def _rewrite(made: ast.ClassDef, path: str) -> bool:
         flags["unsafe_hash"] = True
     said = ", ".join(f"{name}={value!r}" for name, value in flags.items())
     made.decorator_list[made.decorator_list.index(decorator)] = _expression(f"dataclass({said})")
-    return True
 
 
 def _is_dataclass(decorator: ast.expr) -> bool:
@@ -75,11 +95,14 @@ def _is_dataclass(decorator: ast.expr) -> bool:
 
 
 def _make_dataclass(made: ast.ClassDef, bases: list[str], where: str) -> None:
-    if [ast.unparse(each) for each in made.keywords] != ["eq=False"] or bases != ["msgspec.Struct"]:
-        rule = "may be compiled where nothing but eq=False is said of it"
+    said = {each.arg: ast.unparse(each.value) for each in made.keywords}
+    if said not in _STRUCTS or bases != ["msgspec.Struct"]:
+        rule = "may be compiled where nothing but eq=False, or frozen=True and gc=False, is said of it"
         raise CompileError(f"{where} is a Struct, which {rule}: move it to a module that is not")
+    said.pop("gc", None)
     made.bases, made.keywords = [], []
-    made.decorator_list.append(_expression("dataclass(eq=False)"))
+    flags = ", ".join(f"{name}={value}" for name, value in said.items())
+    made.decorator_list.append(_expression(f"dataclass({flags})"))
 
 
 def _constructor(made: ast.ClassDef, where: str) -> ast.stmt:

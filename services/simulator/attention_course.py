@@ -1,16 +1,16 @@
 """How far a lane's steps over attention workers have come, at paces that change."""
 
 import math
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from services.simulator.attention_cost import LayerCost, Rows
+from scheduler.policy.staggering import Staggering
+from services.simulator.attention_cost import AttentionCost, LayerCost, Rows
 from services.simulator.attention_rates import Batch
 from services.simulator.clock import Timer
+from services.simulator.conditions import Fares
 from services.simulator.step_times import StepTimes
-
-if TYPE_CHECKING:
-    from services.simulator.attention_engine import AttentionEngine
 
 HAIR = 1e-9
 """Of a step: less than that is not left of one."""
@@ -19,13 +19,64 @@ ROUNDINGS = 4
 its end is a sum of so many times, and what has passed since it began is rounded, too."""
 
 
+class Pools(Protocol):
+    """Whose workers attend. ``workers``: of each pool that there ever was; ``others``: that fare otherwise
+    than they should."""
+
+    workers: dict[int, tuple[str, ...]]
+
+    @property
+    def others(self) -> Mapping[str, Fares]: ...
+
+    def is_waiting(self, rows: Rows) -> bool:
+        """Whether they need somebody who does not answer, and was not given up."""
+        ...
+
+    def give_up(self, rows: Rows) -> None:
+        """Whoever of theirs does not answer."""
+        ...
+
+    def change_link(self, share: float) -> None:
+        """The instance's own, from which they are reached."""
+        ...
+
+
+@dataclass(slots=True)
+class NetworkTime:
+    """Seconds of all steps' exchanges, one after another, and by how much they made steps longer."""
+
+    sent_s: float = 0.0
+    exposed_s: float = 0.0
+
+
+class Replicas(Hashable, Protocol):
+    """Whose lane it is: the engine of a decode instance. ``turns``: of its lanes on model replicas."""
+
+    cost: AttentionCost
+    turns: Staggering
+    pools: Pools
+    network: NetworkTime
+
+    def catch_up(self) -> None: ...
+
+    def look_ahead(self) -> None: ...
+
+    def end(self, course: "Course") -> None:
+        """Its last step ends now."""
+        ...
+
+    def give_up(self, course: "Course") -> None:
+        """Its step waits for somebody who does not answer."""
+        ...
+
+
 @dataclass(slots=True, eq=False)
 class Course:
     """A lane's steps: ``steps`` of the same ``rows``, of which so many are ``done`` at ``since_s``, and a
     ``fraction`` of the next. ``times``: from step number ``first`` on, at the pace of now. ``exposed``: the
     share of time that the network adds. ``stuck_s``: since when it stands still."""
 
-    engine: "AttentionEngine"
+    engine: Replicas
     lane: int
     rows: Rows
     steps: int

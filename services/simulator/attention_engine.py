@@ -8,7 +8,7 @@ share workers with it. Batches that need a worker which does not answer stand st
 up.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
@@ -17,12 +17,12 @@ from decode.attention_needs import ANSWER_TIMEOUT_S
 from prefill.events import RunChunk
 from scheduler.policy.staggering import Staggering
 from services.simulator.attention_cost import AttentionCost, Rows
-from services.simulator.attention_course import Course
+from services.simulator.attention_course import Course, NetworkTime, Pools
 from services.simulator.attention_host import HostShare
 from services.simulator.attention_rates import Batch, demands_of, layer_rates
 from services.simulator.clock import Clock
 from services.simulator.computed_work import ComputedWork
-from services.simulator.conditions import Fares, SlowedPerformance
+from services.simulator.conditions import SlowedPerformance
 from services.simulator.engine import BusyTime, EnginePass, EngineSettings
 from services.simulator.step_times import StepTimes
 
@@ -41,42 +41,12 @@ class Lanes(Protocol):
     def end_steps(self, steps: int, first_end_s: float, ended_s: float, last_s: float, lane: int) -> None: ...
 
 
-class Pools(Protocol):
-    """Whose workers attend. ``workers``: of each pool that there ever was; ``others``: that fare otherwise
-    than they should."""
-
-    workers: dict[int, tuple[str, ...]]
-
-    @property
-    def others(self) -> Mapping[str, Fares]: ...
-
-    def is_waiting(self, rows: Rows) -> bool:
-        """Whether they need somebody who does not answer, and was not given up."""
-        ...
-
-    def give_up(self, rows: Rows) -> None:
-        """Whoever of theirs does not answer."""
-        ...
-
-    def change_link(self, share: float) -> None:
-        """The instance's own, from which they are reached."""
-        ...
-
-
 @dataclass(slots=True)
 class WorkerUse:
     """Seconds of attention of each worker, and what all of them computed."""
 
     busy_s: dict[str, float] = field(default_factory=dict)
     work: ComputedWork = field(default_factory=ComputedWork)
-
-
-@dataclass(slots=True)
-class NetworkTime:
-    """Seconds of all steps' exchanges, one after another, and by how much they made steps longer."""
-
-    sent_s: float = 0.0
-    exposed_s: float = 0.0
 
 
 @dataclass(slots=True, eq=False)

@@ -37,7 +37,7 @@ from services.simulator.attention_config import (
 from services.simulator.attention_performance import LanePerformance
 from services.simulator.devices import device_of, needed_device, read_devices
 from services.simulator.fault_config import AnyFault, check_faults
-from services.simulator.host import HostConfig, check_host
+from services.simulator.host_config import HostConfig, check_host
 from services.simulator.performance.interface import HeldOutError, PerformanceModel
 from services.simulator.performance.opened import open_once
 from services.simulator.performance.roofline import Parallelism

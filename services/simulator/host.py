@@ -13,47 +13,11 @@ from bisect import bisect_right
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-import msgspec
-
-from common.errors import ConfigError
 from services.simulator.clock import Clock, Timer
+from services.simulator.host_config import HostConfig
 
 IDLE_CORE = 0.5
 ROUNDING = 1e-9
-
-
-class HostConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``[host]``: one machine of ``cores`` runs everything. Seconds of a core that are taken beside passes:
-    by each pass ``pass_s``, by each token drawn ``token_s``, by each prompt, from its client to its first
-    token, ``prompt_s``, and ``prompt_token_s`` by each of its tokens. ``idle_cores``: what is taken all the
-    time. Whoever is woken has to get a core first: while no core is idle half of the time a message takes
-    ``wake_s`` longer, and while more is wanted than there is, a layer whose attention a worker computes takes
-    ``exchange_s`` longer, and so it does for ``exchange_hold_s`` after that: who waits for it still sleeps.
-    While another instance computes, a pass takes ``beside_share`` of its time longer, and
-    ``beside_s_per_rate`` for each pass a second that it would compute alone."""
-
-    cores: int
-    idle_cores: float = 0.0
-    pass_s: float = 0.0
-    token_s: float = 0.0
-    prompt_s: float = 0.0
-    prompt_token_s: float = 0.0
-    wake_s: float = 0.0
-    exchange_s: float = 0.0
-    exchange_hold_s: float = 0.0
-    beside_s_per_rate: float = 0.0
-    beside_share: float = 0.0
-
-
-def check_host(host: HostConfig) -> None:
-    """Raises ConfigError."""
-    if host.cores < 1:
-        raise ConfigError("host.cores", host.cores, "must be at least 1")
-    for key, value in msgspec.structs.asdict(host).items():
-        if not 0 <= value < float("inf"):
-            raise ConfigError(f"host.{key}", value, "must be 0 or more")
-    if host.idle_cores >= host.cores:
-        raise ConfigError("host.idle_cores", host.idle_cores, f"must be under host.cores = {host.cores}")
 
 
 class Wanted(NamedTuple):

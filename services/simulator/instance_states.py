@@ -22,7 +22,7 @@ def states_of(simulated: Simulated, pool: Pool, record: InstanceRecord) -> tuple
     layout = _layout_of(simulated, config)
     remote = pool.remote
     # Attention workers' pools come when they are bound.
-    blocks = BlockAllocator(record.total_blocks if remote is None else 0)
+    blocks = BlockAllocator(record.total_blocks if remote is None else 0, has_pages=False)
     mates = RoomMates(settings.mixed_policy, settings.mixed_max_wait_s, is_mixed=role == "mixed")
     prefill = PrefillState(
         instance_id=record.instance_id,

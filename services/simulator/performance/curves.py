@@ -1,7 +1,6 @@
 """A function of tokens as a table that grows when asked for more: a look-up, or the sum of many, is constant
 time whatever it was that the table was made from."""
 
-from array import array
 from collections.abc import Callable
 from functools import partial
 
@@ -21,18 +20,18 @@ class TokenCurve:
     def __init__(self, evaluate: Callable[[FloatArray], FloatArray], grid: int) -> None:
         self._evaluate = evaluate
         self._grid = grid
-        self._values: array[float] = array("d")
-        self._cumulative: array[float] = array("d")
+        self._values: list[float] = []
+        self._cumulative: list[float] = []
         self._limit = -1.0
         self._grow(FIRST_CELLS * grid)
 
     def at(self, tokens: float) -> float:
         if tokens >= self._limit:
             self._grow(2 * tokens)
-        cell, rest = divmod(tokens, self._grid)
-        index = int(cell)
-        value = self._values[index]
-        return value + (self._values[index + 1] - value) * rest / self._grid
+        grid, values = self._grid, self._values
+        index = int(tokens // grid)
+        value = values[index]
+        return value + (values[index + 1] - value) * (tokens - index * grid) / grid
 
     def total(self, tokens: float, steps: int) -> float:
         """Of ``at`` at ``tokens``, ``tokens`` + 1, … of ``steps`` in all."""
@@ -46,7 +45,7 @@ class TokenCurve:
         """The sum at ``fraction``, 1 + ``fraction``, … of ``count`` in all. A cell's values are an arithmetic
         series: the mean of it lies (grid - 1) / 2 + ``fraction`` into the cell."""
         grid, values = self._grid, self._values
-        index, rest = divmod(count, grid)
+        index, rest = count // grid, count % grid
         value = values[index]
         slope = (values[index + 1] - value) / grid
         whole = self._cumulative[index] + fraction * (value - values[0])
@@ -58,8 +57,8 @@ class TokenCurve:
         values = np.maximum(0.0, self._evaluate(np.arange(cells + 1, dtype=np.float64) * self._grid))
         rises = np.diff(values)
         sums = self._grid * values[:-1] + rises * (self._grid - 1) / 2
-        self._values = array("d", values.tobytes())
-        self._cumulative = array("d", np.concatenate(([0.0], np.cumsum(sums))).tobytes())
+        self._values = values.tolist()
+        self._cumulative = np.concatenate(([0.0], np.cumsum(sums))).tolist()
         self._limit = float(cells * self._grid)
 
 
@@ -100,12 +99,13 @@ class ChunkSurface:
         self._curves: dict[int, TokenCurve] = {}
 
     def at(self, before: float, tokens: float) -> float:
-        cell, rest = divmod(before, self._before_grid)
-        index = int(cell)
+        grid = self._before_grid
+        index = int(before // grid)
+        rest = before - index * grid
         low = self._after(index).at(tokens)
         if not rest:
             return low
-        return low + (self._after(index + 1).at(tokens) - low) * rest / self._before_grid
+        return low + (self._after(index + 1).at(tokens) - low) * rest / grid
 
     def _after(self, index: int) -> TokenCurve:
         curve = self._curves.get(index)

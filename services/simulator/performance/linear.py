@@ -1,17 +1,15 @@
 """The linear law of DistServe (appendix A) and Aladdin (section 3): what a pass costs is a sum of what its
 tokens, its attention pairs, its sequences and their context cost, and of a fixed part."""
 
-import msgspec
+from dataclasses import dataclass
 
 from common.performance import pairs_of
 from services.simulator.shape import PassShape
 
 
-class LinearPerformance(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="linear"
-):
-    """Seconds each, as a user writes them: a source and its model in one. A pass of both kinds pays the
-    larger fixed part once."""
+@dataclass(frozen=True, slots=True)
+class LinearPerformance:
+    """Seconds each. A pass of both kinds pays the larger fixed part once."""
 
     prefill_s: float = 0.0
     per_prompt_token_s: float = 0.0

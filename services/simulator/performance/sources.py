@@ -45,6 +45,19 @@ from services.simulator.performance.vidur_files import VidurFiles, files_in, rea
 from services.simulator.toml_tables import read_table
 
 
+class LinearSource(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="linear"
+):
+    """What ``LinearPerformance`` has, as a user writes it."""
+
+    prefill_s: float = 0.0
+    per_prompt_token_s: float = 0.0
+    per_pair_s: float = 0.0
+    step_s: float = 0.0
+    per_sequence_s: float = 0.0
+    per_context_token_s: float = 0.0
+
+
 class RooflineSource(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="roofline"
 ):
@@ -133,7 +146,7 @@ class ProfileSource(
 
 
 PerformanceSource = (
-    LinearPerformance
+    LinearSource
     | RooflineSource
     | VidurSource
     | OperatorsSource
@@ -177,7 +190,7 @@ def open_source(
     own know no pipeline, and our own no tensor parallelism but what the profiled machine had."""
     check_parallelism(shape, parallelism.tensor, parallelism.pipeline)
     match source:
-        case LinearPerformance():
+        case LinearSource():
             return _open_linear(source)
         case RooflineSource():
             return _open_roofline(source, shape, _named(device, "roofline"), parallelism)
@@ -201,11 +214,12 @@ def _named(device: DeviceSpec | None, kind: str) -> DeviceSpec:
     return device
 
 
-def _open_linear(source: LinearPerformance) -> OpenedSource:
-    for key, seconds in msgspec.structs.asdict(source).items():
+def _open_linear(source: LinearSource) -> OpenedSource:
+    costs = msgspec.structs.asdict(source)
+    for key, seconds in costs.items():
         if not 0 <= seconds < float("inf"):
             raise ConfigError(key, seconds, "must be 0 or more")
-    return OpenedSource(source, tuple)
+    return OpenedSource(LinearPerformance(**costs), tuple)
 
 
 def _open_roofline(

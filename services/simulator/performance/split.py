@@ -15,6 +15,7 @@ from services.simulator.performance.profiled import LawModel, TableModel, WithOv
 from services.simulator.performance.roofline import Parallelism, RooflineModel
 from services.simulator.performance.sources import (
     AiconfiguratorSource,
+    LinearSource,
     OperatorsSource,
     PerformanceSource,
     ProfileSource,
@@ -24,7 +25,7 @@ from services.simulator.performance.sources import (
 )
 
 SPLIT_SOURCES = (
-    LinearPerformance,
+    LinearSource,
     RooflineSource,
     VidurSource,
     OperatorsSource,

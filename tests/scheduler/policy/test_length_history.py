@@ -74,8 +74,8 @@ def test_a_request_that_outlives_its_prediction_is_predicted_by_those_that_did()
     """Aladdin, 4.3."""
     prediction = LengthDistribution(((10.0, 0.5), (100.0, 0.3), (400.0, 0.2)))
     assert prediction.mean == pytest.approx(115)
-    assert prediction.mean_beyond(50) == pytest.approx((100 * 0.3 + 400 * 0.2) / 0.5)
-    assert prediction.mean_beyond(400) == 401
+    assert prediction.beyond(50).mean == pytest.approx((100 * 0.3 + 400 * 0.2) / 0.5)
+    assert prediction.beyond(400).mean == 401
     assert prediction.quantile(0.5) == 10
     assert prediction.quantile(0.51) == 100
     assert not prediction.is_heavy

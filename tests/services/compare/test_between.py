@@ -35,7 +35,7 @@ from services.profiling.contention import fit_contention
 from services.profiling.measured import cases_of
 from services.profiling.passes import as_chunk
 from services.profiling.profiler import measure_profile
-from services.simulator.host import HostConfig
+from services.simulator.host_config import HostConfig
 from services.simulator.metrics import measure
 from tests.common.model.conftest import MakeTiny
 from tests.services.compare.test_simulated import ALONE, COMPARISON, SPLIT, TRUE, live

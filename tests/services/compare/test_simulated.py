@@ -19,7 +19,7 @@ from services.compare.records import RunRecord, ServedRequest
 from services.compare.simulated import MOST_WAIT_S, Pair, Simulation, _root
 from services.compare.simulated_mesh import Overhead, pace_of, simulated_of
 from services.simulator.cluster import Cluster
-from services.simulator.host import HostConfig
+from services.simulator.host_config import HostConfig
 from services.simulator.metrics import Metrics, latency_of, measure
 from services.simulator.records import Records
 from tests.common.model.conftest import MakeTiny

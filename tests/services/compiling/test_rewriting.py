@@ -1,6 +1,7 @@
 """What becomes of classes before they are compiled: the same ones, with constructors of their own."""
 
 from pathlib import Path
+from typing import Any, Final
 
 import pytest
 
@@ -47,9 +48,9 @@ class Timer(msgspec.Struct, eq=False):
 '''
 
 
-def made_of(source: str) -> dict[str, type]:
-    """The classes of what it becomes."""
-    names: dict[str, type] = {"__name__": __name__}  # type: ignore[dict-item]
+def made_of(source: str) -> dict[str, Any]:
+    """The names of what it becomes."""
+    names: dict[str, Any] = {"__name__": __name__}
     exec(rewritten(source, "some/where.py"), names)
     return names
 
@@ -82,9 +83,23 @@ def test_a_constructor_of_one_s_own_stays() -> None:
     assert made_of(source)["A"]().x == 3
 
 
-def test_what_is_no_class_of_theirs_stays_word_for_word() -> None:
-    source = "X = 1  # said\n\n\nclass Plain:\n    def __init__(self) -> None:\n        self.x = [1]\n"
-    assert rewritten(source, "plain.py") == source
+def test_what_is_no_class_of_theirs_stays() -> None:
+    source = "class Plain:\n\n    def __init__(self) -> None:\n        self.x = [1]\nNot_Constant = A.B = 3\n"
+    assert rewritten(source, "plain.py").endswith(source)
+
+
+def test_a_module_s_constants_are_final() -> None:
+    source = "ONE = 1\n_TWO: int = 2\nTHREE, FOUR = 3, (4, 'four')\ndef f():\n    INNER = 5\n"
+    names = made_of(source)
+    assert names["__annotations__"] == {"ONE": Final, "_TWO": Final[int], "THREE": Final, "FOUR": Final}
+    assert [names[each] for each in ("ONE", "_TWO", "THREE", "FOUR")] == [1, 2, 3, (4, "four")]
+
+
+def test_a_value_that_nothing_serialises_may_be_a_frozen_struct() -> None:
+    source = "import msgspec\nclass A(msgspec.Struct, frozen=True, gc=False):\n    x: int\n    y: int = 2\n"
+    made = made_of(source)["A"]
+    assert made(1) == made(1, 2) != made(1, 3)
+    assert len({made(1), made(1, 2)}) == 1
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,8 @@ from services.simulator.clock import Clock
 from services.simulator.cluster import Cluster
 from services.simulator.config import Simulated
 from services.simulator.engine import EngineSettings, SimulatedEngine
-from services.simulator.host import Host, HostConfig, PacedWork, Wanted
+from services.simulator.host import Host, PacedWork, Wanted
+from services.simulator.host_config import HostConfig
 from services.simulator.links import Links
 from services.simulator.network import Network
 from services.simulator.performance.linear import LinearPerformance
