@@ -12,8 +12,8 @@ It runs compiled where `lamella compile` was called; LAMELLA_COMPILED= (empty) h
 With ``--rate`` requests come at random at that rate, and the trace's lengths again and again: as many
 ``--requests`` as one wants.
 
-``--mesh FILE`` in place of that mesh: one of others' runs, say, as `lamella simulate` reads it. What is read,
-and what estimators are trained from, is not counted.
+``--mesh FILE`` in place of that mesh: one of others' runs, say, as `lamella simulate` reads it. To read it
+and to train its estimators is not counted, but their tables are, which grow as they are asked.
 
     python bench/simulator_speed.py TRACE --mesh bench/vidur_34b.toml
 """
@@ -43,6 +43,7 @@ PERFORMANCE = {
     "per_sequence_s": 2e-5,
     "per_context_token_s": 1e-8,
 }
+PREFILL, DECODE = 25, 15
 NEVER_LAYERWISE = 1_000_000
 
 
@@ -84,15 +85,18 @@ def main() -> None:
     parser.add_argument("trace", type=Path)
     parser.add_argument("--requests", type=int, default=None)
     parser.add_argument("--rate", type=float, default=None)
-    parser.add_argument("--prefill", type=int, default=25)
-    parser.add_argument("--decode", type=int, default=15)
+    parser.add_argument("--prefill", type=int, default=None, help="25")
+    parser.add_argument("--decode", type=int, default=None, help="15")
     parser.add_argument("--mesh", type=Path, default=None)
     parser.add_argument("--profile", action="store_true", help="Also print where the time goes.")
     options = parser.parse_args()
+    if options.mesh and (options.prefill or options.decode):
+        parser.error("--prefill and --decode are of the bench's own mesh, not of --mesh")
     begin_compiled()
     trace = read_trace(options.trace, options.requests)
     requests = options.requests if options.rate and options.requests else len(trace.requests)
-    simulated = load_simulated(options.mesh) if options.mesh else mesh_of(options.prefill, options.decode)
+    own = options.prefill or PREFILL, options.decode or DECODE
+    simulated = load_simulated(options.mesh) if options.mesh else mesh_of(*own)
     profile = cProfile.Profile(time.process_time)
     began_s = time.process_time()
     if options.profile:

@@ -100,7 +100,7 @@ def least_spare_s(
         if each.service_class != service_class:
             service_class = each.service_class
             pace_s = tpot_s(service_class)
-        drawn = len(each.output_ids) - each.drawn_before
+        drawn = len(each.output_ids) - each.drawn_tokens_before
         if steps and each.owner in owners:
             drawn += steps
         spare_s = pace_s * drawn - (now - each.arrived_s)

@@ -42,7 +42,7 @@ class DecodeSequence:
     count towards giving up to move it. ``is_source_gone``: no further portion of its KV comes.
     ``predicted``: how much it will draw, as was heard after its task. ``preemptions``: how often it has been
     given up for memory, here. ``number``: of all that ever came to the room, in the order of arrival.
-    ``drawn_before``: tokens, before it came here."""
+    ``drawn_tokens_before``: it came here."""
 
     owner: BlockOwner
     task: DecodeTask | ResumeTask
@@ -59,7 +59,7 @@ class DecodeSequence:
     number: int = field(default=0, compare=False)
     request: GenerationRequest = field(init=False, compare=False, repr=False)
     service_class: str = field(init=False, compare=False, repr=False)
-    drawn_before: int = field(init=False, compare=False, repr=False)
+    drawn_tokens_before: int = field(init=False, compare=False, repr=False)
     prompt_tokens: int = field(init=False)
     max_tokens: int = field(init=False)
     stop_token_ids: tuple[int, ...] = field(init=False)
@@ -69,7 +69,7 @@ class DecodeSequence:
 
     def __post_init__(self) -> None:
         request = self.request = self.task.request
-        self.service_class, self.drawn_before = request.service_class, len(request.output_ids)
+        self.service_class, self.drawn_tokens_before = request.service_class, len(request.output_ids)
         self.prompt_tokens, self.max_tokens = len(request.prompt_ids), request.sampling.max_tokens
         self.stop_token_ids = request.sampling.stop_token_ids
 

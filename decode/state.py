@@ -115,7 +115,7 @@ class DecodeState:
         self.moves = Moves(self.blocks, self.block_size, self.max_moves, self.min_move_gain_tokens)
         self.batches = Batches(self.lanes)
         self.departures = Departures(self.blocks)
-        host = BlockAllocator(self.host_blocks)
+        host = BlockAllocator(self.host_blocks, has_pages=self.blocks.has_pages)
         self.swapping = Swapping(self.blocks, self.block_size, host, self.block_bytes)
         self.held = Holdings(
             self.sequences,

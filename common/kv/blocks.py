@@ -212,7 +212,8 @@ class BlockAllocator:
         if owner in self._held or owner in self._quarantined or not {*blocks} <= {*pool.free}:
             raise ValueError(f"{owner} cannot be given {blocks}")
         pool.free = [block for block in pool.free if block not in {*blocks}]
-        heapq.heapify(pool.free)
+        if self.has_pages:
+            heapq.heapify(pool.free)
         self._held[owner] = list(blocks)
         self._count_pools()
 

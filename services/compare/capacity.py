@@ -80,7 +80,7 @@ class Rates:
         self._found[candidate.name, offer.name] = rate_per_s
         self.tell(
             f"{candidate.name} serves {capacity_per_s:.3g} requests/s of {offer.drawn_from} by simulation:"
-            f" {offer.name} comes at {rate_per_s:g}/s"
+            f" {offer.name} comes at {rate_per_s:g}/s, for {offer.requests / rate_per_s:.0f} s"
         )
         return rate_per_s
 

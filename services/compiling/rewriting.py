@@ -2,9 +2,9 @@
 
 mypyc compiles a dataclass, but leaves it the constructor that the decorator makes, which is interpreted and
 sets every field by name; a NamedTuple's is interpreted, too. And it drops a Struct's keywords without a word.
-So constructors are written out, and some NamedTuples and Structs that are compared by
-identity, which nothing serialises, become such classes. Constants are said to be final: others are looked up
-by name at every use. Functions stay as they are, word for word.
+So constructors are written out, and some NamedTuples and Structs, which nothing serialises, become such
+classes. Constants are said to be final: others are looked up by name at every use. Functions stay as they
+are, word for word.
 """
 
 import ast
@@ -23,9 +23,12 @@ UNTUPLED = {
 """The NamedTuples that are made most often, and that nobody takes apart."""
 _IMPORTS = "from dataclasses import dataclass; from typing import Final"
 _CONSTANT = re.compile("_?[A-Z][A-Z0-9_]*")
+UNSTRUCTED = {("services/simulator/shape.py", "PassShape")}
+"""The Structs that are compared by value and become classes all the same: nothing encodes or replaces one."""
+_TYPES_MADE = {"NamedTuple", "NewType", "ParamSpec", "TypeVar", "namedtuple"}
 _FLAGS = {"frozen", "slots", "eq", "init"}
 _FIELD = {"default", "default_factory", "init", "compare", "repr"}
-_STRUCTS = ({"eq": "False"}, {"frozen": "True", "gc": "False"})
+_STRUCT, _NAMED_STRUCT = {"eq": "False"}, {"frozen": "True", "gc": "False"}
 _FRESH = {"dict": "{}", "list": "[]", "set": "set()"}
 
 
@@ -37,24 +40,34 @@ def rewritten(source: str, path: str) -> str:
             _rewrite(each, path)
     tree.body = [said for each in tree.body for said in _final(each)]
     after_words = 0 if ast.get_docstring(tree) is None else 1
+    after_words += sum(isinstance(each, ast.ImportFrom) and each.module == "__future__" for each in tree.body)
     tree.body[after_words:after_words] = ast.parse(_IMPORTS).body
     return ast.unparse(ast.fix_missing_locations(tree)) + "\n"
 
 
 def _final(statement: ast.stmt) -> list[ast.stmt]:
-    """A module's constant, or several that are said at once, as final."""
+    """A module's constant, or several that are said at once, as final. What is said of its type otherwise
+    stays."""
     match statement:
         case ast.Assign(targets=[ast.Name(id=name)], value=value) if _CONSTANT.fullmatch(name):
-            return ast.parse(f"{name}: Final = {ast.unparse(value)}").body
+            made = isinstance(value, ast.Call) and ast.unparse(value.func) in _TYPES_MADE
+            return [statement] if made else ast.parse(f"{name}: Final = {ast.unparse(value)}").body
         case ast.AnnAssign(target=ast.Name(id=name), annotation=kind, value=ast.expr() as value) if (
-            _CONSTANT.fullmatch(name)
+            _CONSTANT.fullmatch(name) and not ast.unparse(kind).startswith(("Final", "TypeAlias"))
         ):
             return ast.parse(f"{name}: Final[{ast.unparse(kind)}] = {ast.unparse(value)}").body
-        case ast.Assign(targets=[ast.Tuple(elts=names)], value=ast.Tuple(elts=values)):
-            pairs = zip(names, values, strict=True)
-            each = [ast.Assign([name], value) for name, value in pairs]
-            return [said for one in each for said in _final(ast.fix_missing_locations(one))]
+        case ast.Assign(targets=[ast.Tuple(elts=names)], value=ast.Tuple(elts=values)) if (
+            len(names) == len(values)
+            and all(isinstance(each, ast.Name) and _CONSTANT.fullmatch(each.id) for each in names)
+            and not {ast.unparse(each) for each in names} & _names_in(values)
+        ):
+            alone = [ast.Assign([name], value, lineno=0) for name, value in zip(names, values, strict=True)]
+            return [said for each in alone for said in _final(each)]
     return [statement]
+
+
+def _names_in(values: list[ast.expr]) -> set[str]:
+    return {each.id for value in values for each in ast.walk(value) if isinstance(each, ast.Name)}
 
 
 def _rewrite(made: ast.ClassDef, path: str) -> None:
@@ -63,7 +76,7 @@ def _rewrite(made: ast.ClassDef, path: str) -> None:
     if any(base.startswith("Generic[") for base in bases):
         raise CompileError(f"{where} is generic, of which mypyc makes no class that can be imported")
     if made.keywords or any(base.endswith("Struct") for base in bases):
-        _make_dataclass(made, bases, where)
+        _make_dataclass(made, bases, path, where)
     if bases == ["NamedTuple"] and (path, made.name) in UNTUPLED:
         made.bases = []
         made.decorator_list.append(_expression("dataclass(frozen=True)"))
@@ -94,15 +107,15 @@ def _is_dataclass(decorator: ast.expr) -> bool:
     return isinstance(called, ast.Name) and called.id == "dataclass"
 
 
-def _make_dataclass(made: ast.ClassDef, bases: list[str], where: str) -> None:
+def _make_dataclass(made: ast.ClassDef, bases: list[str], path: str, where: str) -> None:
     said = {each.arg: ast.unparse(each.value) for each in made.keywords}
-    if said not in _STRUCTS or bases != ["msgspec.Struct"]:
-        rule = "may be compiled where nothing but eq=False, or frozen=True and gc=False, is said of it"
+    is_named = (path, made.name) in UNSTRUCTED
+    if bases != ["msgspec.Struct"] or said != (_NAMED_STRUCT if is_named else _STRUCT):
+        rule = "may be compiled where nothing but eq=False is said of it"
         raise CompileError(f"{where} is a Struct, which {rule}: move it to a module that is not")
-    said.pop("gc", None)
     made.bases, made.keywords = [], []
-    flags = ", ".join(f"{name}={value}" for name, value in said.items())
-    made.decorator_list.append(_expression(f"dataclass({flags})"))
+    flag = "frozen=True" if is_named else "eq=False"
+    made.decorator_list.append(_expression(f"dataclass({flag})"))
 
 
 def _constructor(made: ast.ClassDef, where: str) -> ast.stmt:
@@ -130,6 +143,8 @@ def _field(name: str, kind: str, value: ast.expr | None, where: str) -> tuple[li
         return [f"{name}: {kind}"], [f"self.{name} = {name}"]
     if isinstance(value, ast.List | ast.Dict | ast.Set):
         raise CompileError(f"{where}.{name}: {ast.unparse(value)} would be everybody's")
+    if isinstance(value, ast.Call) and ast.unparse(value.func) == "msgspec.field":
+        raise CompileError(f"{where}.{name}: {ast.unparse(value)} is not written out")
     if not (isinstance(value, ast.Call) and ast.unparse(value.func) == "field"):
         return [f"{name}: {kind} = {ast.unparse(value)}"], [f"self.{name} = {name}"]
     said = {each.arg: each.value for each in value.keywords}

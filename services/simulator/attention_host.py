@@ -6,13 +6,10 @@ computes all the time. A worker's takes what its attention takes, and is woken f
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from services.simulator.attention_cost import LayerCost
+from services.simulator.attention_course import Course
 from services.simulator.host import NO_LONGER, Host, Paced, Wanted
-
-if TYPE_CHECKING:
-    from services.simulator.attention_course import Course
 
 
 @dataclass(slots=True)
@@ -22,7 +19,7 @@ class HostShare:
     host: Host
     busiest: float = 0.0
 
-    def wanted(self, courses: "Sequence[Course]", rates: Sequence[float]) -> list[Wanted]:
+    def wanted(self, courses: Sequence[Course], rates: Sequence[float]) -> list[Wanted]:
         """At so many layers a second of each."""
         replicas = 0.0
         workers: dict[str, float] = {}

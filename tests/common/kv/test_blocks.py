@@ -85,10 +85,24 @@ def test_an_unknown_owner_is_an_error(move: str) -> None:
         getattr(BlockAllocator(1), move)(owner("a"))
 
 
-@given(st.integers(0, 1 << 32))
-def test_no_block_is_lost_or_held_twice(seed: int) -> None:
+def test_without_pages_blocks_are_handed_out_as_they_come_and_all_or_none() -> None:
+    blocks = BlockAllocator(4, has_pages=False)
+    assert blocks.try_allocate(owner("a"), 2)
+    assert blocks.try_allocate(owner("b"), 1)
+    freed = list(blocks.block_table(owner("a")))
+    blocks.release(owner("a"))
+    assert not blocks.try_allocate(owner("c"), 4)
+    assert blocks.try_allocate(owner("c"), 2)
+    assert blocks.block_table(owner("c")) == freed
+    blocks.hold(owner("d"), [0])
+    blocks.check()
+    assert blocks.free_blocks == 0
+
+
+@given(st.integers(0, 1 << 32), st.booleans())
+def test_no_block_is_lost_or_held_twice(seed: int, has_pages: bool) -> None:
     chance = random.Random(seed)
-    blocks = BlockAllocator(12)
+    blocks = BlockAllocator(12, has_pages=has_pages)
     held: set[BlockOwner] = set()
     resting: set[BlockOwner] = set()
     for step in range(60):

@@ -47,7 +47,7 @@ def test_a_share_is_of_what_a_mesh_serves_with_all_that_its_own_runs_say(tmp_pat
     (tmp_path / "slower").mkdir()
     assert shared(SPLIT, rates_in(tmp_path / "slower"), [slower]) < 0.97 * rate_per_s
     assert rate_per_s == pytest.approx(capacity_of(SHARES, SPLIT, SHARED, TRUE) / 2, rel=0.1)
-    assert told[-1].endswith(f"hpld comes at {rate_per_s:g}/s")
+    assert told[-1].endswith(f"hpld comes at {rate_per_s:g}/s, for {SHARED.requests / rate_per_s:.0f} s")
 
 
 def test_a_rate_is_found_once(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any, Final
 import pytest
 
 from services.compiling.errors import CompileError
-from services.compiling.rewriting import UNTUPLED, rewritten
+from services.compiling.rewriting import UNSTRUCTED, UNTUPLED, rewritten
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -48,10 +48,10 @@ class Timer(msgspec.Struct, eq=False):
 '''
 
 
-def made_of(source: str) -> dict[str, Any]:
+def made_of(source: str, path: str = "some/where.py") -> dict[str, Any]:
     """The names of what it becomes."""
     names: dict[str, Any] = {"__name__": __name__}
-    exec(rewritten(source, "some/where.py"), names)
+    exec(rewritten(source, path), names)
     return names
 
 
@@ -95,9 +95,33 @@ def test_a_module_s_constants_are_final() -> None:
     assert [names[each] for each in ("ONE", "_TWO", "THREE", "FOUR")] == [1, 2, 3, (4, "four")]
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "a, b = b, a",
+        "A, B = B, A",
+        "A, *B = (1, 2, 3)",
+        "A, B = (1, 2, 3)",
+        "A, b = (1, 2)",
+        "T = TypeVar('T')",
+        "X: Final = 3",
+        "X: TypeAlias = int",
+    ],
+)
+def test_what_is_no_constant_or_was_said_already_stays(line: str) -> None:
+    assert rewritten(line + "\n", "some/where.py").endswith("\n" + line + "\n")
+
+
+def test_imports_come_after_those_of_the_future() -> None:
+    made_of('"""Words."""\nfrom __future__ import annotations\nONE = 1\n')
+
+
 def test_a_value_that_nothing_serialises_may_be_a_frozen_struct() -> None:
-    source = "import msgspec\nclass A(msgspec.Struct, frozen=True, gc=False):\n    x: int\n    y: int = 2\n"
-    made = made_of(source)["A"]
+    [(path, name)] = UNSTRUCTED
+    source = (
+        f"import msgspec\nclass {name}(msgspec.Struct, frozen=True, gc=False):\n    x: int\n    y: int = 2\n"
+    )
+    made = made_of(source, path)[name]
     assert made(1) == made(1, 2) != made(1, 3)
     assert len({made(1), made(1, 2)}) == 1
 
@@ -107,6 +131,7 @@ def test_a_value_that_nothing_serialises_may_be_a_frozen_struct() -> None:
     [
         ("class A(msgspec.Struct, frozen=True):\n    x: int", "is a Struct"),
         ("class A(msgspec.Struct):\n    x: int", "is a Struct"),
+        ("class A(msgspec.Struct, frozen=True, gc=False):\n    x: int", "is a Struct"),
         ("class A(Struct, array_like=True):\n    x: int", "is a Struct"),
         ("class A(Base, frozen=True):\n    x: int", "is a Struct"),
         ("@dataclass(kw_only=True)\nclass A:\n    x: int", "of a dataclass may be said"),
@@ -117,6 +142,10 @@ def test_a_value_that_nothing_serialises_may_be_a_frozen_struct() -> None:
         ("@dataclass(slots=True)\nclass A(B):\n    x: int", "inherits"),
         ("@dataclass\nclass A:\n    x: InitVar[int]", "InitVar"),
         ("class A(msgspec.Struct, eq=False):\n    x: list[int] = []", "everybody's"),
+        (
+            "class A(msgspec.Struct, eq=False):\n    x: list[int] = msgspec.field(default_factory=list)",
+            "not written out",
+        ),
         ("@dataclass\nclass A:\n    x: int | None = field(default_factory=make)", "None would be taken"),
     ],
 )
@@ -130,3 +159,8 @@ def test_a_class_that_would_be_another_one_is_refused_by_name(made: str, rule: s
 def test_every_tuple_that_becomes_a_class_is_there() -> None:
     for path, name in UNTUPLED:
         assert f"class {name}(NamedTuple):" in (REPOSITORY / path).read_text(), (path, name)
+
+
+def test_every_frozen_struct_that_becomes_a_class_is_there() -> None:
+    for path, name in UNSTRUCTED:
+        assert f"class {name}(msgspec.Struct, " in (REPOSITORY / path).read_text(), (path, name)

@@ -1,16 +1,20 @@
 """Sources as a TOML file says them, opened to models behind the one interface."""
 
+import dataclasses
 import tomllib
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from common.devices import A100_SXM
 from common.errors import ConfigError
 from common.profile import write_profile
 from common.shapes import CODELLAMA_34B, SMOLLM2_135M
+from services.simulator.performance.linear import LinearPerformance
 from services.simulator.performance.roofline import Parallelism
 from services.simulator.performance.sources import (
+    LinearSource,
     PerformanceSource,
     ProfileSource,
     RooflineSource,
@@ -129,6 +133,16 @@ def test_an_impossible_factor_of_batches_is_refused(factor: str) -> None:
     source = source_of(f'kind = "vidur"\nmlp = "a.csv"\nattention = "b.csv"\nbatch_factor = {factor}')
     with pytest.raises(ConfigError, match=r"batch_factor = .*: must be over 0"):
         open_source(source, SMOLLM2_135M, None, Parallelism())
+
+
+def test_a_linear_law_is_what_a_user_writes() -> None:
+    fields = {each.name: each.default for each in dataclasses.fields(LinearPerformance)}
+    written = {each.name: each.default for each in msgspec.structs.fields(LinearSource)}
+    assert written == fields
+    for number, key in enumerate(fields, 1):
+        source = source_of(f'kind = "linear"\n{key} = {number}.5')
+        opened = open_source(source, SMOLLM2_135M, None, Parallelism())
+        assert opened.model == LinearPerformance(**{key: number + 0.5})
 
 
 def test_unknown_kinds_and_keys_are_refused() -> None:
