@@ -116,9 +116,9 @@ def test_runs_take_turns_with_passes_of_the_profile(tmp_path: Path) -> None:
     cache.mkdir()
     # What was made for the model stays, and another's profile is neither found nor replaced.
     for made_before in ("models", "programs", "kernels"):
-        kept = ModelConfig().cache_directory.expanduser() / made_before
-        kept.mkdir(parents=True, exist_ok=True)
-        (cache / made_before).symlink_to(kept)
+        there = ModelConfig().cache_directory.expanduser() / made_before
+        there.mkdir(parents=True, exist_ok=True)
+        (cache / made_before).symlink_to(there)
     workload = TEXT.partition("[[workload]]")[2].partition("[[configuration]]")[0]
     file, output = tmp_path / "real.toml", tmp_path / "runs"
     file.write_text(

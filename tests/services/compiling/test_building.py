@@ -25,8 +25,8 @@ import decode.state, prefill.state, scheduler.state, services.simulator.run as r
 from common.profile import write_profile
 from services.simulator.metrics import measure
 from services.simulator.run import Load, simulate
-from tests.services.simulator import test_faults, test_late, test_vidur_rows
-from tests.services.simulator.meshes import mesh, pool, run
+from tests.services.simulator import meshes, test_faults, test_late, test_vidur_rows
+from tests.services.simulator.meshes import pool, run
 from tests.services.simulator.performance.test_profiled import made
 
 chance = random.Random(1)
@@ -44,7 +44,7 @@ models = {
     "a profile's law": pool("mixed", performance=profiled | {"by": "law"}),
 }
 for name, mixed in models.items():
-    found["by " + name] = measure(run(mesh(mixed), *load)).digest
+    found["by " + name] = measure(run(meshes.mesh(mixed), *load)).digest
 shared = Path(os.environ.get("LAMELLA_SHARED", "../shared"))
 if shared.is_dir():
     for row in ("vidur_34b.toml", "vidur_70b.toml"):

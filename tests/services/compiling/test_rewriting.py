@@ -98,8 +98,8 @@ def test_a_module_s_constants_are_final() -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "a, b = b, a",
-        "A, B = B, A",
+        "a, b = (b, a)",
+        "A, B = (B, A)",
         "A, *B = (1, 2, 3)",
         "A, B = (1, 2, 3)",
         "A, b = (1, 2)",
