@@ -42,7 +42,7 @@ class DecodeSequence:
     count towards giving up to move it. ``is_source_gone``: no further portion of its KV comes.
     ``predicted``: how much it will draw, as was heard after its task. ``preemptions``: how often it has been
     given up for memory, here. ``number``: of all that ever came to the room, in the order of arrival.
-    ``drawn_tokens_before``: it came here."""
+    ``drawn_tokens_before``: those that its request came with."""
 
     owner: BlockOwner
     task: DecodeTask | ResumeTask

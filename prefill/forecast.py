@@ -18,5 +18,4 @@ def _need_of(sequence: PrefillSequence, instance_id: InstanceId) -> Growing:
     if sequence.decode_instance != instance_id:
         return Growing(sequence.tokens, 1)
     drawn, most = len(sequence.request.output_ids), sequence.request.sampling.max_tokens
-    left = most - drawn
-    return as_growing(sequence.tokens, sequence.coming_tokens, left if left > 1 else 1)
+    return as_growing(sequence.tokens, sequence.coming_tokens, max(1, most - drawn))
