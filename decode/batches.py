@@ -16,11 +16,12 @@ from decode.sequence import DecodeSequence
 
 @dataclass(slots=True)
 class Batches:
-    """``kept``: of the step that ended last, and of those of its rows that go on: the next one may be of the
-    same, with those that join."""
+    """``kept``: of the step that ended last, in ``kept_lane``, and of those of its rows that go on: the next
+    one there may be of the same, with those that join."""
 
     lanes: int = 1
     kept: Outlook | None = None
+    kept_lane: int = 0
     _outlooks: dict[int, Outlook] = field(default_factory=dict)
     steps: dict[int, tuple[StepRow, ...]] = field(default_factory=dict)
     """In flight, by lane."""
@@ -78,7 +79,7 @@ class Batches:
         del self.steps[lane]
         return self._outlooks.pop(lane)
 
-    def keep(self, outlook: Outlook, steps: int, gone: list[int]) -> None:
+    def keep(self, lane: int, outlook: Outlook, steps: int, gone: list[int]) -> None:
         """So many more have ended, and with them the rows in those places; others are left."""
         outlook.ended += steps
         if gone:
@@ -86,7 +87,7 @@ class Batches:
             outlook.remove(gone)
             outlook.departed += len(gone)
             outlook.count()
-        self.kept = outlook
+        self.kept, self.kept_lane = outlook, lane
 
     def let_go(self, outlook: Outlook) -> None:
         """The next step's rows are to be found anew."""

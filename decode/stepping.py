@@ -42,7 +42,7 @@ class Stepping:
             sequences.joined = []
         if kept is not None and self._goes_on(kept, joined):
             self.giving_way.has_just_given = False
-            return [self._begin(0, kept, now)]
+            return [self._begin(batches.kept_lane, kept, now)]
         batches.forget_kept()
         # Those whose prompts were computed here come without being admitted.
         commands = self.giving_way.to_prompt()
@@ -62,12 +62,15 @@ class Stepping:
 
     def _goes_on(self, kept: Outlook, joined: list[DecodeSequence]) -> bool:
         """Whether the next step is of the rows that are kept and those that have ``joined``: then these are
-        among them, and each has a block. Else nobody need have one, and none is given up for another."""
-        sequences, blocks = self.held.sequences, self.held.blocks
-        rows = len(kept.rows) + len(joined)
+        among them, and each has a block. Else nobody need have one, and none is given up for another.
+        Batches that take turns are as alike as they were: that changes with those who come and go alone."""
+        sequences, blocks, batches = self.held.sequences, self.held.blocks, self.held.batches
+        rows = batches.rows + len(kept.rows) + len(joined)
         is_known = kept.departed == sequences.departed and rows == sequences.in_batch <= self.max_batch
         if not is_known or self.giving_way.mates.wanted_blocks:
             return False
+        if joined and batches.lanes > 1:
+            return False  # which lane they go to is to be found
         if joined:
             for sequence in joined:
                 kept.add(sequence, blocks.block_table(sequence.owner))
@@ -95,13 +98,13 @@ class Stepping:
         outlook.fill(sequences, self.held.blocks.block_table)
         return outlook
 
-    def _end(self, outlook: Outlook, steps: int, gone: list[int]) -> None:
+    def _end(self, lane: int, outlook: Outlook, steps: int, gone: list[int]) -> None:
         """With the step those in these places went."""
         held = self.held
-        # They may change lanes, move to another pool or leave.
-        is_settled = held.batches.lanes == 1 and held.blocks.is_one_pool and not held.departures.homes
+        # They may move to another pool or leave.
+        is_settled = held.blocks.is_one_pool and not held.departures.homes
         if is_settled and len(gone) < len(outlook.rows):
-            held.batches.keep(outlook, steps, gone)
+            held.batches.keep(lane, outlook, steps, gone)
         else:
             held.batches.let_go(outlook)
 
@@ -115,7 +118,7 @@ class Stepping:
         for row, token in zip(outlook.rows, tokens, strict=True):
             commands += self._take_token(row, token, events, is_told=True)
         gone = [place for place, row in enumerate(outlook.rows) if row.owner not in self.held.sequences]
-        self._end(outlook, 1, gone)
+        self._end(lane, outlook, 1, gone)
         self.held.pulls.step_ended(lane, now)
         commands.extend(PublishTokens(gateway_id, tuple(batch)) for gateway_id, batch in events.items())
         return commands
@@ -218,7 +221,7 @@ class Stepping:
         self.held.sequences.note_steps(steps, steps * len(rows) - len(ending))
         commands = self._take_last(outlook, run, ending) if ending else []
         gone = [place for place in ending if rows[place].owner not in self.held.sequences]
-        self._end(outlook, steps, gone)
+        self._end(lane, outlook, steps, gone)
         self.held.pulls.step_ended(lane, now, steps)
         return commands
 
