@@ -76,7 +76,8 @@ class PipelinePlan:
         self._steps = dict(self.left)
 
     def extend(self) -> float:
-        """Some rounds more; until when it goes: the change, or the last begin."""
+        """Some rounds more; until when it goes: the change, or the last begin, or the end after which nobody
+        has looked whether the lane changes, if a later pass is in the first stage for longer."""
         room = self.rounds * len(self.left)
         self.rounds = min(2 * self.rounds, MOST_ROUNDS)
         while self.over_s is None and room > 0:
@@ -94,7 +95,7 @@ class PipelinePlan:
                 self.over_s = ended.end_s
             else:
                 self.waiting.append((ended.lane, ended.end_s))
-        return self.passes[-1].begin_s if self.over_s is None else self.over_s
+        return min(self.passes[-1].begin_s, self._ending[0].end_s) if self.over_s is None else self.over_s
 
     def is_over(self, told: Told) -> bool:
         """Whether its lane may be another one now."""
