@@ -51,9 +51,13 @@ class Batches:
         """Whether a step in flight uses the sequence's blocks."""
         return owner in self.computed
 
-    def untold(self, steps: int) -> Untold:
-        """So many steps of the only one in flight have ended."""
-        return Untold(steps, self.computed) if steps else ALL_TOLD
+    def untold(self, of_lane: tuple[int, ...]) -> Untold:
+        """So many steps of each lane's in flight have ended."""
+        steps = sum(of_lane)
+        if not steps:
+            return ALL_TOLD
+        tokens = sum([ended * len(self.steps[lane]) for lane, ended in enumerate(of_lane) if ended])
+        return Untold(of_lane, steps, tokens)
 
     def begin(self, lane: int, outlook: Outlook) -> None:
         self.kept = None

@@ -2,7 +2,7 @@
 and made anew of those sequences alone of which something else may be expected by now."""
 
 import heapq
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -28,16 +28,21 @@ class Expected(Protocol):
         """``untold``: tokens that it has drawn beside those that it knows of."""
         ...
 
+    def drawn_in(self, untold: "Untold") -> int:
+        """So many tokens of steps that are."""
+        ...
+
 
 class Untold(NamedTuple):
-    """``steps`` of the step in flight that have ended and are not told yet: each of ``owners`` has drawn a
-    token in each of them."""
+    """Steps in flight that have ended and are not told yet, so many ``of_lane``: whoever runs is computed,
+    and has drawn a token in each step of its lane. ``steps``, and ``tokens`` drawn: of all lanes."""
 
+    of_lane: tuple[int, ...]
     steps: int
-    owners: Collection[BlockOwner]
+    tokens: int
 
 
-ALL_TOLD = Untold(0, ())
+ALL_TOLD = Untold((), 0, 0)
 
 
 class Sums(NamedTuple):
@@ -91,17 +96,17 @@ class Expectations:
                 fresh.add(owner)
         if fresh:
             for owner in fresh:
-                more = untold.steps if untold.steps and owner in untold.owners else 0
-                self._look_at(owner, sequences[owner], steps, more)
+                sequence = sequences[owner]
+                self._look_at(owner, sequence, steps, sequence.drawn_in(untold) if untold.steps else 0)
             fresh.clear()
         sums = Sums(self._end_tokens, self._error_tokens, self._errors)
-        return self._with_growing(sums, untold) if self._growing else sums
+        return self._with_growing(sums, sequences, untold) if self._growing else sums
 
-    def _with_growing(self, sums: Sums, untold: Untold) -> Sums:
+    def _with_growing(self, sums: Sums, sequences: Mapping[BlockOwner, Expected], untold: Untold) -> Sums:
         growing = self._growing
         drawn = sum(map(len, growing.values()))
         if untold.steps:
-            drawn += untold.steps * len(growing.keys() & untold.owners)
+            drawn += sum([sequences[owner].drawn_in(untold) for owner in growing])
         return Sums(
             sums.end_tokens + drawn + self._beyond_end_tokens,
             sums.error_tokens + drawn + self._beyond_error_tokens,

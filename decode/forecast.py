@@ -90,7 +90,7 @@ def least_spare_s(
 ) -> float | None:
     """The least of T_dec · l_out − t_dec (Aladdin 4.2, constraint d) over those that run: by how much each is
     ahead of its pace since it came here. ``tpot_s``: promised to a class of service."""
-    steps, owners = untold.steps, untold.owners
+    of_lane = untold.of_lane
     service_class: str | None = None
     least_s: float | None = None
     pace_s = 0.0
@@ -101,8 +101,8 @@ def least_spare_s(
             service_class = each.service_class
             pace_s = tpot_s(service_class)
         drawn = len(each.output_ids) - each.drawn_tokens_before
-        if steps and each.owner in owners:
-            drawn += steps
+        if of_lane:
+            drawn += of_lane[each.lane]
         spare_s = pace_s * drawn - (now - each.arrived_s)
         if least_s is None or spare_s < least_s:
             least_s = spare_s
@@ -123,12 +123,9 @@ def has_begun(sequence: DecodeSequence) -> bool:
 
 def _growing(sequences: Iterable[DecodeSequence], untold: Untold) -> list[Growing]:
     """Where memory is short every report asks it of everybody."""
-    steps, owners = untold.steps, untold.owners
     growing = []
     for each in sequences:
-        drawn = len(each.output_ids)
-        if steps and each.owner in owners:
-            drawn += steps
+        drawn = len(each.output_ids) + each.drawn_in(untold)
         left = each.max_tokens - drawn
         coming_tokens = each.coming_after(drawn)
         growing.append(as_growing(each.prompt_tokens + drawn, coming_tokens, left if left > 1 else 1))

@@ -45,6 +45,8 @@ class Pulls:
     is_pushed: bool = False
     under_way: dict[BlockOwner, _Pull] = field(default_factory=dict)
     _steps_began_s: dict[int, float] = field(default_factory=dict)
+    _counted: dict[int, int] = field(default_factory=dict)
+    """By lane: of its step in flight and those that follow on it, how many have ended (``count_steps``)."""
     _steps: int = 0
     _left_bytes: int | None = 0
 
@@ -78,10 +80,20 @@ class Pulls:
         self._steps_began_s[lane] = now
 
     def step_ended(self, lane: int, now: float, steps: int = 1) -> None:
-        """``steps``: that took the time since the first of them began."""
-        self.budget.step_ended((now - self._steps_began_s.pop(lane)) / steps, steps)
+        """``steps``: that took the time since the first of them began, or the first that was not counted."""
+        began_s = self._steps_began_s.pop(lane)
+        if self._counted:
+            steps -= self._counted.pop(lane, 0)
+        if steps:
+            self.budget.step_ended((now - began_s) / steps, steps)
         self._steps += 1
         self._left_bytes = None
+
+    def count_steps(self, lane: int, now: float, steps: int) -> None:
+        """So many more have ended that are told of later (``step_ended``): what they took counts now."""
+        self.budget.step_ended((now - self._steps_began_s[lane]) / steps, steps)
+        self._steps_began_s[lane] = now
+        self._counted[lane] = self._counted.get(lane, 0) + steps
 
     @property
     def is_any_waiting(self) -> bool:

@@ -162,6 +162,10 @@ class DecodeSequence:
                 until = outlived
         return Expectation(end, error, until)
 
+    def drawn_in(self, untold: Untold) -> int:
+        """So many tokens of steps that are."""
+        return untold.of_lane[self.lane] if untold.steps and self.phase is RUNNING else 0
+
     @property
     def drawn_tokens(self) -> int:
         return len(self.output_ids)
@@ -279,8 +283,8 @@ class Sequences(dict[BlockOwner, DecodeSequence]):
         if not self:
             return NOBODY
         sums = self._expectations.sums(self, untold)
-        grown = untold.steps * len(untold.owners)
-        drawn_tokens, tokens, staying = self.drawn_tokens + grown, self.tokens + grown, len(self)
+        drawn_tokens, tokens = self.drawn_tokens + untold.tokens, self.tokens + untold.tokens
+        staying = len(self)
         for each in self._cancelled.values():
             drawn_tokens -= each.drawn_tokens
             tokens -= each.tokens

@@ -163,14 +163,19 @@ class DecodeState:
     def is_idle(self) -> bool:
         return not self.sequences and not self.batches.is_computing
 
-    def untold(self, steps: int) -> Untold:
-        """What it does not know yet: that the only step in flight, and those that follow on it, so many in
+    def untold(self, of_lane: tuple[int, ...]) -> Untold:
+        """What it does not know yet: that each lane's step in flight, and those that follow on it, so many in
         all, have ended (``steps_ahead``)."""
-        return self.batches.untold(steps)
+        return self.batches.untold(of_lane)
 
     def blocks_taken(self, steps: int, lane: int = 0) -> int:
         """By so many of the lane's steps that follow on one another, and by the one after them."""
         return self.stepping.blocks_taken(steps, lane)
+
+    def has_ample_blocks(self, steps: int) -> bool:
+        """Whether memory limits no lane's ``steps_ahead``, the most of which is that, however many of them
+        have ended."""
+        return self.stepping.has_ample_blocks(steps)
 
     def context_of_step(self, lane: int = 0) -> int:
         """KV positions that the lane's step in flight attends to, of all its rows."""

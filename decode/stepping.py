@@ -193,6 +193,13 @@ class Stepping:
             min(blocks.free_blocks_in(pool) // rows for pool, rows in members.items()) * self.held.block_size
         )
 
+    def has_ample_blocks(self, steps: int) -> bool:
+        """Whether memory would not limit ``ahead`` of any lane, of which so many are the most, after some of
+        them either: as many of each lane, or one more. Of one pool."""
+        held = self.held
+        most = held.blocks.free_blocks // held.batches.rows * held.block_size
+        return most >= steps + held.block_size
+
     def _can_have_ended(self, lane: int) -> int:
         """As ``ahead``, whatever other lanes have been given since that was said."""
         own = self._steps_in_pools([self.held.batches.steps[lane]])

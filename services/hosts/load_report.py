@@ -23,18 +23,19 @@ def make_load_report(
     can_hand_on: bool,
     tpot_s: Callable[[str], float],
     now: float,
-    untold_steps: int = 0,
+    untold_steps: tuple[int, ...] = (),
 ) -> LoadReport:
     """Of an instance whose rooms share their blocks. ``sequence``: of its reports. ``can_hand_on``: sequences
     that run can leave. ``tpot_s``: promised to a class of service. ``now``: on the rooms' clock.
-    ``untold_steps``: that have ended, and the decode room is to be told of later (``DecodeState.untold``)."""
+    ``untold_steps``: of each lane, that have ended, and the decode room is to be told of later
+    (``DecodeState.untold``)."""
     blocks, sequences, block_size = prefill.blocks, decode.sequences, decode.block_size
     total_blocks, largest_pool_blocks = blocks.total_blocks, blocks.largest_pool_blocks
     free_blocks, tokens, untold = blocks.free_blocks, sequences.tokens, ALL_TOLD
     if untold_steps:
         untold = decode.untold(untold_steps)
-        free_blocks -= decode.blocks_taken(untold_steps)
-        tokens += untold_steps * len(untold.owners)
+        free_blocks -= sum([decode.blocks_taken(steps, lane) for lane, steps in enumerate(untold_steps)])
+        tokens += untold.tokens
     forecast, spare_s = NOTHING, None
     if sequences or prefill.sequences:
         forecast = make_forecast(

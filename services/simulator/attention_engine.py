@@ -201,9 +201,11 @@ class AttentionEngine:
             self.pace.note_changed()
             self.pace.settle()
 
-    def untold_steps(self) -> int:
+    def untold_steps(self) -> tuple[int, ...]:
         """An instance over workers catches up before it reports."""
-        return 0
+        self.catch_up()
+        self.look_ahead()
+        return ()
 
     def layers_done(self) -> int:
         return 0

@@ -110,17 +110,21 @@ class DecodeRoom:
     def _left(self, row: events.StepRow) -> int:
         return self.mesh.gateway.length_left(row.request, len(row.output_ids))
 
-    def end_steps(
-        self,
-        steps: int,
-        first_end_s: float,
-        ended_s: float,
-        last_s: float,
-        lane: int = 0,
-        slowest_s: float | None = None,
+    def end_steps(self, steps: int, first_end_s: float, ended_s: float, last_s: float, lane: int = 0) -> None:
+        self.drawing.end_steps(len(self._rows[lane]), steps, first_end_s, ended_s, last_s, lane)
+        self.tell_steps(steps, ended_s, lane)
+
+    def count_steps(
+        self, steps: int, first_end_s: float, ended_s: float, last_s: float, lane: int, slowest_s: float
     ) -> None:
+        """What they took; the state is told of them later."""
+        rows = len(self._rows[lane])
+        self.drawing.end_steps(rows, steps, first_end_s, ended_s, last_s, lane, slowest_s)
+        self.state.pulls.count_steps(lane, ended_s, steps)
+
+    def tell_steps(self, steps: int, ended_s: float, lane: int) -> None:
+        """What they took is counted."""
         rows = self._rows[lane]
-        self.drawing.end_steps(len(rows), steps, first_end_s, ended_s, last_s, lane, slowest_s)
         tokens = (DRAWN,) * len(rows)
         if not self.is_exact:
             tokens = tuple(ENDING if self._left(row) == steps else DRAWN for row in rows)

@@ -241,10 +241,11 @@ class SimulatedEngine:
             else:
                 self._leave_host()
 
-    def untold_steps(self) -> int:
+    def untold_steps(self) -> tuple[int, ...]:
         """That have ended by now of those that run on, of which nobody has been told."""
         run = self._run
-        return 0 if run is None or run.steps == 1 else self._steps_done(run, self.clock.now)
+        done = 0 if run is None or run.steps == 1 else self._steps_done(run, self.clock.now)
+        return (done,) if done else ()
 
     def look_ahead(self) -> None:
         """After an event: whether steps run on for as long as it seemed."""

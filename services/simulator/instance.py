@@ -154,9 +154,7 @@ class SimulatedInstance:
 
     def load(self) -> LoadReport:
         """Steps that run on are counted as far as they have come, and go on."""
-        if self.decode_state.lanes > 1 or self.pools is not None:
-            self.engine.catch_up()
-            self.engine.look_ahead()
+        untold_steps = self.engine.untold_steps()
         if self.prefill_state.mates.stuck_since_s is not None:
             self.prefill.handle(prefill_events.TimePassed())
         self.reports += 1
@@ -170,7 +168,7 @@ class SimulatedInstance:
             can_hand_on=self.pools is None,
             tpot_s=self.around.tpot_s,
             now=self.around.mesh.network.clock.now,
-            untold_steps=self.engine.untold_steps(),
+            untold_steps=untold_steps,
         )
 
     def _measured_speed(self) -> MeasuredSpeed:
@@ -344,18 +342,23 @@ class SimulatedInstance:
     def steps_ahead(self, lane: int = 0) -> int:
         return self.decode.steps_ahead(lane)
 
-    def end_steps(
-        self,
-        steps: int,
-        first_end_s: float,
-        ended_s: float,
-        last_s: float,
-        lane: int = 0,
-        slowest_s: float | None = None,
-    ) -> None:
+    def has_ample_blocks(self, steps: int) -> bool:
+        return self.decode_state.has_ample_blocks(steps)
+
+    def end_steps(self, steps: int, first_end_s: float, ended_s: float, last_s: float, lane: int = 0) -> None:
         if steps > 1:
             self._note_used(self.decode_state.blocks_taken(steps - 1, lane))
-        self.decode.end_steps(steps, first_end_s, ended_s, last_s, lane, slowest_s)
+        self.decode.end_steps(steps, first_end_s, ended_s, last_s, lane)
+
+    def count_steps(
+        self, steps: int, first_end_s: float, ended_s: float, last_s: float, lane: int, slowest_s: float
+    ) -> None:
+        self.decode.count_steps(steps, first_end_s, ended_s, last_s, lane, slowest_s)
+
+    def tell_steps(self, steps: int, ended_s: float, lane: int) -> None:
+        if steps > 1:
+            self._note_used(self.decode_state.blocks_taken(steps - 1, lane))
+        self.decode.tell_steps(steps, ended_s, lane)
 
     def advance_chunk(self) -> None:
         self.prefill.advance_chunk()

@@ -68,8 +68,9 @@ class Engine(Protocol):
         """After an event: whether steps run on for as long as it seemed."""
         ...
 
-    def untold_steps(self) -> int:
-        """That have ended by now of those that run on, of which nobody has been told."""
+    def untold_steps(self) -> tuple[int, ...]:
+        """Before a report: of each lane, those that have ended by now of which the decode room is told later;
+        what they took is counted as far as it ever is. Empty where there are none, as all have been told."""
         ...
 
     def layers_done(self) -> int:

@@ -6,7 +6,7 @@ plan that is cut soon has not cost much.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -54,12 +54,19 @@ class Told:
         self.duration_s += step.duration_s
 
 
+class Ended(NamedTuple):
+    """Of one lane: how many steps have, and the last of them."""
+
+    steps: int
+    last: Planned
+
+
 @dataclass(slots=True)
 class PipelinePlan:
     """``passes``: those that had begun when it was made, and those that follow. ``waiting``: lanes that are
     ready, and since when. ``left``: how many steps of each lane end until it may change, from the first of
     ``passes`` on. ``begin``: a lane's next pass at that time. ``over_s``: when the first lane may change,
-    once that is known."""
+    once that is known. ``ended``: of those that were taken, since it was made."""
 
     passes: deque[Planned]
     waiting: deque[tuple[int, float]]
@@ -68,6 +75,7 @@ class PipelinePlan:
     free_s: float
     rounds: int = FIRST_ROUNDS
     over_s: float | None = None
+    ended: dict[int, Ended] = field(default_factory=dict)
     _ending: deque[Planned] = field(init=False)
     _steps: dict[int, int] = field(init=False)
 
@@ -97,23 +105,33 @@ class PipelinePlan:
                 self.waiting.append((ended.lane, ended.end_s))
         return min(self.passes[-1].begin_s, self._ending[0].end_s) if self.over_s is None else self.over_s
 
-    def is_over(self, told: Told) -> bool:
-        """Whether its lane may be another one now."""
-        return told.steps >= self._steps[told.lane]
+    @property
+    def most_steps(self) -> int:
+        """Of a lane, until it may change."""
+        return max(self._steps.values())
 
-    def take_ended(self, now: float) -> Iterator[Planned]:
-        """By now, in their order; they are of the plan no more."""
+    def goes_on(self, now: float) -> bool:
+        """Whether it is known that no lane has changed by then."""
+        return now < (self._ending[0].end_s if self.over_s is None else self.over_s)
+
+    def is_over(self, lane: int) -> bool:
+        """Whether it may be another one now."""
+        return self.ended[lane].steps >= self._steps[lane]
+
+    def take_ended(self, now: float) -> list[Told]:
+        """By now: each lane's at once, in the order of their last ends. They are among ``passes`` no more."""
+        found: dict[int, Told] = {}
         while self.passes and self.passes[0].end_s <= now:
-            yield self.passes.popleft()
+            step = self.passes.popleft()
+            told = found.get(step.lane)
+            if told is None:
+                found[step.lane] = Told(step, step, step.duration_s)
+            else:
+                told.add(step)
+        for lane, told in found.items():
+            self.ended[lane] = Ended(told.steps + self.steps_ended(lane), told.last)
+        return sorted(found.values(), key=lambda told: told.last.end_s)
 
-
-def tell_together(ended: Iterable[Planned]) -> list[Told]:
-    """Each lane's at once, in the order of their last ends: the last one may have changed its batch."""
-    found: dict[int, Told] = {}
-    for step in ended:
-        told = found.get(step.lane)
-        if told is None:
-            found[step.lane] = Told(step, step, step.duration_s)
-        else:
-            told.add(step)
-    return sorted(found.values(), key=lambda told: told.last.end_s)
+    def steps_ended(self, lane: int) -> int:
+        ended = self.ended.get(lane)
+        return 0 if ended is None else ended.steps

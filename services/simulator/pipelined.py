@@ -19,7 +19,7 @@ from services.simulator.clock import Clock, Timer
 from services.simulator.computed_work import ComputedWork
 from services.simulator.engine import BusyTime, EnginePass, EngineSettings
 from services.simulator.performance.interface import FrontLoaded
-from services.simulator.pipeline_plan import PipelinePlan, Planned, tell_together
+from services.simulator.pipeline_plan import PipelinePlan, Planned
 from services.simulator.shape import PassShape
 
 
@@ -34,16 +34,22 @@ class StagedRooms(Protocol):
         """Of the step that is computed, or due."""
         ...
 
-    def end_steps(
-        self,
-        steps: int,
-        first_end_s: float,
-        ended_s: float,
-        last_s: float,
-        lane: int,
-        slowest_s: float | None = None,
+    def has_ample_blocks(self, steps: int) -> bool:
+        """Whether memory limits no lane's steps ahead, of which so many are the most, however many of them
+        have ended."""
+        ...
+
+    def end_steps(self, steps: int, first_end_s: float, ended_s: float, last_s: float, lane: int) -> None: ...
+
+    def count_steps(
+        self, steps: int, first_end_s: float, ended_s: float, last_s: float, lane: int, slowest_s: float
     ) -> None:
-        """``slowest_s``: the most from one's end to the next one's."""
+        """What they took, before somebody is told of them. ``slowest_s``: the most from one's end to the next
+        one's."""
+        ...
+
+    def tell_steps(self, steps: int, ended_s: float, lane: int) -> None:
+        """All that were counted."""
         ...
 
     def advance_chunk(self) -> None:
@@ -153,9 +159,18 @@ class PipelinedEngine:
             self._lanes.setdefault(lane, self.clock.now)
             self._look()
 
-    def untold_steps(self) -> int:
-        """A pipeline catches up before its instance reports."""
-        return 0
+    def untold_steps(self) -> tuple[int, ...]:
+        """Of a plan, which goes on, unless it is over, or might be made otherwise for the memory that there
+        is by now."""
+        plan = self._plan
+        if plan is None:
+            return ()
+        if not (plan.goes_on(self.clock.now) and self.rooms.has_ample_blocks(plan.most_steps)):
+            self.catch_up()
+            self.look_ahead()
+            return ()
+        self._count_ended(plan)
+        return tuple(map(plan.steps_ended, range(len(self.shares)))) if plan.ended else ()
 
     # decodes alone
 
@@ -204,22 +219,29 @@ class PipelinedEngine:
         if self._plan_timer is not None:
             self.clock.cancel(self._plan_timer)
         now, ready_s = self.clock.now, self._lanes
-        told = tell_together(plan.take_ended(now))
+        self._count_ended(plan)
+        # The last one may have changed its batch.
+        ended = sorted(plan.ended.items(), key=lambda item: item[1].last.end_s)
         begun = [each for each in plan.passes if each.begin_s <= now]
-        self.passes += sum(each.steps for each in told) + len(begun) - len(self._under_way)
-        newest = begun[-1] if begun else told[-1].last
+        self.passes += sum(each.steps for _, each in ended) + len(begun) - len(self._under_way)
+        newest = begun[-1] if begun else ended[-1][1].last
         self._free_s = [end_s for _, end_s in newest.stages]
         self._under_way = deque(map(self._resume, begun))
-        ready_s |= {each.lane: each.last.end_s for each in told}
-        over = {each.lane for each in told if plan.is_over(each)} | {each.lane for each in begun}
+        ready_s |= {lane: each.last.end_s for lane, each in ended}
+        over = {lane for lane, _ in ended if plan.is_over(lane)} | {each.lane for each in begun}
         waiting = sorted(ready_s.items(), key=lambda item: item[1])
         self._lanes = {lane: since_s for lane, since_s in waiting if lane not in over}
-        for each in told:
+        for lane, each in ended:
+            self.rooms.tell_steps(each.steps, each.last.end_s, lane)
+
+    def _count_ended(self, plan: PipelinePlan) -> None:
+        """What they took that have ended by now."""
+        for each in plan.take_ended(self.clock.now):
             first, last = each.first, each.last
             self.busy.decode_s += each.duration_s / len(self.shares)
             self.work.add_steps(first.sequences, first.context_tokens, each.steps)
             times = (first.end_s, last.end_s, last.end_s - last.begin_s)
-            self.rooms.end_steps(each.steps, *times, each.lane, each.slowest_s)
+            self.rooms.count_steps(each.steps, *times, each.lane, each.slowest_s)
 
     def _resume(self, planned: Planned) -> _Pass:
         """A plan's, that is under way."""

@@ -132,6 +132,23 @@ def test_batches_that_take_turns_share_what_is_pulled_beside_them() -> None:
     assert (pull.portion, pull.max_bytes) == (1, 1666), "two steps of a second allow 3333 together"
 
 
+def test_what_steps_took_is_known_before_they_are_told_and_counts_once() -> None:
+    """Of batches that take turns, in the order of their ends: the newest weigh most."""
+    at_once, counted = Pulls(), Pulls()
+    for pulls in (at_once, counted):
+        for lane in (0, 1):
+            pulls.step_began(lane, 0.0)
+    for lane, steps, now in ((0, 3, 0.3), (1, 1, 0.4), (0, 2, 0.9)):
+        at_once.step_ended(lane, now, steps)
+        at_once.step_began(lane, now)
+        counted.count_steps(lane, now, steps)
+        assert counted.budget == at_once.budget
+    at_once.step_ended(1, 1.7, 2)
+    counted.step_ended(0, 0.9, 5)
+    counted.step_ended(1, 1.7, 3)
+    assert counted.budget == at_once.budget
+
+
 def test_a_sequence_that_prefill_has_ended_leaves_without_a_word() -> None:
     withdrawn = events.OfferWithdrawn(owner_of(), PREFILL, LIFE)
     for is_withdrawn in (False, True):

@@ -55,8 +55,7 @@ class Pair:
             if step < steps - 1:
                 assert [type(each) for each in commands] == [events.PublishTokens, events.RunStep]
                 assert ends_of(commands) == []
-                if self.singly.lanes == 1:
-                    self.compare_untold(step + 1)
+                self.compare_untold({lane: step + 1})
         skipped = handle(self.at_once, events.StepsFinished(steps, last, DRAWN, lane), self.now)
         assert (
             ends_of(commands)
@@ -68,11 +67,15 @@ class Pair:
         self.note(commands)
         self.compare()
 
-    def compare_untold(self, steps: int) -> None:
-        """What is reported of steps that only one of the two was told of."""
-        singly, at_once, untold = self.singly, self.at_once, self.at_once.untold(steps)
+    def compare_untold(self, ended: dict[int, int]) -> None:
+        """What is reported of steps, by lane, that only one of the two was told of."""
+        singly, at_once = self.singly, self.at_once
+        steps = tuple(ended.get(lane, 0) for lane in range(at_once.lanes))
+        untold = at_once.untold(steps)
         assert singly.sequences.staying() == at_once.sequences.staying(untold)
-        assert singly.blocks.free_blocks == at_once.blocks.free_blocks - at_once.blocks_taken(steps)
+        assert singly.sequences.tokens == at_once.sequences.tokens + untold.tokens
+        taken = sum(at_once.blocks_taken(each, lane) for lane, each in enumerate(steps))
+        assert singly.blocks.free_blocks == at_once.blocks.free_blocks - taken
         spare = [
             least_spare_s(singly.sequences.values(), lambda _: STEP_S, self.now),
             least_spare_s(at_once.sequences.values(), lambda _: STEP_S, self.now, untold),
@@ -150,6 +153,52 @@ def test_so_they_do_where_batches_take_turns_over_several_pools(
         pair.tell(events.PoolAdded(blocks))
     walk(pair, chance)
     assert pair.at_once.blocks.free_blocks == pools * blocks
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 1 << 32), st.sampled_from([1, 3, 16]), st.integers(0, 40))
+def test_what_is_told_later_of_several_batches_is_counted_of_each(
+    seed: int, block_size: int, spare_blocks: int
+) -> None:
+    """Their steps end in turns, in any order, before a batch may change."""
+    chance = random.Random(seed)
+    blocks = 160 // block_size + 1 + spare_blocks
+    singly, at_once = (make_state(blocks, block_size, 6, lanes=3) for _ in range(2))
+    pair = Pair(singly, at_once, step_s=0.0)
+    for number in range(8):
+        task = task_of(f"r{number}", chance.randint(1, 25), chance.randint(2, 50))
+        lengths = chance.choice([None, certain(chance.randint(1, 50))])
+        take_in_turns(pair, events.TaskArrived(msgspec.structs.replace(task, lengths=lengths)))
+    while not singly.is_idle:
+        end_in_turns(pair, chance)
+        lane = chance.choice(list(singly.batches.steps))
+        take_in_turns(pair, events.StepFinished((DRAWN,) * len(singly.batches.steps[lane]), lane))
+    assert at_once.is_idle
+
+
+def take_in_turns(pair: Pair, event: events.DecodeEvent) -> None:
+    """KV comes at once. Which blocks are given to whom hangs on whose steps are told first."""
+    for state in (pair.singly, pair.at_once):
+        pulls = kinds(handle(state, event), events.PullSequence)
+        while pulls:
+            pulls += kinds(handle(state, events.PullFinished(pulls.pop().owner)), events.PullSequence)
+    assert pair.singly.blocks.free_blocks == pair.at_once.blocks.free_blocks
+
+
+def end_in_turns(pair: Pair, chance: random.Random) -> None:
+    most = {lane: pair.at_once.steps_ahead(lane) for lane in pair.singly.batches.steps}
+    ended = dict.fromkeys(most, 0)
+    for lane in chance.choices(list(most), k=3 * len(most)):
+        if ended[lane] + 1 < most[lane]:
+            tokens = (DRAWN,) * len(pair.singly.batches.steps[lane])
+            handle(pair.singly, events.StepFinished(tokens, lane))
+            ended[lane] += 1
+            pair.compare_untold(ended)
+    for lane in chance.sample(list(most), len(most)):
+        if ended[lane]:
+            tokens = (DRAWN,) * len(pair.singly.batches.steps[lane])
+            pair.at_once.handle(events.StepsFinished(ended[lane], tokens, DRAWN, lane), 0.0)
+    pair.at_once.check()
 
 
 def walk(pair: Pair, chance: random.Random) -> None:

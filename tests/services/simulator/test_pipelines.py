@@ -1,17 +1,22 @@
 """Instances whose layers lie on several stages, against what is known of pipelines."""
 
 import math
+import random
 from typing import Any, get_args
 
+import msgspec
 import pytest
 
 from common.config import MixedPolicy
 from common.errors import ConfigError
+from common.messages import LoadReport
 from services.bench.arrivals import poisson_arrivals
 from services.simulator.cluster import Cluster
 from services.simulator.config import Simulated
 from services.simulator.decode_room import DecodeRoom
+from services.simulator.instance import SimulatedInstance
 from services.simulator.metrics import measure
+from services.simulator.pipelined import PipelinedEngine
 from services.simulator.run import Load, Offered, simulate
 from tests.services.simulator.meshes import SHAPE, TOKEN_BYTES, assert_same_times, mesh, pool, run
 
@@ -252,6 +257,68 @@ def test_steps_in_one_plan_take_what_single_steps_take(
         assert one.decode_steps == other.decode_steps
         assert (one.batch, one.busy) == pytest.approx((other.batch, other.busy))
     assert ours.events < (0.2 if requests == "at once" else 1.0) * theirs.events
+
+
+RAGGED = {
+    "kind": "linear",
+    "prefill_s": 0.0097,
+    "per_prompt_token_s": 1.03e-4,
+    "step_s": 0.0213,
+    "per_sequence_s": 1.07e-4,
+    "per_context_token_s": 1.01e-6,
+}
+"""No two things end at once."""
+MESHES: dict[str, Simulated] = {
+    "mixed": mesh(pool("mixed", pipeline=2, performance=RAGGED)),
+    "mixed, short of memory": mesh(pool("mixed", pipeline=3, kv_tokens=2_500, performance=RAGGED)),
+    "decode": mesh(
+        pool("prefill", performance=RAGGED),
+        pool("decode", 2, pipeline=2, kv_tokens=6_000, performance=RAGGED),
+        cluster={"link_bytes_per_s": 1e6},
+    ),
+    "of predicted lengths": mesh(
+        pool("prefill", performance=RAGGED),
+        pool("mixed", pipeline=3, performance=RAGGED),
+        prediction={"accuracy": 0.4, "granularity": 30},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MESHES)
+def test_reports_amid_a_plan_say_what_they_would_if_they_cut_it(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """To the last bit, and so are the records, though the rooms are told of the steps later."""
+    chance = random.Random(7)
+    requests = [(number * 0.21, chance.randint(5, 300), chance.randint(2, 400)) for number in range(60)]
+    reports: list[LoadReport] = []
+    load, untold_steps = SimulatedInstance.load, PipelinedEngine.untold_steps
+    untold: list[tuple[int, ...]] = []
+
+    def noted_load(instance: SimulatedInstance) -> LoadReport:
+        reports.append(load(instance))
+        return reports[-1]
+
+    def noted_steps(engine: PipelinedEngine) -> tuple[int, ...]:
+        untold.append(untold_steps(engine))
+        return untold[-1]
+
+    def cut(engine: PipelinedEngine) -> tuple[int, ...]:
+        engine.catch_up()
+        engine.look_ahead()
+        return ()
+
+    monkeypatch.setattr(SimulatedInstance, "load", noted_load)
+    monkeypatch.setattr(PipelinedEngine, "untold_steps", noted_steps)
+    going_on, found = run(MESHES[name], *requests), list(reports)
+    assert sum(map(any, untold)) > 30
+    reports.clear()
+    monkeypatch.setattr(PipelinedEngine, "untold_steps", cut)
+    cluster = run(MESHES[name], *requests)
+    for one, other in zip(found, reports, strict=True):
+        assert one == other
+    ours, theirs = measure(going_on), measure(cluster)
+    assert msgspec.structs.replace(ours, events=0) == msgspec.structs.replace(theirs, events=0)
 
 
 def test_a_plan_that_nothing_cuts_takes_few_events() -> None:
