@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from common.kv.blocks import BlockOwner
 from decode.events import StepRow
-from decode.expectations import ALL_TOLD, Untold
+from decode.expectations import Untold
 from decode.outlook import Outlook
 from decode.sequence import DecodeSequence
 
@@ -53,10 +53,11 @@ class Batches:
 
     def untold(self, of_lane: tuple[int, ...]) -> Untold:
         """So many steps of each lane's in flight have ended."""
-        steps = sum(of_lane)
-        if not steps:
-            return ALL_TOLD
-        tokens = sum([ended * len(self.steps[lane]) for lane, ended in enumerate(of_lane) if ended])
+        steps = tokens = 0
+        for lane, ended in enumerate(of_lane):
+            if ended:
+                steps += ended
+                tokens += ended * len(self.steps[lane])
         return Untold(of_lane, steps, tokens)
 
     def begin(self, lane: int, outlook: Outlook) -> None:

@@ -34,7 +34,8 @@ def make_load_report(
     free_blocks, tokens, untold = blocks.free_blocks, sequences.tokens, ALL_TOLD
     if untold_steps:
         untold = decode.untold(untold_steps)
-        free_blocks -= sum([decode.blocks_taken(steps, lane) for lane, steps in enumerate(untold_steps)])
+        for lane, steps in enumerate(untold_steps):
+            free_blocks -= decode.blocks_taken(steps, lane)
         tokens += untold.tokens
     forecast, spare_s = NOTHING, None
     if sequences or prefill.sequences:
