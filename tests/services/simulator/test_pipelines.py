@@ -270,7 +270,7 @@ RAGGED = {
 """No two things end at once."""
 MESHES: dict[str, Simulated] = {
     "mixed": mesh(pool("mixed", pipeline=2, performance=RAGGED)),
-    "mixed, short of memory": mesh(pool("mixed", pipeline=3, kv_tokens=2_500, performance=RAGGED)),
+    "mixed, short of memory": mesh(pool("mixed", pipeline=2, kv_tokens=3_000, performance=RAGGED)),
     "decode": mesh(
         pool("prefill", performance=RAGGED),
         pool("decode", 2, pipeline=2, kv_tokens=6_000, performance=RAGGED),
@@ -317,6 +317,8 @@ def test_reports_amid_a_plan_say_what_they_would_if_they_cut_it(
     cluster = run(MESHES[name], *requests)
     for one, other in zip(found, reports, strict=True):
         assert one == other
+    budgets = ([each.decode_state.pulls.budget for each in lived.lives] for lived in (going_on, cluster))
+    assert next(budgets) == next(budgets)
     ours, theirs = measure(going_on), measure(cluster)
     assert msgspec.structs.replace(ours, events=0) == msgspec.structs.replace(theirs, events=0)
 
