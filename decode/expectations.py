@@ -97,7 +97,7 @@ class Expectations:
         if fresh:
             for owner in fresh:
                 sequence = sequences[owner]
-                self._look_at(owner, sequence, steps, sequence.drawn_in(untold) if untold.steps else 0)
+                self._look_at(owner, sequence, steps, sequence.drawn_in(untold))
             fresh.clear()
         sums = Sums(self._end_tokens, self._error_tokens, self._errors)
         return self._with_growing(sums, sequences, untold) if self._growing else sums
