@@ -9,21 +9,27 @@ import numpy as np
 from services.simulator.performance.files import FloatArray
 
 FIRST_CELLS = 128
+SURFACE_CELLS = 17
+"""Of a chunk's curves at first: most chunks are no longer. Each value costs a fit's look-up by itself
+(``regression``)."""
 
 
 class TokenCurve:
     """Linear between its values at every ``grid`` tokens from 0 on, which ``evaluate`` gives for an array of
-    tokens. A value under 0 is a time's extrapolation gone wrong: it is 0."""
+    tokens. A value under 0 is a time's extrapolation gone wrong: it is 0. ``cells``: that it has at least."""
 
-    __slots__ = ("_cumulative", "_evaluate", "_grid", "_limit", "_values")
+    __slots__ = ("_cells", "_cumulative", "_evaluate", "_grid", "_limit", "_values")
 
-    def __init__(self, evaluate: Callable[[FloatArray], FloatArray], grid: int) -> None:
+    def __init__(
+        self, evaluate: Callable[[FloatArray], FloatArray], grid: int, cells: int = FIRST_CELLS
+    ) -> None:
         self._evaluate = evaluate
         self._grid = grid
+        self._cells = cells
         self._values: list[float] = []
         self._cumulative: list[float] = []
         self._limit = -1.0
-        self._grow(FIRST_CELLS * grid)
+        self._grow(0)
 
     def at(self, tokens: float) -> float:
         if tokens >= self._limit:
@@ -53,7 +59,7 @@ class TokenCurve:
 
     def _grow(self, tokens: float) -> None:
         """To cover ``tokens``, and the cell after."""
-        cells = max(FIRST_CELLS, int(tokens // self._grid) + 2)
+        cells = max(self._cells, int(tokens // self._grid) + 2)
         values = np.maximum(0.0, self._evaluate(np.arange(cells + 1, dtype=np.float64) * self._grid))
         rises = np.diff(values)
         sums = self._grid * values[:-1] + rises * (self._grid - 1) / 2
@@ -112,7 +118,9 @@ class ChunkSurface:
         if curve is None:
             before = float(index * self._before_grid)
             curve = TokenCurve(
-                lambda tokens: self._evaluate(np.full(len(tokens), before), tokens), self._token_grid
+                lambda tokens: self._evaluate(np.full(len(tokens), before), tokens),
+                self._token_grid,
+                SURFACE_CELLS,
             )
             self._curves[index] = curve
         return curve

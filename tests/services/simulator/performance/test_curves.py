@@ -62,3 +62,19 @@ def test_a_surface_is_linear_over_both_its_sides() -> None:
     surface = ChunkSurface(lambda before, tokens: 2.0 * before + 3.0 * tokens, before_grid=64, token_grid=8)
     assert surface.at(100, 37) == pytest.approx(200 + 111)
     assert surface.at(128.0, 5) == pytest.approx(256 + 15)
+
+
+def test_chunks_curves_begin_small_and_say_the_same_once_they_have_grown() -> None:
+    """Each of their values costs a look-up of its own: a chunk of 512 tokens wants 17 of them."""
+    asked: list[int] = []
+
+    def evaluate(before: FloatArray, tokens: FloatArray) -> FloatArray:
+        asked.append(len(tokens))
+        return bent(tokens) + before
+
+    surface = ChunkSurface(evaluate, before_grid=256, token_grid=32)
+    first = [surface.at(256, tokens) for tokens in (1, 100, 511, 512)]
+    assert asked == [18]
+    surface.at(256, 5_000)
+    assert [surface.at(256, tokens) for tokens in (1, 100, 511, 512)] == first
+    assert len(asked) == 2
