@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from common.latency import Distribution
-from services.compare.simulated import LONGEST_WAIT_S, Pair
+from services.compare.simulated import MOST_SHARE, MOST_WAIT_S, NEARLY_ALL, Pair
 from services.compare.simulated_mesh import Overhead
 from services.simulator.host_config import HostConfig
 
@@ -165,11 +165,10 @@ def _describe_host(host: HostConfig) -> str:
         f"; of {host.cores} cores {host.idle_cores:.3f} idle, {1e3 * host.pass_s:.2f} ms a pass,"
         f" {1e3 * host.token_s:.2f} a token, {1e3 * host.prompt_s:.2f} a prompt,"
         f" {1e6 * host.prompt_token_s:.0f} µs each of its tokens;"
-        f" while more are wanted {_wait(host.wake_s, 'a message')} and"
-        f" {_wait(host.exchange_s, 'a layer')} more"
+        f" while more are wanted {1e3 * host.wake_s:.2f} ms a message{_mark(host.wake_s, MOST_WAIT_S)} and"
+        f" {100 * host.turns_share:.1f} % of a layer{_mark(host.turns_share, MOST_SHARE)} more"
     )
 
 
-def _wait(seconds: float, each: str) -> str:
-    most = " (the most that is looked for)" if seconds >= LONGEST_WAIT_S else ""
-    return f"{1e3 * seconds:.2f} ms {each}{most}"
+def _mark(found: float, most: float) -> str:
+    return " (the most that is looked for)" if found >= NEARLY_ALL * most else ""

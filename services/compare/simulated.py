@@ -6,8 +6,9 @@ thin that requests hardly wait. What every pass takes more than its profile says
 that the model rests before the next; where they did not count, and what a message takes, it is the median of
 what these runs say, in which each request is held to itself. Where there are ``costs``,
 all run on one host, and what is taken of its cores beside passes is from the processor time of these
-workloads; how long one waits for a core is from the requests of the ones that are ``crowded`` and
-``saturated``. Nothing else is fitted: no other workload's figures are looked at.
+workloads; how long one waits for a core is what requests of the ones that are ``crowded`` and ``saturated``
+are off by on average, as most waits are short and some are long. Nothing else is fitted: no other workload's
+figures are looked at.
 """
 
 import statistics
@@ -17,6 +18,7 @@ from functools import cache, partial
 from typing import NamedTuple
 
 import msgspec
+from scipy.stats import trim_mean
 
 from common.errors import ConfigError
 from services.bench.plan import FOREGROUND, RequestMaker, make_arrivals_s, make_foreground, plan_foreground
@@ -41,21 +43,25 @@ PROBE_S = 1e-3
 """How much longer messages are made, to see how many of them come before a first token."""
 SERVED_NOTHING = "has no request that was served live (kept by its number) and simulated: run it again"
 CORRECTIONS, SWEEPS = 4, 2
-MOST_WAIT_S, HALVINGS = 0.01, 8
-"""The longest wait for a core, some slices of the system's scheduler, each of 3 ms; and how finely it is
-found. Where requests hardly meet busy cores any wait explains what they are off by."""
-LONGEST_WAIT_S = MOST_WAIT_S * (1 - 2.0**-HALVINGS)
-"""From here on it was too short, or nearly."""
+MOST_WAIT_S, MOST_SHARE, HALVINGS = 0.01, 1.0, 8
+"""The longest wait for a core, some slices of the system's scheduler, each of 3 ms, and how much longer
+threads take in turns; and how finely these are found. Where requests hardly meet busy cores any wait explains
+what they are off by."""
+NEARLY_ALL = 1 - 2.0**-HALVINGS
+"""Of the most: from here on it was too little, or nearly."""
+FARTHEST = 0.05
+"""Of a run's requests, those off farthest either way, which do not count: one stall of a shared machine."""
 
 
 class Sought(NamedTuple):
-    """What of ``HostConfig`` is found by which workload's requests' measure; ``named``: under which key the
-    comparison names that."""
+    """What of ``HostConfig`` is found by which workload's requests' measure, up to ``most``; ``named``: under
+    which key the comparison names that."""
 
     named: str
     workload: str | None
     key: str
     measure: str
+    most: float
 
 
 class Tried(NamedTuple):
@@ -127,7 +133,7 @@ class Simulation:
         return overhead
 
     def _with_sought(self, candidate: Candidate, own: Sequence[RunRecord], overhead: Overhead) -> Overhead:
-        """With what messages, and layers over attention workers, take longer while cores are short: so that
+        """With what messages, and layers over attention workers, take longer while cores are short, so that
         what ``_sought`` names comes out. Raises ConfigError where nobody ran what it names."""
         if overhead.host is None:
             return overhead
@@ -136,7 +142,7 @@ class Simulation:
             for record in own:
                 if record.workload == sought.workload:
                     tried = Tried(candidate, record, self._in_its_minutes(candidate, record, overhead))
-                    values.append(_root(partial(self._off, tried, sought), MOST_WAIT_S))
+                    values.append(_root(partial(self._off, tried, sought), sought.most))
             if not values:
                 raise ConfigError(sought.named, sought.workload, _run_at(candidate, sought.workload))
             overhead = overhead.with_host(**{sought.key: statistics.median(values)})
@@ -148,15 +154,15 @@ class Simulation:
         found = []
         if candidate.instances.get("attention", 0):
             named = "saturated" if saturated is not None else "crowded"
-            found = [Sought(named, saturated or crowded, "exchange_s", "tpot_s")]
-        found.append(Sought("crowded", crowded, "wake_s", "ttft_s"))
+            found = [Sought(named, saturated or crowded, "turns_share", "tpot_s", MOST_SHARE)]
+        found.append(Sought("crowded", crowded, "wake_s", "ttft_s", MOST_WAIT_S))
         return [each for each in found if each.workload is not None]
 
     def _off(self, tried: Tried, sought: Sought, value: float) -> float:
         """As ``_longer_s``, with that value."""
         candidate, record, overhead = tried
         cluster = self.again(candidate, record, overhead.with_host(**{sought.key: value}))
-        return _longer_s(sought.named, record, cluster, sought.measure)
+        return _average(_longer_s(sought.named, record, cluster, sought.measure))
 
     def _host_of(
         self, candidate: Candidate, own: Sequence[RunRecord], overhead: Overhead
@@ -170,7 +176,7 @@ class Simulation:
         found, before = host_of(counted), overhead.host
         if found is None or before is None:
             return found
-        kept = {key: getattr(before, key) for key in ("wake_s", "exchange_s")}
+        kept = {key: getattr(before, key) for key in ("wake_s", "turns_share")}
         return msgspec.structs.replace(found, **kept)
 
     def _overhead_of(
@@ -184,7 +190,7 @@ class Simulation:
         def off(tried: Overhead) -> tuple[float, float]:
             cluster = self.again(candidate, record, tried)
             longer_s = partial(_longer_s, "calibration", record, cluster)
-            return -longer_s("ttft_s"), -longer_s("tpot_s")
+            return -statistics.median(longer_s("ttft_s")), -statistics.median(longer_s("tpot_s"))
 
         found = self._in_its_minutes(candidate, record, Overhead(pass_s=gap_s or 0.0, host=host))
         hops = (off(found)[0] - off(found._replace(hop_s=PROBE_S))[0]) / PROBE_S
@@ -263,10 +269,9 @@ def _counted(cluster: Cluster) -> Counted:
     )
 
 
-def _longer_s(named: str, record: RunRecord, cluster: Cluster, measure: str) -> float:
-    """By how much the simulated ones are over the live ones: the median of the requests, each against itself,
-    as lengths come in lumps between which medians jump. Raises ConfigError where there is none, of what the
-    comparison calls ``named``."""
+def _longer_s(named: str, record: RunRecord, cluster: Cluster, measure: str) -> list[float]:
+    """By how much each simulated request is over itself live, as lengths come in lumps between which medians
+    jump. Raises ConfigError where there is none, of what the comparison calls ``named``."""
     found: list[float] = []
     for live in record.served:
         if cluster.records.outcome[live.index] == DONE:
@@ -275,4 +280,9 @@ def _longer_s(named: str, record: RunRecord, cluster: Cluster, measure: str) -> 
                 found.append(times[0] - times[1])
     if not found:
         raise ConfigError(named, record.workload, SERVED_NOTHING)
-    return statistics.median(found)
+    return found
+
+
+def _average(longer_s: Sequence[float]) -> float:
+    """Of waits, whose median is less than they take; but for those farthest off."""
+    return float(trim_mean(longer_s, FARTHEST))

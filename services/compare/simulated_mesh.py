@@ -91,7 +91,7 @@ def _host_of_workers(host: HostConfig, config: Config) -> dict[str, Any]:
     whether they still are: what is left of that when they are no longer is half of it on average. Batches
     that take turns look out all the time."""
     hold_s = WANTED_S / 2 if config.instance.pipeline == "off" else 0.0
-    return msgspec.structs.asdict(host) | {"exchange_hold_s": hold_s}
+    return msgspec.structs.asdict(host) | {"turns_hold_s": hold_s}
 
 
 def _contention(config: Config, overhead: Overhead, path: Path | None) -> dict[str, float]:

@@ -49,7 +49,7 @@ class Paced(Protocol):
 class Host:
     """``level``: of a core, that no thread gets more of while more is wanted than there is; else 1.
     ``is_busy``: no core is idle half of the time. ``is_short``: more is wanted than there is, or was not long
-    ago, as ``exchange_hold_s`` has it."""
+    ago, as ``turns_hold_s`` has it."""
 
     config: HostConfig
     clock: Clock
@@ -114,6 +114,11 @@ class Host:
         prompts_s = prompts * config.prompt_s + prompt_tokens * config.prompt_token_s
         return config.pass_s + tokens * config.token_s + prompts_s
 
+    def level_if(self, who: Paced, wanted: Wanted) -> float:
+        """The level, were that what ``who`` wants."""
+        others = [each for other, wants in self._wanted.items() if other is not who for each in wants]
+        return _level(self.config.cores - self.config.idle_cores, [*others, wanted])
+
     @property
     def is_full(self) -> bool:
         """More is wanted than there is."""
@@ -129,7 +134,7 @@ class Host:
         return self.level != before
 
     def _settle_hold(self) -> None:
-        held_s = self.config.exchange_hold_s if self.config.exchange_s else 0.0
+        held_s = self.config.turns_hold_s
         if self.is_full or not held_s:
             self.is_short = self.is_full
             if self._hold_end is not None:

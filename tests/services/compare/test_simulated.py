@@ -16,7 +16,7 @@ from common.profile import profile_path, write_profile
 from services.compare.comparison import Candidate, Comparison, Offer, Settings
 from services.compare.error_table import describe_overheads, errors_table, rounds_of
 from services.compare.records import RunRecord, ServedRequest
-from services.compare.simulated import MOST_WAIT_S, Pair, Simulation, _root
+from services.compare.simulated import MOST_SHARE, MOST_WAIT_S, Pair, Simulation, _root
 from services.compare.simulated_mesh import Overhead, pace_of, simulated_of
 from services.simulator.cluster import Cluster
 from services.simulator.host_config import HostConfig
@@ -137,13 +137,13 @@ def test_what_all_take_of_one_host_is_found_from_the_runs_that_are_named_for_it(
     assert alike.tpot.p50_s < 0.9 * busy.record.load.tpot.p50_s
 
 
-@pytest.mark.parametrize("exchange_s", [0.001, 0.004])
-def test_how_long_layers_wait_is_found_from_the_run_that_saturates_the_cores(exchange_s: float) -> None:
+@pytest.mark.parametrize("share", [0.1, 0.4])
+def test_what_turns_cost_is_found_from_the_run_that_saturates_the_cores(share: float) -> None:
     apart = Candidate(name="apart", instances={"prefill": 1, "decode": 1, "attention": 1})
     named = msgspec.structs.replace(
         COMPARISON, configuration=(apart,), costs=("alone", "hpld"), saturated="hpld"
     )
-    true = TRUE._replace(host=HostConfig(cores=1, exchange_s=exchange_s))
+    true = TRUE._replace(host=HostConfig(cores=1, turns_share=share))
     records = [
         msgspec.structs.replace(
             live(offer, true, apart), idle_cores=0.0, beside_cpu_s=0.0, duration_s=3.0, cores=1
@@ -153,7 +153,7 @@ def test_how_long_layers_wait_is_found_from_the_run_that_saturates_the_cores(exc
     overheads, [_, busy] = Simulation(named).pairs(records)
     found = overheads["apart"].host
     assert found is not None
-    assert found.exchange_s == pytest.approx(exchange_s, abs=0.0003)
+    assert found.turns_share == pytest.approx(share, abs=0.02)
     assert abs(error(busy, "tpot")) < 0.02
 
 
@@ -197,7 +197,7 @@ def test_what_a_pass_waits_for_is_not_taken_of_the_cores_twice() -> None:
     assert less == msgspec.structs.replace(host, pass_s=0.003)
     assert none == msgspec.structs.replace(host, pass_s=0.0)
     apart = Candidate(name="apart", instances={"prefill": 1, "decode": 1, "attention": 1})
-    held = msgspec.structs.replace(host, exchange_hold_s=WANTED_S / 2)
+    held = msgspec.structs.replace(host, turns_hold_s=WANTED_S / 2)
     assert simulated_of(COMPARISON, apart, Overhead(pass_s=0.002, host=host)).host == held
 
 
@@ -277,10 +277,10 @@ def test_rounds_are_one_row_by_the_medians_of_their_figures() -> None:
 
 
 def test_a_wait_that_is_too_short_even_at_its_longest_is_told() -> None:
-    longest_s, none_s = _root(lambda _: -1.0, MOST_WAIT_S), _root(lambda _: 1.0, MOST_WAIT_S)
-    host = HostConfig(cores=2, wake_s=longest_s, exchange_s=none_s)
+    longest_s, none = _root(lambda _: -1.0, MOST_WAIT_S), _root(lambda _: 1.0, MOST_SHARE)
+    host = HostConfig(cores=2, wake_s=longest_s, turns_share=none)
     said = describe_overheads({"split": Overhead(host=host)})
-    assert said.endswith("9.98 ms a message (the most that is looked for) and 0.00 ms a layer more")
+    assert said.endswith("9.98 ms a message (the most that is looked for) and 0.0 % of a layer more")
 
 
 def test_without_a_calibration_nothing_is_simulated() -> None:
