@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from common.latency import Distribution
-from services.compare.simulated import MOST_SHARE, MOST_WAIT_S, NEARLY_ALL, Pair
+from services.compare.simulated import MOST_TURNS_SHARE, MOST_WAIT_S, NEARLY_THE_MOST, Pair
 from services.compare.simulated_mesh import Overhead
 from services.simulator.host_config import HostConfig
 
@@ -161,14 +161,15 @@ def describe_overheads(overheads: Mapping[str, Overhead]) -> str:
 
 
 def _describe_host(host: HostConfig) -> str:
+    wait, turns = f"{1e3 * host.wake_s:.2f} ms a message", f"{100 * host.turns_share:.1f} % of a layer"
     return (
         f"; of {host.cores} cores {host.idle_cores:.3f} idle, {1e3 * host.pass_s:.2f} ms a pass,"
         f" {1e3 * host.token_s:.2f} a token, {1e3 * host.prompt_s:.2f} a prompt,"
         f" {1e6 * host.prompt_token_s:.0f} µs each of its tokens;"
-        f" while more are wanted {1e3 * host.wake_s:.2f} ms a message{_mark(host.wake_s, MOST_WAIT_S)} and"
-        f" {100 * host.turns_share:.1f} % of a layer{_mark(host.turns_share, MOST_SHARE)} more"
+        f" while more are wanted {wait}{_limit_note(host.wake_s, MOST_WAIT_S)} and"
+        f" {turns}{_limit_note(host.turns_share, MOST_TURNS_SHARE)} more"
     )
 
 
-def _mark(found: float, most: float) -> str:
-    return " (the most that is looked for)" if found >= NEARLY_ALL * most else ""
+def _limit_note(found: float, most: float) -> str:
+    return " (the most that is looked for)" if found >= NEARLY_THE_MOST * most else ""

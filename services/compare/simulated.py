@@ -43,14 +43,15 @@ PROBE_S = 1e-3
 """How much longer messages are made, to see how many of them come before a first token."""
 SERVED_NOTHING = "has no request that was served live (kept by its number) and simulated: run it again"
 CORRECTIONS, SWEEPS = 4, 2
-MOST_WAIT_S, MOST_SHARE, HALVINGS = 0.01, 1.0, 8
+MOST_WAIT_S, MOST_TURNS_SHARE, HALVINGS = 0.01, 1.0, 8
 """The longest wait for a core, some slices of the system's scheduler, each of 3 ms, and how much longer
 threads take in turns; and how finely these are found. Where requests hardly meet busy cores any wait explains
 what they are off by."""
-NEARLY_ALL = 1 - 2.0**-HALVINGS
+NEARLY_THE_MOST = 1 - 2.0**-HALVINGS
 """Of the most: from here on it was too little, or nearly."""
-FARTHEST = 0.05
-"""Of a run's requests, those off farthest either way, which do not count: one stall of a shared machine."""
+FARTHEST_SHARE = 0.05
+"""Of a run's requests at either end, off farthest, which do not count: one stall of a shared machine, where
+there are twenty requests or more."""
 
 
 class Sought(NamedTuple):
@@ -154,15 +155,15 @@ class Simulation:
         found = []
         if candidate.instances.get("attention", 0):
             named = "saturated" if saturated is not None else "crowded"
-            found = [Sought(named, saturated or crowded, "turns_share", "tpot_s", MOST_SHARE)]
+            found = [Sought(named, saturated or crowded, "turns_share", "tpot_s", MOST_TURNS_SHARE)]
         found.append(Sought("crowded", crowded, "wake_s", "ttft_s", MOST_WAIT_S))
         return [each for each in found if each.workload is not None]
 
     def _off(self, tried: Tried, sought: Sought, value: float) -> float:
-        """As ``_longer_s``, with that value."""
+        """By how much requests take longer than live on average, with that value."""
         candidate, record, overhead = tried
         cluster = self.again(candidate, record, overhead.with_host(**{sought.key: value}))
-        return _average(_longer_s(sought.named, record, cluster, sought.measure))
+        return _trimmed_mean(_longer_s(sought.named, record, cluster, sought.measure))
 
     def _host_of(
         self, candidate: Candidate, own: Sequence[RunRecord], overhead: Overhead
@@ -283,6 +284,6 @@ def _longer_s(named: str, record: RunRecord, cluster: Cluster, measure: str) -> 
     return found
 
 
-def _average(longer_s: Sequence[float]) -> float:
+def _trimmed_mean(longer_s: Sequence[float]) -> float:
     """Of waits, whose median is less than they take; but for those farthest off."""
-    return float(trim_mean(longer_s, FARTHEST))
+    return float(trim_mean(longer_s, FARTHEST_SHARE))

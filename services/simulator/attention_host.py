@@ -3,7 +3,8 @@
 A model replica's thread that waits for attention looks out for it before it sleeps: it counts as one that
 computes all the time. A worker's takes what its attention takes, and is woken for each layer. While more
 is wanted than there is, the two of them share a core and take turns on it: attention goes on after a slice,
-not beside the part of it in which K and V are computed, and each finds its caches used by the other.
+not beside the part of it in which K and V are computed, and each finds its caches used by the other. Both
+together get what one thread does then, with all that steps bring about beside; others get on as beside two.
 """
 
 from collections.abc import Sequence

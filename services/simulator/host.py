@@ -116,8 +116,9 @@ class Host:
 
     def level_if(self, who: Paced, wanted: Wanted) -> float:
         """The level, were that what ``who`` wants."""
+        there = self.config.cores - self.config.idle_cores
         others = [each for other, wants in self._wanted.items() if other is not who for each in wants]
-        return _level(self.config.cores - self.config.idle_cores, [*others, wanted])
+        return _level(there, [*others, wanted] if wanted.cores > 0 else others)
 
     @property
     def is_full(self) -> bool:

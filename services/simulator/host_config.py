@@ -11,8 +11,9 @@ class HostConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     token, ``prompt_s``, and ``prompt_token_s`` by each of its tokens. ``idle_cores``: what is taken all the
     time. Whoever is woken has to get a core first: while no core is idle half of the time a message takes
     ``wake_s`` longer. While more is wanted than there is, a layer whose attention a worker computes takes
-    what its slice and attention take of a core one after the other, and ``turns_share`` of that longer, and
-    so it does for ``turns_hold_s`` after that: who waits for attention still sleeps.
+    what its slice and attention take one after the other at what one thread gets of a core, and
+    ``turns_share`` of that longer, and so it does for ``turns_hold_s`` after that: who waits for attention
+    still sleeps.
     While another instance computes, a pass takes ``beside_share`` of its time longer, and
     ``beside_s_per_rate`` for each pass a second that it would compute alone."""
 

@@ -9,9 +9,9 @@ import numpy as np
 from services.simulator.performance.files import FloatArray
 
 FIRST_CELLS = 128
-SURFACE_CELLS = 17
-"""Of a chunk's curves at first: most chunks are no longer. Each value costs a fit's look-up by itself
-(``regression``)."""
+SURFACE_TOKENS = 544
+"""That a chunk's curves cover at first: passes of 512 tokens ask for no more. Each value costs a fit's
+look-up by itself (``regression``)."""
 
 
 class TokenCurve:
@@ -120,7 +120,7 @@ class ChunkSurface:
             curve = TokenCurve(
                 lambda tokens: self._evaluate(np.full(len(tokens), before), tokens),
                 self._token_grid,
-                SURFACE_CELLS,
+                SURFACE_TOKENS // self._token_grid,
             )
             self._curves[index] = curve
         return curve

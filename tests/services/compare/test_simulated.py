@@ -16,7 +16,7 @@ from common.profile import profile_path, write_profile
 from services.compare.comparison import Candidate, Comparison, Offer, Settings
 from services.compare.error_table import describe_overheads, errors_table, rounds_of
 from services.compare.records import RunRecord, ServedRequest
-from services.compare.simulated import MOST_SHARE, MOST_WAIT_S, Pair, Simulation, _root
+from services.compare.simulated import MOST_TURNS_SHARE, MOST_WAIT_S, Pair, Simulation, _root, _trimmed_mean
 from services.compare.simulated_mesh import Overhead, pace_of, simulated_of
 from services.simulator.cluster import Cluster
 from services.simulator.host_config import HostConfig
@@ -277,10 +277,20 @@ def test_rounds_are_one_row_by_the_medians_of_their_figures() -> None:
 
 
 def test_a_wait_that_is_too_short_even_at_its_longest_is_told() -> None:
-    longest_s, none = _root(lambda _: -1.0, MOST_WAIT_S), _root(lambda _: 1.0, MOST_SHARE)
+    longest_s, none = _root(lambda _: -1.0, MOST_WAIT_S), _root(lambda _: 1.0, MOST_TURNS_SHARE)
     host = HostConfig(cores=2, wake_s=longest_s, turns_share=none)
     said = describe_overheads({"split": Overhead(host=host)})
     assert said.endswith("9.98 ms a message (the most that is looked for) and 0.0 % of a layer more")
+    host = HostConfig(cores=2, turns_share=_root(lambda _: -1.0, MOST_TURNS_SHARE))
+    said = describe_overheads({"split": Overhead(host=host)})
+    assert said.endswith("0.00 ms a message and 99.8 % of a layer (the most that is looked for) more")
+
+
+def test_waits_are_what_requests_are_off_by_on_average_but_for_a_stall() -> None:
+    """Most wait for nothing, some for long: the median is nothing."""
+    longer_s = [*[0.0] * 30, *[-0.02] * 9, -5.0]
+    assert _trimmed_mean(longer_s) == pytest.approx(-0.02 * 8 / 36)
+    assert _trimmed_mean([0.0, 0.0, -0.03]) == pytest.approx(-0.01)
 
 
 def test_without_a_calibration_nothing_is_simulated() -> None:
