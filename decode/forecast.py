@@ -40,27 +40,27 @@ NOTHING = Forecast(0, 0, 0, 0)
 
 def make_forecast(
     sequences: Sequences,
-    prompts: Sequence[Growing],
+    prompt_tokens: Sequence[int],
+    growing_prompts: Callable[[], Sequence[Growing]],
     block_size: int,
     capacity_tokens: int,
     *,
     can_hand_on: bool,
     untold: Untold = ALL_TOLD,
 ) -> Forecast:
-    """``prompts``: of the instance's other room, which all stay. ``can_hand_on``: sequences that run can
-    leave."""
-    if not (sequences or prompts):
+    """``prompt_tokens``: what each prompt of the instance's other room holds; they all stay.
+    ``growing_prompts``: what they will come to need, which is asked where memory may get short alone.
+    ``can_hand_on``: sequences that run can leave."""
+    if not (sequences or prompt_tokens):
         return NOTHING
     sums = sequences.staying(untold)
-    held_tokens = sums.tokens
-    for prompt in prompts:
-        held_tokens += prompt.tokens
-    need_tokens = most_need(held_tokens, sums.sequences + len(prompts), block_size)
+    held_tokens = sums.tokens + sum(prompt_tokens)
+    need_tokens = most_need(held_tokens, sums.sequences + len(prompt_tokens), block_size)
     movable: Iterable[MovableSequence] = ()
     if need_tokens > SURE_SHARE * capacity_tokens:
         staying = [each for each in sequences.values() if not each.is_cancelled]
         growing = _growing(staying, untold)
-        need_tokens, step = peak_need([*growing, *prompts], block_size)
+        need_tokens, step = peak_need([*growing, *growing_prompts()], block_size)
     if need_tokens > capacity_tokens:
         movable = (
             MovableSequence(

@@ -8,9 +8,14 @@ from scheduler.policy.decode_admission import Growing
 from scheduler.policy.decode_rebalancing import as_growing
 
 
+def tokens_of_prompts(sequences: Iterable[PrefillSequence]) -> list[int]:
+    """Of each that is here: what it holds, or is owed once its turn has come."""
+    return [each.tokens for each in sequences if not each.is_cancelled]
+
+
 def needs_of_prompts(sequences: Iterable[PrefillSequence], instance_id: InstanceId) -> list[Growing]:
-    """Of each that is here: what it holds, or is owed once its turn has come. One that is to be decoded by
-    ``instance_id``, which this is, grows; others give their memory back as soon as their KV is elsewhere."""
+    """The same, and what it will come to need. One that is to be decoded by ``instance_id``, which this is,
+    grows; others give their memory back as soon as their KV is elsewhere."""
     return [_need_of(each, instance_id) for each in sequences if not each.is_cancelled]
 
 

@@ -7,7 +7,7 @@ from common.messages import LoadReport, Role
 from decode.expectations import ALL_TOLD
 from decode.forecast import NOTHING, least_spare_s, make_forecast
 from decode.state import DecodeState
-from prefill.forecast import needs_of_prompts
+from prefill.forecast import needs_of_prompts, tokens_of_prompts
 from prefill.state import PrefillState
 from services.hosts.measured_speed import MeasuredSpeed
 
@@ -41,7 +41,8 @@ def make_load_report(
     if sequences or prefill.sequences:
         forecast = make_forecast(
             sequences,
-            needs_of_prompts(prefill.sequences.values(), prefill.instance_id) if prefill.sequences else (),
+            tokens_of_prompts(prefill.sequences.values()) if prefill.sequences else (),
+            lambda: needs_of_prompts(prefill.sequences.values(), prefill.instance_id),
             block_size,
             total_blocks * block_size,
             can_hand_on=can_hand_on,

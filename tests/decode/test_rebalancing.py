@@ -28,7 +28,8 @@ ELSEWHERE = InstanceId("decode-1")
 def forecast_of(
     state: DecodeState, capacity_tokens: int = 32, *prompts: Growing, can_hand_on: bool = True
 ) -> Forecast:
-    return make_forecast(state.sequences, prompts, 1, capacity_tokens, can_hand_on=can_hand_on)
+    held = [each.tokens for each in prompts]
+    return make_forecast(state.sequences, held, lambda: prompts, 1, capacity_tokens, can_hand_on=can_hand_on)
 
 
 def test_what_is_needed_is_what_everybody_has_and_will_draw() -> None:

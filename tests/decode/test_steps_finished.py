@@ -82,9 +82,9 @@ class Pair:
         ]
         assert spare[0] == spare[1]
         size, capacity = singly.block_size, singly.blocks.total_blocks * singly.block_size
-        forecast = make_forecast(singly.sequences, (), size, capacity, can_hand_on=True)
+        forecast = make_forecast(singly.sequences, (), tuple, size, capacity, can_hand_on=True)
         assert forecast == make_forecast(
-            at_once.sequences, (), size, capacity, can_hand_on=True, untold=untold
+            at_once.sequences, (), tuple, size, capacity, can_hand_on=True, untold=untold
         )
 
     def note(self, commands: list[events.DecodeCommand]) -> None:
