@@ -6,7 +6,7 @@ between two steps. Its blocks then change their owner: the instance's prefill ro
 those of a prompt that it has just computed. Who finds no home goes on here.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import msgspec
@@ -15,7 +15,7 @@ from common.ids import InstanceId
 from common.kv.blocks import BlockAllocator, BlockOwner
 from common.messages import GenerationRequest, Placement
 from decode.events import HandOn, SeekHome
-from decode.sequence import DecodeSequence
+from decode.sequence import DecodeSequence, Sequences
 
 HANDED_ON_ROOM = "handed-on"
 """Of blocks that this room has given up and prefill has yet to take: it does so before the next event."""
@@ -33,7 +33,7 @@ class Departures:
     _asked: set[BlockOwner] = field(default_factory=set)
     homes: dict[BlockOwner, Placement] = field(default_factory=dict)
 
-    def check(self, sequences: Mapping[BlockOwner, DecodeSequence]) -> None:
+    def check(self, sequences: Sequences) -> None:
         """Invariants, called by tests after every event."""
         assert self.homes.keys() <= self._sought, "a home that nobody sought"
         assert self._asked <= self._sought, "one that was asked to leave is forgotten"

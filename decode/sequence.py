@@ -1,5 +1,6 @@
 """A sequence as the decode room keeps it."""
 
+from collections.abc import ItemsView, Iterator, KeysView, ValuesView
 from dataclasses import dataclass, field
 from math import ceil, floor
 from typing import NamedTuple
@@ -199,28 +200,52 @@ class Staying(NamedTuple):
 NOBODY = Staying(0, 0, 0, 0, 0)
 
 
-class Sequences(dict[BlockOwner, DecodeSequence]):
-    """A room's, in the order of arrival, and how many of them are in which phase.
+class Sequences:
+    """A room's, by their owners in the order of arrival, and how many of them are in which phase.
     ``tokens``: of all together, and ``drawn_tokens``; whoever lets one grow tells it here. ``joined``: who
     has come to run since somebody took that note; ``departed``: how often one that ran has ceased to."""
 
     def __init__(self) -> None:
-        super().__init__()
         self.in_batch = 0
         self.tokens = 0
         self.drawn_tokens = 0
-        self._cancelled: dict[BlockOwner, DecodeSequence] = {}
-        self._expectations = Expectations()
         self.without_blocks = 0
         self.swapped = 0
         self.joined: list[DecodeSequence] = []
         self.departed = 0
+        self._all: dict[BlockOwner, DecodeSequence] = {}
+        self._cancelled: dict[BlockOwner, DecodeSequence] = {}
+        self._expectations = Expectations()
         self._arrived = 0
         self._requests: dict[RequestId, list[DecodeSequence]] = {}
 
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def __iter__(self) -> Iterator[BlockOwner]:
+        return iter(self._all)
+
+    def __contains__(self, owner: object) -> bool:
+        return owner in self._all
+
+    def __getitem__(self, owner: BlockOwner) -> DecodeSequence:
+        return self._all[owner]
+
+    def get(self, owner: BlockOwner) -> DecodeSequence | None:
+        return self._all.get(owner)
+
+    def keys(self) -> KeysView[BlockOwner]:
+        return self._all.keys()
+
+    def values(self) -> ValuesView[DecodeSequence]:
+        return self._all.values()
+
+    def items(self) -> ItemsView[BlockOwner, DecodeSequence]:
+        return self._all.items()
+
     def __setitem__(self, owner: BlockOwner, sequence: DecodeSequence) -> None:
-        assert owner not in self
-        super().__setitem__(owner, sequence)
+        assert owner not in self._all
+        self._all[owner] = sequence
         sequence._census = self
         sequence.number = self._arrived
         self._arrived += 1
@@ -231,8 +256,7 @@ class Sequences(dict[BlockOwner, DecodeSequence]):
         self.count_in(sequence)
 
     def __delitem__(self, owner: BlockOwner) -> None:
-        sequence = self[owner]
-        super().__delitem__(owner)
+        sequence = self._all.pop(owner)
         sequence._census = None
         others = self._requests[owner.request_id]
         others.remove(sequence)
@@ -280,11 +304,11 @@ class Sequences(dict[BlockOwner, DecodeSequence]):
 
     def staying(self, untold: Untold = ALL_TOLD) -> Staying:
         """Nobody who is cancelled has drawn anything that is ``untold``."""
-        if not self:
+        if not self._all:
             return NOBODY
-        sums = self._expectations.sums(self, untold)
+        sums = self._expectations.sums(self._all, untold)
         drawn_tokens, tokens = self.drawn_tokens + untold.tokens, self.tokens + untold.tokens
-        staying = len(self)
+        staying = len(self._all)
         for each in self._cancelled.values():
             drawn_tokens -= each.drawn_tokens
             tokens -= each.tokens
@@ -316,7 +340,7 @@ class Sequences(dict[BlockOwner, DecodeSequence]):
 
     def check(self) -> None:
         """Invariants, called by tests after every event."""
-        everyone = self.values()
+        everyone = self._all.values()
         assert self.tokens == sum(each.tokens for each in everyone)
         assert self._cancelled.keys() == {each.owner for each in everyone if each.is_cancelled}
         staying = [each for each in everyone if not each.is_cancelled]

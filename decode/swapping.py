@@ -10,14 +10,14 @@ meanwhile and its stream pauses. Whoever was swapped comes back in the order of 
 comes in. Only the instance's own pool has a host tier: the KV of attention workers has none.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from common.kv.blocks import BlockAllocator, BlockOwner, blocks_for
 from common.lifecycle import DecodePhase
 from common.performance import PromptTime
 from decode.events import SwapIn, SwapOut
-from decode.sequence import DecodeSequence
+from decode.sequence import DecodeSequence, Sequences
 from scheduler.policy.decode_admission import Growing
 from scheduler.policy.preemption import Holder, Rates, blocks_to_return, is_swap_cheaper
 
@@ -41,7 +41,7 @@ class Swapping:
     _copied_s: float = 0.0
     _phases: dict[BlockOwner, DecodePhase] = field(default_factory=dict)
 
-    def check(self, sequences: Mapping[BlockOwner, DecodeSequence]) -> None:
+    def check(self, sequences: Sequences) -> None:
         """Invariants, called by tests after every event."""
         self.host.check()
         phases = {owner: each.phase for owner, each in sequences.items() if each.is_swapped}
