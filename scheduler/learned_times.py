@@ -12,24 +12,34 @@ Kind = tuple[str, str, str]
 
 
 @dataclass(slots=True)
-class LearnedTimes:
-    """The newest of each kind. Bounded by the kinds of instances there have been."""
+class KindTimes:
+    """The newest that instances of one kind have learned."""
 
-    _chunks: dict[Kind, FittedTime] = field(default_factory=dict)
-    _steps: dict[Kind, FittedTime] = field(default_factory=dict)
+    chunk_time: FittedTime | None = None
+    step_time: FittedTime | None = None
 
-    def complete(self, kind: Kind, report: LoadReport) -> LoadReport:
-        """With its like's times where it has none of its own yet, which say more than a profile: that was
-        measured of a machine that did nothing else."""
-        chunk_time, step_time = report.chunk_time, report.step_time
+    def complete(self, report: LoadReport) -> LoadReport:
+        """One of that kind, with its like's times where it has none of its own yet, which say more than a
+        profile: that was measured of a machine that did nothing else."""
+        chunk_time, step_time = own = report.chunk_time, report.step_time
         if chunk_time is not None and chunk_time.samples:
-            self._chunks[kind] = chunk_time
-        else:
-            chunk_time = self._chunks.get(kind, chunk_time)
+            self.chunk_time = chunk_time
+        elif self.chunk_time is not None:
+            chunk_time = self.chunk_time
         if step_time is not None and step_time.samples:
-            self._steps[kind] = step_time
-        else:
-            step_time = self._steps.get(kind, step_time)
-        if chunk_time is report.chunk_time and step_time is report.step_time:
+            self.step_time = step_time
+        elif self.step_time is not None:
+            step_time = self.step_time
+        if chunk_time is own[0] and step_time is own[1]:
             return report
         return msgspec.structs.replace(report, chunk_time=chunk_time, step_time=step_time)
+
+
+@dataclass(slots=True)
+class LearnedTimes:
+    """Of each kind. Bounded by the kinds of instances there have been."""
+
+    _kinds: dict[Kind, KindTimes] = field(default_factory=dict)
+
+    def of(self, kind: Kind) -> KindTimes:
+        return self._kinds.setdefault(kind, KindTimes())

@@ -84,7 +84,7 @@ class Membership:
             return []
         if report.role != view.role:
             self.groups.forget()
-        view.take_report(self.learned.complete(view.kind, report), now)
+        view.take_report(view.learned.complete(report), now)
         if now >= view.next_look_s and view.is_idle:
             self._forget_stale(view, now)
         return []
@@ -118,7 +118,8 @@ class Membership:
             view.last_heard_s = now
 
     def _add(self, record: InstanceRecord, now: float) -> None:
-        view = self.instances[record.instance_id] = InstanceView(record, now, standing=self.standing)
+        view = InstanceView(record, now, standing=self.standing, learned=self.learned.of(record.kind))
+        self.instances[record.instance_id] = view
         self.standing.changes += 1
         self.groups.forget()
         self.bookings.count_known(view)

@@ -7,8 +7,6 @@ import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import msgspec
-
 from common.config import ObjectivesConfig, SchedulerConfig
 from common.errors import ContextLengthExceeded, NoInstanceReady, Overloaded, RequestError
 from common.ids import InstanceId, RequestId
@@ -387,4 +385,11 @@ def _at_home(arrival: Arrival, prefill: InstanceView) -> Arrival:
     """Of a prompt that is computed there."""
     if prefill.role != "mixed":
         return arrival
-    return msgspec.structs.replace(arrival, home=prefill.record.instance_id)
+    return Arrival(
+        arrival.number,
+        arrival.salt,
+        arrival.prompt_tokens,
+        arrival.drawn_tokens,
+        arrival.lengths,
+        prefill.record.instance_id,
+    )

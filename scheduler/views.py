@@ -4,14 +4,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-import msgspec
-
 from common.ids import GatewayId, Incarnation, InstanceId, RequestId
 from common.lengths import LengthDistribution
 from common.messages import InstanceRecord, LoadReport, Placement, Role
 from common.messages.bookings import BookingVersion
-from common.performance import queue_s
-from scheduler.learned_times import Kind
+from common.performance import DEFAULT_CHUNK_TOKENS, queue_s
+from scheduler.learned_times import KindTimes
 from scheduler.policy.best_fit import Growth
 from scheduler.policy.candidates import DecodeCandidate, PrefillCandidate
 from scheduler.policy.decode_rebalancing import DecodeWorker
@@ -87,7 +85,8 @@ class Standing:
 class InstanceView:
     """One incarnation of one instance, as seen from here. A decision looks at every instance, but few have
     changed since the one before: what it looks at is made once for each change of its report or bookings.
-    ``next_look_s``: for bookings of which nobody heard the end (``scheduler.membership``)."""
+    ``next_look_s``: for bookings of which nobody heard the end (``scheduler.membership``). ``learned``: by
+    all of its kind."""
 
     record: InstanceRecord
     last_heard_s: float
@@ -97,8 +96,8 @@ class InstanceView:
     placed: set[RequestId] = field(default_factory=set)
     booked: BookedWork = field(default_factory=BookedWork)
     standing: Standing = field(default_factory=Standing, repr=False, compare=False)
+    learned: KindTimes = field(default_factory=KindTimes, repr=False, compare=False)
     kv_format: KVFormat = field(init=False)
-    kind: Kind = field(init=False)
     role: Role = field(init=False)
     _decoding: dict[RequestId, PlacedRequest] = field(default_factory=dict)
     _prefilling: dict[RequestId, PlacedRequest] = field(default_factory=dict)
@@ -107,8 +106,7 @@ class InstanceView:
     _for_decode: DecodeCandidate | None = None
 
     def __post_init__(self) -> None:
-        self.kv_format, self.kind = self.record.kv_format, self.record.kind
-        self.role = self.record.role
+        self.kv_format, self.role = self.record.kv_format, self.record.role
 
     def take_record(self, record: InstanceRecord) -> None:
         """Of the same life, as the store has it now."""
@@ -190,33 +188,37 @@ class InstanceView:
 
     def _prefill_candidate(self) -> PrefillCandidate:
         report, booked = self.report, self.booked
-        if report is None:
-            candidate = PrefillCandidate(self.record.instance_id, booked.unreported_tokens, booked.unreported)
-        else:
-            pending_tokens = booked.unreported_tokens + report.pending_prefill_tokens
-            chunk_time, chunk_tokens = report.chunk_time, report.chunk_tokens
-            waits_s = 0.0
-            if pending_tokens and chunk_time is not None:
-                waits_s = queue_s(chunk_time, pending_tokens, chunk_tokens)
-            candidate = PrefillCandidate(
-                self.record.instance_id,
-                pending_tokens,
-                booked.unreported + report.pending_prefill_requests,
+        pending_tokens, requests = booked.unreported_tokens, booked.unreported
+        rate, chunk_time, chunk_tokens = None, None, DEFAULT_CHUNK_TOKENS
+        if report is not None:
+            pending_tokens += report.pending_prefill_tokens
+            requests += report.pending_prefill_requests
+            rate, chunk_time, chunk_tokens = (
                 report.prefill_tokens_per_s,
-                chunk_time,
-                chunk_tokens,
-                queue_s=waits_s,
+                report.chunk_time,
+                report.chunk_tokens,
             )
+        waits_s = 0.0
+        if pending_tokens and chunk_time is not None:
+            waits_s = queue_s(chunk_time, pending_tokens, chunk_tokens)
+        name = self.record.instance_id
         if self.role != "mixed":
-            return candidate
+            return PrefillCandidate(
+                name, pending_tokens, requests, rate, chunk_time, chunk_tokens, queue_s=waits_s
+            )
         # It mostly decodes what it computes: these are counted once.
         beside = self.for_decode
-        return msgspec.structs.replace(
-            candidate,
-            requests=max(candidate.requests, beside.requests),
-            coming_tokens=beside.coming_tokens,
-            beside=beside,
-            spare_s=None if report is None else report.decode_spare_s,
+        return PrefillCandidate(
+            name,
+            pending_tokens,
+            max(requests, beside.requests),
+            rate,
+            chunk_time,
+            chunk_tokens,
+            beside.coming_tokens,
+            beside,
+            None if report is None else report.decode_spare_s,
+            waits_s,
         )
 
     def _decode_candidate(self) -> DecodeCandidate:

@@ -8,8 +8,6 @@ as machines that know no split; a mesh of nothing else is the coupled baseline.
 
 from collections.abc import Sequence
 
-import msgspec
-
 from common.config import DecodePolicy
 from common.ids import InstanceId
 from scheduler.policy.candidates import Scored
@@ -37,4 +35,4 @@ def choose_coupled(scored: Sequence[Scored], home: InstanceId, policy: DecodePol
     if best is None or own is None or own.refusal is not None:
         return best
     is_worth_it = best.score < own.score - TRANSFER_WORTH[policy]
-    return best if is_worth_it else msgspec.structs.replace(own, note=own.note or STAYS)
+    return best if is_worth_it else Scored(own.instance_id, own.score, own.refusal, own.note or STAYS)
