@@ -183,6 +183,11 @@ class ChunkSlice(msgspec.Struct, frozen=True, gc=False):
     block_table: tuple[int, ...]
     is_last: bool
 
+    def after(self, tokens: int) -> "ChunkSlice":
+        """What is left of it without its first ``tokens``."""
+        start, rest = self.start + tokens, self.tokens - tokens
+        return ChunkSlice(self.owner, self.request, start, rest, self.block_table, self.is_last)
+
 
 class RunChunk(msgspec.Struct, frozen=True, gc=False):
     """``report_every``: after so many layers each ``LayersComputed`` is wanted, as KV is handed over

@@ -5,18 +5,20 @@ PACKAGES = ("common", "gateway", "scheduler", "prefill", "decode", "attention", 
 
 _COMMON = "epochs kv.blocks kv.link_watch length_points phases room_mates sequences"
 _DECODE = (
-    "arrivals attention_needs batches departures entering expectations forecast giving_way hand_over holdings"
-    " homes moves outlook pulls sequence speed state stepping swapping"
+    "arrivals attention_needs batches departures entering events expectations forecast giving_way hand_over"
+    " holdings homes moves outlook pulls sequence speed state stepping swapping"
 )
-_PREFILL = "arrivals batching chunks entering forecast handover holdings offers prompts sends sequence state"
+_PREFILL = (
+    "arrivals batching chunks entering events forecast handover holdings offers prompts sends sequence state"
+)
 _SCHEDULER = (
-    "arrivals barring bookings kv_links learned_times membership overdue peers placing planning standby state"
-    " trust views waiting_room"
+    "arrivals barring bookings events kv_links learned_times membership overdue peers placing planning"
+    " standby state trust views waiting_room"
 )
 _POLICY = (
-    "admission best_fit coupling decode_admission decode_batching decode_binding decode_rebalancing dispatch"
-    " fitting grouping hand_over length_history mixed_batching power_of_two preemption prefill_batching"
-    " pull_budget rebalance shadow workload"
+    "admission best_fit candidates coupling decode_admission decode_batching decode_binding"
+    " decode_rebalancing dispatch fitting grouping hand_over length_history mixed_batching power_of_two"
+    " preemption prefill_batching pull_budget rebalance shadow workload"
 )
 _SIMULATOR = (
     "attention_cost attention_course attention_engine attention_host attention_performance attention_rates"

@@ -19,16 +19,25 @@ UNTUPLED = {
     ("decode/forecast.py", "Forecast"),
     ("decode/sequence.py", "Staying"),
     ("decode/sequence.py", "_ExpectedLength"),
+    ("services/simulator/pipeline_plan.py", "Ended"),
+    ("services/simulator/pipeline_plan.py", "Planned"),
 }
 """The NamedTuples that are made most often, and that nobody takes apart."""
 _IMPORTS = "from dataclasses import dataclass; from typing import Final"
 _CONSTANT = re.compile("_?[A-Z][A-Z0-9_]*")
-UNSTRUCTED = {("services/simulator/shape.py", "PassShape")}
-"""The Structs that are compared by value and become classes all the same: nothing encodes or replaces one."""
+UNSTRUCTED = {
+    "decode/events.py",
+    "prefill/events.py",
+    "scheduler/events.py",
+    "scheduler/policy/candidates.py",
+    "services/simulator/shape.py",
+}
+"""Of Structs that are compared by value and become classes all the same: nothing in a simulation encodes or
+replaces one."""
 _TYPES_MADE = {"NamedTuple", "NewType", "ParamSpec", "TypeVar", "namedtuple"}
 _FLAGS = {"frozen", "slots", "eq", "init"}
 _FIELD = {"default", "default_factory", "init", "compare", "repr"}
-_STRUCT, _NAMED_STRUCT = {"eq": "False"}, {"frozen": "True", "gc": "False"}
+_STRUCT, _VALUE = {"eq": "False"}, {"frozen": "True", "gc": "False"}
 _FRESH = {"dict": "{}", "list": "[]", "set": "set()"}
 
 
@@ -109,12 +118,12 @@ def _is_dataclass(decorator: ast.expr) -> bool:
 
 def _make_dataclass(made: ast.ClassDef, bases: list[str], path: str, where: str) -> None:
     said = {each.arg: ast.unparse(each.value) for each in made.keywords}
-    is_named = (path, made.name) in UNSTRUCTED
-    if bases != ["msgspec.Struct"] or said != (_NAMED_STRUCT if is_named else _STRUCT):
+    is_value = path in UNSTRUCTED
+    if bases != ["msgspec.Struct"] or said != (_VALUE if is_value else _STRUCT):
         rule = "may be compiled where nothing but eq=False is said of it"
         raise CompileError(f"{where} is a Struct, which {rule}: move it to a module that is not")
     made.bases, made.keywords = [], []
-    flag = "frozen=True" if is_named else "eq=False"
+    flag = "frozen=True" if is_value else "eq=False"
     made.decorator_list.append(_expression(f"dataclass({flag})"))
 
 

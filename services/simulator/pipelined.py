@@ -240,13 +240,20 @@ class PipelinedEngine:
             first, last = each.first, each.last
             self.busy.decode_s += each.duration_s / len(self.shares)
             self.work.add_steps(first.sequences, first.context_tokens, each.steps)
-            times = (first.end_s, last.end_s, last.end_s - last.begin_s)
-            self.rooms.count_steps(each.steps, *times, each.lane, each.slowest_s)
+            last_s = last.end_s - last.begin_s
+            self.rooms.count_steps(each.steps, first.end_s, last.end_s, last_s, each.lane, each.slowest_s)
 
     def _resume(self, planned: Planned) -> _Pass:
         """A plan's, that is under way."""
-        rows = (planned.sequences, planned.context_tokens)
-        resumed = _Pass(self.passes, planned.stages, planned.duration_s, planned.lane, *rows, chunk=None)
+        resumed = _Pass(
+            self.passes,
+            planned.stages,
+            planned.duration_s,
+            planned.lane,
+            planned.sequences,
+            planned.context_tokens,
+            None,
+        )
         self._await(resumed)
         return resumed
 
@@ -403,8 +410,13 @@ class PipelinedEngine:
 
 def _planned_of(under_way: _Pass) -> Planned:
     assert under_way.lane is not None, "a pass of nothing"
-    rows = (under_way.sequences, under_way.context_tokens)
-    return Planned(under_way.lane, under_way.stages, under_way.duration_s, *rows)
+    return Planned(
+        under_way.lane,
+        under_way.stages,
+        under_way.duration_s,
+        under_way.sequences,
+        under_way.context_tokens,
+    )
 
 
 def _front_of(settings: EngineSettings) -> FrontLoaded | None:

@@ -129,8 +129,7 @@ class InstancePrefixes:
             hits = min(piece.tokens, max(0, self._kept_of(piece) - piece.start))
             hit_tokens += hits
             if hits < piece.tokens:
-                rest = {"start": piece.start + hits, "tokens": piece.tokens - hits}
-                left.append(msgspec.structs.replace(piece, **rest))
+                left.append(piece.after(hits))
         self.hit_tokens += hit_tokens
         bytes_per_s = self.known.config.bytes_per_s
         loading_s = 0.0 if bytes_per_s is None else hit_tokens * self.known.token_bytes / bytes_per_s

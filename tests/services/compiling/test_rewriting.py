@@ -117,11 +117,8 @@ def test_imports_come_after_those_of_the_future() -> None:
 
 
 def test_a_value_that_nothing_serialises_may_be_a_frozen_struct() -> None:
-    [(path, name)] = UNSTRUCTED
-    source = (
-        f"import msgspec\nclass {name}(msgspec.Struct, frozen=True, gc=False):\n    x: int\n    y: int = 2\n"
-    )
-    made = made_of(source, path)[name]
+    source = "import msgspec\nclass A(msgspec.Struct, frozen=True, gc=False):\n    x: int\n    y: int = 2\n"
+    made = made_of(source, min(UNSTRUCTED))["A"]
     assert made(1) == made(1, 2) != made(1, 3)
     assert len({made(1), made(1, 2)}) == 1
 
@@ -162,5 +159,5 @@ def test_every_tuple_that_becomes_a_class_is_there() -> None:
 
 
 def test_every_frozen_struct_that_becomes_a_class_is_there() -> None:
-    for path, name in UNSTRUCTED:
-        assert f"class {name}(msgspec.Struct, " in (REPOSITORY / path).read_text(), (path, name)
+    for path in UNSTRUCTED:
+        assert "(msgspec.Struct, frozen=True, gc=False):" in (REPOSITORY / path).read_text(), path
