@@ -1,7 +1,7 @@
 """What the points of a length distribution say of a request that has drawn some tokens (``common.lengths``),
 which is asked for every sequence again and again."""
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from math import inf
 
 Points = tuple[tuple[float, float], ...]
@@ -11,6 +11,31 @@ Points = tuple[tuple[float, float], ...]
 def further(points: Points, tokens: int) -> Points:
     """Those of more than ``tokens``."""
     return points[bisect_right(points, (tokens, inf)) :]
+
+
+def mean_of(points: Points) -> float:
+    return sum([tokens * probability for tokens, probability in points])
+
+
+def over_of(points: Points, tokens: float) -> float:
+    """The probability of more than that."""
+    return sum([probability for each, probability in points if each > tokens])
+
+
+def beyond_of(points: Points, tokens: int) -> Points:
+    """Of those that draw more than ``tokens``; of one more where none is known to."""
+    left = further(points, tokens)
+    weight = sum([probability for _, probability in left])
+    if weight <= 0:
+        return ((tokens + 1.0, 1.0),)
+    return tuple([(each, probability / weight) for each, probability in left])
+
+
+def capped_of(points: Points, max_tokens: int) -> Points:
+    """Where all end at ``max_tokens`` at the latest."""
+    below = points[: bisect_left(points, (max_tokens, -inf))]
+    rest = 1.0 - sum([probability for _, probability in below])
+    return (*below, (float(max_tokens), rest)) if rest > 1e-12 else below
 
 
 def outlook_of(points: Points, tokens: int) -> tuple[float, float]:

@@ -4,13 +4,11 @@ Its mean is what is unbiased in Aladdin, 2.3; what a request that has outlived i
 mean of those that got as far (4.3); TetriInfer calls a request heavy by 128 tokens (5.1).
 """
 
-from bisect import bisect_left
 from functools import cached_property
-from math import inf
 
 import msgspec
 
-from common.length_points import further
+from common.length_points import beyond_of, capped_of, mean_of, over_of
 
 HEAVY_TOKENS = 128
 
@@ -23,7 +21,7 @@ class LengthDistribution(msgspec.Struct, frozen=True, array_like=True, dict=True
 
     @cached_property
     def mean(self) -> float:
-        return sum([tokens * probability for tokens, probability in self.points])
+        return mean_of(self.points)
 
     def quantile(self, share: float) -> float:
         """The least length that at least ``share`` of requests do not exceed."""
@@ -35,7 +33,7 @@ class LengthDistribution(msgspec.Struct, frozen=True, array_like=True, dict=True
         return self.points[-1][0]
 
     def probability_over(self, tokens: float) -> float:
-        return sum([probability for each, probability in self.points if each > tokens])
+        return over_of(self.points, tokens)
 
     @property
     def is_heavy(self) -> bool:
@@ -44,11 +42,7 @@ class LengthDistribution(msgspec.Struct, frozen=True, array_like=True, dict=True
 
     def beyond(self, tokens: int) -> "LengthDistribution":
         """Of those that draw more than ``tokens``; of one more where none is known to."""
-        points = further(self.points, tokens)
-        weight = sum([probability for _, probability in points])
-        if weight <= 0:
-            return certain(tokens + 1)
-        return LengthDistribution(tuple([(each, probability / weight) for each, probability in points]))
+        return LengthDistribution(beyond_of(self.points, tokens))
 
 
 def certain(tokens: int) -> LengthDistribution:
@@ -58,6 +52,4 @@ def certain(tokens: int) -> LengthDistribution:
 
 def capped(lengths: LengthDistribution, max_tokens: int) -> LengthDistribution:
     """Of requests that end at ``max_tokens`` at the latest."""
-    below = lengths.points[: bisect_left(lengths.points, (max_tokens, -inf))]
-    rest = 1.0 - sum([probability for _, probability in below])
-    return LengthDistribution((*below, (float(max_tokens), rest)) if rest > 1e-12 else below)
+    return LengthDistribution(capped_of(lengths.points, max_tokens))

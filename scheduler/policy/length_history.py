@@ -22,29 +22,42 @@ LEAST_WEIGHT = 1e-3
 
 @dataclass(slots=True)
 class _Histogram:
-    """By bin: weight, and weight times length."""
+    """By bin, in the order in which they were first seen: weight, and weight times length."""
 
-    weights: dict[int, float] = field(default_factory=dict)
-    totals: dict[int, float] = field(default_factory=dict)
+    bins: list[int] = field(default_factory=list)
+    weights: list[float] = field(default_factory=list)
+    totals: list[float] = field(default_factory=list)
     weight: float = 0.0
 
     def add(self, tokens: int, is_cut: bool) -> None:
-        weights = {place: weight * FORGETTING for place, weight in self.weights.items()}
-        totals = {place: total * FORGETTING for place, total in self.totals.items()}
-        if weights and min(weights.values()) <= LEAST_WEIGHT:
-            for place in [place for place, weight in weights.items() if weight <= LEAST_WEIGHT]:
-                del weights[place], totals[place]
-        bin_of = tokens // BIN_TOKENS
-        further = [place for place in weights if place > bin_of] if is_cut else []
+        self.weights = weights = [weight * FORGETTING for weight in self.weights]
+        self.totals = totals = [total * FORGETTING for total in self.totals]
+        if weights and min(weights) <= LEAST_WEIGHT:
+            self._forget()
+            weights, totals = self.weights, self.totals
+        bin_of, bins = tokens // BIN_TOKENS, self.bins
+        further = [place for place, each in enumerate(bins) if each > bin_of] if is_cut else []
         if further:
             grown = 1 + 1 / sum([weights[place] for place in further], 0.0)
             for place in further:
                 weights[place] *= grown
                 totals[place] *= grown
+        elif bin_of in bins:
+            place = bins.index(bin_of)
+            weights[place] += 1.0
+            totals[place] += tokens
         else:
-            weights[bin_of] = weights.get(bin_of, 0.0) + 1.0
-            totals[bin_of] = totals.get(bin_of, 0.0) + tokens
-        self.weights, self.totals, self.weight = weights, totals, sum(weights.values(), 0.0)
+            bins.append(bin_of)
+            weights.append(1.0)
+            totals.append(0.0 + tokens)
+        self.weight = sum(weights, 0.0)
+
+    def _forget(self) -> None:
+        """Bins in which nobody has fallen for long."""
+        kept = [place for place, weight in enumerate(self.weights) if weight > LEAST_WEIGHT]
+        self.bins = [self.bins[place] for place in kept]
+        self.weights = [self.weights[place] for place in kept]
+        self.totals = [self.totals[place] for place in kept]
 
 
 @dataclass(slots=True)
@@ -75,15 +88,25 @@ class LengthHistory:
         everything = self._everything
         own = self._classes.get(prompt_class, _Histogram())
         share = min(1.0, BORROWED / everything.weight) if own.weight < BORROWED else 0.0
-        weights, totals = own.weights, own.totals
+        bins, weights, totals = own.bins, own.weights, own.totals
         if share > 0:
-            weights, totals = {**weights}, {**totals}
-            for place, weight in everything.weights.items():
-                weights[place] = weights.get(place, 0.0) + share * weight
-                totals[place] = totals.get(place, 0.0) + share * everything.totals[place]
-        weight = sum(weights.values(), 0.0)
+            bins, weights, totals = [*bins], [*weights], [*totals]
+            for each, more, total in zip(everything.bins, everything.weights, everything.totals, strict=True):
+                if each not in bins:
+                    bins.append(each)
+                    weights.append(0.0)
+                    totals.append(0.0)
+                place = bins.index(each)
+                weights[place] += share * more
+                totals[place] += share * total
+        whole = sum(weights, 0.0)
         return LengthDistribution(
-            tuple([(totals[place] / weights[place], weights[place] / weight) for place in sorted(weights)])
+            tuple(
+                [
+                    (total / weight, weight / whole)
+                    for _, weight, total in sorted(zip(bins, weights, totals, strict=True))
+                ]
+            )
         )
 
 
