@@ -11,31 +11,41 @@ Action = Callable[[], None]
 
 
 class Timer(msgspec.Struct, eq=False):
-    """``action`` None: it was cancelled, or has happened."""
+    """``action`` None: it was cancelled, or has happened. ``turn``: among all that were scheduled."""
 
     due_s: float
     action: Action | None
+    turn: int
 
 
 @dataclass(slots=True)
 class Clock:
     """``events``: how many things have happened. ``turn``: of what happens now, among all that were
-    scheduled. ``is_halted``: nothing happens until it is let run again."""
+    scheduled. ``is_halted``: nothing happens until it is let run again. ``_due``: when anything is, and
+    ``_timers`` what, in the order of turns; ``_next``: place of the next of those that are due ``now``."""
 
     now: float = 0.0
     events: int = 0
     turn: int = 0
     is_halted: bool = False
-    _due: list[tuple[float, int, Timer]] = field(default_factory=list)
+    _due: list[float] = field(default_factory=list)
+    _timers: dict[float, list[Timer]] = field(default_factory=dict)
+    _present: list[Timer] = field(default_factory=list)
+    _next: int = 0
     _soon: deque[Action] = field(default_factory=deque)
     _scheduled: int = 0
 
     def at(self, time_s: float, action: Action) -> Timer:
         """Never before now."""
         due_s = time_s if time_s > self.now else self.now
-        timer = Timer(due_s, action)
-        turn = self._scheduled = self._scheduled + 1
-        heappush(self._due, (due_s, turn, timer))
+        self._scheduled += 1
+        timer = Timer(due_s, action, self._scheduled)
+        alike = self._timers.get(due_s)
+        if alike is None:
+            self._timers[due_s] = [timer]
+            heappush(self._due, due_s)
+        else:
+            alike.append(timer)
         return timer
 
     def after(self, delay_s: float, action: Action) -> Timer:
@@ -67,14 +77,21 @@ class Clock:
                 self.events += 1
                 soon.popleft()()
                 continue
-            if not due or due[0][0] > time_s:
-                self.now = max(self.now, time_s) if time_s != float("inf") else self.now
-                return
-            now, turn, timer = heappop(due)
+            if self._next == len(self._present):
+                if not due or due[0] > time_s:
+                    self.now = max(self.now, time_s) if time_s != float("inf") else self.now
+                    return
+                self._begin(heappop(due))
+            timer = self._present[self._next]
+            self._next += 1
             action = timer.action
             if action is None:
                 continue
             timer.action = None
-            self.now, self.turn = now, turn
+            self.now, self.turn = timer.due_s, timer.turn
             self.events += 1
             action()
+
+    def _begin(self, due_s: float) -> None:
+        """With what is due then. What is scheduled for that time from now on comes after it."""
+        self._present, self._next = self._timers.pop(due_s), 0
