@@ -287,8 +287,13 @@ class Cluster:
         )
         engine = self._engine_of(pool, conditions)
 
+        paces_s, others_s = (
+            {name: each.tpot_s for name, each in config.service_classes.items()},
+            config.objectives.tpot_s,
+        )
+
         def tpot_s(service_class: str) -> float:
-            return config.service_classes.get(service_class, config.objectives).tpot_s
+            return paces_s.get(service_class, others_s)
 
         remote = None
         if pool.remote is not None:
