@@ -13,9 +13,11 @@ With ``--rate`` requests come at random at that rate, and the trace's lengths ag
 ``--requests`` as one wants.
 
 ``--mesh FILE`` in place of that mesh: one of others' runs, say, as `lamella simulate` reads it. To read it
-and to train its estimators is not counted, but their tables are, which grow as they are asked.
+and to train its estimators is not counted, but their tables are, which grow as they are asked. With
+``--warm`` they are there, as those of simulators are that make all of theirs beforehand: the run that is
+counted is the second of the same.
 
-    python bench/simulator_speed.py TRACE --mesh bench/vidur_34b.toml
+    python bench/simulator_speed.py TRACE --mesh bench/vidur_34b.toml --warm
 """
 
 import argparse
@@ -88,6 +90,7 @@ def main() -> None:
     parser.add_argument("--prefill", type=int, default=None, help="25")
     parser.add_argument("--decode", type=int, default=None, help="15")
     parser.add_argument("--mesh", type=Path, default=None)
+    parser.add_argument("--warm", action="store_true", help="Count the second of two runs.")
     parser.add_argument("--profile", action="store_true", help="Also print where the time goes.")
     options = parser.parse_args()
     if options.mesh and (options.prefill or options.decode):
@@ -97,6 +100,8 @@ def main() -> None:
     requests = options.requests if options.rate and options.requests else len(trace.requests)
     own = options.prefill or PREFILL, options.decode or DECODE
     simulated = load_simulated(options.mesh) if options.mesh else mesh_of(*own)
+    if options.warm:
+        simulate(simulated, Load(offered(trace, options.rate, requests)))
     profile = cProfile.Profile(time.process_time)
     began_s = time.process_time()
     if options.profile:
