@@ -1,5 +1,6 @@
 """A comparison's runs in virtual time: held to runs that were simulated, with an overhead that is known."""
 
+import statistics
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
@@ -16,7 +17,15 @@ from common.profile import profile_path, write_profile
 from services.compare.comparison import Candidate, Comparison, Offer, Settings
 from services.compare.error_table import describe_overheads, errors_table, rounds_of
 from services.compare.records import RunRecord, ServedRequest
-from services.compare.simulated import MOST_TURNS_SHARE, MOST_WAIT_S, Pair, Simulation, _root, _trimmed_mean
+from services.compare.simulated import (
+    MOST_TURNS_SHARE,
+    MOST_WAIT_S,
+    NEARLY_THE_MOST,
+    Pair,
+    Simulation,
+    _root,
+    _trimmed_mean,
+)
 from services.compare.simulated_mesh import Overhead, pace_of, simulated_of
 from services.simulator.cluster import Cluster
 from services.simulator.host_config import HostConfig
@@ -291,6 +300,30 @@ def test_waits_are_what_requests_are_off_by_on_average_but_for_a_stall() -> None
     longer_s = [*[0.0] * 30, *[-0.02] * 9, -5.0]
     assert _trimmed_mean(longer_s) == pytest.approx(-0.02 * 8 / 36)
     assert _trimmed_mean([0.0, 0.0, -0.03]) == pytest.approx(-0.01)
+
+
+def test_a_wait_for_a_core_is_found_though_most_requests_do_not_have_it() -> None:
+    """A third come late, one of them by a stall of the machine."""
+    true = TRUE._replace(host=HostConfig(cores=1))
+    named = msgspec.structs.replace(COMPARISON, costs=("alone", "hpld"), crowded="hpld")
+    alone, busy = (
+        msgspec.structs.replace(live(offer, true), idle_cores=0.0, beside_cpu_s=0.0, duration_s=3.0, cores=1)
+        for offer in (ALONE, BUSY)
+    )
+    served = []
+    for each in busy.served:
+        late_s = 5.0 if each.index == 3 else 0.03 if each.index % 3 == 0 else 0.0
+        served.append(msgspec.structs.replace(each, ttft_s=each.ttft_s + late_s))
+    late = msgspec.structs.replace(busy, served=tuple(served))
+    longer_s = [found.ttft_s - own.ttft_s for found, own in zip(late.served, busy.served, strict=True)]
+    assert statistics.median(longer_s) == 0.0
+    overheads, _ = Simulation(named).pairs([alone, late])
+    host = overheads["split"].host
+    assert host is not None
+    assert 0.001 < host.wake_s < MOST_WAIT_S * NEARLY_THE_MOST
+    again = served_of(SIMULATION.again(SPLIT, late, overheads["split"]).records)
+    off_s = [found.ttft_s - own.ttft_s for found, own in zip(again, late.served, strict=True)]
+    assert _trimmed_mean(off_s) == pytest.approx(0.0, abs=0.001)
 
 
 def test_without_a_calibration_nothing_is_simulated() -> None:
