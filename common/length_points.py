@@ -42,11 +42,16 @@ def outlook_of(points: Points, tokens: int) -> tuple[float, float]:
     """What those draw on average that draw more than ``tokens``, one more where none is known to; and below
     how many it stays the same. As ``LengthDistribution.beyond`` has it, which is not made."""
     left = further(points, tokens)
-    weight = sum([probability for _, probability in left], 0.0)
+    # In loops, which make no lists where they are compiled.
+    weight = mean = 0.0
+    for _, probability in left:
+        weight += probability
     until = left[0][0] if left else tokens + 1.0
     if weight <= 0:
         return tokens + 1.0, until
-    return sum([each * (probability / weight) for each, probability in left], 0.0), until
+    for each, probability in left:
+        mean += each * (probability / weight)
+    return mean, until
 
 
 def coming_tokens(points: Points | None, drawn_tokens: int, max_tokens: int) -> int:
