@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass, field
 
-import msgspec
-
 from common.messages import LoadReport
 from common.performance import FittedTime
 
@@ -18,21 +16,22 @@ class KindTimes:
     chunk_time: FittedTime | None = None
     step_time: FittedTime | None = None
 
-    def complete(self, report: LoadReport) -> LoadReport:
-        """One of that kind, with its like's times where it has none of its own yet, which say more than a
-        profile: that was measured of a machine that did nothing else."""
-        chunk_time, step_time = own = report.chunk_time, report.step_time
+    def take(self, report: LoadReport) -> None:
+        """One of that kind."""
+        chunk_time, step_time = report.chunk_time, report.step_time
         if chunk_time is not None and chunk_time.samples:
             self.chunk_time = chunk_time
-        elif self.chunk_time is not None:
-            chunk_time = self.chunk_time
         if step_time is not None and step_time.samples:
             self.step_time = step_time
-        elif self.step_time is not None:
-            step_time = self.step_time
-        if chunk_time is own[0] and step_time is own[1]:
-            return report
-        return msgspec.structs.replace(report, chunk_time=chunk_time, step_time=step_time)
+
+    def of_chunks(self, own: FittedTime | None) -> FittedTime | None:
+        """An instance's own times; where it has none yet its like's, which say more than a profile: that was
+        measured of a machine that did nothing else."""
+        return own if self.chunk_time is None or (own is not None and own.samples) else self.chunk_time
+
+    def of_steps(self, own: FittedTime | None) -> FittedTime | None:
+        """The same of steps."""
+        return own if self.step_time is None or (own is not None and own.samples) else self.step_time
 
 
 @dataclass(slots=True)

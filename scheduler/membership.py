@@ -84,7 +84,7 @@ class Membership:
             return []
         if report.role != view.role:
             self.groups.forget()
-        view.take_report(view.learned.complete(report), now)
+        view.take_report(report, now)
         if now >= view.next_look_s and view.is_idle:
             self._forget_stale(view, now)
         return []

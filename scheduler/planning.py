@@ -84,8 +84,8 @@ def look_at(
         open_requests=open_requests,
         late=frozenset(late),
         capacity_tokens=sum(decoding) / len(decoding) if decoding else 0.0,
-        chunk_time=mean_fit([each.chunk_time for each in reports if each.chunk_time is not None]),
-        step_time=mean_fit([each.step_time for each in reports if each.step_time is not None]),
+        chunk_time=mean_fit([each.chunk_time for each in ready if each.chunk_time is not None]),
+        step_time=mean_fit([each.step_time for each in ready if each.step_time is not None]),
         chunk_tokens=sum(chunks) / len(chunks) if chunks else DEFAULT_CHUNK_TOKENS,
     )
 

@@ -8,7 +8,7 @@ from common.ids import GatewayId, Incarnation, InstanceId, RequestId
 from common.lengths import LengthDistribution
 from common.messages import InstanceRecord, LoadReport, Placement, Role
 from common.messages.bookings import BookingVersion
-from common.performance import DEFAULT_CHUNK_TOKENS, queue_s
+from common.performance import DEFAULT_CHUNK_TOKENS, FittedTime, queue_s
 from scheduler.learned_times import KindTimes
 from scheduler.policy.best_fit import Growth
 from scheduler.policy.candidates import DecodeCandidate, PrefillCandidate
@@ -86,7 +86,7 @@ class InstanceView:
     """One incarnation of one instance, as seen from here. A decision looks at every instance, but few have
     changed since the one before: what it looks at is made once for each change of its report or bookings.
     ``next_look_s``: for bookings of which nobody heard the end (``scheduler.membership``). ``learned``: by
-    all of its kind."""
+    all of its kind, which ``chunk_time`` and ``step_time`` are where it has learned nothing itself."""
 
     record: InstanceRecord
     last_heard_s: float
@@ -97,6 +97,8 @@ class InstanceView:
     booked: BookedWork = field(default_factory=BookedWork)
     standing: Standing = field(default_factory=Standing, repr=False, compare=False)
     learned: KindTimes = field(default_factory=KindTimes, repr=False, compare=False)
+    chunk_time: FittedTime | None = None
+    step_time: FittedTime | None = None
     kv_format: KVFormat = field(init=False)
     role: Role = field(init=False)
     _decoding: dict[RequestId, PlacedRequest] = field(default_factory=dict)
@@ -107,6 +109,8 @@ class InstanceView:
 
     def __post_init__(self) -> None:
         self.kv_format, self.role = self.record.kv_format, self.record.role
+        if self.report is not None:
+            self._learn(self.report)
 
     def take_record(self, record: InstanceRecord) -> None:
         """Of the same life, as the store has it now."""
@@ -127,11 +131,18 @@ class InstanceView:
         ):
             self.standing.changes += 1
         self.report, self.role = report, report.role
+        self._learn(report)
         self.is_suspect = False
         self.last_heard_s = now
         self._for_prefill = self._for_decode = None
         if self._prefilling:
             self._note_reported()
+
+    def _learn(self, report: LoadReport) -> None:
+        learned = self.learned
+        learned.take(report)
+        self.chunk_time = learned.of_chunks(report.chunk_time)
+        self.step_time = learned.of_steps(report.step_time)
 
     def suspect(self) -> None:
         """It did not answer: it is avoided until it is heard of."""
@@ -189,15 +200,11 @@ class InstanceView:
     def _prefill_candidate(self) -> PrefillCandidate:
         report, booked = self.report, self.booked
         pending_tokens, requests = booked.unreported_tokens, booked.unreported
-        rate, chunk_time, chunk_tokens = None, None, DEFAULT_CHUNK_TOKENS
+        rate, chunk_time, chunk_tokens = None, self.chunk_time, DEFAULT_CHUNK_TOKENS
         if report is not None:
             pending_tokens += report.pending_prefill_tokens
             requests += report.pending_prefill_requests
-            rate, chunk_time, chunk_tokens = (
-                report.prefill_tokens_per_s,
-                report.chunk_time,
-                report.chunk_tokens,
-            )
+            rate, chunk_tokens = report.prefill_tokens_per_s, report.chunk_tokens
         waits_s = 0.0
         if pending_tokens and chunk_time is not None:
             waits_s = queue_s(chunk_time, pending_tokens, chunk_tokens)
@@ -226,11 +233,11 @@ class InstanceView:
         before a restart; what will still be drawn by those that outlived their predictions)."""
         report, record, booked = self.report, self.record, self.booked
         reported_requests = reported_tokens = reported_coming = 0
-        total_blocks, step_time = record.total_blocks, None
+        total_blocks = record.total_blocks
         if report is not None:
             reported_requests = report.decode_running + report.decode_waiting
             reported_tokens, reported_coming = report.decode_tokens, report.decode_coming_tokens
-            total_blocks, step_time = report.total_blocks, report.step_time
+            total_blocks = report.total_blocks
         context_tokens = max(booked.decoding_tokens, reported_tokens)
         capacity_tokens = total_blocks * record.block_size
         expected = booked.decoding_tokens + booked.decoding_expected
@@ -242,7 +249,7 @@ class InstanceView:
             capacity_tokens,
             max(0, expected - context_tokens, reported_coming),
             booked.decoding_heavy,
-            step_time,
+            self.step_time,
             None if is_plenty else self._sequences(context_tokens),
         )
 

@@ -62,12 +62,13 @@ from common.messages.hand_over import (
     KVDestination,
     KVLinkFailed,
     KVLinkWorks,
+    LeaveSequence,
     OfferDeclined,
     OfferWithdrawn,
     PullKV,
 )
 from common.messages.lengths import LengthPredicted, PredictedLength, PredictLength
-from common.messages.load import LeaveSequence, LoadReport, MovableSequence
+from common.messages.load import LoadReport, MovableSequence
 from common.messages.members import (
     Announcement,
     GatewayGone,

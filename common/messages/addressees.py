@@ -1,9 +1,16 @@
 """What each addressee takes in, as one type: what is called, and what is published to it."""
 
 from common.messages.attention import AttentionDraining
-from common.messages.hand_over import KVLinkFailed, KVLinkWorks, OfferDeclined, OfferWithdrawn, PullKV
+from common.messages.hand_over import (
+    KVLinkFailed,
+    KVLinkWorks,
+    LeaveSequence,
+    OfferDeclined,
+    OfferWithdrawn,
+    PullKV,
+)
 from common.messages.lengths import LengthPredicted
-from common.messages.load import LeaveSequence, LoadReport
+from common.messages.load import LoadReport
 from common.messages.members import Announcement
 from common.messages.placement import PlaceMoved, RequestEnded, SubmitRequest
 from common.messages.roles import FlipRole

@@ -1,5 +1,5 @@
 """Between a prefill and a decode room: the KV, portion by portion, offers that come to nothing, and word of
-links that carry no KV."""
+links that carry no KV; and the leader's word to one that is filling up (Aladdin 4.3)."""
 
 import msgspec
 
@@ -88,3 +88,13 @@ class KVLinkWorks(msgspec.Struct, frozen=True, tag="kv-link-works"):
 
     sender: InstanceId
     receiver: InstanceId
+
+
+class LeaveSequence(msgspec.Struct, frozen=True, tag="leave"):
+    """leading scheduler → decode: let this sequence go on at ``wanted``, if it still runs or waits with you.
+    Of others nothing is to be done. ``epoch``: with which the scheduler leads."""
+
+    request_id: RequestId
+    attempt: int
+    wanted: InstanceId
+    epoch: int

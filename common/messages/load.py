@@ -1,4 +1,4 @@
-"""What instances report to schedulers, and the leader answers one that is filling up (Aladdin 4.3)."""
+"""What instances report to schedulers."""
 
 import msgspec
 
@@ -64,13 +64,3 @@ class LoadReport(msgspec.Struct, frozen=True, tag="load", kw_only=True):
     decode_spare_s: float | None = None
     decode_unadmitted: int = 0
     home: Role | None = None
-
-
-class LeaveSequence(msgspec.Struct, frozen=True, tag="leave"):
-    """leading scheduler → decode: let this sequence go on at ``wanted``, if it still runs or waits with you.
-    Of others nothing is to be done. ``epoch``: with which the scheduler leads."""
-
-    request_id: RequestId
-    attempt: int
-    wanted: InstanceId
-    epoch: int

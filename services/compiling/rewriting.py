@@ -26,6 +26,7 @@ UNTUPLED = {
 _IMPORTS = "from dataclasses import dataclass; from typing import Final"
 _CONSTANT = re.compile("_?[A-Z][A-Z0-9_]*")
 UNSTRUCTED = {
+    "common/messages/load.py",
     "decode/events.py",
     "prefill/events.py",
     "scheduler/events.py",
@@ -37,7 +38,8 @@ replaces one."""
 _TYPES_MADE = {"NamedTuple", "NewType", "ParamSpec", "TypeVar", "namedtuple"}
 _FLAGS = {"frozen", "slots", "eq", "init"}
 _FIELD = {"default", "default_factory", "init", "compare", "repr"}
-_STRUCT, _VALUE = {"eq": "False"}, {"frozen": "True", "gc": "False"}
+_STRUCT = {"eq": "False"}
+_OF_VALUES = {"frozen", "gc", "kw_only", "array_like", "tag"}
 _FRESH = {"dict": "{}", "list": "[]", "set": "set()"}
 
 
@@ -118,8 +120,8 @@ def _is_dataclass(decorator: ast.expr) -> bool:
 
 def _make_dataclass(made: ast.ClassDef, bases: list[str], path: str, where: str) -> None:
     said = {each.arg: ast.unparse(each.value) for each in made.keywords}
-    is_value = path in UNSTRUCTED
-    if bases != ["msgspec.Struct"] or said != (_VALUE if is_value else _STRUCT):
+    is_value = path in UNSTRUCTED and said.get("frozen") == "True" and said.keys() <= _OF_VALUES
+    if bases != ["msgspec.Struct"] or not (is_value or said == _STRUCT):
         rule = "may be compiled where nothing but eq=False is said of it"
         raise CompileError(f"{where} is a Struct, which {rule}: move it to a module that is not")
     made.bases, made.keywords = [], []

@@ -160,4 +160,4 @@ def test_every_tuple_that_becomes_a_class_is_there() -> None:
 
 def test_every_frozen_struct_that_becomes_a_class_is_there() -> None:
     for path in UNSTRUCTED:
-        assert "(msgspec.Struct, frozen=True, gc=False):" in (REPOSITORY / path).read_text(), path
+        assert "(msgspec.Struct, frozen=True, " in (REPOSITORY / path).read_text(), path
