@@ -38,7 +38,8 @@ COMPILED = (
     *(f"services.simulator.{name}" for name in _SIMULATOR.split()),
     *(f"services.simulator.performance.{name}" for name in _PERFORMANCE.split()),
 )
-"""Nothing with Structs that msgspec serialises, by keywords that a compiled class loses, and no generic class
-(``rewriting``). What is compiled asks by ``is None`` whether one of a class with ``__len__`` is there:
-mypyc takes every object of such a class for true. An enum's member that is a constant is final: after
-``phase is RUNNING`` what asks for another phase is unreachable to it, also past a call that changes it."""
+"""Nothing with Structs that msgspec serialises in a simulation, by keywords that a compiled class loses, and
+no generic class (``rewriting``). What is compiled asks by ``is None`` whether one of a class with ``__len__``
+is there: mypyc takes every object of such a class for true. An enum's member that is a constant is final:
+after ``phase is RUNNING`` what asks for another phase is unreachable to it, also past a call that changes
+it."""

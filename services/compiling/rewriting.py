@@ -2,9 +2,9 @@
 
 mypyc compiles a dataclass, but leaves it the constructor that the decorator makes, which is interpreted and
 sets every field by name; a NamedTuple's is interpreted, too. And it drops a Struct's keywords without a word.
-So constructors are written out, and some NamedTuples and Structs, which nothing serialises, become such
-classes. Constants are said to be final: others are looked up by name at every use. Functions stay as they
-are, word for word.
+So constructors are written out, and some NamedTuples and Structs, which nothing in a simulation serialises,
+become such classes. Constants are said to be final: others are looked up by name at every use. Functions stay
+as they are, word for word.
 """
 
 import ast
