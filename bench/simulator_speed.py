@@ -15,13 +15,14 @@ With ``--rate`` requests come at random at that rate, and the trace's lengths ag
 ``--mesh FILE`` in place of that mesh: one of others' runs, say, as `lamella simulate` reads it. To read it
 and to train its estimators is not counted, but their tables are, which grow as they are asked. With
 ``--warm`` they are there, as those of simulators are that make all of theirs beforehand: the run that is
-counted is the second of the same.
+counted is the second of the same. MiB are of both.
 
     python bench/simulator_speed.py TRACE --mesh bench/vidur_34b.toml --warm
 """
 
 import argparse
 import cProfile
+import gc
 import pstats
 import resource
 import time
@@ -102,6 +103,7 @@ def main() -> None:
     simulated = load_simulated(options.mesh) if options.mesh else mesh_of(*own)
     if options.warm:
         simulate(simulated, Load(offered(trace, options.rate, requests)))
+        gc.collect()
     profile = cProfile.Profile(time.process_time)
     began_s = time.process_time()
     if options.profile:

@@ -1,5 +1,5 @@
-"""What the points of a length distribution say of a request that has drawn some tokens (``common.lengths``),
-which is asked for every sequence again and again."""
+"""What the points of a length distribution say (``common.lengths``), and of a request that has drawn some
+tokens: placements ask it of every request, and load reports of every sequence again and again."""
 
 from bisect import bisect_left, bisect_right
 from math import inf
@@ -17,7 +17,7 @@ def mean_of(points: Points) -> float:
     return sum([tokens * probability for tokens, probability in points])
 
 
-def over_of(points: Points, tokens: float) -> float:
+def probability_over(points: Points, tokens: float) -> float:
     """The probability of more than that."""
     return sum([probability for each, probability in points if each > tokens])
 
@@ -42,16 +42,11 @@ def outlook_of(points: Points, tokens: int) -> tuple[float, float]:
     """What those draw on average that draw more than ``tokens``, one more where none is known to; and below
     how many it stays the same. As ``LengthDistribution.beyond`` has it, which is not made."""
     left = further(points, tokens)
-    # In loops, which make no lists where they are compiled.
-    weight = mean = 0.0
-    for _, probability in left:
-        weight += probability
+    weight = sum([probability for _, probability in left], 0.0)
     until = left[0][0] if left else tokens + 1.0
     if weight <= 0:
         return tokens + 1.0, until
-    for each, probability in left:
-        mean += each * (probability / weight)
-    return mean, until
+    return sum([each * (probability / weight) for each, probability in left], 0.0), until
 
 
 def coming_tokens(points: Points | None, drawn_tokens: int, max_tokens: int) -> int:

@@ -8,7 +8,7 @@ from functools import cached_property
 
 import msgspec
 
-from common.length_points import beyond_of, capped_of, mean_of, over_of
+from common.length_points import beyond_of, capped_of, mean_of, probability_over
 
 HEAVY_TOKENS = 128
 
@@ -33,7 +33,7 @@ class LengthDistribution(msgspec.Struct, frozen=True, array_like=True, dict=True
         return self.points[-1][0]
 
     def probability_over(self, tokens: float) -> float:
-        return over_of(self.points, tokens)
+        return probability_over(self.points, tokens)
 
     @property
     def is_heavy(self) -> bool:

@@ -49,7 +49,7 @@ def make_forecast(
     untold: Untold = ALL_TOLD,
 ) -> Forecast:
     """``prompt_tokens``: what each prompt of the instance's other room holds; they all stay.
-    ``growing_prompts``: what they will come to need, which is asked where memory may get short alone.
+    ``growing_prompts``: what they will come to need, which is asked only where memory may get short.
     ``can_hand_on``: sequences that run can leave."""
     if not (sequences or prompt_tokens):
         return NOTHING

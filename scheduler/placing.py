@@ -385,11 +385,4 @@ def _at_home(arrival: Arrival, prefill: InstanceView) -> Arrival:
     """Of a prompt that is computed there."""
     if prefill.role != "mixed":
         return arrival
-    return Arrival(
-        arrival.number,
-        arrival.salt,
-        arrival.prompt_tokens,
-        arrival.drawn_tokens,
-        arrival.lengths,
-        prefill.record.instance_id,
-    )
+    return arrival.at(prefill.record.instance_id)

@@ -86,7 +86,8 @@ class InstanceView:
     """One incarnation of one instance, as seen from here. A decision looks at every instance, but few have
     changed since the one before: what it looks at is made once for each change of its report or bookings.
     ``next_look_s``: for bookings of which nobody heard the end (``scheduler.membership``). ``learned``: by
-    all of its kind, which ``chunk_time`` and ``step_time`` are where it has learned nothing itself."""
+    all of its kind, which ``chunk_time`` and ``step_time`` were at its newest report, where it had learned
+    nothing itself."""
 
     record: InstanceRecord
     last_heard_s: float
@@ -97,8 +98,8 @@ class InstanceView:
     booked: BookedWork = field(default_factory=BookedWork)
     standing: Standing = field(default_factory=Standing, repr=False, compare=False)
     learned: KindTimes = field(default_factory=KindTimes, repr=False, compare=False)
-    chunk_time: FittedTime | None = None
-    step_time: FittedTime | None = None
+    chunk_time: FittedTime | None = field(init=False, default=None)
+    step_time: FittedTime | None = field(init=False, default=None)
     kv_format: KVFormat = field(init=False)
     role: Role = field(init=False)
     _decoding: dict[RequestId, PlacedRequest] = field(default_factory=dict)

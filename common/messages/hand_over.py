@@ -1,5 +1,6 @@
 """Between a prefill and a decode room: the KV, portion by portion, offers that come to nothing, and word of
-links that carry no KV; and the leader's word to one that is filling up (Aladdin 4.3)."""
+links that carry no KV; and the leader's word to a decode room that is filling up, whose sequences others take
+(Aladdin 4.3)."""
 
 import msgspec
 

@@ -21,6 +21,10 @@ class Arrival(msgspec.Struct, frozen=True, gc=False):
     lengths: LengthDistribution
     home: InstanceId | None = None
 
+    def at(self, home: InstanceId) -> "Arrival":
+        """The same, with its prompt computed there."""
+        return Arrival(self.number, self.salt, self.prompt_tokens, self.drawn_tokens, self.lengths, home)
+
 
 class Objectives(msgspec.Struct, frozen=True, gc=False):
     """Seconds to the first token and between tokens that users are promised."""
@@ -71,3 +75,6 @@ class Scored(msgspec.Struct, frozen=True, gc=False):
     score: float
     refusal: str | None = None
     note: str | None = None
+
+    def noting(self, note: str) -> "Scored":
+        return Scored(self.instance_id, self.score, self.refusal, note)

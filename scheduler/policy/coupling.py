@@ -35,4 +35,4 @@ def choose_coupled(scored: Sequence[Scored], home: InstanceId, policy: DecodePol
     if best is None or own is None or own.refusal is not None:
         return best
     is_worth_it = best.score < own.score - TRANSFER_WORTH[policy]
-    return best if is_worth_it else Scored(own.instance_id, own.score, own.refusal, own.note or STAYS)
+    return best if is_worth_it else own.noting(own.note or STAYS)

@@ -91,12 +91,14 @@ class LengthHistory:
         bins, weights, totals = own.bins, own.weights, own.totals
         if share > 0:
             bins, weights, totals = [*bins], [*weights], [*totals]
+            places = {each: place for place, each in enumerate(bins)}
             for each, more, total in zip(everything.bins, everything.weights, everything.totals, strict=True):
-                if each not in bins:
+                place = places.get(each)
+                if place is None:
+                    place = places[each] = len(bins)
                     bins.append(each)
                     weights.append(0.0)
                     totals.append(0.0)
-                place = bins.index(each)
                 weights[place] += share * more
                 totals[place] += share * total
         whole = sum(weights, 0.0)

@@ -34,18 +34,46 @@ follow_imports = skip
 follow_imports = skip
 """
 _SETUP = """\
+import tempfile
+from pathlib import Path
+
 from mypyc.build import mypycify
 from setuptools import setup
+from setuptools.command.build_ext import build_ext
+from setuptools.errors import CompileError, LinkError
 
 paths = {paths!r}
+# Sums as Python has them, also where a processor multiplies and adds at once.
+exact = "-ffp-contract=off"
+# Modules call one another all the time, and nobody else does: as if all were one file.
+as_one = ["-flto=auto", "-fvisibility=hidden", "-fno-semantic-interposition"], ["-flto=auto", "-O3", exact]
+
+
+def links_as_one(compiler):
+    compiled_with, linked_with = as_one
+    with tempfile.TemporaryDirectory() as directory:
+        source = Path(directory, "one.c")
+        source.write_text("int one(void) {{ return 1; }}")
+        try:
+            objects = compiler.compile([str(source)], output_dir="/", extra_preargs=compiled_with)
+            compiler.link_shared_object(objects, f"{{directory}}/one.so", extra_preargs=linked_with)
+        except (CompileError, LinkError):
+            return False
+    return True
+
+
+class Build(build_ext):
+    def build_extensions(self):
+        is_one = links_as_one(self.compiler)
+        print("linked as one" if is_one else "linked by modules: this compiler cannot link as one")
+        for extension in self.extensions:
+            extension.extra_compile_args += [exact, *(as_one[0] if is_one else [])]
+            extension.extra_link_args += as_one[1] if is_one else []
+        super().build_extensions()
+
+
 extensions = mypycify(["--config-file", "mypy.ini", *paths], opt_level="3", debug_level="0", multi_file=True)
-for extension in extensions:
-    # Sums as Python has them, also where a processor multiplies and adds at once.
-    extension.extra_compile_args.append("-ffp-contract=off")
-    # Modules call one another all the time, and nobody else does: as if all were one file.
-    extension.extra_compile_args += ["-flto=auto", "-fvisibility=hidden", "-fno-semantic-interposition"]
-    extension.extra_link_args += ["-flto=auto", "-O3"]
-setup(name="simulator", packages=[], ext_modules=extensions)
+setup(name="simulator", packages=[], ext_modules=extensions, cmdclass={{"build_ext": Build}})
 """
 
 

@@ -33,8 +33,8 @@ UNSTRUCTED = {
     "scheduler/policy/candidates.py",
     "services/simulator/shape.py",
 }
-"""Of Structs that are compared by value and become classes all the same: nothing in a simulation encodes or
-replaces one."""
+"""Files whose Structs are compared by value and become classes all the same: nothing in a simulation encodes
+or replaces one."""
 _TYPES_MADE = {"NamedTuple", "NewType", "ParamSpec", "TypeVar", "namedtuple"}
 _FLAGS = {"frozen", "slots", "eq", "init"}
 _FIELD = {"default", "default_factory", "init", "compare", "repr"}
@@ -86,6 +86,7 @@ def _rewrite(made: ast.ClassDef, path: str) -> None:
     bases = [ast.unparse(base) for base in made.bases]
     if any(base.startswith("Generic[") for base in bases):
         raise CompileError(f"{where} is generic, of which mypyc makes no class that can be imported")
+    is_by_name = any(each.arg == "kw_only" for each in made.keywords)
     if made.keywords or any(base.endswith("Struct") for base in bases):
         _make_dataclass(made, bases, path, where)
     if bases == ["NamedTuple"] and (path, made.name) in UNTUPLED:
@@ -103,7 +104,7 @@ def _rewrite(made: ast.ClassDef, path: str) -> None:
     if any(isinstance(each, ast.FunctionDef) and each.name == "__hash__" for each in made.body):
         raise CompileError(f"{where} has a __hash__ of its own, which would be another one's")
     if flags.get("init", True):
-        made.body.append(_constructor(made, where))
+        made.body.append(_constructor(made, where, is_by_name=is_by_name))
     flags |= {"init": False}
     flags.pop("slots", None)
     if flags.pop("frozen", False) and flags.get("eq", True):
@@ -122,15 +123,16 @@ def _make_dataclass(made: ast.ClassDef, bases: list[str], path: str, where: str)
     said = {each.arg: ast.unparse(each.value) for each in made.keywords}
     is_value = path in UNSTRUCTED and said.get("frozen") == "True" and said.keys() <= _OF_VALUES
     if bases != ["msgspec.Struct"] or not (is_value or said == _STRUCT):
-        rule = "may be compiled where nothing but eq=False is said of it"
+        said_of_it = f"{_listed(_OF_VALUES)} are" if path in UNSTRUCTED else "eq=False is"
+        rule = f"may be compiled where nothing but {said_of_it} said of it"
         raise CompileError(f"{where} is a Struct, which {rule}: move it to a module that is not")
     made.bases, made.keywords = [], []
     flag = "frozen=True" if is_value else "eq=False"
     made.decorator_list.append(_expression(f"dataclass({flag})"))
 
 
-def _constructor(made: ast.ClassDef, where: str) -> ast.stmt:
-    parameters, lines = ["self"], []
+def _constructor(made: ast.ClassDef, where: str, *, is_by_name: bool) -> ast.stmt:
+    parameters, lines = ["self", "*"] if is_by_name else ["self"], []
     for each in made.body:
         if not isinstance(each, ast.AnnAssign) or not isinstance(each.target, ast.Name):
             continue

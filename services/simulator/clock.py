@@ -22,7 +22,8 @@ class Timer(msgspec.Struct, eq=False):
 class Clock:
     """``events``: how many things have happened. ``turn``: of what happens now, among all that were
     scheduled. ``is_halted``: nothing happens until it is let run again. ``_due``: when anything is, and
-    ``_timers`` what, in the order of turns; ``_next``: place of the next of those that are due ``now``."""
+    ``_timers`` what, in the order of turns. ``_present``: those of a time that has come, and ``_next`` the
+    place of the one that is next among them."""
 
     now: float = 0.0
     events: int = 0
@@ -82,8 +83,7 @@ class Clock:
                     self.now = max(self.now, time_s) if time_s != float("inf") else self.now
                     return
                 self._begin(heappop(due))
-            timer = self._present[self._next]
-            self._next += 1
+            timer = self._following()
             action = timer.action
             if action is None:
                 continue
@@ -91,6 +91,15 @@ class Clock:
             self.now, self.turn = timer.due_s, timer.turn
             self.events += 1
             action()
+
+    def _following(self) -> Timer:
+        """Of the present ones the next that was not cancelled, or the last: before that nobody else has a
+        say, as it is not ``now`` yet."""
+        while True:
+            timer = self._present[self._next]
+            self._next += 1
+            if timer.action is not None or self._next == len(self._present):
+                return timer
 
     def _begin(self, due_s: float) -> None:
         """With what is due then. What is scheduled for that time from now on comes after it."""

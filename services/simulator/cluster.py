@@ -287,10 +287,8 @@ class Cluster:
         )
         engine = self._engine_of(pool, conditions)
 
-        paces_s, others_s = (
-            {name: each.tpot_s for name, each in config.service_classes.items()},
-            config.objectives.tpot_s,
-        )
+        paces_s = {name: each.tpot_s for name, each in config.service_classes.items()}
+        others_s = config.objectives.tpot_s
 
         def tpot_s(service_class: str) -> float:
             return paces_s.get(service_class, others_s)

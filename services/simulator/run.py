@@ -34,7 +34,7 @@ NAMED = 5
 PROGRESS_REQUESTS = 256
 PROGRESS_S = 3600.0
 """Virtual seconds between two tellings where hardly anybody comes."""
-COLLECTED_EVERY = 100_000
+COLLECTED_EVERY = 20_000
 """Objects that were made and not freed between two looks for cycles, of which a run hardly makes any."""
 
 

@@ -6,6 +6,7 @@ from typing import Any, Final
 import pytest
 
 from services.compiling.errors import CompileError
+from services.compiling.modules import COMPILED
 from services.compiling.rewriting import UNSTRUCTED, UNTUPLED, rewritten
 
 REPOSITORY = Path(__file__).parents[3]
@@ -123,6 +124,25 @@ def test_a_value_that_nothing_serialises_may_be_a_frozen_struct() -> None:
     assert len({made(1), made(1, 2)}) == 1
 
 
+def test_one_whose_fields_are_given_by_name_stays_so() -> None:
+    source = (
+        "import msgspec\n"
+        "class A(msgspec.Struct, frozen=True, tag='a', kw_only=True):\n"
+        "    x: int\n    y: int = 2\n    z: int\n"
+        "class B(msgspec.Struct, frozen=True, array_like=True):\n    x: int\n"
+    )
+    made = made_of(source, min(UNSTRUCTED))
+    assert (made["A"](z=3, x=1).y, made["B"](1).x) == (2, 1)
+    with pytest.raises(TypeError, match="positional"):
+        made["A"](1, 2, 3)
+
+
+@pytest.mark.parametrize("said", ["frozen=True, rename='camel'", "frozen=True, dict=True", "gc=False", ""])
+def test_of_one_of_those_files_nothing_else_may_be_said(said: str) -> None:
+    with pytest.raises(CompileError, match="array_like, frozen, gc, kw_only, tag are said of it"):
+        rewritten(f"class A(msgspec.Struct, {said}):\n    x: int\n", min(UNSTRUCTED))
+
+
 @pytest.mark.parametrize(
     ("made", "rule"),
     [
@@ -160,4 +180,7 @@ def test_every_tuple_that_becomes_a_class_is_there() -> None:
 
 def test_every_frozen_struct_that_becomes_a_class_is_there() -> None:
     for path in UNSTRUCTED:
-        assert "(msgspec.Struct, frozen=True, " in (REPOSITORY / path).read_text(), path
+        source = (REPOSITORY / path).read_text()
+        assert "(msgspec.Struct, frozen=True, " in source, path
+        assert "(msgspec.Struct" not in rewritten(source, path), path
+        assert path.removesuffix(".py").replace("/", ".") in COMPILED, path
