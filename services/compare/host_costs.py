@@ -21,8 +21,7 @@ class Counted(NamedTuple):
 
 
 def host_of(runs: Sequence[tuple[RunRecord, Counted]]) -> HostConfig | None:
-    """By least squares over these runs, each as important as the others, with no cost under 0. None where
-    processor time was not looked at."""
+    """By least squares over these runs, with no cost under 0. None where processor time was not looked at."""
     seen = [(record, counted) for record, counted in runs if record.idle_cores is not None and record.cores]
     if not seen:
         return None
@@ -41,12 +40,14 @@ def host_of(runs: Sequence[tuple[RunRecord, Counted]]) -> HostConfig | None:
 
 
 def costs_of(counts: Sequence[Sequence[float]], taken: Sequence[float]) -> list[float]:
-    """What each of the counted costs, at least 0, so that all together are nearest to what was taken. Of
-    several answers the one that names fewest costs."""
-    rows = np.array(counts, dtype=float) / np.maximum(1e-9, np.array(taken))[:, None]
-    wanted = np.ones(len(rows))
+    """What each of the counted costs, at least 0, so that all together are nearest to what was taken. What is
+    taken by many small pieces of work spreads by the square root of what they take: a run of seconds says
+    more than one of tenths, though not as many times more. Of several answers the one that names fewest
+    costs."""
+    wanted = np.sqrt(np.maximum(1e-9, np.array(taken)))
+    rows = np.array(counts, dtype=float) / wanted[:, None]
     kinds = rows.shape[1]
-    best, least = np.zeros(kinds), float(len(rows))
+    best, least = np.zeros(kinds), float(wanted @ wanted)
     for size in range(1, min(kinds, len(rows)) + 1):
         for some in combinations(range(kinds), size):
             found, *_ = np.linalg.lstsq(rows[:, some], wanted, rcond=None)

@@ -21,6 +21,12 @@ def test_no_cost_is_under_nothing_and_what_was_not_counted_costs_nothing() -> No
     assert costs_of([(100, 200, 0)], [0.0]) == pytest.approx([0.0, 0.0, 0.0], abs=1e-9)
 
 
+def test_a_short_run_that_was_off_by_as_much_as_it_took_hardly_counts_beside_a_long_one() -> None:
+    assert costs_of([(10,), (1000,)], [0.02, 1.0]) == pytest.approx([0.001], rel=0.01)
+    # But two that take alike count alike.
+    assert costs_of([(1000,), (1000,)], [1.1, 0.9]) == pytest.approx([0.001], rel=0.02)
+
+
 def looked_at(beside_s: float) -> RunRecord:
     return msgspec.structs.replace(
         run("split", 0, 1.0, 1.0),
