@@ -196,6 +196,10 @@ class RunChunk(msgspec.Struct, frozen=True, gc=False):
     slices: tuple[ChunkSlice, ...]
     report_every: int | None
 
+    def of(self, slices: tuple[ChunkSlice, ...]) -> "RunChunk":
+        """The same with those, of which some may be computed already."""
+        return RunChunk(slices, self.report_every)
+
 
 class PublishToken(msgspec.Struct, frozen=True, gc=False):
     gateway_id: GatewayId

@@ -129,7 +129,7 @@ class PrefillRoom:
         self._whole.append(command.slices)
         slices, loading_s = prefixes.reuse(command.slices)
 
-        rest = events.RunChunk(slices, command.report_every)
+        rest = command.of(slices)
 
         def begin() -> None:
             if self.is_alive:
