@@ -55,7 +55,7 @@ def links_as_one(compiler):
         source = Path(directory, "one.c")
         source.write_text("int one(void) {{ return 1; }}")
         try:
-            objects = compiler.compile([str(source)], output_dir="/", extra_preargs=compiled_with)
+            objects = compiler.compile([str(source)], output_dir=directory, extra_preargs=compiled_with)
             compiler.link_shared_object(objects, f"{{directory}}/one.so", extra_preargs=linked_with)
         except (CompileError, LinkError):
             return False
