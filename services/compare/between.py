@@ -29,7 +29,8 @@ from common.config import Config
 from common.errors import ConfigError
 from common.profile import Contention, PassTime, Profile, write_profile
 from services.compare.comparison import Candidate, Comparison, config_of
-from services.compare.records import RunKey, keep, read_kept
+from services.compare.paces import with_looks
+from services.compare.records import RunKey, RunRecord, keep, read_kept
 from services.compare.simulated_mesh import UNREAD, profile_of_instances
 from services.hosts.engines import Engine, load_engine
 from services.model_directory import model_directory
@@ -159,7 +160,9 @@ class _Passes:
         return () if self._contention is None else tuple(await self._contention.take())
 
 
-def read_between(comparison: Comparison, candidates: Iterable[Candidate], output: Path) -> dict[str, Between]:
+def read_between(
+    comparison: Comparison, candidates: Iterable[Candidate], output: Path, records: Sequence[RunRecord] = ()
+) -> dict[str, Between]:
     """By the names of ``candidates`` whose passes were to be taken between runs; writes their profiles.
     Raises ConfigError, also for those that were run without, and PerformanceFileError."""
     kept = _kept(comparison, output)
@@ -181,7 +184,8 @@ def read_between(comparison: Comparison, candidates: Iterable[Candidate], output
         again = retimed(base, Measured(times, ()))
         contention = _contention_in(parts) or base.contention
         write_profile(path, msgspec.structs.replace(again, contention=contention))
-        found[candidate.name] = Between(path, _paces(parts, taken))
+        own = [each for each in records if each.configuration == candidate.name]
+        found[candidate.name] = Between(path, with_looks(_paces(parts, taken), own))
     return found
 
 
@@ -205,13 +209,34 @@ def bursts_in(parts: Sequence[TakenPart], taken: Mapping[Shared, Sequence[float]
 
 def _paces(parts: Sequence[TakenPart], taken: Mapping[Shared, Sequence[float]]) -> dict[RunKey, float]:
     """Of a run that was begun twice, that of the second time."""
-    paces = [statistics.median(ratios) for ratios in _ratios_in(parts, taken)]
+    contended = _contended_ratios_in(parts)
+    paces = [
+        statistics.median([*ratios, *more])
+        for ratios, more in zip(_ratios_in(parts, taken), contended, strict=True)
+    ]
     found = {}
     for number, part in enumerate(parts):
         if part.before is not None:
             near = slice(max(0, number + 1 - NEAR), number + 1 + NEAR)
             found[part.before] = statistics.median(paces[near])
     return found
+
+
+def _contended_ratios_in(parts: Sequence[TakenPart]) -> list[list[float]]:
+    """The same of those that were taken alone and beside another process's."""
+    taken: dict[tuple[Shared, int], list[float]] = defaultdict(list)
+    for key, seconds in chain.from_iterable(map(_contended, parts)):
+        taken[key].append(seconds)
+    medians = {key: statistics.median(times) for key, times in taken.items()}
+    return [[seconds / medians[key] for key, seconds in _contended(part)] for part in parts]
+
+
+def _contended(part: TakenPart) -> Iterator[tuple[tuple[Shared, int], float]]:
+    """Each pass's times, and which of them it is."""
+    for each in part.contended:
+        case = (each.chunks, each.batch, each.context)
+        for which, seconds in enumerate((each.alone_s, *(other.seconds for other in each.beside))):
+            yield (case, which), seconds
 
 
 def _contention_in(parts: Sequence[TakenPart]) -> Contention | None:

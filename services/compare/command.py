@@ -62,9 +62,9 @@ def compare(
         from services.compare.error_table import describe_overheads, errors_table
         from services.compare.simulated import Simulation
 
-        between = read_between(comparison, chosen.configuration, folder)
         names = {each.name for each in chosen.configuration}
         own = [each for each in records if each.configuration in names]
+        between = read_between(comparison, chosen.configuration, folder, own)
         overheads, pairs = Simulation(comparison, between).pairs(own)
         text = errors_table(pairs, comparison.fitted)
         (folder / "simulated.md").write_text(text)

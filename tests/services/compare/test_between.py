@@ -31,7 +31,7 @@ from services.compare.comparison import Comparison
 from services.compare.records import RunKey, read_kept
 from services.compare.simulated import Simulation
 from services.compare.simulated_mesh import Overhead, simulated_of
-from services.profiling.contention import fit_contention
+from services.profiling.contention import BesideOthers, ContendedPass, fit_contention
 from services.profiling.measured import cases_of
 from services.profiling.passes import as_chunk
 from services.profiling.profiler import measure_profile
@@ -142,9 +142,32 @@ def test_a_run_s_pace_is_that_of_the_parts_near_it_and_not_of_a_burst() -> None:
         times = {(((0, 64),), 0, 0): [0.9, 1.0, 1.1], ((), 4, 128): [2.0]}
         return _paces(parts, times)
 
+    # What was taken beside another process is as long as alone, at the machine's pace.
     seen = [part(1.0, None), part(1.1, RUN), part(9.0, AGAIN), part(1.3, None)]
     assert paces(seen) == {RUN: pytest.approx(1.2), AGAIN: pytest.approx(1.3)}
     assert paces([part(1.0, RUN), part(1.5, RUN)]) == {RUN: pytest.approx(1.25)}
+
+
+def test_a_run_s_pace_is_that_of_passes_beside_another_process_too() -> None:
+    """Each is as long as its own median says, which is another one alone and beside either kind."""
+
+    def part(pace: float, beside: float, before: RunKey | None = None) -> TakenPart:
+        passes = (PassTime(((0, 64),), 0, 0, pace),)
+        contended = tuple(
+            ContendedPass(
+                ((0, tokens),), 0, 0, pace, tuple(BesideOthers(50, more * beside) for more in (1.1, 1.3))
+            )
+            for tokens in (16, 64)
+        )
+        return TakenPart(
+            fingerprint="", configuration="split", before=before, passes=passes, contended=contended
+        )
+
+    usual = [part(1.0, 1.0)] * 6
+    slow = [part(1.0, 1.05), part(1.0, 1.05, RUN), part(1.0, 1.05), part(1.0, 1.05)]
+    times = {(((0, 64),), 0, 0): [1.0]}
+    assert _paces([*usual, *slow], times) == {RUN: pytest.approx(1.05)}
+    assert _paces([*usual, part(1.02, 1.0, RUN)], times) == {RUN: 1.0}
 
 
 def test_bursts_are_told_from_slow_minutes() -> None:
