@@ -25,7 +25,7 @@ from services.launcher.launch_plan import LaunchPlan, check_plan
 Settings = dict[str, dict[str, Any]]
 """Sections of a configuration file, as they are read: checked by ``common.config_file``."""
 InstanceRole = Literal["prefill", "decode", "mixed", "attention"]
-UNDECISIVE = ("rounds", "calibration", "costs", "crowded", "saturated", "profiled_between")
+UNDECISIVE = ("rounds", "calibration", "costs", "saturated", "profiled_between")
 """Keys of a comparison that decide no run's figures."""
 
 
@@ -71,10 +71,10 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A whole file. ``length_scale`` multiplies the workloads' lengths; a round's seed is ``seed`` and its
     number. ``calibration`` names workloads whose requests hardly wait, ``costs`` those whose processor time
-    is shared out among passes, tokens and prompts, ``crowded`` one of these that now and then wants
-    more cores than there are, ``saturated`` one that hardly ever wants fewer: what a mesh costs beside its
-    model is taken from these (``simulated``). ``capacity_requests``: of the simulations that say what a mesh
-    serves. ``profiled_between``: runs take turns with passes of a profile (``between``)."""
+    is shared out among passes, tokens and prompts, ``saturated`` one of these that hardly ever wants fewer
+    cores than there are: what a mesh costs beside its model is taken from these (``simulated``).
+    ``capacity_requests``: of the simulations that say what a mesh serves. ``profiled_between``: runs take
+    turns with passes of a profile (``between``)."""
 
     name: str
     workload: tuple[Offer, ...]
@@ -85,7 +85,6 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     seed: int = 0
     calibration: tuple[str, ...] = ()
     costs: tuple[str, ...] = ()
-    crowded: str | None = None
     saturated: str | None = None
     capacity_requests: int = 1000
     profiled_between: bool = False
@@ -125,16 +124,14 @@ def check_comparison(comparison: Comparison) -> None:
     for key, names in (
         ("calibration", comparison.calibration),
         ("costs", comparison.costs),
-        ("crowded", (comparison.crowded,)),
         ("saturated", (comparison.saturated,)),
     ):
         for name in names:
             if name not in (None, *(offer.name for offer in comparison.workload)):
                 raise ConfigError(key, name, "must be a workload's name")
-    for key in ("crowded", "saturated"):
-        if getattr(comparison, key) not in (None, *comparison.costs):
-            rule = "must be one of costs: what is fitted judges nothing"
-            raise ConfigError(key, getattr(comparison, key), rule)
+    if comparison.saturated not in (None, *comparison.costs):
+        rule = "must be one of costs: what is fitted judges nothing"
+        raise ConfigError("saturated", comparison.saturated, rule)
     _check_names("configuration", (candidate.name for candidate in comparison.configuration))
     for offer in comparison.workload:
         if offer.drawn_from not in WORKLOADS:

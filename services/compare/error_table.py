@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from common.latency import Distribution
-from services.compare.simulated import MOST_TURNS_SHARE, MOST_WAIT_S, NEARLY_THE_MOST, Pair
+from services.compare.simulated import MOST_TURNS_SHARE, NEARLY_THE_MOST, Pair
 from services.compare.simulated_mesh import Overhead
 from services.simulator.host_config import HostConfig
 
@@ -155,21 +155,23 @@ def _cell(found: Rounds, name: str, scale: float, digits: int) -> str:
 def describe_overheads(overheads: Mapping[str, Overhead]) -> str:
     lines = []
     for name, each in overheads.items():
-        own = f"{1e3 * each.pass_s:.2f} ms a pass beside the profile's, {1e3 * each.hop_s:.2f} ms a message"
+        own = (
+            f"{1e3 * each.pass_s:.2f} ms a pass beside the profile's, {1e6 * each.token_s:.0f} µs each of its"
+            f" tokens, {1e3 * each.hop_s:.2f} ms a message"
+        )
         lines.append(f"{name}: {own}{'' if each.host is None else _describe_host(each.host)}")
     return "\n".join(lines)
 
 
 def _describe_host(host: HostConfig) -> str:
-    wait, turns = f"{1e3 * host.wake_s:.2f} ms a message", f"{100 * host.turns_share:.1f} % of a layer"
+    turns = f"{100 * host.turns_share:.1f} % of a layer more{_limit_note(host.turns_share)}"
     return (
         f"; of {host.cores} cores {host.idle_cores:.3f} idle, {1e3 * host.pass_s:.2f} ms a pass,"
         f" {1e3 * host.token_s:.2f} a token, {1e3 * host.prompt_s:.2f} a prompt,"
         f" {1e6 * host.prompt_token_s:.0f} µs each of its tokens;"
-        f" while more are wanted {wait}{_limit_note(host.wake_s, MOST_WAIT_S)} and"
-        f" {turns}{_limit_note(host.turns_share, MOST_TURNS_SHARE)} more"
+        f" while more are wanted {turns}"
     )
 
 
-def _limit_note(found: float, most: float) -> str:
-    return " (the most that is looked for)" if found >= NEARLY_THE_MOST * most else ""
+def _limit_note(share: float) -> str:
+    return " (the most that is looked for)" if share >= NEARLY_THE_MOST * MOST_TURNS_SHARE else ""

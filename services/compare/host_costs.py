@@ -20,6 +20,19 @@ class Counted(NamedTuple):
     prompt_tokens: int
 
 
+class Gaps(NamedTuple):
+    """How long a model rests before a pass, and more for each token that the one before drew, seconds."""
+
+    pass_s: float
+    token_s: float
+
+
+def gaps_of_runs(runs: Sequence[RunRecord]) -> Gaps:
+    """By least squares over these runs: an event loop takes each token to who asked for it."""
+    counts = [[run.gaps, sum(each.output_tokens - 1 for each in run.served)] for run in runs]
+    return Gaps(*costs_of(counts, [run.gap_s for run in runs]))
+
+
 def host_of(runs: Sequence[tuple[RunRecord, Counted]]) -> HostConfig | None:
     """By least squares over these runs, with no cost under 0. None where processor time was not looked at."""
     seen = [(record, counted) for record, counted in runs if record.idle_cores is not None and record.cores]

@@ -2,13 +2,13 @@
 the same settings, to hold the simulator to what a live mesh did.
 
 What a mesh costs beside the model is from its own runs of the ``calibration`` workloads, which should be so
-thin that requests hardly wait. What every pass takes more than its profile says is how long instances counted
-that the model rests before the next; where they did not count, and what a message takes, it is the median of
-what these runs say, in which each request is held to itself. Where there are ``costs``,
-all run on one host, and what is taken of its cores beside passes is from the processor time of these
-workloads; how long one waits for a core is what requests of the ones that are ``crowded`` and ``saturated``
-are off by on average, as most waits are short and some are long. Nothing else is fitted: no other workload's
-figures are looked at.
+thin that requests hardly wait. What every pass takes more than its profile says is how long instances
+counted that the model rests before the next, by tokens that were drawn; where they did not count, and what a
+message takes, it is the median of what these runs say, in which each request is held to itself. Where there
+are ``costs``, all run on one host, and what is taken of its cores beside passes is from the processor time of
+these workloads; how much longer attention workers and model replicas take in turns is what requests of the
+``saturated`` one are off by on average, as most waits are short and some are long. Nothing else is fitted: no
+other workload's figures are looked at.
 """
 
 import statistics
@@ -30,7 +30,7 @@ from services.compare.comparison import (
     Offer,
     bench_config,
 )
-from services.compare.host_costs import Counted, host_of
+from services.compare.host_costs import Counted, Gaps, gaps_of_runs, host_of
 from services.compare.records import RunRecord
 from services.compare.simulated_mesh import Overhead, pace_of, simulated_of
 from services.simulator.cluster import Cluster
@@ -43,26 +43,13 @@ PROBE_S = 1e-3
 """How much longer messages are made, to see how many of them come before a first token."""
 SERVED_NOTHING = "has no request that was served live (kept by its number) and simulated: run it again"
 CORRECTIONS, SWEEPS = 4, 2
-MOST_WAIT_S, MOST_TURNS_SHARE, HALVINGS = 0.01, 1.0, 8
-"""The longest wait for a core, some slices of the system's scheduler, each of 3 ms, and how much longer
-threads take in turns; and how finely these are found. Where requests hardly meet busy cores any wait explains
-what they are off by."""
+MOST_TURNS_SHARE, HALVINGS = 1.0, 8
+"""How much longer threads take in turns at most, and how finely that is found."""
 NEARLY_THE_MOST = 1 - 2.0**-HALVINGS
 """Of the most: from here on it was too little, or nearly."""
 FARTHEST_SHARE = 0.05
 """Of a run's requests at either end, off farthest, which do not count: one stall of a shared machine, where
 there are twenty requests or more."""
-
-
-class Sought(NamedTuple):
-    """What of ``HostConfig`` is found by which workload's requests' measure, up to ``most``; ``named``: under
-    which key the comparison names that."""
-
-    named: str
-    workload: str | None
-    key: str
-    measure: str
-    most: float
 
 
 class Tried(NamedTuple):
@@ -121,54 +108,51 @@ class Simulation:
         missing = sorted(set(names) - {each.workload for each in runs})
         if missing or not names:
             raise ConfigError("calibration", list(names), _run_at(candidate, *missing))
-        overhead, gap_s = Overhead(), _gap_s(runs)
+        overhead, gaps = Overhead(), self._gaps(own)
         for _ in range(SWEEPS):
             host = self._host_of(candidate, own, overhead)
-            found = [self._overhead_of(candidate, record, host, gap_s) for record in runs]
+            found = [self._overhead_of(candidate, record, host, gaps) for record in runs]
             overhead = Overhead(
                 statistics.median(each.pass_s for each in found),
                 statistics.median(each.hop_s for each in found),
                 host,
+                token_s=found[0].token_s,
             )
-            overhead = self._with_sought(candidate, own, overhead)
+            overhead = self._with_turns(candidate, own, overhead)
         return overhead
 
-    def _with_sought(self, candidate: Candidate, own: Sequence[RunRecord], overhead: Overhead) -> Overhead:
-        """With what messages, and layers over attention workers, take longer while cores are short, so that
-        what ``_sought`` names comes out. Raises ConfigError where nobody ran what it names."""
-        if overhead.host is None:
+    def _with_turns(self, candidate: Candidate, own: Sequence[RunRecord], overhead: Overhead) -> Overhead:
+        """With what layers over attention workers take longer while cores are short, so that the saturated
+        workload's time per token comes out. Raises ConfigError where nobody ran that."""
+        saturated = self.comparison.saturated
+        if overhead.host is None or saturated is None or not candidate.instances.get("attention", 0):
             return overhead
-        for sought in self._sought(candidate):
-            values = []
-            for record in own:
-                if record.workload == sought.workload:
-                    tried = Tried(candidate, record, self._in_its_minutes(candidate, record, overhead))
-                    values.append(_root(partial(self._off, tried, sought), sought.most))
-            if not values:
-                raise ConfigError(sought.named, sought.workload, _run_at(candidate, sought.workload))
-            overhead = overhead.with_host(**{sought.key: statistics.median(values)})
-        return overhead
+        values = []
+        for record in own:
+            if record.workload == saturated:
+                tried = Tried(candidate, record, self._in_its_minutes(candidate, record, overhead))
+                values.append(_root(partial(self._off_in_turns, tried), MOST_TURNS_SHARE))
+        if not values:
+            raise ConfigError("saturated", saturated, _run_at(candidate, saturated))
+        return overhead.with_host(turns_share=statistics.median(values))
 
-    def _sought(self, candidate: Candidate) -> list[Sought]:
-        """In the order in which they are found."""
-        crowded, saturated = self.comparison.crowded, self.comparison.saturated
-        found = []
-        if candidate.instances.get("attention", 0):
-            named = "saturated" if saturated is not None else "crowded"
-            found = [Sought(named, saturated or crowded, "turns_share", "tpot_s", MOST_TURNS_SHARE)]
-        found.append(Sought("crowded", crowded, "wake_s", "ttft_s", MOST_WAIT_S))
-        return [each for each in found if each.workload is not None]
-
-    def _off(self, tried: Tried, sought: Sought, value: float) -> float:
-        """By how much requests take longer than live on average, with that value."""
+    def _off_in_turns(self, tried: Tried, turns_share: float) -> float:
+        """By how much requests' times per token are longer than live on average, with that."""
         candidate, record, overhead = tried
-        cluster = self.again(candidate, record, overhead.with_host(**{sought.key: value}))
-        return _trimmed_mean(_longer_s(sought.named, record, cluster, sought.measure))
+        cluster = self.again(candidate, record, overhead.with_host(turns_share=turns_share))
+        return _trimmed_mean(_longer_s("saturated", record, cluster, "tpot_s"))
+
+    def _gaps(self, own: Sequence[RunRecord]) -> Gaps | None:
+        """How long the models of fitted runs rested between passes; None where nobody counted. While all
+        cores are wanted they wait for one, too: of the saturated workload nothing is said by it."""
+        names = self.comparison.fitted - {self.comparison.saturated}
+        runs = [each for each in own if each.workload in names and each.gaps]
+        return gaps_of_runs(runs) if runs else None
 
     def _host_of(
         self, candidate: Candidate, own: Sequence[RunRecord], overhead: Overhead
     ) -> HostConfig | None:
-        """How much was computed is simulated with that overhead, whose waits it keeps."""
+        """How much was computed is simulated with that overhead, whose turns it keeps."""
         counted = []
         for each in own:
             if each.workload in self.comparison.costs:
@@ -177,14 +161,13 @@ class Simulation:
         found, before = host_of(counted), overhead.host
         if found is None or before is None:
             return found
-        kept = {key: getattr(before, key) for key in ("wake_s", "turns_share")}
-        return msgspec.structs.replace(found, **kept)
+        return msgspec.structs.replace(found, turns_share=before.turns_share)
 
     def _overhead_of(
-        self, candidate: Candidate, record: RunRecord, host: HostConfig | None, gap_s: float | None
+        self, candidate: Candidate, record: RunRecord, host: HostConfig | None, gaps: Gaps | None
     ) -> Overhead:
         """A time to first token is made of messages and passes, a time per token of steps and, in its first
-        gap, of messages: each is corrected by what it is off, a few times. ``gap_s``: what a pass takes
+        gap, of messages: each is corrected by what it is off, a few times. ``gaps``: what a pass takes
         more, where that was counted."""
 
         @cache
@@ -193,10 +176,11 @@ class Simulation:
             longer_s = partial(_longer_s, "calibration", record, cluster)
             return -statistics.median(longer_s("ttft_s")), -statistics.median(longer_s("tpot_s"))
 
-        found = self._in_its_minutes(candidate, record, Overhead(pass_s=gap_s or 0.0, host=host))
+        pass_s, token_s = (0.0, 0.0) if gaps is None else gaps
+        found = self._in_its_minutes(candidate, record, Overhead(pass_s, host=host, token_s=token_s))
         hops = (off(found)[0] - off(found._replace(hop_s=PROBE_S))[0]) / PROBE_S
         for _ in range(CORRECTIONS):
-            if gap_s is None:
+            if gaps is None:
                 found = found._replace(pass_s=max(0.0, found.pass_s + off(found)[1]))
             found = found._replace(hop_s=max(0.0, found.hop_s + off(found)[0] / hops))
         return found
@@ -232,12 +216,6 @@ class Simulation:
         if between is None:
             return overhead._replace(pace=pace_of(self.comparison, candidate, record))
         return overhead._replace(pace=between.paces.get(record.key, overhead.pace))
-
-
-def _gap_s(records: Sequence[RunRecord]) -> float | None:
-    """How long the models of these runs rested between passes, on average; None where nobody counted."""
-    gaps = sum(each.gaps for each in records)
-    return sum(each.gap_s for each in records) / gaps if gaps else None
 
 
 def _run_at(candidate: Candidate, *missing: str | None) -> str:

@@ -34,12 +34,13 @@ EMULATED = ModelShape("emulated", 1, 1, 1, 1, 1, 1, 1, 1, 0)
 class Overhead(NamedTuple):
     """Of a mesh, seconds. ``pass_s``: of every pass beside the model's; ``hop_s``: of a message. ``host``: on
     which all run, if it is known what they take of it. ``pace``: how many times as long as the profile says
-    the model's passes take."""
+    the model's passes take. ``token_s``: of every pass, for each token that decodes draw in it."""
 
     pass_s: float = 0.0
     hop_s: float = 0.0
     host: HostConfig | None = None
     pace: float = 1.0
+    token_s: float = 0.0
 
     def with_host(self, **costs: float) -> "Overhead":
         """With some of the host's costs replaced, where there is one."""
@@ -75,15 +76,18 @@ def simulated_of(
     ]
     host = {}
     if overhead.host is not None:
-        costs = _host_of_workers(overhead.host, config) if workers else _host(overhead.host, overhead.pass_s)
+        costs = _host_of_workers(overhead.host, config) if workers else _host(overhead.host, overhead)
         host["host"] = costs | _contention(config, overhead, profile)
     return simulated_from_tree({**settings, "cluster": cluster, "pool": pools, **host})
 
 
-def _host(host: HostConfig, waited_s: float) -> dict[str, Any]:
-    """Without those seconds beside each pass for which the engine's thread waits: its core is taken in their
-    place, as they are in its passes."""
-    return msgspec.structs.asdict(host) | {"pass_s": max(0.0, host.pass_s - waited_s)}
+def _host(host: HostConfig, waited: Overhead) -> dict[str, Any]:
+    """Without those seconds beside each pass, and for each token, for which the engine's thread waits: its
+    core is taken in their place, as they are in its passes."""
+    return msgspec.structs.asdict(host) | {
+        "pass_s": max(0.0, host.pass_s - waited.pass_s),
+        "token_s": max(0.0, host.token_s - waited.token_s),
+    }
 
 
 def _host_of_workers(host: HostConfig, config: Config) -> dict[str, Any]:
@@ -137,14 +141,15 @@ def _instances_path(config: Config) -> Path:
 def _performance(config: Config, overhead: Overhead, profile: Path | None) -> dict[str, Any]:
     if config.instance.engine == "model":
         path = profile_of_instances(config) if profile is None else profile
-        return {"kind": "profile", "path": str(path), "overhead_s": overhead.pass_s, "pace": overhead.pace}
+        beside = {"overhead_s": overhead.pass_s, "overhead_token_s": overhead.token_s}
+        return {"kind": "profile", "path": str(path), "pace": overhead.pace, **beside}
     emulation, pace = config.emulation, overhead.pace
     return {
         "kind": "linear",
         "prefill_s": pace * emulation.prefill_base_s + overhead.pass_s,
         "per_prompt_token_s": pace * emulation.prefill_per_token_s,
         "step_s": pace * emulation.decode_base_s + overhead.pass_s,
-        "per_sequence_s": pace * emulation.decode_per_sequence_s,
+        "per_sequence_s": pace * emulation.decode_per_sequence_s + overhead.token_s,
         "per_context_token_s": pace * emulation.decode_per_context_token_s,
     }
 

@@ -23,8 +23,8 @@ _POLICY = (
 _SIMULATOR = (
     "attention_cost attention_course attention_engine attention_host attention_performance attention_rates"
     " attention_workers clock cluster computed_work conditions decode_room drawing engine gaps gateway host"
-    " instance links network pipeline_plan pipelined prefill_room records run scheduler shape staff stages"
-    " step_times"
+    " instance links network pipeline_plan pipelined prefill_room records run scheduler seat shape staff"
+    " stages step_times"
 )
 _PERFORMANCE = "aiconfigurator curves linear operators profiled roofline splitwise vidur"
 

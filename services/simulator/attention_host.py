@@ -33,7 +33,7 @@ class HostShare:
         for course, rate in zip(courses, rates, strict=True):
             layer = course.layer_cost(0)
             sequences = sum(each.sequences for each in course.rows)
-            beside_s = self.host.beside_s(sequences, 0, 0) / course.engine.cost.layers
+            beside_s = self.host.beside_s(sequences) / course.engine.cost.layers
             replicas += rate * (layer.slice_s + beside_s)
             for share in layer.shares:
                 for worker in share.workers:

@@ -18,8 +18,9 @@ from prefill.events import ChunkSlice, RunChunk
 from scheduler.policy.mixed_batching import choose_pass
 from services.simulator.clock import Clock, Timer
 from services.simulator.computed_work import ComputedWork
-from services.simulator.host import Host, PacedWork, Wanted
+from services.simulator.host import PacedWork
 from services.simulator.performance.interface import PerformanceModel
+from services.simulator.seat import Seat
 from services.simulator.shape import PassShape
 
 
@@ -117,15 +118,15 @@ class _Run(msgspec.Struct, eq=False):
 
 @dataclass(slots=True, eq=False)
 class SimulatedEngine:
-    """``layers``: of the model. ``note_pass`` is told of every pass, where somebody keeps them. ``host``:
-    whose cores it shares, if it has none of its own."""
+    """``layers``: of the model. ``note_pass`` is told of every pass, where somebody keeps them. ``seat``:
+    on the host whose cores it shares, if it has none of its own."""
 
     clock: Clock
     rooms: Rooms
     settings: EngineSettings
     layers: int
     note_pass: Callable[[EnginePass], None] | None = None
-    host: Host | None = None
+    seat: Seat | None = None
     busy: BusyTime = field(default_factory=BusyTime)
     work: ComputedWork = field(default_factory=ComputedWork)
     passes: int = 0
@@ -136,6 +137,10 @@ class SimulatedEngine:
     _is_dead: bool = False
     _next_settings: EngineSettings | None = None
 
+    def __post_init__(self) -> None:
+        if self.seat is not None:
+            self.seat.on_change = self.change_pace
+
     @property
     def is_idle(self) -> bool:
         return self._run is None and not self._waiting
@@ -145,7 +150,7 @@ class SimulatedEngine:
         run, self._run = self._run, None
         if run is not None:
             self._forget(run)
-            self._leave_host()
+            self._leave_seat()
 
     def change_settings(self, settings: EngineSettings) -> None:
         """From the next pass on; of steps that run on, from the one after that which is under way."""
@@ -199,13 +204,12 @@ class SimulatedEngine:
             steps = 1 if former is not None else self._steps()
             duration_s = self.settings.performance.steps_s(sequences, context, steps)
         course = None
-        if self.host is not None:
+        if self.seat is not None:
             pieces = () if chunk is None else chunk.slices
             prompts, tokens = sum(each.is_last for each in pieces), sum(each.tokens for each in pieces)
             pass_s = duration_s / steps
-            cores = self.host.cores_for(pass_s, sequences + prompts, prompts, tokens)
-            self.host.want(self, Wanted(cores), passes_per_s=1.0 / pass_s if pass_s > 0 else 0.0)
-            pace = self.host.pace_of(self, pass_s)
+            self.seat.begin(pass_s, sequences + prompts, tokens)
+            pace = self.seat.pace_of(pass_s)
             if former is None or former.course is None:
                 course = PacedWork(now, pace)
             else:
@@ -239,7 +243,7 @@ class SimulatedEngine:
                 # the event is over.
                 self._begin(run.time_of(self._seconds(run, done)), run)
             else:
-                self._leave_host()
+                self._leave_seat()
 
     def untold_steps(self) -> tuple[int, ...]:
         """That have ended by now of those that run on, of which nobody has been told."""
@@ -298,8 +302,7 @@ class SimulatedEngine:
     def _end(self) -> None:
         run, self._run = self._run, None
         assert run is not None, "a pass ended that had not begun"
-        if self.host is not None:
-            self._leave_host()
+        self._leave_seat()
         if run.chunk is None:
             self._end_steps(run, run.steps)
         else:
@@ -334,10 +337,10 @@ class SimulatedEngine:
 
     def change_pace(self) -> None:
         """What is computed now gets on at the host's pace, beside whoever computes there, from now on."""
-        run, host = self._run, self.host
-        if run is None or run.course is None or host is None:
+        run, seat = self._run, self.seat
+        if run is None or run.course is None or seat is None:
             return
-        run.course.change_pace(self.clock.now, host.pace_of(self, run.duration_s / run.steps))
+        run.course.change_pace(self.clock.now, seat.pace_of(run.duration_s / run.steps))
         self.clock.cancel(run.timer)
         run.timer = self.clock.at(run.time_of(run.duration_s), self._end)
         if run.layer_timer is not None:
@@ -345,9 +348,9 @@ class SimulatedEngine:
             run.layer_timer = None
             self.look_at_layers()
 
-    def _leave_host(self) -> None:
-        if self.host is not None:
-            self.host.want(self)
+    def _leave_seat(self) -> None:
+        if self.seat is not None:
+            self.seat.end()
 
     # a chunk's layers
 

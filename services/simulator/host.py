@@ -9,6 +9,7 @@ longer while others compute, and the more passes they compute the more (contenti
 ``services.profiling.contention``).
 """
 
+import math
 from bisect import bisect_right
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
@@ -16,7 +17,6 @@ from typing import NamedTuple, Protocol
 from services.simulator.clock import Clock, Timer
 from services.simulator.host_config import HostConfig
 
-IDLE_CORE = 0.5
 ROUNDING = 1e-9
 
 
@@ -47,14 +47,12 @@ class Paced(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Host:
-    """``level``: of a core, that no thread gets more of while more is wanted than there is; else 1.
-    ``is_busy``: no core is idle half of the time. ``is_short``: more is wanted than there is, or was not long
-    ago, as ``turns_hold_s`` has it."""
+    """``level``: of a core, that no thread gets more of while more is wanted than there is. ``is_short``:
+    more is wanted than there is, or was not long ago, as ``turns_hold_s`` has it."""
 
     config: HostConfig
     clock: Clock
-    level: float = 1.0
-    is_busy: bool = False
+    level: float = math.inf
     is_short: bool = False
     _hold_end: Timer | None = None
     _wanted: dict[Paced, tuple[Wanted, ...]] = field(default_factory=dict)
@@ -70,11 +68,12 @@ class Host:
         before = self._passes_per_s.get(who)
         if wanted:
             self._wanted[who] = wanted
-            self._passes_per_s[who] = passes_per_s
+            if passes_per_s:
+                self._passes_per_s[who] = passes_per_s
         elif self._wanted.pop(who, None) is None:
             return
         else:
-            del self._passes_per_s[who]
+            self._passes_per_s.pop(who, None)
         is_other_neighbour = self._is_contended and self._passes_per_s.get(who) != before
         if self._settle() or is_other_neighbour:
             for other in list(self._wanted):
@@ -85,12 +84,12 @@ class Host:
         """Seconds of work that a thread which would take so much of a core gets done in a second."""
         return min(1.0, self.level / thread) if thread > 0 else 1.0
 
-    def pace_of(self, who: Paced, pass_s: float) -> float:
+    def pace_of(self, who: Paced, pass_s: float, thread: float = 1.0) -> float:
         """Seconds of work that ``who`` gets done in a second of passes that take so long alone."""
         if not self._is_contended or pass_s <= 0:
-            return self.pace()
+            return self.pace(thread)
         longer = self.longer_for(who)
-        return self.pace() / (1.0 + longer.share + longer.more_s / pass_s)
+        return self.pace(thread) / (1.0 + longer.share + longer.more_s / pass_s)
 
     def longer_for(self, who: Paced) -> Longer:
         """Beside all the others that compute: each as it would alone, as much of the time as the other cores
@@ -103,33 +102,27 @@ class Host:
             beside * sum(others) * config.beside_s_per_rate, beside * len(others) * config.beside_share
         )
 
-    def cores_for(self, pass_s: float, tokens: int, prompts: int, prompt_tokens: int) -> float:
-        """What a pass of so many seconds takes with all that it brings about: tokens that it draws, prompts
-        that it ends, prompts' tokens that it computes."""
-        return 1.0 + self.beside_s(tokens, prompts, prompt_tokens) / pass_s if pass_s > 0 else 1.0
-
-    def beside_s(self, tokens: int, prompts: int, prompt_tokens: int) -> float:
-        """Seconds of a core that such a pass brings about."""
+    def beside_s(self, tokens: int, prompt_tokens: int = 0) -> float:
+        """Seconds of a core that a pass brings about, wherever there is one: that draws so many tokens, and
+        computes so many of prompts."""
         config = self.config
-        prompts_s = prompts * config.prompt_s + prompt_tokens * config.prompt_token_s
-        return config.pass_s + tokens * config.token_s + prompts_s
+        return config.pass_s + tokens * config.token_s + prompt_tokens * config.prompt_token_s
 
     def level_if(self, who: Paced, wanted: Wanted) -> float:
         """The level, were that what ``who`` wants."""
         there = self.config.cores - self.config.idle_cores
         others = [each for other, wants in self._wanted.items() if other is not who for each in wants]
-        return _level(there, [*others, wanted] if wanted.cores > 0 else others)
+        return min(1.0, _level(there, [*others, wanted] if wanted.cores > 0 else others))
 
     @property
     def is_full(self) -> bool:
         """More is wanted than there is."""
-        return self.level < 1.0 - ROUNDING
+        return self.level < math.inf
 
     def _settle(self) -> bool:
         """By what is wanted now; whether the level is another one."""
         before, there = self.level, self.config.cores - self.config.idle_cores
         wanted = [each for wants in self._wanted.values() for each in wants]
-        self.is_busy = there - sum(each.cores for each in wanted) < IDLE_CORE
         self.level = _level(there, wanted)
         self._settle_hold()
         return self.level != before
@@ -155,10 +148,10 @@ def _level(there: float, wanted: list[Wanted]) -> float:
     wanted.sort(key=lambda each: each.thread)
     for index, each in enumerate(wanted):
         level = there / sum(other.cores / other.thread for other in wanted[index:])
-        if level < each.thread:
+        if level < each.thread * (1 - ROUNDING):
             return level
         there -= each.cores
-    return 1.0
+    return math.inf
 
 
 class PacedWork:

@@ -7,13 +7,12 @@ from common.errors import ConfigError
 
 class HostConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``[host]``: one machine of ``cores`` runs everything. Seconds of a core that are taken beside passes:
-    by each pass ``pass_s``, by each token drawn ``token_s``, by each prompt, from its client to its first
-    token, ``prompt_s``, and ``prompt_token_s`` by each of its tokens. ``idle_cores``: what is taken all the
-    time. Whoever is woken has to get a core first: while no core is idle half of the time a message takes
-    ``wake_s`` longer. While more is wanted than there is, a layer whose attention a worker computes takes
-    what its slice and attention take one after the other at what one thread gets of a core, and
-    ``turns_share`` of that longer, and so it does for ``turns_hold_s`` after that: who waits for attention
-    still sleeps.
+    by each pass ``pass_s``, by each token drawn ``token_s``, by each token of a prompt ``prompt_token_s``,
+    and ``prompt_s`` by each prompt, half of it as it comes to who computes it, and half as it comes to who
+    decodes it. ``idle_cores``: what is taken all the time. While more is wanted than there is, a layer whose
+    attention a worker computes takes what its slice and attention take one after the other at what one
+    thread gets of a core, and ``turns_share`` of that longer, and so it does for ``turns_hold_s`` after that:
+    who waits for attention still sleeps.
     While another instance computes, a pass takes ``beside_share`` of its time longer, and
     ``beside_s_per_rate`` for each pass a second that it would compute alone."""
 
@@ -23,7 +22,6 @@ class HostConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     token_s: float = 0.0
     prompt_s: float = 0.0
     prompt_token_s: float = 0.0
-    wake_s: float = 0.0
     turns_share: float = 0.0
     turns_hold_s: float = 0.0
     beside_s_per_rate: float = 0.0

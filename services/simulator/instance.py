@@ -42,6 +42,7 @@ from services.simulator.engine import EnginePass, EngineSettings, SimulatedEngin
 from services.simulator.mesh import OWN_POOL, Engine, Mesh, PullAnswer
 from services.simulator.pipelined import PipelinedEngine
 from services.simulator.prefill_room import PrefillRoom
+from services.simulator.seat import Seat
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ class Surroundings:
 class SimulatedInstance:
     """``note_change`` asks for a load report, ``publish_load`` for one at once. ``most_used_blocks``: at
     once, since the start. ``_prompt_counts`` and ``_decode_counts``: of the report that was asked for last;
-    a life's first event asks for one, too."""
+    a life's first event asks for one, too. ``seat``: on the host that all run on, if they do."""
 
     record: InstanceRecord
     role: Role
@@ -76,6 +77,7 @@ class SimulatedInstance:
     publish_load: Callable[[], None]
     began_s: float = 0.0
     ended_s: float | None = None
+    seat: Seat | None = field(init=False)
     engine: Engine = field(init=False)
     pools: KVPools | None = field(init=False, default=None)
     prefill: PrefillRoom = field(init=False)
@@ -96,6 +98,7 @@ class SimulatedInstance:
         self.home, self._speed = self.role, around.speed
         self._free_blocks = self.blocks.free_blocks
         network = around.mesh.network
+        self.seat = None if network.host is None else Seat(network.host)
         note_pass = self._note_pass if network.timeline or around.note_pass else None
         layers, shares = prefill.layout.layers, around.engine.stage_shares
         if around.remote is not None:
@@ -108,8 +111,8 @@ class SimulatedInstance:
             if len(shares) > 1:
                 self.engine = PipelinedEngine(network.clock, self, around.engine, layers, shares, note_pass)
             else:
-                settings, host = around.engine, network.host
-                self.engine = SimulatedEngine(network.clock, self, settings, layers, note_pass, host)
+                settings, seat = around.engine, self.seat
+                self.engine = SimulatedEngine(network.clock, self, settings, layers, note_pass, seat)
         prompt_time = _prompt_time(around.speed, prefill.chunk_tokens)
         links = LinkWatch(self.instance_id, network.links.suspect_after_s, around.mesh.tell_scheduler)
         self.prefill = PrefillRoom(
@@ -182,10 +185,14 @@ class SimulatedInstance:
     def take_prompt(self, task: PrefillTask) -> None:
         """Raises as the state does."""
         self.prefill.handle(prefill_events.TaskArrived(task))
+        if self.seat is not None:
+            self.seat.take_prompt()
 
     def take_sequence(self, task: DecodeTask) -> None:
         """Raises as the state does."""
         self.decode.handle(decode_events.TaskArrived(task))
+        if self.seat is not None:
+            self.seat.take_sequence()
 
     def take_pull(self, pull: PullKV, answer: PullAnswer) -> None:
         self.prefill.take_pull(pull, answer)
@@ -276,6 +283,8 @@ class SimulatedInstance:
 
     def _keep_here(self, command: prefill_events.KeepHere) -> None:
         self.decode.take_stayed(decode_events.SequenceStayed(command.held_by, command.task))
+        if self.seat is not None:
+            self.seat.take_sequence()
 
     def _hand_on(self, command: decode_events.HandOn) -> None:
         home = command.home

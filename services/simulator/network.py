@@ -31,7 +31,7 @@ class LinkUse(NamedTuple):
 
 @dataclass(slots=True)
 class Network:
-    """``hop_s``: what a message takes; messages never overtake one another. ``timeline``: where it is kept
+    """``hop_s``: what a message takes. ``timeline``: where it is kept
     what everyone did, if it is. ``host``: on which all run, if they share one."""
 
     clock: Clock
@@ -41,7 +41,6 @@ class Network:
     host: Host | None = None
     adapters: dict[InstanceId, Adapter] = field(default_factory=dict)
     _lives: list[tuple[InstanceId, Adapter]] = field(default_factory=list)
-    _last_s: float = 0.0
     _numbers: dict[InstanceId, int] = field(default_factory=dict)
 
     def add(self, instance_id: InstanceId, bytes_per_s: float) -> None:
@@ -61,22 +60,14 @@ class Network:
     def tell(self, action: Callable[[], None]) -> None:
         """A message arrives."""
         clock = self.clock
-        if self.host is not None:
-            clock.at(self.arrival_s(), action)
-        elif self.hop_s > 0:
+        if self.hop_s > 0:
             clock.at(clock.now + self.hop_s, action)
         else:
             clock.soon(action)
 
     def arrival_s(self) -> float:
         """Of a message that leaves now."""
-        host, arrival_s = self.host, self.clock.now + self.hop_s
-        if host is None:
-            return arrival_s
-        if host.is_busy:
-            arrival_s += host.config.wake_s
-        self._last_s = max(self._last_s, arrival_s)
-        return self._last_s
+        return self.clock.now + self.hop_s
 
     def send_kv(
         self,

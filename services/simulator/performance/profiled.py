@@ -103,13 +103,21 @@ def profile_held_out(profile: Profile, by: ProfileFit) -> tuple[HeldOutError, ..
 
 class LawModel:
     """The profile's laws: straight lines over tokens, pairs, sequences and contexts. Every pass takes
-    ``overhead_s`` longer."""
+    ``overhead_s`` longer, and ``token_s`` for each of its decodes."""
 
     stages = 1
 
-    def __init__(self, chunk_time: FittedTime, step_time: FittedTime, overhead_s: float = 0.0) -> None:
-        (*chunk_parts, chunk_s), (*step_parts, step_s) = chunk_time.coefficients, step_time.coefficients
-        self._chunk, self._step = (*chunk_parts, chunk_s + overhead_s), (*step_parts, step_s + overhead_s)
+    def __init__(
+        self,
+        chunk_time: FittedTime,
+        step_time: FittedTime,
+        overhead_s: float = 0.0,
+        token_s: float = 0.0,
+    ) -> None:
+        *chunk_parts, chunk_s = chunk_time.coefficients
+        per_context, per_sequence, step_s = step_time.coefficients
+        self._chunk = (*chunk_parts, chunk_s + overhead_s)
+        self._step = (per_context, per_sequence + token_s, step_s + overhead_s)
 
     def pass_s(self, shape: PassShape) -> float:
         per_context, per_sequence, _ = self._step
@@ -292,33 +300,40 @@ class TableModel:
 
 @dataclass(frozen=True, slots=True)
 class WithOverhead:
-    """A table whose passes take longer by what their process does between two of them."""
+    """A table whose passes take longer by what their process does between two of them, and for each token
+    that decodes drew."""
 
     model: TableModel
     pass_overhead_s: float
+    token_s: float = 0.0
 
     @property
     def stages(self) -> int:
         return self.model.stages
 
     def model_s(self, sequences: int) -> float:
-        return self.model.model_s(sequences) + self.pass_overhead_s
+        return self.model.model_s(sequences) + self._overhead_s(sequences)
 
     def attention_s(self, sequences: int, context_tokens: int) -> float:
         return self.model.attention_s(sequences, context_tokens)
 
     def pass_s(self, shape: PassShape) -> float:
-        return self.model.pass_s(shape) + self.pass_overhead_s
+        return self.model.pass_s(shape) + self._overhead_s(shape.sequences)
 
     def steps_s(self, sequences: int, context_tokens: int, steps: int) -> float:
-        return self.model.steps_s(sequences, context_tokens, steps) + steps * self.pass_overhead_s
+        return self.model.steps_s(sequences, context_tokens, steps) + steps * self._overhead_s(sequences)
+
+    def _overhead_s(self, sequences: int) -> float:
+        return self.pass_overhead_s + self.token_s * sequences
 
 
-def profile_model(profile: Profile, by: ProfileFit, overhead_s: float = 0.0) -> PerformanceModel:
+def profile_model(
+    profile: Profile, by: ProfileFit, overhead_s: float = 0.0, token_s: float = 0.0
+) -> PerformanceModel:
     if by == "law":
-        return LawModel(profile.chunk_time, profile.step_time, overhead_s)
+        return LawModel(profile.chunk_time, profile.step_time, overhead_s, token_s)
     model = TableModel(profile, by)
-    return WithOverhead(model, overhead_s) if overhead_s else model
+    return WithOverhead(model, overhead_s, token_s) if overhead_s or token_s else model
 
 
 def machine_device(

@@ -1,6 +1,5 @@
 """A comparison's runs in virtual time: held to runs that were simulated, with an overhead that is known."""
 
-import statistics
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
@@ -19,8 +18,6 @@ from services.compare.error_table import describe_overheads, errors_table, round
 from services.compare.records import RunRecord, ServedRequest
 from services.compare.simulated import (
     MOST_TURNS_SHARE,
-    MOST_WAIT_S,
-    NEARLY_THE_MOST,
     Pair,
     Simulation,
     _root,
@@ -109,22 +106,31 @@ def test_what_a_mesh_takes_beside_its_model_is_found_from_the_runs_whose_request
 
 
 def test_what_instances_counted_between_passes_is_not_sought_in_latencies() -> None:
-    counted = msgspec.structs.replace(live(ALONE, TRUE), gaps=50, gap_s=0.1)
-    more = msgspec.structs.replace(counted, round_number=1, gaps=150, gap_s=0.5)
-    overheads, _ = SIMULATION.pairs(
-        [counted, more, msgspec.structs.replace(live(BUSY, TRUE), gaps=1, gap_s=9)]
-    )
-    assert overheads["split"].pass_s == pytest.approx(0.6 / 200), "of the calibrating runs"
-    assert overheads["split"].hop_s > 0
+    """Of all fitted runs but the one in which passes wait for cores, by passes and the tokens they drew."""
+    named = msgspec.structs.replace(COMPARISON, costs=("alone", "hpld"), saturated="hpld")
+
+    def counted(number: int, gaps: int) -> RunRecord:
+        record = msgspec.structs.replace(live(ALONE, TRUE), round_number=number)
+        tokens = sum(each.output_tokens - 1 for each in record.served)
+        return msgspec.structs.replace(record, gaps=gaps, gap_s=0.002 * gaps + 0.0001 * tokens)
+
+    waited = msgspec.structs.replace(live(BUSY, TRUE), gaps=1, gap_s=9)
+    overheads, _ = Simulation(named).pairs([counted(0, 50), counted(1, 150), waited])
+    found = overheads["split"]
+    assert (found.pass_s, found.token_s) == pytest.approx((0.002, 0.0001))
+    assert found.hop_s > 0
+    # A step of a mesh takes longer by as many tokens as it draws.
+    slower, alike = (measured(SPLIT, BUSY, Overhead(0.002, token_s=token_s)).tpot for token_s in (0.004, 0.0))
+    assert slower is not None
+    assert alike is not None
+    assert slower.p50_s > alike.p50_s + 0.004
 
 
 def test_what_all_take_of_one_host_is_found_from_the_runs_that_are_named_for_it() -> None:
-    host = HostConfig(cores=1, idle_cores=0.1, wake_s=0.008)
+    host = HostConfig(cores=1, idle_cores=0.1)
     true = TRUE._replace(host=host)
     other = Offer(name="hphd", requests=20, rate_per_s=0.3, ttft_s=4.0, tpot_s=0.03)
-    named = msgspec.structs.replace(
-        COMPARISON, workload=(ALONE, BUSY, other), costs=("alone", "hpld"), crowded="hpld"
-    )
+    named = msgspec.structs.replace(COMPARISON, workload=(ALONE, BUSY, other), costs=("alone", "hpld"))
     records = [
         msgspec.structs.replace(live(offer, true), idle_cores=0.1, beside_cpu_s=0.3, duration_s=3.0, cores=1)
         for offer in (ALONE, BUSY, other)
@@ -199,12 +205,12 @@ def test_what_a_pass_waits_for_is_not_taken_of_the_cores_twice() -> None:
     """The engine's thread waits for its event loop, and has its core meanwhile."""
     host = HostConfig(cores=2, pass_s=0.005, token_s=0.001)
     alike, less, none = (
-        simulated_of(COMPARISON, SPLIT, Overhead(pass_s=pass_s, host=host)).host
-        for pass_s in (0.0, 0.002, 0.007)
+        simulated_of(COMPARISON, SPLIT, Overhead(pass_s=pass_s, host=host, token_s=pass_s / 10)).host
+        for pass_s in (0.0, 0.002, 0.07)
     )
     assert alike == host
-    assert less == msgspec.structs.replace(host, pass_s=0.003)
-    assert none == msgspec.structs.replace(host, pass_s=0.0)
+    assert less == msgspec.structs.replace(host, pass_s=0.003, token_s=0.0008)
+    assert none == msgspec.structs.replace(host, pass_s=0.0, token_s=0.0)
     apart = Candidate(name="apart", instances={"prefill": 1, "decode": 1, "attention": 1})
     held = msgspec.structs.replace(host, turns_hold_s=WANTED_S / 2)
     assert simulated_of(COMPARISON, apart, Overhead(pass_s=0.002, host=host)).host == held
@@ -285,14 +291,14 @@ def test_rounds_are_one_row_by_the_medians_of_their_figures() -> None:
     assert none.live("tpot", "p50_s") is None
 
 
-def test_a_wait_that_is_too_short_even_at_its_longest_is_told() -> None:
-    longest_s, none = _root(lambda _: -1.0, MOST_WAIT_S), _root(lambda _: 1.0, MOST_TURNS_SHARE)
-    host = HostConfig(cores=2, wake_s=longest_s, turns_share=none)
-    said = describe_overheads({"split": Overhead(host=host)})
-    assert said.endswith("9.98 ms a message (the most that is looked for) and 0.0 % of a layer more")
-    host = HostConfig(cores=2, turns_share=_root(lambda _: -1.0, MOST_TURNS_SHARE))
-    said = describe_overheads({"split": Overhead(host=host)})
-    assert said.endswith("0.00 ms a message and 99.8 % of a layer (the most that is looked for) more")
+def test_turns_that_are_not_enough_even_at_their_most_are_told() -> None:
+    none, most = _root(lambda _: 1.0, MOST_TURNS_SHARE), _root(lambda _: -1.0, MOST_TURNS_SHARE)
+    said = [
+        describe_overheads({"split": Overhead(host=HostConfig(cores=2, turns_share=share))})
+        for share in (none, most)
+    ]
+    assert said[0].endswith("0.0 % of a layer more")
+    assert said[1].endswith("99.8 % of a layer more (the most that is looked for)")
 
 
 def test_waits_are_what_requests_are_off_by_on_average_but_for_a_stall() -> None:
@@ -300,30 +306,6 @@ def test_waits_are_what_requests_are_off_by_on_average_but_for_a_stall() -> None
     longer_s = [*[0.0] * 30, *[-0.02] * 9, -5.0]
     assert _trimmed_mean(longer_s) == pytest.approx(-0.02 * 8 / 36)
     assert _trimmed_mean([0.0, 0.0, -0.03]) == pytest.approx(-0.01)
-
-
-def test_a_wait_for_a_core_is_found_though_most_requests_do_not_have_it() -> None:
-    """A third come late, one of them by a stall of the machine."""
-    true = TRUE._replace(host=HostConfig(cores=1))
-    named = msgspec.structs.replace(COMPARISON, costs=("alone", "hpld"), crowded="hpld")
-    alone, busy = (
-        msgspec.structs.replace(live(offer, true), idle_cores=0.0, beside_cpu_s=0.0, duration_s=3.0, cores=1)
-        for offer in (ALONE, BUSY)
-    )
-    served = []
-    for each in busy.served:
-        late_s = 5.0 if each.index == 3 else 0.03 if each.index % 3 == 0 else 0.0
-        served.append(msgspec.structs.replace(each, ttft_s=each.ttft_s + late_s))
-    late = msgspec.structs.replace(busy, served=tuple(served))
-    longer_s = [found.ttft_s - own.ttft_s for found, own in zip(late.served, busy.served, strict=True)]
-    assert statistics.median(longer_s) == 0.0
-    overheads, _ = Simulation(named).pairs([alone, late])
-    host = overheads["split"].host
-    assert host is not None
-    assert 0.001 < host.wake_s < MOST_WAIT_S * NEARLY_THE_MOST
-    again = served_of(SIMULATION.again(SPLIT, late, overheads["split"]).records)
-    off_s = [found.ttft_s - own.ttft_s for found, own in zip(again, late.served, strict=True)]
-    assert _trimmed_mean(off_s) == pytest.approx(0.0, abs=0.001)
 
 
 def test_without_a_calibration_nothing_is_simulated() -> None:

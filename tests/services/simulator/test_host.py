@@ -18,6 +18,7 @@ from services.simulator.host_config import HostConfig
 from services.simulator.links import Links
 from services.simulator.network import Network
 from services.simulator.performance.linear import LinearPerformance
+from services.simulator.seat import OF_ARRIVAL, Seat
 from tests.services.simulator.meshes import PERFORMANCE, mesh, pool, run
 
 PREFILL_S = 0.01 + 100e-4
@@ -56,13 +57,13 @@ def test_what_is_taken_beside_passes_slows_them_by_its_share() -> None:
         ),
         Clock(),
     )
-    cores = host.cores_for(0.05, tokens=8, prompts=1, prompt_tokens=100)
-    assert cores == pytest.approx(1 + (0.001 + 8 * 0.0005 + 0.004 + 0.001) / 0.05)
+    assert host.beside_s(8, 100) == pytest.approx(0.001 + 8 * 0.0005 + 0.001)
     one, other = Worker(), Worker()
-    host.want(one, Wanted(cores))
-    assert host.pace() == 1.0
-    host.want(other, Wanted(cores))
-    assert host.pace() == pytest.approx(1.8 / (2 * cores))
+    seats = [Seat(host, each.change_pace) for each in (one, other)]
+    seats[0].begin(0.05, 8, 100)
+    assert seats[0].pace_of(0.05) == 1.0
+    seats[1].begin(0.05, 8, 100)
+    assert [each.pace_of(0.05) for each in seats] == pytest.approx([1.8 / (2 * (1 + 0.006 / 0.05))] * 2)
     assert (one.changes, other.changes) == (1, 0)
 
 
@@ -92,7 +93,9 @@ class FiveSteps:
 
     def __init__(self, clock: Clock, host: Host) -> None:
         performance = LinearPerformance(step_s=1.0)
-        self.engine = SimulatedEngine(clock, self, EngineSettings(performance, "chunked", 1.0), 4, None, host)
+        self.engine = SimulatedEngine(
+            clock, self, EngineSettings(performance, "chunked", 1.0), 4, None, Seat(host)
+        )
         self.left, self.ended_s = 5, 0.0
 
     def decode_shape(self) -> tuple[int, int]:
@@ -408,19 +411,68 @@ def test_who_is_short_of_cores_again_meanwhile_stays_so_as_long_from_then_on() -
     assert one.changes == told + 1
 
 
-def test_messages_wait_while_no_core_is_idle_and_never_overtake_one_another() -> None:
+class Computing:
+    """An engine at a pass of a second."""
+
+    def __init__(self, clock: Clock, host: Host) -> None:
+        self.clock, self.seat, self.course = clock, Seat(host), PacedWork(0.0, 1.0)
+        self.seat.on_change = self.change_pace
+        self.seat.begin(1.0, 0, 0)
+
+    def change_pace(self) -> None:
+        self.course.change_pace(self.clock.now, self.seat.pace_of(1.0))
+
+
+def seated(cores: int, passes: int) -> tuple[Clock, list[Computing]]:
+    """A prompt brings about 0.4 seconds of a core."""
     clock = Clock()
-    host = Host(HostConfig(cores=2, wake_s=0.005), clock)
+    host = Host(HostConfig(cores=cores, prompt_s=0.4), clock)
+    return clock, [Computing(clock, host) for _ in range(passes)]
+
+
+def test_what_a_prompt_brings_about_is_done_on_the_core_of_who_computes_it() -> None:
+    """Two engines on two cores: the one to which it comes loses as much, the other nothing."""
+    clock, (own, other) = seated(cores=2, passes=2)
+    clock.at(0.1, own.seat.take_prompt)
+    clock.run_until(0.3)
+    # Meanwhile half of the core is its pass's.
+    assert own.course.done_by(0.3) == pytest.approx(0.1 + 0.1)
+    assert other.course.done_by(0.3) == pytest.approx(0.3)
+    clock.run_until(0.9)
+    assert own.course.done_by(0.9) == pytest.approx(0.9 - OF_ARRIVAL * 0.4)
+    assert other.course.done_by(0.9) == pytest.approx(0.9)
+    clock.at(1.0, other.seat.take_sequence)
+    clock.run_until(2.0)
+    assert own.course.done_by(2.0) == pytest.approx(2.0 - 0.2)
+    assert other.course.done_by(2.0) == pytest.approx(2.0 - (1 - OF_ARRIVAL) * 0.4)
+
+
+def test_what_a_prompt_brings_about_costs_nobody_anything_while_a_core_is_idle() -> None:
+    clock, [own] = seated(cores=2, passes=1)
+    clock.at(0.1, own.seat.take_prompt)
+    clock.at(0.3, own.seat.take_sequence)
+    clock.run_until(0.9)
+    # While it is there the two of them are one whose two threads have a core each.
+    assert own.course.done_by(0.9) == pytest.approx(0.9)
+
+
+def test_what_comes_while_nothing_is_computed_takes_of_everybody_s_cores() -> None:
+    """Of a core that one pass had two prompts' arrivals take their part, until they are done."""
+    clock, [own] = seated(cores=1, passes=1)
+    idle = Seat(own.seat.host)
+    clock.at(0.1, idle.take_prompt)
+    clock.at(0.1, idle.take_prompt)
+    clock.run_until(2.0)
+    assert own.course.done_by(2.0) == pytest.approx(2.0 - 0.4)
+
+
+def test_messages_take_as_long_however_busy_the_cores_are() -> None:
+    clock = Clock()
+    host = Host(HostConfig(cores=1), clock)
     network = Network(clock, Links(clock, 0.0, 1.0), 0.001, host=host)
-    one, other = Worker(), Worker()
-    host.want(one, Wanted(1.0))
+    for _ in range(3):
+        host.want(Worker(), Wanted(1.0))
     assert network.arrival_s() == pytest.approx(0.001)
-    host.want(other, Wanted(0.9))
-    assert network.arrival_s() == pytest.approx(0.006)
-    host.want(other)
-    assert network.arrival_s() == pytest.approx(0.006)
-    clock.run_until(0.1)
-    assert network.arrival_s() == pytest.approx(0.101)
 
 
 @pytest.mark.parametrize(
@@ -432,7 +484,7 @@ def test_messages_wait_while_no_core_is_idle_and_never_overtake_one_another() ->
         ({"cores": 2, "prompt_token_s": -1.0}, "host.prompt_token_s"),
         ({"cores": 2, "turns_share": -0.1}, "host.turns_share"),
         ({"cores": 2, "turns_hold_s": -0.1}, "host.turns_hold_s"),
-        ({"cores": 2, "wake_s": float("inf")}, "host.wake_s"),
+        ({"cores": 2, "wake_s": 0.004}, "host"),
         ({"cores": 2, "beside_share": -0.1}, "host.beside_share"),
         ({"cores": 2, "threads": 1}, "host"),
     ],
