@@ -9,7 +9,7 @@ Parts near a run say at what pace the machine was then, too; all of them, how mu
 another process's (``services.profiling.contention``): four said anything between 0.05 and 1.8 ms, which runs
 beside them did not follow. Looks during a run (``services.profiling.probe``) feel what a mesh's engines take
 from one another more than its passes do: they took 5 to 16 % longer than between runs, passes 3 to 7 %
-(measured on a Zen 5).
+(measured on a Zen 5). So of them only that counts by which one run's differ from others' (``paces``).
 """
 
 import asyncio
@@ -68,7 +68,8 @@ class TakenPart(msgspec.Struct, frozen=True, kw_only=True):
 
 class Between(NamedTuple):
     """Of a configuration: a profile with the times that its passes took between runs, bursts included, and
-    beside one another, as a file; and how many times as long as on average passes took near each run."""
+    beside one another, as a file; and how many times as long as on average passes took near each run, and in
+    it, as far as looks say."""
 
     profile: Path
     paces: Mapping[RunKey, float]
@@ -161,9 +162,10 @@ class _Passes:
 
 
 def read_between(
-    comparison: Comparison, candidates: Iterable[Candidate], output: Path, records: Sequence[RunRecord] = ()
+    comparison: Comparison, candidates: Iterable[Candidate], output: Path, records: Sequence[RunRecord]
 ) -> dict[str, Between]:
-    """By the names of ``candidates`` whose passes were to be taken between runs; writes their profiles.
+    """By the names of ``candidates`` whose passes were to be taken between runs, of ``records``; writes their
+    profiles.
     Raises ConfigError, also for those that were run without, and PerformanceFileError."""
     kept = _kept(comparison, output)
     found = {}
@@ -208,7 +210,8 @@ def bursts_in(parts: Sequence[TakenPart], taken: Mapping[Shared, Sequence[float]
 
 
 def _paces(parts: Sequence[TakenPart], taken: Mapping[Shared, Sequence[float]]) -> dict[RunKey, float]:
-    """Of a run that was begun twice, that of the second time."""
+    """Of a run that was begun twice, that of the second time. Each pass is held to its own median: those that
+    are profiled by the clock, and those beside another process's by processor time."""
     contended = _contended_ratios_in(parts)
     paces = [
         statistics.median([*ratios, *more])

@@ -64,8 +64,9 @@ def compare(
 
         names = {each.name for each in chosen.configuration}
         own = [each for each in records if each.configuration in names]
+        others = [each for each in records if each.configuration not in names]
         between = read_between(comparison, chosen.configuration, folder, own)
-        overheads, pairs = Simulation(comparison, between).pairs(own)
+        overheads, pairs = Simulation(comparison, between).pairs(own, others)
         text = errors_table(pairs, comparison.fitted)
         (folder / "simulated.md").write_text(text)
         console.print(describe_overheads(overheads), highlight=False)

@@ -3,8 +3,8 @@ fixed piece of work took in it.
 
 Passes are taken before and after a run, looks (``services.profiling.probe``) all through it. But looks feel
 what a mesh's engines take of the memory and the caches, too, and the more so the more cores these keep
-busy: 5 to 10 % (measured on a Zen 5). So a run's looks are held to those of the configuration's other runs,
-by a line over the cores that instances kept busy.
+busy: 5 to 10 % (measured on a Zen 5). So a run's looks are held to a line through those of all
+the configuration's runs, over the cores that instances kept busy.
 """
 
 import math

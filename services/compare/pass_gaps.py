@@ -1,13 +1,17 @@
 """How long a mesh's models rest between passes that follow on one another, as its instances count it."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
 from prometheus_client.parser import text_string_to_metric_families
 
 from services.asking import NoAnswer, fetch
+from services.compare.host_costs import costs_of
+from services.compare.records import RunRecord
 
+APART = 4.0
+"""Times as many tokens a pass as another run."""
 PASSES, SECONDS = "lamella_pass_gaps_total", "lamella_pass_gap_seconds_total"
 
 
@@ -36,6 +40,25 @@ def gaps_between(before: Mapping[str, Gaps], after: Mapping[str, Gaps]) -> Gaps:
             passes += late.passes - early.passes
             seconds += late.seconds - early.seconds
     return Gaps(passes, seconds)
+
+
+class Rests(NamedTuple):
+    """How long a model rests before a pass, and more for each token that it draws, seconds."""
+
+    pass_s: float
+    token_s: float
+
+
+def rests_of(runs: Sequence[RunRecord]) -> Rests:
+    """By least squares over these runs, of which each counted some: an event loop takes each token to whoever
+    asked for it. Runs that draw about as many tokens a pass as each other do not tell the two apart: then it
+    is all passes'."""
+    tokens = [sum(each.output_tokens - 1 for each in run.served) for run in runs]
+    per_pass = [drawn / run.gaps for drawn, run in zip(tokens, runs, strict=True)]
+    taken_s = [run.gap_s for run in runs]
+    if max(per_pass) < APART * min(per_pass):
+        return Rests(sum(taken_s) / sum(run.gaps for run in runs), 0.0)
+    return Rests(*costs_of([[run.gaps, drawn] for drawn, run in zip(tokens, runs, strict=True)], taken_s))
 
 
 def _counted(metrics: str) -> Gaps:

@@ -30,7 +30,8 @@ from services.compare.comparison import (
     Offer,
     bench_config,
 )
-from services.compare.host_costs import Counted, Gaps, gaps_of_runs, host_of
+from services.compare.host_costs import Counted, host_of
+from services.compare.pass_gaps import Rests, rests_of
 from services.compare.records import RunRecord
 from services.compare.simulated_mesh import Overhead, pace_of, simulated_of
 from services.simulator.cluster import Cluster
@@ -85,38 +86,42 @@ class Simulation:
     comparison: Comparison
     between: Mapping[str, Between] = field(default_factory=dict)
 
-    def pairs(self, records: Sequence[RunRecord]) -> tuple[dict[str, Overhead], list[Pair]]:
-        """Each configuration's overhead, and every run beside its simulation. Raises ConfigError where a
-        configuration was not run at the calibration's workload."""
+    def pairs(
+        self, records: Sequence[RunRecord], others: Sequence[RunRecord] = ()
+    ) -> tuple[dict[str, Overhead], list[Pair]]:
+        """Each configuration's overhead, and every run of ``records`` beside its simulation. ``others``: runs
+        of other configurations, which say what messages cost, too. Raises ConfigError where a configuration
+        was not run at the calibration's workload."""
         candidates = {each.name: each for each in self.comparison.configuration}
         overheads: dict[str, Overhead] = {}
         pairs = []
         for record in records:
             candidate = candidates[record.configuration]
             if candidate.name not in overheads:
-                overheads[candidate.name] = self.calibrate(candidate, records)
+                overheads[candidate.name] = self.calibrate(candidate, [*records, *others])
             overhead = self._in_its_minutes(candidate, record, overheads[candidate.name])
             pairs.append(Pair(record, self.run(candidate, record, overhead), overhead.pace))
         return overheads, pairs
 
     def calibrate(self, candidate: Candidate, records: Sequence[RunRecord]) -> Overhead:
-        """By medians over the calibrating runs. A time that the profile's is over counts as nothing. Each is
-        found beside what the others were found to be, the first time beside nothing: in ``SWEEPS``."""
+        """By medians over the calibrating runs, but for rests, which are all fitted runs'. A time that the
+        profile's is over counts as nothing. Each is found beside what the others were found to be, the first
+        time beside nothing: in ``SWEEPS``."""
         names = self.comparison.calibration
         own = [each for each in records if each.configuration == candidate.name]
         runs = [each for each in own if each.workload in names]
         missing = sorted(set(names) - {each.workload for each in runs})
         if missing or not names:
             raise ConfigError("calibration", list(names), _run_at(candidate, *missing))
-        overhead, gaps = Overhead(), self._gaps(own)
+        overhead, rests = Overhead(), self._rests(own)
         for _ in range(SWEEPS):
-            host = self._host_of(candidate, own, overhead)
-            found = [self._overhead_of(candidate, record, host, gaps) for record in runs]
+            host = self._host_of(candidate, records, overhead)
+            found = [self._overhead_of(candidate, record, host, rests) for record in runs]
             overhead = Overhead(
                 statistics.median(each.pass_s for each in found),
                 statistics.median(each.hop_s for each in found),
                 host,
-                token_s=found[0].token_s,
+                token_s=0.0 if rests is None else rests.token_s,
             )
             overhead = self._with_turns(candidate, own, overhead)
         return overhead
@@ -142,32 +147,39 @@ class Simulation:
         cluster = self.again(candidate, record, overhead.with_host(turns_share=turns_share))
         return _trimmed_mean(_longer_s("saturated", record, cluster, "tpot_s"))
 
-    def _gaps(self, own: Sequence[RunRecord]) -> Gaps | None:
+    def _rests(self, own: Sequence[RunRecord]) -> Rests | None:
         """How long the models of fitted runs rested between passes; None where nobody counted. While all
         cores are wanted they wait for one, too: of the saturated workload nothing is said by it."""
         names = self.comparison.fitted - {self.comparison.saturated}
         runs = [each for each in own if each.workload in names and each.gaps]
-        return gaps_of_runs(runs) if runs else None
+        return rests_of(runs) if runs else None
 
     def _host_of(
-        self, candidate: Candidate, own: Sequence[RunRecord], overhead: Overhead
+        self, candidate: Candidate, records: Sequence[RunRecord], overhead: Overhead
     ) -> HostConfig | None:
-        """How much was computed is simulated with that overhead, whose turns it keeps."""
+        """By the runs of all configurations with the same settings. How much was computed is simulated with
+        that overhead, whose turns it keeps."""
+        alike = {
+            each.name: each
+            for each in self.comparison.configuration
+            if each.settings == candidate.settings and each.knows_lengths == candidate.knows_lengths
+        }
         counted = []
-        for each in own:
-            if each.workload in self.comparison.costs:
-                tried = self._in_its_minutes(candidate, each, overhead)
-                counted.append((each, _counted(self.again(candidate, each, tried))))
-        found, before = host_of(counted), overhead.host
+        for each in records:
+            if each.configuration in alike and each.workload in self.comparison.costs:
+                who = alike[each.configuration]
+                cluster = self.again(who, each, self._in_its_minutes(who, each, overhead))
+                counted.append((each, _counted(cluster, who)))
+        found, before = host_of(counted, candidate.name), overhead.host
         if found is None or before is None:
             return found
         return msgspec.structs.replace(found, turns_share=before.turns_share)
 
     def _overhead_of(
-        self, candidate: Candidate, record: RunRecord, host: HostConfig | None, gaps: Gaps | None
+        self, candidate: Candidate, record: RunRecord, host: HostConfig | None, rests: Rests | None
     ) -> Overhead:
         """A time to first token is made of messages and passes, a time per token of steps and, in its first
-        gap, of messages: each is corrected by what it is off, a few times. ``gaps``: what a pass takes
+        gap, of messages: each is corrected by what it is off, a few times. ``rests``: what a pass takes
         more, where that was counted."""
 
         @cache
@@ -176,11 +188,11 @@ class Simulation:
             longer_s = partial(_longer_s, "calibration", record, cluster)
             return -statistics.median(longer_s("ttft_s")), -statistics.median(longer_s("tpot_s"))
 
-        pass_s, token_s = (0.0, 0.0) if gaps is None else gaps
+        pass_s, token_s = (0.0, 0.0) if rests is None else rests
         found = self._in_its_minutes(candidate, record, Overhead(pass_s, host=host, token_s=token_s))
         hops = (off(found)[0] - off(found._replace(hop_s=PROBE_S))[0]) / PROBE_S
         for _ in range(CORRECTIONS):
-            if gaps is None:
+            if rests is None:
                 found = found._replace(pass_s=max(0.0, found.pass_s + off(found)[1]))
             found = found._replace(hop_s=max(0.0, found.hop_s + off(found)[0] / hops))
         return found
@@ -238,13 +250,14 @@ def _root(off: Callable[[float], float], most: float) -> float:
     return (least + most) / 2
 
 
-def _counted(cluster: Cluster) -> Counted:
+def _counted(cluster: Cluster, candidate: Candidate) -> Counted:
     engines = [each.engine for each in cluster.lives]
     return Counted(
         passes=sum(each.work.passes for each in engines),
         tokens=sum(cluster.records.drawn_tokens),
         prompts=len(cluster.records),
         prompt_tokens=sum(cluster.records.prompt_tokens),
+        is_handed_over=not candidate.instances.get("mixed", 0),
     )
 
 

@@ -68,10 +68,10 @@ class Host:
         before = self._passes_per_s.get(who)
         if wanted:
             self._wanted[who] = wanted
-            if passes_per_s:
-                self._passes_per_s[who] = passes_per_s
         elif self._wanted.pop(who, None) is None:
             return
+        if wanted and passes_per_s > 0:
+            self._passes_per_s[who] = passes_per_s
         else:
             self._passes_per_s.pop(who, None)
         is_other_neighbour = self._is_contended and self._passes_per_s.get(who) != before

@@ -9,10 +9,10 @@ class HostConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """``[host]``: one machine of ``cores`` runs everything. Seconds of a core that are taken beside passes:
     by each pass ``pass_s``, by each token drawn ``token_s``, by each token of a prompt ``prompt_token_s``,
     and ``prompt_s`` by each prompt, half of it as it comes to who computes it, and half as it comes to who
-    decodes it. ``idle_cores``: what is taken all the time. While more is wanted than there is, a layer whose
-    attention a worker computes takes what its slice and attention take one after the other at what one
-    thread gets of a core, and ``turns_share`` of that longer, and so it does for ``turns_hold_s`` after that:
-    who waits for attention still sleeps.
+    decodes it, as often as it does: not where one token is all. ``idle_cores``: what is taken all the time.
+    While more is wanted than there is, a layer whose attention a worker computes takes what its slice and
+    attention take one after the other at what one thread gets of a core, and ``turns_share`` of that longer,
+    and so it does for ``turns_hold_s`` after that: who waits for attention still sleeps.
     While another instance computes, a pass takes ``beside_share`` of its time longer, and
     ``beside_s_per_rate`` for each pass a second that it would compute alone."""
 

@@ -276,6 +276,8 @@ class SimulatedInstance:
         self.is_alive = self.prefill.is_alive = False
         self.decode.end()
         self.engine.die()
+        if self.seat is not None:
+            self.seat.leave()
         if self.pools is not None:
             self.pools.end(is_lost=self.has_died)
 

@@ -31,8 +31,8 @@ class LinkUse(NamedTuple):
 
 @dataclass(slots=True)
 class Network:
-    """``hop_s``: what a message takes. ``timeline``: where it is kept
-    what everyone did, if it is. ``host``: on which all run, if they share one."""
+    """``hop_s``: what a message takes, so that none overtakes another. ``timeline``: where it is kept what
+    everyone did, if it is. ``host``: on which all run, if they share one."""
 
     clock: Clock
     links: Links
@@ -61,7 +61,7 @@ class Network:
         """A message arrives."""
         clock = self.clock
         if self.hop_s > 0:
-            clock.at(clock.now + self.hop_s, action)
+            clock.at(self.arrival_s(), action)
         else:
             clock.soon(action)
 

@@ -5,7 +5,8 @@ Messages wake processes for a few tenths of a millisecond each, on the core on w
 an engine has taken since. Of prompts of 15 tokens, beside steps of one sequence on two cores, who computed
 them waited for a core 17 % of the time, 5 ms of each, and who decoded 3 % (measured on a Zen 5, by what the
 system's scheduler counts). So what a prompt brings about is taken of the core of whoever computes it, or
-decodes it, and not of all alike.
+decodes it, and not of all alike. Over attention workers who decodes is no engine of its own here, but shares
+a pace with others: there it is taken as by one process more.
 """
 
 from collections.abc import Callable
@@ -34,7 +35,7 @@ class Seat:
     _thread: float = 0.0
     _beside: float = 0.0
     _passes_per_s: float = 0.0
-    _errands: list["_Errand"] = field(default_factory=list)
+    _errands: "list[_Errand]" = field(default_factory=list)
 
     def begin(self, pass_s: float, tokens: int, prompt_tokens: int) -> None:
         """A pass of so many seconds, or steps each of which takes as long, by which so many tokens are
@@ -50,12 +51,19 @@ class Seat:
         self._thread = self._beside = self._passes_per_s = 0.0
         self._want()
 
+    def leave(self) -> None:
+        """Nobody is there any more."""
+        for errand in self._errands:
+            errand.cancel()
+        self._errands.clear()
+        self.end()
+
     def take_prompt(self) -> None:
         """One comes to be computed."""
         self._take(OF_ARRIVAL * self.host.config.prompt_s)
 
     def take_sequence(self) -> None:
-        """One comes to be decoded."""
+        """One comes to be decoded, or is offered."""
         self._take((1.0 - OF_ARRIVAL) * self.host.config.prompt_s)
 
     def pace_of(self, pass_s: float) -> float:
@@ -100,15 +108,20 @@ class _Errand:
     """Work of one thread that takes a core for so long, or a part of one for longer."""
 
     def __init__(self, seat: Seat, core_s: float) -> None:
-        self._seat, self._core_s = seat, core_s
+        self._seat, self._core_s, self._pace = seat, core_s, 1.0
         self._work = PacedWork(seat.host.clock.now, 1.0)
         self._timer = seat.host.clock.after(core_s, self._end)
 
     def change_pace(self, pace: float) -> None:
-        clock = self._seat.host.clock
+        if pace == self._pace:
+            return
+        self._pace, clock = pace, self._seat.host.clock
         self._work.change_pace(clock.now, pace)
         clock.cancel(self._timer)
         self._timer = clock.at(self._work.time_of(self._core_s), self._end)
+
+    def cancel(self) -> None:
+        self._seat.host.clock.cancel(self._timer)
 
     def _end(self) -> None:
         self._seat.remove(self)

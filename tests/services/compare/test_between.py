@@ -28,12 +28,13 @@ from services.compare.between import (
     read_between,
 )
 from services.compare.comparison import Comparison
+from services.compare.paces import LEAST_RUNS
 from services.compare.records import RunKey, read_kept
 from services.compare.simulated import Simulation
 from services.compare.simulated_mesh import Overhead, simulated_of
 from services.profiling.contention import BesideOthers, ContendedPass, fit_contention
 from services.profiling.measured import cases_of
-from services.profiling.passes import as_chunk
+from services.profiling.passes import Shared, as_chunk
 from services.profiling.profiler import measure_profile
 from services.simulator.host_config import HostConfig
 from services.simulator.metrics import measure
@@ -110,7 +111,7 @@ def test_passes_are_taken_in_parts_and_simulated_ones_take_their_times(
     assert set().union(*cases[:PARTS]) == {*cases_of(base)}
     assert sum(map(len, cases[:PARTS])) == len(cases_of(base)), "each once"
 
-    between = read_between(comparison, [SPLIT], tmp_path)
+    between = read_between(comparison, [SPLIT], tmp_path, [])
     assert between["split"].paces.keys() == {RUN, AGAIN}
     found = read_profile(between["split"].profile)
     assert found is not None
@@ -165,9 +166,32 @@ def test_a_run_s_pace_is_that_of_passes_beside_another_process_too() -> None:
 
     usual = [part(1.0, 1.0)] * 6
     slow = [part(1.0, 1.05), part(1.0, 1.05, RUN), part(1.0, 1.05), part(1.0, 1.05)]
-    times = {(((0, 64),), 0, 0): [1.0]}
+    times: dict[Shared, list[float]] = {(((0, 64),), 0, 0): [1.0]}
     assert _paces([*usual, *slow], times) == {RUN: pytest.approx(1.05)}
     assert _paces([*usual, part(1.02, 1.0, RUN)], times) == {RUN: 1.0}
+
+
+def test_a_run_whose_looks_took_longer_is_slower(
+    comparison: Comparison, base: Profile, tmp_path: Path
+) -> None:
+    keys: list[RunKey] = [(number, "alone", "split") for number in range(LEAST_RUNS)]
+    with passes_between(comparison, SPLIT, tmp_path) as take:
+        for key in keys:
+            take(key)
+    record = msgspec.structs.replace(live(ALONE, TRUE), duration_s=10.0)
+    records = [
+        msgspec.structs.replace(
+            record,
+            round_number=number,
+            instances_cpu_s=2.0 * number,
+            looks_s=(0.007 if number == 2 else 0.005,) * 40,
+        )
+        for number, *_ in keys
+    ]
+    near, paces = (read_between(comparison, [SPLIT], tmp_path, some)["split"].paces for some in ([], records))
+    assert near.keys() == paces.keys() == {*keys}
+    assert paces[keys[2]] > 1.05 * near[keys[2]]
+    assert all(paces[key] < near[key] for key in keys if key != keys[2])
 
 
 def test_bursts_are_told_from_slow_minutes() -> None:
@@ -193,13 +217,13 @@ def test_bursts_are_told_from_slow_minutes() -> None:
     assert bursts(usual) == 1.0
 
 
-def test_simulated_runs_take_the_pace_between_them_and_not_that_of_looks(
+def test_simulated_runs_take_the_pace_that_was_found_for_them(
     comparison: Comparison, base: Profile, tmp_path: Path
 ) -> None:
     with passes_between(comparison, SPLIT, tmp_path) as take:
         take(RUN)
     assert not any(part.contended for part in parts(comparison, tmp_path)), "no host is simulated"
-    between = read_between(comparison, [SPLIT], tmp_path)
+    between = read_between(comparison, [SPLIT], tmp_path, [])
     found = read_profile(between["split"].profile)
     assert found is not None
     assert found.contention == CONTENTION, "that of the profile there was"
@@ -246,12 +270,12 @@ def test_runs_without_such_passes_are_not_simulated_with_them(
     comparison: Comparison, base: Profile, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match=r"profiled_between = True: but split was run without"):
-        read_between(comparison, [SPLIT], tmp_path)
+        read_between(comparison, [SPLIT], tmp_path, [])
     with passes_between(comparison, SPLIT, tmp_path):
         pass
     without = msgspec.structs.replace(comparison, profiled_between=False)
-    assert read_between(without, [SPLIT], tmp_path) == {}
-    assert read_between(comparison, [], tmp_path) == {}
+    assert read_between(without, [SPLIT], tmp_path, []) == {}
+    assert read_between(comparison, [], tmp_path, []) == {}
 
 
 def test_a_pool_without_room_for_a_pass_of_the_profile_is_refused(
@@ -274,7 +298,7 @@ def test_nothing_is_taken_where_nothing_is_asked_or_no_model_computes(
     ):
         with passes_between(unasked, SPLIT, tmp_path) as take:
             take(None)
-        assert read_between(unasked, [SPLIT], tmp_path) == {}
+        assert read_between(unasked, [SPLIT], tmp_path, []) == {}
     assert list(tmp_path.iterdir()) == []
 
 

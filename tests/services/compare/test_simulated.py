@@ -115,9 +115,12 @@ def test_what_instances_counted_between_passes_is_not_sought_in_latencies() -> N
         return msgspec.structs.replace(record, gaps=gaps, gap_s=0.002 * gaps + 0.0001 * tokens)
 
     waited = msgspec.structs.replace(live(BUSY, TRUE), gaps=1, gap_s=9)
-    overheads, _ = Simulation(named).pairs([counted(0, 50), counted(1, 150), waited])
+    overheads, _ = Simulation(named).pairs([counted(0, 30), counted(1, 150), waited])
     found = overheads["split"]
     assert (found.pass_s, found.token_s) == pytest.approx((0.002, 0.0001))
+    as_thin, _ = Simulation(named).pairs([counted(0, 50), counted(1, 100), waited])
+    assert as_thin["split"].token_s == 0.0, "as many tokens a pass do not tell the two apart"
+    assert as_thin["split"].pass_s > found.pass_s
     assert found.hop_s > 0
     # A step of a mesh takes longer by as many tokens as it draws.
     slower, alike = (measured(SPLIT, BUSY, Overhead(0.002, token_s=token_s)).tpot for token_s in (0.004, 0.0))
@@ -150,6 +153,27 @@ def test_what_all_take_of_one_host_is_found_from_the_runs_that_are_named_for_it(
     assert alike.tpot is not None
     assert busy.record.load.tpot is not None
     assert alike.tpot.p50_s < 0.9 * busy.record.load.tpot.p50_s
+
+
+def test_runs_of_other_meshes_with_the_same_settings_say_what_messages_cost_too() -> None:
+    mixed = Candidate(name="mixed", instances={"mixed": 1})
+    elsewhere = Candidate(name="elsewhere", instances={"mixed": 1}, settings={"mesh": {}})
+    named = msgspec.structs.replace(COMPARISON, configuration=(SPLIT, mixed, elsewhere), costs=("alone",))
+
+    def seen(candidate: Candidate, beside_s: float) -> RunRecord:
+        record = live(ALONE, TRUE, candidate)
+        return msgspec.structs.replace(record, idle_cores=0.0, beside_cpu_s=beside_s, duration_s=3.0, cores=2)
+
+    def taken_s(*others: RunRecord) -> float:
+        overheads, pairs = Simulation(named).pairs([seen(SPLIT, 0.3)], others)
+        assert [each.record.configuration for each in pairs] == ["split"]
+        host = overheads["split"].host
+        assert host is not None
+        return host.pass_s + host.token_s + host.prompt_s
+
+    alone_s = taken_s()
+    assert taken_s(seen(mixed, 3.0)) > 1.3 * alone_s
+    assert taken_s(seen(elsewhere, 3.0)) == pytest.approx(alone_s)
 
 
 @pytest.mark.parametrize("share", [0.1, 0.4])

@@ -25,7 +25,7 @@ import decode.state, prefill.state, scheduler.state, services.simulator.run as r
 from common.profile import write_profile
 from services.simulator.metrics import measure
 from services.simulator.run import Load, simulate
-from tests.services.simulator import meshes, test_faults, test_late, test_vidur_rows
+from tests.services.simulator import meshes, test_faults, test_host, test_late, test_vidur_rows
 from tests.services.simulator.meshes import pool, run
 from tests.services.simulator.performance.test_profiled import made
 
@@ -40,11 +40,21 @@ write_profile(Path(sys.argv[1]), made())
 profiled = {"kind": "profile", "path": sys.argv[1]}
 models = {
     "roofline": pool("mixed", device="a100", performance={"kind": "roofline"}),
-    "a profile's table": pool("mixed", performance=profiled | {"overhead_s": 1e-4}),
+    "a profile's table": pool(
+        "mixed", performance=profiled | {"overhead_s": 1e-4, "overhead_token_s": 2e-5}
+    ),
     "a profile's law": pool("mixed", performance=profiled | {"by": "law"}),
 }
 for name, mixed in models.items():
     found["by " + name] = measure(run(meshes.mesh(mixed), *load)).digest
+costs = {"pass_s": 1e-3, "token_s": 1e-4, "prompt_s": 5e-3, "prompt_token_s": 1e-5, "idle_cores": 0.03}
+costs |= {"beside_s_per_rate": 4e-5, "beside_share": 0.1, "turns_share": 0.2, "turns_hold_s": 0.02}
+for name, one in {
+    "apart": meshes.mesh(pool("prefill"), pool("decode"), host={"cores": 2} | costs),
+    "mixed": meshes.mesh(pool("mixed", 2), host={"cores": 1} | costs),
+    "over a worker": test_host.over_a_worker(host={"cores": 2} | costs),
+}.items():
+    found["on one host, " + name] = measure(run(one, *load)).digest
 shared = Path(os.environ.get("LAMELLA_SHARED", "../shared"))
 if shared.is_dir():
     for row in ("vidur_34b.toml", "vidur_70b.toml"):

@@ -76,6 +76,12 @@ def test_classes_are_made_as_before() -> None:
         timer()
 
 
+@pytest.mark.parametrize("module", COMPILED)
+def test_what_is_compiled_can_be_rewritten(module: str) -> None:
+    path = f"{module.replace('.', '/')}.py"
+    compile(rewritten((REPOSITORY / path).read_text(), path), path, "exec")
+
+
 def test_a_constructor_of_one_s_own_stays() -> None:
     source = (
         "from dataclasses import dataclass\n@dataclass(init=False)\nclass A:\n    x: int\n"

@@ -13,10 +13,8 @@ from services.simulator.clock import Clock
 from services.simulator.cluster import Cluster
 from services.simulator.config import Simulated
 from services.simulator.engine import EngineSettings, SimulatedEngine
-from services.simulator.host import Host, PacedWork, Wanted
+from services.simulator.host import NO_LONGER, Host, PacedWork, Wanted
 from services.simulator.host_config import HostConfig
-from services.simulator.links import Links
-from services.simulator.network import Network
 from services.simulator.performance.linear import LinearPerformance
 from services.simulator.seat import OF_ARRIVAL, Seat
 from tests.services.simulator.meshes import PERFORMANCE, mesh, pool, run
@@ -463,16 +461,45 @@ def test_what_comes_while_nothing_is_computed_takes_of_everybody_s_cores() -> No
     clock.at(0.1, idle.take_prompt)
     clock.at(0.1, idle.take_prompt)
     clock.run_until(2.0)
+    # Together they get as much as the pass.
+    assert own.course.done_by(0.9) == pytest.approx(0.1 + 0.8 / 2)
     assert own.course.done_by(2.0) == pytest.approx(2.0 - 0.4)
 
 
-def test_messages_take_as_long_however_busy_the_cores_are() -> None:
+def test_an_engine_that_has_ended_makes_nobody_s_passes_longer_though_work_is_left() -> None:
     clock = Clock()
-    host = Host(HostConfig(cores=1), clock)
-    network = Network(clock, Links(clock, 0.0, 1.0), 0.001, host=host)
-    for _ in range(3):
-        host.want(Worker(), Wanted(1.0))
-    assert network.arrival_s() == pytest.approx(0.001)
+    host = Host(HostConfig(cores=3, prompt_s=0.4, **CONTENTION), clock)
+    own, other = Computing(clock, host), Computing(clock, host)
+    own.seat.take_prompt()
+    assert host.longer_for(other.seat) != NO_LONGER
+    own.seat.end()
+    assert host.longer_for(other.seat) == NO_LONGER
+    clock.run_until(0.1)
+    assert other.course.done_by(0.1) == pytest.approx(0.1)
+
+
+def test_who_leaves_takes_its_work_along() -> None:
+    clock, [own, leaving] = seated(cores=1, passes=2)
+    leaving.seat.take_prompt()
+    clock.at(0.1, leaving.seat.leave)
+    clock.run_until(0.5)
+    assert own.course.done_by(0.5) == pytest.approx(0.1 / 2 + 0.4)
+
+
+@pytest.mark.parametrize("roles", [("prefill", "decode"), ("mixed",)])
+def test_a_prompt_takes_of_the_cores_as_it_comes_and_as_it_is_decoded(roles: tuple[str, ...]) -> None:
+    """On one core: a first token comes later by the part that comes with it, and the end by all of it."""
+
+    def times(**costs: float) -> tuple[float, float]:
+        records = run(
+            mesh(*map(pool, roles), host={"cores": 1, **costs}), (0.0, 100, 40), (0.0, 100, 1)
+        ).records
+        return records.first_token_s[0], records.end_s[0]
+
+    (first_s, end_s), (later_s, later_end_s) = times(), times(prompt_s=0.004)
+    assert later_s > first_s
+    # Of the second prompt, whose first token is all, only half.
+    assert later_end_s - end_s == pytest.approx(0.004 + 0.002)
 
 
 @pytest.mark.parametrize(
@@ -484,7 +511,6 @@ def test_messages_take_as_long_however_busy_the_cores_are() -> None:
         ({"cores": 2, "prompt_token_s": -1.0}, "host.prompt_token_s"),
         ({"cores": 2, "turns_share": -0.1}, "host.turns_share"),
         ({"cores": 2, "turns_hold_s": -0.1}, "host.turns_hold_s"),
-        ({"cores": 2, "wake_s": 0.004}, "host"),
         ({"cores": 2, "beside_share": -0.1}, "host.beside_share"),
         ({"cores": 2, "threads": 1}, "host"),
     ],

@@ -81,6 +81,22 @@ def test_the_law_is_what_instances_learn() -> None:
 
 
 @pytest.mark.parametrize("by", ["law", "linear"])
+def test_passes_take_longer_beside_the_model_and_for_each_token_that_is_drawn(by: ProfileFit) -> None:
+    alone, beside = profile_model(made(), by), profile_model(made(), by, 0.002, 0.0001)
+    for shape in (
+        PassShape((), 5, 5 * 700),
+        PassShape(((0, 256),)),
+        PassShape(((1024, 512),), 8, 8 * 500),
+    ):
+        more_s = 0.002 + 0.0001 * shape.sequences
+        assert beside.pass_s(shape) == pytest.approx(alone.pass_s(shape) + more_s)
+    assert_steps_are_their_passes(beside)
+    assert isinstance(beside, LawModel | WithOverhead)
+    assert isinstance(alone, LawModel | TableModel)
+    assert beside.model_s(5) == pytest.approx(alone.model_s(5) + 0.0025)
+
+
+@pytest.mark.parametrize("by", ["law", "linear"])
 def test_on_a_machine_that_follows_its_laws_both_say_the_same(by: ProfileFit) -> None:
     law, model = LawModel(CHUNK, STEP), profile_model(made(), by)
     for shape in (
