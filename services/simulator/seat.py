@@ -32,7 +32,7 @@ class Seat:
 
     host: Host
     on_change: Callable[[], None] = _tell_nobody
-    _thread: float = 0.0
+    _engine: float = 0.0
     _beside: float = 0.0
     _passes_per_s: float = 0.0
     _errands: "list[_Errand]" = field(default_factory=list)
@@ -40,7 +40,7 @@ class Seat:
     def begin(self, pass_s: float, tokens: int, prompt_tokens: int) -> None:
         """A pass of so many seconds, or steps each of which takes as long, by which so many tokens are
         drawn, and so many of prompts computed."""
-        self._thread, self._beside, self._passes_per_s = 1.0, 0.0, 0.0
+        self._engine, self._beside, self._passes_per_s = 1.0, 0.0, 0.0
         if pass_s > 0:
             self._beside = self.host.beside_s(tokens, prompt_tokens) / pass_s
             self._passes_per_s = 1.0 / pass_s
@@ -48,7 +48,7 @@ class Seat:
 
     def end(self) -> None:
         """Of what was computed."""
-        self._thread = self._beside = self._passes_per_s = 0.0
+        self._engine = self._beside = self._passes_per_s = 0.0
         self._want()
 
     def leave(self) -> None:
@@ -72,7 +72,7 @@ class Seat:
 
     def change_pace(self) -> None:
         self._pace_errands()
-        if self._thread:
+        if self._engine:
             self.on_change()
 
     def remove(self, errand: "_Errand") -> None:
@@ -81,7 +81,7 @@ class Seat:
 
     @property
     def _own(self) -> float:
-        return self._thread + len(self._errands)
+        return self._engine + len(self._errands)
 
     def _take(self, core_s: float) -> None:
         if core_s > 0:
@@ -90,7 +90,7 @@ class Seat:
 
     def _settle(self) -> None:
         self._want()
-        if self._thread:
+        if self._engine:
             self.on_change()
 
     def _want(self) -> None:
