@@ -21,6 +21,7 @@ from common.errors import (
 from common.ids import GatewayId
 from common.instance_metrics import InstanceMetrics
 from common.kv.blocks import BlockOwner
+from common.laws import step_features
 from common.messages import (
     Acknowledged,
     CancelRequest,
@@ -42,7 +43,7 @@ from common.messages import (
     Work,
     error_reply,
 )
-from common.performance import STEP_FEATURES, FittedTime, step_features
+from common.performance import STEP_FEATURES, FittedTime
 from common.redelivery import publish_surely
 from common.room_spans import RoomSpans
 from common.sequences import PublishFailure

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from common.performance import CHUNK_FEATURES, FittedTime, PassLoad, chunk_features, pairs_of
+from common.laws import chunk_features, pairs_of
+from common.performance import CHUNK_FEATURES, FittedTime, PassLoad
 from prefill.events import ChunkSlice
 from scheduler.policy.fitting import LinearFit
 from scheduler.policy.pass_times import PassTimes

@@ -5,10 +5,11 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from common.ids import GatewayId, Incarnation, InstanceId, RequestId
+from common.laws import queue_s
 from common.lengths import LengthDistribution
 from common.messages import InstanceRecord, LoadReport, Placement, Role
 from common.messages.bookings import BookingVersion
-from common.performance import DEFAULT_CHUNK_TOKENS, FittedTime, queue_s
+from common.performance import DEFAULT_CHUNK_TOKENS, FittedTime
 from scheduler.learned_times import KindTimes
 from scheduler.policy.best_fit import Growth
 from scheduler.policy.candidates import DecodeCandidate, PrefillCandidate

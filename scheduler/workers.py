@@ -1,7 +1,7 @@
 """Instances as policies of roles see them: what waits for each, and how full it is."""
 
+from common.laws import queue_s
 from common.messages import has_phase
-from common.performance import queue_s
 from scheduler.policy.roles import Worker
 from scheduler.state import SchedulerState
 from scheduler.views import InstanceView

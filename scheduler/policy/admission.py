@@ -1,6 +1,7 @@
 """When a request is turned away at once rather than kept waiting: bounded queues, computed retry times."""
 
-from common.performance import FittedTime, queue_s, step_features
+from common.laws import queue_s, step_s
+from common.performance import FittedTime
 
 MIN_RETRY_S = 1.0
 MAX_RETRY_S = 60.0
@@ -25,7 +26,7 @@ def next_end_s(
     if step_time is None or requests == 0:
         return None
     steps = 2 * coming_tokens / requests / (requests + 1)
-    return steps * step_time.seconds(step_features(requests, context_tokens))
+    return steps * step_s(step_time, requests, context_tokens)
 
 
 def retry_after_s(excess_s: float | None) -> float:

@@ -10,7 +10,8 @@ falls behind its pace.
 from collections.abc import Iterable
 from math import hypot
 
-from common.performance import FittedTime, largest_context, prompt_s, queue_s
+from common.laws import largest_context, prompt_s, queue_s
+from common.performance import FittedTime
 
 GAMMA = 0.5
 """The share of what is still to be drawn that counts as context: 0 promises the next token's time, 1 the last

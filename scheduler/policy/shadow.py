@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from common.ids import InstanceId
+from common.laws import prompt_s, queue_s, step_s
 from common.messages import Phase
-from common.performance import prompt_s, queue_s, step_features
 from scheduler.policy.admission import prefill_s
 from scheduler.policy.best_fit import GAMMA
 from scheduler.policy.candidates import Arrival, DecodeCandidate, Objectives, PrefillCandidate, Scored
@@ -61,8 +61,8 @@ def predicted_tpot_s(candidate: DecodeCandidate, arrival: Arrival) -> float | No
         return None
     held = candidate.context_tokens + arrival.prompt_tokens
     coming = candidate.coming_tokens + arrival.lengths.mean - arrival.drawn_tokens
-    step_s = law.seconds(step_features(candidate.requests + 1, round(held + GAMMA * coming)))
-    return step_s * max(1.0, (held + coming) / candidate.capacity_tokens)
+    taken_s = step_s(law, candidate.requests + 1, round(held + GAMMA * coming))
+    return taken_s * max(1.0, (held + coming) / candidate.capacity_tokens)
 
 
 def judge_policies(look: Look) -> list[Regret]:

@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from common.latency import ATTAINMENT_GOAL
-from common.performance import PAIRS, TOKENS, FittedTime
+from common.laws import PAIRS, TOKENS
+from common.performance import FittedTime
 from scheduler.policy.workload import SPREAD, Workload
 
 MOST_WORKERS = 1024

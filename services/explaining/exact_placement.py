@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 
-from common.performance import TOKENS
+from common.laws import TOKENS
 from scheduler.policy.best_fit import GAMMA, THETA, Growth
 from scheduler.policy.candidates import DecodeCandidate
 

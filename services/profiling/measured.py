@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from common.performance import chunk_features, pairs_of, step_features
+from common.laws import chunk_features, pairs_of, step_features
 from common.profile import LAW_TOKENS, PassTime, Profile
 from common.spec import ElementType
 from scheduler.policy.fitting import LinearFit

@@ -4,7 +4,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from common.cost import attention_work, model_work
-from common.performance import pairs_of
+from common.laws import pairs_of
 from common.shapes import ModelShape
 from services.simulator.shape import attended_tokens
 

@@ -1,7 +1,7 @@
 """What instances tell of how long their chunks and steps take: as a profile of theirs has it (``lamella
 profile``), fitted to their model of performance in place of a machine."""
 
-from common.performance import chunk_features, pairs_of, step_features
+from common.laws import chunk_features, pairs_of, step_features
 from scheduler.policy.fitting import LinearFit
 from services.hosts.measured_speed import MeasuredSpeed
 from services.simulator.performance.interface import PerformanceModel

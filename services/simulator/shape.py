@@ -2,7 +2,8 @@
 
 import msgspec
 
-from common.performance import PassLoad, pairs_of
+from common.laws import pairs_of
+from common.performance import PassLoad
 
 
 class PassShape(msgspec.Struct, frozen=True, gc=False):

@@ -15,8 +15,9 @@ from typing import Any
 import openai
 import pytest
 
+from common.laws import step_features
 from common.messages import InstanceRecord
-from common.performance import STEP_FEATURES, FittedTime, step_features
+from common.performance import STEP_FEATURES, FittedTime
 from tests.e2e.meshes import Mesh, running_mesh
 from tests.gateway.processes import send
 

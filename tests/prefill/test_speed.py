@@ -4,7 +4,7 @@ import pytest
 
 from common.ids import InstanceId
 from common.kv.blocks import BlockOwner
-from common.performance import prompt_s
+from common.laws import prompt_s
 from prefill.events import ChunkSlice
 from prefill.sequence import ROOM
 from prefill.speed import PrefillSpeed

@@ -3,7 +3,7 @@ tokens, its attention pairs, its sequences and their context cost, and of a fixe
 
 from dataclasses import dataclass
 
-from common.performance import pairs_of
+from common.laws import pairs_of
 from services.simulator.shape import PassShape
 
 

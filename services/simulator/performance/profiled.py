@@ -17,7 +17,8 @@ import numpy as np
 
 from common.devices import DeviceSpec
 from common.errors import ConfigError
-from common.performance import PAIRS, TOKENS, FittedTime, pairs_of
+from common.laws import PAIRS, TOKENS, pairs_of
+from common.performance import FittedTime
 from common.profile import LAW_TOKENS, PassTime, Profile
 from common.shapes import ModelShape
 from common.spec import ELEMENT_BYTES

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from common.cost import ELEMENT_BYTES, PLAIN_ROOFLINE, Utilisation, attention_work, model_work
 from common.devices import DeviceSpec
 from common.errors import ConfigError
-from common.performance import pairs_of
+from common.laws import pairs_of
 from common.shapes import ModelShape
 from services.simulator.shape import PassShape, attended_tokens
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from common.performance import pairs_of
+from common.laws import pairs_of
 from services.simulator.performance.curves import BatchCurves
 from services.simulator.performance.files import FloatArray, PerformanceFileError, Table, read_table
 from services.simulator.performance.interface import HeldOutError

@@ -6,14 +6,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from common.performance import (
-    FittedTime,
-    chunk_features,
-    largest_context,
-    pairs_of,
-    prompt_s,
-    step_features,
-)
+from common.laws import chunk_features, largest_context, pairs_of, prompt_s, step_features
+from common.performance import FittedTime
 from scheduler.policy.fitting import WARM_SAMPLES, LinearFit
 
 

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.kv.blocks import BlockOwner
-from common.performance import FittedTime, PassLoad, chunk_features, pairs_of, step_features
+from common.laws import chunk_features, pairs_of, step_features
+from common.performance import FittedTime, PassLoad
 from prefill.events import ChunkSlice
 from prefill.sequence import ROOM
 from prefill.speed import PrefillSpeed

@@ -14,9 +14,10 @@ import pytest
 
 from common.config import Config, Dtype, InstanceConfig, ModelConfig
 from common.errors import ConfigError
+from common.laws import step_features
 from common.model.attention_kernels import TILE_KEYS
 from common.model.device import OutOfMemory
-from common.performance import DEFAULT_CHUNK_TOKENS, DEFAULT_LAYERWISE_MIN_TOKENS, step_features
+from common.performance import DEFAULT_CHUNK_TOKENS, DEFAULT_LAYERWISE_MIN_TOKENS
 from common.profile import Profile, link_of, machine_name, profile_path, read_profile, write_profile
 from common.steps import Runner, SequenceStep
 from services.hosts.engines import Engine, load_engine

@@ -6,7 +6,8 @@ import msgspec
 import pytest
 
 from common.errors import ConfigError
-from common.performance import TOKENS, FittedTime, chunk_features, pairs_of, pass_features, step_features
+from common.laws import TOKENS, chunk_features, pairs_of, step_features
+from common.performance import FittedTime, pass_features
 from common.profile import PassTime, Profile, write_profile
 from common.shapes import SMOLLM2_135M
 from services.profiling.passes import BATCHES, CHUNKS, CONTEXTS
