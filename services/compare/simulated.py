@@ -3,12 +3,12 @@ the same settings, to hold the simulator to what a live mesh did.
 
 What a mesh costs beside the model is from its own runs of the ``calibration`` workloads, which should be so
 thin that requests hardly wait. What every pass takes more than its profile says is how long instances
-counted that the model rests before the next, by tokens that were drawn; where they did not count, and what a
-message takes, it is the median of what these runs say, in which each request is held to itself. Where there
-are ``costs``, all run on one host, and what is taken of its cores beside passes is from the processor time of
-these workloads; how much longer attention workers and model replicas take in turns is what requests of the
-``saturated`` one are off by on average, as most waits are short and some are long. Nothing else is fitted: no
-other workload's figures are looked at.
+counted that the model rests before it, by tokens that are drawn; where they did not count, and what a message
+takes, it is the median of what these runs say, in which each request is held to itself. Where there are
+``costs``, all run on one host, and what is taken of its cores beside passes is from the processor time of
+these workloads, in other configurations, too; how much longer attention workers and model replicas take in
+turns is what requests of the ``saturated`` one are off by on average, as most waits are short and some are
+long. Nothing else is fitted: no other workload's figures are looked at.
 """
 
 import statistics
