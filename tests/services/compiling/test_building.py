@@ -25,7 +25,7 @@ import decode.state, prefill.state, scheduler.state, services.simulator.run as r
 from common.profile import write_profile
 from services.simulator.metrics import measure
 from services.simulator.run import Load, simulate
-from tests.services.simulator import meshes, test_faults, test_host, test_late, test_vidur_rows
+from tests.services.simulator import meshes, test_attention_host, test_faults, test_late, test_vidur_rows
 from tests.services.simulator.meshes import pool, run
 from tests.services.simulator.performance.test_profiled import made
 
@@ -52,7 +52,7 @@ costs |= {"beside_s_per_rate": 4e-5, "beside_share": 0.1, "turns_share": 0.2, "t
 for name, one in {
     "apart": meshes.mesh(pool("prefill"), pool("decode"), host={"cores": 2} | costs),
     "mixed": meshes.mesh(pool("mixed", 2), host={"cores": 1} | costs),
-    "over a worker": test_host.over_a_worker(host={"cores": 2} | costs),
+    "over a worker": test_attention_host.over_a_worker(host={"cores": 2} | costs),
 }.items():
     found["on one host, " + name] = measure(run(one, *load)).digest
 shared = Path(os.environ.get("LAMELLA_SHARED", "../shared"))

@@ -7,16 +7,13 @@ import pytest
 
 from common.errors import ConfigError
 from prefill.events import ChunkSlice
-from services.simulator.attention_cost import LayerCost, WorkerShare
-from services.simulator.attention_host import HostShare
 from services.simulator.clock import Clock
 from services.simulator.cluster import Cluster
-from services.simulator.config import Simulated
 from services.simulator.engine import EngineSettings, SimulatedEngine
-from services.simulator.host import NO_LONGER, Host, PacedWork, Wanted
+from services.simulator.host import Host, PacedWork, Wanted
 from services.simulator.host_config import HostConfig
 from services.simulator.performance.linear import LinearPerformance
-from services.simulator.seat import OF_ARRIVAL, Seat
+from services.simulator.seat import Seat
 from tests.services.simulator.meshes import PERFORMANCE, mesh, pool, run
 
 PREFILL_S = 0.01 + 100e-4
@@ -289,106 +286,6 @@ def test_who_dies_computes_beside_nobody() -> None:
     assert other.ended_s == pytest.approx(2.0 + 5.0 - done_s)
 
 
-def over_a_worker(**sections: Any) -> Simulated:
-    """A mesh whose steps take 8 ms on the model replica and 1 ms for 10 tokens on an attention worker."""
-    steps = {**PERFORMANCE, "step_s": 0.008, "per_sequence_s": 0.0, "per_context_token_s": 1e-4}
-    decode = {key: value for key, value in pool("decode", performance=steps).items() if key != "kv_tokens"}
-    attention = pool("attention", performance=steps)
-    return mesh(pool("prefill"), decode, attention, instance={"attention_workers": 1}, **sections)
-
-
-def test_a_replica_and_its_worker_wait_for_each_other_on_one_core() -> None:
-    def gap_s(**sections: Any) -> float:
-        records = run(over_a_worker(**sections), (0.0, 100, 50)).records
-        return records.end_s[0] - records.first_token_s[0]
-
-    # But for attention that begins before K and V are there.
-    assert gap_s(host={"cores": 1}) == pytest.approx(gap_s(), rel=0.01)
-
-
-@pytest.mark.parametrize("context", [20, 60, 200])
-def test_beside_a_prompt_three_share_a_core_but_a_replica_and_its_worker_are_one_in_turns(
-    context: int,
-) -> None:
-    slice_s, attention_s = 0.008, 1e-4 * context
-    worker = attention_s / (slice_s + attention_s)
-    level = (1 - worker) / (2 - worker)
-    if level < worker:
-        # Then of what three have of a core nobody has more than another.
-        level = 1 / (1 + 2 - worker)
-
-    def taken_s(cores: int) -> tuple[float, float]:
-        """By a prompt of 100 tokens beside a stream, and by the stream's steps meanwhile."""
-        mesh = over_a_worker(host={"cores": cores})
-        records = run(mesh, (0.0, context, 200), (0.05, 100, 1)).records
-        alone = run(mesh, (0.0, context, 200)).records
-        prompt_s = records.first_token_s[1] - records.arrival_s[1]
-        return prompt_s, (records.end_s[0] - alone.end_s[0]) / prompt_s
-
-    prompt_s, lost = taken_s(2)
-    assert prompt_s == pytest.approx(PREFILL_S, rel=0.01)
-    # But for attention that begins before K and V are there.
-    assert lost == pytest.approx(0.0, abs=0.02)
-    prompt_s, lost = taken_s(1)
-    assert prompt_s == pytest.approx(PREFILL_S / level, rel=0.1)
-    assert lost == pytest.approx(0.5, rel=0.01)
-
-
-def test_a_chunk_makes_slices_and_attention_longer_and_steps_the_chunk() -> None:
-    slice_s, attention_s, context = 0.008, 1e-4 * 60, 60
-    mesh = over_a_worker(host={"cores": 3} | CONTENTION)
-    records = run(mesh, (0.0, context, 200), (0.05, 100, 1)).records
-    alone = run(mesh, (0.0, context, 200)).records
-    prompt_s = records.first_token_s[1] - records.arrival_s[1]
-    steps_per_s = 1 / (slice_s + attention_s)
-    assert prompt_s == pytest.approx(1.1 * PREFILL_S + steps_per_s * 0.00004, rel=0.01)
-    slowed_s = 1.1 * (slice_s + attention_s) + 0.002
-    lost = (records.end_s[0] - alone.end_s[0]) / prompt_s
-    assert lost == pytest.approx(1 - (slice_s + attention_s) / slowed_s, rel=0.1)
-
-
-@pytest.mark.parametrize(("cores", "more"), [(1, 0.25), (2, 0.0)])
-def test_taking_turns_costs_while_more_cores_are_wanted_than_there_are(cores: int, more: float) -> None:
-    def gap_s(**host: float) -> float:
-        mesh = over_a_worker(host={"cores": cores, "pass_s": 0.001} | host)
-        records = run(mesh, (0.0, 100, 50)).records
-        return records.end_s[0] - records.first_token_s[0]
-
-    assert gap_s(turns_share=0.25) == pytest.approx((1 + more) * gap_s(), rel=0.001)
-
-
-def test_attention_goes_on_after_a_slice_and_not_beside_it_where_a_core_is_shared() -> None:
-    """Half of what a slice computes is K and V, beside which attention over what is cached has begun."""
-    layer = LayerCost(0.002, 0.0027, 0.0025, 0.0, 0.0, 0.0, (WorkerShare(("worker",), 0.0015, 0.0, 0.0),))
-    host = Host(HostConfig(cores=1, turns_share=0.1), Clock())
-    replica, other = Worker(), Worker()
-    share = HostShare(host, busiest=0.4, in_turns=Wanted(1.0))
-    host.want(replica, Wanted(0.6), Wanted(0.4, 0.4))
-    assert share.slowed(layer, 4, replica) == layer
-    host.want(other, Wanted(1.0))
-    level = 1 / (1 + 0.6 + 1)
-    assert (host.level, host.level_if(replica, Wanted(1.0))) == pytest.approx((level, 0.5))
-    assert host.level_if(replica, Wanted(0.0)) == 1.0
-    slowed = share.slowed(layer, 4, replica)
-    assert slowed.slice_s == pytest.approx(0.002 / level)
-    # Who takes turns has half of the core for both; the network takes what it took.
-    assert slowed.offline_s == pytest.approx(1.1 * (0.002 + 0.0015) / 0.5)
-    assert slowed.alone_s == pytest.approx(slowed.offline_s + 0.0002)
-
-
-@pytest.mark.parametrize("hold_s", [0.1, 0.5])
-def test_layers_take_turns_for_a_while_after_more_cores_were_wanted_than_there_are(hold_s: float) -> None:
-    """A stream beside one prompt: slices, attention and a pass, and what they bring about, on two cores."""
-    share = 0.25
-
-    def ended_s(**host: float) -> float:
-        mesh = over_a_worker(host={"cores": 2, "pass_s": 0.001} | host)
-        return run(mesh, (0.0, 60, 200), (0.05, 100, 1)).records.end_s[0]
-
-    held_s = ended_s(turns_share=share, turns_hold_s=hold_s) - ended_s(turns_share=share)
-    assert held_s == pytest.approx(share / (1 + share) * hold_s, rel=0.1)
-
-
 def test_who_is_short_of_cores_again_meanwhile_stays_so_as_long_from_then_on() -> None:
     clock = Clock()
     host = Host(HostConfig(cores=1, turns_hold_s=0.5), clock)
@@ -407,99 +304,6 @@ def test_who_is_short_of_cores_again_meanwhile_stays_so_as_long_from_then_on() -
     clock.run_until(2.0)
     assert not host.is_short
     assert one.changes == told + 1
-
-
-class Computing:
-    """An engine at a pass of a second."""
-
-    def __init__(self, clock: Clock, host: Host) -> None:
-        self.clock, self.seat, self.course = clock, Seat(host), PacedWork(0.0, 1.0)
-        self.seat.on_change = self.change_pace
-        self.seat.begin(1.0, 0, 0)
-
-    def change_pace(self) -> None:
-        self.course.change_pace(self.clock.now, self.seat.pace_of(1.0))
-
-
-def seated(cores: int, passes: int) -> tuple[Clock, list[Computing]]:
-    """A prompt brings about 0.4 seconds of a core."""
-    clock = Clock()
-    host = Host(HostConfig(cores=cores, prompt_s=0.4), clock)
-    return clock, [Computing(clock, host) for _ in range(passes)]
-
-
-def test_what_a_prompt_brings_about_is_done_on_the_core_of_who_computes_it() -> None:
-    """Two engines on two cores: the one to which it comes loses as much, the other nothing."""
-    clock, (own, other) = seated(cores=2, passes=2)
-    clock.at(0.1, own.seat.take_prompt)
-    clock.run_until(0.3)
-    # Meanwhile half of the core is its pass's.
-    assert own.course.done_by(0.3) == pytest.approx(0.1 + 0.1)
-    assert other.course.done_by(0.3) == pytest.approx(0.3)
-    clock.run_until(0.9)
-    assert own.course.done_by(0.9) == pytest.approx(0.9 - OF_ARRIVAL * 0.4)
-    assert other.course.done_by(0.9) == pytest.approx(0.9)
-    clock.at(1.0, other.seat.take_sequence)
-    clock.run_until(2.0)
-    assert own.course.done_by(2.0) == pytest.approx(2.0 - 0.2)
-    assert other.course.done_by(2.0) == pytest.approx(2.0 - (1 - OF_ARRIVAL) * 0.4)
-
-
-def test_what_a_prompt_brings_about_costs_nobody_anything_while_a_core_is_idle() -> None:
-    clock, [own] = seated(cores=2, passes=1)
-    clock.at(0.1, own.seat.take_prompt)
-    clock.at(0.3, own.seat.take_sequence)
-    clock.run_until(0.9)
-    # While it is there the two of them are one whose two threads have a core each.
-    assert own.course.done_by(0.9) == pytest.approx(0.9)
-
-
-def test_what_comes_while_nothing_is_computed_takes_of_everybody_s_cores() -> None:
-    """Of a core that one pass had two prompts' arrivals take their part, until they are done."""
-    clock, [own] = seated(cores=1, passes=1)
-    idle = Seat(own.seat.host)
-    clock.at(0.1, idle.take_prompt)
-    clock.at(0.1, idle.take_prompt)
-    clock.run_until(2.0)
-    # Together they get as much as the pass.
-    assert own.course.done_by(0.9) == pytest.approx(0.1 + 0.8 / 2)
-    assert own.course.done_by(2.0) == pytest.approx(2.0 - 0.4)
-
-
-def test_an_engine_that_has_ended_makes_nobody_s_passes_longer_though_work_is_left() -> None:
-    clock = Clock()
-    host = Host(HostConfig(cores=3, prompt_s=0.4, **CONTENTION), clock)
-    own, other = Computing(clock, host), Computing(clock, host)
-    own.seat.take_prompt()
-    assert host.longer_for(other.seat) != NO_LONGER
-    own.seat.end()
-    assert host.longer_for(other.seat) == NO_LONGER
-    clock.run_until(0.1)
-    assert other.course.done_by(0.1) == pytest.approx(0.1)
-
-
-def test_who_leaves_takes_its_work_along() -> None:
-    clock, [own, leaving] = seated(cores=1, passes=2)
-    leaving.seat.take_prompt()
-    clock.at(0.1, leaving.seat.leave)
-    clock.run_until(0.5)
-    assert own.course.done_by(0.5) == pytest.approx(0.1 / 2 + 0.4)
-
-
-@pytest.mark.parametrize("roles", [("prefill", "decode"), ("mixed",)])
-def test_a_prompt_takes_of_the_cores_as_it_comes_and_as_it_is_decoded(roles: tuple[str, ...]) -> None:
-    """On one core: a first token comes later by the part that comes with it, and the end by all of it."""
-
-    def times(**costs: float) -> tuple[float, float]:
-        records = run(
-            mesh(*map(pool, roles), host={"cores": 1, **costs}), (0.0, 100, 40), (0.0, 100, 1)
-        ).records
-        return records.first_token_s[0], records.end_s[0]
-
-    (first_s, end_s), (later_s, later_end_s) = times(), times(prompt_s=0.004)
-    assert later_s > first_s
-    # Of the second prompt, whose first token is all, only half.
-    assert later_end_s - end_s == pytest.approx(0.004 + 0.002)
 
 
 @pytest.mark.parametrize(
