@@ -34,6 +34,7 @@ from services.compare.host_costs import Counted, host_of
 from services.compare.pass_gaps import Rests, rests_of
 from services.compare.records import RunRecord
 from services.compare.simulated_mesh import Overhead, pace_of, simulated_of
+from services.profiling.probe import looking_s
 from services.simulator.cluster import Cluster
 from services.simulator.host_config import HostConfig
 from services.simulator.metrics import DONE, Metrics, latency_of, measure
@@ -223,7 +224,10 @@ class Simulation:
         return simulate(simulated_of(self.comparison, candidate, overhead, profile), Load(offered))
 
     def _in_its_minutes(self, candidate: Candidate, record: RunRecord, overhead: Overhead) -> Overhead:
-        """As the machine was when that run was."""
+        """As the machine was when that run was, looks at it included, which take a core from the mesh."""
+        if overhead.host is not None:
+            looked = looking_s(record.looks_s) / record.duration_s
+            overhead = overhead.with_host(idle_cores=overhead.host.idle_cores + looked)
         between = self.between.get(candidate.name)
         if between is None:
             return overhead._replace(pace=pace_of(self.comparison, candidate, record))

@@ -43,6 +43,11 @@ MOST_OF_A_CORE = 0.02
 that has no such products, and a mesh beside them served LPLD's first tokens in 190 ms, not 90 (measured)."""
 
 
+def looking_s(looks_s: Sequence[float]) -> float:
+    """What these looks took of a core with the layers ahead of those that were timed."""
+    return (LEAD + TIMED) / TIMED * sum(looks_s)
+
+
 @dataclass(slots=True)
 class Pieces:
     """``taken_s``: of the processor, each piece. ``processor_s``: all that looking took of it, at the end.

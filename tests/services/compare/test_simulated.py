@@ -24,6 +24,7 @@ from services.compare.simulated import (
     _trimmed_mean,
 )
 from services.compare.simulated_mesh import Overhead, pace_of, simulated_of
+from services.profiling.probe import looking_s
 from services.simulator.cluster import Cluster
 from services.simulator.host_config import HostConfig
 from services.simulator.metrics import Metrics, latency_of, measure
@@ -153,6 +154,25 @@ def test_what_all_take_of_one_host_is_found_from_the_runs_that_are_named_for_it(
     assert alike.tpot is not None
     assert busy.record.load.tpot is not None
     assert alike.tpot.p50_s < 0.9 * busy.record.load.tpot.p50_s
+
+
+def test_looks_at_a_run_take_a_core_from_its_mesh_alone() -> None:
+    true = TRUE._replace(host=HostConfig(cores=2, idle_cores=0.6))
+    named = msgspec.structs.replace(COMPARISON, costs=("alone",))
+    took = {"idle_cores": 0.1, "beside_cpu_s": 0.3, "duration_s": 3.0, "cores": 2}
+    look_s = 0.5 * 3.0 / looking_s([1.0])
+
+    def off(*looks_s: float) -> float:
+        alone, busy = (msgspec.structs.replace(live(offer, true), **took) for offer in (ALONE, BUSY))
+        busy = msgspec.structs.replace(busy, looks_s=looks_s)
+        overheads, [_, pair] = Simulation(named).pairs([alone, busy])
+        host = overheads["split"].host
+        assert host is not None
+        assert host.idle_cores == pytest.approx(0.1)
+        return error(pair, "tpot")
+
+    assert off() < -0.05
+    assert abs(off(look_s)) < 0.02
 
 
 def test_runs_of_other_meshes_with_the_same_settings_say_what_messages_cost_too() -> None:

@@ -46,6 +46,7 @@ def test_so_many_looks_come_one_after_another_and_their_first_layers_are_not_tim
     monkeypatch.setattr(watched, "_compute", spin)
     taken_s = asyncio.run(asyncio.to_thread(watched.looks, 3))
     assert computed == [probe.LEAD, probe.TIMED] * 3
+    assert probe.looking_s([0.01] * 3) == pytest.approx(0.03 * sum(computed) / (3 * probe.TIMED))
     assert all(0.01 <= seconds < 0.2 for seconds in taken_s)
 
 
