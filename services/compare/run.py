@@ -17,9 +17,9 @@ from itertools import product
 from pathlib import Path
 
 import msgspec
-import uvloop
 
 from common.config import Config, MeshConfig
+from common.signals import run_until_signal
 from services.bench.client import Outcome
 from services.bench.plan import FOREGROUND, RequestMaker, make_foreground, plan_foreground
 from services.bench.prompts import BodyTemplate, TokenIdPrompts
@@ -89,7 +89,7 @@ def run_comparison(
             for candidate in chosen.configuration
         ]
         for mesh in meshes:
-            uvloop.run(_warm_up(chosen, mesh))
+            run_until_signal(_warm_up(chosen, mesh))
         takers = {
             mesh.candidate.name: stack.enter_context(passes_between(comparison, mesh.candidate, output))
             for mesh in meshes
@@ -111,7 +111,8 @@ def run_comparison(
                 began_s = time.monotonic()
                 takers[mesh.candidate.name]((round_number, offer.name, mesh.candidate.name))
                 part_s = time.monotonic() - began_s
-                record = uvloop.run(_measure(comparison, mesh, meshes, offer, rate_per_s, round_number))
+                measuring = _measure(comparison, mesh, meshes, offer, rate_per_s, round_number)
+                record = run_until_signal(measuring)
                 keep(output / RUNS_FILE, record)
                 records.append(record)
                 tell(_describe(record))

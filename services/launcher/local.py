@@ -21,6 +21,7 @@ import uvloop
 from common.config import Config, MeshConfig
 from common.config_file import load_config, to_toml
 from common.errors import ConfigError, LauncherError
+from common.signals import heeded
 from services.launcher import control
 from services.launcher.control import AskStatus, Drain, MeshStatus, Refused, Scale
 from services.launcher.embedded import STOP_TIMEOUT_S
@@ -124,7 +125,7 @@ def ended_by_any_signal() -> Iterator[None]:
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    before = {number: signal.signal(number, interrupt) for number in heeded(signal.SIGTERM, signal.SIGHUP)}
     try:
         yield
     finally:
