@@ -3,6 +3,7 @@
 import asyncio
 import signal
 from collections.abc import Coroutine
+from types import FrameType
 from typing import Any, TypeVar
 
 import uvloop
@@ -29,31 +30,36 @@ def heeded(*numbers: signal.Signals) -> list[signal.Signals]:
 
 
 def run_until_signal(main: Coroutine[Any, Any, T]) -> T:
-    """As ``uvloop.run``, but SIGTERM and SIGHUP cancel ``main`` as Ctrl-C does. Raises KeyboardInterrupt once
-    it has ended: a handler that raised that would do so in whatever runs just then, and in a connection's
-    callback it costs a request and ends nothing."""
+    """As ``uvloop.run``, but the first SIGTERM or SIGHUP cancels ``main`` as Ctrl-C does. Raises
+    KeyboardInterrupt once it has ended, whatever it ended with: a handler that raised that would do so in
+    whatever runs just then, and in a connection's callback it costs a request and ends nothing. As
+    ``signal.signal`` and ``uvloop.run``, ValueError in another thread and RuntimeError in a loop."""
     is_interrupted = False
+    running: list[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]] = []
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        nonlocal is_interrupted
+        if not is_interrupted:
+            is_interrupted = True
+            for loop, task in running:
+                task.cancel()
+                # Who waits for connections is woken.
+                loop.call_soon_threadsafe(lambda: None)
 
     async def cancellable() -> T:
-        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        task = asyncio.current_task()
         assert task is not None, "a coroutine that runs is a task's"
+        running.append((asyncio.get_running_loop(), task))
+        try:
+            return await main
+        finally:
+            running.clear()
 
-        def interrupt() -> None:
-            nonlocal is_interrupted
-            is_interrupted = True
-            task.cancel()
-
-        for number in before:
-            loop.add_signal_handler(number, interrupt)
-        return await main
-
-    before = {number: signal.getsignal(number) for number in heeded(signal.SIGTERM, signal.SIGHUP)}
+    before = {number: signal.signal(number, interrupt) for number in heeded(signal.SIGTERM, signal.SIGHUP)}
     try:
         return uvloop.run(cancellable())
-    except asyncio.CancelledError:
-        if is_interrupted:
-            raise KeyboardInterrupt from None
-        raise
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+        if is_interrupted:
+            raise KeyboardInterrupt

@@ -1,5 +1,6 @@
 """The ``compare`` command. It starts meshes of its own; ``bench`` measures one that runs."""
 
+import signal
 from pathlib import Path
 from typing import Annotated
 
@@ -49,9 +50,13 @@ def compare(
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as exc:
         raise ConfigError("--output", str(output), f"cannot be made ({exc.strerror})") from exc
-    records = run_comparison(
-        comparison, chosen, folder, limit_s, lambda line: console.print(line, highlight=False)
-    )
+    try:
+        records = run_comparison(
+            comparison, chosen, folder, limit_s, lambda line: console.print(line, highlight=False)
+        )
+    except KeyboardInterrupt:
+        console.print("interrupted; the same command goes on where it was", highlight=False)
+        raise SystemExit(128 + signal.SIGINT) from None
     cells = make_cells(comparison, records)
     table = markdown_table(comparison, cells)
     (folder / "table.md").write_text(table)

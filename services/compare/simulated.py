@@ -224,7 +224,7 @@ class Simulation:
         return simulate(simulated_of(self.comparison, candidate, overhead, profile), Load(offered))
 
     def _in_its_minutes(self, candidate: Candidate, record: RunRecord, overhead: Overhead) -> Overhead:
-        """As the machine was when that run was, looks at it included, which take a core from the mesh."""
+        """As the machine was when that run was, looks at it included, which take of a core."""
         if overhead.host is not None:
             looked = looking_s(record.looks_s) / record.duration_s
             overhead = overhead.with_host(idle_cores=overhead.host.idle_cores + looked)

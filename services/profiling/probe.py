@@ -44,7 +44,8 @@ that has no such products, and a mesh beside them served LPLD's first tokens in 
 
 
 def looking_s(looks_s: Sequence[float]) -> float:
-    """What these looks took of a core with the layers ahead of those that were timed."""
+    """Seconds of a core that these looks took, about: layers ahead of those that were timed as if they took
+    as long."""
     return (LEAD + TIMED) / TIMED * sum(looks_s)
 
 

@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
 from types import FrameType
 
 import pytest
@@ -58,6 +59,38 @@ def test_a_signal_amid_a_connections_callback_ends_all_and_not_that_connection(
         run_until_signal(_hear_from_itself(number, ended))
     assert ended == ["closed"]
     assert [signal.getsignal(each) for each in SIGNALS] == [_raise, _raise]
+
+
+@pytest.mark.parametrize("ends_by", ["answer", "error", "swallowing"])
+def test_a_signal_is_not_lost_whatever_it_ended_with(ends_by: str) -> None:
+    async def end() -> int:
+        os.kill(os.getpid(), signal.SIGTERM)
+        if ends_by == "error":
+            raise ValueError(ends_by)
+        if ends_by == "swallowing":
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(WAIT_S)
+        return 7
+
+    with pytest.raises(KeyboardInterrupt):
+        run_until_signal(end())
+
+
+def test_a_second_signal_does_not_cut_the_end_short() -> None:
+    ended: list[str] = []
+
+    async def wait() -> None:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.sleep(WAIT_S)
+        finally:
+            os.kill(os.getpid(), signal.SIGHUP)
+            await asyncio.sleep(0.02)
+            ended.append("whole")
+
+    with pytest.raises(KeyboardInterrupt):
+        run_until_signal(wait())
+    assert ended == ["whole"]
 
 
 def test_what_ends_by_itself_is_answered_and_what_is_cancelled_otherwise_is_no_interrupt() -> None:

@@ -156,7 +156,7 @@ def test_what_all_take_of_one_host_is_found_from_the_runs_that_are_named_for_it(
     assert alike.tpot.p50_s < 0.9 * busy.record.load.tpot.p50_s
 
 
-def test_looks_at_a_run_take_a_core_from_its_mesh_alone() -> None:
+def test_looks_at_a_run_take_of_a_core_in_that_run_alone() -> None:
     true = TRUE._replace(host=HostConfig(cores=2, idle_cores=0.6))
     named = msgspec.structs.replace(COMPARISON, costs=("alone",))
     took = {"idle_cores": 0.1, "beside_cpu_s": 0.3, "duration_s": 3.0, "cores": 2}

@@ -303,6 +303,20 @@ def test_a_start_that_is_interrupted_ends_what_it_began_even_where_ctrl_c_is_ign
     assert not any(is_alive(each) for each in processes)
 
 
+def test_who_was_started_to_outlive_a_terminal_is_not_ended_by_its_hanging_up() -> None:
+    """As nohup starts it."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGHUP, signal.SIGTERM)}
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with local.ended_by_any_signal():
+            os.kill(os.getpid(), signal.SIGHUP)
+        with pytest.raises(KeyboardInterrupt), local.ended_by_any_signal():
+            os.kill(os.getpid(), signal.SIGTERM)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def test_the_state_is_private_and_holds_no_password_for_others(running: Path) -> None:
     assert running.stat().st_mode & 0o077 == 0
     for name in ("mesh.toml", "nats.conf", "redis.conf", "processes.json", "plan.json"):
