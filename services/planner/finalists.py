@@ -129,19 +129,22 @@ def _lacking(deployment: Deployment, point: Point) -> int:
 
 def limit_of(deployment: Deployment, demand: Demand, served: Point, beyond: Point | None) -> str:
     """Half a sentence: which objective is missed first by what is not served any more, and what of its pool
-    is short in what just is."""
+    is short in what just is; of the busiest pool where none is missed."""
     point = beyond or served
-    number = _lacking(deployment, point)
-    pool, found = deployment.pools[number], served.pools[number]
     missed = {
         "first tokens": point.ttft_share,
         "time per token": point.tpot_share,
         "other objectives": point.other_share,
     }
-    what = min(missed, key=lambda name: missed[name])
+    what, number = min(missed, key=lambda name: missed[name]), _lacking(deployment, point)
     if point.attainment >= demand.goal:
         what = "work that piles up" if point.left_share > 0 else "whole instances"
-    return f"{what}: {_short_of(pool, found)}"
+        number = max(range(len(served.pools)), key=lambda each: _busy(served.pools[each]))
+    return f"{what}: {_short_of(deployment.pools[number], served.pools[number])}"
+
+
+def _busy(found: PoolPoint) -> float:
+    return max(found.busy, found.attention_busy)
 
 
 def _short_of(pool: PoolPlan, found: PoolPoint) -> str:

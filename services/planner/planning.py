@@ -159,7 +159,8 @@ def verdict(plan: Plan) -> str:
     if pair is None or coupled is None:
         left, other = ("disaggregated", "coupled") if coupled is None else ("coupled", "disaggregated")
         said = "disaggregation does not pay here: " if pair is None else "disaggregation is what works here: "
-        return f"{said}no {other} deployment that was simulated keeps the objectives, a {left} one does"
+        none = f"no {other} deployment that was simulated keeps the objectives{_within(plan.demand)}"
+        return f"{said}{none}, a {left} one does"
     more, unit, gain = _compared(plan.demand, pair, coupled)
     compared = f"{100 * abs(more):.1f} % {'more' if more > 0 else 'less'} {unit} than the best coupled one"
     if gain <= 0:
@@ -176,13 +177,20 @@ def attention_verdict(plan: Plan) -> str | None:
     apart = next((each for each in plan.ranked if each.deployment.has_attention), None)
     other = next((each for each in plan.ranked if not each.deployment.has_attention), None)
     if apart is None:
-        return "attention workers do not pay here: no deployment with them keeps the objectives"
+        none = "no deployment with them that was simulated keeps the objectives"
+        return f"attention workers do not pay here: {none}{_within(plan.demand)}"
     if other is None:
-        return "attention workers are what works here: nothing without them keeps the objectives"
+        none = "nothing without them that was simulated keeps the objectives"
+        return f"attention workers are what works here: {none}{_within(plan.demand)}"
     more, unit, gain = _compared(plan.demand, apart, other)
     compared = f"{100 * abs(more):.1f} % {'more' if more > 0 else 'less'} {unit} than the best one without"
     pays = "pay" if gain > 0 else "do not pay here"
     return f"attention workers {pays}: the best deployment with them has {compared}"
+
+
+def _within(demand: Demand) -> str:
+    """What else a deployment has to keep."""
+    return "" if demand.max_devices is None else f" within --max-gpus {demand.max_devices}"
 
 
 def _compared(demand: Demand, each: Settled, other: Settled) -> tuple[float, str, float]:

@@ -2,15 +2,16 @@
 
 import random
 
+import msgspec
 import pytest
 
 from services.planner.candidates import Deployment, PoolPlan
 from services.planner.checkpoint import Checkpoint
 from services.planner.demand import Objective, Proposed
 from services.planner.driver import Here, drive
-from services.planner.finalists import settle
+from services.planner.finalists import limit_of, settle
 from services.planner.planning import attention_verdict, plan, verdict
-from services.planner.probes import Point, Probe
+from services.planner.probes import Point, PoolPoint, Probe
 from services.planner.report import file_of, summary_of
 from tests.services.planner.worlds import (
     Capacities,
@@ -207,6 +208,35 @@ def test_what_is_to_spare_beyond_what_was_tried_is_said_to_be_more() -> None:
     (best,) = found.ranked
     assert not best.is_open
     assert best.headroom == pytest.approx(3.0, rel=0.06)
+
+
+@pytest.mark.parametrize(("left_share", "what"), [(0.1, "work that piles up"), (-0.1, "whole instances")])
+def test_where_no_objective_is_missed_the_busiest_pool_is_what_limits(left_share: float, what: str) -> None:
+    pools = PoolPlan(kind=kind_of("prefill"), count=1), PoolPlan(kind=kind_of("decode"), count=1)
+    busy = PoolPoint(0.35, 0.0, 0.3, 0), PoolPoint(0.99, 8.0, 0.3, 0)
+    served = msgspec.structs.replace(point(), pools=busy)
+    deployment, demand = Deployment(pools), demand_of()
+    beyond = point(left_share=left_share)
+    assert (
+        limit_of(deployment, demand, served, beyond) == f"{what}: decode instances compute 99 % of the time"
+    )
+    # Where one is missed, it is the pool that it hangs on.
+    late = point(0.5, ttft_share=0.5, tpot_share=1.0)
+    said = "first tokens: prefill instances compute 35 % of the time"
+    assert limit_of(deployment, demand, served, late) == said
+
+
+def test_what_a_bound_of_devices_leaves_out_is_not_said_to_miss_its_objectives() -> None:
+    world = {kind_of("mixed"): 8.0, kind_of("prefill"): 8.0, attention_kind(): 8.0}
+    search = plan(kinds_in(world), bounds_in(world), demand_of(rate=5.0, most=2), REQUESTS)
+    found, _ = search_world(search, world)
+    within = "that was simulated keeps the objectives within --max-gpus 2"
+    said = attention_verdict(found)
+    assert said == f"attention workers do not pay here: no deployment with them {within}"
+    assert verdict(found).endswith(f"no disaggregated deployment {within}, a coupled one does")
+    search = plan(kinds_in(world), bounds_in(world), demand_of(rate=5.0), REQUESTS)
+    found, _ = search_world(search, world)
+    assert "more cost than the best one without" in (attention_verdict(found) or "")
 
 
 def test_of_few_requests_nothing_is_said_to_be_impossible() -> None:
