@@ -50,6 +50,8 @@ def run_until_signal(main: Coroutine[Any, Any, T]) -> T:
         task = asyncio.current_task()
         assert task is not None, "a coroutine that runs is a task's"
         running.append((asyncio.get_running_loop(), task))
+        if is_interrupted:
+            task.cancel()
         try:
             return await main
         finally:

@@ -3,11 +3,13 @@
 import asyncio
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import suppress
 from types import FrameType
+from typing import Any
 
 import pytest
+import uvloop
 
 from common.signals import heeded, run_until_signal
 
@@ -74,6 +76,24 @@ def test_a_signal_is_not_lost_whatever_it_ended_with(ends_by: str) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         run_until_signal(end())
+
+
+def test_a_signal_before_anything_runs_ends_it_as_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[str] = []
+    run = uvloop.run
+
+    def signalled(main: Coroutine[Any, Any, None]) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        run(main)
+
+    async def wait() -> None:
+        await asyncio.sleep(WAIT_S)
+        ended.append("late")
+
+    monkeypatch.setattr(uvloop, "run", signalled)
+    with pytest.raises(KeyboardInterrupt):
+        run_until_signal(wait())
+    assert ended == []
 
 
 def test_a_second_signal_does_not_cut_the_end_short() -> None:
