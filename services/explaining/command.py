@@ -115,16 +115,22 @@ def _ask(url: str, kind: type[Answer]) -> Answer | None:
 
 def _print(decision: Decision) -> None:
     console = Console()
-    drawn = _outcome(decision)
-    console.print(
-        f"request {decision.request_id}, attempt {decision.attempt}: {decision.prompt_tokens} prompt tokens,"
-        f" {decision.predicted_tokens:.0f} predicted to be drawn, {drawn}; class {decision.service_class}",
-        highlight=False,
-    )
+    console.print(title_of(decision), highlight=False)
     measured = {"prefill": decision.ttft_s, "decode": decision.tpot_s}
     for choice in decision.choices:
         console.print(_headline(choice, measured[choice.phase]), highlight=False, soft_wrap=True)
         console.print(_table(choice))
+
+
+def title_of(decision: Decision) -> str:
+    """What was decided about. Of a stream that goes on elsewhere what it has drawn is computed again."""
+    before = f" and {decision.drawn_tokens} drawn before" if decision.drawn_tokens else ""
+    return (
+        f"request {decision.request_id}, attempt {decision.attempt}:"
+        f" {decision.prompt_tokens - decision.drawn_tokens} prompt tokens{before},"
+        f" {decision.predicted_tokens:.0f} predicted to be drawn, {_outcome(decision)};"
+        f" class {decision.service_class}"
+    )
 
 
 def _outcome(decision: Decision) -> str:
