@@ -97,7 +97,8 @@ class CallFactory:
         """The model's own name and ``default`` are known. Raises ModelNotFound."""
         if model not in (self.model_name, "default"):
             raise ModelNotFound(
-                f"the model {model!r} does not exist; this mesh serves {self.model_name!r}", param="model"
+                f"the model {model!r} does not exist; this mesh serves {self.model_name!r}, as 'default' too",
+                param="model",
             )
 
     def check_token_ids(self, token_ids: Iterable[int], param: str) -> None:

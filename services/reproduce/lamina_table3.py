@@ -129,7 +129,7 @@ SETUP_OF_ROOFLINES = sentences(
     f"""
 4edBL over the time of a step without attention (section 4.2), no simulation. That time by the roofline at
 the peaks, and at 75 % and 80 % of them, with reductions. Not by measured kernels, for want of {KERNELS} in
-the data directory.
+the data directory (--data).
 """
 )
 ASSUMPTIONS = sentences(
