@@ -64,6 +64,14 @@ class Entry(msgspec.Struct, eq=False):
     is_over: bool = False
 
 
+class Refusal(msgspec.Struct, frozen=True):
+    """Of so many requests; ``message``: the first one's."""
+
+    code: str
+    requests: int
+    message: str
+
+
 Submit = Callable[
     [GenerationRequest, tuple[InstanceId, ...], Callable[[Placement | RequestError], None]], None
 ]
@@ -87,8 +95,8 @@ class Prompts:
 @dataclass(slots=True)
 class SimulatedGateway:
     """``submit`` and ``tell_ended`` reach a scheduler, ``cancel`` an instance. ``retries``: how often a
-    client asks again that was refused. ``waiting_s``: request-seconds in the system until ``counted_s``, for
-    Little's law."""
+    client asks again that was refused. ``refusals``: of those rejected, by their codes. ``waiting_s``:
+    request-seconds in the system until ``counted_s``, for Little's law."""
 
     network: Network
     records: Records
@@ -98,6 +106,7 @@ class SimulatedGateway:
     entries: dict[RequestId, Entry] = field(default_factory=dict)
     first_gaps: GapCounts = field(default_factory=GapCounts)
     continuations: int = 0
+    refusals: dict[str, Refusal] = field(default_factory=dict)
     waiting_s: float = 0.0
     counted_s: float = 0.0
     _prompts: Prompts = field(default_factory=Prompts)
@@ -271,6 +280,11 @@ class SimulatedGateway:
             entry.retries_left -= 1
             self._submit_later(entry, refusal.retry_after_s or NO_WAIT_RETRY_S)
         else:
+            known = self.refusals.get(refusal.code)
+            if known is None:
+                self.refusals[refusal.code] = Refusal(refusal.code, 1, refusal.message)
+            else:
+                self.refusals[refusal.code] = msgspec.structs.replace(known, requests=known.requests + 1)
             self._end(entry, "rejected")
 
     def _submit_later(self, entry: Entry, delay_s: float) -> None:

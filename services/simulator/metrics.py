@@ -25,6 +25,7 @@ from services.simulator.attention_engine import AttentionEngine
 from services.simulator.cluster import Cluster
 from services.simulator.config import Pool
 from services.simulator.gaps import GapCounts
+from services.simulator.gateway import Refusal
 from services.simulator.hardware import (
     HardwareMetrics,
     PoolDevices,
@@ -97,12 +98,13 @@ class AttentionMetrics(msgspec.Struct, frozen=True):
 class Metrics(msgspec.Struct, frozen=True):
     """``tbt_s``: percentiles (``common.latency.REPORTED_PERCENTILES``) of all gaps between tokens, within 1
     %. ``second_token_s``: from the first token to the second, the hand-over with it. ``elapsed_s``: from the
-    first arrival to the last end. ``operators``: where asked for, of pools whose
-    source knows them. ``digest``: equal for equal runs."""
+    first arrival to the last end. ``refusals``: of those rejected. ``operators``: where asked for, of pools
+    whose source knows them. ``digest``: equal for equal runs."""
 
     requests: int
     done: int
     rejected: int
+    refusals: tuple[Refusal, ...]
     failed: int
     continued: int
     elapsed_s: float
@@ -147,6 +149,7 @@ def measure(cluster: Cluster, objectives: ServiceObjectives | None = None) -> Me
         requests=len(records),
         done=len(done),
         rejected=sum(each == OUTCOMES.index("rejected") for each in records.outcome),
+        refusals=tuple(cluster.gateway.refusals.values()),
         failed=sum(each == OUTCOMES.index("failed") for each in records.outcome),
         continued=cluster.gateway.continuations,
         elapsed_s=elapsed_s,

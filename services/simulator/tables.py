@@ -28,6 +28,8 @@ def summary_of(metrics: Metrics) -> list[str]:
         f" failed, {metrics.continued} continuations, in {metrics.elapsed_s:.1f} virtual seconds:"
         f" {metrics.requests_per_s:.2f} requests/s, {metrics.tokens_per_s:.0f} tokens/s"
     ]
+    for refusal in metrics.refusals:
+        lines.append(f"{refusal.requests} rejected by {refusal.code}, the first: {refusal.message}")
     hits, computed = (
         sum(getattr(pool, name) for pool in metrics.pools) for name in ("hit_tokens", "chunk_tokens")
     )

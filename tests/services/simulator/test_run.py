@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 
 from common.config import MixedPolicy
-from common.errors import ConfigError
+from common.errors import ConfigError, Overloaded
 from services.simulator import run as run_module
 from services.simulator.cluster import Cluster
 from services.simulator.config import Simulated
 from services.simulator.decode_room import DecodeRoom
 from services.simulator.metrics import measure
 from services.simulator.run import Load, Offered, SimulationError, check_conserved, simulate
+from services.simulator.tables import summary_of
 from tests.services.simulator.meshes import (
     PERFORMANCE,
     SHAPE,
@@ -296,14 +297,19 @@ def test_who_is_refused_is_rejected_and_comes_again_if_its_client_asks() -> None
     impatient = measure(run(simulated, *crowd))
     assert impatient.rejected > 0
     assert impatient.rejected + impatient.done == 50
+    [refusal] = impatient.refusals
+    assert (refusal.code, refusal.requests) == (Overloaded.code, impatient.rejected)
+    assert any(refusal.message in line for line in summary_of(impatient))
     patient = measure(run(simulated, *crowd, retries=100))
-    assert patient.done == 50
+    assert (patient.done, patient.refusals) == (50, ())
 
 
 def test_what_nobody_can_hold_is_rejected() -> None:
     cluster = run(mesh(pool("prefill"), pool("decode", kv_tokens=160)), (0.0, 100, 100), (0.0, 50, 50))
     metrics = measure(cluster)
     assert (metrics.done, metrics.rejected) == (1, 1)
+    [refusal] = metrics.refusals
+    assert "200" in refusal.message, "the tokens that it would have come to"
 
 
 def test_hours_without_requests_are_told_as_they_pass_and_change_nothing() -> None:
