@@ -5,7 +5,7 @@ from typing import Literal, get_args
 from prometheus_client import CollectorRegistry
 
 from common.latency import PREFILL_TIME, QUEUE_TIME, TRANSFER_TIME
-from common.messages import LoadReport, Role
+from common.messages import LoadReport, Phase, Role
 from common.telemetry import Instruments, LatencyHistogram, token_histogram
 
 SwapDirection = Literal["out", "in"]
@@ -34,10 +34,18 @@ class InstanceMetrics:
         self._decode_tokens = count("decode_tokens", "Tokens drawn in decode steps.")
         self._decode_steps = count("decode_steps", "Decode steps run.")
         self._step_s = count("decode_busy_seconds", "Time the engine spent in decode steps.")
+        self._wait_s = count(
+            "pass_wait_seconds",
+            "Time of passes in which the engine's thread did not run: it had no core, or a device computed.",
+        )
         self._gaps = count("pass_gaps", "Passes that followed on another one, without a pause.")
         self._gap_s = count(
             "pass_gap_seconds", "Time that the model rested before passes that followed on another one."
         )
+        gap_tokens = count(
+            "pass_gap_tokens", "Tokens drawn by passes that another one followed on, by phase.", "phase"
+        )
+        self._gap_prompts, self._gap_decodes = (gap_tokens.labels(phase) for phase in get_args(Phase))
         self._preemptions = count("preemptions", "Sequences that lost their blocks to older ones.")
         self._left = count("sequences_left", "Sequences that this instance passed on to another.")
         self._moves = count("moves", "Running sequences moved to another attention worker.")
@@ -91,10 +99,16 @@ class InstanceMetrics:
         self._step_tokens.observe(sequences)
         self._step_s.inc(elapsed_s)
 
-    def observe_gap(self, gap_s: float) -> None:
-        """Between two passes (``shared_engine.PassGaps``)."""
+    def observe_wait(self, waited_s: float) -> None:
+        """Of a pass (``shared_engine.PassClock``)."""
+        self._wait_s.inc(waited_s)
+
+    def observe_gap(self, gap_s: float, decodes: int, prompts: int) -> None:
+        """Between two passes (``shared_engine.PassClock``), of which the first one has ``Drawn`` that."""
         self._gaps.inc()
         self._gap_s.inc(gap_s)
+        self._gap_prompts.inc(prompts)
+        self._gap_decodes.inc(decodes)
 
     def observe_transfer(self, kv_bytes: int, elapsed_s: float) -> None:
         self._transfer.observe(elapsed_s)

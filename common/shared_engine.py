@@ -13,6 +13,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from itertools import islice
+from typing import NamedTuple
 
 from common.engine_thread import EngineThread
 from common.messages import Phase, SampledToken
@@ -67,37 +68,49 @@ class _Waiting:
             self.done.set_exception(exc)
 
 
-@dataclass(slots=True)
-class PassGaps:
-    """How long the model rests between a pass and the one that follows on it: tokens are told, the next work
-    is chosen, its batch is made. ``last_s``: before the newest pass; None before one that came after a
-    pause, a failure or nothing."""
+class Drawn(NamedTuple):
+    """Tokens of a pass: of sequences that are decoded, and first ones of prompts."""
 
-    last_s: float | None = None
+    decodes: int = 0
+    prompts: int = 0
+
+
+@dataclass(slots=True)
+class PassClock:
+    """How long the model rests between a pass and the one that follows on it: tokens are told, the next work
+    is chosen, its batch is made. ``gap_s``: before the newest pass; None before one that came after a
+    pause, a failure or nothing. ``waited_s``: of the newest pass, in which its thread did not run."""
+
+    gap_s: float | None = None
+    waited_s: float = 0.0
+    _began_s: float = 0.0
+    _ran_s: float = 0.0
     _ended_s: float | None = None
 
     def begin(self) -> None:
         """A pass does, on the engine's thread."""
-        ended_s, self._ended_s, self.last_s = self._ended_s, None, None
-        if ended_s is not None and (gap_s := time.perf_counter() - ended_s) <= MOST_GAP_S:
-            self.last_s = gap_s
+        self._began_s, self._ran_s = time.perf_counter(), time.thread_time()
+        ended_s, self._ended_s, self.gap_s = self._ended_s, None, None
+        if ended_s is not None and (gap_s := self._began_s - ended_s) <= MOST_GAP_S:
+            self.gap_s = gap_s
 
     def end(self) -> None:
         self._ended_s = time.perf_counter()
+        self.waited_s = max(0.0, self._ended_s - self._began_s - (time.thread_time() - self._ran_s))
 
 
 def compute_together(
-    runner: Runner, works: Sequence[EngineWork], gaps: PassGaps | None = None
+    runner: Runner, works: Sequence[EngineWork], clock: PassClock | None = None
 ) -> list[Tokens]:
     """Runs on the engine's thread: the tokens of each."""
-    gaps = PassGaps() if gaps is None else gaps
+    clock = PassClock() if clock is None else clock
     began_ns = timeline.begin()
     batches = [work.batch() for work in works]
     reports = next((work.reports for work in works if work.reports is not None), None)
     steps = [step for batch in batches for step in batch]
-    gaps.begin()
+    clock.begin()
     drawn = iter(runner.run(steps, reports))
-    gaps.end()
+    clock.end()
     if began_ns:
         for work in works:
             work.note(began_ns)
@@ -108,16 +121,18 @@ def compute_together(
 class SharedEngine:
     """``spawn`` starts a task in the process's task group. ``choose_pass``: see
     ``scheduler.policy.mixed_batching``; it is given for how long, in seconds, the decode step has waited.
-    ``note_pass`` is told of every pass what it computed, and its seconds; ``note_gap`` of every gap, as
-    ``PassGaps`` has them, in seconds."""
+    ``note_pass`` is told of every pass what it computed, and its seconds; ``note_wait`` of its
+    ``PassClock.waited_s``; ``note_gap`` of every ``gap_s``, and what the pass before it has ``Drawn``."""
 
     runner: Runner
     thread: EngineThread
     spawn: Callable[[Coroutine[None, None, None]], None]
     choose_pass: Callable[[float], tuple[Phase, ...]]
     note_pass: Callable[[PassLoad, float], None]
-    note_gap: Callable[[float], None]
-    _gaps: PassGaps = field(default_factory=PassGaps)
+    note_wait: Callable[[float], None]
+    note_gap: Callable[[float, int, int], None]
+    _clock: PassClock = field(default_factory=PassClock)
+    _drawn: Drawn = field(default_factory=Drawn)
     _waiting: dict[Phase, _Waiting] = field(default_factory=dict)
     _is_running: bool = False
 
@@ -164,9 +179,13 @@ class SharedEngine:
             await self._run_apart(chosen, exc)
             return
         elapsed_s = loop.time() - began_s
-        self.note_pass(reduce(PassLoad.with_also, (each.work.load for each in chosen)), elapsed_s)
-        if self._gaps.last_s is not None:
-            self.note_gap(self._gaps.last_s)
+        load = reduce(PassLoad.with_also, (each.work.load for each in chosen))
+        self.note_pass(load, elapsed_s)
+        self.note_wait(self._clock.waited_s)
+        if self._clock.gap_s is not None:
+            self.note_gap(self._clock.gap_s, *self._drawn)
+        all_drawn = sum(token is not None for tokens in drawn for token in tokens)
+        self._drawn = Drawn(load.sequences, all_drawn - load.sequences)
         for each, tokens in zip(chosen, drawn, strict=True):
             each.tell(Computed(tokens, elapsed_s, len(chosen) == 1))
 
@@ -191,7 +210,7 @@ class SharedEngine:
 
     async def _compute(self, chosen: Sequence[_Waiting]) -> list[Tokens]:
         works = [each.work for each in chosen]
-        return await self.thread.run(compute_together, self.runner, works, self._gaps)
+        return await self.thread.run(compute_together, self.runner, works, self._clock)
 
     def _take_next(self, now: float) -> list[_Waiting]:
         """Nothing where all that waited have given up."""

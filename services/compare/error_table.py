@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from common.latency import Distribution
+from services.compare.pass_rests import Rests
 from services.compare.simulated import MOST_TURNS_SHARE, NEARLY_THE_MOST, Pair
 from services.compare.simulated_mesh import Overhead
 from services.simulator.host_config import HostConfig
@@ -155,21 +156,31 @@ def _cell(found: Rounds, name: str, scale: float, digits: int) -> str:
 def describe_overheads(overheads: Mapping[str, Overhead]) -> str:
     lines = []
     for name, each in overheads.items():
-        own = (
-            f"{1e3 * each.pass_s:.2f} ms a pass beside the profile's, {1e6 * each.token_s:.0f} µs each of its"
-            f" tokens, {1e3 * each.hop_s:.2f} ms a message"
-        )
-        lines.append(f"{name}: {own}{'' if each.host is None else _describe_host(each.host)}")
+        own = f"{_describe_rests(each)}, {1e3 * each.hop_s:.2f} ms a message"
+        lines.append(f"{name}: {own}{'' if each.host is None else _describe_host(each.host, each.hidden)}")
     return "\n".join(lines)
 
 
-def _describe_host(host: HostConfig) -> str:
+def _describe_rests(overhead: Overhead) -> str:
+    """As they were counted, and what was found of who did not count."""
+    found = [
+        f"{each.role} {1e3 * each.pass_s:.2f} ms, {1e6 * each.token_s:.0f} µs a token,"
+        f" {1e3 * each.prompt_s:.2f} ms a prompt"
+        for each in overhead.rests
+    ]
+    if overhead.pass_s or not found:
+        found.append(f"{1e3 * overhead.pass_s:.2f} ms{' others' if found else ''}")
+    return f"a pass rests {'; '.join(found)}"
+
+
+def _describe_host(host: HostConfig, hidden: Rests) -> str:
     turns = f"{100 * host.turns_share:.1f} % of a layer more{_limit_note(host.turns_share)}"
     return (
         f"; of {host.cores} cores {host.idle_cores:.3f} idle, {1e3 * host.pass_s:.2f} ms a pass,"
         f" {1e3 * host.token_s:.2f} a token, {1e3 * host.prompt_s:.2f} a prompt,"
-        f" {1e6 * host.prompt_token_s:.0f} µs each of its tokens;"
-        f" while more are wanted {turns}"
+        f" {1e6 * host.prompt_token_s:.0f} µs each of its tokens; while engines rest"
+        f" {1e3 * hidden.pass_s:.2f} ms a pass, {1e6 * hidden.token_s:.0f} µs a token,"
+        f" {1e3 * hidden.prompt_s:.2f} ms a prompt of that; while more are wanted {turns}"
     )
 
 

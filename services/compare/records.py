@@ -8,6 +8,7 @@ import msgspec
 from common.errors import ConfigError
 from services.bench.summary import LoadResult
 from services.compare.comparison import Comparison
+from services.compare.engine_times import EngineTimes
 from services.compare.usage import InstanceUse
 
 RunKey = tuple[int, str, str]
@@ -41,10 +42,9 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     generator's. ``duration_s`` is the whole run's. ``beside_cpu_s``: what all meshes and the client took in
     it but for threads that ran the model or looked at the pace. ``idle_cores``: what all meshes took a second
     while nothing was asked of them, where that was looked at. ``looks_s``: what some layers took each
-    time meanwhile, where models ran (``services.profiling.probe``). ``gaps``: how many passes followed on
-    another one, and ``gap_s`` for how long models rested before these, where instances compute their own
-    attention. ``served``: each request by itself,
-    for whoever wants other objectives, or to know which ones a simulation has otherwise."""
+    time meanwhile, where models ran (``services.profiling.probe``). ``engines``: what those of each role did
+    with their time, where models ran. ``served``: each request by itself, for whoever wants other objectives,
+    or to know which ones a simulation has otherwise."""
 
     fingerprint: str
     round_number: int
@@ -63,8 +63,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     idle_cores: float | None = None
     cores: int = 0
     looks_s: tuple[float, ...] = ()
-    gaps: int = 0
-    gap_s: float = 0.0
+    engines: tuple[EngineTimes, ...] = ()
     served: tuple[ServedRequest, ...] = ()
 
     @property

@@ -27,7 +27,7 @@ from services.bench.run import run_bench
 from services.compare.between import check_profiled, passes_between
 from services.compare.capacity import Rates
 from services.compare.comparison import Candidate, Comparison, Offer, bench_config, config_of, plan_of
-from services.compare.pass_gaps import gaps_between, gaps_of
+from services.compare.engine_times import EngineProcess, counted_of, times_between
 from services.compare.records import RunKey, RunRecord, ServedRequest, keep, read_kept
 from services.compare.usage import computing_s, processor_s, resource_time_of, watch_use
 from services.launcher import local
@@ -57,7 +57,7 @@ class Mesh:
     probe: Probe
     settings: MeshConfig
     instance_pids: tuple[int, ...]
-    instance_urls: tuple[str, ...]
+    engines: tuple[EngineProcess, ...]
     service_pids: tuple[int, ...]
 
 
@@ -177,7 +177,7 @@ def _running_mesh(
             url=status.url,
             settings=local.mesh_config(directory).mesh,
             instance_pids=tuple(pid for is_instance, pid in pids if is_instance and pid is not None),
-            instance_urls=_urls_of_own_models(config, candidate, status),
+            engines=_engines_of(config, candidate, status),
             service_pids=tuple(pid for is_instance, pid in pids if not is_instance and pid is not None),
             probe=Probe(config),
         )
@@ -185,13 +185,18 @@ def _running_mesh(
         local.down(directory)
 
 
-def _urls_of_own_models(config: Config, candidate: Candidate, status: MeshStatus) -> tuple[str, ...]:
-    """Of instances that compute a model with its attention; an emulated pass takes longer than it says, and
-    one over attention workers rests between layers."""
-    if config.instance.engine != "model" or candidate.instances.get("attention", 0):
+def _engines_of(config: Config, candidate: Candidate, status: MeshStatus) -> tuple[EngineProcess, ...]:
+    """That compute a model, as an emulated pass takes longer than it says. Gaps are asked of who computes
+    its own attention: who has workers for it rests between layers, too."""
+    if config.instance.engine != "model":
         return ()
-    processes = [each for each in status.processes if each.role in INSTANCE_ROLES]
-    return tuple(each.url for each in processes if each.url is not None)
+    roles = (*INSTANCE_ROLES, "attention")
+    own = ("prefill",) if candidate.instances.get("attention", 0) else INSTANCE_ROLES
+    return tuple(
+        EngineProcess(each.role, each.pid, each.url if each.role in own else None)
+        for each in status.processes
+        if each.role in roles and each.pid is not None
+    )
 
 
 async def _warm_up(comparison: Comparison, mesh: Mesh) -> None:
@@ -214,7 +219,7 @@ async def _measure(
     async with watch_use(mesh.settings, len(mesh.instance_pids)) as watch:
         await watch.wait_idle()
         idle_cores = await _idle_cores(meshes) if offer.name in comparison.costs else None
-        gaps_before = await asyncio.to_thread(gaps_of, mesh.instance_urls)
+        counted = await asyncio.to_thread(counted_of, mesh.engines)
         started_at, began_s = datetime.now(UTC), time.monotonic()
         before = _processor_time(mesh, meshes)
         with mesh.probe.watch() as pieces:
@@ -222,7 +227,7 @@ async def _measure(
             await watch.wait_idle()
         after = _processor_time(mesh, meshes)
         duration_s = time.monotonic() - began_s
-        gaps = gaps_between(gaps_before, await asyncio.to_thread(gaps_of, mesh.instance_urls))
+        engines = times_between(counted, await asyncio.to_thread(counted_of, mesh.engines))
         uses = tuple(watch.recorder.uses())
     instances_s, services_s, beside_s = (late - early for early, late in zip(before, after, strict=True))
     return RunRecord(
@@ -243,8 +248,7 @@ async def _measure(
         idle_cores=idle_cores,
         cores=len(os.sched_getaffinity(0)),
         looks_s=tuple(pieces.taken_s),
-        gaps=gaps.passes,
-        gap_s=gaps.seconds,
+        engines=engines,
         served=tuple(_served(run.outcomes)),
     )
 

@@ -12,7 +12,7 @@ long. Nothing else is fitted: no other workload's figures are looked at.
 """
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import NamedTuple
@@ -30,8 +30,9 @@ from services.compare.comparison import (
     Offer,
     bench_config,
 )
+from services.compare.engine_times import PassCounts, counts_of_all
 from services.compare.host_costs import Counted, host_of
-from services.compare.pass_gaps import Rests, rests_of
+from services.compare.pass_rests import NO_RESTS, Rests, rests_of
 from services.compare.records import RunRecord
 from services.compare.simulated_mesh import Overhead, pace_of, simulated_of
 from services.profiling.probe import looking_s
@@ -114,15 +115,18 @@ class Simulation:
         missing = sorted(set(names) - {each.workload for each in runs})
         if missing or not names:
             raise ConfigError("calibration", list(names), _run_at(candidate, *missing))
-        overhead, rests = Overhead(), self._rests(own)
+        counts = self._counts(own)
+        roles = sorted({role for each in counts for role in each})
+        rests = tuple(rests_of(role, [each[role] for each in counts if role in each]) for role in roles)
+        of_all = rests_of("", [counts_of_all(each.values()) for each in counts]) if counts else NO_RESTS
+        overhead = Overhead(rests=rests)
         for _ in range(SWEEPS):
-            host = self._host_of(candidate, records, overhead)
-            found = [self._overhead_of(candidate, record, host, rests) for record in runs]
-            overhead = Overhead(
-                statistics.median(each.pass_s for each in found),
-                statistics.median(each.hop_s for each in found),
-                host,
-                token_s=0.0 if rests is None else rests.token_s,
+            overhead = overhead._replace(host=self._host_of(candidate, records, overhead))
+            overhead = overhead._replace(hidden=self._hidden(candidate, own, overhead, of_all))
+            found = [self._overhead_of(candidate, record, overhead) for record in runs]
+            overhead = overhead._replace(
+                pass_s=statistics.median(each.pass_s for each in found),
+                hop_s=statistics.median(each.hop_s for each in found),
             )
             overhead = self._with_turns(candidate, own, overhead)
         return overhead
@@ -148,12 +152,44 @@ class Simulation:
         cluster = self.again(candidate, record, overhead.with_host(turns_share=turns_share))
         return _trimmed_mean(_longer_s("saturated", record, cluster, "tpot_s"))
 
-    def _rests(self, own: Sequence[RunRecord]) -> Rests | None:
-        """How long the models of fitted runs rested between passes; None where nobody counted. While all
-        cores are wanted they wait for one, too: of the saturated workload nothing is said by it."""
+    def _counts(self, own: Sequence[RunRecord]) -> list[dict[str, PassCounts]]:
+        """Of the fitted runs in which somebody counted gaps, by role. While all cores are wanted models wait
+        in them for one, too: of the saturated workload nothing is said by it."""
         names = self.comparison.fitted - {self.comparison.saturated}
-        runs = [each for each in own if each.workload in names and each.gaps]
-        return rests_of(runs) if runs else None
+        found = (
+            {each.role: each.passes for each in record.engines if each.passes and each.passes.gaps}
+            for record in own
+            if record.workload in names
+        )
+        return [each for each in found if each]
+
+    def _hidden(
+        self, candidate: Candidate, own: Sequence[RunRecord], overhead: Overhead, rests: Rests
+    ) -> Rests:
+        """Of what is done beside passes that part which takes nothing of engines, as they rest then: so much
+        of their ``rests`` that who counted them waits for cores as long as in the runs that say what it
+        costs. All of them where nobody counted that."""
+        if overhead.host is None:
+            return NO_RESTS
+        roles = {each.role for each in overhead.rests}
+        runs = [each for each in own if each.workload in self.comparison.costs]
+        counted = [(each, waited_s) for each in runs if (waited_s := _waited_s(each)) is not None]
+        if not counted:
+            return rests
+
+        def over_s(hidden: Rests) -> float:
+            tried = overhead._replace(hidden=hidden)
+            return sum(
+                _engines_waited_s(
+                    self.again(candidate, record, self._in_its_minutes(candidate, record, tried)), roles
+                )
+                - waited_s
+                for record, waited_s in counted
+            )
+
+        most_s, least_s = over_s(NO_RESTS), over_s(rests)
+        share = most_s / (most_s - least_s) if most_s > least_s else 0.0
+        return rests.times(min(1.0, max(0.0, share)))
 
     def _host_of(
         self, candidate: Candidate, records: Sequence[RunRecord], overhead: Overhead
@@ -176,12 +212,10 @@ class Simulation:
             return found
         return msgspec.structs.replace(found, turns_share=before.turns_share)
 
-    def _overhead_of(
-        self, candidate: Candidate, record: RunRecord, host: HostConfig | None, rests: Rests | None
-    ) -> Overhead:
+    def _overhead_of(self, candidate: Candidate, record: RunRecord, known: Overhead) -> Overhead:
         """A time to first token is made of messages and passes, a time per token of steps and, in its first
-        gap, of messages: each is corrected by what it is off, a few times. ``rests``: what a pass takes
-        more, where that was counted."""
+        gap, of messages: each is corrected by what it is off, a few times. ``known``: all that is found
+        otherwise, of which rests are what passes take more, where all counted them."""
 
         @cache
         def off(tried: Overhead) -> tuple[float, float]:
@@ -189,11 +223,12 @@ class Simulation:
             longer_s = partial(_longer_s, "calibration", record, cluster)
             return -statistics.median(longer_s("ttft_s")), -statistics.median(longer_s("tpot_s"))
 
-        pass_s, token_s = (0.0, 0.0) if rests is None else rests
-        found = self._in_its_minutes(candidate, record, Overhead(pass_s, host=host, token_s=token_s))
+        counting = {each.role for each in known.rests}
+        is_counted = {role for role, count in candidate.instances.items() if count} <= counting
+        found = self._in_its_minutes(candidate, record, known._replace(pass_s=0.0, hop_s=0.0))
         hops = (off(found)[0] - off(found._replace(hop_s=PROBE_S))[0]) / PROBE_S
         for _ in range(CORRECTIONS):
-            if rests is None:
+            if not is_counted:
                 found = found._replace(pass_s=max(0.0, found.pass_s + off(found)[1]))
             found = found._replace(hop_s=max(0.0, found.hop_s + off(found)[0] / hops))
         return found
@@ -263,6 +298,17 @@ def _counted(cluster: Cluster, candidate: Candidate) -> Counted:
         prompt_tokens=sum(cluster.records.prompt_tokens),
         is_handed_over=not candidate.instances.get("mixed", 0),
     )
+
+
+def _waited_s(record: RunRecord) -> float | None:
+    """How long its engines had no core amid passes; None where nobody counted that."""
+    counted = [each.passes for each in record.engines if each.passes is not None]
+    return counts_of_all(counted).waited_s if counted else None
+
+
+def _engines_waited_s(cluster: Cluster, roles: Collection[str]) -> float:
+    seats = (each.seat for each in cluster.lives if each.role in roles)
+    return sum(each.waited_s for each in seats if each is not None)
 
 
 def _longer_s(named: str, record: RunRecord, cluster: Cluster, measure: str) -> list[float]:

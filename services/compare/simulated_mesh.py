@@ -19,6 +19,7 @@ from common.shapes import ModelShape
 from common.spec import ELEMENT_BYTES
 from services.analysis.model_shape import read_shape
 from services.compare.comparison import Candidate, Comparison, InstanceRole, settings_of
+from services.compare.pass_rests import NO_RESTS, Rests
 from services.compare.records import RunRecord
 from services.hosts.engines import pull_share_of
 from services.model_directory import model_directory
@@ -34,13 +35,18 @@ EMULATED = ModelShape("emulated", 1, 1, 1, 1, 1, 1, 1, 1, 0)
 class Overhead(NamedTuple):
     """Of a mesh, seconds. ``pass_s``: of every pass beside the model's; ``hop_s``: of a message. ``host``: on
     which all run, if it is known what they take of it. ``pace``: how many times as long as the profile says
-    the model's passes take. ``token_s``: of every pass, for each token that decodes draw in it."""
+    the model's passes take. ``rests``: of roles whose instances counted theirs, in place of ``pass_s``.
+    ``hidden``: what of the host's costs is done on the cores of engines that rest then."""
 
     pass_s: float = 0.0
     hop_s: float = 0.0
     host: HostConfig | None = None
     pace: float = 1.0
-    token_s: float = 0.0
+    rests: tuple[Rests, ...] = ()
+    hidden: Rests = NO_RESTS
+
+    def rests_of(self, role: str) -> Rests:
+        return next((each for each in self.rests if each.role == role), Rests(role, self.pass_s))
 
     def with_host(self, **costs: float) -> "Overhead":
         """With some of the host's costs replaced, where there is one."""
@@ -76,26 +82,27 @@ def simulated_of(
     ]
     host = {}
     if overhead.host is not None:
-        costs = _host_of_workers(overhead.host, config) if workers else _host(overhead.host, overhead)
-        host["host"] = costs | _contention(config, overhead, profile)
+        costs = _host(overhead.host, overhead.hidden) | _contention(config, overhead, profile)
+        host["host"] = costs | (_host_of_workers(config) if workers else {})
     return simulated_from_tree({**settings, "cluster": cluster, "pool": pools, **host})
 
 
-def _host(host: HostConfig, waited: Overhead) -> dict[str, Any]:
-    """Without those seconds beside each pass, and for each token, for which the engine's thread waits: its
-    core is taken in their place, as they are in its passes."""
+def _host(host: HostConfig, hidden: Rests) -> dict[str, Any]:
+    """Without those seconds in which the engine's thread waits for what is done then: its core is taken in
+    their place, as they are in its passes."""
     return msgspec.structs.asdict(host) | {
-        "pass_s": max(0.0, host.pass_s - waited.pass_s),
-        "token_s": max(0.0, host.token_s - waited.token_s),
+        "pass_s": max(0.0, host.pass_s - hidden.pass_s),
+        "token_s": max(0.0, host.token_s - hidden.token_s),
+        "prompt_s": max(0.0, host.prompt_s - hidden.prompt_s),
     }
 
 
-def _host_of_workers(host: HostConfig, config: Config) -> dict[str, Any]:
+def _host_of_workers(config: Config) -> dict[str, Any]:
     """Who has waited for attention where cores are short sleeps from then on, live, until it looks again
     whether they still are: what is left of that when they are no longer is half of it on average. Batches
     that take turns look out all the time."""
     hold_s = WANTED_S / 2 if config.instance.pipeline == "off" else 0.0
-    return msgspec.structs.asdict(host) | {"turns_hold_s": hold_s}
+    return {"turns_hold_s": hold_s}
 
 
 def _contention(config: Config, overhead: Overhead, path: Path | None) -> dict[str, float]:
@@ -138,18 +145,25 @@ def _instances_path(config: Config) -> Path:
     return profile_path(model, directory, precision_of(model).compute, accelerator_name(model.device))
 
 
-def _performance(config: Config, overhead: Overhead, profile: Path | None) -> dict[str, Any]:
+def _performance(
+    role: InstanceRole, config: Config, overhead: Overhead, profile: Path | None
+) -> dict[str, Any]:
+    rests = overhead.rests_of(role)
     if config.instance.engine == "model":
         path = profile_of_instances(config) if profile is None else profile
-        beside = {"overhead_s": overhead.pass_s, "overhead_token_s": overhead.token_s}
+        beside = {
+            "overhead_s": rests.pass_s,
+            "overhead_token_s": rests.token_s,
+            "overhead_prompt_s": rests.prompt_s,
+        }
         return {"kind": "profile", "path": str(path), "pace": overhead.pace, **beside}
     emulation, pace = config.emulation, overhead.pace
     return {
         "kind": "linear",
-        "prefill_s": pace * emulation.prefill_base_s + overhead.pass_s,
+        "prefill_s": pace * emulation.prefill_base_s + rests.pass_s,
         "per_prompt_token_s": pace * emulation.prefill_per_token_s,
-        "step_s": pace * emulation.decode_base_s + overhead.pass_s,
-        "per_sequence_s": pace * emulation.decode_per_sequence_s + overhead.token_s,
+        "step_s": pace * emulation.decode_base_s + rests.pass_s,
+        "per_sequence_s": pace * emulation.decode_per_sequence_s + rests.token_s,
         "per_context_token_s": pace * emulation.decode_per_context_token_s,
     }
 
@@ -164,10 +178,7 @@ def _pool(
     profile: Path | None,
 ) -> dict[str, Any]:
     """Attention workers hold decode instances' KV, whose own passes are then the rest of the model's."""
-    if config.instance.attention_workers and role == "prefill" and overhead.host is not None:
-        # What is found of passes beside the model is steps' exchange, mostly.
-        overhead = overhead._replace(pass_s=overhead.host.pass_s)
-    performance = _performance(config, overhead, profile)
+    performance = _performance(role, config, overhead, profile)
     pool: dict[str, Any] = {"name": role, "role": role, "count": count, "performance": performance}
     if config.instance.attention_workers and role in ("decode", "attention"):
         if role == "decode":

@@ -80,6 +80,7 @@ class _Parts:
             self.spawn,
             lambda waited_s: choose_pass(settings.mixed_policy, waited_s, settings.mixed_max_wait_s),
             self.passes.observe,
+            self.metrics.observe_wait,
             self.metrics.observe_gap,
         )
         self.mates = RoomMates(

@@ -192,21 +192,21 @@ class SimulatedEngine:
             phases = choose_pass(self.settings.mixed_policy, waited_s, self.settings.mixed_max_wait_s)
         for phase in phases:
             del self._waiting[phase]
-        chunk, steps, sequences, context = None, 1, 0, 0
+        chunk, steps, sequences, context, prompts = None, 1, 0, 0, 0
         if "decode" in phases:
             sequences, context = self.rooms.decode_shape()
         if "prefill" in phases:
             chunk, self._chunk = self._chunk, None
             assert chunk is not None
             chunks = tuple((piece.start, piece.tokens) for piece in chunk.slices)
-            duration_s = self.settings.pass_s(PassShape(chunks, sequences, context))
+            prompts = sum(piece.is_last for piece in chunk.slices)
+            duration_s = self.settings.pass_s(PassShape(chunks, sequences, context, prompts))
         else:
             steps = 1 if former is not None else self._steps()
             duration_s = self.settings.performance.steps_s(sequences, context, steps)
         course = None
         if self.seat is not None:
-            pieces = () if chunk is None else chunk.slices
-            prompts, tokens = sum(each.is_last for each in pieces), sum(each.tokens for each in pieces)
+            tokens = 0 if chunk is None else sum(piece.tokens for piece in chunk.slices)
             pass_s = duration_s / steps
             self.seat.begin(pass_s, sequences + prompts, tokens)
             pace = self.seat.pace_of(pass_s)

@@ -28,10 +28,14 @@ def _tell_nobody() -> None:
 class Seat:
     """An instance's on a host. What prompts bring about is done on the core of who computes them, while no
     other one is idle: with it, an engine gets as much as others do. What passes and their tokens bring about
-    is done on any. ``on_change``: its pace is another one."""
+    is done on any. ``on_change``: its pace is another one. ``waited_s``: how long passes have been without a
+    core."""
 
     host: Host
     on_change: Callable[[], None] = _tell_nobody
+    waited_s: float = 0.0
+    _without: float = 0.0
+    _since_s: float = 0.0
     _engine: float = 0.0
     _beside: float = 0.0
     _passes_per_s: float = 0.0
@@ -71,6 +75,7 @@ class Seat:
         return self.host.pace_of(self, pass_s, self._own)
 
     def change_pace(self) -> None:
+        self._count_wait()
         self._pace_errands()
         if self._engine:
             self.on_change()
@@ -97,7 +102,15 @@ class Seat:
         own = self._own
         wanted = [Wanted(own + self._beside, own)] if own else []
         self.host.want(self, *wanted, passes_per_s=self._passes_per_s)
+        self._count_wait()
         self._pace_errands()
+
+    def _count_wait(self) -> None:
+        """Up to now at the pace that was; from now on at what it is."""
+        now = self.host.clock.now
+        self.waited_s += self._without * (now - self._since_s)
+        self._since_s = now
+        self._without = 1.0 - self.host.pace(self._own) if self._engine else 0.0
 
     def _pace_errands(self) -> None:
         for errand in self._errands:

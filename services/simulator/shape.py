@@ -8,7 +8,8 @@ from common.performance import PassLoad
 
 class PassShape(msgspec.Struct, frozen=True, gc=False):
     """``chunks``: (tokens of the same prompt before it, tokens) of every prompt chunk. ``context_tokens``:
-    what all ``sequences`` that are decoded attend to, the token that is computed included.
+    what all ``sequences`` that are decoded attend to, the token that is computed included. ``ended``: prompts
+    whose last chunk is among them.
 
     A Struct, though no message: one is made for each pass, and these are made in a tenth of the time.
     """
@@ -16,6 +17,7 @@ class PassShape(msgspec.Struct, frozen=True, gc=False):
     chunks: tuple[tuple[int, int], ...] = ()
     sequences: int = 0
     context_tokens: int = 0
+    ended: int = 0
 
     @property
     def chunk_tokens(self) -> int:

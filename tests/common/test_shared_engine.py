@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import get_args
@@ -29,10 +29,16 @@ class Recorder:
     def __init__(self) -> None:
         self.passes: list[list[int]] = []
         self.noted: list[PassLoad] = []
+        self.waits_s: list[float] = []
         self.gaps_s: list[float] = []
+        self.drawn: list[tuple[int, int]] = []
         self.tasks: list[asyncio.Future[None]] = []
         self.gate = threading.Event()
         self.gate.set()
+
+    def note_gap(self, gap_s: float, decodes: int, prompts: int) -> None:
+        self.gaps_s.append(gap_s)
+        self.drawn.append((decodes, prompts))
 
     def run(
         self, batch: Sequence[SequenceStep], reports: LayerReports | None = None
@@ -52,7 +58,8 @@ def engine_of(recorder: Recorder, policy: MixedPolicy) -> SharedEngine:
         lambda work: recorder.tasks.append(asyncio.ensure_future(work)),
         choose,
         lambda load, _: recorder.noted.append(load),
-        recorder.gaps_s.append,
+        recorder.waits_s.append,
+        recorder.note_gap,
     )
 
 
@@ -296,3 +303,39 @@ def test_to_make_a_batch_is_part_of_the_gap() -> None:
         assert all(gap_s >= MOST_GAP_S / 2 for gap_s in recorder.gaps_s)
 
     asyncio.run(work())
+
+
+class Slow(Recorder):
+    """Takes ``take`` for each pass."""
+
+    def __init__(self, take: Callable[[], None]) -> None:
+        super().__init__()
+        self.take = take
+
+    def run(
+        self, batch: Sequence[SequenceStep], reports: LayerReports | None = None
+    ) -> list[SampledToken | None]:
+        self.take()
+        return super().run(batch, reports)
+
+
+def test_what_a_pass_waits_is_what_its_thread_did_not_run() -> None:
+    """Of one that sleeps nearly all of it, of one that computes what it had no core for."""
+
+    def compute() -> None:
+        until_s = time.thread_time() + 0.05
+        while time.thread_time() < until_s:
+            pass
+
+    async def waited_s(take: Callable[[], None]) -> float:
+        recorder = Slow(take)
+        engine = engine_of(recorder, "chunked")
+        await engine.compute("decode", work_of(3))
+        engine.thread.close()
+        [waited_s] = recorder.waits_s
+        return waited_s
+
+    assert asyncio.run(waited_s(lambda: time.sleep(0.05))) >= 0.045
+    began_s = time.perf_counter()
+    waits_s = asyncio.run(waited_s(compute))
+    assert 0 <= waits_s <= time.perf_counter() - began_s - 0.05

@@ -104,7 +104,8 @@ def profile_held_out(profile: Profile, by: ProfileFit) -> tuple[HeldOutError, ..
 
 class LawModel:
     """The profile's laws: straight lines over tokens, pairs, sequences and contexts. Every pass takes
-    ``overhead_s`` longer, and ``token_s`` for each of its decodes."""
+    ``overhead_s`` longer, and ``token_s`` for each of its decodes and ``prompt_s`` for each prompt that ends
+    with it."""
 
     stages = 1
 
@@ -114,17 +115,20 @@ class LawModel:
         step_time: FittedTime,
         overhead_s: float = 0.0,
         token_s: float = 0.0,
+        prompt_s: float = 0.0,
     ) -> None:
         *chunk_parts, chunk_s = chunk_time.coefficients
         per_context, per_sequence, step_s = step_time.coefficients
         self._chunk = (*chunk_parts, chunk_s + overhead_s)
         self._step = (per_context, per_sequence + token_s, step_s + overhead_s)
+        self._prompt_s = prompt_s
 
     def pass_s(self, shape: PassShape) -> float:
         per_context, per_sequence, _ = self._step
         if not shape.chunks:
             return self.steps_s(shape.sequences, shape.context_tokens, 1) if shape.sequences else 0.0
         per_token, per_pair, seconds = self._chunk
+        seconds += self._prompt_s * shape.ended
         for before, tokens in shape.chunks:
             seconds += per_token * tokens / TOKENS + per_pair * pairs_of(before, tokens) / PAIRS
         return max(
@@ -302,11 +306,12 @@ class TableModel:
 @dataclass(frozen=True, slots=True)
 class WithOverhead:
     """A table whose passes take longer by what their process does between two of them, and for each token
-    that decodes drew."""
+    that decodes drew, and each prompt that ended."""
 
     model: TableModel
     pass_overhead_s: float
     token_s: float = 0.0
+    prompt_s: float = 0.0
 
     @property
     def stages(self) -> int:
@@ -319,7 +324,8 @@ class WithOverhead:
         return self.model.attention_s(sequences, context_tokens)
 
     def pass_s(self, shape: PassShape) -> float:
-        return self.model.pass_s(shape) + self._overhead_s(shape.sequences)
+        beside_s = self._overhead_s(shape.sequences) + self.prompt_s * shape.ended
+        return self.model.pass_s(shape) + beside_s
 
     def steps_s(self, sequences: int, context_tokens: int, steps: int) -> float:
         return self.model.steps_s(sequences, context_tokens, steps) + steps * self._overhead_s(sequences)
@@ -329,12 +335,14 @@ class WithOverhead:
 
 
 def profile_model(
-    profile: Profile, by: ProfileFit, overhead_s: float = 0.0, token_s: float = 0.0
+    profile: Profile, by: ProfileFit, overhead_s: float = 0.0, token_s: float = 0.0, prompt_s: float = 0.0
 ) -> PerformanceModel:
     if by == "law":
-        return LawModel(profile.chunk_time, profile.step_time, overhead_s, token_s)
+        return LawModel(profile.chunk_time, profile.step_time, overhead_s, token_s, prompt_s)
     model = TableModel(profile, by)
-    return WithOverhead(model, overhead_s, token_s) if overhead_s or token_s else model
+    if overhead_s or token_s or prompt_s:
+        return WithOverhead(model, overhead_s, token_s, prompt_s)
+    return model
 
 
 def machine_device(

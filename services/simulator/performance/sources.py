@@ -138,13 +138,14 @@ class ProfileSource(
     """What ``lamella profile`` wrote. ``by``: the law fitted to it, or a regression between its cases.
     ``pace``: how many times as long as it says the model's passes take, where the machine is another time
     slower or faster. A pass takes ``overhead_s`` beside the model's, and ``overhead_token_s`` for each token
-    that decodes draw in it."""
+    that decodes draw in it and ``overhead_prompt_s`` for each prompt that ends with it."""
 
     path: Path
     by: ProfileFit = "linear"
     pace: float = 1.0
     overhead_s: float = 0.0
     overhead_token_s: float = 0.0
+    overhead_prompt_s: float = 0.0
 
 
 PerformanceSource = (
@@ -321,13 +322,15 @@ def _open_profile(source: ProfileSource, parallelism: Parallelism) -> OpenedSour
     if parallelism.tensor > 1:
         rule = "a profile is of one instance as it was measured: profile with this parallelism"
         raise ConfigError("tensor_parallel", parallelism.tensor, rule)
-    for key in ("overhead_s", "overhead_token_s"):
+    for key in ("overhead_s", "overhead_token_s", "overhead_prompt_s"):
         if not 0 <= getattr(source, key) < float("inf"):
             raise ConfigError(key, getattr(source, key), "must be 0 or more")
     if not 0 < source.pace < float("inf"):
         raise ConfigError("pace", source.pace, "must be over 0")
     profile = at_pace(read_machine_profile(source.path), source.pace)
-    model = profile_model(profile, source.by, source.overhead_s, source.overhead_token_s)
+    model = profile_model(
+        profile, source.by, source.overhead_s, source.overhead_token_s, source.overhead_prompt_s
+    )
     return OpenedSource(model, lambda: profile_held_out(profile, source.by), profile)
 
 

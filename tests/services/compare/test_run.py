@@ -158,8 +158,16 @@ instances = {{ mixed = 1 }}
     assert found.step_s != profile.step_s
     assert "| coupled |" in (output / "simulated.md").read_text()
     [record] = read_kept(output / "runs.jsonl", RunRecord, comparison)
-    assert 0 < record.gaps < record.load.output_tokens + 3
-    assert f"coupled: {1e3 * record.gap_s / record.gaps:.2f} ms a pass" in done.stderr.replace("\n", " ")
+    [engine] = record.engines
+    assert engine.role == "mixed"
+    passes = engine.passes
+    assert passes is not None
+    assert 0 < passes.gaps < record.load.output_tokens + 3
+    assert 0 < passes.decodes + passes.prompts <= record.load.output_tokens
+    assert 0 <= passes.waited_s < record.duration_s
+    assert 0 < engine.computed_s < record.duration_s
+    rests = f"coupled: a pass rests mixed {1e3 * passes.gap_s / passes.gaps:.2f} ms"
+    assert rests in done.stderr.replace("\n", " ")
 
 
 def small_profile() -> Profile:

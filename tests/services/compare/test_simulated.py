@@ -14,7 +14,9 @@ from common.latency import describe
 from common.model.waiting import WANTED_S
 from common.profile import profile_path, write_profile
 from services.compare.comparison import Candidate, Comparison, Offer, Settings
+from services.compare.engine_times import EngineTimes, PassCounts
 from services.compare.error_table import describe_overheads, errors_table, rounds_of
+from services.compare.pass_rests import Rests
 from services.compare.records import RunRecord, ServedRequest
 from services.compare.simulated import (
     MOST_TURNS_SHARE,
@@ -106,6 +108,10 @@ def test_what_a_mesh_takes_beside_its_model_is_found_from_the_runs_whose_request
         assert pair.attainment_points == pytest.approx(0.0, abs=3.0)
 
 
+def times(role: str, passes: PassCounts) -> EngineTimes:
+    return EngineTimes(role, 1.0, passes)
+
+
 def test_what_instances_counted_between_passes_is_not_sought_in_latencies() -> None:
     """Of all fitted runs but the one in which passes wait for cores, by passes and the tokens they drew."""
     named = msgspec.structs.replace(COMPARISON, costs=("alone", "hpld"), saturated="hpld")
@@ -113,21 +119,46 @@ def test_what_instances_counted_between_passes_is_not_sought_in_latencies() -> N
     def counted(number: int, gaps: int) -> RunRecord:
         record = msgspec.structs.replace(live(ALONE, TRUE), round_number=number)
         tokens = sum(each.output_tokens - 1 for each in record.served)
-        return msgspec.structs.replace(record, gaps=gaps, gap_s=0.002 * gaps + 0.0001 * tokens)
+        steps = PassCounts(gaps, 0.002 * gaps + 0.0001 * tokens, 0, tokens)
+        chunks = PassCounts(gaps, 0.003 * gaps)
+        return msgspec.structs.replace(record, engines=(times("decode", steps), times("prefill", chunks)))
 
-    waited = msgspec.structs.replace(live(BUSY, TRUE), gaps=1, gap_s=9)
+    waited = msgspec.structs.replace(live(BUSY, TRUE), engines=(times("decode", PassCounts(1, 9, 0, 1)),))
     overheads, _ = Simulation(named).pairs([counted(0, 30), counted(1, 150), waited])
     found = overheads["split"]
-    assert (found.pass_s, found.token_s) == pytest.approx((0.002, 0.0001))
-    as_thin, _ = Simulation(named).pairs([counted(0, 50), counted(1, 100), waited])
-    assert as_thin["split"].token_s == 0.0, "as many tokens a pass do not tell the two apart"
-    assert as_thin["split"].pass_s > found.pass_s
+    assert found.rests_of("decode") == pytest.approx(Rests("decode", 0.002, 0.0001))
+    assert found.rests_of("prefill") == pytest.approx(Rests("prefill", 0.003))
+    assert found.pass_s == 0.0
     assert found.hop_s > 0
-    # A step of a mesh takes longer by as many tokens as it draws.
-    slower, alike = (measured(SPLIT, BUSY, Overhead(0.002, token_s=token_s)).tpot for token_s in (0.004, 0.0))
-    assert slower is not None
-    assert alike is not None
-    assert slower.p50_s > alike.p50_s + 0.004
+
+
+def test_who_does_not_count_rests_is_found_by_tokens_beside_who_does() -> None:
+    """As over attention workers, whose prefill instances alone count."""
+    chunks = PassCounts(40, 0.12)
+    record = msgspec.structs.replace(live(ALONE, TRUE), engines=(times("prefill", chunks),))
+    overheads, _ = SIMULATION.pairs([record])
+    found = overheads["split"]
+    [rests] = found.rests
+    assert rests == pytest.approx(Rests("prefill", 0.003))
+    assert found.rests_of("decode") == Rests("decode", found.pass_s)
+    assert found.pass_s == pytest.approx(TRUE.pass_s, rel=0.02)
+
+
+def test_a_mesh_s_passes_take_longer_by_the_rests_of_their_role() -> None:
+    def latencies(*rests: Rests) -> tuple[float, float]:
+        found = measured(SPLIT, BUSY, Overhead(0.002, rests=rests))
+        assert found.tpot is not None
+        assert found.ttft is not None
+        return found.ttft.p50_s, found.tpot.p50_s
+
+    alike, steps, chunks = (
+        latencies(),
+        latencies(Rests("decode", 0.002, token_s=0.004)),
+        latencies(Rests("prefill", 0.042)),
+    )
+    assert steps[1] > alike[1] + 0.004
+    assert chunks[0] > alike[0] + 0.04
+    assert chunks[1] < alike[1] + 0.004
 
 
 def test_what_all_take_of_one_host_is_found_from_the_runs_that_are_named_for_it() -> None:
@@ -247,17 +278,42 @@ def test_passes_take_the_pace_that_the_machine_had_in_a_run(tiny: MakeTiny, tmp_
 
 def test_what_a_pass_waits_for_is_not_taken_of_the_cores_twice() -> None:
     """The engine's thread waits for its event loop, and has its core meanwhile."""
-    host = HostConfig(cores=2, pass_s=0.005, token_s=0.001)
+    host = HostConfig(cores=2, pass_s=0.005, token_s=0.001, prompt_s=0.004)
     alike, less, none = (
-        simulated_of(COMPARISON, SPLIT, Overhead(pass_s=pass_s, host=host, token_s=pass_s / 10)).host
-        for pass_s in (0.0, 0.002, 0.07)
+        simulated_of(COMPARISON, SPLIT, Overhead(host=host, hidden=hidden)).host
+        for hidden in (Rests(), Rests("", 0.002, 0.0002, 0.003), Rests("", 1, 1, 1))
     )
     assert alike == host
-    assert less == msgspec.structs.replace(host, pass_s=0.003, token_s=0.0008)
-    assert none == msgspec.structs.replace(host, pass_s=0.0, token_s=0.0)
+    assert less == msgspec.structs.replace(host, pass_s=0.003, token_s=0.0008, prompt_s=0.001)
+    assert none == msgspec.structs.replace(host, pass_s=0.0, token_s=0.0, prompt_s=0.0)
     apart = Candidate(name="apart", instances={"prefill": 1, "decode": 1, "attention": 1})
-    held = msgspec.structs.replace(host, turns_hold_s=WANTED_S / 2)
-    assert simulated_of(COMPARISON, apart, Overhead(pass_s=0.002, host=host)).host == held
+    held = msgspec.structs.replace(less, turns_hold_s=WANTED_S / 2)
+    hidden = Overhead(host=host, hidden=Rests("", 0.002, 0.0002, 0.003))
+    assert simulated_of(COMPARISON, apart, hidden).host == held
+
+
+@pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
+def test_what_is_done_while_engines_rest_is_as_much_as_leaves_their_waits_as_long_as_they_were(
+    share: float,
+) -> None:
+    named = msgspec.structs.replace(COMPARISON, costs=("alone", "hpld"))
+    host, rests = HostConfig(cores=1, pass_s=0.004), Rests("", 0.003)
+    true = TRUE._replace(host=host, rests=tuple(Rests(role, 0.003) for role in SPLIT.instances))
+    waited = true._replace(hidden=rests.times(share))
+    records = []
+    for offer in (ALONE, BUSY):
+        record = live(offer, waited)
+        cluster = SIMULATION.simulate(SPLIT, offer, record.rate_per_s, 0, waited)
+        of_role = tuple(
+            times(each.role, PassCounts(waited_s=each.seat.waited_s))
+            for each in cluster.lives
+            if each.seat is not None
+        )
+        records.append(msgspec.structs.replace(record, idle_cores=0.0, cores=1, engines=of_role))
+    found = Simulation(named)._hidden(SPLIT, records, true, rests)
+    assert found == pytest.approx(rests.times(share), abs=2e-4)
+    unknown = [msgspec.structs.replace(each, engines=(EngineTimes("decode", 1.0),)) for each in records]
+    assert Simulation(named)._hidden(SPLIT, unknown, true, rests) == rests
 
 
 def test_a_slower_machine_is_slower_in_simulation() -> None:

@@ -41,7 +41,8 @@ profiled = {"kind": "profile", "path": sys.argv[1]}
 models = {
     "roofline": pool("mixed", device="a100", performance={"kind": "roofline"}),
     "a profile's table": pool(
-        "mixed", performance=profiled | {"overhead_s": 1e-4, "overhead_token_s": 2e-5}
+        "mixed",
+        performance=profiled | {"overhead_s": 1e-4, "overhead_token_s": 2e-5, "overhead_prompt_s": 3e-4},
     ),
     "a profile's law": pool("mixed", performance=profiled | {"by": "law"}),
 }

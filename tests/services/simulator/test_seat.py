@@ -46,6 +46,16 @@ def test_what_a_prompt_brings_about_is_done_on_the_core_of_who_computes_it() -> 
     assert other.course.done_by(2.0) == pytest.approx(2.0 - (1 - OF_ARRIVAL) * 0.4)
 
 
+def test_waits_are_what_a_pass_was_without_a_core() -> None:
+    """Beside another one's on one core, and alone from then on."""
+    clock, (own, other) = seated(cores=1, passes=2)
+    clock.at(0.6, other.seat.end)
+    clock.at(1.0, own.seat.end)
+    clock.run_until(2.0)
+    assert own.seat.waited_s == pytest.approx(0.6 / 2)
+    assert other.seat.waited_s == pytest.approx(0.6 / 2)
+
+
 def test_what_a_prompt_brings_about_costs_nobody_anything_while_a_core_is_idle() -> None:
     clock, [own] = seated(cores=2, passes=1)
     clock.at(0.1, own.seat.take_prompt)

@@ -82,14 +82,14 @@ def test_the_law_is_what_instances_learn() -> None:
 
 
 @pytest.mark.parametrize("by", ["law", "linear"])
-def test_passes_take_longer_beside_the_model_and_for_each_token_that_is_drawn(by: ProfileFit) -> None:
-    alone, beside = profile_model(made(), by), profile_model(made(), by, 0.002, 0.0001)
+def test_passes_take_longer_beside_the_model_and_for_each_token_and_prompt_that_ends(by: ProfileFit) -> None:
+    alone, beside = profile_model(made(), by), profile_model(made(), by, 0.002, 0.0001, 0.0007)
     for shape in (
         PassShape((), 5, 5 * 700),
         PassShape(((0, 256),)),
-        PassShape(((1024, 512),), 8, 8 * 500),
+        PassShape(((1024, 512), (0, 32)), 8, 8 * 500, ended=2),
     ):
-        more_s = 0.002 + 0.0001 * shape.sequences
+        more_s = 0.002 + 0.0001 * shape.sequences + 0.0007 * shape.ended
         assert beside.pass_s(shape) == pytest.approx(alone.pass_s(shape) + more_s)
     assert_steps_are_their_passes(beside)
     assert isinstance(beside, LawModel | WithOverhead)
