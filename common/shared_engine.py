@@ -75,6 +75,18 @@ class Drawn(NamedTuple):
     prompts: int = 0
 
 
+def drawn_by(works: Sequence[EngineWork], drawn: Sequence[Tokens]) -> Drawn:
+    """By each work's tokens."""
+    decodes = prompts = 0
+    for work, tokens in zip(works, drawn, strict=True):
+        count = sum(token is not None for token in tokens)
+        if work.load.sequences:
+            decodes += count
+        else:
+            prompts += count
+    return Drawn(decodes, prompts)
+
+
 @dataclass(slots=True)
 class PassClock:
     """How long the model rests between a pass and the one that follows on it: tokens are told, the next work
@@ -181,11 +193,7 @@ class SharedEngine:
         elapsed_s = loop.time() - began_s
         load = reduce(PassLoad.with_also, (each.work.load for each in chosen))
         self.note_pass(load, elapsed_s)
-        self.note_wait(self._clock.waited_s)
-        if self._clock.gap_s is not None:
-            self.note_gap(self._clock.gap_s, *self._drawn)
-        all_drawn = sum(token is not None for tokens in drawn for token in tokens)
-        self._drawn = Drawn(load.sequences, all_drawn - load.sequences)
+        self._note_clock([each.work for each in chosen], drawn)
         for each, tokens in zip(chosen, drawn, strict=True):
             each.tell(Computed(tokens, elapsed_s, len(chosen) == 1))
 
@@ -206,7 +214,15 @@ class SharedEngine:
             else:
                 elapsed_s = asyncio.get_running_loop().time() - began_s
                 self.note_pass(each.work.load, elapsed_s)
+                self._note_clock([each.work], [tokens])
                 each.tell(Computed(tokens, elapsed_s, is_alone=True))
+
+    def _note_clock(self, works: Sequence[EngineWork], drawn: Sequence[Tokens]) -> None:
+        """Of the newest pass. A sequence whose KV was lost has drawn nothing."""
+        before, self._drawn = self._drawn, drawn_by(works, drawn)
+        self.note_wait(self._clock.waited_s)
+        if self._clock.gap_s is not None:
+            self.note_gap(self._clock.gap_s, *before)
 
     async def _compute(self, chosen: Sequence[_Waiting]) -> list[Tokens]:
         works = [each.work for each in chosen]

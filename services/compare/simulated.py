@@ -2,13 +2,15 @@
 the same settings, to hold the simulator to what a live mesh did.
 
 What a mesh costs beside the model is from its own runs of the ``calibration`` workloads, which should be so
-thin that requests hardly wait. What every pass takes more than its profile says is how long instances
-counted that the model rests before it, by tokens that are drawn; where they did not count, and what a message
-takes, it is the median of what these runs say, in which each request is held to itself. Where there are
-``costs``, all run on one host, and what is taken of its cores beside passes is from the processor time of
-these workloads, in other configurations, too; how much longer attention workers and model replicas take in
-turns is what requests of the ``saturated`` one are off by on average, as most waits are short and some are
-long. Nothing else is fitted: no other workload's figures are looked at.
+thin that requests hardly wait. What every pass takes more than its profile says is how long instances of its
+role counted that models rest before the next one, by tokens that are drawn and prompts that end; where those
+that decode did not count, and what a message takes, it is the median of what these runs say, in which each
+request is held to itself. Where there are ``costs``, all run on one host, and what is taken of its cores
+beside passes is from the processor time of these workloads, in other configurations, too; how much of that
+costs engines nothing, as they rest, is from how long they waited for cores amid passes; how much longer
+attention workers and model replicas take in turns is what requests of the ``saturated`` one are off by on
+average, as most waits are short and some are long. Nothing else is fitted: no other workload's figures are
+looked at.
 """
 
 import statistics
@@ -27,6 +29,7 @@ from services.compare.between import Between
 from services.compare.comparison import (
     Candidate,
     Comparison,
+    InstanceRole,
     Offer,
     bench_config,
 )
@@ -46,6 +49,7 @@ PROBE_S = 1e-3
 """How much longer messages are made, to see how many of them come before a first token."""
 SERVED_NOTHING = "has no request that was served live (kept by its number) and simulated: run it again"
 CORRECTIONS, SWEEPS = 4, 2
+DECODING: tuple[InstanceRole, ...] = ("decode", "mixed")
 MOST_TURNS_SHARE, HALVINGS = 1.0, 8
 """How much longer threads take in turns at most, and how finely that is found."""
 NEARLY_THE_MOST = 1 - 2.0**-HALVINGS
@@ -115,14 +119,10 @@ class Simulation:
         missing = sorted(set(names) - {each.workload for each in runs})
         if missing or not names:
             raise ConfigError("calibration", list(names), _run_at(candidate, *missing))
-        counts = self._counts(own)
-        roles = sorted({role for each in counts for role in each})
-        rests = tuple(rests_of(role, [each[role] for each in counts if role in each]) for role in roles)
-        of_all = rests_of("", [counts_of_all(each.values()) for each in counts]) if counts else NO_RESTS
-        overhead = Overhead(rests=rests)
+        overhead = Overhead(rests=self._rests(own))
         for _ in range(SWEEPS):
             overhead = overhead._replace(host=self._host_of(candidate, records, overhead))
-            overhead = overhead._replace(hidden=self._hidden(candidate, own, overhead, of_all))
+            overhead = overhead._replace(hidden=self._hidden(candidate, own, overhead))
             found = [self._overhead_of(candidate, record, overhead) for record in runs]
             overhead = overhead._replace(
                 pass_s=statistics.median(each.pass_s for each in found),
@@ -163,19 +163,28 @@ class Simulation:
         )
         return [each for each in found if each]
 
-    def _hidden(
-        self, candidate: Candidate, own: Sequence[RunRecord], overhead: Overhead, rests: Rests
-    ) -> Rests:
+    def _rests(self, own: Sequence[RunRecord]) -> tuple[Rests, ...]:
+        """Of the roles that counted them."""
+        counts = self._counts(own)
+        roles = sorted({role for each in counts for role in each})
+        return tuple(rests_of(role, [each[role] for each in counts if role in each]) for role in roles)
+
+    def _hidden(self, candidate: Candidate, own: Sequence[RunRecord], overhead: Overhead) -> Rests:
         """Of what is done beside passes that part which takes nothing of engines, as they rest then: so much
-        of their ``rests`` that who counted them waits for cores as long as in the runs that say what it
-        costs. All of them where nobody counted that."""
-        if overhead.host is None:
+        of what they rest that who counted it waits for cores as long as in the runs that say what it costs.
+        Where nobody counted it, all that passes take more; none over attention workers, where that is steps'
+        exchange."""
+        host = overhead.host
+        if host is None:
             return NO_RESTS
+        if not overhead.rests:
+            has_workers = candidate.instances.get("attention", 0) > 0
+            return NO_RESTS if has_workers else Rests("", overhead.pass_s)
+        of_all = rests_of("", [counts_of_all(each.values()) for each in self._counts(own)])
+        rests = of_all.at_most(host.pass_s, host.token_s, host.prompt_s)
         roles = {each.role for each in overhead.rests}
         runs = [each for each in own if each.workload in self.comparison.costs]
-        counted = [(each, waited_s) for each in runs if (waited_s := _waited_s(each)) is not None]
-        if not counted:
-            return rests
+        counted = [(each, waited_s) for each in runs if (waited_s := _waited_s(each, roles)) is not None]
 
         def over_s(hidden: Rests) -> float:
             tried = overhead._replace(hidden=hidden)
@@ -201,11 +210,15 @@ class Simulation:
             for each in self.comparison.configuration
             if each.settings == candidate.settings and each.knows_lengths == candidate.knows_lengths
         }
+        rests = {
+            name: self._rests([each for each in records if each.configuration == name]) for name in alike
+        }
         counted = []
         for each in records:
             if each.configuration in alike and each.workload in self.comparison.costs:
                 who = alike[each.configuration]
-                cluster = self.again(who, each, self._in_its_minutes(who, each, overhead))
+                tried = overhead._replace(rests=rests[who.name])
+                cluster = self.again(who, each, self._in_its_minutes(who, each, tried))
                 counted.append((each, _counted(cluster, who)))
         found, before = host_of(counted, candidate.name), overhead.host
         if found is None or before is None:
@@ -215,7 +228,7 @@ class Simulation:
     def _overhead_of(self, candidate: Candidate, record: RunRecord, known: Overhead) -> Overhead:
         """A time to first token is made of messages and passes, a time per token of steps and, in its first
         gap, of messages: each is corrected by what it is off, a few times. ``known``: all that is found
-        otherwise, of which rests are what passes take more, where all counted them."""
+        otherwise, of which rests are what passes take more, where those that decode counted them."""
 
         @cache
         def off(tried: Overhead) -> tuple[float, float]:
@@ -224,7 +237,7 @@ class Simulation:
             return -statistics.median(longer_s("ttft_s")), -statistics.median(longer_s("tpot_s"))
 
         counting = {each.role for each in known.rests}
-        is_counted = {role for role, count in candidate.instances.items() if count} <= counting
+        is_counted = {each for each in DECODING if candidate.instances.get(each, 0)} <= counting
         found = self._in_its_minutes(candidate, record, known._replace(pass_s=0.0, hop_s=0.0))
         hops = (off(found)[0] - off(found._replace(hop_s=PROBE_S))[0]) / PROBE_S
         for _ in range(CORRECTIONS):
@@ -300,9 +313,9 @@ def _counted(cluster: Cluster, candidate: Candidate) -> Counted:
     )
 
 
-def _waited_s(record: RunRecord) -> float | None:
-    """How long its engines had no core amid passes; None where nobody counted that."""
-    counted = [each.passes for each in record.engines if each.passes is not None]
+def _waited_s(record: RunRecord, roles: Collection[str]) -> float | None:
+    """How long these roles' engines had no core amid passes; None where nobody counted that."""
+    counted = [each.passes for each in record.engines if each.passes and each.role in roles]
     return counts_of_all(counted).waited_s if counted else None
 
 

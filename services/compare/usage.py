@@ -8,7 +8,7 @@ that whenever it changes, within 20 ms.
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -140,14 +140,13 @@ def processor_s(process_ids: Iterable[int]) -> float:
 
 def computing_s(process_ids: Iterable[int]) -> float:
     """Of these, those of threads that run the model."""
-    return sum(_taken_s(thread / "stat") for each in process_ids for thread in _computing_threads(each))
-
-
-def _computing_threads(process_id: int) -> Iterator[Path]:
-    for thread in Path(f"/proc/{process_id}/task").glob("*"):
-        with suppress(OSError):
-            if (thread / "comm").read_text().startswith(COMPUTING):
-                yield thread
+    taken_s = 0.0
+    for process_id in process_ids:
+        for thread in Path(f"/proc/{process_id}/task").glob("*"):
+            with suppress(OSError):
+                if (thread / "comm").read_text().startswith(COMPUTING):
+                    taken_s += _taken_s(thread / "stat")
+    return taken_s
 
 
 def _taken_s(path: Path) -> float:

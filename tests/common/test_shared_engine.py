@@ -16,7 +16,7 @@ from common.config import MixedPolicy
 from common.engine_thread import EngineThread
 from common.messages import Phase, SampledToken
 from common.performance import PassLoad
-from common.shared_engine import MOST_GAP_S, Computed, EngineWork, SharedEngine
+from common.shared_engine import MOST_GAP_S, Computed, Drawn, EngineWork, SharedEngine, drawn_by
 from common.steps import LayerReports, SequenceStep
 from scheduler.policy.mixed_batching import choose_pass, prompt_tokens_beside
 
@@ -303,6 +303,25 @@ def test_to_make_a_batch_is_part_of_the_gap() -> None:
         assert all(gap_s >= MOST_GAP_S / 2 for gap_s in recorder.gaps_s)
 
     asyncio.run(work())
+
+
+def test_what_passes_drew_is_told_by_phase_with_the_gap_after_them() -> None:
+    async def work() -> None:
+        recorder = Recorder()
+        engine = engine_of(recorder, "chunked")
+        both = keep_asking(engine, "prefill", (1, 2), 20), keep_asking(engine, "decode", (3, 4, 5), 20)
+        await asyncio.gather(*both)
+        engine.thread.close()
+        assert set(recorder.drawn) == {(3, 2)}
+
+    asyncio.run(work())
+
+
+def test_a_chunk_amid_its_prompt_and_a_sequence_whose_kv_was_lost_have_drawn_nothing() -> None:
+    token = SampledToken(7)
+    assert drawn_by([work_of(3, 4, 5)], [(token, None, None)]) == Drawn(decodes=1)
+    assert drawn_by([work_of(3)], [(None,)]) == Drawn()
+    assert drawn_by([work_of(1, 2), work_of(3, 4)], [(None, token), (token, None)]) == Drawn(1, 1)
 
 
 class Slow(Recorder):

@@ -23,6 +23,16 @@ def test_who_decodes_nothing_rests_by_passes_and_prompts() -> None:
     assert found == pytest.approx(Rests("prefill", TRUE.pass_s, 0.0, TRUE.prompt_s))
 
 
+def test_two_runs_tell_two_kinds_apart_and_no_third() -> None:
+    found = rests_of("mixed", [counted(300, 20, 320), counted(400, 300, 4000)])
+    assert (found.prompt_s, found.token_s > 0) == (0.0, True)
+
+
+def test_a_prompt_or_two_say_nothing() -> None:
+    found = rests_of("mixed", [counted(300, 0, 310), counted(400, 3, 4000), counted(400, 1, 900)])
+    assert found.prompt_s == 0.0
+
+
 def test_as_many_tokens_a_pass_do_not_tell_the_two_apart() -> None:
     found = rests_of("decode", [counted(50, 0, 100), counted(100, 0, 250)])
     assert (found.token_s, found.prompt_s) == (0.0, 0.0)

@@ -144,6 +144,14 @@ def test_who_does_not_count_rests_is_found_by_tokens_beside_who_does() -> None:
     assert found.pass_s == pytest.approx(TRUE.pass_s, rel=0.02)
 
 
+def test_what_a_prompt_s_pass_rests_is_not_sought_where_none_followed_another() -> None:
+    steps = PassCounts(40, 0.12, 0, 40)
+    record = msgspec.structs.replace(live(ALONE, TRUE), engines=(times("decode", steps),))
+    overheads, _ = SIMULATION.pairs([record])
+    assert overheads["split"].pass_s == 0.0
+    assert overheads["split"].rests_of("prefill") == Rests("prefill")
+
+
 def test_a_mesh_s_passes_take_longer_by_the_rests_of_their_role() -> None:
     def latencies(*rests: Rests) -> tuple[float, float]:
         found = measured(SPLIT, BUSY, Overhead(0.002, rests=rests))
@@ -305,15 +313,32 @@ def test_what_is_done_while_engines_rest_is_as_much_as_leaves_their_waits_as_lon
         record = live(offer, waited)
         cluster = SIMULATION.simulate(SPLIT, offer, record.rate_per_s, 0, waited)
         of_role = tuple(
-            times(each.role, PassCounts(waited_s=each.seat.waited_s))
+            times(each.role, PassCounts(100, 0.3, waited_s=each.seat.waited_s))
             for each in cluster.lives
             if each.seat is not None
         )
         records.append(msgspec.structs.replace(record, idle_cores=0.0, cores=1, engines=of_role))
-    found = Simulation(named)._hidden(SPLIT, records, true, rests)
+    found = Simulation(named)._hidden(SPLIT, records, true)
     assert found == pytest.approx(rests.times(share), abs=2e-4)
-    unknown = [msgspec.structs.replace(each, engines=(EngineTimes("decode", 1.0),)) for each in records]
-    assert Simulation(named)._hidden(SPLIT, unknown, true, rests) == rests
+    alone = [
+        msgspec.structs.replace(each, engines=tuple(one for one in each.engines if one.role == "decode"))
+        for each in records
+    ]
+    by_steps = Simulation(named)._hidden(SPLIT, alone, true._replace(rests=true.rests[1:]))
+    assert by_steps == pytest.approx(rests.times(share), abs=2e-4), "of who counted, on either side"
+
+
+def test_where_nobody_counted_rests_all_that_passes_take_more_is_spared() -> None:
+    apart = Candidate(name="apart", instances={"prefill": 1, "decode": 1, "attention": 1})
+    found = Overhead(pass_s=0.003, host=HostConfig(cores=1, pass_s=0.004))
+    records = [msgspec.structs.replace(live(ALONE, TRUE), engines=(EngineTimes("decode", 1.0),))]
+    assert SIMULATION._hidden(SPLIT, records, found) == Rests("", 0.003)
+    assert SIMULATION._hidden(apart, records, found) == Rests()
+    assert SIMULATION._hidden(SPLIT, records, found._replace(host=None)) == Rests()
+
+
+def test_more_is_not_spared_than_messages_take() -> None:
+    assert Rests("", 0.003, 0.0002, 0.001).at_most(0.002, 0.001, 0.0) == Rests("", 0.002, 0.0002, 0.0)
 
 
 def test_a_slower_machine_is_slower_in_simulation() -> None:

@@ -9,13 +9,7 @@ import pytest
 from common.ids import InstanceId
 from common.messages import LoadReport, Role
 from common.thread_names import name_thread
-from services.compare.usage import (
-    InstanceUse,
-    UseRecorder,
-    computing_s,
-    processor_s,
-    resource_time_of,
-)
+from services.compare.usage import InstanceUse, UseRecorder, computing_s, processor_s, resource_time_of
 from tests.load_reports import make_report
 
 PREFILL, DECODE, OTHER = InstanceId("prefill-0"), InstanceId("decode-0"), InstanceId("decode-1")
