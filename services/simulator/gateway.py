@@ -30,6 +30,7 @@ from gateway.losses import Losses, is_needed
 from services.simulator.gaps import GapCounts
 from services.simulator.network import Network
 from services.simulator.records import Outcome, Records, request_id_of
+from services.simulator.refusal import Refusal
 
 GATEWAY = GatewayId("gateway")
 RECORD = ServiceRecord(
@@ -62,14 +63,6 @@ class Entry(msgspec.Struct, eq=False):
     retries_left: int = 0
     is_submitting: bool = False
     is_over: bool = False
-
-
-class Refusal(msgspec.Struct, frozen=True):
-    """Of so many requests; ``message``: the first one's."""
-
-    code: str
-    requests: int
-    message: str
 
 
 Submit = Callable[

@@ -25,7 +25,6 @@ from services.simulator.attention_engine import AttentionEngine
 from services.simulator.cluster import Cluster
 from services.simulator.config import Pool
 from services.simulator.gaps import GapCounts
-from services.simulator.gateway import Refusal
 from services.simulator.hardware import (
     HardwareMetrics,
     PoolDevices,
@@ -37,6 +36,7 @@ from services.simulator.instance import SimulatedInstance
 from services.simulator.instance_use import InstanceSummary, instance_uses, mean, use_of, within_s
 from services.simulator.operator_metrics import STEPS_ATTENTION, OperatorMetrics
 from services.simulator.records import OUTCOMES, Records
+from services.simulator.refusal import Refusal
 
 DONE = OUTCOMES.index("done")
 

@@ -25,7 +25,7 @@ def test_without_measured_kernels_nothing_is_told_of_them() -> None:
     found = run(DataFiles(None), 1.0)
     assert all(len(table.columns) == 5 for table in found.tables)
     assert found.setup[0].endswith(
-        "Not by measured kernels, for want of aiconfigurator/a100_sxm in the data directory."
+        "Not by measured kernels, for want of aiconfigurator/a100_sxm in the data directory (--data)."
     )
     told = " ".join((*found.setup, *found.assumptions, *found.causes))
     assert "aiconfigurator's kernels" not in told
