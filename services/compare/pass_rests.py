@@ -33,7 +33,7 @@ class Rests(NamedTuple):
 NO_RESTS = Rests()
 
 
-def rests_of(role: str, runs: Sequence[PassCounts]) -> Rests:
+def fit_rests(role: str, runs: Sequence[PassCounts]) -> Rests:
     """By least squares over runs, each of which counted some: an event loop takes each token to whoever asked
     for it, and hands prompts over. Runs that draw about as many tokens a pass as each other do not tell the
     two apart, nor do fewer runs than there are kinds: then it is all passes'."""

@@ -35,7 +35,7 @@ from services.compare.comparison import (
 )
 from services.compare.engine_times import PassCounts, counts_of_all
 from services.compare.host_costs import Counted, host_of
-from services.compare.pass_rests import NO_RESTS, Rests, rests_of
+from services.compare.pass_rests import NO_RESTS, Rests, fit_rests
 from services.compare.records import RunRecord
 from services.compare.simulated_mesh import Overhead, pace_of, simulated_of
 from services.profiling.probe import looking_s
@@ -167,7 +167,7 @@ class Simulation:
         """Of the roles that counted them."""
         counts = self._counts(own)
         roles = sorted({role for each in counts for role in each})
-        return tuple(rests_of(role, [each[role] for each in counts if role in each]) for role in roles)
+        return tuple(fit_rests(role, [each[role] for each in counts if role in each]) for role in roles)
 
     def _hidden(self, candidate: Candidate, own: Sequence[RunRecord], overhead: Overhead) -> Rests:
         """Of what is done beside passes that part which takes nothing of engines, as they rest then: so much
@@ -180,7 +180,7 @@ class Simulation:
         if not overhead.rests:
             has_workers = candidate.instances.get("attention", 0) > 0
             return NO_RESTS if has_workers else Rests("", overhead.pass_s)
-        of_all = rests_of("", [counts_of_all(each.values()) for each in self._counts(own)])
+        of_all = fit_rests("", [counts_of_all(each.values()) for each in self._counts(own)])
         rests = of_all.at_most(host.pass_s, host.token_s, host.prompt_s)
         roles = {each.role for each in overhead.rests}
         runs = [each for each in own if each.workload in self.comparison.costs]
