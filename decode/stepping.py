@@ -156,12 +156,8 @@ class Stepping:
             return 1
         held = self.held
         blocks, batches = held.blocks, held.batches
-        if blocks.is_one_pool:
-            [pool] = blocks.pools
-            rows = len(batches.steps[lane]) if batches.lanes == 1 else batches.rows
-            most = min(most, blocks.free_blocks_in(pool) // rows * held.block_size)
-        else:
-            most = min(most, self._steps_in_pools([*batches.steps.values()]))
+        most = min(most, self._steps_in_pools([*batches.steps.values()]))
+        if not blocks.is_one_pool:
             before_move = held.moves.steps_before_any(held.with_blocks())
             most = most if before_move is None else min(most, before_move)
         return most if most > 1 else 1
@@ -188,6 +184,9 @@ class Stepping:
     def _steps_in_pools(self, steps: list[tuple[StepRow, ...]]) -> int:
         """For so many of all of them there are blocks, however they come in between one another."""
         blocks = self.held.blocks
+        if blocks.is_one_pool:
+            [pool] = blocks.pools
+            return blocks.free_blocks_in(pool) // sum([len(rows) for rows in steps]) * self.held.block_size
         members = Counter(blocks.pool_of(row.owner) for rows in steps for row in rows)
         return (
             min(blocks.free_blocks_in(pool) // rows for pool, rows in members.items()) * self.held.block_size

@@ -5,7 +5,6 @@ they ended, each as soon as it has and the first stage is free. That is worked o
 plan that is cut soon has not cost much.
 """
 
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -61,54 +60,74 @@ class Ended(NamedTuple):
     last: Planned
 
 
+@dataclass(slots=True, eq=False)
+class PlannedLane:
+    """A batch, ``left`` of whose steps end until it may change, ``steps`` when the plan was made.
+    ``sequences`` and ``context_tokens``: of its next pass, which takes ``step_s`` of the latter."""
+
+    lane: int
+    steps: int
+    sequences: int
+    context_tokens: int
+    step_s: Callable[[int], float]
+    left: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.left = self.steps
+
+
 @dataclass(slots=True)
 class PipelinePlan:
-    """``passes``: those that had begun when it was made, and those that follow. ``waiting``: lanes that are
-    ready, and since when. ``left``: how many steps of each lane end until it may change, from the first of
-    ``passes`` on. ``begin``: a lane's next pass at that time. ``over_s``: when the first lane may change,
-    once that is known. ``ended``: of those that were taken, since it was made."""
+    """``passes``: those that had begun when it was made, and those that follow; some have been taken.
+    ``waiting``: lanes that are ready, and since when. ``begin``: a lane's next pass at that time. ``over_s``:
+    when the first lane may change, once that is known. ``ended``: of those that were taken, since it was
+    made."""
 
-    passes: deque[Planned]
-    waiting: deque[tuple[int, float]]
-    left: dict[int, int]
-    begin: Callable[[int, float], Planned]
+    passes: list[Planned]
+    waiting: list[tuple[int, float]]
+    lanes: dict[int, PlannedLane]
+    begin: Callable[[PlannedLane, float], Planned]
     free_s: float
     rounds: int = FIRST_ROUNDS
     over_s: float | None = None
     ended: dict[int, Ended] = field(default_factory=dict)
-    _ending: deque[Planned] = field(init=False)
-    _steps: dict[int, int] = field(init=False)
+    _taken: int = 0
+    """Of ``passes``, the first ones."""
+    _ending: list[Planned] = field(init=False)
+    """Of each lane the newest, in the order in which they end."""
 
     def __post_init__(self) -> None:
-        self._ending = deque(self.passes)
-        self._steps = dict(self.left)
+        self._ending = list(self.passes)
 
     def extend(self) -> float:
         """Some rounds more; until when it goes: the change, or the last begin, or the end after which nobody
         has looked whether the lane changes, if a later pass is in the first stage for longer."""
-        room = self.rounds * len(self.left)
+        del self.passes[: self._taken]
+        self._taken = 0
+        room = self.rounds * len(self.lanes)
         self.rounds = min(2 * self.rounds, MOST_ROUNDS)
         while self.over_s is None and room > 0:
             if self.waiting:
-                lane, ready_s = self.waiting.popleft()
-                begun = self.begin(lane, max(ready_s, self.free_s))
-                self.free_s = begun.stages[0][1]
-                self.passes.append(begun)
-                self._ending.append(begun)
-                room -= 1
-                continue
-            ended = self._ending.popleft()
-            self.left[ended.lane] -= 1
-            if self.left[ended.lane] == 0:
-                self.over_s = ended.end_s
+                number, ready_s = self.waiting.pop(0)
+                lane = self.lanes[number]
             else:
-                self.waiting.append((ended.lane, ended.end_s))
+                ended = self._ending.pop(0)
+                lane, ready_s = self.lanes[ended.lane], ended.end_s
+                lane.left -= 1
+                if lane.left == 0:
+                    self.over_s = ready_s
+                    break
+            begun = self.begin(lane, max(ready_s, self.free_s))
+            self.free_s = begun.stages[0][1]
+            self.passes.append(begun)
+            self._ending.append(begun)
+            room -= 1
         return min(self.passes[-1].begin_s, self._ending[0].end_s) if self.over_s is None else self.over_s
 
     @property
     def most_steps(self) -> int:
         """Of a lane, until it may change."""
-        return max(self._steps.values())
+        return max([each.steps for each in self.lanes.values()])
 
     def goes_on(self, now: float) -> bool:
         """Whether it is known that no lane has changed by then."""
@@ -116,13 +135,20 @@ class PipelinePlan:
 
     def is_over(self, lane: int) -> bool:
         """Whether it may be another one now."""
-        return self.ended[lane].steps >= self._steps[lane]
+        return self.ended[lane].steps >= self.lanes[lane].steps
+
+    def begun(self, now: float) -> list[Planned]:
+        """By then, of those that were not taken."""
+        return [each for each in self.passes[self._taken :] if each.begin_s <= now]
 
     def take_ended(self, now: float) -> list[Told]:
-        """By now: each lane's at once, in the order of their last ends. They are among ``passes`` no more."""
+        """By now: each lane's at once, in the order of their last ends."""
         found: dict[int, Told] = {}
-        while self.passes and self.passes[0].end_s <= now:
-            step = self.passes.popleft()
+        while self._taken < len(self.passes):
+            step = self.passes[self._taken]
+            if step.end_s > now:
+                break
+            self._taken += 1
             told = found.get(step.lane)
             if told is None:
                 found[step.lane] = Told(step, step, step.duration_s)

@@ -18,8 +18,8 @@ from scheduler.policy.mixed_batching import choose_pass
 from services.simulator.clock import Clock, Timer
 from services.simulator.computed_work import ComputedWork
 from services.simulator.engine import BusyTime, EnginePass, EngineSettings
-from services.simulator.performance.interface import FrontLoaded
-from services.simulator.pipeline_plan import PipelinePlan, Planned
+from services.simulator.performance.interface import FrontLoaded, StepTimes
+from services.simulator.pipeline_plan import PipelinePlan, Planned, PlannedLane
 from services.simulator.shape import PassShape
 
 
@@ -118,18 +118,17 @@ class PipelinedEngine:
     _under_way: deque[_Pass] = field(default_factory=deque)
     _free_s: list[float] = field(init=False)
     _front: FrontLoaded | None = field(init=False)
+    _step_times: StepTimes | None = field(init=False)
     _chunk: RunChunk | None = None
     _lanes: dict[int, float] = field(default_factory=dict)
     _is_starting: bool = False
     _is_dead: bool = False
     _plan: PipelinePlan | None = None
     _plan_timer: Timer | None = None
-    _due: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """Of a plan's lanes: (sequences, tokens of context) of the pass after those that are planned."""
 
     def __post_init__(self) -> None:
         self._free_s = [0.0] * len(self.shares)
-        self._front = _front_of(self.settings)
+        self._look_at_model()
 
     @property
     def is_idle(self) -> bool:
@@ -144,8 +143,15 @@ class PipelinedEngine:
     def change_settings(self, settings: EngineSettings) -> None:
         """From the next pass on."""
         self.catch_up()
-        self.settings, self._front = settings, _front_of(settings)
+        self.settings = settings
+        self._look_at_model()
         self.look_ahead()
+
+    def _look_at_model(self) -> None:
+        """What it can tell: looked at once, as a pass is to cost little."""
+        model = self.settings.performance
+        self._front = model if isinstance(model, FrontLoaded) else None
+        self._step_times = model if isinstance(model, StepTimes) else None
 
     def wait_chunk(self, chunk: RunChunk) -> None:
         """The prefill room's next work."""
@@ -181,30 +187,42 @@ class PipelinedEngine:
             return
         if self._plan is not None or self.note_pass is not None:
             return
-        passes = deque(map(_planned_of, self._under_way))
+        passes = list(map(_planned_of, self._under_way))
         if self.rooms.steps_ahead(passes[0].lane) == 1:
             return
         for begun in self._under_way:
             self._forget(begun)
-        left = {each.lane: self.rooms.steps_ahead(each.lane) for each in passes}
-        for each in passes:
-            self._due[each.lane] = (each.sequences, each.context_tokens + each.sequences)
+        lanes = {
+            each.lane: self._planned_lane(each.lane, each.sequences, each.context_tokens + each.sequences)
+            for each in passes
+        }
         for lane in self._lanes:
-            left[lane], self._due[lane] = self.rooms.steps_ahead(lane), self.rooms.decode_shape(lane)
-        waiting = deque(self._lanes.items())
-        self._plan = PipelinePlan(passes, waiting, left, self._plan_pass, self._free_s[0])
+            lanes[lane] = self._planned_lane(lane, *self.rooms.decode_shape(lane))
+        waiting = list(self._lanes.items())
+        self._plan = PipelinePlan(passes, waiting, lanes, self._plan_pass, self._free_s[0])
         self._go_on(self._plan)
+
+    def _planned_lane(self, lane: int, sequences: int, context_tokens: int) -> PlannedLane:
+        steps = self.rooms.steps_ahead(lane)
+        return PlannedLane(lane, steps, sequences, context_tokens, self._step_s_of(sequences))
+
+    def _step_s_of(self, sequences: int) -> Callable[[int], float]:
+        times, settings = self._step_times, self.settings
+        if times is not None:
+            return times.step_s_of(sequences)
+        return lambda context_tokens: settings.pass_s(PassShape((), sequences, context_tokens))
 
     def _go_on(self, plan: PipelinePlan) -> None:
         until_s = plan.extend()
         follows = (lambda: self._go_on(plan)) if plan.over_s is None else self._end_plan
         self._plan_timer = self.clock.at(until_s, follows)
 
-    def _plan_pass(self, lane: int, begin_s: float) -> Planned:
-        sequences, context = self._due[lane]
-        self._due[lane] = (sequences, context + sequences)
-        stages, duration_s = self._occupy(PassShape((), sequences, context), begin_s)
-        return Planned(lane, stages, duration_s, sequences, context)
+    def _plan_pass(self, lane: PlannedLane, begin_s: float) -> Planned:
+        sequences, context = lane.sequences, lane.context_tokens
+        lane.context_tokens = context + sequences
+        duration_s = lane.step_s(context)
+        front_s = 0.0 if self._front is None else self._front.front_s(PassShape((), sequences, context))
+        return Planned(lane.lane, self._occupy(duration_s, front_s, begin_s), duration_s, sequences, context)
 
     def _end_plan(self) -> None:
         self.catch_up()
@@ -222,7 +240,7 @@ class PipelinedEngine:
         self._count_ended(plan)
         # The last one may have changed its batch.
         ended = sorted(plan.ended.items(), key=lambda item: item[1].last.end_s)
-        begun = [each for each in plan.passes if each.begin_s <= now]
+        begun = plan.begun(now)
         self.passes += sum(each.steps for _, each in ended) + len(begun) - len(self._under_way)
         newest = begun[-1] if begun else ended[-1][1].last
         self._free_s = [end_s for _, end_s in newest.stages]
@@ -294,7 +312,9 @@ class PipelinedEngine:
             self._chunk = None
             chunks = tuple((piece.start, piece.tokens) for piece in chunk.slices)
         shape = PassShape(chunks, sequences, context)
-        stages, duration_s = self._occupy(shape, now)
+        duration_s = self.settings.pass_s(shape)
+        front_s = 0.0 if self._front is None else self._front.front_s(shape)
+        stages = self._occupy(duration_s, front_s, now)
         begun = _Pass(self.passes, stages, duration_s, lane, sequences, context, chunk)
         self.passes += 1
         self._under_way.append(begun)
@@ -306,16 +326,15 @@ class PipelinedEngine:
         if len(self.shares) > 1 and begun.stages[0][1] > self.clock.now:
             begun.timers.append(self.clock.at(begun.stages[0][1], self._make_room))
 
-    def _occupy(self, shape: PassShape, begin_s: float) -> tuple[tuple[tuple[float, float], ...], float]:
-        """Each stage in turn, once the pass before has left it; and what all of it takes."""
-        duration_s = self.settings.pass_s(shape)
-        front_s = 0.0 if self._front is None else min(duration_s, self._front.front_s(shape))
+    def _occupy(self, duration_s: float, front_s: float, begin_s: float) -> tuple[tuple[float, float], ...]:
+        """Each stage in turn, once the pass before has left it. ``front_s``: of the first one alone."""
+        front_s = min(duration_s, front_s)
         stages, ready_s, shared_s = [], begin_s, duration_s - front_s
         for place, share in enumerate(self.shares):
             begin_s = max(ready_s, self._free_s[place])
             ready_s = self._free_s[place] = begin_s + share * shared_s + (0.0 if place else front_s)
             stages.append((begin_s, ready_s))
-        return tuple(stages), duration_s
+        return tuple(stages)
 
     def _make_room(self) -> None:
         """The first stage is free, or the last."""
@@ -417,9 +436,3 @@ def _planned_of(under_way: _Pass) -> Planned:
         under_way.sequences,
         under_way.context_tokens,
     )
-
-
-def _front_of(settings: EngineSettings) -> FrontLoaded | None:
-    """Looked at once: a pass is to cost little."""
-    performance = settings.performance
-    return performance if isinstance(performance, FrontLoaded) else None

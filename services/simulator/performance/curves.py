@@ -10,18 +10,24 @@ from services.simulator.performance.files import FloatArray
 
 FIRST_CELLS = 128
 SURFACE_TOKENS = 544
-"""That a chunk's curves cover at first: passes of 512 tokens ask for no more. Each value costs a fit's
-look-up by itself (``regression``)."""
+"""That a chunk's curves cover at first: passes of 512 tokens ask for no more."""
+FIRST_CURVES = 8
+"""Of a surface: a fit's look-up (``regression``) costs little more for many values than for one."""
 
 
 class TokenCurve:
     """Linear between its values at every ``grid`` tokens from 0 on, which ``evaluate`` gives for an array of
-    tokens. A value under 0 is a time's extrapolation gone wrong: it is 0. ``cells``: that it has at least."""
+    tokens. A value under 0 is a time's extrapolation gone wrong: it is 0. ``cells``: that it has at least.
+    ``values``: the first ones, where somebody has asked already."""
 
     __slots__ = ("_cells", "_cumulative", "_evaluate", "_grid", "_limit", "_values")
 
     def __init__(
-        self, evaluate: Callable[[FloatArray], FloatArray], grid: int, cells: int = FIRST_CELLS
+        self,
+        evaluate: Callable[[FloatArray], FloatArray],
+        grid: int,
+        cells: int = FIRST_CELLS,
+        values: FloatArray | None = None,
     ) -> None:
         self._evaluate = evaluate
         self._grid = grid
@@ -29,7 +35,10 @@ class TokenCurve:
         self._values: list[float] = []
         self._cumulative: list[float] = []
         self._limit = -1.0
-        self._grow(0)
+        if values is None:
+            self._grow(0)
+        else:
+            self._fill(values)
 
     def at(self, tokens: float) -> float:
         if tokens >= self._limit:
@@ -60,12 +69,16 @@ class TokenCurve:
     def _grow(self, tokens: float) -> None:
         """To cover ``tokens``, and the cell after."""
         cells = max(self._cells, int(tokens // self._grid) + 2)
-        values = np.maximum(0.0, self._evaluate(np.arange(cells + 1, dtype=np.float64) * self._grid))
+        self._fill(self._evaluate(np.arange(cells + 1, dtype=np.float64) * self._grid))
+
+    def _fill(self, values: FloatArray) -> None:
+        """At 0, ``grid``, …"""
+        values = np.maximum(0.0, values)
         rises = np.diff(values)
         sums = self._grid * values[:-1] + rises * (self._grid - 1) / 2
         self._values = values.tolist()
         self._cumulative = np.concatenate(([0.0], np.cumsum(sums))).tolist()
-        self._limit = float(cells * self._grid)
+        self._limit = float((len(values) - 1) * self._grid)
 
 
 class BatchCurves:
@@ -102,7 +115,7 @@ class ChunkSurface:
         """``evaluate``: of tokens before, and of tokens."""
         self._evaluate = evaluate
         self._before_grid, self._token_grid = before_grid, token_grid
-        self._curves: dict[int, TokenCurve] = {}
+        self._curves: list[TokenCurve] = []
 
     def at(self, before: float, tokens: float) -> float:
         grid = self._before_grid
@@ -114,13 +127,23 @@ class ChunkSurface:
         return low + (self._after(index + 1).at(tokens) - low) * rest / grid
 
     def _after(self, index: int) -> TokenCurve:
-        curve = self._curves.get(index)
-        if curve is None:
-            before = float(index * self._before_grid)
+        if index >= len(self._curves):
+            self._grow(index)
+        return self._curves[index]
+
+    def _grow(self, index: int) -> None:
+        """To have that curve: all that come new are asked for at once."""
+        known = len(self._curves)
+        new = max(FIRST_CURVES, 2 * known, index + 1) - known
+        cells = SURFACE_TOKENS // self._token_grid
+        before = np.arange(known, known + new, dtype=np.float64) * self._before_grid
+        tokens = np.arange(cells + 1, dtype=np.float64) * self._token_grid
+        values = self._evaluate(np.repeat(before, cells + 1), np.tile(tokens, new)).reshape(new, cells + 1)
+        for place in range(new):
             curve = TokenCurve(
-                lambda tokens: self._evaluate(np.full(len(tokens), before), tokens),
-                self._token_grid,
-                SURFACE_TOKENS // self._token_grid,
+                partial(self._evaluate_after, float(before[place])), self._token_grid, cells, values[place]
             )
-            self._curves[index] = curve
-        return curve
+            self._curves.append(curve)
+
+    def _evaluate_after(self, before: float, tokens: FloatArray) -> FloatArray:
+        return self._evaluate(np.full(len(tokens), before), tokens)

@@ -1,7 +1,7 @@
 """The one interface of all performance models, and how well those that were fitted do what they were not
 fitted to."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -30,6 +30,14 @@ class FrontLoaded(Protocol):
 
     def front_s(self, shape: PassShape) -> float:
         """Of a pass's seconds, those that come before all stages' shares."""
+
+
+@runtime_checkable
+class StepTimes(Protocol):
+    """A model that is asked for many steps of the same sequences at less than a pass each."""
+
+    def step_s_of(self, sequences: int) -> Callable[[int], float]:
+        """A decode step of so many: seconds by the tokens of context of all, the ``pass_s`` of that."""
 
 
 @runtime_checkable

@@ -4,7 +4,7 @@ Operators over tokens (matrices, norms, collectives) depend on a pass's rows alo
 looks back at. Each is a table over tokens that is made when first needed, so that a pass is a few look-ups.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial, reduce
 from typing import Protocol
 
@@ -72,6 +72,11 @@ class OperatorModel:
                 rows += tokens
             seconds += self.chunks_attention_s(chunks)
         return seconds + self._rows_s(rows) + self._heads.at(sequences + len(chunks))
+
+    def step_s_of(self, sequences: int) -> Callable[[int], float]:
+        attention = self._decode.of(sequences)
+        rows_s, head_s = self._rows_s(sequences), self._heads.at(sequences)
+        return lambda context_tokens: attention.at(context_tokens / sequences) + rows_s + head_s
 
     def steps_s(self, sequences: int, context_tokens: int, steps: int) -> float:
         attention_s = self.steps_attention_s(sequences, context_tokens, steps)

@@ -6,7 +6,7 @@ reductions and transfers between stages come on top of it, and a fixed time a pa
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from common.cost import ELEMENT_BYTES, PLAIN_ROOFLINE, Utilisation, attention_work, model_work
@@ -93,6 +93,10 @@ class RooflineModel:
             rows += tokens
             seconds += self._chunk_attention_s(before, tokens)
         return seconds + self._rows_s(rows, sequences + len(shape.chunks)) if rows else 0.0
+
+    def step_s_of(self, sequences: int) -> Callable[[int], float]:
+        rows_s = self._rows_s(sequences, sequences)
+        return lambda context_tokens: self._decode_attention_s(sequences, context_tokens) + rows_s
 
     def steps_s(self, sequences: int, context_tokens: int, steps: int) -> float:
         rows_s = self._rows_s(sequences, sequences)

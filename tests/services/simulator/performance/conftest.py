@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from common.shapes import ModelShape, llama_shape
-from services.simulator.performance.interface import HeldOutError, OperatorTimes, PerformanceModel
+from services.simulator.performance.interface import HeldOutError, OperatorTimes, PerformanceModel, StepTimes
 from services.simulator.shape import PassShape
 
 
@@ -45,9 +45,12 @@ def mean_error(errors: Iterable[HeldOutError]) -> float:
 def assert_steps_are_their_passes(model: PerformanceModel) -> None:
     """In constant time what step by step comes to; contexts that no grid and no batch divides."""
     for sequences, context, steps in ((1, 1, 1), (1, 40, 700), (7, 1003, 450), (33, 33 * 511 + 5, 90)):
-        each = (PassShape((), sequences, context + sequences * step) for step in range(steps))
-        expected = sum(model.pass_s(shape) for shape in each)
-        assert model.steps_s(sequences, context, steps) == pytest.approx(expected, rel=1e-9)
+        shapes = [PassShape((), sequences, context + sequences * step) for step in range(steps)]
+        each = [model.pass_s(shape) for shape in shapes]
+        assert model.steps_s(sequences, context, steps) == pytest.approx(sum(each), rel=1e-9)
+        if isinstance(model, StepTimes):
+            step_s = model.step_s_of(sequences)
+            assert [step_s(shape.context_tokens) for shape in shapes] == each
     assert model.steps_s(5, 500, 0) == 0
 
 

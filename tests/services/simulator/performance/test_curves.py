@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.simulator.performance.curves import BatchCurves, ChunkSurface, TokenCurve
+from services.simulator.performance.curves import FIRST_CURVES, BatchCurves, ChunkSurface, TokenCurve
 from services.simulator.performance.files import FloatArray
 
 
@@ -65,7 +65,7 @@ def test_a_surface_is_linear_over_both_its_sides() -> None:
 
 
 def test_chunks_curves_begin_small_and_say_the_same_once_they_have_grown() -> None:
-    """Each of their values costs a look-up of its own: a chunk of 512 tokens wants 17 of them."""
+    """A forest's look-up costs so much for each value: a chunk of 512 tokens wants 17 of them."""
     asked: list[int] = []
 
     def evaluate(before: FloatArray, tokens: FloatArray) -> FloatArray:
@@ -74,7 +74,22 @@ def test_chunks_curves_begin_small_and_say_the_same_once_they_have_grown() -> No
 
     surface = ChunkSurface(evaluate, before_grid=256, token_grid=32)
     first = [surface.at(256, tokens) for tokens in (1, 100, 511, 512)]
-    assert asked == [18]
+    assert asked == [FIRST_CURVES * 18]
     surface.at(256, 5_000)
     assert [surface.at(256, tokens) for tokens in (1, 100, 511, 512)] == first
     assert len(asked) == 2
+
+
+def test_a_surface_asks_for_many_curves_at_once_each_once() -> None:
+    asked: list[float] = []
+
+    def evaluate(before: FloatArray, tokens: FloatArray) -> FloatArray:
+        asked.extend(np.unique(before))
+        return bent(tokens) * (1.0 + before)
+
+    surface = ChunkSurface(evaluate, before_grid=256, token_grid=32)
+    far = 256 * 3 * FIRST_CURVES
+    for before in (0, far, 256 * FIRST_CURVES, 256):
+        expected = np.interp(100, (96, 128), bent(np.array([96.0, 128.0]))) * (1.0 + before)
+        assert surface.at(before, 100) == pytest.approx(expected)
+    assert asked == [256.0 * number for number in range(3 * FIRST_CURVES + 1)]
