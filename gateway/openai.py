@@ -69,8 +69,9 @@ def _check_bias_size(value: object) -> object:
     return value
 
 
-def _is_token_id(value: object) -> bool:
-    return type(value) is int and value >= 0
+def _is_integer(value: object) -> bool:
+    """As token ids are, which the vocabulary is to have."""
+    return type(value) is int
 
 
 def _read_prompts(value: object) -> list[str] | list[list[int]]:
@@ -81,11 +82,11 @@ def _read_prompts(value: object) -> list[str] | list[list[int]]:
     if isinstance(value, str):
         return [value]
     if isinstance(value, list) and value:
-        if all(map(_is_token_id, value)):
+        if all(map(_is_integer, value)):
             return [value]
         if all(isinstance(item, str) for item in value):
             return value
-        if all(isinstance(item, list) and item and all(map(_is_token_id, item)) for item in value):
+        if all(isinstance(item, list) and item and all(map(_is_integer, item)) for item in value):
             return value
     raise ValueError("should be a text, a list of token ids, or a list of either that is not empty")
 

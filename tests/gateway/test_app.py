@@ -276,6 +276,13 @@ def test_an_id_that_is_no_token_is_refused(tokens: object, gateway: GatewayProce
     assert str(answer.error["param"]).startswith("tokens")
 
 
+@pytest.mark.parametrize("token", [-1, 10**6])
+def test_a_prompt_s_id_that_is_no_token_is_named(token: int, gateway: GatewayProcess) -> None:
+    answer = post(gateway, TEXT, prompt=[1, token])
+    assert (answer.status, answer.error["param"]) == (400, "prompt")
+    assert answer.error["message"].startswith(f"token id {token}: the vocabulary has 0..")
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
