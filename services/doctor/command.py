@@ -7,13 +7,13 @@ from typing import Annotated
 
 import msgspec
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from services.commands.options import ConfigOption, StateOption, messages
 from services.doctor.findings import Finding
 from services.launcher.state_directory import DEFAULT_STATE_DIRECTORY
+from services.printing import output_console
 
 MARKS = {
     "good": "[green]good[/green]",
@@ -53,7 +53,7 @@ def print_findings(findings: list[Finding]) -> None:
         table.add_row(MARKS[finding.verdict], finding.subject, escape(finding.seen))
         if finding.advice is not None:
             table.add_row("", "", f"[bold]→[/bold] {escape(finding.advice)}")
-    console = Console()
+    console = output_console()
     console.print(table, highlight=False)
     problems = sum(finding.verdict == "problem" for finding in findings)
     if problems:

@@ -8,7 +8,6 @@ from typing import Annotated, TypeVar
 
 import msgspec
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from common.config import MeshConfig
@@ -20,6 +19,7 @@ from services.asking import NoAnswer, ask_service
 from services.explaining.policies import add_up_regrets, print_regrets
 from services.launcher.state_directory import DEFAULT_STATE_DIRECTORY
 from services.members import members_of
+from services.printing import output_console
 from services.tracing.command import mesh_of
 
 Answer = TypeVar("Answer")
@@ -76,7 +76,7 @@ def explain(
 
         made = {name: [each for scheduler, each in found if scheduler == name] for name in schedulers}
         for line in describe_each(made):
-            Console().print(line, highlight=False, soft_wrap=True)
+            output_console().print(line, highlight=False, soft_wrap=True)
 
 
 def _name_what_was_asked(request: str | None, service_class: str | None, instance: str | None) -> str:
@@ -114,7 +114,7 @@ def _ask(url: str, kind: type[Answer]) -> Answer | None:
 
 
 def _print(decision: Decision) -> None:
-    console = Console()
+    console = output_console()
     console.print(title_of(decision), highlight=False)
     measured = {"prefill": decision.ttft_s, "decode": decision.tpot_s}
     for choice in decision.choices:

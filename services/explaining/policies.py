@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from rich.console import Console
 from rich.table import Column, Table
 
 from scheduler.regret import Hindsight, PolicyRegret, RegretReport
+from services.printing import output_console
 
 UNITS = {"prefill": "TTFT", "decode": "TPOT"}
 
@@ -34,7 +34,7 @@ def add_up_regrets(reports: Sequence[RegretReport]) -> RegretReport:
 
 def print_regrets(report: RegretReport) -> None:
     """Means of what was summed up, in milliseconds."""
-    console = Console()
+    console = output_console()
     # A name that is cut off cannot be typed: where the terminal is narrow other columns wrap.
     policy = Column("policy", no_wrap=True)
     table = Table("phase", policy, "decides", "judged", "predicted", "mean regret", "best choice", box=None)

@@ -117,14 +117,13 @@ def chosen_of(found: "Plan", choose: int | None) -> "Sequence[PoolPlan]":
 
 def write_files(pools: "Sequence[PoolPlan]", request: "PlanRequest", directory: Path) -> None:
     """Raises ConfigError where there is nothing to make them of."""
-    from rich.console import Console
-
     from services.planner.files import notes_of, write_deployment
     from services.planner.preparing import prepare
+    from services.printing import output_console
 
     if not pools:
         raise ConfigError("--out", str(directory), "is not written: no such deployment was found")
-    console = Console()
+    console = output_console()
     written = write_deployment(pools, prepare(request).conditions, directory)
     console.print(
         f"written to {directory}: {', '.join(str(each.relative_to(directory)) for each in written)}"
@@ -141,17 +140,16 @@ def run_search(
     json_file: Path | None,
     plot: Path | None,
 ) -> "SearchReport":
-    from rich.console import Console
-
     from services.planner.report import search_table, write_json
     from services.planner.run import make_search
     from services.planner.searches import SEARCHES
+    from services.printing import output_console
 
     known = next((each for each in SEARCHES if each == name), None)
     if known is None:
         raise ConfigError("--search", name, f"must be one of {', '.join(SEARCHES)}")
     found = make_search(known, request, processes, checkpoint)
-    console = Console()
+    console = output_console()
     console.print(search_table(found))
     for line in found.lines:
         console.print(line, highlight=False)
@@ -209,11 +207,10 @@ def check_choice(choose: int | None, out: Path | None, search: str | None) -> No
 
 
 def show(found: "Plan") -> None:
-    from rich.console import Console
-
     from services.planner.report import plan_table, summary_of
+    from services.printing import output_console
 
-    console = Console()
+    console = output_console()
     console.print(plan_table(found))
     for line in summary_of(found):
         console.print(line, highlight=False)

@@ -15,6 +15,7 @@ from rich.table import Table
 from common.config import Dtype
 from common.config_file import load_config
 from common.errors import ConfigError
+from services.printing import output_console
 
 if TYPE_CHECKING:
     from common.config import Config
@@ -124,7 +125,7 @@ def _profile_passes(settings: "Config", rounds: int, hand_overs: bool) -> None:
         table.add_column(column, justify="right")
     for row in rows_of(found):
         table.add_row(*row)
-    Console().print(table)
+    output_console().print(table)
     print(
         f"saturation length (L_m, ChunkSize): {found.saturation_tokens} tokens\n"
         f"chunk = {_law(found.chunk_time.coefficients, ('ms/1,000 tokens', 'ms/1,000,000 pairs', 'ms'))},"

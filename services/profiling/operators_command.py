@@ -11,6 +11,7 @@ from common.config import Config
 from common.errors import ConfigError
 from common.shapes import ModelShape
 from services.output_files import check_folder
+from services.printing import output_console
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ def profile_operators_of(settings: Config, options: OperatorOptions) -> None:
 
         files = profile_operators(request, options.output, stage)
     for degree in request.tensor_parallel:
-        Console().print(_table(options.output, shape, degree, options.has_messages))
+        output_console().print(_table(options.output, shape, degree, options.has_messages))
     for path in files:
         print(path)
     print(f'performance = {{ kind = "operators", directory = "{options.output}" }}')

@@ -1,5 +1,8 @@
 """All comparisons, by id, in the order of the papers."""
 
+import re
+
+from common.errors import ConfigError
 from services.reproduce import (
     aladdin,
     distserve_fig8,
@@ -14,6 +17,8 @@ from services.reproduce import (
     vidur_fig1a,
 )
 from services.reproduce.row import Row
+
+SEVERAL_FIGURES = re.compile(r"(.+-fig)(\d+)-(\d+)")
 
 ROWS: dict[str, Row] = {
     row.id: row
@@ -31,3 +36,22 @@ ROWS: dict[str, Row] = {
         vidur_fig1a.ROW,
     )
 }
+
+
+def rows_of(name: str) -> list[Row]:
+    """One by its id, or those of a paper's figures from one to another (``tetriinfer-fig11-15``). Raises
+    ConfigError."""
+    if name in ROWS:
+        return [ROWS[name]]
+    several = SEVERAL_FIGURES.fullmatch(name)
+    if several is not None:
+        paper, first, last = several[1], int(several[2]), int(several[3])
+        found = [ROWS[each] for each in ROWS if _is_figure(each, paper, first, last)]
+        if found:
+            return found
+    raise ConfigError("ID", name, f"must be one of {', '.join(ROWS)}, or figures of one paper as in fig11-15")
+
+
+def _is_figure(row_id: str, paper: str, first: int, last: int) -> bool:
+    number = row_id.removeprefix(paper)
+    return row_id.startswith(paper) and number.isdecimal() and first <= int(number) <= last

@@ -9,11 +9,15 @@ import typer
 from common.errors import ConfigError
 
 DOCUMENT = Path("docs/reproduction.md")
+EXIT_NOT_RUN = 1
 
 
 def reproduce(
     comparison: Annotated[
-        str | None, typer.Argument(metavar="[ID]", help="Which one: `--list` has them.")
+        str | None,
+        typer.Argument(
+            metavar="[ID]", help="Which one: `--list` has them. `tetriinfer-fig11-15` is several."
+        ),
     ] = None,
     data: Annotated[Path | None, typer.Option(help="The directory that has the papers' public data.")] = None,
     list_all: Annotated[
@@ -29,18 +33,18 @@ def reproduce(
     ] = None,
 ) -> None:
     """Make a paper's headline comparison again: its figures beside ours."""
-    from rich.console import Console
     from rich.markdown import Markdown
 
+    from services.commands.options import messages
     from services.output_files import check_writable
-    from services.reproduce.catalogue import ROWS
+    from services.printing import output_console
+    from services.reproduce.catalogue import ROWS, rows_of
     from services.reproduce.data import DataFiles
     from services.reproduce.document import document_of, list_text, run_rows
     from services.reproduce.row import markdown_of
 
-    console = Console()
-    chosen = [list_all, run_all, comparison is not None]
-    if sum(chosen) != 1:
+    console = output_console()
+    if sum((list_all, run_all, comparison is not None)) != 1:
         raise ConfigError("ID", comparison, "give one comparison's id, or --list, or --all")
     if list_all:
         typer.echo(list_text(ROWS.values()))
@@ -51,8 +55,14 @@ def reproduce(
         sections = run_rows(list(ROWS.values()), data, size, workers)
         output.write_text(document_of(sections, size, date.today()), encoding="utf-8")
         console.print(f"{len(sections)} comparisons: {output}", highlight=False)
+        errors = [each.error for each in sections if each.error is not None]
+        for error in errors:
+            messages.print(f"not run: {error}", highlight=False)
+        if errors:
+            raise typer.Exit(EXIT_NOT_RUN)
         return
-    if comparison not in ROWS:
-        raise ConfigError("ID", comparison, f"must be one of {', '.join(ROWS)}")
-    row = ROWS[comparison]
-    console.print(Markdown(markdown_of(row, row.run(files, size), size)))
+    assert comparison is not None
+    for row in rows_of(comparison):
+        with messages.status(row.id):
+            found = row.run(files, size)
+        console.print(Markdown(markdown_of(row, found, size)))

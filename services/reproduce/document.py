@@ -2,16 +2,18 @@
 
 import os
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from datetime import date
 from pathlib import Path
+from typing import NamedTuple
 
 from rich.progress import Progress
 
+from common.errors import LamellaError
 from services.commands.options import messages
 from services.reproduce.catalogue import ROWS
 from services.reproduce.data import DataFiles
-from services.reproduce.row import Row, markdown_of
+from services.reproduce.row import Row, heading_of, markdown_of
 
 HEAD = """# The papers' headline comparisons, made again
 
@@ -41,26 +43,35 @@ def list_text(rows: Iterable[Row]) -> str:
     return "\n".join(lines)
 
 
-def section_of(row_id: str, data: Path | None, size: float) -> str:
+class Section(NamedTuple):
+    """``error``: why its row could not be run, which stands in ``text`` then."""
+
+    text: str
+    error: LamellaError | None = None
+
+
+def section_of(row_id: str, data: Path | None, size: float) -> Section:
     row = ROWS[row_id]
-    return markdown_of(row, row.run(DataFiles(data), size), size)
+    try:
+        return Section(markdown_of(row, row.run(DataFiles(data), size), size))
+    except LamellaError as exc:
+        return Section(f"{heading_of(row)}\nCould not be run: {exc}.\n", exc)
 
 
-def run_rows(rows: Sequence[Row], data: Path | None, size: float, workers: int | None) -> list[str]:
-    """Each row's section, in their order. A row's error ends all."""
+def run_rows(rows: Sequence[Row], data: Path | None, size: float, workers: int | None) -> list[Section]:
+    """In their order. What one row cannot be run for leaves the others alone."""
     with (
         ProcessPoolExecutor(workers or os.cpu_count()) as pool,
         Progress(console=messages, transient=True) as bar,
     ):
         task = bar.add_task("reproduce", total=len(rows))
         running = [pool.submit(section_of, row.id, data, size) for row in rows]
-        sections = []
-        for each in running:
-            sections.append(each.result())
+        for each in as_completed(running):
+            each.result()
             bar.advance(task)
-    return sections
+    return [each.result() for each in running]
 
 
-def document_of(sections: Sequence[str], size: float, day: date) -> str:
+def document_of(sections: Sequence[Section], size: float, day: date) -> str:
     head = HEAD.format(day=day.isoformat(), size="" if size == 1.0 else f" --size {size:g}")
-    return "\n".join((head, *sections))
+    return "\n".join((head, *[each.text for each in sections]))

@@ -66,10 +66,12 @@ def markdown_of(row: Row, found: Reproduced, size: float) -> str:
     return "\n".join(_lines(row, replace(found, causes=(*found.causes, *told)))) + "\n"
 
 
+def heading_of(row: Row) -> str:
+    return f"## {row.id}: {row.title}\n\n{row.source}.\n"
+
+
 def _lines(row: Row, found: Reproduced) -> Iterator[str]:
-    yield f"## {row.id}: {row.title}"
-    yield ""
-    yield f"{row.source}."
+    yield heading_of(row).rstrip("\n")
     for table in found.tables:
         yield ""
         if table.title:

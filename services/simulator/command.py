@@ -37,7 +37,7 @@ def simulate(
     slo: Annotated[str | None, typer.Option(help="As ttft=0.5,tpot=0.1: say how many meet it.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write everything measured there.")] = None,
     csv_file: Annotated[Path | None, typer.Option("--csv", help="Write a row for every request.")] = None,
-    parquet: Annotated[Path | None, typer.Option(help="The same as Parquet; needs pyarrow.")] = None,
+    parquet: Annotated[Path | None, typer.Option(help="The same; needs the extra `parquet`.")] = None,
     timeline: Annotated[
         Path | None, typer.Option(help="Write what everyone did when there, as `lamella trace` does.")
     ] = None,
@@ -119,11 +119,10 @@ def check_arrivals(arrivals: str | None, rate: float | None) -> None:
 
 def show_held_out(simulated: "Simulated") -> None:
     """Each source as soon as it is known: a forest takes a minute."""
-    from rich.console import Console
-
+    from services.printing import output_console
     from services.simulator.tables import held_out_text, pools_by_source
 
-    console = Console()
+    console = output_console()
     for pools in pools_by_source(simulated):
         console.print(held_out_text(pools), highlight=False)
 
@@ -138,8 +137,7 @@ def names_of(files: Sequence[Path]) -> list[str]:
 
 
 def show(runs: "Sequence[Run]", *, has_operators: bool = False) -> None:
-    from rich.console import Console
-
+    from services.printing import output_console
     from services.simulator.tables import (
         comparison_table,
         hardware_table,
@@ -149,7 +147,7 @@ def show(runs: "Sequence[Run]", *, has_operators: bool = False) -> None:
         summary_of,
     )
 
-    console = Console()
+    console = output_console()
     for run in runs:
         if len(runs) > 1:
             console.rule(run.name, align="left")

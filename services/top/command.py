@@ -1,14 +1,13 @@
 """The ``top`` command: the mesh in a terminal, once a second until Ctrl-C."""
 
 import asyncio
-import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
@@ -20,12 +19,12 @@ from services.asking import ask_service
 from services.commands.options import ConfigOption, UrlOption
 from services.launcher.state_directory import DEFAULT_STATE_DIRECTORY
 from services.members import members_of
+from services.printing import output_console
 from services.server_url import parse_url
 from services.top.screen import screen
 from services.tracing.command import mesh_of
 
 EVERY_S = 1.0
-FILE_WIDTH = 160
 
 
 def top(
@@ -39,8 +38,7 @@ def top(
     """Show who runs, how loaded it is and how fast it answers, as a gateway's private port tells it."""
     from services.launcher.local import ended_by_any_signal
 
-    # Whoever reads it from a file has no edge to care for.
-    console = Console(width=None if sys.stdout.isatty() else FILE_WIDTH)
+    console = output_console()
 
     def look() -> Group:
         return _look(_private_url(state_dir, config) if url is None else parse_url(url).base_url)

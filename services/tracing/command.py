@@ -15,6 +15,7 @@ from common.config_file import load_config
 from common.errors import ConfigError
 from services.launcher.state_directory import DEFAULT_STATE_DIRECTORY
 from services.output_files import check_writable, write_whole
+from services.printing import output_console
 
 if TYPE_CHECKING:
     from services.tracing.collect import MeshTrace
@@ -52,7 +53,7 @@ def trace(
         layout = lay_out(asyncio.run(_record(mesh, duration_s)))
     content = chrome_trace(layout)
     write_whole("--output", output, content)
-    Console().print(summary_table(summarize(layout)))
+    output_console().print(summary_table(summarize(layout)))
     for line in staggering_lines(layout):
         print(line)
     for warning in warnings(layout):

@@ -280,7 +280,7 @@ def test_an_id_that_is_no_token_is_refused(tokens: object, gateway: GatewayProce
 def test_a_prompt_s_id_that_is_no_token_is_named(token: int, gateway: GatewayProcess) -> None:
     answer = post(gateway, TEXT, prompt=[1, token])
     assert (answer.status, answer.error["param"]) == (400, "prompt")
-    assert answer.error["message"].startswith(f"token id {token}: the vocabulary has 0..")
+    assert str(answer.error["message"]).startswith(f"token id {token}: the vocabulary has 0..")
 
 
 JSON = st.recursive(

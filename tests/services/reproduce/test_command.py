@@ -7,7 +7,7 @@ from typer.testing import CliRunner, Result
 
 from common.errors import ConfigError
 from services.cli import app
-from services.reproduce.catalogue import ROWS
+from services.reproduce.catalogue import ROWS, rows_of
 
 
 def run(*arguments: object) -> Result:
@@ -30,9 +30,36 @@ def test_one_is_printed_with_both_columns() -> None:
     assert "4.90" in result.output
 
 
-@pytest.mark.parametrize("arguments", [(), ("lamina-table3", "--list"), ("nothing",)])
+def test_a_paper_s_figures_are_named_together() -> None:
+    assert [row.id for row in rows_of("tetriinfer-fig11-15")] == [
+        f"tetriinfer-fig{number}" for number in range(11, 16)
+    ]
+    assert [row.id for row in rows_of("aladdin-fig11-12")] == ["aladdin-fig11", "aladdin-fig12"]
+    assert rows_of("splitwise-fig16") == [ROWS["splitwise-fig16"]]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [(), ("lamina-table3", "--list"), ("nothing",), ("tetriinfer-fig1-9",), ("nothing-fig11-15",)],
+)
 def test_what_cannot_be_meant_is_refused(arguments: tuple[str, ...]) -> None:
     assert isinstance(run(*arguments).exception, ConfigError)
+
+
+def test_a_row_that_cannot_be_run_is_told_and_leaves_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for each in list(ROWS):
+        if each not in ("lamina-table3", "vidur-fig1a"):
+            monkeypatch.delitem(ROWS, each)
+    document = tmp_path / "reproduction.md"
+    result = run("--all", "--data", tmp_path, "--output", document, "--workers", "1")
+    assert result.exit_code == 1
+    assert "not run: " in result.output
+    text = document.read_text()
+    assert "4.90" in text
+    assert "## vidur-fig1a: " in text
+    assert "Could not be run: " in text
 
 
 def test_all_of_them_make_a_document(
