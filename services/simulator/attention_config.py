@@ -37,6 +37,8 @@ CONTEXT_LENGTH = 131_072
 """For which workers' exchanges are made where ``[model] context_length`` does not say."""
 ELEMENT_TYPES: dict[int, ElementType] = {2: "bfloat16", 4: "float32"}
 GIB = float(1 << 30)
+MOST_OF_A_POOL = 10_000
+"""Instances or workers, devices, stages."""
 POOL_KEYS = {"tensor_parallel": "devices", "pipeline_parallel": "pipeline"}
 """A pool's own, by what performance models call them."""
 
@@ -96,8 +98,8 @@ def attention_pool_of(
     """``instances``: of decode, that are to be served. Raises ConfigError."""
     key = f"pool.{pool.name}"
     for field in ("count", "devices"):
-        if getattr(pool, field) < 1:
-            raise ConfigError(f"{key}.{field}", getattr(pool, field), "must be at least 1")
+        if not 1 <= getattr(pool, field) <= MOST_OF_A_POOL:
+            raise ConfigError(f"{key}.{field}", getattr(pool, field), f"must be 1 to {MOST_OF_A_POOL:,}")
     if pool.link_bytes_per_s is not None and not pool.link_bytes_per_s > 0:
         raise ConfigError(f"{key}.link_bytes_per_s", pool.link_bytes_per_s, "must be over 0")
     if pool.link_latency_s is not None and not 0 <= pool.link_latency_s < float("inf"):

@@ -27,6 +27,7 @@ from common.shapes import SHAPES, ModelShape
 from services.hosts.engines import has_remote_attention
 from services.simulator.attention_config import (
     GIB,
+    MOST_OF_A_POOL,
     POOL_KEYS,
     AttentionPool,
     AttentionPoolConfig,
@@ -50,8 +51,6 @@ from services.simulator.toml_tables import read_table
 ANY_TOKENS = 1 << 31
 """More than a prompt has."""
 POOL_ROLES = (*get_args(Role), "attention")
-MOST_OF_A_POOL = 10_000
-"""Instances, devices, stages."""
 OWN_TABLES = ("cluster", "pool", "fault", "scale", "prediction", "prefix", "host", "device")
 
 

@@ -1,7 +1,7 @@
 """Every request's record as a file, for whoever computes more of it than ``services.simulator.metrics``.
 
 A row is a request of one configuration. What never came to be is empty, as the first token of one that was
-rejected. Parquet needs pyarrow, which is no dependency of lamella.
+rejected. Parquet needs pyarrow (the extra ``parquet``).
 """
 
 import csv
@@ -72,7 +72,8 @@ def csv_of(tables: Sequence[RequestTable]) -> bytes:
 def check_parquet(path: Path) -> None:
     """Raises ConfigError where no Parquet can be written."""
     if find_spec("pyarrow") is None:
-        raise ConfigError("--parquet", str(path), "needs pyarrow: `pip install pyarrow`, or write --csv")
+        rule = "needs pyarrow: install lamella's extra `parquet`, or write --csv"
+        raise ConfigError("--parquet", str(path), rule)
 
 
 def parquet_of(tables: Sequence[RequestTable]) -> bytes:

@@ -15,6 +15,7 @@ from services.bench.traces import Trace
 from services.simulator.cluster import Cluster, make_cluster
 from services.simulator.config import Simulated
 from services.simulator.gateway import Entry
+from services.simulator.instance import SimulatedInstance
 from services.simulator.life import begin_life
 from services.simulator.records import request_id_of
 from services.simulator.shape import attended_tokens
@@ -26,7 +27,7 @@ LITTLE_TOLERANCE = 1e-6
 SETTLE_S = 120.0
 """Virtual seconds after the last client is gone until nobody holds anything any more, at the most."""
 STUCK_S = 86_400.0
-"""A request that has not ended so long after the last arrival never will."""
+"""Where nobody has ended for so long, after the last arrival, those that are left never will."""
 MESSAGES = 10
 """That a request waits for one after another, with those of instances about its KV."""
 NAMED = 5
@@ -39,7 +40,8 @@ COLLECTED_EVERY = 20_000
 
 
 class SimulationError(ServiceError):
-    """What must be conserved was not: a defect of the simulator, or of what it drives."""
+    """What must be conserved was not, or requests never end: a defect of the simulator, or of what it
+    drives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,9 +143,11 @@ def simulate(
         while not is_everybody_here:
             clock.run_until(clock.now + PROGRESS_S)
             tell()
-        stuck_s = clock.now + STUCK_S
+        waiting, stuck_s = len(gateway.entries), clock.now + STUCK_S
         while gateway.entries and clock.now < stuck_s:
             clock.run_until(min(clock.now + PROGRESS_S, stuck_s), lambda: not gateway.entries)
+            if len(gateway.entries) < waiting:
+                waiting, stuck_s = len(gateway.entries), clock.now + STUCK_S
             tell()
         clock.run_until(clock.now + SETTLE_S, lambda: _is_settled(cluster))
     check_conserved(cluster)
@@ -176,12 +180,13 @@ def check_conserved(cluster: Cluster) -> None:
         raise SimulationError("a request is neither done nor refused")
     if cluster.scheduler.state.requests:
         raise SimulationError(f"the scheduler keeps {len(cluster.scheduler.state.requests)} bookings")
-    for name, instance in cluster.instances.items():
-        blocks = instance.blocks
-        if not instance.is_idle or blocks.free_blocks != blocks.total_blocks:
-            raise SimulationError(f"{name} keeps {blocks.total_blocks - blocks.free_blocks} blocks")
-        if instance.decode_state.swapping.host.used_blocks:
-            raise SimulationError(f"{name} keeps blocks of its host's memory")
+    for instance in cluster.instances.values():
+        if not instance.is_idle:
+            raise SimulationError(f"{instance.instance_id} is not idle")
+    for instance in cluster.lives:
+        # One that died, or whose drain had to end, had more to do.
+        if instance.is_idle and not instance.has_died:
+            _check_empty(instance)
     _check_workers(cluster)
     _check_times(cluster)
     sojourn_s = math.fsum(
@@ -194,6 +199,14 @@ def check_conserved(cluster: Cluster) -> None:
         )
 
 
+def _check_empty(instance: SimulatedInstance) -> None:
+    name, blocks = instance.instance_id, instance.blocks
+    if blocks.free_blocks != blocks.total_blocks:
+        raise SimulationError(f"{name} keeps {blocks.total_blocks - blocks.free_blocks} blocks")
+    if instance.decode_state.swapping.host.used_blocks:
+        raise SimulationError(f"{name} keeps blocks of its host's memory")
+
+
 def _check_ended(cluster: Cluster) -> None:
     waiting = list(cluster.gateway.entries)
     if not waiting:
@@ -204,8 +217,9 @@ def _check_ended(cluster: Cluster) -> None:
     if missing:
         rule = f"leaves nobody for good, so that {len(waiting)} requests wait for ever"
         raise ConfigError("fault", f"death of all for {' and '.join(missing)}", rule)
-    late = f"had not ended {STUCK_S:,g} s after the last arrival"
-    found = f"{len(waiting)} of {len(cluster.records)} requests {late}"
+    found = (
+        f"{len(waiting)} of {len(cluster.records)} requests had not ended, and none had for {STUCK_S:,g} s"
+    )
     _check_hops(cluster, STUCK_S, found)
     _check_links(cluster, found)
     named = [f"{each} waited {_wait_of(cluster.gateway.entries[each])}" for each in waiting[:NAMED]]

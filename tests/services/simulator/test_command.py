@@ -175,7 +175,7 @@ def test_without_pyarrow_it_is_said_what_parquet_needs_before_anything_runs(
     config = write_config(tmp_path, "mesh.toml", 0.02)
     result = run(config, "--trace", trace, "--parquet", tmp_path / "requests.parquet")
     assert isinstance(result.exception, ConfigError)
-    assert "pip install pyarrow" in str(result.exception)
+    assert "lamella's extra `parquet`" in str(result.exception)
     assert "TTFT" not in result.output
 
 
