@@ -67,6 +67,10 @@ within a tenth of a point. Per cent within TTFT, and TPOT in ms: mean, p50, p90.
 TTFT_MS = {"p1d1": (119.6, 106.9, 207.1, 330.3), "p2d1": (82.6, 74.6, 138.5, 220.5)}
 TPOT_MS = {"p1d1": (30.5, 30.5, 34.1, 37.0), "p2d1": (36.7, 36.8, 41.9, 45.5)}
 """Of workload B at 1.0: mean, p50, p90, p99."""
+VLLM_TTFT_MS = (165.1, 148.2, 281.3, 426.7)
+VLLM_TPOT_MS = (36.1, 35.3, 42.3, 58.9)
+VLLM_HERE_MS = ((163.4, 146.2, 277.5, 426.4), (36.7, 35.6, 43.5, 61.9))
+"""By its rules written down anew, with the same two of them as they are here."""
 
 
 @cache
@@ -115,6 +119,19 @@ def test_disaggregated_latencies_come_out(shared_directory: Path, name: str) -> 
     # A prompt waits for nothing but prompts: the same to the last digit that it prints.
     assert spread_ms(metrics.ttft) == pytest.approx(TTFT_MS[name], abs=0.051)
     assert spread_ms(metrics.tpot) == pytest.approx(TPOT_MS[name], rel=0.02)
+
+
+def test_a_mixed_instance_s_latencies_come_out_but_for_the_last_percent_s_decodes(
+    shared_directory: Path,
+) -> None:
+    """A sequence whose prompt was computed misses a step: of the slowest TPOT that is 5 %."""
+    metrics = simulated_row(shared_directory, ("B", 1.0, "vllm"))
+    ttft_ms, tpot_ms = spread_ms(metrics.ttft), spread_ms(metrics.tpot)
+    assert ttft_ms == pytest.approx(VLLM_TTFT_MS, rel=0.02)
+    assert tpot_ms[:3] == pytest.approx(VLLM_TPOT_MS[:3], rel=0.03)
+    assert 1.03 * VLLM_TPOT_MS[3] < tpot_ms[3] < 1.06 * VLLM_TPOT_MS[3]
+    for found, here in zip((ttft_ms, tpot_ms), VLLM_HERE_MS, strict=True):
+        assert found == pytest.approx(here, abs=0.051)
 
 
 @pytest.mark.parametrize("row", OVERLOADED)

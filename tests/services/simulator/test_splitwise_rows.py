@@ -17,6 +17,8 @@ from services.simulator.run import Load, offered_of, simulate
 
 BENCH = Path(__file__).resolve().parents[3] / "bench"
 CONVERSATIONS = "rr_conv_70_2min_seed0.csv.gz"
+CODE = "rr_code_70_2min_seed0.csv.gz"
+CROWDED = "rr_conv_130_1min_seed0.csv.gz"
 STEP_S = 0.0355
 """Of a decode batch, whatever its size: by that performance model 35.3 to 36.2 ms."""
 Column = NDArray[np.float64]
@@ -78,6 +80,72 @@ BY_ITS_RULES = {
 }
 """Of clusters of which no output is at hand: by the same rules, which give ``HH``, too, to every digit."""
 
+HH_CODE = Row(
+    ttft=(0.3568, 0.2237, 0.8976, 1.3194),
+    tbt=(0.0374, 0.0359, 0.0416, 0.0545),
+    end_to_end=(1.3688, 0.8303, 2.4203, 9.6265),
+    requests_per_s=62.06,
+    tokens_per_s=1_723,
+)
+HH_CODE_TTFT_HERE, HH_CODE_END_HERE = (0.3561, 0.2351, 0.9128, 1.359), (1.358, 0.8431, 2.387, 9.313)
+"""The first by the same rules; the second where no machine changes its pool and those prompts are computed
+together that come nearest to a chunk."""
+BASELINE_CODE = Row(
+    ttft=(0.3399, 0.2235, 0.8532, 1.3021),
+    tbt=(0.0609, 0.0480, 0.1080, 0.2118),
+    end_to_end=(2.0552, 1.1516, 3.9268, 16.0545),
+    requests_per_s=58.17,
+    tokens_per_s=1_615,
+)
+BASELINE_CODE_TTFT_HERE = (0.3652, 0.2257, 0.9394, 1.431)
+BASELINE_CODE_END_HERE = 2.961
+"""By the same rules, and with the two of ``BASELINE_HERE`` changed; the mean."""
+BASELINE_CODE_END = (2.531, 1.631, 4.753, 17.034)
+"""Ours, which lie between both: why was not found."""
+HH_CROWDED = Row(
+    ttft=(0.3071, 0.2568, 0.6465, 0.9740),
+    tbt=(0.0357, 0.0355, 0.0358, 0.0394),
+    end_to_end=(7.7985, 4.8383, 15.4047, 21.8692),
+    requests_per_s=92.68,
+    tokens_per_s=19_476,
+)
+HH_CROWDED_TTFT_HERE = (0.1959, 0.1404, 0.4500, 0.7719)
+"""By the same rules: five prompt machines come to decode, too; and where no machine changes its pool."""
+BASELINE_CROWDED = Row(
+    ttft=(0.2057, 0.1704, 0.4201, 0.6922),
+    tbt=(0.0646, 0.0652, 0.0798, 0.1023),
+    end_to_end=(13.3231, 8.7444, 28.4894, 38.5155),
+    requests_per_s=88.84,
+    tokens_per_s=18_667,
+)
+BASELINE_CROWDED_HERE = Row(
+    ttft=(0.2192, 0.1738, 0.4814, 0.8006),
+    tbt=(0.0680, 0.0681, 0.0855, 0.1084),
+    end_to_end=(13.7653, 9.3097, 29.3407, 39.2339),
+    requests_per_s=89.18,
+    tokens_per_s=18_738,
+)
+"""By the same rules, and with the two of ``BASELINE_HERE`` changed."""
+
+CORRECTED = {
+    "splitwise_hh.toml": Row(
+        ttft=(0.1725, 0.1326, 0.3962, 0.6943),
+        tbt=(0.1230, 0.0936, 0.2116, 0.4872),
+        end_to_end=(20.690, 17.518, 40.011, 50.285),
+        requests_per_s=48.06,
+        tokens_per_s=10_106,
+    ),
+    "splitwise_baseline.toml": Row(
+        ttft=(0.2094, 0.1626, 0.4377, 0.7504),
+        tbt=(0.0613, 0.0602, 0.0730, 0.0894),
+        end_to_end=(12.868, 8.140, 26.668, 36.468),
+        requests_per_s=54.94,
+        tokens_per_s=11_551,
+    ),
+}
+"""Ours, as docs/simulator.md has them: nobody else's are by that model."""
+PRINTED = 0.002
+
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
@@ -103,11 +171,26 @@ def spread(values: Column) -> Spread:
     return float(values.mean()), middle, ninety, last
 
 
-def simulated(shared: Path, config: str, trace: str, count: int | None = None) -> Simulated:
-    """``count``: of each pool's instances, in place of what the file says."""
+def simulated(
+    shared: Path,
+    config: str,
+    trace: str,
+    count: int | None = None,
+    *,
+    is_corrected: bool = False,
+    is_reserved: bool = False,
+) -> Simulated:
+    """``count``: of each pool's instances, in place of what the file says. ``is_corrected``: steps by batch
+    and context, too. ``is_reserved``: whoever begins to decode has room for all that it draws, as there."""
     tree = tomllib.loads((BENCH / config).read_text())
+    if is_reserved:
+        tree["instance"]["decode_admission"] = "reserve_static"
+        tree["predictor"] = {"kind": "oracle", "lengths_file": "of the trace"}
     for pool in tree["pool"]:
-        pool["performance"]["path"] = str(shared / "data/splitwise/perf_model.csv")
+        pool["performance"] |= {
+            "path": str(shared / "data/splitwise/perf_model.csv"),
+            "is_corrected": is_corrected,
+        }
         pool["count"] = count or pool["count"]
     requests = read_trace(shared / "data/splitwise" / trace)
     cluster = simulate(simulated_from_tree(tree), Load(offered_of(requests, None, "poisson", 0)))
@@ -169,6 +252,78 @@ def test_machines_that_compute_both_differ_by_two_rules(shared_directory: Path) 
     assert found.tbt == pytest.approx(BASELINE_HERE.tbt, rel=0.04)
     assert found.end_to_end == pytest.approx(BASELINE_HERE.end_to_end, rel=0.01)
     assert found.ttft[2] > 1.03 * BASELINE.ttft[2]
+
+
+def test_code_on_split_machines_comes_out_but_for_two_rules(shared_directory: Path) -> None:
+    """Within 3 % but for TTFT's median and the last percent of ends, of which both rules say why."""
+    found = simulated(shared_directory, "splitwise_hh.toml", CODE).found
+    assert (found.ttft[0], *found.ttft[2:]) == pytest.approx((HH_CODE.ttft[0], *HH_CODE.ttft[2:]), rel=0.03)
+    assert found.end_to_end[:3] == pytest.approx(HH_CODE.end_to_end[:3], rel=0.03)
+    assert found.tbt[:3] == pytest.approx(HH_CODE.tbt[:3], rel=0.03)
+    assert found.requests_per_s == pytest.approx(HH_CODE.requests_per_s, rel=0.005)
+    assert found.tokens_per_s == pytest.approx(HH_CODE.tokens_per_s, rel=0.005)
+    assert found.ttft == pytest.approx(HH_CODE_TTFT_HERE, rel=0.01)
+    assert found.end_to_end == pytest.approx(HH_CODE_END_HERE, rel=0.005)
+    assert found.ttft[1] > 1.03 * HH_CODE.ttft[1]
+    assert found.end_to_end[3] < 0.97 * HH_CODE.end_to_end[3]
+
+
+def test_code_on_machines_that_compute_both_takes_longer_here(shared_directory: Path) -> None:
+    """A known difference, not within 3 %: of TTFT both rules say why, of the ends they do not."""
+    found = simulated(shared_directory, "splitwise_baseline.toml", CODE).found
+    assert found.ttft == pytest.approx(BASELINE_CODE_TTFT_HERE, rel=0.02)
+    assert 1.05 * BASELINE_CODE.ttft[0] < found.ttft[0] < 1.08 * BASELINE_CODE.ttft[0]
+    assert found.end_to_end == pytest.approx(BASELINE_CODE_END, rel=PRINTED)
+    assert 1.2 * BASELINE_CODE.end_to_end[0] < found.end_to_end[0] < BASELINE_CODE_END_HERE
+    assert found.requests_per_s == pytest.approx(BASELINE_CODE.requests_per_s, rel=0.03)
+
+
+@pytest.fixture(scope="module")
+def crowded(shared_directory: Path) -> Simulated:
+    """Splitwise-HH where its token machines are full."""
+    return simulated(shared_directory, "splitwise_hh.toml", CROWDED)
+
+
+def test_where_token_machines_are_full_prompts_keep_their_machines(crowded: Simulated) -> None:
+    """Ends are within 3 %. First tokens come a third sooner: there five prompt machines decode, too."""
+    assert (crowded.metrics.done, crowded.metrics.requests) == (7866, 7866)
+    found = crowded.found
+    assert found.end_to_end == pytest.approx(HH_CROWDED.end_to_end, rel=0.03)
+    assert found.requests_per_s == pytest.approx(HH_CROWDED.requests_per_s, rel=0.005)
+    assert found.tokens_per_s == pytest.approx(HH_CROWDED.tokens_per_s, rel=0.005)
+    assert found.ttft == pytest.approx(HH_CROWDED_TTFT_HERE, rel=0.03)
+    assert found.ttft[0] < 0.7 * HH_CROWDED.ttft[0]
+    assert found.tbt[1] == pytest.approx(HH_CROWDED.tbt[1], rel=0.03)
+    assert found.tbt[2] > 1.03 * HH_CROWDED.tbt[2]
+
+
+def test_split_machines_sustain_what_others_do_not(shared_directory: Path, crowded: Simulated) -> None:
+    """At 130 conversations a second, as there. Means and upper percentiles of ends are within 4 %, and where
+    others are not both rules say why."""
+    both = simulated(shared_directory, "splitwise_baseline.toml", CROWDED, is_reserved=True)
+    assert (both.metrics.done, both.metrics.requests) == (7866, 7866)
+    found = both.found
+    assert found.end_to_end[0] == pytest.approx(BASELINE_CROWDED.end_to_end[0], rel=0.04)
+    assert found.end_to_end[2:] == pytest.approx(BASELINE_CROWDED.end_to_end[2:], rel=0.04)
+    assert found.ttft == pytest.approx(BASELINE_CROWDED_HERE.ttft, rel=0.04)
+    assert found.end_to_end == pytest.approx(BASELINE_CROWDED_HERE.end_to_end, rel=0.01)
+    assert found.tbt[:3] == pytest.approx(BASELINE_CROWDED_HERE.tbt[:3], rel=0.03)
+    assert found.requests_per_s == pytest.approx(BASELINE_CROWDED.requests_per_s, rel=0.01)
+    assert crowded.found.end_to_end[0] < 0.6 * found.end_to_end[0]
+    assert crowded.found.tbt[2] < 0.5 * found.tbt[2]
+
+
+@pytest.mark.parametrize("config", CORRECTED)
+def test_steps_that_know_their_batch_take_what_the_document_says(shared_directory: Path, config: str) -> None:
+    row, found = (
+        CORRECTED[config],
+        simulated(shared_directory, config, CONVERSATIONS, is_corrected=True).found,
+    )
+    assert found.ttft == pytest.approx(row.ttft, rel=PRINTED)
+    assert found.tbt == pytest.approx(row.tbt, rel=PRINTED)
+    assert found.end_to_end == pytest.approx(row.end_to_end, rel=PRINTED)
+    assert found.requests_per_s == pytest.approx(row.requests_per_s, rel=PRINTED)
+    assert found.tokens_per_s == pytest.approx(row.tokens_per_s, rel=PRINTED)
 
 
 def test_single_machines_come_out_to_its_last_digit(shared_directory: Path) -> None:
