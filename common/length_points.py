@@ -52,13 +52,13 @@ def outlook_of(points: Points, tokens: int) -> tuple[float, float]:
 def coming_tokens(points: Points | None, drawn_tokens: int, max_tokens: int) -> int:
     """That a request which has drawn so many is still expected to, at least one; where it has outlived its
     prediction, as those like it that did. Without a prediction: all that it may."""
-    mean = None if points is None else outlook_of(points, drawn_tokens)[0]
-    return tokens_to_come(mean, drawn_tokens, max_tokens)
+    end = None if points is None else round(outlook_of(points, drawn_tokens)[0])
+    return tokens_to_come(end, drawn_tokens, max_tokens)
 
 
-def tokens_to_come(mean: float | None, drawn_tokens: int, max_tokens: int) -> int:
-    """``coming_tokens`` where those like it draw ``mean`` in the end; None: nobody knows."""
+def tokens_to_come(end: int | None, drawn_tokens: int, max_tokens: int) -> int:
+    """``coming_tokens`` where those like it draw ``end`` in all; None: nobody knows."""
     left = max_tokens - drawn_tokens
-    if mean is not None and (foreseen := round(mean) - drawn_tokens) < left:
-        left = foreseen
+    if end is not None and end - drawn_tokens < left:
+        left = end - drawn_tokens
     return left if left > 1 else 1

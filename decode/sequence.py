@@ -23,12 +23,12 @@ PREEMPTED = ErrorReply(code=Overloaded.code, message="preempted: the decode inst
 
 class _ExpectedLength(NamedTuple):
     """What ``lengths`` say of a sequence that has drawn ``since`` tokens, and fewer than ``until``: on
-    average it will have drawn ``mean`` in the end; of any, ``whole_mean``."""
+    average it will have drawn ``end`` in the end; of any, ``whole_mean``."""
 
     lengths: LengthDistribution
     whole_mean: float
     since: int
-    mean: float
+    end: int
     until: float
 
     @property
@@ -121,7 +121,7 @@ class DecodeSequence:
         known, lengths = self._expected, self.predicted or self.task.lengths
         if known is None or not known.since <= drawn < known.until or known.lengths is not lengths:
             known = self._look_ahead(drawn)
-        return tokens_to_come(None if known is None else known.mean, drawn, self.max_tokens)
+        return tokens_to_come(None if known is None else known.end, drawn, self.max_tokens)
 
     @property
     def lengths(self) -> LengthDistribution | None:
@@ -135,10 +135,10 @@ class DecodeSequence:
             return None
         if known is None or known.lengths is not lengths:
             mean, until = outlook_of(lengths.points, drawn)
-            known = self._expected = _ExpectedLength(lengths, lengths.mean, drawn, mean, until)
+            known = self._expected = _ExpectedLength(lengths, lengths.mean, drawn, round(mean), until)
         elif not known.since <= drawn < known.until:
             mean, until = outlook_of(lengths.points, drawn)
-            known = self._expected = _ExpectedLength(lengths, known.whole_mean, drawn, mean, until)
+            known = self._expected = _ExpectedLength(lengths, known.whole_mean, drawn, round(mean), until)
         return known
 
     def expect(self, untold: int = 0) -> Expectation:
@@ -148,7 +148,7 @@ class DecodeSequence:
         if expected is None:
             end = drawn + tokens_to_come(None, drawn, self.max_tokens)
             return Expectation(end, None, end)
-        end = drawn + tokens_to_come(expected.mean, drawn, self.max_tokens)
+        end = drawn + tokens_to_come(expected.end, drawn, self.max_tokens)
         until = ceil(expected.until)
         if end < until:
             until = end

@@ -47,9 +47,9 @@ class Entering:
         else:
             self._slots -= sum(map(self._stays, begun))
 
-    def begun(self) -> Sequence[Growing]:
-        """Prompts that have memory and are to be decoded here."""
-        return [self._growing(each) for each in self.prompts.begun() if self._stays(each)]
+    def begun(self) -> Sequence[tuple[int, int]]:
+        """(tokens, tokens to come) of prompts that have memory and are to be decoded here."""
+        return [(each.tokens, each.coming_tokens) for each in self.prompts.begun() if self._stays(each)]
 
     def try_enter(self, sequence: PrefillSequence, now: float) -> bool:
         """Gives it blocks for its prompt."""
@@ -78,8 +78,9 @@ class Entering:
         mates = self.mates
         if not looks_ahead(mates.admission):
             return 0
-        present = [*(Growing(*each) for each in mates.decoded()), *self.begun()]
-        return blocks_to_enter(mates.admission, self._growing(sequence), present, self.block_size)
+        present = [Growing(*each) for each in (*mates.decoded(), *self.begun())]
+        newcomer = Growing(sequence.tokens, sequence.coming_tokens)
+        return blocks_to_enter(mates.admission, newcomer, present, self.block_size)
 
     def _try_join(self, sequence: PrefillSequence, needed: int) -> bool:
         """A batch that is taken. None of it lacks memory before its end; whoever is alone comes in if its
@@ -101,6 +102,3 @@ class Entering:
 
     def _stays(self, sequence: PrefillSequence) -> bool:
         return sequence.decode_instance == self.instance_id
-
-    def _growing(self, sequence: PrefillSequence) -> Growing:
-        return Growing(sequence.tokens, sequence.coming_tokens)

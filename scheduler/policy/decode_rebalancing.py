@@ -37,9 +37,9 @@ def peak_need(growing: Sequence[Growing], block_size: int) -> tuple[int, int]:
     for each, and at which step."""
     most, at, held_tokens = 0, 0, 0
     latest_first = sorted(growing, key=attrgetter("coming_tokens"), reverse=True)
-    for running, (tokens, coming_tokens) in enumerate(latest_first, 1):
-        step = coming_tokens if coming_tokens < HORIZON_STEPS else HORIZON_STEPS
-        held_tokens += tokens + block_size - 1
+    for running, each in enumerate(latest_first, 1):
+        step = each.coming_tokens if each.coming_tokens < HORIZON_STEPS else HORIZON_STEPS
+        held_tokens += each.tokens + block_size - 1
         need = held_tokens + running * step
         if need > most:
             most, at = need, step

@@ -19,6 +19,7 @@ UNTUPLED = {
     ("decode/forecast.py", "Forecast"),
     ("decode/sequence.py", "Staying"),
     ("decode/sequence.py", "_ExpectedLength"),
+    ("scheduler/policy/decode_admission.py", "Growing"),
     ("services/simulator/pipeline_plan.py", "Ended"),
     ("services/simulator/pipeline_plan.py", "Planned"),
 }
