@@ -69,7 +69,7 @@ class Prepared:
 
 def prepare(request: PlanRequest) -> Prepared:
     """Raises ConfigError, ModelError, TraceError."""
-    shape = read_shape(request.model)
+    shape = read_shape(request.model, "--model")
     catalogue = priced(request.catalogue, request.prices, "--prices")
     devices = devices_of(request.devices, catalogue)
     objectives = parse_objectives(request.slo)

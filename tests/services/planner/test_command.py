@@ -74,7 +74,7 @@ def test_where_the_rate_takes_more_gpus_than_allowed_it_is_said_how_many(
         (("--devices", "a1000", "--rate", "1"), "--devices = 'a1000': is none of a100, a100-sxm"),
         (("--model", "opt-175b", "--max-gpus", "2", "--rate", "1"), "fits on no allowed number of devices"),
         (("--model", "opt-175b", "--max-gpus", "2", "--rate", "1"), "--max-gpus 2, where 8 a100 would do"),
-        (("--model", "opt-12b", "--rate", "1"), "must be a model directory or one of"),
+        (("--model", "opt-12b", "--rate", "1"), "--model = 'opt-12b': must be a model directory or one of"),
         ((), "is needed: the trace has lengths alone"),
         (("--rate", "-1"), "must be a number of requests per second, at least 0.001"),
         (
