@@ -31,6 +31,8 @@ def plan(
     objective: Annotated[str, typer.Option(help="cost, power or throughput.")] = "cost",
     rate: Annotated[float | None, typer.Option(help="Requests a second to serve.")] = None,
     max_gpus: Annotated[int | None, typer.Option(min=1, help="Devices in all, at the most.")] = None,
+    max_cost: Annotated[float | None, typer.Option(help="Dollars an hour of all, at the most.")] = None,
+    max_power: Annotated[float | None, typer.Option(help="Watts that all are rated at, at the most.")] = None,
     attainment: Annotated[float, typer.Option(help="Share of requests that must meet the SLO.")] = 0.9,
     config: Annotated[
         Path | None, typer.Option(help="Settings that all share, \\[space], and \\[performance.DEVICE].")
@@ -78,6 +80,8 @@ def plan(
         objective=objective,
         rate_per_s=rate,
         max_devices=max_gpus,
+        max_usd_h=max_cost,
+        max_power_w=max_power,
         goal=attainment,
         settings={} if config is None else read_toml("--config", config),
         beside=Path() if config is None else config.parent,

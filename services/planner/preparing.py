@@ -15,6 +15,7 @@ from services.bench.config import parse_objectives
 from services.bench.traces import read_trace
 from services.planner.attention_kinds import attention_kinds
 from services.planner.bounds import Bound, Speed, capacity_bound
+from services.planner.budget import budget_of
 from services.planner.candidates import InstanceKind, Kinds, SearchSpace, devices_of, kinds_of, priced
 from services.planner.demand import OBJECTIVES, Demand
 from services.planner.simulating import Conditions, speed_of
@@ -45,6 +46,8 @@ class PlanRequest:
     objective: str = "cost"
     rate_per_s: float | None = None
     max_devices: int | None = None
+    max_usd_h: float | None = None
+    max_power_w: float | None = None
     goal: float = 0.9
     settings: Mapping[str, Any] = field(default_factory=dict)
     beside: Path = Path()
@@ -73,6 +76,7 @@ def prepare(request: PlanRequest) -> Prepared:
     catalogue = priced(request.catalogue, request.prices, "--prices")
     devices = devices_of(request.devices, catalogue)
     objectives = parse_objectives(request.slo)
+    budget = budget_of(devices, request.max_devices, request.max_usd_h, request.max_power_w)
     if request.objective not in OBJECTIVES:
         raise ConfigError("--objective", request.objective, f"must be one of {', '.join(OBJECTIVES)}")
     rows = read_trace(request.trace, request.requests).requests
@@ -81,7 +85,7 @@ def prepare(request: PlanRequest) -> Prepared:
     demand = Demand(
         objective=next(each for each in OBJECTIVES if each == request.objective),
         rate_per_s=rate_of(request.rate_per_s, workload) if is_rate_asked else 0.0,
-        max_devices=request.max_devices,
+        budget=budget,
         catalogue=catalogue,
         objectives=objectives,
         goal=request.goal,
@@ -100,7 +104,7 @@ def prepare(request: PlanRequest) -> Prepared:
         reference=REFERENCE if request.has_reference else None,
         catalogue=request.catalogue,
     )
-    kinds = kinds_of(space, shape, conditions.element_bytes, request.max_devices)
+    kinds = kinds_of(space, shape, conditions.element_bytes, budget)
     if request.has_attention:
         apart = attention_kinds(space, shape, workload, conditions.element_bytes, demand)
         kinds = kinds._replace(attention=apart)

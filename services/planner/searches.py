@@ -8,11 +8,12 @@ from typing import Literal, get_args
 import msgspec
 
 from common.cost import kv_token_bytes
+from common.devices import Catalogue
 from common.errors import ConfigError
 from services.planner.attention_ratio import choose_ratio
 from services.planner.bounds import capacity_bound
 from services.planner.candidates import Deployment, InstanceKind, PoolPlan
-from services.planner.demand import first_allowed, none_allowed
+from services.planner.demand import first_allowed, none_allowed, price_usd_h, provisioned_w
 from services.planner.distserve_search import place_with_high_affinity, place_with_low_affinity
 from services.planner.goodput import FINE, find_capacity, served_by
 from services.planner.preparing import Prepared, bounds_of, speeds_of
@@ -99,9 +100,10 @@ def _distserve_high(prepared: Prepared) -> Search[SearchReport]:
         for each in found.tried
     )
     # In whole instances the best of a GPU may take more of them than another.
-    named = first_allowed(demand, (found.deployment, found.fewest))
+    least = found.least(lambda each: demand.budget.share(each.parts))
+    named = first_allowed(demand, (found.deployment, least))
     if named is None:
-        return SearchReport("distserve-high", columns, rows, (none_allowed(demand, (found.fewest,)),))
+        return SearchReport("distserve-high", columns, rows, (none_allowed(demand, (least,)),))
     line = f"best: {named}, {named.devices} GPUs"
     return SearchReport("distserve-high", columns, rows, (line,), named.pools)
 
@@ -178,41 +180,40 @@ def _vidur(prepared: Prepared) -> Search[SearchReport]:
 def _splitwise(prepared: Prepared) -> Search[SearchReport]:
     """``prepared.conditions`` has the reference."""
     demand, bounds = prepared.demand, bounds_of(prepared, has_objectives=False)
-    designs = designs_of(prepared.kinds)
+    budget = demand.budget
+    designs = designs_of(prepared.kinds, budget.within)
     requests = len(prepared.conditions.rows)
-    columns = ("design", "machines", "req/s", "cost", "TTFT, times", "TBT, times", "E2E, times")
-
+    slowdowns = ("TTFT, times", "TBT, times", "E2E, times")
+    columns = ("design", "machines", "GPUs", "$/h", "kW", "req/s", *slowdowns)
     if demand.objective == "throughput":
-        budget = float(demand.max_devices or 0)
-        found = yield from most_throughput(designs, bounds, demand.cost, budget, requests)
+        found = yield from most_throughput(designs, bounds, budget, requests)
     else:
-        found = yield from cheapest(
-            designs, bounds, demand.cost, demand.rate_per_s, requests, demand.max_devices
-        )
-    rows = tuple(_provisioned_row(each) for each in found)
+        found = yield from cheapest(designs, bounds, demand.cost, demand.rate_per_s, requests, budget)
+    rows = tuple(_provisioned_row(each, demand.catalogue) for each in found)
     if not found:
-        line = "no design keeps the nine bounds of Table VI"
-        if demand.max_devices is not None:
-            line += f" within --max-gpus {demand.max_devices}"
-            least = [fewest_by_bounds(each, bounds, demand.rate_per_s) for each in designs]
-            if (fewest := min((each.devices for each in least if each), default=0)) > demand.max_devices:
-                line += f": none can with fewer than {fewest} GPUs"
+        line = f"no design keeps the nine bounds of Table VI{budget.within}"
+        rate_per_s = 0.0 if demand.objective == "throughput" else demand.rate_per_s
+        least = [fewest_by_bounds(each, bounds, rate_per_s) for each in designs]
+        if over := budget.least_over([each.parts for each in least if each is not None]):
+            line += f": any takes at least {over}"
         return SearchReport("splitwise", columns, rows, (line,))
     best = found[0]
-    return SearchReport(
-        "splitwise", columns, rows, (f"best: {best.design.name}, {best.deployment}",), best.deployment.pools
-    )
+    line = f"best: {best.design.name}, {best.deployment}"
+    return SearchReport("splitwise", columns, rows, (line,), best.deployment.pools)
 
 
-def _provisioned_row(each: Provisioned) -> tuple[str, ...]:
+def _provisioned_row(each: Provisioned, catalogue: Catalogue) -> tuple[str, ...]:
+    watts = provisioned_w(each.deployment, catalogue)
     counts = [pool.count for pool in each.deployment.pools]
     machines = f"{counts[0]}P/T" if len(counts) == 1 else f"{counts[0]}P, {counts[1]}T"
     slowdowns = [f"{value:.2f}" for value in each.point.slowdowns]
     return (
         each.design.name,
         machines,
+        str(each.deployment.devices),
+        f"{price_usd_h(each.deployment, catalogue):.2f}",
+        "unknown" if watts is None else f"{watts / 1e3:.1f}",
         _number(each.rate_per_s),
-        f"{each.cost:.1f}",
         *(" / ".join(slowdowns[part : part + 3]) for part in (0, 3, 6)),
     )
 
@@ -298,9 +299,10 @@ def _lamina(prepared: Prepared) -> Search[SearchReport]:
         context,
         prepared.conditions.element_bytes,
         prepared.devices,
-        most_devices=demand.max_devices or MOST_RATIO_DEVICES,
+        most_devices=demand.budget.max_devices or MOST_RATIO_DEVICES,
         step_s=demand.objectives.tpot_s,
     )
+    found = [each for each in found if demand.budget.allows(each.parts)]
     columns = ("model", "attention", "(a, b)", "batch", "step, s", "tokens/s", "tokens/$")
     rows = tuple(
         (
@@ -316,7 +318,9 @@ def _lamina(prepared: Prepared) -> Search[SearchReport]:
     )
     yield from ()
     if not found:
-        return SearchReport("lamina", columns, (), ("no ratio holds the model within the time per token",))
+        also = f" and{demand.budget.within}" if demand.budget.limits else ""
+        line = f"no ratio holds the model within the time per token{also}"
+        return SearchReport("lamina", columns, (), (line,))
     token_mib = kv_token_bytes(shape, prepared.conditions.element_bytes) / (1 << 20)
     apart = next((each for each in found if each.attention_device), None)
     whole = next((each for each in found if not each.attention_device), None)
