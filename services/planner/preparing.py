@@ -24,6 +24,7 @@ from services.planner.workload import PlannedWorkload, rate_of, workload_of
 from services.simulator.config import OWN_TABLES
 from services.simulator.toml_tables import read_table
 
+DEFAULT_GOAL = 0.9
 REFERENCE = InstanceKind(
     role="mixed", device="a100-sxm", tensor=8, chunk_tokens=2048, prefill_batching="saturation"
 )
@@ -32,14 +33,15 @@ REFERENCE = InstanceKind(
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
-    """As the command's options have it. ``catalogue``: in which devices are looked up. ``settings``: sections
-    of a mesh's, ``[space]``, and ``[performance.DEVICE]`` of files ``beside``. ``has_reference``: requests
-    are compared with REFERENCE. ``ends_early``: runs that cannot reach the goal are not run to their end.
-    ``has_attention``: decode instances with attention workers are among the kinds."""
+    """As the command's options have it. ``slo`` None: no objectives. ``catalogue``: in which devices are
+    looked up. ``settings``: sections of a mesh's, ``[space]``, and ``[performance.DEVICE]`` of files
+    ``beside``. ``has_reference``: requests are compared with REFERENCE. ``ends_early``: runs that cannot
+    reach the goal are not run to their end. ``has_attention``: decode instances with attention workers are
+    among the kinds."""
 
     model: str
     trace: Path
-    slo: str
+    slo: str | None
     devices: str
     catalogue: Catalogue = field(default_factory=lambda: DEVICES)
     prices: Mapping[str, Any] = field(default_factory=dict)
@@ -48,7 +50,7 @@ class PlanRequest:
     max_devices: int | None = None
     max_usd_h: float | None = None
     max_power_w: float | None = None
-    goal: float = 0.9
+    goal: float = DEFAULT_GOAL
     settings: Mapping[str, Any] = field(default_factory=dict)
     beside: Path = Path()
     requests: int | None = None
@@ -75,7 +77,7 @@ def prepare(request: PlanRequest) -> Prepared:
     shape = read_shape(request.model, "--model")
     catalogue = priced(request.catalogue, request.prices, "--prices")
     devices = devices_of(request.devices, catalogue)
-    objectives = parse_objectives(request.slo)
+    objectives = ServiceObjectives() if request.slo is None else parse_objectives(request.slo)
     budget = budget_of(devices, request.max_devices, request.max_usd_h, request.max_power_w)
     if request.objective not in OBJECTIVES:
         raise ConfigError("--objective", request.objective, f"must be one of {', '.join(OBJECTIVES)}")

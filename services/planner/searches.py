@@ -2,7 +2,7 @@
 it found."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, get_args
 
 import msgspec
@@ -10,6 +10,7 @@ import msgspec
 from common.cost import kv_token_bytes
 from common.devices import Catalogue
 from common.errors import ConfigError
+from common.latency import ServiceObjectives
 from services.planner.attention_ratio import choose_ratio
 from services.planner.bounds import capacity_bound
 from services.planner.candidates import Deployment, InstanceKind, PoolPlan
@@ -41,6 +42,20 @@ SEARCHES: tuple[SearchName, ...] = get_args(SearchName)
 FOR_A_RATE: tuple[SearchName, ...] = ("distserve-high", "distserve-low", "vidur", "aladdin")
 WHOLE_AT_A_RATE: tuple[SearchName, ...] = ("splitwise", "aladdin")
 """Simulate the whole trace at the rate asked for, and ask whether work piles up."""
+SOUGHT: Mapping[SearchName, str] = {
+    "distserve-high": "goodput per GPU",
+    "distserve-low": "goodput per GPU",
+    "vidur": "requests per dollar",
+    "aladdin": "tokens per GPU",
+    "lamina": "tokens per dollar",
+}
+"""By those that have an objective of their own."""
+NO_ATTAINMENT: Mapping[SearchName, str] = {
+    "vidur": "percentiles of its own are to keep --slo: TTFT's, TPOT's and whole requests' 90th, gaps' 99th",
+    "splitwise": "Table VI's percentiles are to be kept: the 50th, the 90th and the 99th",
+    "lamina": "by the cost model alone all requests are alike",
+}
+"""Why no share of requests is looked at."""
 LENGTH = 4.0
 """Of samples: these searches have one round."""
 MOST_RATIO_DEVICES = 16
@@ -65,6 +80,9 @@ def search_of(name: SearchName, prepared: Prepared) -> Search[SearchReport]:
     if name in FOR_A_RATE and prepared.demand.objective == "throughput":
         rule = f"{name} says how many instances a rate takes: splitwise's search is of the most throughput"
         raise ConfigError("--objective", "throughput", rule)
+    if name in SOUGHT and prepared.demand.objective == "power":
+        rule = f"{name} looks for the most {SOUGHT[name]}: splitwise's search is of the least power"
+        raise ConfigError("--objective", "power", rule)
     if name in WHOLE_AT_A_RATE:
         check_length(prepared)
     return _SEARCHES[name](prepared)
@@ -190,16 +208,19 @@ def _splitwise(prepared: Prepared) -> Search[SearchReport]:
     else:
         found = yield from cheapest(designs, bounds, demand.cost, demand.rate_per_s, requests, budget)
     rows = tuple(_provisioned_row(each, demand.catalogue) for each in found)
+    lines = []
+    if demand.objectives != ServiceObjectives():
+        lines.append("--slo is not looked at, Table VI's nine bounds are: --out alone writes it down")
     if not found:
         line = f"no design keeps the nine bounds of Table VI{budget.within}"
         rate_per_s = 0.0 if demand.objective == "throughput" else demand.rate_per_s
         least = [fewest_by_bounds(each, bounds, rate_per_s) for each in designs]
         if over := budget.least_over([each.parts for each in least if each is not None]):
             line += f": any takes at least {over}"
-        return SearchReport("splitwise", columns, rows, (line,))
+        return SearchReport("splitwise", columns, rows, (line, *lines))
     best = found[0]
-    line = f"best: {best.design.name}, {best.deployment}"
-    return SearchReport("splitwise", columns, rows, (line,), best.deployment.pools)
+    lines.insert(0, f"best: {best.design.name}, {best.deployment}")
+    return SearchReport("splitwise", columns, rows, tuple(lines), best.deployment.pools)
 
 
 def _provisioned_row(each: Provisioned, catalogue: Catalogue) -> tuple[str, ...]:
@@ -335,6 +356,8 @@ def _lamina(prepared: Prepared) -> Search[SearchReport]:
             f" {apart.attention_device}, {gain:+.1f} % tokens per dollar over {whole.devices}"
             f" {whole.model_device}"
         )
+    if demand.objectives != ServiceObjectives(tpot_s=demand.objectives.tpot_s):
+        lines.append("of --slo tpot alone is looked at, as what a step may take")
     return SearchReport("lamina", columns, rows, tuple(lines))
 
 

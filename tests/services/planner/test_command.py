@@ -103,6 +103,14 @@ def test_the_most_throughput_of_dollars_and_watts_is_planned(
     assert by_both[0]["rate_per_s"] <= min(by_cost[0]["rate_per_s"], by_power[0]["rate_per_s"])
 
 
+def test_objectives_are_needed(trace: Path) -> None:
+    command = ["plan", "--model", "opt-13b", "--trace", str(trace), "--rate", "1"]
+    for search in ((), ("--search", "vidur"), ("--search", "lamina")):
+        result = CliRunner().invoke(app, [*command, *search])
+        assert isinstance(result.exception, ConfigError)
+        assert (result.exception.key, result.exception.value) == ("--slo", None)
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

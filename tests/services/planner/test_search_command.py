@@ -5,9 +5,11 @@ import re
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from common.devices import A100, DEVICES
 from common.errors import ConfigError
+from services.cli import app
 from services.planner import worker_configuration
 from tests.services.planner.command_line import CONFIG, run
 
@@ -175,6 +177,35 @@ def _rows(path: Path) -> list[tuple[list[str], list[str]]]:
     return [(found["columns"], row) for row in found["rows"]]
 
 
+def test_splitwise_s_search_says_that_it_looks_at_no_objectives(trace: Path, tmp_path: Path) -> None:
+    """And asks for none: its own are Table VI's."""
+    config, out = tmp_path / "base.toml", tmp_path / "found.json"
+    config.write_text(CONFIG.replace("[1, 2]", "[8]"))
+    command = ["plan", "--model", "opt-13b", "--trace", str(trace), "--processes", "1", "--rate", "10"]
+    command += ["--search", "splitwise", "--config", str(config), "--json", str(out)]
+    command += ["--devices", "a100-sxm"]
+    found = []
+    for slo in ([], ["--slo", "ttft=0.000001"]):
+        result = CliRunner().invoke(app, [*command, *slo])
+        assert result.exit_code == 0, result.output
+        found.append(json.loads(out.read_bytes()))
+    without, given = found
+    assert given["rows"] == without["rows"]
+    said = "--slo is not looked at, Table VI's nine bounds are: --out alone writes it down"
+    assert given["lines"] == [*without["lines"], said]
+
+
+def test_lamina_s_search_says_which_objective_it_looks_at(trace: Path, config: Path, tmp_path: Path) -> None:
+    out = tmp_path / "found.json"
+    options = ("--search", "lamina", "--config", str(config), "--rate", "1", "--devices", "h100,h20")
+    said = []
+    for slo in ("tpot=0.05", "ttft=1,tpot=0.05"):
+        result = run(trace, *options, "--slo", slo, "--json", str(out))
+        assert result.exit_code == 0, result.output
+        said.append(json.loads(out.read_bytes())["lines"])
+    assert said[1] == [*said[0], "of --slo tpot alone is looked at, as what a step may take"]
+
+
 def test_lamina_s_ratios_cost_no_more_than_allowed(trace: Path, config: Path, tmp_path: Path) -> None:
     out = tmp_path / "found.json"
     options = ("--search", "lamina", "--config", str(config), "--rate", "1", "--devices", "h100,h20")
@@ -230,6 +261,16 @@ def test_vidur_s_picture_is_drawn(trace: Path, config: Path, tmp_path: Path) -> 
         (("--search", "distserve-low", *MOST), "distserve-low says how many instances a rate takes"),
         (("--search", "vidur", *MOST), "vidur says how many instances a rate takes"),
         (("--search", "aladdin", *MOST), "aladdin says how many instances a rate takes"),
+        (("--search", "vidur", "--objective", "power"), "vidur looks for the most requests per dollar"),
+        (("--search", "distserve-low", "--objective", "power"), "distserve-low looks for the most goodput"),
+        (("--search", "lamina", "--objective", "power"), "lamina looks for the most tokens per dollar"),
+        (
+            ("--search", "vidur", "--attainment", "0.9"),
+            "--attainment = 0.9: is not looked at with --search vidur: percentiles of its own",
+        ),
+        (("--search", "splitwise", "--attainment", "0.99"), "--search splitwise: Table VI's percentiles"),
+        (("--search", "lamina", "--attainment", "0.99"), "--search lamina: by the cost model alone"),
+        (("--search", "oracle", "--attainment", "0.9"), "must be one of distserve-high"),
         (("--search", "splitwise", "--max-cost", "30"), "is in the space within --max-cost 30"),
     ],
 )
