@@ -31,6 +31,7 @@ MOST_RANKED = COUPLED_FINALISTS + PAIR_FINALISTS + ATTENTION_FINALISTS
 OVER_FINALISTS = 2
 """Of deployments over the budget, where nothing else was found: those over it by the least."""
 LOOKED_BEYOND = 3
+"""Of those ranked: what one has to spare takes some six runs over the whole trace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,8 @@ def plan(
     over: list[Settled] = []
     if not ranked and demand.budget.limits and demand.objective != "throughput":
         over = yield from _least_over(demand, screened, requests)
-        ranked = [each for each in over if demand.allows(each.deployment)]
+        allowed = [each for each in over if demand.allows(each.deployment)]
+        ranked = yield from _look_beyond(demand, allowed, requests)
     return Plan(
         demand=demand,
         ranked=tuple(ranked),
@@ -132,7 +134,13 @@ def _simulate(demand: Demand, finalists: Sequence[Proposed], requests: int) -> S
     ranked = in_order([each for each in settled if each is not None])
     if demand.objective == "throughput":
         return ranked
-    chosen, rest = ranked[:LOOKED_BEYOND], ranked[LOOKED_BEYOND:]
+    ranked = yield from _look_beyond(demand, ranked, requests)
+    return ranked
+
+
+def _look_beyond(demand: Demand, ranked: Sequence[Settled], requests: int) -> Search[list[Settled]]:
+    """The best few with their headroom, and the best with attention workers wherever it ranks."""
+    chosen, rest = list(ranked[:LOOKED_BEYOND]), list(ranked[LOOKED_BEYOND:])
     apart = next((each for each in rest if each.deployment.has_attention), None)
     if apart is not None and not any(each.deployment.has_attention for each in chosen):
         chosen.append(apart)

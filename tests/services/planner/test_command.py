@@ -94,6 +94,7 @@ def test_the_most_throughput_of_dollars_and_watts_is_planned(
     for budget in (("--max-cost", "16"), ("--max-power", "700"), ("--max-cost", "16", "--max-power", "700")):
         result = run(trace, *options, *budget)
         assert result.exit_code == 0, result.output
+        assert "headroom" not in result.output
         found[budget] = json.loads(out.read_bytes())["ranked"]
     by_cost, by_power, by_both = found.values()
     assert all(each["usd_h"] <= 16 for each in by_cost + by_both)

@@ -95,6 +95,7 @@ def test_the_most_throughput_of_a_budget_is_what_looking_at_everything_finds(
     least = least_burden(world, demand)
     assert -least / SEEN_FINELY <= found.ranked[0].rate_per_s <= -least
     for each in found.ranked:
+        assert each.headroom is None
         assert usd_h is None or price_usd_h(each.deployment, CATALOGUE) <= usd_h
         assert power_w is None or (provisioned_w(each.deployment, CATALOGUE) or 0.0) <= power_w
         assert most is None or each.deployment.devices <= most
@@ -172,6 +173,7 @@ def test_what_takes_fewer_devices_than_one_instance_s_capacity_says_is_still_fou
     with Checkpoint(None) as kept:
         found = drive(plan(kinds_in(alone), bounds_in(alone), demand, REQUESTS), Here(run), kept, b"")
     assert [each.deployment.devices for each in found.ranked] == [2]
+    assert found.ranked[0].headroom is not None
     assert found.fewest_over is None
 
 
@@ -235,6 +237,23 @@ def test_what_the_best_with_attention_workers_has_to_spare_is_measured_wherever_
     place = next(place for place, each in enumerate(found.ranked) if each.deployment.has_attention)
     assert place >= 3
     assert found.ranked[place].headroom is not None
+    lines = list(summary_of(found))
+    (said,) = (line for line in lines if line.startswith("headroom"))
+    assert said.startswith("headroom is measured for the first 3 and the best with attention workers alone")
+
+
+def test_of_whose_headroom_nothing_was_measured_is_said() -> None:
+    """The first three have it; a plan of fewer says nothing of it."""
+    world = {kind_of("mixed", device, tensor): 4.0 for device in ("a100", "h100") for tensor in (1, 2)}
+    few = {kind_of("mixed"): 4.0}
+    told = []
+    for each in (world | {kind_of("prefill"): 4.0, kind_of("decode"): 4.0}, few):
+        found, _ = search_world(plan(kinds_in(each), bounds_in(each), demand_of(), REQUESTS), each)
+        known = [settled.headroom is not None for settled in found.ranked]
+        assert known == [True] * min(3, len(known)) + [False] * (len(known) - 3)
+        told.append([line for line in summary_of(found) if line.startswith("headroom")])
+    assert [len(each) for each in told] == [1, 0]
+    assert told[0][0].startswith("headroom is measured for the first 3 alone, as it takes some six runs")
 
 
 def test_without_such_kinds_nothing_is_said_of_attention_workers() -> None:
