@@ -70,7 +70,7 @@ def analyze(
         slack=None if slack is None else _checked("--slack", slack, math.inf),
         utilisation=Utilisation(_checked("--mfu", mfu, 1.0), _checked("--mbu", mbu, 1.0)),
     )
-    analysis = analyse(read_shape(model), config)
+    analysis = analyse(read_shape(model, "MODEL"), config)
     statements, entries = check_statements(config.utilisation), table_3(config.utilisation)
     if as_json:
         content = AnalysisFile(FORMAT_VERSION, analysis, statements, entries)

@@ -37,8 +37,9 @@ class TensorEntry(msgspec.Struct, frozen=True):
     shape: list[int]
 
 
-def read_shape(model: str) -> ModelShape:
-    """A built-in shape or that of a directory. Raises ConfigError or ModelError, naming what is wrong.
+def read_shape(model: str, key: str = "model") -> ModelShape:
+    """A built-in shape or that of a directory. Raises ConfigError, under ``key``, or ModelError, naming what
+    is wrong.
 
     Sliding windows are not counted: KV and attention of such a model are those of full attention.
     """
@@ -47,7 +48,7 @@ def read_shape(model: str) -> ModelShape:
     directory = Path(model)
     if not directory.is_dir():
         rule = f"must be a model directory or one of {', '.join(SHAPES)}"
-        raise ConfigError("MODEL", model, rule)
+        raise ConfigError(key, model, rule)
     spec = read_spec(directory, needs_weights=False)
     config = json.loads((directory / "config.json").read_bytes())
     for key in EXPERT_KEYS:

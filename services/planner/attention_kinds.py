@@ -33,7 +33,9 @@ def attention_kinds(
     would cost the least, of equal ones those with the most tokens for it."""
     if not space.attention_ratios or element_bytes not in ELEMENT_TYPES or not workload.decoded:
         return ()
-    most = 2 * space.node_devices if demand.max_devices is None else demand.max_devices
+    most = 2 * space.node_devices
+    if demand.budget.max_devices is not None:
+        most = min(most, demand.budget.max_devices)
     found: dict[InstanceKind, tuple[float, float]] = {}
     for is_staggered in (True, False):
         choices = choose_ratio(
@@ -49,6 +51,8 @@ def attention_kinds(
         for choice in choices:
             if is_possible(choice, space):
                 kind = kind_of(choice, is_staggered=is_staggered)
+                if not demand.budget.allows(kind.parts):
+                    continue
                 served = choice.throughput.tokens_s / workload.decoded
                 found[kind] = demand.burden(kind, served), demand.unit(kind) / served
     ranked = sorted(found, key=lambda kind: (found[kind], kind))

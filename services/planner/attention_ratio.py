@@ -28,6 +28,12 @@ class RatioChoice:
         return self.throughput.a + self.throughput.b
 
     @property
+    def parts(self) -> tuple[tuple[str, int], ...]:
+        """Kinds of devices, and how many of each."""
+        own = (self.model_device, self.throughput.a)
+        return (own,) if self.attention_device is None else (own, (self.attention_device, self.throughput.b))
+
+    @property
     def tokens_usd(self) -> float:
         return self.throughput.tokens_usd
 

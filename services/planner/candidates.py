@@ -13,6 +13,7 @@ from common.devices import Catalogue, DeviceSpec
 from common.errors import ConfigError
 from common.messages import Role
 from common.shapes import ModelShape
+from services.planner.budget import Budget
 from services.simulator.performance.roofline import can_split
 from services.simulator.stages import stage_token_bytes, stage_weight_bytes
 
@@ -113,6 +114,11 @@ class Deployment(NamedTuple):
         return sum(pool.count * pool.kind.devices for pool in self.pools)
 
     @property
+    def parts(self) -> tuple[tuple[str, int], ...]:
+        """Kinds of devices, and how many of each the instances of a pool have."""
+        return tuple((device, pool.count * count) for pool in self.pools for device, count in pool.kind.parts)
+
+    @property
     def is_disaggregated(self) -> bool:
         return any(pool.kind.role != "mixed" for pool in self.pools)
 
@@ -169,11 +175,11 @@ class Kinds(NamedTuple):
         return len(self.mixed) + len(self.prefill) * (len(self.decode) + len(self.attention))
 
 
-def kinds_of(space: SearchSpace, shape: ModelShape, element_bytes: int, max_devices: int | None) -> Kinds:
+def kinds_of(space: SearchSpace, shape: ModelShape, element_bytes: int, budget: Budget) -> Kinds:
     """Raises ConfigError where the model fits on none of them."""
-    hardware = hardware_of(space, shape, element_bytes, max_devices)
+    hardware = hardware_of(space, shape, element_bytes, budget)
     if not hardware:
-        raise ConfigError("--model", shape.name, why_nothing_fits(space, shape, element_bytes, max_devices))
+        raise ConfigError("--model", shape.name, why_nothing_fits(space, shape, element_bytes, budget))
     return Kinds(
         tuple(_mixed(hardware, space)),
         tuple(
@@ -196,15 +202,13 @@ class Hardware(NamedTuple):
     nodes: int
 
 
-def hardware_of(
-    space: SearchSpace, shape: ModelShape, element_bytes: int, max_devices: int | None
-) -> list[Hardware]:
-    """That the model fits on."""
+def hardware_of(space: SearchSpace, shape: ModelShape, element_bytes: int, budget: Budget) -> list[Hardware]:
+    """That the model fits on, each within the budget."""
     return [
         Hardware(device.name, tensor, pipeline, nodes)
         for device, tensor, pipeline in product(space.devices, space.tensors, space.pipelines)
         if (nodes := nodes_of(space, tensor, pipeline))
-        and tensor * pipeline <= most_devices(space, max_devices)
+        and budget.allows([(device.name, tensor * pipeline)])
         and pipeline <= shape.layers
         and can_split(shape, tensor)
         and kv_room_tokens(shape, device, tensor, element_bytes, pipeline) > 0
@@ -246,31 +250,29 @@ def kv_room_tokens(
     return max(0, min(int((memory - weights) / token) for weights, token in stages))
 
 
-def most_devices(space: SearchSpace, max_devices: int | None) -> int:
-    """Of an instance."""
-    most = space.nodes * space.node_devices
-    return most if max_devices is None else min(most, max_devices)
-
-
-def why_nothing_fits(
-    space: SearchSpace, shape: ModelShape, element_bytes: int, max_devices: int | None
-) -> str:
-    sizes_tried = (tensor * pipeline for tensor, pipeline in product(space.tensors, space.pipelines))
-    most = max((each for each in sizes_tried if each <= most_devices(space, max_devices)), default=0)
-    sizes = ", ".join(
-        f"{most} {device.name} have {most * device.memory_bytes * MEMORY_SHARE / GIB:.0f}"
+def why_nothing_fits(space: SearchSpace, shape: ModelShape, element_bytes: int, budget: Budget) -> str:
+    tried = {tensor * pipeline for tensor, pipeline in product(space.tensors, space.pipelines)}
+    possible = [each for each in tried if each <= space.nodes * space.node_devices]
+    most = {
+        device: max((each for each in possible if budget.allows([(device.name, each)])), default=0)
         for device in space.devices
+    }
+    sizes = ", ".join(
+        f"{count} {device.name} have {count * device.memory_bytes * MEMORY_SHARE / GIB:.0f}"
+        for device, count in most.items()
+        if count
     )
+    room = f", and {sizes} at a memory share of {MEMORY_SHARE:g}" if sizes else ""
     needed = weight_bytes(shape, element_bytes) / GIB
-    bound = ""
-    if max_devices is not None:
-        bound = f" within --max-gpus {max_devices}"
-        if unbounded := hardware_of(space, shape, element_bytes, None):
-            fewest = min(unbounded, key=lambda each: each.tensor * each.pipeline)
-            bound += f", where {fewest.tensor * fewest.pipeline} {fewest.device} would do"
+    would_do = ""
+    if budget.limits and (unbounded := hardware_of(space, shape, element_bytes, Budget())):
+        parts = [[(each.device, each.tensor * each.pipeline)] for each in unbounded]
+        least = min(parts, key=budget.share)
+        [(device, count)] = least
+        would_do = f", where {count} {device} would do{budget.price(least)}"
     return (
-        f"fits on no allowed number of devices{bound}: its weights have {needed:.0f} GiB, and {sizes} at"
-        f" a memory share of {MEMORY_SHARE:g}; {shape.heads} heads, {shape.kv_heads} of KV, must split evenly"
+        f"fits on no allowed number of devices{budget.within}{would_do}: its weights have {needed:.0f} GiB"
+        f"{room}; {shape.heads} heads, {shape.kv_heads} of KV, must split evenly"
     )
 
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from services.planner.candidates import PoolPlan
     from services.planner.planning import Plan
     from services.planner.preparing import PlanRequest
-    from services.planner.searches import SearchReport
+    from services.planner.searches import SearchName, SearchReport
 
 EXIT_NOTHING_FOUND = 1
 
@@ -20,7 +20,10 @@ EXIT_NOTHING_FOUND = 1
 def plan(
     model: Annotated[str, typer.Option(help="A shape of the catalogue or a model's directory.")],
     trace: Annotated[Path, typer.Option(help="Whose lengths, and without --rate whose mean rate.")],
-    slo: Annotated[str, typer.Option(help="As ttft=0.5,tpot=0.1: seconds, also tbt and e2e.")],
+    slo: Annotated[
+        str | None,
+        typer.Option(help="As ttft=0.5,tpot=0.1: seconds, also tbt and e2e. Not needed with splitwise."),
+    ] = None,
     devices: Annotated[str, typer.Option(help="That may be used, as a100,h100.")] = "a100,h100",
     device_file: Annotated[
         Path | None, typer.Option(help="A TOML file of [\\[device]] tables: yours beside the catalogue's.")
@@ -31,7 +34,11 @@ def plan(
     objective: Annotated[str, typer.Option(help="cost, power or throughput.")] = "cost",
     rate: Annotated[float | None, typer.Option(help="Requests a second to serve.")] = None,
     max_gpus: Annotated[int | None, typer.Option(min=1, help="Devices in all, at the most.")] = None,
-    attainment: Annotated[float, typer.Option(help="Share of requests that must meet the SLO.")] = 0.9,
+    max_cost: Annotated[float | None, typer.Option(help="Dollars an hour of all, at the most.")] = None,
+    max_power: Annotated[float | None, typer.Option(help="Watts that all are rated at, at the most.")] = None,
+    attainment: Annotated[
+        float | None, typer.Option(help="Share of requests that must meet the SLO: 0.9 without.")
+    ] = None,
     config: Annotated[
         Path | None, typer.Option(help="Settings that all share, \\[space], and \\[performance.DEVICE].")
     ] = None,
@@ -61,13 +68,14 @@ def plan(
     """Search deployments that keep objectives under a trace, and rank them. Exit status 1 without
     --search: none does."""
     from common.config_file import read_toml
-    from services.planner.preparing import PlanRequest
+    from services.planner.preparing import DEFAULT_GOAL, PlanRequest
     from services.planner.report import file_of, write_json
     from services.planner.run import make_plan
     from services.simulator.devices import read_device_file
 
     check_files(json_file, plot, out, search)
     check_choice(choose, out, search)
+    check_objectives(slo, attainment, search)
     request = PlanRequest(
         model=model,
         trace=trace,
@@ -78,7 +86,9 @@ def plan(
         objective=objective,
         rate_per_s=rate,
         max_devices=max_gpus,
-        goal=attainment,
+        max_usd_h=max_cost,
+        max_power_w=max_power,
+        goal=DEFAULT_GOAL if attainment is None else attainment,
         settings={} if config is None else read_toml("--config", config),
         beside=Path() if config is None else config.parent,
         requests=requests,
@@ -142,25 +152,31 @@ def run_search(
 ) -> "SearchReport":
     from services.planner.report import search_table, write_json
     from services.planner.run import make_search
-    from services.planner.searches import SEARCHES
     from services.printing import output_console
 
-    known = next((each for each in SEARCHES if each == name), None)
-    if known is None:
-        raise ConfigError("--search", name, f"must be one of {', '.join(SEARCHES)}")
-    found = make_search(known, request, processes, checkpoint)
+    found = make_search(known_search(name), request, processes, checkpoint)
     console = output_console()
     console.print(search_table(found))
     for line in found.lines:
         console.print(line, highlight=False)
     if json_file is not None:
         write_json(json_file, found)
-    if plot is not None:
+    if plot is not None and request.slo is not None:
         from services.bench.config import parse_objectives
         from services.planner.vidur_picture import draw_pareto
 
         draw_pareto(plot, found.vidur, parse_objectives(request.slo))
     return found
+
+
+def known_search(name: str) -> "SearchName":
+    """Raises ConfigError."""
+    from services.planner.searches import SEARCHES
+
+    known = next((each for each in SEARCHES if each == name), None)
+    if known is None:
+        raise ConfigError("--search", name, f"must be one of {', '.join(SEARCHES)}")
+    return known
 
 
 def check_files(json_file: Path | None, plot: Path | None, out: Path | None, search: str | None) -> None:
@@ -179,6 +195,18 @@ def check_files(json_file: Path | None, plot: Path | None, out: Path | None, sea
                 "cannot be written with --search lamina: it finds ratios, not how many instances there are",
             )
         check_folder("--out", out)
+
+
+def check_objectives(slo: str | None, attainment: float | None, search: str | None) -> None:
+    """Raises ConfigError where some are needed, and for what the search does not look at."""
+    if slo is None and search != "splitwise":
+        raise ConfigError("--slo", None, "is needed: objectives, as ttft=0.5,tpot=0.1")
+    if attainment is None or search is None:
+        return
+    from services.planner.searches import NO_ATTAINMENT
+
+    if (why := NO_ATTAINMENT.get(known_search(search))) is not None:
+        raise ConfigError("--attainment", attainment, f"is not looked at with --search {search}: {why}")
 
 
 def check_picture(path: Path, search: str | None) -> None:

@@ -8,6 +8,7 @@ from typing import Literal, get_args
 from common.devices import Catalogue
 from common.errors import ConfigError
 from common.latency import ServiceObjectives
+from services.planner.budget import Budget
 from services.planner.candidates import Deployment, InstanceKind, PoolPlan
 from services.planner.goodput import Capacity
 
@@ -18,12 +19,12 @@ OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
 @dataclass(frozen=True, slots=True)
 class Demand:
     """``rate_per_s`` to be served for the least ``cost`` or (provisioned) ``power``, or the highest rate
-    within ``max_devices``, which bound the other two where they are given. ``catalogue``: at the prices that
+    within the ``budget``, which bounds the other two where it has limits. ``catalogue``: at the prices that
     count. ``goal``: the share of requests that meet all objectives."""
 
     objective: Objective
     rate_per_s: float
-    max_devices: int | None
+    budget: Budget
     catalogue: Catalogue
     objectives: ServiceObjectives
     goal: float
@@ -31,35 +32,34 @@ class Demand:
     def __post_init__(self) -> None:
         if not 0 < self.goal < 1:
             raise ConfigError("--attainment", self.goal, "must be a share over 0 and under 1")
-        if self.objective == "throughput" and self.max_devices is None:
-            raise ConfigError(
-                "--objective", self.objective, "needs --max-gpus: more of them always serve more"
-            )
+        if self.objective == "throughput" and not self.budget.limits:
+            rule = "needs --max-gpus, --max-cost or --max-power: more devices always serve more"
+            raise ConfigError("--objective", self.objective, rule)
 
     def unit(self, kind: InstanceKind) -> float:
-        """What one instance costs: dollars an hour, watts, or devices."""
+        """What one instance costs: dollars an hour, watts, or its share of the budget."""
         if self.objective == "cost":
             return sum(self.catalogue[device].price_usd_h * count for device, count in kind.parts)
         if self.objective == "power":
             return power_w(kind, self.catalogue)
-        return float(kind.devices)
+        return self.budget.share(kind.parts)
 
     def cost(self, deployment: Deployment) -> float:
         """What all its instances cost."""
         return sum(self.unit(pool.kind) * pool.count for pool in deployment.pools)
 
     def allows(self, deployment: Deployment) -> bool:
-        return self.max_devices is None or deployment.devices <= self.max_devices
+        return self.budget.allows(deployment.parts)
 
     def burden(self, kind: InstanceKind, capacity_per_s: float) -> float:
-        """The least that instances of the kind cost: the fewest whole ones that serve the rate, or devices
-        per request a second."""
+        """The least that instances of the kind cost: the fewest whole ones that serve the rate, or its
+        share of the budget per request a second."""
         if not capacity_per_s > 0:
             return math.inf
         if self.objective == "throughput":
             return self.unit(kind) / capacity_per_s
         count = math.ceil(self.rate_per_s / capacity_per_s)
-        if self.max_devices is not None and count * kind.devices > self.max_devices:
+        if not self.budget.allows(kind.parts, count):
             return math.inf
         return self.unit(kind) * count
 
@@ -85,21 +85,16 @@ def power_w(kind: InstanceKind, catalogue: Catalogue) -> float:
 
 
 def price_usd_h(deployment: Deployment, catalogue: Catalogue) -> float:
-    return sum(
-        pool.count * count * catalogue[device].price_usd_h
-        for pool in deployment.pools
-        for device, count in pool.kind.parts
-    )
+    return sum(count * catalogue[device].price_usd_h for device, count in deployment.parts)
 
 
 def provisioned_w(deployment: Deployment, catalogue: Catalogue) -> float | None:
     total = 0.0
-    for pool in deployment.pools:
-        for device, count in pool.kind.parts:
-            watts = catalogue[device].power_w
-            if watts is None:
-                return None
-            total += pool.count * count * watts
+    for device, count in deployment.parts:
+        watts = catalogue[device].power_w
+        if watts is None:
+            return None
+        total += count * watts
     return total
 
 
@@ -129,7 +124,7 @@ def propose_coupled(demand: Demand, each: Measured) -> Proposed | None:
     if not each.rate_per_s > 0:
         return None
     if demand.objective == "throughput":
-        count = (demand.max_devices or 0) // each.kind.devices
+        count = demand.budget.most_of(each.kind.parts)
     else:
         count = math.ceil(demand.rate_per_s / each.rate_per_s)
     if count < 1:
@@ -142,7 +137,7 @@ def propose_pair(demand: Demand, prefill: Measured, decode: Measured) -> Propose
     if not (prefill.rate_per_s > 0 and decode.rate_per_s > 0):
         return None
     if demand.objective == "throughput":
-        counts = _counts_within(demand.max_devices or 0, prefill, decode)
+        counts = _counts_within(demand.budget, prefill, decode)
     else:
         rate = demand.rate_per_s
         counts = math.ceil(rate / prefill.rate_per_s), math.ceil(rate / decode.rate_per_s)
@@ -155,11 +150,12 @@ def propose_pair(demand: Demand, prefill: Measured, decode: Measured) -> Propose
     return _proposed(demand, pools, served)
 
 
-def _counts_within(devices: int, prefill: Measured, decode: Measured) -> tuple[int, int]:
+def _counts_within(budget: Budget, prefill: Measured, decode: Measured) -> tuple[int, int]:
     """That serve the most; (0, 0) where not one of each fits."""
     best, found = 0.0, (0, 0)
-    for prefills in range(1, devices // prefill.kind.devices + 1):
-        decodes = (devices - prefills * prefill.kind.devices) // decode.kind.devices
+    for prefills in range(1, budget.most_of(prefill.kind.parts) + 1):
+        beside = [(device, prefills * count) for device, count in prefill.kind.parts]
+        decodes = budget.most_of(decode.kind.parts, beside)
         served = min(prefills * prefill.rate_per_s, decodes * decode.rate_per_s)
         if served > best:
             best, found = served, (prefills, decodes)
@@ -185,11 +181,9 @@ def first_allowed(demand: Demand, ranked: Iterable[Deployment]) -> Deployment | 
 
 def none_allowed(demand: Demand, deployments: Iterable[Deployment]) -> str:
     """A line, where there is no ``first_allowed``."""
-    fewest = min(deployments, key=lambda each: each.devices)
-    return (
-        f"none is within --max-gpus {demand.max_devices}: {demand.rate_per_s:g}/s would take"
-        f" {fewest.devices} GPUs, {fewest}"
-    )
+    budget = demand.budget
+    least = min(deployments, key=lambda each: budget.share(each.parts))
+    return f"none is{budget.within}: {demand.rate_per_s:g}/s would take {budget.gpus(least.parts)}, {least}"
 
 
 def best_first(proposed: Sequence[Proposed]) -> list[Proposed]:

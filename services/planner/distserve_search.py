@@ -7,7 +7,7 @@ only a node's own links do: a prefill and a decode instance share a node, or the
 do, and are simulated together."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -22,6 +22,7 @@ from services.planner.probes import Phase, Search, together
 from services.planner.samples import Sample
 
 NODE_DEVICES = 8
+ROLES: tuple[Role, ...] = ("prefill", "decode")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +50,10 @@ class HighAffinityPlacement:
     def deployment(self) -> Deployment:
         return _replicated(self.prefill, self.decode)
 
-    @property
-    def fewest(self) -> Deployment:
-        """Of all that were tried, the fewest devices that serve the rate."""
-
-        def fewest(role: Role) -> PhasePlacement:
-            of_role = (each for each in self.tried if each.kind.role == role)
-            return min(of_role, key=lambda each: each.count * each.kind.devices)
-
-        return _replicated(fewest("prefill"), fewest("decode"))
+    def least(self, taken: Callable[[Deployment], float]) -> Deployment:
+        """Of all that were tried, what serves the rate and takes the least."""
+        prefill, decode = ([each for each in self.tried if each.kind.role == role] for role in ROLES)
+        return min((_replicated(*pair) for pair in product(prefill, decode)), key=taken)
 
 
 def _replicated(*placed: PhasePlacement) -> Deployment:

@@ -27,8 +27,8 @@ FULL_BATCH = 0.9
 @dataclass(frozen=True, slots=True)
 class Settled:
     """``rate_per_s``: asked for and served, or the highest served. ``headroom``: how much more than that it
-    serves, as a share; None where nobody looked. ``limit``: what gives way first. ``is_open``: nothing did up
-    to the highest rate that was tried."""
+    serves, as a share; None where nobody looked, or that is the highest. ``limit``: what gives way first.
+    ``is_open``: nothing did up to the highest rate that was tried."""
 
     deployment: Deployment
     burden: float
@@ -103,7 +103,7 @@ def stretch(demand: Demand, proposed: Proposed, requests: int) -> Search[Settled
         return None
     rate = found.rate_per_s
     limit = limit_of(deployment, demand, found.point, found.beyond)
-    return Settled(deployment, burden_of(demand, deployment, rate), rate, found.point, 0.0, limit)
+    return Settled(deployment, burden_of(demand, deployment, rate), rate, found.point, None, limit)
 
 
 def _highest_rate(demand: Demand, deployment: Deployment, guess: float, requests: int) -> Search[Capacity]:

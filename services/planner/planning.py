@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from services.planner.bounds import Bound
+from services.planner.budget import Budget
 from services.planner.candidates import InstanceKind, Kinds
 from services.planner.demand import (
     Demand,
@@ -28,8 +29,9 @@ PAIR_FINALISTS = 4
 ATTENTION_FINALISTS = 2
 MOST_RANKED = COUPLED_FINALISTS + PAIR_FINALISTS + ATTENTION_FINALISTS
 OVER_FINALISTS = 2
-"""Of deployments of more devices than allowed, where nothing else was found: those of the fewest."""
+"""Of deployments over the budget, where nothing else was found: those over it by the least."""
 LOOKED_BEYOND = 3
+"""Of those ranked: what one has to spare takes some six runs over the whole trace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,7 @@ class Plan:
     """``ranked``: best first, all of which keep the objectives. ``configurations``: that were searched;
     ``bounded``, ``cut`` and ``measured``: kinds of instances, by what became of them. ``has_attention``: some
     of them have attention workers. ``caveat``: why counts may be too high. ``fewest_over``: what keeps the
-    objectives with the fewest devices over those allowed, where nothing within them does."""
+    objectives and is over the budget by the least, where nothing within it does."""
 
     demand: Demand
     ranked: tuple[Settled, ...]
@@ -73,9 +75,10 @@ def plan(
     finalists += _unlike(apart)[:ATTENTION_FINALISTS]
     ranked = yield from _simulate(demand, finalists, requests)
     over: list[Settled] = []
-    if not ranked and demand.max_devices is not None and demand.objective != "throughput":
-        over = yield from _fewest(demand, screened, requests)
-        ranked = [each for each in over if demand.allows(each.deployment)]
+    if not ranked and demand.budget.limits and demand.objective != "throughput":
+        over = yield from _least_over(demand, screened, requests)
+        allowed = [each for each in over if demand.allows(each.deployment)]
+        ranked = yield from _look_beyond(demand, allowed, requests)
     return Plan(
         demand=demand,
         ranked=tuple(ranked),
@@ -86,7 +89,9 @@ def plan(
         measured=sum(len(each.measured) for each in screened),
         has_attention=bool(kinds.attention),
         caveat=caveat,
-        fewest_over=None if ranked else min(over, key=lambda each: each.deployment.devices, default=None),
+        fewest_over=None
+        if ranked
+        else min(over, key=lambda each: demand.budget.share(each.deployment.parts), default=None),
     )
 
 
@@ -100,13 +105,13 @@ def _propose(demand: Demand, screened: Sequence[Screened]) -> Proposals:
     return Proposals(coupled, pairs, apart)
 
 
-def _fewest(demand: Demand, screened: Sequence[Screened], requests: int) -> Search[list[Settled]]:
-    """Those of the fewest devices, however many, best first: some may turn out to be allowed."""
-    unbounded = replace(demand, max_devices=None)
+def _least_over(demand: Demand, screened: Sequence[Screened], requests: int) -> Search[list[Settled]]:
+    """Those that take the least of the budget, best first: some may turn out to be allowed."""
+    unbounded = replace(demand, budget=Budget())
     proposed = [each for some in _propose(unbounded, screened) for each in some]
-    proposed.sort(key=lambda each: each.deployment.devices)
-    fewest = _unlike(proposed)[:OVER_FINALISTS]
-    found = yield from together([settle(unbounded, each, requests) for each in fewest])
+    proposed.sort(key=lambda each: demand.budget.share(each.deployment.parts))
+    least = _unlike(proposed)[:OVER_FINALISTS]
+    found = yield from together([settle(unbounded, each, requests) for each in least])
     return in_order([each for each in found if each is not None])
 
 
@@ -129,7 +134,13 @@ def _simulate(demand: Demand, finalists: Sequence[Proposed], requests: int) -> S
     ranked = in_order([each for each in settled if each is not None])
     if demand.objective == "throughput":
         return ranked
-    chosen, rest = ranked[:LOOKED_BEYOND], ranked[LOOKED_BEYOND:]
+    ranked = yield from _look_beyond(demand, ranked, requests)
+    return ranked
+
+
+def _look_beyond(demand: Demand, ranked: Sequence[Settled], requests: int) -> Search[list[Settled]]:
+    """The best few with their headroom, and the best with attention workers wherever it ranks."""
+    chosen, rest = list(ranked[:LOOKED_BEYOND]), list(ranked[LOOKED_BEYOND:])
     apart = next((each for each in rest if each.deployment.has_attention), None)
     if apart is not None and not any(each.deployment.has_attention for each in chosen):
         chosen.append(apart)
@@ -159,7 +170,7 @@ def verdict(plan: Plan) -> str:
     if pair is None or coupled is None:
         left, other = ("disaggregated", "coupled") if coupled is None else ("coupled", "disaggregated")
         said = "disaggregation does not pay here: " if pair is None else "disaggregation is what works here: "
-        none = f"no {other} deployment that was simulated keeps the objectives{_within(plan.demand)}"
+        none = f"no {other} deployment that was simulated keeps the objectives{plan.demand.budget.within}"
         return f"{said}{none}, a {left} one does"
     more, unit, gain = _compared(plan.demand, pair, coupled)
     compared = f"{100 * abs(more):.1f} % {'more' if more > 0 else 'less'} {unit} than the best coupled one"
@@ -178,19 +189,14 @@ def attention_verdict(plan: Plan) -> str | None:
     other = next((each for each in plan.ranked if not each.deployment.has_attention), None)
     if apart is None:
         none = "no deployment with them that was simulated keeps the objectives"
-        return f"attention workers do not pay here: {none}{_within(plan.demand)}"
+        return f"attention workers do not pay here: {none}{plan.demand.budget.within}"
     if other is None:
         none = "nothing without them that was simulated keeps the objectives"
-        return f"attention workers are what works here: {none}{_within(plan.demand)}"
+        return f"attention workers are what works here: {none}{plan.demand.budget.within}"
     more, unit, gain = _compared(plan.demand, apart, other)
     compared = f"{100 * abs(more):.1f} % {'more' if more > 0 else 'less'} {unit} than the best one without"
     pays = "pay" if gain > 0 else "do not pay here"
     return f"attention workers {pays}: the best deployment with them has {compared}"
-
-
-def _within(demand: Demand) -> str:
-    """What else a deployment has to keep."""
-    return "" if demand.max_devices is None else f" within --max-gpus {demand.max_devices}"
 
 
 def _compared(demand: Demand, each: Settled, other: Settled) -> tuple[float, str, float]:

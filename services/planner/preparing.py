@@ -15,6 +15,7 @@ from services.bench.config import parse_objectives
 from services.bench.traces import read_trace
 from services.planner.attention_kinds import attention_kinds
 from services.planner.bounds import Bound, Speed, capacity_bound
+from services.planner.budget import budget_of
 from services.planner.candidates import InstanceKind, Kinds, SearchSpace, devices_of, kinds_of, priced
 from services.planner.demand import OBJECTIVES, Demand
 from services.planner.simulating import Conditions, speed_of
@@ -23,6 +24,7 @@ from services.planner.workload import PlannedWorkload, rate_of, workload_of
 from services.simulator.config import OWN_TABLES
 from services.simulator.toml_tables import read_table
 
+DEFAULT_GOAL = 0.9
 REFERENCE = InstanceKind(
     role="mixed", device="a100-sxm", tensor=8, chunk_tokens=2048, prefill_batching="saturation"
 )
@@ -31,21 +33,24 @@ REFERENCE = InstanceKind(
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
-    """As the command's options have it. ``catalogue``: in which devices are looked up. ``settings``: sections
-    of a mesh's, ``[space]``, and ``[performance.DEVICE]`` of files ``beside``. ``has_reference``: requests
-    are compared with REFERENCE. ``ends_early``: runs that cannot reach the goal are not run to their end.
-    ``has_attention``: decode instances with attention workers are among the kinds."""
+    """As the command's options have it. ``slo`` None: no objectives. ``catalogue``: in which devices are
+    looked up. ``settings``: sections of a mesh's, ``[space]``, and ``[performance.DEVICE]`` of files
+    ``beside``. ``has_reference``: requests are compared with REFERENCE. ``ends_early``: runs that cannot
+    reach the goal are not run to their end. ``has_attention``: decode instances with attention workers are
+    among the kinds."""
 
     model: str
     trace: Path
-    slo: str
+    slo: str | None
     devices: str
     catalogue: Catalogue = field(default_factory=lambda: DEVICES)
     prices: Mapping[str, Any] = field(default_factory=dict)
     objective: str = "cost"
     rate_per_s: float | None = None
     max_devices: int | None = None
-    goal: float = 0.9
+    max_usd_h: float | None = None
+    max_power_w: float | None = None
+    goal: float = DEFAULT_GOAL
     settings: Mapping[str, Any] = field(default_factory=dict)
     beside: Path = Path()
     requests: int | None = None
@@ -69,10 +74,11 @@ class Prepared:
 
 def prepare(request: PlanRequest) -> Prepared:
     """Raises ConfigError, ModelError, TraceError."""
-    shape = read_shape(request.model)
+    shape = read_shape(request.model, "--model")
     catalogue = priced(request.catalogue, request.prices, "--prices")
     devices = devices_of(request.devices, catalogue)
-    objectives = parse_objectives(request.slo)
+    objectives = ServiceObjectives() if request.slo is None else parse_objectives(request.slo)
+    budget = budget_of(devices, request.max_devices, request.max_usd_h, request.max_power_w)
     if request.objective not in OBJECTIVES:
         raise ConfigError("--objective", request.objective, f"must be one of {', '.join(OBJECTIVES)}")
     rows = read_trace(request.trace, request.requests).requests
@@ -81,7 +87,7 @@ def prepare(request: PlanRequest) -> Prepared:
     demand = Demand(
         objective=next(each for each in OBJECTIVES if each == request.objective),
         rate_per_s=rate_of(request.rate_per_s, workload) if is_rate_asked else 0.0,
-        max_devices=request.max_devices,
+        budget=budget,
         catalogue=catalogue,
         objectives=objectives,
         goal=request.goal,
@@ -100,7 +106,7 @@ def prepare(request: PlanRequest) -> Prepared:
         reference=REFERENCE if request.has_reference else None,
         catalogue=request.catalogue,
     )
-    kinds = kinds_of(space, shape, conditions.element_bytes, request.max_devices)
+    kinds = kinds_of(space, shape, conditions.element_bytes, budget)
     if request.has_attention:
         apart = attention_kinds(space, shape, workload, conditions.element_bytes, demand)
         kinds = kinds._replace(attention=apart)

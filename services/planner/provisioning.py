@@ -12,6 +12,7 @@ from itertools import product
 
 from common.errors import ConfigError
 from services.planner.bounds import Bound
+from services.planner.budget import Budget
 from services.planner.candidates import Deployment, InstanceKind, Kinds, PoolPlan
 from services.planner.goodput import FINE, find_capacity
 from services.planner.probes import Point, Probe, Search, ask, together
@@ -44,18 +45,17 @@ class Design:
 
 @dataclass(frozen=True, slots=True)
 class Provisioned:
-    """``cost``: by what was asked to be little. ``rate_per_s``: that it serves."""
+    """``rate_per_s``: that it serves."""
 
     design: Design
     deployment: Deployment
     rate_per_s: float
-    cost: float
     point: Point
 
 
-def designs_of(kinds: Kinds) -> list[Design]:
+def designs_of(kinds: Kinds, within: str = "") -> list[Design]:
     """Every pair of devices, and each by itself for both phases; the most generous batching of the space.
-    Raises ConfigError where no machine of eight holds the model."""
+    Raises ConfigError where no machine of eight holds the model ``within`` what the kinds are."""
 
     def widest(some: Sequence[InstanceKind], device: str) -> InstanceKind | None:
         whole = [kind for kind in some if kind.device == device and kind.devices == MACHINE_DEVICES]
@@ -75,7 +75,7 @@ def designs_of(kinds: Kinds) -> list[Design]:
             found.append(Design("".join(letters) if is_known else "+".join(letters), prompt, token))
     if not found:
         rule = f"splitwise's machines are of {MACHINE_DEVICES} devices: none of that size is in the space"
-        raise ConfigError("--search", "splitwise", rule)
+        raise ConfigError("--search", "splitwise", rule + within)
     return found
 
 
@@ -100,15 +100,15 @@ def cheapest(
     cost: Cost,
     rate_per_s: float,
     requests: int,
-    most_devices: int | None = None,
+    budget: Budget,
 ) -> Search[list[Provisioned]]:
-    """The least cost of each design that serves the rate with so many devices at the most; cheapest first."""
-    most = math.inf if most_devices is None else most_devices
+    """The least cost of each design that serves the rate within the budget; cheapest first."""
     found = yield from together(
-        [_cheapest(each, bounds, cost, rate_per_s, requests, most) for each in designs]
+        [_cheapest(each, bounds, cost, rate_per_s, requests, budget) for each in designs]
     )
     return sorted(
-        (each for each in found if each is not None), key=lambda each: (each.cost, each.design.name)
+        (each for each in found if each is not None),
+        key=lambda each: (cost(each.deployment), each.design.name),
     )
 
 
@@ -127,7 +127,7 @@ def _cheapest(
     cost: Cost,
     rate_per_s: float,
     requests: int,
-    most_devices: float,
+    budget: Budget,
 ) -> Search[Provisioned | None]:
     """Along the border of what serves: with one prompt machine more as many token machines do, or fewer."""
     fewest = fewest_by_bounds(design, bounds, rate_per_s)
@@ -139,17 +139,17 @@ def _cheapest(
     tokens = MOST_MACHINES * least_tokens
     for prompts in range(least_prompts, MOST_MACHINES * least_prompts + 1):
         least = design.deployment(prompts, least_tokens)
-        if least.devices > most_devices or (best is not None and cost(least) >= best.cost):
+        if not budget.allows(least.parts) or (best is not None and cost(least) >= cost(best.deployment)):
             break
-        while design.deployment(prompts, tokens).devices > most_devices:
+        while not budget.allows(design.deployment(prompts, tokens).parts):
             tokens -= 1
         served = yield from _fewest_tokens(design, prompts, least_tokens, tokens, rate_per_s, requests)
         if served is None:
             continue
         tokens, point = served
         deployment = design.deployment(prompts, tokens)
-        if best is None or cost(deployment) < best.cost:
-            best = Provisioned(design, deployment, rate_per_s, cost(deployment), point)
+        if best is None or cost(deployment) < cost(best.deployment):
+            best = Provisioned(design, deployment, rate_per_s, point)
     return best
 
 
@@ -183,22 +183,21 @@ def _fewest_tokens(
 def most_throughput(
     designs: Sequence[Design],
     bounds: Mapping[InstanceKind, Bound],
-    cost: Cost,
-    budget: float,
+    budget: Budget,
     requests: int,
 ) -> Search[list[Provisioned]]:
     """The split of each design that serves the most within the budget; the best first."""
-    found = yield from together([_most_throughput(each, bounds, cost, budget, requests) for each in designs])
+    found = yield from together([_most_throughput(each, bounds, budget, requests) for each in designs])
     return sorted(
         (each for each in found if each is not None), key=lambda each: (-each.rate_per_s, each.design.name)
     )
 
 
 def _most_throughput(
-    design: Design, bounds: Mapping[InstanceKind, Bound], cost: Cost, budget: float, requests: int
+    design: Design, bounds: Mapping[InstanceKind, Bound], budget: Budget, requests: int
 ) -> Search[Provisioned | None]:
     """Splits by their bounds, as long as these are over what was found."""
-    splits = sorted(_splits(design, bounds, cost, budget), key=lambda each: -each[0])
+    splits = sorted(_splits(design, bounds, budget), key=lambda each: -each[0])
     best: Provisioned | None = None
     for high, deployment in splits:
         if best is not None and high <= best.rate_per_s:
@@ -210,23 +209,18 @@ def _most_throughput(
 
         found = yield from find_capacity(probe_at, has_met_nine, high, least=least, tolerance=FINE)
         if found.point is not None and (best is None or found.rate_per_s > best.rate_per_s):
-            best = Provisioned(design, deployment, found.rate_per_s, cost(deployment), found.point)
+            best = Provisioned(design, deployment, found.rate_per_s, found.point)
     return best
 
 
 def _splits(
-    design: Design, bounds: Mapping[InstanceKind, Bound], cost: Cost, budget: float
+    design: Design, bounds: Mapping[InstanceKind, Bound], budget: Budget
 ) -> Iterator[tuple[float, Deployment]]:
     """(the most that it could serve, as many machines as the budget has)."""
-    prompts = 1
-    while cost(design.deployment(prompts, 1)) <= budget:
-        tokens = 0
+    for prompts in range(1, budget.most_of(design.prompt.parts) + 1):
+        high, tokens = prompts * bounds[design.prompt].rate_per_s, 0
         if design.token is not None:
-            one = cost(design.deployment(1, 2)) - cost(design.deployment(1, 1))
-            tokens = 1 + int((budget - cost(design.deployment(prompts, 1))) / one + 1e-9)
-        high = prompts * bounds[design.prompt].rate_per_s
-        if design.token is not None:
+            tokens = budget.most_of(design.token.parts, design.deployment(prompts, 0).parts)
             high = min(high, tokens * bounds[design.token].rate_per_s)
         if high > 0:
             yield high, design.deployment(prompts, tokens)
-        prompts += 1

@@ -11,7 +11,7 @@ from services.output_files import write_whole
 from services.planner.candidates import PoolPlan
 from services.planner.demand import price_usd_h, provisioned_w
 from services.planner.finalists import Settled
-from services.planner.planning import Plan, attention_verdict, verdict
+from services.planner.planning import LOOKED_BEYOND, Plan, attention_verdict, verdict
 from services.planner.probes import Point
 from services.planner.searches import SearchReport
 
@@ -110,7 +110,9 @@ def search_table(report: SearchReport) -> Table:
 
 def plan_table(plan: Plan) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("", "deployment", "GPUs", "$/h", "kW", "req/s", "req/$", "met", "headroom", "limited by"):
+    # The most throughput has none.
+    spare = () if plan.demand.objective == "throughput" else ("headroom",)
+    for heading in ("", "deployment", "GPUs", "$/h", "kW", "req/s", "req/$", "met", *spare, "limited by"):
         right = heading not in ("deployment", "limited by")
         table.add_column(heading, justify="right" if right else "left", overflow="fold")
     for number, settled in enumerate(plan.ranked, start=1):
@@ -124,7 +126,7 @@ def plan_table(plan: Plan) -> Table:
             f"{each.rate_per_s:.3g}",
             f"{each.requests_per_usd:.0f}",
             f"{100 * each.attainment:.1f} %",
-            _headroom(each),
+            *([_headroom(each)] if spare else []),
             each.limit,
         )
     return table
@@ -140,6 +142,12 @@ def summary_of(plan: Plan) -> Iterator[str]:
     yield verdict(plan)
     if (said := attention_verdict(plan)) is not None:
         yield said
+    if plan.demand.objective != "throughput" and any(each.headroom is None for each in plan.ranked):
+        also = " and the best with attention workers" if plan.has_attention else ""
+        yield (
+            f"headroom is measured for the first {LOOKED_BEYOND}{also} alone, as it takes some six runs over"
+            " the whole trace, each; where they are equal otherwise, others rank as if they had none"
+        )
     if plan.caveat is not None:
         yield plan.caveat
     whole = len(plan.ranked) + (plan.fewest_over is not None)

@@ -2,17 +2,19 @@
 it found."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, get_args
 
 import msgspec
 
 from common.cost import kv_token_bytes
+from common.devices import Catalogue
 from common.errors import ConfigError
+from common.latency import ServiceObjectives
 from services.planner.attention_ratio import choose_ratio
 from services.planner.bounds import capacity_bound
 from services.planner.candidates import Deployment, InstanceKind, PoolPlan
-from services.planner.demand import first_allowed, none_allowed
+from services.planner.demand import first_allowed, none_allowed, price_usd_h, provisioned_w
 from services.planner.distserve_search import place_with_high_affinity, place_with_low_affinity
 from services.planner.goodput import FINE, find_capacity, served_by
 from services.planner.preparing import Prepared, bounds_of, speeds_of
@@ -40,6 +42,20 @@ SEARCHES: tuple[SearchName, ...] = get_args(SearchName)
 FOR_A_RATE: tuple[SearchName, ...] = ("distserve-high", "distserve-low", "vidur", "aladdin")
 WHOLE_AT_A_RATE: tuple[SearchName, ...] = ("splitwise", "aladdin")
 """Simulate the whole trace at the rate asked for, and ask whether work piles up."""
+SOUGHT: Mapping[SearchName, str] = {
+    "distserve-high": "goodput per GPU",
+    "distserve-low": "goodput per GPU",
+    "vidur": "requests per dollar",
+    "aladdin": "tokens per GPU",
+    "lamina": "tokens per dollar",
+}
+"""By those that have an objective of their own."""
+NO_ATTAINMENT: Mapping[SearchName, str] = {
+    "vidur": "percentiles of its own are to keep --slo: TTFT's, TPOT's and whole requests' 90th, gaps' 99th",
+    "splitwise": "Table VI's percentiles are to be kept: the 50th, the 90th and the 99th",
+    "lamina": "by the cost model alone all requests are alike",
+}
+"""Why no share of requests is looked at."""
 LENGTH = 4.0
 """Of samples: these searches have one round."""
 MOST_RATIO_DEVICES = 16
@@ -64,6 +80,9 @@ def search_of(name: SearchName, prepared: Prepared) -> Search[SearchReport]:
     if name in FOR_A_RATE and prepared.demand.objective == "throughput":
         rule = f"{name} says how many instances a rate takes: splitwise's search is of the most throughput"
         raise ConfigError("--objective", "throughput", rule)
+    if name in SOUGHT and prepared.demand.objective == "power":
+        rule = f"{name} looks for the most {SOUGHT[name]}: splitwise's search is of the least power"
+        raise ConfigError("--objective", "power", rule)
     if name in WHOLE_AT_A_RATE:
         check_length(prepared)
     return _SEARCHES[name](prepared)
@@ -99,9 +118,10 @@ def _distserve_high(prepared: Prepared) -> Search[SearchReport]:
         for each in found.tried
     )
     # In whole instances the best of a GPU may take more of them than another.
-    named = first_allowed(demand, (found.deployment, found.fewest))
+    least = found.least(lambda each: demand.budget.share(each.parts))
+    named = first_allowed(demand, (found.deployment, least))
     if named is None:
-        return SearchReport("distserve-high", columns, rows, (none_allowed(demand, (found.fewest,)),))
+        return SearchReport("distserve-high", columns, rows, (none_allowed(demand, (least,)),))
     line = f"best: {named}, {named.devices} GPUs"
     return SearchReport("distserve-high", columns, rows, (line,), named.pools)
 
@@ -178,41 +198,43 @@ def _vidur(prepared: Prepared) -> Search[SearchReport]:
 def _splitwise(prepared: Prepared) -> Search[SearchReport]:
     """``prepared.conditions`` has the reference."""
     demand, bounds = prepared.demand, bounds_of(prepared, has_objectives=False)
-    designs = designs_of(prepared.kinds)
+    budget = demand.budget
+    designs = designs_of(prepared.kinds, budget.within)
     requests = len(prepared.conditions.rows)
-    columns = ("design", "machines", "req/s", "cost", "TTFT, times", "TBT, times", "E2E, times")
-
+    slowdowns = ("TTFT, times", "TBT, times", "E2E, times")
+    columns = ("design", "machines", "GPUs", "$/h", "kW", "req/s", *slowdowns)
     if demand.objective == "throughput":
-        budget = float(demand.max_devices or 0)
-        found = yield from most_throughput(designs, bounds, demand.cost, budget, requests)
+        found = yield from most_throughput(designs, bounds, budget, requests)
     else:
-        found = yield from cheapest(
-            designs, bounds, demand.cost, demand.rate_per_s, requests, demand.max_devices
-        )
-    rows = tuple(_provisioned_row(each) for each in found)
+        found = yield from cheapest(designs, bounds, demand.cost, demand.rate_per_s, requests, budget)
+    rows = tuple(_provisioned_row(each, demand.catalogue) for each in found)
+    lines = []
+    if demand.objectives != ServiceObjectives():
+        lines.append("--slo is not looked at, Table VI's nine bounds are: --out alone writes it down")
     if not found:
-        line = "no design keeps the nine bounds of Table VI"
-        if demand.max_devices is not None:
-            line += f" within --max-gpus {demand.max_devices}"
-            least = [fewest_by_bounds(each, bounds, demand.rate_per_s) for each in designs]
-            if (fewest := min((each.devices for each in least if each), default=0)) > demand.max_devices:
-                line += f": none can with fewer than {fewest} GPUs"
-        return SearchReport("splitwise", columns, rows, (line,))
+        line = f"no design keeps the nine bounds of Table VI{budget.within}"
+        rate_per_s = 0.0 if demand.objective == "throughput" else demand.rate_per_s
+        least = [fewest_by_bounds(each, bounds, rate_per_s) for each in designs]
+        if over := budget.least_over([each.parts for each in least if each is not None]):
+            line += f": any takes at least {over}"
+        return SearchReport("splitwise", columns, rows, (line, *lines))
     best = found[0]
-    return SearchReport(
-        "splitwise", columns, rows, (f"best: {best.design.name}, {best.deployment}",), best.deployment.pools
-    )
+    lines.insert(0, f"best: {best.design.name}, {best.deployment}")
+    return SearchReport("splitwise", columns, rows, tuple(lines), best.deployment.pools)
 
 
-def _provisioned_row(each: Provisioned) -> tuple[str, ...]:
+def _provisioned_row(each: Provisioned, catalogue: Catalogue) -> tuple[str, ...]:
+    watts = provisioned_w(each.deployment, catalogue)
     counts = [pool.count for pool in each.deployment.pools]
     machines = f"{counts[0]}P/T" if len(counts) == 1 else f"{counts[0]}P, {counts[1]}T"
     slowdowns = [f"{value:.2f}" for value in each.point.slowdowns]
     return (
         each.design.name,
         machines,
+        str(each.deployment.devices),
+        f"{price_usd_h(each.deployment, catalogue):.2f}",
+        "unknown" if watts is None else f"{watts / 1e3:.1f}",
         _number(each.rate_per_s),
-        f"{each.cost:.1f}",
         *(" / ".join(slowdowns[part : part + 3]) for part in (0, 3, 6)),
     )
 
@@ -298,9 +320,10 @@ def _lamina(prepared: Prepared) -> Search[SearchReport]:
         context,
         prepared.conditions.element_bytes,
         prepared.devices,
-        most_devices=demand.max_devices or MOST_RATIO_DEVICES,
+        most_devices=demand.budget.max_devices or MOST_RATIO_DEVICES,
         step_s=demand.objectives.tpot_s,
     )
+    found = [each for each in found if demand.budget.allows(each.parts)]
     columns = ("model", "attention", "(a, b)", "batch", "step, s", "tokens/s", "tokens/$")
     rows = tuple(
         (
@@ -316,7 +339,9 @@ def _lamina(prepared: Prepared) -> Search[SearchReport]:
     )
     yield from ()
     if not found:
-        return SearchReport("lamina", columns, (), ("no ratio holds the model within the time per token",))
+        also = f" and{demand.budget.within}" if demand.budget.limits else ""
+        line = f"no ratio holds the model within the time per token{also}"
+        return SearchReport("lamina", columns, (), (line,))
     token_mib = kv_token_bytes(shape, prepared.conditions.element_bytes) / (1 << 20)
     apart = next((each for each in found if each.attention_device), None)
     whole = next((each for each in found if not each.attention_device), None)
@@ -331,6 +356,8 @@ def _lamina(prepared: Prepared) -> Search[SearchReport]:
             f" {apart.attention_device}, {gain:+.1f} % tokens per dollar over {whole.devices}"
             f" {whole.model_device}"
         )
+    if demand.objectives != ServiceObjectives(tpot_s=demand.objectives.tpot_s):
+        lines.append("of --slo tpot alone is looked at, as what a step may take")
     return SearchReport("lamina", columns, rows, tuple(lines))
 
 

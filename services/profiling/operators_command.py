@@ -67,7 +67,7 @@ def _shape_of(settings: Config, messages: Console) -> ModelShape:
     from services.prepare import prepare_model
 
     if settings.model.directory is not None:
-        return read_shape(str(settings.model.directory.expanduser()))
+        return read_shape(str(settings.model.directory.expanduser()), "model.directory")
     with messages.status("preparing the model"):
         prepare_model(settings, lambda stage: None)
     return read_shape(str(model_directory(settings.model)))

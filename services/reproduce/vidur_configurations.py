@@ -16,6 +16,7 @@ from common.latency import ServiceObjectives
 from common.shapes import SHAPES
 from services.bench.traces import TraceRequest
 from services.planner.bounds import Bound
+from services.planner.budget import Budget
 from services.planner.candidates import InstanceKind, SearchSpace, kinds_of
 from services.planner.checkpoint import Checkpoint
 from services.planner.demand import Demand
@@ -203,13 +204,13 @@ def prepared_of(model: str, device: str, lengths: Lengths, files: DataFiles, siz
     demand = Demand(
         objective="cost",
         rate_per_s=0.0,
-        max_devices=None,
+        budget=Budget(),
         catalogue=CATALOGUE,
         objectives=OBJECTIVES,
         goal=GOAL,
     )
     space = space_of(device, size)
-    kinds = kinds_of(space, conditions.shape, conditions.element_bytes, None)
+    kinds = kinds_of(space, conditions.shape, conditions.element_bytes, Budget())
     return Prepared(demand, conditions, workload_of(rows), kinds, (CATALOGUE[device],), space.node_devices)
 
 

@@ -6,6 +6,7 @@ from common.shapes import LLAMA3_70B
 from services.bench.traces import TraceRequest
 from services.planner.attention_kinds import attention_kinds, partition_of
 from services.planner.attention_ratio import RatioChoice, choose_ratio
+from services.planner.budget import budget_of
 from services.planner.candidates import MEMORY_SHARE, SearchSpace
 from services.planner.demand import Demand
 from services.planner.workload import workload_of
@@ -14,11 +15,13 @@ WORKLOAD = workload_of([TraceRequest(None, 1100 + number % 90, 200) for number i
 SPACE = SearchSpace(devices=(H100, H20), attention_ratios=5)
 
 
-def demand_of(rate_per_s: float, most: int | None = None, tpot_s: float | None = 0.1) -> Demand:
+def demand_of(
+    rate_per_s: float, most: int | None = None, tpot_s: float | None = 0.1, usd_h: float | None = None
+) -> Demand:
     return Demand(
         objective="cost",
         rate_per_s=rate_per_s,
-        max_devices=most,
+        budget=budget_of([H100, H20], most, usd_h),
         catalogue=DEVICES,
         objectives=ServiceObjectives(ttft_s=2.0, tpot_s=tpot_s),
         goal=0.9,
@@ -72,6 +75,14 @@ def test_none_has_more_devices_than_allowed_or_a_step_that_is_too_slow() -> None
         kind.devices <= 5 for kind in attention_kinds(SPACE, LLAMA3_70B, WORKLOAD, 2, demand_of(20.0, most=5))
     )
     assert attention_kinds(SPACE, LLAMA3_70B, WORKLOAD, 2, demand_of(20.0, tpot_s=0.002)) == ()
+
+
+def test_none_costs_more_than_allowed() -> None:
+    found = attention_kinds(SPACE, LLAMA3_70B, WORKLOAD, 2, demand_of(20.0, usd_h=40.0))
+    assert found
+    costs = [sum(DEVICES[device].price_usd_h * count for device, count in kind.parts) for kind in found]
+    assert max(costs) <= 40.0
+    assert attention_kinds(SPACE, LLAMA3_70B, WORKLOAD, 2, demand_of(20.0, usd_h=1.0)) == ()
 
 
 def test_none_is_looked_at_where_the_space_says_so() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -69,12 +70,59 @@ def test_where_the_rate_takes_more_gpus_than_allowed_it_is_said_how_many(
 
 
 @pytest.mark.parametrize(
+    ("budget", "taken"),
+    [
+        (("--max-cost", "6"), r"--max-cost 6: 40/s would take \d+ GPUs at \$\d+\.\d+/h, "),
+        (("--max-power", "350"), r"--max-power 350: 40/s would take \d+ GPUs at [\d,]+ W, "),
+    ],
+)
+def test_where_the_rate_takes_more_than_the_budget_it_is_said_how_much(
+    trace: Path, config: Path, budget: tuple[str, ...], taken: str
+) -> None:
+    result = run(trace, "--rate", "40", "--config", str(config), "--devices", "a100", *budget)
+    assert result.exit_code == 1, result.output
+    assert re.search(f"none is within {taken}", " ".join(result.output.split()))
+
+
+def test_the_most_throughput_of_dollars_and_watts_is_planned(
+    trace: Path, config: Path, tmp_path: Path
+) -> None:
+    """Three A100s cost $15.90 an hour and draw 900 W, one H100 $11.06 and 700 W."""
+    out = tmp_path / "plan.json"
+    options = ("--objective", "throughput", "--config", str(config), "--json", str(out))
+    found = {}
+    for budget in (("--max-cost", "16"), ("--max-power", "700"), ("--max-cost", "16", "--max-power", "700")):
+        result = run(trace, *options, *budget)
+        assert result.exit_code == 0, result.output
+        assert "headroom" not in result.output
+        found[budget] = json.loads(out.read_bytes())["ranked"]
+    by_cost, by_power, by_both = found.values()
+    assert all(each["usd_h"] <= 16 for each in by_cost + by_both)
+    assert all(each["provisioned_w"] <= 700 for each in by_power + by_both)
+    assert max(each["devices"] for each in by_cost) == 3
+    assert max(each["devices"] for each in by_power) == 2
+    assert by_both[0]["rate_per_s"] <= min(by_cost[0]["rate_per_s"], by_power[0]["rate_per_s"])
+
+
+def test_objectives_are_needed(trace: Path) -> None:
+    command = ["plan", "--model", "opt-13b", "--trace", str(trace), "--rate", "1"]
+    for search in ((), ("--search", "vidur"), ("--search", "lamina")):
+        result = CliRunner().invoke(app, [*command, *search])
+        assert isinstance(result.exception, ConfigError)
+        assert (result.exception.key, result.exception.value) == ("--slo", None)
+
+
+@pytest.mark.parametrize(
     ("options", "said"),
     [
         (("--devices", "a1000", "--rate", "1"), "--devices = 'a1000': is none of a100, a100-sxm"),
         (("--model", "opt-175b", "--max-gpus", "2", "--rate", "1"), "fits on no allowed number of devices"),
         (("--model", "opt-175b", "--max-gpus", "2", "--rate", "1"), "--max-gpus 2, where 8 a100 would do"),
-        (("--model", "opt-12b", "--rate", "1"), "must be a model directory or one of"),
+        (("--model", "opt-175b", "--max-cost", "10", "--rate", "1"), "would do at $42.40/h: its weights"),
+        (("--max-cost", "3", "--rate", "1"), "--max-cost 3, where 1 a100 would do at $5.30/h: its weights"),
+        (("--max-cost", "3", "--rate", "1"), "GiB; 40 heads"),
+        (("--model", "opt-175b", "--max-power", "2000", "--rate", "1"), "where 8 a100 would do at 2,400 W"),
+        (("--model", "opt-12b", "--rate", "1"), "--model = 'opt-12b': must be a model directory or one of"),
         ((), "is needed: the trace has lengths alone"),
         (("--rate", "-1"), "must be a number of requests per second, at least 0.001"),
         (
@@ -82,7 +130,15 @@ def test_where_the_rate_takes_more_gpus_than_allowed_it_is_said_how_many(
             "must be a number of requests per second, at least 0.001",
         ),
         (("--rate", "1", "--objective", "fame"), "must be one of cost, power, throughput"),
-        (("--objective", "throughput"), "needs --max-gpus"),
+        (("--objective", "throughput"), "needs --max-gpus, --max-cost or --max-power"),
+        (("--rate", "1", "--max-cost", "0"), "--max-cost = 0.0: must be dollars an hour, over 0"),
+        (("--rate", "1", "--max-cost", "inf"), "--max-cost = inf: must be dollars an hour, over 0"),
+        (("--rate", "1", "--max-power", "-5"), "--max-power = -5.0: must be watts, over 0"),
+        (("--rate", "1", "--max-power", "nan"), "--max-power = nan: must be watts, over 0"),
+        (
+            ("--rate", "1", "--devices", "a100,tpu-v6e", "--max-power", "5000"),
+            "--max-power = 5000.0: nobody says what tpu-v6e draws",
+        ),
         (("--rate", "1", "--choose", "2"), "--choose = 2: says of which one --out is to write files"),
         (("--rate", "1", "--choose", "0", "--out", "files"), "--choose = 0: must be 1 or more"),
         (("--rate", "1", "--choose", "10", "--out", "files"), "--choose = 10: must be 1 to 9"),

@@ -15,9 +15,10 @@ from common.shapes import LLAMA3_70B
 from services.bench.traces import TraceRequest
 from services.planner.attention_ratio import choose_ratio
 from services.planner.bounds import Bound, Speed
+from services.planner.budget import Budget, budget_of
 from services.planner.candidates import Deployment, InstanceKind, PoolPlan, SearchSpace, kinds_of
 from services.planner.checkpoint import Checkpoint
-from services.planner.demand import price_usd_h
+from services.planner.demand import price_usd_h, provisioned_w
 from services.planner.distserve_search import (
     pair_nodes,
     place_with_high_affinity,
@@ -110,8 +111,9 @@ def test_of_distserve_s_phases_others_than_the_best_may_take_fewer_devices() -> 
             for prefill, decode in product(found.tried, repeat=2)
             if (prefill.kind.role, decode.kind.role) == PAIR_ROLES
         )
-        assert found.fewest.devices == least <= found.deployment.devices
-        assert tuple(pool.kind.role for pool in found.fewest.pools) == PAIR_ROLES
+        fewest = found.least(lambda each: each.devices)
+        assert fewest.devices == least <= found.deployment.devices
+        assert tuple(pool.kind.role for pool in fewest.pools) == PAIR_ROLES
 
 
 def test_distserve_s_first_algorithm_finds_nothing_where_a_phase_has_nothing() -> None:
@@ -190,7 +192,7 @@ def test_stages_share_as_few_nodes_as_hold_them(
 def test_stages_that_a_node_does_not_hold_are_spread_evenly_where_the_space_has_nodes() -> None:
     def found(nodes: int) -> dict[tuple[int, int], int]:
         space = SearchSpace(devices=(A100,), tensors=(4, 8), pipelines=(1, 2, 3, 4), nodes=nodes)
-        kinds = kinds_of(space, LLAMA3_70B, 2, None).decode
+        kinds = kinds_of(space, LLAMA3_70B, 2, Budget()).decode
         return {(kind.tensor, kind.pipeline): kind.nodes for kind in kinds}
 
     assert found(1) == {(4, 1): 1, (4, 2): 1, (8, 1): 1}
@@ -280,28 +282,51 @@ def cost(deployment: Deployment) -> float:
 
 
 def test_splitwise_s_cheapest_machines_are_what_looking_at_all_counts_finds() -> None:
-    found = search_with(cheapest(DESIGNS, bounds_in(MACHINES), cost, 50.0, 5_000), slowed)
+    found = search_with(cheapest(DESIGNS, bounds_in(MACHINES), cost, 50.0, 5_000, Budget()), slowed)
     counts = {each.design.name: tuple(pool.count for pool in each.deployment.pools) for each in found}
     assert counts == {"HH": (8, 5), "HA": (8, 6), "baseline": (17,)}
-    assert [each.cost for each in found] == sorted(each.cost for each in found)
+    costs = [cost(each.deployment) for each in found]
+    assert costs == sorted(costs)
 
 
-@pytest.mark.parametrize("most_devices", [8, 103, 104, 112, 136, 400])
-def test_splitwise_s_cheapest_machines_within_some_devices_are_too(most_devices: int) -> None:
-    found = search_with(cheapest(DESIGNS, bounds_in(MACHINES), cost, 50.0, 5_000, most_devices), slowed)
+@pytest.mark.parametrize(
+    ("most", "usd_h", "power_w"),
+    [
+        *((most, None, None) for most in (8, 103, 104, 112, 136, 400)),
+        *((None, usd_h, None) for usd_h in (20.0, 207.9, 208.0, 259.9, 260.0, 340.0)),
+        *((None, None, power_w) for power_w in (5_600.0, 59_199.0, 59_200.0, 72_800.0, 95_200.0)),
+        (112, 250.0, 60_000.0),
+        (112, 260.0, 60_000.0),
+    ],
+)
+def test_splitwise_s_cheapest_machines_within_a_budget_are_too(
+    most: int | None, usd_h: float | None, power_w: float | None
+) -> None:
+    budget = budget_of(list(CATALOGUE.values()), most, usd_h, power_w)
+    found = search_with(cheapest(DESIGNS, bounds_in(MACHINES), cost, 50.0, 5_000, budget), slowed)
     costs = {
         design.name: [
             cost(deployment)
             for prompts, tokens in product(range(1, 40), range(1, 40) if design.token else [0])
-            if (deployment := design.deployment(prompts, tokens)).devices <= most_devices
+            if is_within(deployment := design.deployment(prompts, tokens), most, usd_h, power_w)
             and answer_rate(design, prompts, tokens) >= 50.0
         ]
         for design in DESIGNS
     }
-    assert {each.design.name: each.cost for each in found} == {
+    assert {each.design.name: cost(each.deployment) for each in found} == {
         name: min(each) for name, each in costs.items() if each
     }
-    assert all(each.deployment.devices <= most_devices for each in found)
+    assert all(is_within(each.deployment, most, usd_h, power_w) for each in found)
+
+
+def is_within(deployment: Deployment, most: int | None, usd_h: float | None, power_w: float | None) -> bool:
+    watts = provisioned_w(deployment, CATALOGUE)
+    assert watts is not None
+    return (
+        (most is None or deployment.devices <= most)
+        and (usd_h is None or cost(deployment) <= usd_h)
+        and (power_w is None or watts <= power_w)
+    )
 
 
 def test_no_fewer_machines_than_by_their_bounds_serve_a_rate() -> None:
@@ -311,17 +336,30 @@ def test_no_fewer_machines_than_by_their_bounds_serve_a_rate() -> None:
     assert fewest_by_bounds(DESIGNS[0], {**bounds, TOKEN_H: Bound(0.0, 0.0)}, 50.0) is None
 
 
-def test_splitwise_s_most_throughput_is_what_looking_at_all_splits_finds() -> None:
-    budget = cost(DESIGNS[0].deployment(10, 10))
-    found = search_with(most_throughput(DESIGNS, bounds_in(MACHINES), cost, budget, 5_000), slowed)
+@pytest.mark.parametrize(
+    ("most", "usd_h", "power_w"),
+    [
+        (160, None, None),
+        (None, 400.0, None),
+        (None, None, 112_000.0),
+        (160, 300.0, None),
+        (120, 300.0, 70_000.0),
+    ],
+)
+def test_splitwise_s_most_throughput_is_what_looking_at_all_splits_finds(
+    most: int | None, usd_h: float | None, power_w: float | None
+) -> None:
+    budget = budget_of(list(CATALOGUE.values()), most, usd_h, power_w)
+    found = search_with(most_throughput(DESIGNS, bounds_in(MACHINES), budget, 5_000), slowed)
+    assert len(found) == len(DESIGNS)
     for each in found:
         best = max(
             answer_rate(each.design, prompts, tokens)
             for prompts, tokens in product(range(1, 60), range(1, 60) if each.design.token else [0])
-            if cost(each.design.deployment(prompts, tokens)) <= budget
+            if is_within(each.design.deployment(prompts, tokens), most, usd_h, power_w)
         )
         assert best / 1.05 <= each.rate_per_s <= best
-        assert each.cost <= budget
+        assert is_within(each.deployment, most, usd_h, power_w)
 
 
 def answer_rate(design: Design, prompts: int, tokens: int) -> float:

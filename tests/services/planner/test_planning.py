@@ -7,13 +7,14 @@ import pytest
 
 from services.planner.candidates import Deployment, PoolPlan
 from services.planner.checkpoint import Checkpoint
-from services.planner.demand import Objective, Proposed
+from services.planner.demand import Objective, Proposed, price_usd_h, provisioned_w
 from services.planner.driver import Here, drive
 from services.planner.finalists import limit_of, settle
 from services.planner.planning import attention_verdict, plan, verdict
 from services.planner.probes import Point, PoolPoint, Probe
 from services.planner.report import file_of, summary_of
 from tests.services.planner.worlds import (
+    CATALOGUE,
     Capacities,
     answer,
     attention_kind,
@@ -79,6 +80,68 @@ def test_no_deployment_has_more_devices_than_allowed() -> None:
     assert all(each.deployment.devices <= 8 for each in found.ranked)
 
 
+@pytest.mark.parametrize(
+    ("usd_h", "power_w", "most"),
+    [(16.0, None, None), (None, 4_000.0, None), (16.0, 4_000.0, None), (30.0, 4_000.0, 10)],
+)
+@pytest.mark.parametrize("seed", range(4))
+def test_the_most_throughput_of_a_budget_is_what_looking_at_everything_finds(
+    usd_h: float | None, power_w: float | None, most: int | None, seed: int
+) -> None:
+    """Splitwise's iso-cost and iso-power, alone and together."""
+    world = random_world(seed)
+    demand = demand_of("throughput", most=most, usd_h=usd_h, power_w=power_w)
+    found, _ = search_world(plan(kinds_in(world), bounds_in(world), demand, REQUESTS), world)
+    least = least_burden(world, demand)
+    assert -least / SEEN_FINELY <= found.ranked[0].rate_per_s <= -least
+    for each in found.ranked:
+        assert each.headroom is None
+        assert usd_h is None or price_usd_h(each.deployment, CATALOGUE) <= usd_h
+        assert power_w is None or (provisioned_w(each.deployment, CATALOGUE) or 0.0) <= power_w
+        assert most is None or each.deployment.devices <= most
+
+
+@pytest.mark.parametrize("objective", ["cost", "power"])
+@pytest.mark.parametrize(
+    ("usd_h", "power_w", "device"),
+    [(7.0, None, "h20"), (None, 2_400.0, "h100"), (None, 2_700.0, None), (8.0, 2_700.0, "h100")],
+)
+def test_a_rate_is_served_for_the_least_within_a_budget(
+    objective: Objective, usd_h: float | None, power_w: float | None, device: str | None
+) -> None:
+    """Where the cheapest draws too much, or what draws the least is too dear, another is found. They take
+    $9, $7.50 and $5.50 an hour, and 2,700, 2,100 and 4,400 W."""
+    world = {kind_of("mixed", "a100"): 1.03, kind_of("mixed", "h100"): 3.4, kind_of("mixed", "h20"): 0.86}
+    demand = demand_of(objective, 9.0, usd_h=usd_h, power_w=power_w)
+    found, _ = search_world(plan(kinds_in(world), bounds_in(world), demand, REQUESTS), world)
+    assert found.ranked[0].burden == pytest.approx(least_burden(world, demand))
+    devices = [pool.kind.device for each in found.ranked for pool in each.deployment.pools]
+    assert devices == (["h100", "a100"] if device is None else [device])
+
+
+@pytest.mark.parametrize(
+    ("usd_h", "power_w", "said"),
+    [
+        (3.0, None, "none is within --max-cost 3: 10/s would take 4 GPUs at $4.00/h, 4 mixed"),
+        (None, 1_100.0, "none is within --max-power 1100: 10/s would take 4 GPUs at 1,200 W, 4 mixed"),
+        (
+            3.5,
+            1_100.0,
+            "none is within --max-cost 3.5 and --max-power 1100:"
+            " 10/s would take 4 GPUs at $4.00/h and 1,200 W, 4 mixed",
+        ),
+    ],
+)
+def test_where_all_are_over_a_budget_it_is_said_what_the_rate_takes_of_it(
+    usd_h: float | None, power_w: float | None, said: str
+) -> None:
+    world = {kind_of("mixed"): 3.0, kind_of("mixed", "h100"): 5.0, kind_of("decode"): 2.0}
+    demand = demand_of(rate=10.0, usd_h=usd_h, power_w=power_w)
+    found, _ = search_world(plan(kinds_in(world), bounds_in(world), demand, REQUESTS), world)
+    assert found.ranked == ()
+    assert verdict(found).startswith(said)
+
+
 def test_where_all_take_more_devices_than_allowed_it_is_said_how_many_the_rate_takes() -> None:
     """Of what a plan without the bound finds the fewest."""
     world = {kind_of("mixed"): 3.0, kind_of("prefill"): 5.0, kind_of("decode"): 2.0}
@@ -110,6 +173,7 @@ def test_what_takes_fewer_devices_than_one_instance_s_capacity_says_is_still_fou
     with Checkpoint(None) as kept:
         found = drive(plan(kinds_in(alone), bounds_in(alone), demand, REQUESTS), Here(run), kept, b"")
     assert [each.deployment.devices for each in found.ranked] == [2]
+    assert found.ranked[0].headroom is not None
     assert found.fewest_over is None
 
 
@@ -173,6 +237,23 @@ def test_what_the_best_with_attention_workers_has_to_spare_is_measured_wherever_
     place = next(place for place, each in enumerate(found.ranked) if each.deployment.has_attention)
     assert place >= 3
     assert found.ranked[place].headroom is not None
+    lines = list(summary_of(found))
+    (said,) = (line for line in lines if line.startswith("headroom"))
+    assert said.startswith("headroom is measured for the first 3 and the best with attention workers alone")
+
+
+def test_of_whose_headroom_nothing_was_measured_is_said() -> None:
+    """The first three have it; a plan of fewer says nothing of it."""
+    world = {kind_of("mixed", device, tensor): 4.0 for device in ("a100", "h100") for tensor in (1, 2)}
+    few = {kind_of("mixed"): 4.0}
+    told = []
+    for each in (world | {kind_of("prefill"): 4.0, kind_of("decode"): 4.0}, few):
+        found, _ = search_world(plan(kinds_in(each), bounds_in(each), demand_of(), REQUESTS), each)
+        known = [settled.headroom is not None for settled in found.ranked]
+        assert known == [True] * min(3, len(known)) + [False] * (len(known) - 3)
+        told.append([line for line in summary_of(found) if line.startswith("headroom")])
+    assert [len(each) for each in told] == [1, 0]
+    assert told[0][0].startswith("headroom is measured for the first 3 alone, as it takes some six runs")
 
 
 def test_without_such_kinds_nothing_is_said_of_attention_workers() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import ConfigError
+from services.planner.budget import budget_of
 from services.planner.candidates import PoolPlan
 from services.planner.preparing import PlanRequest, Prepared, prepare
 from services.planner.probes import Probe
@@ -84,7 +85,8 @@ def test_searches_that_look_for_a_backlog_at_the_rate_refuse_it(
 
 def test_where_the_rate_is_what_is_looked_for_any_length_is_taken(tmp_path: Path) -> None:
     prepared = prepared_at(1_000.0, tmp_path)
-    demand = replace(prepared.demand, objective="throughput", max_devices=8)
+    budget = budget_of(prepared.devices, max_devices=8)
+    demand = replace(prepared.demand, objective="throughput", budget=budget)
     check_length(replace(prepared, demand=demand))
 
 

@@ -8,6 +8,7 @@ from common.devices import DEVICES
 from common.latency import ServiceObjectives
 from common.messages import Role
 from services.planner.bounds import Bound
+from services.planner.budget import budget_of
 from services.planner.candidates import Deployment, InstanceKind, Kinds, PoolPlan
 from services.planner.checkpoint import Checkpoint
 from services.planner.demand import Demand, Objective
@@ -38,11 +39,17 @@ def attention_kind(tensor: int = 1, workers: int = 2, device: str = "h20") -> In
     )
 
 
-def demand_of(objective: Objective = "cost", rate: float = 10.0, most: int | None = None) -> Demand:
+def demand_of(
+    objective: Objective = "cost",
+    rate: float = 10.0,
+    most: int | None = None,
+    usd_h: float | None = None,
+    power_w: float | None = None,
+) -> Demand:
     return Demand(
         objective=objective,
         rate_per_s=rate,
-        max_devices=most,
+        budget=budget_of(list(CATALOGUE.values()), most, usd_h, power_w),
         catalogue=CATALOGUE,
         objectives=ServiceObjectives(ttft_s=1.0, tpot_s=0.1),
         goal=0.9,
@@ -112,8 +119,7 @@ def least_burden(capacities: Capacities, demand: Demand, most_count: int = 16) -
         for counts in product(range(1, most_count + 1), repeat=len(each)):
             pools = tuple(PoolPlan(kind=kind, count=count) for kind, count in zip(each, counts, strict=True))
             served = min(count * capacities[kind] for kind, count in zip(each, counts, strict=True))
-            devices = Deployment(pools).devices
-            if demand.max_devices is not None and devices > demand.max_devices:
+            if not demand.allows(Deployment(pools)):
                 continue
             if demand.objective == "throughput":
                 found = min(found, -served)
