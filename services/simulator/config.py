@@ -24,6 +24,7 @@ from common.messages import Role
 from common.phases import missing_phases
 from common.profile import Profile, measured_layerwise_min_tokens
 from common.shapes import SHAPES, ModelShape
+from services.analysis.model_shape import read_shape
 from services.hosts.engines import has_remote_attention
 from services.simulator.attention_config import (
     GIB,
@@ -55,7 +56,7 @@ OWN_TABLES = ("cluster", "pool", "fault", "scale", "prediction", "prefix", "host
 
 
 class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``model`` names a shape (``common.shapes``), or ``shape`` gives one. Of ``element_bytes`` each are
+    """``model`` names a shape (``common.shapes``) or a model's directory, or ``shape`` gives one. Of ``element_bytes`` each are
     weights and KV. A device's memory is used up to ``memory_share``. ``hop_s``: what a message between two
     services takes. Between instances KV moves at ``link_bytes_per_s``, each way, after ``link_latency_s``;
     between an instance and its host's memory at ``host_bytes_per_s``."""
@@ -170,7 +171,7 @@ def simulated_from_tree(tree: Mapping[str, Any], beside: Path = Path()) -> Simul
     cluster = read_table("cluster", tree.get("cluster", {}), ClusterConfig)
     _check_cluster(cluster)
     configs, attention_configs = _pool_configs(tree.get("pool", []))
-    shape = _shape_of(cluster)
+    shape = _shape_of(cluster, beside)
     named = [(each.name, each.device) for each in configs]
     named += [(each.name, each.device) for each in attention_configs]
     names = [name for name, _ in named]
@@ -299,13 +300,17 @@ def _host_of(tree: Mapping[str, Any], pools: Sequence[PoolConfig]) -> HostConfig
     return host
 
 
-def _shape_of(cluster: ClusterConfig) -> ModelShape:
+def _shape_of(cluster: ClusterConfig, beside: Path) -> ModelShape:
     if cluster.shape is not None:
         _check_shape(cluster.shape)
         return cluster.shape
-    if cluster.model not in SHAPES:
-        raise ConfigError("cluster.model", cluster.model, f"must be one of {', '.join(sorted(SHAPES))}")
-    return SHAPES[cluster.model]
+    if cluster.model in SHAPES:
+        return SHAPES[cluster.model]
+    directory = beside / Path(cluster.model).expanduser()
+    if not directory.is_dir():
+        rule = f"must be a model's directory or one of {', '.join(sorted(SHAPES))}; or give [cluster.shape]"
+        raise ConfigError("cluster.model", cluster.model, rule)
+    return read_shape(str(directory), "cluster.model")
 
 
 def _settings_of(pool: PoolConfig, rest: Mapping[str, Any]) -> Config:

@@ -1,5 +1,6 @@
 """What is impossible of a cluster is refused by key, value and rule."""
 
+import json
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -90,3 +91,25 @@ def test_a_mesh_that_could_answer_nobody_is_refused(tmp_path: Path) -> None:
 def test_pools_have_no_more_than_can_be_simulated() -> None:
     with pytest.raises(ConfigError, match=r"pool.mixed.count = 10000000: must be 1 to 10,000"):
         mesh(pool("mixed", 10_000_000))
+
+
+def test_a_model_is_read_from_its_directory_beside_the_file(tmp_path: Path) -> None:
+    published = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "num_hidden_layers": 3,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 1_000,
+        "max_position_embeddings": 4_096,
+    }
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.json").write_text(json.dumps(published))
+    tree = {"cluster": {"model": "mine"}, "pool": [pool("mixed")]}
+    shape = simulated_from_tree(tree, tmp_path).shape
+    assert (shape.layers, shape.kv_heads, shape.intermediate_size, shape.vocab_size) == (3, 2, 128, 1_000)
+    with pytest.raises(ConfigError, match="must be a model's directory or one of .*llama3-70b") as caught:
+        simulated_from_tree(tree, tmp_path / "elsewhere")
+    assert (caught.value.key, caught.value.value) == ("cluster.model", "mine")
