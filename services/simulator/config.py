@@ -56,10 +56,10 @@ OWN_TABLES = ("cluster", "pool", "fault", "scale", "prediction", "prefix", "host
 
 
 class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``model`` names a shape (``common.shapes``) or a model's directory, or ``shape`` gives one. Of ``element_bytes`` each are
-    weights and KV. A device's memory is used up to ``memory_share``. ``hop_s``: what a message between two
-    services takes. Between instances KV moves at ``link_bytes_per_s``, each way, after ``link_latency_s``;
-    between an instance and its host's memory at ``host_bytes_per_s``."""
+    """``model`` names a shape (``common.shapes``) or a directory, or ``shape`` gives one. Weights and KV are
+    of ``element_bytes`` each. A device's memory is used up to ``memory_share``. ``hop_s``: what a message
+    between two services takes. Between instances KV moves at ``link_bytes_per_s``, each way, after
+    ``link_latency_s``; between an instance and its host's memory at ``host_bytes_per_s``."""
 
     model: str = "llama3-70b"
     shape: ModelShape | None = None

@@ -110,6 +110,6 @@ def test_a_model_is_read_from_its_directory_beside_the_file(tmp_path: Path) -> N
     tree = {"cluster": {"model": "mine"}, "pool": [pool("mixed")]}
     shape = simulated_from_tree(tree, tmp_path).shape
     assert (shape.layers, shape.kv_heads, shape.intermediate_size, shape.vocab_size) == (3, 2, 128, 1_000)
-    with pytest.raises(ConfigError, match="must be a model's directory or one of .*llama3-70b") as caught:
+    with pytest.raises(ConfigError, match=r"must be a model's directory or one of .*llama3-70b") as caught:
         simulated_from_tree(tree, tmp_path / "elsewhere")
     assert (caught.value.key, caught.value.value) == ("cluster.model", "mine")
