@@ -18,6 +18,8 @@ DEFAULT_PROMPT: Length = FixedLength(128)
 DEFAULT_OUTPUT: Length = FixedLength(64)
 BACKGROUND_OUTPUT: Length = FixedLength(512)
 """Long, so that a background stream is decoding nearly all of the time."""
+MOST_SCALE = 100_000.0
+"""With more a workload's longest prompts would be none (``MOST_TOKENS``)."""
 
 
 class BenchError(ServiceError):
@@ -78,11 +80,7 @@ def check_config(config: BenchConfig) -> None:
         raise ConfigError("--endpoint", config.endpoint, f"must be one of {', '.join(ENDPOINTS)}")
     if config.endpoint == "chat" and config.tokenizer is None:
         raise ConfigError("--endpoint", "chat", "needs --tokenizer DIR to make text of an exact length")
-    if config.workload is not None and config.workload not in WORKLOADS:
-        raise ConfigError("--workload", config.workload, f"must be one of {', '.join(WORKLOADS)}")
-    _check_positive("--length-scale", config.length_scale)
-    if config.length_scale != 1.0 and (config.workload is None or config.trace is not None):
-        raise ConfigError("--length-scale", config.length_scale, "scales a --workload without --trace")
+    check_workload(config.workload, config.length_scale, config.trace)
     if config.arrivals not in ARRIVAL_PROCESSES:
         raise ConfigError("--arrivals", config.arrivals, f"must be one of {', '.join(ARRIVAL_PROCESSES)}")
     if config.context_tokens is not None and config.context_tokens < 2:
@@ -94,6 +92,16 @@ def check_config(config: BenchConfig) -> None:
     _check_positive("--connect-timeout-s", config.connect_timeout_s)
     _check_positive("--max-in-flight", config.most_in_flight)
     _check_positive("--trace-scale", config.trace_scale)
+
+
+def check_workload(workload: str | None, length_scale: float, trace: Path | None) -> None:
+    """ConfigError for one that is none, and for a scale of nothing."""
+    if workload is not None and workload not in WORKLOADS:
+        raise ConfigError("--workload", workload, f"must be one of {', '.join(WORKLOADS)}")
+    if not 0.0 < length_scale <= MOST_SCALE:
+        raise ConfigError("--length-scale", length_scale, f"must be positive, and at most {MOST_SCALE:,g}")
+    if length_scale != 1.0 and (workload is None or trace is not None):
+        raise ConfigError("--length-scale", length_scale, "scales a --workload without --trace")
 
 
 def _check_load(config: BenchConfig) -> None:

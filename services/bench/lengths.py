@@ -22,6 +22,8 @@ HEAVY_PROMPT_TOKENS = 512
 """A prompt of more tokens is heavy (TetriInfer 5.1)."""
 HEAVY_OUTPUT_TOKENS = 128
 """An output of more tokens is heavy (TetriInfer 5.1)."""
+MOST_TOKENS = 1_000_000_000
+"""Of a prompt or an output: more is no request."""
 
 Workload = str
 
@@ -122,18 +124,19 @@ def parse_length(key: str, text: str) -> Length:
         numbers = [int(part) for part in text.split(":")]
     except ValueError:
         raise ConfigError(key, text, "must be N, LOW:HIGH or lognormal:MEDIAN:SIGMA:LOW:HIGH") from None
-    if len(numbers) == 1 and numbers[0] >= 1:
+    if len(numbers) == 1 and 1 <= numbers[0] <= MOST_TOKENS:
         return FixedLength(numbers[0])
-    if len(numbers) == 2 and 1 <= numbers[0] <= numbers[1]:
+    if len(numbers) == 2 and 1 <= numbers[0] <= numbers[1] <= MOST_TOKENS:
         return UniformLength(numbers[0], numbers[1])
-    raise ConfigError(key, text, "must be N >= 1, or LOW:HIGH with 1 <= LOW <= HIGH")
+    rule = f"must be N >= 1, or LOW:HIGH with 1 <= LOW <= HIGH, of at most {MOST_TOKENS:,}"
+    raise ConfigError(key, text, rule)
 
 
 def _parse_lognormal(key: str, text: str) -> LogNormalLength:
     _, median, sigma, lowest, highest = text.split(":")
     length = LogNormalLength(float(median), float(sigma), int(lowest), int(highest))
-    if not (1 <= length.lowest_tokens <= length.median_tokens <= length.highest_tokens):
-        raise ConfigError(key, text, "must have 1 <= LOW <= MEDIAN <= HIGH")
+    if not (1 <= length.lowest_tokens <= length.median_tokens <= length.highest_tokens <= MOST_TOKENS):
+        raise ConfigError(key, text, f"must have 1 <= LOW <= MEDIAN <= HIGH <= {MOST_TOKENS:,}")
     if not 0.0 < length.sigma <= 10.0:
         raise ConfigError(key, text, "must have 0 < SIGMA <= 10")
     return length

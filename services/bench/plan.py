@@ -104,7 +104,7 @@ def _select_rows(config: BenchConfig, trace: Trace) -> tuple[TraceRequest, ...]:
     )
     rows = tuple(islice(chosen, config.requests))
     if not rows:
-        raise ConfigError("--workload", config.workload, f"no request of {trace.path} belongs to it")
+        raise ConfigError("--workload", config.workload, f"no request of {config.trace} belongs to it")
     return rows
 
 

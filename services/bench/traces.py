@@ -29,12 +29,10 @@ from pathlib import Path
 import msgspec
 
 from common.errors import ServiceError
+from services.bench.lengths import MOST_TOKENS
 
 PREFIX_BLOCK_TOKENS = 512
 """What one hash id of a Mooncake trace stands for (Mooncake, FAST'25, its released traces)."""
-
-MOST_TOKENS = 1_000_000_000
-"""Of a prompt or an output: more is no request."""
 
 GZIP_MAGIC = b"\x1f\x8b"
 _STAMP = re.compile(r"(.*?)(\.\d+)?([+-]\d\d:\d\d|Z)?", re.DOTALL)
@@ -63,7 +61,6 @@ class TraceRequest:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    path: Path
     requests: tuple[TraceRequest, ...]
 
     @property
@@ -102,7 +99,7 @@ def read_trace(path: Path, limit: int | None = None) -> Trace:
             break
     if not requests:
         raise TraceError(path, 1, "holds no request")
-    return Trace(path, tuple(requests))
+    return Trace(tuple(requests))
 
 
 def _read_rows(path: Path) -> Iterator[tuple[int, TraceRequest]]:

@@ -17,6 +17,16 @@ StateOption = Annotated[Path, typer.Option(help="Tells several meshes on one mac
 StateDirOfConfig = Annotated[
     Path | None, typer.Option("--state-dir", help="Use the settings of the mesh that runs there.")
 ]
+WorkloadOption = Annotated[
+    str | None,
+    typer.Option(help="In place of --trace, drawn lengths: lpld, lphd, hpld, hphd or mixed (TetriInfer)."),
+]
+LengthScaleOption = Annotated[float, typer.Option(help="Multiply a workload's lengths, for another context.")]
+PromptTokensOption = Annotated[
+    str | None,
+    typer.Option(help="In place of --trace: N, LOW:HIGH or lognormal:MEDIAN:SIGMA:LOW:HIGH."),
+]
+OutputTokensOption = Annotated[str | None, typer.Option(help="Like --prompt-tokens, which it goes with.")]
 UrlOption = Annotated[str | None, typer.Option("--url", help="The server to talk to.")]
 
 

@@ -1,4 +1,4 @@
-"""The ``plan`` command: from a trace, prices and objectives to ranked deployments."""
+"""The ``plan`` command: from requests, prices and objectives to ranked deployments."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,6 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from common.errors import ConfigError
+from services.commands.options import (
+    LengthScaleOption,
+    OutputTokensOption,
+    PromptTokensOption,
+    WorkloadOption,
+)
 
 if TYPE_CHECKING:
     from services.planner.candidates import PoolPlan
@@ -19,11 +25,17 @@ EXIT_NOTHING_FOUND = 1
 
 def plan(
     model: Annotated[str, typer.Option(help="A shape of the catalogue or a model's directory.")],
-    trace: Annotated[Path, typer.Option(help="Whose lengths, and without --rate whose mean rate.")],
     slo: Annotated[
         str | None,
         typer.Option(help="As ttft=0.5,tpot=0.1: seconds, also tbt and e2e. Not needed with splitwise."),
     ] = None,
+    trace: Annotated[
+        Path | None, typer.Option(help="Whose lengths, and without --rate whose mean rate.")
+    ] = None,
+    workload: WorkloadOption = None,
+    length_scale: LengthScaleOption = 1.0,
+    prompt_tokens: PromptTokensOption = None,
+    output_tokens: OutputTokensOption = None,
     devices: Annotated[str, typer.Option(help="That may be used, as a100,h100.")] = "a100,h100",
     device_file: Annotated[
         Path | None, typer.Option(help="A TOML file of [\\[device]] tables: yours beside the catalogue's.")
@@ -42,8 +54,10 @@ def plan(
     config: Annotated[
         Path | None, typer.Option(help="Settings that all share, \\[space], and \\[performance.DEVICE].")
     ] = None,
-    requests: Annotated[int | None, typer.Option(min=8, help="Only the trace's first.")] = None,
-    seed: Annotated[int, typer.Option(help="Of the arrivals.")] = 0,
+    requests: Annotated[
+        int | None, typer.Option(min=8, help="Only the trace's first; how many are drawn.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of drawn lengths, and of arrivals.")] = 0,
     processes: Annotated[
         int | None, typer.Option(min=1, help="Default, and at the most: one a core.")
     ] = None,
@@ -65,20 +79,21 @@ def plan(
     ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write what was found there.")] = None,
 ) -> None:
-    """Search deployments that keep objectives under a trace, and rank them. Exit status 1 without
-    --search: none does."""
+    """Search deployments that keep objectives under a trace or drawn requests, and rank them. Exit status 1
+    without --search: none does."""
     from common.config_file import read_toml
     from services.planner.preparing import DEFAULT_GOAL, PlanRequest
     from services.planner.report import file_of, write_json
     from services.planner.run import make_plan
     from services.simulator.devices import read_device_file
+    from services.simulator.requested import Requested
 
     check_files(json_file, plot, out, search)
     check_choice(choose, out, search)
     check_objectives(slo, attainment, search)
     request = PlanRequest(
         model=model,
-        trace=trace,
+        requested=Requested(trace, requests, workload, length_scale, prompt_tokens, output_tokens),
         slo=slo,
         devices=devices,
         catalogue=read_device_file(device_file),
@@ -91,7 +106,6 @@ def plan(
         goal=DEFAULT_GOAL if attainment is None else attainment,
         settings={} if config is None else read_toml("--config", config),
         beside=Path() if config is None else config.parent,
-        requests=requests,
         seed=seed,
         has_reference=search == "splitwise",
         ends_early=search not in ("splitwise", "vidur"),

@@ -12,7 +12,6 @@ from common.errors import ConfigError
 from common.latency import ServiceObjectives
 from services.analysis.model_shape import read_shape
 from services.bench.config import parse_objectives
-from services.bench.traces import read_trace
 from services.planner.attention_kinds import attention_kinds
 from services.planner.bounds import Bound, Speed, capacity_bound
 from services.planner.budget import budget_of
@@ -22,6 +21,7 @@ from services.planner.simulating import Conditions, speed_of
 from services.planner.sources import files_digest
 from services.planner.workload import PlannedWorkload, rate_of, workload_of
 from services.simulator.config import OWN_TABLES
+from services.simulator.requested import Requested, requests_of
 from services.simulator.toml_tables import read_table
 
 DEFAULT_GOAL = 0.9
@@ -40,7 +40,7 @@ class PlanRequest:
     among the kinds."""
 
     model: str
-    trace: Path
+    requested: Requested
     slo: str | None
     devices: str
     catalogue: Catalogue = field(default_factory=lambda: DEVICES)
@@ -53,7 +53,6 @@ class PlanRequest:
     goal: float = DEFAULT_GOAL
     settings: Mapping[str, Any] = field(default_factory=dict)
     beside: Path = Path()
-    requests: int | None = None
     seed: int = 0
     has_reference: bool = False
     ends_early: bool = True
@@ -81,7 +80,7 @@ def prepare(request: PlanRequest) -> Prepared:
     budget = budget_of(devices, request.max_devices, request.max_usd_h, request.max_power_w)
     if request.objective not in OBJECTIVES:
         raise ConfigError("--objective", request.objective, f"must be one of {', '.join(OBJECTIVES)}")
-    rows = read_trace(request.trace, request.requests).requests
+    rows = requests_of(request.requested, request.seed).requests
     workload = workload_of(rows)
     is_rate_asked = request.objective != "throughput" or request.rate_per_s is not None
     demand = Demand(

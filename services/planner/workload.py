@@ -1,4 +1,4 @@
-"""What a trace asks for: means that bound what an instance can do, and the requests of a probe."""
+"""What requests ask for: means that bound what an instance can do, and the requests of a probe."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -53,5 +53,5 @@ def rate_of(rate_per_s: float | None, workload: PlannedWorkload) -> float:
         check_rate(rate_per_s)
         return rate_per_s
     if workload.rate_per_s is None:
-        raise ConfigError("--rate", None, "is needed: the trace has lengths alone")
+        raise ConfigError("--rate", None, "is needed: the requests have lengths alone, no arrivals")
     return workload.rate_per_s

@@ -1,4 +1,4 @@
-"""The ``simulate`` command: a configuration and a trace to latencies, in virtual time."""
+"""The ``simulate`` command: a configuration and requests to latencies, in virtual time."""
 
 from collections.abc import Sequence
 from datetime import timedelta
@@ -9,6 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from common.errors import ConfigError
+from services.commands.options import (
+    LengthScaleOption,
+    OutputTokensOption,
+    PromptTokensOption,
+    WorkloadOption,
+    messages,
+)
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -19,7 +26,13 @@ if TYPE_CHECKING:
 
 def simulate(
     config: Annotated[Path, typer.Argument(help="A TOML file: a cluster, its pools and a mesh's settings.")],
-    trace: Annotated[Path, typer.Option(help="Whose lengths, and without --rate whose arrivals.")],
+    trace: Annotated[
+        Path | None, typer.Option(help="Whose lengths, and without --rate whose arrivals.")
+    ] = None,
+    workload: WorkloadOption = None,
+    length_scale: LengthScaleOption = 1.0,
+    prompt_tokens: PromptTokensOption = None,
+    output_tokens: OutputTokensOption = None,
     compare: Annotated[
         list[Path] | None, typer.Option(help="Another configuration, for the same requests. Repeatable.")
     ] = None,
@@ -28,8 +41,12 @@ def simulate(
         float, typer.Option(help="Replay the trace's arrivals so many times as fast.")
     ] = 1.0,
     arrivals: Annotated[str | None, typer.Option(help="With --rate: poisson, the default, or fixed.")] = None,
-    seed: Annotated[int, typer.Option(help="Of arrivals, and of what befalls the mesh.")] = 0,
-    requests: Annotated[int | None, typer.Option(min=1, help="Only the trace's first.")] = None,
+    seed: Annotated[
+        int, typer.Option(min=0, help="Of drawn lengths, of arrivals, and of what befalls the mesh.")
+    ] = 0,
+    requests: Annotated[
+        int | None, typer.Option(min=1, help="Only the trace's first; how many are drawn.")
+    ] = None,
     max_tokens: Annotated[
         int | None, typer.Option(min=1, help="That every client allows; else just what it will draw.")
     ] = None,
@@ -49,15 +66,14 @@ def simulate(
         bool, typer.Option("--held-out", help="Say how far fitted times are off where nothing was fitted.")
     ] = False,
 ) -> None:
-    """Simulate a mesh under a trace, with the decisions that run live."""
+    """Simulate a mesh under a trace or drawn requests, with the decisions that run live."""
     from rich.progress import Progress
 
     from services.bench.config import parse_objectives
-    from services.bench.traces import read_trace
-    from services.commands.options import messages
     from services.simulator.config import load_simulated
     from services.simulator.metrics import measure
     from services.simulator.output_files import OutputFiles
+    from services.simulator.requested import Requested, requests_of
     from services.simulator.run import Load, check_rate, offered_of
     from services.simulator.run import simulate as run
     from services.simulator.tables import Run
@@ -69,13 +85,14 @@ def simulate(
     # A mistake in the last one is told before the first one is run.
     simulated = [load_simulated(each) for each in files]
     objectives = None if slo is None else parse_objectives(slo)
-    check_scale(trace_scale, rate)
+    check_scale(trace_scale, trace, rate)
     check_arrivals(arrivals, rate)
     if rate is not None:
         check_rate(rate)
-    rows = read_trace(trace, requests)
+    requested = Requested(trace, requests, workload, length_scale, prompt_tokens, output_tokens)
+    rows = requests_of(requested, seed)
     if rate is None and not rows.has_arrivals:
-        raise ConfigError("--rate", None, "is needed: the trace has lengths alone")
+        raise ConfigError("--rate", None, "is needed: the requests have lengths alone, no arrivals")
     runs: list[Run] = []
     with Progress(console=messages, transient=True) as bar:
         for name, one in zip(names, simulated, strict=True):
@@ -97,10 +114,12 @@ def _show_progress(bar: "Progress", task: "TaskID", name: str, come: int, now_s:
     bar.update(task, completed=come, description=f"{name}, {timedelta(seconds=round(now_s))} simulated")
 
 
-def check_scale(trace_scale: float, rate: float | None) -> None:
+def check_scale(trace_scale: float, trace: Path | None, rate: float | None) -> None:
     """Raises ConfigError."""
     if not 0.0 < trace_scale < float("inf"):
         raise ConfigError("--trace-scale", trace_scale, "must be a positive number")
+    if trace_scale != 1.0 and trace is None:
+        raise ConfigError("--trace-scale", trace_scale, "is of the arrivals of --trace")
     if trace_scale != 1.0 and rate is not None:
         raise ConfigError("--trace-scale", trace_scale, "is of the trace's own arrivals: leave --rate out")
 

@@ -1,4 +1,4 @@
-"""Runs a trace through a simulated mesh to its end, and holds the run to what must be conserved."""
+"""Runs requests through a simulated mesh to their end, and holds the run to what must be conserved."""
 
 import gc
 import math
@@ -71,7 +71,7 @@ def offered_of(
     seed: int,
     trace_scale: float = 1.0,
 ) -> Iterator[Offered]:
-    """At the trace's own times, ``trace_scale`` times as fast, or at a rate. Without either there is
+    """At their own times, ``trace_scale`` times as fast, or at a rate. Without either there is
     ConfigError of ``make_arrivals``."""
     rows = trace.requests
     if rate_per_s is None and trace.has_arrivals:

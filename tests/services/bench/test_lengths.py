@@ -31,7 +31,21 @@ def test_a_specification_reads_back_as_itself(text: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "0", "-3", "5:4", "0:4", "1:2:3", "x", "lognormal:5", "lognormal:5:1:9:20", "lognormal:5:0:1:9"],
+    [
+        "",
+        "0",
+        "-3",
+        "5:4",
+        "0:4",
+        "1:2:3",
+        "x",
+        "lognormal:5",
+        "lognormal:5:1:9:20",
+        "lognormal:5:0:1:9",
+        "1000000001",
+        "1:99999999999999999999",
+        "lognormal:1e12:1:4:2000000000000",
+    ],
 )
 def test_a_wrong_specification_names_its_option(text: str) -> None:
     with pytest.raises(ConfigError) as caught:

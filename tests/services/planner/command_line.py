@@ -19,8 +19,10 @@ chunks = [["chunks", 512]]
 """
 
 
-def run(trace: Path, *options: str) -> Result:
-    command = ["plan", "--trace", str(trace), "--processes", "1", *options]
+def run(trace: Path | None, *options: str) -> Result:
+    command = ["plan", "--processes", "1", *options]
+    if trace is not None:
+        command += ["--trace", str(trace)]
     if "--model" not in options:
         command += ["--model", "opt-13b"]
     if "--slo" not in options:

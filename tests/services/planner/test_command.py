@@ -3,6 +3,7 @@
 import json
 import os
 import re
+from itertools import chain, islice
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from typer.testing import CliRunner
 
 from common.config_file import load_config
 from common.errors import ConfigError
+from services.bench.lengths import LengthMix, UniformLength
 from services.cli import app
 from tests.services.planner.command_line import CONFIG, run
 
@@ -41,6 +43,20 @@ def test_it_ranks_deployments_and_goes_on_from_its_checkpoint(trace: Path, tmp_p
     assert again.exit_code == 0, again.output
     assert json.loads(out.read_bytes()) == first
     assert kept.stat().st_size == size
+
+
+def test_drawn_requests_are_planned_for_as_a_traces(config: Path, tmp_path: Path) -> None:
+    out, lengths = tmp_path / "plan.json", tmp_path / "lengths.csv"
+    options = ("--rate", "6", "--config", str(config), "--devices", "a100", "--json", str(out), "--seed", "3")
+    drawn = {"--prompt-tokens": "200:600", "--output-tokens": "8:32", "--requests": "120"}
+    result = run(None, *options, *chain(*drawn.items()))
+    assert result.exit_code == 0, result.output
+    found = json.loads(out.read_bytes())
+    pairs = islice(LengthMix(((1.0, UniformLength(200, 600), UniformLength(8, 32)),)).draw_all(3), 120)
+    rows = [f"{each.prompt_tokens},{each.output_tokens}" for each in pairs]
+    lengths.write_text("\n".join(["num_prefill_tokens,num_decode_tokens", *rows]) + "\n")
+    assert run(lengths, *options).exit_code == 0
+    assert json.loads(out.read_bytes()) == found
 
 
 def test_a_script_is_told_that_nothing_keeps_the_objectives(
@@ -123,7 +139,7 @@ def test_objectives_are_needed(trace: Path) -> None:
         (("--max-cost", "3", "--rate", "1"), "GiB; 40 heads"),
         (("--model", "opt-175b", "--max-power", "2000", "--rate", "1"), "where 8 a100 would do at 2,400 W"),
         (("--model", "opt-12b", "--rate", "1"), "--model = 'opt-12b': must be a model directory or one of"),
-        ((), "is needed: the trace has lengths alone"),
+        ((), "is needed: the requests have lengths alone"),
         (("--rate", "-1"), "must be a number of requests per second, at least 0.001"),
         (
             ("--rate", "-1", "--objective", "throughput", "--max-gpus", "2"),

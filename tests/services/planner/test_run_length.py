@@ -13,6 +13,7 @@ from services.planner.probes import Probe
 from services.planner.run_length import caveat_of, check_length
 from services.planner.searches import SearchName, search_of
 from services.planner.simulating import run_probe
+from services.simulator.requested import Requested
 
 SPACE = {
     "space": {
@@ -33,7 +34,7 @@ def prepared_at(rate_per_s: float, folder: Path, count: int = 600) -> Prepared:
     return prepare(
         PlanRequest(
             model="llama3-8b",
-            trace=trace,
+            requested=Requested(trace),
             slo="ttft=5,tpot=0.2",
             devices="h100",
             rate_per_s=rate_per_s,

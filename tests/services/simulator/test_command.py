@@ -295,13 +295,73 @@ def test_what_befalls_a_mesh_is_the_seeds(tmp_path: Path, trace: Path) -> None:
     assert "instances died" in ran(config, "--trace", trace, "--seed", "1")
 
 
+def digest_of(output: str) -> str:
+    return output.splitlines()[-1]
+
+
+def test_drawn_requests_are_simulated_as_a_traces_of_the_same_lengths(tmp_path: Path) -> None:
+    """To the digest of all records and to every figure, with those that do not fit, which are rejected."""
+    config = write_config(tmp_path, "mesh.toml", 0.02)
+    config.write_text(config.read_text().replace("kv_tokens = 100000", "kv_tokens = 1536"))
+    files = {"csv": tmp_path / "requests.csv", "json": tmp_path / "run.json"}
+    load = ("--rate", 2, "--requests", 40, "--seed", 5)
+    drawn = ran(config, "--workload", "hpld", *load, "--json", files["json"], "--csv", files["csv"])
+    with files["csv"].open(newline="") as file:
+        found = list(csv.DictReader(file))
+    lengths = tmp_path / "lengths.csv"
+    rows = [f"{row['prompt_tokens']},{row['output_tokens']}" for row in found]
+    lengths.write_text("\n".join(["num_prefill_tokens,num_decode_tokens", *rows]) + "\n")
+    outcomes = {row["outcome"]: int(row["prompt_tokens"]) for row in found}
+    assert outcomes.keys() == {"done", "rejected"}
+    assert outcomes["rejected"] > 1536 - 128
+    again = tmp_path / "again.json"
+    assert digest_of(ran(config, "--trace", lengths, *load, "--json", again)) == digest_of(drawn)
+    assert read(again) == read(files["json"])
+
+
+def test_what_is_drawn_is_the_seeds_and_the_same_for_every_configuration(tmp_path: Path) -> None:
+    fast, slow = (write_config(tmp_path, f"{name}.toml", s) for name, s in (("fast", 0.02), ("slow", 0.04)))
+    load = ("--prompt-tokens", "64:256", "--output-tokens", "8", "--rate", 4, "--requests", 20)
+    first, again, other = (digest_of(ran(fast, *load, "--seed", seed)) for seed in (1, 1, 2))
+    assert first == again != other
+    rows = tmp_path / "rows.csv"
+    ran(fast, *load, "--arrivals", "fixed", "--compare", slow, "--csv", rows)
+    with rows.open(newline="") as file:
+        found = [(each["arrival_s"], each["prompt_tokens"]) for each in csv.DictReader(file)]
+    assert found[:20] == found[20:]
+    assert [float(arrival_s) for arrival_s, _ in found[:20]] == [number / 4 for number in range(20)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "--trace = None: nothing says which requests come"),
+        (
+            ("--workload", "lpld", "--requests", "5"),
+            "--rate = None: is needed: the requests have lengths alone",
+        ),
+        (("--workload", "lpld", "--rate", "1"), "--requests = None: is needed"),
+        (
+            ("--workload", "lpld", "--rate", "1", "--requests", "5", "--trace-scale", "2"),
+            "--trace-scale = 2.0: is of the arrivals of --trace",
+        ),
+    ],
+)
+def test_without_a_trace_it_is_said_what_is_needed(
+    tmp_path: Path, arguments: tuple[str, ...], said: str
+) -> None:
+    found = run(write_config(tmp_path, "mesh", 0.02), *arguments)
+    assert isinstance(found.exception, ConfigError)
+    assert str(found.exception).startswith(said)
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (("--rate", "1e-9"), "--rate = 1e-09: must be a number of requests per second, at least 0.001"),
         (("--rate", "nan"), "--rate = nan: must be a number"),
         (("--rate", "1", "--slo", "ttft=0"), "--slo = 'ttft=0': ttft must be over 0 seconds"),
-        ((), "--rate = None: is needed: the trace has lengths alone"),
+        ((), "--rate = None: is needed: the requests have lengths alone"),
         (("--rate", "1", "--arrivals", "foo"), "--arrivals = 'foo': must be one of poisson, fixed"),
         (("--arrivals", "foo"), "--arrivals = 'foo': must be one of poisson, fixed"),
         (("--arrivals", "fixed"), "--arrivals = 'fixed': is of --rate"),
