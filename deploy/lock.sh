@@ -36,7 +36,8 @@ only_in_second() {
     awk 'NR == FNR { seen[$0]; next } /^[a-z0-9]/ { skip = $0 in seen } !skip' "$1" "$2"
 }
 
-compile "$root/pyproject.toml" "$scratch/all" --upgrade --extra otel --extra dev --extra planner --extra parquet
+compile "$root/pyproject.toml" "$scratch/all" --upgrade --extra otel --extra dev --extra planner \
+    --extra parquet
 cp "$scratch/all" "$scratch/run"
 compile "$root/pyproject.toml" "$scratch/run" --extra otel
 echo "$default_model" >"$scratch/model.in"
