@@ -14,6 +14,7 @@ SOURCES = (
     "gateway",
     "prefill",
     "scheduler",
+    "services/analysis",
     "services/bench",
     "services/hosts",
     "services/launcher",
