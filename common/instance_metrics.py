@@ -36,8 +36,8 @@ class InstanceMetrics:
         self._step_s = count("decode_busy_seconds", "Time the engine spent in decode steps.")
         self._wait_s = count(
             "pass_wait_seconds",
-            "Time of passes in which the engine's thread did not run: it had no core, or waited for a device or"
-            " for attention workers.",
+            "Time of passes in which the engine's thread did not run: it had no core, or waited for a device"
+            " or for attention workers.",
         )
         self._gaps = count("pass_gaps", "Passes that followed on another one, without a pause.")
         self._gap_s = count(
