@@ -306,11 +306,10 @@ async def _show(bar: "ProgressBar", progress: "RunProgress") -> None:
 def _write(
     console: "Console", run: "BenchRun", json_path: Path | None, with_requests: bool, plot: Path | None
 ) -> None:
-    from rich.console import Console
-
     from services.bench.report import print_report, write_json
+    from services.printing import output_console
 
-    print_report(Console(), run.result)
+    print_report(output_console(), run.result)
     if json_path is not None:
         write_json(json_path, run, with_requests=with_requests)
         console.print(f"figures: {json_path}", highlight=False)

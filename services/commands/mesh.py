@@ -4,7 +4,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
-from rich.console import Console
 from rich.table import Column, Table
 
 from common.errors import LauncherError
@@ -12,6 +11,7 @@ from common.messages import has_phase
 from common.phases import missing_phases
 from services.commands.options import StateOption, messages
 from services.launcher.state_directory import DEFAULT_STATE_DIRECTORY
+from services.printing import output_console
 
 if TYPE_CHECKING:
     from common.scaling import DesiredCounts
@@ -47,11 +47,11 @@ def status(
         return
     print_status(mesh)
     if levels:
-        Console().print(service_table(levels))
+        output_console().print(service_table(levels))
 
 
 def print_status(mesh: "MeshStatus") -> None:
-    console = Console()
+    console = output_console()
     console.print(mesh.url or f"{mesh.state}: no gateway yet", highlight=False)
     instances = {instance.id: instance for instance in mesh.instances}
     # A URL that is cut off cannot be copied: where the terminal is narrow other columns wrap.
@@ -97,7 +97,7 @@ def _warn(what: str, which: str) -> None:
 
 
 def print_plan(plan: "DesiredCounts") -> None:
-    console = Console()
+    console = output_console()
     console.print(
         f"{plan.rate_per_s:.3g} requests/s of {plan.prompt_tokens:.0f} + {plan.output_tokens:.0f} tokens"
         + (f"; changed: {', '.join(plan.changed)}" if plan.changed else ""),
