@@ -1,6 +1,6 @@
 """A world whose instances' capacities are known: what a search finds there can be found by looking at all."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import product
 
@@ -95,6 +95,16 @@ def search_world(search: Search[Found], capacities: Capacities) -> tuple[Found, 
     with Checkpoint(None) as kept:
         found = drive(search, Here(run), kept, b"")
     return found, runs
+
+
+def search_with(search: Search[Found], answer_of: Callable[[Probe], Point]) -> Found:
+    """In a world that answers so."""
+    with Checkpoint(None) as kept:
+        return drive(search, Here(answer_of), kept, b"")
+
+
+def staged(role: Role, tensor: int, pipeline: int, nodes: int = 1) -> InstanceKind:
+    return InstanceKind(role=role, device="a100", tensor=tensor, pipeline=pipeline, nodes=nodes)
 
 
 def kinds_in(capacities: Capacities) -> Kinds:
