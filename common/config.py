@@ -136,7 +136,8 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     at an instance.
 
     ``rebalance_decodes``: sequences leave an instance that is expected to run out of memory for one that
-    keeps a fifth of its own to spare (``scheduler.policy.decode_rebalancing``), not to be preempted."""
+    keeps a fifth of its own to spare (``scheduler.policy.decode_rebalancing``), not to be preempted;
+    instances look at it, too, and where it is off do not say who could leave."""
 
     prefill_policy: PrefillPolicy = "shortest_queue"
     decode_policy: DecodePolicy = "least_loaded"

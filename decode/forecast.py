@@ -26,7 +26,7 @@ class Forecast(NamedTuple):
     ``length_error_tokens`` and ``batch_error``: l^e and b^e of Aladdin's algorithm 2, over the sequences that
     have outlived their predictions: how many they are, and by how many tokens they will. Those that ended
     early left the scheduler's books with their requests, so nothing of them is to be corrected.
-    ``movable``: none where all fit."""
+    ``movable``: none where all fit, or nobody asks."""
 
     coming_tokens: int
     need_tokens: int
@@ -46,17 +46,21 @@ def make_forecast(
     capacity_tokens: int,
     *,
     can_hand_on: bool,
+    are_needs_asked: bool = True,
     untold: Untold = ALL_TOLD,
 ) -> Forecast:
     """``prompt_tokens``: what each prompt of the instance's other room holds; they all stay.
     ``growing_prompts``: what they will come to need, which is asked only where memory may get short.
-    ``can_hand_on``: sequences that run can leave."""
+    ``can_hand_on``: sequences that run can leave. ``are_needs_asked``: whether anybody looks at what they
+    need exactly, and who could leave; it is the most that it could be where nobody does."""
     if not (sequences or prompt_tokens):
         return NOTHING
     sums = sequences.staying(untold)
     held_tokens = sums.tokens + sum(prompt_tokens)
     need_tokens = most_need(held_tokens, sums.sequences + len(prompt_tokens), block_size)
     movable: Iterable[MovableSequence] = ()
+    if not are_needs_asked:
+        return Forecast(sums.coming_tokens, need_tokens, sums.error_tokens, sums.errors)
     if need_tokens > SURE_SHARE * capacity_tokens:
         staying = [each for each in sequences.values() if not each.is_cancelled]
         growing = _growing(staying, untold)

@@ -32,9 +32,11 @@ class LoadReport(msgspec.Struct, frozen=True, tag="load", kw_only=True):
     ``decode_coming_tokens`` are still to be drawn, and ``decode_need_tokens`` the most KV at one of the next
     steps, prompts' with it, by predictions made again where they were outlived; ``length_error_tokens``,
     ``batch_error``: by how much and of how many sequences.
-    ``movable`` could leave; none is named where all fit (``decode.forecast``). ``decode_spare_s``: for how
-    long decodes could stand still before one of them falls behind the pace that it was promised, negative
-    where one is behind; None where none runs, or no prompt can come in their way.
+    ``movable`` could leave; none is named where all fit (``decode.forecast``). Where
+    ``scheduler.rebalance_decodes`` is off nobody is named, and ``decode_need_tokens`` is the most that it
+    could be. ``decode_spare_s``: for how long decodes could stand still before one of them falls behind the
+    pace that it was promised, negative where one is behind; None where none runs, no prompt can come in their
+    way, or no rule asks for it (``services.hosts.load_report``).
     """
 
     instance_id: InstanceId

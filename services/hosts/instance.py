@@ -43,7 +43,7 @@ from common.timeline_events import KV_BLOCKS, QUEUES, RUNNING
 from decode.service import DecodeService
 from prefill.service import PrefillService
 from services.hosts.engines import Engine
-from services.hosts.load_report import make_load_report
+from services.hosts.load_report import Asked, asked_by, make_load_report
 from services.hosts.measured_speed import MeasuredSpeed
 from services.hosts.shared_blocks import leaked_blocks
 
@@ -76,9 +76,11 @@ class Instance:
     switch_s: float = 0.0
     leaders: EpochFence = field(default_factory=EpochFence)
     home: Role = field(init=False)
+    _asked: Asked = field(init=False)
 
     def __post_init__(self) -> None:
-        self.home = self.role
+        self.home, scheduler = self.role, self.config.scheduler
+        self._asked = asked_by(scheduler, are_rules_judged=scheduler.shadow_share > 0)
 
     async def subscribe(self) -> None:
         """Returns when every subscription is active."""
@@ -216,6 +218,7 @@ class Instance:
             can_hand_on=self.has_own_kv,
             tpot_s=self._promised_tpot_s,
             now=asyncio.get_running_loop().time(),
+            asked=self._asked,
         )
         leaked = leaked_blocks(self.blocks, (*prefill.sequences, *decode.sequences))
         self.metrics.observe_load(report, self.blocks.quarantined_blocks, leaked, decode.block_size)

@@ -2,7 +2,9 @@
 reports as a real one does."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
+from common.config import SchedulerConfig
 from common.messages import LoadReport, Role
 from decode.expectations import ALL_TOLD
 from decode.forecast import NOTHING, least_spare_s, make_forecast
@@ -10,6 +12,24 @@ from decode.state import DecodeState
 from prefill.forecast import needs_of_prompts, tokens_of_prompts
 from prefill.state import PrefillState
 from services.hosts.measured_speed import MeasuredSpeed
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What schedulers look at of that which takes looking at every sequence. ``needs``: what memory they will
+    come to need, and who could leave; ``spare``: by how much they are ahead of their pace."""
+
+    needs: bool = True
+    spare: bool = True
+
+
+EVERYTHING = Asked()
+
+
+def asked_by(settings: SchedulerConfig, *, are_rules_judged: bool) -> Asked:
+    """``are_rules_judged``: those that do not decide are asked what they would have done, too
+    (``scheduler.regret``)."""
+    return Asked(settings.rebalance_decodes, are_rules_judged or settings.prefill_policy == "best_fit")
 
 
 def make_load_report(
@@ -23,6 +43,7 @@ def make_load_report(
     can_hand_on: bool,
     tpot_s: Callable[[str], float],
     now: float,
+    asked: Asked = EVERYTHING,
     untold_steps: tuple[int, ...] = (),
 ) -> LoadReport:
     """Of an instance whose rooms share their blocks. ``sequence``: of its reports. ``can_hand_on``: sequences
@@ -46,9 +67,10 @@ def make_load_report(
             block_size,
             total_blocks * block_size,
             can_hand_on=can_hand_on,
+            are_needs_asked=asked.needs,
             untold=untold,
         )
-    if role == "mixed":
+    if role == "mixed" and asked.spare:
         spare_s = least_spare_s(sequences.values(), tpot_s, now, untold)
     return LoadReport(
         instance_id=prefill.instance_id,

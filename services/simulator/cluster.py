@@ -22,6 +22,7 @@ from common.messages import (
 )
 from common.performance import DEFAULT_CHUNK_TOKENS
 from gateway.losses import Losses
+from services.hosts.load_report import asked_by
 from services.hosts.measured_speed import MeasuredSpeed
 from services.simulator.attention_workers import AttentionWorkers, RemoteUse
 from services.simulator.clock import Clock, Timer
@@ -304,6 +305,7 @@ class Cluster:
             cluster.host_bytes_per_s,
             tpot_s,
             self.is_exact,
+            asked_by(config.scheduler, are_rules_judged=False),
             remote,
             None if tally is None else tally.add,
         )

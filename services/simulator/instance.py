@@ -33,7 +33,7 @@ from decode.state import DecodeState
 from prefill import events as prefill_events
 from prefill.sequence import ROOM as PREFILL_ROOM
 from prefill.state import PrefillState
-from services.hosts.load_report import make_load_report
+from services.hosts.load_report import Asked, make_load_report
 from services.hosts.measured_speed import MeasuredSpeed
 from services.simulator.attention_cost import PoolRows
 from services.simulator.attention_workers import KVPools, RemoteUse
@@ -49,8 +49,8 @@ from services.simulator.seat import Seat
 class Surroundings:
     """What an instance is built into. ``speed``: what it tells of its own chunks and steps;
     ``host_bytes_per_s``: to its host's memory; ``tpot_s``: promised to a class of service; ``is_exact``:
-    every sequence draws as many tokens as it may. ``remote``: where its KV lies, if not with it;
-    ``note_pass``: who is told of every pass."""
+    every sequence draws as many tokens as it may; ``asked``: of its load reports. ``remote``: where its KV
+    lies, if not with it; ``note_pass``: who is told of every pass."""
 
     mesh: Mesh
     engine: EngineSettings
@@ -58,6 +58,7 @@ class Surroundings:
     host_bytes_per_s: float
     tpot_s: Callable[[str], float]
     is_exact: bool
+    asked: Asked
     remote: RemoteUse | None = None
     note_pass: Callable[[EnginePass], None] | None = None
 
@@ -171,6 +172,7 @@ class SimulatedInstance:
             can_hand_on=self.pools is None,
             tpot_s=self.around.tpot_s,
             now=self.around.mesh.network.clock.now,
+            asked=self.around.asked,
             untold_steps=untold_steps,
         )
 

@@ -8,7 +8,7 @@ from decode import events
 from decode.forecast import Forecast, make_forecast
 from decode.state import DecodeState
 from scheduler.policy.decode_admission import Growing
-from scheduler.policy.decode_rebalancing import LEAST_STEPS
+from scheduler.policy.decode_rebalancing import HORIZON_STEPS, LEAST_STEPS
 from tests.decode.states import (
     PREFILL,
     early_of,
@@ -39,6 +39,17 @@ def test_what_is_needed_is_what_everybody_has_and_will_draw() -> None:
     assert (found.coming_tokens, found.need_tokens) == (14, 24)
     assert found.movable == ()
     assert [each.request_id for each in forecast_of(state, capacity_tokens=23).movable] == ["r1", "r2"]
+
+
+def test_where_nobody_looks_at_it_the_most_that_could_be_needed_is_said_and_nobody_is_named() -> None:
+    state = make_state(total_blocks=40)
+    start(state, "r1", "r2", prompt_tokens=4, max_tokens=8)
+    looked_at = forecast_of(state, capacity_tokens=23)
+    assert looked_at.need_tokens == 24
+    found = make_forecast(
+        state.sequences, (), tuple, 1, capacity_tokens=23, can_hand_on=True, are_needs_asked=False
+    )
+    assert found == looked_at._replace(need_tokens=10 + 2 * HORIZON_STEPS, movable=())
 
 
 def test_the_memory_of_a_mixed_instance_s_prompts_is_not_there_for_its_sequences() -> None:

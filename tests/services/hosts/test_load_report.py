@@ -1,25 +1,29 @@
 """What a report counts, of states as they come to be."""
 
-from common.messages import LoadReport
+import pytest
+
+from common.config import SchedulerConfig
+from common.messages import LoadReport, Role
 from decode import events
 from decode.state import DecodeState
-from services.hosts.load_report import make_load_report
+from services.hosts.load_report import EVERYTHING, Asked, asked_by, make_load_report
 from services.hosts.measured_speed import MeasuredSpeed
 from tests.decode.states import handle, make_state, start, task_of
 from tests.prefill.states import make_state as make_prefill_state
 
 
-def report_of(decode: DecodeState) -> LoadReport:
+def report_of(decode: DecodeState, role: Role = "decode", asked: Asked = EVERYTHING) -> LoadReport:
     return make_load_report(
         make_prefill_state(),
         decode,
         MeasuredSpeed(),
         sequence=1,
-        role="decode",
-        home="decode",
+        role=role,
+        home=role,
         can_hand_on=True,
         tpot_s=lambda service_class: 0.1,
         now=0.0,
+        asked=asked,
     )
 
 
@@ -37,3 +41,31 @@ def test_who_waits_for_memory_or_a_place_is_told_from_who_is_on_its_way() -> Non
     handle(full, events.TaskArrived(task_of("r2")))
     report = report_of(full)
     assert (report.decode_waiting, report.decode_unadmitted) == (1, 1), "the pool has no block for it"
+
+
+def test_what_no_rule_asks_of_every_sequence_is_not_looked_at() -> None:
+    decode = make_state(total_blocks=20, max_batch=8)
+    start(decode, "r1", "r2", max_tokens=60)
+    whole = report_of(decode, "mixed")
+    assert whole.decode_spare_s is not None
+    assert [each.request_id for each in whole.movable] == ["r1", "r2"], "both will not fit"
+    half = report_of(decode, "mixed", Asked(needs=False, spare=True))
+    assert half.decode_spare_s == whole.decode_spare_s
+    assert not half.movable
+    assert half.decode_need_tokens > whole.decode_need_tokens, "the most that it could be"
+    assert report_of(decode, "mixed", Asked(needs=True, spare=False)).decode_spare_s is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_judged", "asked"),
+    [
+        (SchedulerConfig(), False, Asked(needs=True, spare=False)),
+        (SchedulerConfig(), True, EVERYTHING),
+        (SchedulerConfig(prefill_policy="best_fit"), False, EVERYTHING),
+        (SchedulerConfig(rebalance_decodes=False), False, Asked(needs=False, spare=False)),
+    ],
+)
+def test_what_is_asked_follows_from_the_rules(
+    settings: SchedulerConfig, is_judged: bool, asked: Asked
+) -> None:
+    assert asked_by(settings, are_rules_judged=is_judged) == asked
