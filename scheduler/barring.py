@@ -1,11 +1,35 @@
 """Why an instance was not even scored: said beside the candidates of a decision."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from common.ids import InstanceId
 from common.messages import Phase
 from scheduler.decision_log import Barred
 from scheduler.views import InstanceView, KVFormat
+
+STAYS_AT_HOME = "mixed: decodes what it prefilled itself"
+
+
+@dataclass(slots=True)
+class Elsewhere:
+    """What is said of mixed instances other than the one that computes the prompt: the same of each of so
+    many, at every placement, until somebody comes, goes or changes."""
+
+    _members: Sequence[InstanceView] = ()
+    _each: dict[InstanceId, Barred] = field(default_factory=dict)
+    _than: dict[InstanceId, tuple[Barred, ...]] = field(default_factory=dict)
+
+    def than(self, home: InstanceId, members: Sequence[InstanceView]) -> tuple[Barred, ...]:
+        """``members``: all mixed; another list where anything about them is another."""
+        if members is not self._members:
+            self._members, self._than = members, {}
+            self._each = {view.instance_id: Barred(view.instance_id, STAYS_AT_HOME) for view in members}
+        others = self._than.get(home)
+        if others is None:
+            others = tuple([each for name, each in self._each.items() if name != home])
+            self._than[home] = others
+        return others
 
 
 def barred_of(
@@ -22,7 +46,7 @@ def barred_of(
     it decodes. ``distrusted``: whom no KV may get to, or from, and why."""
     barred = []
     for view in members:
-        instance_id = view.record.instance_id
+        instance_id = view.instance_id
         if instance_id not in candidates:
             reason = distrusted.get(instance_id) or _why(phase, view, tokens, kv_formats, most_requests)
             barred.append(Barred(instance_id, reason))
@@ -46,4 +70,4 @@ def _why(
         return f"has {view.for_decode.requests} requests; scheduler.max_requests_per_decode = {most_requests}"
     if phase == "prefill":
         return f"{view.for_prefill.pending_tokens} prompt tokens wait there, over a bound of [scheduler]"
-    return "mixed: decodes what it prefilled itself"
+    return STAYS_AT_HOME

@@ -57,7 +57,7 @@ class Bookings:
             assert view.placed <= self.requests.keys(), "an instance keeps a request that is over"
             booked = BookedWork()
             for request_id in view.placed:
-                booked.add(view.record.instance_id, self.requests[request_id], 1)
+                booked.add(view.instance_id, self.requests[request_id], 1)
             assert view.booked == booked, "the sums of what is booked are wrong"
 
     def pass_time(self, now: float) -> None:

@@ -164,11 +164,11 @@ class Membership:
                 self.bookings.void(request_id)
             else:
                 self.bookings.drop(request_id)
-        del self.instances[view.record.instance_id]
-        self.links.forget(view.record.instance_id)
+        del self.instances[view.instance_id]
+        self.links.forget(view.instance_id)
         self.standing.changes += 1
         self.groups.forget()
-        return AnnounceInstanceGone(view.record.instance_id, view.record.incarnation, view.is_leaving)
+        return AnnounceInstanceGone(view.instance_id, view.record.incarnation, view.is_leaving)
 
     def _remove_gateway(self, gateway_id: GatewayId) -> AnnounceGatewayGone:
         del self.gateways[gateway_id]

@@ -13,7 +13,7 @@ from common.ids import InstanceId, RequestId
 from common.lengths import LengthDistribution, capped
 from common.messages import GenerationRequest, Phase
 from common.predictions import NewestLengths
-from scheduler.barring import barred_of
+from scheduler.barring import Elsewhere, barred_of
 from scheduler.decision_log import Barred, Choice, Decision, DecisionLog
 from scheduler.kv_links import Distrust, KVLinks
 from scheduler.policy.admission import next_end_s, prefill_s, retry_after_s
@@ -50,6 +50,7 @@ class Placer:
     _distrust: Distrust | None = None
     _prefills: Sequence[PrefillCandidate] = ()
     _chosen: int = 0
+    _elsewhere: Elsewhere = field(default_factory=Elsewhere)
     _foreseen: tuple[GenerationRequest, LengthDistribution, LengthDistribution] | None = None
 
     def __post_init__(self) -> None:
@@ -107,12 +108,12 @@ class Placer:
         excluded: frozenset[InstanceId] = frozenset()
         if former is not None:
             arrival = _at_home(arrival, former)
-            excluded = frozenset({former.record.instance_id} - {arrival.home})
+            excluded = frozenset({former.instance_id} - {arrival.home})
         decodes = self._serving("decode", excluded)
         self._distrust = self.links.distrust(now)
         trusted, _ = trusted_receivers(self._distrust, former, decodes.ready)
-        ready = [view for view in trusted if view.record.instance_id == wanted] or decodes.ready
-        ready = [view for view in ready if view.record.instance_id != refused] or ready
+        ready = [view for view in trusted if view.instance_id == wanted] or decodes.ready
+        ready = [view for view in ready if view.instance_id != refused] or ready
         decodes = decodes._replace(ready=ready)
         try:
             decode = self._choose_decode(request, arrival, decodes, former, choices, wanted)
@@ -282,17 +283,17 @@ class Placer:
         wanted: InstanceId | None = None,
     ) -> InstanceView:
         policy, bound = self.settings.decode_policy, self.settings.max_requests_per_decode
-        members, distrusted, tokens = decodes.members, NOBODY, request.max_total_tokens
+        members, distrusted, tokens, home = decodes.members, NOBODY, request.max_total_tokens, arrival.home
         kv_formats = {view.kv_format for view in ([sender] if sender is not None else decodes.ready)}
         try:
-            views = self._fitting("decode", decodes, tokens, kv_formats)
-            views, distrusted = trusted_receivers(self._distrust, sender, views)
-            if arrival.home is not None:
+            fitting = self._fitting("decode", decodes, tokens, kv_formats)
+            views, distrusted = trusted_receivers(self._distrust, sender, fitting)
+            if home is not None:
                 # Not to another mixed one that is not wanted: see ``policy.coupling``.
                 views = [
                     view
                     for view in views
-                    if view.role == "decode" or view.record.instance_id in (arrival.home, wanted)
+                    if view.role == "decode" or view.instance_id == home or view.instance_id == wanted
                 ]
             candidates = [each for each in decode_candidates(views) if each.requests < bound]
             if not candidates:
@@ -303,11 +304,14 @@ class Placer:
             raise
         objectives = self._promised(request)
         scored = DECODE_POLICIES[policy](candidates, arrival, objectives)
-        home = arrival.home
         taken = choose(scored) if home is None else choose_coupled(scored, home, policy)
         assert taken is not None, f"{policy} took none of {scored}"
         view = self.standby.instances[taken.instance_id]
-        barred = self._barred("decode", members, candidates, tokens, kv_formats, distrusted)
+        is_all_able = decodes.are_all_mixed and len(fitting) == len(members) and self._distrust is None
+        if is_all_able and len(candidates) == 1 and taken.instance_id == home:
+            barred = self._elsewhere.than(home, members)
+        else:
+            barred = self._barred("decode", members, candidates, tokens, kv_formats, distrusted)
         choices.append(
             Choice(
                 "decode",
@@ -344,7 +348,7 @@ class Placer:
         serving = self.standby.serving(phase)
         if not excluded:
             return serving
-        members = [view for view in serving.members if view.record.instance_id not in excluded]
+        members = [view for view in serving.members if view.instance_id not in excluded]
         return serving_of(members, phase)
 
     def _fitting(
@@ -385,4 +389,4 @@ def _at_home(arrival: Arrival, prefill: InstanceView) -> Arrival:
     """Of a prompt that is computed there."""
     if prefill.role != "mixed":
         return arrival
-    return arrival.at(prefill.record.instance_id)
+    return arrival.at(prefill.instance_id)

@@ -12,14 +12,15 @@ from scheduler.views import InstanceView, KVFormat, Standing
 
 
 class Serving(NamedTuple):
-    """``members`` have the phase's role; of the ``ready`` ones are the rest: ``least_tokens`` of a sequence
-    each of them can hold."""
+    """``members`` have the phase's role, ``are_all_mixed`` among them; of the ``ready`` ones are the rest:
+    ``least_tokens`` of a sequence each of them can hold."""
 
     members: list[InstanceView]
     ready: list[InstanceView]
     kv_formats: frozenset[KVFormat]
     least_tokens: int
     is_any_mixed: bool
+    are_all_mixed: bool
 
 
 def serving_of(views: Iterable[InstanceView], phase: Phase) -> Serving:
@@ -32,6 +33,7 @@ def serving_of(views: Iterable[InstanceView], phase: Phase) -> Serving:
         frozenset([view.kv_format for view in ready]),
         min([view.longest_tokens for view in ready], default=0),
         any(view.role == "mixed" for view in ready),
+        all(view.role == "mixed" for view in members),
     )
 
 

@@ -287,9 +287,7 @@ class SchedulerState:
         workers = [
             view.as_decode_worker(most)
             for view in self.instances.values()
-            if has_phase(view.role, "decode")
-            and view.report is not None
-            and view.record.instance_id not in at_fault
+            if has_phase(view.role, "decode") and view.report is not None and view.instance_id not in at_fault
         ]
         return [AskToLeave(departure) for departure in choose_departures(workers)]
 
@@ -305,7 +303,7 @@ class SchedulerState:
     ) -> tuple[InstanceView, InstanceView]:
         """Of this scheduler's own group, if there are groups and it has somebody for the request."""
         if self.settings.grouped and self.peers.known:
-            instances = ((view.role, view.record.instance_id) for view in self.instances.values())
+            instances = ((view.role, view.instance_id) for view in self.instances.values())
             others = self.groups.others(instances, self.peers.known)
             others |= excluded | self.links.at_fault(now)
             with suppress(Overloaded, NoInstanceReady, ContextLengthExceeded):

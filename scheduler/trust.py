@@ -23,10 +23,10 @@ def trusted_senders(
     """Mixed ones may decode what they compute themselves."""
     if distrust is None:
         return Trusted(views, NOBODY)
-    senders = [view.record.instance_id for view in views if view.role == "prefill"]
-    receiver_ids = [view.record.instance_id for view in receivers]
+    senders = [view.instance_id for view in views if view.role == "prefill"]
+    receiver_ids = [view.instance_id for view in receivers]
     taken = set(distrust.senders(senders, receiver_ids, is_anybody_else=len(senders) < len(views)))
-    kept = [view for view in views if view.role != "prefill" or view.record.instance_id in taken]
+    kept = [view for view in views if view.role != "prefill" or view.instance_id in taken]
     return Trusted(kept, {each: distrust.reason(each, None) for each in senders if each not in taken})
 
 
@@ -36,7 +36,7 @@ def trusted_receivers(
     """``sender``: None where no KV is to be moved."""
     if distrust is None or sender is None:
         return Trusted(views, NOBODY)
-    sender_id, able = sender.record.instance_id, [view.record.instance_id for view in views]
+    sender_id, able = sender.instance_id, [view.instance_id for view in views]
     taken = set(distrust.receivers(sender_id, able))
-    kept = [view for view in views if view.record.instance_id in taken]
+    kept = [view for view in views if view.instance_id in taken]
     return Trusted(kept, {each: distrust.reason(each, sender_id) for each in able if each not in taken})

@@ -101,8 +101,11 @@ class InstanceView:
     learned: KindTimes = field(default_factory=KindTimes, repr=False, compare=False)
     chunk_time: FittedTime | None = field(init=False, default=None)
     step_time: FittedTime | None = field(init=False, default=None)
+    instance_id: InstanceId = field(init=False)
     kv_format: KVFormat = field(init=False)
     role: Role = field(init=False)
+    longest_tokens: int = field(init=False)
+    """Of one sequence, which lives in one pool; its pools are attention workers', which come and go."""
     _decoding: dict[RequestId, PlacedRequest] = field(default_factory=dict)
     _prefilling: dict[RequestId, PlacedRequest] = field(default_factory=dict)
     """Prompts that no report counts yet."""
@@ -110,9 +113,11 @@ class InstanceView:
     _for_decode: DecodeCandidate | None = None
 
     def __post_init__(self) -> None:
-        self.kv_format, self.role = self.record.kv_format, self.record.role
+        record = self.record
+        self.instance_id, self.kv_format, self.role = record.instance_id, record.kv_format, record.role
         if self.report is not None:
             self._learn(self.report)
+        self._note_pools()
 
     def take_record(self, record: InstanceRecord) -> None:
         """Of the same life, as the store has it now."""
@@ -121,24 +126,31 @@ class InstanceView:
         self.record = record
         if self.report is None:
             self.role = record.role
+            self._note_pools()
 
     def take_report(self, report: LoadReport, now: float) -> None:
         former = self.report
-        if (
+        is_changed = (
             former is None
             or self.is_suspect
             or report.role != former.role
             or report.is_draining != former.is_draining
             or report.largest_pool_blocks != former.largest_pool_blocks
-        ):
-            self.standing.changes += 1
+        )
         self.report, self.role = report, report.role
+        if is_changed:
+            self.standing.changes += 1
+            self._note_pools()
         self._learn(report)
         self.is_suspect = False
         self.last_heard_s = now
         self._for_prefill = self._for_decode = None
         if self._prefilling:
             self._note_reported()
+
+    def _note_pools(self) -> None:
+        pools = self.record if self.report is None else self.report
+        self.longest_tokens = pools.largest_pool_blocks * self.record.block_size
 
     def _learn(self, report: LoadReport) -> None:
         learned = self.learned
@@ -154,9 +166,9 @@ class InstanceView:
     def book(self, request_id: RequestId, placed: PlacedRequest) -> None:
         if request_id not in self.placed:
             self.placed.add(request_id)
-            if placed.placement.decode_instance == self.record.instance_id:
+            if placed.placement.decode_instance == self.instance_id:
                 self._decoding[request_id] = placed
-            if placed.placement.prefill_instance == self.record.instance_id and not placed.is_reported:
+            if placed.placement.prefill_instance == self.instance_id and not placed.is_reported:
                 self._prefilling[request_id] = placed
             self._count(placed, 1)
 
@@ -178,7 +190,7 @@ class InstanceView:
                 self._count(placed, 1)
 
     def _count(self, placed: PlacedRequest, sign: Literal[1, -1]) -> None:
-        self.booked.add(self.record.instance_id, placed, sign)
+        self.booked.add(self.instance_id, placed, sign)
         self._for_prefill = self._for_decode = None
 
     @property
@@ -210,7 +222,7 @@ class InstanceView:
         waits_s = 0.0
         if pending_tokens and chunk_time is not None:
             waits_s = queue_s(chunk_time, pending_tokens, chunk_tokens)
-        name = self.record.instance_id
+        name = self.instance_id
         if self.role != "mixed":
             return PrefillCandidate(
                 name, pending_tokens, requests, rate, chunk_time, chunk_tokens, queue_s=waits_s
@@ -233,19 +245,20 @@ class InstanceView:
     def _decode_candidate(self) -> DecodeCandidate:
         """Own bookings or the instance's report, whichever knows of more (another scheduler's, or ours
         before a restart; what will still be drawn by those that outlived their predictions)."""
-        report, record, booked = self.report, self.record, self.booked
+        report, booked = self.report, self.booked
         reported_requests = reported_tokens = reported_coming = 0
-        total_blocks = record.total_blocks
-        if report is not None:
+        if report is None:
+            total_blocks = self.record.total_blocks
+        else:
             reported_requests = report.decode_running + report.decode_waiting
             reported_tokens, reported_coming = report.decode_tokens, report.decode_coming_tokens
             total_blocks = report.total_blocks
         context_tokens = max(booked.decoding_tokens, reported_tokens)
-        capacity_tokens = total_blocks * record.block_size
+        capacity_tokens = total_blocks * self.kv_format[2]
         expected = booked.decoding_tokens + booked.decoding_expected
         is_plenty = 2 * expected <= capacity_tokens or reported_requests > booked.decoding
         return DecodeCandidate(
-            record.instance_id,
+            self.instance_id,
             max(booked.decoding, reported_requests),
             context_tokens,
             capacity_tokens,
@@ -275,7 +288,7 @@ class InstanceView:
             booked_tokens = round(candidate.context_tokens + candidate.coming_tokens)
             need_tokens = max(need_tokens + self.booked.unreported_tokens, booked_tokens)
         return DecodeWorker(
-            self.record.instance_id,
+            self.instance_id,
             self.kv_format,
             self.capacity_tokens,
             need_tokens,
@@ -322,12 +335,6 @@ class InstanceView:
         """Of all sequences together."""
         pools = self.record if self.report is None else self.report
         return pools.total_blocks * self.record.block_size
-
-    @property
-    def longest_tokens(self) -> int:
-        """Of one sequence, which lives in one pool; its pools are attention workers', which come and go."""
-        pools = self.record if self.report is None else self.report
-        return pools.largest_pool_blocks * self.record.block_size
 
     @property
     def longest_tokens_at_start(self) -> int:

@@ -22,7 +22,7 @@ def worker_of(view: InstanceView, waiting_tokens: int) -> Worker:
     queue_tokens = prefill.pending_tokens + waiting_tokens * has_phase(view.role, "prefill")
     waiting_s = None if chunk_time is None else queue_s(chunk_time, queue_tokens, prefill.chunk_tokens)
     return Worker(
-        instance_id=view.record.instance_id,
+        instance_id=view.instance_id,
         role=report.role,
         home=view.home,
         queue_tokens=queue_tokens,

@@ -8,6 +8,7 @@ from common.errors import ContextLengthExceeded, Overloaded
 from common.ids import Incarnation, InstanceId
 from common.messages import InstanceLife
 from scheduler import events
+from scheduler.barring import STAYS_AT_HOME
 from scheduler.policy.candidates import Scored
 from scheduler.policy.coupling import STAYS, choose_coupled
 from scheduler.policy.dispatch import DECODE_POLICIES
@@ -36,6 +37,22 @@ def test_among_mixed_instances_alone_all_are_decoded_where_they_are_computed(pol
     placed = [place(state, f"r{number}") for number in range(9)]
     assert all(prefill == decode for prefill, decode in placed)
     assert sorted(prefill for prefill, _ in placed) == [f"m{number // 3}" for number in range(9)]
+
+
+def test_of_the_others_it_is_said_why_they_were_not_scored_as_they_are_at_that_moment() -> None:
+    state = state_of(m0=0, m1=5000, m2=9000)
+
+    def barred(name: str) -> dict[str, str]:
+        assert place(state, name) == ("m0", "m0")
+        [decision] = state.placer.log.find(name)
+        return {str(each.instance_id): each.reason for each in decision.choices[1].barred}
+
+    assert barred("r0") == barred("r1") == {"m1": STAYS_AT_HOME, "m2": STAYS_AT_HOME}
+    draining = msgspec.structs.replace(report_of("m2", "mixed", 2, pending=9000), is_draining=True)
+    handle(state, events.LoadReported(draining))
+    assert barred("r2") == {"m1": STAYS_AT_HOME, "m2": "drains"}
+    handle(state, events.LoadReported(msgspec.structs.replace(draining, sequence=3, is_draining=False)))
+    assert barred("r3") == {"m1": STAYS_AT_HOME, "m2": STAYS_AT_HOME}
 
 
 def test_what_is_to_be_drawn_counts_where_a_prompt_finds_nobody_waiting() -> None:
