@@ -2,11 +2,13 @@
 and made anew of those sequences alone of which something else may be expected by now."""
 
 import heapq
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from common.kv.blocks import BlockOwner
+
+if TYPE_CHECKING:
+    from decode.sequence import DecodeSequence
 
 
 class Expectation(NamedTuple):
@@ -17,20 +19,6 @@ class Expectation(NamedTuple):
     end_tokens: int
     error_tokens: int | None
     until_tokens: int | None
-
-
-class Expected(Protocol):
-    """A sequence."""
-
-    output_ids: list[int]
-
-    def expect(self, untold: int) -> Expectation:
-        """``untold``: tokens that it has drawn beside those that it knows of."""
-        ...
-
-    def drawn_in(self, untold: "Untold") -> int:
-        """So many tokens of steps that are."""
-        ...
 
 
 class Untold(NamedTuple):
@@ -84,7 +72,7 @@ class Expectations:
         self._fresh.discard(owner)
         self._uncount(owner)
 
-    def sums(self, sequences: Mapping[BlockOwner, Expected], untold: Untold = ALL_TOLD) -> Sums:
+    def sums(self, sequences: "dict[BlockOwner, DecodeSequence]", untold: Untold = ALL_TOLD) -> Sums:
         """``sequences``: all that were noted and not forgotten, maybe others. What is ``untold`` now is told
         before less of it is asked for."""
         due, fresh = self._due, self._fresh
@@ -102,7 +90,9 @@ class Expectations:
         sums = Sums(self._end_tokens, self._error_tokens, self._errors)
         return self._with_growing(sums, sequences, untold) if self._growing else sums
 
-    def _with_growing(self, sums: Sums, sequences: Mapping[BlockOwner, Expected], untold: Untold) -> Sums:
+    def _with_growing(
+        self, sums: Sums, sequences: "dict[BlockOwner, DecodeSequence]", untold: Untold
+    ) -> Sums:
         growing = self._growing
         drawn = sum(map(len, growing.values()))
         if untold.steps:
@@ -113,7 +103,7 @@ class Expectations:
             sums.errors + len(growing),
         )
 
-    def _look_at(self, owner: BlockOwner, sequence: Expected, steps: int, untold: int) -> None:
+    def _look_at(self, owner: BlockOwner, sequence: "DecodeSequence", steps: int, untold: int) -> None:
         self._uncount(owner)
         expected = sequence.expect(untold)
         drawn = len(sequence.output_ids) + untold
