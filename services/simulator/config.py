@@ -51,17 +51,19 @@ from services.simulator.toml_tables import read_table
 
 ANY_TOKENS = 1 << 31
 """More than a prompt has."""
+DEFAULT_MODEL = "llama3-70b"
 POOL_ROLES = (*get_args(Role), "attention")
 OWN_TABLES = ("cluster", "pool", "fault", "scale", "prediction", "prefix", "host", "device")
 
 
 class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``model`` names a shape (``common.shapes``) or a directory, or ``shape`` gives one. Weights and KV are
-    of ``element_bytes`` each. A device's memory is used up to ``memory_share``. ``hop_s``: what a message
-    between two services takes. Between instances KV moves at ``link_bytes_per_s``, each way, after
-    ``link_latency_s``; between an instance and its host's memory at ``host_bytes_per_s``."""
+    """``model`` names a shape (``common.shapes``) or a directory, or ``shape`` gives one; neither:
+    llama3-70b. Weights and KV are of ``element_bytes`` each. A device's memory is used up to
+    ``memory_share``. ``hop_s``: what a message between two services takes. Between instances KV moves at
+    ``link_bytes_per_s``, each way, after ``link_latency_s``; between an instance and its host's memory at
+    ``host_bytes_per_s``."""
 
-    model: str = "llama3-70b"
+    model: str | None = None
     shape: ModelShape | None = None
     element_bytes: int = 2
     memory_share: float = 0.9
@@ -302,14 +304,17 @@ def _host_of(tree: Mapping[str, Any], pools: Sequence[PoolConfig]) -> HostConfig
 
 def _shape_of(cluster: ClusterConfig, beside: Path) -> ModelShape:
     if cluster.shape is not None:
+        if cluster.model is not None:
+            raise ConfigError("cluster.model", cluster.model, "cannot be said beside [cluster.shape]")
         _check_shape(cluster.shape)
         return cluster.shape
-    if cluster.model in SHAPES:
-        return SHAPES[cluster.model]
-    directory = beside / Path(cluster.model).expanduser()
+    model = DEFAULT_MODEL if cluster.model is None else cluster.model
+    if model in SHAPES:
+        return SHAPES[model]
+    directory = beside / Path(model).expanduser()
     if not directory.is_dir():
         rule = f"must be a model's directory or one of {', '.join(sorted(SHAPES))}; or give [cluster.shape]"
-        raise ConfigError("cluster.model", cluster.model, rule)
+        raise ConfigError("cluster.model", model, rule)
     return read_shape(str(directory), "cluster.model")
 
 

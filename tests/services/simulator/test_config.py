@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from common.errors import ConfigError
-from services.simulator.config import load_simulated, simulated_from_tree
+from common.shapes import SHAPES
+from services.simulator.config import DEFAULT_MODEL, load_simulated, simulated_from_tree
 from tests.services.simulator.meshes import PERFORMANCE, SHAPE, mesh, pool
 
 
@@ -38,6 +39,14 @@ def test_a_shape_that_no_model_has_is_refused(sizes: dict[str, Any], key: str, r
     with pytest.raises(ConfigError, match=rule) as caught:
         mesh(pool("mixed"), cluster={"shape": SHAPE | sizes})
     assert (caught.value.key, caught.value.value) == (f"cluster.shape.{key}", sizes[key])
+
+
+def test_a_model_is_given_by_its_name_or_by_its_shape() -> None:
+    assert simulated_from_tree({"pool": [pool("mixed")]}).shape == SHAPES[DEFAULT_MODEL]
+    assert mesh(pool("mixed")).shape.name == SHAPE["name"]
+    with pytest.raises(ConfigError, match=r"cannot be said beside \[cluster\.shape\]") as caught:
+        mesh(pool("mixed"), cluster={"model": "llama3-8b"})
+    assert (caught.value.key, caught.value.value) == ("cluster.model", "llama3-8b")
 
 
 def test_a_pool_is_named_whose_passes_would_take_less_than_nothing() -> None:
