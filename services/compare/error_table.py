@@ -169,7 +169,8 @@ def _describe_rests(overhead: Overhead) -> str:
         for each in overhead.rests
     ]
     if overhead.pass_s or not found:
-        found.append(f"{1e3 * overhead.pass_s:.2f} ms{' others' if found else ''}")
+        token = f", {1e6 * overhead.token_s:.0f} µs a token" if overhead.token_s else ""
+        found.append(f"{1e3 * overhead.pass_s:.2f} ms{token}{' others' if found else ''}")
     return f"a pass rests {'; '.join(found)}"
 
 

@@ -7,10 +7,11 @@ role counted that models rest before the next one, by tokens that are drawn and 
 that decode did not count, and what a message takes, it is the median of what these runs say, in which each
 request is held to itself. Where there are ``costs``, all run on one host, and what is taken of its cores
 beside passes is from the processor time of these workloads, in other configurations, too; how much of that
-costs engines nothing, as they rest, is from how long they waited for cores amid passes; how much longer
-attention workers and model replicas take in turns is what requests of the ``saturated`` one are off by on
-average, as most waits are short and some are long. Nothing else is fitted: no other workload's figures are
-looked at.
+costs engines nothing, as they rest, is from how long they waited for cores amid passes. Over attention
+workers, what a token's exchange with them takes of a step is what requests' times per token are off by on
+average in the other ``costs``, in which many sequences are computed at once, and how much longer workers and
+model replicas take in turns what they are off by in the ``saturated`` one, as most waits are short and some
+are long. Nothing else is fitted: no other workload's figures are looked at.
 """
 
 import statistics
@@ -52,6 +53,8 @@ CORRECTIONS, SWEEPS = 4, 2
 DECODING: tuple[InstanceRole, ...] = ("decode", "mixed")
 MOST_TURNS_SHARE, HALVINGS = 1.0, 8
 """How much longer threads take in turns at most, and how finely that is found."""
+MOST_TOKEN_S = 2e-3
+"""That a token's exchange with attention workers takes of a step, at most."""
 NEARLY_THE_MOST = 1 - 2.0**-HALVINGS
 """Of the most: from here on it was too little, or nearly."""
 FARTHEST_SHARE = 0.05
@@ -128,8 +131,33 @@ class Simulation:
                 pass_s=statistics.median(each.pass_s for each in found),
                 hop_s=statistics.median(each.hop_s for each in found),
             )
+            overhead = self._with_exchanged(candidate, own, overhead)
             overhead = self._with_turns(candidate, own, overhead)
         return overhead
+
+    def _with_exchanged(self, candidate: Candidate, own: Sequence[RunRecord], overhead: Overhead) -> Overhead:
+        """With what a step over attention workers takes longer for each token that it draws, which crosses
+        between processes in every layer: so that the times per token of those runs come out in which many
+        sequences are computed at once, one run like another. Where nobody ran any, nothing."""
+        if overhead.host is None or not candidate.instances.get("attention", 0):
+            return overhead
+        names = set(self.comparison.costs) - {*self.comparison.calibration, self.comparison.saturated}
+        runs = [
+            Tried(candidate, record, self._in_its_minutes(candidate, record, overhead))
+            for record in own
+            if record.workload in names
+        ]
+
+        def off_s(token_s: float) -> float:
+            return sum(self._off_by_token(tried, token_s) for tried in runs)
+
+        return overhead._replace(token_s=_root(off_s, MOST_TOKEN_S)) if runs else overhead
+
+    def _off_by_token(self, tried: Tried, token_s: float) -> float:
+        """By how much requests' times per token are longer than live on average, with that."""
+        candidate, record, overhead = tried
+        cluster = self.again(candidate, record, overhead._replace(token_s=token_s))
+        return _trimmed_mean(_longer_s("costs", record, cluster, "tpot_s"))
 
     def _with_turns(self, candidate: Candidate, own: Sequence[RunRecord], overhead: Overhead) -> Overhead:
         """With what layers over attention workers take longer while cores are short, so that the saturated

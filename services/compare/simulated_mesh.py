@@ -33,9 +33,10 @@ EMULATED = ModelShape("emulated", 1, 1, 1, 1, 1, 1, 1, 1, 0)
 
 
 class Overhead(NamedTuple):
-    """Of a mesh, seconds. ``pass_s``: of every pass beside the model's; ``hop_s``: of a message. ``host``: on
+    """Of a mesh, seconds. ``pass_s``: of every pass beside the model's, and ``token_s`` of each token that it
+    draws; ``hop_s``: of a message. ``host``: on
     which all run, if it is known what they take of it. ``pace``: how many times as long as the profile says
-    the model's passes take. ``rests``: of roles whose instances counted theirs, in place of ``pass_s``.
+    the model's passes take. ``rests``: of roles whose instances counted theirs, in place of both.
     ``hidden``: what of the host's costs is done on the cores of engines that rest then."""
 
     pass_s: float = 0.0
@@ -44,9 +45,11 @@ class Overhead(NamedTuple):
     pace: float = 1.0
     rests: tuple[Rests, ...] = ()
     hidden: Rests = NO_RESTS
+    token_s: float = 0.0
 
     def rests_of(self, role: str) -> Rests:
-        return next((each for each in self.rests if each.role == role), Rests(role, self.pass_s))
+        found = (each for each in self.rests if each.role == role)
+        return next(found, Rests(role, self.pass_s, self.token_s))
 
     def with_host(self, **costs: float) -> "Overhead":
         """With some of the host's costs replaced, where there is one."""

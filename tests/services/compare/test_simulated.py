@@ -1,5 +1,6 @@
 """A comparison's runs in virtual time: held to runs that were simulated, with an overhead that is known."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
@@ -191,6 +192,28 @@ def test_what_turns_cost_is_found_from_the_run_that_saturates_the_cores(share: f
     assert found is not None
     assert found.turns_share == pytest.approx(share, abs=0.02)
     assert abs(error(busy, "tpot")) < 0.02
+
+
+@pytest.mark.parametrize("token_s", [0.0, 0.0004])
+def test_what_a_token_s_exchange_takes_is_found_from_the_runs_of_many_sequences(token_s: float) -> None:
+    apart = Candidate(name="apart", instances={"prefill": 1, "decode": 1, "attention": 1})
+    named = msgspec.structs.replace(COMPARISON, configuration=(apart,), costs=("alone", "hpld"))
+    true = TRUE._replace(host=HostConfig(cores=2), token_s=token_s)
+    records = [
+        msgspec.structs.replace(
+            live(offer, true, apart), idle_cores=0.0, beside_cpu_s=0.0, duration_s=3.0, cores=2
+        )
+        for offer in (ALONE, BUSY)
+    ]
+    overheads, [_, busy] = Simulation(named).pairs(records)
+    # A part of one token's is taken for the pass's own.
+    assert overheads["apart"].token_s == pytest.approx(token_s, abs=6e-5)
+    assert abs(error(busy, "tpot")) < 0.02
+    said = re.search(
+        r"a pass rests 3\.\d\d ms(, 3\d\d µs a token)?, \d\.\d\d ms a message", describe_overheads(overheads)
+    )
+    assert said is not None
+    assert (said[1] is not None) == (token_s > 0)
 
 
 def test_requests_are_held_to_themselves() -> None:
