@@ -35,7 +35,8 @@ LOOK_S = 0.5
 
 @dataclass(slots=True)
 class Membership:
-    """``gateways`` maps to the time since which the store lacks the gateway's record; None: it is there."""
+    """``gateways`` maps to the time since which the store lacks the gateway's record; None: it is there.
+    ``are_sequences_asked``: as ``InstanceView`` has it."""
 
     lease_s: float
     instances: dict[InstanceId, InstanceView]
@@ -45,6 +46,7 @@ class Membership:
     standing: Standing = field(default_factory=Standing)
     gateways: dict[GatewayId, float | None] = field(default_factory=dict)
     learned: LearnedTimes = field(default_factory=LearnedTimes)
+    are_sequences_asked: bool = True
 
     def read(self, records: tuple[MemberRecord, ...], now: float) -> list[SchedulerCommand]:
         commands: list[SchedulerCommand] = []
@@ -118,7 +120,13 @@ class Membership:
             view.last_heard_s = now
 
     def _add(self, record: InstanceRecord, now: float) -> None:
-        view = InstanceView(record, now, standing=self.standing, learned=self.learned.of(record.kind))
+        view = InstanceView(
+            record,
+            now,
+            are_sequences_asked=self.are_sequences_asked,
+            standing=self.standing,
+            learned=self.learned.of(record.kind),
+        )
         self.instances[record.instance_id] = view
         self.standing.changes += 1
         self.groups.forget()

@@ -78,7 +78,8 @@ MOST_WAITING = 1024
 class SchedulerState:
     """Instances, gateways and the requests that any scheduler has placed. Bounded by the queue bounds.
 
-    ``incarnation`` is this scheduler's own.
+    ``incarnation`` is this scheduler's own. ``are_rules_judged``: those that do not decide are asked what
+    they would have done, too (``scheduler.regret``).
     """
 
     lease_s: float
@@ -94,6 +95,7 @@ class SchedulerState:
     groups: Groups = field(init=False)
     members: Membership = field(init=False)
     links: KVLinks = field(default_factory=KVLinks)
+    are_rules_judged: bool = True
 
     def __post_init__(self) -> None:
         self.bookings = Bookings(self.incarnation, self.instances)
@@ -105,6 +107,8 @@ class SchedulerState:
         self.members = Membership(
             self.lease_s, self.instances, self.bookings, self.groups, self.links, standing
         )
+        rules = self.settings.prefill_policy, self.settings.decode_policy
+        self.members.are_sequences_asked = self.are_rules_judged or "best_fit" in rules
 
     def check(self) -> None:
         """Invariants, called by tests after every event."""

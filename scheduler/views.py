@@ -88,11 +88,12 @@ class InstanceView:
     changed since the one before: what it looks at is made once for each change of its report or bookings.
     ``next_look_s``: for bookings of which nobody heard the end (``scheduler.membership``). ``learned``: by
     all of its kind, which ``chunk_time`` and ``step_time`` were at its newest report, where it had learned
-    nothing itself."""
+    nothing itself. ``are_sequences_asked``: whether any rule looks at each of its sequences."""
 
     record: InstanceRecord
     last_heard_s: float
     report: LoadReport | None = None
+    are_sequences_asked: bool = True
     is_suspect: bool = False
     next_look_s: float = 0.0
     placed: set[RequestId] = field(default_factory=set)
@@ -265,7 +266,7 @@ class InstanceView:
             max(0, expected - context_tokens, reported_coming),
             booked.decoding_heavy,
             self.step_time,
-            None if is_plenty else self._sequences(context_tokens),
+            self._sequences(context_tokens) if self.are_sequences_asked and not is_plenty else None,
         )
 
     def _sequences(self, context_tokens: int) -> tuple[Growth, ...]:

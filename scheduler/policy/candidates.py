@@ -35,8 +35,8 @@ class Objectives(msgspec.Struct, frozen=True, gc=False):
 
 class DecodeCandidate(msgspec.Struct, frozen=True, gc=False):
     """``context_tokens``: KV of the ``requests`` that live there or are on their way; ``coming_tokens``: what
-    they are still expected to draw; ``sequences``: both of each of them, None where that is not known or the
-    pool is not half full. ``heavy``: how many of them are expected to draw many."""
+    they are still expected to draw; ``sequences``: both of each of them, None where that is not known, the
+    pool is not half full or no rule asks. ``heavy``: how many of them are expected to draw many."""
 
     instance_id: InstanceId
     requests: int

@@ -116,6 +116,7 @@ class SimulatedScheduler:
                 instance.scheduling_window,
                 instance.prefill_aging_tokens_per_s,
             ),
+            are_rules_judged=False,
         )
         self.roles = role_policy(config.roles)
 

@@ -195,6 +195,29 @@ def test_a_long_output_fits_beside_a_long_prompt_that_is_over_before_it_has_grow
     state.check()
 
 
+@pytest.mark.parametrize(
+    ("settings", "are_judged", "is_asked"),
+    [
+        (SchedulerConfig(), True, True),
+        (SchedulerConfig(), False, False),
+        (SchedulerConfig(decode_policy="best_fit"), False, True),
+        (SchedulerConfig(prefill_policy="best_fit"), False, True),
+    ],
+)
+def test_each_of_an_instance_s_sequences_is_looked_at_where_a_rule_asks(
+    settings: SchedulerConfig, are_judged: bool, is_asked: bool
+) -> None:
+    state = SchedulerState(LEASE_S, settings, are_rules_judged=are_judged)
+    ready(state, p0=0, d0=0)
+    state.place(make_request("r0", 700, max_tokens=20), 0.0)
+    state.check()
+    [_, decode] = state.placer.log.find("r0")[0].choices
+    assert decode.loads[0].sequences is None, "its pool was empty"
+    there = state.instances[InstanceId("d0")].for_decode
+    assert there.context_tokens == 700
+    assert there.sequences == (((700.0, 20.0),) if is_asked else None)
+
+
 CHUNK = FittedTime((2.0, 1.0, 0.1), 0.0, 100)
 """2 s a thousand tokens, 0.1 s a chunk."""
 
