@@ -137,7 +137,8 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     ``rebalance_decodes``: sequences leave an instance that is expected to run out of memory for one that
     keeps a fifth of its own to spare (``scheduler.policy.decode_rebalancing``), not to be preempted;
-    instances look at it, too, and where it is off do not say who could leave."""
+    instances look at it, too, and where it is off do not say who could leave. Nor do they say how much slack
+    their sequences have where neither ``prefill_policy`` nor ``shadow_share`` has anybody ask for it."""
 
     prefill_policy: PrefillPolicy = "shortest_queue"
     decode_policy: DecodePolicy = "least_loaded"

@@ -22,10 +22,10 @@ SURE_SHARE = 0.5
 
 class Forecast(NamedTuple):
     """``coming_tokens``: still to be drawn by those that are here. ``need_tokens``: the most KV at one of the
-    next steps, with that of the instance's prompts; where memory is plenty, the most that it could be.
-    ``length_error_tokens`` and ``batch_error``: l^e and b^e of Aladdin's algorithm 2, over the sequences that
-    have outlived their predictions: how many they are, and by how many tokens they will. Those that ended
-    early left the scheduler's books with their requests, so nothing of them is to be corrected.
+    next steps, with that of the instance's prompts; where memory is plenty or nobody asks, the most that it
+    could be. ``length_error_tokens`` and ``batch_error``: l^e and b^e of Aladdin's algorithm 2, over the
+    sequences that have outlived their predictions: how many they are, and by how many tokens they will. Those
+    that ended early left the scheduler's books with their requests, so nothing of them is to be corrected.
     ``movable``: none where all fit, or nobody asks."""
 
     coming_tokens: int
@@ -58,9 +58,9 @@ def make_forecast(
     sums = sequences.staying(untold)
     held_tokens = sums.tokens + sum(prompt_tokens)
     need_tokens = most_need(held_tokens, sums.sequences + len(prompt_tokens), block_size)
-    movable: Iterable[MovableSequence] = ()
     if not are_needs_asked:
         return Forecast(sums.coming_tokens, need_tokens, sums.error_tokens, sums.errors)
+    movable: Iterable[MovableSequence] = ()
     if need_tokens > SURE_SHARE * capacity_tokens:
         staying = [each for each in sequences.values() if not each.is_cancelled]
         growing = _growing(staying, untold)

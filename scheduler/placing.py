@@ -299,7 +299,7 @@ class Placer:
             if not candidates:
                 raise self._decode_overloaded(view.for_decode for view in views)
         except RequestError as exc:
-            barred = self._barred("decode", members, (), tokens, kv_formats, distrusted)
+            barred = self._barred("decode", members, (), tokens, kv_formats, distrusted, home)
             choices.append(Choice("decode", policy, (), None, exc.message, barred=barred))
             raise
         objectives = self._promised(request)
@@ -307,11 +307,12 @@ class Placer:
         taken = choose(scored) if home is None else choose_coupled(scored, home, policy)
         assert taken is not None, f"{policy} took none of {scored}"
         view = self.standby.instances[taken.instance_id]
-        is_all_able = decodes.are_all_mixed and len(fitting) == len(members) and self._distrust is None
-        if is_all_able and len(candidates) == 1 and taken.instance_id == home:
+        are_able = decodes.are_all_mixed and len(fitting) == len(members) and self._distrust is None
+        are_known = are_able and members is self.standby.serving("decode").members
+        if are_known and len(candidates) == 1 and taken.instance_id == home:
             barred = self._elsewhere.than(home, members)
         else:
-            barred = self._barred("decode", members, candidates, tokens, kv_formats, distrusted)
+            barred = self._barred("decode", members, candidates, tokens, kv_formats, distrusted, home)
         choices.append(
             Choice(
                 "decode",
@@ -335,12 +336,13 @@ class Placer:
         tokens: int,
         kv_formats: Collection[KVFormat],
         distrusted: Mapping[InstanceId, str],
+        home: InstanceId | None = None,
     ) -> tuple[Barred, ...]:
         if len(members) == len(candidates):
             return ()
         scored = {each.instance_id for each in candidates}
         most = self.settings.max_requests_per_decode
-        return barred_of(phase, members, scored, tokens, kv_formats, most, distrusted)
+        return barred_of(phase, members, scored, tokens, kv_formats, most, distrusted, home)
 
     # who could
 

@@ -211,6 +211,10 @@ class InstanceView:
         assert self._for_prefill in (None, self._prefill_candidate()), "an old view of a prefill queue"
         assert all(not each.is_reported for each in self._prefilling.values()), "a prompt was reported"
         assert self._for_decode in (None, self._decode_candidate()), "an old view of what is decoded"
+        pools = self.report or self.record
+        assert self.longest_tokens == pools.largest_pool_blocks * self.record.block_size, (
+            "an old view of pools"
+        )
 
     def _prefill_candidate(self) -> PrefillCandidate:
         report, booked = self.report, self.booked

@@ -16,14 +16,11 @@ from services.hosts.measured_speed import MeasuredSpeed
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What schedulers look at of that which takes looking at every sequence. ``needs``: what memory they will
-    come to need, and who could leave; ``spare``: by how much they are ahead of their pace."""
+    """What schedulers look at of that which takes looking at every sequence. ``has_needs``: what memory
+    they will come to need, and who could leave; ``has_spare``: by how much they are ahead of their pace."""
 
-    needs: bool = True
-    spare: bool = True
-
-
-EVERYTHING = Asked()
+    has_needs: bool
+    has_spare: bool
 
 
 def asked_by(settings: SchedulerConfig, *, are_rules_judged: bool) -> Asked:
@@ -43,7 +40,7 @@ def make_load_report(
     can_hand_on: bool,
     tpot_s: Callable[[str], float],
     now: float,
-    asked: Asked = EVERYTHING,
+    asked: Asked,
     untold_steps: tuple[int, ...] = (),
 ) -> LoadReport:
     """Of an instance whose rooms share their blocks. ``sequence``: of its reports. ``can_hand_on``: sequences
@@ -67,10 +64,10 @@ def make_load_report(
             block_size,
             total_blocks * block_size,
             can_hand_on=can_hand_on,
-            are_needs_asked=asked.needs,
+            are_needs_asked=asked.has_needs,
             untold=untold,
         )
-    if role == "mixed" and asked.spare:
+    if role == "mixed" and asked.has_spare:
         spare_s = least_spare_s(sequences.values(), tpot_s, now, untold)
     return LoadReport(
         instance_id=prefill.instance_id,

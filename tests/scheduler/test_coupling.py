@@ -8,13 +8,13 @@ from common.errors import ContextLengthExceeded, Overloaded
 from common.ids import Incarnation, InstanceId
 from common.messages import InstanceLife
 from scheduler import events
-from scheduler.barring import STAYS_AT_HOME
+from scheduler.barring import STAYS_AT_HOME, barred_of
 from scheduler.policy.candidates import Scored
 from scheduler.policy.coupling import STAYS, choose_coupled
 from scheduler.policy.dispatch import DECODE_POLICIES
 from scheduler.state import SchedulerState
 from tests.requests import make_request
-from tests.scheduler.states import LEASE_S, handle, ready, record_of, report_of
+from tests.scheduler.states import LEASE_S, gateway_record, handle, ready, record_of, report_of
 
 HOME, OTHER = InstanceId("m0"), InstanceId("d0")
 
@@ -53,6 +53,49 @@ def test_of_the_others_it_is_said_why_they_were_not_scored_as_they_are_at_that_m
     assert barred("r2") == {"m1": STAYS_AT_HOME, "m2": "drains"}
     handle(state, events.LoadReported(msgspec.structs.replace(draining, sequence=3, is_draining=False)))
     assert barred("r3") == {"m1": STAYS_AT_HOME, "m2": STAYS_AT_HOME}
+
+
+def test_they_are_those_that_are_there_whoever_computes_the_prompt() -> None:
+    """The same that is found by looking at each of them."""
+    state = state_of(m0=0, m1=900, m2=900)
+    names = ("m0", "m1", "m2")
+
+    def tell(name: str, sequence: int, pending: int) -> None:
+        handle(state, events.LoadReported(report_of(name, "mixed", sequence, pending=pending)))
+
+    def barred(request: str) -> tuple[str, list[str]]:
+        home = place(state, request)[1]
+        [decision] = state.placer.log.find(request)
+        told = decision.choices[1].barred
+        members = [state.instances[InstanceId(name)] for name in names]
+        found = barred_of("decode", members, {InstanceId(home)}, 1, (), 512, {}, InstanceId(home))
+        assert told == found
+        return home, [each.instance_id for each in told]
+
+    assert barred("r0") == ("m0", ["m1", "m2"])
+    tell("m0", 2, 900)
+    tell("m1", 2, 0)
+    assert barred("r1") == ("m1", ["m0", "m2"])
+    names = ("m0", "m1", "m3")
+    records = tuple(record_of(name, "mixed") for name in names)
+    handle(state, events.MembersRead((gateway_record(), *records)))
+    gone = LEASE_S + 1
+    for name in names:
+        report = report_of(name, "mixed", 3, pending=0 if name == "m3" else 5000)
+        state.handle(events.LoadReported(report), gone)
+    state.handle(events.TimePassed(), gone)
+    assert "m2" not in state.instances
+    assert barred("r2") == ("m3", ["m0", "m1"])
+
+
+def test_a_mixed_instance_that_is_full_is_told_as_others_of_its_kind_are() -> None:
+    state = state_of(SchedulerConfig(max_requests_per_decode=1), m0=0, m1=0, p0=9_000)
+    assert place(state, "r0") == ("m0", "m0")
+    assert place(state, "r1") == ("m1", "m1")
+    handle(state, events.RequestOver(make_request("r0").request_id, 5))
+    assert place(state, "r2") == ("m0", "m0")
+    [decision] = state.placer.log.find("r2")
+    assert {each.instance_id: each.reason for each in decision.choices[1].barred} == {"m1": STAYS_AT_HOME}
 
 
 def test_what_is_to_be_drawn_counts_where_a_prompt_finds_nobody_waiting() -> None:

@@ -14,7 +14,7 @@ from common.messages import DecodeTask, LoadReport, ResumeTask, Role, has_phase
 from common.performance import FittedTime
 from decode import events as decode_events
 from prefill.events import BlocksFreed, KeepHere, RoleChanged, SequenceLeft
-from services.hosts.load_report import make_load_report
+from services.hosts.load_report import Asked, make_load_report
 from services.hosts.measured_speed import MeasuredSpeed
 from tests.virtual.bus import Bus, Reply
 from tests.virtual.decode import VirtualDecode
@@ -111,6 +111,7 @@ class VirtualInstance:
             can_hand_on=True,
             tpot_s=lambda service_class: ObjectivesConfig().tpot_s,
             now=self.bus.clock.now,
+            asked=Asked(has_needs=True, has_spare=True),
         )
 
     def _hand_on(self, command: decode_events.HandOn) -> None:

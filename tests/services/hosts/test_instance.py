@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from common.config import Config, InstanceConfig, MeshConfig
+from common.config import Config, InstanceConfig, MeshConfig, SchedulerConfig
 from common.errors import InvalidRequest, LeaderSuperseded, NoInstanceReady
 from common.ids import Incarnation, InstanceId, RequestId
 from common.instance_metrics import InstanceMetrics
@@ -37,6 +37,7 @@ from prefill.events import SequenceLeft
 from services.hosts.building import build_instance
 from services.hosts.engines import load_engine
 from services.hosts.instance import Instance
+from services.hosts.load_report import Asked
 from tests.common.buses import connected, run, until
 from tests.decode.states import PREFILL, task_of
 from tests.requests import GATEWAY, make_request
@@ -48,11 +49,16 @@ CHUNK_TOKENS = 300
 
 @asynccontextmanager
 async def decode_instance(
-    nats_url: str, namespace: str, total_blocks: int | None = None
+    nats_url: str,
+    namespace: str,
+    total_blocks: int | None = None,
+    scheduler: SchedulerConfig | None = None,
 ) -> AsyncIterator[Instance]:
     """``total_blocks`` 0: its KV is attention workers'; None: as configured."""
     settings = InstanceConfig(role="decode", engine="emulated", chunk_tokens=CHUNK_TOKENS)
-    config = Config(mesh=MeshConfig(namespace=namespace), instance=settings)
+    config = Config(
+        mesh=MeshConfig(namespace=namespace), instance=settings, scheduler=scheduler or SchedulerConfig()
+    )
     loaded = await load_engine(config, Path("model"))
     engine = loaded if total_blocks is None else replace(loaded, total_blocks=total_blocks)
     transfer, started = TransferEndpoint(config.transfer), set[asyncio.Task[None]]()
@@ -90,6 +96,24 @@ def test_a_flip_is_told_to_the_scheduler_at_once_and_written_down(nats_url: str,
         assert [(report.role, report.is_draining) for report in reports] == [("prefill", False)]
         assert reports[0].chunk_tokens == CHUNK_TOKENS
         assert written == ["prefill"]
+
+    run(work())
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "has_needs", "has_spare"),
+    [
+        (SchedulerConfig(), True, True),
+        (SchedulerConfig(shadow_share=0.0), True, False),
+        (SchedulerConfig(shadow_share=0.0, rebalance_decodes=False), False, False),
+    ],
+)
+def test_it_reports_what_the_scheduler_s_settings_ask(
+    nats_url: str, namespace: str, scheduler: SchedulerConfig, has_needs: bool, has_spare: bool
+) -> None:
+    async def work() -> None:
+        async with decode_instance(nats_url, namespace, scheduler=scheduler) as instance:
+            assert instance._asked == Asked(has_needs=has_needs, has_spare=has_spare)
 
     run(work())
 

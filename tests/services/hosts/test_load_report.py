@@ -2,14 +2,21 @@
 
 import pytest
 
-from common.config import SchedulerConfig
+from common.config import PrefillPolicy, SchedulerConfig
+from common.ids import InstanceId
+from common.lengths import certain
 from common.messages import LoadReport, Role
+from common.performance import FittedTime
 from decode import events
 from decode.state import DecodeState
-from services.hosts.load_report import EVERYTHING, Asked, asked_by, make_load_report
+from scheduler.policy.candidates import Arrival, DecodeCandidate, Objectives, PrefillCandidate, Scored
+from scheduler.policy.dispatch import PREFILL_POLICIES
+from services.hosts.load_report import Asked, asked_by, make_load_report
 from services.hosts.measured_speed import MeasuredSpeed
 from tests.decode.states import handle, make_state, start, task_of
 from tests.prefill.states import make_state as make_prefill_state
+
+EVERYTHING = Asked(has_needs=True, has_spare=True)
 
 
 def report_of(decode: DecodeState, role: Role = "decode", asked: Asked = EVERYTHING) -> LoadReport:
@@ -49,23 +56,39 @@ def test_what_no_rule_asks_of_every_sequence_is_not_looked_at() -> None:
     whole = report_of(decode, "mixed")
     assert whole.decode_spare_s is not None
     assert [each.request_id for each in whole.movable] == ["r1", "r2"], "both will not fit"
-    half = report_of(decode, "mixed", Asked(needs=False, spare=True))
+    half = report_of(decode, "mixed", Asked(has_needs=False, has_spare=True))
     assert half.decode_spare_s == whole.decode_spare_s
     assert not half.movable
     assert half.decode_need_tokens > whole.decode_need_tokens, "the most that it could be"
-    assert report_of(decode, "mixed", Asked(needs=True, spare=False)).decode_spare_s is None
+    assert report_of(decode, "mixed", Asked(has_needs=True, has_spare=False)).decode_spare_s is None
 
 
 @pytest.mark.parametrize(
     ("settings", "is_judged", "asked"),
     [
-        (SchedulerConfig(), False, Asked(needs=True, spare=False)),
+        (SchedulerConfig(), False, Asked(has_needs=True, has_spare=False)),
         (SchedulerConfig(), True, EVERYTHING),
         (SchedulerConfig(prefill_policy="best_fit"), False, EVERYTHING),
-        (SchedulerConfig(rebalance_decodes=False), False, Asked(needs=False, spare=False)),
+        (SchedulerConfig(rebalance_decodes=False), False, Asked(has_needs=False, has_spare=False)),
     ],
 )
 def test_what_is_asked_follows_from_the_rules(
     settings: SchedulerConfig, is_judged: bool, asked: Asked
 ) -> None:
     assert asked_by(settings, are_rules_judged=is_judged) == asked
+
+
+@pytest.mark.parametrize("policy", PREFILL_POLICIES)
+def test_whoever_reads_how_far_ahead_decodes_are_has_it_asked_for(policy: PrefillPolicy) -> None:
+    chunks = FittedTime((2.0, 1.0, 0.1), 0.0, 100)
+
+    def scored(spare_s: float | None) -> list[Scored]:
+        name = InstanceId("m0")
+        beside = DecodeCandidate(name, 2, 500, 10_000)
+        candidate = PrefillCandidate(name, 10, 1, 100.0, chunks, 512, 5.0, beside, spare_s)
+        arrival = Arrival(0, 7, 30, 0, certain(10))
+        return PREFILL_POLICIES[policy]([candidate], arrival, Objectives(9.0, 9.0))
+
+    settings = SchedulerConfig(prefill_policy=policy)
+    is_read = scored(-1.0) != scored(None)
+    assert asked_by(settings, are_rules_judged=False).has_spare == is_read
