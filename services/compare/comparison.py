@@ -71,7 +71,8 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A whole file. ``length_scale`` multiplies the workloads' lengths; a round's seed is ``seed`` and its
     number. ``calibration`` names workloads whose requests hardly wait, ``costs`` those whose processor time
-    is shared out among passes, tokens and prompts, ``saturated`` one of these that hardly ever wants fewer
+    is shared out among passes, tokens and prompts, and which say what a token's exchange with attention
+    workers takes, ``saturated`` one of these that hardly ever wants fewer
     cores than there are: what a mesh costs beside its model is taken from these (``simulated``).
     ``capacity_requests``: of the simulations that say what a mesh serves. ``profiled_between``: runs take
     turns with passes of a profile (``between``)."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from common.latency import Distribution
 from services.compare.pass_rests import Rests
-from services.compare.simulated import MOST_TURNS_SHARE, NEARLY_THE_MOST, Pair
+from services.compare.simulated import MOST_TOKEN_S, MOST_TURNS_SHARE, NEARLY_THE_MOST, Pair
 from services.compare.simulated_mesh import Overhead
 from services.simulator.host_config import HostConfig
 
@@ -168,14 +168,17 @@ def _describe_rests(overhead: Overhead) -> str:
         f" {1e3 * each.prompt_s:.2f} ms a prompt"
         for each in overhead.rests
     ]
-    if overhead.pass_s or not found:
+    if overhead.pass_s or overhead.token_s or not found:
+        others = "others " if found else ""
         token = f", {1e6 * overhead.token_s:.0f} µs a token" if overhead.token_s else ""
-        found.append(f"{1e3 * overhead.pass_s:.2f} ms{token}{' others' if found else ''}")
+        limit = _limit_note(overhead.token_s / MOST_TOKEN_S)
+        found.append(f"{others}{1e3 * overhead.pass_s:.2f} ms{token}{limit}")
     return f"a pass rests {'; '.join(found)}"
 
 
 def _describe_host(host: HostConfig, hidden: Rests) -> str:
-    turns = f"{100 * host.turns_share:.1f} % of a layer more{_limit_note(host.turns_share)}"
+    limit = _limit_note(host.turns_share / MOST_TURNS_SHARE)
+    turns = f"{100 * host.turns_share:.1f} % of a layer more{limit}"
     return (
         f"; of {host.cores} cores {host.idle_cores:.3f} idle, {1e3 * host.pass_s:.2f} ms a pass,"
         f" {1e3 * host.token_s:.2f} a token, {1e3 * host.prompt_s:.2f} a prompt,"
@@ -186,4 +189,5 @@ def _describe_host(host: HostConfig, hidden: Rests) -> str:
 
 
 def _limit_note(share: float) -> str:
-    return " (the most that is looked for)" if share >= NEARLY_THE_MOST * MOST_TURNS_SHARE else ""
+    """``share``: of the most."""
+    return " (the most that is looked for)" if share >= NEARLY_THE_MOST else ""

@@ -9,9 +9,9 @@ request is held to itself. Where there are ``costs``, all run on one host, and w
 beside passes is from the processor time of these workloads, in other configurations, too; how much of that
 costs engines nothing, as they rest, is from how long they waited for cores amid passes. Over attention
 workers, what a token's exchange with them takes of a step is what requests' times per token are off by on
-average in the other ``costs``, in which many sequences are computed at once, and how much longer workers and
-model replicas take in turns what they are off by in the ``saturated`` one, as most waits are short and some
-are long. Nothing else is fitted: no other workload's figures are looked at.
+average in those of the ``costs`` in which many sequences are computed at once, and how much longer workers
+and model replicas take in turns what they are off by in the ``saturated`` one, as most waits are short and
+some are long. Nothing else is fitted: no other workload's figures are looked at.
 """
 
 import statistics
@@ -36,7 +36,7 @@ from services.compare.comparison import (
 )
 from services.compare.engine_times import PassCounts, counts_of_all
 from services.compare.host_costs import Counted, host_of
-from services.compare.pass_rests import NO_RESTS, Rests, fit_rests
+from services.compare.pass_rests import APART, NO_RESTS, Rests, fit_rests
 from services.compare.records import RunRecord
 from services.compare.simulated_mesh import Overhead, pace_of, simulated_of
 from services.profiling.probe import looking_s
@@ -137,27 +137,39 @@ class Simulation:
 
     def _with_exchanged(self, candidate: Candidate, own: Sequence[RunRecord], overhead: Overhead) -> Overhead:
         """With what a step over attention workers takes longer for each token that it draws, which crosses
-        between processes in every layer: so that the times per token of those runs come out in which many
-        sequences are computed at once, one run like another. Where nobody ran any, nothing."""
+        between processes in every layer: so that the times per token come out of those runs in which many
+        times as many sequences are computed at once as in the calibration's, one like another. These stay as
+        they are. Where there is no such run, nothing."""
         if overhead.host is None or not candidate.instances.get("attention", 0):
             return overhead
-        names = set(self.comparison.costs) - {*self.comparison.calibration, self.comparison.saturated}
-        runs = [
-            Tried(candidate, record, self._in_its_minutes(candidate, record, overhead))
-            for record in own
-            if record.workload in names
-        ]
+        at_once: dict[str, list[tuple[float, Tried]]] = {}
+        for record in own:
+            if record.workload in self.comparison.fitted - {self.comparison.saturated}:
+                tried = Tried(candidate, record, self._in_its_minutes(candidate, record, overhead))
+                sequences = _sequences_at_once(self.again(*tried))
+                if any(each.tpot_s is not None for each in record.served):
+                    at_once.setdefault(record.workload, []).append((sequences, tried))
+        few = [each for name in self.comparison.calibration for each, _ in at_once.get(name, ())]
+        least = statistics.fmean(few) if few else 0.0
+        many = [tried for runs in at_once.values() for each, tried in runs if each > APART * least > 0]
+        if not many:
+            return overhead
+
+        def with_token(of: Overhead, token_s: float) -> Overhead:
+            pass_s = of.pass_s - least * (token_s - of.token_s)
+            return of._replace(token_s=token_s, pass_s=max(0.0, pass_s))
 
         def off_s(token_s: float) -> float:
-            return sum(self._off_by_token(tried, token_s) for tried in runs)
+            return sum(
+                self._off_per_token(each._replace(overhead=with_token(each.overhead, token_s)))
+                for each in many
+            )
 
-        return overhead._replace(token_s=_root(off_s, MOST_TOKEN_S)) if runs else overhead
+        return with_token(overhead, _root(off_s, MOST_TOKEN_S))
 
-    def _off_by_token(self, tried: Tried, token_s: float) -> float:
-        """By how much requests' times per token are longer than live on average, with that."""
-        candidate, record, overhead = tried
-        cluster = self.again(candidate, record, overhead._replace(token_s=token_s))
-        return _trimmed_mean(_longer_s("costs", record, cluster, "tpot_s"))
+    def _off_per_token(self, tried: Tried) -> float:
+        """By how much requests' times per token are longer than live on average."""
+        return _trimmed_mean(_longer_s("costs", tried.record, self.again(*tried), "tpot_s"))
 
     def _with_turns(self, candidate: Candidate, own: Sequence[RunRecord], overhead: Overhead) -> Overhead:
         """With what layers over attention workers take longer while cores are short, so that the saturated
@@ -246,6 +258,8 @@ class Simulation:
             if each.configuration in alike and each.workload in self.comparison.costs:
                 who = alike[each.configuration]
                 tried = overhead._replace(rests=rests[who.name])
+                if not who.instances.get("attention", 0):
+                    tried = tried._replace(token_s=0.0)
                 cluster = self.again(who, each, self._in_its_minutes(who, each, tried))
                 counted.append((each, _counted(cluster, who)))
         found, before = host_of(counted, candidate.name), overhead.host
@@ -339,6 +353,12 @@ def _counted(cluster: Cluster, candidate: Candidate) -> Counted:
         prompt_tokens=sum(cluster.records.prompt_tokens),
         is_handed_over=not candidate.instances.get("mixed", 0),
     )
+
+
+def _sequences_at_once(cluster: Cluster) -> float:
+    """In a step over attention workers, on average."""
+    work = [each.engine.work for each in cluster.lives if each.pools is not None]
+    return sum(each.rows for each in work) / max(1, sum(each.passes for each in work))
 
 
 def _waited_s(record: RunRecord, roles: Collection[str]) -> float | None:

@@ -33,11 +33,11 @@ EMULATED = ModelShape("emulated", 1, 1, 1, 1, 1, 1, 1, 1, 0)
 
 
 class Overhead(NamedTuple):
-    """Of a mesh, seconds. ``pass_s``: of every pass beside the model's, and ``token_s`` of each token that it
-    draws; ``hop_s``: of a message. ``host``: on
-    which all run, if it is known what they take of it. ``pace``: how many times as long as the profile says
-    the model's passes take. ``rests``: of roles whose instances counted theirs, in place of both.
-    ``hidden``: what of the host's costs is done on the cores of engines that rest then."""
+    """Of a mesh, seconds. ``pass_s``: of every pass beside the model's, and ``token_s`` of each token that a
+    step over attention workers draws; ``hop_s``: of a message. ``host``: on which all run, if it is known
+    what they take of it. ``pace``: how many times as long as the profile says the model's passes take.
+    ``rests``: of roles whose instances counted theirs, in place of both. ``hidden``: what of the host's costs
+    is done on the cores of engines that rest then."""
 
     pass_s: float = 0.0
     hop_s: float = 0.0
@@ -49,7 +49,8 @@ class Overhead(NamedTuple):
 
     def rests_of(self, role: str) -> Rests:
         found = (each for each in self.rests if each.role == role)
-        return next(found, Rests(role, self.pass_s, self.token_s))
+        token_s = self.token_s if role == "decode" else 0.0
+        return next(found, Rests(role, self.pass_s, token_s))
 
     def with_host(self, **costs: float) -> "Overhead":
         """With some of the host's costs replaced, where there is one."""

@@ -194,26 +194,51 @@ def test_what_turns_cost_is_found_from_the_run_that_saturates_the_cores(share: f
     assert abs(error(busy, "tpot")) < 0.02
 
 
+def seen_apart(offer: Offer, overhead: Overhead) -> RunRecord:
+    record = live(offer, overhead, APART)
+    return msgspec.structs.replace(record, idle_cores=0.0, beside_cpu_s=0.0, duration_s=3.0, cores=2)
+
+
+APART = Candidate(name="apart", instances={"prefill": 1, "decode": 1, "attention": 1})
+MANY = Offer(name="hpld", lengths="lphd", requests=40, rate_per_s=6.0, ttft_s=4.0, tpot_s=0.1)
+
+
+def with_apart(offer: Offer) -> Simulation:
+    named = msgspec.structs.replace(
+        COMPARISON, workload=(ALONE, offer), configuration=(APART,), costs=("alone", "hpld")
+    )
+    return Simulation(named)
+
+
 @pytest.mark.parametrize("token_s", [0.0, 0.0004])
 def test_what_a_token_s_exchange_takes_is_found_from_the_runs_of_many_sequences(token_s: float) -> None:
-    apart = Candidate(name="apart", instances={"prefill": 1, "decode": 1, "attention": 1})
-    named = msgspec.structs.replace(COMPARISON, configuration=(apart,), costs=("alone", "hpld"))
     true = TRUE._replace(host=HostConfig(cores=2), token_s=token_s)
-    records = [
-        msgspec.structs.replace(
-            live(offer, true, apart), idle_cores=0.0, beside_cpu_s=0.0, duration_s=3.0, cores=2
-        )
-        for offer in (ALONE, BUSY)
-    ]
-    overheads, [_, busy] = Simulation(named).pairs(records)
-    # A part of one token's is taken for the pass's own.
-    assert overheads["apart"].token_s == pytest.approx(token_s, abs=6e-5)
-    assert abs(error(busy, "tpot")) < 0.02
+    overheads, [_, many] = with_apart(MANY).pairs([seen_apart(each, true) for each in (ALONE, MANY)])
+    found = overheads["apart"]
+    assert found.token_s == pytest.approx(token_s, abs=1e-5)
+    assert found.pass_s == pytest.approx(TRUE.pass_s, abs=1e-4)
+    assert abs(error(many, "tpot")) < 0.02
     said = re.search(
-        r"a pass rests 3\.\d\d ms(, 3\d\d µs a token)?, \d\.\d\d ms a message", describe_overheads(overheads)
+        r"a pass rests \d\.\d\d ms(, 4\d\d µs a token|, 39\d µs a token)?, ", describe_overheads(overheads)
     )
     assert said is not None
     assert (said[1] is not None) == (token_s > 0)
+
+
+def test_runs_of_few_sequences_do_not_say_what_a_token_s_exchange_takes() -> None:
+    """Nor is it charged to meshes that have none."""
+    true = TRUE._replace(host=HostConfig(cores=2), token_s=0.0004)
+    thin = msgspec.structs.replace(BUSY, rate_per_s=0.5)
+    overheads, _ = with_apart(thin).pairs([seen_apart(each, true) for each in (ALONE, thin)])
+    assert overheads["apart"].token_s == 0.0
+    assert [true.rests_of(role).token_s for role in ("prefill", "decode", "mixed")] == [0.0, 0.0004, 0.0]
+
+
+def test_a_run_that_served_nobody_says_nothing_of_a_token_s_exchange() -> None:
+    true = TRUE._replace(host=HostConfig(cores=2))
+    silent = msgspec.structs.replace(seen_apart(MANY, true), served=())
+    overheads, _ = with_apart(MANY).pairs([seen_apart(ALONE, true), silent])
+    assert overheads["apart"].token_s == 0.0
 
 
 def test_requests_are_held_to_themselves() -> None:
