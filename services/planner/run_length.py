@@ -22,7 +22,8 @@ STAYS = 4.0
 
 
 def check_length(prepared: Prepared) -> None:
-    """Raises ConfigError where even requests that nobody else delays would pass for a backlog that grows."""
+    """Raises ConfigError where even requests that nobody else delays would pass for a backlog that grows, or
+    where the last one comes before others go: then none could."""
     demand, rows = prepared.demand, prepared.conditions.rows
     if demand.objective == "throughput":
         return
@@ -33,7 +34,7 @@ def check_length(prepared: Prepared) -> None:
     for number, (row, stay_s, arrival_s) in enumerate(zip(rows, stays_s, arrivals, strict=False)):
         records.begin(arrival_s, row.prompt_tokens, row.output_tokens)
         records.end(number, "done", arrival_s + float(stay_s))
-    if left_share(records) <= 0:
+    if left_share(records) <= 0 and len(rows) / demand.rate_per_s > stays_s.mean():
         return
     # Of those who are there at any time: who stays longer is there more often.
     needed_s = STAYS * float((stays_s**2).sum() / stays_s.sum())
@@ -60,8 +61,8 @@ def caveat_of(prepared: Prepared) -> str | None:
     if len(rows) >= needed:
         return None
     return (
-        f"of so few requests more instances may be counted than it takes: these {len(rows):,} come within"
-        f" {len(rows) / demand.rate_per_s:.3g} s, and those that just keep their objectives stay for"
+        f"of so few requests more instances may be counted than it takes, or fewer: these {len(rows):,} come"
+        f" within {len(rows) / demand.rate_per_s:.3g} s, and those that just keep their objectives stay for"
         f" {stay_s:.3g} s, which passes for work that piles up; {needed:,} would say"
     )
 

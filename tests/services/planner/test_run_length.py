@@ -56,6 +56,13 @@ def test_a_run_that_any_number_of_instances_would_fail_is_refused(tmp_path: Path
     assert "no run says whether work piles up" in caught.value.rule
 
 
+def test_a_run_whose_requests_all_come_before_any_goes_is_refused(tmp_path: Path) -> None:
+    """However few they are: any instance that takes them in would pass for one that keeps up."""
+    with pytest.raises(ConfigError, match="is too much for 20 requests") as caught:
+        check_length(prepared_at(1_000.0, tmp_path, 20))
+    assert (caught.value.key, caught.value.value) == ("--rate", 1_000.0)
+
+
 def test_the_length_and_the_rate_that_it_names_are_enough(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         check_length(prepared_at(1_000.0, tmp_path))
