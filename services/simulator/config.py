@@ -170,7 +170,10 @@ def simulated_from_tree(tree: Mapping[str, Any], beside: Path = Path()) -> Simul
     for key, value in rest.items():
         if key in ClusterConfig.__struct_fields__ and not isinstance(value, Mapping):
             raise ConfigError(key, value, "is a key of [cluster], and stands in no table")
-    cluster = read_table("cluster", tree.get("cluster", {}), ClusterConfig)
+    table = tree.get("cluster", {})
+    if isinstance(table, Mapping) and table.keys() >= {"model", "shape"}:
+        raise ConfigError("cluster.model", table["model"], "cannot be said beside [cluster.shape]")
+    cluster = read_table("cluster", table, ClusterConfig)
     _check_cluster(cluster)
     configs, attention_configs = _pool_configs(tree.get("pool", []))
     shape = _shape_of(cluster, beside)
@@ -304,8 +307,6 @@ def _host_of(tree: Mapping[str, Any], pools: Sequence[PoolConfig]) -> HostConfig
 
 def _shape_of(cluster: ClusterConfig, beside: Path) -> ModelShape:
     if cluster.shape is not None:
-        if cluster.model is not None:
-            raise ConfigError("cluster.model", cluster.model, "cannot be said beside [cluster.shape]")
         _check_shape(cluster.shape)
         return cluster.shape
     model = DEFAULT_MODEL if cluster.model is None else cluster.model

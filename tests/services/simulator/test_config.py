@@ -45,7 +45,7 @@ def test_a_model_is_given_by_its_name_or_by_its_shape() -> None:
     assert simulated_from_tree({"pool": [pool("mixed")]}).shape == SHAPES[DEFAULT_MODEL]
     assert mesh(pool("mixed")).shape.name == SHAPE["name"]
     with pytest.raises(ConfigError, match=r"cannot be said beside \[cluster\.shape\]") as caught:
-        mesh(pool("mixed"), cluster={"model": "llama3-8b"})
+        simulated_from_tree({"cluster": {"model": "llama3-8b", "shape": {}}, "pool": [pool("mixed")]})
     assert (caught.value.key, caught.value.value) == ("cluster.model", "llama3-8b")
 
 
