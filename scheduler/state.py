@@ -65,6 +65,7 @@ from scheduler.membership import Membership
 from scheduler.peers import Peers
 from scheduler.placing import Placer
 from scheduler.policy.decode_rebalancing import choose_departures
+from scheduler.policy.dispatch import BY_SEQUENCE
 from scheduler.policy.grouping import Groups
 from scheduler.standby import Standby
 from scheduler.views import InstanceView, PlacedRequest, Standing
@@ -107,8 +108,8 @@ class SchedulerState:
         self.members = Membership(
             self.lease_s, self.instances, self.bookings, self.groups, self.links, standing
         )
-        rules = self.settings.prefill_policy, self.settings.decode_policy
-        self.members.are_sequences_asked = self.are_rules_judged or "best_fit" in rules
+        rules = {self.settings.prefill_policy, self.settings.decode_policy}
+        self.members.are_sequences_asked = self.are_rules_judged or not BY_SEQUENCE.isdisjoint(rules)
 
     def check(self) -> None:
         """Invariants, called by tests after every event."""

@@ -144,6 +144,9 @@ def _fullest(
     ]
 
 
+BY_SEQUENCE = frozenset({"best_fit"})
+"""Rules of either phase that look at each sequence of an instance, and at how far ahead it is of its pace."""
+
 PREFILL_POLICIES: dict[
     PrefillPolicy, Callable[[Sequence[PrefillCandidate], Arrival, Objectives], list[Scored]]
 ] = {

@@ -11,6 +11,7 @@ from decode.forecast import NOTHING, least_spare_s, make_forecast
 from decode.state import DecodeState
 from prefill.forecast import needs_of_prompts, tokens_of_prompts
 from prefill.state import PrefillState
+from scheduler.policy.dispatch import BY_SEQUENCE
 from services.hosts.measured_speed import MeasuredSpeed
 
 
@@ -26,7 +27,7 @@ class Asked:
 def asked_by(settings: SchedulerConfig, *, are_rules_judged: bool) -> Asked:
     """``are_rules_judged``: those that do not decide are asked what they would have done, too
     (``scheduler.regret``)."""
-    return Asked(settings.rebalance_decodes, are_rules_judged or settings.prefill_policy == "best_fit")
+    return Asked(settings.rebalance_decodes, are_rules_judged or settings.prefill_policy in BY_SEQUENCE)
 
 
 def make_load_report(
