@@ -18,7 +18,7 @@ from common.messages import Role
 from services.planner.bounds import Bound
 from services.planner.candidates import Deployment, InstanceKind, PoolPlan
 from services.planner.goodput import FINE, Capacity, Served, find_capacity
-from services.planner.probes import Phase, Search, together
+from services.planner.probes import Phase, Search, Tally, Tell, together, untold
 from services.planner.samples import Sample
 
 NODE_DEVICES = 8
@@ -86,10 +86,14 @@ def place_with_high_affinity(
     served: Served,
     sample: Sample,
     rate_per_s: float,
+    tell: Tell = untold,
 ) -> Search[HighAffinityPlacement | None]:
     """Algorithm 1. None where a phase keeps its objectives on no kind."""
     kinds = [*prefill, *decode]
-    found = yield from together([_goodput(kind, bounds[kind], served, sample) for kind in kinds])
+    found = yield from together(
+        [_goodput(kind, bounds[kind], served, sample) for kind in kinds],
+        Tally(tell, "prefill and decode instances measured", len(kinds)),
+    )
     placed = [
         PhasePlacement(kind, each.rate_per_s, math.ceil(rate_per_s / each.rate_per_s))
         for kind, each in zip(kinds, found, strict=True)
@@ -122,6 +126,7 @@ def place_with_low_affinity(
     rate_per_s: float,
     catalogue: Catalogue,
     node_devices: int = NODE_DEVICES,
+    tell: Tell = untold,
 ) -> Search[list[PairPlacement]]:
     """Algorithm 2: all whose corresponding stages fit a node together and that serve anything, best first."""
     pairs = [
@@ -134,7 +139,8 @@ def place_with_low_affinity(
         [
             _pair_goodput(pair, deployment, bounds, served, sample)
             for pair, deployment in zip(pairs, deployments, strict=True)
-        ]
+        ],
+        Tally(tell, "pairs measured", len(pairs)),
     )
     placed = [
         PairPlacement(deployment, each.rate_per_s, math.ceil(rate_per_s / each.rate_per_s))

@@ -21,7 +21,7 @@ from services.planner.demand import (
     propose_pair,
 )
 from services.planner.finalists import Settled, look_beyond, settle, stretch
-from services.planner.probes import Search, together
+from services.planner.probes import Search, Tally, Tell, together, untold
 from services.planner.screening import Screened, screen
 
 COUPLED_FINALISTS = 3
@@ -67,18 +67,22 @@ def plan(
     demand: Demand,
     requests: int,
     caveat: str | None = None,
+    tell: Tell = untold,
 ) -> Search[Plan]:
     """``requests``: of the whole trace."""
-    screened: list[Screened] = yield from together([screen(each, bounds, demand, requests) for each in kinds])
+    looked_at = Tally(tell, "kinds of instances looked at", sum(map(len, kinds)))
+    screened: list[Screened] = yield from together(
+        [screen(each, bounds, demand, requests, looked_at) for each in kinds]
+    )
     coupled, pairs, apart = _propose(demand, screened)
     finalists = _unlike(coupled)[:COUPLED_FINALISTS] + _unlike(pairs)[:PAIR_FINALISTS]
     finalists += _unlike(apart)[:ATTENTION_FINALISTS]
-    ranked = yield from _simulate(demand, finalists, requests)
+    ranked = yield from _simulate(demand, finalists, requests, tell)
     over: list[Settled] = []
     if not ranked and demand.budget.limits and demand.objective != "throughput":
-        over = yield from _least_over(demand, screened, requests)
+        over = yield from _least_over(demand, screened, requests, tell)
         allowed = [each for each in over if demand.allows(each.deployment)]
-        ranked = yield from _look_beyond(demand, allowed, requests)
+        ranked = yield from _look_beyond(demand, allowed, requests, tell)
     return Plan(
         demand=demand,
         ranked=tuple(ranked),
@@ -105,13 +109,16 @@ def _propose(demand: Demand, screened: Sequence[Screened]) -> Proposals:
     return Proposals(coupled, pairs, apart)
 
 
-def _least_over(demand: Demand, screened: Sequence[Screened], requests: int) -> Search[list[Settled]]:
+def _least_over(
+    demand: Demand, screened: Sequence[Screened], requests: int, tell: Tell
+) -> Search[list[Settled]]:
     """Those that take the least of the budget, best first: some may turn out to be allowed."""
     unbounded = replace(demand, budget=Budget())
     proposed = [each for some in _propose(unbounded, screened) for each in some]
     proposed.sort(key=lambda each: demand.budget.share(each.deployment.parts))
     least = _unlike(proposed)[:OVER_FINALISTS]
-    found = yield from together([settle(unbounded, each, requests) for each in least])
+    whole = Tally(tell, "deployments over the budget simulated whole", len(least))
+    found = yield from together([settle(unbounded, each, requests) for each in least], whole)
     return in_order([each for each in found if each is not None])
 
 
@@ -128,24 +135,30 @@ def _unlike(proposed: Sequence[Proposed]) -> list[Proposed]:
     return first + rest[:1]
 
 
-def _simulate(demand: Demand, finalists: Sequence[Proposed], requests: int) -> Search[list[Settled]]:
+def _simulate(
+    demand: Demand, finalists: Sequence[Proposed], requests: int, tell: Tell
+) -> Search[list[Settled]]:
     one = stretch if demand.objective == "throughput" else settle
-    settled = yield from together([one(demand, each, requests) for each in finalists])
+    whole = Tally(tell, "deployments simulated whole", len(finalists))
+    settled = yield from together([one(demand, each, requests) for each in finalists], whole)
     ranked = in_order([each for each in settled if each is not None])
     if demand.objective == "throughput":
         return ranked
-    ranked = yield from _look_beyond(demand, ranked, requests)
+    ranked = yield from _look_beyond(demand, ranked, requests, tell)
     return ranked
 
 
-def _look_beyond(demand: Demand, ranked: Sequence[Settled], requests: int) -> Search[list[Settled]]:
+def _look_beyond(
+    demand: Demand, ranked: Sequence[Settled], requests: int, tell: Tell
+) -> Search[list[Settled]]:
     """The best few with their headroom, and the best with attention workers wherever it ranks."""
     chosen, rest = list(ranked[:LOOKED_BEYOND]), list(ranked[LOOKED_BEYOND:])
     apart = next((each for each in rest if each.deployment.has_attention), None)
     if apart is not None and not any(each.deployment.has_attention for each in chosen):
         chosen.append(apart)
         rest.remove(apart)
-    beyond = yield from together([look_beyond(demand, each, requests) for each in chosen])
+    stretched = Tally(tell, "deployments' headroom measured", len(chosen))
+    beyond = yield from together([look_beyond(demand, each, requests) for each in chosen], stretched)
     return in_order([*beyond, *rest])
 
 

@@ -8,6 +8,7 @@ on one core and on many, whichever of them come first.
 
 import hashlib
 from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 import msgspec
@@ -69,10 +70,34 @@ class Point(msgspec.Struct, frozen=True):
 Search = Generator[Sequence[Probe], Mapping[Probe, Point], Found]
 """It yields all that it waits for, one probe at least; is sent one of their points at least, and yields again
 what it still waits for."""
+Tell = Callable[[str, int, int], None]
+"""Of a search while it goes on: what it counts, how many of these are over, and of how many."""
 
 
-def together(searches: Sequence[Search[Found]]) -> Search[list[Found]]:
-    """All at once: each goes on as soon as points of its own come, whatever the others wait for."""
+def untold(what: str, done: int, total: int) -> None:
+    """A Tell that nobody hears."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """Of one part of a search: tells as it begins, and whenever more is over."""
+
+    tell: Tell
+    what: str
+    total: int
+    done: int = 0
+
+    def __post_init__(self) -> None:
+        self.tell(self.what, self.done, self.total)
+
+    def add(self, count: int = 1) -> None:
+        self.done += count
+        self.tell(self.what, self.done, self.total)
+
+
+def together(searches: Sequence[Search[Found]], over: Tally | None = None) -> Search[list[Found]]:
+    """All at once: each goes on as soon as points of its own come, whatever the others wait for. ``over``
+    counts those that ended."""
     found: dict[int, Found] = {}
     waiting: dict[int, Sequence[Probe]] = {}
 
@@ -83,6 +108,8 @@ def together(searches: Sequence[Search[Found]]) -> Search[list[Found]]:
         except StopIteration as end:
             waiting.pop(number, None)
             found[number] = end.value
+            if over is not None:
+                over.add()
 
     for number in range(len(searches)):
         advance(number, None)

@@ -15,7 +15,7 @@ from services.planner.bounds import Bound
 from services.planner.budget import Budget
 from services.planner.candidates import Deployment, InstanceKind, Kinds, PoolPlan
 from services.planner.goodput import FINE, find_capacity
-from services.planner.probes import Point, Probe, Search, ask, together
+from services.planner.probes import Point, Probe, Search, Tally, Tell, ask, together, untold
 
 SLOWDOWNS = {"TTFT": (2.0, 3.0, 6.0), "TBT": (1.25, 1.5, 5.0), "E2E": (1.25, 1.5, 5.0)}
 """P50, P90, P99, over a request alone on a DGX-A100 (Table VI)."""
@@ -24,6 +24,7 @@ TABLE_VI = tuple(bound for bounds in SLOWDOWNS.values() for bound in bounds)
 NAMES = tuple(f"{what} P{rank}" for what in SLOWDOWNS for rank in (50, 90, 99))
 MACHINE_DEVICES = 8
 LETTERS = {"a100": "A", "a100-sxm": "A", "h100": "H", "h100-sxm": "H", "h100-sxm-capped": "Hcap"}
+DESIGNS = "designs provisioned"
 MOST_MACHINES = 4
 """Times as many of either as its bound says: no more help."""
 
@@ -101,10 +102,12 @@ def cheapest(
     rate_per_s: float,
     requests: int,
     budget: Budget,
+    tell: Tell = untold,
 ) -> Search[list[Provisioned]]:
     """The least cost of each design that serves the rate within the budget; cheapest first."""
     found = yield from together(
-        [_cheapest(each, bounds, cost, rate_per_s, requests, budget) for each in designs]
+        [_cheapest(each, bounds, cost, rate_per_s, requests, budget) for each in designs],
+        Tally(tell, DESIGNS, len(designs)),
     )
     return sorted(
         (each for each in found if each is not None),
@@ -185,9 +188,13 @@ def most_throughput(
     bounds: Mapping[InstanceKind, Bound],
     budget: Budget,
     requests: int,
+    tell: Tell = untold,
 ) -> Search[list[Provisioned]]:
     """The split of each design that serves the most within the budget; the best first."""
-    found = yield from together([_most_throughput(each, bounds, budget, requests) for each in designs])
+    found = yield from together(
+        [_most_throughput(each, bounds, budget, requests) for each in designs],
+        Tally(tell, DESIGNS, len(designs)),
+    )
     return sorted(
         (each for each in found if each is not None), key=lambda each: (-each.rate_per_s, each.design.name)
     )

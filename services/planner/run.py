@@ -13,7 +13,8 @@ from services.planner.checkpoint import Checkpoint
 from services.planner.driver import drive, simulating
 from services.planner.planning import Plan, plan
 from services.planner.preparing import PlanRequest, Prepared, bounds_of, prepare
-from services.planner.probes import Search
+from services.planner.probes import Search, Tell
+from services.planner.progress import Watch
 from services.planner.run_length import caveat_of, check_length
 from services.planner.searches import SearchName, SearchReport, search_of
 
@@ -43,10 +44,10 @@ def raising_terminated() -> Iterator[None]:
 def make_plan(request: PlanRequest, processes: int | None = None, checkpoint: Path | None = None) -> Plan:
     """Raises ConfigError and what reading files raises; SystemExit after Ctrl-C or SIGTERM."""
 
-    def search(prepared: Prepared) -> Search[Plan]:
+    def search(prepared: Prepared, tell: Tell) -> Search[Plan]:
         check_length(prepared)
         requests, caveat = len(prepared.conditions.rows), caveat_of(prepared)
-        return plan(prepared.kinds, bounds_of(prepared), prepared.demand, requests, caveat)
+        return plan(prepared.kinds, bounds_of(prepared), prepared.demand, requests, caveat, tell)
 
     return _search(request, search, processes, checkpoint)
 
@@ -55,38 +56,41 @@ def make_search(
     name: SearchName, request: PlanRequest, processes: int | None = None, checkpoint: Path | None = None
 ) -> SearchReport:
     """As ``make_plan``."""
-    return _search(request, lambda prepared: search_of(name, prepared), processes, checkpoint)
+    return _search(request, lambda prepared, tell: search_of(name, prepared, tell), processes, checkpoint)
 
 
 def _search(
     request: PlanRequest,
-    search: Callable[[Prepared], Search[Found]],
+    search: Callable[[Prepared, Tell], Search[Found]],
     processes: int | None,
     checkpoint: Path | None,
 ) -> Found:
     prepared = prepare(request)
-    begun = search(prepared)
-    context = prepared.conditions.encoded()
-    with Checkpoint(checkpoint) as kept, messages.status("planning") as status:
-        known, done = len(kept.points), 0
-
-        def tell(_: object) -> None:
-            nonlocal done
-            done += 1
-            status.update(f"planning: {done} runs simulated, {known} known before")
-
-        where = "and none is kept without --checkpoint" if checkpoint is None else f"kept in {checkpoint}"
-        cores = len(os.sched_getaffinity(0))
-        workers = min(processes or cores, cores)
+    cores = len(os.sched_getaffinity(0))
+    workers = min(processes or cores, cores)
+    where = "none is kept without --checkpoint" if checkpoint is None else f"kept in {checkpoint}"
+    with Checkpoint(checkpoint) as kept:
+        watch = Watch(messages, _size_of(prepared, workers, len(kept.points), where))
+        begun = search(prepared, watch.tell)
+        context = prepared.conditions.encoded()
         if processes is not None and processes > cores:
             messages.print(f"--processes {processes}: held to {cores}, one a core", highlight=False)
         try:
-            with raising_terminated(), simulating(prepared.conditions, workers) as simulator:
-                return drive(begun, simulator, kept, context, tell)
+            with watch, raising_terminated(), simulating(prepared.conditions, workers) as simulator:
+                return drive(begun, simulator, kept, context, lambda _: watch.ran())
         except KeyboardInterrupt:
-            _end("interrupted", done, where, signal.SIGINT)
+            _end("interrupted", watch.runs, where, signal.SIGINT)
         except Terminated:
-            _end("terminated", done, where, signal.SIGTERM)
+            _end("terminated", watch.runs, where, signal.SIGTERM)
+
+
+def _size_of(prepared: Prepared, workers: int, known: int, where: str) -> str:
+    kinds = sum(map(len, prepared.kinds))
+    known_before = f"; of earlier runs {known} are known" if known else ""
+    return (
+        f"planning: {kinds:,} kinds of instances, {len(prepared.conditions.rows):,} requests;"
+        f" runs are simulated {workers} at once, {where}{known_before}"
+    )
 
 
 def _end(how: str, done: int, where: str, number: signal.Signals) -> NoReturn:

@@ -16,7 +16,7 @@ from services.planner.bounds import Bound
 from services.planner.candidates import InstanceKind, PoolPlan
 from services.planner.demand import Demand, Measured
 from services.planner.goodput import FINE, Capacity, find_capacity, served_by
-from services.planner.probes import Phase, Search, together
+from services.planner.probes import Phase, Search, Tally, together
 from services.planner.samples import Sample
 
 ROUND = 8
@@ -43,8 +43,10 @@ def screen(
     bounds: Mapping[InstanceKind, Bound],
     demand: Demand,
     most_requests: int,
+    looked_at: Tally,
 ) -> Search[Screened]:
-    """The best few kinds of one role, each with what one instance of it serves."""
+    """The best few kinds of one role, each with what one instance of it serves. ``looked_at``: of all roles'
+    kinds, those that are measured on the short sample or need not be."""
     order = sorted(
         representatives(kinds, bounds), key=lambda kind: (demand.burden(kind, bounds[kind].rate_per_s), kind)
     )
@@ -64,7 +66,9 @@ def screen(
             [_measure(kind, bounds[kind], demand, most_requests, worst, 1.0) for kind in batch]
         )
         short.extend(Measured(kind, each) for kind, each in zip(batch, found, strict=True))
+        looked_at.add(len(batch))
     seen = len(short)
+    looked_at.add(len(kinds) - seen)
     kept = _best(short, demand)[: 2 * KEPT]
     longer = yield from together(
         [

@@ -18,7 +18,7 @@ from services.planner.demand import first_allowed, none_allowed, price_usd_h, pr
 from services.planner.distserve_search import place_with_high_affinity, place_with_low_affinity
 from services.planner.goodput import FINE, find_capacity, served_by
 from services.planner.preparing import Prepared, bounds_of, speeds_of
-from services.planner.probes import Search
+from services.planner.probes import Search, Tell, untold
 from services.planner.provisioning import (
     Provisioned,
     cheapest,
@@ -75,7 +75,7 @@ class SearchReport(msgspec.Struct, frozen=True):
     vidur: tuple[VidurPoint, ...] = ()
 
 
-def search_of(name: SearchName, prepared: Prepared) -> Search[SearchReport]:
+def search_of(name: SearchName, prepared: Prepared, tell: Tell = untold) -> Search[SearchReport]:
     """Raises ConfigError for an objective that it has not, and for a trace that is too short for its rate."""
     if name in FOR_A_RATE and prepared.demand.objective == "throughput":
         rule = f"{name} says how many instances a rate takes: splitwise's search is of the most throughput"
@@ -85,14 +85,14 @@ def search_of(name: SearchName, prepared: Prepared) -> Search[SearchReport]:
         raise ConfigError("--objective", "power", rule)
     if name in WHOLE_AT_A_RATE:
         check_length(prepared)
-    return _SEARCHES[name](prepared)
+    return _SEARCHES[name](prepared, tell)
 
 
 def _sample(prepared: Prepared) -> Sample:
     return Sample(len(prepared.conditions.rows), LENGTH)
 
 
-def _distserve_high(prepared: Prepared) -> Search[SearchReport]:
+def _distserve_high(prepared: Prepared, tell: Tell) -> Search[SearchReport]:
     kinds, demand = prepared.kinds, prepared.demand
     found = yield from place_with_high_affinity(
         kinds.prefill,
@@ -101,6 +101,7 @@ def _distserve_high(prepared: Prepared) -> Search[SearchReport]:
         served_by(demand.goal),
         _sample(prepared),
         demand.rate_per_s,
+        tell,
     )
     columns = ("phase", "instance", "goodput, req/s", "per GPU", "instances")
     if found is None:
@@ -126,7 +127,7 @@ def _distserve_high(prepared: Prepared) -> Search[SearchReport]:
     return SearchReport("distserve-high", columns, rows, (line,), named.pools)
 
 
-def _distserve_low(prepared: Prepared) -> Search[SearchReport]:
+def _distserve_low(prepared: Prepared, tell: Tell) -> Search[SearchReport]:
     kinds, demand = prepared.kinds, prepared.demand
     found = yield from place_with_low_affinity(
         kinds.prefill,
@@ -137,6 +138,7 @@ def _distserve_low(prepared: Prepared) -> Search[SearchReport]:
         demand.rate_per_s,
         demand.catalogue,
         prepared.node_devices,
+        tell,
     )
     rows = tuple(
         (str(each.deployment), _number(each.goodput_per_s), _number(each.per_device), str(each.count))
@@ -153,10 +155,14 @@ def _distserve_low(prepared: Prepared) -> Search[SearchReport]:
     return SearchReport("distserve-low", columns, rows, (line,), best.whole.pools)
 
 
-def _vidur(prepared: Prepared) -> Search[SearchReport]:
+def _vidur(prepared: Prepared, tell: Tell) -> Search[SearchReport]:
     demand, objectives = prepared.demand, prepared.demand.objectives
     found = yield from search_capacities(
-        prepared.kinds.mixed, bounds_of(prepared, has_objectives=False), demand.catalogue, _sample(prepared)
+        prepared.kinds.mixed,
+        bounds_of(prepared, has_objectives=False),
+        demand.catalogue,
+        _sample(prepared),
+        tell=tell,
     )
     kept = {each.kind for each in within(found, objectives)}
     rows = tuple(
@@ -195,7 +201,7 @@ def _vidur(prepared: Prepared) -> Search[SearchReport]:
     return SearchReport("vidur", columns, rows, (line,), best.pools, tuple(found))
 
 
-def _splitwise(prepared: Prepared) -> Search[SearchReport]:
+def _splitwise(prepared: Prepared, tell: Tell) -> Search[SearchReport]:
     """``prepared.conditions`` has the reference."""
     demand, bounds = prepared.demand, bounds_of(prepared, has_objectives=False)
     budget = demand.budget
@@ -204,9 +210,9 @@ def _splitwise(prepared: Prepared) -> Search[SearchReport]:
     slowdowns = ("TTFT, times", "TBT, times", "E2E, times")
     columns = ("design", "machines", "GPUs", "$/h", "kW", "req/s", *slowdowns)
     if demand.objective == "throughput":
-        found = yield from most_throughput(designs, bounds, budget, requests)
+        found = yield from most_throughput(designs, bounds, budget, requests, tell)
     else:
-        found = yield from cheapest(designs, bounds, demand.cost, demand.rate_per_s, requests, budget)
+        found = yield from cheapest(designs, bounds, demand.cost, demand.rate_per_s, requests, budget, tell)
     rows = tuple(_provisioned_row(each, demand.catalogue) for each in found)
     lines = []
     if demand.objectives != ServiceObjectives():
@@ -239,7 +245,7 @@ def _provisioned_row(each: Provisioned, catalogue: Catalogue) -> tuple[str, ...]
     )
 
 
-def _aladdin(prepared: Prepared) -> Search[SearchReport]:
+def _aladdin(prepared: Prepared, tell: Tell) -> Search[SearchReport]:
     demand, workload = prepared.demand, prepared.workload
     if demand.objectives.tpot_s is None:
         raise ConfigError("--slo", None, "aladdin needs tpot: its time per token")
@@ -276,7 +282,7 @@ def _aladdin(prepared: Prepared) -> Search[SearchReport]:
     else:
         rates = [share * demand.rate_per_s for share in LAW_SHARES]
         workers = yield from worker_law(
-            best.kind, served, rates, len(prepared.conditions.rows), bound.rate_per_s
+            best.kind, served, rates, len(prepared.conditions.rows), bound.rate_per_s, tell
         )
         if workers is None:
             lines.append(
@@ -312,7 +318,7 @@ def _one_of_each(kinds: Sequence[InstanceKind]) -> list[InstanceKind]:
     return sorted(found.values())
 
 
-def _lamina(prepared: Prepared) -> Search[SearchReport]:
+def _lamina(prepared: Prepared, tell: Tell) -> Search[SearchReport]:
     demand, workload, shape = prepared.demand, prepared.workload, prepared.conditions.shape
     context = max(1, round(workload.context_tokens))
     found = choose_ratio(
@@ -369,7 +375,7 @@ def _number(value: float) -> str:
     return f"{value:.3g}"
 
 
-_SEARCHES: dict[SearchName, Callable[[Prepared], Search[SearchReport]]] = {
+_SEARCHES: dict[SearchName, Callable[[Prepared, Tell], Search[SearchReport]]] = {
     "distserve-high": _distserve_high,
     "distserve-low": _distserve_low,
     "vidur": _vidur,

@@ -16,7 +16,7 @@ from common.latency import REPORTED_PERCENTILES, ServiceObjectives, is_within
 from services.planner.bounds import Bound
 from services.planner.candidates import InstanceKind, PoolPlan
 from services.planner.goodput import COARSE, FINE, Served, find_capacity
-from services.planner.probes import Point, Search, together
+from services.planner.probes import Point, Search, Tally, Tell, together, untold
 from services.planner.samples import Sample
 from services.planner.screening import representatives
 
@@ -72,10 +72,14 @@ def search_capacities(
     catalogue: Catalogue,
     sample: Sample,
     objectives: ServiceObjectives = NO_OBJECTIVES,
+    tell: Tell = untold,
 ) -> Search[list[VidurPoint]]:
     """Best first. ``objectives``: that a rate has to keep, too."""
     served = partial(_is_served, objectives=objectives)
-    found = yield from together([_measure(kind, bounds[kind], catalogue, sample, served) for kind in kinds])
+    found = yield from together(
+        [_measure(kind, bounds[kind], catalogue, sample, served) for kind in kinds],
+        Tally(tell, "kinds of instances measured", len(kinds)),
+    )
     return in_order(found)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from services.planner.bounds import Speed
 from services.planner.candidates import InstanceKind, PoolPlan
 from services.planner.goodput import Served
-from services.planner.probes import Probe, Search, ask, together
+from services.planner.probes import Probe, Search, Tally, Tell, ask, together, untold
 from services.planner.workload import PlannedWorkload
 from services.simulator.shape import PassShape
 
@@ -124,12 +124,18 @@ def fewest_workers(
 
 
 def worker_law(
-    kind: InstanceKind, served: Served, rates: Sequence[float], requests: int, most_per_s: float
+    kind: InstanceKind,
+    served: Served,
+    rates: Sequence[float],
+    requests: int,
+    most_per_s: float,
+    tell: Tell = untold,
 ) -> Search[WorkerLaw | None]:
     """A line through the fewest workers at several rates; None where a rate needs too many. ``most_per_s``:
     no worker serves more."""
     counts = yield from together(
-        [fewest_workers(kind, served, rate, requests, math.ceil(rate / most_per_s)) for rate in rates]
+        [fewest_workers(kind, served, rate, requests, math.ceil(rate / most_per_s)) for rate in rates],
+        Tally(tell, "rates whose workers are counted", len(rates)),
     )
     seen = tuple((rate, count) for rate, count in zip(rates, counts, strict=True) if count is not None)
     return None if len(seen) < len(rates) else law_through(seen)
