@@ -10,6 +10,8 @@ from scheduler.policy.candidates import DecodeCandidate, Scored
 
 MOST_CHOICES = 128
 """Of one call."""
+MOST_FORMER = 8
+"""Of one request."""
 
 
 class Barred(msgspec.Struct, frozen=True, gc=False):
@@ -38,12 +40,22 @@ class Choice(msgspec.Struct, frozen=True, gc=False):
     barred: tuple[Barred, ...] = ()
 
 
+class Former(msgspec.Struct, frozen=True, gc=False):
+    """Where a request was to be before it was placed anew: another attempt's instances, or of the same
+    attempt one that it left or that did not take it. None: not placed there."""
+
+    attempt: int
+    prefill: InstanceId | None
+    decode: InstanceId | None
+
+
 class Decision(msgspec.Struct, frozen=True, gc=False):
     """Where one attempt of a request went. ``at_s``: on this scheduler's clock, over HTTP seconds since
     1970. ``prompt_tokens`` include ``drawn_tokens``, which it drew before; ``predicted_tokens``: the mean of
     what it was expected to draw in all. ``is_over``: the attempt has ended, by itself, its client left or
-    it broke. The last three are the outcome of one that ended by itself: what it drew, and the TTFT and TPOT
-    that its gateway measured (no TPOT with fewer than two tokens)."""
+    it broke. The outcome of one that ended by itself is what the request drew, and the TTFT and TPOT that its
+    gateway measured of all of it, whatever was drawn by attempts before (no TPOT with fewer than two tokens).
+    ``former``: where it was to be before, the oldest first."""
 
     request_id: RequestId
     attempt: int
@@ -57,6 +69,11 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
     output_tokens: int | None = None
     ttft_s: float | None = None
     tpot_s: float | None = None
+    former: tuple[Former, ...] = ()
+
+    def taken(self, phase: Phase) -> InstanceId | None:
+        """By its last choice of that phase."""
+        return next((each.taken for each in reversed(self.choices) if each.phase == phase), None)
 
     def has(self, phase: Phase) -> bool:
         return any(choice.phase == phase for choice in self.choices)
@@ -80,10 +97,7 @@ class DecisionLog:
     def add(self, decision: Decision) -> None:
         """In the place of what was decided before; of the same attempt, where it is prefilled stays known."""
         former = self._decisions.pop(decision.request_id, None)
-        if former is not None and former.attempt == decision.attempt and not decision.has("prefill"):
-            prefill = tuple(each for each in former.choices if each.phase == "prefill")
-            decision = msgspec.structs.replace(decision, choices=(*prefill, *decision.choices))
-        self._decisions[decision.request_id] = decision
+        self._decisions[decision.request_id] = decision if former is None else _after(former, decision)
         while len(self._decisions) > self.kept:
             del self._decisions[next(iter(self._decisions))]
 
@@ -127,3 +141,13 @@ class DecisionLog:
             if is_of_class and (instance_id is None or decision.concerns(instance_id)):
                 found.append(decision)
         return found
+
+
+def _after(former: Decision, decision: Decision) -> Decision:
+    choices, before = decision.choices, former.former
+    if former.attempt != decision.attempt or (decision.has("decode") and former.taken("decode")):
+        left = Former(former.attempt, former.taken("prefill"), former.taken("decode"))
+        before = (*before, left)[-MOST_FORMER:]
+    if former.attempt == decision.attempt and not decision.has("prefill"):
+        choices = (*(each for each in former.choices if each.phase == "prefill"), *choices)
+    return msgspec.structs.replace(decision, choices=choices, former=before)

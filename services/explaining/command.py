@@ -116,9 +116,10 @@ def _ask(url: str, kind: type[Answer]) -> Answer | None:
 def _print(decision: Decision) -> None:
     console = output_console()
     console.print(title_of(decision), highlight=False)
-    measured = {"prefill": decision.ttft_s, "decode": decision.tpot_s}
+    if decision.former:
+        console.print(before_of(decision), highlight=False, soft_wrap=True)
     for choice in decision.choices:
-        console.print(_headline(choice, measured[choice.phase]), highlight=False, soft_wrap=True)
+        console.print(headline_of(decision, choice), highlight=False, soft_wrap=True)
         console.print(_table(choice))
 
 
@@ -141,13 +142,24 @@ def _outcome(decision: Decision) -> str:
     return "over before its own end" if decision.is_over else "not over yet"
 
 
-def _headline(choice: Choice, measured_s: float | None) -> str:
-    what = "TTFT" if choice.phase == "prefill" else "TPOT"
+def before_of(decision: Decision) -> str:
+    """Where it was to be before."""
+    places = (
+        f"{' and '.join(filter(None, (each.prefill, each.decode))) or 'nowhere'} (attempt {each.attempt})"
+        for each in decision.former
+    )
+    return f"before: {', then '.join(places)}"
+
+
+def headline_of(decision: Decision, choice: Choice) -> str:
+    """What is measured is of all that the request drew, also where it was before."""
+    what, measured_s = ("TTFT", decision.ttft_s) if choice.phase == "prefill" else ("TPOT", decision.tpot_s)
     told = [f"{choice.phase}: {choice.policy}"]
     if choice.predicted_s is not None:
         told.append(f"{what} predicted {1e3 * choice.predicted_s:.1f} ms")
     if measured_s is not None:
-        told.append(f"{what} measured {1e3 * measured_s:.1f} ms")
+        whose = " of the whole request" if decision.attempt or decision.former else ""
+        told.append(f"{what}{whose} measured {1e3 * measured_s:.1f} ms")
     return ", ".join(told)
 
 

@@ -8,7 +8,7 @@ from common.errors import Overloaded
 from common.ids import InstanceId, RequestId
 from common.performance import FittedTime
 from scheduler import events
-from scheduler.decision_log import Decision, DecisionLog
+from scheduler.decision_log import MOST_FORMER, Choice, Decision, DecisionLog, Former
 from scheduler.policy.worker_counts import mean_fit
 from scheduler.state import SchedulerState
 from tests.requests import make_request
@@ -169,6 +169,40 @@ def test_only_the_newest_are_kept() -> None:
     assert log.find("1a") == []
     log.add(Decision(RequestId("3a-1"), 0, 0.0, 1, 1.0))
     assert [each.request_id for each in log.find("3a")] == ["3a", "3a-1"]
+
+
+def placed(attempt: int, prefill: str | None = None, decode: str | None = None) -> Decision:
+    """Of one request; None: no choice of that phase."""
+    choices = []
+    if prefill is not None:
+        choices.append(Choice("prefill", "first", (), InstanceId(prefill)))
+    if decode is not None:
+        choices.append(Choice("decode", "first", (), InstanceId(decode)))
+    return Decision(RequestId("1a"), attempt, 0.0, 1, 1.0, tuple(choices))
+
+
+def test_where_a_request_was_to_be_before_it_was_placed_anew_stays_known() -> None:
+    log = DecisionLog(3)
+
+    def kept(decision: Decision) -> tuple[InstanceId | None, InstanceId | None, list[Former]]:
+        log.add(decision)
+        [found] = log.find("1a")
+        return found.taken("prefill"), found.taken("decode"), list(found.former)
+
+    # Where it decodes may be chosen later.
+    assert kept(placed(0, "p0")) == ("p0", None, [])
+    assert kept(placed(0, None, "d0")) == ("p0", "d0", [])
+    # It moves.
+    moved = Former(0, InstanceId("p0"), InstanceId("d0"))
+    assert kept(placed(0, None, "d1")) == ("p0", "d1", [moved])
+    # It breaks, and goes on elsewhere.
+    broken = Former(0, InstanceId("p0"), InstanceId("d1"))
+    assert kept(placed(1, "p1", "d2")) == ("p1", "d2", [moved, broken])
+    for attempt in range(2, 20):
+        *_, former = kept(placed(attempt, "p1", "d2"))
+    assert [each.attempt for each in former] == list(range(19 - MOST_FORMER, 19))
+    log.end(RequestId("1a"), 5, 0.1, 0.2)
+    assert len(log.find("1a")[0].former) == MOST_FORMER
 
 
 def test_a_decision_goes_by_the_newest_report_and_bookings() -> None:

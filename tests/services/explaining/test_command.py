@@ -2,9 +2,9 @@
 
 import pytest
 
-from common.ids import RequestId
-from scheduler.decision_log import Decision
-from services.explaining.command import title_of
+from common.ids import InstanceId, RequestId
+from scheduler.decision_log import Choice, Decision, Former
+from services.explaining.command import before_of, headline_of, title_of
 
 
 @pytest.mark.parametrize(
@@ -16,3 +16,21 @@ def test_what_a_stream_had_drawn_before_it_broke_is_no_prompt(drawn: int, said: 
     decision = Decision(RequestId("cmpl-1"), attempt, 0.0, 30 + drawn, 80.0, drawn_tokens=drawn)
     assert said in title_of(decision)
     assert title_of(decision).endswith("80 predicted to be drawn, not over yet; class default")
+
+
+def test_of_a_stream_that_went_on_elsewhere_it_says_where_it_was_and_whose_times_these_are() -> None:
+    p0, d0, d1 = (InstanceId(each) for each in ("p0", "d0", "d1"))
+    choices = (Choice("prefill", "shortest_queue", (), p0), Choice("decode", "least_loaded", (), d1))
+    decision = Decision(
+        RequestId("cmpl-1"), 1, 0.0, 42, 80.0, choices, drawn_tokens=12, ttft_s=0.5, tpot_s=0.02
+    )
+    moved = Decision(RequestId("cmpl-1"), 0, 0.0, 42, 80.0, choices, tpot_s=0.02, former=(Former(0, p0, d0),))
+    first = Decision(RequestId("cmpl-1"), 0, 0.0, 42, 80.0, choices, ttft_s=0.5)
+    assert before_of(moved) == "before: p0 and d0 (attempt 0)"
+    twice = Decision(
+        RequestId("cmpl-1"), 2, 0.0, 42, 80.0, choices, former=(Former(0, p0, None), Former(1, None, None))
+    )
+    assert before_of(twice) == "before: p0 (attempt 0), then nowhere (attempt 1)"
+    assert headline_of(decision, choices[0]).endswith("TTFT of the whole request measured 500.0 ms")
+    assert headline_of(moved, choices[1]).endswith("TPOT of the whole request measured 20.0 ms")
+    assert headline_of(first, choices[0]).endswith(", TTFT measured 500.0 ms")
