@@ -88,7 +88,7 @@ def warn_missing(mesh: "MeshStatus") -> None:
             states = (f"{each.id} is {each.state}" for each in mesh.instances if has_phase(each.role, phase))
             _warn(
                 f"no instance that does {phase} is ready:",
-                f"{', '.join(states)}; where it is not the store that is away, requests wait or are refused",
+                f"{', '.join(states)}; requests wait or are refused, unless the store alone is away",
             )
 
 
