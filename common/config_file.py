@@ -7,6 +7,7 @@ start and names key, value and rule.
 
 import difflib
 import os
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -46,6 +47,16 @@ ENVIRONMENT: dict[str, tuple[str, str]] = {
 }
 """Every variable that is read, and the key it sets; ``common.secret_files`` reads some from files."""
 UNKNOWN_KEY = "is not a known key"
+_WRONG_TYPE = re.compile(r"Expected `([^`]*)`, got `[^`]*`")
+_TYPES = {
+    "bool": "true or false",
+    "int": "a whole number",
+    "float": "a number",
+    "str": "a text",
+    "array": "a list",
+    "object": "a table",
+}
+"""By msgspec's names for them."""
 OTEL = "OTEL_"
 """Variables of OpenTelemetry, by whose rules an empty one is as one that is not set."""
 
@@ -178,6 +189,7 @@ def _conversion_error(tree: Mapping[str, Any], text: str) -> ConfigError:
         rule = UNKNOWN_KEY
     if rule.startswith("Invalid enum value"):
         rule = f"must be one of {', '.join(map(repr, choices_of(key)))}"
+    rule = type_rule(rule)
     if "[...]" in key:
         table = key.partition("[")[0]
         key = key.replace("[...]", f".{_broken_entry(tree, table)}")
@@ -187,6 +199,15 @@ def _conversion_error(tree: Mapping[str, Any], text: str) -> ConfigError:
     for part in key.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
     return ConfigError(key or "(file)", value, rule)
+
+
+def type_rule(rule: str) -> str:
+    """What msgspec says of a value's type, in the words of TOML; of anything else as it is."""
+    found = _WRONG_TYPE.fullmatch(rule)
+    kinds = [] if found is None else [each for each in found[1].split(" | ") if each != "null"]
+    if not kinds or not _TYPES.keys() >= set(kinds):
+        return rule
+    return f"must be {' or '.join(_TYPES[each] for each in kinds)}"
 
 
 def _suggestion(key: str) -> str:

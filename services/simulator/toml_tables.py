@@ -1,5 +1,6 @@
 """Tables of a TOML file as values of ours: what breaks a rule is named by its key, and shown by itself."""
 
+import dataclasses
 import difflib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -7,7 +8,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from common.config_file import UNKNOWN_KEY
+from common.config_file import UNKNOWN_KEY, type_rule
 from common.errors import ConfigError
 
 _STEP = re.compile(r"[^].`[]+")
@@ -36,14 +37,29 @@ def _as_config_error(key: str, table: object, kind: Any, text: str) -> ConfigErr
         if near:
             rule += f": did you mean {near[0]}?"
     elif rule.startswith("Object missing required field"):
-        steps.append(rule.split("`")[1])
-        rule = "must be given"
+        step = rule.split("`")[1]
+        others = _missing_beside(step, _at(table, steps), kind)
+        steps.append(step)
+        rule = " ".join(["must be given", *([f"(and {', '.join(others)})"] if others else [])])
     elif choices := _choices(steps[-1] if steps else "", structs):
         rule = f"must be one of {', '.join(choices)}"
+    return ConfigError(".".join([key, *steps]), _at(table, steps), type_rule(rule))
+
+
+def _at(table: object, steps: Sequence[str]) -> Any:
     value: Any = table
     for step in steps:
         value = _within(value, step)
-    return ConfigError(".".join([key, *steps]), value, rule)
+    return value
+
+
+def _missing_beside(field: str, table: object, kind: Any) -> list[str]:
+    """What else the table lacks of what must be given, where one class alone has such a field: which one a
+    table of several is to be is not known."""
+    owners = [needed for each in dict.fromkeys(_classes_of(kind)) if field in (needed := _required_of(each))]
+    if len(owners) != 1 or not isinstance(table, Mapping):
+        return []
+    return [each for each in owners[0] if each != field and each not in table]
 
 
 def _within(value: Any, step: str) -> Any:
@@ -58,6 +74,28 @@ def _structs_of(kind: Any) -> Iterator[type[msgspec.Struct]]:
         yield kind
     for each in get_args(kind):
         yield from _structs_of(each)
+
+
+def _classes_of(kind: Any) -> Iterator[type]:
+    """Structs and dataclasses, with those of which these consist."""
+    if isinstance(kind, type) and (issubclass(kind, msgspec.Struct) or dataclasses.is_dataclass(kind)):
+        yield kind
+        for hint in get_type_hints(kind).values():
+            yield from _classes_of(hint)
+    for each in get_args(kind):
+        yield from _classes_of(each)
+
+
+def _required_of(kind: type) -> list[str]:
+    if issubclass(kind, msgspec.Struct):
+        return [each.name for each in msgspec.structs.fields(kind) if each.required]
+    assert dataclasses.is_dataclass(kind), "it is a Struct or a dataclass"
+    needed = dataclasses.MISSING
+    return [
+        each.name
+        for each in dataclasses.fields(kind)
+        if each.default is needed and each.default_factory is needed
+    ]
 
 
 def _choices(field: str, structs: Sequence[type[msgspec.Struct]]) -> list[str]:

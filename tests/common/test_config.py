@@ -15,7 +15,7 @@ from common.errors import ConfigError
 BROKEN = [
     ({"instance": {"blok_size": 1}}, "instance.blok_size = 1: is not a known key: did you mean block_size?"),
     ({"instnce": {}}, "instnce = {}: is not a known key: did you mean instance?"),
-    ({"instance": {"block_size": "x"}}, "instance.block_size = 'x': Expected `int`, got `str`"),
+    ({"instance": {"block_size": "x"}}, "instance.block_size = 'x': must be a whole number"),
     ({"instance": {"block_size": 0}}, "instance.block_size = 0: must be at least 1"),
     ({"instance": {"role": "boss"}}, "instance.role = 'boss': must be one of 'prefill', 'decode'"),
     (
@@ -47,7 +47,7 @@ BROKEN = [
         {"attention": {"device": "cuda:1"}, "transfer": {"path": "shared_memory"}},
         "attention.device = 'cuda:1': must be cpu with transfer.path = 'shared_memory'",
     ),
-    ({"mesh": 3}, "mesh = 3: Expected `object`, got `int`"),
+    ({"mesh": 3}, "mesh = 3: must be a table"),
     ({"mesh": {"lease_s": float("inf")}}, "mesh.lease_s = inf: must be a finite number"),
     ({"mesh": {"heartbeat_s": float("nan")}}, "mesh.heartbeat_s = nan: must be a finite number"),
     ({"mesh": {"call_timeout_s": 0}}, "mesh.call_timeout_s = 0.0: must be over 0"),
@@ -101,14 +101,14 @@ BROKEN = [
     ),
     (
         {"service_classes": {"gold": {"ttft_s": 1}, "batch": {"ttft_s": "soon"}}},
-        "service_classes.batch.ttft_s = 'soon': Expected `float`, got `str`",
+        "service_classes.batch.ttft_s = 'soon': must be a number",
     ),
-    ({"service_classes": {"gold": 1}}, "service_classes.gold = 1: Expected `object`, got `int`"),
+    ({"service_classes": {"gold": 1}}, "service_classes.gold = 1: must be a table"),
     ({"roles": {"overflow_kv_share": 2}}, "roles.overflow_kv_share = 2.0: must be over 0 and at most 1"),
     ({"model": {"threads": 100_000}}, "model.threads = 100000: must be at most 1024"),
     ({"service": {"host": ""}}, "service.host = '': must name a host"),
-    ({"scheduler": {"grouped": 1}}, "scheduler.grouped = 1: Expected `bool`, got `int`"),
-    ({"instance": {"block_size": "16"}}, "instance.block_size = '16': Expected `int`, got `str`"),
+    ({"scheduler": {"grouped": 1}}, "scheduler.grouped = 1: must be true or false"),
+    ({"instance": {"block_size": "16"}}, "instance.block_size = '16': must be a whole number"),
     ({"mesh": {"nats_url": "http://x:1"}}, "mesh.nats_url = 'http://x:1': must begin with nats:// or tls://"),
     (
         {"mesh": {"redis_url": "x:1"}},
@@ -177,7 +177,7 @@ def test_the_environment_stands_over_the_file_and_is_checked_too(tmp_path: Path)
     with pytest.raises(ConfigError, match=r"service\.port = 'many'"):
         load_config(path, {"LAMELLA_PORT": "many"})
     path.write_text('[service]\nport = "1"\n')
-    with pytest.raises(ConfigError, match=r"service\.port = '1': Expected `int`"):
+    with pytest.raises(ConfigError, match=r"service\.port = '1': must be a whole number"):
         load_config(path, {"LAMELLA_PORT": "2"})
 
 
@@ -207,7 +207,7 @@ def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
 def test_a_section_that_is_no_table_is_named_though_the_environment_sets_a_key_of_it(tmp_path: Path) -> None:
     path = tmp_path / "mesh.toml"
     path.write_text("service = 3\n")
-    with pytest.raises(ConfigError, match="service = 3: Expected `object`"):
+    with pytest.raises(ConfigError, match="service = 3: must be a table"):
         load_config(path, {"LAMELLA_PORT": "2"})
 
 

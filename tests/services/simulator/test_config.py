@@ -72,9 +72,18 @@ def test_a_pool_s_parallelism_is_named_as_its_file_has_it(key: str, value: int) 
         ),
         (
             '[[pool]]\nname = "a"\nrole = "mixed"\ncount = "x"\nperformance = {}',
-            "pool.a.count = 'x': Expected `int`",
+            "pool.a.count = 'x': must be a whole number",
         ),
         ('[[pool]]\nname = "a"\nrole = "mixed"\nperformance = {}', "pool.a.count = None: must be given"),
+        (
+            '[cluster.shape]\nname = "mine"\nlayers = 2\nheads = 4\nkv_heads = 4\nhead_dim = 16',
+            "cluster.shape.hidden_size = None: must be given"
+            " (and intermediate_size, vocab_size, parameters, lookup_parameters)",
+        ),
+        (
+            "[cluster.shape]\nname = 'mine'\nlayers = 2.5",
+            "cluster.shape.layers = 2.5: must be a whole number",
+        ),
         ("[cluster]\nhopp_s = 1", "cluster.hopp_s = 1: is not a known key: did you mean hop_s?"),
         ('model = "llama3-70b"', "model = 'llama3-70b': is a key of [cluster], and stands in no table"),
     ],

@@ -193,7 +193,7 @@ def test_this_machine_s_profile_is_found_as_instances_find_it(
         ({"power_w": float("nan")}, "device.mine.power_w", "must be over 0"),
         ({"price_usd_h": 0.0}, "device.mine.price_usd_h", "must be over 0"),
         ({"memory_gib": 3}, "device.mine.memory_gib", "is not a known key: must be one of name, bf16_tflops"),
-        ({"memory_gb": "24"}, "device.mine.memory_gb", "Expected `float`, got `str`"),
+        ({"memory_gb": "24"}, "device.mine.memory_gb", "must be a number"),
         ({"network_gbps": None}, "device.mine.network_gbps", "must be given"),
         ({"figures_source": None}, "device.mine.figures_source", "must be given"),
     ],
