@@ -28,6 +28,12 @@ def reproduce(
     size: Annotated[
         float, typer.Option(min=0.001, max=10.0, help="Times the usual number of requests.")
     ] = 1.0,
+    measured: Annotated[
+        Path | None,
+        typer.Option(
+            help="A folder of `lamella compare bench/comparison.toml`: what live meshes measured, too."
+        ),
+    ] = None,
     workers: Annotated[
         int | None, typer.Option(min=1, help="With --all: processes at once. Default: one a core.")
     ] = None,
@@ -41,6 +47,7 @@ def reproduce(
     from services.reproduce.catalogue import ROWS, rows_of
     from services.reproduce.data import DataFiles
     from services.reproduce.document import document_of, list_text, run_rows
+    from services.reproduce.measured import LiveRuns
     from services.reproduce.row import markdown_of
 
     console = output_console()
@@ -50,10 +57,12 @@ def reproduce(
         typer.echo(list_text(ROWS.values()))
         return
     files = DataFiles(data)
+    live = None if measured is None else LiveRuns(measured)
     if run_all:
         check_writable("--output", output)
-        sections = run_rows(list(ROWS.values()), data, size, workers)
-        output.write_text(document_of(sections, size, date.today()), encoding="utf-8")
+        sections = run_rows(list(ROWS.values()), data, size, workers, live)
+        text = document_of(sections, size, date.today(), has_measured=live is not None)
+        output.write_text(text, encoding="utf-8")
         console.print(f"{len(sections)} comparisons: {output}", highlight=False)
         errors = [each.error for each in sections if each.error is not None]
         for error in errors:
@@ -62,7 +71,11 @@ def reproduce(
             raise typer.Exit(EXIT_NOT_RUN)
         return
     assert comparison is not None
-    for row in rows_of(comparison):
+    rows = rows_of(comparison)
+    if measured is not None and not any(row.measured for row in rows):
+        have = ", ".join(row.id for row in ROWS.values() if row.measured)
+        raise ConfigError("--measured", str(measured), f"is of {have}: {comparison} needs other hardware")
+    for row in rows:
         with messages.status(row.id):
-            found = row.run(files, size)
+            found = row.reproduce(files, size, live)
         console.print(Markdown(markdown_of(row, found, size)))

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from services.reproduce.data import DataFiles
+from services.reproduce.measured import LiveRuns
 
 PAPER, OURS = "paper", "ours"
 
@@ -43,13 +44,21 @@ class Reproduced:
 @dataclass(frozen=True, slots=True)
 class Row:
     """One comparison. ``files``: that it reads of the data directory. ``run`` gets the share of its usual
-    number of requests, 1.0 as documented, less to look fast."""
+    number of requests, 1.0 as documented, less to look fast. ``measured``: the paper's figures beside what
+    live meshes of one machine came to, where they can run such a comparison."""
 
     id: str
     title: str
     source: str
     files: tuple[str, ...]
     run: Callable[[DataFiles, float], Reproduced]
+    measured: Callable[[LiveRuns], Table] | None = None
+
+    def reproduce(self, files: DataFiles, size: float, live: LiveRuns | None = None) -> Reproduced:
+        """With what ``live`` has of it, where that can be measured. Raises ConfigError."""
+        tables = () if live is None or self.measured is None else (self.measured(live),)
+        found = self.run(files, size)
+        return replace(found, tables=(*found.tables, *tables))
 
 
 def sentences(text: str) -> tuple[str, ...]:

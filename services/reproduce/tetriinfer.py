@@ -9,8 +9,10 @@ import numpy as np
 from common.latency import resource_time_s
 from services.bench.lengths import WORKLOADS, LengthPair, is_of_workload
 from services.bench.traces import read_trace
+from services.compare import figures as live
 from services.reproduce.data import SHAREGPT_TRACE, DataFiles, Lengths, described
-from services.reproduce.row import Reproduced, Row, Table, sentences
+from services.reproduce.measured import LiveRuns
+from services.reproduce.row import PAPER, Reproduced, Row, Table, sentences
 from services.reproduce.running import NOBODY_IS_TURNED_AWAY, SEED, at_once, scaled
 from services.simulator.config import simulated_from_tree
 from services.simulator.metrics import measure
@@ -159,6 +161,24 @@ def run(figure: Figure, files: DataFiles, size: float) -> Reproduced:
     )
 
 
+def measured(figure: Figure, runs: LiveRuns) -> Table:
+    """Each configuration against the first one of the same round, in the median over rounds."""
+    first, *others = runs.cells_of(figure.workload)
+
+    def share(cell: live.Cell, of: live.Figure) -> str:
+        ratio = live.median_ratio(cell, first, of)
+        return "-" if ratio is None else f"{ratio - 1:+.0%}"
+
+    rows = [(PAPER, figure.ttft, figure.jct, figure.per_usd)]
+    for cell in others:
+        resources = live.median_ratio(cell, first, live.RESOURCE_TIME)
+        work = f"{1 / resources:.2f}" if resources else "-"
+        rows.append((f"measured: {cell.configuration}", share(cell, live.TTFT), share(cell, live.JCT), work))
+    columns = ("", "mean TTFT", "mean JCT", "work for the same resource time, times")
+    title = f"Live meshes of one machine, against {first.configuration}; rounds: {len(first.runs)}"
+    return Table(columns, tuple(rows), title)
+
+
 COLUMNS = (
     "against the coupled server",
     "paper",
@@ -208,6 +228,7 @@ ROWS = tuple(
         source=f"TetriInfer, section 5.1, Figure {figure.number}",
         files=(SHAREGPT_TRACE,),
         run=partial(run, figure),
+        measured=partial(measured, figure),
     )
     for figure in FIGURES
 )
