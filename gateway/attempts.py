@@ -17,7 +17,6 @@ from common.errors import (
     InstanceLost,
     InternalError,
     NoInstanceReady,
-    Overloaded,
     RequestCancelled,
     RequestError,
 )
@@ -34,6 +33,7 @@ from common.spans import SpanEvent
 from common.subjects import Subjects
 from common.timeline import timeline
 from common.timeline_events import CONTINUED
+from gateway.continuing import CONTINUE_BACKOFF_S, CONTINUE_DEADLINE_S, FOR_LATER, backoff_s
 from gateway.generation import Generation
 from gateway.losses import DECLARED_WITHIN_S, Losses, find_former, is_needed
 from gateway.metrics import GatewayMetrics
@@ -42,11 +42,6 @@ from gateway.submissions import Submissions
 
 log = logging.getLogger("lamella.gateway")
 
-CONTINUE_DEADLINE_S = 30.0
-"""How long a broken sequence waits for an instance that can take it over."""
-CONTINUE_BACKOFF_S = 0.2
-"""Before it asks again, where nobody could take it over; twice as long each time that who took it had no room
-after all: what the scheduler knows is a moment old."""
 MAX_RESUBMISSIONS = 3
 """In a row. One that has seen more schedulers die before it was placed may be what they died of."""
 MOVED_WITHIN_S = 10.0
@@ -104,9 +99,8 @@ class Attempts:
         generation.former = None
         if message.lost_instance is not None:
             generation.lost_instances = (*generation.lost_instances, message.lost_instance)
-        is_refusal = message.error.code in (Overloaded.code, NoInstanceReady.code)
-        backoff_s = CONTINUE_BACKOFF_S * 2**generation.continuations if is_refusal else 0.0
-        self.continue_elsewhere(generation, message.error.code, backoff_s)
+        code = message.error.code
+        self.continue_elsewhere(generation, code, backoff_s(code, generation.continuations))
 
     def take_move(self, generation: Generation, message: SequenceMoved) -> None:
         generation.move(message)
@@ -184,14 +178,14 @@ class Attempts:
             return
         self._continue_if_lost(generation, placement, started_s)
 
-    def continue_elsewhere(self, generation: Generation, cause: str, backoff_s: float = 0.0) -> None:
+    def continue_elsewhere(self, generation: Generation, cause: str, delay_s: float = 0.0) -> None:
         if generation.continuations >= self.config.gateway.max_continuations:
             generation.fail(InstanceLost(f"the sequence broke {generation.continuations + 1} times: {cause}"))
             return
         self._note_continued(generation, cause)
         self.notices.cancel_attempt(generation)
         generation.continue_elsewhere()
-        self.spawn(self._place_again(generation, backoff_s))
+        self.spawn(self._place_again(generation, delay_s))
 
     def _continue_forgotten(self, generation: Generation) -> None:
         """Its instances dropped it with all the others, and will at each other scheduler's word, too: nothing
@@ -220,16 +214,16 @@ class Attempts:
         self.metrics.continuations.labels(cause).inc()
         timeline.mark(CONTINUED, request.request_id, request.attempt)
 
-    async def _place_again(self, generation: Generation, backoff_s: float) -> None:
+    async def _place_again(self, generation: Generation, delay_s: float) -> None:
         """Until it is placed, refused for good, or superseded by yet another attempt."""
         deadline_s = time.monotonic() + CONTINUE_DEADLINE_S
         attempt = generation.request.attempt
         request_id = generation.request.request_id
-        await asyncio.sleep(backoff_s)
+        await asyncio.sleep(delay_s)
         while not generation.is_over and generation.request.attempt == attempt and request_id in self.open:
             try:
                 await self.submissions.submit(generation)
-            except (Overloaded, NoInstanceReady, RequestCancelled) as exc:
+            except FOR_LATER as exc:
                 if generation.request.attempt != attempt:
                     return
                 if time.monotonic() > deadline_s:

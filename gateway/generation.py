@@ -25,6 +25,7 @@ from common.messages import (
 )
 from common.model.tokens import Detokenizer
 from common.spans import SpanEvent
+from gateway.continuing import continuations_after
 from gateway.history import History
 from gateway.stop_strings import StopStrings
 
@@ -43,18 +44,16 @@ def _ignore(_: "Generation") -> None:
     """Nobody reads yet."""
 
 
-PROGRESS_TOKENS = 16
-
-
 @dataclass(slots=True, eq=False)
 class Generation:
     """``notify`` is called whenever there is something to read; it belongs to whoever delivers the text.
 
     ``is_probe``: no user waits for it. ``is_queued``: it waits at a scheduler, which has said so. ``moved``:
     where this attempt went on, if it did. ``former``: the life that decoded the sequence until it was gone,
-    for the placement that is to come. ``continuations``: in a row, each broken before ``PROGRESS_TOKENS``
-    came. ``resubmissions``: in a row, as a scheduler had died before the placement came. ``continued``: when
-    and why each attempt but the first began. ``asked_s``: when the call went out that placed this attempt.
+    for the placement that is to come. ``continuations``: in a row, without getting on
+    (``gateway.continuing``). ``resubmissions``: in a row, as a scheduler had died before the placement came.
+    ``continued``: when and why each attempt but the first began. ``asked_s``: when the call went out that
+    placed this attempt.
     """
 
     index: int
@@ -166,9 +165,8 @@ class Generation:
         return TextPiece(texts[0] if len(texts) == 1 else "".join(texts), tokens)
 
     def continue_elsewhere(self) -> GenerationRequest:
-        """The next attempt: what has come so far becomes part of what is computed anew. One that got on well
-        before it broke is no sign that the next will not."""
-        self.continuations = 1 if self.attempt_tokens >= PROGRESS_TOKENS else self.continuations + 1
+        """The next attempt: what has come so far becomes part of what is computed anew."""
+        self.continuations = continuations_after(self.continuations, self.attempt_tokens)
         return self.next_attempt()
 
     def submit_again(self) -> GenerationRequest:

@@ -23,7 +23,6 @@ from common.errors import (
     RequestError,
     StoreError,
 )
-from common.ids import InstanceId
 from common.messages import (
     Acknowledged,
     CancelRequest,
@@ -49,10 +48,10 @@ from common.timeline import timeline
 from common.timeline_events import DISPATCH, OPEN_REQUESTS
 from scheduler import events
 from scheduler.announcing import Announcer
+from scheduler.delivery import NO_ANSWER_RETRY_S, Delivery
 from scheduler.length_questions import LengthQuestions
 from scheduler.metrics import SchedulerMetrics
 from scheduler.mirror import Mirror
-from scheduler.policy.decode_binding import is_bound_late
 from scheduler.scaling import Scaling
 from scheduler.sharing import Sharing
 from scheduler.state import SchedulerState
@@ -61,7 +60,6 @@ from scheduler.turns import HOLD_S, Turns
 log = logging.getLogger("lamella.scheduler")
 
 QUEUE_GROUP = "scheduler"
-NO_ANSWER_RETRY_S = 1.0
 MAX_CALLS = 256
 """That are answered at once, beside those that are held."""
 
@@ -210,46 +208,32 @@ class SchedulerService:
             if resumed is not None:
                 self._note_placed(request, resumed, began_ns, started_s, message.waited_s)
                 return resumed
-        excluded: frozenset[InstanceId] = frozenset()
-        refusal: RequestError = NoInstanceReady(
-            "no prefill instance answered", retry_after_s=NO_ANSWER_RETRY_S
-        )
-        bound: Placement | None = None
+        delivery = Delivery(self.state, request, self.config.scheduler.dispatch_attempts)
         if self._is_deferred(request):
-            bound = await self._wait_turn(request, message.waited_s)
-            if bound is None:
+            delivery.bound = await self._wait_turn(request, message.waited_s)
+            if delivery.bound is None:
                 return Queued()
-        for _ in range(self.config.scheduler.dispatch_attempts):
-            try:
-                placement = bound or self.state.place(request, loop.time(), excluded)
-                bound = None
-            except NoInstanceReady as exc:
-                raise (refusal if excluded else exc) from None
+        while True:
+            placement = delivery.place(loop.time())
             self.sharing.tell()
             self.questions.ask(request)
             try:
-                await self._deliver(self._task(request, placement), placement)
+                await self._deliver(delivery.task(placement), placement)
             except MessageTooLarge as exc:
                 self._handle(events.TaskUndelivered(request.request_id, request.attempt))
                 raise InvalidRequest(f"the prompt does not fit a message: {exc}", param="prompt") from exc
-            except (Overloaded, NoInstanceReady, BusError) as exc:
-                is_wanted = self.state.is_placed(request.request_id, request.attempt)
-                self._handle(events.TaskUndelivered(request.request_id, request.attempt))
-                excluded |= {placement.prefill_instance}
-                if isinstance(exc, RequestError):
-                    refusal = exc
-                else:
-                    self._handle(events.InstanceSuspected(placement.prefill_instance))
-                if not is_wanted:
-                    raise RequestCancelled(f"request {request.request_id} ended while it was placed") from exc
+            except (RequestError, BusError) as exc:
+                happened, told = delivery.fail(placement, exc if isinstance(exc, RequestError) else None)
+                for event in happened:
+                    self._handle(event)
+                if told is exc:
+                    raise
+                if told is not None:
+                    raise told from exc
                 log.warning("task_undelivered", extra={"request": request.request_id, "error": str(exc)})
-            except RequestError:
-                self._handle(events.TaskUndelivered(request.request_id, request.attempt))
-                raise
             else:
                 self._note_placed(request, placement, began_ns, started_s, message.waited_s)
                 return placement
-        raise refusal
 
     def _is_deferred(self, request: GenerationRequest) -> bool:
         """A stream that broke does not wait behind those that have not begun. Where this scheduler leaves,
@@ -332,12 +316,6 @@ class SchedulerService:
         began_s = time.thread_time()
         placer.regret.judge(look)
         placer.regret.spend(time.thread_time() - began_s)
-
-    def _task(self, request: GenerationRequest, placement: Placement) -> PrefillTask:
-        lengths = self.state.placer.predict(request)
-        decode, binding = placement.decode_instance, self.config.scheduler.decode_binding
-        is_late = is_bound_late(binding, placement.prefill_instance, decode)
-        return PrefillTask(request, decode, placement.decode_incarnation, lengths, is_late)
 
     async def _deliver(self, task: PrefillTask | ResumeTask, placement: Placement) -> None:
         instance_id = placement.prefill_instance

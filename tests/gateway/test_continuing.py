@@ -13,8 +13,7 @@ from common.errors import (
 from common.ids import GatewayId, Incarnation, InstanceId
 from common.messages import GenerationRequest, InstanceLife
 from common.model.tokens import Tokenizer
-from gateway.attempts import CONTINUE_BACKOFF_S
-from gateway.generation import PROGRESS_TOKENS
+from gateway.continuing import CONTINUE_BACKOFF_S, PROGRESS_TOKENS
 from gateway.losses import DECLARED_WITHIN_S
 from tests.gateway.clients import complete, in_background, with_peer, with_stream
 from tests.gateway.processes import GatewayProcess

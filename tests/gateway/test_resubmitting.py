@@ -8,7 +8,8 @@ import pytest
 from common.errors import HandoverFailed, RequestCancelled
 from common.ids import Incarnation
 from common.messages import GenerationRequest
-from gateway.attempts import CONTINUE_BACKOFF_S, MAX_RESUBMISSIONS
+from gateway.attempts import MAX_RESUBMISSIONS
+from gateway.continuing import CONTINUE_BACKOFF_S
 from tests.gateway.clients import TEXT, complete, in_background, with_peer, with_stream
 from tests.gateway.processes import GatewayProcess
 from tests.gateway.scripted import ScriptedPeer

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from common.errors import BusError, NoInstanceReady, Overloaded, RequestCancelled, RequestError
+from common.errors import BusError, RequestError
 from common.ids import Incarnation, InstanceId, RequestId
 from common.messages import (
     CancelRequest,
@@ -24,6 +24,7 @@ from common.messages import (
     TokenBatch,
     TokenEvent,
 )
+from gateway.continuing import FOR_LATER
 from gateway.losses import DECLARED_WITHIN_S, Losses
 from tests.requests import GATEWAY
 from tests.virtual.bus import Bus, Reply
@@ -168,7 +169,7 @@ class VirtualGateway:
                 ended = RequestEnded(request.request_id, attempt=request.attempt)
                 self.bus.publish(GATEWAY, SCHEDULER, ended)
                 self.bus.clock.after(RETRY_S, lambda: self._submit_again(entry, request))
-            elif is_current and isinstance(reply, Overloaded | NoInstanceReady | RequestCancelled):
+            elif is_current and isinstance(reply, FOR_LATER):
                 self.bus.clock.after(RETRY_S, lambda: self._submit_again(entry, request))
             elif is_current:
                 raise AssertionError(f"{request.request_id} was refused: {reply!r}")

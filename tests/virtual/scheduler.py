@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from common.errors import BusError, BusTimeout, NoInstanceReady, Overloaded, RequestCancelled, RequestError
+from common.errors import BusError, BusTimeout, NoInstanceReady, RequestCancelled, RequestError
 from common.ids import Incarnation, InstanceId, RequestId
 from common.lengths import LengthDistribution
 from common.messages import (
@@ -23,7 +23,6 @@ from common.messages import (
     MemberRecord,
     Placement,
     PlaceMoved,
-    PrefillTask,
     Queued,
     RequestEnded,
     ResumeTask,
@@ -32,7 +31,7 @@ from common.messages import (
 )
 from common.messages.bookings import Booking, BookingsChanged, BookingsPage, ReadBookings
 from scheduler import events
-from scheduler.policy.decode_binding import is_bound_late
+from scheduler.delivery import Delivery
 from scheduler.policy.roles import RoleChange, RolePolicy
 from scheduler.state import SchedulerState
 from scheduler.turns import HOLD_S
@@ -198,8 +197,7 @@ class VirtualScheduler:
 
         def end(outcome: Placement | RequestError) -> None:
             if isinstance(outcome, Placement):
-                refusal = NoInstanceReady("no prefill instance answered")
-                self._dispatch(request, frozenset(), DISPATCH_ATTEMPTS, refusal, reply, outcome)
+                self._dispatch(Delivery(self.state, request, DISPATCH_ATTEMPTS, outcome), reply)
             else:
                 reply(outcome)
 
@@ -223,8 +221,7 @@ class VirtualScheduler:
             self.bus.clock.after(HOLD_S, ask_again)
 
     def _place(self, request: GenerationRequest, reply: Callable[[Reply], None]) -> None:
-        refusal = NoInstanceReady("no prefill instance answered")
-        self._dispatch(request, frozenset(), DISPATCH_ATTEMPTS, refusal, reply)
+        self._dispatch(Delivery(self.state, request, DISPATCH_ATTEMPTS), reply)
 
     def _resume(
         self, request: GenerationRequest, former: InstanceLife, reply: Callable[[Reply], None]
@@ -256,52 +253,34 @@ class VirtualScheduler:
 
         self.bus.call(self.name, decode, ResumeTask(request, former), answer, CALL_TIMEOUT_S)
 
-    def _dispatch(
-        self,
-        request: GenerationRequest,
-        excluded: frozenset[InstanceId],
-        attempts: int,
-        refusal: RequestError,
-        reply: Callable[[Reply], None],
-        bound: Placement | None = None,
-    ) -> None:
-        if attempts == 0:
-            reply(refusal)
-            return
+    def _dispatch(self, delivery: Delivery, reply: Callable[[Reply], None]) -> None:
+        request = delivery.request
         try:
-            placement = bound or self.state.place(request, self.bus.clock.now, excluded)
+            placement = delivery.place(self.bus.clock.now)
         except RequestError as exc:
-            reply(refusal if excluded and isinstance(exc, NoInstanceReady) else exc)
+            reply(exc)
             return
         self.state.check()
         self._tell_changes()
         prefill = placement.prefill_instance
 
         def answer(answered: Reply) -> None:
-            if isinstance(answered, Overloaded | NoInstanceReady | BusError):
-                is_wanted = self.state.is_placed(request.request_id, request.attempt)
-                self._handle(events.TaskUndelivered(request.request_id, request.attempt))
-                if isinstance(answered, BusError):
-                    self._handle(events.InstanceSuspected(prefill))
-                if isinstance(answered, BusTimeout):
-                    self.bus.publish(self.name, prefill, CancelRequest(request.request_id, request.attempt))
-                if not is_wanted:
-                    reply(RequestCancelled("ended while it was placed"))
-                    return
-                why = answered if isinstance(answered, RequestError) else refusal
-                self._dispatch(request, excluded | {prefill}, attempts - 1, why, reply)
-            elif isinstance(answered, RequestError):
-                self._handle(events.TaskUndelivered(request.request_id, request.attempt))
-                reply(answered)
-            else:
-                self._handle(events.TaskAcknowledged(request.request_id, request.attempt))
+            if not isinstance(answered, RequestError | BusError):
+                self._handle(delivery.succeed())
                 reply(placement)
+                return
+            refused = answered if isinstance(answered, RequestError) else None
+            happened, told = delivery.fail(placement, refused)
+            for event in happened:
+                self._handle(event)
+            if isinstance(answered, BusTimeout):
+                self.bus.publish(self.name, prefill, CancelRequest(request.request_id, request.attempt))
+            if told is None:
+                self._dispatch(delivery, reply)
+            else:
+                reply(told)
 
-        lengths = self.state.placer.predict(request)
-        decode, binding = placement.decode_instance, self.state.settings.decode_binding
-        is_late = is_bound_late(binding, prefill, decode)
-        task = PrefillTask(request, decode, placement.decode_incarnation, lengths, is_late)
-        self.bus.call(self.name, prefill, task, answer, CALL_TIMEOUT_S)
+        self.bus.call(self.name, prefill, delivery.task(placement), answer, CALL_TIMEOUT_S)
 
     def _read_members(self) -> None:
         gateways = () if self.store.gateway is None else (self.store.gateway,)

@@ -1,0 +1,24 @@
+"""When a stream that broke goes on, and how soon: what live and simulated gateways do alike."""
+
+from common.errors import NoInstanceReady, Overloaded, RequestCancelled
+
+CONTINUE_DEADLINE_S = 30.0
+"""How long a broken sequence waits for an instance that can take it over."""
+CONTINUE_BACKOFF_S = 0.2
+"""Before it asks again, where nobody could take it over; twice as long each time that who took it had no room
+after all: what the scheduler knows is a moment old."""
+PROGRESS_TOKENS = 16
+FOR_LATER = (Overloaded, NoInstanceReady, RequestCancelled)
+"""Refusals after which a stream that broke is placed anew as soon as it can be."""
+NO_ROOM = (Overloaded.code, NoInstanceReady.code)
+
+
+def continuations_after(continuations: int, attempt_tokens: int) -> int:
+    """In a row, with this one. An attempt that got on well before it broke is no sign that the next will
+    not."""
+    return 1 if attempt_tokens >= PROGRESS_TOKENS else continuations + 1
+
+
+def backoff_s(error_code: str, continuations: int) -> float:
+    """Until the next attempt of one that failed with that error, after so many in a row."""
+    return CONTINUE_BACKOFF_S * 2**continuations if error_code in NO_ROOM else 0.0
