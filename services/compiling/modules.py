@@ -12,8 +12,8 @@ _PREFILL = (
     "arrivals batching chunks entering events forecast handover holdings offers prompts sends sequence state"
 )
 _SCHEDULER = (
-    "arrivals barring bookings events kv_links learned_times membership overdue peers placing planning"
-    " standby state trust views waiting_room"
+    "arrivals barring bookings delivery events kv_links learned_times membership overdue peers placing"
+    " planning standby state trust views waiting_room"
 )
 _POLICY = (
     "admission best_fit candidates coupling decode_admission decode_batching decode_binding"
@@ -23,8 +23,8 @@ _POLICY = (
 _SIMULATOR = (
     "attention_cost attention_course attention_engine attention_host attention_performance attention_rates"
     " attention_workers clock cluster computed_work conditions decode_room drawing engine gaps gateway host"
-    " instance links network pipeline_plan pipelined prefill_room records run scheduler seat shape staff"
-    " stages step_times"
+    " instance links network pipeline_plan pipelined prefill_room records run scheduler schedulers seat shape"
+    " staff stages step_times"
 )
 _PERFORMANCE = "aiconfigurator curves linear operators profiled roofline splitwise vidur"
 

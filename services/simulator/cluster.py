@@ -40,6 +40,7 @@ from services.simulator.operator_metrics import OperatorTally
 from services.simulator.performance.interface import OperatorTimes
 from services.simulator.records import Records
 from services.simulator.scheduler import SimulatedScheduler
+from services.simulator.schedulers import Schedulers
 from services.simulator.staff import Staff
 from services.simulator.stages import stage_shares
 from services.simulator.timeline import SimulatedTimeline
@@ -76,7 +77,7 @@ class Cluster:
     former: list[SimulatedInstance] = field(default_factory=list)
     pool_of: dict[InstanceId, str] = field(default_factory=dict)
     on_join: list[Callable[[SimulatedInstance], None]] = field(default_factory=list)
-    scheduler: SimulatedScheduler = field(init=False)
+    schedulers: Schedulers = field(init=False)
     staff: Staff = field(init=False)
     _conditions: dict[InstanceId, Conditions] = field(default_factory=dict)
     _speeds: dict[tuple[str, float], MeasuredSpeed] = field(default_factory=dict)
@@ -88,16 +89,21 @@ class Cluster:
         config = self.simulated.settings
         kind = config.predictor.kind
         predict = None if kind != "oracle" else lambda request: certain(self.gateway.length_left(request, 0))
-        self.scheduler = SimulatedScheduler(config, self, predict)
+        self.schedulers = Schedulers(
+            tuple(
+                SimulatedScheduler(config, self, f"scheduler-{number + 1}", number == 0, predict)
+                for number in range(self.simulated.cluster.schedulers)
+            )
+        )
         self.staff = Staff(
             self.clock, self.simulated.pools, self._join, self._drain, self.instances.__contains__
         )
         self.gateway.submit = lambda request, lost, answer: self.network.tell(
-            lambda: self.scheduler.submit(
+            lambda: self.schedulers.submit(
                 request, lost, lambda reply: self.network.tell(lambda: answer(reply))
             )
         )
-        self.gateway.tell_ended = self.scheduler.tell_end
+        self.gateway.tell_ended = self.schedulers.tell_end
         self.gateway.cancel = self.tell
 
     def start(self) -> None:
@@ -106,7 +112,7 @@ class Cluster:
             self.workers = AttentionWorkers(self.simulated.attention, self.clock, self.network, lease_s)
             self.pool_of |= dict.fromkeys(map(InstanceId, self.workers.names), self.workers.pool.config.name)
         self.staff.begin()
-        self.scheduler.start()
+        self.schedulers.start()
 
     @property
     def lives(self) -> list[SimulatedInstance]:
@@ -135,7 +141,7 @@ class Cluster:
         return (*(each.record for each in self.instances.values()), RECORD)
 
     def place_moved(self, call: PlaceMoved, answer: Callable[[Placement | RequestError], None]) -> None:
-        self.network.tell(lambda: self.scheduler.place_moved(call, answer))
+        self.network.tell(lambda: self.schedulers.place_moved(call, answer))
 
     def tell_everyone(self, gone: InstanceGone) -> None:
         def arrive() -> None:
@@ -146,7 +152,7 @@ class Cluster:
         self.network.tell(arrive)
 
     def tell_scheduler(self, word: KVLinkFailed | KVLinkWorks) -> None:
-        self.scheduler.tell_link(word)
+        self.schedulers.tell_link(word)
 
     # reports
 
@@ -170,7 +176,7 @@ class Cluster:
         reporter.newest_s = now
         report = instance.load()
         if not reporter.conditions.silences:
-            self.scheduler.tell_report(report)
+            self.schedulers.tell_report(report)
         # As long as nothing changes an idle one's next reports would say the same.
         silence_s = reporter.idle_s if instance.is_idle else reporter.interval_s
         self._report_at(reporter, now + silence_s)

@@ -52,6 +52,8 @@ from services.simulator.toml_tables import read_table
 ANY_TOKENS = 1 << 31
 """More than a prompt has."""
 DEFAULT_MODEL = "llama3-70b"
+MOST_SCHEDULERS = 64
+"""Each hears of everything, so that more of them would only be slower."""
 POOL_ROLES = (*get_args(Role), "attention")
 OWN_TABLES = ("cluster", "pool", "fault", "scale", "prediction", "prefix", "host", "device")
 
@@ -59,7 +61,8 @@ OWN_TABLES = ("cluster", "pool", "fault", "scale", "prediction", "prefix", "host
 class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``model`` names a shape (``common.shapes``) or a directory, or ``shape`` gives one; neither:
     llama3-70b. Weights and KV are of ``element_bytes`` each. A device's memory is used up to
-    ``memory_share``. ``hop_s``: what a message between two services takes. Between instances KV moves at
+    ``memory_share``. So many ``schedulers`` share the calls, and know of each other's bookings after
+    ``hop_s``, which is what a message between two services takes. Between instances KV moves at
     ``link_bytes_per_s``, each way, after ``link_latency_s``; between an instance and its host's memory at
     ``host_bytes_per_s``."""
 
@@ -67,6 +70,7 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     shape: ModelShape | None = None
     element_bytes: int = 2
     memory_share: float = 0.9
+    schedulers: int = 1
     hop_s: float = 0.0002
     link_bytes_per_s: float = 25e9
     link_latency_s: float = 0.0
@@ -247,6 +251,8 @@ def _check_cluster(cluster: ClusterConfig) -> None:
             raise ConfigError(f"cluster.{field}", getattr(cluster, field), "must be over 0")
     if not 0 < cluster.memory_share <= 1:
         raise ConfigError("cluster.memory_share", cluster.memory_share, "must be over 0 and at most 1")
+    if not 1 <= cluster.schedulers <= MOST_SCHEDULERS:
+        raise ConfigError("cluster.schedulers", cluster.schedulers, f"must be 1 to {MOST_SCHEDULERS}")
     for field in ("hop_s", "link_latency_s"):
         if not 0 <= getattr(cluster, field) < float("inf"):
             raise ConfigError(f"cluster.{field}", getattr(cluster, field), "must be 0 or more")

@@ -9,7 +9,7 @@ from functools import partial
 
 import msgspec
 
-from common.errors import NoInstanceReady, Overloaded, RequestCancelled, RequestError
+from common.errors import RequestError
 from common.ids import GatewayId, Incarnation, InstanceId, RequestId
 from common.latency import tpot_s, ttft_s
 from common.messages import (
@@ -24,8 +24,14 @@ from common.messages import (
     ServiceRecord,
     TokenEvent,
 )
-from gateway.attempts import CONTINUE_BACKOFF_S, CONTINUE_DEADLINE_S, MOVED_WITHIN_S
-from gateway.generation import PROGRESS_TOKENS
+from gateway.attempts import MOVED_WITHIN_S
+from gateway.continuing import (
+    CONTINUE_BACKOFF_S,
+    CONTINUE_DEADLINE_S,
+    FOR_LATER,
+    backoff_s,
+    continuations_after,
+)
 from gateway.losses import Losses, is_needed
 from services.simulator.gaps import GapCounts
 from services.simulator.network import Network
@@ -176,8 +182,7 @@ class SimulatedGateway:
         if not failed.can_continue:
             self._end(entry, "failed")
             return
-        is_refusal = failed.error.code in (Overloaded.code, NoInstanceReady.code)
-        self._continue(entry, CONTINUE_BACKOFF_S * 2**entry.continuations if is_refusal else 0.0)
+        self._continue(entry, backoff_s(failed.error.code, entry.continuations))
 
     def take_move(self, message: SequenceMoved) -> None:
         entry = self._current(message.request_id, message.attempt)
@@ -262,7 +267,7 @@ class SimulatedGateway:
 
     def _refused(self, entry: Entry, refusal: RequestError) -> None:
         """A first attempt's refusal is its client's; a stream that broke is placed as soon as it can be."""
-        is_for_later = isinstance(refusal, Overloaded | NoInstanceReady | RequestCancelled)
+        is_for_later = isinstance(refusal, FOR_LATER)
         clock = self.network.clock
         if entry.continuations and is_for_later:
             if clock.now - entry.broke_s > CONTINUE_DEADLINE_S:
@@ -300,7 +305,7 @@ class SimulatedGateway:
         self.continuations += 1
         if entry.placement is not None:
             self._cancel(entry.request, entry.placement)
-        entry.continuations = 1 if entry.fresh >= PROGRESS_TOKENS else entry.continuations + 1
+        entry.continuations = continuations_after(entry.continuations, entry.fresh)
         entry.broke_s = self.network.clock.now
         self._submit_later(entry, delay_s)
 

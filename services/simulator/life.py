@@ -1,6 +1,8 @@
 """What happens to a simulated mesh beside its requests: faults, operators who scale it, plans that do, what
 is predicted of lengths, and what is kept of prompts."""
 
+import numpy as np
+
 from services.simulator.autoscaling import Autoscaling
 from services.simulator.cluster import Cluster
 from services.simulator.config import ScaleStep
@@ -9,21 +11,26 @@ from services.simulator.instance import SimulatedInstance
 from services.simulator.prediction import InaccuratePredictor, PredictionConfig
 from services.simulator.prefixes import InstancePrefixes, KnownPrefixes, PrefixConfig
 
+SCHEDULERS = 1
+"""Beside the seed: whose call each is hangs on nothing else that is drawn."""
+
 
 def begin_life(cluster: Cluster, seed: int) -> KnownPrefixes | None:
     """Once its instances are there. Whoever knows prefixes is to be told of requests that come."""
     simulated = cluster.simulated
+    cluster.schedulers.chance = np.random.default_rng([seed, SCHEDULERS])
     Faults(cluster, simulated.faults, seed).start()
     if simulated.prediction is not None:
-        cluster.scheduler.predict = _predictor_of(cluster, simulated.prediction, seed).predict
-        cluster.scheduler.predictor_s = simulated.prediction.delay_s
+        predictor = _predictor_of(cluster, simulated.prediction, seed)
+        cluster.schedulers.predict_by(predictor.predict, simulated.prediction.delay_s)
     for step in simulated.scale:
         _scale_at(cluster, step)
     if simulated.settings.scaling.policy != "off":
-        scheduler = cluster.scheduler
-        scheduler.listener = autoscaling = Autoscaling(
-            simulated.settings, cluster.clock, scheduler.state, cluster.staff, scheduler.open_mail
+        leader = cluster.schedulers.leader
+        autoscaling = Autoscaling(
+            simulated.settings, cluster.clock, leader.state, cluster.staff, leader.open_mail
         )
+        cluster.schedulers.listen(autoscaling)
         autoscaling.start()
     return None if simulated.prefix is None else _keep_prefixes(cluster, simulated.prefix)
 

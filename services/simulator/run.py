@@ -165,8 +165,8 @@ def _collecting_rarely() -> Iterator[None]:
 
 
 def _is_settled(cluster: Cluster) -> bool:
-    cluster.scheduler.open_mail()
-    return not cluster.scheduler.state.requests and all(each.is_idle for each in cluster.instances.values())
+    cluster.schedulers.open_mail()
+    return not cluster.schedulers.bookings and all(each.is_idle for each in cluster.instances.values())
 
 
 def check_conserved(cluster: Cluster) -> None:
@@ -178,8 +178,8 @@ def check_conserved(cluster: Cluster) -> None:
         _check_hops(cluster, SETTLE_S, f"the mesh was not at rest {SETTLE_S:,g} s after the last request")
     if 0 in records.outcome:
         raise SimulationError("a request is neither done nor refused")
-    if cluster.scheduler.state.requests:
-        raise SimulationError(f"the scheduler keeps {len(cluster.scheduler.state.requests)} bookings")
+    if cluster.schedulers.bookings:
+        raise SimulationError(f"a scheduler keeps {cluster.schedulers.bookings} bookings")
     for instance in cluster.instances.values():
         if not instance.is_idle:
             raise SimulationError(f"{instance.instance_id} is not idle")

@@ -1,4 +1,4 @@
-"""One scheduler in virtual time: its live state, driven as ``scheduler.service`` drives it.
+"""A scheduler in virtual time: its live state, driven as ``scheduler.service`` drives it.
 
 What it is told and does nothing about, such as load reports, waits until somebody asks it something: then it
 is taken in, as of when it came.
@@ -13,7 +13,7 @@ from typing import Protocol
 import msgspec
 
 from common.config import Config
-from common.errors import NoInstanceReady, Overloaded, RequestCancelled, RequestError
+from common.errors import RequestError
 from common.ids import Incarnation, InstanceId, RequestId
 from common.lengths import LengthDistribution
 from common.messages import (
@@ -30,8 +30,9 @@ from common.messages import (
     PrefillTask,
     RequestEnded,
 )
+from common.messages.bookings import Booking, BookingsChanged
 from scheduler import events
-from scheduler.policy.decode_binding import is_bound_late
+from scheduler.delivery import Delivery
 from scheduler.policy.roles import RoleChange, RolePolicy, role_policy
 from scheduler.state import SchedulerState
 from scheduler.waiting_room import WaitingRoom
@@ -40,20 +41,10 @@ from services.simulator.instance import SimulatedInstance
 from services.simulator.network import Network
 
 Answer = Callable[[Placement | RequestError], None]
-NO_ANSWER = "no prefill instance answered"
 EPOCH = 1
 """One scheduler leads, for ever."""
-
-
-class _Delivery(msgspec.Struct, eq=False):
-    """Of a prompt to its prefill instance. ``excluded``: who was tried in vain before; ``attempts``: that are
-    left with this one."""
-
-    task: PrefillTask
-    placement: Placement
-    excluded: frozenset[InstanceId]
-    attempts: int
-    answer: Answer
+ALL_BOOKINGS = 1 << 31
+"""Live they are read in pages."""
 
 
 class Instances(Protocol):
@@ -85,10 +76,13 @@ Predict = Callable[[GenerationRequest], LengthDistribution]
 
 @dataclass(slots=True)
 class SimulatedScheduler:
-    """``predict``: what a predictor says of a request, ``predictor_s`` after it was placed."""
+    """``predict``: what a predictor says of a request, ``predictor_s`` after it was placed. ``peers``: the
+    other schedulers, who hear of what is booked here (``scheduler.sharing``)."""
 
     config: Config
-    mesh: Instances
+    mesh: Instances = field(repr=False)
+    name: str
+    is_leader: bool
     predict: Predict | None = None
     predictor_s: float = 0.0
     listener: Listener | None = None
@@ -96,6 +90,7 @@ class SimulatedScheduler:
     roles: RolePolicy | None = field(init=False)
     changes: list[tuple[float, RoleChange]] = field(default_factory=list)
     asked_to_leave: int = 0
+    peers: "tuple[SimulatedScheduler, ...]" = ()
     _may_wait: bool = field(init=False)
     _held: dict[RequestId, Answer] = field(default_factory=dict)
     _mail: deque[tuple[float, int, events.SchedulerStateEvent]] = field(default_factory=deque)
@@ -109,7 +104,7 @@ class SimulatedScheduler:
             settings,
             config.objectives,
             config.service_classes,
-            incarnation=Incarnation("scheduler-1"),
+            incarnation=Incarnation(self.name),
             waiting=WaitingRoom(
                 settings.max_deferred_requests,
                 instance.prefill_order,
@@ -118,7 +113,7 @@ class SimulatedScheduler:
             ),
             are_rules_judged=False,
         )
-        self.roles = role_policy(config.roles)
+        self.roles = role_policy(config.roles) if self.is_leader else None
 
     def start(self) -> None:
         self.read_members()
@@ -133,7 +128,9 @@ class SimulatedScheduler:
         clock = self.mesh.network.clock
         self.read_members()
         self._handle(events.TimePassed())
-        if self.config.scheduler.rebalance_decodes:
+        if self.peers:
+            self._share(self.state.bookings.take_changes())
+        if self.config.scheduler.rebalance_decodes and self.is_leader:
             self._handle(events.RebalanceDue())
         clock.after(self.config.mesh.heartbeat_s, self._beat)
 
@@ -164,7 +161,7 @@ class SimulatedScheduler:
             network.tell(lambda: self._handle(reported))
 
     def tell_end(self, ended: RequestEnded) -> None:
-        if self.listener is not None:
+        if self.listener is not None and self.is_leader:
             self.mesh.network.tell(partial(self.listener.note_ended, ended))
         drew = (ended.prompt_tokens, ended.output_tokens, ended.is_cut, ended.attempt)
         over = events.RequestOver(ended.request_id, *drew, ended.ttft_s, ended.tpot_s)
@@ -172,6 +169,10 @@ class SimulatedScheduler:
 
     def tell_link(self, word: KVLinkFailed | KVLinkWorks) -> None:
         self._tell(events.LinkHeard(word), can_wait=True)
+
+    def tell_bookings(self, message: BookingsChanged) -> None:
+        """Another one's."""
+        self._tell(events.PeerHeard(message), can_wait=True)
 
     def _tell(self, event: events.SchedulerStateEvent, *, can_wait: bool) -> None:
         """``can_wait``: it does nothing by itself, unless requests wait here for their turn."""
@@ -206,8 +207,7 @@ class SimulatedScheduler:
         if self.config.scheduler.prefill_policy == "deferred" and not request.output_ids:
             self._wait_turn(request, answer)
         else:
-            attempts = self.config.scheduler.dispatch_attempts
-            self._dispatch(request, frozenset(), attempts, NoInstanceReady(NO_ANSWER), answer)
+            self._dispatch(self._delivery(request), answer)
 
     def place_moved(self, call: PlaceMoved, answer: Answer) -> None:
         self.open_mail()
@@ -219,6 +219,7 @@ class SimulatedScheduler:
             reply = exc
         else:
             self._carry_out(self.state.tell_length(call.request))
+            self._share_changes()
         self.mesh.network.tell(lambda: answer(reply))
 
     def _wait_turn(self, request: GenerationRequest, answer: Answer) -> None:
@@ -226,8 +227,7 @@ class SimulatedScheduler:
 
         def end(outcome: Placement | RequestError) -> None:
             if isinstance(outcome, Placement):
-                attempts = self.config.scheduler.dispatch_attempts
-                self._dispatch(request, frozenset(), attempts, NoInstanceReady(NO_ANSWER), answer, outcome)
+                self._dispatch(self._delivery(request, outcome), answer)
             else:
                 self.mesh.network.tell(lambda: answer(outcome))
 
@@ -241,69 +241,55 @@ class SimulatedScheduler:
             return
         self._carry_out(commands)
 
-    def _dispatch(
-        self,
-        request: GenerationRequest,
-        excluded: frozenset[InstanceId],
-        attempts: int,
-        refusal: RequestError,
-        answer: Answer,
-        bound: Placement | None = None,
-    ) -> None:
+    def _delivery(self, request: GenerationRequest, bound: Placement | None = None) -> Delivery:
+        return Delivery(self.state, request, self.config.scheduler.dispatch_attempts, bound)
+
+    def _dispatch(self, delivery: Delivery, answer: Answer) -> None:
         """Places it and hands it over; where it is not taken, again without that instance."""
-        network = self.mesh.network
+        network, request = self.mesh.network, delivery.request
         try:
-            if attempts == 0:
-                raise refusal
-            placement = bound or self.state.place(request, network.clock.now, excluded)
+            placement = delivery.place(network.clock.now)
         except RequestError as exc:
-            told = refusal if excluded and isinstance(exc, NoInstanceReady) else exc
-            network.tell(lambda: answer(told))
+            refusal = exc
+            network.tell(lambda: answer(refusal))
             return
+        self._share_changes()
         if self.predict is not None and self.state.placer.predicted.find(request.request_id) is None:
             said = events.LengthPredicted(request, self.predict(request))
             network.clock.after(self.predictor_s, lambda: self._handle(said))
-        delivery = _Delivery(self._task(request, placement), placement, excluded, attempts, answer)
-        network.tell(partial(self._deliver, delivery))
+        task = delivery.task(placement)
+        network.tell(lambda: self._deliver(delivery, task, placement, answer))
 
-    def _deliver(self, delivery: _Delivery) -> None:
-        instance = self.mesh.find(delivery.placement.prefill_instance)
+    def _deliver(self, delivery: Delivery, task: PrefillTask, placement: Placement, answer: Answer) -> None:
+        instance = self.mesh.find(placement.prefill_instance)
         refused: RequestError | None = None
-        if instance is None:
-            refused = NoInstanceReady(NO_ANSWER)
-        else:
+        is_taken = False
+        if instance is not None:
             try:
-                instance.take_prompt(delivery.task)
+                instance.take_prompt(task)
+                is_taken = True
             except RequestError as exc:
                 refused = exc
-        is_there = instance is not None
-        self.mesh.network.tell(lambda: self._end_delivery(delivery, refused, is_there=is_there))
+        if is_taken:
+            self.mesh.network.tell(lambda: self._acknowledge(delivery, placement, answer))
+        else:
+            self.mesh.network.tell(lambda: self._fail(delivery, placement, refused, answer))
 
-    def _end_delivery(self, delivery: _Delivery, refused: RequestError | None, *, is_there: bool) -> None:
-        request, placement, answer = delivery.task.request, delivery.placement, delivery.answer
+    def _acknowledge(self, delivery: Delivery, placement: Placement, answer: Answer) -> None:
+        self._handle(delivery.succeed())
+        answer(placement)
+
+    def _fail(
+        self, delivery: Delivery, placement: Placement, refused: RequestError | None, answer: Answer
+    ) -> None:
         self.open_mail()
-        if refused is None:
-            self._handle(events.TaskAcknowledged(request.request_id, request.attempt))
-            answer(placement)
-            return
-        is_wanted = self.state.is_placed(request.request_id, request.attempt)
-        self._handle(events.TaskUndelivered(request.request_id, request.attempt))
-        if not isinstance(refused, Overloaded | NoInstanceReady):
-            answer(refused)
-            return
-        if not is_there:
-            self._handle(events.InstanceSuspected(placement.prefill_instance))
-        if not is_wanted:
-            answer(RequestCancelled("ended while it was placed"))
-            return
-        others = delivery.excluded | {placement.prefill_instance}
-        self._dispatch(request, others, delivery.attempts - 1, refused, answer)
-
-    def _task(self, request: GenerationRequest, placement: Placement) -> PrefillTask:
-        decode, binding = placement.decode_instance, self.config.scheduler.decode_binding
-        is_late = is_bound_late(binding, placement.prefill_instance, decode)
-        lengths = self.state.placer.predict(request)
-        return PrefillTask(request, decode, placement.decode_incarnation, lengths, is_late)
+        happened, told = delivery.fail(placement, refused)
+        for event in happened:
+            self._handle(event)
+        if told is None:
+            self._dispatch(delivery, answer)
+        else:
+            answer(told)
 
     # commands
 
@@ -311,6 +297,34 @@ class SimulatedScheduler:
         if self._mail:
             self.open_mail()
         self._carry_out(self.state.handle(event, self.mesh.network.clock.now))
+        self._share_changes()
+
+    # the others
+
+    def _share_changes(self) -> None:
+        """What has changed since the last time, if there is anybody to hear it."""
+        if self.peers:
+            bookings = self.state.bookings.take_changes()
+            if bookings:
+                self._share(bookings)
+
+    def _share(self, bookings: tuple[Booking, ...]) -> None:
+        state = self.state
+        message = BookingsChanged(self.name, state.incarnation, state.bookings.changed, bookings)
+        for each in self.peers:
+            each.tell_bookings(message)
+
+    def _read(self, name: str) -> None:
+        """All that another one knows, when the question has reached it and its answer has come."""
+        [peer] = [each for each in self.peers if each.name == name]
+        network = self.mesh.network
+
+        def answer() -> None:
+            peer.open_mail()
+            bookings, _ = peer.state.bookings.read(None, ALL_BOOKINGS)
+            network.tell(lambda: self._handle(events.PeerRead(peer.state.incarnation, bookings)))
+
+        network.tell(answer)
 
     def _carry_out(self, commands: list[events.SchedulerCommand]) -> None:
         for command in commands:
@@ -332,5 +346,7 @@ class SimulatedScheduler:
                     left = departure.sequence
                     leave = LeaveSequence(left.request_id, left.attempt, departure.destination, EPOCH)
                     self.mesh.tell(departure.source, leave)
-                case events.AnnounceGatewayGone() | events.AnnounceSchedulerGone() | events.ReadPeer():
-                    raise AssertionError(f"{command}: gateway and scheduler stay")
+                case events.ReadPeer(name, _):
+                    self._read(name)
+                case events.AnnounceGatewayGone() | events.AnnounceSchedulerGone():
+                    raise AssertionError(f"{command}: gateway and schedulers stay")

@@ -35,6 +35,15 @@ def summary_of(metrics: Metrics) -> list[str]:
     )
     if hits:
         lines.append(f"{hits / (hits + computed):.1%} of all prompts' tokens were kept, and not computed")
+    if metrics.rebalanced:
+        lines.append(
+            f"{metrics.rebalanced} sequences were asked to leave a decode instance that would run out of"
+            " memory"
+        )
+    waits = [(pool.name, 1e3 * pool.admission_wait_s) for pool in metrics.pools if pool.admission_wait_s > 0]
+    if waits:
+        waited = ", ".join(f"{wait_ms:.1f} ms at {name}" for name, wait_ms in waits)
+        lines.append(f"from a sequence's offer until it is in a decode batch: {waited}, on average")
     deaths = sum(pool.deaths for pool in metrics.pools)
     if deaths:
         lines.append(f"instances died {deaths} times")
@@ -65,7 +74,7 @@ def latency_table(metrics: Metrics) -> Table:
         ("TPOT", metrics.tpot),
         ("second token", metrics.second_token),
         ("slowest gap", metrics.slowest_gap),
-        ("queue", metrics.queue),
+        ("prefill queue", metrics.queue),
         ("end to end", metrics.end_to_end),
     ):
         if spread is None:
@@ -214,11 +223,13 @@ COMPARED: tuple[tuple[str, float, Callable[[Metrics], float | None]], ...] = (
     ("TPOT p50, ms", 1e3, lambda metrics: _p50(metrics.tpot)),
     ("TPOT p99, ms", 1e3, lambda metrics: _p99(metrics.tpot)),
     ("slowest gap p99, ms", 1e3, lambda metrics: _p99(metrics.slowest_gap)),
-    ("queue p99, ms", 1e3, lambda metrics: _p99(metrics.queue)),
+    ("prefill queue p99, ms", 1e3, lambda metrics: _p99(metrics.queue)),
     ("end to end p50, ms", 1e3, lambda metrics: _p50(metrics.end_to_end)),
     ("end to end p99, ms", 1e3, lambda metrics: _p99(metrics.end_to_end)),
     ("met every objective, %", 100.0, _attainment),
     ("goodput, requests/s", 1.0, lambda metrics: metrics.goodput_per_s),
+    ("preempted", 1.0, lambda metrics: sum(pool.preempted for pool in metrics.pools)),
+    ("asked to leave", 1.0, lambda metrics: metrics.rebalanced),
     ("mean kW", 1e-3, lambda metrics: metrics.hardware.mean_w),
     ("$/h", 1.0, lambda metrics: metrics.hardware.usd_h),
     ("requests per dollar", 1.0, lambda metrics: metrics.hardware.requests_per_usd),

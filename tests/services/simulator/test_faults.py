@@ -129,7 +129,7 @@ def test_a_link_that_carries_again_is_used_again() -> None:
     assert not avoided, "its last placement is of who went on elsewhere"
     late_s = CUT_S + 6.0 + 2 * FIRST_BACKOFF_S
     assert len([each for each in placed if each > late_s]) > 100
-    assert not cluster.scheduler.state.links.broken
+    assert not cluster.schedulers.leader.state.links.broken
 
 
 @pytest.mark.parametrize("instance", ["prefill-0", "decode-0"])
