@@ -205,6 +205,8 @@ def type_rule(rule: str) -> str:
     """What msgspec says of a value's type, in the words of TOML; of anything else as it is."""
     found = _WRONG_TYPE.fullmatch(rule)
     kinds = [] if found is None else [each for each in found[1].split(" | ") if each != "null"]
+    if "float" in kinds:
+        kinds = [each for each in kinds if each != "int"]
     if not kinds or not _TYPES.keys() >= set(kinds):
         return rule
     return f"must be {' or '.join(_TYPES[each] for each in kinds)}"

@@ -8,6 +8,7 @@ CONTINUE_BACKOFF_S = 0.2
 """Before it asks again, where nobody could take it over; twice as long each time that who took it had no room
 after all: what the scheduler knows is a moment old."""
 PROGRESS_TOKENS = 16
+"""An attempt that brought as many got on."""
 FOR_LATER = (Overloaded, NoInstanceReady, RequestCancelled)
 """Refusals after which a stream that broke is placed anew as soon as it can be."""
 NO_ROOM = (Overloaded.code, NoInstanceReady.code)

@@ -41,8 +41,8 @@ class Choice(msgspec.Struct, frozen=True, gc=False):
 
 
 class Former(msgspec.Struct, frozen=True, gc=False):
-    """Where a request was to be before it was placed anew: another attempt's instances, or of the same
-    attempt one that it left or that did not take it. None: not placed there."""
+    """Where a request was to be before it was placed anew: instances of another attempt, or of the same one
+    those that did not take it or that it left. None: it was not to be anywhere in that phase."""
 
     attempt: int
     prefill: InstanceId | None
@@ -72,8 +72,9 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
     former: tuple[Former, ...] = ()
 
     def taken(self, phase: Phase) -> InstanceId | None:
-        """By its last choice of that phase."""
-        return next((each.taken for each in reversed(self.choices) if each.phase == phase), None)
+        """Where it is to be in that phase, by the last choice that took anybody."""
+        taken = (each.taken for each in reversed(self.choices) if each.phase == phase)
+        return next(filter(None, taken), None)
 
     def has(self, phase: Phase) -> bool:
         return any(choice.phase == phase for choice in self.choices)
@@ -145,9 +146,14 @@ class DecisionLog:
 
 def _after(former: Decision, decision: Decision) -> Decision:
     choices, before = decision.choices, former.former
-    if former.attempt != decision.attempt or (decision.has("decode") and former.taken("decode")):
-        left = Former(former.attempt, former.taken("prefill"), former.taken("decode"))
-        before = (*before, left)[-MOST_FORMER:]
+    prefill, decode = former.taken("prefill"), former.taken("decode")
     if former.attempt == decision.attempt and not decision.has("prefill"):
-        choices = (*(each for each in former.choices if each.phase == "prefill"), *choices)
+        # Where nobody has room for one that was to move, it stays.
+        phases = ("prefill",) if decision.taken("decode") else ("prefill", "decode")
+        choices = (*(each for each in former.choices if each.phase in phases), *choices)
+        has_left = decode is not None and decision.taken("decode") not in (None, decode)
+    else:
+        has_left = prefill is not None or decode is not None
+    if has_left:
+        before = (*before, Former(former.attempt, prefill, decode))[-MOST_FORMER:]
     return msgspec.structs.replace(decision, choices=choices, former=before)

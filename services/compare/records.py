@@ -11,6 +11,7 @@ from services.compare.comparison import Comparison
 from services.compare.engine_times import EngineTimes
 from services.compare.usage import InstanceUse
 
+RUNS_FILE = "runs.jsonl"
 RunKey = tuple[int, str, str]
 """Round, workload, configuration."""
 
@@ -71,20 +72,23 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
         return self.round_number, self.workload, self.configuration
 
 
-def read_kept(path: Path, kind: type[Kept], comparison: Comparison) -> list[Kept]:
-    """A folder's lines of one kind, in their order; nothing where there is no file. Raises ConfigError."""
+def read_kept(
+    path: Path, kind: type[Kept], comparison: Comparison | None, option: str = "--output"
+) -> list[Kept]:
+    """A folder's lines of one kind, in their order, of that comparison, or of any; nothing where there is no
+    file. ``option``: that named the folder. Raises ConfigError."""
     if not path.exists():
         return []
     kept = []
     for number, line in enumerate(path.read_bytes().splitlines(), start=1):
         try:
             one = msgspec.json.decode(line, type=kind)
-        except msgspec.DecodeError as exc:
+        except (msgspec.DecodeError, UnicodeDecodeError) as exc:
             rule = f"line {number} cannot be read ({exc}): choose another folder"
-            raise ConfigError("--output", str(path), rule) from exc
-        if one.fingerprint != comparison.fingerprint:
+            raise ConfigError(option, str(path), rule) from exc
+        if comparison is not None and one.fingerprint != comparison.fingerprint:
             raise ConfigError(
-                "--output", str(path), f"line {number} is of another comparison: choose another folder"
+                option, str(path), f"line {number} is of another comparison: choose another folder"
             )
         kept.append(one)
     return kept

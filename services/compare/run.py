@@ -28,7 +28,7 @@ from services.compare.between import check_profiled, passes_between
 from services.compare.capacity import Rates
 from services.compare.comparison import Candidate, Comparison, Offer, bench_config, config_of, plan_of
 from services.compare.engine_times import EngineProcess, counted_of, times_between
-from services.compare.records import RunKey, RunRecord, ServedRequest, keep, read_kept
+from services.compare.records import RUNS_FILE, RunKey, RunRecord, ServedRequest, keep, read_kept
 from services.compare.usage import computing_s, processor_s, resource_time_of, watch_use
 from services.launcher import local
 from services.launcher.control import MeshStatus
@@ -36,7 +36,7 @@ from services.length_predictor.oracle import KnownLength, digest_of
 from services.prepare import prepare_model
 from services.profiling.probe import Probe
 
-RUNS_FILE, RATES_FILE, LENGTHS_FILE = "runs.jsonl", "rates.jsonl", "lengths.jsonl"
+RATES_FILE, LENGTHS_FILE = "rates.jsonl", "lengths.jsonl"
 INSTANCE_ROLES = ("prefill", "decode", "mixed")
 WARMUP_ROUND = 10_000
 """Its seed is no measured round's."""

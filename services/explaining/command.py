@@ -137,7 +137,7 @@ def title_of(decision: Decision) -> str:
 def _outcome(decision: Decision) -> str:
     if decision.output_tokens is not None:
         return f"{decision.output_tokens} drawn"
-    if any(choice.taken is None for choice in decision.choices):
+    if any(decision.taken(choice.phase) is None for choice in decision.choices):
         return "refused"
     return "over before its own end" if decision.is_over else "not over yet"
 
@@ -145,7 +145,7 @@ def _outcome(decision: Decision) -> str:
 def before_of(decision: Decision) -> str:
     """Where it was to be before."""
     places = (
-        f"{' and '.join(filter(None, (each.prefill, each.decode))) or 'nowhere'} (attempt {each.attempt})"
+        f"{' and '.join(dict.fromkeys(filter(None, (each.prefill, each.decode))))} (attempt {each.attempt})"
         for each in decision.former
     )
     return f"before: {', then '.join(places)}"

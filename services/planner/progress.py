@@ -10,25 +10,25 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
-    TaskID,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
 
 EVERY_S = 30.0
-"""A line where there is no terminal."""
+"""At least, between two lines where there is no terminal: as runs end."""
 
 
 class Watch:
-    """A search tells it what it counts (``tell``), its driver of each run (``ran``). ``size``: said once, as
-    the search begins to count."""
+    """A search tells it what it counts (``tell``), its driver of each run (``ran``). ``size`` is said as it
+    begins."""
 
-    def __init__(self, console: Console, size: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+        self.size = ""
         self.runs = 0
-        self._console, self._size, self._clock = console, size, clock
+        self._console, self._clock = console, clock
         self._what, self._done, self._total = "", 0, 0
-        self._said_s = 0.0
+        self._said_s = clock()
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -41,16 +41,12 @@ class Watch:
             transient=True,
             disable=not console.is_terminal,
         )
-        self._task: TaskID | None = None
+        self._task = self._bar.add_task("planning", total=None)
 
     def tell(self, what: str, done: int, total: int) -> None:
         """A ``services.planner.probes.Tell``."""
-        if not self._what:
-            self._say(self._size)
         if what != self._what:
-            if self._task is not None:
-                self._bar.remove_task(self._task)
-            self._task = self._bar.add_task(what, total=total)
+            self._bar.reset(self._task)
         self._what, self._done, self._total = what, done, total
         self._show()
 
@@ -59,17 +55,20 @@ class Watch:
         self._show()
 
     def _show(self) -> None:
-        if self._task is not None:
-            description = f"planning: {self.runs} runs, {self._what}"
-            self._bar.update(self._task, description=description, completed=self._done)
+        runs = f"{self.runs} run{'' if self.runs == 1 else 's'}"
+        described = f"planning: {runs}, {self._what}" if self._what else f"planning: {runs}"
+        total = self._total if self._what else None
+        self._bar.update(self._task, description=described, completed=self._done, total=total)
         if not self._console.is_terminal and self._clock() - self._said_s >= EVERY_S:
-            self._say(f"planning: {self.runs} runs, {self._done} of {self._total} {self._what}")
+            counted = f", {self._done} of {self._total} {self._what}" if self._what else ""
+            self._say(f"planning: {runs}{counted}")
 
     def _say(self, line: str) -> None:
         self._said_s = self._clock()
         self._console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def __enter__(self) -> Self:
+        self._say(self.size)
         self._bar.start()
         return self
 

@@ -66,12 +66,13 @@ def _search(
     checkpoint: Path | None,
 ) -> Found:
     prepared = prepare(request)
+    watch = Watch(messages)
+    begun = search(prepared, watch.tell)
     cores = len(os.sched_getaffinity(0))
     workers = min(processes or cores, cores)
     where = "none is kept without --checkpoint" if checkpoint is None else f"kept in {checkpoint}"
     with Checkpoint(checkpoint) as kept:
-        watch = Watch(messages, _size_of(prepared, workers, len(kept.points), where))
-        begun = search(prepared, watch.tell)
+        watch.size = _size_of(prepared, workers, len(kept.points), where)
         context = prepared.conditions.encoded()
         if processes is not None and processes > cores:
             messages.print(f"--processes {processes}: held to {cores}, one a core", highlight=False)

@@ -45,13 +45,13 @@ def screen(
     most_requests: int,
     looked_at: Tally,
 ) -> Search[Screened]:
-    """The best few kinds of one role, each with what one instance of it serves. ``looked_at``: of all roles'
-    kinds, those that are measured on the short sample or need not be."""
+    """The best few kinds of one role, each with what one instance of it serves. ``looked_at`` counts the
+    kinds of all roles: those that go on to the longer sample once they were measured there."""
     order = sorted(
         representatives(kinds, bounds), key=lambda kind: (demand.burden(kind, bounds[kind].rate_per_s), kind)
     )
     short: list[Measured] = []
-    looked = 0
+    looked = counted = 0
     while looked < len(order):
         worst = _kth_burden(short, demand)
         batch = [
@@ -66,16 +66,18 @@ def screen(
             [_measure(kind, bounds[kind], demand, most_requests, worst, 1.0) for kind in batch]
         )
         short.extend(Measured(kind, each) for kind, each in zip(batch, found, strict=True))
-        looked_at.add(len(batch))
+        looked_at.add(max(0, len(short) - 2 * KEPT) - counted)
+        counted = max(0, len(short) - 2 * KEPT)
     seen = len(short)
-    looked_at.add(len(kinds) - seen)
     kept = _best(short, demand)[: 2 * KEPT]
+    looked_at.add(len(kinds) - len(kept) - counted)
     longer = yield from together(
         [
             _measure(each.kind, bounds[each.kind], demand, most_requests, math.inf, LONGER, each.capacity)
             for each in kept
         ]
     )
+    looked_at.add(len(kept))
     final = [Measured(each.kind, capacity) for each, capacity in zip(kept, longer, strict=True)]
     return Screened(tuple(_best(final, demand)[:KEPT]), len(kinds) - seen, seen - len(kept))
 

@@ -18,7 +18,7 @@ from services.planner.demand import first_allowed, none_allowed, price_usd_h, pr
 from services.planner.distserve_search import place_with_high_affinity, place_with_low_affinity
 from services.planner.goodput import FINE, find_capacity, served_by
 from services.planner.preparing import Prepared, bounds_of, speeds_of
-from services.planner.probes import Search, Tell, untold
+from services.planner.probes import Search, Tally, Tell, together, untold
 from services.planner.provisioning import (
     Provisioned,
     cheapest,
@@ -273,9 +273,10 @@ def _aladdin(prepared: Prepared, tell: Tell) -> Search[SearchReport]:
     bound = capacity_bound(best.kind, speeds[best.kind], workload, demand.objectives, demand.goal)
     served = served_by(demand.goal)
     pools = (PoolPlan(kind=best.kind, count=1),)
-    one = yield from find_capacity(
+    capacity = find_capacity(
         _sample(prepared).of(pools, bound.sojourn_s), served, bound.rate_per_s, tolerance=FINE
     )
+    [one] = yield from together([capacity], Tally(tell, "workers measured", 1))
     chosen: tuple[PoolPlan, ...] = ()
     if not one.rate_per_s > 0:
         lines.append("one worker by itself does not keep the objectives at any rate")

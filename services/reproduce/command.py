@@ -31,7 +31,8 @@ def reproduce(
     measured: Annotated[
         Path | None,
         typer.Option(
-            help="A folder of `lamella compare bench/comparison.toml`: what live meshes measured, too."
+            help="A folder of `lamella compare bench/comparison.toml`: what live meshes measured, too,"
+            " against its `coupled` or `coupled-prefill-first`."
         ),
     ] = None,
     workers: Annotated[
@@ -72,9 +73,12 @@ def reproduce(
         return
     assert comparison is not None
     rows = rows_of(comparison)
-    if measured is not None and not any(row.measured for row in rows):
+    if live is not None and not any(row.measured for row in rows):
         have = ", ".join(row.id for row in ROWS.values() if row.measured)
         raise ConfigError("--measured", str(measured), f"is of {have}: {comparison} needs other hardware")
+    if live is not None and not any(row.measured and row.measured(live) for row in rows):
+        rule = f"has no runs of a coupled and another configuration that {comparison} could show"
+        raise ConfigError("--measured", str(measured), rule)
     for row in rows:
         with messages.status(row.id):
             found = row.reproduce(files, size, live)

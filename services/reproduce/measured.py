@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-import msgspec
-
 from common.errors import ConfigError
 from services.compare.figures import Cell
-from services.compare.records import RunRecord
-from services.compare.run import RUNS_FILE
+from services.compare.records import RUNS_FILE, RunRecord, read_kept
+
+COUPLED = ("coupled-prefill-first", "coupled")
+"""What others are held against: prompts first, as vLLM did it, where there are several."""
 
 
 class LiveRuns:
@@ -15,32 +15,20 @@ class LiveRuns:
 
     def __init__(self, directory: Path) -> None:
         """Raises ConfigError."""
-        self.directory = directory
         file = directory / RUNS_FILE
-        try:
-            lines = file.read_bytes().splitlines()
-        except OSError as exc:
-            rule = f"must be a folder of `lamella compare`: {RUNS_FILE} cannot be read ({exc.strerror})"
-            raise ConfigError("--measured", str(directory), rule) from exc
+        if not file.is_file():
+            rule = f"must be a folder of `lamella compare`: it has no {RUNS_FILE}"
+            raise ConfigError("--measured", str(directory), rule)
         self._cells: dict[tuple[str, str], list[RunRecord]] = {}
-        for number, line in enumerate(lines, start=1):
-            try:
-                record = msgspec.json.decode(line, type=RunRecord)
-            except (msgspec.DecodeError, UnicodeDecodeError) as exc:
-                rule = f"{RUNS_FILE}, line {number}, is no run of `lamella compare` ({exc})"
-                raise ConfigError("--measured", str(directory), rule) from exc
+        for record in read_kept(file, RunRecord, None, "--measured"):
             self._cells.setdefault((record.workload, record.configuration), []).append(record)
 
-    def cells_of(self, workload: str) -> list[Cell]:
-        """By configuration, in the order of their first runs. Raises ConfigError where there is none."""
-        found = [
-            Cell(name, configuration, tuple(runs))
-            for (name, configuration), runs in self._cells.items()
+    def beside_coupled(self, workload: str) -> tuple[Cell, list[Cell]] | None:
+        """The coupled configuration's runs, and the others'; None where there are not both."""
+        cells = {
+            configuration: Cell(name, configuration, tuple(runs))
+            for (name, configuration), runs in sorted(self._cells.items())
             if name == workload
-        ]
-        if not found:
-            has = ", ".join(dict.fromkeys(name for name, _ in self._cells)) or "none at all"
-            raise ConfigError(
-                "--measured", str(self.directory), f"has no run of the workload {workload}: {has}"
-            )
-        return found
+        }
+        coupled = next((cells.pop(each) for each in COUPLED if each in cells), None)
+        return None if coupled is None or not cells else (coupled, list(cells.values()))

@@ -7,6 +7,9 @@ from dataclasses import dataclass, replace
 from services.reproduce.data import DataFiles
 from services.reproduce.measured import LiveRuns
 
+NOT_MEASURED = (
+    "The folder of `--measured` has no runs of this workload by a coupled and by another configuration."
+)
 PAPER, OURS = "paper", "ours"
 
 
@@ -45,20 +48,24 @@ class Reproduced:
 class Row:
     """One comparison. ``files``: that it reads of the data directory. ``run`` gets the share of its usual
     number of requests, 1.0 as documented, less to look fast. ``measured``: the paper's figures beside what
-    live meshes of one machine came to, where they can run such a comparison."""
+    live meshes of one machine came to, where they can run such a comparison; None: these did not."""
 
     id: str
     title: str
     source: str
     files: tuple[str, ...]
     run: Callable[[DataFiles, float], Reproduced]
-    measured: Callable[[LiveRuns], Table] | None = None
+    measured: Callable[[LiveRuns], Table | None] | None = None
 
     def reproduce(self, files: DataFiles, size: float, live: LiveRuns | None = None) -> Reproduced:
         """With what ``live`` has of it, where that can be measured. Raises ConfigError."""
-        tables = () if live is None or self.measured is None else (self.measured(live),)
         found = self.run(files, size)
-        return replace(found, tables=(*found.tables, *tables))
+        if live is None or self.measured is None:
+            return found
+        table = self.measured(live)
+        if table is None:
+            return replace(found, setup=(*found.setup, NOT_MEASURED))
+        return replace(found, tables=(*found.tables, table))
 
 
 def sentences(text: str) -> tuple[str, ...]:

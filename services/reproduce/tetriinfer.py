@@ -1,5 +1,6 @@
 """TetriInfer, Figures 11 to 15: its five workloads against a server that couples prefill and decode."""
 
+import statistics
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -9,7 +10,8 @@ import numpy as np
 from common.latency import resource_time_s
 from services.bench.lengths import WORKLOADS, LengthPair, is_of_workload
 from services.bench.traces import read_trace
-from services.compare import figures as live
+from services.compare.figures import JCT, RESOURCE_TIME, TTFT, Cell, median_ratio
+from services.compare.figures import Figure as MeasuredFigure
 from services.reproduce.data import SHAREGPT_TRACE, DataFiles, Lengths, described
 from services.reproduce.measured import LiveRuns
 from services.reproduce.row import PAPER, Reproduced, Row, Table, sentences
@@ -161,22 +163,36 @@ def run(figure: Figure, files: DataFiles, size: float) -> Reproduced:
     )
 
 
-def measured(figure: Figure, runs: LiveRuns) -> Table:
-    """Each configuration against the first one of the same round, in the median over rounds."""
-    first, *others = runs.cells_of(figure.workload)
+def measured(figure: Figure, live: LiveRuns) -> Table | None:
+    """Each configuration against the coupled one of the same round, in the median over rounds."""
+    found = live.beside_coupled(figure.workload)
+    if found is None:
+        return None
+    coupled, others = found
 
-    def share(cell: live.Cell, of: live.Figure) -> str:
-        ratio = live.median_ratio(cell, first, of)
+    def share(cell: Cell, of: MeasuredFigure) -> str:
+        ratio = median_ratio(cell, coupled, of)
         return "-" if ratio is None else f"{ratio - 1:+.0%}"
 
     rows = [(PAPER, figure.ttft, figure.jct, figure.per_usd)]
     for cell in others:
-        resources = live.median_ratio(cell, first, live.RESOURCE_TIME)
+        resources = median_ratio(cell, coupled, RESOURCE_TIME)
         work = f"{1 / resources:.2f}" if resources else "-"
-        rows.append((f"measured: {cell.configuration}", share(cell, live.TTFT), share(cell, live.JCT), work))
+        rows.append((_name_of(cell, coupled), share(cell, TTFT), share(cell, JCT), work))
     columns = ("", "mean TTFT", "mean JCT", "work for the same resource time, times")
-    title = f"Live meshes of one machine, against {first.configuration}; rounds: {len(first.runs)}"
+    title = f"Live meshes of one machine, against {coupled.configuration}; rounds: {len(coupled.runs)}"
     return Table(columns, tuple(rows), title)
+
+
+def _name_of(cell: Cell, coupled: Cell) -> str:
+    """With what makes it hard to compare."""
+    rates = [statistics.median(run.rate_per_s for run in each.runs) for each in (cell, coupled)]
+    but = []
+    if rates[0] != rates[1]:
+        but.append(f"at {rates[0]:.3g} requests/s beside {rates[1]:.3g}")
+    if cell.not_served or coupled.not_served:
+        but.append(f"{cell.not_served} requests not served, and {coupled.not_served} of the coupled one's")
+    return ", ".join((f"measured: {cell.configuration}", *but))
 
 
 COLUMNS = (

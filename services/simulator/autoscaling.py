@@ -8,6 +8,7 @@ from typing import cast
 from common.config import Config
 from common.ids import RequestId
 from common.messages import GenerationRequest, RequestEnded, Role
+from common.messages.bookings import BookingsChanged
 from scheduler.arrivals import Arrivals
 from scheduler.planning import LOOKS_PER_WINDOW, MeshSight, Plan, Planner, look_at
 from scheduler.state import SchedulerState
@@ -45,11 +46,19 @@ class Autoscaling:
 
     def note_submitted(self, request: GenerationRequest) -> None:
         """One that has drawn tokens is no new request."""
-        now, request_id = self.clock.now, request.request_id
-        if not request.output_ids and self.arrivals.is_new(
-            request_id, now, is_here=self._is_here(request_id)
-        ):
-            self.planner.profiler.arrive(len(request.prompt_ids), now)
+        if not request.output_ids:
+            self._hear(request.request_id, len(request.prompt_ids))
+
+    def note_peer(self, message: BookingsChanged) -> None:
+        """Before the state is told."""
+        for each in message.bookings:
+            if each.booked is not None:
+                self._hear(each.request_id, each.booked.prompt_tokens)
+
+    def _hear(self, request_id: RequestId, prompt_tokens: int) -> None:
+        now = self.clock.now
+        if self.arrivals.is_new(request_id, now, is_here=self._is_here(request_id)):
+            self.planner.profiler.arrive(prompt_tokens, now)
 
     def note_ended(self, ended: RequestEnded) -> None:
         """Before the state is told."""

@@ -91,7 +91,9 @@ class Cluster:
         predict = None if kind != "oracle" else lambda request: certain(self.gateway.length_left(request, 0))
         self.schedulers = Schedulers(
             tuple(
-                SimulatedScheduler(config, self, f"scheduler-{number + 1}", number == 0, predict)
+                SimulatedScheduler(
+                    config, self, f"scheduler-{number + 1}", is_leader=number == 0, predict=predict
+                )
                 for number in range(self.simulated.cluster.schedulers)
             )
         )

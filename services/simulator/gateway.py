@@ -94,8 +94,9 @@ class Prompts:
 @dataclass(slots=True)
 class SimulatedGateway:
     """``submit`` and ``tell_ended`` reach a scheduler, ``cancel`` an instance. ``retries``: how often a
-    client asks again that was refused. ``refusals``: of those rejected, by their codes. ``waiting_s``:
-    request-seconds in the system until ``counted_s``, for Little's law."""
+    client asks again that was refused. ``moves``: of sequences to other decode instances. ``refusals``: of
+    those rejected, by their codes. ``waiting_s``: request-seconds in the system until ``counted_s``, for
+    Little's law."""
 
     network: Network
     records: Records
@@ -105,6 +106,7 @@ class SimulatedGateway:
     entries: dict[RequestId, Entry] = field(default_factory=dict)
     first_gaps: GapCounts = field(default_factory=GapCounts)
     continuations: int = 0
+    moves: int = 0
     refusals: dict[str, Refusal] = field(default_factory=dict)
     waiting_s: float = 0.0
     counted_s: float = 0.0
@@ -190,6 +192,7 @@ class SimulatedGateway:
             cancel = CancelRequest(message.request_id, message.attempt)
             self.cancel(message.placement.decode_instance, cancel)
             return
+        self.moves += 1
         entry.moved = message.placement
         entry.fresh = 1 + entry.drawn - message.output_tokens
         if entry.placement is not None:

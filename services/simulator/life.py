@@ -11,14 +11,14 @@ from services.simulator.instance import SimulatedInstance
 from services.simulator.prediction import InaccuratePredictor, PredictionConfig
 from services.simulator.prefixes import InstancePrefixes, KnownPrefixes, PrefixConfig
 
-SCHEDULERS = 1
-"""Beside the seed: whose call each is hangs on nothing else that is drawn."""
+CALLS = 1
+"""Beside the seed, of draws: whose call each is hangs on nothing else that is drawn."""
 
 
 def begin_life(cluster: Cluster, seed: int) -> KnownPrefixes | None:
     """Once its instances are there. Whoever knows prefixes is to be told of requests that come."""
     simulated = cluster.simulated
-    cluster.schedulers.chance = np.random.default_rng([seed, SCHEDULERS])
+    cluster.schedulers.chance = np.random.default_rng([seed, CALLS])
     Faults(cluster, simulated.faults, seed).start()
     if simulated.prediction is not None:
         predictor = _predictor_of(cluster, simulated.prediction, seed)

@@ -96,12 +96,12 @@ class AttentionMetrics(msgspec.Struct, frozen=True):
 
 
 class Metrics(msgspec.Struct, frozen=True):
-    """``rebalanced``: sequences that the scheduler asked to leave a decode instance that would run out of
-    memory. ``queue``: a prompt's, until its first chunk. ``tbt_s``: percentiles
-    (``common.latency.REPORTED_PERCENTILES``) of all gaps between tokens, within 1 %. ``second_token``: from
-    the first token to the second, the hand-over with it. ``elapsed_s``: from the first arrival to the last
-    end. ``refusals``: of those rejected. ``operators``: where asked for, of pools whose source knows them.
-    ``digest``: equal for equal runs."""
+    """``moved``: how often a sequence went on at another decode instance; ``asked_to_leave``: how often the
+    scheduler asked one to leave an instance that would run out of memory. ``queue``: a prompt's, until its
+    first chunk. ``tbt_s``: percentiles (``common.latency.REPORTED_PERCENTILES``) of all gaps between tokens,
+    within 1 %. ``second_token``: from the first token to the second, the hand-over with it. ``elapsed_s``:
+    from the first arrival to the last end. ``refusals``: of those rejected. ``operators``: where asked for,
+    of pools whose source knows them. ``digest``: equal for equal runs."""
 
     requests: int
     done: int
@@ -109,7 +109,8 @@ class Metrics(msgspec.Struct, frozen=True):
     refusals: tuple[Refusal, ...]
     failed: int
     continued: int
-    rebalanced: int
+    moved: int
+    asked_to_leave: int
     elapsed_s: float
     requests_per_s: float
     tokens_per_s: float
@@ -155,7 +156,8 @@ def measure(cluster: Cluster, objectives: ServiceObjectives | None = None) -> Me
         refusals=tuple(cluster.gateway.refusals.values()),
         failed=sum(each == OUTCOMES.index("failed") for each in records.outcome),
         continued=cluster.gateway.continuations,
-        rebalanced=cluster.schedulers.asked_to_leave,
+        moved=cluster.gateway.moves,
+        asked_to_leave=cluster.schedulers.asked_to_leave,
         elapsed_s=elapsed_s,
         requests_per_s=len(done) / elapsed_s if elapsed_s > 0 else 0.0,
         tokens_per_s=tokens / elapsed_s if elapsed_s > 0 else 0.0,

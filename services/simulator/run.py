@@ -166,7 +166,7 @@ def _collecting_rarely() -> Iterator[None]:
 
 def _is_settled(cluster: Cluster) -> bool:
     cluster.schedulers.open_mail()
-    return not cluster.schedulers.bookings and all(each.is_idle for each in cluster.instances.values())
+    return not cluster.schedulers.most_booked and all(each.is_idle for each in cluster.instances.values())
 
 
 def check_conserved(cluster: Cluster) -> None:
@@ -178,8 +178,8 @@ def check_conserved(cluster: Cluster) -> None:
         _check_hops(cluster, SETTLE_S, f"the mesh was not at rest {SETTLE_S:,g} s after the last request")
     if 0 in records.outcome:
         raise SimulationError("a request is neither done nor refused")
-    if cluster.schedulers.bookings:
-        raise SimulationError(f"a scheduler keeps {cluster.schedulers.bookings} bookings")
+    if cluster.schedulers.most_booked:
+        raise SimulationError(f"a scheduler keeps {cluster.schedulers.most_booked} bookings")
     for instance in cluster.instances.values():
         if not instance.is_idle:
             raise SimulationError(f"{instance.instance_id} is not idle")

@@ -68,6 +68,8 @@ class Listener(Protocol):
 
     def note_submitted(self, request: GenerationRequest) -> None: ...
 
+    def note_peer(self, message: BookingsChanged) -> None: ...
+
     def note_ended(self, ended: RequestEnded) -> None: ...
 
 
@@ -161,7 +163,7 @@ class SimulatedScheduler:
             network.tell(lambda: self._handle(reported))
 
     def tell_end(self, ended: RequestEnded) -> None:
-        if self.listener is not None and self.is_leader:
+        if self.listener is not None:
             self.mesh.network.tell(partial(self.listener.note_ended, ended))
         drew = (ended.prompt_tokens, ended.output_tokens, ended.is_cut, ended.attempt)
         over = events.RequestOver(ended.request_id, *drew, ended.ttft_s, ended.tpot_s)
@@ -172,6 +174,8 @@ class SimulatedScheduler:
 
     def tell_bookings(self, message: BookingsChanged) -> None:
         """Another one's."""
+        if self.listener is not None:
+            self.mesh.network.tell(partial(self.listener.note_peer, message))
         self._tell(events.PeerHeard(message), can_wait=True)
 
     def _tell(self, event: events.SchedulerStateEvent, *, can_wait: bool) -> None:
@@ -251,6 +255,7 @@ class SimulatedScheduler:
             placement = delivery.place(network.clock.now)
         except RequestError as exc:
             refusal = exc
+            self._share_changes()
             network.tell(lambda: answer(refusal))
             return
         self._share_changes()

@@ -26,8 +26,8 @@ class Schedulers:
         return self.members[0]
 
     @property
-    def bookings(self) -> int:
-        """That any of them keeps."""
+    def most_booked(self) -> int:
+        """Requests that one of them takes for placed."""
         return max(len(each.state.requests) for each in self.members)
 
     @property
@@ -43,9 +43,8 @@ class Schedulers:
             each.predict, each.predictor_s = predict, predictor_s
 
     def listen(self, listener: Listener) -> None:
-        """To what any of them is asked, and to each end once."""
-        for each in self.members:
-            each.listener = listener
+        """To what the leader hears: what it is asked itself, what others book, and each end."""
+        self.leader.listener = listener
 
     def open_mail(self) -> None:
         for each in self.members:

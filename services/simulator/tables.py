@@ -35,10 +35,10 @@ def summary_of(metrics: Metrics) -> list[str]:
     )
     if hits:
         lines.append(f"{hits / (hits + computed):.1%} of all prompts' tokens were kept, and not computed")
-    if metrics.rebalanced:
+    if metrics.moved:
         lines.append(
-            f"{metrics.rebalanced} sequences were asked to leave a decode instance that would run out of"
-            " memory"
+            f"{metrics.moved} sequences moved to another decode instance; {metrics.asked_to_leave} times one"
+            " was asked to leave an instance that would run out of memory"
         )
     waits = [(pool.name, 1e3 * pool.admission_wait_s) for pool in metrics.pools if pool.admission_wait_s > 0]
     if waits:
@@ -229,7 +229,7 @@ COMPARED: tuple[tuple[str, float, Callable[[Metrics], float | None]], ...] = (
     ("met every objective, %", 100.0, _attainment),
     ("goodput, requests/s", 1.0, lambda metrics: metrics.goodput_per_s),
     ("preempted", 1.0, lambda metrics: sum(pool.preempted for pool in metrics.pools)),
-    ("asked to leave", 1.0, lambda metrics: metrics.rebalanced),
+    ("moved", 1.0, lambda metrics: metrics.moved),
     ("mean kW", 1e-3, lambda metrics: metrics.hardware.mean_w),
     ("$/h", 1.0, lambda metrics: metrics.hardware.usd_h),
     ("requests per dollar", 1.0, lambda metrics: metrics.hardware.requests_per_usd),

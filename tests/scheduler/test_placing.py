@@ -172,12 +172,12 @@ def test_only_the_newest_are_kept() -> None:
 
 
 def placed(attempt: int, prefill: str | None = None, decode: str | None = None) -> Decision:
-    """Of one request; None: no choice of that phase."""
+    """Of one request; None: no choice of that phase; "": it took nobody."""
     choices = []
     if prefill is not None:
-        choices.append(Choice("prefill", "first", (), InstanceId(prefill)))
+        choices.append(Choice("prefill", "first", (), InstanceId(prefill) or None))
     if decode is not None:
-        choices.append(Choice("decode", "first", (), InstanceId(decode)))
+        choices.append(Choice("decode", "first", (), InstanceId(decode) or None))
     return Decision(RequestId("1a"), attempt, 0.0, 1, 1.0, tuple(choices))
 
 
@@ -192,13 +192,19 @@ def test_where_a_request_was_to_be_before_it_was_placed_anew_stays_known() -> No
     # Where it decodes may be chosen later.
     assert kept(placed(0, "p0")) == ("p0", None, [])
     assert kept(placed(0, None, "d0")) == ("p0", "d0", [])
+    # It is to move, and nobody has room: it stays.
+    assert kept(placed(0, None, "")) == ("p0", "d0", [])
     # It moves.
     moved = Former(0, InstanceId("p0"), InstanceId("d0"))
     assert kept(placed(0, None, "d1")) == ("p0", "d1", [moved])
     # It breaks, and goes on elsewhere.
     broken = Former(0, InstanceId("p0"), InstanceId("d1"))
     assert kept(placed(1, "p1", "d2")) == ("p1", "d2", [moved, broken])
-    for attempt in range(2, 20):
+    # It is offered to one in vain, and nobody else is there.
+    once, refused = (Former(attempt, InstanceId("p1"), InstanceId("d2")) for attempt in (1, 2))
+    assert kept(placed(2, "p1", "d2"))[2] == [moved, broken, once]
+    assert kept(placed(2, "", None)) == (None, None, [moved, broken, once, refused])
+    for attempt in range(3, 20):
         *_, former = kept(placed(attempt, "p1", "d2"))
     assert [each.attempt for each in former] == list(range(19 - MOST_FORMER, 19))
     log.end(RequestId("1a"), 5, 0.1, 0.2)

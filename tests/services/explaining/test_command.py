@@ -27,10 +27,17 @@ def test_of_a_stream_that_went_on_elsewhere_it_says_where_it_was_and_whose_times
     moved = Decision(RequestId("cmpl-1"), 0, 0.0, 42, 80.0, choices, tpot_s=0.02, former=(Former(0, p0, d0),))
     first = Decision(RequestId("cmpl-1"), 0, 0.0, 42, 80.0, choices, ttft_s=0.5)
     assert before_of(moved) == "before: p0 and d0 (attempt 0)"
-    twice = Decision(
-        RequestId("cmpl-1"), 2, 0.0, 42, 80.0, choices, former=(Former(0, p0, None), Former(1, None, None))
-    )
-    assert before_of(twice) == "before: p0 (attempt 0), then nowhere (attempt 1)"
+    mixed = (Former(0, p0, None), Former(1, p0, p0))
+    twice = Decision(RequestId("cmpl-1"), 2, 0.0, 42, 80.0, choices, former=mixed)
+    assert before_of(twice) == "before: p0 (attempt 0), then p0 (attempt 1)"
     assert headline_of(decision, choices[0]).endswith("TTFT of the whole request measured 500.0 ms")
     assert headline_of(moved, choices[1]).endswith("TPOT of the whole request measured 20.0 ms")
     assert headline_of(first, choices[0]).endswith(", TTFT measured 500.0 ms")
+
+
+def test_one_that_was_to_move_and_stays_is_not_refused() -> None:
+    d0 = InstanceId("d0")
+    stays = (Choice("decode", "least_loaded", (), d0), Choice("decode", "least_loaded", (), None, "full"))
+    assert "not over yet" in title_of(Decision(RequestId("cmpl-1"), 0, 0.0, 42, 80.0, stays))
+    nobody = (Choice("prefill", "shortest_queue", (), d0), Choice("decode", "least_loaded", (), None, "full"))
+    assert ", refused;" in title_of(Decision(RequestId("cmpl-1"), 0, 0.0, 42, 80.0, nobody))

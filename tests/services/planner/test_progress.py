@@ -60,10 +60,10 @@ def test_searches_together_count_those_that_ended_unasked_too() -> None:
 
 def test_without_a_terminal_the_size_is_said_first_and_a_line_now_and_then() -> None:
     file, clock = io.StringIO(), Clock()
-    with Watch(
-        Console(file=file, width=40), "planning: so many kinds of instances, to be [searched]", clock
-    ) as watch:
-        assert not file.getvalue()
+    watch = Watch(Console(file=file, width=40), clock)
+    watch.size = "planning: so many kinds of instances, to be [searched]"
+    with watch:
+        assert file.getvalue() == f"{watch.size}\n"
         watch.tell("pairs measured", 0, 400)
         for number in range(1, 12):
             clock.now_s += EVERY_S / 8
@@ -79,14 +79,16 @@ def test_without_a_terminal_the_size_is_said_first_and_a_line_now_and_then() -> 
 def test_in_a_terminal_there_is_a_bar_that_leaves_nothing_behind() -> None:
     file = io.StringIO()
     console = Console(file=file, force_terminal=True, width=120, _environ={"TERM": "xterm"})
-    with Watch(console, "planning: 9 kinds", Clock()) as watch:
+    watch = Watch(console, Clock())
+    watch.size = "planning: 9 kinds"
+    with watch:
         watch.tell("kinds looked at", 0, 9)
         watch.ran()
         watch.tell("kinds looked at", 4, 9)
         watch.tell("deployments simulated whole", 1, 3)
         watch._bar.refresh()
         drawn = file.getvalue()
-    assert "planning: 1 runs, deployments simulated whole" in drawn
+    assert "planning: 1 run, deployments simulated whole" in drawn
     assert "1/3" in drawn
     assert "planning: 9 kinds\n" in drawn
     # The last line that was drawn is cleared.
@@ -106,3 +108,42 @@ def test_the_command_says_how_much_there_is_to_search(tmp_path: Path) -> None:
     known = len(kept.read_text().splitlines())
     assert f"kept in {kept}; of earlier runs {known} are known" in again.stderr
     assert first.stdout == again.stdout
+
+
+def test_runs_before_anything_is_counted_are_told_alone() -> None:
+    file, clock = io.StringIO(), Clock()
+    watch = Watch(Console(file=file), clock)
+    watch.size = "planning: 9 kinds"
+    with watch:
+        watch.ran()
+        clock.now_s += EVERY_S
+        watch.ran()
+    assert file.getvalue().splitlines() == ["planning: 9 kinds", "planning: 2 runs"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--search", "vidur", "--objective", "power"), "--objective"),
+        (("--search", "aladdin", "--slo", "ttft=1"), "aladdin needs tpot"),
+    ],
+)
+def test_a_plan_that_is_refused_leaves_no_checkpoint(
+    tmp_path: Path, options: tuple[str, ...], said: str
+) -> None:
+    trace, kept = tmp_path / "trace.csv", tmp_path / "new" / "points.jsonl"
+    trace.write_text("num_prefill_tokens,num_decode_tokens\n" + "300,12\n" * ROWS)
+    result = run(trace, *options, "--devices", "a100", "--rate", "4", "--checkpoint", str(kept))
+    assert said in str(result.exception)
+    if "--objective" in options:
+        assert not kept.parent.exists()
+
+
+def test_aladdin_s_search_says_its_size_before_anything_else(tmp_path: Path) -> None:
+    trace, base = tmp_path / "trace.csv", tmp_path / "base.toml"
+    trace.write_text("num_prefill_tokens,num_decode_tokens\n" + "300,12\n" * ROWS)
+    base.write_text(CONFIG)
+    options = ("--config", str(base), "--devices", "a100", "--rate", "4", "--search", "aladdin")
+    said = run(trace, *options).stderr.splitlines()
+    assert len(said) == 1
+    assert "kinds of instances, 120 requests" in said[0]

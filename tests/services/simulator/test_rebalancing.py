@@ -18,12 +18,13 @@ def test_who_leaves_is_found_where_the_scheduler_is_to_look_for_it(is_on: bool) 
     assert list(cluster.records.drawn_tokens) == [tokens for _, _, tokens in requests]
     assert (cluster.schedulers.asked_to_leave > 0) == is_on
     metrics = measure(cluster)
-    assert metrics.rebalanced == cluster.schedulers.asked_to_leave
+    assert metrics.asked_to_leave == cluster.schedulers.asked_to_leave
+    assert (metrics.moved > 0) == is_on
     told = [line for line in summary_of(metrics) if "would run out of memory" in line]
     assert len(told) == is_on
     compared = comparison_table([Run("one", metrics), Run("other", metrics)])
-    row = list(compared.columns[0].cells).index("asked to leave")
-    assert list(compared.columns[1].cells)[row] == f"{metrics.rebalanced:.2f}"
+    row = list(compared.columns[0].cells).index("moved")
+    assert list(compared.columns[1].cells)[row] == f"{metrics.moved:.2f}"
 
 
 def test_what_sequences_wait_for_a_place_in_the_batch_is_said_by_pool() -> None:

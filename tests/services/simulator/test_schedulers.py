@@ -121,26 +121,54 @@ def test_the_leader_alone_asks_sequences_to_leave_and_changes_roles() -> None:
 
 @pytest.mark.parametrize("policy", ["deferred", "least_loaded"])
 def test_an_instance_that_dies_is_missed_by_all_of_them(policy: str) -> None:
-    fault = {"kind": "death", "instance": "decode-1", "at_s": 2.0, "lasts_s": 3.0}
+    fault = {"kind": "death", "instance": "decode-1", "at_s": 2.0, "lasts_s": 6.0}
     rules = {"prefill_policy": "deferred"} if policy == "deferred" else {"decode_policy": policy}
-    cluster = run(shared(3, fault=[fault], scheduler=rules), *REQUESTS)
+    simulated = shared(3, fault=[fault], scheduler=rules)
+    missed: list[list[bool]] = []
+
+    def watch(cluster: Cluster) -> None:
+        cluster.clock.at(6.0, lambda: missed.append(missing(cluster)))
+
+    def missing(cluster: Cluster) -> list[bool]:
+        return [InstanceId("decode-1") not in each.state.instances for each in cluster.schedulers.members]
+
+    # Somebody is to watch it before it is missed: the first of so many that have come by then.
+    many = [(0.0, 10, 1)] * 300
+    cluster = simulate(simulated, Load(offered(*many, *REQUESTS)), watch=watch)
+    assert missed == [[True] * 3]
     assert cluster.gateway.continuations > 0
-    assert list(cluster.records.drawn_tokens) == [tokens for _, _, tokens in REQUESTS]
+    assert list(cluster.records.drawn_tokens)[300:] == [tokens for _, _, tokens in REQUESTS]
 
 
 def test_what_is_predicted_of_a_length_reaches_all() -> None:
+    """By the one that asked the predictor, with what it has booked."""
+    known: list[list[int]] = []
+
+    def watch(cluster: Cluster) -> None:
+        cluster.schedulers.open_mail()
+        known.append(
+            [
+                sum(placed.predicted is not None for placed in member.state.requests.values())
+                for member in cluster.schedulers.members
+            ]
+        )
+
     prediction = {"accuracy": 1.0, "delay_s": 0.01}
-    cluster = run(shared(2, prediction=prediction), *REQUESTS)
-    assert list(cluster.records.drawn_tokens) == [tokens for _, _, tokens in REQUESTS]
+    pairs = [(0.2 * (number // 2), 200, 400) for number in range(600)]
+    simulate(shared(2, prediction=prediction), Load(offered(*pairs)), watch=watch)
+    assert known
+    assert all(one == other > 5 for one, other in known)
 
 
 def test_a_plan_counts_each_request_once() -> None:
-    scaling = {"policy": "dry_run", "window_s": 2.0}
+    """Whoever was asked: the leader hears what it is asked, what others book, and each end."""
     rates = []
     for schedulers in (1, 3):
-        listener = run(shared(schedulers, scaling=scaling), *REQUESTS).schedulers.leader.listener
-        assert isinstance(listener, Autoscaling)
-        rates.append([plan.workload.rate_per_s for _, plan in listener.plans[:2]])
+        members = run(shared(schedulers, scaling={"policy": "dry_run", "window_s": 2.0}), *REQUESTS)
+        leader, *others = members.schedulers.members
+        assert isinstance(leader.listener, Autoscaling)
+        assert [each.listener for each in others] == [None] * (schedulers - 1)
+        rates.append([plan.workload.rate_per_s for _, plan in leader.listener.plans[:2]])
     assert rates[0] == pytest.approx(rates[1])
     assert rates[0][1] == pytest.approx(20.0, rel=0.2)
 
