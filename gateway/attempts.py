@@ -33,7 +33,13 @@ from common.spans import SpanEvent
 from common.subjects import Subjects
 from common.timeline import timeline
 from common.timeline_events import CONTINUED
-from gateway.continuing import CONTINUE_BACKOFF_S, CONTINUE_DEADLINE_S, FOR_LATER, backoff_s
+from gateway.continuing import (
+    CONTINUE_BACKOFF_S,
+    CONTINUE_DEADLINE_S,
+    FOR_LATER,
+    backoff_s,
+    chosen_since_s,
+)
 from gateway.generation import Generation
 from gateway.losses import DECLARED_WITHIN_S, Losses, find_former, is_needed
 from gateway.metrics import GatewayMetrics
@@ -44,8 +50,6 @@ log = logging.getLogger("lamella.gateway")
 
 MAX_RESUBMISSIONS = 3
 """In a row. One that has seen more schedulers die before it was placed may be what they died of."""
-MOVED_WITHIN_S = 10.0
-"""Longer than it takes from the choice of a sequence's new home until the gateway hears of it."""
 DECLARED_GONE = "declared_gone"
 """Instances forgot this gateway's sequences because the scheduler missed its lease."""
 
@@ -106,7 +110,8 @@ class Attempts:
         generation.move(message)
         if generation.placement is not None:
             # One that was declared gone and lives comes back as itself: what is longer ago says nothing.
-            self._continue_if_lost(generation, generation.placement, time.monotonic() - MOVED_WITHIN_S)
+            since_s = chosen_since_s(generation.asked_s, time.monotonic())
+            self._continue_if_lost(generation, generation.placement, since_s)
 
     def take_instance_gone(self, gone: InstanceGone) -> None:
         self.losses.note_instance(gone, time.monotonic())

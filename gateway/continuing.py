@@ -9,6 +9,8 @@ CONTINUE_BACKOFF_S = 0.2
 after all: what the scheduler knows is a moment old."""
 PROGRESS_TOKENS = 16
 """An attempt that brought as many got on."""
+MOVED_WITHIN_S = 10.0
+"""Longer than it takes from the choice of a sequence's new home until the gateway hears of it."""
 FOR_LATER = (Overloaded, NoInstanceReady, RequestCancelled)
 """Refusals after which a stream that broke is placed anew as soon as it can be."""
 NO_ROOM = (Overloaded.code, NoInstanceReady.code)
@@ -23,3 +25,9 @@ def continuations_after(continuations: int, attempt_tokens: int) -> int:
 def backoff_s(error_code: str, continuations: int) -> float:
     """Until the next attempt of one that failed with that error, after so many in a row."""
     return CONTINUE_BACKOFF_S * 2**continuations if error_code in NO_ROOM else 0.0
+
+
+def chosen_since_s(asked_s: float, now: float) -> float:
+    """Of the new home of an attempt that was asked for at ``asked_s``, heard of ``now``: it was chosen later
+    than that. An instance that was said to be gone before then had come back when it was chosen."""
+    return max(asked_s, now - MOVED_WITHIN_S)

@@ -92,7 +92,7 @@ def place_with_high_affinity(
     kinds = [*prefill, *decode]
     found = yield from together(
         [_goodput(kind, bounds[kind], served, sample) for kind in kinds],
-        Tally(tell, "prefill and decode instances measured", len(kinds)),
+        Tally(tell, "instances measured", len(kinds)),
     )
     placed = [
         PhasePlacement(kind, each.rate_per_s, math.ceil(rate_per_s / each.rate_per_s))

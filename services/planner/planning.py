@@ -178,7 +178,9 @@ def verdict(plan: Plan) -> str:
     if plan.fewest_over is not None:
         return none_allowed(plan.demand, [plan.fewest_over.deployment])
     if coupled is None and pair is None:
-        instead = "give more requests" if plan.caveat else "loosen them, or allow more devices"
+        instead = "loosen them, or allow more devices"
+        if plan.caveat:
+            instead += ", or give more requests"
         return f"nothing keeps the objectives: {instead}"
     if pair is None or coupled is None:
         left, other = ("disaggregated", "coupled") if coupled is None else ("coupled", "disaggregated")

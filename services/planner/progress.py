@@ -11,7 +11,6 @@ from rich.progress import (
     MofNCompleteColumn,
     Progress,
     TextColumn,
-    TimeElapsedColumn,
     TimeRemainingColumn,
 )
 
@@ -31,11 +30,9 @@ class Watch:
         self._said_s = clock()
         self._bar = Progress(
             TextColumn("{task.description}"),
-            BarColumn(),
+            BarColumn(bar_width=10),
             MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("elapsed,"),
-            TimeRemainingColumn(),
+            TimeRemainingColumn(compact=True),
             TextColumn("left"),
             console=console,
             transient=True,

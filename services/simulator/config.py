@@ -47,7 +47,7 @@ from services.simulator.performance.sources import read_source
 from services.simulator.prediction import PredictionConfig, check_prediction
 from services.simulator.prefixes import PrefixConfig, check_prefix
 from services.simulator.stages import stage_token_bytes, stage_weight_bytes
-from services.simulator.toml_tables import read_table
+from services.simulator.toml_tables import check_keys, read_table
 
 ANY_TOKENS = 1 << 31
 """More than a prompt has."""
@@ -177,6 +177,8 @@ def simulated_from_tree(tree: Mapping[str, Any], beside: Path = Path()) -> Simul
     table = tree.get("cluster", {})
     if isinstance(table, Mapping) and table.keys() >= {"model", "shape"}:
         raise ConfigError("cluster.model", table["model"], "cannot be said beside [cluster.shape]")
+    if isinstance(table, Mapping):
+        check_keys("cluster.shape", table.get("shape"), ModelShape)
     cluster = read_table("cluster", table, ClusterConfig)
     _check_cluster(cluster)
     configs, attention_configs = _pool_configs(tree.get("pool", []))

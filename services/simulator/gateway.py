@@ -24,12 +24,12 @@ from common.messages import (
     ServiceRecord,
     TokenEvent,
 )
-from gateway.attempts import MOVED_WITHIN_S
 from gateway.continuing import (
     CONTINUE_BACKOFF_S,
     CONTINUE_DEADLINE_S,
     FOR_LATER,
     backoff_s,
+    chosen_since_s,
     continuations_after,
 )
 from gateway.losses import Losses, is_needed
@@ -52,7 +52,8 @@ PROMPTS_KEPT = 1 << 10
 class Entry(msgspec.Struct, eq=False):
     """One open request. ``length``: what it is going to draw. ``drawn``: what its client has; ``fresh``: of
     this attempt. ``newest_s``: when the last token came that is known of; ``broke_s``: when this attempt's
-    predecessor broke; ``continuations``: how many broke in a row."""
+    predecessor broke; ``asked_s``: when the attempt was asked for that was placed; ``continuations``: how
+    many broke in a row."""
 
     number: int
     request: GenerationRequest
@@ -66,6 +67,7 @@ class Entry(msgspec.Struct, eq=False):
     lost_instances: tuple[InstanceId, ...] = ()
     continuations: int = 0
     broke_s: float = 0.0
+    asked_s: float = 0.0
     retries_left: int = 0
     is_submitting: bool = False
     is_over: bool = False
@@ -197,7 +199,8 @@ class SimulatedGateway:
         entry.fresh = 1 + entry.drawn - message.output_tokens
         if entry.placement is not None:
             entry.placement = message.placement
-            self._continue_if_lost(entry, entry.placement, self.network.clock.now - MOVED_WITHIN_S)
+            since_s = chosen_since_s(entry.asked_s, self.network.clock.now)
+            self._continue_if_lost(entry, entry.placement, since_s)
 
     def take_gone(self, gone: InstanceGone) -> None:
         self.losses.note_instance(gone, self.network.clock.now)
@@ -256,7 +259,7 @@ class SimulatedGateway:
         # Told once: told again, it would keep an instance that came back suspect.
         entry.lost_instances = entry.lost_instances[told:]
         if isinstance(reply, Placement):
-            entry.placement = entry.moved or reply
+            entry.placement, entry.asked_s = entry.moved or reply, asked_s
             if self.network.timeline is not None:
                 self.network.timeline.add_placed(GATEWAY, request.request_id, self.network.clock.now)
             self.records.prefill[entry.number] = self.network.number_of(reply.prefill_instance)

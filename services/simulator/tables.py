@@ -46,7 +46,7 @@ def summary_of(metrics: Metrics) -> list[str]:
         lines.append(f"from a sequence's offer until it is in a decode batch: {waited}, on average")
     deaths = sum(pool.deaths for pool in metrics.pools)
     if deaths:
-        lines.append(f"instances died {deaths} times")
+        lines.append(f"deaths of instances: {deaths}")
     if metrics.attainment is not None and metrics.goodput_per_s is not None:
         share = metrics.attainment.share
         lines.append(f"{share:.1%} met every objective: goodput {metrics.goodput_per_s:.2f} requests/s")

@@ -23,6 +23,20 @@ def read_table(key: str, table: object, kind: Any, decode: Callable[[type, Any],
         raise _as_config_error(key, table, kind, str(exc)) from exc
 
 
+def check_keys(key: str, table: object, kind: type) -> None:
+    """Of a dataclass, to which msgspec says nothing of keys that it does not know. Raises ConfigError."""
+    assert dataclasses.is_dataclass(kind), "Structs forbid unknown fields"
+    fields = [each.name for each in dataclasses.fields(kind)]
+    for name, value in table.items() if isinstance(table, Mapping) else ():
+        if name not in fields:
+            raise ConfigError(f"{key}.{name}", value, UNKNOWN_KEY + _meant(name, fields))
+
+
+def _meant(name: str, fields: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name, fields, n=1)
+    return f": did you mean {near[0]}?" if near else ""
+
+
 def _as_config_error(key: str, table: object, kind: Any, text: str) -> ConfigError:
     """msgspec says ``Expected `int`, got `str` - at `$[1].count` ``."""
     rule, _, location = text.partition(" - at `$")
@@ -30,12 +44,8 @@ def _as_config_error(key: str, table: object, kind: Any, text: str) -> ConfigErr
     structs = list(_structs_of(kind))
     if rule.startswith("Object contains unknown field"):
         steps.append(rule.split("`")[1])
-        rule = UNKNOWN_KEY
-        near = difflib.get_close_matches(
-            steps[-1], [each for one in structs for each in one.__struct_fields__], n=1
-        )
-        if near:
-            rule += f": did you mean {near[0]}?"
+        fields = [each for one in structs for each in one.__struct_fields__]
+        rule = UNKNOWN_KEY + _meant(steps[-1], fields)
     elif rule.startswith("Object missing required field"):
         step = rule.split("`")[1]
         others = _missing_beside(step, _at(table, steps), kind)

@@ -147,13 +147,15 @@ class ScriptedPeer:
             SequenceMoved(request.request_id, request.attempt, placement, output_tokens),
         )
 
-    async def wait_heard(self, gateway_id: GatewayId) -> None:
+    async def wait_heard(self, gateway_id: GatewayId, former: RequestId | None = None) -> None:
         """Until the gateway has taken all that was published to it alone, which what is told to everyone may
-        overtake. It has a token of nobody's cancelled."""
+        overtake. It has a token of nobody's cancelled. ``former``: whose cancellations may come before."""
         token = TokenEvent(RequestId("nobodys"), 0, 0, SampledToken(1))
         self.bus.publish(self.subjects.gateway_events(gateway_id), TokenBatch(DECODE, (token,)))
         async with asyncio.timeout(TIMEOUT_S):
             instance_id, cancel = await self.cancels.get()
+            while cancel.request_id == former:
+                instance_id, cancel = await self.cancels.get()
         assert (instance_id, cancel.request_id) == (DECODE, token.request_id)
 
     def announce_gone(self, instance_id: InstanceId, incarnation: Incarnation = LIFE) -> None:

@@ -3,7 +3,14 @@
 import pytest
 
 from common.errors import InstanceLost, NoInstanceReady, Overloaded
-from gateway.continuing import CONTINUE_BACKOFF_S, PROGRESS_TOKENS, backoff_s, continuations_after
+from gateway.continuing import (
+    CONTINUE_BACKOFF_S,
+    MOVED_WITHIN_S,
+    PROGRESS_TOKENS,
+    backoff_s,
+    chosen_since_s,
+    continuations_after,
+)
 
 
 @pytest.mark.parametrize(
@@ -21,3 +28,8 @@ def test_where_nobody_had_room_each_attempt_waits_twice_as_long(code: str) -> No
 
 def test_what_broke_otherwise_goes_on_at_once() -> None:
     assert backoff_s(InstanceLost.code, 3) == 0.0
+
+
+def test_a_new_home_is_chosen_after_its_attempt_was_asked_for_and_not_long_ago() -> None:
+    assert chosen_since_s(95.0, 100.0) == 95.0
+    assert chosen_since_s(5.0, 100.0) == 100.0 - MOVED_WITHIN_S

@@ -68,6 +68,26 @@ def test_a_move_that_overtakes_the_placement_or_follows_word_that_its_home_is_go
     with_stream(gateway, script, is_held=True)
 
 
+def test_a_home_that_was_said_to_be_gone_before_an_attempt_was_asked_for_had_come_back(
+    gateway: GatewayProcess, ids: list[int]
+) -> None:
+    """Its instance was silent for longer than a lease, and is the very same life."""
+
+    async def script(peer: ScriptedPeer, first: GenerationRequest) -> None:
+        peer.announce_gone(NEXT_DECODE, Incarnation(first.request_id))
+        peer.tokens(first, ids[:2])
+        peer.move(first, 2)
+        # Chosen before or after: nobody knows.
+        second = await peer.next_request()
+        assert second.output_ids == tuple(ids[:2])
+        peer.tokens(second, ids[2:4])
+        await peer.wait_heard(first.gateway_id, former=first.request_id)
+        peer.move(second, 4)
+        peer.tokens(second, ids[4:], start=4, finish="length")
+
+    with_stream(gateway, script)
+
+
 def test_what_moves_though_nobody_wants_it_any_more_is_cancelled_where_it_goes(
     gateway: GatewayProcess, ids: list[int]
 ) -> None:

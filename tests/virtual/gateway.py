@@ -24,7 +24,7 @@ from common.messages import (
     TokenBatch,
     TokenEvent,
 )
-from gateway.continuing import FOR_LATER
+from gateway.continuing import FOR_LATER, chosen_since_s
 from gateway.losses import DECLARED_WITHIN_S, Losses
 from tests.requests import GATEWAY
 from tests.virtual.bus import Bus, Reply
@@ -33,7 +33,6 @@ from tests.virtual.shape import LEASE_S
 
 SUBMIT_TIMEOUT_S = 60.0
 RETRY_S = 0.2
-MOVED_WITHIN_S = 10.0
 
 
 @dataclass(slots=True)
@@ -124,7 +123,7 @@ class VirtualGateway:
         entry.moved = to
         if entry.placement is not None:
             entry.placement = to
-            self._continue_if_gone(entry, self.bus.clock.now - MOVED_WITHIN_S)
+            self._continue_if_gone(entry, chosen_since_s(entry.asked_s, self.bus.clock.now))
 
     def serve(self, message: msgspec.Struct, reply: Callable[[Reply], None]) -> None:
         raise AssertionError("nobody calls a gateway")

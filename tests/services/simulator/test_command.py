@@ -292,7 +292,7 @@ def test_what_befalls_a_mesh_is_the_seeds(tmp_path: Path, trace: Path) -> None:
         ran(config, "--trace", trace, "--seed", str(seed)).splitlines()[-1] for seed in (1, 1, 2)
     )
     assert first == again != other
-    assert "instances died" in ran(config, "--trace", trace, "--seed", "1")
+    assert "deaths of instances: " in ran(config, "--trace", trace, "--seed", "1")
 
 
 def digest_of(output: str) -> str:

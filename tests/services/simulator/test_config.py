@@ -84,6 +84,10 @@ def test_a_pool_s_parallelism_is_named_as_its_file_has_it(key: str, value: int) 
             "[cluster.shape]\nname = 'mine'\nlayers = 2.5",
             "cluster.shape.layers = 2.5: must be a whole number",
         ),
+        (
+            "[cluster.shape]\nkvheads = 8",
+            "cluster.shape.kvheads = 8: is not a known key: did you mean kv_heads?",
+        ),
         ("[cluster]\nhopp_s = 1", "cluster.hopp_s = 1: is not a known key: did you mean hop_s?"),
         ('model = "llama3-70b"', "model = 'llama3-70b': is a key of [cluster], and stands in no table"),
     ],

@@ -319,3 +319,22 @@ def test_requests_that_nobody_is_left_for_are_told_of_by_the_fault() -> None:
     simulated = mesh(pool("prefill"), pool("decode"), scheduler=deferred, fault=[dies])
     with pytest.raises(ConfigError, match=r"fault = 'death of all for prefill': .* 1 requests wait for ever"):
         run(simulated, (0.0, 100, 2), (2.0, 100, 2), retries=10**6)
+
+
+@pytest.mark.parametrize("binding", ["early", "late"])
+def test_who_was_silent_for_longer_than_a_lease_and_comes_back_takes_requests_again(binding: str) -> None:
+    """Its life is the same: that it was said to be gone says nothing of what is placed there afterwards."""
+    silence = {"kind": "silence", "instance": "decode-1", "at_s": 2.0, "lasts_s": 5.0}
+    simulated = mesh(
+        pool("prefill"),
+        pool("decode", 2),
+        scheduler={"decode_binding": binding},
+        cluster={"hop_s": 0.0002},
+        fault=[silence],
+    )
+    requests = [(0.1 * number, 100, 5 + number % 20) for number in range(150)]
+    cluster = run(simulated, *requests)
+    assert list(cluster.records.drawn_tokens) == [tokens for _, _, tokens in requests]
+    came_back = [number for number, (arrival_s, _, _) in enumerate(requests) if arrival_s > 7.5]
+    assert {cluster.records.attempts[number] for number in came_back} == {1}
+    assert len({cluster.records.decode[number] for number in came_back}) == 2
