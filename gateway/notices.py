@@ -34,8 +34,10 @@ class Notices:
         self.publish_ended(generation)
 
     def publish_ended(self, generation: Generation) -> None:
+        """Nothing is learned of a probe: what users ask for is predicted by what users asked for."""
         request = generation.request
-        drawn = None if generation.finish_reason is None else len(generation.output_ids)
+        is_told = generation.finish_reason is not None and not generation.is_probe
+        drawn = len(generation.output_ids) if is_told else None
         is_cut = generation.finish_reason == "length"
         measured = (None, None) if drawn is None else (generation.ttft_s, generation.tpot_s)
         prompt_tokens, attempt = len(request.prompt_ids), request.attempt

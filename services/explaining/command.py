@@ -13,7 +13,7 @@ from rich.table import Table
 from common.config import MeshConfig
 from common.errors import LauncherError
 from common.messages import ServiceRecord
-from scheduler.decision_log import Choice, Decision
+from scheduler.decision_log import Choice, Decision, Former
 from scheduler.regret import RegretReport
 from services.asking import NoAnswer, ask_service
 from services.explaining.policies import add_up_regrets, print_regrets
@@ -144,11 +144,14 @@ def _outcome(decision: Decision) -> str:
 
 def before_of(decision: Decision) -> str:
     """Where it was to be before."""
-    places = (
-        f"{' and '.join(dict.fromkeys(filter(None, (each.prefill, each.decode))))} (attempt {each.attempt})"
-        for each in decision.former
-    )
-    return f"before: {', then '.join(places)}"
+    return f"before: {', then '.join(_place_of(each, decision.attempt) for each in decision.former)}"
+
+
+def _place_of(former: Former, attempt: int) -> str:
+    """Of the same attempt it is told so: a late binding, a refusal or a move is no failure."""
+    instances = " and ".join(dict.fromkeys(filter(None, (former.prefill, former.decode))))
+    when = "of the same attempt" if former.attempt == attempt else f"attempt {former.attempt}"
+    return f"{instances} ({when})"
 
 
 def headline_of(decision: Decision, choice: Choice) -> str:

@@ -74,6 +74,8 @@ def test_a_probe_is_none_of_the_requests(gateway: GatewayProcess) -> None:
         peer.tokens(request, [11], finish="length")
         await answer
         assert await asyncio.to_thread(get, f"{url}/api/requests") == before
+        ended = await peer.next_end()
+        assert (ended.request_id, ended.output_tokens) == (request.request_id, None)
 
     with_peer(gateway, script)
 
