@@ -133,7 +133,7 @@ cache_directory = "{cache}"
 threads = 1
 context_length = 2048
 [settings.instance]
-kv_bytes = {128 << 20}
+kv_bytes = {256 << 20}
 [[workload]]{workload}
 [[configuration]]
 name = "coupled"
