@@ -56,6 +56,11 @@ for name, one in {
     "over a worker": test_attention_host.over_a_worker(host={"cores": 2} | costs),
 }.items():
     found["on one host, " + name] = measure(run(one, *load)).digest
+orders = {"": {}, "in groups": {"grouped": True}, "in turn": {"prefill_policy": "deferred"}}
+for name, rules in orders.items():
+    members = {"hop_s": 2e-4, "schedulers": 3}
+    one = meshes.mesh(pool("prefill", 2), pool("decode", 4), cluster=members, scheduler=rules)
+    found["several schedulers " + name] = measure(run(one, *load)).digest
 shared = Path(os.environ.get("LAMELLA_SHARED", "../shared"))
 if shared.is_dir():
     for row in ("vidur_34b.toml", "vidur_70b.toml"):
