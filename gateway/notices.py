@@ -36,8 +36,8 @@ class Notices:
     def publish_ended(self, generation: Generation) -> None:
         """Nothing is learned of a probe: what users ask for is predicted by what users asked for."""
         request = generation.request
-        is_told = generation.finish_reason is not None and not generation.is_probe
-        drawn = len(generation.output_ids) if is_told else None
+        is_learned_from = generation.finish_reason is not None and not generation.is_probe
+        drawn = len(generation.output_ids) if is_learned_from else None
         is_cut = generation.finish_reason == "length"
         measured = (None, None) if drawn is None else (generation.ttft_s, generation.tpot_s)
         prompt_tokens, attempt = len(request.prompt_ids), request.attempt
