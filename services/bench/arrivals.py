@@ -4,13 +4,14 @@ An open loop's arrivals do not depend on completions: that is what makes a queue
 DistServe 6.1 both offer Poisson arrivals).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from common.errors import ConfigError
 
 ARRIVAL_PROCESSES = ("poisson", "fixed")
+POISSON_BURSTINESS = 1.0
 
 
 def fixed_arrivals(rate_per_s: float) -> Iterator[float]:
@@ -30,12 +31,47 @@ def poisson_arrivals(rate_per_s: float, seed: int) -> Iterator[float]:
         yield due_s
 
 
-def make_arrivals(process: str, rate_per_s: float, seed: int) -> Iterator[float]:
-    """Arrivals of a named process. ConfigError for an unknown one, or for a rate that is not positive."""
+def gamma_arrivals(rate_per_s: float, seed: int, burstiness: float) -> Iterator[float]:
+    """Gaps of mean ``1 / rate_per_s`` and of a gamma distribution with the shape ``burstiness``, as vLLM's
+    benchmark has it: they deviate by ``1 / sqrt(burstiness)`` times their mean, 1 is Poisson's. Several may
+    come at once."""
+    generator = np.random.default_rng(seed)
+    due_s, scale_s = 0.0, 1.0 / (rate_per_s * burstiness)
+    while True:
+        due_s += float(generator.gamma(burstiness, scale_s))
+        yield due_s
+
+
+def make_arrivals(
+    process: str, rate_per_s: float, seed: int, burstiness: float = POISSON_BURSTINESS
+) -> Iterator[float]:
+    """Arrivals of a named process. ConfigError for an unknown one, for a rate that is not positive, and as
+    ``check_burstiness``."""
     if not 0.0 < rate_per_s < float("inf"):
         raise ConfigError("--rate", rate_per_s, "must be a positive number of requests per second")
+    check_burstiness(burstiness, process)
+    if process == "poisson" and burstiness != POISSON_BURSTINESS:
+        return gamma_arrivals(rate_per_s, seed, burstiness)
     if process == "poisson":
         return poisson_arrivals(rate_per_s, seed)
     if process == "fixed":
         return fixed_arrivals(rate_per_s)
     raise ConfigError("--arrivals", process, f"must be one of {', '.join(ARRIVAL_PROCESSES)}")
+
+
+def check_burstiness(burstiness: float, process: str) -> None:
+    """Raises ConfigError."""
+    if not 0.0 < burstiness < float("inf"):
+        raise ConfigError("--burstiness", burstiness, "must be over 0; 1 is Poisson's, less is more bursty")
+    if burstiness != POISSON_BURSTINESS and process == "fixed":
+        raise ConfigError("--burstiness", burstiness, "is of gaps that are drawn: leave --arrivals fixed out")
+
+
+def burstiness_of(arrivals_s: Sequence[float]) -> float | None:
+    """Of arrivals in their order, by their gaps' mean and deviation; None of fewer than three, or where all
+    come at once or all gaps are equal."""
+    if len(arrivals_s) < 3:
+        return None
+    gaps_s = np.diff(np.asarray(arrivals_s))
+    mean_s, variance = float(gaps_s.mean()), float(gaps_s.var())
+    return mean_s**2 / variance if mean_s > 0 and variance > 0 else None

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from common.errors import ConfigError, ServiceError
+from services.commands.options import BURSTINESS
 from services.launcher.state_directory import DEFAULT_STATE_DIRECTORY
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ def bench(
         int | None, typer.Option(help="Closed loop: users that wait for their answer.", rich_help_panel=LOAD)
     ] = None,
     arrivals: Annotated[str, typer.Option(help="poisson | fixed.", rich_help_panel=LOAD)] = "poisson",
+    burstiness: Annotated[float, typer.Option(help=BURSTINESS, rich_help_panel=LOAD)] = 1.0,
     requests: Annotated[
         int | None, typer.Option(help="How many (100, or the whole trace).", rich_help_panel=LOAD)
     ] = None,
@@ -158,6 +160,7 @@ def bench(
             rate_per_s=rate,
             concurrency=concurrency,
             arrivals=arrivals,
+            burstiness=burstiness,
             requests=requests,
             duration_s=duration_s,
             prompt=parse_length("--prompt-tokens", prompt_tokens),

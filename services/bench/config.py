@@ -9,7 +9,7 @@ from pathlib import Path
 
 from common.errors import ConfigError, ServiceError
 from common.latency import ServiceObjectives
-from services.bench.arrivals import ARRIVAL_PROCESSES
+from services.bench.arrivals import ARRIVAL_PROCESSES, POISSON_BURSTINESS, check_burstiness
 from services.bench.lengths import WORKLOADS, FixedLength, Length
 from services.bench.prompts import ENDPOINTS
 
@@ -45,6 +45,7 @@ class BenchConfig:
     rate_per_s: float | None = None
     concurrency: int | None = None
     arrivals: str = "poisson"
+    burstiness: float = POISSON_BURSTINESS
     requests: int | None = None
     duration_s: float | None = None
     prompt: Length = DEFAULT_PROMPT
@@ -83,6 +84,9 @@ def check_config(config: BenchConfig) -> None:
     check_workload(config.workload, config.length_scale, config.trace)
     if config.arrivals not in ARRIVAL_PROCESSES:
         raise ConfigError("--arrivals", config.arrivals, f"must be one of {', '.join(ARRIVAL_PROCESSES)}")
+    check_burstiness(config.burstiness, config.arrivals)
+    if config.burstiness != POISSON_BURSTINESS and config.rate_per_s is None:
+        raise ConfigError("--burstiness", config.burstiness, "is of the arrivals at a --rate")
     if config.context_tokens is not None and config.context_tokens < 2:
         raise ConfigError("--context-tokens", config.context_tokens, "must hold a prompt and an output token")
     _check_not_negative("--warmup", config.warmup)

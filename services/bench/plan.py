@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import islice, takewhile
 
 from common.errors import ConfigError
-from services.bench.arrivals import make_arrivals
+from services.bench.arrivals import POISSON_BURSTINESS, make_arrivals
 from services.bench.client import BenchRequest
 from services.bench.config import DEFAULT_REQUESTS, BackgroundLoad, BenchConfig
 from services.bench.lengths import (
@@ -124,7 +124,7 @@ def make_foreground(config: BenchConfig, plan: ForegroundPlan, maker: RequestMak
 def make_arrivals_s(config: BenchConfig, plan: ForegroundPlan) -> Iterator[float]:
     """Seconds from the start: the trace's own times over ``trace_scale``, or an arrival process."""
     if config.rate_per_s is not None:
-        arrivals = make_arrivals(config.arrivals, config.rate_per_s, config.seed)
+        arrivals = make_arrivals(config.arrivals, config.rate_per_s, config.seed, config.burstiness)
     elif plan.trace is not None:
         first_s = plan.trace[0].arrival_s or 0.0
         arrivals = (((row.arrival_s or 0.0) - first_s) / config.trace_scale for row in plan.trace)
@@ -162,5 +162,7 @@ def describe_offer(config: BenchConfig, name: str) -> str:
     if config.concurrency is not None:
         return f"closed loop of {config.concurrency}, {lengths}"
     if config.rate_per_s is not None:
-        return f"{config.arrivals} arrivals at {config.rate_per_s:g}/s, {lengths}"
+        bursts = "" if config.burstiness == POISSON_BURSTINESS else f", burstiness {config.burstiness:g}"
+        process = config.arrivals if not bursts else "gamma"
+        return f"{process} arrivals at {config.rate_per_s:g}/s{bursts}, {lengths}"
     return f"the trace's arrivals × {config.trace_scale:g}, {lengths}"

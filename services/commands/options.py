@@ -27,6 +27,7 @@ PromptTokensOption = Annotated[
     typer.Option(help="In place of --trace: N, LOW:HIGH or lognormal:MEDIAN:SIGMA:LOW:HIGH."),
 ]
 OutputTokensOption = Annotated[str | None, typer.Option(help="Like --prompt-tokens, which it goes with.")]
+BURSTINESS = "Of Poisson's gaps, a gamma's shape: 1 is Poisson, 0.25 has twice its deviation."
 UrlOption = Annotated[str | None, typer.Option("--url", help="The server to talk to.")]
 
 

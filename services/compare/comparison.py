@@ -6,7 +6,6 @@ others are compared with.
 """
 
 import hashlib
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -14,10 +13,11 @@ from typing import Any, Literal
 import msgspec
 
 from common.config import Config
-from common.config_file import config_from_tree
+from common.config_file import config_from_tree, read_toml
 from common.errors import ConfigError
 from common.ids import is_valid_id
 from common.latency import ServiceObjectives
+from common.toml_tables import read_table
 from services.bench.config import BenchConfig
 from services.bench.lengths import WORKLOADS
 from services.launcher.launch_plan import LaunchPlan, check_plan
@@ -109,10 +109,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 def read_comparison(path: Path) -> Comparison:
     """Raises ConfigError, also for settings that a mesh would refuse."""
-    try:
-        comparison = msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), Comparison)
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.ValidationError) as exc:
-        raise ConfigError("comparison", str(path), f"cannot be read: {exc}") from exc
+    comparison: Comparison = read_table("", read_toml("comparison", path), Comparison)
     check_comparison(comparison)
     return comparison
 

@@ -8,6 +8,7 @@ import typer
 
 from common.errors import ConfigError
 from services.commands.options import (
+    BURSTINESS,
     LengthScaleOption,
     OutputTokensOption,
     PromptTokensOption,
@@ -45,6 +46,7 @@ def plan(
     ] = None,
     objective: Annotated[str, typer.Option(help="cost, power or throughput.")] = "cost",
     rate: Annotated[float | None, typer.Option(help="Requests a second to serve.")] = None,
+    burstiness: Annotated[float, typer.Option(help=BURSTINESS)] = 1.0,
     max_gpus: Annotated[int | None, typer.Option(min=1, help="Devices in all, at the most.")] = None,
     max_cost: Annotated[float | None, typer.Option(help="Dollars an hour of all, at the most.")] = None,
     max_power: Annotated[float | None, typer.Option(help="Watts that all are rated at, at the most.")] = None,
@@ -107,9 +109,11 @@ def plan(
         settings={} if config is None else read_toml("--config", config),
         beside=Path() if config is None else config.parent,
         seed=seed,
+        burstiness=burstiness,
         has_reference=search == "splitwise",
         ends_early=search not in ("splitwise", "vidur"),
         has_attention=search is None,
+        is_simulated=search != "lamina",
     )
     if search is not None:
         report = run_search(search, request, processes, checkpoint, json_file, plot)

@@ -38,7 +38,8 @@ LOOKED_BEYOND = 3
 class Plan:
     """``ranked``: best first, all of which keep the objectives. ``configurations``: that were searched;
     ``bounded``, ``cut`` and ``measured``: kinds of instances, by what became of them. ``has_attention``: some
-    of them have attention workers. ``caveat``: why counts may be too high. ``fewest_over``: what keeps the
+    of them have attention workers. ``caveat``: why counts may be too high, and
+    ``bursts`` why too low. ``fewest_over``: what keeps the
     objectives and is over the budget by the least, where nothing within it does."""
 
     demand: Demand
@@ -50,6 +51,7 @@ class Plan:
     measured: int
     has_attention: bool = False
     caveat: str | None = None
+    bursts: str | None = None
     fewest_over: Settled | None = None
 
 
@@ -67,6 +69,7 @@ def plan(
     demand: Demand,
     requests: int,
     caveat: str | None = None,
+    bursts: str | None = None,
     tell: Tell = untold,
 ) -> Search[Plan]:
     """``requests``: of the whole trace."""
@@ -93,6 +96,7 @@ def plan(
         measured=sum(len(each.measured) for each in screened),
         has_attention=bool(kinds.attention),
         caveat=caveat,
+        bursts=bursts,
         fewest_over=None
         if ranked
         else min(over, key=lambda each: demand.budget.share(each.deployment.parts), default=None),

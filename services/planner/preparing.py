@@ -10,7 +10,9 @@ import msgspec
 from common.devices import DEVICES, Catalogue, DeviceSpec
 from common.errors import ConfigError
 from common.latency import ServiceObjectives
+from common.toml_tables import read_table
 from services.analysis.model_shape import read_shape
+from services.bench.arrivals import POISSON_BURSTINESS, check_burstiness
 from services.bench.config import parse_objectives
 from services.planner.attention_kinds import attention_kinds
 from services.planner.bounds import Bound, Speed, capacity_bound
@@ -22,9 +24,9 @@ from services.planner.sources import files_digest
 from services.planner.workload import PlannedWorkload, rate_of, workload_of
 from services.simulator.config import OWN_TABLES
 from services.simulator.requested import Requested, requests_of
-from services.simulator.toml_tables import read_table
 
 DEFAULT_GOAL = 0.9
+NO_KINDS = Kinds((), (), ())
 REFERENCE = InstanceKind(
     role="mixed", device="a100-sxm", tensor=8, chunk_tokens=2048, prefill_batching="saturation"
 )
@@ -37,7 +39,7 @@ class PlanRequest:
     looked up. ``settings``: sections of a mesh's, ``[space]``, and ``[performance.DEVICE]`` of files
     ``beside``. ``has_reference``: requests are compared with REFERENCE. ``ends_early``: runs that cannot
     reach the goal are not run to their end. ``has_attention``: decode instances with attention workers are
-    among the kinds."""
+    among the kinds. ``is_simulated``: else nothing is asked of a rate, nor of ``[space]``."""
 
     model: str
     requested: Requested
@@ -54,14 +56,16 @@ class PlanRequest:
     settings: Mapping[str, Any] = field(default_factory=dict)
     beside: Path = Path()
     seed: int = 0
+    burstiness: float = POISSON_BURSTINESS
     has_reference: bool = False
     ends_early: bool = True
     has_attention: bool = False
+    is_simulated: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A request that was read and checked."""
+    """A request that was read and checked. ``ignored``: what it says and nobody asks for."""
 
     demand: Demand
     conditions: Conditions
@@ -69,6 +73,7 @@ class Prepared:
     kinds: Kinds
     devices: tuple[DeviceSpec, ...]
     node_devices: int
+    ignored: tuple[str, ...] = ()
 
 
 def prepare(request: PlanRequest) -> Prepared:
@@ -76,13 +81,15 @@ def prepare(request: PlanRequest) -> Prepared:
     shape = read_shape(request.model, "--model")
     catalogue = priced(request.catalogue, request.prices, "--prices")
     devices = devices_of(request.devices, catalogue)
+    check_burstiness(request.burstiness, "poisson")
     objectives = ServiceObjectives() if request.slo is None else parse_objectives(request.slo)
     budget = budget_of(devices, request.max_devices, request.max_usd_h, request.max_power_w)
     if request.objective not in OBJECTIVES:
         raise ConfigError("--objective", request.objective, f"must be one of {', '.join(OBJECTIVES)}")
     rows = requests_of(request.requested, request.seed).requests
     workload = workload_of(rows)
-    is_rate_asked = request.objective != "throughput" or request.rate_per_s is not None
+    has_rate, has_space = request.rate_per_s is not None, "space" in request.settings
+    is_rate_asked = request.is_simulated and (request.objective != "throughput" or has_rate)
     demand = Demand(
         objective=next(each for each in OBJECTIVES if each == request.objective),
         rate_per_s=rate_of(request.rate_per_s, workload) if is_rate_asked else 0.0,
@@ -101,15 +108,22 @@ def prepare(request: PlanRequest) -> Prepared:
         performance=performance,
         performance_digest=digest_of(performance),
         seed=request.seed,
+        burstiness=request.burstiness,
         goal=request.goal if request.ends_early else None,
         reference=REFERENCE if request.has_reference else None,
         catalogue=request.catalogue,
     )
+    if not request.is_simulated:
+        given = {"--rate": has_rate, "[space]": has_space, "[performance]": bool(performance)}
+        ignored = tuple(name for name, is_given in given.items() if is_given)
+        return Prepared(demand, conditions, workload, NO_KINDS, devices, space.node_devices, ignored)
+    used = {each.name for each in devices} | ({REFERENCE.device} if request.has_reference else set())
+    ignored = tuple(f"[performance.{device}]" for device in performance if device not in used)
     kinds = kinds_of(space, shape, conditions.element_bytes, budget)
     if request.has_attention:
         apart = attention_kinds(space, shape, workload, conditions.element_bytes, demand)
         kinds = kinds._replace(attention=apart)
-    return Prepared(demand, conditions, workload, kinds, devices, space.node_devices)
+    return Prepared(demand, conditions, workload, kinds, devices, space.node_devices, ignored)
 
 
 def space_of(

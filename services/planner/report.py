@@ -51,6 +51,7 @@ class PlanFile(msgspec.Struct, frozen=True):
     verdict: str
     attention_verdict: str | None
     caveat: str | None
+    bursts: str | None
     ranked: tuple[PlannedDeployment, ...]
     fewest_over: PlannedDeployment | None
 
@@ -88,6 +89,7 @@ def file_of(plan: Plan) -> PlanFile:
         verdict=verdict(plan),
         attention_verdict=attention_verdict(plan),
         caveat=plan.caveat,
+        bursts=plan.bursts,
         ranked=tuple(planned(plan, each) for each in plan.ranked),
         fewest_over=None if plan.fewest_over is None else planned(plan, plan.fewest_over),
     )
@@ -148,8 +150,7 @@ def summary_of(plan: Plan) -> Iterator[str]:
             f"headroom is measured for the first {LOOKED_BEYOND}{also} alone, as it takes some six runs over"
             " the whole trace, each; where they are equal otherwise, others rank as if they had none"
         )
-    if plan.caveat is not None:
-        yield plan.caveat
+    yield from filter(None, (plan.caveat, plan.bursts))
     whole = len(plan.ranked) + (plan.fewest_over is not None)
     yield (
         f"{plan.configurations:,} configurations of {plan.kinds} kinds of instances: {plan.bounded} left out"

@@ -15,7 +15,7 @@ from services.planner.planning import Plan, plan
 from services.planner.preparing import PlanRequest, Prepared, bounds_of, prepare
 from services.planner.probes import Search, Tell
 from services.planner.progress import Watch
-from services.planner.run_length import caveat_of, check_length
+from services.planner.run_length import bursts_of, caveat_of, check_length
 from services.planner.searches import SearchName, SearchReport, search_of
 
 Found = TypeVar("Found")
@@ -46,8 +46,8 @@ def make_plan(request: PlanRequest, processes: int | None = None, checkpoint: Pa
 
     def search(prepared: Prepared, tell: Tell) -> Search[Plan]:
         check_length(prepared)
-        requests, caveat = len(prepared.conditions.rows), caveat_of(prepared)
-        return plan(prepared.kinds, bounds_of(prepared), prepared.demand, requests, caveat, tell)
+        requests, said = len(prepared.conditions.rows), (caveat_of(prepared), bursts_of(prepared))
+        return plan(prepared.kinds, bounds_of(prepared), prepared.demand, requests, *said, tell)
 
     return _search(request, search, processes, checkpoint)
 
@@ -86,11 +86,17 @@ def _search(
 
 
 def _size_of(prepared: Prepared, workers: int, known: int, where: str) -> str:
+    requests = f"{len(prepared.conditions.rows):,} requests"
     kinds = sum(map(len, prepared.kinds))
+    if not kinds:
+        return f"planning: {requests}; nothing is simulated"
     known_before = f"; of earlier runs {known} are known" if known else ""
+    not_asked = ""
+    if prepared.ignored:
+        not_asked = f"; not looked at, as --devices has no such: {', '.join(prepared.ignored)}"
     return (
-        f"planning: {kinds:,} kinds of instances, {len(prepared.conditions.rows):,} requests;"
-        f" runs are simulated {workers} at once, {where}{known_before}"
+        f"planning: {kinds:,} kinds of instances, {requests};"
+        f" runs are simulated {workers} at once, {where}{known_before}{not_asked}"
     )
 
 

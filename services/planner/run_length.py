@@ -1,4 +1,4 @@
-"""Whether a trace is long enough for the rate that is asked for.
+"""Whether a trace is long enough for the rate that is asked for, and as bursty as what is simulated.
 
 Who is there late in a run is compared with who was there earlier (``Point.left_share``): in one that is over
 while its first requests are still there, they become more and more whatever serves them, and any deployment
@@ -20,6 +20,9 @@ from services.simulator.slowdowns import prompt_alone_s
 STAYS = 4.0
 """That arrivals should last: ``left_share`` looks from a quarter of them on."""
 
+LESS_BURSTY = 0.8
+"""From which share of its burstiness on a trace is not taken for Poisson's."""
+
 
 def check_length(prepared: Prepared) -> None:
     """Raises ConfigError where even requests that nobody else delays would pass for a backlog that grows, or
@@ -30,7 +33,8 @@ def check_length(prepared: Prepared) -> None:
     prompt_s, step_s = _quickest_s(prepared)
     stays_s = np.array([prompt_s * row.prompt_tokens + step_s * (row.output_tokens - 1) for row in rows])
     records = Records()
-    arrivals = make_arrivals("poisson", demand.rate_per_s, prepared.conditions.seed)
+    conditions = prepared.conditions
+    arrivals = make_arrivals("poisson", demand.rate_per_s, conditions.seed, conditions.burstiness)
     for number, (row, stay_s, arrival_s) in enumerate(zip(rows, stays_s, arrivals, strict=False)):
         records.begin(arrival_s, row.prompt_tokens, row.output_tokens)
         records.end(number, "done", arrival_s + float(stay_s))
@@ -64,6 +68,17 @@ def caveat_of(prepared: Prepared) -> str | None:
         f"of so few requests more instances may be counted than it takes, or fewer: these {len(rows):,} come"
         f" within {len(rows) / demand.rate_per_s:.3g} s, and those that just keep their objectives stay for"
         f" {stay_s:.3g} s, which passes for work that piles up; {needed:,} would say"
+    )
+
+
+def bursts_of(prepared: Prepared) -> str | None:
+    """Where a trace's own arrivals are burstier than those that runs have."""
+    own, assumed = prepared.workload.burstiness, prepared.conditions.burstiness
+    if own is None or own > LESS_BURSTY * assumed:
+        return None
+    return (
+        f"the trace's own arrivals are burstier than those simulated: gaps deviate by {own**-0.5:.2g} times"
+        f" their mean, where {assumed**-0.5:.2g} was assumed; --burstiness {own:.2g} plans for such"
     )
 
 

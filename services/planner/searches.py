@@ -123,7 +123,7 @@ def _distserve_high(prepared: Prepared, tell: Tell) -> Search[SearchReport]:
     named = first_allowed(demand, (found.deployment, least))
     if named is None:
         return SearchReport("distserve-high", columns, rows, (none_allowed(demand, (least,)),))
-    line = f"best: {named}, {named.devices} GPUs"
+    line = _best("distserve-high", f"{named}, {named.devices} GPUs")
     return SearchReport("distserve-high", columns, rows, (line,), named.pools)
 
 
@@ -151,7 +151,7 @@ def _distserve_low(prepared: Prepared, tell: Tell) -> Search[SearchReport]:
     if best is None:
         line = none_allowed(demand, [each.whole for each in found])
         return SearchReport("distserve-low", columns, rows, (line,))
-    line = f"best: {best.count} × {best.deployment}"
+    line = _best("distserve-low", f"{best.count} × {best.deployment}")
     return SearchReport("distserve-low", columns, rows, (line,), best.whole.pools)
 
 
@@ -197,7 +197,7 @@ def _vidur(prepared: Prepared, tell: Tell) -> Search[SearchReport]:
     if best is None:
         line = none_allowed(demand, replicated) if kept else "none keeps the objectives at its capacity"
         return SearchReport("vidur", columns, rows, (line,), (), tuple(found))
-    line = f"best: {best.pools[0].kind}"
+    line = _best("vidur", str(best.pools[0].kind))
     return SearchReport("vidur", columns, rows, (line,), best.pools, tuple(found))
 
 
@@ -225,7 +225,7 @@ def _splitwise(prepared: Prepared, tell: Tell) -> Search[SearchReport]:
             line += f": any takes at least {over}"
         return SearchReport("splitwise", columns, rows, (line, *lines))
     best = found[0]
-    lines.insert(0, f"best: {best.design.name}, {best.deployment}")
+    lines.insert(0, f"best by {demand.objective}: {best.design.name}, {best.deployment}")
     return SearchReport("splitwise", columns, rows, tuple(lines), best.deployment.pools)
 
 
@@ -269,7 +269,7 @@ def _aladdin(prepared: Prepared, tell: Tell) -> Search[SearchReport]:
     same = [kind for kind in kinds if kind.device == best.kind.device]
     context = round(best.batch * workload.context_tokens)
     law = compute_law(same, speeds, best.batch, context)
-    lines = [f"best: {best.kind}; {_equation_5(law)}"]
+    lines = [_best("aladdin", f"{best.kind}; {_equation_5(law)}")]
     bound = capacity_bound(best.kind, speeds[best.kind], workload, demand.objectives, demand.goal)
     served = served_by(demand.goal)
     pools = (PoolPlan(kind=best.kind, count=1),)
@@ -363,6 +363,11 @@ def _lamina(prepared: Prepared, tell: Tell) -> Search[SearchReport]:
             f" {apart.attention_device}, {gain:+.1f} % tokens per dollar over {whole.devices}"
             f" {whole.model_device}"
         )
+    if prepared.ignored:
+        lines.append(
+            f"not looked at: {' and '.join(prepared.ignored)}; ratios are of up to"
+            f" {demand.budget.max_devices or MOST_RATIO_DEVICES} devices (--max-gpus)"
+        )
     if demand.objectives != ServiceObjectives(tpot_s=demand.objectives.tpot_s):
         lines.append("of --slo tpot alone is looked at, as what a step may take")
     return SearchReport("lamina", columns, rows, tuple(lines))
@@ -370,6 +375,10 @@ def _lamina(prepared: Prepared, tell: Tell) -> Search[SearchReport]:
 
 def _workers(kind: InstanceKind, count: int) -> Deployment:
     return Deployment((PoolPlan(kind=kind, count=count),))
+
+
+def _best(name: SearchName, found: str) -> str:
+    return f"best by {SOUGHT[name]}: {found}"
 
 
 def _number(value: float) -> str:

@@ -12,7 +12,7 @@ from common.config import InstanceConfig
 from common.devices import DEVICES, Catalogue
 from common.latency import Attainment, Distribution, ServiceObjectives, percentiles
 from common.shapes import ModelShape
-from services.bench.arrivals import make_arrivals
+from services.bench.arrivals import POISSON_BURSTINESS, make_arrivals
 from services.bench.traces import TraceRequest
 from services.planner.attention_kinds import instance_settings, pool_table, worker_settings
 from services.planner.bounds import Speed
@@ -44,11 +44,12 @@ LEFT_LYING = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """What all probes of a plan have in common. ``performance``: a source's table by the name of the device;
-    others have the roofline's; ``performance_digest``: of what the files hold that these name. ``settings``:
-    sections of a mesh's settings. ``reference``: whom requests are compared with as if each were alone there
-    (Splitwise's SLOs). ``goal``: where a run cannot reach that attainment any more it ends; None: none does.
-    ``catalogue``: of all devices that may be used."""
+    """What all probes of a plan have in common. ``burstiness``: of arrivals (``services.bench.arrivals``).
+    ``performance``: a source's table by the name of the device; others have the roofline's;
+    ``performance_digest``: of what the files hold that these name. ``settings``: sections of a mesh's
+    settings. ``reference``: whom requests are compared with as if each were alone there (Splitwise's SLOs).
+    ``goal``: where a run cannot reach that attainment any more it ends; None: none does. ``catalogue``: of
+    all devices that may be used."""
 
     shape: ModelShape
     rows: tuple[TraceRequest, ...]
@@ -58,6 +59,7 @@ class Conditions:
     performance: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     performance_digest: str = ""
     seed: int = 0
+    burstiness: float = POISSON_BURSTINESS
     goal: float | None = None
     reference: InstanceKind | None = None
     catalogue: Catalogue = field(default_factory=lambda: DEVICES)
@@ -73,6 +75,7 @@ class Conditions:
                 dict(self.performance),
                 self.performance_digest,
                 self.seed,
+                self.burstiness,
                 self.goal,
                 self.reference,
                 [(row.arrival_s, row.prompt_tokens, row.output_tokens) for row in self.rows],
@@ -189,7 +192,7 @@ def run_probe(probe: Probe, conditions: Conditions) -> Point:
 
 def offered_of(probe: Probe, conditions: Conditions) -> Iterable[Offered]:
     rows = spaced(conditions.rows, probe.requests)
-    arrivals = make_arrivals("poisson", probe.rate_per_s, conditions.seed)
+    arrivals = make_arrivals("poisson", probe.rate_per_s, conditions.seed, conditions.burstiness)
     for row, arrival_s in zip(rows, arrivals, strict=False):
         output = 1 if probe.phase == "prefill" else row.output_tokens
         yield Offered(arrival_s, row.prompt_tokens, output)

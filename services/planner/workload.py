@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from common.errors import ConfigError
+from services.bench.arrivals import burstiness_of
 from services.bench.traces import TraceRequest
 from services.simulator.run import check_rate
 
@@ -14,7 +15,7 @@ SAMPLED = 512
 @dataclass(frozen=True, slots=True)
 class PlannedWorkload:
     """Means over requests. ``decoded``: tokens after the first; ``context_tokens``: that such a token attends
-    to; ``prompts``: evenly spaced ones."""
+    to; ``prompts``: evenly spaced ones. ``burstiness``: of its own arrivals, where it has some."""
 
     requests: int
     prompt_tokens: float
@@ -22,6 +23,7 @@ class PlannedWorkload:
     context_tokens: float
     prompts: tuple[int, ...]
     rate_per_s: float | None
+    burstiness: float | None = None
 
 
 def workload_of(rows: Sequence[TraceRequest]) -> PlannedWorkload:
@@ -36,6 +38,7 @@ def workload_of(rows: Sequence[TraceRequest]) -> PlannedWorkload:
         context_tokens=attended / decoded if decoded else 0.0,
         prompts=tuple(row.prompt_tokens for row in spaced(rows, SAMPLED)),
         rate_per_s=(count - 1) / last_s if last_s else None,
+        burstiness=burstiness_of([row.arrival_s for row in rows if row.arrival_s is not None]),
     )
 
 

@@ -24,6 +24,7 @@ from common.messages import Role
 from common.phases import missing_phases
 from common.profile import Profile, measured_layerwise_min_tokens
 from common.shapes import SHAPES, ModelShape
+from common.toml_tables import check_keys, read_table
 from services.analysis.model_shape import read_shape
 from services.hosts.engines import has_remote_attention
 from services.simulator.attention_config import (
@@ -47,7 +48,6 @@ from services.simulator.performance.sources import read_source
 from services.simulator.prediction import PredictionConfig, check_prediction
 from services.simulator.prefixes import PrefixConfig, check_prefix
 from services.simulator.stages import stage_token_bytes, stage_weight_bytes
-from services.simulator.toml_tables import check_keys, read_table
 
 ANY_TOKENS = 1 << 31
 """More than a prompt has."""
@@ -329,7 +329,13 @@ def _shape_of(cluster: ClusterConfig, beside: Path) -> ModelShape:
 
 def _settings_of(pool: PoolConfig, rest: Mapping[str, Any]) -> Config:
     own = {**rest.get("instance", {}), **pool.instance, "role": pool.role}
-    return config_from_tree({**rest, "instance": own})
+    try:
+        return config_from_tree({**rest, "instance": own})
+    except ConfigError as exc:
+        section, _, field = exc.key.partition(".")
+        if section != "instance" or field not in pool.instance:
+            raise
+        raise ConfigError(f"pool.{pool.name}.{exc.key}", exc.value, exc.rule) from exc
 
 
 def _pool_of(

@@ -18,8 +18,8 @@ from common.devices import DEVICES, Catalogue, DeviceSpec
 from common.errors import ConfigError
 from common.profile import machine_name, profile_path
 from common.shapes import SHAPES, ModelShape
+from common.toml_tables import read_table
 from services.simulator.performance.profiled import machine_device, read_machine_profile
-from services.simulator.toml_tables import read_table
 
 NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 """It names tables and is a label in Kubernetes."""

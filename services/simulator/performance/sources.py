@@ -16,6 +16,7 @@ from common.devices import DeviceSpec
 from common.errors import ConfigError
 from common.profile import Profile
 from common.shapes import ModelShape
+from common.toml_tables import read_table
 from services.simulator.performance.aiconfigurator import KernelOperators, NodeLinks, read_kernels
 from services.simulator.performance.distserve import DistServeModel, read_distserve
 from services.simulator.performance.interface import HeldOutError, PerformanceModel
@@ -42,7 +43,6 @@ from services.simulator.performance.splitwise import (
 )
 from services.simulator.performance.vidur import GROUPED_BATCH_FACTOR, ROW_TILE, VidurOperators, links_of
 from services.simulator.performance.vidur_files import VidurFiles, files_in, read_vidur
-from services.simulator.toml_tables import read_table
 
 
 class LinearSource(

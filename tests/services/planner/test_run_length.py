@@ -1,18 +1,21 @@
 """A trace that is over before its requests would have left says nothing about a backlog, and is refused."""
 
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 import pytest
 
 from common.errors import ConfigError
+from services.bench.arrivals import make_arrivals
 from services.planner.budget import budget_of
 from services.planner.candidates import PoolPlan
 from services.planner.preparing import PlanRequest, Prepared, prepare
 from services.planner.probes import Probe
-from services.planner.run_length import caveat_of, check_length
+from services.planner.run_length import bursts_of, caveat_of, check_length
 from services.planner.searches import SearchName, search_of
 from services.planner.simulating import run_probe
+from services.planner.workload import workload_of
 from services.simulator.requested import Requested
 
 SPACE = {
@@ -96,6 +99,35 @@ def test_where_the_rate_is_what_is_looked_for_any_length_is_taken(tmp_path: Path
     budget = budget_of(prepared.devices, max_devices=8)
     demand = replace(prepared.demand, objective="throughput", budget=budget)
     check_length(replace(prepared, demand=demand))
+
+
+def test_a_trace_that_is_burstier_than_what_is_simulated_is_told_of(tmp_path: Path) -> None:
+    prepared = prepared_at(40.0, tmp_path)
+    assert bursts_of(prepared) is None, "its requests have lengths alone"
+    for burstiness, is_told in ((1.0, False), (0.25, True)):
+        arrivals_s = islice(make_arrivals("poisson", 40.0, 1, burstiness), 600)
+        rows = prepared.conditions.rows
+        came = [replace(row, arrival_s=each_s) for row, each_s in zip(rows, arrivals_s, strict=True)]
+        bursty = replace(prepared, workload=workload_of(came))
+        said = bursts_of(bursty)
+        assert (said is not None) == is_told
+        if said is not None:
+            assert "gaps deviate by" in said
+            named = float(said.split("--burstiness ")[1].split()[0])
+            assert named == pytest.approx(0.25, rel=0.25)
+            planned = replace(bursty, conditions=replace(bursty.conditions, burstiness=named))
+            assert bursts_of(planned) is None
+
+
+def test_bursts_make_the_same_instances_keep_fewer_objectives(tmp_path: Path) -> None:
+    prepared = prepared_at(40.0, tmp_path)
+    found = []
+    for burstiness in (1.0, 0.05):
+        conditions = replace(prepared.conditions, burstiness=burstiness, goal=None)
+        pools = (PoolPlan(kind=prepared.kinds.mixed[-1], count=8),)
+        found.append(run_probe(Probe(pools=pools, rate_per_s=40.0, requests=600), conditions))
+    assert found[1].attainment <= found[0].attainment
+    assert found[1] != found[0]
 
 
 def test_few_requests_for_what_objectives_allow_are_told_of(tmp_path: Path) -> None:

@@ -134,6 +134,25 @@ def test_lamina_s_search_asks_for_no_rate(trace: Path, config: Path, tmp_path: P
     assert json.loads(out.read_bytes())["rows"]
 
 
+def test_lamina_s_search_needs_neither_a_rate_nor_a_space(trace: Path, tmp_path: Path) -> None:
+    """One that has room for no instance of the model changes nothing, and that nobody asks is said."""
+    config, out = tmp_path / "space.toml", tmp_path / "found.json"
+    config.write_text("[space]\ntensors = [1]\n")
+    options = ("--search", "lamina", "--devices", "h100,h20", "--model", "llama3-70b", "--json", str(out))
+    found = []
+    for given in ((), ("--config", str(config), "--rate", "3")):
+        result = run(trace, *options, *given)
+        assert result.exit_code == 0, result.output
+        assert "nothing is simulated" in result.output
+        found.append(json.loads(out.read_bytes()))
+    without, ignored = found
+    assert without["rows"]
+    assert ignored["rows"] == without["rows"]
+    said = "not looked at: --rate and [space]; ratios are of up to 16 devices (--max-gpus)"
+    *first, of_slo = without["lines"]
+    assert ignored["lines"] == [*first, said, of_slo]
+
+
 def test_splitwise_s_search_compares_with_its_reference(trace: Path, tmp_path: Path) -> None:
     config, out = tmp_path / "base.toml", tmp_path / "found.json"
     config.write_text(CONFIG.replace("[1, 2]", "[8]"))

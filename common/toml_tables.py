@@ -12,11 +12,12 @@ from common.config_file import UNKNOWN_KEY, type_rule
 from common.errors import ConfigError
 
 _STEP = re.compile(r"[^].`[]+")
+_OF_A_VALUE, _OF_A_KEY = " - at `$", " - at `key` in `$"
 
 
 def read_table(key: str, table: object, kind: Any, decode: Callable[[type, Any], Any] | None = None) -> Any:
     """As ``kind``, a Struct, a union of them, or a list or tuple of such. ``decode``: msgspec's hook. Raises
-    ConfigError, whose key begins with ``key``."""
+    ConfigError, whose key begins with ``key``; it is empty for a whole file."""
     try:
         return msgspec.convert(table, kind, dec_hook=decode)
     except msgspec.ValidationError as exc:
@@ -38,22 +39,26 @@ def _meant(name: str, fields: Sequence[str]) -> str:
 
 
 def _as_config_error(key: str, table: object, kind: Any, text: str) -> ConfigError:
-    """msgspec says ``Expected `int`, got `str` - at `$[1].count` ``."""
-    rule, _, location = text.partition(" - at `$")
+    """msgspec says ``Expected `int`, got `str` - at `$[1].count` ``, and of a key ``Invalid enum value 'a' -
+    at `key` in `$.counts` ``."""
+    rule, _, location = text.replace(_OF_A_KEY, _OF_A_VALUE).partition(_OF_A_VALUE)
     steps = _STEP.findall(location)
-    structs = list(_structs_of(kind))
-    if rule.startswith("Object contains unknown field"):
+    if _OF_A_KEY in text:
+        choices = _choices(steps[-1], _structs_at(steps[:-1], kind))
+        steps.append(rule.split("'")[1])
+        rule = f"is no key: must be one of {', '.join(choices)}"
+    elif rule.startswith("Object contains unknown field"):
+        fields = [each for one in _structs_at(steps, kind) for each in one.__struct_fields__]
         steps.append(rule.split("`")[1])
-        fields = [each for one in structs for each in one.__struct_fields__]
         rule = UNKNOWN_KEY + _meant(steps[-1], fields)
     elif rule.startswith("Object missing required field"):
         step = rule.split("`")[1]
         others = _missing_beside(step, _at(table, steps), kind)
         steps.append(step)
         rule = " ".join(["must be given", *([f"(and {', '.join(others)})"] if others else [])])
-    elif choices := _choices(steps[-1] if steps else "", structs):
+    elif steps and (choices := _choices(steps[-1], _structs_at(steps[:-1], kind))):
         rule = f"must be one of {', '.join(choices)}"
-    return ConfigError(".".join([key, *steps]), _at(table, steps), type_rule(rule))
+    return ConfigError(".".join([*filter(None, [key]), *steps]), _at(table, steps), type_rule(rule))
 
 
 def _at(table: object, steps: Sequence[str]) -> Any:
@@ -84,6 +89,16 @@ def _structs_of(kind: Any) -> Iterator[type[msgspec.Struct]]:
         yield kind
     for each in get_args(kind):
         yield from _structs_of(each)
+
+
+def _structs_at(steps: Sequence[str], kind: Any) -> list[type[msgspec.Struct]]:
+    """Of which the table there may be one."""
+    found = list(_structs_of(kind))
+    for step in steps:
+        if not step.isdecimal():
+            hints = [get_type_hints(each)[step] for each in found if step in each.__struct_fields__]
+            found = [each for hint in hints for each in _structs_of(hint)]
+    return found
 
 
 def _classes_of(kind: Any) -> Iterator[type]:
