@@ -38,6 +38,7 @@ from gateway.continuing import (
     CONTINUE_DEADLINE_S,
     FOR_LATER,
     backoff_s,
+    broken_text,
     chosen_since_s,
 )
 from gateway.generation import Generation
@@ -185,7 +186,7 @@ class Attempts:
 
     def continue_elsewhere(self, generation: Generation, cause: str, delay_s: float = 0.0) -> None:
         if generation.continuations >= self.config.gateway.max_continuations:
-            generation.fail(InstanceLost(f"the sequence broke {generation.continuations + 1} times: {cause}"))
+            generation.fail(InstanceLost(broken_text(generation.continuations, cause)))
             return
         self._note_continued(generation, cause)
         self.notices.cancel_attempt(generation)

@@ -27,6 +27,11 @@ def backoff_s(error_code: str, continuations: int) -> float:
     return CONTINUE_BACKOFF_S * 2**continuations if error_code in NO_ROOM else 0.0
 
 
+def broken_text(continuations: int, cause: str) -> str:
+    """What a client is told whose stream broke once more than it may; ``cause``: the last time's."""
+    return f"the sequence broke {continuations + 1} times: {cause}"
+
+
 def chosen_since_s(asked_s: float, now: float) -> float:
     """Of the new home of an attempt that was asked for at ``asked_s``, heard of ``now``: it was chosen later
     than that. An instance that was said to be gone before then had come back when it was chosen."""

@@ -54,6 +54,12 @@ class InstanceSuspected(msgspec.Struct, frozen=True, gc=False):
     instance_id: InstanceId
 
 
+class InstanceEnded(msgspec.Struct, frozen=True, gc=False):
+    """Its process is no more (``scheduler.lifelines``)."""
+
+    life: InstanceLife
+
+
 class LinkHeard(msgspec.Struct, frozen=True, gc=False):
     """One of both says so; each answers."""
 
@@ -127,6 +133,7 @@ SchedulerStateEvent = (
     | TaskAcknowledged
     | TaskUndelivered
     | InstanceSuspected
+    | InstanceEnded
     | LinkHeard
     | RequestOver
     | LengthPredicted

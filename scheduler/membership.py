@@ -1,8 +1,8 @@
 """Who is there: instances by their reports, gateways by the store, and whose bookings go with them.
 
 Records under leases in the store say *what* an instance is, its load reports say *that* it lives. A silent
-instance is gone after ``lease_s`` whatever the store says. A gateway sends no reports: only the store says
-that it has left.
+instance is gone after ``lease_s`` whatever the store says, and one whose process is seen to end at once. A
+gateway sends no reports: only the store says that it has left.
 """
 
 from collections.abc import Iterable
@@ -36,7 +36,8 @@ LOOK_S = 0.5
 @dataclass(slots=True)
 class Membership:
     """``gateways`` maps to the time since which the store lacks the gateway's record; None: it is there.
-    ``are_sequences_asked``: as ``InstanceView`` has it."""
+    ``are_sequences_asked``: as ``InstanceView`` has it. ``ended``: lives that were seen to end, whose records
+    the store has nevertheless for the rest of their leases."""
 
     lease_s: float
     instances: dict[InstanceId, InstanceView]
@@ -47,15 +48,18 @@ class Membership:
     gateways: dict[GatewayId, float | None] = field(default_factory=dict)
     learned: LearnedTimes = field(default_factory=LearnedTimes)
     are_sequences_asked: bool = True
+    ended: set[InstanceLife] = field(default_factory=set)
 
     def read(self, records: tuple[MemberRecord, ...], now: float) -> list[SchedulerCommand]:
         commands: list[SchedulerCommand] = []
         present: set[GatewayId] = set()
+        if self.ended:
+            self.ended &= {each.life for each in records if isinstance(each, InstanceRecord)}
         for record in records:
             match record:
                 case ServiceRecord(kind="gateway"):
                     present.add(GatewayId(record.service_id))
-                case InstanceRecord():
+                case InstanceRecord() if record.life not in self.ended:
                     view = self.instances.get(record.instance_id)
                     if view is None:
                         self._add(record, now)
@@ -78,9 +82,18 @@ class Membership:
                 commands.append(AnnounceInstanceGone(life.instance_id, life.incarnation))
         return commands
 
+    def end(self, life: InstanceLife) -> list[SchedulerCommand]:
+        """Its process is no more. Should it report again it was not, and is a member as before."""
+        view = self.instances.get(life.instance_id)
+        if view is None or view.record.incarnation != life.incarnation:
+            return []
+        self.ended.add(life)
+        return [self._remove(view)]
+
     def take_report(self, report: LoadReport, now: float) -> list[SchedulerCommand]:
         view = self.instances.get(report.instance_id)
         if view is None or view.record.incarnation != report.incarnation:
+            self.ended.discard(InstanceLife(report.instance_id, report.incarnation))
             return [ReadMembers()]
         if view.report is not None and report.sequence <= view.report.sequence:
             return []

@@ -43,6 +43,7 @@ from scheduler.events import (
     CallAnswered,
     DepartedRead,
     EndWait,
+    InstanceEnded,
     InstanceSuspected,
     LengthPredicted,
     LinkHeard,
@@ -153,6 +154,8 @@ class SchedulerState:
                 return self.peers.ask_all()
             case InstanceSuspected(instance_id):
                 self.members.suspect(instance_id)
+            case InstanceEnded(life):
+                return self.members.end(life)
             case LinkHeard(word):
                 self.members.hear_of_link(word, now)
             case TaskUndelivered(request_id, attempt):

@@ -71,6 +71,7 @@ from common.messages.lengths import LengthPredicted, PredictedLength, PredictLen
 from common.messages.load import LoadReport, MovableSequence
 from common.messages.members import (
     Announcement,
+    AreYouThere,
     GatewayGone,
     InstanceGone,
     InstanceLife,
@@ -93,6 +94,7 @@ __all__ = [
     "ROLES_WITH",
     "Acknowledged",
     "Announcement",
+    "AreYouThere",
     "AttentionDraining",
     "AttentionUse",
     "CancelRequest",

@@ -11,14 +11,14 @@ from common.messages.hand_over import (
 )
 from common.messages.lengths import LengthPredicted
 from common.messages.load import LoadReport
-from common.messages.members import Announcement
+from common.messages.members import Announcement, AreYouThere
 from common.messages.placement import PlaceMoved, RequestEnded, SubmitRequest
 from common.messages.roles import FlipRole
 from common.messages.streams import SequenceFailed, SequenceMoved, TokenBatch
 from common.messages.tasks import CancelRequest, DecodeTask, PrefillTask, ResumeTask
 from common.messages.work import WorkDone
 
-InstanceCall = PrefillTask | DecodeTask | ResumeTask | PullKV | FlipRole
+InstanceCall = PrefillTask | DecodeTask | ResumeTask | PullKV | FlipRole | AreYouThere
 InstanceEvent = (
     CancelRequest
     | OfferWithdrawn

@@ -42,6 +42,10 @@ class InstanceRecord(msgspec.Struct, frozen=True, tag="instance", kw_only=True):
     step_time: FittedTime | None = None
 
     @property
+    def life(self) -> InstanceLife:
+        return InstanceLife(self.instance_id, self.incarnation)
+
+    @property
     def kv_format(self) -> tuple[str, str, int]:
         """KV moves only between equal ones: model, element type, tokens per block."""
         return self.model, self.dtype, self.block_size
@@ -84,6 +88,11 @@ class InstanceGone(msgspec.Struct, frozen=True, tag="gone"):
 
     instance_id: InstanceId
     incarnation: Incarnation
+
+
+class AreYouThere(msgspec.Struct, frozen=True, tag="there"):
+    """scheduler → instance, which acknowledges it: where nobody serves its calls its process has ended, or is
+    cut off."""
 
 
 class GatewayGone(msgspec.Struct, frozen=True, tag="gateway-gone"):

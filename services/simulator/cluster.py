@@ -30,6 +30,7 @@ from services.simulator.conditions import Conditions, SlowedPerformance
 from services.simulator.config import Pool, Simulated
 from services.simulator.engine import EngineSettings
 from services.simulator.gateway import RECORD, SimulatedGateway
+from services.simulator.history import History
 from services.simulator.host import Host
 from services.simulator.instance import SimulatedInstance, Surroundings
 from services.simulator.instance_states import states_of
@@ -64,7 +65,8 @@ class _Reporter:
 @dataclass(slots=True)
 class Cluster:
     """``instances``: that live; ``former``: lives that are over. ``on_join`` hears of every
-    life that begins. ``tallies``: of the pools whose operators' times are asked for and known."""
+    life that begins. ``tallies``: of the pools whose operators' times are asked for and known.
+    ``history``: of all that changes beside requests."""
 
     simulated: Simulated
     clock: Clock
@@ -77,6 +79,7 @@ class Cluster:
     former: list[SimulatedInstance] = field(default_factory=list)
     pool_of: dict[InstanceId, str] = field(default_factory=dict)
     on_join: list[Callable[[SimulatedInstance], None]] = field(default_factory=list)
+    history: History = field(init=False)
     schedulers: Schedulers = field(init=False)
     staff: Staff = field(init=False)
     _conditions: dict[InstanceId, Conditions] = field(default_factory=dict)
@@ -86,6 +89,7 @@ class Cluster:
     _lives: int = 0
 
     def __post_init__(self) -> None:
+        self.history = History(self.clock)
         config = self.simulated.settings
         kind = config.predictor.kind
         predict = None if kind != "oracle" else lambda request: certain(self.gateway.length_left(request, 0))
@@ -98,7 +102,12 @@ class Cluster:
             )
         )
         self.staff = Staff(
-            self.clock, self.simulated.pools, self._join, self._drain, self.instances.__contains__
+            self.clock,
+            self.simulated.pools,
+            self._join,
+            self._drain,
+            self.instances.__contains__,
+            self.history,
         )
         self.gateway.submit = lambda request, lost, answer: self.network.tell(
             lambda: self.schedulers.submit(
@@ -189,13 +198,17 @@ class Cluster:
         """An instance, or an attention worker."""
         return name in self.instances or (self.workers is not None and name in self.workers.states)
 
-    def die(self, instance_id: InstanceId, *, is_for_good: bool) -> None:
-        """Without a word to anybody."""
+    def die(self, instance_id: InstanceId, *, is_for_good: bool, is_seen: bool) -> None:
+        """Without a word to anybody. ``is_seen``: schedulers see that its process ends."""
+        self.history.note("death", instance_id, "for good" if is_for_good else "")
         if self._is_worker(instance_id):
             self._attention.die(instance_id)
             return
-        self.instances[instance_id].has_died = True
+        instance = self.instances[instance_id]
+        instance.has_died = True
         self._end(instance_id)
+        if is_seen:
+            self.schedulers.tell_ended(instance.life)
         if is_for_good:
             self.staff.dismiss(instance_id)
 
@@ -221,12 +234,14 @@ class Cluster:
 
     def begin_anew(self, instance_id: InstanceId) -> None:
         """The next life of one that died, if it is still wanted."""
+        pool = self.staff.wanted.get(instance_id)
         if self._is_worker(instance_id):
             self._attention.join(instance_id)
-            return
-        pool = self.staff.wanted.get(instance_id)
-        if pool is not None:
+        elif pool is not None:
             self._join(pool, instance_id)
+        else:
+            return
+        self.history.note("return", instance_id)
 
     def conditions_of(self, instance_id: InstanceId) -> Conditions:
         return self._conditions.setdefault(instance_id, Conditions())

@@ -10,6 +10,7 @@ import typer
 
 from common.errors import ConfigError
 from services.commands.options import (
+    BURSTINESS,
     LengthScaleOption,
     OutputTokensOption,
     PromptTokensOption,
@@ -41,6 +42,7 @@ def simulate(
         float, typer.Option(help="Replay the trace's arrivals so many times as fast.")
     ] = 1.0,
     arrivals: Annotated[str | None, typer.Option(help="With --rate: poisson, the default, or fixed.")] = None,
+    burstiness: Annotated[float | None, typer.Option(help=BURSTINESS)] = None,
     seed: Annotated[
         int, typer.Option(min=0, help="Of drawn lengths, of arrivals, and of what befalls the mesh.")
     ] = 0,
@@ -69,6 +71,7 @@ def simulate(
     """Simulate a mesh under a trace or drawn requests, with the decisions that run live."""
     from rich.progress import Progress
 
+    from services.bench.arrivals import POISSON_BURSTINESS
     from services.bench.config import parse_objectives
     from services.simulator.config import load_simulated
     from services.simulator.metrics import measure
@@ -86,7 +89,7 @@ def simulate(
     simulated = [load_simulated(each) for each in files]
     objectives = None if slo is None else parse_objectives(slo)
     check_scale(trace_scale, trace, rate)
-    check_arrivals(arrivals, rate)
+    check_arrivals(arrivals, rate, burstiness)
     if rate is not None:
         check_rate(rate)
     requested = Requested(trace, requests, workload, length_scale, prompt_tokens, output_tokens)
@@ -97,7 +100,8 @@ def simulate(
     with Progress(console=messages, transient=True) as bar:
         for name, one in zip(names, simulated, strict=True):
             task = bar.add_task(name, total=len(rows.requests))
-            load = Load(offered_of(rows, rate, arrivals or "poisson", seed, trace_scale), max_tokens, retries)
+            drawn = (arrivals or "poisson", seed, trace_scale, burstiness or POISSON_BURSTINESS)
+            load = Load(offered_of(rows, rate, *drawn), max_tokens, retries)
             shown = partial(_show_progress, bar, task, name)
             cluster = run(one, load, shown, output.recorded, seed, has_operators=operators)
             runs.append(Run(name, measure(cluster, objectives)))
@@ -124,10 +128,14 @@ def check_scale(trace_scale: float, trace: Path | None, rate: float | None) -> N
         raise ConfigError("--trace-scale", trace_scale, "is of the trace's own arrivals: leave --rate out")
 
 
-def check_arrivals(arrivals: str | None, rate: float | None) -> None:
+def check_arrivals(arrivals: str | None, rate: float | None, burstiness: float | None) -> None:
     """Raises ConfigError."""
-    from services.bench.arrivals import ARRIVAL_PROCESSES
+    from services.bench.arrivals import ARRIVAL_PROCESSES, check_burstiness
 
+    if burstiness is not None:
+        check_burstiness(burstiness, arrivals or "poisson")
+        if rate is None:
+            raise ConfigError("--burstiness", burstiness, "is of the arrivals at a --rate")
     if arrivals is None:
         return
     if arrivals not in ARRIVAL_PROCESSES:
@@ -158,7 +166,8 @@ def names_of(files: Sequence[Path]) -> list[str]:
 def show(runs: "Sequence[Run]", *, has_operators: bool = False) -> None:
     from services.printing import output_console
     from services.simulator.tables import (
-        comparison_table,
+        change_table,
+        comparison_tables,
         hardware_table,
         latency_table,
         operator_table,
@@ -178,8 +187,11 @@ def show(runs: "Sequence[Run]", *, has_operators: bool = False) -> None:
         elif has_operators:
             console.print("no pool's source of performance tells operators apart: roofline, vidur,")
             console.print("operators and aiconfigurator do")
+        if run.metrics.changes:
+            console.print(change_table(run.metrics.changes))
         for line in summary_of(run.metrics):
             console.print(line, highlight=False)
     if len(runs) > 1:
         console.rule("side by side", align="left")
-        console.print(comparison_table(runs))
+        for table in comparison_tables(runs, console):
+            console.print(table)

@@ -23,7 +23,11 @@ class FaultConfig(
 
 
 class Death(FaultConfig, frozen=True, kw_only=True, tag="death"):
-    """It ends without a word. ``lasts_s``: until its next life is ready."""
+    """It ends without a word. ``lasts_s``: until its next life is ready. Schedulers see a process's end at
+    once (``scheduler.lifelines``); with ``of_host`` its host is gone, too, and its silence alone tells, after
+    a lease. Attention workers' ends are found out by who needs them, either way."""
+
+    of_host: bool = False
 
 
 class Straggler(FaultConfig, frozen=True, kw_only=True, tag="straggler"):
@@ -61,7 +65,7 @@ def check_faults(faults: Collection[AnyFault], counts: Mapping[str, int | None])
 
 def _check_target(key: str, fault: AnyFault, counts: Mapping[str, int | None]) -> None:
     if (fault.instance is None) == (fault.pool is None):
-        raise ConfigError(f"{key}.instance", fault.instance, "either it or pool must be set")
+        raise ConfigError(f"{key}.instance", fault.instance, "either it or pool must be set, not both")
     if fault.pool is not None:
         if fault.pool not in counts:
             raise ConfigError(f"{key}.pool", fault.pool, f"must be one of {', '.join(sorted(counts))}")
@@ -76,7 +80,7 @@ def _check_target(key: str, fault: AnyFault, counts: Mapping[str, int | None]) -
 
 def _check_times(key: str, fault: AnyFault) -> None:
     if (fault.at_s is None) == (fault.mean_between_s is None):
-        raise ConfigError(f"{key}.at_s", fault.at_s, "either it or mean_between_s must be set")
+        raise ConfigError(f"{key}.at_s", fault.at_s, "either it or mean_between_s must be set, not both")
     if fault.at_s is not None and not 0 <= fault.at_s < math.inf:
         raise ConfigError(f"{key}.at_s", fault.at_s, "must be 0 or more")
     for field in ("mean_between_s", "lasts_s"):

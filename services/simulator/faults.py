@@ -13,6 +13,13 @@ import numpy as np
 from common.ids import InstanceId
 from services.simulator.cluster import Cluster
 from services.simulator.fault_config import AnyFault, Death, Silence, SlowLink, Straggler
+from services.simulator.history import Kind
+
+OVERS: dict[type[AnyFault], Kind] = {
+    Straggler: "straggler_over",
+    SlowLink: "slow_link_over",
+    Silence: "silence_over",
+}
 
 
 @dataclass(slots=True)
@@ -73,19 +80,22 @@ class Faults:
         cluster = self.cluster
         if not cluster.is_there(instance_id):
             return
-        conditions = cluster.conditions_of(instance_id)
+        conditions, history = cluster.conditions_of(instance_id), cluster.history
         match fault:
-            case Death():
-                cluster.die(instance_id, is_for_good=fault.lasts_s is None)
+            case Death(of_host=of_host):
+                cluster.die(instance_id, is_for_good=fault.lasts_s is None, is_seen=not of_host)
                 self._after(fault, lambda: cluster.begin_anew(instance_id))
                 return
             case Straggler(times=times):
+                history.note("straggler", instance_id, f"passes take {times:g} times as long")
                 conditions.times_slower.append(times)
                 self._after(fault, lambda: conditions.times_slower.remove(times), instance_id)
             case SlowLink(share=share):
+                history.note("slow_link", instance_id, f"carries {share:.3g} of what it did")
                 conditions.link_shares.append(share)
                 self._after(fault, lambda: conditions.link_shares.remove(share), instance_id)
             case Silence():
+                history.note("silence", instance_id)
                 conditions.silences += 1
                 self._after(fault, conditions.end_silence, instance_id)
         cluster.apply_conditions(instance_id)
@@ -99,5 +109,6 @@ class Faults:
             end()
             if instance_id is not None:
                 self.cluster.apply_conditions(instance_id)
+                self.cluster.history.note(OVERS[type(fault)], instance_id)
 
         self.cluster.clock.after(fault.lasts_s, over)

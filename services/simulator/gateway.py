@@ -9,7 +9,7 @@ from functools import partial
 
 import msgspec
 
-from common.errors import RequestError
+from common.errors import InstanceLost, RequestError
 from common.ids import GatewayId, Incarnation, InstanceId, RequestId
 from common.latency import tpot_s, ttft_s
 from common.messages import (
@@ -29,6 +29,7 @@ from gateway.continuing import (
     CONTINUE_DEADLINE_S,
     FOR_LATER,
     backoff_s,
+    broken_text,
     chosen_since_s,
     continuations_after,
 )
@@ -36,7 +37,7 @@ from gateway.losses import Losses, is_needed
 from services.simulator.gaps import GapCounts
 from services.simulator.network import Network
 from services.simulator.records import Outcome, Records, request_id_of
-from services.simulator.refusal import Refusal
+from services.simulator.refusal import Refusal, count_refusal
 
 GATEWAY = GatewayId("gateway")
 RECORD = ServiceRecord(
@@ -97,8 +98,8 @@ class Prompts:
 class SimulatedGateway:
     """``submit`` and ``tell_ended`` reach a scheduler, ``cancel`` an instance. ``retries``: how often a
     client asks again that was refused. ``moves``: of sequences to other decode instances. ``refusals``: of
-    those rejected, by their codes. ``waiting_s``: request-seconds in the system until ``counted_s``, for
-    Little's law."""
+    those rejected, by their codes, and ``failures`` of those that broke. ``causes``: how often a sequence
+    broke by each code. ``waiting_s``: request-seconds in the system until ``counted_s``, for Little's law."""
 
     network: Network
     records: Records
@@ -110,6 +111,8 @@ class SimulatedGateway:
     continuations: int = 0
     moves: int = 0
     refusals: dict[str, Refusal] = field(default_factory=dict)
+    failures: dict[str, Refusal] = field(default_factory=dict)
+    causes: dict[str, int] = field(default_factory=dict)
     waiting_s: float = 0.0
     counted_s: float = 0.0
     _prompts: Prompts = field(default_factory=Prompts)
@@ -184,9 +187,9 @@ class SimulatedGateway:
         if failed.lost_instance is not None:
             entry.lost_instances = (*entry.lost_instances, failed.lost_instance)
         if not failed.can_continue:
-            self._end(entry, "failed")
+            self._fail(entry, failed.error.code, failed.error.message)
             return
-        self._continue(entry, backoff_s(failed.error.code, entry.continuations))
+        self._continue(entry, failed.error.code, backoff_s(failed.error.code, entry.continuations))
 
     def take_move(self, message: SequenceMoved) -> None:
         entry = self._current(message.request_id, message.attempt)
@@ -207,7 +210,7 @@ class SimulatedGateway:
         for entry in list(self.entries.values()):
             placement = entry.placement
             if placement is not None and is_needed(placement, entry.fresh, gone):
-                self._continue(entry, 0.0)
+                self._continue(entry, InstanceLost.code)
 
     # attempts
 
@@ -233,7 +236,7 @@ class SimulatedGateway:
     def _continue_if_lost(self, entry: Entry, placement: Placement, since_s: float) -> None:
         """Word of a loss may have overtaken that of a placement, or of a move."""
         if self.losses.find_lost(placement, entry.fresh, since_s) is not None:
-            self._continue(entry, 0.0)
+            self._continue(entry, InstanceLost.code)
 
     def _submit(self, entry: Entry) -> None:
         entry.is_submitting = True
@@ -277,19 +280,15 @@ class SimulatedGateway:
         clock = self.network.clock
         if entry.continuations and is_for_later:
             if clock.now - entry.broke_s > CONTINUE_DEADLINE_S:
-                self._end(entry, "failed")
+                self._fail(entry, refusal.code, refusal.message)
             else:
                 self._submit_later(entry, CONTINUE_BACKOFF_S)
         elif is_for_later and entry.retries_left:
             entry.retries_left -= 1
             self._submit_later(entry, refusal.retry_after_s or NO_WAIT_RETRY_S)
         else:
-            known = self.refusals.get(refusal.code)
-            if known is None:
-                self.refusals[refusal.code] = Refusal(refusal.code, 1, refusal.message)
-            else:
-                self.refusals[refusal.code] = msgspec.structs.replace(known, requests=known.requests + 1)
-            self._end(entry, "rejected")
+            count_refusal(self.refusals, refusal.code, refusal.message)
+            self._end(entry, "rejected", refusal.code)
 
     def _submit_later(self, entry: Entry, delay_s: float) -> None:
         """As the next attempt."""
@@ -304,11 +303,12 @@ class SimulatedGateway:
 
         self.network.clock.after(delay_s, submit)
 
-    def _continue(self, entry: Entry, delay_s: float) -> None:
+    def _continue(self, entry: Entry, cause: str, delay_s: float = 0.0) -> None:
         if entry.continuations >= self.max_continuations:
-            self._end(entry, "failed")
+            self._fail(entry, InstanceLost.code, broken_text(entry.continuations, cause))
             return
         self.continuations += 1
+        self.causes[cause] = self.causes.get(cause, 0) + 1
         if entry.placement is not None:
             self._cancel(entry.request, entry.placement)
         entry.continuations = continuations_after(entry.continuations, entry.fresh)
@@ -334,7 +334,12 @@ class SimulatedGateway:
         self._close(entry, "done")
         self.tell_ended(ended)
 
-    def _end(self, entry: Entry, outcome: Outcome) -> None:
+    def _fail(self, entry: Entry, code: str, message: str) -> None:
+        count_refusal(self.failures, code, message)
+        self._end(entry, "failed", code)
+
+    def _end(self, entry: Entry, outcome: Outcome, code: str) -> None:
+        self.records.errors[entry.number] = code
         self._close(entry, outcome)
         self._tell_ended(entry)
 

@@ -32,6 +32,7 @@ from services.simulator.hardware import (
     hardware_of,
     pool_hardware,
 )
+from services.simulator.history import MeshChange
 from services.simulator.instance import SimulatedInstance
 from services.simulator.instance_use import InstanceSummary, instance_uses, mean, use_of, within_s
 from services.simulator.operator_metrics import STEPS_ATTENTION, OperatorMetrics
@@ -100,15 +101,19 @@ class Metrics(msgspec.Struct, frozen=True):
     scheduler asked one to leave an instance that would run out of memory. ``queue``: a prompt's, until its
     first chunk. ``tbt_s``: percentiles (``common.latency.REPORTED_PERCENTILES``) of all gaps between tokens,
     within 1 %. ``second_token``: from the first token to the second, the hand-over with it. ``elapsed_s``:
-    from the first arrival to the last end. ``refusals``: of those rejected. ``operators``: where asked for,
-    of pools whose source knows them. ``digest``: equal for equal runs."""
+    from the first arrival to the last end. ``refusals``: of those rejected, ``failures`` of those that
+    failed; ``continued_by``: how often a sequence broke and went on, by why. ``changes``: of the mesh, in
+    their order. ``operators``: where asked for, of pools whose source knows them. ``digest``: equal for equal
+    runs."""
 
     requests: int
     done: int
     rejected: int
     refusals: tuple[Refusal, ...]
     failed: int
+    failures: tuple[Refusal, ...]
     continued: int
+    continued_by: dict[str, int]
     moved: int
     asked_to_leave: int
     elapsed_s: float
@@ -126,6 +131,7 @@ class Metrics(msgspec.Struct, frozen=True):
     pools: tuple[PoolMetrics, ...]
     instances: tuple[InstanceSummary, ...]
     attention: AttentionMetrics | None
+    changes: tuple[MeshChange, ...]
     hardware: HardwareMetrics
     operators: tuple[OperatorMetrics, ...]
     events: int
@@ -155,7 +161,9 @@ def measure(cluster: Cluster, objectives: ServiceObjectives | None = None) -> Me
         rejected=sum(each == OUTCOMES.index("rejected") for each in records.outcome),
         refusals=tuple(cluster.gateway.refusals.values()),
         failed=sum(each == OUTCOMES.index("failed") for each in records.outcome),
+        failures=tuple(cluster.gateway.failures.values()),
         continued=cluster.gateway.continuations,
+        continued_by=dict(cluster.gateway.causes),
         moved=cluster.gateway.moves,
         asked_to_leave=cluster.schedulers.asked_to_leave,
         elapsed_s=elapsed_s,
@@ -173,6 +181,7 @@ def measure(cluster: Cluster, objectives: ServiceObjectives | None = None) -> Me
         pools=tuple(_pools(cluster, first_s, last_s)),
         instances=tuple(instance_uses(cluster, first_s, last_s)),
         attention=_attention(cluster, elapsed_s),
+        changes=tuple(cluster.history.changes),
         hardware=hardware_of(list(_hardware(cluster, first_s, last_s)), len(done), elapsed_s),
         operators=tuple(_operators(cluster)),
         events=cluster.clock.events,

@@ -43,7 +43,7 @@ def request_id_of(number: int) -> RequestId:
 class Records:
     """A request's row is its number. Times are NEVER until they have come; ``queue_s``: before its first
     chunk, in all its attempts. ``prefill`` and ``decode``: numbers of the instances that it was placed on
-    last. ``drawn_tokens``: those that its client has."""
+    last. ``drawn_tokens``: those that its client has. ``errors``: codes of those rejected or failed."""
 
     arrival_s: "array[float]" = field(default_factory=_column)
     queue_s: "array[float]" = field(default_factory=_column)
@@ -58,6 +58,7 @@ class Records:
     prefill: "array[int]" = field(default_factory=_counts)
     decode: "array[int]" = field(default_factory=_counts)
     outcome: "array[int]" = field(default_factory=_counts)
+    errors: dict[int, str] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.arrival_s)

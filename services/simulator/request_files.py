@@ -20,7 +20,7 @@ from services.simulator.records import FLOATS, NOBODY, OUTCOMES, Records
 
 COUNTS = ("prompt_tokens", "output_tokens", "drawn_tokens", "attempts")
 LATENCIES = ("ttft_s", "tpot_s", "end_to_end_s")
-TEXTS = ("configuration", "outcome", "prefill_instance", "decode_instance")
+TEXTS = ("configuration", "outcome", "error", "prefill_instance", "decode_instance")
 Column = Sequence[float | int | str | None]
 
 
@@ -42,6 +42,7 @@ def request_table(configuration: str, cluster: Cluster) -> RequestTable:
         "configuration": [configuration] * len(records),
         "request": range(len(records)),
         "outcome": [OUTCOMES[each] for each in records.outcome],
+        "error": [records.errors.get(each) for each in range(len(records))],
         "prefill_instance": [None if each == NOBODY else names[each] for each in records.prefill],
         "decode_instance": [None if each == NOBODY else names[each] for each in records.decode],
     }

@@ -10,7 +10,7 @@ from itertools import islice
 from common.errors import ConfigError, ServiceError
 from common.messages import has_phase
 from common.phases import missing_phases
-from services.bench.arrivals import make_arrivals
+from services.bench.arrivals import POISSON_BURSTINESS, make_arrivals
 from services.bench.traces import Trace
 from services.simulator.cluster import Cluster, make_cluster
 from services.simulator.config import Simulated
@@ -70,6 +70,7 @@ def offered_of(
     arrivals: str,
     seed: int,
     trace_scale: float = 1.0,
+    burstiness: float = POISSON_BURSTINESS,
 ) -> Iterator[Offered]:
     """At their own times, ``trace_scale`` times as fast, or at a rate. Without either there is
     ConfigError of ``make_arrivals``."""
@@ -77,7 +78,7 @@ def offered_of(
     if rate_per_s is None and trace.has_arrivals:
         times: Iterable[float] = ((row.arrival_s or 0.0) / trace_scale for row in rows)
     else:
-        times = make_arrivals(arrivals, rate_per_s or 0.0, seed)
+        times = make_arrivals(arrivals, rate_per_s or 0.0, seed, burstiness)
     for row, time_s in zip(rows, islice(times, len(rows)), strict=True):
         yield Offered(time_s, row.prompt_tokens, row.output_tokens, row.block_hashes)
 

@@ -19,6 +19,7 @@ from common.lengths import LengthDistribution
 from common.messages import (
     GenerationRequest,
     InstanceGone,
+    InstanceLife,
     KVLinkFailed,
     KVLinkWorks,
     LeaveSequence,
@@ -37,6 +38,7 @@ from scheduler.policy.roles import RoleChange, RolePolicy, role_policy
 from scheduler.state import SchedulerState
 from scheduler.waiting_room import WaitingRoom
 from scheduler.workers import workers_of
+from services.simulator.history import History
 from services.simulator.instance import SimulatedInstance
 from services.simulator.network import Network
 
@@ -51,6 +53,7 @@ class Instances(Protocol):
     """Whom the scheduler reaches."""
 
     network: Network
+    history: History
 
     def find(self, instance_id: InstanceId) -> SimulatedInstance | None: ...
 
@@ -90,7 +93,6 @@ class SimulatedScheduler:
     listener: Listener | None = None
     state: SchedulerState = field(init=False)
     roles: RolePolicy | None = field(init=False)
-    changes: list[tuple[float, RoleChange]] = field(default_factory=list)
     asked_to_leave: int = 0
     peers: "tuple[SimulatedScheduler, ...]" = ()
     _may_wait: bool = field(init=False)
@@ -142,14 +144,13 @@ class SimulatedScheduler:
         self.open_mail()
         change = self.roles.decide(workers_of(self.state), clock.now)
         if change is not None:
-            self.changes.append((clock.now, change))
             self.mesh.network.tell(lambda: self._flip(change))
         clock.after(self.config.roles.look_s, self._look)
 
     def _flip(self, change: RoleChange) -> None:
         instance = self.mesh.find(change.instance_id)
-        if instance is not None:
-            instance.flip(change.role, keeps_home=change.keeps_home)
+        if instance is not None and instance.flip(change.role, keeps_home=change.keeps_home):
+            self.mesh.history.note("role", change.instance_id, f"{change.role}: {change.reason}")
 
     # what is told
 
@@ -168,6 +169,9 @@ class SimulatedScheduler:
         drew = (ended.prompt_tokens, ended.output_tokens, ended.is_cut, ended.attempt)
         over = events.RequestOver(ended.request_id, *drew, ended.ttft_s, ended.tpot_s)
         self._tell(over, can_wait=True)
+
+    def tell_ended(self, life: InstanceLife) -> None:
+        self._tell(events.InstanceEnded(life), can_wait=False)
 
     def tell_link(self, word: KVLinkFailed | KVLinkWorks) -> None:
         self._tell(events.LinkHeard(word), can_wait=True)

@@ -6,7 +6,15 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from common.ids import InstanceId
-from common.messages import GenerationRequest, KVLinkFailed, KVLinkWorks, LoadReport, PlaceMoved, RequestEnded
+from common.messages import (
+    GenerationRequest,
+    InstanceLife,
+    KVLinkFailed,
+    KVLinkWorks,
+    LoadReport,
+    PlaceMoved,
+    RequestEnded,
+)
 from services.simulator.scheduler import Answer, Listener, Predict, SimulatedScheduler
 
 
@@ -63,6 +71,10 @@ class Schedulers:
     def tell_end(self, ended: RequestEnded) -> None:
         for each in self.members:
             each.tell_end(ended)
+
+    def tell_ended(self, life: InstanceLife) -> None:
+        for each in self.members:
+            each.tell_ended(life)
 
     def tell_link(self, word: KVLinkFailed | KVLinkWorks) -> None:
         for each in self.members:

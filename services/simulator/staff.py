@@ -4,20 +4,12 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
 
 from common.ids import InstanceId
 from common.messages import Role
 from services.simulator.clock import Clock
 from services.simulator.config import Pool
-
-
-class StaffChange(NamedTuple):
-    """At ``at_s`` these were begun to be started, and those chosen to end."""
-
-    at_s: float
-    started: tuple[InstanceId, ...]
-    ended: tuple[InstanceId, ...]
+from services.simulator.history import History
 
 
 @dataclass(slots=True)
@@ -40,9 +32,9 @@ class Staff:
     join: Callable[[Pool, InstanceId], None]
     drain: Callable[[InstanceId], None]
     is_there: Callable[[InstanceId], bool]
+    history: History
     wanted: dict[InstanceId, Pool] = field(default_factory=dict)
     terms: dict[InstanceId, Term] = field(default_factory=dict)
-    changes: list[StaffChange] = field(default_factory=list)
     _leaving: dict[InstanceId, Callable[[], None]] = field(default_factory=dict)
     _numbers: dict[str, int] = field(default_factory=dict)
 
@@ -78,6 +70,7 @@ class Staff:
         over = self._leaving.pop(instance_id, None)
         if over is not None:
             self.terms[instance_id].ended_s = self.clock.now
+            self.history.note("end", instance_id)
             over()
 
     def terms_of(self, pool: Pool) -> list[Term]:
@@ -98,14 +91,17 @@ class Staff:
             done()
             return
         starting = {self._hire(pool): pool for pool in started}
+        for instance_id in starting:
+            self.history.note("start", instance_id)
         for instance_id in ended:
             del self.wanted[instance_id]
-        self.changes.append(StaffChange(self.clock.now, tuple(starting), tuple(ended)))
+            self.history.note("leave", instance_id)
         unready, staying = set(starting), set(ended)
 
         def be_ready(instance_id: InstanceId, pool: Pool) -> None:
             if instance_id in self.wanted:
                 self.join(pool, instance_id)
+                self.history.note("ready", instance_id)
             unready.remove(instance_id)
             if not unready:
                 end_all()

@@ -1,18 +1,24 @@
 """What ``lamella simulate`` prints: a run's tables, and several runs side by side."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from rich.console import Console
 from rich.table import Table
 
 from common.latency import Distribution
 from services.simulator.config import Pool, Simulated
 from services.simulator.hardware import HardwareMetrics
+from services.simulator.history import MeshChange
 from services.simulator.metrics import Metrics
 from services.simulator.operator_metrics import OperatorMetrics
 from services.simulator.performance.roofline import Parallelism
 
 UNKNOWN = "unknown"
+SHOWN_CHANGES = 12
+ANY_WIDTH = 10_000
+"""Of a console on which every table fits."""
 
 
 class Run(NamedTuple):
@@ -30,6 +36,16 @@ def summary_of(metrics: Metrics) -> list[str]:
     ]
     for refusal in metrics.refusals:
         lines.append(f"{refusal.requests} rejected by {refusal.code}, the first: {refusal.message}")
+    for failure in metrics.failures:
+        lines.append(f"{failure.requests} failed by {failure.code}, the first: {failure.message}")
+    if metrics.continued_by:
+        causes = ", ".join(f"{times} by {cause}" for cause, times in metrics.continued_by.items())
+        lines.append(f"continued elsewhere, or anew: {causes}")
+    if metrics.changes:
+        kinds = Counter(each.kind for each in metrics.changes)
+        lines.append(f"changes of the mesh: {', '.join(f'{kind} {times}' for kind, times in kinds.items())}")
+    if len(metrics.changes) > SHOWN_CHANGES:
+        lines[-1] += f"; shown are the first {SHOWN_CHANGES}, --json has all"
     hits, computed = (
         sum(getattr(pool, name) for pool in metrics.pools) for name in ("hit_tokens", "chunk_tokens")
     )
@@ -44,9 +60,6 @@ def summary_of(metrics: Metrics) -> list[str]:
     if waits:
         waited = ", ".join(f"{wait_ms:.1f} ms at {name}" for name, wait_ms in waits)
         lines.append(f"from a sequence's offer until it is in a decode batch: {waited}, on average")
-    deaths = sum(pool.deaths for pool in metrics.pools)
-    if deaths:
-        lines.append(f"deaths of instances: {deaths}")
     if metrics.attainment is not None and metrics.goodput_per_s is not None:
         share = metrics.attainment.share
         lines.append(f"{share:.1%} met every objective: goodput {metrics.goodput_per_s:.2f} requests/s")
@@ -111,6 +124,14 @@ def pool_table(metrics: Metrics) -> Table:
             str(pool.preempted),
             _pair(pool.link_out, pool.link_in),
         )
+    return table
+
+
+def change_table(changes: Sequence[MeshChange]) -> Table:
+    """The first ``SHOWN_CHANGES``."""
+    table = Table("at, s", "change", "instance", "", box=None)
+    for each in changes[:SHOWN_CHANGES]:
+        table.add_row(f"{each.at_s:.1f}", each.kind, each.instance, each.detail)
     return table
 
 
@@ -181,8 +202,23 @@ def held_out_text(pools: Sequence[Pool]) -> str:
     return "\n".join((f"{named}:", *(f"  {error}" for error in errors)))
 
 
+def comparison_tables(runs: Sequence[Run], console: Console) -> Iterator[Table]:
+    """A column for each run; in brackets how many times the first one's. Several tables, each with the first
+    run in front, where one would be wider than the console."""
+    first, *others = runs
+    wide = console.options.update(width=ANY_WIDTH)
+    while others:
+        table, shown = comparison_table([first, others[0]]), 1
+        while shown < len(others):
+            wider = comparison_table([first, *others[: shown + 1]])
+            if console.measure(wider, options=wide).maximum > console.width:
+                break
+            table, shown = wider, shown + 1
+        yield table
+        others = others[shown:]
+
+
 def comparison_table(runs: Sequence[Run]) -> Table:
-    """A column for each run; in brackets how many times the first one's."""
     table = Table("", *(run.name for run in runs), box=None)
     for label, scale, value_of in COMPARED:
         values = [value_of(run.metrics) for run in runs]
@@ -196,10 +232,9 @@ def _beside_first(values: Sequence[float | None], scale: float) -> Iterator[str]
     for number, value in enumerate(values):
         if value is None:
             yield UNKNOWN
-        elif number == 0 or not first:
-            yield f"{scale * value:.2f}"
-        else:
-            yield f"{scale * value:.2f} ({value / first:.2f}×)"
+            continue
+        shown = str(value) if isinstance(value, int) else f"{scale * value:.2f}"
+        yield shown if number == 0 or not first else f"{shown} ({value / first:.2f}×)"
 
 
 def _p50(spread: Distribution | None) -> float | None:

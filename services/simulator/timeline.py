@@ -5,7 +5,9 @@ that follow on one another are one record, as they are one event.
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import get_args
 
 from common.ids import InstanceId
 from common.messages import PullKV
@@ -21,11 +23,13 @@ from common.timeline_events import (
     TRANSFER_KV,
 )
 from services.simulator.engine import EnginePass
+from services.simulator.history import Kind, MeshChange
 from services.simulator.records import Records, request_id_of
 
 DECODE_STEPS = define("decode steps", "step", "sequences", "context tokens", "steps")
 LANE = "/"
 """Between an instance's name and its lane's number."""
+CHANGES: dict[Kind, EventId] = {kind: define(kind, "mark") for kind in get_args(Kind)}
 MIXED_STEP = define("mixed step", "step", "prompts", "tokens", "sequences", "context tokens")
 
 
@@ -100,6 +104,11 @@ class SimulatedTimeline:
 
     def add_placed(self, gateway: str, request_id: str, now: float) -> None:
         self.add(gateway, PLACED, now, now, requests=request_id)
+
+    def add_changes(self, changes: Iterable[MeshChange]) -> None:
+        """Marks of those to whom they happened."""
+        for each in changes:
+            self.add(each.instance, CHANGES[each.kind], each.at_s, each.at_s)
 
     def add_lives(self, gateway: str, records: Records) -> None:
         """Of a run that is over."""

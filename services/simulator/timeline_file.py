@@ -16,12 +16,15 @@ ONE_CLOCK = Clock(offset_ns=0, round_trip_ns=0)
 def write_timeline(path: Path, cluster: Cluster, timeline: SimulatedTimeline) -> None:
     """Of a run that is over. Raises ConfigError where nothing can be written."""
     timeline.add_lives(GATEWAY, cluster.records)
+    timeline.add_changes(cluster.history.changes)
     write_whole("--timeline", path, chrome_trace(lay_out(mesh_trace(cluster, timeline))))
 
 
 def mesh_trace(cluster: Cluster, timeline: SimulatedTimeline) -> MeshTrace:
     """An instance's kind is the role that it ended with."""
-    kinds = {str(each.instance_id): each.role for each in cluster.lives}
+    kinds: dict[str, str] = {str(each.instance_id): each.role for each in cluster.lives}
+    if cluster.workers is not None:
+        kinds |= dict.fromkeys(cluster.workers.names, "attention")
     services = tuple(
         ServiceTrace(
             name, kinds.get(name.partition(LANE)[0], "gateway"), "simulated", number, ONE_CLOCK, recording

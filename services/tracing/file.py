@@ -103,9 +103,13 @@ def _counters(process: int, service: ServiceLayout) -> Iterator[ChromeEvent]:
 
 
 def _lives(process: int, service: ServiceLayout, duration_ns: int) -> Iterator[ChromeEvent]:
-    """Each request's life with its phases; one that has not finished goes on to the trace's end."""
+    """Each request's life with its phases; one that has not finished goes on to the trace's end. A mark
+    without a request is the service's own."""
     marks: dict[str, list[Slice]] = {}
     for mark in service.marks:
+        if not mark.requests:
+            place = {"s": "p", "pid": process, "tid": 0}
+            yield {"ph": "i", "name": mark.name, "ts": _us(mark.begin_ns), "args": mark.values, **place}
         for request in mark.requests:
             marks.setdefault(request, []).append(mark)
     for request, own in marks.items():

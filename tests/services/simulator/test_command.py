@@ -2,7 +2,9 @@
 
 import csv
 import json
+from dataclasses import replace
 from io import StringIO
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,8 @@ from rich.progress import Progress
 from typer.testing import CliRunner, Result
 
 from common.errors import ConfigError
+from services.bench.config import BenchConfig, check_config
+from services.bench.plan import FOREGROUND, describe_offer, make_arrivals_s, plan_foreground
 from services.cli import app
 from services.simulator import request_files
 from services.simulator import run as run_module
@@ -144,6 +148,20 @@ def test_a_traces_arrivals_come_so_many_times_as_fast(tmp_path: Path, trace: Pat
     assert arrivals[1] == pytest.approx([each / 4 for each in arrivals[0]])
     for wrong in (("--trace-scale", 0), ("--trace-scale", 2, "--rate", 1)):
         assert isinstance(run(config, "--trace", trace, *wrong).exception, ConfigError)
+
+
+def test_bursts_are_drawn_as_bench_draws_them(tmp_path: Path, trace: Path) -> None:
+    config, rows = write_config(tmp_path, "mesh.toml", 0.02), tmp_path / "rows.csv"
+    ran(config, "--trace", trace, "--csv", rows, "--rate", "2", "--burstiness", "0.25", "--seed", "3")
+    with rows.open(newline="") as lines:
+        came = [float(row["arrival_s"]) for row in csv.DictReader(lines)]
+    bench = BenchConfig("http://nowhere", trace=trace, rate_per_s=2.0, burstiness=0.25, seed=3)
+    assert came == list(islice(make_arrivals_s(bench, plan_foreground(bench)), len(came)))
+    assert "gamma arrivals at 2/s, burstiness 0.25" in describe_offer(bench, FOREGROUND)
+    check_config(bench)
+    for broken in (replace(bench, rate_per_s=None), replace(bench, arrivals="fixed")):
+        with pytest.raises(ConfigError, match="--burstiness"):
+            check_config(broken)
 
 
 def test_every_request_is_a_row_of_the_csv(tmp_path: Path, trace: Path) -> None:
@@ -292,7 +310,7 @@ def test_what_befalls_a_mesh_is_the_seeds(tmp_path: Path, trace: Path) -> None:
         ran(config, "--trace", trace, "--seed", str(seed)).splitlines()[-1] for seed in (1, 1, 2)
     )
     assert first == again != other
-    assert "deaths of instances: " in ran(config, "--trace", trace, "--seed", "1")
+    assert "changes of the mesh: death " in ran(config, "--trace", trace, "--seed", "1")
 
 
 def digest_of(output: str) -> str:
@@ -365,6 +383,9 @@ def test_without_a_trace_it_is_said_what_is_needed(
         (("--rate", "1", "--arrivals", "foo"), "--arrivals = 'foo': must be one of poisson, fixed"),
         (("--arrivals", "foo"), "--arrivals = 'foo': must be one of poisson, fixed"),
         (("--arrivals", "fixed"), "--arrivals = 'fixed': is of --rate"),
+        (("--burstiness", "0.5"), "--burstiness = 0.5: is of the arrivals at a --rate"),
+        (("--rate", "1", "--burstiness", "0"), "--burstiness = 0.0: must be over 0"),
+        (("--rate", "1", "--burstiness", "2", "--arrivals", "fixed"), "--burstiness = 2.0: is of gaps"),
     ],
 )
 def test_what_cannot_be_meant_is_told_by_its_option(

@@ -162,7 +162,8 @@ def test_steps_in_one_event_take_what_single_steps_take(name: str, monkeypatch: 
 
 
 def death(instance: str, at_s: float, lasts_s: float | None = None) -> dict[str, Any]:
-    given = {"kind": "death", "instance": instance, "at_s": at_s}
+    """With its host."""
+    given = {"kind": "death", "instance": instance, "at_s": at_s, "of_host": True}
     return given if lasts_s is None else given | {"lasts_s": lasts_s}
 
 
@@ -177,6 +178,25 @@ def test_a_sequence_goes_on_elsewhere_once_its_instance_has_been_silent_for_a_le
     rows = {each.instance_id: each.decode.drawing.rows for each in cluster.lives}
     # Of each attempt the first token is the prompt's own.
     assert rows == {"prefill-0": 0, "decode-0": drawn - 1, "decode-1": 100 - drawn - 1}
+
+
+@pytest.mark.parametrize("schedulers", [1, 3])
+def test_a_sequence_goes_on_elsewhere_at_once_where_its_instances_process_is_seen_to_end(
+    schedulers: int,
+) -> None:
+    """After word of it has come to schedulers and from these to the gateway, and the prompt is computed again
+    with the tokens that were drawn."""
+    pools, hop_s = (pool("prefill"), pool("decode", 2)), 0.01
+    seen = death("decode-0", 1.0) | {"of_host": False}
+    given = {"cluster": {"hop_s": hop_s, "schedulers": schedulers}}
+    cluster = run(befallen(seen, pools=pools, **given), (0.0, 300, 100))
+    records = cluster.records
+    assert list(records.attempts) == [2]
+    step_s, prompt_s = 0.0205, 0.01 + 1e-4 * 350
+    assert 2 * hop_s < records.slowest_gap_s[0] < 12 * hop_s + prompt_s + 2 * step_s
+    assert [each.instance_id for each in cluster.former] == ["decode-0"]
+    state = cluster.schedulers.leader.state
+    assert set(state.instances) == {"prefill-0", "decode-1"}
 
 
 def test_who_comes_back_is_known_to_have_been_away_before_its_lease_is_over() -> None:
@@ -285,6 +305,11 @@ def test_deaths_come_as_often_as_their_mean_says() -> None:
         (death("decode-9", 1.0), "fault.0.instance", "from 0"),
         ({"kind": "death", "pool": "attic", "at_s": 1.0}, "fault.0.pool", "must be one of"),
         ({"kind": "death", "pool": "decode"}, "fault.0.at_s", "mean_between_s"),
+        (
+            {"kind": "death", "pool": "decode", "at_s": 1.0, "mean_between_s": 2.0},
+            "fault.0.at_s",
+            "must be set, not both",
+        ),
         (death("decode-0", -1.0), "fault.0.at_s", "0 or more"),
         (death("decode-0", 1.0, 0.0), "fault.0.lasts_s", "over 0"),
         ({"kind": "straggler", "pool": "decode", "at_s": 1.0, "times": 0.0}, "fault.0.times", "over 0"),

@@ -106,12 +106,12 @@ def _rush() -> list[Offered]:
 def test_the_live_plan_grows_and_shrinks_a_mesh_with_its_load() -> None:
     pools = (pool("prefill", start_s=4.0), pool("decode", start_s=4.0, instance={"max_decode_batch": 32}))
     cluster = simulate(mesh(*pools, **PLANNED), Load(_rush()))
-    changes = cluster.staff.changes
-    started = [change for change in changes if change.started]
-    ended = [change for change in changes if change.ended]
-    assert 60 < started[0].at_s < 75
-    assert ended[0].at_s > 90 + 40
-    assert max(started).at_s < min(ended).at_s
+    changes = cluster.history.changes
+    started_s = [change.at_s for change in changes if change.kind == "start"]
+    left_s = [change.at_s for change in changes if change.kind == "leave"]
+    assert 60 < started_s[0] < 75
+    assert left_s[0] > 90 + 40
+    assert max(started_s) < min(left_s)
     decodes = measure(cluster).pools[1]
     assert decodes.instances > 1
     assert 1 < decodes.mean_instances < decodes.instances
@@ -136,7 +136,7 @@ def test_a_start_that_takes_longer_helps_later() -> None:
 def test_a_plan_that_is_only_looked_at_changes_nothing() -> None:
     planned = PLANNED | {"scaling": PLANNED["scaling"] | {"policy": "dry_run"}}
     cluster = simulate(mesh(pool("prefill"), pool("decode"), **planned), Load(_rush()[:500]))
-    assert not cluster.staff.changes
+    assert not cluster.history.changes
 
 
 @pytest.mark.parametrize(
