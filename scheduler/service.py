@@ -50,6 +50,7 @@ from scheduler import events
 from scheduler.announcing import Announcer
 from scheduler.delivery import NO_ANSWER_RETRY_S, Delivery
 from scheduler.length_questions import LengthQuestions
+from scheduler.lifelines import Lifelines
 from scheduler.metrics import SchedulerMetrics
 from scheduler.mirror import Mirror
 from scheduler.scaling import Scaling
@@ -84,6 +85,7 @@ class SchedulerService:
     turns: Turns = field(init=False)
     mirror: Mirror = field(init=False)
     questions: LengthQuestions = field(init=False)
+    lifelines: Lifelines = field(init=False)
     _has_told_departed: bool = False
     _reported: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -95,6 +97,7 @@ class SchedulerService:
             self.scheduler_id, self.state, self.bus, self.subjects, call_timeout_s, self._handle
         )
         self.mirror = Mirror(self.store, self.state.bookings, self.config.mesh.heartbeat_s, self._handle)
+        self.lifelines = Lifelines(self.bus, self.subjects, self._note_ended, self.spawn)
         self.questions = LengthQuestions(
             self.config.predictor,
             self.state.placer,
@@ -344,6 +347,9 @@ class SchedulerService:
                 log.warning("kv_link_heard_of", extra=facts)
                 self._handle(events.LinkHeard(word))
 
+    def _note_ended(self, life: InstanceLife) -> None:
+        self._handle(events.InstanceEnded(life))
+
     async def _read_members(self) -> list[MemberRecord]:
         """Nobody where the store does not answer."""
         try:
@@ -352,6 +358,7 @@ class SchedulerService:
             log.warning("members_unread", extra={"error": str(exc)})
             return []
         self._handle(events.MembersRead(tuple(records)))
+        self.lifelines.keep(records)
         if self.scaling is not None:
             self.scaling.note_members(records)
         return records

@@ -19,6 +19,7 @@ from common.kv.blocks import BlockAllocator
 from common.load import LoadReporter
 from common.messages import (
     Acknowledged,
+    AreYouThere,
     DecodeTask,
     FlipProgress,
     FlipRole,
@@ -185,6 +186,8 @@ class Instance:
             case FlipRole(role, epoch, keeps_home):
                 self.leaders.admit(epoch)
                 return await self.flip(role, keeps_home=keeps_home)
+            case AreYouThere():
+                return Acknowledged()
 
     def _note_leader(self, message: LeaderAnnounced) -> None:
         self.leaders.note(message.epoch)

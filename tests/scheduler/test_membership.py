@@ -13,6 +13,7 @@ from scheduler.membership import STALE_AFTER_S
 from tests.requests import GATEWAY, make_request
 from tests.scheduler.states import (
     LEASE_S,
+    ROLES,
     gateway_record,
     handle,
     make_state,
@@ -38,6 +39,36 @@ def test_silence_for_a_lease_is_announced_once_whatever_the_store_says() -> None
     gone = events.AnnounceInstanceGone(InstanceId("d0"), Incarnation("i1"))
     assert handle(state, events.TimePassed(), now=LEASE_S + 0.1) == [gone]
     assert handle(state, events.TimePassed(), now=LEASE_S + 0.2) == []
+
+
+def test_who_is_seen_to_end_is_gone_at_once_and_not_there_again_for_its_record() -> None:
+    state = make_state()
+    ready(state, p0=0, d0=0, d1=50)
+    life = record_of("d0", "decode").life
+    gone = events.AnnounceInstanceGone(life.instance_id, life.incarnation)
+    assert handle(state, events.InstanceEnded(life)) == [gone]
+    assert handle(state, events.InstanceEnded(life)) == []
+    instances = [record_of(name, ROLES[name[0]]) for name in ("p0", "d0", "d1")]
+    assert handle(state, events.MembersRead((gateway_record(), *instances))) == []
+    assert state.place(make_request("r1"), 0.0).decode_instance == "d1"
+    assert handle(state, events.TimePassed(), now=LEASE_S) == []
+    # Its next life is another one.
+    anew = (gateway_record(), record_of("p0", "prefill"), record_of("d0", "decode", "i2"))
+    assert handle(state, events.MembersRead(anew)) == []
+    assert InstanceId("d0") in state.instances
+    assert handle(state, events.InstanceEnded(life)) == [], "it was the former one's"
+    assert not state.members.ended, "the store has forgotten it"
+
+
+def test_who_was_wrongly_seen_to_end_is_a_member_again_once_it_reports() -> None:
+    state = make_state()
+    ready(state, p0=0, d0=0)
+    record = record_of("d0", "decode")
+    handle(state, events.InstanceEnded(record.life))
+    assert handle(state, events.LoadReported(report_of("d0", "decode", 2))) == [events.ReadMembers()]
+    handle(state, events.MembersRead((gateway_record(), record_of("p0", "prefill"), record)))
+    handle(state, events.LoadReported(report_of("d0", "decode", 3)))
+    assert state.place(make_request("r1"), 0.0).decode_instance == "d0"
 
 
 def test_an_instance_that_drained_is_gone_as_it_said() -> None:

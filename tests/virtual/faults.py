@@ -1,6 +1,7 @@
 """What befalls a virtual mesh: its instances die, drain, fall silent and change roles, its clients leave."""
 
 import random
+from functools import partial
 
 from common.ids import InstanceId
 from common.messages import Role
@@ -10,6 +11,7 @@ from tests.virtual.mesh import VirtualMesh
 FAULTS_END_S = 12.0
 ROLES_SETTLE_S = 20.0
 """From then on every instance that is there has its first role: before, one role may be nobody's."""
+SEEN_WITHIN_S = 0.3
 ROLES: tuple[Role, ...] = ("prefill", "decode", "mixed")
 
 
@@ -18,11 +20,19 @@ def befall(mesh: VirtualMesh, chance: random.Random) -> None:
     name = chance.choice(sorted(mesh.instances))
     at_s, away_s = chance.uniform(0.5, FAULTS_END_S), chance.uniform(0.1, 6.0)
     fault = chance.choice(
-        ["kill", "drain", "silence", "cut", "leave", "leave", "end", "flip", "flip", "ask", "ask", "forget"]
+        [
+            *("kill", "drain", "silence", "cut", "leave", "leave", "end", "flip", "flip", "ask", "ask"),
+            *("forget", "see", "see", "mistake"),
+        ]
     )
     clock = mesh.bus.clock
     if fault == "kill":
         clock.at(at_s, lambda: mesh.kill(name, away_s))
+    elif fault == "see":
+        clock.at(at_s, lambda: see_end(mesh, name, chance))
+        clock.at(at_s, lambda: mesh.kill(name, away_s))
+    elif fault == "mistake":
+        clock.at(at_s, lambda: see_end(mesh, name, chance))
     elif fault == "drain":
         clock.at(at_s, lambda: mesh.drain(name, away_s))
     elif fault == "silence":
@@ -40,6 +50,15 @@ def befall(mesh: VirtualMesh, chance: random.Random) -> None:
     elif mesh.shape.decodes > 1 - bool(mesh.shape.mixed):
         last = InstanceId(f"decode-{mesh.shape.decodes - 1}")
         clock.at(at_s, lambda: mesh.kill(last, None))
+
+
+def see_end(mesh: VirtualMesh, name: InstanceId, chance: random.Random) -> None:
+    """Each scheduler, after a moment: that the life's process that is there now has ended."""
+    record = mesh.store.records.get(name)
+    if record is not None:
+        for scheduler in mesh.schedulers:
+            told = partial(scheduler.see_end, record.life)
+            mesh.bus.clock.after(chance.uniform(0.0, SEEN_WITHIN_S), told)
 
 
 def leave_one(mesh: VirtualMesh, chance: random.Random) -> None:

@@ -93,6 +93,11 @@ class VirtualScheduler:
         if self.is_alive:
             self.bus.serving[SCHEDULER].append(self.name)
 
+    def see_end(self, life: InstanceLife) -> None:
+        """Of a process; or it seems so."""
+        if self.is_alive and self.name not in self.bus.cut_off:
+            self._handle(events.InstanceEnded(life))
+
     def reconnect(self) -> None:
         """The bus reaches it again."""
         if self.is_alive:

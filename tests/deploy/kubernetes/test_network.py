@@ -79,10 +79,11 @@ def test_anybody_reaches_a_gateway_and_only_its_port_for_clients(overlay: str) -
         assert network.who_reaches("gateway", port) == set()
 
 
-def test_a_gateway_may_ask_the_others_and_no_stranger_may(overlay: str) -> None:
+def test_a_gateway_may_ask_the_others_schedulers_see_who_ends_and_no_stranger_may(overlay: str) -> None:
     network = Network(overlay)
     for role in set(ROLES) - {"gateway"}:
-        assert network.who_reaches(role, 8000) == {"gateway"}
+        expected = {"gateway", "scheduler"} if role in KV_HOLDERS else {"gateway"}
+        assert network.who_reaches(role, 8000) == expected
 
 
 def test_nothing_leaves_but_questions_to_dns(overlay: str) -> None:

@@ -1,0 +1,110 @@
+"""For how long streams stand still when the instance that they run on dies.
+
+    python bench/failover.py [--role decode] [--streams 4] [--times 5] [--signal KILL]
+
+A mesh of its own with two prefill and two decode instances of the default model, started and ended here
+(``lamella up``). Each time ``--streams`` streams begin, and once all of them have tokens one instance of the
+role gets the signal (KILL ends the process; STOP leaves it there and silent, until its lease is over and its
+streams have ended). A stream's stall is its longest gap between two tokens; those that did not run on that
+instance say what gaps are otherwise. The prompt and what was drawn are computed again in it.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import openai
+
+from common.latency import percentiles
+
+CONFIG = "[mesh]\nlease_s = 3.0\n"
+COUNTS = ("--prefill", "2", "--decode", "2")
+TOKENS = 120
+
+
+def lamella(*arguments: str) -> str:
+    command = (sys.executable, "-m", "services.cli", *arguments)
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--role", choices=("prefill", "decode"), default="decode")
+    parser.add_argument("--streams", type=int, default=4)
+    parser.add_argument("--times", type=int, default=5)
+    parser.add_argument("--signal", choices=("KILL", "STOP"), default="KILL")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        state, config = Path(name) / "mesh", Path(name) / "mesh.toml"
+        config.write_text(CONFIG)
+        place = ("--state-dir", str(state))
+        lamella("up", *place, "--config", str(config), "--port", "0", *COUNTS)
+        try:
+            for number in range(options.times):
+                gaps = asyncio.run(run_once(place, options, number))
+                p50_s, longest_s = percentiles(gaps, (50.0, 100.0))
+                print(f"{number + 1}: longest gaps p50 {1e3 * p50_s:.0f} ms, most {1e3 * longest_s:.0f} ms")
+                wait_ready(place)
+        finally:
+            lamella("down", *place)
+
+
+def status(place: tuple[str, ...]) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(lamella("status", "--json", *place))
+    return found
+
+
+def wait_ready(place: tuple[str, ...]) -> None:
+    while not all(each["state"] == "ready" for each in status(place)["instances"]):
+        time.sleep(0.5)
+
+
+async def run_once(place: tuple[str, ...], options: argparse.Namespace, seed: int) -> list[float]:
+    """Each stream's longest gap, in seconds."""
+    mesh = status(place)
+    pid = next(int(each["pid"]) for each in mesh["processes"] if each["role"] == options.role)
+    begun = [asyncio.Event() for _ in range(options.streams)]
+    async with openai.AsyncOpenAI(base_url=f"{mesh['url']}/v1", api_key="none", max_retries=0) as client:
+        streams = [
+            asyncio.create_task(times_of(client, 100 * seed + number, event))
+            for number, event in enumerate(begun)
+        ]
+        await asyncio.gather(*(each.wait() for each in begun))
+        os.kill(pid, signal.SIGKILL if options.signal == "KILL" else signal.SIGSTOP)
+        try:
+            times = await asyncio.gather(*streams)
+        finally:
+            if options.signal == "STOP":
+                os.kill(pid, signal.SIGCONT)
+    return [max(later - earlier for earlier, later in pairwise(each)) for each in times]
+
+
+async def times_of(client: openai.AsyncOpenAI, seed: int, begun: asyncio.Event) -> list[float]:
+    """When each token came."""
+    stream = await client.completions.create(
+        model="default",
+        prompt=list(range(100, 220)),
+        max_tokens=TOKENS,
+        seed=seed,
+        stream=True,
+        extra_body={"ignore_eos": True},
+    )
+    found = []
+    async for _ in stream:
+        found.append(time.monotonic())
+        if len(found) > 1:
+            begun.set()
+    return found
+
+
+if __name__ == "__main__":
+    main()
