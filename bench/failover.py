@@ -31,9 +31,13 @@ COUNTS = ("--prefill", "2", "--decode", "2")
 TOKENS = 120
 
 
-def lamella(*arguments: str) -> str:
-    command = (sys.executable, "-m", "services.cli", *arguments)
-    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+def lamella(*arguments: str, may_fail: bool = False) -> str:
+    """What it printed: into a file, which a mesh that goes on does not keep open for us."""
+    with tempfile.TemporaryFile("w+") as output:
+        command = (sys.executable, "-m", "services.cli", *arguments)
+        subprocess.run(command, check=not may_fail, stdout=output)
+        output.seek(0)
+        return output.read()
 
 
 def main() -> None:
@@ -47,7 +51,7 @@ def main() -> None:
         state, config = Path(name) / "mesh", Path(name) / "mesh.toml"
         config.write_text(CONFIG)
         place = ("--state-dir", str(state))
-        lamella("up", *place, "--config", str(config), "--port", "0", *COUNTS)
+        lamella("up", "--detach", *place, "--config", str(config), "--port", "0", *COUNTS)
         try:
             for number in range(options.times):
                 gaps = asyncio.run(run_once(place, options, number))
@@ -59,7 +63,8 @@ def main() -> None:
 
 
 def status(place: tuple[str, ...]) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(lamella("status", "--json", *place))
+    # Where an instance is away it says so by its exit status, too.
+    found: dict[str, Any] = json.loads(lamella("status", "--json", *place, may_fail=True))
     return found
 
 
