@@ -54,10 +54,10 @@ def main() -> None:
         lamella("up", "--detach", *place, "--config", str(config), "--port", "0", *COUNTS)
         try:
             for number in range(options.times):
-                gaps = asyncio.run(run_once(place, options, number))
+                killed, gaps = asyncio.run(run_once(place, options, number))
                 p50_s, longest_s = percentiles(gaps, (50.0, 100.0))
                 print(f"{number + 1}: longest gaps p50 {1e3 * p50_s:.0f} ms, most {1e3 * longest_s:.0f} ms")
-                wait_ready(place)
+                wait_ready(place, killed if options.signal == "KILL" else None)
         finally:
             lamella("down", *place)
 
@@ -68,13 +68,18 @@ def status(place: tuple[str, ...]) -> dict[str, Any]:
     return found
 
 
-def wait_ready(place: tuple[str, ...]) -> None:
-    while not all(each["state"] == "ready" for each in status(place)["instances"]):
+def wait_ready(place: tuple[str, ...], killed: int | None) -> None:
+    """Until all instances are, and none is the process that was killed."""
+    while True:
+        mesh = status(place)
+        is_gone = killed not in [each["pid"] for each in mesh["processes"]]
+        if is_gone and all(each["state"] == "ready" for each in mesh["instances"]):
+            return
         time.sleep(0.5)
 
 
-async def run_once(place: tuple[str, ...], options: argparse.Namespace, seed: int) -> list[float]:
-    """Each stream's longest gap, in seconds."""
+async def run_once(place: tuple[str, ...], options: argparse.Namespace, seed: int) -> tuple[int, list[float]]:
+    """The process that got the signal, and each stream's longest gap, in seconds."""
     mesh = status(place)
     pid = next(int(each["pid"]) for each in mesh["processes"] if each["role"] == options.role)
     begun = [asyncio.Event() for _ in range(options.streams)]
@@ -90,7 +95,7 @@ async def run_once(place: tuple[str, ...], options: argparse.Namespace, seed: in
         finally:
             if options.signal == "STOP":
                 os.kill(pid, signal.SIGCONT)
-    return [max(later - earlier for earlier, later in pairwise(each)) for each in times]
+    return pid, [max(later - earlier for earlier, later in pairwise(each)) for each in times]
 
 
 async def times_of(client: openai.AsyncOpenAI, seed: int, begun: asyncio.Event) -> list[float]:

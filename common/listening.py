@@ -52,6 +52,11 @@ def reserve(host: str) -> socket.socket:
     return reservation
 
 
+def url_of(host: str, port: int) -> str:
+    """An IPv6 address in its brackets."""
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
 def port_of(listener: socket.socket) -> int:
     port: int = listener.getsockname()[1]
     return port

@@ -29,7 +29,7 @@ from common.config import Config
 from common.errors import BusError, LamellaError, StoreError, StoreUnavailable
 from common.http import Health, HttpServer, service_app
 from common.ids import Incarnation, new_incarnation
-from common.listening import bind, port_of
+from common.listening import bind, port_of, url_of
 from common.logs import configure_logging
 from common.messages import MemberRecord, ServiceKind, ServiceRecord
 from common.own_address import watch_own_addresses
@@ -179,7 +179,7 @@ def _new_process(config: Config, kind: str, service_id: str, port: int) -> Servi
         kind=kind,
         service_id=service_id,
         incarnation=new_incarnation(),
-        http_url=f"http://{config.service.advertise_host}:{port}",
+        http_url=url_of(config.service.advertise_host, port),
         bus=Bus(mesh.nats_url, name=service_id, subjects=subjects),
         store=Store(mesh.redis_url, mesh.namespace),
         subjects=subjects,

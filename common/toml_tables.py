@@ -4,7 +4,8 @@ import dataclasses
 import difflib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -44,7 +45,7 @@ def _as_config_error(key: str, table: object, kind: Any, text: str) -> ConfigErr
     rule, _, location = text.replace(_OF_A_KEY, _OF_A_VALUE).partition(_OF_A_VALUE)
     steps = _STEP.findall(location)
     if _OF_A_KEY in text:
-        choices = _choices(steps[-1], _structs_at(steps[:-1], kind))
+        choices = _words_of(get_args(_hint_at(steps, kind))[0])
         steps.append(rule.split("'")[1])
         rule = f"is no key: must be one of {', '.join(choices)}"
     elif rule.startswith("Object contains unknown field"):
@@ -56,6 +57,8 @@ def _as_config_error(key: str, table: object, kind: Any, text: str) -> ConfigErr
         others = _missing_beside(step, _at(table, steps), kind)
         steps.append(step)
         rule = " ".join(["must be given", *([f"(and {', '.join(others)})"] if others else [])])
+    elif location.endswith("[...]`"):
+        steps.append(_broken_of(_at(table, steps), _hint_at(steps, kind)))
     elif steps and (choices := _choices(steps[-1], _structs_at(steps[:-1], kind))):
         rule = f"must be one of {', '.join(choices)}"
     return ConfigError(".".join([*filter(None, [key]), *steps]), _at(table, steps), type_rule(rule))
@@ -101,6 +104,33 @@ def _structs_at(steps: Sequence[str], kind: Any) -> list[type[msgspec.Struct]]:
     return found
 
 
+def _hint_at(steps: Sequence[str], kind: Any) -> Any:
+    """Of the last step's field; None where there is none."""
+    owners = [each for each in _structs_at(steps[:-1], kind) if steps[-1] in each.__struct_fields__]
+    return get_type_hints(owners[0])[steps[-1]] if owners else None
+
+
+def _broken_of(table: Any, hint: Any) -> str:
+    """The name that msgspec leaves out where a table holds values by names: the first that it refuses."""
+    _, kind = get_args(hint)
+    for name, value in table.items():
+        try:
+            msgspec.convert(value, kind)
+        except msgspec.ValidationError:
+            return str(name)
+    raise AssertionError("every value is as it should be")
+
+
+def _words_of(hint: Any) -> list[str]:
+    """Of a Literal, or of those that a union has among others."""
+    literals = [each for each in (hint, *_parts_of(hint)) if get_origin(each) is Literal]
+    return [str(word) for literal in literals for word in get_args(literal)]
+
+
+def _parts_of(hint: Any) -> tuple[Any, ...]:
+    return get_args(hint) if get_origin(hint) in (Union, UnionType) else ()
+
+
 def _classes_of(kind: Any) -> Iterator[type]:
     """Structs and dataclasses, with those of which these consist."""
     if isinstance(kind, type) and (issubclass(kind, msgspec.Struct) or dataclasses.is_dataclass(kind)):
@@ -130,7 +160,5 @@ def _choices(field: str, structs: Sequence[type[msgspec.Struct]]) -> list[str]:
         if each.__struct_config__.tag_field == field:
             found.append(str(each.__struct_config__.tag))
         elif field in each.__struct_fields__:
-            hint = get_type_hints(each)[field]
-            literals = [one for one in (hint, *get_args(hint)) if get_origin(one) is Literal]
-            found += [str(word) for literal in literals for word in get_args(literal)]
+            found += _words_of(get_type_hints(each)[field])
     return list(dict.fromkeys(found))

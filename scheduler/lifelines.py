@@ -1,10 +1,10 @@
 """Open connections to instances, over which nothing is ever said: that one closes says that its process may
 have ended, at once, where silence says so a lease later.
 
-A process's sockets are closed with it, whoever ended it. It is over where its HTTP port refuses and nobody
-serves its calls on the bus, both: a NATS that begins anew, a drain's last moments or a proxy that closes what
-idles look otherwise. A hang or a host that is gone closes nothing, and a firewall may let nothing through:
-silence finds those.
+A process's sockets are closed with it, whoever ended it. It is over where a connection that was open has
+closed, none can be opened again, and nobody serves its calls on the bus, all three: a NATS that begins anew,
+a drain's last moments or a proxy that closes what idles look otherwise. A hang or a host that is gone closes
+nothing, and a firewall may let nothing through: silence finds those.
 """
 
 import asyncio
@@ -17,14 +17,13 @@ from common.bus import Bus
 from common.errors import BusTimeout, LamellaError, NoResponder
 from common.messages import Acknowledged, AreYouThere, InstanceLife, InstanceRecord, MemberRecord
 from common.subjects import Subjects
+from scheduler.membership import SEEN_AFTER_S
 
 log = logging.getLogger("lamella.scheduler")
 
 CONNECT_TIMEOUT_S = 1.0
 RETRY_S, LONGEST_RETRY_S = 1.0, 16.0
 """Between two tries where nothing answers: twice as long each time."""
-SETTLE_S = 0.02
-"""From a connection's end until NATS has seen that of its own, mostly."""
 ANSWER_TIMEOUT_S = 0.25
 """Of a call that went to a process as it died, which nobody answers."""
 
@@ -32,19 +31,21 @@ ANSWER_TIMEOUT_S = 0.25
 @dataclass(slots=True, eq=False)
 class _Line:
     life: InstanceLife
-    host: str
-    port: int
+    url: str
     writer: asyncio.StreamWriter | None = None
 
 
 @dataclass(slots=True)
 class Lifelines:
-    """``tell``: of a life that is over. ``spawn`` starts a task in the process's task group."""
+    """``tell``: of a life that is over. ``spawn`` starts a task in the process's task group. ``open``: how
+    many there are. ``retry_s``: as RETRY_S."""
 
     bus: Bus
     subjects: Subjects
     tell: Callable[[InstanceLife], None]
     spawn: Callable[[Coroutine[None, None, None]], None]
+    retry_s: float = RETRY_S
+    open: int = 0
     _lines: dict[InstanceLife, _Line] = field(default_factory=dict)
 
     def keep(self, members: Iterable[MemberRecord]) -> None:
@@ -53,10 +54,8 @@ class Lifelines:
         for life in self._lines.keys() - records.keys():
             self._cut(self._lines[life])
         for life in records.keys() - self._lines.keys():
-            address = urlsplit(records[life].http_url)
-            if address.hostname and address.port:
-                line = self._lines[life] = _Line(life, address.hostname, address.port)
-                self.spawn(self._watch(line))
+            line = self._lines[life] = _Line(life, records[life].http_url)
+            self.spawn(self._watch(line))
 
     def _cut(self, line: _Line) -> None:
         """Its watch ends when it next looks."""
@@ -69,36 +68,41 @@ class Lifelines:
 
     async def _watch(self, line: _Line) -> None:
         """As long as the store has it: one that was wrongly told to be over may be back."""
-        has_told, pause_s, loop = False, SETTLE_S, asyncio.get_running_loop()
+        was_open, is_told, pause_s = False, False, SEEN_AFTER_S
+        host, port = _address_of(line.url)
         while self._is_kept(line):
-            began_s = loop.time()
+            began_s = asyncio.get_running_loop().time()
             try:
                 async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                    reader, line.writer = await asyncio.open_connection(line.host, line.port)
-            except ConnectionRefusedError:
-                if not has_told and await self._is_unserved(line):
-                    has_told = True
-                    log.warning("instance_process_ended", extra={"instance": line.life.instance_id})
+                    reader, line.writer = await asyncio.open_connection(host, port)
+            except (OSError, ValueError) as exc:
+                if was_open and await self._is_unserved(line):
+                    log.info("instance_process_ended", extra={"instance": line.life.instance_id})
                     self.tell(line.life)
-                pause_s = min(max(2 * pause_s, RETRY_S), LONGEST_RETRY_S)
-            except OSError:
-                pause_s = min(max(2 * pause_s, RETRY_S), LONGEST_RETRY_S)
+                elif not was_open and not is_told:
+                    is_told = True
+                    facts = {"instance": line.life.instance_id, "url": line.url, "error": str(exc)}
+                    log.warning("instance_port_unreachable", extra=facts)
+                was_open = False
+                pause_s = min(max(2 * pause_s, self.retry_s), LONGEST_RETRY_S)
             else:
-                has_told = False
+                was_open = True
                 await self._wait_closed(line, reader, line.writer)
-                was_short = loop.time() - began_s < RETRY_S
-                pause_s = min(2 * pause_s, RETRY_S) if was_short else SETTLE_S
+                was_short = asyncio.get_running_loop().time() - began_s < self.retry_s
+                pause_s = min(2 * pause_s, self.retry_s) if was_short else SEEN_AFTER_S
             await asyncio.sleep(pause_s)
 
     async def _wait_closed(
         self, line: _Line, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
+        self.open += 1
         try:
             if self._is_kept(line):
                 await reader.read(1)
         except OSError:
             pass
         finally:
+            self.open -= 1
             writer.close()
 
     async def _is_unserved(self, line: _Line) -> bool:
@@ -117,3 +121,12 @@ class Lifelines:
             else:
                 return False
         return False
+
+
+def _address_of(url: str) -> tuple[str, int]:
+    """What is none has port 0, to which nobody connects."""
+    try:
+        address = urlsplit(url)
+        return address.hostname or "", address.port or 0
+    except ValueError:
+        return "", 0

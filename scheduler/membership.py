@@ -29,6 +29,8 @@ from scheduler.views import InstanceView, Standing
 STALE_AFTER_S = 5.0
 """A hand-over is in nobody's report for a moment. A booking of so long ago, on instances that both report no
 work at all, is of a request whose end was never heard."""
+SEEN_AFTER_S = 0.02
+"""From a process's end until a scheduler looks whether it was one: until NATS has seen it, too, mostly."""
 LOOK_S = 0.5
 """Between two looks at a booking of so long ago that still stands: instances report every change."""
 

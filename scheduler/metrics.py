@@ -33,6 +33,7 @@ class SchedulerMetrics:
         self._kv_links_broken = make.gauge(
             "kv_links_broken", "Pairs of instances between which KV has not got through since it did not."
         )
+        self._lifelines = make.gauge("instance_lifelines", "Instances whose process's end is seen at once.")
         for outcome in get_args(LengthOutcome):
             self._length_questions.labels(outcome)
 
@@ -47,6 +48,10 @@ class SchedulerMetrics:
 
     def observe_links(self, broken: int) -> None:
         self._kv_links_broken.set(broken)
+
+    def follow_lifelines(self, count: Callable[[], int]) -> None:
+        """Asks it whenever somebody reads."""
+        self._lifelines.set_function(lambda: float(count()))
 
     def observe_mesh(self, instances: int, requests: int, waiting: int) -> None:
         """``waiting``: placed nowhere yet (``scheduler.waiting_room``)."""

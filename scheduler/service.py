@@ -98,6 +98,7 @@ class SchedulerService:
         )
         self.mirror = Mirror(self.store, self.state.bookings, self.config.mesh.heartbeat_s, self._handle)
         self.lifelines = Lifelines(self.bus, self.subjects, self._note_ended, self.spawn)
+        self.metrics.follow_lifelines(lambda: self.lifelines.open)
         self.questions = LengthQuestions(
             self.config.predictor,
             self.state.placer,

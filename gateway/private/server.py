@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Message
 from common.config import GatewayConfig
 from common.errors import ConfigError
 from common.http import HttpServer
-from common.listening import Place, bind, port_of
+from common.listening import Place, bind, port_of, url_of
 from gateway.access import KeyGuard, Keys
 from gateway.app import Endpoint, GatewayApp
 from gateway.errors import Forbidden, error_body, status_of
@@ -97,7 +97,7 @@ def private_server(
     app: ASGIApp = Starlette(routes=_routes(gateway, view, admin, metrics, public, api_keys))
     app = HostGuard(app, frozenset(("localhost", advertise_host, config.private_host)))
     server = HttpServer(app, guarded_protocol(config.header_timeout_s, config.body_timeout_s))
-    url = f"http://{f'[{host}]' if ':' in host else host}:{port_of(listener)}"
+    url = url_of(host, port_of(listener))
     private = PrivateServer(view, url, server)
     private.start(listener)
     return private

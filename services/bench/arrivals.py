@@ -12,6 +12,9 @@ from common.errors import ConfigError
 
 ARRIVAL_PROCESSES = ("poisson", "fixed")
 POISSON_BURSTINESS = 1.0
+MOST_AT_ONCE = 0.2
+"""Of gaps that are none. Where ticks are a quarter of the mean gap it is an eighth, and gaps deviate as they
+did to within some per cent."""
 
 
 def fixed_arrivals(rate_per_s: float) -> Iterator[float]:
@@ -68,10 +71,12 @@ def check_burstiness(burstiness: float, process: str) -> None:
 
 
 def burstiness_of(arrivals_s: Sequence[float]) -> float | None:
-    """Of arrivals in their order, by their gaps' mean and deviation; None of fewer than three, or where all
-    come at once or all gaps are equal."""
+    """Of arrivals in their order, by their gaps' mean and deviation; None of fewer than three, where all gaps
+    are equal, and where so many come at once that these are ticks of a clock that is too coarse to tell."""
     if len(arrivals_s) < 3:
         return None
     gaps_s = np.diff(np.asarray(arrivals_s))
     mean_s, variance = float(gaps_s.mean()), float(gaps_s.var())
-    return mean_s**2 / variance if mean_s > 0 and variance > 0 else None
+    if not variance > 0 or float((gaps_s == 0).mean()) > MOST_AT_ONCE:
+        return None
+    return mean_s**2 / variance

@@ -114,7 +114,12 @@ def prepare(request: PlanRequest) -> Prepared:
         catalogue=request.catalogue,
     )
     if not request.is_simulated:
-        given = {"--rate": has_rate, "[space]": has_space, "[performance]": bool(performance)}
+        given = {
+            "--rate": has_rate,
+            "--burstiness": request.burstiness != POISSON_BURSTINESS,
+            "[space]": has_space,
+            "[performance]": bool(performance),
+        }
         ignored = tuple(name for name, is_given in given.items() if is_given)
         return Prepared(demand, conditions, workload, NO_KINDS, devices, space.node_devices, ignored)
     used = {each.name for each in devices} | ({REFERENCE.device} if request.has_reference else set())

@@ -8,6 +8,8 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn, TypeVar
 
+import msgspec
+
 from services.commands.options import messages
 from services.planner.checkpoint import Checkpoint
 from services.planner.driver import drive, simulating
@@ -56,7 +58,13 @@ def make_search(
     name: SearchName, request: PlanRequest, processes: int | None = None, checkpoint: Path | None = None
 ) -> SearchReport:
     """As ``make_plan``."""
-    return _search(request, lambda prepared, tell: search_of(name, prepared, tell), processes, checkpoint)
+
+    def search(prepared: Prepared, tell: Tell) -> Search[SearchReport]:
+        found = yield from search_of(name, prepared, tell)
+        bursts = bursts_of(prepared) if request.is_simulated else None
+        return found if bursts is None else msgspec.structs.replace(found, lines=(*found.lines, bursts))
+
+    return _search(request, search, processes, checkpoint)
 
 
 def _search(

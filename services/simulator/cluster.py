@@ -22,6 +22,7 @@ from common.messages import (
 )
 from common.performance import DEFAULT_CHUNK_TOKENS
 from gateway.losses import Losses
+from scheduler.membership import SEEN_AFTER_S
 from services.hosts.load_report import asked_by
 from services.hosts.measured_speed import MeasuredSpeed
 from services.simulator.attention_workers import AttentionWorkers, RemoteUse
@@ -208,7 +209,7 @@ class Cluster:
         instance.has_died = True
         self._end(instance_id)
         if is_seen:
-            self.schedulers.tell_ended(instance.life)
+            self.clock.after(SEEN_AFTER_S, lambda: self.schedulers.tell_ended(instance.life))
         if is_for_good:
             self.staff.dismiss(instance_id)
 

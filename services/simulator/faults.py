@@ -109,6 +109,7 @@ class Faults:
             end()
             if instance_id is not None:
                 self.cluster.apply_conditions(instance_id)
-                self.cluster.history.note(OVERS[type(fault)], instance_id)
+                if self.cluster.is_there(instance_id):
+                    self.cluster.history.note(OVERS[type(fault)], instance_id)
 
         self.cluster.clock.after(fault.lasts_s, over)

@@ -224,18 +224,19 @@ class SimulatedInstance:
                 decode.give_up(word)
 
     def flip(self, role: Role, *, keeps_home: bool = False) -> bool:
-        """Has that role from now on, unless it is about to end, or has no memory for prompts. Whether it has
-        changed."""
+        """Has that role from now on, unless it is about to end, or has no memory for prompts. Whether it had
+        another one."""
         home = self.home if keeps_home else role
         if self.pools is not None or self.is_draining or (role, home) == (self.role, self.home):
             return False
-        if role != self.role:
+        is_other = role != self.role
+        if is_other:
             self.decode_state.mates.is_mixed = role == "mixed"
             self.prefill.handle(prefill_events.RoleChanged(has_phase(role, "prefill")))
             self.decode.handle(decode_events.RoleChanged(has_phase(role, "decode")))
         self.role, self.home = role, home
         self.publish_load()
-        return True
+        return is_other
 
     def change_speed(self, engine: EngineSettings, speed: MeasuredSpeed) -> None:
         """Of the passes that begin from now on. It tells of it as if it had learned it already."""

@@ -21,8 +21,10 @@ def write_timeline(path: Path, cluster: Cluster, timeline: SimulatedTimeline) ->
 
 
 def mesh_trace(cluster: Cluster, timeline: SimulatedTimeline) -> MeshTrace:
-    """An instance's kind is the role that it ended with."""
-    kinds: dict[str, str] = {str(each.instance_id): each.role for each in cluster.lives}
+    """An instance's kind is the role that it ended with, or of one that never was ready would have had."""
+    terms = cluster.staff.terms.items()
+    kinds: dict[str, str] = {str(name): term.pool.config.role for name, term in terms}
+    kinds |= {str(each.instance_id): each.role for each in cluster.lives}
     if cluster.workers is not None:
         kinds |= dict.fromkeys(cluster.workers.names, "attention")
     services = tuple(

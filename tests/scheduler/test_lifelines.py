@@ -1,10 +1,12 @@
 """Who is told to be over, over real connections and a real bus."""
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
+from typing import Any
 
 import msgspec
+import pytest
 
 from common.bus import Bus
 from common.errors import InternalError
@@ -17,6 +19,32 @@ from tests.scheduler.states import record_of
 HOST = "127.0.0.1"
 
 
+async def acknowledge() -> Acknowledged:
+    return Acknowledged()
+
+
+async def fail() -> Acknowledged:
+    raise InternalError("of an older kind, which knows no such call")
+
+
+async def hang() -> Acknowledged:
+    await asyncio.Event().wait()
+    raise AssertionError("nobody wakes it")
+
+
+def count_tries(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """To where a connection was asked for, since now."""
+    found: list[Any] = []
+    connect = asyncio.open_connection
+
+    async def counted(*address: Any, **options: Any) -> Any:
+        found.append(address)
+        return await connect(*address, **options)
+
+    monkeypatch.setattr(asyncio, "open_connection", counted)
+    return found
+
+
 class Instance:
     """A port that says nothing, and calls that are answered on a connection to NATS of its own."""
 
@@ -25,7 +53,7 @@ class Instance:
         self.lines: list[asyncio.StreamWriter] = []
         self.came = 0
         self.calls = 0
-        self.is_failing = False
+        self.answer: Callable[[], Awaitable[Acknowledged]] = acknowledge
         self.port = 0
 
     async def listen(self) -> None:
@@ -57,9 +85,7 @@ class Instance:
 
     async def _answer(self, call: InstanceCall) -> Acknowledged:
         self.calls += 1
-        if self.is_failing:
-            raise InternalError("of an older kind, which knows no such call")
-        return Acknowledged()
+        return await self.answer()
 
 
 class Watched:
@@ -67,7 +93,7 @@ class Watched:
         self.instance = instance
         self.told: list[InstanceLife] = []
         self.tasks: set[asyncio.Task[None]] = set()
-        self.lifelines = Lifelines(bus, subjects, self.told.append, self.spawn)
+        self.lifelines = Lifelines(bus, subjects, self.told.append, self.spawn, retry_s=0.01)
 
     def spawn(self, work: Coroutine[None, None, None]) -> None:
         self.tasks.add(asyncio.create_task(work))
@@ -92,38 +118,100 @@ async def watched(nats_url: str, namespace: str) -> AsyncIterator[Watched]:
     assert [task for task in found.tasks if not task.cancelled() and task.exception()] == []
 
 
-def test_who_refuses_and_is_served_by_nobody_is_over_and_told_of_once(nats_url: str, namespace: str) -> None:
+def test_who_closes_and_is_served_by_nobody_is_over_and_told_of_once(
+    nats_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries = count_tries(monkeypatch)
+
     async def work() -> None:
         async with watched(nats_url, namespace) as found:
+            assert found.lifelines.open == 1
             await found.instance.bus.close()
             await found.instance.close_port()
             await until(lambda: found.told, found.lifelines.bus)
-            # The store has the record for a while yet.
+            # The store has the record for a while yet, and it is tried again and again.
             found.lifelines.keep([found.instance.record])
-            await asyncio.sleep(0.1)
+            told_at = len(tries)
+            await until(lambda: len(tries) > told_at + 3, found.lifelines.bus)
             assert found.told == [found.instance.record.life]
             assert len(found.tasks) == 1
+            assert found.lifelines.open == 0
 
     run(work())
 
 
-def test_who_answers_on_the_bus_lives_whatever_its_port_does(nats_url: str, namespace: str) -> None:
-    """Also where it knows no such question."""
+def test_a_call_that_nobody_answers_says_nothing_yet(nats_url: str, namespace: str) -> None:
+    """It went to a process as it died. That NATS has seen its end says so."""
 
     async def work() -> None:
-        for is_failing in (False, True):
-            async with watched(nats_url, namespace + str(is_failing)) as found:
-                found.instance.is_failing = is_failing
-                await found.instance.close_port()
-                await until(lambda: found.instance.calls, found.lifelines.bus)
-                await found.lifelines.bus.flush()
-                assert found.told == []
-                # It is watched as before once it listens again.
-                await found.instance.listen()
-                await until(lambda: found.instance.came == 2, found.lifelines.bus)
-                await found.instance.bus.close()
-                await found.instance.close_port()
-                await until(lambda: found.told, found.lifelines.bus)
+        async with watched(nats_url, namespace) as found:
+            found.instance.answer = hang
+            await found.instance.close_port()
+            await until(lambda: found.instance.calls == 2, found.lifelines.bus)
+            assert found.told == []
+            await found.instance.bus.close(timeout_s=0.1)
+            await until(lambda: found.told, found.lifelines.bus)
+
+    run(work())
+
+
+@pytest.mark.parametrize("answer", [acknowledge, fail])
+def test_who_answers_on_the_bus_lives_whatever_its_port_does(
+    nats_url: str, namespace: str, answer: Callable[[], Awaitable[Acknowledged]]
+) -> None:
+    """Also where it knows no such question. It is watched as before once it listens again."""
+
+    async def work() -> None:
+        async with watched(nats_url, namespace) as found:
+            found.instance.answer = answer
+            await found.instance.close_port()
+            await until(lambda: found.instance.calls, found.lifelines.bus)
+            await found.lifelines.bus.flush()
+            assert found.told == []
+            await found.instance.listen()
+            await until(lambda: found.instance.came == 2, found.lifelines.bus)
+            await found.instance.bus.close()
+            await found.instance.close_port()
+            await until(lambda: found.told, found.lifelines.bus)
+
+    run(work())
+
+
+def test_a_bus_that_is_away_says_nothing(nats_url: str, namespace: str) -> None:
+    async def work() -> None:
+        async with watched(nats_url, namespace) as found:
+            await found.lifelines.bus.close()
+            await found.instance.bus.close()
+            await found.instance.close_port()
+            await found.instance.listen()
+            async with connected(nats_url, namespace) as other:
+                await until(lambda: found.instance.came == 2, other)
+            assert found.told == []
+
+    run(work())
+
+
+def test_who_was_never_reached_is_told_of_by_nobody(
+    nats_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A firewall refuses, and NATS begins anew: its silence alone may say that it is gone. That it is not
+    watched is said, once for each; as of addresses that are none."""
+    tries = count_tries(monkeypatch)
+
+    async def work() -> None:
+        async with watched(nats_url, namespace) as found:
+            names = {"d1": f"http://{HOST}:1", "d2": "", "d3": "http://fd00::1:8000", "d4": "http://a..b:1"}
+            others = [
+                msgspec.structs.replace(record_of(name, "decode"), http_url=url)
+                for name, url in names.items()
+            ]
+            before = len(tries)
+            found.lifelines.keep([found.instance.record, *others])
+            await until(lambda: len(tries) > before + 4 * len(others), found.lifelines.bus)
+            assert found.told == []
+            unreachable = [each for each in caplog.records if each.message == "instance_port_unreachable"]
+            assert sorted(each.__dict__["instance"] for each in unreachable) == sorted(names)
+            assert found.lifelines.open == 1
 
     run(work())
 
@@ -148,14 +236,5 @@ def test_who_is_no_member_any_more_is_watched_no_more(nats_url: str, namespace: 
             await found.instance.bus.close()
             await found.instance.close_port()
             assert found.told == []
-
-    run(work())
-
-
-def test_an_address_that_is_none_is_not_watched(nats_url: str, namespace: str) -> None:
-    async def work() -> None:
-        async with watched(nats_url, namespace) as found:
-            found.lifelines.keep([found.instance.record, record_of("d1", "decode")])
-            assert len(found.tasks) == 1
 
     run(work())

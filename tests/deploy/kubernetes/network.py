@@ -45,9 +45,12 @@ def _is_allowed(
 
 
 def _selects(selector: Manifest, labels: dict[str, str]) -> bool:
-    assert set(selector) <= {"matchLabels"}, f"not understood here: {selector}"
+    assert set(selector) <= {"matchLabels", "matchExpressions"}, f"not understood here: {selector}"
     wanted: dict[str, str] = selector.get("matchLabels", {})
-    return wanted.items() <= labels.items()
+    expressions: list[Manifest] = selector.get("matchExpressions", [])
+    assert all(each["operator"] == "In" for each in expressions), f"not understood here: {selector}"
+    is_in = all(labels.get(each["key"]) in each["values"] for each in expressions)
+    return is_in and wanted.items() <= labels.items()
 
 
 def _names_peer(peers: list[Manifest] | None, namespace: str, peer: Peer) -> bool:

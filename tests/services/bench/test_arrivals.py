@@ -55,7 +55,17 @@ def test_a_burstiness_of_one_is_poisson_s() -> None:
 def test_what_has_no_bursts_to_measure_has_none() -> None:
     for arrivals_s in ([], [0.0, 1.0], [2.0, 2.0, 2.0], [0.0, 1.0, 2.0, 3.0]):
         assert burstiness_of(arrivals_s) is None
-    assert burstiness_of([0.0, 0.0, 2.0]) == pytest.approx(1.0)
+    assert burstiness_of([0.0, 0.5, 2.0]) == pytest.approx(4.0)
+
+
+@pytest.mark.parametrize(("tick_s", "is_told"), [(0.01, True), (0.1, False), (3.0, False)])
+def test_a_clock_s_ticks_are_no_bursts(tick_s: float, is_told: bool) -> None:
+    """Ten a second, told in whole ticks."""
+    times_s = [tick_s * int(each_s / tick_s) for each_s in islice(poisson_arrivals(10.0, 1), 20_000)]
+    found = burstiness_of(times_s)
+    assert (found is not None) == is_told
+    if found is not None:
+        assert found == pytest.approx(1.0, rel=0.06)
 
 
 @pytest.mark.parametrize(

@@ -135,6 +135,17 @@ def test_some_of_a_comparison_are_still_of_it(two: Comparison) -> None:
             "decoder = 2 }",
             "configuration.0.instances.decoder = 2: is no key: must be one of prefill, decode, mixed, att",
         ),
+        (
+            "decode = 2 }",
+            "decode = 'two' }",
+            "configuration.0.instances.decode = 'two': must be a whole number",
+        ),
+        ("{ prefill = 1, decode = 2 }", "3", "configuration.0.instances = 3: must be a table"),
+        (
+            "knows_lengths = true",
+            "rates_per_s = { mixed = 'x' }",
+            "configuration.1.rates_per_s.mixed = 'x': must be a number",
+        ),
         ("requests = 4", "requests = 'four'", "workload.0.requests = 'four': must be a whole number"),
         ("requests = 4", "request = 4", "workload.0.request = 4: is not a known key: did you mean requests"),
         ("requests = 4", "", "workload.0.requests = None: must be given"),

@@ -2,6 +2,7 @@
 
 import json
 import re
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from typer.testing import CliRunner
 
 from common.devices import A100, DEVICES
 from common.errors import ConfigError
+from services.bench.arrivals import gamma_arrivals
 from services.cli import app
 from services.planner import worker_configuration
 from tests.services.planner.command_line import CONFIG, run
@@ -140,7 +142,7 @@ def test_lamina_s_search_needs_neither_a_rate_nor_a_space(trace: Path, tmp_path:
     config.write_text("[space]\ntensors = [1]\n")
     options = ("--search", "lamina", "--devices", "h100,h20", "--model", "llama3-70b", "--json", str(out))
     found = []
-    for given in ((), ("--config", str(config), "--rate", "3")):
+    for given in ((), ("--config", str(config), "--rate", "3", "--burstiness", "0.5")):
         result = run(trace, *options, *given)
         assert result.exit_code == 0, result.output
         assert "nothing is simulated" in result.output
@@ -148,9 +150,24 @@ def test_lamina_s_search_needs_neither_a_rate_nor_a_space(trace: Path, tmp_path:
     without, ignored = found
     assert without["rows"]
     assert ignored["rows"] == without["rows"]
-    said = "not looked at: --rate and [space]; ratios are of up to 16 devices (--max-gpus)"
+    said = "not looked at: --rate and --burstiness and [space]; ratios are of up to 16 devices (--max-gpus)"
     *first, of_slo = without["lines"]
     assert ignored["lines"] == [*first, said, of_slo]
+
+
+def test_a_search_says_where_its_trace_is_burstier_than_what_it_simulated(
+    tmp_path: Path, config: Path
+) -> None:
+    bursts, out = tmp_path / "bursts.csv", tmp_path / "found.json"
+    arrivals_s = islice(gamma_arrivals(6.0, 1, 0.2), 120)
+    rows = [f"2023-11-16 00:{each_s // 60:02.0f}:{each_s % 60:09.6f},200,16" for each_s in arrivals_s]
+    bursts.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]) + "\n")
+    options = ("--search", "vidur", "--config", str(config), "--devices", "a100", "--json", str(out))
+    for given, is_told in (((), True), (("--burstiness", "0.2"), False)):
+        result = run(bursts, *options, *given)
+        assert result.exit_code == 0, result.output
+        lines = json.loads(out.read_bytes())["lines"]
+        assert any("burstier than those simulated" in each for each in lines) == is_told
 
 
 def test_splitwise_s_search_compares_with_its_reference(trace: Path, tmp_path: Path) -> None:
