@@ -35,6 +35,8 @@ def check_keys(key: str, table: object, kind: type) -> None:
 
 
 def _meant(name: str, fields: Sequence[str]) -> str:
+    if name in fields:
+        return " of this kind of table"
     near = difflib.get_close_matches(name, fields, n=1)
     return f": did you mean {near[0]}?" if near else ""
 

@@ -8,7 +8,7 @@ others are compared with.
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 
@@ -17,6 +17,8 @@ from common.config_file import config_from_tree, read_toml
 from common.errors import ConfigError
 from common.ids import is_valid_id
 from common.latency import ServiceObjectives
+from common.messages import Role
+from common.phases import missing_phases
 from common.toml_tables import read_table
 from services.bench.config import BenchConfig
 from services.bench.lengths import WORKLOADS
@@ -143,6 +145,10 @@ def check_comparison(comparison: Comparison) -> None:
             raise ConfigError("workload", offer.name, "must have either rate_per_s or capacity_share")
     _check_order(comparison)
     for candidate in comparison.configuration:
+        counts = candidate.instances
+        if missing := missing_phases(role for role in get_args(Role) if counts.get(role, 0) > 0):
+            rule = f"of {candidate.name}: nobody would do {' and '.join(missing)}"
+            raise ConfigError("configuration.instances", counts, rule)
         for name, rate_per_s in candidate.rates_per_s.items():
             if name not in {offer.name for offer in comparison.workload}:
                 raise ConfigError("configuration.rates_per_s", name, "must be a workload's name")

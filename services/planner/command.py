@@ -151,7 +151,7 @@ def write_files(pools: "Sequence[PoolPlan]", request: "PlanRequest", directory: 
 
     if not pools:
         raise ConfigError("--out", str(directory), "is not written: no such deployment was found")
-    console = output_console()
+    console = output_console(has_markup=False)
     written = write_deployment(pools, prepare(request).conditions, directory)
     console.print(
         f"written to {directory}: {', '.join(str(each.relative_to(directory)) for each in written)}"
@@ -173,7 +173,7 @@ def run_search(
     from services.printing import output_console
 
     found = make_search(known_search(name), request, processes, checkpoint)
-    console = output_console()
+    console = output_console(has_markup=False)
     console.print(search_table(found))
     for line in found.lines:
         console.print(line, highlight=False)
@@ -256,7 +256,7 @@ def show(found: "Plan") -> None:
     from services.planner.report import plan_table, summary_of
     from services.printing import output_console
 
-    console = output_console()
+    console = output_console(has_markup=False)
     console.print(plan_table(found))
     for line in summary_of(found):
         console.print(line, highlight=False)

@@ -201,7 +201,8 @@ class Cluster:
 
     def die(self, instance_id: InstanceId, *, is_for_good: bool, is_seen: bool) -> None:
         """Without a word to anybody. ``is_seen``: schedulers see that its process ends."""
-        self.history.note("death", instance_id, "for good" if is_for_good else "")
+        facts = {"for good": is_for_good, "with its host": not is_seen}
+        self.history.note("death", instance_id, ", ".join(name for name, holds in facts.items() if holds))
         if self._is_worker(instance_id):
             self._attention.die(instance_id)
             return

@@ -149,7 +149,7 @@ def show_held_out(simulated: "Simulated") -> None:
     from services.printing import output_console
     from services.simulator.tables import held_out_text, pools_by_source
 
-    console = output_console()
+    console = output_console(has_markup=False)
     for pools in pools_by_source(simulated):
         console.print(held_out_text(pools), highlight=False)
 
@@ -175,7 +175,7 @@ def show(runs: "Sequence[Run]", *, has_operators: bool = False) -> None:
         summary_of,
     )
 
-    console = output_console()
+    console = output_console(has_markup=False)
     for run in runs:
         if len(runs) > 1:
             console.rule(run.name, align="left")

@@ -30,9 +30,10 @@ class Faults:
     _followed: set[InstanceId] = field(default_factory=set)
 
     def start(self) -> None:
-        for fault in self.faults:
+        self.cluster.history.befell = dict.fromkeys(range(len(self.faults)), 0)
+        for number, fault in enumerate(self.faults):
             if fault.at_s is not None:
-                self._befall_at(fault, fault.at_s)
+                self._befall_at(number, fault, fault.at_s)
         self.cluster.on_join.append(lambda instance: self._follow(instance.instance_id))
         for name in self._names():
             self._follow(name)
@@ -42,11 +43,11 @@ class Faults:
         workers = self.cluster.workers
         return [*self.cluster.instances, *map(InstanceId, () if workers is None else workers.names)]
 
-    def _befall_at(self, fault: AnyFault, at_s: float) -> None:
+    def _befall_at(self, number: int, fault: AnyFault, at_s: float) -> None:
         def befall() -> None:
             for name in self._names():
                 if self._concerns(fault, name):
-                    self._befall(fault, name)
+                    self._befall(number, fault, name)
 
         self.cluster.clock.at(at_s, befall)
 
@@ -61,26 +62,30 @@ class Faults:
         for number, fault in enumerate(self.faults):
             if fault.mean_between_s is not None and self._concerns(fault, instance_id):
                 place = self.cluster.network.number_of(instance_id)
-                self._repeat(fault, instance_id, np.random.default_rng((self.seed, number, place)))
+                generator = np.random.default_rng((self.seed, number, place))
+                self._repeat(number, fault, instance_id, generator)
 
-    def _repeat(self, fault: AnyFault, instance_id: InstanceId, generator: np.random.Generator) -> None:
+    def _repeat(
+        self, number: int, fault: AnyFault, instance_id: InstanceId, generator: np.random.Generator
+    ) -> None:
         assert fault.mean_between_s is not None
         clock = self.cluster.clock
         gap_s = float(generator.exponential(fault.mean_between_s))
 
         def befall() -> None:
-            self._befall(fault, instance_id)
+            self._befall(number, fault, instance_id)
             if fault.lasts_s is not None:
-                clock.after(fault.lasts_s, lambda: self._repeat(fault, instance_id, generator))
+                clock.after(fault.lasts_s, lambda: self._repeat(number, fault, instance_id, generator))
 
         clock.after(gap_s, befall)
 
-    def _befall(self, fault: AnyFault, instance_id: InstanceId) -> None:
+    def _befall(self, number: int, fault: AnyFault, instance_id: InstanceId) -> None:
         """One that is away is spared."""
         cluster = self.cluster
         if not cluster.is_there(instance_id):
             return
         conditions, history = cluster.conditions_of(instance_id), cluster.history
+        history.befell[number] += 1
         match fault:
             case Death(of_host=of_host):
                 cluster.die(instance_id, is_for_good=fault.lasts_s is None, is_seen=not of_host)

@@ -38,8 +38,11 @@ class MeshChange(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class History:
+    """``befell``: how often each fault did, by its number; 0: whoever it names was never there then."""
+
     clock: Clock
     changes: list[MeshChange] = field(default_factory=list)
+    befell: dict[int, int] = field(default_factory=dict)
 
     def note(self, kind: Kind, instance: str, detail: str = "") -> None:
         self.changes.append(MeshChange(self.clock.now, kind, instance, detail))

@@ -103,8 +103,8 @@ class Metrics(msgspec.Struct, frozen=True):
     within 1 %. ``second_token``: from the first token to the second, the hand-over with it. ``elapsed_s``:
     from the first arrival to the last end. ``refusals``: of those rejected, ``failures`` of those that
     failed; ``continued_by``: how often a sequence broke and went on, by why. ``changes``: of the mesh, in
-    their order. ``operators``: where asked for, of pools whose source knows them. ``digest``: equal for equal
-    runs."""
+    their order; ``idle_faults``: by their numbers, those that befell nobody. ``operators``: where asked for,
+    of pools whose source knows them. ``digest``: equal for equal runs."""
 
     requests: int
     done: int
@@ -132,6 +132,7 @@ class Metrics(msgspec.Struct, frozen=True):
     instances: tuple[InstanceSummary, ...]
     attention: AttentionMetrics | None
     changes: tuple[MeshChange, ...]
+    idle_faults: tuple[int, ...]
     hardware: HardwareMetrics
     operators: tuple[OperatorMetrics, ...]
     events: int
@@ -182,6 +183,7 @@ def measure(cluster: Cluster, objectives: ServiceObjectives | None = None) -> Me
         instances=tuple(instance_uses(cluster, first_s, last_s)),
         attention=_attention(cluster, elapsed_s),
         changes=tuple(cluster.history.changes),
+        idle_faults=tuple(number for number, times in cluster.history.befell.items() if not times),
         hardware=hardware_of(list(_hardware(cluster, first_s, last_s)), len(done), elapsed_s),
         operators=tuple(_operators(cluster)),
         events=cluster.clock.events,

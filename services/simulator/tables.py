@@ -46,6 +46,9 @@ def summary_of(metrics: Metrics) -> list[str]:
         lines.append(f"changes of the mesh: {', '.join(f'{kind} {times}' for kind, times in kinds.items())}")
     if len(metrics.changes) > SHOWN_CHANGES:
         lines[-1] += f"; shown are the first {SHOWN_CHANGES}, --json has all"
+    if metrics.idle_faults:
+        named = ", ".join(f"fault.{number}" for number in metrics.idle_faults)
+        lines.append(f"befell nobody, as those that they name were not there, or the run was over: {named}")
     hits, computed = (
         sum(getattr(pool, name) for pool in metrics.pools) for name in ("hit_tokens", "chunk_tokens")
     )

@@ -140,6 +140,11 @@ def test_some_of_a_comparison_are_still_of_it(two: Comparison) -> None:
             "decode = 'two' }",
             "configuration.0.instances.decode = 'two': must be a whole number",
         ),
+        (
+            "{ prefill = 1, decode = 2 }",
+            "{ prefill = 1, attention = 1 }",
+            "configuration.instances = .*: of plain: nobody would do decode",
+        ),
         ("{ prefill = 1, decode = 2 }", "3", "configuration.0.instances = 3: must be a table"),
         (
             "knows_lengths = true",

@@ -150,6 +150,7 @@ def test_lamina_s_search_needs_neither_a_rate_nor_a_space(trace: Path, tmp_path:
     without, ignored = found
     assert without["rows"]
     assert ignored["rows"] == without["rows"]
+    assert "and [space]; ratios" in result.output
     said = "not looked at: --rate and --burstiness and [space]; ratios are of up to 16 devices (--max-gpus)"
     *first, of_slo = without["lines"]
     assert ignored["lines"] == [*first, said, of_slo]

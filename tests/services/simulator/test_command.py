@@ -150,6 +150,14 @@ def test_a_traces_arrivals_come_so_many_times_as_fast(tmp_path: Path, trace: Pat
         assert isinstance(run(config, "--trace", trace, *wrong).exception, ConfigError)
 
 
+def test_brackets_in_names_are_what_they_are(tmp_path: Path, trace: Path) -> None:
+    odd = write_config(tmp_path, "[bold].toml", 0.02)
+    odd.write_text(odd.read_text().replace('"prompts"', '"[/x]pre"'))
+    shown = ran(odd, "--trace", trace, "--compare", write_config(tmp_path, "x[red]y.toml", 0.02))
+    for name in ("[/x]pre", "[bold]", "x[red]y"):
+        assert name in shown
+
+
 def test_bursts_are_drawn_as_bench_draws_them(tmp_path: Path, trace: Path) -> None:
     config, rows = write_config(tmp_path, "mesh.toml", 0.02), tmp_path / "rows.csv"
     ran(config, "--trace", trace, "--csv", rows, "--rate", "2", "--burstiness", "0.25", "--seed", "3")

@@ -302,6 +302,11 @@ def test_deaths_come_as_often_as_their_mean_says() -> None:
             "must be one of death, straggler",
         ),
         ({"kind": "death", "at_s": 1.0}, "fault.0.instance", "either it or pool"),
+        (
+            {"kind": "death", "pool": "decode", "at_s": 1.0, "times": 3.0},
+            "fault.0.times",
+            "is not a known key of this kind of table$",
+        ),
         (death("decode-9", 1.0), "fault.0.instance", "from 0"),
         ({"kind": "death", "pool": "attic", "at_s": 1.0}, "fault.0.pool", "must be one of"),
         ({"kind": "death", "pool": "decode"}, "fault.0.at_s", "mean_between_s"),

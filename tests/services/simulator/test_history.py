@@ -59,6 +59,25 @@ def test_each_fault_is_told_when_it_comes_and_when_it_is_over() -> None:
     ]
 
 
+def test_faults_that_befall_nobody_are_told_of() -> None:
+    """Of who has not come yet, of who has ended, and after all is over."""
+    pools = (pool("prefill"), pool("decode", 2, start_s=3.0))
+    steps = [{"at_s": 1.0, "pool": "decode", "count": 3}]
+    faults = [
+        {"kind": "death", "instance": "decode-2", "at_s": 2.0},
+        {"kind": "death", "instance": "decode-0", "at_s": 5.0, "of_host": True},
+        {"kind": "straggler", "instance": "decode-0", "at_s": 6.0, "times": 2.0},
+        {"kind": "silence", "pool": "decode", "at_s": 1e6},
+        {"kind": "death", "instance": "decode-77", "mean_between_s": 0.1},
+    ]
+    metrics = measure(run(mesh(*pools, scale=steps, fault=faults), *STEADY))
+    assert metrics.idle_faults == (0, 2, 3, 4)
+    [death] = [each for each in metrics.changes if each.kind == "death"]
+    assert (death.instance, death.detail) == ("decode-0", "for good, with its host")
+    [line] = [each for each in summary_of(metrics) if each.startswith("befell nobody")]
+    assert line.endswith("fault.0, fault.2, fault.3, fault.4")
+
+
 def test_who_is_started_is_told_of_when_ready_and_who_drains_at_the_end() -> None:
     pools = (pool("prefill"), pool("decode", start_s=3.0))
     steps = [{"at_s": 1.0, "pool": "decode", "count": 2}, {"at_s": 6.0, "pool": "decode", "count": 1}]
