@@ -45,7 +45,8 @@ class Inheritance:
         for pool, is_kept in zip(pools, kept, strict=True):
             if is_kept:
                 return pool
-        raise HandoverFailed(f"no attention worker here keeps the KV of {task.request.request_id}")
+        why = "no attention worker here keeps" if pools else "there are no attention workers to have kept"
+        raise HandoverFailed(f"{why} the KV of {task.request.request_id}")
 
     async def copy(self, command: InheritSequence) -> None:
         """Returns, or raises HandoverFailed, when no worker writes into the blocks any more."""

@@ -148,9 +148,12 @@ def before_of(decision: Decision) -> str:
 
 
 def _place_of(former: Former, attempt: int) -> str:
-    """Of the same attempt it is told so: a late binding, a refusal or a move is no failure."""
+    """Of the same attempt it is told so: a late binding, a refusal or a move is no failure, nor is a decode
+    instance by itself, where it turned out that nobody has kept the sequence's KV."""
     instances = " and ".join(dict.fromkeys(filter(None, (former.prefill, former.decode))))
     when = "of the same attempt" if former.attempt == attempt else f"attempt {former.attempt}"
+    if former.prefill is None and former.attempt == attempt:
+        when = f"asked whether its KV was kept, {when}"
     return f"{instances} ({when})"
 
 

@@ -1,5 +1,6 @@
 """What `lamella explain` says a decision was about."""
 
+import msgspec
 import pytest
 
 from common.ids import InstanceId, RequestId
@@ -27,6 +28,8 @@ def test_of_a_stream_that_went_on_elsewhere_it_says_where_it_was_and_whose_times
     moved = Decision(RequestId("cmpl-1"), 0, 0.0, 42, 80.0, choices, tpot_s=0.02, former=(Former(0, p0, d0),))
     first = Decision(RequestId("cmpl-1"), 0, 0.0, 42, 80.0, choices, ttft_s=0.5)
     assert before_of(moved) == "before: p0 and d0 (of the same attempt)"
+    asked = msgspec.structs.replace(moved, former=(Former(0, None, d1),))
+    assert before_of(asked) == "before: d1 (asked whether its KV was kept, of the same attempt)"
     mixed = (Former(0, p0, None), Former(1, p0, p0))
     twice = Decision(RequestId("cmpl-1"), 2, 0.0, 42, 80.0, choices, former=mixed)
     assert before_of(twice) == "before: p0 (attempt 0), then p0 (attempt 1)"
