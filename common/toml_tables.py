@@ -63,6 +63,8 @@ def _as_config_error(key: str, table: object, kind: Any, text: str) -> ConfigErr
         steps.append(_broken_of(_at(table, steps), _hint_at(steps, kind)))
     elif steps and (choices := _choices(steps[-1], _structs_at(steps[:-1], kind))):
         rule = f"must be one of {', '.join(choices)}"
+    elif rule.startswith("Invalid enum value"):
+        rule = f"must be one of {', '.join(_words_within(_hint_at(_field_of(steps), kind)))}"
     return ConfigError(".".join([*filter(None, [key]), *steps]), _at(table, steps), type_rule(rule))
 
 
@@ -127,6 +129,20 @@ def _words_of(hint: Any) -> list[str]:
     """Of a Literal, or of those that a union has among others."""
     literals = [each for each in (hint, *_parts_of(hint)) if get_origin(each) is Literal]
     return [str(word) for literal in literals for word in get_args(literal)]
+
+
+def _words_within(hint: Any) -> list[str]:
+    """Of all Literals of which it consists: a list's items, or a pair's."""
+    if get_origin(hint) is Literal:
+        return _words_of(hint)
+    return list(dict.fromkeys(word for each in get_args(hint) for word in _words_within(each)))
+
+
+def _field_of(steps: Sequence[str]) -> Sequence[str]:
+    """Without the places in it."""
+    while steps[-1].isdecimal():
+        steps = steps[:-1]
+    return steps
 
 
 def _parts_of(hint: Any) -> tuple[Any, ...]:

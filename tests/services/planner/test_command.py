@@ -203,6 +203,10 @@ def test_a_file_that_cannot_be_written_is_told_before_anything_runs(
         ("[space]\ntensors = [0]", "must name at least one"),
         ("[space]\nbatches = []", "must name at least one"),
         ("[space]\ntensor = [1]", "space.tensor = [1]: is not a known key: did you mean tensors?"),
+        (
+            "[space]\npolicies = [['foo', 3]]",
+            "space.policies.0.0 = 'foo': must be one of prefill_first, chunked",
+        ),
         ("[pool]\ncount = 1", "is what a plan is to find"),
         ("[prefix]\nscope = 'mesh'", "--config prefix = {'scope': 'mesh'}: is of `lamella simulate` alone"),
         ("[host]", "is of `lamella simulate` alone"),
