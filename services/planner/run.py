@@ -60,11 +60,18 @@ def make_search(
     """As ``make_plan``."""
 
     def search(prepared: Prepared, tell: Tell) -> Search[SearchReport]:
-        found = yield from search_of(name, prepared, tell)
-        bursts = bursts_of(prepared) if request.is_simulated else None
-        return found if bursts is None else msgspec.structs.replace(found, lines=(*found.lines, bursts))
+        # What is refused is refused now, before anything is kept.
+        return _with_bursts(search_of(name, prepared, tell), prepared, is_simulated=request.is_simulated)
 
     return _search(request, search, processes, checkpoint)
+
+
+def _with_bursts(
+    asked: Search[SearchReport], prepared: Prepared, *, is_simulated: bool
+) -> Search[SearchReport]:
+    found = yield from asked
+    bursts = bursts_of(prepared) if is_simulated else None
+    return found if bursts is None else msgspec.structs.replace(found, lines=(*found.lines, bursts))
 
 
 def _search(
