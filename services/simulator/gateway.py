@@ -108,7 +108,6 @@ class SimulatedGateway:
     retries: int = 0
     entries: dict[RequestId, Entry] = field(default_factory=dict)
     first_gaps: GapCounts = field(default_factory=GapCounts)
-    continuations: int = 0
     moves: int = 0
     refusals: dict[str, Refusal] = field(default_factory=dict)
     failures: dict[str, Refusal] = field(default_factory=dict)
@@ -119,6 +118,10 @@ class SimulatedGateway:
     submit: Submit = field(init=False)
     tell_ended: Callable[[RequestEnded], None] = field(init=False)
     cancel: Callable[[InstanceId, CancelRequest], None] = field(init=False)
+
+    @property
+    def continuations(self) -> int:
+        return sum(self.causes.values())
 
     def start(self, prompt_tokens: int, output_tokens: int, max_tokens: int | None) -> None:
         """A client comes. ``max_tokens``: that it allows; None: as many as it is going to draw."""
@@ -307,7 +310,6 @@ class SimulatedGateway:
         if entry.continuations >= self.max_continuations:
             self._fail(entry, InstanceLost.code, broken_text(entry.continuations, cause))
             return
-        self.continuations += 1
         self.causes[cause] = self.causes.get(cause, 0) + 1
         if entry.placement is not None:
             self._cancel(entry.request, entry.placement)
