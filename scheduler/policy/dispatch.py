@@ -45,6 +45,15 @@ def _by_pending_tokens(candidates: Sequence[PrefillCandidate], _: Arrival, __: O
     return [Scored(each.instance_id, each.pending_tokens + each.coming_tokens) for each in candidates]
 
 
+def _by_pass_tokens(candidates: Sequence[PrefillCandidate], _: Arrival, __: Objectives) -> list[Scored]:
+    """Join the shortest queue, counted in the tokens of what waits for a pass: prompts with all of theirs,
+    and each sequence that is decoded there with one, however many it is to draw (splitwise-sim)."""
+    return [
+        Scored(each.instance_id, each.pending_tokens + (0 if each.beside is None else each.beside.requests))
+        for each in candidates
+    ]
+
+
 def _by_load(candidates: Sequence[DecodeCandidate], _: Arrival, __: Objectives) -> list[Scored]:
     """Least loaded (DistServe 4.3): by the share of its KV capacity that is spoken for, then by requests."""
     return [
@@ -153,6 +162,7 @@ PREFILL_POLICIES: dict[
     "round_robin": lambda candidates, arrival, _: _in_turn(candidates, arrival),
     "least_outstanding": lambda candidates, arrival, _: _by_requests(candidates, arrival),
     "shortest_queue": _by_pending_tokens,
+    "token_jsq": _by_pass_tokens,
     "best_fit": _best_fit_prompts,
     # When, not where: ``scheduler.waiting_room``.
     "deferred": _by_pending_tokens,

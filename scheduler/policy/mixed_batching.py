@@ -2,9 +2,12 @@
 
 ``prefill_first`` is vLLM's original rule (Vidur 4.5): prompts run as soon as they are there and decodes wait.
 ``chunked`` is mixed continuous batching (Splitwise II; Sarathi, Vidur 4.5): every pass takes the decodes, a
-token each, and what is left of its tokens is a chunk of prompts. ``orca`` is Vidur's Orca+, over pages of KV:
-every pass takes the decodes and as many whole prompts as fit beside them. ``static`` is FasterTransformer's:
-a batch of prompts, computed first, with memory for all that they may draw; the next when its last has ended.
+token each, and what is left of its tokens is a chunk of prompts. ``splitwise`` fills a pass the other way
+round, as splitwise-sim's machines do: prompts come first, and decodes go along where all of them fit beside
+these; where they do not, they sit out, four passes in a row at the most. ``orca`` is Vidur's Orca+, over
+pages of KV: every pass takes the decodes and as many whole prompts as fit beside them. ``static`` is
+FasterTransformer's: a batch of prompts, computed first, with memory for all that they may draw; the next when
+its last has ended.
 
 Under all, whoever waits grows older until nobody comes before it, or every batch ends and they take turns:
 so none waits for ever.
@@ -14,17 +17,25 @@ from collections.abc import Sequence
 
 from common.config import MixedPolicy
 from common.messages import Phase
+from common.performance import BothWait
 
 MAX_PREEMPTIONS = 2
 """Of one request for prompts. Each makes it older, and one so old gives way to none any more."""
+MAX_PASSED_OVER = 4
+"""Passes in a row that decodes sit out for prompts (splitwise-sim)."""
 
 
-def choose_pass(policy: MixedPolicy, decodes_waited_s: float, max_wait_s: float) -> tuple[Phase, ...]:
-    """Whose work the next run of the model takes. ``decodes_waited_s``: for how long the decode step has been
-    ready. It waits ``max_wait_s`` and one chunk at the longest."""
+def choose_pass(
+    policy: MixedPolicy, both: BothWait, pass_tokens: int, max_wait_s: float
+) -> tuple[Phase, ...]:
+    """Whose work the next run of the model takes. Decodes wait ``max_wait_s`` and one chunk at the longest,
+    or by ``splitwise``, whose passes have ``pass_tokens``, for ``MAX_PASSED_OVER`` chunks."""
+    if policy == "splitwise":
+        fits = both.chunk_tokens + both.sequences <= pass_tokens
+        return ("prefill", "decode") if fits or both.passed_over >= MAX_PASSED_OVER else ("prefill",)
     if policy in ("chunked", "orca"):
         return ("prefill", "decode")
-    return ("decode",) if decodes_waited_s >= max_wait_s else ("prefill",)
+    return ("decode",) if both.waited_s >= max_wait_s else ("prefill",)
 
 
 def prompt_tokens_beside(policy: MixedPolicy, chunk_tokens: int, decoding: int) -> int:

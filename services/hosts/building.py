@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
+from functools import partial
 
 from common.bus import Bus
 from common.config import Config
@@ -78,7 +79,12 @@ class _Parts:
             engine.runner,
             engine.thread,
             self.spawn,
-            lambda waited_s: choose_pass(settings.mixed_policy, waited_s, settings.mixed_max_wait_s),
+            partial(
+                choose_pass,
+                settings.mixed_policy,
+                pass_tokens=settings.chunk_tokens or engine.chunk_tokens,
+                max_wait_s=settings.mixed_max_wait_s,
+            ),
             self.passes.observe,
             self.metrics.observe_wait,
             self.metrics.observe_gap,

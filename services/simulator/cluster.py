@@ -275,6 +275,7 @@ class Cluster:
         return EngineSettings(
             performance,
             settings.mixed_policy,
+            _sizes(pool.settings)[0],
             settings.mixed_max_wait_s,
             shares,
             conditions.link_share,

@@ -14,6 +14,7 @@ import msgspec
 
 from common.config import MixedPolicy
 from common.messages import Phase
+from common.performance import BothWait
 from prefill.events import ChunkSlice, RunChunk
 from scheduler.policy.mixed_batching import choose_pass
 from services.simulator.clock import Clock, Timer
@@ -50,12 +51,14 @@ class Rooms(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """How long passes take, and whose come first where both rooms wait (``mixed_batching``).
+    """How long passes take, and whose come first where both rooms wait (``mixed_batching``), of passes of
+    ``chunk_tokens``.
     ``stage_shares``: of the layers, that each stage of a pipeline has. ``link_share``: of the bandwidth, over
     which attention workers are reached."""
 
     performance: PerformanceModel
     mixed_policy: MixedPolicy
+    chunk_tokens: int
     mixed_max_wait_s: float
     stage_shares: tuple[float, ...] = (1.0,)
     link_share: float = 1.0
@@ -63,6 +66,9 @@ class EngineSettings:
     def pass_s(self, shape: PassShape) -> float:
         """Of a chunk of which nothing is to be computed none, if no decodes go along."""
         return self.performance.pass_s(shape) if shape.chunks or shape.sequences else 0.0
+
+    def phases_of(self, both: BothWait) -> tuple[Phase, ...]:
+        return choose_pass(self.mixed_policy, both, self.chunk_tokens, self.mixed_max_wait_s)
 
 
 @dataclass(slots=True)
@@ -135,6 +141,7 @@ class SimulatedEngine:
     _chunk: RunChunk | None = None
     _is_starting: bool = False
     _is_dead: bool = False
+    _passed_over: int = 0
     _next_settings: EngineSettings | None = None
 
     def __post_init__(self) -> None:
@@ -188,12 +195,16 @@ class SimulatedEngine:
             self.settings, self._next_settings = self._next_settings, None
         phases = tuple(self._waiting)
         if len(phases) > 1:
-            waited_s = now - self._waiting["decode"]
-            phases = choose_pass(self.settings.mixed_policy, waited_s, self.settings.mixed_max_wait_s)
+            assert self._chunk is not None
+            tokens, waited_s = _tokens_of(self._chunk), now - self._waiting["decode"]
+            both = BothWait(tokens, self.rooms.decode_shape()[0], waited_s, self._passed_over)
+            phases = self.settings.phases_of(both)
+            self._passed_over += 1
         for phase in phases:
             del self._waiting[phase]
         chunk, steps, sequences, context, prompts = None, 1, 0, 0, 0
         if "decode" in phases:
+            self._passed_over = 0
             sequences, context = self.rooms.decode_shape()
         if "prefill" in phases:
             chunk, self._chunk = self._chunk, None
@@ -206,7 +217,7 @@ class SimulatedEngine:
             duration_s = self.settings.performance.steps_s(sequences, context, steps)
         course = None
         if self.seat is not None:
-            tokens = 0 if chunk is None else sum(piece.tokens for piece in chunk.slices)
+            tokens = 0 if chunk is None else _tokens_of(chunk)
             pass_s = duration_s / steps
             self.seat.begin(pass_s, sequences + prompts, tokens)
             pace = self.seat.pace_of(pass_s)
@@ -386,3 +397,7 @@ class SimulatedEngine:
             if layers:
                 self.rooms.end_layers(layers)
             self.look_at_layers()
+
+
+def _tokens_of(chunk: RunChunk) -> int:
+    return sum([piece.tokens for piece in chunk.slices])

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from common.performance import BothWait
 from prefill.events import ChunkSlice, RunChunk
-from scheduler.policy.mixed_batching import choose_pass
 from services.simulator.clock import Clock, Timer
 from services.simulator.computed_work import ComputedWork
 from services.simulator.engine import BusyTime, EnginePass, EngineSettings
@@ -121,6 +121,7 @@ class PipelinedEngine:
     _step_times: StepTimes | None = field(init=False)
     _chunk: RunChunk | None = None
     _lanes: dict[int, float] = field(default_factory=dict)
+    _passed_over: int = 0
     _is_starting: bool = False
     _is_dead: bool = False
     _plan: PipelinePlan | None = None
@@ -299,12 +300,15 @@ class PipelinedEngine:
     def _begin(self, now: float) -> None:
         chunk, lane = self._chunk, next(iter(self._lanes), None)
         if chunk is not None and lane is not None:
-            waited_s = now - self._lanes[lane]
-            phases = choose_pass(self.settings.mixed_policy, waited_s, self.settings.mixed_max_wait_s)
+            tokens, waited_s = sum([piece.tokens for piece in chunk.slices]), now - self._lanes[lane]
+            both = BothWait(tokens, self.rooms.decode_shape(lane)[0], waited_s, self._passed_over)
+            phases = self.settings.phases_of(both)
+            self._passed_over += 1
             chunk = chunk if "prefill" in phases else None
             lane = lane if "decode" in phases else None
         sequences = context = 0
         if lane is not None:
+            self._passed_over = 0
             del self._lanes[lane]
             sequences, context = self.rooms.decode_shape(lane)
         chunks: tuple[tuple[int, int], ...] = ()

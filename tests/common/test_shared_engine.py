@@ -15,12 +15,13 @@ from hypothesis import strategies as st
 from common.config import MixedPolicy
 from common.engine_thread import EngineThread
 from common.messages import Phase, SampledToken
-from common.performance import PassLoad
+from common.performance import BothWait, PassLoad
 from common.shared_engine import MOST_GAP_S, Computed, Drawn, EngineWork, SharedEngine, drawn_by
 from common.steps import LayerReports, SequenceStep
-from scheduler.policy.mixed_batching import choose_pass, prompt_tokens_beside
+from scheduler.policy.mixed_batching import MAX_PASSED_OVER, choose_pass, prompt_tokens_beside
 
 MAX_WAIT_S = 0.05
+PASS_TOKENS = 4
 
 
 class Recorder:
@@ -51,7 +52,7 @@ class Recorder:
 
 
 def engine_of(recorder: Recorder, policy: MixedPolicy) -> SharedEngine:
-    choose = partial(choose_pass, policy, max_wait_s=MAX_WAIT_S)
+    choose = partial(choose_pass, policy, pass_tokens=PASS_TOKENS, max_wait_s=MAX_WAIT_S)
     return SharedEngine(
         recorder,
         EngineThread(),
@@ -85,6 +86,42 @@ def test_chunked_takes_both_rooms_into_every_pass() -> None:
         engine.thread.close()
         assert recorder.passes == [[1, 2, 3]] * 50
         assert recorder.noted == [PassLoad(chunk_tokens=2, sequences=1)] * 50
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize(
+    ("prompts", "decodes", "passes"),
+    [
+        ((1, 2), (3, 4), [[1, 2, 3, 4]] * 10),
+        # Over the tokens of a pass: four chunks alone, then the step goes along whatever it is.
+        ((1, 2), (3, 4, 5), [[1, 2]] * 4 + [[1, 2, 3, 4, 5]] + [[1, 2]] * 4 + [[1, 2, 3, 4, 5]]),
+    ],
+)
+def test_splitwises_decodes_go_along_where_they_fit_beside_prompts_and_sit_out_four_passes_else(
+    prompts: tuple[int, ...], decodes: tuple[int, ...], passes: list[list[int]]
+) -> None:
+    async def work() -> None:
+        recorder = Recorder()
+        engine = engine_of(recorder, "splitwise")
+        both = keep_asking(engine, "prefill", prompts, 10), keep_asking(engine, "decode", decodes, 10)
+        await asyncio.gather(*both)
+        engine.thread.close()
+        assert recorder.passes[: len(passes)] == passes
+        assert set(map(tuple, recorder.passes[len(passes) :])) <= {decodes}, "prompts are over"
+
+    asyncio.run(work())
+
+
+def test_a_step_that_was_computed_alone_may_be_passed_over_four_times_again() -> None:
+    async def work() -> None:
+        recorder = Recorder()
+        engine = engine_of(recorder, "splitwise")
+        for _ in range(3):
+            prompts = asyncio.create_task(keep_asking(engine, "prefill", (1, 2), 3))
+            await asyncio.gather(prompts, keep_asking(engine, "decode", (3, 4, 5), 1))
+        engine.thread.close()
+        assert recorder.passes == [*[[1, 2]] * 3, [3, 4, 5]] * 3
 
     asyncio.run(work())
 
@@ -241,14 +278,21 @@ def test_both_phases_go_on_however_long_chunks_and_steps_are(
 ) -> None:
     """Prompts and decodes are always there. ``passes``: how long a chunk and a step take each time."""
     now = decode_since_s = prompt_since_s = 0.0
+    passed_over = 0
     for chunk_s, step_s in passes:
-        chosen = choose_pass(policy, now - decode_since_s, max_wait_s)
+        both = BothWait(PASS_TOKENS, 1, now - decode_since_s, passed_over)
+        chosen = choose_pass(policy, both, PASS_TOKENS, max_wait_s)
         assert chosen
-        if "decode" in chosen:
+        passed_over = 0 if "decode" in chosen else passed_over + 1
+        if policy == "splitwise":
+            assert passed_over <= MAX_PASSED_OVER
+            assert "prefill" in chosen
+        elif "decode" in chosen:
             assert now - decode_since_s <= max_wait_s + 2.0
-            now += step_s
         else:
             assert now - decode_since_s < max_wait_s
+        if "decode" in chosen:
+            now += step_s
         if "prefill" in chosen:
             assert now - prompt_since_s <= 2 * 0.1
             now += chunk_s
@@ -259,7 +303,7 @@ def test_both_phases_go_on_however_long_chunks_and_steps_are(
 
 @given(st.integers(1, 4096), st.integers(0, 512))
 def test_a_chunk_and_the_decodes_fill_the_pass_together(chunk_tokens: int, decoding: int) -> None:
-    alone: tuple[MixedPolicy, ...] = ("prefill_first", "static")
+    alone: tuple[MixedPolicy, ...] = ("prefill_first", "splitwise", "static")
     together: tuple[MixedPolicy, ...] = ("chunked", "orca")
     for policy in together:
         beside = prompt_tokens_beside(policy, chunk_tokens, decoding)

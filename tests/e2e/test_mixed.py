@@ -31,6 +31,7 @@ chunk_tokens = 48
     [
         'mixed_policy = "chunked"',
         'mixed_policy = "prefill_first"\nmixed_max_wait_s = 0.05',
+        'mixed_policy = "splitwise"',
         'mixed_policy = "orca"\ndecode_admission = "reserve_peak"\nmax_decode_batch = 8',
     ],
 )

@@ -85,6 +85,16 @@ def test_least_outstanding_counts_requests_and_the_shortest_queue_tokens() -> No
     assert chosen("least_outstanding", [decode("a", 2, 10), decode("b", 1, 9000)]) == "b"
 
 
+def test_a_queue_for_passes_counts_one_token_for_each_sequence_that_is_decoded_there() -> None:
+    """Whatever it is still to draw; the shortest queue counts that."""
+    beside = replace(mixed("a", pending_tokens=300, requests=9), coming_tokens=5_000.0)
+    longer = mixed("b", pending_tokens=310)
+    assert chosen_prefill("token_jsq", [beside, longer]) == "a"
+    assert chosen_prefill("shortest_queue", [beside, longer]) == "b"
+    assert chosen_prefill("token_jsq", [mixed("a", pending_tokens=300, requests=11), longer]) == "b"
+    assert chosen_prefill("token_jsq", [prefill("a", 311), longer]) == "b"
+
+
 def test_least_loaded_goes_by_the_share_of_kv_that_is_spoken_for() -> None:
     small, large = decode("a", 1, 10, 100), decode("z", 5, 15, 200)
     assert chosen("least_loaded", [small, large]) == "z"

@@ -82,6 +82,7 @@ def test_each_rule_is_charged_what_its_own_choice_costs_over_the_best() -> None:
         "round_robin": (4.0, 3.0),
         "least_outstanding": (4.0, 3.0),
         "shortest_queue": (1.0, 0.0),
+        "token_jsq": (1.0, 0.0),
         "best_fit": (4.0, 3.0),
         "deferred": (1.0, 0.0),
     }

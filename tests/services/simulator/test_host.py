@@ -89,7 +89,7 @@ class FiveSteps:
     def __init__(self, clock: Clock, host: Host) -> None:
         performance = LinearPerformance(step_s=1.0)
         self.engine = SimulatedEngine(
-            clock, self, EngineSettings(performance, "chunked", 1.0), 4, None, Seat(host)
+            clock, self, EngineSettings(performance, "chunked", 512, 1.0), 4, None, Seat(host)
         )
         self.left, self.ended_s = 5, 0.0
 

@@ -190,6 +190,11 @@ ARRANGEMENTS: dict[str, Simulated] = {
     "mixed, prompts first": mesh(
         pool("mixed", 3, kv_tokens=4000), instance={"mixed_policy": "prefill_first"}
     ),
+    "mixed, prompts first and decodes that fit": mesh(
+        pool("mixed", 3, kv_tokens=4000),
+        instance={"mixed_policy": "splitwise", "prefill_batching": "saturation"},
+        scheduler={"prefill_policy": "token_jsq"},
+    ),
     "mixed, whole prompts beside decodes": mesh(
         pool("mixed", 3, kv_tokens=4000), instance={"mixed_policy": "orca", "max_decode_batch": 8}
     ),
@@ -266,6 +271,8 @@ WHOLE_S = 6400e-4
         ("chunked", (0.02, 1.2 * CHUNK_S), (100 * 0.02, 100 * 1.2 * CHUNK_S)),
         # A hundred chunks, between which decodes wait for a second at most.
         ("prefill_first", (0.9, 1.2), (100 * 0.0164, 100 * 0.02)),
+        # Every fifth of them has the decode's token, for which there is no room beside a chunk.
+        ("splitwise", (5 * 0.0164, 4 * 0.0164 + 1.2 * CHUNK_S), (100 * 0.0164, 100 * 0.02)),
         # One pass with the decode's token.
         ("orca", (WHOLE_S + 0.02, WHOLE_S + 0.03), (WHOLE_S + 0.02, WHOLE_S + 0.05)),
         # Not before all 200 tokens are there.

@@ -52,16 +52,6 @@ BASELINE = Row(
     requests_per_s=55.97,
     tokens_per_s=11_768,
 )
-BASELINE_HERE = Row(
-    ttft=(0.2090, 0.1664, 0.4528, 0.7537),
-    tbt=(0.0486, 0.0475, 0.0576, 0.0754),
-    end_to_end=(10.182, 6.524, 20.822, 28.628),
-    requests_per_s=56.13,
-    tokens_per_s=11_801,
-)
-"""By its rules written down anew, which give ``BASELINE`` to every digit, with the two of them changed that
-are others here: decodes are in every pass, and a queue is as long as what is still to be drawn, too."""
-
 BY_ITS_RULES = {
     "splitwise_aa.toml": Row(
         ttft=(0.3555, 0.2874, 0.8005, 1.3530),
@@ -97,11 +87,6 @@ BASELINE_CODE = Row(
     requests_per_s=58.17,
     tokens_per_s=1_615,
 )
-BASELINE_CODE_TTFT_HERE = (0.3652, 0.2257, 0.9394, 1.431)
-BASELINE_CODE_END_HERE = 2.961
-"""By the same rules, and with the two of ``BASELINE_HERE`` changed; the mean."""
-BASELINE_CODE_END = (2.531, 1.631, 4.753, 17.034)
-"""Ours, which lie between both: why was not found."""
 HH_CROWDED = Row(
     ttft=(0.3071, 0.2568, 0.6465, 0.9740),
     tbt=(0.0357, 0.0355, 0.0358, 0.0394),
@@ -118,15 +103,6 @@ BASELINE_CROWDED = Row(
     requests_per_s=88.84,
     tokens_per_s=18_667,
 )
-BASELINE_CROWDED_HERE = Row(
-    ttft=(0.2192, 0.1738, 0.4814, 0.8006),
-    tbt=(0.0680, 0.0681, 0.0855, 0.1084),
-    end_to_end=(13.7653, 9.3097, 29.3407, 39.2339),
-    requests_per_s=89.18,
-    tokens_per_s=18_738,
-)
-"""By the same rules, and with the two of ``BASELINE_HERE`` changed."""
-
 CORRECTED = {
     "splitwise_hh.toml": Row(
         ttft=(0.1725, 0.1326, 0.3962, 0.6943),
@@ -136,11 +112,11 @@ CORRECTED = {
         tokens_per_s=10_106,
     ),
     "splitwise_baseline.toml": Row(
-        ttft=(0.2094, 0.1626, 0.4377, 0.7504),
-        tbt=(0.0613, 0.0602, 0.0730, 0.0894),
-        end_to_end=(12.868, 8.140, 26.668, 36.468),
-        requests_per_s=54.94,
-        tokens_per_s=11_551,
+        ttft=(0.2092, 0.1646, 0.4292, 0.7349),
+        tbt=(0.0605, 0.0603, 0.0707, 0.0853),
+        end_to_end=(12.886, 8.000, 26.901, 36.686),
+        requests_per_s=54.48,
+        tokens_per_s=11_455,
     ),
 }
 """Ours, as docs/simulator.md has them: nobody else's are by that model."""
@@ -238,20 +214,15 @@ def test_a_second_token_comes_as_soon_as_where_kv_is_pushed(split: Simulated) ->
     assert found == pytest.approx(HH_SECOND, rel=0.03)
 
 
-def test_machines_that_compute_both_differ_by_two_rules(shared_directory: Path) -> None:
-    """Means are within 3 %, and where percentiles are not (TTFT's upper ones by 10 %) both rules say why."""
+def test_machines_that_compute_both_come_out(shared_directory: Path) -> None:
     both = simulated(shared_directory, "splitwise_baseline.toml", CONVERSATIONS)
     assert (both.metrics.done, both.metrics.requests) == (8502, 8502)
     found = both.found
-    assert found.ttft[:2] == pytest.approx(BASELINE.ttft[:2], rel=0.03)
-    assert found.end_to_end[0] == pytest.approx(BASELINE.end_to_end[0], rel=0.03)
-    assert found.end_to_end[2:] == pytest.approx(BASELINE.end_to_end[2:], rel=0.03)
+    assert found.ttft == pytest.approx(BASELINE.ttft, rel=0.006)
+    assert found.tbt == pytest.approx(BASELINE.tbt, rel=0.01)
+    assert found.end_to_end == pytest.approx(BASELINE.end_to_end, rel=0.015)
     assert found.requests_per_s == pytest.approx(BASELINE.requests_per_s, rel=0.005)
     assert found.tokens_per_s == pytest.approx(BASELINE.tokens_per_s, rel=0.005)
-    assert found.ttft == pytest.approx(BASELINE_HERE.ttft, rel=0.03)
-    assert found.tbt == pytest.approx(BASELINE_HERE.tbt, rel=0.04)
-    assert found.end_to_end == pytest.approx(BASELINE_HERE.end_to_end, rel=0.01)
-    assert found.ttft[2] > 1.03 * BASELINE.ttft[2]
 
 
 def test_code_on_split_machines_comes_out_but_for_two_rules(shared_directory: Path) -> None:
@@ -268,14 +239,18 @@ def test_code_on_split_machines_comes_out_but_for_two_rules(shared_directory: Pa
     assert found.end_to_end[3] < 0.97 * HH_CODE.end_to_end[3]
 
 
-def test_code_on_machines_that_compute_both_takes_longer_here(shared_directory: Path) -> None:
-    """A known difference, not within 3 %: of TTFT both rules say why, of the ends they do not."""
+def test_code_on_machines_that_compute_both_comes_out(shared_directory: Path) -> None:
+    """Within 3 % but for the median of ends, 3.9: there some of the decodes that do not all fit go along."""
     found = simulated(shared_directory, "splitwise_baseline.toml", CODE).found
-    assert found.ttft == pytest.approx(BASELINE_CODE_TTFT_HERE, rel=0.02)
-    assert 1.05 * BASELINE_CODE.ttft[0] < found.ttft[0] < 1.08 * BASELINE_CODE.ttft[0]
-    assert found.end_to_end == pytest.approx(BASELINE_CODE_END, rel=PRINTED)
-    assert 1.2 * BASELINE_CODE.end_to_end[0] < found.end_to_end[0] < BASELINE_CODE_END_HERE
-    assert found.requests_per_s == pytest.approx(BASELINE_CODE.requests_per_s, rel=0.03)
+    row = BASELINE_CODE
+    assert found.ttft == pytest.approx(row.ttft, rel=0.01)
+    assert (found.end_to_end[0], *found.end_to_end[2:]) == pytest.approx(
+        (row.end_to_end[0], *row.end_to_end[2:]), rel=0.03
+    )
+    assert found.end_to_end[1] == pytest.approx(row.end_to_end[1], rel=0.04)
+    assert found.tbt == pytest.approx(row.tbt, rel=0.05)
+    assert found.requests_per_s == pytest.approx(row.requests_per_s, rel=0.005)
+    assert found.tokens_per_s == pytest.approx(row.tokens_per_s, rel=0.005)
 
 
 @pytest.fixture(scope="module")
@@ -298,17 +273,14 @@ def test_where_token_machines_are_full_prompts_keep_their_machines(crowded: Simu
 
 
 def test_split_machines_sustain_what_others_do_not(shared_directory: Path, crowded: Simulated) -> None:
-    """At 130 conversations a second, as there. Means and upper percentiles of ends are within 4 %, and where
-    others are not both rules say why."""
+    """At 130 conversations a second, as there."""
     both = simulated(shared_directory, "splitwise_baseline.toml", CROWDED, is_reserved=True)
     assert (both.metrics.done, both.metrics.requests) == (7866, 7866)
     found = both.found
-    assert found.end_to_end[0] == pytest.approx(BASELINE_CROWDED.end_to_end[0], rel=0.04)
-    assert found.end_to_end[2:] == pytest.approx(BASELINE_CROWDED.end_to_end[2:], rel=0.04)
-    assert found.ttft == pytest.approx(BASELINE_CROWDED_HERE.ttft, rel=0.04)
-    assert found.end_to_end == pytest.approx(BASELINE_CROWDED_HERE.end_to_end, rel=0.01)
-    assert found.tbt[:3] == pytest.approx(BASELINE_CROWDED_HERE.tbt[:3], rel=0.03)
-    assert found.requests_per_s == pytest.approx(BASELINE_CROWDED.requests_per_s, rel=0.01)
+    assert found.ttft == pytest.approx(BASELINE_CROWDED.ttft, rel=0.03)
+    assert found.tbt == pytest.approx(BASELINE_CROWDED.tbt, rel=0.01)
+    assert found.end_to_end == pytest.approx(BASELINE_CROWDED.end_to_end, rel=0.005)
+    assert found.requests_per_s == pytest.approx(BASELINE_CROWDED.requests_per_s, rel=0.005)
     assert crowded.found.end_to_end[0] < 0.6 * found.end_to_end[0]
     assert crowded.found.tbt[2] < 0.5 * found.tbt[2]
 
