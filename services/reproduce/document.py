@@ -25,7 +25,7 @@ its lengths are drawn from a distribution with the paper's published means, and 
 model that is missing is an error which names it, but one that `--list` calls optional: without it its column
 is left out, and the row says so. With `--measured DIR`, a folder of `lamella compare`, rows
 that live meshes of one machine can run say what these measured, too. No constant was fitted to a figure of
-this page. All of it takes about three quarters of an hour of CPU time.
+this page. All of it takes about an hour of CPU time.
 
 This page was written on {day} by
 

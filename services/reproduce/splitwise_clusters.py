@@ -21,6 +21,7 @@ PERF_MODEL = "splitwise/perf_model.csv"
 MODEL, DEVICES = "bloom-176b", 8
 KV_TOKENS = 89_234
 """Of a machine: eight times 80 GiB less 329e9 bytes of weights, all of it for KV, as its simulator has it."""
+LINK_BYTES_S = 200 * 2**30
 HARDWARE = {"a100": "a100-80gb", "h100": "h100-80gb", "h100cap": "h100-80gb-pcap"}
 POWER = {"a100": 1.0, "h100": 1.75, "h100cap": 1.23}
 COST = {"a100": 1.0, "h100": 2.35, "h100cap": 2.35}
@@ -65,27 +66,25 @@ class Design:
         return f"{self.name} ({self.prompt[1]}P, {self.token[1]}T)"
 
 
-SCALE = 5
-"""A fifth of the paper's machines, at a fifth of its rates."""
-BASELINE_A100 = Design("Baseline-A100", ("a100", 14))
-BASELINE_H100 = Design("Baseline-H100", ("h100", 8))
-AA = Design("Splitwise-AA", ("a100", 9), ("a100", 5))
-HH = Design("Splitwise-HH", ("h100", 5), ("h100", 3))
-HA = Design("Splitwise-HA", ("h100", 5), ("a100", 5))
-HHCAP = Design("Splitwise-HHcap", ("h100", 5), ("h100cap", 4))
+BASELINE_A100 = Design("Baseline-A100", ("a100", 70))
+BASELINE_H100 = Design("Baseline-H100", ("h100", 40))
+AA = Design("Splitwise-AA", ("a100", 45), ("a100", 25))
+HH = Design("Splitwise-HH", ("h100", 25), ("h100", 15))
+HA = Design("Splitwise-HA", ("h100", 25), ("a100", 26))
+HHCAP = Design("Splitwise-HHcap", ("h100", 25), ("h100cap", 21))
 ISO_POWER = (BASELINE_A100, BASELINE_H100, AA, HH, HA, HHCAP)
-"""For conversations: 70, 40, 45 + 25, 25 + 15, 25 + 26, 25 + 21 machines (Figure 16's legend)."""
+"""For conversations (Figure 16's legend)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Assumed:
     """``is_corrected``: decode steps by batch and context, too, which the published model leaves out.
-    ``roles``: overflow, machines help the other pool when it is short; fixed, none does. ``link_bytes_s``:
-    that KV leaves a machine with."""
+    ``roles``: overflow, machines help the other pool when it is short; fixed, none does. ``has_turns``:
+    sequences' KV takes turns at a machine's link; else each has one of its own, as in splitwise-sim."""
 
     is_corrected: bool = False
     roles: str = "overflow"
-    link_bytes_s: float = 200 * 2**30
+    has_turns: bool = False
 
 
 PUBLISHED, CORRECTED = Assumed(), Assumed(is_corrected=True)
@@ -93,7 +92,8 @@ PUBLISHED, CORRECTED = Assumed(), Assumed(is_corrected=True)
 
 def tree_of(design: Design, files: DataFiles, assumed: Assumed) -> dict[str, Any]:
     """As splitwise-sim has it, as far as settings go (``bench/splitwise_hh.toml``): a prompt machine computes
-    whole prompts, up to 2,048 tokens of several."""
+    whole prompts, up to 2,048 tokens of several, and one that does both decodes beside them as far as these
+    leave room."""
     path = str(files.require(PERF_MODEL).resolve())
 
     def pool(role: str, kind: str, count: int) -> dict[str, Any]:
@@ -112,17 +112,19 @@ def tree_of(design: Design, files: DataFiles, assumed: Assumed) -> dict[str, Any
     else:
         pools = [pool("prefill", *design.prompt), pool("decode", *design.token)]
         pools[1]["link_bytes_per_s"] = 1e16
+    transfer = {"mode": "pull", "pull_share": 1.0} if assumed.has_turns else {"mode": "push"}
     return {
-        "cluster": {"model": MODEL, "hop_s": 0.0, "link_bytes_per_s": assumed.link_bytes_s},
-        "transfer": {"layerwise_min_tokens": 1_000_000, "pull_share": 1.0},
+        "cluster": {"model": MODEL, "hop_s": 0.0, "link_bytes_per_s": LINK_BYTES_S},
+        "transfer": {"layerwise_min_tokens": 1_000_000, **transfer},
         "instance": {
             "block_size": 16,
             "chunk_tokens": 2048,
             "prefill_batching": "saturation",
+            "mixed_policy": "splitwise",
             "max_decode_batch": 512,
             "max_waiting_requests": 1_000_000,
         },
-        "scheduler": dict(NOBODY_IS_TURNED_AWAY),
+        "scheduler": NOBODY_IS_TURNED_AWAY | {"prefill_policy": "token_jsq"},
         "roles": {"policy": "fixed" if design.token is None else assumed.roles},
         "pool": pools,
     }

@@ -19,15 +19,14 @@ from services.reproduce.splitwise_clusters import (
     ISO_POWER,
     PERF_MODEL,
     PUBLISHED,
-    SCALE,
     Design,
     Slowdowns,
     slowdowns_of,
 )
 
-REQUESTS = 300
-CODING_AA = Design("Splitwise-AA", ("a100", 11), ("a100", 3))
-CODING_HH = Design("Splitwise-HH", ("h100", 7), ("h100", 1))
+REQUESTS = 2000
+CODING_AA = Design("Splitwise-AA", ("a100", 55), ("a100", 15))
+CODING_HH = Design("Splitwise-HH", ("h100", 35), ("h100", 5))
 CODING_DESIGNS = (BASELINE_A100, BASELINE_H100, CODING_AA, CODING_HH)
 LOADS_RPS = {"coding": (50, 70), "conversation": (70, 130)}
 
@@ -45,7 +44,7 @@ def run(files: DataFiles, size: float) -> Reproduced:
         ("conversation", conversation, ISO_POWER),
     ):
         for rps in LOADS_RPS[workload]:
-            requests = poisson(lengths.pairs, rps / SCALE)
+            requests = poisson(lengths.pairs, rps)
             for design in designs:
                 for assumed in (PUBLISHED, CORRECTED):
                     key = (workload, rps, design, assumed.is_corrected)
@@ -117,8 +116,8 @@ COLUMNS = (
 )
 SETUP = sentences(
     """
-BLOOM-176B, a fifth of the paper's machines at a fifth of its rates, Poisson arrivals; performance models
-as in splitwise-fig18. The paper's counts for coding are those that its text names.
+BLOOM-176B, Poisson arrivals; performance models as in splitwise-fig18. The paper's counts for coding are
+those that its text names.
 """
 )
 ASSUMPTIONS = sentences(
@@ -138,9 +137,9 @@ Baseline's sequences a step, and Splitwise-HH's advantage in TBT is gone for con
 stays. A flat TBT is a property of the published model, which looks a step up by its number of sequences
 where rows are by prompt size times batch size.
 
-Coding saturates below the paper's loads: at 130 a second a fifth of the machines would have to compute
-55,000 prompt tokens a second, and eight H100 machines compute 65,000 with nothing beside. So it is shown
-at 50 and 70.
+Coding saturates below the paper's loads: at 130 a second the machines would have to compute 270,000
+prompt tokens a second, and forty H100 machines compute 325,000 with nothing beside. So it is shown at 50
+and 70.
 """
 )
 ROW = Row(
