@@ -94,9 +94,11 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     ``max_open_requests`` choices open, and reads prompts in ``tokenizer_threads``. ``header_timeout_s``
     bounds a request's head, ``body_timeout_s`` its body, ``token_timeout_s`` the wait for a stream's next
     token, ``bus_timeout_s`` that for a bus that is away, ``slow_reader_timeout_s`` a client that takes
-    nothing; ``keep_alive_comment_s`` of silence are bridged by an SSE comment. A sequence that breaks is
-    continued at most ``max_continuations`` times in a row before it gets on. ``log_calls``: a line a call,
-    or refusal, in the log, with ids, counts and times.
+    nothing; ``keep_alive_comment_s`` of silence are bridged by an SSE comment. A request for which nobody is
+    there, as the only instance of a role has died or no scheduler answers, waits ``wait_for_instance_s`` for
+    somebody; 0: it is refused at once. A sequence that breaks is continued at most ``max_continuations``
+    times in a row before it gets on. ``log_calls``: a line a call, or refusal, in the log, with ids, counts
+    and times.
 
     ``private_port`` is for operators (``/ui``, ``/api``): 0, or one that is taken, is a free one instead. It
     listens at ``private_host`` only. ``admin_key_file`` holds the key that changes need, without it nobody
@@ -117,6 +119,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     slow_reader_timeout_s: float = 30.0
     token_timeout_s: float = 600.0
     bus_timeout_s: float = 30.0
+    wait_for_instance_s: float = 10.0
     keep_alive_comment_s: float = 15.0
     header_timeout_s: float = 10.0
     body_timeout_s: float = 30.0

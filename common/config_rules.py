@@ -77,6 +77,7 @@ NOT_NEGATIVE = (
     "instance.attention_moves",
     "gateway.max_stop_strings",
     "gateway.max_continuations",
+    "gateway.wait_for_instance_s",
     "scaling.up_cooldown_s",
     "roles.cool_down_s",
     "roles.settle_s",

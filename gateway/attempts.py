@@ -40,6 +40,7 @@ from gateway.continuing import (
     backoff_s,
     broken_text,
     chosen_since_s,
+    may_wait,
 )
 from gateway.generation import Generation
 from gateway.losses import DECLARED_WITHIN_S, Losses, find_former, is_needed
@@ -77,17 +78,29 @@ class Attempts:
         self.losses = Losses(self.config.mesh.lease_s)
 
     async def start(self, generation: Generation) -> None:
-        """The first one. Raises the refusal."""
-        attempt = generation.request.attempt
-        try:
-            await self.submissions.submit(generation)
-        except RequestError as exc:
-            if generation.request.attempt != attempt or generation.is_over:
+        """The first one, and those that follow where nobody is there for it. Raises the refusal."""
+        most_s, began_s, has_waited = self.config.gateway.wait_for_instance_s, time.monotonic(), False
+        while True:
+            attempt = generation.request.attempt
+            try:
+                await self.submissions.submit(generation)
+            except RequestError as exc:
+                if generation.request.attempt != attempt or generation.is_over:
+                    return
+                if self._can_ask_again(generation, exc):
+                    generation.next_attempt()
+                    await self._place_again(generation, CONTINUE_BACKOFF_S)
+                    return
+                waited_s = time.monotonic() - began_s
+                if not may_wait(exc, has_waited=has_waited, waited_s=waited_s, most_s=most_s):
+                    raise
+                has_waited = True
+                await asyncio.sleep(CONTINUE_BACKOFF_S)
+                if generation.request.attempt != attempt or generation.is_over:
+                    return
+                generation.next_attempt()
+            else:
                 return
-            if not self._can_ask_again(generation, exc):
-                raise
-            generation.next_attempt()
-            await self._place_again(generation, CONTINUE_BACKOFF_S)
 
     def _can_ask_again(self, generation: Generation, refusal: RequestError) -> bool:
         """Of a first attempt, as of a stream that broke: it waited at a scheduler that is gone, or was taken

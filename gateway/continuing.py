@@ -1,6 +1,7 @@
-"""When a stream that broke goes on, and how soon: what live and simulated gateways do alike."""
+"""When a stream that broke goes on, how soon, and whether a request waits that could not begin: what live
+and simulated gateways do alike."""
 
-from common.errors import NoInstanceReady, Overloaded, RequestCancelled
+from common.errors import NoInstanceReady, Overloaded, RequestCancelled, RequestError
 
 CONTINUE_DEADLINE_S = 30.0
 """How long a broken sequence waits for an instance that can take it over."""
@@ -14,6 +15,13 @@ MOVED_WITHIN_S = 10.0
 FOR_LATER = (Overloaded, NoInstanceReady, RequestCancelled)
 """Refusals after which a stream that broke is placed anew as soon as it can be."""
 NO_ROOM = (Overloaded.code, NoInstanceReady.code)
+
+
+def may_wait(refusal: RequestError, *, has_waited: bool, waited_s: float, most_s: float) -> bool:
+    """Of a request that has not begun: whether it asks again after ``CONTINUE_BACKOFF_S``. ``has_waited``:
+    nobody was there for it before; whoever came since may be full already."""
+    is_to_wait = isinstance(refusal, FOR_LATER if has_waited else NoInstanceReady)
+    return is_to_wait and waited_s < most_s
 
 
 def continuations_after(continuations: int, attempt_tokens: int) -> int:

@@ -380,8 +380,10 @@ def make_cluster(
     )
     host = None if simulated.host is None else Host(simulated.host, clock)
     network = Network(clock, links, cluster.hop_s, timeline, host)
-    losses, continuations = Losses(settings.mesh.lease_s), settings.gateway.max_continuations
-    gateway = SimulatedGateway(network, records, continuations, losses, retries)
+    losses, own = Losses(settings.mesh.lease_s), settings.gateway
+    gateway = SimulatedGateway(
+        network, records, own.max_continuations, losses, own.wait_for_instance_s, retries
+    )
     tallies = _tallies_of(simulated.pools) if has_operators else {}
     return Cluster(simulated, clock, network, gateway, records, is_exact, tallies)
 

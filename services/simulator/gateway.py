@@ -32,6 +32,7 @@ from gateway.continuing import (
     broken_text,
     chosen_since_s,
     continuations_after,
+    may_wait,
 )
 from gateway.losses import Losses, is_needed
 from services.simulator.gaps import GapCounts
@@ -54,7 +55,7 @@ class Entry(msgspec.Struct, eq=False):
     """One open request. ``length``: what it is going to draw. ``drawn``: what its client has; ``fresh``: of
     this attempt. ``newest_s``: when the last token came that is known of; ``broke_s``: when this attempt's
     predecessor broke; ``asked_s``: when the attempt was asked for that was placed; ``continuations``: how
-    many broke in a row."""
+    many broke in a row. ``has_waited``: nobody was there for it when it came."""
 
     number: int
     request: GenerationRequest
@@ -70,6 +71,7 @@ class Entry(msgspec.Struct, eq=False):
     broke_s: float = 0.0
     asked_s: float = 0.0
     retries_left: int = 0
+    has_waited: bool = False
     is_submitting: bool = False
     is_over: bool = False
 
@@ -96,15 +98,17 @@ class Prompts:
 
 @dataclass(slots=True)
 class SimulatedGateway:
-    """``submit`` and ``tell_ended`` reach a scheduler, ``cancel`` an instance. ``retries``: how often a
-    client asks again that was refused. ``moves``: of sequences to other decode instances. ``refusals``: of
-    those rejected, by their codes, and ``failures`` of those that broke. ``causes``: how often a sequence
-    broke by each code. ``waiting_s``: request-seconds in the system until ``counted_s``, for Little's law."""
+    """``submit`` and ``tell_ended`` reach a scheduler, ``cancel`` an instance. ``wait_for_instance_s``: so
+    long do requests wait for which nobody is there; ``retries``: how often a client asks again after that.
+    ``moves``: of sequences to other decode instances. ``refusals``: of those rejected, by their codes, and
+    ``failures`` of those that broke. ``causes``: how often a sequence broke by each code. ``waiting_s``:
+    request-seconds in the system until ``counted_s``, for Little's law."""
 
     network: Network
     records: Records
     max_continuations: int
     losses: Losses
+    wait_for_instance_s: float
     retries: int = 0
     entries: dict[RequestId, Entry] = field(default_factory=dict)
     first_gaps: GapCounts = field(default_factory=GapCounts)
@@ -278,14 +282,19 @@ class SimulatedGateway:
             self._refused(entry, reply)
 
     def _refused(self, entry: Entry, refusal: RequestError) -> None:
-        """A first attempt's refusal is its client's; a stream that broke is placed as soon as it can be."""
+        """A first attempt's refusal is its client's, but where nobody was there; a stream that broke is
+        placed as soon as it can be."""
         is_for_later = isinstance(refusal, FOR_LATER)
-        clock = self.network.clock
+        now = self.network.clock.now
+        waited_s, most_s = now - self.records.arrival_s[entry.number], self.wait_for_instance_s
         if entry.continuations and is_for_later:
-            if clock.now - entry.broke_s > CONTINUE_DEADLINE_S:
+            if now - entry.broke_s > CONTINUE_DEADLINE_S:
                 self._fail(entry, refusal.code, refusal.message)
             else:
                 self._submit_later(entry, CONTINUE_BACKOFF_S)
+        elif may_wait(refusal, has_waited=entry.has_waited, waited_s=waited_s, most_s=most_s):
+            entry.has_waited = True
+            self._submit_later(entry, CONTINUE_BACKOFF_S)
         elif is_for_later and entry.retries_left:
             entry.retries_left -= 1
             self._submit_later(entry, refusal.retry_after_s or NO_WAIT_RETRY_S)

@@ -54,6 +54,7 @@ def gateway_config(nats_url: str, redis_url: str) -> Config:
         gateway=GatewayConfig(
             max_body_bytes=100_000,
             max_open_requests=8,
+            wait_for_instance_s=0.0,
             keep_alive_comment_s=0.4,
             slow_reader_timeout_s=1.0,
             header_timeout_s=3.0,

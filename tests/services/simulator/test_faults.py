@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
-from common.errors import ConfigError
+from common.errors import ConfigError, NoInstanceReady
 from common.ids import InstanceId
+from gateway.continuing import CONTINUE_BACKOFF_S
 from scheduler.kv_links import FIRST_BACKOFF_S
 from services.simulator.cluster import Cluster
 from services.simulator.config import Simulated
@@ -165,6 +166,41 @@ def death(instance: str, at_s: float, lasts_s: float | None = None) -> dict[str,
     """With its host."""
     given = {"kind": "death", "instance": instance, "at_s": at_s, "of_host": True}
     return given if lasts_s is None else given | {"lasts_s": lasts_s}
+
+
+def coming_while_nobody_decodes(away_s: float, **sections: Any) -> Cluster:
+    """Half a second after the only decode instance has died."""
+    pools, died = (pool("prefill"), pool("decode")), death("decode-0", 1.0, away_s) | {"of_host": False}
+    return run(befallen(died, pools=pools, **sections), (1.5, 300, 5))
+
+
+def test_who_comes_while_nobody_is_there_waits_for_the_next_life() -> None:
+    cluster = coming_while_nobody_decodes(4.0)
+    metrics, records = measure(cluster), cluster.records
+    assert (metrics.done, metrics.rejected, metrics.continued) == (1, 0, 0)
+    assert 3.5 < records.first_token_s[0] - 1.5 < 3.5 + 2 * CONTINUE_BACKOFF_S
+    assert 17 <= records.attempts[0] <= 20
+
+
+@pytest.mark.parametrize("most_s", [0.0, 2.0])
+def test_and_is_rejected_where_nobody_comes_for_as_long_as_it_waits(most_s: float) -> None:
+    cluster = coming_while_nobody_decodes(4.0, gateway={"wait_for_instance_s": most_s})
+    [refusal] = measure(cluster).refusals
+    assert (refusal.code, refusal.requests) == (NoInstanceReady.code, 1)
+    assert most_s <= cluster.records.end_s[0] - 1.5 < most_s + 2 * CONTINUE_BACKOFF_S
+
+
+@pytest.mark.parametrize(("gone", "stays"), [("decode", "prefill"), ("prefill", "decode")])
+def test_whoever_is_left_does_what_nobody_does_where_roles_may_change(gone: str, stays: str) -> None:
+    """No request is lost with the last instance of a role."""
+    died, roles = death(f"{gone}-0", 1.0), {"policy": "overflow", "replace_after_s": 2.0}
+    pools = (pool("prefill"), pool("decode"))
+    metrics = measure(simulate_twice(befallen(died, pools=pools, roles=roles), Load(steady(60, 0.1))))
+    assert (metrics.done, metrics.rejected, metrics.failed) == (60, 0, 0)
+    [role] = [each for each in metrics.changes if each.kind == "role"]
+    assert role.instance == f"{stays}-0"
+    assert role.detail.startswith(f"mixed: nobody has been there to {gone} for 2.")
+    assert 3.0 < role.at_s < 3.0 + LEASE_S + 1.5
 
 
 def test_a_sequence_goes_on_elsewhere_once_its_instance_has_been_silent_for_a_lease() -> None:

@@ -1,0 +1,71 @@
+"""The only process of its kind dies: who comes while nobody is there waits for its next life."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+
+import openai
+import pytest
+
+from tests.e2e.meshes import Mesh, running_mesh
+
+CONFIG = """
+[gateway]
+wait_for_instance_s = 60
+[instance]
+engine = "emulated"
+block_size = 16
+[emulation]
+decode_base_s = 0.01
+prefill_base_s = 0.05
+total_blocks = 256
+"""
+REQUESTS = 8
+APART_S = 0.05
+OUTPUT_TOKENS = 20
+
+
+@pytest.fixture(scope="module")
+def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
+    directory = tmp_path_factory.mktemp("last") / "mesh"
+    with running_mesh(directory, "--prefill", "1", "--decode", "1", config=CONFIG) as mesh:
+        yield mesh
+
+
+@pytest.mark.parametrize("kind", ["decode", "prefill", "scheduler"])
+def test_whoever_comes_after_its_end_waits_and_is_served(mesh: Mesh, kind: str) -> None:
+    """The first comes within milliseconds, before anybody may have noticed."""
+    joined = len(mesh.logged("scheduler", "instance_joined"))
+
+    async def run(killed: int | None) -> list[str]:
+        async with mesh.client() as client:
+            if killed is not None:
+                os.kill(killed, signal.SIGKILL)
+            answers = []
+            for seed in range(REQUESTS):
+                answers.append(asyncio.create_task(answer_of(client, seed)))
+                await asyncio.sleep(APART_S)
+            return await asyncio.gather(*answers)
+
+    undisturbed = asyncio.run(run(None))
+    assert asyncio.run(run(mesh.pid_of(kind))) == undisturbed
+    assert asyncio.run(mesh.left_over()) == {}
+    back = mesh.logged("scheduler", "instance_joined")[joined:]
+    if kind == "scheduler":
+        assert {each["instance"] for each in back} == {"prefill-0", "decode-0"}, "its own log tells of both"
+    else:
+        assert [(each["instance"], each["role"]) for each in back] == [(f"{kind}-0", kind)]
+    assert not mesh.logged("scheduler", "not_resumed"), "there are no attention workers to have kept KV"
+
+
+async def answer_of(client: openai.AsyncOpenAI, seed: int) -> str:
+    """One that is refused raises."""
+    answer = await client.completions.create(
+        model="default",
+        prompt=f"Who is there? {seed}",
+        max_tokens=OUTPUT_TOKENS,
+        seed=seed,
+        extra_body={"ignore_eos": True},
+    )
+    return answer.choices[0].text
