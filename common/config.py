@@ -199,8 +199,9 @@ class RolesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     ``overflow_queue_s`` of prompts (``overflow_queue_tokens`` while nothing is known of times) or
     ``overflow_kv_share`` of decode's memory one of the other kind helps; it returns once these are under
     ``return_share`` of their bounds and its share of the work is done, or ``settle_s`` later, and belongs
-    to the others after ``repurpose_s``. ``idle_flip``: one that worked for less than ``idle_share`` of
-    ``idle_s`` flips while all of the other kind worked for at least ``loaded_share``.
+    to the others after ``repurpose_s``. Where the last of a role has been gone for ``replace_after_s``, one
+    of the other kind becomes mixed, be it the last, too. ``idle_flip``: one that worked for less than
+    ``idle_share`` of ``idle_s`` flips while all of the other kind worked for at least ``loaded_share``.
     """
 
     policy: RolePolicyName = "fixed"
@@ -212,6 +213,7 @@ class RolesConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     return_share: float = 0.5
     settle_s: float = 10.0
     repurpose_s: float = 300.0
+    replace_after_s: float = 5.0
     idle_s: float = 60.0
     idle_share: float = 0.1
     loaded_share: float = 0.5

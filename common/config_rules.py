@@ -82,6 +82,7 @@ NOT_NEGATIVE = (
     "roles.cool_down_s",
     "roles.settle_s",
     "roles.repurpose_s",
+    "roles.replace_after_s",
     "scaling.down_after_s",
     "scaling.down_margin",
     "emulation.prefill_base_s",

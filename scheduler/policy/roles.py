@@ -3,7 +3,8 @@
 ``overflow`` is Splitwise's mixed pool (IV-A). Where all that compute prompts have long queues, mixed ones
 too, the least loaded decode instance becomes mixed; it keeps its home, and goes back once the queues are
 short and its prompts done. Likewise a prefill instance where decode's memory is full. Who stays mixed for
-long changes its home. ``idle_flip`` is TetriInfer's (3.5): who hardly works while the others do, flips.
+long changes its home. Where the last of a role is gone, one of the other kind becomes mixed, too.
+``idle_flip`` is TetriInfer's (3.5): who hardly works while the others do, flips.
 """
 
 from collections import deque
@@ -57,11 +58,14 @@ class RoleChange:
 
 @dataclass(slots=True)
 class Overflow:
-    """``mixed_s``: since when each is mixed away from home; ``relieved_s``: since when nobody needs it so."""
+    """``mixed_s``: since when each is mixed away from home; ``relieved_s``: since when nobody needs it so;
+    ``lacking_s``: since when nobody does a phase that somebody of ``done`` did."""
 
     settings: RolesConfig
     mixed_s: dict[InstanceId, float] = field(default_factory=dict)
     relieved_s: dict[InstanceId, float] = field(default_factory=dict)
+    lacking_s: dict[Phase, float] = field(default_factory=dict)
+    done: set[Phase] = field(default_factory=set)
     _changed_s: float = float("-inf")
 
     def decide(self, workers: Sequence[Worker], now: float) -> RoleChange | None:
@@ -70,7 +74,7 @@ class Overflow:
         self._note(workers, guests, now)
         if now - self._changed_s < self.settings.cool_down_s:
             return None
-        change = self._return(workers, guests, now) or self._help(workers)
+        change = self._replace(workers, now) or self._return(workers, guests, now) or self._help(workers)
         if change is not None:
             self._changed_s = now
         return change
@@ -98,6 +102,23 @@ class Overflow:
             if self._least(others, _foreign(guest)) < self.settings.return_share:
                 relieved.add(guest.instance_id)
         self.relieved_s = {each: self.relieved_s.get(each, now) for each in relieved}
+        present = {phase for phase in OPPOSITE if any(has_phase(each.role, phase) for each in workers)}
+        self.done |= present
+        lacking = [phase for phase in OPPOSITE if phase in self.done - present]
+        self.lacking_s = {each: self.lacking_s.get(each, now) for each in lacking}
+
+    def _replace(self, workers: Sequence[Worker], now: float) -> RoleChange | None:
+        """Also the last one of the other kind, which it remains. Who has yet to begin is waited for."""
+        most_s = self.settings.replace_after_s
+        for phase, since_s in self.lacking_s.items():
+            other = OPPOSITE[phase]
+            helpers = [each for each in workers if each.role == other]
+            if helpers and now - since_s >= most_s:
+                best = min(helpers, key=lambda each: (self.pressure(each, other), each.instance_id))
+                away_s = f"{now - since_s:.1f} s, roles.replace_after_s = {most_s:g}"
+                reason = f"nobody has been there to {phase} for {away_s}"
+                return RoleChange(best.instance_id, "mixed", keeps_home=True, reason=reason)
+        return None
 
     def _help(self, workers: Sequence[Worker]) -> RoleChange | None:
         for phase, other in OPPOSITE.items():
@@ -108,9 +129,25 @@ class Overflow:
             if pressure <= 1 or not has_any or not free or len(helpers) <= self._minimum(other):
                 continue
             best = min(free, key=lambda each: (self.pressure(each, other), each.instance_id))
-            reason = f"the least loaded of those that {phase} is at {pressure:.0%} of its bound"
+            reason = f"even the least loaded of those that {phase} {self._excess(workers, phase)}"
             return RoleChange(best.instance_id, "mixed", keeps_home=True, reason=reason)
         return None
+
+    def _excess(self, workers: Sequence[Worker], phase: Phase) -> str:
+        """What the least loaded of them has more of than it should."""
+        settings = self.settings
+        serving = [each for each in workers if has_phase(each.role, phase)]
+        least = min(serving, key=lambda each: self.pressure(each, phase))
+        if phase == "decode":
+            if least.kv_share > settings.overflow_kv_share:
+                most = f"roles.overflow_kv_share = {settings.overflow_kv_share:g}"
+                return f"has {least.kv_share:.0%} of its KV memory taken, {most}"
+            return "has sequences that wait for room"
+        if least.queue_s is None:
+            most = f"roles.overflow_queue_tokens = {settings.overflow_queue_tokens}"
+            return f"has {least.queue_tokens} tokens of prompts waiting, {most}"
+        most = f"roles.overflow_queue_s = {settings.overflow_queue_s:g}"
+        return f"has {least.queue_s:.1f} s of prompts waiting, {most}"
 
     def _return(self, workers: Sequence[Worker], guests: Sequence[Worker], now: float) -> RoleChange | None:
         settings = self.settings
@@ -120,12 +157,14 @@ class Overflow:
             if relieved_s is not None:
                 work, waited_s = guest.work(foreign), now - relieved_s
                 if work == 0 or waited_s >= settings.settle_s:
-                    reason = f"{foreign} needs no help; {work} requests of it are left here"
+                    share = f"roles.return_share = {settings.return_share:g}"
+                    reason = f"{foreign} is under {share} of its bound; {work} requests of it are left here"
                     return RoleChange(guest.instance_id, guest.home, keeps_home=True, reason=reason)
             stayed_s = now - self.mixed_s[guest.instance_id]
             alike = sum(each.home == guest.home for each in workers)
             if stayed_s >= settings.repurpose_s and alike > self._minimum(OPPOSITE[foreign]):
-                reason = f"{foreign} has needed its help for {stayed_s:.0f} s"
+                longest = f"roles.repurpose_s = {settings.repurpose_s:g}"
+                reason = f"{foreign} has needed its help for {stayed_s:.0f} s, {longest}"
                 return RoleChange(guest.instance_id, foreign, keeps_home=False, reason=reason)
         return None
 
@@ -158,9 +197,13 @@ class IdleFlip:
                 continue
             laziest = min(idle, key=lambda each: (self._share(each), each.instance_id))
             share, least_loaded = self._share(laziest), min(map(self._share, loaded))
-            if share < self.settings.idle_share and least_loaded >= self.settings.loaded_share:
-                idle_s = self.settings.idle_s
-                reason = f"busy for {share:.0%} of {idle_s:g} s, all that {other} for {least_loaded:.0%}"
+            settings = self.settings
+            if share < settings.idle_share and least_loaded >= settings.loaded_share:
+                reason = (
+                    f"busy for {share:.0%} of {settings.idle_s:g} s,"
+                    f" roles.idle_share = {settings.idle_share:g}; all that {other} for"
+                    f" {least_loaded:.0%}, roles.loaded_share = {settings.loaded_share:g}"
+                )
                 self.busy.clear()
                 return RoleChange(laziest.instance_id, other, keeps_home=False, reason=reason)
         return None

@@ -48,9 +48,9 @@ def test_a_burst_of_long_prompts_overflows_into_the_decode_pool_and_everybody_is
         changes = asyncio.run(changes_until_home(mesh))
         for returned, helped in zip(changes[::2], changes[1::2], strict=True):
             assert (helped["role"], helped["refusal"]) == ("mixed", None)
-            assert "of its bound" in str(helped["reason"])
+            assert "roles.overflow_queue" in str(helped["reason"])
             assert (returned["role"], returned["refusal"]) == ("decode", None)
-            assert "needs no help" in str(returned["reason"])
+            assert "roles.return_share" in str(returned["reason"])
             # Of the two that decode, one always does nothing else.
             assert returned["instance_id"] == helped["instance_id"] != "prefill-0"
         assert asyncio.run(mesh.left_over()) == {}

@@ -65,7 +65,7 @@ FULL_DECODE = worker("d0", kv_share=0.9, decodes=9)
         ([FULL_DECODE, worker("p0", queue_s=0.5), worker("p1", queue_s=0.1)], ("p1", "mixed", True)),
         ([worker("d0", waiting=1), worker("p0"), worker("p1")], ("p0", "mixed", True)),
         ([FULL_DECODE, worker("d1"), worker("p0"), worker("p1")], None),
-        # Nobody prefills at all: that is not an overflow.
+        # Nobody prefills at all: that is not an overflow, and may be over in a moment.
         ([worker("d0"), worker("d1")], None),
     ],
 )
@@ -73,6 +73,80 @@ def test_who_helps_where_a_pool_overflows(
     workers: list[Worker], expected: tuple[str, Role, bool] | None
 ) -> None:
     assert changed(Overflow(SETTINGS).decide(workers, 0.0)) == expected
+
+
+@pytest.mark.parametrize(
+    ("workers", "expected"),
+    [
+        ([worker("d0"), worker("d1", kv_share=0.2)], ("d0", "mixed", True)),
+        # The last of its kind, and full.
+        ([replace(FULL_DECODE, waiting=3)], ("d0", "mixed", True)),
+        ([BUSY_PREFILL, worker("p1", queue_s=4.0)], ("p0", "mixed", True)),
+        ([], None),
+    ],
+)
+def test_a_role_that_nobody_has_is_taken_over_by_one_of_the_other_kind(
+    workers: list[Worker], expected: tuple[str, Role, bool] | None
+) -> None:
+    policy = Overflow(SETTINGS)
+    assert policy.decide([worker("p0"), worker("d0")], -1.0) is None
+    assert policy.decide(workers, 0.0) is None
+    assert policy.decide(workers, SETTINGS.replace_after_s - 0.1) is None
+    assert changed(policy.decide(workers, SETTINGS.replace_after_s)) == expected
+
+
+def test_a_role_that_nobody_has_had_yet_is_waited_for() -> None:
+    policy = Overflow(SETTINGS)
+    for second in range(20):
+        assert policy.decide([worker("d0"), worker("d1")], float(second)) is None
+
+
+def test_a_role_that_nobody_has_for_a_moment_is_not_taken_over() -> None:
+    policy = Overflow(SETTINGS)
+    for second in range(20):
+        there = [worker("p0")] if second % 4 == 0 else []
+        assert policy.decide([*there, worker("d0"), worker("d1")], float(second)) is None
+
+
+def test_who_took_a_role_over_goes_home_once_somebody_has_it_again() -> None:
+    policy = Overflow(replace_settings(cool_down_s=0.0))
+    policy.decide([worker("p0"), worker("d0")], -1.0)
+    policy.decide([worker("d0")], 0.0)
+    assert changed(policy.decide([worker("d0")], 5.0)) == ("d0", "mixed", True)
+    guest = worker("d0", "mixed", prompts=1)
+    assert policy.decide([guest], 6.0) is None
+    assert policy.decide([worker("p0"), guest], 7.0) is None
+    assert changed(policy.decide([worker("p0"), replace(guest, prompts=0)], 8.0)) == ("d0", "decode", True)
+
+
+def test_a_change_says_which_of_its_settings_asked_for_it() -> None:
+    relieved = Overflow(replace_settings(cool_down_s=0.0))
+    stayed = Overflow(replace_settings(cool_down_s=0.0))
+    stays = [BUSY_PREFILL, worker("d0", "mixed", queue_s=2.0), worker("d1")]
+    stayed.decide(stays, 0.0)
+    idle = IdleFlip(IDLE)
+    loaded = [worker("p0", prompts=1), worker("d0"), worker("d1")]
+    changes = [
+        Overflow(SETTINGS).decide([BUSY_PREFILL, worker("d0"), worker("d1")], 0.0),
+        Overflow(SETTINGS).decide(
+            [worker("p0", queue_s=None, queue_tokens=1001), worker("d0"), worker("d1")], 0.0
+        ),
+        Overflow(SETTINGS).decide([FULL_DECODE, worker("p0"), worker("p1")], 0.0),
+        Overflow(SETTINGS).decide([worker("d0", waiting=1), worker("p0"), worker("p1")], 0.0),
+        relieved.decide([worker("p0"), worker("d0", "mixed"), worker("d1")], 0.0),
+        stayed.decide(stays, 60.0),
+        [idle.decide(loaded, look) for look in range(10)][-1],
+    ]
+    least = "even the least loaded of those that"
+    assert [None if each is None else each.reason for each in changes] == [
+        f"{least} prefill has 3.0 s of prompts waiting, roles.overflow_queue_s = 1",
+        f"{least} prefill has 1001 tokens of prompts waiting, roles.overflow_queue_tokens = 1000",
+        f"{least} decode has 90% of its KV memory taken, roles.overflow_kv_share = 0.8",
+        f"{least} decode has sequences that wait for room",
+        "prefill is under roles.return_share = 0.5 of its bound; 0 requests of it are left here",
+        "prefill has needed its help for 60 s, roles.repurpose_s = 60",
+        "busy for 0% of 10 s, roles.idle_share = 0.1; all that prefill for 100%, roles.loaded_share = 0.5",
+    ]
 
 
 def test_a_helper_returns_home_when_its_share_is_done_and_the_queues_are_short() -> None:
@@ -128,7 +202,7 @@ def test_one_that_idles_for_a_minute_while_the_others_work_flips() -> None:
     change = policy.decide(workers, 9.0)
     assert changed(change) == ("p0", "decode", False)
     assert change is not None
-    assert change.reason == "busy for 0% of 10 s, all that decode for 100%"
+    assert change.reason.startswith("busy for 0% of 10 s, roles.idle_share = 0.1; all that decode for 100%")
     # Everybody is watched anew.
     for look in range(9):
         assert policy.decide([worker("p1"), *workers[2:]], 10.0 + look) is None
