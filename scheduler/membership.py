@@ -39,7 +39,8 @@ LOOK_S = 0.5
 class Membership:
     """``gateways`` maps to the time since which the store lacks the gateway's record; None: it is there.
     ``are_sequences_asked``: as ``InstanceView`` has it. ``ended``: lives that were seen to end, whose records
-    the store has nevertheless for the rest of their leases."""
+    the store has nevertheless for the rest of their leases. ``has_attention``: there are attention workers,
+    which keep the KV of instances that die."""
 
     lease_s: float
     instances: dict[InstanceId, InstanceView]
@@ -51,16 +52,20 @@ class Membership:
     learned: LearnedTimes = field(default_factory=LearnedTimes)
     are_sequences_asked: bool = True
     ended: set[InstanceLife] = field(default_factory=set)
+    has_attention: bool = False
 
     def read(self, records: tuple[MemberRecord, ...], now: float) -> list[SchedulerCommand]:
         commands: list[SchedulerCommand] = []
         present: set[GatewayId] = set()
+        self.has_attention = False
         if self.ended:
             self.ended &= {each.life for each in records if isinstance(each, InstanceRecord)}
         for record in records:
             match record:
                 case ServiceRecord(kind="gateway"):
                     present.add(GatewayId(record.service_id))
+                case ServiceRecord(kind="attention"):
+                    self.has_attention = True
                 case InstanceRecord() if record.life not in self.ended:
                     view = self.instances.get(record.instance_id)
                     if view is None:

@@ -260,10 +260,13 @@ class SchedulerService:
                 self._handle(events.CallAnswered(request_id))
 
     async def _try_resume(self, request: GenerationRequest, former: InstanceLife) -> Placement | None:
-        """On the least loaded decode instance; None where it finds no KV, or there is none.
+        """On the least loaded decode instance; None where it finds no KV, or there is none: attention workers
+        alone keep any.
 
         Raises RequestCancelled; NoInstanceReady where it may have taken the request over.
         """
+        if not self.state.members.has_attention:
+            return None
         try:
             placement = self.state.place_resumed(request, asyncio.get_running_loop().time())
         except (NoInstanceReady, Overloaded, InvalidRequest):
@@ -358,7 +361,11 @@ class SchedulerService:
         except StoreError as exc:
             log.warning("members_unread", extra={"error": str(exc)})
             return []
+        known = {view.record.life for view in self.state.instances.values()}
         self._handle(events.MembersRead(tuple(records)))
+        for view in self.state.instances.values():
+            if view.record.life not in known:
+                log.info("instance_joined", extra={"instance": view.instance_id, "role": view.role})
         self.lifelines.keep(records)
         if self.scaling is not None:
             self.scaling.note_members(records)

@@ -60,6 +60,16 @@ def test_who_is_seen_to_end_is_gone_at_once_and_not_there_again_for_its_record()
     assert not state.members.ended, "the store has forgotten it"
 
 
+def test_attention_workers_are_known_of_while_the_store_has_them() -> None:
+    state = make_state()
+    worker = msgspec.structs.replace(gateway_record(), service_id="attention-0", kind="attention")
+    seen = []
+    for records in ((gateway_record(),), (gateway_record(), worker), (worker,), ()):
+        handle(state, events.MembersRead(records))
+        seen.append(state.members.has_attention)
+    assert seen == [False, True, True, False]
+
+
 def test_who_was_wrongly_seen_to_end_is_a_member_again_once_it_reports() -> None:
     state = make_state()
     ready(state, p0=0, d0=0)
