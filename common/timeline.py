@@ -73,7 +73,8 @@ class Recording(msgspec.Struct, frozen=True):
 
 
 class Record(NamedTuple):
-    """``requests`` are ids separated by spaces; ``peer`` is the other side's id. Either may be empty."""
+    """``requests`` are ids separated by spaces; ``peer`` is the other side's id, or what there is to say of a
+    mark that is of no request. Either may be empty."""
 
     begin_ns: int
     end_ns: int

@@ -108,7 +108,7 @@ class SimulatedTimeline:
     def add_changes(self, changes: Iterable[MeshChange]) -> None:
         """Marks of those to whom they happened."""
         for each in changes:
-            self.add(each.instance, CHANGES[each.kind], each.at_s, each.at_s)
+            self.add(each.instance, CHANGES[each.kind], each.at_s, each.at_s, peer=each.detail)
 
     def add_lives(self, gateway: str, records: Records) -> None:
         """Of a run that is over."""

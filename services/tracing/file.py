@@ -109,13 +109,16 @@ def _lives(process: int, service: ServiceLayout, duration_ns: int) -> Iterator[C
     for mark in service.marks:
         if not mark.requests:
             place = {"s": "p", "pid": process, "tid": 0}
-            yield {"ph": "i", "name": mark.name, "ts": _us(mark.begin_ns), "args": mark.values, **place}
+            args: dict[str, object] = dict(mark.values)
+            if mark.peer:
+                args["detail"] = mark.peer
+            yield {"ph": "i", "name": mark.name, "ts": _us(mark.begin_ns), "args": args, **place}
         for request in mark.requests:
             marks.setdefault(request, []).append(mark)
     for request, own in marks.items():
         common = {"cat": "request", "id": request, "pid": process, "tid": 0}
-        for phase, name, time_ns, args in _life(own, duration_ns):
-            yield {"ph": phase, "name": name, "ts": _us(time_ns), "args": args, **common}
+        for phase, name, time_ns, values in _life(own, duration_ns):
+            yield {"ph": phase, "name": name, "ts": _us(time_ns), "args": values, **common}
 
 
 def _life(marks: list[Slice], duration_ns: int) -> Iterator[tuple[str, str, int, dict[str, int]]]:

@@ -106,7 +106,7 @@ def test_who_has_another_role_is_told_with_the_policys_reason() -> None:
     assert flipped[0].instance.startswith("decode-")
     role, _, reason = flipped[0].detail.partition(": ")
     assert role in ("mixed", "prefill")
-    assert reason
+    assert reason.endswith("s of prompts waiting, roles.overflow_queue_s = 0.05")
 
 
 def test_an_attention_workers_death_is_told() -> None:
@@ -128,7 +128,7 @@ def test_a_run_tells_the_first_changes_and_how_many_there_were() -> None:
 
 
 def test_changes_are_marks_of_those_to_whom_they_happened(tmp_path: Path) -> None:
-    fault = {"kind": "death", "instance": "attention-0", "at_s": 2.0, "lasts_s": 1.0}
+    fault = {"kind": "death", "instance": "attention-0", "at_s": 2.0, "lasts_s": 1.0, "of_host": True}
     timeline, path = SimulatedTimeline(), tmp_path / "timeline.json"
     cluster = simulate(remote(fault=[fault]), Load(offered(*STEADY[:20])), timeline=timeline)
     write_timeline(path, cluster, timeline)
@@ -138,8 +138,11 @@ def test_changes_are_marks_of_those_to_whom_they_happened(tmp_path: Path) -> Non
         for each in events
         if each["name"] == "process_name" and "attention-0" in each["args"]["name"]
     ]
-    marks = [(each["name"], each["ts"], each["pid"]) for each in events if each["ph"] == "i"]
-    assert marks == [("death", 2e6, process), ("return", 3e6, process)]
+    marks = [(each["name"], each["ts"], each["pid"], each["args"]) for each in events if each["ph"] == "i"]
+    assert marks == [
+        ("death", 2e6, process, {"detail": "with its host"}),
+        ("return", 3e6, process, {}),
+    ]
 
 
 def test_why_requests_failed_is_told_and_in_their_rows() -> None:
