@@ -140,7 +140,7 @@ def check_comparison(comparison: Comparison) -> None:
         for key in ("requests", "rate_per_s", "capacity_share", "ttft_s", "tpot_s"):
             value = getattr(offer, key)
             if value is not None and not 0 < value < float("inf"):
-                raise ConfigError(f"workload.{key}", value, "must be positive")
+                raise ConfigError(f"workload.{key}", value, f"of {offer.name}: must be positive")
         if (offer.rate_per_s is None) == (offer.capacity_share is None):
             raise ConfigError("workload", offer.name, "must have either rate_per_s or capacity_share")
     _check_order(comparison)
@@ -151,9 +151,11 @@ def check_comparison(comparison: Comparison) -> None:
             raise ConfigError("configuration.instances", counts, rule)
         for name, rate_per_s in candidate.rates_per_s.items():
             if name not in {offer.name for offer in comparison.workload}:
-                raise ConfigError("configuration.rates_per_s", name, "must be a workload's name")
+                rule = f"of {candidate.name}: must be a workload's name"
+                raise ConfigError("configuration.rates_per_s", name, rule)
             if not 0 < rate_per_s < float("inf"):
-                raise ConfigError("configuration.rates_per_s", rate_per_s, "must be positive")
+                rule = f"of {candidate.name}, for {name}: must be positive"
+                raise ConfigError("configuration.rates_per_s", rate_per_s, rule)
     for key in ("rounds", "capacity_requests"):
         if getattr(comparison, key) < 1:
             raise ConfigError(key, getattr(comparison, key), "must be at least 1")

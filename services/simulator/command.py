@@ -179,17 +179,19 @@ def show(runs: "Sequence[Run]", *, has_operators: bool = False) -> None:
     for run in runs:
         if len(runs) > 1:
             console.rule(run.name, align="left")
-        console.print(latency_table(run.metrics))
-        console.print(pool_table(run.metrics))
-        console.print(hardware_table(run.metrics.hardware))
-        if run.metrics.operators:
-            console.print(operator_table(run.metrics.operators))
-        elif has_operators:
+        metrics = run.metrics
+        tables = [latency_table(metrics), pool_table(metrics), hardware_table(metrics.hardware)]
+        if metrics.operators:
+            tables.append(operator_table(metrics.operators))
+        if metrics.changes:
+            tables.append(change_table(metrics.changes))
+        for table in tables:
+            console.print(table)
+            console.print()
+        if has_operators and not metrics.operators:
             console.print("no pool's source of performance tells operators apart: roofline, vidur,")
             console.print("operators and aiconfigurator do")
-        if run.metrics.changes:
-            console.print(change_table(run.metrics.changes))
-        for line in summary_of(run.metrics):
+        for line in summary_of(metrics):
             console.print(line, highlight=False)
     if len(runs) > 1:
         console.rule("side by side", align="left")

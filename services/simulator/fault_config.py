@@ -57,8 +57,8 @@ def check_faults(faults: Collection[AnyFault], counts: Mapping[str, int | None])
         _check_target(key, fault, counts)
         _check_times(key, fault)
         match fault:
-            case Straggler(times=times) if not 0 < times < math.inf:
-                raise ConfigError(f"{key}.times", times, "must be over 0")
+            case Straggler(times=times) if not 1 <= times < math.inf:
+                raise ConfigError(f"{key}.times", times, "must be 1 or more")
             case SlowLink(share=share) if not 0 <= share <= 1:
                 raise ConfigError(f"{key}.share", share, "must be from 0 to 1")
 

@@ -112,8 +112,10 @@ def latency_table(metrics: Metrics) -> Table:
 
 def pool_table(metrics: Metrics) -> Table:
     """``least, most``: busy, of the pool's instances. ``links``: out and in, busy with KV."""
-    titles = ("instances", "busy", "least, most", "batch", "KV peak", "preempted", "links")
-    table = Table("pool", "role", *titles, box=None)
+    table = Table(box=None, padding=(0, 1, 0, 0))
+    table.add_column("pool", no_wrap=True)
+    for title in ("role", "instances", "busy", "least, most", "batch", "KV peak", "preempted", "links"):
+        table.add_column(title, overflow="fold")
     for pool in metrics.pools:
         busy = [each.busy for each in metrics.instances if each.pool == pool.name] or [0.0]
         table.add_row(
@@ -170,7 +172,7 @@ def _power_and_price(mean_w: float | None, usd_h: float | None) -> tuple[str, st
 
 
 def _pair(one: float, other: float) -> str:
-    """Shares, of as little width as a terminal has for a table of ten columns."""
+    """Shares, of as little width as a terminal has for a table of nine columns."""
     return f"{100 * one:.0f}, {100 * other:.0f}%"
 
 

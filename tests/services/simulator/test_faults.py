@@ -353,7 +353,7 @@ def test_deaths_come_as_often_as_their_mean_says() -> None:
         ),
         (death("decode-0", -1.0), "fault.0.at_s", "0 or more"),
         (death("decode-0", 1.0, 0.0), "fault.0.lasts_s", "over 0"),
-        ({"kind": "straggler", "pool": "decode", "at_s": 1.0, "times": 0.0}, "fault.0.times", "over 0"),
+        ({"kind": "straggler", "pool": "decode", "at_s": 1.0, "times": 0.5}, "fault.0.times", "1 or more"),
         ({"kind": "slow_link", "pool": "decode", "at_s": 1.0, "share": 2.0}, "fault.0.share", "from 0 to 1"),
         (
             {"kind": "silence", "pool": "decode", "mean_between_s": 1.0},
