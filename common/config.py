@@ -94,11 +94,11 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     ``max_open_requests`` choices open, and reads prompts in ``tokenizer_threads``. ``header_timeout_s``
     bounds a request's head, ``body_timeout_s`` its body, ``token_timeout_s`` the wait for a stream's next
     token, ``bus_timeout_s`` that for a bus that is away, ``slow_reader_timeout_s`` a client that takes
-    nothing; ``keep_alive_comment_s`` of silence are bridged by an SSE comment. A request for which nobody is
-    there, as the only instance of a role has died or no scheduler answers, waits ``wait_for_instance_s`` for
-    somebody; 0: it is refused at once. A sequence that breaks is continued at most ``max_continuations``
-    times in a row before it gets on. ``log_calls``: a line a call, or refusal, in the log, with ids, counts
-    and times.
+    nothing; ``keep_alive_comment_s`` of silence of a stream that has begun are bridged by an SSE comment. A
+    request for which nobody is there, as the only instance of a role has died or no scheduler answers, asks
+    again for ``wait_for_instance_s``; 0: it is refused at once. A sequence that breaks is continued at most
+    ``max_continuations`` times in a row before it gets on. ``log_calls``: a line a call, or refusal, in the
+    log, with ids, counts and times.
 
     ``private_port`` is for operators (``/ui``, ``/api``): 0, or one that is taken, is a free one instead. It
     listens at ``private_host`` only. ``admin_key_file`` holds the key that changes need, without it nobody
@@ -269,6 +269,7 @@ class InstanceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     ``mixed_policy``: what a mixed instance computes where prompts and decodes wait
     (``scheduler.policy.mixed_batching``). prefill_first: prompts, for which decodes wait at most
     ``mixed_max_wait_s``; chunked: decodes, and in what they leave of ``chunk_tokens`` a chunk beside them;
+    splitwise: prompts, and decodes where all of them fit beside these, or have sat out four passes;
     orca: decodes, and as many whole prompts as fit beside them there and in ``max_decode_batch``; static: a
     batch of prompts, with memory for all that they may draw, and no other until the last of it has ended.
     Under the last two a prompt longer than ``chunk_tokens`` is computed in one pass all the same.

@@ -8,7 +8,6 @@ coefficients are fitted is ``scheduler.policy.fitting``'s.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import msgspec
 
@@ -55,16 +54,6 @@ class PassLoad:
             self.sequences + other.sequences,
             self.context_tokens + other.context_tokens,
         )
-
-
-class BothWait(NamedTuple):
-    """A chunk of prompts, of ``chunk_tokens``, and a step of ``sequences``, which has been ready for
-    ``waited_s`` and was ``passed_over`` so many times."""
-
-    chunk_tokens: int
-    sequences: int
-    waited_s: float
-    passed_over: int = 0
 
 
 class FittedTime(msgspec.Struct, frozen=True, array_like=True):

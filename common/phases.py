@@ -1,4 +1,5 @@
-"""Which phases nobody does: a mesh that lacks one answers every request with a 503."""
+"""Which phases nobody does: a mesh that lacks one answers every request with a 503, once it has
+waited in vain."""
 
 from collections.abc import Iterable
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from common.engine_thread import EngineThread
 from common.messages import Phase, SampledToken
-from common.performance import BothWait, PassLoad
+from common.performance import PassLoad
 from common.steps import LayerReports, Runner, SequenceStep
 from common.timeline import timeline
 
@@ -132,21 +132,21 @@ def compute_together(
 @dataclass(slots=True)
 class SharedEngine:
     """``spawn`` starts a task in the process's task group. ``choose_pass``: see
-    ``scheduler.policy.mixed_batching``; it is given what is known of the chunk and of the step that wait.
+    ``scheduler.policy.mixed_batching``; it is given the tokens of the chunk and the sequences of the step
+    that wait, since when the step does, and the time.
     ``note_pass`` is told of every pass what it computed, and its seconds; ``note_wait`` of its
     ``PassClock.waited_s``; ``note_gap`` of every ``gap_s``, and what the pass before it has ``Drawn``."""
 
     runner: Runner
     thread: EngineThread
     spawn: Callable[[Coroutine[None, None, None]], None]
-    choose_pass: Callable[[BothWait], tuple[Phase, ...]]
+    choose_pass: Callable[[int, int, float, float], tuple[Phase, ...]]
     note_pass: Callable[[PassLoad, float], None]
     note_wait: Callable[[float], None]
     note_gap: Callable[[float, int, int], None]
     _clock: PassClock = field(default_factory=PassClock)
     _drawn: Drawn = field(default_factory=Drawn)
     _waiting: dict[Phase, _Waiting] = field(default_factory=dict)
-    _passed_over: int = 0
     _is_running: bool = False
 
     async def compute(self, phase: Phase, work: EngineWork) -> Computed:
@@ -237,8 +237,5 @@ class SharedEngine:
         if len(phases) > 1:
             prompts, decodes = self._waiting["prefill"], self._waiting["decode"]
             tokens, sequences = prompts.work.load.chunk_tokens, decodes.work.load.sequences
-            phases = self.choose_pass(BothWait(tokens, sequences, now - decodes.since_s, self._passed_over))
-            self._passed_over += 1
-        if "decode" in phases:
-            self._passed_over = 0
+            phases = self.choose_pass(tokens, sequences, decodes.since_s, now)
         return [self._waiting.pop(phase) for phase in PHASES if phase in phases]

@@ -40,7 +40,7 @@ from gateway.continuing import (
     backoff_s,
     broken_text,
     chosen_since_s,
-    may_wait,
+    wait_s,
 )
 from gateway.generation import Generation
 from gateway.losses import DECLARED_WITHIN_S, Losses, find_former, is_needed
@@ -79,28 +79,37 @@ class Attempts:
 
     async def start(self, generation: Generation) -> None:
         """The first one, and those that follow where nobody is there for it. Raises the refusal."""
-        most_s, began_s, has_waited = self.config.gateway.wait_for_instance_s, time.monotonic(), False
+        began_s, asked = time.monotonic(), 0
         while True:
             attempt = generation.request.attempt
             try:
                 await self.submissions.submit(generation)
             except RequestError as exc:
-                if generation.request.attempt != attempt or generation.is_over:
+                if not self._is_at(generation, attempt):
                     return
                 if self._can_ask_again(generation, exc):
                     generation.next_attempt()
                     await self._place_again(generation, CONTINUE_BACKOFF_S)
                     return
-                waited_s = time.monotonic() - began_s
-                if not may_wait(exc, has_waited=has_waited, waited_s=waited_s, most_s=most_s):
+                most_s = self.config.gateway.wait_for_instance_s
+                pause_s = wait_s(exc, asked, time.monotonic() - began_s, most_s)
+                if pause_s is None:
                     raise
-                has_waited = True
-                await asyncio.sleep(CONTINUE_BACKOFF_S)
-                if generation.request.attempt != attempt or generation.is_over:
+                if asked == 0:
+                    facts = {"request": generation.request.request_id, "error": exc.message}
+                    log.warning("request_waits", extra=facts)
+                asked += 1
+                await asyncio.sleep(pause_s)
+                if not self._is_at(generation, attempt):
                     return
                 generation.next_attempt()
             else:
                 return
+
+    def _is_at(self, generation: Generation, attempt: int) -> bool:
+        """Whether somebody waits for that attempt of its."""
+        is_open = generation.request.request_id in self.open and not generation.is_over
+        return is_open and generation.request.attempt == attempt
 
     def _can_ask_again(self, generation: Generation, refusal: RequestError) -> bool:
         """Of a first attempt, as of a stream that broke: it waited at a scheduler that is gone, or was taken

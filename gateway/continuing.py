@@ -15,13 +15,17 @@ MOVED_WITHIN_S = 10.0
 FOR_LATER = (Overloaded, NoInstanceReady, RequestCancelled)
 """Refusals after which a stream that broke is placed anew as soon as it can be."""
 NO_ROOM = (Overloaded.code, NoInstanceReady.code)
+WAIT_GROWTH, LONGEST_WAIT_S = 1.5, 1.0
+"""Of a request that has not begun: many may wait, and each asks with its whole prompt."""
 
 
-def may_wait(refusal: RequestError, *, has_waited: bool, waited_s: float, most_s: float) -> bool:
-    """Of a request that has not begun: whether it asks again after ``CONTINUE_BACKOFF_S``. ``has_waited``:
-    nobody was there for it before; whoever came since may be full already."""
-    is_to_wait = isinstance(refusal, FOR_LATER if has_waited else NoInstanceReady)
-    return is_to_wait and waited_s < most_s
+def wait_s(refusal: RequestError, asked: int, waited_s: float, most_s: float) -> float | None:
+    """Of a request that has not begun, for which nobody was there when it was ``asked`` for so many times
+    before: until it asks again; None: it is refused. Whoever came since may be full already."""
+    is_to_wait = isinstance(refusal, NoInstanceReady) or (asked > 0 and isinstance(refusal, Overloaded))
+    if not is_to_wait or waited_s >= most_s:
+        return None
+    return min(CONTINUE_BACKOFF_S * WAIT_GROWTH**asked, LONGEST_WAIT_S)
 
 
 def continuations_after(continuations: int, attempt_tokens: int) -> int:

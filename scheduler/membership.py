@@ -39,8 +39,8 @@ LOOK_S = 0.5
 class Membership:
     """``gateways`` maps to the time since which the store lacks the gateway's record; None: it is there.
     ``are_sequences_asked``: as ``InstanceView`` has it. ``ended``: lives that were seen to end, whose records
-    the store has nevertheless for the rest of their leases. ``has_attention``: there are attention workers,
-    which keep the KV of instances that die."""
+    the store has nevertheless for the rest of their leases. ``attention_seen_s``: when the store had
+    attention workers, which keep the KV of instances that die."""
 
     lease_s: float
     instances: dict[InstanceId, InstanceView]
@@ -52,12 +52,11 @@ class Membership:
     learned: LearnedTimes = field(default_factory=LearnedTimes)
     are_sequences_asked: bool = True
     ended: set[InstanceLife] = field(default_factory=set)
-    has_attention: bool = False
+    attention_seen_s: float = float("-inf")
 
     def read(self, records: tuple[MemberRecord, ...], now: float) -> list[SchedulerCommand]:
         commands: list[SchedulerCommand] = []
         present: set[GatewayId] = set()
-        self.has_attention = False
         if self.ended:
             self.ended &= {each.life for each in records if isinstance(each, InstanceRecord)}
         for record in records:
@@ -65,7 +64,7 @@ class Membership:
                 case ServiceRecord(kind="gateway"):
                     present.add(GatewayId(record.service_id))
                 case ServiceRecord(kind="attention"):
-                    self.has_attention = True
+                    self.attention_seen_s = now
                 case InstanceRecord() if record.life not in self.ended:
                     view = self.instances.get(record.instance_id)
                     if view is None:
@@ -79,6 +78,10 @@ class Membership:
                 case _:
                     continue
         return commands + self._notice_absent_gateways(present, now)
+
+    def has_attention(self, now: float) -> bool:
+        """A store that was emptied, or was away, gives them a lease to re-assert themselves."""
+        return now - self.attention_seen_s <= self.lease_s
 
     def tell_departed(self, lives: Iterable[InstanceLife]) -> list[SchedulerCommand]:
         """Of those who are not heard. They died while no scheduler lived that knew them."""

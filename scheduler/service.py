@@ -265,7 +265,7 @@ class SchedulerService:
 
         Raises RequestCancelled; NoInstanceReady where it may have taken the request over.
         """
-        if not self.state.members.has_attention:
+        if not self.state.members.has_attention(asyncio.get_running_loop().time()):
             return None
         try:
             placement = self.state.place_resumed(request, asyncio.get_running_loop().time())

@@ -4,20 +4,21 @@
 ``chunked`` is mixed continuous batching (Splitwise II; Sarathi, Vidur 4.5): every pass takes the decodes, a
 token each, and what is left of its tokens is a chunk of prompts. ``splitwise`` fills a pass the other way
 round, as splitwise-sim's machines do: prompts come first, and decodes go along where all of them fit beside
-these; where they do not, they sit out, four passes in a row at the most. ``orca`` is Vidur's Orca+, over
-pages of KV: every pass takes the decodes and as many whole prompts as fit beside them. ``static`` is
-FasterTransformer's: a batch of prompts, computed first, with memory for all that they may draw; the next when
-its last has ended.
+these; where they do not, they sit out, four passes in a row at the most (each batch of a pipeline). ``orca``
+is Vidur's Orca+, over pages of KV: every pass takes the decodes and as many whole prompts as fit beside them.
+``static`` is FasterTransformer's: a batch of prompts, computed first, with memory for all that they may draw;
+the next when its last has ended.
 
 Under all, whoever waits grows older until nobody comes before it, or every batch ends and they take turns:
 so none waits for ever.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
 
 from common.config import MixedPolicy
 from common.messages import Phase
-from common.performance import BothWait
 
 MAX_PREEMPTIONS = 2
 """Of one request for prompts. Each makes it older, and one so old gives way to none any more."""
@@ -25,17 +26,33 @@ MAX_PASSED_OVER = 4
 """Passes in a row that decodes sit out for prompts (splitwise-sim)."""
 
 
-def choose_pass(
-    policy: MixedPolicy, both: BothWait, pass_tokens: int, max_wait_s: float
-) -> tuple[Phase, ...]:
-    """Whose work the next run of the model takes. Decodes wait ``max_wait_s`` and one chunk at the longest,
-    or by ``splitwise``, whose passes have ``pass_tokens``, for ``MAX_PASSED_OVER`` chunks."""
-    if policy == "splitwise":
-        fits = both.chunk_tokens + both.sequences <= pass_tokens
-        return ("prefill", "decode") if fits or both.passed_over >= MAX_PASSED_OVER else ("prefill",)
-    if policy in ("chunked", "orca"):
-        return ("prefill", "decode")
-    return ("decode",) if both.waited_s >= max_wait_s else ("prefill",)
+@dataclass(slots=True)
+class PassChoice:
+    """Whose work the next run of one engine's model takes, of ``pass_tokens``. Decodes wait ``max_wait_s``
+    and one chunk at the longest, or by ``splitwise`` for ``MAX_PASSED_OVER`` chunks."""
+
+    policy: MixedPolicy
+    pass_tokens: int
+    max_wait_s: float
+    _step_since_s: float = -inf
+    _passed_over: int = 0
+
+    def choose(self, chunk_tokens: int, sequences: int, step_since_s: float, now: float) -> tuple[Phase, ...]:
+        """Where a chunk of prompts waits and, since ``step_since_s``, a step of ``sequences``."""
+        if self.policy == "splitwise":
+            return self._fill(chunk_tokens + sequences, step_since_s)
+        if self.policy in ("chunked", "orca"):
+            return ("prefill", "decode")
+        return ("decode",) if now - step_since_s >= self.max_wait_s else ("prefill",)
+
+    def _fill(self, tokens: int, step_since_s: float) -> tuple[Phase, ...]:
+        if step_since_s != self._step_since_s:
+            # Another step than the one that was passed over.
+            self._step_since_s, self._passed_over = step_since_s, 0
+        if tokens <= self.pass_tokens or self._passed_over >= MAX_PASSED_OVER:
+            return ("prefill", "decode")
+        self._passed_over += 1
+        return ("prefill",)
 
 
 def prompt_tokens_beside(policy: MixedPolicy, chunk_tokens: int, decoding: int) -> int:

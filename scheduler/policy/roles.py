@@ -59,13 +59,13 @@ class RoleChange:
 @dataclass(slots=True)
 class Overflow:
     """``mixed_s``: since when each is mixed away from home; ``relieved_s``: since when nobody needs it so;
-    ``lacking_s``: since when nobody does a phase that somebody of ``done`` did."""
+    ``lacking_s``: since when nobody does a phase that somebody did; ``known``: those that somebody did."""
 
     settings: RolesConfig
     mixed_s: dict[InstanceId, float] = field(default_factory=dict)
     relieved_s: dict[InstanceId, float] = field(default_factory=dict)
     lacking_s: dict[Phase, float] = field(default_factory=dict)
-    done: set[Phase] = field(default_factory=set)
+    known: set[Phase] = field(default_factory=set)
     _changed_s: float = float("-inf")
 
     def decide(self, workers: Sequence[Worker], now: float) -> RoleChange | None:
@@ -103,8 +103,8 @@ class Overflow:
                 relieved.add(guest.instance_id)
         self.relieved_s = {each: self.relieved_s.get(each, now) for each in relieved}
         present = {phase for phase in OPPOSITE if any(has_phase(each.role, phase) for each in workers)}
-        self.done |= present
-        lacking = [phase for phase in OPPOSITE if phase in self.done - present]
+        self.known |= present
+        lacking = [phase for phase in OPPOSITE if phase in self.known - present]
         self.lacking_s = {each: self.lacking_s.get(each, now) for each in lacking}
 
     def _replace(self, workers: Sequence[Worker], now: float) -> RoleChange | None:
@@ -115,8 +115,8 @@ class Overflow:
             helpers = [each for each in workers if each.role == other]
             if helpers and now - since_s >= most_s:
                 best = min(helpers, key=lambda each: (self.pressure(each, other), each.instance_id))
-                away_s = f"{now - since_s:.1f} s, roles.replace_after_s = {most_s:g}"
-                reason = f"nobody has been there to {phase} for {away_s}"
+                least = f"roles.replace_after_s = {most_s:g}"
+                reason = f"nobody has been there to {phase} for {now - since_s:.1f} s, {least}"
                 return RoleChange(best.instance_id, "mixed", keeps_home=True, reason=reason)
         return None
 

@@ -81,7 +81,7 @@ def warn_missing(mesh: "MeshStatus") -> None:
     for phase in missing:
         _warn(
             f"no instance does {phase}:",
-            f"every request is answered with 503 until one does, for example after `lamella scale {phase}=1`",
+            f"requests wait, and get a 503, until one does, for example after `lamella scale {phase}=1`",
         )
     for phase in missing_phases(each.role for each in mesh.instances if each.state == "ready"):
         if mesh.state == "ready" and phase not in missing:

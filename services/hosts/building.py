@@ -3,7 +3,6 @@
 import os
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
-from functools import partial
 
 from common.bus import Bus
 from common.config import Config
@@ -35,7 +34,7 @@ from prefill.events import SequenceLeft
 from prefill.prompts import PromptQueue
 from prefill.service import PrefillService
 from prefill.state import PrefillState
-from scheduler.policy.mixed_batching import choose_pass
+from scheduler.policy.mixed_batching import PassChoice
 from scheduler.policy.pass_times import PassTimes
 from scheduler.policy.prefill_batching import fill_batch_of
 from scheduler.policy.pull_budget import PullBudget
@@ -75,16 +74,13 @@ class _Parts:
         self.blocks = BlockAllocator(engine.total_blocks)
         remote = None if engine.total_blocks else self.pool_destinations
         self.kv = KVEndpoint(self.transfer, engine.layout, engine.total_blocks, remote)
+        pass_tokens = settings.chunk_tokens or engine.chunk_tokens
+        choice = PassChoice(settings.mixed_policy, pass_tokens, settings.mixed_max_wait_s)
         self.shared_engine = SharedEngine(
             engine.runner,
             engine.thread,
             self.spawn,
-            partial(
-                choose_pass,
-                settings.mixed_policy,
-                pass_tokens=settings.chunk_tokens or engine.chunk_tokens,
-                max_wait_s=settings.mixed_max_wait_s,
-            ),
+            choice.choose,
             self.passes.observe,
             self.metrics.observe_wait,
             self.metrics.observe_gap,

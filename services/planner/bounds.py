@@ -105,11 +105,14 @@ def _served(kind: InstanceKind, speed: Speed, workload: PlannedWorkload, batch: 
     context = round(batch * workload.context_tokens)
     performance = speed.performance
     drawn = batch / workload.decoded
-    if kind.role == "mixed" and kind.mixed_policy in ("chunked", "orca"):
+    apart = kind.turns / (prompt + performance.pass_s(PassShape((), batch, context)) / drawn)
+    if kind.role == "mixed" and kind.mixed_policy in ("chunked", "splitwise", "orca"):
         # Whole, a prompt may be longer than what decodes leave of a pass.
         least = workload.prompt_tokens if kind.mixed_policy == "orca" else 1
         beside = min(drawn * workload.prompt_tokens, max(least, kind.chunk_tokens - batch))
         chunk = ((round(workload.prompt_tokens / 2), max(1, round(beside))),)
         pass_s = performance.pass_s(PassShape(chunk, batch, context))
-        return kind.turns * beside / workload.prompt_tokens / pass_s
-    return kind.turns / (prompt + performance.pass_s(PassShape((), batch, context)) / drawn)
+        together = kind.turns * beside / workload.prompt_tokens / pass_s
+        # Decodes that do not fit beside prompts are computed without.
+        return max(together, apart) if kind.mixed_policy == "splitwise" else together
+    return apart

@@ -231,7 +231,7 @@ def _mixed(hardware: list[Hardware], space: SearchSpace) -> Iterator[InstanceKin
             role="mixed",
             **each._asdict(),
             chunk_tokens=tokens,
-            prefill_batching="saturation" if policy == "prefill_first" else "chunks",
+            prefill_batching="saturation" if policy in ("prefill_first", "splitwise") else "chunks",
             mixed_policy=policy,
             max_decode_batch=batch,
         )

@@ -80,7 +80,8 @@ ISO_POWER = (BASELINE_A100, BASELINE_H100, AA, HH, HA, HHCAP)
 class Assumed:
     """``is_corrected``: decode steps by batch and context, too, which the published model leaves out.
     ``roles``: overflow, machines help the other pool when it is short; fixed, none does. ``has_turns``:
-    sequences' KV takes turns at a machine's link; else each has one of its own, as in splitwise-sim."""
+    sequences' KV takes turns at a machine's link; else any number share it at once. In splitwise-sim each has
+    as much to itself."""
 
     is_corrected: bool = False
     roles: str = "overflow"

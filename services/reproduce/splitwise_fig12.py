@@ -73,8 +73,8 @@ ASSUMPTIONS = sentences(
     """
 Machines keep their roles. Arrivals are Poisson for two minutes, and lengths are drawn from the trace.
 
-In the second column KV takes turns at a link of 200 GiB/s; in splitwise-sim, and in the others, each
-transfer has such a link of its own.
+In the second column KV takes turns at a link of 200 GiB/s, in the others any number of transfers share a
+prompt machine's. In splitwise-sim each has as much to itself.
 """
 )
 CAUSES = sentences(

@@ -124,7 +124,8 @@ ASSUMPTIONS = sentences(
     """
 The figure is drawn: nothing but its text and legends can be compared.
 
-Machines, pools, links and baselines as in splitwise-fig18.
+Machines, pools, links and baselines as in splitwise-fig18. 15 to 40 seconds of arrivals, by the rate, in
+place of two minutes.
 """
 )
 CAUSES = sentences(

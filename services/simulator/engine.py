@@ -14,9 +14,8 @@ import msgspec
 
 from common.config import MixedPolicy
 from common.messages import Phase
-from common.performance import BothWait
 from prefill.events import ChunkSlice, RunChunk
-from scheduler.policy.mixed_batching import choose_pass
+from scheduler.policy.mixed_batching import PassChoice
 from services.simulator.clock import Clock, Timer
 from services.simulator.computed_work import ComputedWork
 from services.simulator.host import PacedWork
@@ -51,10 +50,9 @@ class Rooms(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """How long passes take, and whose come first where both rooms wait (``mixed_batching``), of passes of
-    ``chunk_tokens``.
-    ``stage_shares``: of the layers, that each stage of a pipeline has. ``link_share``: of the bandwidth, over
-    which attention workers are reached."""
+    """How long passes take, of how many tokens they are, and whose come first where both rooms wait
+    (``mixed_batching``). ``stage_shares``: of the layers, that each stage of a pipeline has. ``link_share``:
+    of the bandwidth, over which attention workers are reached."""
 
     performance: PerformanceModel
     mixed_policy: MixedPolicy
@@ -67,8 +65,8 @@ class EngineSettings:
         """Of a chunk of which nothing is to be computed none, if no decodes go along."""
         return self.performance.pass_s(shape) if shape.chunks or shape.sequences else 0.0
 
-    def phases_of(self, both: BothWait) -> tuple[Phase, ...]:
-        return choose_pass(self.mixed_policy, both, self.chunk_tokens, self.mixed_max_wait_s)
+    def pass_choice(self) -> PassChoice:
+        return PassChoice(self.mixed_policy, self.chunk_tokens, self.mixed_max_wait_s)
 
 
 @dataclass(slots=True)
@@ -141,10 +139,11 @@ class SimulatedEngine:
     _chunk: RunChunk | None = None
     _is_starting: bool = False
     _is_dead: bool = False
-    _passed_over: int = 0
+    _choice: PassChoice = field(init=False)
     _next_settings: EngineSettings | None = None
 
     def __post_init__(self) -> None:
+        self._choice = self.settings.pass_choice()
         if self.seat is not None:
             self.seat.on_change = self.change_pace
 
@@ -196,15 +195,12 @@ class SimulatedEngine:
         phases = tuple(self._waiting)
         if len(phases) > 1:
             assert self._chunk is not None
-            tokens, waited_s = _tokens_of(self._chunk), now - self._waiting["decode"]
-            both = BothWait(tokens, self.rooms.decode_shape()[0], waited_s, self._passed_over)
-            phases = self.settings.phases_of(both)
-            self._passed_over += 1
+            tokens, step_since_s = _tokens_of(self._chunk), self._waiting["decode"]
+            phases = self._choice.choose(tokens, self.rooms.decode_shape()[0], step_since_s, now)
         for phase in phases:
             del self._waiting[phase]
         chunk, steps, sequences, context, prompts = None, 1, 0, 0, 0
         if "decode" in phases:
-            self._passed_over = 0
             sequences, context = self.rooms.decode_shape()
         if "prefill" in phases:
             chunk, self._chunk = self._chunk, None

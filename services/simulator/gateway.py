@@ -32,7 +32,7 @@ from gateway.continuing import (
     broken_text,
     chosen_since_s,
     continuations_after,
-    may_wait,
+    wait_s,
 )
 from gateway.losses import Losses, is_needed
 from services.simulator.gaps import GapCounts
@@ -55,7 +55,8 @@ class Entry(msgspec.Struct, eq=False):
     """One open request. ``length``: what it is going to draw. ``drawn``: what its client has; ``fresh``: of
     this attempt. ``newest_s``: when the last token came that is known of; ``broke_s``: when this attempt's
     predecessor broke; ``asked_s``: when the attempt was asked for that was placed; ``continuations``: how
-    many broke in a row. ``has_waited``: nobody was there for it when it came."""
+    many broke in a row. ``came_s``: when its client asked for it last, ``waits``: how often it has asked
+    again since, as nobody was there."""
 
     number: int
     request: GenerationRequest
@@ -71,7 +72,8 @@ class Entry(msgspec.Struct, eq=False):
     broke_s: float = 0.0
     asked_s: float = 0.0
     retries_left: int = 0
-    has_waited: bool = False
+    came_s: float = 0.0
+    waits: int = 0
     is_submitting: bool = False
     is_over: bool = False
 
@@ -139,7 +141,8 @@ class SimulatedGateway:
             prompt_ids=self._prompts.of(prompt_tokens),
             sampling=SamplingParams(max_tokens=allowed, ignore_eos=allowed <= output_tokens),
         )
-        entry = Entry(number, request, min(output_tokens, allowed), retries_left=self.retries)
+        length = min(output_tokens, allowed)
+        entry = Entry(number, request, length, retries_left=self.retries, came_s=now)
         self.entries[request.request_id] = entry
         self._submit(entry)
 
@@ -286,18 +289,22 @@ class SimulatedGateway:
         placed as soon as it can be."""
         is_for_later = isinstance(refusal, FOR_LATER)
         now = self.network.clock.now
-        waited_s, most_s = now - self.records.arrival_s[entry.number], self.wait_for_instance_s
         if entry.continuations and is_for_later:
             if now - entry.broke_s > CONTINUE_DEADLINE_S:
                 self._fail(entry, refusal.code, refusal.message)
             else:
                 self._submit_later(entry, CONTINUE_BACKOFF_S)
-        elif may_wait(refusal, has_waited=entry.has_waited, waited_s=waited_s, most_s=most_s):
-            entry.has_waited = True
-            self._submit_later(entry, CONTINUE_BACKOFF_S)
+            return
+        pause_s = wait_s(refusal, entry.waits, now - entry.came_s, self.wait_for_instance_s)
+        if pause_s is not None:
+            entry.waits += 1
+            self._submit_later(entry, pause_s)
         elif is_for_later and entry.retries_left:
             entry.retries_left -= 1
-            self._submit_later(entry, refusal.retry_after_s or NO_WAIT_RETRY_S)
+            again_s = refusal.retry_after_s or NO_WAIT_RETRY_S
+            # Of its client's it is another request.
+            entry.came_s, entry.waits = now + again_s, 0
+            self._submit_later(entry, again_s)
         else:
             count_refusal(self.refusals, refusal.code, refusal.message)
             self._end(entry, "rejected", refusal.code)

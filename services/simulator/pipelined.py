@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from common.performance import BothWait
 from prefill.events import ChunkSlice, RunChunk
+from scheduler.policy.mixed_batching import PassChoice
 from services.simulator.clock import Clock, Timer
 from services.simulator.computed_work import ComputedWork
 from services.simulator.engine import BusyTime, EnginePass, EngineSettings
@@ -121,13 +121,14 @@ class PipelinedEngine:
     _step_times: StepTimes | None = field(init=False)
     _chunk: RunChunk | None = None
     _lanes: dict[int, float] = field(default_factory=dict)
-    _passed_over: int = 0
+    _choice: PassChoice = field(init=False)
     _is_starting: bool = False
     _is_dead: bool = False
     _plan: PipelinePlan | None = None
     _plan_timer: Timer | None = None
 
     def __post_init__(self) -> None:
+        self._choice = self.settings.pass_choice()
         self._free_s = [0.0] * len(self.shares)
         self._look_at_model()
 
@@ -300,15 +301,12 @@ class PipelinedEngine:
     def _begin(self, now: float) -> None:
         chunk, lane = self._chunk, next(iter(self._lanes), None)
         if chunk is not None and lane is not None:
-            tokens, waited_s = sum([piece.tokens for piece in chunk.slices]), now - self._lanes[lane]
-            both = BothWait(tokens, self.rooms.decode_shape(lane)[0], waited_s, self._passed_over)
-            phases = self.settings.phases_of(both)
-            self._passed_over += 1
+            tokens, step_since_s = sum([piece.tokens for piece in chunk.slices]), self._lanes[lane]
+            phases = self._choice.choose(tokens, self.rooms.decode_shape(lane)[0], step_since_s, now)
             chunk = chunk if "prefill" in phases else None
             lane = lane if "decode" in phases else None
         sequences = context = 0
         if lane is not None:
-            self._passed_over = 0
             del self._lanes[lane]
             sequences, context = self.rooms.decode_shape(lane)
         chunks: tuple[tuple[int, int], ...] = ()

@@ -35,7 +35,7 @@ def test_who_looks_at_a_mesh_that_serves_nothing_is_told_what_to_do(
     instances = [InstanceStatus("decode-0", "decode", "ready")]
     warn_missing(MeshStatus("ready", "http://127.0.0.1:1", instances, []))
     said = capsys.readouterr().err
-    assert "no instance does prefill: every request is answered with 503" in said
+    assert "no instance does prefill: requests wait, and get a 503, until one does" in said
     assert "`lamella scale prefill=1`" in said
     warn_missing(MeshStatus("ready", None, [*instances, InstanceStatus("mixed-0", "mixed", "ready")], []))
     assert capsys.readouterr().err == ""

@@ -5,7 +5,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import get_args
 
 import pytest
@@ -15,10 +14,10 @@ from hypothesis import strategies as st
 from common.config import MixedPolicy
 from common.engine_thread import EngineThread
 from common.messages import Phase, SampledToken
-from common.performance import BothWait, PassLoad
+from common.performance import PassLoad
 from common.shared_engine import MOST_GAP_S, Computed, Drawn, EngineWork, SharedEngine, drawn_by
 from common.steps import LayerReports, SequenceStep
-from scheduler.policy.mixed_batching import MAX_PASSED_OVER, choose_pass, prompt_tokens_beside
+from scheduler.policy.mixed_batching import MAX_PASSED_OVER, PassChoice, prompt_tokens_beside
 
 MAX_WAIT_S = 0.05
 PASS_TOKENS = 4
@@ -52,12 +51,11 @@ class Recorder:
 
 
 def engine_of(recorder: Recorder, policy: MixedPolicy) -> SharedEngine:
-    choose = partial(choose_pass, policy, pass_tokens=PASS_TOKENS, max_wait_s=MAX_WAIT_S)
     return SharedEngine(
         recorder,
         EngineThread(),
         lambda work: recorder.tasks.append(asyncio.ensure_future(work)),
-        choose,
+        PassChoice(policy, PASS_TOKENS, MAX_WAIT_S).choose,
         lambda load, _: recorder.noted.append(load),
         recorder.waits_s.append,
         recorder.note_gap,
@@ -278,10 +276,9 @@ def test_both_phases_go_on_however_long_chunks_and_steps_are(
 ) -> None:
     """Prompts and decodes are always there. ``passes``: how long a chunk and a step take each time."""
     now = decode_since_s = prompt_since_s = 0.0
-    passed_over = 0
+    choice, passed_over = PassChoice(policy, PASS_TOKENS, max_wait_s), 0
     for chunk_s, step_s in passes:
-        both = BothWait(PASS_TOKENS, 1, now - decode_since_s, passed_over)
-        chosen = choose_pass(policy, both, PASS_TOKENS, max_wait_s)
+        chosen = choice.choose(PASS_TOKENS, 1, decode_since_s, now)
         assert chosen
         passed_over = 0 if "decode" in chosen else passed_over + 1
         if policy == "splitwise":

@@ -2,15 +2,23 @@
 
 import pytest
 
-from common.errors import InstanceLost, InvalidRequest, NoInstanceReady, Overloaded, RequestError
+from common.errors import (
+    InstanceLost,
+    InvalidRequest,
+    NoInstanceReady,
+    Overloaded,
+    RequestCancelled,
+    RequestError,
+)
 from gateway.continuing import (
     CONTINUE_BACKOFF_S,
+    LONGEST_WAIT_S,
     MOVED_WITHIN_S,
     PROGRESS_TOKENS,
     backoff_s,
     chosen_since_s,
     continuations_after,
-    may_wait,
+    wait_s,
 )
 
 
@@ -37,22 +45,26 @@ def test_a_new_home_is_chosen_after_its_attempt_was_asked_for_and_not_long_ago()
 
 
 @pytest.mark.parametrize(
-    ("refusal", "has_waited", "waited_s", "waits"),
+    ("refusal", "asked", "waited_s", "pause_s"),
     [
-        (NoInstanceReady("nobody"), False, 0.0, True),
-        (NoInstanceReady("nobody"), True, 9.9, True),
-        (NoInstanceReady("nobody"), True, 10.0, False),
-        (Overloaded("full"), False, 0.0, False),
-        (Overloaded("full"), True, 1.0, True),
-        (Overloaded("full"), True, 11.0, False),
-        (InvalidRequest("never"), True, 1.0, False),
+        (NoInstanceReady("nobody"), 0, 0.0, CONTINUE_BACKOFF_S),
+        (NoInstanceReady("nobody"), 1, 0.2, 0.3),
+        (NoInstanceReady("nobody"), 30, 9.9, LONGEST_WAIT_S),
+        (NoInstanceReady("nobody"), 30, 10.0, None),
+        (Overloaded("full"), 0, 0.0, None),
+        (Overloaded("full"), 1, 1.0, 0.3),
+        (Overloaded("full"), 1, 11.0, None),
+        (RequestCancelled("its client left"), 1, 1.0, None),
+        (InvalidRequest("never"), 1, 1.0, None),
     ],
 )
 def test_what_has_not_begun_waits_for_somebody_to_be_there_and_then_for_room(
-    refusal: RequestError, has_waited: bool, waited_s: float, waits: bool
+    refusal: RequestError, asked: int, waited_s: float, pause_s: float | None
 ) -> None:
-    assert may_wait(refusal, has_waited=has_waited, waited_s=waited_s, most_s=10.0) is waits
+    assert wait_s(refusal, asked, waited_s, most_s=10.0) == (
+        None if pause_s is None else pytest.approx(pause_s)
+    )
 
 
 def test_whoever_is_to_wait_for_nobody_is_refused_at_once() -> None:
-    assert not may_wait(NoInstanceReady("nobody"), has_waited=False, waited_s=0.0, most_s=0.0)
+    assert wait_s(NoInstanceReady("nobody"), 0, 0.0, most_s=0.0) is None

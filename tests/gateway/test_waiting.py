@@ -16,7 +16,7 @@ from tests.gateway.processes import GatewayProcess, running_gateway
 from tests.gateway.scripted import ScriptedPeer, scripted_peer
 
 END_TOKEN = 2
-WAIT_S = 1.5
+WAIT_S = 4.0
 
 
 @pytest.fixture(scope="module")
@@ -167,5 +167,21 @@ def test_one_whose_client_leaves_asks_no_more(patient: GatewayProcess) -> None:
             peer.submissions.get_nowait()
         await asyncio.sleep(0.5)
         assert peer.submissions.empty()
+
+    with_peer(patient, script)
+
+
+def test_of_several_choices_none_asks_on_where_one_is_refused(patient: GatewayProcess) -> None:
+    """All or none: the others, which wait, are given up with it."""
+
+    async def script(peer: ScriptedPeer) -> None:
+        peer.refusals = [NoInstanceReady("nobody"), InvalidRequest("never")]
+        async with client_of(patient) as client:
+            with pytest.raises(openai.BadRequestError, match="never"):
+                await client.completions.create(**PROMPT, n=2)
+        for _ in range(2):
+            await peer.next_request()
+        await asyncio.sleep(1.0)
+        assert peer.submissions.empty(), "it asks for one whose client has been answered"
 
     with_peer(patient, script)

@@ -60,14 +60,15 @@ def test_who_is_seen_to_end_is_gone_at_once_and_not_there_again_for_its_record()
     assert not state.members.ended, "the store has forgotten it"
 
 
-def test_attention_workers_are_known_of_while_the_store_has_them() -> None:
+def test_attention_workers_are_known_of_until_the_store_has_lacked_them_for_a_lease() -> None:
     state = make_state()
     worker = msgspec.structs.replace(gateway_record(), service_id="attention-0", kind="attention")
-    seen = []
-    for records in ((gateway_record(),), (gateway_record(), worker), (worker,), ()):
-        handle(state, events.MembersRead(records))
-        seen.append(state.members.has_attention)
-    assert seen == [False, True, True, False]
+    handle(state, events.MembersRead((gateway_record(),)), now=0.0)
+    assert not state.members.has_attention(0.0)
+    handle(state, events.MembersRead((gateway_record(), worker)), now=1.0)
+    handle(state, events.MembersRead((gateway_record(),)), now=1.5)
+    assert state.members.has_attention(1.0 + LEASE_S)
+    assert not state.members.has_attention(1.1 + LEASE_S)
 
 
 def test_who_was_wrongly_seen_to_end_is_a_member_again_once_it_reports() -> None:

@@ -33,6 +33,7 @@ KINDS = (
     kind_of("mixed"),
     kind_of("mixed", max_decode_batch=32),
     kind_of("mixed", mixed_policy="prefill_first", prefill_batching="saturation", chunk_tokens=4096),
+    kind_of("mixed", mixed_policy="splitwise", prefill_batching="saturation", chunk_tokens=2048),
     kind_of("mixed", mixed_policy="orca", chunk_tokens=4096),
     kind_of("mixed", pipeline=2),
     kind_of("prefill"),

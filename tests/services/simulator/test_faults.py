@@ -6,7 +6,7 @@ import pytest
 
 from common.errors import ConfigError, NoInstanceReady
 from common.ids import InstanceId
-from gateway.continuing import CONTINUE_BACKOFF_S
+from gateway.continuing import LONGEST_WAIT_S
 from scheduler.kv_links import FIRST_BACKOFF_S
 from services.simulator.cluster import Cluster
 from services.simulator.config import Simulated
@@ -168,18 +168,20 @@ def death(instance: str, at_s: float, lasts_s: float | None = None) -> dict[str,
     return given if lasts_s is None else given | {"lasts_s": lasts_s}
 
 
-def coming_while_nobody_decodes(away_s: float, **sections: Any) -> Cluster:
+def coming_while_nobody_decodes(away_s: float, retries: int = 0, **sections: Any) -> Cluster:
     """Half a second after the only decode instance has died."""
     pools, died = (pool("prefill"), pool("decode")), death("decode-0", 1.0, away_s) | {"of_host": False}
-    return run(befallen(died, pools=pools, **sections), (1.5, 300, 5))
+    return simulate_twice(
+        befallen(died, pools=pools, **sections), Load([Offered(1.5, 300, 5)], retries=retries)
+    )
 
 
 def test_who_comes_while_nobody_is_there_waits_for_the_next_life() -> None:
     cluster = coming_while_nobody_decodes(4.0)
     metrics, records = measure(cluster), cluster.records
     assert (metrics.done, metrics.rejected, metrics.continued) == (1, 0, 0)
-    assert 3.5 < records.first_token_s[0] - 1.5 < 3.5 + 2 * CONTINUE_BACKOFF_S
-    assert 17 <= records.attempts[0] <= 20
+    assert 3.5 < records.first_token_s[0] - 1.5 < 3.5 + 1.1 * LONGEST_WAIT_S
+    assert 6 <= records.attempts[0] <= 9
 
 
 @pytest.mark.parametrize("most_s", [0.0, 2.0])
@@ -187,7 +189,15 @@ def test_and_is_rejected_where_nobody_comes_for_as_long_as_it_waits(most_s: floa
     cluster = coming_while_nobody_decodes(4.0, gateway={"wait_for_instance_s": most_s})
     [refusal] = measure(cluster).refusals
     assert (refusal.code, refusal.requests) == (NoInstanceReady.code, 1)
-    assert most_s <= cluster.records.end_s[0] - 1.5 < most_s + 2 * CONTINUE_BACKOFF_S
+    assert most_s <= cluster.records.end_s[0] - 1.5 < most_s + 1.1 * LONGEST_WAIT_S
+
+
+def test_a_client_that_asks_again_waits_as_long_again() -> None:
+    cluster = coming_while_nobody_decodes(8.0, gateway={"wait_for_instance_s": 2.0}, retries=1)
+    records = cluster.records
+    assert measure(cluster).rejected == 1
+    retry_after_s = 2.0
+    assert 4.0 + retry_after_s <= records.end_s[0] - 1.5 < 4.0 + retry_after_s + 2.2 * LONGEST_WAIT_S
 
 
 @pytest.mark.parametrize(("gone", "stays"), [("decode", "prefill"), ("prefill", "decode")])

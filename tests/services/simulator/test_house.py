@@ -71,7 +71,7 @@ CHANGES_BY_DECISIONS = {
 POLICIES_USED = {
     "scheduler.policy.decode_binding.is_bound_late",
     "scheduler.policy.fitting.LinearFit",
-    "scheduler.policy.mixed_batching.choose_pass",
+    "scheduler.policy.mixed_batching.PassChoice",
     "scheduler.policy.prefill_batching.fill_batch_of",
     "scheduler.policy.pull_budget.PullBudget",
     "scheduler.policy.pull_budget.share_of_steps",

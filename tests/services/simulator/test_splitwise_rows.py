@@ -240,7 +240,8 @@ def test_code_on_split_machines_comes_out_but_for_two_rules(shared_directory: Pa
 
 
 def test_code_on_machines_that_compute_both_comes_out(shared_directory: Path) -> None:
-    """Within 3 % but for the median of ends, 3.9: there some of the decodes that do not all fit go along."""
+    """Within 3 % but for the median of ends (3.9) and time per token (3 to 4): there some of the decodes that
+    do not all fit go along."""
     found = simulated(shared_directory, "splitwise_baseline.toml", CODE).found
     row = BASELINE_CODE
     assert found.ttft == pytest.approx(row.ttft, rel=0.01)
