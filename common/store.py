@@ -35,7 +35,7 @@ from redis.backoff import ExponentialBackoff
 from common.cancellation import keep_cancellation
 from common.errors import StoreError, StoreUnavailable
 from common.ids import Incarnation, InstanceId, RequestId
-from common.messages import InstanceLife, InstanceRecord, MemberRecord
+from common.messages import InstanceLife, InstanceRecord, MemberRecord, ServiceKind
 from common.messages.bookings import Booking
 from common.scaling import DesiredCounts
 
@@ -222,14 +222,26 @@ class Store:
 
     async def departed(self) -> list[InstanceLife]:
         """Instances' lives of the last ``LIVES_KEPT_S`` that ended without leaving: no record is theirs."""
-        key = f"{self._prefix}lives"
-        lives = cast(list[bytes], await self._run(lambda: self._client.zrange(key, 0, -1)))
+        lives = await self._lives()
         present = {_life(record) for record in await self.members()}
-        ended = [each for each in (life.decode() for life in lives) if each not in present]
-        parts = [each.split("\n") for each in ended]
+        parts = [each.split("\n") for each in lives if each not in present]
         return [
             InstanceLife(InstanceId(name), Incarnation(of)) for kind, name, of in parts if kind == INSTANCE
         ]
+
+    async def former_lives(
+        self, kind: ServiceKind, service_id: str, incarnation: Incarnation
+    ) -> list[Incarnation]:
+        """Of that service, before the one that asks, of the last ``LIVES_KEPT_S``: that ended without
+        leaving."""
+        parts = [each.split("\n") for each in await self._lives()]
+        own = [Incarnation(of) for of_kind, name, of in parts if (of_kind, name) == (kind, service_id)]
+        return [each for each in own if each != incarnation]
+
+    async def _lives(self) -> list[str]:
+        key = f"{self._prefix}lives"
+        lives = cast(list[bytes], await self._run(lambda: self._client.zrange(key, 0, -1)))
+        return [life.decode() for life in lives]
 
     async def claim_lead(
         self, service_id: str, incarnation: Incarnation, lease_s: float, seen_epoch: int

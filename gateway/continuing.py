@@ -15,8 +15,9 @@ MOVED_WITHIN_S = 10.0
 FOR_LATER = (Overloaded, NoInstanceReady, RequestCancelled)
 """Refusals after which a stream that broke is placed anew as soon as it can be."""
 NO_ROOM = (Overloaded.code, NoInstanceReady.code)
-WAIT_GROWTH, LONGEST_WAIT_S = 1.5, 1.0
-"""Of a request that has not begun: many may wait, and each asks with its whole prompt."""
+WAITS_S = (0.2, 0.3, 0.45, 0.7, 1.0)
+"""Of a request that has not begun, one after another and the last again and again: many may wait, and each
+asks with its whole prompt."""
 
 
 def wait_s(refusal: RequestError, asked: int, waited_s: float, most_s: float) -> float | None:
@@ -25,7 +26,7 @@ def wait_s(refusal: RequestError, asked: int, waited_s: float, most_s: float) ->
     is_to_wait = isinstance(refusal, NoInstanceReady) or (asked > 0 and isinstance(refusal, Overloaded))
     if not is_to_wait or waited_s >= most_s:
         return None
-    return min(CONTINUE_BACKOFF_S * WAIT_GROWTH**asked, LONGEST_WAIT_S)
+    return min(WAITS_S[min(asked, len(WAITS_S) - 1)], most_s - waited_s)
 
 
 def continuations_after(continuations: int, attempt_tokens: int) -> int:

@@ -43,9 +43,13 @@ class Announcer:
     def announce(self, conclusion: Conclusion) -> None:
         """A bus that is away costs the word, which is logged."""
         match conclusion:
-            case events.AnnounceInstanceGone(instance_id, incarnation, was_leaving):
-                level = logging.INFO if was_leaving else logging.WARNING
-                log.log(level, "instance_gone", extra={"instance": instance_id, "was_leaving": was_leaving})
+            case events.AnnounceInstanceGone(instance_id, incarnation, was_leaving, is_former):
+                facts = {"instance": instance_id, "incarnation": incarnation}
+                if is_former:
+                    log.info("former_life_gone", extra=facts)
+                else:
+                    level = logging.INFO if was_leaving else logging.WARNING
+                    log.log(level, "instance_gone", extra={**facts, "was_leaving": was_leaving})
                 self._tell_everyone(InstanceGone(instance_id, incarnation))
             case events.AnnounceGatewayGone(gateway_id):
                 log.warning("gateway_gone", extra={"gateway": gateway_id})

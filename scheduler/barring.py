@@ -73,6 +73,8 @@ def _why(
         return "drains"
     if view.is_suspect:
         return "did not answer, and was not heard of since"
+    if phase == "prefill" and not kv_formats:
+        return "nobody is ready to decode what it computes"
     if kv_formats and view.kv_format not in kv_formats:
         return "its KV has another model, dtype or block size"
     if view.longest_tokens < tokens:
@@ -82,5 +84,5 @@ def _why(
     if view.role != "prefill" and view.for_decode.requests >= most_requests:
         return f"has {view.for_decode.requests} requests; scheduler.max_requests_per_decode = {most_requests}"
     if phase == "prefill":
-        return f"{view.for_prefill.pending_tokens} prompt tokens wait there, over a bound of [scheduler]"
+        return f"{view.for_prefill.pending_tokens} prompt tokens wait there, over a bound of the scheduler's"
     return STAYS_AT_HOME

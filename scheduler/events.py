@@ -153,11 +153,13 @@ class ReadMembers(msgspec.Struct, frozen=True, gc=False):
 
 
 class AnnounceInstanceGone(msgspec.Struct, frozen=True, gc=False):
-    """``was_leaving``: it said so, and was heard no more."""
+    """``was_leaving``: it said so, and was heard no more. ``is_former``: another life of it is known by now,
+    or none, and whoever tells has not seen this one end."""
 
     instance_id: InstanceId
     incarnation: Incarnation
     was_leaving: bool = False
+    is_former: bool = False
 
 
 class AnnounceGatewayGone(msgspec.Struct, frozen=True, gc=False):

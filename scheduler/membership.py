@@ -89,7 +89,8 @@ class Membership:
         for life in lives:
             view = self.instances.get(life.instance_id)
             if view is None or view.record.incarnation != life.incarnation:
-                commands.append(AnnounceInstanceGone(life.instance_id, life.incarnation))
+                gone = AnnounceInstanceGone(life.instance_id, life.incarnation, is_former=True)
+                commands.append(gone)
         return commands
 
     def end(self, life: InstanceLife) -> list[SchedulerCommand]:

@@ -49,6 +49,7 @@ from common.timeline_events import DISPATCH, OPEN_REQUESTS
 from scheduler import events
 from scheduler.announcing import Announcer
 from scheduler.delivery import NO_ANSWER_RETRY_S, Delivery
+from scheduler.handing_over import HandingOver
 from scheduler.length_questions import LengthQuestions
 from scheduler.lifelines import Lifelines
 from scheduler.metrics import SchedulerMetrics
@@ -86,6 +87,7 @@ class SchedulerService:
     mirror: Mirror = field(init=False)
     questions: LengthQuestions = field(init=False)
     lifelines: Lifelines = field(init=False)
+    handing_over: HandingOver = field(default_factory=HandingOver)
     _has_told_departed: bool = False
     _reported: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -128,6 +130,17 @@ class SchedulerService:
             queue=QUEUE_GROUP,
             max_concurrent=MAX_CALLS + self.config.scheduler.max_deferred_requests,
         )
+        await self._tell_former_life()
+
+    async def _tell_former_life(self) -> None:
+        """Calls that it took and did not answer are made again, by gateways whom no other scheduler tells."""
+        try:
+            former = await self.store.former_lives("scheduler", self.scheduler_id, self.state.incarnation)
+        except StoreError as exc:
+            log.warning("former_lives_unread", extra={"error": str(exc)})
+            return
+        for incarnation in former:
+            self.announcer.announce(events.AnnounceSchedulerGone(self.scheduler_id, incarnation))
 
     async def _hear_instances(self) -> None:
         """Until each has reported, or a heartbeat has passed: whoever takes calls sooner refuses what another
@@ -327,8 +340,10 @@ class SchedulerService:
     async def _deliver(self, task: PrefillTask | ResumeTask, placement: Placement) -> None:
         instance_id = placement.prefill_instance
         subject = self.subjects.instance_calls(instance_id)
+        life = InstanceLife(instance_id, placement.prefill_incarnation)
         try:
-            await self.bus.call(subject, task, Acknowledged, self.config.mesh.call_timeout_s)
+            call = self.bus.call(subject, task, Acknowledged, self.config.mesh.call_timeout_s)
+            await self.handing_over.wait(life, call)
         except BusTimeout:
             request = task.request
             cancel = CancelRequest(request.request_id, request.attempt)
@@ -387,6 +402,8 @@ class SchedulerService:
                     if not self.turns.end(command):
                         self._handle(events.TaskUndelivered(request_id, attempt))
                 case conclusion:
+                    if isinstance(conclusion, events.AnnounceInstanceGone):
+                        self.handing_over.end(InstanceLife(conclusion.instance_id, conclusion.incarnation))
                     self.announcer.announce(conclusion)
         self.sharing.tell()
         ready = sum(view.is_ready for view in self.state.instances.values())

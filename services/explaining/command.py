@@ -64,7 +64,8 @@ def explain(
     decisions = [decision for _, decision in found]
     if not decisions:
         what = _name_what_was_asked(request, service_class, instance)
-        raise LauncherError(f"no scheduler remembers {what}: scheduler.decisions_kept bounds how many are")
+        rule = "scheduler.decisions_kept bounds how many are, and one that began anew knows none of before"
+        raise LauncherError(f"no scheduler remembers {what}: {rule}")
     if as_json:
         print(msgspec.json.format(msgspec.json.encode(decisions)).decode())
         return
@@ -76,7 +77,7 @@ def explain(
 
         made = {name: [each for scheduler, each in found if scheduler == name] for name in schedulers}
         for line in describe_each(made):
-            output_console().print(line, highlight=False, soft_wrap=True)
+            output_console(has_markup=False).print(line, highlight=False, soft_wrap=True)
 
 
 def _name_what_was_asked(request: str | None, service_class: str | None, instance: str | None) -> str:
@@ -114,7 +115,7 @@ def _ask(url: str, kind: type[Answer]) -> Answer | None:
 
 
 def _print(decision: Decision) -> None:
-    console = output_console()
+    console = output_console(has_markup=False)
     console.print(title_of(decision), highlight=False)
     if decision.former:
         console.print(before_of(decision), highlight=False, soft_wrap=True)

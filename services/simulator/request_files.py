@@ -50,6 +50,11 @@ def request_table(configuration: str, cluster: Cluster) -> RequestTable:
         columns[name] = getattr(records, name)
     for name in FLOATS:
         columns[name] = [None if math.isnan(each) else each for each in getattr(records, name)]
+    # Before a prompt has been computed nothing is known of its queue.
+    columns["queue_s"] = [
+        None if math.isnan(first_s) else queue_s
+        for queue_s, first_s in zip(records.queue_s, records.first_token_s, strict=True)
+    ]
     for name in LATENCIES:
         columns[name] = [None if each is None else getattr(each, name) for each in latencies]
     return RequestTable(columns)

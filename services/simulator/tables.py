@@ -256,6 +256,9 @@ def _attainment(metrics: Metrics) -> float | None:
 
 COMPARED: tuple[tuple[str, float, Callable[[Metrics], float | None]], ...] = (
     ("requests done", 1.0, lambda metrics: metrics.done),
+    ("rejected", 1.0, lambda metrics: metrics.rejected),
+    ("failed", 1.0, lambda metrics: metrics.failed),
+    ("continued", 1.0, lambda metrics: metrics.continued),
     ("requests/s", 1.0, lambda metrics: metrics.requests_per_s),
     ("tokens/s", 1.0, lambda metrics: metrics.tokens_per_s),
     ("TTFT p50, ms", 1e3, lambda metrics: _p50(metrics.ttft)),

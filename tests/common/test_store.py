@@ -106,6 +106,30 @@ def test_an_unrenewed_lease_ends_and_a_renewal_brings_the_member_back(redis_url:
     run(work())
 
 
+def test_a_service_that_begins_anew_knows_of_its_lives_that_did_not_leave(
+    redis_url: str, namespace: str
+) -> None:
+    async def work() -> None:
+        async with (
+            opened(redis_url, namespace) as first,
+            opened(redis_url, namespace) as second,
+            opened(redis_url, namespace) as third,
+        ):
+            one, two, three = (
+                msgspec.structs.replace(gateway("g"), incarnation=Incarnation(digit * 16)) for digit in "123"
+            )
+            await first.join(one, lease_s=0.2)
+            await second.join(two, LONG_S)
+            assert await second.former_lives("gateway", "g", two.incarnation) == [one.incarnation]
+            assert await second.former_lives("gateway", "h", two.incarnation) == []
+            assert await second.former_lives("scheduler", "g", two.incarnation) == []
+            await second.leave()
+            await third.join(three, LONG_S)
+            assert await third.former_lives("gateway", "g", three.incarnation) == [one.incarnation]
+
+    run(work())
+
+
 def test_instances_that_ended_without_leaving_are_known_by_each_of_their_lives(
     redis_url: str, namespace: str
 ) -> None:

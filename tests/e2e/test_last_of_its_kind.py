@@ -57,6 +57,7 @@ def test_nobody_is_refused_who_runs_or_comes_when_it_ends(mesh: Mesh, kind: str)
     assert asyncio.run(mesh.left_over()) == {}
     back = mesh.logged("scheduler", "instance_joined")[joined:]
     if kind == "scheduler":
+        assert mesh.logged("scheduler", "scheduler_gone"), "who had no answer from its former life asks again"
         assert {each["instance"] for each in back} == {"prefill-0", "decode-0"}, "its own log tells of both"
     else:
         assert [(each["instance"], each["role"]) for each in back] == [(f"{kind}-0", kind)]

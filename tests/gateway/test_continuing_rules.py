@@ -12,7 +12,6 @@ from common.errors import (
 )
 from gateway.continuing import (
     CONTINUE_BACKOFF_S,
-    LONGEST_WAIT_S,
     MOVED_WITHIN_S,
     PROGRESS_TOKENS,
     backoff_s,
@@ -47,9 +46,11 @@ def test_a_new_home_is_chosen_after_its_attempt_was_asked_for_and_not_long_ago()
 @pytest.mark.parametrize(
     ("refusal", "asked", "waited_s", "pause_s"),
     [
-        (NoInstanceReady("nobody"), 0, 0.0, CONTINUE_BACKOFF_S),
+        (NoInstanceReady("nobody"), 0, 0.0, 0.2),
         (NoInstanceReady("nobody"), 1, 0.2, 0.3),
-        (NoInstanceReady("nobody"), 30, 9.9, LONGEST_WAIT_S),
+        (NoInstanceReady("nobody"), 10_000, 8.0, 1.0),
+        # The last time when it has waited for so long.
+        (NoInstanceReady("nobody"), 30, 9.5, 0.5),
         (NoInstanceReady("nobody"), 30, 10.0, None),
         (Overloaded("full"), 0, 0.0, None),
         (Overloaded("full"), 1, 1.0, 0.3),

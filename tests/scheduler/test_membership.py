@@ -190,7 +190,7 @@ def test_lives_that_ended_before_this_scheduler_began_are_told_of_but_not_those_
     heard = InstanceLife(InstanceId("d0"), Incarnation("i1"))
     commands = handle(state, events.DepartedRead((ended, unknown, heard)))
     assert commands == [
-        events.AnnounceInstanceGone(InstanceId("d0"), Incarnation("i0")),
-        events.AnnounceInstanceGone(InstanceId("d9"), Incarnation("i1")),
+        events.AnnounceInstanceGone(InstanceId("d0"), Incarnation("i0"), is_former=True),
+        events.AnnounceInstanceGone(InstanceId("d9"), Incarnation("i1"), is_former=True),
     ]
     assert set(state.instances) == {"p0", "d0"}
