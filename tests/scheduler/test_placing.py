@@ -134,7 +134,7 @@ def test_who_was_no_candidate_is_named_beside_them_with_the_reason() -> None:
     state.place(make_request("r1", 20), 0.0)
     [decision] = state.placer.log.find("r1")
     barred = [{each.instance_id: each.reason for each in choice.barred} for choice in decision.choices]
-    assert barred[0] == {"p2": "99 prompt tokens wait there, over a bound of [scheduler]"}
+    assert barred[0] == {"p2": "99 prompt tokens wait there, over a bound of the scheduler's"}
     assert barred[1] == {
         "d2": "drains",
         "d3": "holds 16 tokens of a sequence, of 28",
