@@ -195,7 +195,7 @@ class SimulatedEngine:
         phases = tuple(self._waiting)
         if len(phases) > 1:
             assert self._chunk is not None
-            tokens, step_since_s = _tokens_of(self._chunk), self._waiting["decode"]
+            tokens, step_since_s = tokens_of(self._chunk), self._waiting["decode"]
             phases = self._choice.choose(tokens, self.rooms.decode_shape()[0], step_since_s, now)
         for phase in phases:
             del self._waiting[phase]
@@ -213,7 +213,7 @@ class SimulatedEngine:
             duration_s = self.settings.performance.steps_s(sequences, context, steps)
         course = None
         if self.seat is not None:
-            tokens = 0 if chunk is None else _tokens_of(chunk)
+            tokens = 0 if chunk is None else tokens_of(chunk)
             pass_s = duration_s / steps
             self.seat.begin(pass_s, sequences + prompts, tokens)
             pace = self.seat.pace_of(pass_s)
@@ -395,5 +395,5 @@ class SimulatedEngine:
             self.look_at_layers()
 
 
-def _tokens_of(chunk: RunChunk) -> int:
+def tokens_of(chunk: RunChunk) -> int:
     return sum([piece.tokens for piece in chunk.slices])

@@ -17,7 +17,7 @@ from prefill.events import ChunkSlice, RunChunk
 from scheduler.policy.mixed_batching import PassChoice
 from services.simulator.clock import Clock, Timer
 from services.simulator.computed_work import ComputedWork
-from services.simulator.engine import BusyTime, EnginePass, EngineSettings
+from services.simulator.engine import BusyTime, EnginePass, EngineSettings, tokens_of
 from services.simulator.performance.interface import FrontLoaded, StepTimes
 from services.simulator.pipeline_plan import PipelinePlan, Planned, PlannedLane
 from services.simulator.shape import PassShape
@@ -301,7 +301,7 @@ class PipelinedEngine:
     def _begin(self, now: float) -> None:
         chunk, lane = self._chunk, next(iter(self._lanes), None)
         if chunk is not None and lane is not None:
-            tokens, step_since_s = sum([piece.tokens for piece in chunk.slices]), self._lanes[lane]
+            tokens, step_since_s = tokens_of(chunk), self._lanes[lane]
             phases = self._choice.choose(tokens, self.rooms.decode_shape(lane)[0], step_since_s, now)
             chunk = chunk if "prefill" in phases else None
             lane = lane if "decode" in phases else None
