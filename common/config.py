@@ -262,9 +262,11 @@ class InstanceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     4.3). ``prefill_order`` and ``scheduling_window`` are its PrefillSchedBatch policies (3.3.1); with
     ``srpt`` whoever has least left goes on at every chunk's end, and waiting counts as having
     ``prefill_aging_tokens_per_s`` less left. ``decode_admission`` is when decode takes one more sequence in
-    (3.4), up to ``max_decode_batch`` in a step; prefill refuses prompts over ``max_waiting_requests``. The
-    load is reported at least every ``report_interval_s``; changes closer together than ``report_gap_s`` share
-    a report. ``engine`` emulated replaces the model by a cost model (`[emulation]`).
+    (3.4), up to ``max_decode_batch`` in a step; where ``max_step_context_tokens`` says of how much context a
+    step may be, sequences take turns (DistServe's engine); None: any. Prefill refuses prompts over
+    ``max_waiting_requests``. The load is reported at least every ``report_interval_s``; changes closer
+    together than ``report_gap_s`` share a report. ``engine`` emulated replaces the model by a cost model
+    (`[emulation]`).
 
     ``mixed_policy``: what a mixed instance computes where prompts and decodes wait
     (``scheduler.policy.mixed_batching``). prefill_first: prompts, for which decodes wait at most
@@ -301,6 +303,7 @@ class InstanceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     prefill_aging_tokens_per_s: float = 200.0
     decode_admission: DecodeAdmission = "greedy"
     max_decode_batch: int = 64
+    max_step_context_tokens: int | None = None
     mixed_policy: MixedPolicy = "chunked"
     mixed_max_wait_s: float = 1.0
     max_waiting_requests: int = 1024

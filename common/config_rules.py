@@ -49,6 +49,7 @@ AT_LEAST_ONE = (
     "instance.chunk_tokens",
     "instance.scheduling_window",
     "instance.max_decode_batch",
+    "instance.max_step_context_tokens",
     "instance.max_waiting_requests",
     "instance.kv_bytes",
     "model.threads",

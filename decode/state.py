@@ -76,13 +76,15 @@ from decode.pulls import Pulls
 from decode.sequence import KV_LOST, PREEMPTED, DecodeSequence, Sequences, source_of
 from decode.stepping import Stepping
 from decode.swapping import Swapping
+from decode.turns import Turns
 
 
 @dataclass(slots=True)
 class DecodeState:
     """All sequences this instance decodes or has been offered. ``lanes``: batches that take turns.
     ``max_moves``: sequences that move between pools at once, and ``min_move_gain_tokens``: see ``Moves``.
-    ``host_blocks``: of the host tier, and ``block_bytes`` of each; 0: nobody is swapped."""
+    ``host_blocks``: of the host tier, and ``block_bytes`` of each; 0: nobody is swapped. ``turns``: where
+    contexts are bounded of a step."""
 
     instance_id: InstanceId
     blocks: BlockAllocator
@@ -100,6 +102,7 @@ class DecodeState:
     min_move_gain_tokens: int = 256
     host_blocks: int = 0
     block_bytes: int = 1
+    turns: Turns = field(default_factory=Turns)
     moves: Moves = field(init=False)
     batches: Batches = field(init=False)
     departures: Departures = field(init=False)
@@ -134,7 +137,13 @@ class DecodeState:
         self.mates.decoded = self._decoded
         self.giving_way = GivingWay(self.held, self.mates)
         self.stepping = Stepping(
-            self.held, self.giving_way, self.entering, self.max_batch, self.eos_token_ids, self.admission
+            self.held,
+            self.giving_way,
+            self.entering,
+            self.max_batch,
+            self.eos_token_ids,
+            self.turns,
+            self.admission,
         )
 
     # what others ask, changing nothing

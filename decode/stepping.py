@@ -2,7 +2,8 @@
 decisions.
 
 A step takes all sequences of its lane that have room for a token, one each (continuous batching): whoever
-came in since the last one joins, whoever has ended is gone.
+came in since the last one joins, whoever has ended is gone. Where their contexts are too much for one step
+they take turns (``decode.turns``).
 """
 
 from collections import Counter
@@ -19,6 +20,7 @@ from decode.giving_way import GivingWay
 from decode.holdings import Holdings
 from decode.outlook import Outlook
 from decode.sequence import KV_LOST, DecodeSequence
+from decode.turns import Turns
 from scheduler.policy.decode_admission import looks_ahead
 
 
@@ -31,6 +33,7 @@ class Stepping:
     entering: Entering
     max_batch: int
     eos_token_ids: tuple[int, ...]
+    turns: Turns
     admission: DecodeAdmission = "greedy"
 
     def start(self, now: float) -> list[DecodeCommand]:
@@ -57,6 +60,7 @@ class Stepping:
             if batches.lanes > 1:
                 taken = [sequence for sequence in ready if sequence.lane == lane]
             if taken:
+                taken = self.turns.choose(lane, taken)
                 commands.append(self._begin(lane, self._outlook_of(taken), now))
         return commands
 
@@ -75,6 +79,8 @@ class Stepping:
             for sequence in joined:
                 kept.add(sequence, blocks.block_table(sequence.owner))
             kept.count()
+        if not self.turns.has_room_for(kept):
+            return False
         if kept.room > 0:
             return True
         lacking = kept.lacking(1)
@@ -157,6 +163,7 @@ class Stepping:
         held = self.held
         blocks, batches = held.blocks, held.batches
         most = min(most, self._steps_in_pools([*batches.steps.values()]))
+        most = self.turns.steps_of(batches.outlook(lane), most)
         if not blocks.is_one_pool:
             before_move = held.moves.steps_before_any(held.with_blocks())
             most = most if before_move is None else min(most, before_move)
@@ -202,6 +209,7 @@ class Stepping:
     def _can_have_ended(self, lane: int) -> int:
         """As ``ahead``, whatever other lanes have been given since that was said."""
         own = self._steps_in_pools([self.held.batches.steps[lane]])
+        own = self.turns.steps_of(self.held.batches.outlook(lane), own)
         return max(1, min(self._free_of_others(lane), own))
 
     def finish_run(self, run: StepsFinished, now: float) -> list[DecodeCommand]:

@@ -6,7 +6,7 @@ PACKAGES = ("common", "gateway", "scheduler", "prefill", "decode", "attention", 
 _COMMON = "epochs kv.blocks kv.link_watch laws length_points messages.load phases room_mates sequences"
 _DECODE = (
     "arrivals attention_needs batches departures entering events expectations forecast giving_way hand_over"
-    " holdings homes moves outlook pulls sequence speed state stepping swapping"
+    " holdings homes moves outlook pulls sequence speed state stepping swapping turns"
 )
 _PREFILL = (
     "arrivals batching chunks entering events forecast handover holdings offers prompts sends sequence state"

@@ -30,6 +30,7 @@ from decode.pulls import Pulls
 from decode.service import DecodeService, Staggered
 from decode.state import DecodeState
 from decode.swapper import Swapper
+from decode.turns import Turns
 from prefill.events import SequenceLeft
 from prefill.prompts import PromptQueue
 from prefill.service import PrefillService
@@ -199,6 +200,7 @@ def _decode_state(parts: _Parts, lanes: int) -> DecodeState:
         min_move_gain_tokens=settings.attention_move_gain_tokens,
         host_blocks=0 if tier is None else tier.total_blocks,
         block_bytes=engine.layout.block_bytes,
+        turns=Turns(settings.max_step_context_tokens),
         pulls=_pulls(parts.config),
         mates=parts.mates,
     )

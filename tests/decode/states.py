@@ -10,6 +10,7 @@ from decode import events
 from decode.pulls import Pulls
 from decode.sequence import ROOM
 from decode.state import DecodeState
+from decode.turns import Turns
 from tests.requests import make_request
 
 PREFILL = InstanceId("prefill-0")
@@ -31,6 +32,7 @@ def make_state(
     pulls: Pulls | None = None,
     admission: DecodeAdmission = "greedy",
     host_blocks: int = 0,
+    most_context: int | None = None,
 ) -> DecodeState:
     return DecodeState(
         instance_id=InstanceId("decode-0"),
@@ -45,6 +47,7 @@ def make_state(
         min_move_gain_tokens=1,
         host_blocks=host_blocks,
         pulls=pulls or Pulls(),
+        turns=Turns(most_context),
     )
 
 

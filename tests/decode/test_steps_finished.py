@@ -126,8 +126,11 @@ def test_many_steps_at_once_decide_what_single_steps_do(
     admission = chance.choice(sorted(ADMISSIONS))
     blocks = 80 // block_size + 1 + spare_blocks
     host_blocks = chance.choice([0, blocks])
+    context = chance.choice([None, None, 1, 30, 90])
     singly, at_once = (
-        make_state(blocks, block_size, max_batch, admission=admission, host_blocks=host_blocks)
+        make_state(
+            blocks, block_size, max_batch, admission=admission, host_blocks=host_blocks, most_context=context
+        )
         for _ in range(2)
     )
     pair = Pair(singly, at_once)
