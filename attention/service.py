@@ -25,7 +25,14 @@ from common.host_cores import open_host_cores
 from common.ids import BindingId
 from common.kv.endpoint import KV_REGION
 from common.kv.pool import KVPool, allocate_pool
-from common.messages import Acknowledged, AttentionDraining, InstanceEvent, InstanceGone, KVDelivered
+from common.messages import (
+    Acknowledged,
+    AreYouThere,
+    AttentionDraining,
+    InstanceEvent,
+    InstanceGone,
+    KVDelivered,
+)
 from common.messages.attention import (
     AttentionBound,
     AttentionCall,
@@ -159,6 +166,8 @@ class AttentionService:
             case SettleKV(binding_id, key):
                 if binding_id in self._served:
                     await self._served[binding_id].moves.wait_settled(key)
+                return Acknowledged()
+            case AreYouThere():
                 return Acknowledged()
 
     def take_event(self, message: InstanceEvent) -> None:

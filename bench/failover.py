@@ -1,12 +1,14 @@
 """For how long streams stand still when the instance that they run on dies.
 
-    python bench/failover.py [--role decode] [--streams 4] [--times 5] [--signal KILL]
+    python bench/failover.py [--role decode] [--streams 4] [--times 5] [--signal KILL] [--apart]
 
-A mesh of its own with two prefill and two decode instances of the default model, started and ended here
-(``lamella up``). Each time ``--streams`` streams begin, and once all of them have tokens one instance of the
-role gets the signal (KILL ends the process; STOP leaves it there and silent, until its lease is over and its
-streams have ended). A stream's stall is its longest gap between two tokens; those that did not run on that
-instance say what gaps are otherwise. The prompt and what was drawn are computed again in it.
+A mesh of its own with two prefill and two decode instances of the default model, and for the role attention
+two attention workers of each, started and ended here (``lamella up``). Each time ``--streams`` streams begin,
+and once all of them have tokens one process of the role gets the signal (KILL ends it; STOP leaves it there
+and silent, until its lease is over and its streams have ended). A stream's stall is its longest gap between
+two tokens; those that did not run on that process say what gaps are otherwise. The prompt and what was drawn
+are computed again in it. With ``--apart`` every process takes the others for those of other hosts: the kernel
+tells nobody of another's end.
 """
 
 import argparse
@@ -28,30 +30,38 @@ from common.latency import percentiles
 
 CONFIG = "[mesh]\nlease_s = 3.0\n"
 COUNTS = ("--prefill", "2", "--decode", "2")
+ATTENTION = ("--attention", "2", "--partition", "requests")
+APART = Path(__file__).resolve().parents[1] / "tests/e2e/apart"
 TOKENS = 120
 
 
-def lamella(*arguments: str, may_fail: bool = False) -> str:
+def lamella(*arguments: str, may_fail: bool = False, is_apart: bool = False) -> str:
     """What it printed: into a file, which a mesh that goes on does not keep open for us."""
+    environment = dict(os.environ)
+    if is_apart:
+        environment["PYTHONPATH"] = f"{APART}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
     with tempfile.TemporaryFile("w+") as output:
         command = (sys.executable, "-m", "services.cli", *arguments)
-        subprocess.run(command, check=not may_fail, stdout=output)
+        subprocess.run(command, check=not may_fail, stdout=output, env=environment)
         output.seek(0)
         return output.read()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--role", choices=("prefill", "decode"), default="decode")
+    parser.add_argument("--role", choices=("prefill", "decode", "attention"), default="decode")
     parser.add_argument("--streams", type=int, default=4)
     parser.add_argument("--times", type=int, default=5)
     parser.add_argument("--signal", choices=("KILL", "STOP"), default="KILL")
+    parser.add_argument("--apart", action="store_true")
     options = parser.parse_args()
+    counts = (*COUNTS, *ATTENTION) if options.role == "attention" else COUNTS
     with tempfile.TemporaryDirectory() as name:
         state, config = Path(name) / "mesh", Path(name) / "mesh.toml"
         config.write_text(CONFIG)
         place = ("--state-dir", str(state))
-        lamella("up", "--detach", *place, "--config", str(config), "--port", "0", *COUNTS)
+        up = ("up", "--detach", *place, "--config", str(config), "--port", "0", *counts)
+        lamella(*up, is_apart=options.apart)
         try:
             for number in range(options.times):
                 killed, gaps = asyncio.run(run_once(place, options, number))

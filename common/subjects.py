@@ -52,7 +52,7 @@ class Subjects:
         return f"lamella.{self.namespace}.predictor.predict"
 
     def instance_calls(self, instance_id: InstanceId) -> str:
-        """PrefillTask, DecodeTask, PullKV and FlipRole, to one instance."""
+        """PrefillTask, DecodeTask, PullKV, FlipRole and AreYouThere, to one instance."""
         return f"lamella.{self.namespace}.instance.{instance_id}.call"
 
     def instance_events(self, instance_id: InstanceId) -> str:
@@ -60,7 +60,7 @@ class Subjects:
         return f"lamella.{self.namespace}.instance.{instance_id}.events"
 
     def attention_calls(self, worker_id: str) -> str:
-        """BindAttention and UnbindAttention, to one attention worker."""
+        """BindAttention, UnbindAttention and AreYouThere, to one attention worker."""
         return f"lamella.{self.namespace}.attention.{worker_id}.call"
 
     def gateway_events(self, gateway_id: GatewayId) -> str:
@@ -76,5 +76,6 @@ class Subjects:
         return f"lamella.{self.namespace}.trace.{service_id}.call"
 
     def everyone(self) -> str:
-        """InstanceGone, GatewayGone and SchedulerGone, to gateways, instances and attention workers."""
+        """InstanceGone, AttentionGone, GatewayGone and SchedulerGone, to gateways, instances and attention
+        workers."""
         return f"lamella.{self.namespace}.everyone"

@@ -15,6 +15,7 @@ from common.errors import BusError, StoreError
 from common.ids import Incarnation
 from common.messages import (
     AttentionDraining,
+    AttentionGone,
     AttentionUse,
     InstanceEvent,
     KVDestination,
@@ -87,14 +88,26 @@ class AttentionPools:
             ) from None
 
     def take_event(self, message: InstanceEvent) -> None:
-        """A worker that drains gets no new sequences."""
-        if not isinstance(message, AttentionDraining):
-            return
+        match message:
+            case AttentionDraining():
+                self._close_pool_of(message)
+            case AttentionGone():
+                self._lose_pool_of(message)
+
+    def _close_pool_of(self, draining: AttentionDraining) -> None:
+        """Its worker gets no new sequences."""
         for pool, bindings in self._bound.items():
-            if pool not in self._closing and any(b.binding_id == message.binding_id for b in bindings):
-                log.info("attention_pool_closed", extra={"pool": pool, "worker": message.worker_id})
+            if pool not in self._closing and any(b.binding_id == draining.binding_id for b in bindings):
+                log.info("attention_pool_closed", extra={"pool": pool, "worker": draining.worker_id})
                 self._closing.add(pool)
                 self.handle(events.PoolClosed(pool))
+
+    def _lose_pool_of(self, gone: AttentionGone) -> None:
+        """Amid a step, too: whoever waits for it waits no more."""
+        for pool, bindings in list(self._bound.items()):
+            lives = [(each.record.service_id, each.record.incarnation) for each in bindings]
+            if (gone.worker_id, gone.incarnation) in lives:
+                self.pools.lose(pool, f"attention worker {gone.worker_id}: its process has ended")
 
     async def run(self) -> None:
         """Until cancelled."""

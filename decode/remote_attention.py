@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
@@ -197,7 +198,7 @@ class RemoteAttention:
                     part.number(layer),
                     self._waiting,
                     ANSWER_TIMEOUT_S,
-                    part.worker.is_gone,
+                    partial(self._is_gone, part),
                     part.lane.bells,
                 )
             except PeerSilent as exc:
@@ -243,6 +244,10 @@ class RemoteAttention:
         for part in self._parts:
             if all(part is not each for each in live):
                 output[part.rows] = 0
+
+    def _is_gone(self, part: Part) -> bool:
+        """By the kernel's word, or another's who has given its pool up meanwhile."""
+        return part.worker.is_gone() or not self._pools.has(part.pool)
 
     def _live_parts(self) -> list[Part]:
         pools = self._pools

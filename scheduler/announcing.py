@@ -9,6 +9,7 @@ from common.bus import Bus
 from common.errors import BusError
 from common.messages import (
     Announcement,
+    AttentionGone,
     GatewayGone,
     InstanceGone,
     LeaveSequence,
@@ -24,6 +25,7 @@ log = logging.getLogger("lamella.scheduler")
 
 Conclusion = (
     events.AnnounceInstanceGone
+    | events.AnnounceAttentionGone
     | events.AnnounceGatewayGone
     | events.AnnounceSchedulerGone
     | events.TellLength
@@ -51,6 +53,11 @@ class Announcer:
                     level = logging.INFO if was_leaving else logging.WARNING
                     log.log(level, "instance_gone", extra={**facts, "was_leaving": was_leaving})
                 self._tell_everyone(InstanceGone(instance_id, incarnation))
+            case events.AnnounceAttentionGone(worker_id, incarnation, was_leaving):
+                facts = {"worker": worker_id, "incarnation": incarnation}
+                level = logging.INFO if was_leaving else logging.WARNING
+                log.log(level, "attention_worker_gone", extra={**facts, "was_leaving": was_leaving})
+                self._tell_everyone(AttentionGone(worker_id, incarnation))
             case events.AnnounceGatewayGone(gateway_id):
                 log.warning("gateway_gone", extra={"gateway": gateway_id})
                 self._tell_everyone(GatewayGone(gateway_id))

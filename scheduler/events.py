@@ -162,6 +162,12 @@ class AnnounceInstanceGone(msgspec.Struct, frozen=True, gc=False):
     is_former: bool = False
 
 
+class AnnounceAttentionGone(msgspec.Struct, frozen=True, gc=False):
+    worker_id: str
+    incarnation: Incarnation
+    was_leaving: bool
+
+
 class AnnounceGatewayGone(msgspec.Struct, frozen=True, gc=False):
     gateway_id: GatewayId
 

@@ -1,5 +1,5 @@
-"""Open connections to instances, over which nothing is ever said: that one closes says that its process may
-have ended, at once, where silence says so a lease later.
+"""Open connections to instances and attention workers, over which nothing is ever said: that one closes says
+that its process may have ended, at once, where silence says so later.
 
 A process's sockets are closed with it, whoever ended it. It is over where a connection that was open has
 closed, none can be opened again, and nobody serves its calls on the bus, all three: a NATS that begins anew,
@@ -11,11 +11,13 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from common.bus import Bus
 from common.errors import BusTimeout, LamellaError, NoResponder
-from common.messages import Acknowledged, AreYouThere, InstanceLife, InstanceRecord, MemberRecord
+from common.ids import Incarnation
+from common.messages import Acknowledged, AreYouThere, InstanceRecord, MemberRecord
 from common.subjects import Subjects
 from scheduler.membership import SEEN_AFTER_S
 
@@ -28,10 +30,18 @@ ANSWER_TIMEOUT_S = 0.25
 """Of a call that went to a process as it died, which nobody answers."""
 
 
+class _Life(NamedTuple):
+    name: str
+    incarnation: Incarnation
+
+
 @dataclass(slots=True, eq=False)
 class _Line:
-    life: InstanceLife
-    url: str
+    """``subject``: of its calls."""
+
+    life: _Life
+    record: MemberRecord
+    subject: str
     writer: asyncio.StreamWriter | None = None
 
 
@@ -42,20 +52,31 @@ class Lifelines:
 
     bus: Bus
     subjects: Subjects
-    tell: Callable[[InstanceLife], None]
+    tell: Callable[[MemberRecord], None]
     spawn: Callable[[Coroutine[None, None, None]], None]
     retry_s: float = RETRY_S
     open: int = 0
-    _lines: dict[InstanceLife, _Line] = field(default_factory=dict)
+    _lines: dict[_Life, _Line] = field(default_factory=dict)
 
     def keep(self, members: Iterable[MemberRecord]) -> None:
-        """One to each of these that is an instance, and to nobody else."""
-        records = {each.life: each for each in members if isinstance(each, InstanceRecord)}
-        for life in self._lines.keys() - records.keys():
+        """One to each of these that is an instance or an attention worker, and to nobody else."""
+        found = {line.life: line for each in members if (line := self._line_to(each)) is not None}
+        for life in self._lines.keys() - found.keys():
             self._cut(self._lines[life])
-        for life in records.keys() - self._lines.keys():
-            line = self._lines[life] = _Line(life, records[life].http_url)
-            self.spawn(self._watch(line))
+        for life, line in found.items():
+            known = self._lines.setdefault(life, line)
+            known.record = line.record
+            if known is line:
+                self.spawn(self._watch(line))
+
+    def _line_to(self, record: MemberRecord) -> _Line | None:
+        if isinstance(record, InstanceRecord):
+            life = _Life(record.instance_id, record.incarnation)
+            return _Line(life, record, self.subjects.instance_calls(record.instance_id))
+        if record.kind != "attention":
+            return None
+        life = _Life(record.service_id, record.incarnation)
+        return _Line(life, record, self.subjects.attention_calls(record.service_id))
 
     def _cut(self, line: _Line) -> None:
         """Its watch ends when it next looks."""
@@ -69,7 +90,8 @@ class Lifelines:
     async def _watch(self, line: _Line) -> None:
         """As long as the store has it: one that was wrongly told to be over may be back."""
         was_open, is_told, pause_s = False, False, SEEN_AFTER_S
-        host, port = _address_of(line.url)
+        url, name = line.record.http_url, line.life.name
+        host, port = _address_of(url)
         while self._is_kept(line):
             began_s = asyncio.get_running_loop().time()
             try:
@@ -77,12 +99,12 @@ class Lifelines:
                     reader, line.writer = await asyncio.open_connection(host, port)
             except (OSError, ValueError) as exc:
                 if was_open and await self._is_unserved(line):
-                    log.info("instance_process_ended", extra={"instance": line.life.instance_id})
-                    self.tell(line.life)
+                    log.info("process_ended", extra={"service": name})
+                    self.tell(line.record)
                 elif not was_open and not is_told:
                     is_told = True
-                    facts = {"instance": line.life.instance_id, "url": line.url, "error": str(exc)}
-                    log.warning("instance_port_unreachable", extra=facts)
+                    facts = {"service": name, "url": url, "error": str(exc)}
+                    log.warning("port_unreachable", extra=facts)
                 was_open = False
                 pause_s = min(max(2 * pause_s, self.retry_s), LONGEST_RETRY_S)
             else:
@@ -108,10 +130,9 @@ class Lifelines:
     async def _is_unserved(self, line: _Line) -> bool:
         """Whether nobody serves its calls. One that is lost on the way to a dead process says nothing: NATS
         may not have seen its end. Where the bus itself is away nobody knows."""
-        subject = self.subjects.instance_calls(line.life.instance_id)
         while self._is_kept(line):
             try:
-                await self.bus.call(subject, AreYouThere(), Acknowledged, ANSWER_TIMEOUT_S)
+                await self.bus.call(line.subject, AreYouThere(), Acknowledged, ANSWER_TIMEOUT_S)
             except NoResponder:
                 return True
             except BusTimeout:

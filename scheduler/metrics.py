@@ -33,7 +33,9 @@ class SchedulerMetrics:
         self._kv_links_broken = make.gauge(
             "kv_links_broken", "Pairs of instances between which KV has not got through since it did not."
         )
-        self._lifelines = make.gauge("instance_lifelines", "Instances whose process's end is seen at once.")
+        self._lifelines = make.gauge(
+            "lifelines", "Instances and attention workers whose process's end is seen at once."
+        )
         for outcome in get_args(LengthOutcome):
             self._length_questions.labels(outcome)
 

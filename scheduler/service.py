@@ -28,6 +28,7 @@ from common.messages import (
     CancelRequest,
     GenerationRequest,
     InstanceLife,
+    InstanceRecord,
     LoadReport,
     MemberRecord,
     Placement,
@@ -366,8 +367,13 @@ class SchedulerService:
                 log.warning("kv_link_heard_of", extra=facts)
                 self._handle(events.LinkHeard(word))
 
-    def _note_ended(self, life: InstanceLife) -> None:
-        self._handle(events.InstanceEnded(life))
+    def _note_ended(self, record: MemberRecord) -> None:
+        """Whom an attention worker served gives it up; what it held is no scheduler's."""
+        if isinstance(record, InstanceRecord):
+            self._handle(events.InstanceEnded(record.life))
+        else:
+            life = record.service_id, record.incarnation
+            self.announcer.announce(events.AnnounceAttentionGone(*life, was_leaving=record.is_draining))
 
     async def _read_members(self) -> list[MemberRecord]:
         """Nobody where the store does not answer."""

@@ -72,6 +72,7 @@ from common.messages.load import LoadReport, MovableSequence
 from common.messages.members import (
     Announcement,
     AreYouThere,
+    AttentionGone,
     GatewayGone,
     InstanceGone,
     InstanceLife,
@@ -96,6 +97,7 @@ __all__ = [
     "Announcement",
     "AreYouThere",
     "AttentionDraining",
+    "AttentionGone",
     "AttentionUse",
     "CancelRequest",
     "DecodeTask",

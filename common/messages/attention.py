@@ -9,7 +9,7 @@ from common.exchange_shape import ExchangeShape
 from common.ids import BindingId, Incarnation, InstanceId
 from common.kv.layout import KVLayout
 from common.messages.hand_over import KVDestination
-from common.messages.members import InstanceLife
+from common.messages.members import AreYouThere, InstanceLife
 from common.spec import AttentionSpec
 
 
@@ -128,4 +128,6 @@ def response_region(lane: int) -> str:
     return f"attention-response-{lane}"
 
 
-AttentionCall = BindAttention | UnbindAttention | FindKV | InheritKV | MoveKV | HoldKV | SettleKV
+AttentionCall = (
+    BindAttention | UnbindAttention | FindKV | InheritKV | MoveKV | HoldKV | SettleKV | AreYouThere
+)

@@ -90,9 +90,16 @@ class InstanceGone(msgspec.Struct, frozen=True, tag="gone"):
     incarnation: Incarnation
 
 
+class AttentionGone(msgspec.Struct, frozen=True, tag="attention-gone"):
+    """scheduler → decode instances: that life of an attention worker is over."""
+
+    worker_id: str
+    incarnation: Incarnation
+
+
 class AreYouThere(msgspec.Struct, frozen=True, tag="there"):
-    """scheduler → instance, which acknowledges it: where nobody serves its calls its process has ended, or is
-    cut off."""
+    """scheduler → instance or attention worker, which acknowledges it: where nobody serves its calls its
+    process has ended, or is cut off."""
 
 
 class GatewayGone(msgspec.Struct, frozen=True, tag="gateway-gone"):
@@ -108,5 +115,5 @@ class SchedulerGone(msgspec.Struct, frozen=True, tag="scheduler-gone"):
     incarnation: Incarnation
 
 
-Announcement = InstanceGone | GatewayGone | SchedulerGone
+Announcement = InstanceGone | AttentionGone | GatewayGone | SchedulerGone
 """What the scheduler tells everyone."""

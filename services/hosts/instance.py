@@ -94,7 +94,8 @@ class Instance:
 
     async def follow(self, take_event: Callable[[InstanceEvent], None]) -> None:
         """Somebody else of this process hears what this instance is told, too."""
-        await self.bus.subscribe(self.subjects.instance_events(self.instance_id), InstanceEvent, take_event)
+        for subject in (self.subjects.instance_events(self.instance_id), self.subjects.everyone()):
+            await self.bus.subscribe(subject, InstanceEvent, take_event)
 
     async def drain(self, timeout_s: float) -> None:
         """Both rooms finish or give back what they hold."""

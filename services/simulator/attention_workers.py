@@ -3,7 +3,8 @@
 A worker's state says whom it serves and with how many blocks (``attention.state``), a decode instance's needs
 what makes a pool (``decode.attention_needs``), and its decode state where sequences go and move to.
 Binding takes no time here. Whoever does not answer is given up as live: ``decode.remote_attention``'s time
-after a step came to wait for it, or a lease after it has gone.
+after a step came to wait for it, as soon as schedulers have seen its process end, or a lease after it has
+gone.
 """
 
 from collections.abc import Callable, Mapping
@@ -138,13 +139,14 @@ class KVPools:
 @dataclass(slots=True, eq=False)
 class AttentionWorkers:
     """All of a mesh. ``pace``: of those who share them; ``use``: what they did. ``lease_s``: after which one
-    that is gone is known to be. ``others``: those that fare otherwise than they should; ``silent``: that
-    answer nobody, as they are gone, hang or are cut off."""
+    that is gone is known to be, ``seen_s`` where its process's end is seen. ``others``: those that fare
+    otherwise than they should; ``silent``: that answer nobody, as they are gone, hang or are cut off."""
 
     pool: AttentionPool
     clock: Clock
     network: Network
     lease_s: float
+    seen_s: float
     pace: SharedPace = field(init=False)
     use: WorkerUse = field(default_factory=WorkerUse)
     states: dict[str, AttentionState] = field(default_factory=dict)
@@ -175,15 +177,16 @@ class AttentionWorkers:
         self.network.add(InstanceId(worker_id), self.pool.link_bytes_per_s)
         self._look_at(worker_id)
 
-    def die(self, worker_id: str) -> None:
-        """It is gone without a word, with what it held. Who waits for it finds out, and later everybody."""
+    def die(self, worker_id: str, *, is_seen: bool) -> None:
+        """It is gone without a word, with what it held. ``is_seen``: everybody hears of its end soon; else
+        who waits for it finds out, and later everybody."""
         state = self.states.pop(worker_id, None)
         if state is None:
             return
         self.network.end(InstanceId(worker_id))
         self._look_at(worker_id)
-
-        self._leases[worker_id] = self.clock.after(self.lease_s, partial(self._lose, worker_id))
+        known_s = self.seen_s if is_seen else self.lease_s
+        self._leases[worker_id] = self.clock.after(known_s, partial(self._lose, worker_id))
 
     def fare(self, worker_id: str, conditions: Conditions) -> None:
         """Whichever life of it is there."""

@@ -120,8 +120,8 @@ class Cluster:
 
     def start(self) -> None:
         if self.simulated.attention is not None:
-            lease_s = self.simulated.settings.mesh.lease_s
-            self.workers = AttentionWorkers(self.simulated.attention, self.clock, self.network, lease_s)
+            known_s = self.simulated.settings.mesh.lease_s, SEEN_AFTER_S + self.simulated.cluster.hop_s
+            self.workers = AttentionWorkers(self.simulated.attention, self.clock, self.network, *known_s)
             self.pool_of |= dict.fromkeys(map(InstanceId, self.workers.names), self.workers.pool.config.name)
         self.staff.begin()
         self.schedulers.start()
@@ -204,7 +204,7 @@ class Cluster:
         facts = {"for good": is_for_good, "with its host": not is_seen}
         self.history.note("death", instance_id, ", ".join(name for name, holds in facts.items() if holds))
         if self._is_worker(instance_id):
-            self._attention.die(instance_id)
+            self._attention.die(instance_id, is_seen=is_seen)
             return
         instance = self.instances[instance_id]
         instance.has_died = True

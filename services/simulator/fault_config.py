@@ -24,8 +24,8 @@ class FaultConfig(
 
 class Death(FaultConfig, frozen=True, kw_only=True, tag="death"):
     """It ends without a word. ``lasts_s``: until its next life is ready. Schedulers see a process's end at
-    once (``scheduler.lifelines``); with ``of_host`` its host is gone, too, and its silence alone tells, after
-    a lease. Attention workers' ends are found out by who needs them, either way."""
+    once (``scheduler.lifelines``); with ``of_host`` its host is gone, too, and its silence alone tells: after
+    a lease, or of an attention worker, whoever waits for it before."""
 
     of_host: bool = False
 

@@ -2,6 +2,8 @@
 
 import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +131,24 @@ def test_the_only_pools_worker_gone_is_attention_lost(tiny: MakeTiny) -> None:
             logits_of(program, workers.remote[0], STEPS[:1])
         with pytest.raises(AttentionLost, match="no attention worker holds the KV"):
             workers.remote[0].begin(STEPS[0][0])
+
+
+def test_a_step_waits_no_longer_for_a_worker_that_somebody_else_knows_to_be_gone(
+    tiny: MakeTiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On another host, of which the kernel here says nothing."""
+    monkeypatch.setattr("decode.remote_attention.ANSWER_TIMEOUT_S", 1000.0)
+    program = tiny("llama").program
+    with attention_workers(program, 1) as workers, ThreadPoolExecutor(1) as engine:
+        remote, pools = workers.remote[0], workers.pools
+        workers.stop(0)
+        pools.workers = {0: tuple(replace(each, is_gone=lambda: False) for each in pools.workers[0])}
+        step = engine.submit(logits_of, program, remote, STEPS[:1])
+        wait(lambda: remote._unanswered is not None)
+        assert not step.done()
+        pools.lose(0, "its process has ended")
+        with pytest.raises(AttentionLost, match=r"^its process has ended$"):
+            step.result()
 
 
 def test_one_pools_loss_costs_only_its_own_sequences(tiny: MakeTiny) -> None:

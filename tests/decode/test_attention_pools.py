@@ -9,9 +9,9 @@ import pytest
 
 from common.bus import Bus
 from common.config import AttentionConfig
-from common.ids import InstanceId, RequestId
+from common.ids import InstanceId, RequestId, new_incarnation
 from common.kv.blocks import BlockOwner
-from common.messages import AttentionUse, ServiceRecord, WorkerUse
+from common.messages import AttentionGone, AttentionUse, ServiceRecord, WorkerUse
 from common.store import Store
 from common.subjects import Subjects
 from decode import events
@@ -142,6 +142,30 @@ def test_a_pool_that_a_step_found_lost_is_given_up_without_waiting_for_the_next_
         ):
             await pools.wait_ready()
             await asyncio.to_thread(pools.pools.lose, 0, "its worker is gone")
+            await until(lambda: not pools.bindings, theirs)
+            assert (pools.pools.workers, pools.state.blocks.pools) == ({}, [])
+
+    run(look())
+
+
+def test_the_pool_of_a_worker_whose_process_has_ended_is_given_up_by_that_life_alone(
+    nats_url: str, redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("decode.attention_pools.LOOK_S", 1000.0)
+
+    async def look() -> None:
+        async with (
+            pair(nats_url, namespace) as (own, theirs),
+            attention_service(own, redis_url, namespace, ENOUGH) as worker,
+            member(redis_url, namespace, worker.record),
+            pools_of(theirs, redis_url, namespace) as pools,
+        ):
+            await pools.wait_ready()
+            pools.take_event(AttentionGone("attention-1", worker.record.incarnation))
+            pools.take_event(AttentionGone("attention-0", new_incarnation()))
+            assert (pools.bindings, pools.pools.lost) == (1, {})
+            pools.take_event(AttentionGone("attention-0", worker.record.incarnation))
+            assert pools.pools.lost == {0: "attention worker attention-0: its process has ended"}
             await until(lambda: not pools.bindings, theirs)
             assert (pools.pools.workers, pools.state.blocks.pools) == ({}, [])
 

@@ -171,32 +171,40 @@ def get_text(url: str) -> str:
         return text
 
 
-def lamella(*arguments: str, timeout_s: float = START_TIMEOUT_S) -> str:
+APART = Path(__file__).parent / "apart"
+"""On the path of processes that take each other for processes of other hosts."""
+
+
+def lamella(*arguments: str, timeout_s: float = START_TIMEOUT_S, is_apart: bool = False) -> str:
     """Runs one command of the CLI. Fails the test with what it said when it fails."""
     done = subprocess.run(
         [*LAMELLA, *arguments],
         capture_output=True,
         text=True,
         timeout=timeout_s,
-        env=environment(),
+        env=environment(*((APART,) if is_apart else ())),
         check=False,
     )
     assert done.returncode == 0, f"lamella {' '.join(arguments)}: {done.stdout}{done.stderr}"
     return done.stdout
 
 
-def environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(ROOT)}
+def environment(*paths: Path) -> dict[str, str]:
+    """``paths``: on which Python looks before its own."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT, *paths)))}
 
 
 @contextmanager
-def running_mesh(state_dir: Path, *arguments: str, config: str = "") -> Iterator[Mesh]:
-    """A mesh on a free port, up when this returns and down, with nothing left, at the end."""
+def running_mesh(
+    state_dir: Path, *arguments: str, config: str = "", is_apart: bool = False
+) -> Iterator[Mesh]:
+    """A mesh on a free port, up when this returns and down, with nothing left, at the end. ``is_apart``: each
+    process takes the others for processes of other hosts."""
     state_dir.mkdir(parents=True, exist_ok=True)
     config_file = state_dir.parent / f"{state_dir.name}.toml"
     config_file.write_text(config)
     options = ("--state-dir", str(state_dir), "--config", str(config_file), "--port", "0")
-    lamella("up", "--detach", *options, *arguments)
+    lamella("up", "--detach", *options, *arguments, is_apart=is_apart)
     try:
         answer = json.loads(lamella("status", "--json", "--state-dir", str(state_dir)))
         yield Mesh(state_dir, answer["url"])

@@ -109,6 +109,7 @@ def test_losing_an_attention_worker_changes_no_token(
     asyncio.run(wait_pools(mesh, kv_blocks))
     pid = mesh.pid_of("attention")
     instances = len(mesh.status()["instances"])
+    ended = len(mesh.logged("scheduler", "attention_worker_gone"))
 
     async def disturb() -> None:
         lost = len(mesh.logged("decode", "attention_pool_lost"))
@@ -125,6 +126,8 @@ def test_losing_an_attention_worker_changes_no_token(
     assert asyncio.run(run_streams(mesh, disturb)).texts == undisturbed.texts
     asyncio.run(mesh.wait_ready(instances))
     assert asyncio.run(mesh.left_over()) == {}
+    told = mesh.logged("scheduler", "attention_worker_gone")[ended:]
+    assert len(told) == (number == signal.SIGKILL), "who hangs has not ended"
 
 
 async def check_noticed(mesh: Mesh, lost: int, paused_s: float) -> None:

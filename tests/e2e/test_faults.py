@@ -101,11 +101,11 @@ def test_killing_an_instance_changes_no_token(mesh: Mesh, role: str) -> None:
             return await asyncio.gather(*streams)
 
     undisturbed = asyncio.run(run(kill=False))
-    before = mesh.logged("scheduler", "instance_process_ended")
+    before = mesh.logged("scheduler", "process_ended")
     assert asyncio.run(run(kill=True)) == undisturbed
     assert asyncio.run(mesh.left_over()) == {}
-    [ended] = mesh.logged("scheduler", "instance_process_ended")[len(before) :]
-    assert ended["instance"].startswith(role), "its silence alone told of it"
+    [ended] = mesh.logged("scheduler", "process_ended")[len(before) :]
+    assert ended["service"].startswith(role), "its silence alone told of it"
 
 
 def test_a_prefill_instance_that_hangs_costs_time_and_no_stream(mesh: Mesh) -> None:

@@ -10,7 +10,9 @@ import pytest
 
 from common.bus import Bus
 from common.errors import InternalError
-from common.messages import Acknowledged, InstanceCall, InstanceLife, InstanceRecord
+from common.ids import Incarnation
+from common.messages import Acknowledged, InstanceCall, InstanceRecord, MemberRecord, ServiceRecord
+from common.messages.attention import AttentionCall
 from common.subjects import Subjects
 from scheduler.lifelines import Lifelines
 from tests.common.buses import connected, run, until
@@ -91,7 +93,7 @@ class Instance:
 class Watched:
     def __init__(self, bus: Bus, subjects: Subjects, instance: Instance) -> None:
         self.instance = instance
-        self.told: list[InstanceLife] = []
+        self.told: list[MemberRecord] = []
         self.tasks: set[asyncio.Task[None]] = set()
         self.lifelines = Lifelines(bus, subjects, self.told.append, self.spawn, retry_s=0.01)
 
@@ -133,7 +135,7 @@ def test_who_closes_and_is_served_by_nobody_is_over_and_told_of_once(
             found.lifelines.keep([found.instance.record])
             told_at = len(tries)
             await until(lambda: len(tries) > told_at + 3, found.lifelines.bus)
-            assert found.told == [found.instance.record.life]
+            assert found.told == [found.instance.record]
             assert len(found.tasks) == 1
             assert found.lifelines.open == 0
 
@@ -209,8 +211,8 @@ def test_who_was_never_reached_is_told_of_by_nobody(
             found.lifelines.keep([found.instance.record, *others])
             await until(lambda: len(tries) > before + 4 * len(others), found.lifelines.bus)
             assert found.told == []
-            unreachable = [each for each in caplog.records if each.message == "instance_port_unreachable"]
-            assert sorted(each.__dict__["instance"] for each in unreachable) == sorted(names)
+            unreachable = [each for each in caplog.records if each.message == "port_unreachable"]
+            assert sorted(each.__dict__["service"] for each in unreachable) == sorted(names)
             assert found.lifelines.open == 1
 
     run(work())
@@ -236,5 +238,48 @@ def test_who_is_no_member_any_more_is_watched_no_more(nats_url: str, namespace: 
             await found.instance.bus.close()
             await found.instance.close_port()
             assert found.told == []
+
+    run(work())
+
+
+def test_of_an_attention_worker_s_end_it_is_told_as_its_newest_record_is(
+    nats_url: str, namespace: str
+) -> None:
+    """It may have begun to drain since it was first seen."""
+    subjects, calls = Subjects(namespace), list[AttentionCall]()
+
+    async def answer(call: AttentionCall) -> Acknowledged:
+        calls.append(call)
+        return Acknowledged()
+
+    async def work() -> None:
+        async with watched(nats_url, namespace) as found, connected(nats_url, namespace, "a0") as own:
+            worker = Instance(own, subjects)
+            await own.serve(subjects.attention_calls("a0"), AttentionCall, answer)
+            await worker.listen()
+            url = f"http://{HOST}:{worker.port}"
+            record = ServiceRecord(
+                service_id="a0",
+                incarnation=Incarnation("life"),
+                kind="attention",
+                host=HOST,
+                pid=1,
+                http_url=url,
+            )
+            gateway = msgspec.structs.replace(record, service_id="g0", kind="gateway")
+            found.lifelines.keep([found.instance.record, record, gateway])
+            await until(lambda: worker.came == 1, found.lifelines.bus)
+            assert len(found.tasks) == 2, "nobody keeps one to a gateway"
+            await worker.close_port()
+            await until(lambda: calls, found.lifelines.bus)
+            assert found.told == [], "it answers on the bus"
+            await worker.listen()
+            await until(lambda: worker.came == 2, found.lifelines.bus)
+            leaving = msgspec.structs.replace(record, is_draining=True)
+            found.lifelines.keep([found.instance.record, leaving])
+            await own.close()
+            await worker.close_port()
+            await until(lambda: found.told, found.lifelines.bus)
+            assert found.told == [leaving]
 
     run(work())
