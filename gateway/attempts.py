@@ -236,9 +236,10 @@ class Attempts:
 
     def _note_continued(self, generation: Generation, cause: str) -> None:
         request = generation.request
-        generation.history.note_broken(time.monotonic(), cause)
+        generation.wanted_s = time.monotonic()
+        generation.history.note_broken(generation.wanted_s, cause)
         log.warning("sequence_continued", extra={"request": request.request_id, "cause": cause})
-        generation.continued.append(SpanEvent("resume", time.monotonic(), {"lamella.cause": cause}))
+        generation.continued.append(SpanEvent("resume", generation.wanted_s, {"lamella.cause": cause}))
         self.metrics.continuations.labels(cause).inc()
         timeline.mark(CONTINUED, request.request_id, request.attempt)
 

@@ -52,8 +52,8 @@ class Generation:
     where this attempt went on, if it did. ``former``: the life that decoded the sequence until it was gone,
     for the placement that is to come. ``continuations``: in a row, without getting on
     (``gateway.continuing``). ``resubmissions``: in a row, as a scheduler had died before the placement came.
-    ``continued``: when and why each attempt but the first began. ``asked_s``: when the call went out that
-    placed this attempt.
+    ``continued``: when and why each attempt but the first began. ``wanted_s``: since when it wants a place,
+    as it had come or broken; ``asked_s``: when the call went out that placed this attempt.
     """
 
     index: int
@@ -63,6 +63,7 @@ class Generation:
     arrived_s: float = field(default_factory=time.monotonic)
     notify: Callable[["Generation"], None] = _ignore
     placement: Placement | None = None
+    wanted_s: float = 0.0
     asked_s: float = 0.0
     is_probe: bool = False
     is_queued: bool = False
@@ -85,6 +86,7 @@ class Generation:
 
     def __post_init__(self) -> None:
         self.history = History(self.arrived_s)
+        self.wanted_s = self.arrived_s
 
     @property
     def is_over(self) -> bool:

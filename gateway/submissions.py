@@ -105,7 +105,8 @@ class Submissions:
         # Told once: an instance that has begun anew since, and is heard of, is not to be suspected again.
         lost, generation.lost_instances = generation.lost_instances, ()
         try:
-            message = SubmitRequest(request, lost, generation.former)
+            wanted_for_s = started_s - generation.wanted_s
+            message = SubmitRequest(request, lost, generation.former, wanted_for_s=wanted_for_s)
             placement = await self._ask_placement(generation, message, timeout_s)
         except MessageTooLarge as exc:
             raise InvalidRequest(f"the prompt does not fit a message: {exc}", param="prompt") from exc
@@ -137,4 +138,6 @@ class Submissions:
             generation.is_queued = True
             if time.monotonic() - generation.arrived_s > self.config.gateway.token_timeout_s:
                 raise DeadlineExceeded("no instance had room within gateway.token_timeout_s")
-            message = SubmitRequest(request, waited_s=time.monotonic() - asked_s)
+            now = time.monotonic()
+            wanted_for_s = now - generation.wanted_s
+            message = SubmitRequest(request, waited_s=now - asked_s, wanted_for_s=wanted_for_s)

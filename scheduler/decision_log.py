@@ -55,7 +55,8 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
     what it was expected to draw in all. ``is_over``: the attempt has ended, by itself, its client left or
     it broke. The outcome of one that ended by itself is what the request drew, and the TTFT and TPOT that its
     gateway measured of all of it, whatever was drawn by attempts before (no TPOT with fewer than two tokens).
-    ``former``: where it was to be before, the oldest first."""
+    ``former``: where it was to be before, the oldest first. ``waited_s``: since the request had come, or the
+    stream had broken, until somebody had taken it or nobody could."""
 
     request_id: RequestId
     attempt: int
@@ -70,6 +71,7 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
     ttft_s: float | None = None
     tpot_s: float | None = None
     former: tuple[Former, ...] = ()
+    waited_s: float = 0.0
 
     def taken(self, phase: Phase) -> InstanceId | None:
         """Where it is to be in that phase, by the last choice that took anybody."""
@@ -115,6 +117,12 @@ class DecisionLog:
         self._decisions[request_id] = ended
         return ended
 
+    def note_wait(self, request_id: RequestId, attempt: int, waited_s: float) -> None:
+        """Until the attempt's placement was over, where one has been decided."""
+        decision = self._decisions.get(request_id)
+        if decision is not None and decision.attempt == attempt:
+            self._decisions[request_id] = msgspec.structs.replace(decision, waited_s=waited_s)
+
     def end_early(self, request_id: RequestId, attempt: int) -> None:
         """Its client left, or that attempt broke."""
         decision = self._decisions.get(request_id)
@@ -145,15 +153,16 @@ class DecisionLog:
 
 
 def _after(former: Decision, decision: Decision) -> Decision:
-    choices, before = decision.choices, former.former
+    choices, before, waited_s = decision.choices, former.former, decision.waited_s
     prefill, decode = former.taken("prefill"), former.taken("decode")
     if former.attempt == decision.attempt and not decision.has("prefill"):
         # Where nobody has room for one that was to move, it stays.
         phases = ("prefill",) if decision.taken("decode") else ("prefill", "decode")
         choices = (*(each for each in former.choices if each.phase in phases), *choices)
+        waited_s = former.waited_s
         has_left = decode is not None and decision.taken("decode") not in (None, decode)
     else:
         has_left = prefill is not None or decode is not None
     if has_left:
         before = (*before, Former(former.attempt, prefill, decode))[-MOST_FORMER:]
-    return msgspec.structs.replace(decision, choices=choices, former=before)
+    return msgspec.structs.replace(decision, choices=choices, former=before, waited_s=waited_s)

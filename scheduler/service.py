@@ -214,6 +214,15 @@ class SchedulerService:
     async def submit(self, message: SubmitRequest) -> SubmitAnswer:
         """Places a request and delivers it, at once or when its turn has come. Raises the reason when nobody
         can take it."""
+        loop = asyncio.get_running_loop()
+        wanted_s = loop.time() - message.wanted_for_s
+        try:
+            return await self._submit(message)
+        finally:
+            request, waited_s = message.request, loop.time() - wanted_s
+            self.state.placer.log.note_wait(request.request_id, request.attempt, waited_s)
+
+    async def _submit(self, message: SubmitRequest) -> SubmitAnswer:
         request = message.request
         if self.scaling is not None and request.request_id not in self.state.waiting:
             self.scaling.note_submitted(request)

@@ -24,6 +24,9 @@ from services.tracing.command import mesh_of
 
 Answer = TypeVar("Answer")
 
+TOLD_WAIT_S = 0.1
+"""Less is the way to an instance."""
+
 
 def explain(
     request: Annotated[
@@ -117,6 +120,8 @@ def _ask(url: str, kind: type[Answer]) -> Answer | None:
 def _print(decision: Decision) -> None:
     console = output_console(has_markup=False)
     console.print(title_of(decision), highlight=False)
+    if decision.waited_s >= TOLD_WAIT_S:
+        console.print(wait_of(decision), highlight=False, soft_wrap=True)
     if decision.former:
         console.print(before_of(decision), highlight=False, soft_wrap=True)
     for choice in decision.choices:
@@ -138,9 +143,19 @@ def title_of(decision: Decision) -> str:
 def _outcome(decision: Decision) -> str:
     if decision.output_tokens is not None:
         return f"{decision.output_tokens} drawn"
-    if any(decision.taken(choice.phase) is None for choice in decision.choices):
+    if _is_refused(decision):
         return "refused"
     return "over before its own end" if decision.is_over else "not over yet"
+
+
+def _is_refused(decision: Decision) -> bool:
+    return any(decision.taken(choice.phase) is None for choice in decision.choices)
+
+
+def wait_of(decision: Decision) -> str:
+    """Of an attempt that found nobody at first, or waited for its turn."""
+    came = "its stream had broken" if decision.drawn_tokens else "it had come"
+    return f"{'refused' if _is_refused(decision) else 'placed'} {decision.waited_s:.1f} s after {came}"
 
 
 def before_of(decision: Decision) -> str:

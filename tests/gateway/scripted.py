@@ -52,7 +52,8 @@ TIMEOUT_S = 10.0
 class ScriptedPeer:
     """``gate``: submissions are answered only while it is set. ``queued``: so many are told to ask again,
     before ``refusals`` are raised one by one. ``formers``: of all submissions, who decoded the sequence
-    before. A sequence that somebody did is resumed by the decode instance alone."""
+    before; ``wanted_for_s``: since when they want a place. A sequence that somebody did is resumed by the
+    decode instance alone."""
 
     bus: Bus
     subjects: Subjects
@@ -61,6 +62,7 @@ class ScriptedPeer:
     queued: int = 0
     formers: list[InstanceLife | None] = field(default_factory=list)
     lost: list[tuple[InstanceId, ...]] = field(default_factory=list)
+    wanted_for_s: list[float] = field(default_factory=list)
     submissions: asyncio.Queue[GenerationRequest] = field(default_factory=asyncio.Queue)
     cancels: asyncio.Queue[tuple[InstanceId, CancelRequest]] = field(default_factory=asyncio.Queue)
     ended: asyncio.Queue[RequestEnded] = field(default_factory=asyncio.Queue)
@@ -170,6 +172,7 @@ class ScriptedPeer:
     async def _submit(self, message: SubmitRequest) -> SubmitAnswer:
         self.formers.append(message.former)
         self.lost.append(message.lost_instances)
+        self.wanted_for_s.append(message.wanted_for_s)
         if self.gate.is_set():
             # Seen by the test once the answer is on its way, so that what the test publishes follows it.
             asyncio.get_running_loop().call_soon(self.submissions.put_nowait, message.request)

@@ -10,6 +10,7 @@ import openai
 import pytest
 
 from common.errors import InvalidRequest, NoInstanceReady, Overloaded, RequestError
+from gateway.continuing import WAITS_S
 from tests.gateway.clients import PROMPT, TEXT, client_of, complete, in_background, with_peer
 from tests.gateway.conftest import gateway_config
 from tests.gateway.processes import GatewayProcess, running_gateway
@@ -39,6 +40,7 @@ def test_one_that_waits_is_asked_for_again_until_it_is_placed(
         answer = in_background(complete(gateway))
         asked = [await peer.next_request() for _ in range(3)]
         assert asked[0] == asked[1] == asked[2]
+        assert peer.wanted_for_s == sorted(peer.wanted_for_s)
         peer.tokens(asked[2], [*ids, END_TOKEN], finish="stop")
         assert await answer == TEXT
 
@@ -105,6 +107,7 @@ def test_one_for_which_nobody_is_there_waits_until_somebody_is_and_has_room(
         assert [each.attempt for each in asked] == [0, 1, 2, 3]
         peer.tokens(asked[3], [*ids, END_TOKEN], finish="stop")
         assert await answer == TEXT
+        assert peer.wanted_for_s[3] >= sum(WAITS_S[:3]), "all that it has waited"
 
     with_peer(patient, script)
 

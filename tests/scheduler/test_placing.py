@@ -196,10 +196,14 @@ def test_where_a_request_was_to_be_before_it_was_placed_anew_stays_known() -> No
     assert kept(placed(0, None, "")) == ("p0", "d0", [])
     # It moves.
     moved = Former(0, InstanceId("p0"), InstanceId("d0"))
+    log.note_wait(RequestId("1a"), 0, 2.5)
+    log.note_wait(RequestId("1a"), 1, 7.5)
     assert kept(placed(0, None, "d1")) == ("p0", "d1", [moved])
+    assert log.find("1a")[0].waited_s == 2.5, "until it was placed at first"
     # It breaks, and goes on elsewhere.
     broken = Former(0, InstanceId("p0"), InstanceId("d1"))
     assert kept(placed(1, "p1", "d2")) == ("p1", "d2", [moved, broken])
+    assert log.find("1a")[0].waited_s == 0
     # It is offered to one in vain, and nobody else is there.
     once, refused = (Former(attempt, InstanceId("p1"), InstanceId("d2")) for attempt in (1, 2))
     assert kept(placed(2, "p1", "d2"))[2] == [moved, broken, once]

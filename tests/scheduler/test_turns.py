@@ -23,6 +23,8 @@ from tests.common.buses import connected, run
 from tests.requests import make_request
 from tests.scheduler.states import LEASE_S, ready, report_of
 
+PATIENCE_S = 10.0
+"""More than anything here takes."""
 CONFIG = Config(
     scheduler=SchedulerConfig(prefill_policy="deferred", max_deferred_requests=1),
     predictor=PredictorConfig(kind="none"),
@@ -160,6 +162,21 @@ def test_one_that_waited_at_another_scheduler_is_held_at_once(
             assert not waiting.done()
             scheduler._handle(events.LoadReported(report_of("p0", "prefill", 2, pending=0)))
             assert isinstance(await waiting, Placement)
+
+    run(work())
+
+
+def test_how_long_a_request_had_waited_when_it_was_placed_stays_known(
+    nats_url: str, redis_url: str, namespace: str
+) -> None:
+    async def work() -> None:
+        async with busy_scheduler(nats_url, redis_url, namespace) as scheduler:
+            waiting = await held(scheduler, SubmitRequest(make_request("r0"), waited_s=3.0, wanted_for_s=4.0))
+            await asyncio.sleep(0.05)
+            scheduler._handle(events.LoadReported(report_of("p0", "prefill", 2, pending=0)))
+            await waiting
+            [decision] = scheduler.state.placer.log.find("r0")
+            assert 4.05 <= decision.waited_s < 4.05 + PATIENCE_S
 
     run(work())
 

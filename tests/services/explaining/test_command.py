@@ -5,7 +5,7 @@ import pytest
 
 from common.ids import InstanceId, RequestId
 from scheduler.decision_log import Choice, Decision, Former
-from services.explaining.command import before_of, headline_of, title_of
+from services.explaining.command import before_of, headline_of, title_of, wait_of
 
 
 @pytest.mark.parametrize(
@@ -44,3 +44,15 @@ def test_one_that_was_to_move_and_stays_is_not_refused() -> None:
     assert "not over yet" in title_of(Decision(RequestId("cmpl-1"), 0, 0.0, 42, 80.0, stays))
     nobody = (Choice("prefill", "shortest_queue", (), d0), Choice("decode", "least_loaded", (), None, "full"))
     assert ", refused;" in title_of(Decision(RequestId("cmpl-1"), 0, 0.0, 42, 80.0, nobody))
+
+
+def test_how_long_a_request_waited_is_told_and_for_what() -> None:
+    p0, d0 = InstanceId("p0"), InstanceId("d0")
+    placed = (Choice("prefill", "shortest_queue", (), p0), Choice("decode", "least_loaded", (), d0))
+    refused = (Choice("prefill", "shortest_queue", (), None, "no prefill instance is ready"),)
+    decision = Decision(RequestId("cmpl-1"), 3, 0.0, 42, 80.0, placed, waited_s=2.345)
+    assert wait_of(decision) == "placed 2.3 s after it had come"
+    broken = msgspec.structs.replace(decision, drawn_tokens=12)
+    assert wait_of(broken) == "placed 2.3 s after its stream had broken"
+    in_vain = msgspec.structs.replace(decision, choices=refused, waited_s=10.0)
+    assert wait_of(in_vain) == "refused 10.0 s after it had come"
