@@ -13,6 +13,11 @@ FIRST_TOKEN = define("first token", "mark")
 SECOND_TOKEN = define("second token", "mark")
 CONTINUED = define("continued", "mark", "attempt")
 FINISHED = define("finished", "mark")
+FAILED = define("failed", "mark")
+REFUSED = define("refused", "mark")
+LEFT = define("left", "mark")
+ENDS = (FINISHED, FAILED, REFUSED, LEFT)
+"""One of them is its last; LEFT: its client has, before its end."""
 
 # one request's calls, from one service to another
 PLACE_REQUEST = define("place request", "lane", "attempt")

@@ -28,16 +28,23 @@ from common.messages import (
     as_request_error,
 )
 from common.subjects import Subjects
-from common.timeline import timeline
-from common.timeline_events import FINISHED, OPEN_REQUESTS, RECEIVED, TAKE_TOKENS
+from common.timeline import EventId, timeline
+from common.timeline_events import FAILED, FINISHED, LEFT, OPEN_REQUESTS, RECEIVED, REFUSED, TAKE_TOKENS
 from gateway.attempts import Attempts
 from gateway.generation import Generation
 from gateway.judge import Judge
 from gateway.metrics import GatewayMetrics
 from gateway.notices import Notices
-from gateway.request_views import RequestLog
+from gateway.request_views import RequestEnd, RequestLog, end_of
 
 log = logging.getLogger("lamella.gateway")
+
+MARKS: dict[RequestEnd, EventId] = {
+    "finished": FINISHED,
+    "failed": FAILED,
+    "refused": REFUSED,
+    "left": LEFT,
+}
 
 
 @dataclass(slots=True)
@@ -202,7 +209,7 @@ class Journal:
         self.open.pop(generation.request.request_id, None)
         self.judge.judge(generation, is_refused)
         self.requests.end(generation, time.monotonic(), is_refused=is_refused)
-        timeline.mark(FINISHED, generation.request.request_id)
+        timeline.mark(MARKS[end_of(generation, is_refused)], generation.request.request_id)
         self._note_size()
 
     def _note_size(self) -> None:

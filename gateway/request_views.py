@@ -16,9 +16,8 @@ from common.ids import InstanceId, RequestId
 from gateway.generation import Generation
 from gateway.history import History, Span
 
-RequestPhase = Literal[
-    "queue", "prefill", "transfer", "decode", "recovery", "finished", "failed", "refused", "left"
-]
+RequestEnd = Literal["finished", "failed", "refused", "left"]
+RequestPhase = Literal["queue", "prefill", "transfer", "decode", "recovery", RequestEnd]
 """``left``: its client did. ``failed`` after it was accepted, ``refused`` before."""
 
 KEPT = 256
@@ -74,8 +73,8 @@ class RequestLog:
         generation.history.note_end(now)
         if generation.is_probe:
             return
-        phase = _end_of(generation, is_refused)
-        self._ended[generation.request.request_id] = (_view(generation, phase, now), generation.history)
+        view = _view(generation, end_of(generation, is_refused), now)
+        self._ended[generation.request.request_id] = (view, generation.history)
         while len(self._ended) > KEPT:
             del self._ended[next(iter(self._ended))]
         self.note_change()
@@ -115,7 +114,7 @@ def phase_of(generation: Generation) -> RequestPhase:
     return "queue" if placement is None else "prefill"
 
 
-def _end_of(generation: Generation, is_refused: bool) -> RequestPhase:
+def end_of(generation: Generation, is_refused: bool) -> RequestEnd:
     if is_refused:
         return "refused"
     if generation.error is not None:

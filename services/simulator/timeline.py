@@ -13,23 +13,26 @@ from common.ids import InstanceId
 from common.messages import PullKV
 from common.timeline import RECORD, EventId, Recording, ThreadRecords, define, defined_events
 from common.timeline_events import (
+    FAILED,
     FINISHED,
     FIRST_TOKEN,
     PLACED,
     PREFILL_STEP,
     PULL_KV,
     RECEIVED,
+    REFUSED,
     SECOND_TOKEN,
     TRANSFER_KV,
 )
 from services.simulator.engine import EnginePass
 from services.simulator.history import Kind, MeshChange
-from services.simulator.records import Records, request_id_of
+from services.simulator.records import OUTCOMES, Outcome, Records, request_id_of
 
 DECODE_STEPS = define("decode steps", "step", "sequences", "context tokens", "steps")
 LANE = "/"
 """Between an instance's name and its lane's number."""
 CHANGES: dict[Kind, EventId] = {kind: define(kind, "mark") for kind in get_args(Kind)}
+ENDS: dict[Outcome, EventId] = {"done": FINISHED, "failed": FAILED, "rejected": REFUSED}
 MIXED_STEP = define("mixed step", "step", "prompts", "tokens", "sequences", "context tokens")
 
 
@@ -116,10 +119,11 @@ class SimulatedTimeline:
             (RECEIVED, records.arrival_s),
             (FIRST_TOKEN, records.first_token_s),
             (SECOND_TOKEN, records.second_token_s),
-            (FINISHED, records.end_s),
         )
         for number in range(len(records)):
-            for event, column in marks:
+            outcome = OUTCOMES[records.outcome[number]]
+            end = () if outcome == "open" else ((ENDS[outcome], records.end_s),)
+            for event, column in (*marks, *end):
                 if not math.isnan(column[number]):
                     self.add(gateway, event, column[number], column[number], requests=request_id_of(number))
 

@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 
 from common.timeline import name_of
-from common.timeline_events import FINISHED, FIRST_TOKEN, PLACED, RECEIVED, SECOND_TOKEN
+from common.timeline_events import ENDS, FIRST_TOKEN, PLACED, RECEIVED, SECOND_TOKEN
 from services.tracing.arrows import find_arrows
 from services.tracing.layout import Layout, ServiceLayout, Slice
 
@@ -124,7 +124,7 @@ def _lives(process: int, service: ServiceLayout, duration_ns: int) -> Iterator[C
 def _life(marks: list[Slice], duration_ns: int) -> Iterator[tuple[str, str, int, dict[str, int]]]:
     """One request's events: type, name, time and values."""
     first = {mark.name: mark.begin_ns for mark in reversed(marks)}
-    end_ns = first.get(name_of(FINISHED), duration_ns)
+    end_ns = min((first[name] for name in map(name_of, ENDS) if name in first), default=duration_ns)
     yield "b", "request", marks[0].begin_ns, {}
     # The answer to a submission may come after the first token, even after the end.
     begins = [(min(first[mark], end_ns), phase) for mark, phase in PHASES if mark in first]

@@ -93,3 +93,21 @@ def test_a_mixed_instance_s_passes_are_chunks_steps_and_both(tmp_path: Path) -> 
 def test_to_be_watched_changes_nothing(disaggregated: Traced) -> None:
     unwatched = simulate(disaggregated.cluster.simulated, Load(offered(*REQUESTS)))
     assert unwatched.records.digest() == disaggregated.cluster.records.digest()
+
+
+def test_a_request_ends_as_it_did(tmp_path: Path) -> None:
+    """What nobody can hold is refused; of an instance that never comes back, what it had is lost for good."""
+    fault = {"kind": "death", "instance": "decode-0", "at_s": 0.5}
+    timeline, path = SimulatedTimeline(), tmp_path / "timeline.json"
+    simulated = mesh(pool("prefill"), pool("decode", kv_tokens=1024), fault=[fault])
+    requests = ((0.0, 20, 2), (0.1, 2000, 2), (0.2, 20, 500))
+    write_timeline(path, simulate(simulated, Load(offered(*requests)), timeline=timeline), timeline)
+    marks: dict[str, list[str]] = {}
+    for each in json.loads(path.read_text())["traceEvents"]:
+        if each["ph"] == "n":
+            marks.setdefault(each["id"], []).append(each["name"])
+    assert {request: names[-1] for request, names in marks.items()} == {
+        "r0": "finished",
+        "r1": "refused",
+        "r2": "failed",
+    }
