@@ -145,10 +145,17 @@ class ConfigError(ServiceError):
     """A setting breaks a rule. ``key`` is the dotted path, ``value`` what was given."""
 
     def __init__(self, key: str, value: object, rule: str) -> None:
-        super().__init__(f"{key} = {value!r}: {rule}")
+        super().__init__(f"{key} {_as_set(value)}: {rule}")
         self.key = key
         self.value = value
         self.rule = rule
+
+
+def _as_set(value: object) -> str:
+    """As a settings file has it."""
+    if value is None:
+        return "is not set"
+    return f"= {str(value).lower() if isinstance(value, bool) else repr(value)}"
 
 
 class ModelError(ServiceError):

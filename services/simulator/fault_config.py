@@ -64,8 +64,10 @@ def check_faults(faults: Collection[AnyFault], counts: Mapping[str, int | None])
 
 
 def _check_target(key: str, fault: AnyFault, counts: Mapping[str, int | None]) -> None:
-    if (fault.instance is None) == (fault.pool is None):
-        raise ConfigError(f"{key}.instance", fault.instance, "either it or pool must be set, not both")
+    if fault.instance is None and fault.pool is None:
+        raise ConfigError(f"{key}.instance", None, "either it or pool must be")
+    if fault.instance is not None and fault.pool is not None:
+        raise ConfigError(f"{key}.instance", fault.instance, "must not be set beside pool")
     if fault.pool is not None:
         if fault.pool not in counts:
             raise ConfigError(f"{key}.pool", fault.pool, f"must be one of {', '.join(sorted(counts))}")
@@ -79,8 +81,10 @@ def _check_target(key: str, fault: AnyFault, counts: Mapping[str, int | None]) -
 
 
 def _check_times(key: str, fault: AnyFault) -> None:
-    if (fault.at_s is None) == (fault.mean_between_s is None):
-        raise ConfigError(f"{key}.at_s", fault.at_s, "either it or mean_between_s must be set, not both")
+    if fault.at_s is None and fault.mean_between_s is None:
+        raise ConfigError(f"{key}.at_s", None, "either it or mean_between_s must be")
+    if fault.at_s is not None and fault.mean_between_s is not None:
+        raise ConfigError(f"{key}.at_s", fault.at_s, "must not be set beside mean_between_s")
     if fault.at_s is not None and not 0 <= fault.at_s < math.inf:
         raise ConfigError(f"{key}.at_s", fault.at_s, "must be 0 or more")
     for field in ("mean_between_s", "lasts_s"):

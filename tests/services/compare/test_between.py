@@ -269,7 +269,7 @@ def test_a_folder_that_began_with_one_profile_goes_on_with_no_other(
 def test_runs_without_such_passes_are_not_simulated_with_them(
     comparison: Comparison, base: Profile, tmp_path: Path
 ) -> None:
-    with pytest.raises(ConfigError, match=r"profiled_between = True: but split was run without"):
+    with pytest.raises(ConfigError, match=r"profiled_between = true: but split was run without"):
         read_between(comparison, [SPLIT], tmp_path, [])
     with passes_between(comparison, SPLIT, tmp_path):
         pass

@@ -337,7 +337,7 @@ def test_searches_know_a_device_of_one_s_own(trace: Path, tmp_path: Path, search
         (OWN.replace("= 80", "= -80"), (), "device.my-machine.memory_gb = -80.0: must be over 0"),
         (OWN, ("--devices", "my-machine", "--objective", "power"), "nobody says what my-machine draws"),
         ("[space]\ntensors = [1]", (), "must have [[device]] tables, and nothing else"),
-        ("[[device]]", (), "device.0.name = None"),
+        ("[[device]]", (), "device.0.name is not set"),
     ],
 )
 def test_a_bad_file_of_devices_is_told(

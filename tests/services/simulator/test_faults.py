@@ -347,7 +347,12 @@ def test_deaths_come_as_often_as_their_mean_says() -> None:
             "fault.0.kind",
             "must be one of death, straggler",
         ),
-        ({"kind": "death", "at_s": 1.0}, "fault.0.instance", "either it or pool"),
+        ({"kind": "death", "at_s": 1.0}, "fault.0.instance", "is not set: either it or pool must be$"),
+        (
+            {"kind": "death", "at_s": 1.0, "instance": "decode-0", "pool": "decode"},
+            "fault.0.instance",
+            "must not be set beside pool",
+        ),
         (
             {"kind": "death", "pool": "decode", "at_s": 1.0, "times": 3.0},
             "fault.0.times",
@@ -355,11 +360,11 @@ def test_deaths_come_as_often_as_their_mean_says() -> None:
         ),
         (death("decode-9", 1.0), "fault.0.instance", "from 0"),
         ({"kind": "death", "pool": "attic", "at_s": 1.0}, "fault.0.pool", "must be one of"),
-        ({"kind": "death", "pool": "decode"}, "fault.0.at_s", "mean_between_s"),
+        ({"kind": "death", "pool": "decode"}, "fault.0.at_s", "is not set: either it or mean"),
         (
             {"kind": "death", "pool": "decode", "at_s": 1.0, "mean_between_s": 2.0},
             "fault.0.at_s",
-            "must be set, not both",
+            "must not be set beside mean_between_s",
         ),
         (death("decode-0", -1.0), "fault.0.at_s", "0 or more"),
         (death("decode-0", 1.0, 0.0), "fault.0.lasts_s", "over 0"),

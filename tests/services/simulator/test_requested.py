@@ -65,7 +65,7 @@ def test_the_seed_says_which_are_drawn_and_more_begin_with_the_same() -> None:
 @pytest.mark.parametrize(
     ("requested", "said"),
     [
-        (Requested(requests=5), f"--trace = None: nothing says which requests come: {ONE_SOURCE}"),
+        (Requested(requests=5), f"--trace is not set: nothing says which requests come: {ONE_SOURCE}"),
         (
             Requested(Path("a.csv"), workload="lpld"),
             f"--workload = 'lpld': cannot go together with --trace: {ONE_SOURCE}",
@@ -80,13 +80,16 @@ def test_the_seed_says_which_are_drawn_and_more_begin_with_the_same() -> None:
         ),
         (
             Requested(prompt_tokens="8", requests=5),
-            "--output-tokens = None: is needed beside --prompt-tokens",
+            "--output-tokens is not set: is needed beside --prompt-tokens",
         ),
         (
             Requested(output_tokens="8", requests=5),
-            "--prompt-tokens = None: is needed beside --output-tokens",
+            "--prompt-tokens is not set: is needed beside --output-tokens",
         ),
-        (Requested(workload="lpld"), "--requests = None: is needed: without --trace nothing says how many"),
+        (
+            Requested(workload="lpld"),
+            "--requests is not set: is needed: without --trace nothing says how many",
+        ),
         (Requested(workload="LPLD", requests=5), "--workload = 'LPLD': must be one of lpld, lphd, hpld"),
         (Requested(workload="lpld", length_scale=0.0), "--length-scale = 0.0: must be positive"),
         (Requested(workload="lpld", length_scale=1e300), "--length-scale = 1e+300: must be positive, and at"),
