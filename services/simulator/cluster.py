@@ -239,11 +239,10 @@ class Cluster:
         pool = self.staff.wanted.get(instance_id)
         if self._is_worker(instance_id):
             self._attention.join(instance_id)
+            self.history.note("return", instance_id)
         elif pool is not None:
             self._join(pool, instance_id)
-        else:
-            return
-        self.history.note("return", instance_id)
+            self.history.note("return", instance_id, self.instances[instance_id].role)
 
     def conditions_of(self, instance_id: InstanceId) -> Conditions:
         return self._conditions.setdefault(instance_id, Conditions())

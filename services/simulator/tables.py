@@ -45,7 +45,7 @@ def summary_of(metrics: Metrics) -> list[str]:
         kinds = Counter(each.kind for each in metrics.changes)
         lines.append(f"changes of the mesh: {', '.join(f'{kind} {times}' for kind, times in kinds.items())}")
     if len(metrics.changes) > SHOWN_CHANGES:
-        lines[-1] += f"; shown are the first {SHOWN_CHANGES}, --json has all"
+        lines[-1] += f"; shown are {SHOWN_CHANGES}, of rare kinds first, --json has all"
     if metrics.idle_faults:
         named = ", ".join(f"fault.{number}" for number in metrics.idle_faults)
         lines.append(f"befell nobody, as those that they name were not there, or the run was over: {named}")
@@ -133,9 +133,11 @@ def pool_table(metrics: Metrics) -> Table:
 
 
 def change_table(changes: Sequence[MeshChange]) -> Table:
-    """The first ``SHOWN_CHANGES``."""
+    """``SHOWN_CHANGES`` of them, by their times: a kind's first ones, the rarest kind's first."""
     table = Table("at, s", "change", "instance", "", box=None)
-    for each in changes[:SHOWN_CHANGES]:
+    times = Counter(each.kind for each in changes)
+    numbers = sorted(range(len(changes)), key=lambda number: (times[changes[number].kind], number))
+    for each in (changes[number] for number in sorted(numbers[:SHOWN_CHANGES])):
         table.add_row(f"{each.at_s:.1f}", each.kind, each.instance, each.detail)
     return table
 

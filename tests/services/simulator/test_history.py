@@ -123,8 +123,20 @@ def test_a_run_tells_the_first_changes_and_how_many_there_were() -> None:
     metrics = msgspec.structs.replace(calm(), changes=changes)
     assert len(change_table(changes).rows) == SHOWN_CHANGES
     [line] = [each for each in summary_of(metrics) if each.startswith("changes of the mesh: ")]
-    assert line == f"changes of the mesh: death 30; shown are the first {SHOWN_CHANGES}, --json has all"
+    assert (
+        line
+        == f"changes of the mesh: death 30; shown are {SHOWN_CHANGES}, of rare kinds first, --json has all"
+    )
     assert not [each for each in summary_of(calm()) if "changes of the mesh" in each]
+
+
+def test_what_happened_seldom_is_shown_whatever_happened_often() -> None:
+    often = [MeshChange(float(number), "silence", f"decode-{number}") for number in range(30)]
+    roles = [MeshChange(at_s, "role", "decode-1", "mixed: why") for at_s in (4.5, 29.5)]
+    changes = sorted([*often, *roles], key=lambda each: each.at_s)
+    at, kinds = (list(column.cells) for column in change_table(changes).columns[:2])
+    assert at == ["0.0", "1.0", "2.0", "3.0", "4.0", "4.5", "5.0", "6.0", "7.0", "8.0", "9.0", "29.5"]
+    assert [kind for kind in kinds if kind == "role"] == ["role", "role"]
 
 
 def test_changes_are_marks_of_those_to_whom_they_happened(tmp_path: Path) -> None:
