@@ -131,6 +131,9 @@ class AttentionService:
 
     def _run_loop(self, end: "Future[None]") -> None:
         name_thread("attention")
+        # Who waits for its end may be cancelled first.
+        if not end.set_running_or_notify_cancel():
+            return
         try:
             self.loop.run()
         except Exception as exc:

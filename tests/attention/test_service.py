@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import threading
 import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
@@ -156,3 +157,24 @@ def test_a_link_carries_what_several_threads_send_one_after_the_other() -> None:
         due_ns = list(threads.map(lambda _: pace.due_ns(1000), range(sends)))
     assert len({*due_ns}) == sends
     assert max(due_ns) - began_ns >= sends * 1_000_000
+
+
+def test_a_thread_whose_end_nobody_waits_for_any_more_ends_quietly(
+    nats_url: str, redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a service ends in order: what watches it is cancelled before it is told to stop."""
+    raised: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", raised.append)
+
+    async def end() -> None:
+        async with (
+            pair(nats_url, namespace) as (own, _),
+            attention_service(own, redis_url, namespace, AttentionConfig(kv_bytes=KV_BYTES)) as worker,
+        ):
+            worker.service.process._cancel_tasks()
+            await asyncio.sleep(0)
+            assert worker.service._thread is not None
+            assert worker.service._thread.is_alive()
+
+    run(end())
+    assert raised == []
