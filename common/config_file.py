@@ -9,7 +9,7 @@ import difflib
 import os
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
@@ -47,6 +47,8 @@ ENVIRONMENT: dict[str, tuple[str, str]] = {
 }
 """Every variable that is read, and the key it sets; ``common.secret_files`` reads some from files."""
 UNKNOWN_KEY = "is not a known key"
+STEP = re.compile(r"[^].`[]+")
+"""Of a place that msgspec names, as ``instance.replica_devices[1]``."""
 _WRONG_TYPE = re.compile(r"Expected `([^`]*)`, got `[^`]*`")
 _TYPES = {
     "bool": "true or false",
@@ -195,10 +197,21 @@ def _conversion_error(tree: Mapping[str, Any], text: str) -> ConfigError:
         key = key.replace("[...]", f".{_broken_entry(tree, table)}")
     if rule == UNKNOWN_KEY:
         rule += _suggestion(key)
-    value: Any = tree
-    for part in key.split("."):
-        value = value.get(part) if isinstance(value, Mapping) else None
-    return ConfigError(key or "(file)", value, rule)
+    return ConfigError(key or "(file)", _value_at(tree, STEP.findall(key)), rule)
+
+
+def _value_at(value: Any, steps: Sequence[str]) -> Any:
+    """None where nothing is. A key may have dots in it, which part it into several steps."""
+    if not steps:
+        return value
+    if isinstance(value, Mapping):
+        for count in range(1, len(steps) + 1):
+            name = ".".join(steps[:count])
+            if name in value:
+                return _value_at(value[name], steps[count:])
+    elif isinstance(value, list) and steps[0].isdecimal() and int(steps[0]) < len(value):
+        return _value_at(value[int(steps[0])], steps[1:])
+    return None
 
 
 def type_rule(rule: str) -> str:

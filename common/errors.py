@@ -141,21 +141,30 @@ class ServiceError(LamellaError):
     """Fails a process, or one of its wires."""
 
 
+LACKS = ("is needed", "must be given", "must be named", "must be set")
+"""Rules that say by themselves that nothing was given."""
+
+
 class ConfigError(ServiceError):
     """A setting breaks a rule. ``key`` is the dotted path, ``value`` what was given."""
 
     def __init__(self, key: str, value: object, rule: str) -> None:
-        super().__init__(f"{key} {_as_set(value)}: {rule}")
+        says_so = value is None and rule.startswith(LACKS)
+        super().__init__(f"{key} {rule}" if says_so else f"{key} {_as_set(value)}: {rule}")
         self.key = key
         self.value = value
         self.rule = rule
 
 
 def _as_set(value: object) -> str:
-    """As a settings file has it."""
-    if value is None:
-        return "is not set"
-    return f"= {str(value).lower() if isinstance(value, bool) else repr(value)}"
+    return "is not set" if value is None else f"= {_as_written(value)}"
+
+
+def _as_written(value: object) -> str:
+    """In a settings file."""
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_as_written, value))}]"
+    return str(value).lower() if isinstance(value, bool) else repr(value)
 
 
 class ModelError(ServiceError):

@@ -2,17 +2,15 @@
 
 import dataclasses
 import difflib
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from common.config_file import UNKNOWN_KEY, type_rule
+from common.config_file import STEP, UNKNOWN_KEY, type_rule
 from common.errors import ConfigError
 
-_STEP = re.compile(r"[^].`[]+")
 _OF_A_VALUE, _OF_A_KEY = " - at `$", " - at `key` in `$"
 
 
@@ -45,7 +43,7 @@ def _as_config_error(key: str, table: object, kind: Any, text: str) -> ConfigErr
     """msgspec says ``Expected `int`, got `str` - at `$[1].count` ``, and of a key ``Invalid enum value 'a' -
     at `key` in `$.counts` ``."""
     rule, _, location = text.replace(_OF_A_KEY, _OF_A_VALUE).partition(_OF_A_VALUE)
-    steps = _STEP.findall(location)
+    steps = STEP.findall(location)
     if _OF_A_KEY in text:
         choices = _words_of(get_args(_hint_at(steps, kind))[0])
         steps.append(rule.split("'")[1])

@@ -143,7 +143,9 @@ def parse_objectives(text: str) -> ServiceObjectives:
     bounds_s: dict[str, float] = {}
     for part in text.split(","):
         name, _, value = part.strip().partition("=")
-        if name not in OBJECTIVE_NAMES or OBJECTIVE_NAMES[name] in bounds_s:
+        if name not in OBJECTIVE_NAMES:
+            raise ConfigError("--slo", text, f"knows no {name!r}, but {', '.join(OBJECTIVE_NAMES)}")
+        if OBJECTIVE_NAMES[name] in bounds_s:
             raise ConfigError("--slo", text, f"must name each of {', '.join(OBJECTIVE_NAMES)} at most once")
         try:
             bound_s = float(value)

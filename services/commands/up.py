@@ -183,8 +183,10 @@ def chosen_scaling(
     policy: ScalingMode = scaling.policy
     if is_on:
         policy = "dry_run" if is_dry_run else "on"
-    if policy == "off" and (limits or is_dry_run):
-        raise ConfigError("--min, --max, --dry-run", None, "need --autoscale")
+    given = (("--min", ", ".join(least)), ("--max", ", ".join(most)), ("--dry-run", is_dry_run))
+    for option, value in given if policy == "off" else ():
+        if value:
+            raise ConfigError(option, value, "needs --autoscale")
     return msgspec.structs.replace(scaling, policy=policy, **limits)
 
 

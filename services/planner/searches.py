@@ -248,7 +248,7 @@ def _provisioned_row(each: Provisioned, catalogue: Catalogue) -> tuple[str, ...]
 def _aladdin(prepared: Prepared, tell: Tell) -> Search[SearchReport]:
     demand, workload = prepared.demand, prepared.workload
     if demand.objectives.tpot_s is None:
-        raise ConfigError("--slo", None, "aladdin needs tpot: its time per token")
+        raise ConfigError("--slo tpot", None, "aladdin needs tpot: its time per token")
     kinds = _one_of_each(prepared.kinds.mixed)
     speeds = speeds_of(prepared, kinds)
     ranked = best_workers(kinds, speeds, workload, demand.objectives.tpot_s)

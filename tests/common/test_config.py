@@ -73,7 +73,7 @@ BROKEN = [
     ),
     (
         {"instance": {"staggered_batches": 4, "replica_devices": ["cpu", "cpu"]}},
-        "instance.replica_devices = ('cpu', 'cpu'): must be none, or a device for each model replica (with"
+        "instance.replica_devices = ['cpu', 'cpu']: must be none, or a device for each model replica (with"
         " pipeline = 'fixed' as many as instance.staggered_batches, else one less), the first of them"
         " model.device: 3, beginning with 'cpu'",
     ),

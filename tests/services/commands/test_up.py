@@ -26,8 +26,9 @@ def test_limits_of_scaling_come_from_the_command_line_over_the_file() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ((False, False, ["decode=2"], []), "need --autoscale"),
-        ((False, True, [], []), "need --autoscale"),
+        ((False, False, ["decode=2"], []), "--min = 'decode=2': needs --autoscale"),
+        ((False, False, [], ["decode=2", "prefill=3"]), "--max = 'decode=2, prefill=3': needs --autoscale"),
+        ((False, True, [], []), "--dry-run = true: needs --autoscale"),
         ((True, False, ["decodes=2"], []), "--min = 'decodes=2': must be ROLE=N"),
         ((True, False, [], ["scheduler=2"]), "--max = 'scheduler': is not scaled by load"),
         ((True, False, [], ["predictor=2"]), "--max = 'predictor': is not scaled by load"),

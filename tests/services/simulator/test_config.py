@@ -74,10 +74,10 @@ def test_a_pool_s_parallelism_is_named_as_its_file_has_it(key: str, value: int) 
             '[[pool]]\nname = "a"\nrole = "mixed"\ncount = "x"\nperformance = {}',
             "pool.a.count = 'x': must be a whole number",
         ),
-        ('[[pool]]\nname = "a"\nrole = "mixed"\nperformance = {}', "pool.a.count is not set: must be given"),
+        ('[[pool]]\nname = "a"\nrole = "mixed"\nperformance = {}', "pool.a.count must be given"),
         (
             '[cluster.shape]\nname = "mine"\nlayers = 2\nheads = 4\nkv_heads = 4\nhead_dim = 16',
-            "cluster.shape.hidden_size is not set: must be given"
+            "cluster.shape.hidden_size must be given"
             " (and intermediate_size, vocab_size, parameters, lookup_parameters)",
         ),
         (

@@ -80,15 +80,15 @@ def test_the_seed_says_which_are_drawn_and_more_begin_with_the_same() -> None:
         ),
         (
             Requested(prompt_tokens="8", requests=5),
-            "--output-tokens is not set: is needed beside --prompt-tokens",
+            "--output-tokens is needed beside --prompt-tokens",
         ),
         (
             Requested(output_tokens="8", requests=5),
-            "--prompt-tokens is not set: is needed beside --output-tokens",
+            "--prompt-tokens is needed beside --output-tokens",
         ),
         (
             Requested(workload="lpld"),
-            "--requests is not set: is needed: without --trace nothing says how many",
+            "--requests is needed: without --trace nothing says how many",
         ),
         (Requested(workload="LPLD", requests=5), "--workload = 'LPLD': must be one of lpld, lphd, hpld"),
         (Requested(workload="lpld", length_scale=0.0), "--length-scale = 0.0: must be positive"),

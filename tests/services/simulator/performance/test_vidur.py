@@ -152,10 +152,10 @@ def test_what_breaks_a_rule_is_named(tmp_path: Path) -> None:
         PerformanceFileError, match=r"num_tensor_parallel_workers: has no row with 8\.0; has 2"
     ):
         read_vidur(files, SHAPE, 8)
-    with pytest.raises(ConfigError, match="all_reduce is not set: is needed for tensor parallelism over 2"):
+    with pytest.raises(ConfigError, match="all_reduce is needed for tensor parallelism over 2"):
         read_vidur(VidurFiles(files.mlp, files.attention), SHAPE, 2)
     no_transfers = read_vidur(VidurFiles(files.mlp, files.attention, files.all_reduce), SHAPE, 2)
-    with pytest.raises(ConfigError, match="send_recv is not set: is needed for a pipeline"):
+    with pytest.raises(ConfigError, match="send_recv is needed for a pipeline"):
         VidurOperators(no_transfers, pipeline_parallel=2)
 
 
