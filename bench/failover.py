@@ -3,7 +3,7 @@
     python bench/failover.py [--role decode] [--streams 4] [--times 5] [--signal KILL] [--apart]
 
 A mesh of its own with two prefill and two decode instances of the default model, and for the role attention
-two attention workers of each, started and ended here (``lamella up``). Each time ``--streams`` streams begin,
+two attention workers, started and ended here (``lamella up``). Each time ``--streams`` streams begin,
 and once all of them have tokens one process of the role gets the signal (KILL ends it; STOP leaves it there
 and silent, until its lease is over and its streams have ended). A stream's stall is its longest gap between
 two tokens; those that did not run on that process say what gaps are otherwise. The prompt and what was drawn
@@ -39,7 +39,8 @@ def lamella(*arguments: str, may_fail: bool = False, is_apart: bool = False) -> 
     """What it printed: into a file, which a mesh that goes on does not keep open for us."""
     environment = dict(os.environ)
     if is_apart:
-        environment["PYTHONPATH"] = f"{APART}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+        paths = filter(None, (str(APART), os.environ.get("PYTHONPATH")))
+        environment["PYTHONPATH"] = os.pathsep.join(paths)
     with tempfile.TemporaryFile("w+") as output:
         command = (sys.executable, "-m", "services.cli", *arguments)
         subprocess.run(command, check=not may_fail, stdout=output, env=environment)

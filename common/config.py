@@ -263,7 +263,7 @@ class InstanceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     ``srpt`` whoever has least left goes on at every chunk's end, and waiting counts as having
     ``prefill_aging_tokens_per_s`` less left. ``decode_admission`` is when decode takes one more sequence in
     (3.4), up to ``max_decode_batch`` in a step; where ``max_step_context_tokens`` says of how much context a
-    step may be, sequences take turns (DistServe's engine); None: any. Prefill refuses prompts over
+    step may be, sequences take turns (DistServe's simulator); None: any. Prefill refuses prompts over
     ``max_waiting_requests``. The load is reported at least every ``report_interval_s``; changes closer
     together than ``report_gap_s`` share a report. ``engine`` emulated replaces the model by a cost model
     (`[emulation]`).

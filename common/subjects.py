@@ -60,7 +60,7 @@ class Subjects:
         return f"lamella.{self.namespace}.instance.{instance_id}.events"
 
     def attention_calls(self, worker_id: str) -> str:
-        """BindAttention, UnbindAttention and AreYouThere, to one attention worker."""
+        """AttentionCall, to one attention worker."""
         return f"lamella.{self.namespace}.attention.{worker_id}.call"
 
     def gateway_events(self, gateway_id: GatewayId) -> str:

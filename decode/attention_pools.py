@@ -27,6 +27,7 @@ from decode import events
 from decode.binding import AttentionNotFree, AttentionUnavailable, Binder, Binding
 from decode.inheritance import BoundWorker
 from decode.remote_attention import Pools
+from decode.settling import FAR_SENDER_SETTLES_S
 from decode.state import DecodeState
 
 log = logging.getLogger("lamella.decode")
@@ -44,7 +45,10 @@ def _new_future() -> asyncio.Future[None]:
 @dataclass(slots=True)
 class AttentionPools:
     """``destinations`` is the table by which KV finds its pool, ``workers`` that by which a former life's is
-    found, ``silent`` are pools that do not answer. ``handle`` gives the state an event."""
+    found, ``silent`` are pools that do not answer. ``handle`` gives the state an event.
+
+    ``_lives``: of workers in the store; ``_ended``: those of them of which schedulers have told the end.
+    """
 
     binder: Binder
     store: Store
@@ -60,6 +64,8 @@ class AttentionPools:
     _closing: set[int] = field(default_factory=set)
     _refused: dict[Incarnation, AttentionUnavailable] = field(default_factory=dict)
     _not_free: dict[Incarnation, str] = field(default_factory=dict)
+    _ended: set[Incarnation] = field(default_factory=set)
+    _lives: set[Incarnation] = field(default_factory=set)
     _free: int = 0
     _ready: asyncio.Future[None] = field(default_factory=_new_future)
 
@@ -104,9 +110,11 @@ class AttentionPools:
 
     def _lose_pool_of(self, gone: AttentionGone) -> None:
         """Amid a step, too: whoever waits for it waits no more."""
+        self._ended.add(gone.incarnation)
+        if any(each.record.incarnation == gone.incarnation for each in self._reserve):
+            self._give_up_reserve()
         for pool, bindings in list(self._bound.items()):
-            lives = [(each.record.service_id, each.record.incarnation) for each in bindings]
-            if (gone.worker_id, gone.incarnation) in lives:
+            if any(each.record.incarnation == gone.incarnation for each in bindings):
                 self.pools.lose(pool, f"attention worker {gone.worker_id}: its process has ended")
 
     async def run(self) -> None:
@@ -159,15 +167,33 @@ class AttentionPools:
             await asyncio.sleep(USE_S)
 
     async def _settle_silent(self) -> None:
-        """A worker that was given up holds memory for this instance until it is told, or ends."""
+        """A worker that was given up holds memory for this instance until it is told, or ends. Of one on
+        another host that is nobody's member any more nothing lands after a while."""
         while True:
             for binding in list(self._silent):
-                if binding.exchange.is_gone():
+                if binding.exchange.is_gone() or self._is_long_over(binding):
                     await self.binder.forget(binding)
                     self._silent.remove(binding)
                 elif await self.binder.unbind(binding):
                     self._silent.remove(binding)
             await asyncio.sleep(LOOK_S)
+
+    def _is_long_over(self, binding: Binding) -> bool:
+        if binding.pidfd is not None or binding.given_up_s is None:
+            return False
+        is_member = binding.record.incarnation in self._lives
+        waited_s = asyncio.get_running_loop().time() - binding.given_up_s
+        return not is_member and waited_s >= FAR_SENDER_SETTLES_S
+
+    def _give_up(self, bindings: list[Binding]) -> None:
+        """Until their workers know."""
+        for each in bindings:
+            each.given_up_s = asyncio.get_running_loop().time()
+        self._silent += bindings
+
+    def _give_up_reserve(self) -> None:
+        self._give_up(self._reserve)
+        self._reserve = []
 
     async def close(self) -> None:
         """The workers learn at once that this life is over, those that answer."""
@@ -187,7 +213,8 @@ class AttentionPools:
         }
 
     async def _look(self, workers: dict[str, ServiceRecord]) -> None:
-        lives = {record.incarnation for record in workers.values()}
+        lives = self._lives = {record.incarnation for record in workers.values()}
+        self._ended &= lives
         self._refused = {life: why for life, why in self._refused.items() if life in lives}
         self._not_free = {life: why for life, why in self._not_free.items() if life in lives}
         for pool, bindings in list(self._bound.items()):
@@ -200,8 +227,7 @@ class AttentionPools:
             elif pool in self._closing and self.state.blocks.is_unused(pool):
                 await self._leave(pool)
         if not all(_is_there(each, workers) for each in self._reserve):
-            self._silent += self._reserve
-            self._reserve = []
+            self._give_up_reserve()
         if self.state.is_admitting:
             await self._bind_new(workers)
         if self._refused and not self._ready.done():
@@ -237,8 +263,11 @@ class AttentionPools:
 
     async def _try_bind(self, record: ServiceRecord) -> Binding | None:
         """None where it is not to be had now, or never: then that life of it is not asked again."""
+        if record.incarnation in self._ended:
+            return None
+        index = len(self._reserve)
         try:
-            binding = await self.binder.bind(record, len(self._reserve))
+            binding = await self.binder.bind(record, index)
         except AttentionNotFree as exc:
             # It is asked at every look, and says the same each time.
             if self._not_free.get(record.incarnation) != str(exc):
@@ -250,6 +279,10 @@ class AttentionPools:
             self._refused[record.incarnation] = exc
             return None
         self._not_free.pop(record.incarnation, None)
+        if record.incarnation in self._ended or len(self._reserve) != index:
+            # It has ended meanwhile, or another of the pool that it was to be of has.
+            self._give_up([binding])
+            return None
         return binding
 
     def _open(self, bindings: list[Binding]) -> None:
@@ -276,7 +309,7 @@ class AttentionPools:
         del self.workers[pool]
         self._closing.discard(pool)
         self.silent.discard(pool)
-        self._silent.extend(bindings)
+        self._give_up(bindings)
         self.handle(events.PoolLost(pool))
 
     async def _leave(self, pool: int) -> None:
@@ -289,7 +322,7 @@ class AttentionPools:
         self.handle(events.PoolLeft(pool))
         for binding in bindings:
             if not await self.binder.unbind(binding):
-                self._silent.append(binding)
+                self._give_up([binding])
 
 
 def _is_there(binding: Binding, workers: dict[str, ServiceRecord]) -> bool:

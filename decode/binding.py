@@ -41,7 +41,8 @@ class AttentionNotFree(ServiceError):
 
 @dataclass(slots=True)
 class Binding:
-    """A worker that serves this instance. ``destination``: where KV for its heads goes."""
+    """A worker that serves this instance. ``destination``: where KV for its heads goes. ``given_up_s``: since
+    when it is to serve no more, and has not said that it does not."""
 
     record: ServiceRecord
     binding_id: BindingId
@@ -51,6 +52,7 @@ class Binding:
     offered: PeerInfo
     mirrors: dict[str, MappedMirror | MooncakeMirror]
     pidfd: int | None
+    given_up_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 
 def has_exited(pidfd: int | None) -> Callable[[], bool]:
-    """Asks whether that very process has ended; across hosts only silence tells."""
+    """Asks whether that very process has ended; across hosts schedulers tell, or silence."""
     if pidfd is None:
         return lambda: False
 

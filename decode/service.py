@@ -250,7 +250,7 @@ class DecodeService:
             )
             return
         elapsed_s = computed.elapsed_s
-        self.step_s = smoothed_step_s(self.step_s, elapsed_s)
+        self.step_s = smoothed_step_s(self.step_s, elapsed_s * self.state.turns.steps_per_token(lane))
         if computed.is_alone:
             load = load_of(rows)
             self._step_time.observe(step_features(load.sequences, load.context_tokens), elapsed_s)

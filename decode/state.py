@@ -24,6 +24,7 @@ from common.room_mates import RoomMates
 from common.sequences import PublishFailure, failure_of
 from decode.arrivals import Arrivals
 from decode.batches import Batches
+from decode.context_turns import ContextTurns
 from decode.departures import Departures
 from decode.entering import Entering
 from decode.events import (
@@ -76,7 +77,6 @@ from decode.pulls import Pulls
 from decode.sequence import KV_LOST, PREEMPTED, DecodeSequence, Sequences, source_of
 from decode.stepping import Stepping
 from decode.swapping import Swapping
-from decode.turns import Turns
 
 
 @dataclass(slots=True)
@@ -102,7 +102,7 @@ class DecodeState:
     min_move_gain_tokens: int = 256
     host_blocks: int = 0
     block_bytes: int = 1
-    turns: Turns = field(default_factory=Turns)
+    turns: ContextTurns = field(default_factory=ContextTurns)
     moves: Moves = field(init=False)
     batches: Batches = field(init=False)
     departures: Departures = field(init=False)
@@ -308,7 +308,10 @@ class DecodeState:
 
     def _tell_mates(self, now: float) -> None:
         mates, sequences = self.mates, self.sequences
-        mates.decoding = -(-min(sequences.in_batch, self.max_batch) // self.lanes)
+        decoding = min(sequences.in_batch, self.max_batch)
+        if self.turns.most_tokens is not None and self.batches.is_computing:
+            decoding = self.batches.rows
+        mates.decoding = -(-decoding // self.lanes)
         mates.taken_slots = len(sequences) - sequences.without_blocks + sequences.swapped
         if sequences.without_blocks:
             away = next(each for each in sequences.values() if not each.has_blocks)

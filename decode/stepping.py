@@ -3,7 +3,7 @@ decisions.
 
 A step takes all sequences of its lane that have room for a token, one each (continuous batching): whoever
 came in since the last one joins, whoever has ended is gone. Where their contexts are too much for one step
-they take turns (``decode.turns``).
+they take turns (``decode.context_turns``).
 """
 
 from collections import Counter
@@ -14,13 +14,13 @@ from common.ids import GatewayId
 from common.kv.blocks import blocks_for
 from common.messages import SampledToken, TokenEvent
 from common.sequences import PublishFailure, finish_reason_of
+from decode.context_turns import ContextTurns
 from decode.entering import Entering
 from decode.events import DecodeCommand, PublishTokens, RunStep, StepFailed, StepRow, StepsFinished
 from decode.giving_way import GivingWay
 from decode.holdings import Holdings
 from decode.outlook import Outlook
 from decode.sequence import KV_LOST, DecodeSequence
-from decode.turns import Turns
 from scheduler.policy.decode_admission import looks_ahead
 
 
@@ -33,7 +33,7 @@ class Stepping:
     entering: Entering
     max_batch: int
     eos_token_ids: tuple[int, ...]
-    turns: Turns
+    turns: ContextTurns
     admission: DecodeAdmission = "greedy"
 
     def start(self, now: float) -> list[DecodeCommand]:
@@ -60,7 +60,7 @@ class Stepping:
             if batches.lanes > 1:
                 taken = [sequence for sequence in ready if sequence.lane == lane]
             if taken:
-                taken = self.turns.choose(lane, taken)
+                taken = self.turns.choose(lane, taken, sequences)
                 commands.append(self._begin(lane, self._outlook_of(taken), now))
         return commands
 
@@ -81,6 +81,7 @@ class Stepping:
             kept.count()
         if not self.turns.has_room_for(kept):
             return False
+        self.turns.take_all(batches.kept_lane)
         if kept.room > 0:
             return True
         lacking = kept.lacking(1)

@@ -11,7 +11,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
-from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from common.bus import Bus
@@ -30,19 +29,18 @@ ANSWER_TIMEOUT_S = 0.25
 """Of a call that went to a process as it died, which nobody answers."""
 
 
-class _Life(NamedTuple):
-    name: str
-    incarnation: Incarnation
-
-
 @dataclass(slots=True, eq=False)
 class _Line:
     """``subject``: of its calls."""
 
-    life: _Life
+    name: str
     record: MemberRecord
     subject: str
     writer: asyncio.StreamWriter | None = None
+
+    @property
+    def life(self) -> tuple[str, Incarnation]:
+        return self.name, self.record.incarnation
 
 
 @dataclass(slots=True)
@@ -56,7 +54,7 @@ class Lifelines:
     spawn: Callable[[Coroutine[None, None, None]], None]
     retry_s: float = RETRY_S
     open: int = 0
-    _lines: dict[_Life, _Line] = field(default_factory=dict)
+    _lines: dict[tuple[str, Incarnation], _Line] = field(default_factory=dict)
 
     def keep(self, members: Iterable[MemberRecord]) -> None:
         """One to each of these that is an instance or an attention worker, and to nobody else."""
@@ -71,12 +69,11 @@ class Lifelines:
 
     def _line_to(self, record: MemberRecord) -> _Line | None:
         if isinstance(record, InstanceRecord):
-            life = _Life(record.instance_id, record.incarnation)
-            return _Line(life, record, self.subjects.instance_calls(record.instance_id))
+            name = record.instance_id
+            return _Line(name, record, self.subjects.instance_calls(name))
         if record.kind != "attention":
             return None
-        life = _Life(record.service_id, record.incarnation)
-        return _Line(life, record, self.subjects.attention_calls(record.service_id))
+        return _Line(record.service_id, record, self.subjects.attention_calls(record.service_id))
 
     def _cut(self, line: _Line) -> None:
         """Its watch ends when it next looks."""
@@ -90,7 +87,7 @@ class Lifelines:
     async def _watch(self, line: _Line) -> None:
         """As long as the store has it: one that was wrongly told to be over may be back."""
         was_open, is_told, pause_s = False, False, SEEN_AFTER_S
-        url, name = line.record.http_url, line.life.name
+        url, name = line.record.http_url, line.name
         host, port = _address_of(url)
         while self._is_kept(line):
             began_s = asyncio.get_running_loop().time()
@@ -99,11 +96,11 @@ class Lifelines:
                     reader, line.writer = await asyncio.open_connection(host, port)
             except (OSError, ValueError) as exc:
                 if was_open and await self._is_unserved(line):
-                    log.info("process_ended", extra={"service": name})
+                    log.info("process_ended", extra={"process": name})
                     self.tell(line.record)
                 elif not was_open and not is_told:
                     is_told = True
-                    facts = {"service": name, "url": url, "error": str(exc)}
+                    facts = {"process": name, "url": url, "error": str(exc)}
                     log.warning("port_unreachable", extra=facts)
                 was_open = False
                 pause_s = min(max(2 * pause_s, self.retry_s), LONGEST_RETRY_S)

@@ -5,8 +5,8 @@ PACKAGES = ("common", "gateway", "scheduler", "prefill", "decode", "attention", 
 
 _COMMON = "epochs kv.blocks kv.link_watch laws length_points messages.load phases room_mates sequences"
 _DECODE = (
-    "arrivals attention_needs batches departures entering events expectations forecast giving_way hand_over"
-    " holdings homes moves outlook pulls sequence speed state stepping swapping turns"
+    "arrivals attention_needs batches context_turns departures entering events expectations forecast"
+    " giving_way hand_over holdings homes moves outlook pulls sequence speed state stepping swapping"
 )
 _PREFILL = (
     "arrivals batching chunks entering events forecast handover holdings offers prompts sends sequence state"

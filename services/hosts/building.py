@@ -21,6 +21,7 @@ from common.subjects import Subjects
 from common.transfer.buffers import host_identity
 from common.transfer.endpoint import TransferEndpoint
 from common.work_reports import WorkReports
+from decode.context_turns import ContextTurns
 from decode.events import HandOn, SequenceStayed
 from decode.homes import Homes
 from decode.inheritance import Inheritance
@@ -30,7 +31,6 @@ from decode.pulls import Pulls
 from decode.service import DecodeService, Staggered
 from decode.state import DecodeState
 from decode.swapper import Swapper
-from decode.turns import Turns
 from prefill.events import SequenceLeft
 from prefill.prompts import PromptQueue
 from prefill.service import PrefillService
@@ -200,7 +200,7 @@ def _decode_state(parts: _Parts, lanes: int) -> DecodeState:
         min_move_gain_tokens=settings.attention_move_gain_tokens,
         host_blocks=0 if tier is None else tier.total_blocks,
         block_bytes=engine.layout.block_bytes,
-        turns=Turns(settings.max_step_context_tokens),
+        turns=ContextTurns(settings.max_step_context_tokens),
         pulls=_pulls(parts.config),
         mates=parts.mates,
     )

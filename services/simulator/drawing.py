@@ -18,29 +18,34 @@ from services.simulator.gateway import SimulatedGateway
 @dataclass(slots=True)
 class _Decoded:
     """A sequence that is in the batch: its first token in the lane was that of this one's ``first_step``.
-    ``slowest_s``: of its steps in other lanes."""
+    ``slowest_s``: of its steps in other lanes; where sequences take turns, of all its tokens, the newest of
+    which came at ``token_s``."""
 
     sequence: DecodeSequence
     lane: int
     first_step: int
     slowest_s: float = 0.0
+    token_s: float | None = None
 
 
 @dataclass(slots=True)
 class _Lane:
-    """``joining``: those that take part in its newest step for the first time."""
+    """``joining``: those that take part in its newest step for the first time, whose ``rows`` these are."""
 
     slowest: SlowestSteps = field(default_factory=SlowestSteps)
     joining: list[_Decoded] = field(default_factory=list)
     last_step_s: float = 0.0
+    rows: Sequence[StepRow] = ()
 
 
 @dataclass(slots=True)
 class Drawing:
     """``fresh``: whom no step has taken yet. ``steps``, and ``rows`` of all of them, since the start;
-    ``step_s``: what one took of late. ``gaps``: between tokens, but for the first ones of this room, of which
-    the gateway knows. A step that a sequence sits out, as there is no block for it, makes two gaps of one;
-    and one between two lanes' steps counts as one of the latter lane's."""
+    ``step_s``: what one took of late, or the steps until a sequence's next turn. ``gaps``: between tokens,
+    but for the first ones of this room, of which the gateway knows. A step that a sequence sits out, as there
+    is no block for it, makes two gaps of one; and one between two lanes' steps counts as one of the latter
+    lane's. Where sequences take turns
+    (``decode.context_turns``) each one's tokens are looked at instead, and no gap is counted as two."""
 
     decode: DecodeState
     gateway: SimulatedGateway
@@ -59,6 +64,7 @@ class Drawing:
         """Those of the fresh ones that this step takes join."""
         if len(self._lanes) > 1:
             self._change_lanes(rows, lane)
+        self._lanes[lane].rows = rows
         if not self.fresh:
             return
         taking = self._lanes[lane]
@@ -88,9 +94,13 @@ class Drawing:
         the most from one's end to the next one's, where that is not ``last_s``."""
         taking = self._lanes[lane]
         slowest = taking.slowest
-        self.step_s = smoothed_step_s(self.step_s, last_s, steps)
+        per_token = self.decode.turns.steps_per_token(lane)
+        self.step_s = smoothed_step_s(self.step_s, last_s * per_token, steps)
         self.steps += steps
         self.rows += steps * rows
+        if self.decode.turns.most_tokens is not None:
+            self._end_turns(taking, steps, first_end_s, ended_s, last_s if slowest_s is None else slowest_s)
+            return
         staying = rows - len(taking.joining)
         if staying:
             gap_s = first_end_s - taking.last_step_s
@@ -103,6 +113,26 @@ class Drawing:
             slowest.add(steps - 1, last_s if slowest_s is None else slowest_s)
         taking.last_step_s = ended_s
 
+    def _end_turns(
+        self, taking: _Lane, steps: int, first_end_s: float, ended_s: float, slowest_s: float
+    ) -> None:
+        for row in taking.rows:
+            decoded = self._decoded.get(row.owner.request_id)
+            if decoded is None or decoded.sequence.owner != row.owner:
+                continue
+            if decoded.token_s is None:
+                request, drawn = decoded.sequence.request, len(decoded.sequence.output_ids)
+                self.gateway.take_second(request.request_id, request.attempt, drawn + 1, first_end_s)
+            else:
+                gap_s = first_end_s - decoded.token_s
+                self.gaps.add(gap_s)
+                decoded.slowest_s = max(decoded.slowest_s, gap_s)
+            if steps > 1:
+                self.gaps.add((ended_s - first_end_s) / (steps - 1), steps - 1)
+                decoded.slowest_s = max(decoded.slowest_s, slowest_s)
+            decoded.token_s = ended_s
+        taking.joining = []
+
     def end_sequence(self, last: TokenEvent) -> None:
         decoded = self._decoded.pop(last.request_id)
         self.gateway.take_last(last, self._slowest_of(decoded))
@@ -113,14 +143,16 @@ class Drawing:
         if decoded is None:
             return
         request, drawn = decoded.sequence.request, len(decoded.sequence.output_ids)
-        last_step_s = self._lanes[decoded.lane].last_step_s
-        self.gateway.take_part(request_id, request.attempt, drawn, last_step_s, self._slowest_of(decoded))
+        last_s = self._lanes[decoded.lane].last_step_s if decoded.token_s is None else decoded.token_s
+        self.gateway.take_part(request_id, request.attempt, drawn, last_s, self._slowest_of(decoded))
 
     def leave_all(self) -> None:
         for request_id in list(self._decoded):
             self.leave(request_id)
 
     def _slowest_of(self, decoded: _Decoded) -> float:
+        if decoded.token_s is not None:
+            return decoded.slowest_s
         slowest_s = self._lanes[decoded.lane].slowest.since(decoded.first_step)
         return max(slowest_s, decoded.slowest_s)
 

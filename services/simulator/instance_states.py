@@ -6,9 +6,9 @@ from common.kv.layout import KVLayout
 from common.messages import InstanceRecord, has_phase
 from common.performance import DEFAULT_CHUNK_TOKENS, DEFAULT_LAYERWISE_MIN_TOKENS
 from common.room_mates import RoomMates
+from decode.context_turns import ContextTurns
 from decode.pulls import Pulls
 from decode.state import DecodeState
-from decode.turns import Turns
 from prefill.prompts import PromptQueue
 from prefill.state import PrefillState
 from scheduler.policy.prefill_batching import fill_batch_of
@@ -57,7 +57,7 @@ def states_of(simulated: Simulated, pool: Pool, record: InstanceRecord) -> tuple
         pulls=_pulls(simulated, pool),
         host_blocks=settings.swap_bytes // layout.block_bytes if remote is None else 0,
         block_bytes=layout.block_bytes,
-        turns=Turns(settings.max_step_context_tokens),
+        turns=ContextTurns(settings.max_step_context_tokens),
     )
     return prefill, decode
 

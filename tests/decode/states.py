@@ -7,10 +7,10 @@ from common.ids import Incarnation, InstanceId, RequestId
 from common.kv.blocks import BlockAllocator, BlockOwner
 from common.messages import DecodeTask, ErrorReply, InstanceLife, ResumeTask, SampledToken
 from decode import events
+from decode.context_turns import ContextTurns
 from decode.pulls import Pulls
 from decode.sequence import ROOM
 from decode.state import DecodeState
-from decode.turns import Turns
 from tests.requests import make_request
 
 PREFILL = InstanceId("prefill-0")
@@ -47,7 +47,7 @@ def make_state(
         min_move_gain_tokens=1,
         host_blocks=host_blocks,
         pulls=pulls or Pulls(),
-        turns=Turns(most_context),
+        turns=ContextTurns(most_context),
     )
 
 

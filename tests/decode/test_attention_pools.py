@@ -15,10 +15,11 @@ from common.messages import AttentionGone, AttentionUse, ServiceRecord, WorkerUs
 from common.store import Store
 from common.subjects import Subjects
 from decode import events
+from decode.attention_needs import AttentionNeeds
 from decode.attention_pools import AttentionPools
 from decode.binding import AttentionUnavailable
 from decode.remote_attention import Pools
-from tests.attention.worker_service import KV_BYTES, Worker, attention_service, binder
+from tests.attention.worker_service import KV_BYTES, NEEDS, Worker, attention_service, binder
 from tests.common.buses import connected, pair, run, until
 from tests.decode.states import handle, make_state
 
@@ -39,7 +40,11 @@ async def member(redis_url: str, namespace: str, record: ServiceRecord) -> Async
 
 @asynccontextmanager
 async def pools_of(
-    bus: Bus, redis_url: str, namespace: str, instance_id: str = "decode-0"
+    bus: Bus,
+    redis_url: str,
+    namespace: str,
+    instance_id: str = "decode-0",
+    needs: AttentionNeeds = NEEDS,
 ) -> AsyncIterator[AttentionPools]:
     """Look for workers until the block ends."""
     store = Store(redis_url, namespace)
@@ -49,7 +54,7 @@ async def pools_of(
         handle(state, event)
 
     async with binder(bus, namespace) as found:
-        own = replace(found, instance_id=InstanceId(instance_id))
+        own = replace(found, instance_id=InstanceId(instance_id), needs=needs)
         pools = AttentionPools(own, store, state, Pools(), {}, {}, set(), take)
         looks = asyncio.create_task(pools.run())
         try:
@@ -161,13 +166,64 @@ def test_the_pool_of_a_worker_whose_process_has_ended_is_given_up_by_that_life_a
             pools_of(theirs, redis_url, namespace) as pools,
         ):
             await pools.wait_ready()
-            pools.take_event(AttentionGone("attention-1", worker.record.incarnation))
             pools.take_event(AttentionGone("attention-0", new_incarnation()))
             assert (pools.bindings, pools.pools.lost) == (1, {})
             pools.take_event(AttentionGone("attention-0", worker.record.incarnation))
             assert pools.pools.lost == {0: "attention worker attention-0: its process has ended"}
             await until(lambda: not pools.bindings, theirs)
             assert (pools.pools.workers, pools.state.blocks.pools) == ({}, [])
+
+    run(look())
+
+
+def test_a_worker_that_ends_while_it_waits_for_the_others_of_its_pool_is_not_of_it(
+    nats_url: str, redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By heads it is bound, and the other cannot be. That its record is still there makes no difference."""
+    monkeypatch.setattr("decode.attention_pools.LOOK_S", 0.01)
+    needs = replace(NEEDS, partition="heads", workers=2)
+
+    async def look() -> None:
+        async with (
+            pair(nats_url, namespace) as (own, theirs),
+            attention_service(own, redis_url, namespace, ENOUGH) as worker,
+            attention_service(own, redis_url, namespace, TOO_LITTLE, "attention-1") as useless,
+            member(redis_url, namespace, worker.record),
+            member(redis_url, namespace, useless.record),
+            pools_of(theirs, redis_url, namespace, needs=needs) as pools,
+        ):
+            await until(lambda: len(pools._reserve) == 1, theirs)
+            pools.take_event(AttentionGone("attention-0", worker.record.incarnation))
+            assert (pools.bindings, pools.unsettled) == (0, 1)
+            await until(lambda: not pools.unsettled, theirs)
+            looked = pools._lives
+            await until(lambda: pools._lives is not looked, theirs)
+            assert pools.bindings == 0
+
+    run(look())
+
+
+def test_of_a_worker_on_another_host_that_is_nobodys_member_any_more_nothing_is_kept(
+    nats_url: str, redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It can be asked no more, and nothing of it can land after a while."""
+    monkeypatch.setattr("decode.attention_pools.LOOK_S", 0.01)
+    monkeypatch.setattr("decode.binding.host_identity", lambda: "another host")
+
+    async def look() -> None:
+        async with pair(nats_url, namespace) as (own, theirs), AsyncExitStack() as life:
+            worker = await life.enter_async_context(attention_service(own, redis_url, namespace, ENOUGH))
+            await life.enter_async_context(member(redis_url, namespace, worker.record))
+            async with pools_of(theirs, redis_url, namespace) as pools:
+                await pools.wait_ready()
+                await own.close()
+                pools.take_event(AttentionGone("attention-0", worker.record.incarnation))
+                await until(lambda: pools.unsettled, theirs)
+                await life.aclose()
+                await until(lambda: not pools._lives, theirs)
+                assert pools.unsettled == 1
+                monkeypatch.setattr("decode.attention_pools.FAR_SENDER_SETTLES_S", 0.0)
+                await until(lambda: not pools.unsettled, theirs)
 
     run(look())
 

@@ -4,6 +4,8 @@ import pytest
 
 from common.messages import SampledToken
 from decode import events
+from decode.context_turns import ContextTurns
+from decode.sequence import DecodeSequence
 from decode.state import DecodeState
 from scheduler.policy.decode_batching import choose_in_turn
 from tests.decode.states import end_step, handle, kinds, make_state, owner_of, start, task_of
@@ -81,3 +83,34 @@ def test_all_come_to_their_ends_in_turns() -> None:
         steps += 1
     assert steps > 6, "more than all at once would have taken"
     assert state.blocks.free_blocks == 200
+
+
+def test_who_lacks_a_block_for_a_step_keeps_his_turn() -> None:
+    turns = ContextTurns(most_tokens=12)
+    state = make_state(total_blocks=60)
+    start(state, "r1", "r2", "r3", max_tokens=50)
+    everyone = list(state.sequences.values())
+    first, second, third = everyone
+
+    def chosen(ready: list[DecodeSequence]) -> list[str]:
+        return [each.owner.request_id for each in turns.choose(0, ready, state.sequences)]
+
+    assert chosen(everyone) == ["r1", "r2"]
+    assert chosen([first, second]) == ["r1", "r2"]
+    assert chosen(everyone) == ["r1", "r3"], "he was left out before anybody"
+    del state.sequences[second.owner]
+    assert chosen([first, third]) == ["r1", "r3"]
+    assert set(turns._turns[0]) == {first.owner, third.owner}
+
+
+def test_a_token_takes_as_many_steps_as_there_are_turns() -> None:
+    state = make_state(total_blocks=60, most_context=12)
+    start(state, "r1", "r2", "r3", "r4", max_tokens=50)
+    assert state.turns.steps_per_token(0) == 1.0
+    assert names_of(end_step(state)) == ["r2", "r3"]
+    assert state.turns.steps_per_token(0) == 2.0
+    assert state.mates.decoding == 2, "so many tokens of a pass are theirs"
+    unbounded = make_state(total_blocks=60)
+    start(unbounded, "r1", "r2", "r3", max_tokens=50)
+    end_step(unbounded)
+    assert (unbounded.turns.steps_per_token(0), unbounded.mates.decoding) == (1.0, 3)

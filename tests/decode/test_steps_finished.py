@@ -147,9 +147,11 @@ def test_so_they_do_where_batches_take_turns_over_several_pools(
     chance = random.Random(seed)
     blocks = 80 // block_size + 1 + spare_blocks
     lanes, pools, max_moves = chance.randint(1, 3), chance.randint(1, 3), chance.randint(0, 1)
+    context = chance.choice([None, None, 1, 30, 90])
     # A lane's first step would have begun before the other lanes' last ones: all take no time.
     singly, at_once = (
-        make_state(blocks, block_size, max_batch, lanes=lanes, max_moves=max_moves) for _ in range(2)
+        make_state(blocks, block_size, max_batch, lanes=lanes, max_moves=max_moves, most_context=context)
+        for _ in range(2)
     )
     pair = Pair(singly, at_once, step_s=0.0)
     for _ in range(pools - 1):

@@ -140,11 +140,23 @@ def test_without_a_worker_in_reserve_sequences_wait_for_its_next_life() -> None:
     assert len(decode_of(cluster).blocks.open_pools) == 1
 
 
-def test_one_that_died_while_nobody_used_it_is_missed_after_a_lease() -> None:
-    cluster = run(befallen(fault("death", at_s=10.0)), (0.0, 64, 10), (14.0, 64, 10), retries=3)
+@pytest.mark.parametrize(("of_host", "missed_s"), [(True, 3.0), (False, SEEN_AFTER_S)])
+def test_one_that_died_while_nobody_used_it_is_missed_once_its_end_is_known(
+    of_host: bool, missed_s: float
+) -> None:
+    """At once, or a lease after its host was gone with it."""
+    death = fault("death", at_s=10.0, of_host=of_host)
+    cluster = run(befallen(death), (0.0, 64, 10), (14.0, 64, 10), retries=3)
     assert not decode_of(cluster).blocks.open_pools
     assert int(cluster.records.attempts[0]) == 1
     assert measure(cluster).done == 1
+    watched = make_cluster(befallen(death), is_exact=True)
+    watched.start()
+    begin_life(watched, 0)
+    watched.clock.run_until(10.0 + missed_s - 0.001)
+    assert len(decode_of(watched).blocks.open_pools) == 1
+    watched.clock.run_until(10.0 + missed_s + 0.001)
+    assert not decode_of(watched).blocks.open_pools
 
 
 def test_a_life_that_was_short_is_missed_a_lease_after_its_own_end() -> None:
