@@ -235,11 +235,12 @@ class Attempts:
         self.spawn(self._place_again(generation, 0.0))
 
     def _note_continued(self, generation: Generation, cause: str) -> None:
-        request = generation.request
-        generation.wanted_s = time.monotonic()
-        generation.history.note_broken(generation.wanted_s, cause)
+        request, now = generation.request, time.monotonic()
+        if generation.placement is not None:
+            generation.wanted_s = now
+        generation.history.note_broken(now, cause)
         log.warning("sequence_continued", extra={"request": request.request_id, "cause": cause})
-        generation.continued.append(SpanEvent("resume", generation.wanted_s, {"lamella.cause": cause}))
+        generation.continued.append(SpanEvent("resume", now, {"lamella.cause": cause}))
         self.metrics.continuations.labels(cause).inc()
         timeline.mark(CONTINUED, request.request_id, request.attempt)
 

@@ -53,7 +53,7 @@ class Generation:
     for the placement that is to come. ``continuations``: in a row, without getting on
     (``gateway.continuing``). ``resubmissions``: in a row, as a scheduler had died before the placement came.
     ``continued``: when and why each attempt but the first began. ``wanted_s``: since when it wants a place,
-    as it had come or broken; ``asked_s``: when the call went out that placed this attempt.
+    as it had come or lost the one that it had; ``asked_s``: when the call went out that placed this attempt.
     """
 
     index: int

@@ -55,8 +55,8 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
     what it was expected to draw in all. ``is_over``: the attempt has ended, by itself, its client left or
     it broke. The outcome of one that ended by itself is what the request drew, and the TTFT and TPOT that its
     gateway measured of all of it, whatever was drawn by attempts before (no TPOT with fewer than two tokens).
-    ``former``: where it was to be before, the oldest first. ``waited_s``: since the request had come, or the
-    stream had broken, until somebody had taken it or nobody could."""
+    ``former``: where it was to be before, the oldest first. ``waited_s``: since it had come, or lost
+    the place that it had, until somebody had taken it or nobody could."""
 
     request_id: RequestId
     attempt: int

@@ -13,8 +13,8 @@ class SubmitRequest(msgspec.Struct, frozen=True, tag="submit"):
     ``lost_instances`` did not answer somebody who worked on an earlier attempt: they are not to be trusted
     before they are heard of again. ``former`` decoded the sequence until it was gone: its attention workers
     may have kept the KV. ``waited_s``: since it was first asked for, of one that was told that it waits, by
-    whichever scheduler: each ask may reach another one. ``wanted_for_s``: since the request came, or the
-    stream broke: what asks before this one found nobody.
+    whichever scheduler: each ask may reach another one. ``wanted_for_s``: since the request came, or
+    lost its place: asks before this one found nobody.
     """
 
     request: GenerationRequest

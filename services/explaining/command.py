@@ -154,8 +154,7 @@ def _is_refused(decision: Decision) -> bool:
 
 def wait_of(decision: Decision) -> str:
     """Of an attempt that found nobody at first, or waited for its turn."""
-    came = "its stream had broken" if decision.drawn_tokens else "it had come"
-    return f"{'refused' if _is_refused(decision) else 'placed'} {decision.waited_s:.1f} s after {came}"
+    return f"waited {decision.waited_s:.1f} s until it was {'refused' if _is_refused(decision) else 'placed'}"
 
 
 def before_of(decision: Decision) -> str:

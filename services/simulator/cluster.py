@@ -31,7 +31,7 @@ from services.simulator.conditions import Conditions, SlowedPerformance
 from services.simulator.config import Pool, Simulated
 from services.simulator.engine import EngineSettings
 from services.simulator.gateway import RECORD, SimulatedGateway
-from services.simulator.history import History
+from services.simulator.history import FOR_GOOD, History
 from services.simulator.host import Host
 from services.simulator.instance import SimulatedInstance, Surroundings
 from services.simulator.instance_states import states_of
@@ -201,7 +201,7 @@ class Cluster:
 
     def die(self, instance_id: InstanceId, *, is_for_good: bool, is_seen: bool) -> None:
         """Without a word to anybody. ``is_seen``: schedulers see that its process ends."""
-        facts = {"for good": is_for_good, "with its host": not is_seen}
+        facts = {FOR_GOOD: is_for_good, "with its host": not is_seen}
         self.history.note("death", instance_id, ", ".join(name for name, holds in facts.items() if holds))
         if self._is_worker(instance_id):
             self._attention.die(instance_id, is_seen=is_seen)

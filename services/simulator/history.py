@@ -27,6 +27,10 @@ Kind = Literal[
 started, or asked to drain, and ``ready`` or at its ``end`` later; ``role``: it has another one."""
 
 
+FOR_GOOD = "for good"
+"""Of a death, after which nobody of that name comes."""
+
+
 class MeshChange(msgspec.Struct, frozen=True):
     """To ``instance``, which may be an attention worker, at ``at_s`` of virtual time."""
 

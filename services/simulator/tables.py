@@ -10,7 +10,7 @@ from rich.table import Table
 from common.latency import Distribution
 from services.simulator.config import Pool, Simulated
 from services.simulator.hardware import HardwareMetrics
-from services.simulator.history import MeshChange
+from services.simulator.history import FOR_GOOD, MeshChange
 from services.simulator.metrics import Metrics
 from services.simulator.operator_metrics import OperatorMetrics
 from services.simulator.performance.roofline import Parallelism
@@ -45,7 +45,7 @@ def summary_of(metrics: Metrics) -> list[str]:
         kinds = Counter(each.kind for each in metrics.changes)
         lines.append(f"changes of the mesh: {', '.join(f'{kind} {times}' for kind, times in kinds.items())}")
     if len(metrics.changes) > SHOWN_CHANGES:
-        lines[-1] += f"; shown are {SHOWN_CHANGES}, of rare kinds first, --json has all"
+        lines[-1] += f"; shown are {SHOWN_CHANGES}, those seldom or for good first, --json has all"
     if metrics.idle_faults:
         named = ", ".join(f"fault.{number}" for number in metrics.idle_faults)
         lines.append(f"befell nobody, as those that they name were not there, or the run was over: {named}")
@@ -133,10 +133,15 @@ def pool_table(metrics: Metrics) -> Table:
 
 
 def change_table(changes: Sequence[MeshChange]) -> Table:
-    """``SHOWN_CHANGES`` of them, by their times: a kind's first ones, the rarest kind's first."""
-    table = Table("at, s", "change", "instance", "", box=None)
+    """``SHOWN_CHANGES`` of them, by their times: deaths for good first, then the rarest kind's."""
+    table = Table("at, s", "change", "instance", "what", box=None)
     times = Counter(each.kind for each in changes)
-    numbers = sorted(range(len(changes)), key=lambda number: (times[changes[number].kind], number))
+
+    def order_of(number: int) -> tuple[bool, int, int]:
+        each = changes[number]
+        return not each.detail.startswith(FOR_GOOD), times[each.kind], number
+
+    numbers = sorted(range(len(changes)), key=order_of)
     for each in (changes[number] for number in sorted(numbers[:SHOWN_CHANGES])):
         table.add_row(f"{each.at_s:.1f}", each.kind, each.instance, each.detail)
     return table

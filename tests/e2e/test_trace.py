@@ -31,7 +31,10 @@ engine = "emulated"
 block_size = 16
 [emulation]
 decode_base_s = 0.005
+[scheduler]
+max_requests_per_decode = 3
 """
+MOST_OPEN = 3
 
 
 @pytest.fixture(scope="module")
@@ -135,6 +138,33 @@ def test_a_traced_mesh_shows_every_service_and_every_request(mesh: Mesh, tmp_pat
     timed = [each for each in events if each["ph"] != "M"]
     latest_us = max(each["ts"] + each.get("dur", 0.0) for each in timed)
     assert 0 <= min(each["ts"] for each in timed) <= latest_us <= about["duration_s"] * 1e6 + 0.001
+
+
+async def ends_of(mesh: Mesh, output: Path) -> set[str]:
+    """Of requests that are too many for the mesh, that their clients leave, and others: their last marks."""
+    tracing = asyncio.create_task(
+        asyncio.to_thread(mesh.lamella, "trace", "--output", str(output), "--duration-s", "2")
+    )
+    async with mesh.client() as client:
+        while not tracing.done():
+            many = (stream(mesh) for _ in range(2 * MOST_OPEN))
+            await asyncio.gather(*many, return_exceptions=True)
+            chunks = await client.completions.create(
+                model="default", prompt="Who is there?", max_tokens=1000, stream=True
+            )
+            await anext(aiter(chunks))
+            await chunks.close()
+    await tracing
+    marks: dict[str, list[str]] = defaultdict(list)
+    events, _ = read(output)
+    for each in sorted((each for each in events if each["ph"] == "n"), key=lambda each: each["ts"]):
+        marks[each["id"]].append(each["name"])
+    return {names[-1] for names in marks.values() if names[0] == "received"}
+
+
+def test_how_each_request_ended_is_on_its_row(mesh: Mesh, tmp_path: Path) -> None:
+    ends = asyncio.run(ends_of(mesh, tmp_path / "trace.json"))
+    assert {"finished", "refused", "left"} <= ends
 
 
 def test_nothing_of_before_is_in_a_trace(mesh: Mesh, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import msgspec
 from rich.console import Console
 
 from common.errors import HandoverFailed, InstanceLost
+from common.ids import InstanceId
 from gateway.continuing import broken_text
 from services.simulator.history import MeshChange
 from services.simulator.metrics import Metrics, measure
@@ -35,6 +36,11 @@ def changes_of(**sections: Any) -> list[tuple[float, str, str]]:
     cluster = run(mesh(*pools, **sections), *STEADY)
     told = measure(cluster).changes
     assert [each.at_s for each in told] == sorted(each.at_s for each in told)
+    assert all(
+        each.detail == cluster.instances[InstanceId(each.instance)].role
+        for each in told
+        if each.kind == "return"
+    )
     return [(each.at_s, each.kind, each.instance) for each in told]
 
 
@@ -123,19 +129,19 @@ def test_a_run_tells_the_first_changes_and_how_many_there_were() -> None:
     metrics = msgspec.structs.replace(calm(), changes=changes)
     assert len(change_table(changes).rows) == SHOWN_CHANGES
     [line] = [each for each in summary_of(metrics) if each.startswith("changes of the mesh: ")]
-    assert (
-        line
-        == f"changes of the mesh: death 30; shown are {SHOWN_CHANGES}, of rare kinds first, --json has all"
-    )
+    shown = f"shown are {SHOWN_CHANGES}, those seldom or for good first, --json has all"
+    assert line == f"changes of the mesh: death 30; {shown}"
     assert not [each for each in summary_of(calm()) if "changes of the mesh" in each]
 
 
 def test_what_happened_seldom_is_shown_whatever_happened_often() -> None:
     often = [MeshChange(float(number), "silence", f"decode-{number}") for number in range(30)]
+    deaths = [MeshChange(number + 0.2, "death", f"decode-{number}") for number in range(20)]
+    last = MeshChange(28.5, "death", "decode-9", "for good, with its host")
     roles = [MeshChange(at_s, "role", "decode-1", "mixed: why") for at_s in (4.5, 29.5)]
-    changes = sorted([*often, *roles], key=lambda each: each.at_s)
+    changes = sorted([*often, *roles, *deaths, last], key=lambda each: each.at_s)
     at, kinds = (list(column.cells) for column in change_table(changes).columns[:2])
-    assert at == ["0.0", "1.0", "2.0", "3.0", "4.0", "4.5", "5.0", "6.0", "7.0", "8.0", "9.0", "29.5"]
+    assert at == ["0.2", "1.2", "2.2", "3.2", "4.2", "4.5", "5.2", "6.2", "7.2", "8.2", "28.5", "29.5"]
     assert [kind for kind in kinds if kind == "role"] == ["role", "role"]
 
 
