@@ -96,11 +96,11 @@ class Lifelines:
                     reader, line.writer = await asyncio.open_connection(host, port)
             except (OSError, ValueError) as exc:
                 if was_open and await self._is_unserved(line):
-                    log.info("process_ended", extra={"process": name})
+                    log.info("process_ended", extra={"member": name})
                     self.tell(line.record)
                 elif not was_open and not is_told:
                     is_told = True
-                    facts = {"process": name, "url": url, "error": str(exc)}
+                    facts = {"member": name, "url": url, "error": str(exc)}
                     log.warning("port_unreachable", extra=facts)
                 was_open = False
                 pause_s = min(max(2 * pause_s, self.retry_s), LONGEST_RETRY_S)

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from common.logs import STANDARD_FIELDS
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 ROOMS = ("common", "gateway", "scheduler", "prefill", "decode", "attention", "services", "deploy")
 
@@ -234,3 +236,32 @@ def test_no_line_is_longer_than_can_be_read() -> None:
         if len(line) > LONGEST_LINE
     ]
     assert long == []
+
+
+def test_no_field_of_a_log_line_has_a_name_that_is_taken() -> None:
+    """Python refuses some amid the line, and others would hide whose line it is."""
+    taken = STANDARD_FIELDS | {"time", "level", "service", "logger", "event", "exception"}
+    found = [
+        f"{name_of(path)}:{line}: {field}"
+        for path in sources()
+        for line, field in fields_logged(tree_of(path))
+        if field in taken
+    ]
+    assert found == []
+
+
+def fields_logged(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Where, and which: of the tables given as ``extra``, there or by their names in the same function."""
+    for function in ast.walk(tree):
+        if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        nodes = list(ast.walk(function))
+        keywords = [each for node in nodes if isinstance(node, ast.Call) for each in node.keywords]
+        given = [node for each in keywords if each.arg == "extra" for node in ast.walk(each.value)]
+        names = {node.id for node in given if isinstance(node, ast.Name)}
+        made = [node for node in nodes if isinstance(node, ast.Assign)]
+        given += [node.value for node in made if names & {ast.unparse(each) for each in node.targets}]
+        for table in given:
+            for key in table.keys if isinstance(table, ast.Dict) else ():
+                if isinstance(key, ast.Constant) and isinstance(key.value, str):
+                    yield table.lineno, key.value

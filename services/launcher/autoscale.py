@@ -66,7 +66,7 @@ def _say(due: Iterable[ServiceCount], event: str) -> None:
         log.info(
             event,
             extra={
-                "service": each.service,
+                "scaled": each.service,
                 "current": each.current,
                 "desired": each.desired,
                 "reason": each.reason,

@@ -105,7 +105,7 @@ def test_killing_an_instance_changes_no_token(mesh: Mesh, role: str) -> None:
     assert asyncio.run(run(kill=True)) == undisturbed
     assert asyncio.run(mesh.left_over()) == {}
     [ended] = mesh.logged("scheduler", "process_ended")[len(before) :]
-    assert ended["process"].startswith(role), "its silence alone told of it"
+    assert ended["member"].startswith(role), "its silence alone told of it"
 
 
 def test_a_prefill_instance_that_hangs_costs_time_and_no_stream(mesh: Mesh) -> None:

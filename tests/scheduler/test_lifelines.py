@@ -212,7 +212,7 @@ def test_who_was_never_reached_is_told_of_by_nobody(
             await until(lambda: len(tries) > before + 4 * len(others), found.lifelines.bus)
             assert found.told == []
             unreachable = [each for each in caplog.records if each.message == "port_unreachable"]
-            assert sorted(each.__dict__["process"] for each in unreachable) == sorted(names)
+            assert sorted(each.__dict__["member"] for each in unreachable) == sorted(names)
             assert found.lifelines.open == 1
 
     run(work())
