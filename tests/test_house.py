@@ -261,7 +261,6 @@ def fields_logged(tree: ast.AST) -> Iterator[tuple[int, str]]:
         names = {node.id for node in given if isinstance(node, ast.Name)}
         made = [node for node in nodes if isinstance(node, ast.Assign)]
         given += [node.value for node in made if names & {ast.unparse(each) for each in node.targets}]
-        for table in given:
-            for key in table.keys if isinstance(table, ast.Dict) else ():
-                if isinstance(key, ast.Constant) and isinstance(key.value, str):
-                    yield table.lineno, key.value
+        for key in (key for table in given if isinstance(table, ast.Dict) for key in table.keys):
+            if isinstance(key, ast.Constant) and isinstance(key.value, str):
+                yield key.lineno, key.value
