@@ -143,7 +143,7 @@ class Scaling:
             if each.desired != before.get(each.service, each.current):
                 log.info(
                     "scaling_planned",
-                    extra={"scaled": each.service, "desired": each.desired, "reason": each.reason},
+                    extra={"role": each.service, "desired": each.desired, "reason": each.reason},
                 )
 
 

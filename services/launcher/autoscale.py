@@ -66,7 +66,7 @@ def _say(due: Iterable[ServiceCount], event: str) -> None:
         log.info(
             event,
             extra={
-                "scaled": each.service,
+                "role": each.service,
                 "current": each.current,
                 "desired": each.desired,
                 "reason": each.reason,

@@ -146,7 +146,7 @@ async def test_under_compose_plans_are_carried_out_but_for_the_gateway_that_has_
         await scaling.plan_until(lambda: bool(scaling.told(" up ")), gateway=2, decode=3)
         await scaling.wait(lambda: scaling.has_said("scaled: "))
     assert set(scaling.told(" up ")) == {f"{UP} --scale decode=3 decode"}
-    assert scaling.has_said('scaling: service="decode", current=1, desired=3, reason="many decodes"')
+    assert scaling.has_said('scaling: role="decode", current=1, desired=3, reason="many decodes"')
     assert scaling.has_said("decode: 2 → 3 (lamella-decode-3 ready)")
 
 
@@ -190,10 +190,10 @@ async def test_a_dry_run_says_each_change_once_with_its_reason_and_hears_no_wish
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nats_url: str, namespace: str
 ) -> None:
     log = pretend_docker(tmp_path, monkeypatch)
-    would = 'would_scale: service="decode", current=1, desired=3, reason="many decodes"'
+    would = 'would_scale: role="decode", current=1, desired=3, reason="many decodes"'
     async with autoscaling("compose", log, nats_url, namespace, "--dry-run") as scaling:
         await scaling.plan_until(lambda: scaling.has_said(would), decode=3)
-        await scaling.plan_until(lambda: scaling.has_said('service="prefill"'), decode=3, prefill=2)
+        await scaling.plan_until(lambda: scaling.has_said('role="prefill"'), decode=3, prefill=2)
         wish = ScaleWish("decode", 2)
         with pytest.raises(NoResponder):
             await scaling.bus.call(scaling.subjects.admin_scale(), wish, Acknowledged, WAIT_S)

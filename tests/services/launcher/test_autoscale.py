@@ -147,6 +147,6 @@ async def test_a_dry_run_says_what_it_would_do_and_why_and_does_nothing(
             await place.wait_read()
     assert place.asked == []
     said = [record.__dict__ for record in caplog.records if record.message == "would_scale"]
-    assert [(each["scaled"], each["desired"], each["reason"]) for each in said] == [
+    assert [(each["role"], each["desired"], each["reason"]) for each in said] == [
         ("decode", 3, "many tokens")
     ]
