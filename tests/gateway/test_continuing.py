@@ -27,12 +27,10 @@ FORMER = InstanceLife(DECODE, LIFE)
 def test_a_sequence_that_may_continue_goes_on_where_it_broke(gateway: GatewayProcess, ids: list[int]) -> None:
     async def script(peer: ScriptedPeer, first: GenerationRequest) -> None:
         peer.tokens(first, ids[:4])
-        broken_s = time.monotonic()
         peer.fail(first, HandoverFailed("the link broke"), can_continue=True)
         second = await peer.next_request()
         assert second.output_ids == tuple(ids[:4])
         assert (second.attempt, second.request_id) == (1, first.request_id)
-        assert peer.wanted_for_s[1] < time.monotonic() - broken_s, "of the time before it broke nothing"
         assert (second.prompt_ids, second.sampling) == (first.prompt_ids, first.sampling)
         peer.tokens(second, [*ids[4:], END_TOKEN], finish="stop")
 
