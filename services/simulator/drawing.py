@@ -44,8 +44,8 @@ class Drawing:
     ``step_s``: what one took of late, or the steps until a sequence's next turn. ``gaps``: between tokens,
     but for the first ones of this room, of which the gateway knows. A step that a sequence sits out, as there
     is no block for it, makes two gaps of one; and one between two lanes' steps counts as one of the latter
-    lane's. Where sequences take turns
-    (``decode.context_turns``) each one's tokens are looked at instead, and no gap is counted as two."""
+    lane's. Where sequences take turns (``decode.context_turns``) each one's tokens are looked at instead, and
+    no gap is counted as two."""
 
     decode: DecodeState
     gateway: SimulatedGateway
