@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -29,6 +29,12 @@ class Place:
     refusal: LamellaError = field(default_factory=lambda: LauncherError("they do not start"))
     asked: list[Mapping[ScaledService, int]] = field(default_factory=list)
     written: int = 0
+    reads: int = 0
+
+    async def read_plan(self) -> DesiredCounts | None:
+        plan = await self.store.read_plan()
+        self.reads += 1
+        return plan
 
     async def scale(self, counts: Mapping[ScaledService, int]) -> None:
         self.asked.append(counts)
@@ -46,23 +52,28 @@ class Place:
         await self.store.write_plan(DesiredCounts(counts, epoch, float(self.written)))
 
     async def wait_asked(self, times: int) -> None:
-        async with asyncio.timeout(WAIT_S):
-            while True:
-                if len(self.asked) >= times:
-                    return
-                await asyncio.sleep(0.01)
+        await wait_until(lambda: len(self.asked) >= times)
 
-    async def wait_read(self) -> None:
-        """Until the plan that is there has surely been seen."""
-        await asyncio.sleep(10 * WINDOW_S)
+    async def wait_read(self, times: int = 3) -> None:
+        """Until the plan that is there has been carried out, where it is: one read may have begun before."""
+        reads = self.reads + times
+        await wait_until(lambda: self.reads >= reads)
+
+
+async def wait_until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while True:
+            if holds():
+                return
+            await asyncio.sleep(0.01)
 
 
 @asynccontextmanager
 async def following(place: Place, *, is_dry_run: bool = False) -> AsyncIterator[None]:
-    follow = follow_plans(place.store.read_plan, place.scale, SCALED, WINDOW_S, is_dry_run=is_dry_run)
+    follow = follow_plans(place.read_plan, place.scale, SCALED, WINDOW_S, is_dry_run=is_dry_run)
     task = asyncio.create_task(follow)
     try:
-        await asyncio.sleep(WINDOW_S)
+        await place.wait_read(times=1)
         yield
         assert not task.done()
     finally:
